@@ -1,0 +1,249 @@
+"""Annotated layers: Flax modules that declare every parameter once, with its axes. Build your own models with them.
+
+Compute happens in ``dtype`` (``bfloat16`` for speed); parameters stay float32 in ``param_dtype``. The residual stream
+keeps its own dtype, which our models leave at float32: at depth 1024 a branch adds about 2^-5 of the stream and its
+update 2^-10, below bfloat16's resolution of 2^-8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.params import AxisNames, annotated, residual_scope
+from depthmup_flax.parametrization import PRESETS, Parametrization
+
+Dtype = Any
+
+NONLINEARITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": jax.nn.relu,
+    "abs": jnp.abs,
+    "linear": lambda x: x,
+    "gelu": jax.nn.gelu,
+    "tanh": jnp.tanh,
+    "erf": jax.scipy.special.erf,
+}
+
+
+def nonlinearity(name: str) -> Callable[[jax.Array], jax.Array]:
+    """An activation by name (see `NONLINEARITIES`)."""
+    if name not in NONLINEARITIES:
+        raise InputError(f"model.nonlinearity is {name!r}: {did_you_mean(name, NONLINEARITIES)}")
+    return NONLINEARITIES[name]
+
+
+def normal(std: float, axes: AxisNames, **kwargs: Any) -> Callable[..., Any]:
+    """An annotated N(0, std^2) initializer (TP6 Definition 6.2 (a)); zeros for ``std=0``."""
+    init = nn.initializers.normal(std) if std else nn.initializers.zeros_init()
+    return annotated(init, axes, init_std=std, **kwargs)
+
+
+class Dense(nn.Module):
+    """``x @ kernel (+ bias)``, kernel ``[in, out]`` with std ``sigma / sqrt(in)``; the last axis of ``x`` is ``in``.
+
+    Attributes:
+      features: size of the output.
+      axes: logical axes of the kernel: ``("fixed_in", "width_out")`` is a stem, the default a hidden layer.
+      sigma: standard deviation in units of ``1/sqrt(fan_in)``; 0 starts at zero.
+      use_bias: adds a bias, which starts at zero.
+      dtype: of the computation; ``None`` is the promotion of input and parameters.
+    """
+
+    features: int
+    axes: AxisNames = ("width_in", "width_out")
+    sigma: float = 1.0
+    use_bias: bool = False
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """``[..., in] -> [..., features]``."""
+        fan_in = x.shape[-1]
+        kernel_init = normal(self.sigma / math.sqrt(fan_in), self.axes)
+        kernel = self.param("kernel", kernel_init, (fan_in, self.features), self.param_dtype)
+        bias = _bias(self, self.axes[-1])
+        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
+        y = x @ kernel
+        return y if bias is None else y + bias
+
+
+class Conv(nn.Module):
+    """3x3 (by default) stride-1 SAME convolution, kernel HWIO with std ``sigma / sqrt(H W I)``; ``x`` is NHWC.
+
+    Only the channels grow with width, so the axes name the kernel's last two dimensions.
+    """
+
+    features: int
+    window: tuple[int, int] = (3, 3)
+    axes: tuple[str, str] = ("width_in", "width_out")
+    sigma: float = 1.0
+    use_bias: bool = False
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """``[B, H, W, C] -> [B, H, W, features]``."""
+        shape = (*self.window, x.shape[-1], self.features)
+        kernel_init = normal(self.sigma / math.sqrt(math.prod(shape[:-1])), (None, None, *self.axes))
+        kernel = self.param("kernel", kernel_init, shape, self.param_dtype)
+        bias = _bias(self, self.axes[-1])
+        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
+        y = conv_same(x, kernel)
+        return y if bias is None else y + bias
+
+
+class Readout(nn.Module):
+    """The output layer: ``(x @ kernel / m + bias) / gamma0``, always in float32.
+
+    The kernel starts at the *base* model's scale, std ``sigma / sqrt(fan_in / m)``, as in the mup package's MuReadout.
+
+    Attributes:
+      features: number of outputs.
+      parametrization: gives ``1/m`` and ``gamma0`` (1 and 1 under ``sp``).
+      width_ratio: ``m``, the input dimension over the base model's.
+      sigma: standard deviation in units of ``1/sqrt(base fan_in)``; 0 starts at zero.
+    """
+
+    features: int
+    parametrization: Parametrization = PRESETS["depth_mup"]
+    width_ratio: float = 1.0
+    sigma: float = 1.0
+    use_bias: bool = False
+    param_dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """``[..., in] -> [..., features]``, at least float32."""
+        rule = self.parametrization
+        std = self.sigma / math.sqrt(rule.readout_fan_in(x.shape[-1], self.width_ratio))
+        kernel_init = normal(std, ("width_in", "fixed_out"))
+        kernel = self.param("kernel", kernel_init, (x.shape[-1], self.features), self.param_dtype)
+        bias = _bias(self, "fixed_out")
+        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=jnp.promote_types(x.dtype, jnp.float32))
+        y = (x @ kernel) * rule.readout_multiplier(self.width_ratio)
+        return (y if bias is None else y + bias) / rule.output_divisor(self.width_ratio)
+
+
+class ResidualBranch(nn.Module):
+    """``h + a r^-alpha branch(h)``: the one residual connection (TP6 Definition 6.2 and 10.2; B24 Eq. 1, Table 1).
+
+    Parameters that ``branch`` creates while it runs are recorded as inside a residual branch, whichever module owns
+    them. A norm belongs inside ``branch``: the multiplier comes after it, or the norm would cancel it.
+
+    Attributes:
+      branch: a module or function ``h -> increment`` of the same shape.
+      parametrization: gives the multiplier.
+      depth_ratio: ``r``, the number of branches over the base model's.
+    """
+
+    branch: Callable[[jax.Array], jax.Array]
+    parametrization: Parametrization = PRESETS["depth_mup"]
+    depth_ratio: float = 1.0
+
+    def __call__(self, h: jax.Array) -> jax.Array:
+        """``[...] -> [...]`` in ``h``'s dtype, which is not rounded to the branch's."""
+        with residual_scope(self.depth_ratio):
+            increment = self.branch(h)
+        multiplier = jnp.asarray(self.parametrization.residual_multiplier(self.depth_ratio), h.dtype)
+        return h + multiplier * increment.astype(h.dtype)
+
+
+class Norm(nn.Module):
+    """LayerNorm over channels or BatchNorm over batch and space, with annotated scale and bias; ``none`` is identity.
+
+    BatchNorm keeps running averages in the ``batch_stats`` collection. Under ``jit`` over a sharded batch its means are
+    over the whole batch, on however many devices.
+    """
+
+    kind: str = "none"
+    dtype: Dtype | None = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        """``[..., C] -> [..., C]``; ``train`` selects BatchNorm's batch statistics."""
+        if self.kind == "none":
+            return x
+        scale_init = annotated(nn.initializers.ones_init(), ("width_out",), init_std=0.0)
+        bias_init = annotated(nn.initializers.zeros_init(), ("width_out",), init_std=0.0)
+        if self.kind == "layer":
+            return nn.LayerNorm(dtype=self.dtype, scale_init=scale_init, bias_init=bias_init, name="layer")(x)
+        if self.kind == "batch":
+            norm = nn.BatchNorm(
+                use_running_average=not train,
+                momentum=0.9,  # of the running averages; PyTorch's 0.1
+                dtype=self.dtype,
+                scale_init=scale_init,
+                bias_init=bias_init,
+                name="batch",
+            )
+            return norm(x)
+        raise InputError(f"model.norm is {self.kind!r}: use 'none', 'layer' or 'batch'.")
+
+
+def stacked(block: type[nn.Module], length: int, *, scan: bool) -> Callable[..., nn.Module]:
+    """``length`` copies of ``block`` after one another, their parameters stacked along a leading ``layers`` axis.
+
+    ``block`` maps ``(carry, None) -> (carry, None)``. ``scan`` compiles the block once, in a time that does not depend
+    on ``length``; otherwise it is compiled ``length`` times, which XLA may optimise further. Both have the same
+    parameters, initial values, functions and gradients, so a checkpoint of one is a checkpoint of the other.
+    """
+    return nn.scan(
+        block,
+        variable_axes={"params": 0, "batch_stats": 0, "intermediates": 0},
+        split_rngs={"params": True},
+        length=length,
+        unroll=1 if scan else length,
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )
+
+
+def mean_subtraction(x: jax.Array) -> jax.Array:
+    """``MS(x) = x - mean over the last axis`` (TP6 6.3)."""
+    return x - jnp.mean(x, axis=-1, keepdims=True)
+
+
+def conv_same(x_BxHxWxC: jax.Array, kernel_HWIO: jax.Array) -> jax.Array:
+    """Stride-1 SAME convolution, NHWC x HWIO -> NHWC.
+
+    On CPU the gradient of an odd window is written as two ordinary convolutions (`_conv_canonical`): XLA:CPU leaves the
+    convolutions that JAX derives unoptimised inside ``lax.scan``, 10-20 times slower. Values are the same.
+    """
+    if jax.default_backend() == "cpu" and all(k % 2 for k in kernel_HWIO.shape[:2]):
+        return _conv_canonical(x_BxHxWxC, kernel_HWIO)
+    return _conv(x_BxHxWxC, kernel_HWIO, "SAME")
+
+
+def _conv(x: jax.Array, kernel: jax.Array, padding: Any) -> jax.Array:
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+@jax.custom_vjp
+def _conv_canonical(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return _conv(x, kernel, "SAME")
+
+
+def _conv_canonical_bwd(residuals: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, kernel = residuals
+    pads = [(k // 2, k // 2) for k in kernel.shape[:2]]
+    x_grad = _conv(g, jnp.flip(kernel, (0, 1)).swapaxes(2, 3), pads)
+    # Channels take the place of the batch: the kernel's gradient is the correlation of x with g.
+    kernel_grad = _conv(x.transpose(3, 1, 2, 0), g.transpose(1, 2, 0, 3), pads).transpose(1, 2, 0, 3)
+    return x_grad, kernel_grad
+
+
+_conv_canonical.defvjp(lambda x, kernel: (_conv(x, kernel, "SAME"), (x, kernel)), _conv_canonical_bwd)
+
+
+def _bias(layer: Dense | Conv | Readout, axis: str | None) -> jax.Array | None:
+    if not layer.use_bias:
+        return None
+    bias_init = annotated(nn.initializers.zeros_init(), (axis,), init_std=0.0)
+    return layer.param("bias", bias_init, (layer.features,), layer.param_dtype)

@@ -1,0 +1,39 @@
+"""The papers' networks, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.models.mlp import ResMLP
+from depthmup_flax.models.resnet import SimpleResNet
+from depthmup_flax.parametrization import Parametrization
+
+MODELS: dict[str, Any] = {"res_mlp": ResMLP, "simple_resnet": SimpleResNet}
+
+# What a config does not set: Linen's own fields, and what comes from the rest of the configuration.
+_NOT_IN_CONFIG = ("parent", "name", "num_classes", "parametrization", "param_dtype")
+
+
+def model_fields(name: str) -> dict[str, Any]:
+    """The fields that ``config.model`` may set for a model, with their defaults."""
+    if name not in MODELS:
+        raise InputError(f"model.name is {name!r}: {did_you_mean(name, MODELS)}")
+    return {f.name: f.default for f in dataclasses.fields(MODELS[name]) if f.name not in _NOT_IN_CONFIG}
+
+
+def create_model(name: str, *, num_classes: int, parametrization: Parametrization, **fields: Any) -> Any:
+    """A model of `MODELS`; ``fields`` are its own attributes, so its class docstring is their reference.
+
+    Raises:
+      InputError: unknown model or field, or a value that the model refuses.
+    """
+    known = model_fields(name)
+    for field in fields:
+        if field not in known:
+            raise InputError(f"model has no field {field!r} for {name!r}: {did_you_mean(field, known)}")
+    return MODELS[name](num_classes=num_classes, parametrization=parametrization, **fields)
+
+
+__all__ = ["MODELS", "ResMLP", "SimpleResNet", "create_model", "model_fields"]

@@ -1,0 +1,216 @@
+"""The rule around any optax optimizer: two elementwise scalings, and decay outside them.
+
+The order of the parts is a contract (TP6 Definition 6.1; decay as in B24 App. L):
+
+    1. gradients * gradient scale          n^d r^delta gamma0
+    2. clipping (optional)                 on the scaled gradients, so that its threshold transfers
+    3. the optimizer's direction           any optax transformation, untouched
+    4. updates * update scale              n^-c r^-gamma gamma0 and the role's constant
+    5. + weight_decay * parameter          outside the multipliers: the same rate at every width and depth
+    6. * -learning_rate                    a number, a traced array or a schedule; schedules multiply eta alone
+
+Every number may be a traced JAX scalar, so a sweep can build the chain inside a mapped function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.params import is_info
+from depthmup_flax.parametrization import Parametrization, Scalar
+
+# Learning-rate schedule: step -> multiple of nothing but the learning rate.
+ScalarOrSchedule = Scalar | optax.Schedule
+
+
+def scale_by_depthmup(
+    inner: optax.GradientTransformation, info: Any, parametrization: Parametrization
+) -> optax.GradientTransformationExtraArgs:
+    """Steps 1, 3 and 4 of the contract: ``inner`` between the gradient scale and the update scale (TP6 Def. 6.1).
+
+    Args:
+      inner: an optax *direction*: no learning rate, no decay (``optax.scale_by_adam()``, ``optax.trace(0.9)``,
+        ``optax.scale_by_lion()``, ``optax.identity()`` for SGD). A finished ``optax.adamw(lr)`` would have its decay
+        scaled too, which shrinks it with width; use `depthmup` for decay.
+      info: tree of `ParamInfo` with the parameters' structure.
+      parametrization: the rule.
+
+    Returns:
+      The direction, not yet multiplied by ``-learning_rate``.
+
+    Raises:
+      InputError: the parametrization allows normalized updates only and ``inner`` is linear in the gradient.
+    """
+    require_allowed(inner, parametrization)
+    return optax.chain(_scale_gradients(info, parametrization), inner, _scale_updates(info, parametrization))
+
+
+def depthmup(
+    inner: optax.GradientTransformation,
+    info: Any,
+    parametrization: Parametrization,
+    learning_rate: ScalarOrSchedule,
+    *,
+    weight_decay: Scalar = 0.0,
+    clip_rms: Scalar | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """A finished optimizer from any optax direction: the six steps of this module's docstring.
+
+    Args:
+      inner: the direction (see `scale_by_depthmup`).
+      info: tree of `ParamInfo` with the parameters' structure.
+      parametrization: the rule.
+      learning_rate: eta, or a schedule ``step -> eta``; the one rate that transfers.
+      weight_decay: lambda. Where ``info.decay``, a step removes ``eta(t) * lambda`` of the parameter, whatever its
+        width and depth (B24 App. L, Eq. 138).
+      clip_rms: largest root mean square of all scaled gradients together (see `clip_by_global_rms`).
+
+    Raises:
+      InputError: as `scale_by_depthmup`.
+    """
+    require_allowed(inner, parametrization)
+    parts = [_scale_gradients(info, parametrization)]
+    if clip_rms is not None:
+        parts.append(clip_by_global_rms(clip_rms))
+    parts += [inner, _scale_updates(info, parametrization)]
+    if not _is_zero(weight_decay):
+        parts.append(optax.add_decayed_weights(weight_decay, mask=lambda _: decay_mask(info)))
+    return optax.chain(*parts, optax.scale_by_learning_rate(learning_rate))
+
+
+def sgd(
+    learning_rate: ScalarOrSchedule,
+    info: Any,
+    parametrization: Parametrization,
+    *,
+    momentum: Scalar | None = None,
+    nesterov: bool = False,
+    weight_decay: Scalar = 0.0,
+    clip_rms: Scalar | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """SGD, with momentum if given (unscaled: it transfers, B24 K.5). Decay is decoupled, not added to the gradient."""
+    if parametrization.normalized_updates_only:
+        _refuse_linear(parametrization)
+    inner = optax.identity() if momentum is None else optax.trace(momentum, nesterov)
+    return depthmup(inner, info, parametrization, learning_rate, weight_decay=weight_decay, clip_rms=clip_rms)
+
+
+def adamw(
+    learning_rate: ScalarOrSchedule,
+    info: Any,
+    parametrization: Parametrization,
+    *,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+    weight_decay: Scalar = 0.0,
+    clip_rms: Scalar | None = None,
+    **kwargs: Any,
+) -> optax.GradientTransformationExtraArgs:
+    """Adam (``weight_decay=0``) or AdamW. ``eps`` is compared with the *scaled* gradient, so it transfers too.
+
+    ``kwargs`` go to ``optax.scale_by_adam``.
+    """
+    inner = optax.scale_by_adam(b1=b1, b2=b2, eps=eps, **kwargs)
+    return depthmup(inner, info, parametrization, learning_rate, weight_decay=weight_decay, clip_rms=clip_rms)
+
+
+def freeze(
+    optimizer: optax.GradientTransformation, info: Any, frozen: Callable[[Any], bool]
+) -> optax.GradientTransformationExtraArgs:
+    """``optimizer`` for the parameters whose `ParamInfo` is not ``frozen``; the others get an update of zero.
+
+    Frozen leaves are hidden from ``optimizer``: they have no optimizer state and do not count in clipping.
+    TP6 10.2 freezes the input and output layers: ``frozen=lambda leaf: not leaf.in_branch``.
+    """
+    labels = jax.tree.map(lambda leaf: "frozen" if frozen(leaf) else "trained", info, is_leaf=is_info)
+    return optax.partition({"trained": optimizer, "frozen": optax.set_to_zero()}, labels)
+
+
+def clip_by_global_rms(threshold: Scalar) -> optax.GradientTransformation:
+    """Scales all gradients down together so that their root mean square is at most ``threshold``.
+
+    The scaled gradients of TP6 Definition 6.1 are of order one *entrywise*, so their global norm grows like the square
+    root of the number of parameters while their root mean square does not: this threshold transfers over width and
+    depth. At the base model it is ``optax.clip_by_global_norm(threshold * sqrt(number of parameters))``.
+    """
+
+    def update(updates: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
+        del params
+        count = sum(leaf.size for leaf in jax.tree.leaves(updates))
+        rms = optax.global_norm(updates) / jnp.sqrt(float(max(count, 1)))
+        # Divides only when above the threshold; a NaN gradient stays NaN and ends the run as diverged.
+        factor = jnp.where(rms > threshold, threshold / rms, 1.0)
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
+
+    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+
+
+def decay_mask(info: Any) -> Any:
+    """Tree of booleans: where weight decay applies (matrices, unless a parameter was annotated otherwise)."""
+    return jax.tree.map(lambda leaf: leaf.decay, info, is_leaf=is_info)
+
+
+def homogeneity(inner: optax.GradientTransformation) -> float:
+    """The power with which an optimizer's first update follows its gradient: 1 for SGD, 0 for Adam, Lion, RMSprop.
+
+    Measured, by feeding it a gradient of order one and its double, so it holds for any optax direction.
+    """
+
+    def first_update_norm(gradient: float) -> jax.Array:
+        # Two entries that differ, so that an optimizer which only looks at ratios has something to look at.
+        grads, params = jnp.array([gradient, -0.7 * gradient]), jnp.ones(2)
+        return jnp.linalg.norm(inner.update(grads, inner.init(params), params)[0])
+
+    with jax.ensure_compile_time_eval():
+        return round(float(jnp.log2(first_update_norm(2.0) / first_update_norm(1.0))), 2)
+
+
+def require_allowed(inner: optax.GradientTransformation, parametrization: Parametrization) -> None:
+    """Raises `InputError` if the parametrization is for normalized updates only and ``inner``'s follow the gradient."""
+    if not parametrization.normalized_updates_only:
+        return
+    try:
+        linear = homogeneity(inner) > 0.5
+    except jax.errors.ConcretizationTypeError:  # a mapped momentum or beta: `sgd` has refused already
+        return
+    if linear:
+        _refuse_linear(parametrization)
+
+
+def _refuse_linear(parametrization: Parametrization) -> None:
+    alpha, gamma = parametrization.alpha, parametrization.gamma
+    raise InputError(
+        f"this parametrization (alpha={alpha:g}, gamma={gamma:g}) scales only the block and is for Adam-like "
+        f"optimizers: with SGD its learning rate would grow as r^{alpha - gamma:g} and be unstable, and scaling only "
+        "the block with SGD is 'depth_mup' already; use parametrization.preset='depth_mup' or an Adam-like optimizer."
+    )
+
+
+def _scale_gradients(info: Any, parametrization: Parametrization) -> optax.GradientTransformation:
+    return _scale_by_info(info, parametrization.gradient_scale)
+
+
+def _scale_updates(info: Any, parametrization: Parametrization) -> optax.GradientTransformation:
+    return _scale_by_info(info, parametrization.update_scale)
+
+
+def _scale_by_info(info: Any, scale_of: Callable[[Any], Scalar]) -> optax.GradientTransformation:
+    """Multiplies each leaf by the number its `ParamInfo` maps to; leaves that optax masked out pass untouched."""
+
+    def scale(leaf_info: Any, g: Any) -> Any:
+        if isinstance(g, optax.MaskedNode):
+            return g
+        return g * jnp.asarray(scale_of(leaf_info), g.dtype)
+
+    return optax.stateless(lambda updates, _: jax.tree.map(scale, info, updates, is_leaf=is_info))
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value == 0
