@@ -1,0 +1,56 @@
+"""Depth-muP for Flax and Optax: tune a small network once, train a deeper, wider one with the same hyperparameters.
+
+The rule is in `depthmup_flax.parametrization`, whose docstring has the notation. Around it:
+
+* `param_info` says what each parameter is (`Role`, width ratios, inside a residual branch or not) for a model whose
+  parameters are `annotated`, as those of `depthmup_flax.layers` and `depthmup_flax.models` are.
+* `depthmup` turns any entrywise optax direction into an optimizer that follows the rule; `sgd` and `adamw` are ready.
+* `param_table` prints every factor; `classify` places (alpha, gamma) in the phase diagram.
+
+Importing this package starts no device and imports no TensorFlow.
+"""
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.layers import Conv, Dense, Norm, Readout, ResidualBranch
+from depthmup_flax.models import ResMLP, SimpleResNet, create_model
+from depthmup_flax.optim import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
+from depthmup_flax.params import Axes, annotated, param_info, param_table, residual_scope
+from depthmup_flax.parametrization import (
+    PRESETS,
+    Classification,
+    ParamInfo,
+    Parametrization,
+    Role,
+    classify,
+    get_parametrization,
+)
+
+__all__ = [
+    "PRESETS",
+    "Axes",
+    "Classification",
+    "Conv",
+    "Dense",
+    "InputError",
+    "Norm",
+    "ParamInfo",
+    "Parametrization",
+    "Readout",
+    "ResMLP",
+    "ResidualBranch",
+    "Role",
+    "SimpleResNet",
+    "adamw",
+    "annotated",
+    "classify",
+    "clip_by_global_rms",
+    "create_model",
+    "depthmup",
+    "freeze",
+    "get_parametrization",
+    "param_info",
+    "param_table",
+    "residual_scope",
+    "scale_by_depthmup",
+    "sgd",
+]

@@ -14,18 +14,19 @@ Every number may be a traced JAX scalar, so a sweep can build the chain inside a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from depthmup_flax.errors import InputError
-from depthmup_flax.params import is_info
+from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.params import flatten_info, is_info, path_name
 from depthmup_flax.parametrization import Parametrization, Scalar
 
-# Learning-rate schedule: step -> multiple of nothing but the learning rate.
 ScalarOrSchedule = Scalar | optax.Schedule
 
 
@@ -97,7 +98,7 @@ def sgd(
     """SGD, with momentum if given (unscaled: it transfers, B24 K.5). Decay is decoupled, not added to the gradient."""
     if parametrization.normalized_updates_only:
         _refuse_linear(parametrization)
-    inner = optax.identity() if momentum is None else optax.trace(momentum, nesterov)
+    inner = _sgd_direction(momentum, nesterov)
     return depthmup(inner, info, parametrization, learning_rate, weight_decay=weight_decay, clip_rms=clip_rms)
 
 
@@ -122,15 +123,82 @@ def adamw(
 
 
 def freeze(
-    optimizer: optax.GradientTransformation, info: Any, frozen: Callable[[Any], bool]
+    optimizer: optax.GradientTransformation, info: Any, patterns: Sequence[str]
 ) -> optax.GradientTransformationExtraArgs:
-    """``optimizer`` for the parameters whose `ParamInfo` is not ``frozen``; the others get an update of zero.
+    """``optimizer`` for all parameters but those that match; these get an update of zero.
 
     Frozen leaves are hidden from ``optimizer``: they have no optimizer state and do not count in clipping.
-    TP6 10.2 freezes the input and output layers: ``frozen=lambda leaf: not leaf.in_branch``.
+
+    Args:
+      optimizer: finished, as `depthmup` returns it.
+      info: tree of `ParamInfo` with the parameters' structure.
+      patterns: globs of parameter paths or of their beginnings: TP6 10.2 freezes ``("stem", "readout")``.
+
+    Raises:
+      InputError: a pattern matches no parameter, or everything is frozen.
     """
-    labels = jax.tree.map(lambda leaf: "frozen" if frozen(leaf) else "trained", info, is_leaf=is_info)
+    if isinstance(patterns, str):
+        raise InputError(f"optimizer.frozen is the string {patterns!r}: use a tuple of patterns, ({patterns!r},).")
+    paths = flatten_info(info)
+    matches = {p: [q for q in paths if fnmatchcase(q, p) or fnmatchcase(q, f"{p}/*")] for p in patterns}
+    for pattern, matched in matches.items():
+        if not matched:
+            heads = sorted({path.split("/")[0] for path in paths})
+            raise InputError(f"optimizer.frozen has {pattern!r}, which matches no parameter: {did_you_mean(pattern, heads)}")
+    frozen = set().union(*matches.values())
+    if frozen == set(paths):
+        raise InputError(f"optimizer.frozen = {tuple(patterns)} freezes every parameter: leave something to train.")
+    labels = jax.tree_util.tree_map_with_path(
+        lambda path, _: "frozen" if path_name(path) in frozen else "trained", info, is_leaf=is_info
+    )
     return optax.partition({"trained": optimizer, "frozen": optax.set_to_zero()}, labels)
+
+
+def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
+    """An entrywise optax direction by name; ``kwargs`` go to optax as they are.
+
+    ``sgd`` (with an optional ``momentum``), ``momentum`` (0.9 unless given), ``adam``, ``adamw`` (decay is not part of a
+    direction), ``rmsprop``, and ``<name>`` for every other ``optax.scale_by_<name>``: ``lion``, ``adabelief``, ...
+
+    Raises:
+      InputError: no such direction, an argument it does not take, or one whose update of an entry depends on other
+        entries (TP6 Definition 6.1 is about entrywise optimizers).
+    """
+    make = _direction_factory(name)
+    try:
+        inner = make(**kwargs)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(make).parameters)
+        raise InputError(f"optimizer.kwargs of {name!r}: {error}; it takes {takes or 'nothing'}.") from error
+    if not is_entrywise(inner):
+        raise InputError(
+            f"optimizer.name is {name!r}, whose update of an entry depends on other entries: the rule is for entrywise "
+            "optimizers such as sgd, momentum, adam, lion or rmsprop."
+        )
+    return inner
+
+
+def direction_eps(name: str, **kwargs: Any) -> float | None:
+    """The epsilon of a direction (given, or optax's default), ``None`` if it has none; for the printed table."""
+    if "eps" in kwargs:
+        return kwargs["eps"]
+    parameter = inspect.signature(_direction_factory(name)).parameters.get("eps")
+    return None if parameter is None else parameter.default
+
+
+def warmup_schedule(kind: str, warmup_steps: int, total_steps: int) -> optax.Schedule:
+    """Step -> fraction of eta: linear from 0 over ``warmup_steps``, then ``constant`` 1 or ``cosine`` to 0 at the end.
+
+    B24 Fig. 3: 1000 warm-up steps alone, or 2000 followed by a cosine.
+    """
+    if warmup_steps >= total_steps:
+        raise InputError(f"optimizer.warmup_steps is {warmup_steps}: use fewer than the {total_steps} training steps.")
+    after = optax.constant_schedule(1.0)
+    if kind == "cosine":
+        after = optax.cosine_decay_schedule(1.0, total_steps - warmup_steps)
+    if not warmup_steps:
+        return after
+    return optax.join_schedules([optax.linear_schedule(0.0, 1.0, warmup_steps), after], [warmup_steps])
 
 
 def clip_by_global_rms(threshold: Scalar) -> optax.GradientTransformation:
@@ -172,6 +240,22 @@ def homogeneity(inner: optax.GradientTransformation) -> float:
         return round(float(jnp.log2(first_update_norm(2.0) / first_update_norm(1.0))), 2)
 
 
+def is_entrywise(inner: optax.GradientTransformation) -> bool:
+    """Whether an entry's first two updates depend on that entry's gradients alone. Measured, with other entries changed."""
+
+    def first_entry(others: float) -> jax.Array:
+        params = {"w": jnp.ones((3, 3))}
+        state, updates = inner.init(params), []
+        for size in (1.0, -0.3):
+            grads = {"w": jnp.full((3, 3), others).at[0, 0].set(size)}
+            update, state = inner.update(grads, state, params)
+            updates.append(update["w"][0, 0])
+        return jnp.stack(updates)
+
+    with jax.ensure_compile_time_eval():
+        return bool(jnp.allclose(first_entry(0.5), first_entry(2.0), rtol=1e-5))
+
+
 def require_allowed(inner: optax.GradientTransformation, parametrization: Parametrization) -> None:
     """Raises `InputError` if the parametrization is for normalized updates only and ``inner``'s follow the gradient."""
     if not parametrization.normalized_updates_only:
@@ -191,6 +275,33 @@ def _refuse_linear(parametrization: Parametrization) -> None:
         f"optimizers: with SGD its learning rate would grow as r^{alpha - gamma:g} and be unstable, and scaling only "
         "the block with SGD is 'depth_mup' already; use parametrization.preset='depth_mup' or an Adam-like optimizer."
     )
+
+
+def _sgd_direction(momentum: Scalar | None = None, nesterov: bool = False) -> optax.GradientTransformation:
+    return optax.identity() if momentum is None else optax.trace(momentum, nesterov)
+
+
+def _momentum_direction(momentum: Scalar = 0.9, nesterov: bool = False) -> optax.GradientTransformation:
+    return optax.trace(momentum, nesterov)
+
+
+# The names that differ from optax's ``scale_by_<name>``.
+_DIRECTIONS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
+    "sgd": _sgd_direction,
+    "momentum": _momentum_direction,
+    "adam": optax.scale_by_adam,
+    "adamw": optax.scale_by_adam,
+    "rmsprop": optax.scale_by_rms,
+}
+
+
+def _direction_factory(name: str) -> Callable[..., optax.GradientTransformation]:
+    prefix = "scale_by_"
+    make = _DIRECTIONS.get(name) or getattr(optax, prefix + str(name), None)
+    if make is None or name in ("learning_rate", "schedule"):
+        known = {*_DIRECTIONS, *(n.removeprefix(prefix) for n in dir(optax) if n.startswith(prefix))}
+        raise InputError(f"optimizer.name is {name!r}: {did_you_mean(name, known)}")
+    return make
 
 
 def _scale_gradients(info: Any, parametrization: Parametrization) -> optax.GradientTransformation:

@@ -1,0 +1,146 @@
+"""The configuration tree: every field with its default, in one place; and the checks that need no model.
+
+A config file is Python: ``get_config()`` returns `default_config` with some fields changed. Sections pass straight to
+what they configure, so their reference is there: ``parametrization`` to `Parametrization`, ``model`` to the model's
+class, ``data`` to `depthmup_flax.data`, ``optimizer.kwargs`` to optax.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from depthmup_flax.data import DATA_DEFAULTS
+from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.models import model_fields
+from depthmup_flax.parametrization import Parametrization, get_parametrization
+
+# Fields that keep the preset's value unless set.
+_RULE_FIELDS: Mapping[str, type] = {
+    "alpha": float,
+    "gamma": float,
+    "width": str,
+    "gamma0": float,
+    "branch_multiplier": float,
+    "input_lr_factor": float,
+    "hidden_lr_factor": float,
+    "output_lr_factor": float,
+    "vector_lr_factor": float,
+    "fixed_lr_factor": float,
+}
+
+
+def default_config(model: str = "res_mlp") -> ConfigDict:
+    """The whole tree for a model of `depthmup_flax.models.MODELS`, with every field that a command line can set."""
+    return ConfigDict(
+        {
+            "seed": 0,  # initial weights, data order and augmentation
+            "parametrization": {"preset": "depth_mup", **{k: placeholder(t) for k, t in _RULE_FIELDS.items()}},
+            "model": {"name": model, **model_fields(model), "dtype": "float32"},
+            "data": dict(DATA_DEFAULTS),
+            "optimizer": {
+                "name": "adam",  # sgd, momentum, adam, adamw, or any optax direction: lion, rmsprop, ...
+                "learning_rate": 1e-3,  # eta, at the base model and at every size
+                "schedule": "constant",  # after the warm-up: constant, or cosine to zero at the last step
+                "warmup_steps": 0,  # linear from 0
+                "weight_decay": 0.0,  # decoupled: a step removes eta(t) * this from a matrix, at every size
+                "clip_rms": 0.0,  # largest root mean square of the scaled gradients; 0 is off
+                "frozen": (),  # globs of parameter paths that stay at their initial values: ("stem", "readout")
+                "kwargs": {},  # to optax: momentum, b1, b2, eps, ...
+            },
+            "train": {
+                "batch_size": 64,
+                "epochs": 20.0,
+                "steps": 0,  # instead of epochs, if above 0
+                "average_steps": 0,  # train_loss_avg is over this many last steps; 0 is the last epoch
+                "eval_batch_size": 500,
+                "eval_every": 0,  # steps between evaluations and checkpoints; 0 is an epoch
+                "log_every": 50,  # steps between lines of metrics
+                "checkpoint": True,
+                "keep_checkpoints": 2,  # the latest; the one with the best test accuracy is kept as well
+            },
+        }
+    )
+
+
+def validate(config: ConfigDict) -> None:
+    """Checks names, types and ranges of everything that needs neither data nor a model.
+
+    Raises:
+      InputError: one sentence naming the field, its value and the remedy.
+    """
+    model_name = config.get("model", {}).get("name", "res_mlp")
+    _require_known(config, default_config(model_name), "")
+    if not isinstance(config.seed, int) or config.seed < 0:
+        raise InputError(f"seed is {config.seed!r}: use a whole number of at least 0.")
+    train, optimizer = config.train, config.optimizer
+    for name in ("batch_size", "eval_batch_size", "log_every", "keep_checkpoints"):
+        _require(f"train.{name}", train[name], whole=True, at_least=1)
+    for name in ("steps", "average_steps", "eval_every"):
+        _require(f"train.{name}", train[name], whole=True, at_least=0)
+    _require("train.epochs", train.epochs, at_least=0)
+    if not train.steps and not train.epochs:
+        raise InputError("train.epochs and train.steps are both 0: set one of them.")
+    _require("optimizer.learning_rate", optimizer.learning_rate, at_least=0)
+    _require("optimizer.weight_decay", optimizer.weight_decay, at_least=0)
+    _require("optimizer.clip_rms", optimizer.clip_rms, at_least=0)
+    _require("optimizer.warmup_steps", optimizer.warmup_steps, whole=True, at_least=0)
+    if optimizer.schedule not in ("constant", "cosine"):
+        raise InputError(f"optimizer.schedule is {optimizer.schedule!r}: use 'constant' or 'cosine'.")
+    make_parametrization(config)
+
+
+def make_parametrization(config: ConfigDict) -> Parametrization:
+    """The rule that ``config.parametrization`` describes: a preset with the fields that are set."""
+    fields = config.parametrization.to_dict()
+    preset = fields.pop("preset")
+    return get_parametrization(preset, **{k: v for k, v in fields.items() if v is not None})
+
+
+def to_json(config: ConfigDict) -> str:
+    """The resolved config as indented JSON with sorted keys; the same text for equal configs."""
+    return json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n"
+
+
+def config_hash(config: ConfigDict) -> str:
+    """Twelve hexadecimal digits of SHA-256 over `to_json`."""
+    return hashlib.sha256(to_json(config).encode()).hexdigest()[:12]
+
+
+def differences(stored: Any, current: Any, path: str = "") -> list[str]:
+    """``train.epochs: 3 there, 5 here`` for every leaf in which two JSON trees differ."""
+    if not (isinstance(stored, dict) and isinstance(current, dict)):
+        return [] if stored == current else [f"{path}: {stored!r} there, {current!r} here"]
+    missing = "(not set)"
+    found = []
+    for key in sorted(stored.keys() | current.keys()):
+        where = f"{path}.{key}" if path else key
+        found += differences(stored.get(key, missing), current.get(key, missing), where)
+    return found
+
+
+def _require_known(config: Any, known: Any, path: str) -> None:
+    """Every field of ``config`` must be one of the defaults and the other way round; ``kwargs`` is optax's own."""
+    for name in config:
+        where = f"{path}{name}"
+        if name not in known:
+            raise InputError(f"config has no field {where!r}: {did_you_mean(name, known)}")
+        if isinstance(known[name], ConfigDict) and name != "kwargs":
+            if not isinstance(config[name], ConfigDict):
+                raise InputError(f"config.{where} is {config[name]!r}: it is a section; set its fields.")
+            _require_known(config[name], known[name], f"{where}.")
+    for name in known:
+        if name not in config:
+            raise InputError(f"config lacks the field '{path}{name}': start from depthmup_flax.config.default_config().")
+
+
+def _require(name: str, value: Any, *, at_least: float, whole: bool = False) -> None:
+    kinds = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not at_least <= value < float("inf"):
+        kind = "a whole number" if whole else "a number"
+        raise InputError(f"{name} is {value!r}: use {kind} of at least {at_least:g}.")

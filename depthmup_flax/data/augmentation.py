@@ -1,0 +1,135 @@
+"""Random image transformations on the device, one key per example.
+
+The paper (arXiv 2309.16620, appendix A.4) names the transformations, "horizontal flips, 10-degree rotations, affine
+transformations, color jittering" for CIFAR-10 and "crops, horizontal flips" for Tiny ImageNet and ImageNet, but not
+their ranges; those below are the common torchvision recipe.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.ndimage import map_coordinates
+
+from depthmup_flax.errors import InputError
+
+MAX_ROTATION = 10.0  # degrees
+MAX_SHEAR = 10.0  # degrees
+SCALE_RANGE = (0.8, 1.2)
+JITTER = 0.2  # brightness, contrast and saturation factors lie in 1 -+ JITTER
+CROP_PADDING = 1 / 8  # of the side
+
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R 601
+
+
+def augment(name: str, key: jax.Array, images: jax.Array) -> jax.Array:
+    """Transforms each image at random; for use inside a jitted step.
+
+    Args:
+      name: "none", "cifar" or "imagenet".
+      key: a PRNG key; example i uses the i-th of ``jax.random.split(key, B)``, so its result does not depend on the
+        other examples or on how the batch is sharded.
+      images: [B, H, W, C], uint8 or floating point, 0..255.
+
+    Returns:
+      float32 [B, H, W, C] in 0..1, not normalised.
+
+    Raises:
+      InputError: an unknown name.
+    """
+    check_name(name)
+    images = images.astype(jnp.float32) / 255
+    transform = AUGMENTATIONS[name]
+    if transform is None:
+        return images
+    return jax.vmap(transform)(jax.random.split(key, len(images)), images)
+
+
+def check_name(name: str) -> None:
+    """InputError unless ``name`` is an augmentation."""
+    if name not in AUGMENTATIONS:
+        raise InputError(f"data.augment is {name!r}; use one of {', '.join(AUGMENTATIONS)}.")
+
+
+def normalize(images: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
+    """``(images - mean) / std`` per channel: images [..., C] on the 0..1 scale, mean and std [C]."""
+    return (images - mean) / std
+
+
+def random_flip(key: jax.Array, image: jax.Array) -> jax.Array:
+    """Mirrors the image [H, W, C] left to right with probability 1/2."""
+    return jnp.where(jax.random.bernoulli(key), image[:, ::-1], image)
+
+
+def random_crop(key: jax.Array, image: jax.Array) -> jax.Array:
+    """Pads the image [H, W, C] with zeros by 1/8 of each side and crops it back at a random offset."""
+    rows, columns = (max(1, round(side * CROP_PADDING)) for side in image.shape[:2])
+    padded = jnp.pad(image, ((rows, rows), (columns, columns), (0, 0)))
+    offset = jax.random.randint(key, (2,), 0, jnp.array([2 * rows + 1, 2 * columns + 1]))
+    return jax.lax.dynamic_slice(padded, (*offset, 0), image.shape)
+
+
+def affine_warp(image: jax.Array, angle: jax.Array, shear: jax.Array, scale: jax.Array) -> jax.Array:
+    """Rotates, then shears, then scales the image [H, W, C] about its centre, in one bilinear interpolation.
+
+    Args:
+      image: [H, W, C]; what lies outside it counts as zero.
+      angle: rotation in radians, counter-clockwise as displayed.
+      shear: horizontal shear angle in radians: a point y below the centre moves right by y tan(shear).
+      scale: magnification.
+    """
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    # From an output position (row, column) about the centre back to the input: each step undone, the last one first.
+    unshear = jnp.array([[1.0, 0.0], [-jnp.tan(shear), 1.0]])
+    unrotate = jnp.array([[cos, sin], [-sin, cos]])
+    centre = (jnp.array(image.shape[:2]) - 1) / 2
+    grid = jnp.stack(jnp.indices(image.shape[:2]), axis=-1) - centre
+    rows, columns = jnp.moveaxis(grid @ (unrotate @ unshear / scale).T + centre, -1, 0)
+
+    def interpolate(channel: jax.Array) -> jax.Array:
+        return map_coordinates(channel, (rows, columns), order=1, mode="constant")
+
+    return jax.vmap(interpolate, in_axes=-1, out_axes=-1)(image)
+
+
+def random_affine(key: jax.Array, image: jax.Array) -> jax.Array:
+    """``affine_warp`` of the image [H, W, C] by a random angle, shear and scale."""
+    angle_key, shear_key, scale_key = jax.random.split(key, 3)
+    angle = jax.random.uniform(angle_key, minval=-MAX_ROTATION, maxval=MAX_ROTATION)
+    shear = jax.random.uniform(shear_key, minval=-MAX_SHEAR, maxval=MAX_SHEAR)
+    scale = jax.random.uniform(scale_key, minval=SCALE_RANGE[0], maxval=SCALE_RANGE[1])
+    return affine_warp(image, jnp.radians(angle), jnp.radians(shear), scale)
+
+
+def color_jitter(key: jax.Array, image: jax.Array) -> jax.Array:
+    """Random brightness, then contrast, then (three channels only) saturation of the image [H, W, C] in 0..1."""
+    brightness, contrast, saturation = jax.random.uniform(key, (3,), minval=1 - JITTER, maxval=1 + JITTER)
+    image = jnp.clip(image * brightness, 0, 1)
+    image = _blend(image, _grey(image).mean(), contrast)
+    return _blend(image, _grey(image), saturation) if image.shape[-1] == 3 else image
+
+
+def _grey(image: jax.Array) -> jax.Array:
+    weights = jnp.array(_LUMA) if image.shape[-1] == 3 else jnp.full(image.shape[-1], 1 / image.shape[-1])
+    return (image * weights).sum(-1, keepdims=True)
+
+
+def _blend(image: jax.Array, other: jax.Array, factor: jax.Array) -> jax.Array:
+    return jnp.clip(factor * image + (1 - factor) * other, 0, 1)
+
+
+def _cifar(key: jax.Array, image: jax.Array) -> jax.Array:
+    flip_key, affine_key, color_key = jax.random.split(key, 3)
+    return color_jitter(color_key, random_affine(affine_key, random_flip(flip_key, image)))
+
+
+def _imagenet(key: jax.Array, image: jax.Array) -> jax.Array:
+    crop_key, flip_key = jax.random.split(key)
+    return random_flip(flip_key, random_crop(crop_key, image))
+
+
+AUGMENTATIONS: dict[str, Callable[[jax.Array, jax.Array], jax.Array] | None] = {
+    "none": None,
+    "cifar": _cifar,
+    "imagenet": _imagenet,
+}

@@ -1,0 +1,89 @@
+"""Which examples make the batch of a step, and iterators over batches.
+
+A training batch is a pure function of (seed, step): in-memory and streamed training see the same batches, and a
+resumed run needs no saved position.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from depthmup_flax.data.dataset import Batch, Split
+from depthmup_flax.errors import InputError
+
+# Grain wants a length; no run reaches it.
+_MAX_STEPS = 2**40
+
+
+def steps_per_epoch(num_examples: int, batch_size: int) -> int:
+    """Whole batches in one pass over the examples; InputError if there is none."""
+    if not 1 <= batch_size <= num_examples:
+        raise InputError(
+            f"batch_size is {batch_size}, but a batch needs between 1 and {num_examples} training examples; "
+            "lower batch_size or raise data.train_examples."
+        )
+    return num_examples // batch_size
+
+
+@functools.lru_cache(maxsize=4)
+def _permutation(seed: int, epoch: int, num_examples: int) -> np.ndarray:
+    order = np.random.default_rng((seed, epoch)).permutation(num_examples).astype(np.int32)
+    order.setflags(write=False)
+    return order
+
+
+def batch_indices(seed: int, step: int, num_examples: int, batch_size: int) -> np.ndarray:
+    """The examples of training step ``step``, counted from 0: int32 [batch_size].
+
+    Each epoch of ``steps_per_epoch(num_examples, batch_size)`` steps walks through a fresh permutation keyed by
+    (seed, epoch) and drops the incomplete last batch. A pure function; the last permutations are cached.
+    """
+    epoch, position = divmod(step, steps_per_epoch(num_examples, batch_size))
+    start = position * batch_size
+    return _permutation(seed, epoch, num_examples)[start : start + batch_size].copy()
+
+
+def train_stream(split: Split, seed: int, batch_size: int, start_step: int = 0, rows: slice = slice(None)) -> Any:
+    """An endless Grain ``DatasetIterator`` over training batches, read ahead in threads.
+
+    Its element number ``step`` is ``split.read(batch_indices(seed, step, len(split), batch_size))``, whatever
+    ``start_step``. ``get_state`` and ``set_state`` (and Grain's checkpoint handler) save and restore the position,
+    which is the step itself.
+
+    Args:
+      split: where to read.
+      seed: of the data order.
+      batch_size: of the whole, global batch.
+      start_step: the first step to yield.
+      rows: the part of each batch to read, for one host of several.
+
+    Raises:
+      InputError: ``batch_size`` exceeds the split; later, from ``next``, an example that cannot be read.
+    """
+    import grain
+
+    num_examples = len(split)
+    steps_per_epoch(num_examples, batch_size)
+
+    def read(step: int) -> Batch:
+        return split.read(batch_indices(seed, int(step), num_examples, batch_size)[rows])
+
+    steps = grain.MapDataset.range(_MAX_STEPS).map(read)
+    iterator = iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=4, prefetch_buffer_size=4)))
+    if start_step:
+        grain.experimental.set_next_index(iterator, start_step)
+    return iterator
+
+
+def eval_batches(split: Split, batch_size: int) -> Iterator[Batch]:
+    """Every example once, in order, as ``{"image", "label", "mask"}`` batches of ``batch_size``.
+
+    ``mask`` is float32 [batch_size]: 1 for an example, 0 for the zeros that fill the last batch.
+    """
+    for start in range(0, len(split), batch_size):
+        batch = split.read(np.arange(start, min(start + batch_size, len(split))))
+        batch = {**batch, "mask": np.ones(len(batch["label"]), np.float32)}
+        missing = batch_size - len(batch["label"])
+        yield {field: np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for field, x in batch.items()}

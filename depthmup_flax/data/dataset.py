@@ -1,0 +1,245 @@
+"""``Dataset`` and ``Split``: random access to checked examples, in memory or decoded when read."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import numpy as np
+
+from depthmup_flax.data.images import Encoded, decode_all
+from depthmup_flax.errors import InputError
+
+Batch = dict[str, np.ndarray]
+Placement = Literal["device", "stream"]
+
+# Streamed sets: the normalisation is estimated on this many training images.
+STATISTICS_SAMPLE = 10_000
+# Images at a time: at 224x224 the statistics then take some 500 MB.
+_CHUNK = 128
+
+
+class Split(Protocol):
+    """The examples of one split; indices run from 0 to ``len(split) - 1``."""
+
+    def __len__(self) -> int:
+        """The number of examples."""
+
+    def read(self, indices: np.ndarray) -> Batch:
+        """``{"image": [B, H, W, C], "label": int32 [B]}``, images uint8 or float32 in 0..255; thread-safe."""
+
+    def arrays(self) -> Batch:
+        """The whole split in memory, in order, as ``read`` gives it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """A named image classification set.
+
+    Attributes:
+      name: as given to ``load`` or ``from_arrays``.
+      train: training examples.
+      test: held-out examples.
+      num_classes: labels run from 0 to ``num_classes - 1``.
+      image_shape: (height, width, channels), the same for every image.
+      mean: float32 [C], per-channel mean of the training images on a 0..1 scale.
+      std: float32 [C], their standard deviation; 1 for a constant channel.
+      placement: "device" when both splits are arrays in memory that the trainer puts on the device,
+        "stream" when batches are to be read from ``train`` step by step.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    num_classes: int
+    image_shape: tuple[int, int, int]
+    mean: np.ndarray
+    std: np.ndarray
+    placement: Placement
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySplit:
+    """A split in memory: ``images`` [N, H, W, C] uint8 or float32, ``labels`` int32 [N]."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, indices: np.ndarray) -> Batch:
+        """See ``Split.read``."""
+        return {"image": self.images[indices], "label": self.labels[indices]}
+
+    def arrays(self) -> Batch:
+        """See ``Split.arrays``; no copy is made."""
+        return {"image": self.images, "label": self.labels}
+
+    def take(self, order: np.ndarray) -> "ArraySplit":
+        """The examples ``order``, in that order."""
+        return ArraySplit(self.images[order], self.labels[order])
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodedSplit:
+    """A split of encoded images, decoded when read.
+
+    Attributes:
+      name: the data set, for messages.
+      fetch: positions in the source -> their encoded examples.
+      order: int64 [N], the source position of each example.
+      num_classes: labels must lie in [0, num_classes).
+      image_shape: the shape every decoded image must have.
+      image_size: ``data.image_size``.
+      first: the place of the image that ``image_shape`` was taken from, for messages.
+    """
+
+    name: str
+    fetch: Callable[[list[int]], list[Encoded]]
+    order: np.ndarray
+    num_classes: int
+    image_shape: tuple[int, int, int]
+    image_size: int
+    first: str
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def read(self, indices: np.ndarray) -> Batch:
+        """See ``Split.read``; InputError names an unreadable image, an odd size or a bad label."""
+        examples = self.fetch(self.order[indices].tolist())
+        images = decode_all(examples, self.image_shape[-1], self.image_size, self.name)
+        for example, image in zip(examples, images, strict=True):
+            self._check(example, image.shape)
+        labels = np.array([example.label for example in examples], np.int32)
+        return {"image": np.stack(images), "label": labels}
+
+    def arrays(self) -> Batch:
+        """See ``Split.arrays``."""
+        images = np.empty((len(self), *self.image_shape), np.uint8)
+        labels = np.empty(len(self), np.int32)
+        for start in range(0, len(self), _CHUNK):
+            indices = np.arange(start, min(start + _CHUNK, len(self)))
+            batch = self.read(indices)
+            images[indices], labels[indices] = batch["image"], batch["label"]
+        return {"image": images, "label": labels}
+
+    def take(self, order: np.ndarray) -> "EncodedSplit":
+        """The examples ``order``, in that order."""
+        return dataclasses.replace(self, order=self.order[order])
+
+    def _check(self, example: Encoded, shape: tuple[int, ...]) -> None:
+        if shape != self.image_shape:
+            raise InputError(
+                f"data.image_size is {self.image_size}, which needs images of one size, but {self.first} is "
+                f"{_pixels(self.image_shape)} and {example.where} is {_pixels(shape)}; "
+                f"set data.image_size (say {min(self.image_shape[:2])}) to resize and crop every image."
+            )
+        if not 0 <= example.label < self.num_classes:
+            raise InputError(
+                f"data.name is {self.name!r}, but the label of {example.where} is {example.label}, outside "
+                f"0..{self.num_classes - 1}; correct or remove that example."
+            )
+
+
+def from_arrays(
+    train_images: np.ndarray,
+    train_labels: np.ndarray,
+    test_images: np.ndarray,
+    test_labels: np.ndarray,
+    num_classes: int | None = None,
+    name: str = "arrays",
+) -> Dataset:
+    """A ``Dataset`` from arrays in memory.
+
+    Args:
+      train_images: [N, H, W, C], uint8, or floating point on the same 0..255 scale.
+      train_labels: integers [N] in [0, num_classes).
+      test_images: [M, H, W, C].
+      test_labels: integers [M].
+      num_classes: by default the largest label plus one.
+      name: what messages call the set.
+
+    Raises:
+      InputError: lengths differ, an array is empty or of the wrong rank or type, a value is NaN or infinite, a label
+        is out of range, or the two splits' image shapes differ.
+    """
+    arrays = {"train": (train_images, train_labels), "test": (test_images, test_labels)}
+    checked = {split: _checked(name, split, *pair) for split, pair in arrays.items()}
+    if num_classes is None:
+        num_classes = 1 + max(int(labels.max()) for _, labels in checked.values())
+    for split, (_, labels) in checked.items():
+        _check_range(name, split, labels, num_classes)
+    train, test = (ArraySplit(images, labels.astype(np.int32)) for images, labels in checked.values())
+    shape, test_shape = train.images.shape[1:], test.images.shape[1:]
+    if shape != test_shape:
+        raise InputError(
+            f"data set {name!r}: train images are {_pixels(shape)} but test images are {_pixels(test_shape)}; "
+            "bring both to one shape."
+        )
+    mean, std = channel_statistics(train)
+    return Dataset(name, train, test, num_classes, shape, mean, std, "device")
+
+
+def channel_statistics(train: Split) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation per channel, float32 [C], on a 0..1 scale.
+
+    Exact for arrays in memory, else from a fixed sample of ``STATISTICS_SAMPLE`` images. The deviation of a constant
+    channel is given as 1, so that normalising it yields zeros rather than NaN.
+    """
+    indices = np.arange(len(train))
+    if not isinstance(train, ArraySplit) and len(train) > STATISTICS_SAMPLE:
+        indices = np.sort(np.random.default_rng(0).choice(len(train), STATISTICS_SAMPLE, replace=False))
+    count, mean, squares = 0, 0.0, 0.0
+    for start in range(0, len(indices), _CHUNK):
+        image = train.read(indices[start : start + _CHUNK])["image"]
+        values = image.reshape(-1, image.shape[-1]) / np.float64(255)
+        # Chan's update: sums of squares about the running mean do not cancel.
+        total = count + len(values)
+        shift = values.mean(0) - mean
+        squares = squares + ((values - values.mean(0)) ** 2).sum(0) + shift**2 * count * len(values) / total
+        mean = mean + shift * len(values) / total
+        count = total
+    std = np.sqrt(squares / count)
+    return np.asarray(mean, np.float32), np.where(std < 1e-6, 1.0, std).astype(np.float32)
+
+
+def _checked(name: str, split: str, images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """One split's images, as uint8 or float32, and labels, after every check that needs no other split."""
+    images, labels = np.asarray(images), np.asarray(labels)
+    where = f"data set {name!r}, {split} split"
+    if images.ndim != 4 or labels.ndim != 1 or len(images) != len(labels) or images.size == 0:
+        raise InputError(
+            f"{where}: images are {list(images.shape)} and labels {list(labels.shape)}; "
+            "give images [N, H, W, C] and labels [N] with the same N > 0."
+        )
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise InputError(f"{where}: labels are {labels.dtype}; give integers from 0.")
+    if images.dtype != np.uint8:
+        if not np.issubdtype(images.dtype, np.floating):
+            raise InputError(f"{where}: images are {images.dtype}; give uint8, or float32 on the same 0..255 scale.")
+        _check_finite(where, images)
+        images = images.astype(np.float32)
+    return images, labels
+
+
+def _check_finite(where: str, images: np.ndarray) -> None:
+    bad = np.flatnonzero(~np.isfinite(images).all(axis=(1, 2, 3)))
+    if bad.size:
+        raise InputError(
+            f"{where}: {bad.size} of {len(images)} images hold NaN or infinite values, the first at index {bad[0]}; "
+            "correct or remove them."
+        )
+
+
+def _check_range(name: str, split: str, labels: np.ndarray, num_classes: int) -> None:
+    bad = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if bad.size:
+        raise InputError(
+            f"data set {name!r}, {split} split: the label at index {bad[0]} is {labels[bad[0]]}, outside "
+            f"0..{num_classes - 1}; correct the labels or num_classes."
+        )
+
+
+def _pixels(shape: tuple[int, ...]) -> str:
+    return "x".join(str(side) for side in shape)

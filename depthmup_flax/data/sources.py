@@ -1,0 +1,153 @@
+"""``load``: from ``config.data`` to a ``Dataset``."""
+
+import dataclasses
+import difflib
+from typing import Any
+
+import numpy as np
+
+from depthmup_flax.data.augmentation import check_name
+from depthmup_flax.data.dataset import ArraySplit, Dataset, EncodedSplit, channel_statistics, from_arrays
+from depthmup_flax.data.folder import list_folder
+from depthmup_flax.data.images import Encoded, decode, fit_grey
+from depthmup_flax.data.tfds_sets import Fetch, open_tfds
+from depthmup_flax.errors import InputError
+
+DATA_DEFAULTS: dict[str, Any] = {
+    "name": "digits",  # digits | synthetic | tfds:<set> | folder:<dir>
+    "data_dir": "",  # where TFDS sets are prepared; "" is TFDS's default
+    "image_size": 0,  # pixels; 0 keeps the data's own size
+    "augment": "none",  # none | cifar | imagenet
+    "placement": "auto",  # auto | device | stream
+    "device_limit_mib": 2048,  # auto streams training images that take more
+    "train_examples": 0,  # 0 is all
+    "test_examples": 0,
+}
+
+_PLACEMENTS = ("auto", "device", "stream")
+_FORMS = "digits, synthetic, tfds:<set> or folder:<dir>"
+
+Source = tuple[ArraySplit | EncodedSplit, ArraySplit | EncodedSplit, int]
+
+
+def load(config: Any) -> Dataset:
+    """Opens the data set that ``config`` (attributes as in ``DATA_DEFAULTS``) describes.
+
+    * ``digits``: scikit-learn's 8x8 digits, grey, values 0..16 stretched to 0..255; 1500 train, 297 test, stratified.
+    * ``synthetic``: ten random colour templates under noise, 8x8 or ``image_size``; 2048 train and 512 test examples
+      unless ``train_examples`` and ``test_examples`` say otherwise.
+    * ``tfds:<set>``: a prepared TFDS set, from ``data_dir``; see ``tfds_sets.open_tfds``.
+    * ``folder:<dir>``: image files, always read as RGB; see ``folder.list_folder``.
+
+    ``train_examples`` = n > 0 keeps the first n after a shuffle that is the same in every run, so classes stay mixed.
+    ``placement`` "device" decodes everything into memory now; "stream" decodes when read.
+
+    Raises:
+      InputError: a field that cannot be used, naming the field, its value and the remedy.
+    """
+    _check_fields(config)
+    train, test, num_classes = _open(config)
+    if config.name != "synthetic":
+        train = _limit(train, "train_examples", config.train_examples)
+        test = _limit(test, "test_examples", config.test_examples)
+    if isinstance(train, EncodedSplit):
+        placement = _placement(config, len(train) * int(np.prod(train.image_shape)))
+        if placement == "stream":
+            mean, std = channel_statistics(train)
+            return Dataset(config.name, train, test, num_classes, train.image_shape, mean, std, "stream")
+    images, held_out = train.arrays(), test.arrays()
+    dataset = from_arrays(
+        images["image"], images["label"], held_out["image"], held_out["label"], num_classes, config.name
+    )
+    return dataclasses.replace(dataset, placement=_placement(config, images["image"].size))
+
+
+def _check_fields(config: Any) -> None:
+    check_name(config.augment)
+    if config.placement not in _PLACEMENTS:
+        raise InputError(f"data.placement is {config.placement!r}; use one of {', '.join(_PLACEMENTS)}.")
+    for field in ("image_size", "device_limit_mib", "train_examples", "test_examples"):
+        if getattr(config, field) < 0:
+            raise InputError(f"data.{field} is {getattr(config, field)}; use 0 (the default) or a positive number.")
+
+
+def _open(config: Any) -> Source:
+    kind, colon, rest = config.name.partition(":")
+    if config.name == "digits":
+        return _digits(config.image_size)
+    if config.name == "synthetic":
+        return _synthetic(config.image_size or 8, config.train_examples or 2048, config.test_examples or 512)
+    if kind == "tfds" and rest:
+        return _tfds(rest, config)
+    if kind == "folder" and rest:
+        return _folder(rest, config)
+    close = difflib.get_close_matches(kind, ["digits", "synthetic", "tfds", "folder"], n=1)
+    guess = close[0] + (colon + rest if close[0] in ("tfds", "folder") else "") if close else f"tfds:{config.name}"
+    raise InputError(f"data.name is {config.name!r}, which is no data set; use {_FORMS} (did you mean {guess!r}?).")
+
+
+def _placement(config: Any, train_bytes: int) -> Any:
+    if config.placement != "auto":
+        return config.placement
+    return "stream" if train_bytes > config.device_limit_mib * 2**20 else "device"
+
+
+def _limit(split: Any, field: str, count: int) -> Any:
+    if count > len(split):
+        raise InputError(f"data.{field} is {count}, but there are {len(split)}; use 0 for all of them.")
+    return split.take(np.random.default_rng(0).permutation(len(split))[:count]) if count else split
+
+
+def _digits(image_size: int) -> Source:
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    digits = load_digits()
+    images = np.round(digits.images[..., None] * (255 / 16)).astype(np.uint8)
+    train, test = train_test_split(
+        np.arange(len(images)), train_size=1500, test_size=297, stratify=digits.target, random_state=0
+    )
+    split = ArraySplit(fit_grey(images, image_size), digits.target)
+    return split.take(train), split.take(test), 10
+
+
+def _synthetic(side: int, train: int, test: int) -> Source:
+    rng = np.random.default_rng(0)
+    blocks = np.arange(side) * 8 // side
+    templates = rng.normal(size=(10, 8, 8, 3))[:, blocks][:, :, blocks]
+
+    def draw(count: int, seed: int) -> ArraySplit:
+        rng = np.random.default_rng(seed)
+        labels = rng.permutation(np.arange(count) % 10)
+        noise = rng.normal(size=(count, side, side, 3))
+        return ArraySplit(np.clip(128 + 32 * templates[labels] + 48 * noise, 0, 255).astype(np.uint8), labels)
+
+    return draw(train, 1), draw(test, 2), 10
+
+
+def _tfds(name: str, config: Any) -> Source:
+    opened = open_tfds(name, config.data_dir)
+    fetches = (opened.train, opened.test)
+    return _encoded(config, fetches, (opened.train_length, opened.test_length), opened.num_classes, opened.channels)
+
+
+def _folder(directory: str, config: Any) -> Source:
+    train, test, classes = list_folder(directory)
+
+    def fetch(files: list[tuple[str, int]]) -> Fetch:
+        return lambda positions: [Encoded(files[i][0], *files[i]) for i in positions]
+
+    return _encoded(config, (fetch(train), fetch(test)), (len(train), len(test)), len(classes), 3)
+
+
+def _encoded(
+    config: Any, fetches: tuple[Fetch, Fetch], lengths: tuple[int, int], num_classes: int, channels: int
+) -> Source:
+    """The two splits, with the shape of the first training image as the shape of all."""
+    (first,) = fetches[0]([0])
+    shape = decode(first, channels, config.image_size, config.name).shape
+    train, test = (
+        EncodedSplit(config.name, fetch, np.arange(length), num_classes, shape, config.image_size, first.where)
+        for fetch, length in zip(fetches, lengths, strict=True)
+    )
+    return train, test, num_classes

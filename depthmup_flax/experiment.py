@@ -1,0 +1,110 @@
+"""From a config to the objects of a run: data, model, rule, optimizer. Everything here fails before anything compiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+
+from depthmup_flax import optim
+from depthmup_flax.config import make_parametrization, validate
+from depthmup_flax.data import Dataset, load, steps_per_epoch
+from depthmup_flax.models import create_model
+from depthmup_flax.params import param_info, param_table
+from depthmup_flax.parametrization import Parametrization
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What a validated config stands for.
+
+    Attributes:
+      config: the resolved config.
+      dataset: train and test split.
+      model: the Flax module; called with images ``[B, H, W, C]``.
+      parametrization: the rule.
+      info: tree of `ParamInfo` with the structure of the model's parameters.
+      optimizer: finished optax transformation.
+      epoch_steps: training steps in an epoch.
+      total_steps: training steps in the run.
+    """
+
+    config: ConfigDict
+    dataset: Dataset
+    model: nn.Module
+    parametrization: Parametrization
+    info: Any
+    optimizer: optax.GradientTransformation
+    epoch_steps: int
+    total_steps: int
+
+    def parameter_table(self) -> str:
+        """`param_table` for the optimizer of this run."""
+        optimizer = self.config.optimizer
+        name, kwargs = optimizer.name, optimizer.kwargs.to_dict()
+        return param_table(
+            self.info,
+            self.parametrization,
+            degree=optim.homogeneity(optim.direction(name, **kwargs)),
+            eps=optim.direction_eps(name, **kwargs),
+            weight_decay=optimizer.weight_decay,
+        )
+
+
+def build(config: ConfigDict) -> Experiment:
+    """Checks ``config`` and builds what it describes; loads the data, computes nothing on it.
+
+    Raises:
+      InputError: anything a user can put right, in one sentence.
+    """
+    validate(config)
+    parametrization = make_parametrization(config)
+    inner = optim.direction(config.optimizer.name, **config.optimizer.kwargs.to_dict())
+    optim.require_allowed(inner, parametrization)
+    # The model's own checks come before the data, which may take a while to load; classes are not known yet.
+    create_model(num_classes=1, parametrization=parametrization, **config.model)
+    dataset = load(config.data)
+    model = create_model(num_classes=dataset.num_classes, parametrization=parametrization, **config.model)
+    info = param_info(model, model.base(), example_input(dataset))
+    epoch_steps = steps_per_epoch(len(dataset.train), config.train.batch_size)
+    total_steps = config.train.steps or max(1, math.ceil(config.train.epochs * epoch_steps))
+    return Experiment(
+        config=config,
+        dataset=dataset,
+        model=model,
+        parametrization=parametrization,
+        info=info,
+        optimizer=_optimizer(config.optimizer, inner, info, parametrization, total_steps),
+        epoch_steps=epoch_steps,
+        total_steps=total_steps,
+    )
+
+
+def example_input(dataset: Dataset) -> jax.ShapeDtypeStruct:
+    """The shape of a batch of one preprocessed image."""
+    return jax.ShapeDtypeStruct((1, *dataset.image_shape), jnp.float32)
+
+
+def _optimizer(
+    config: ConfigDict,
+    inner: optax.GradientTransformation,
+    info: Any,
+    parametrization: Parametrization,
+    total_steps: int,
+) -> optax.GradientTransformation:
+    fraction = optim.warmup_schedule(config.schedule, config.warmup_steps, total_steps)
+    optimizer = optim.depthmup(
+        inner,
+        info,
+        parametrization,
+        lambda step: config.learning_rate * fraction(step),
+        weight_decay=config.weight_decay,
+        clip_rms=config.clip_rms or None,
+    )
+    return optim.freeze(optimizer, info, config.frozen) if config.frozen else optimizer

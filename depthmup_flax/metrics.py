@@ -1,0 +1,129 @@
+"""What a run writes for people and programs: ``metrics.jsonl``, TensorBoard events, a progress line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import tqdm
+from tensorboardX import SummaryWriter
+
+
+class MetricsWriter:
+    """Appends rows to ``metrics.jsonl`` and TensorBoard event files.
+
+    Args:
+      directory: of the run.
+      resume_step: rows after this step are of a part that will be computed again; they are dropped first, with a last
+        line that was torn by a crash.
+    """
+
+    def __init__(self, directory: pathlib.Path, resume_step: int) -> None:
+        path = directory / "metrics.jsonl"
+        if path.exists():
+            _keep_rows_until(path, resume_step)
+        self._rows = path.open("a", encoding="utf-8")
+        # TensorBoard drops events from purge_step on.
+        self._events = SummaryWriter(str(directory), purge_step=resume_step + 1 if resume_step else None)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """One row; values that are not finite are written as null (JSON has no NaN)."""
+        row = {"step": step, **{k: finite_or_none(v) for k, v in values.items()}}
+        self._rows.write(json.dumps(row) + "\n")
+        self._rows.flush()
+        for name, value in values.items():
+            self._events.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flushes and closes both files."""
+        self._rows.close()
+        self._events.close()
+
+
+class Progress:
+    """Steps, loss, accuracy, images/s and time left: a bar on a terminal, plain lines elsewhere.
+
+    Images/s is over the time since the previous line, evaluations not counted; time left is at that speed.
+    """
+
+    def __init__(self, total_steps: int, first_step: int, batch_size: int, steps_per_epoch: int) -> None:
+        self._total, self._batch_size, self._steps_per_epoch = total_steps, batch_size, steps_per_epoch
+        self._step, self._seconds, self._since = first_step, 0.0, time.perf_counter()
+        self._bar = None
+        if sys.stdout.isatty():
+            self._bar = tqdm.tqdm(total=total_steps, initial=first_step, unit="step", file=sys.stdout, dynamic_ncols=True)
+
+    def pause(self) -> None:
+        """Stops the clock (for an evaluation)."""
+        self._seconds += time.perf_counter() - self._since
+
+    def go_on(self) -> None:
+        """Starts the clock again."""
+        self._since = time.perf_counter()
+
+    def restart(self, step: int) -> None:
+        """Counts speed from here (after the first step, which compiles)."""
+        if self._bar is not None:
+            self._bar.update(step - self._step)
+        self._step, self._seconds, self._since = step, 0.0, time.perf_counter()
+
+    def update(self, step: int, loss: float, accuracy: float) -> float:
+        """Shows where training is; returns images per second."""
+        self.pause()
+        steps = step - self._step
+        rate = steps * self._batch_size / self._seconds if steps and self._seconds else 0.0
+        left = (self._total - step) * self._batch_size / max(rate, 1e-9)
+        if self._bar is not None:
+            self._bar.update(step - self._step)
+            self._bar.set_postfix_str(f"loss {loss:.4f}, acc {accuracy:.1%}, {rate:,.0f} images/s")
+        else:
+            epoch = step / self._steps_per_epoch
+            print(
+                f"step {step}/{self._total}  epoch {epoch:.1f}  loss {loss:.4f}  acc {accuracy:.1%}  "
+                f"{rate:,.0f} images/s  ETA {tqdm.tqdm.format_interval(left)}",
+                flush=True,
+            )
+        self._step, self._seconds = step, 0.0
+        self.go_on()
+        return rate
+
+    def say(self, text: str) -> None:
+        """A line that stays, above the bar."""
+        if self._bar is not None:
+            self._bar.write(text)
+        else:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        """Ends the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def write_atomically(path: pathlib.Path, text: str) -> None:
+    """A reader, or a crash, sees the old file or the new one, never a part."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def finite_or_none(value: Any) -> Any:
+    """``None`` for NaN and infinities, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _keep_rows_until(path: pathlib.Path, step: int) -> None:
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except ValueError:  # torn by a crash
+            continue
+    write_atomically(path, "".join(line + "\n" for line in kept))

@@ -1,0 +1,161 @@
+"""The pure part of training: state, train step, eval step. No files, no devices, no loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import clu.metrics
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from depthmup_flax.data import augment, normalize
+
+Batch = dict[str, jax.Array]
+
+
+@struct.dataclass
+class Running:
+    """Sums over training steps, for averages."""
+
+    loss: jax.Array
+    accuracy: jax.Array
+    count: jax.Array
+
+    @classmethod
+    def empty(cls) -> Running:
+        """No step yet."""
+        # Three arrays, not one three times: a donated buffer may appear only once.
+        return cls(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
+
+    def add(self, loss: jax.Array, accuracy: jax.Array, restart: jax.Array) -> Running:
+        """With one more step; alone, if ``restart``."""
+        kept = jax.tree.map(lambda total: jnp.where(restart, jnp.zeros_like(total), total), self)
+        return Running(kept.loss + loss, kept.accuracy + accuracy, kept.count + 1)
+
+    def means(self) -> tuple[float, float]:
+        """Mean loss and accuracy; waits for the device."""
+        count = max(int(self.count), 1)
+        return float(self.loss) / count, float(self.accuracy) / count
+
+
+@struct.dataclass
+class TrainState:
+    """Everything a training step reads and writes; a checkpoint is this.
+
+    Attributes:
+      step: int32, steps taken.
+      params: parameters, without annotations.
+      batch_stats: BatchNorm's running averages; empty without BatchNorm.
+      opt_state: optax's.
+      last_loss: float32, of the last batch.
+      nonfinite_step: int32, the first step whose loss was not finite; -1 while there is none.
+      recent: since the last line of metrics.
+      final: over the run's last ``average_steps`` steps.
+    """
+
+    step: jax.Array
+    params: Any
+    batch_stats: Any
+    opt_state: Any
+    last_loss: jax.Array
+    nonfinite_step: jax.Array
+    recent: Running
+    final: Running
+
+
+# Mean loss and accuracy over the examples whose mask is set.
+EvalMetrics = clu.metrics.Collection.create(
+    loss=clu.metrics.Average.from_output("loss"), accuracy=clu.metrics.Accuracy
+)
+
+
+def init_state(
+    model: nn.Module, optimizer: optax.GradientTransformation, seed: jax.Array | int, image: jax.ShapeDtypeStruct
+) -> TrainState:
+    """A fresh state; pure, so that it can be jitted with shardings, mapped over seeds, or only its shapes asked for."""
+    variables = nn.unbox(model.init(jax.random.key(seed), jnp.zeros(image.shape, image.dtype)))
+    params = variables["params"]
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        batch_stats=variables.get("batch_stats", {}),
+        opt_state=optimizer.init(params),
+        last_loss=jnp.zeros((), jnp.float32),
+        nonfinite_step=jnp.full((), -1, jnp.int32),
+        recent=Running.empty(),
+        final=Running.empty(),
+    )
+
+
+def make_train_step(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    seed: jax.Array | int,
+    augmentation: str,
+    mean: Any,
+    std: Any,
+    log_every: int,
+    average_from: int,
+) -> Callable[[TrainState, Batch], TrainState]:
+    """The training step ``(state, batch) -> state``, pure; its randomness is folded from (seed, step).
+
+    Args:
+      model: called as ``model.apply(variables, images, train=True)``; returns logits.
+      optimizer: finished optax transformation.
+      seed: of augmentation.
+      augmentation: as in `depthmup_flax.data.augment`.
+      mean, std: ``[C]``, of the training images on a 0..1 scale.
+      log_every: `TrainState.recent` restarts after each multiple.
+      average_from: `TrainState.final` holds the steps after this many.
+
+    Returns:
+      A function of a state and a batch of ``image`` ``[B, H, W, C]`` (uint8, or float on a 0..255 scale) and ``label``
+      ``[B]`` (int32).
+    """
+
+    def train_step(state: TrainState, batch: Batch) -> TrainState:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        images = normalize(augment(augmentation, key, batch["image"]), mean, std)
+
+        def loss_fn(params: Any) -> tuple[jax.Array, tuple[Any, Any]]:
+            variables = {"params": params, "batch_stats": state.batch_stats}
+            logits, updated = model.apply(variables, images, train=True, mutable=["batch_stats"])
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+            return losses.mean(), (logits, updated.get("batch_stats", {}))
+
+        (loss, (logits, batch_stats)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        accuracy = (logits.argmax(-1) == batch["label"]).mean()
+        loss = loss.astype(jnp.float32)
+        first_nonfinite = (state.nonfinite_step < 0) & ~jnp.isfinite(loss)
+        return state.replace(
+            step=state.step + 1,
+            params=optax.apply_updates(state.params, updates),
+            batch_stats=batch_stats,
+            opt_state=opt_state,
+            last_loss=loss,
+            nonfinite_step=jnp.where(first_nonfinite, state.step + 1, state.nonfinite_step),
+            recent=state.recent.add(loss, accuracy, state.step % log_every == 0),
+            final=state.final.add(loss, accuracy, state.step <= average_from),
+        )
+
+    return train_step
+
+
+def make_eval_step(model: nn.Module, *, mean: Any, std: Any) -> Callable[[Any, Any, Batch], clu.metrics.Collection]:
+    """``(params, batch_stats, batch) -> EvalMetrics`` (mergeable sums) for a batch with a ``mask``; no augmentation."""
+
+    def eval_step(params: Any, batch_stats: Any, batch: Batch) -> clu.metrics.Collection:
+        images = normalize(augment("none", None, batch["image"]), mean, std)
+        logits = model.apply({"params": params, "batch_stats": batch_stats}, images, train=False)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+        return EvalMetrics.single_from_model_output(
+            loss=losses, logits=logits, labels=batch["label"], mask=batch["mask"] > 0
+        )
+
+    return eval_step

@@ -1,0 +1,202 @@
+"""Roles and ratios from annotations, at no cost in memory; errors that say what to write; the printed table."""
+
+import json
+import math
+import time
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+
+from depthmup_flax import (
+    PRESETS,
+    Axes,
+    Dense,
+    InputError,
+    ParamInfo,
+    Readout,
+    ResidualBranch,
+    ResMLP,
+    Role,
+    SimpleResNet,
+    annotated,
+    param_info,
+    param_table,
+)
+from depthmup_flax.params import flatten_info, info_from_json, info_to_json
+
+IMAGE = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
+
+
+def summary(leaf: ParamInfo) -> tuple:
+    return leaf.role, leaf.width_in, leaf.width_out, leaf.in_branch, leaf.depth_ratio, leaf.decay
+
+
+def test_res_mlp_info_is_right_by_hand():
+    model = ResMLP(10, width=256, depth=32, base_width=64, base_depth=8, use_bias=True, norm="layer")
+    leaves = flatten_info(param_info(model, model.base(), IMAGE))
+    assert {path: summary(leaf) for path, leaf in leaves.items()} == {
+        "stem/kernel": (Role.INPUT, 1, 4, False, 1, True),
+        "stem/bias": (Role.VECTOR, 1, 4, False, 1, False),
+        "blocks/branch/norm/layer/scale": (Role.VECTOR, 1, 4, True, 4, False),
+        "blocks/branch/norm/layer/bias": (Role.VECTOR, 1, 4, True, 4, False),
+        "blocks/branch/dense_0/kernel": (Role.HIDDEN, 4, 4, True, 4, True),
+        "blocks/branch/dense_0/bias": (Role.VECTOR, 1, 4, True, 4, False),
+        "readout/kernel": (Role.OUTPUT, 4, 1, False, 1, True),
+        "readout/bias": (Role.FIXED, 1, 1, False, 1, False),
+    }
+    assert leaves["blocks/branch/dense_0/kernel"].shape == (32, 256, 256)
+    assert {leaf.model_width for leaf in leaves.values()} == {4.0}
+
+
+def test_simple_resnet_info_is_right_by_hand():
+    model = SimpleResNet(10, width=128, depth=12, base_width=64, base_depth=6)
+    leaves = flatten_info(param_info(model, model.base(), IMAGE))
+    r = (3 + 12) / (3 + 6)
+    hidden_in_branch = (Role.HIDDEN, 2, 2, True, r, True)
+    assert {path: summary(leaf) for path, leaf in leaves.items()} == {
+        "stem/conv/kernel": (Role.INPUT, 1, 2, False, 1, True),
+        **{f"segment_{i}/branch/conv/kernel": hidden_in_branch for i in range(4)},
+        **{f"widen_{i}/conv/kernel": (Role.HIDDEN, 2, 2, False, 1, True) for i in (1, 2, 3)},
+        "readout/kernel": (Role.OUTPUT, 2, 1, False, 1, True),
+    }
+    shapes = {path: leaf.shape for path, leaf in leaves.items()}
+    assert shapes["stem/conv/kernel"] == (3, 3, 3, 16)
+    assert shapes["segment_3/branch/conv/kernel"] == (3, 3, 3, 128, 128)
+    assert shapes["widen_3/conv/kernel"] == (3, 3, 64, 128)
+    assert shapes["readout/kernel"] == (4 * 4 * 128, 10)
+
+
+def test_declared_init_std_is_the_std_of_the_arrays():
+    for model in (
+        ResMLP(10, width=256, depth=4, base_width=64, sigma=1.5),
+        SimpleResNet(10, width=256, depth=4, base_width=64),
+    ):
+        x = jnp.zeros((1, 32, 32, 3))
+        params = nn.unbox(model.init(jax.random.key(0), x))["params"]
+        for path, leaf in flatten_info(param_info(model, model.base(), x)).items():
+            array = params
+            for key in path.split("/"):
+                array = array[key]
+            assert array.shape == leaf.shape
+            # 5 standard errors of a standard deviation
+            assert float(array.std()) == pytest.approx(leaf.init_std, rel=5 / math.sqrt(2 * array.size)), path
+
+
+def test_info_of_a_network_that_fits_no_machine_takes_no_memory_and_under_two_seconds():
+    model = ResMLP(1000, width=1_000_000, depth=1024, base_width=100, base_depth=8)
+    start = time.perf_counter()
+    leaves = flatten_info(param_info(model, model.base(), IMAGE))
+    assert time.perf_counter() - start < 2.0
+    assert math.prod(leaves["blocks/branch/dense_0/kernel"].shape) > 10**15
+    assert leaves["blocks/branch/dense_0/kernel"].width_in == 10_000
+
+
+def test_info_survives_json_and_has_no_arrays():
+    model = SimpleResNet(10, width=64, depth=6, base_width=32, base_depth=3, use_bias=True, norm="batch")
+    info = param_info(model, model.base(), IMAGE)
+    assert info_from_json(json.loads(json.dumps(info_to_json(info)))) == info
+    assert not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(info))
+
+
+class Theirs(nn.Module):
+    """Someone else's module: plain Flax layers, two of them annotated through their initializers."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        stem_init = annotated(nn.initializers.lecun_normal(), ("fixed_in", "width_out"))
+        h = nn.Dense(self.width, kernel_init=stem_init, use_bias=False, name="stem")(x)
+        h = ResidualBranch(nn.Dense(self.width, use_bias=False, name="block"), depth_ratio=2.0)(h)
+        return Readout(10, width_ratio=self.width / 8, name="head")(h)
+
+
+def test_a_leaf_without_a_role_is_an_error_that_says_what_to_write():
+    with pytest.raises(InputError) as error:
+        param_info(Theirs(16), Theirs(8), jnp.zeros((1, 5)))
+    message = str(error.value)
+    assert "'block/kernel'" in message
+    assert "(16, 16)" in message
+    assert "depthmup_flax.annotated" in message
+    assert "overrides={'block/kernel': Axes(names)}" in message
+
+
+def test_overrides_by_path_give_foreign_leaves_their_role():
+    override = {"block/*": Axes(("width_in", "width_out"), in_branch=True, depth_ratio=2.0)}
+    leaves = flatten_info(param_info(Theirs(16), Theirs(8), jnp.zeros((1, 5)), overrides=override))
+    assert summary(leaves["block/kernel"]) == (Role.HIDDEN, 2, 2, True, 2, True)
+    assert summary(leaves["stem/kernel"]) == (Role.INPUT, 1, 2, False, 1, True)
+
+
+def test_parameters_created_inside_a_branch_are_known_to_be_there_whoever_owns_them():
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            shared = Dense(4, name="outside_but_first_used_inside")
+            h = ResidualBranch(lambda z: Dense(4, name="made_inside")(shared(z)), depth_ratio=3.0)(x)
+            return Dense(4, name="after")(h)
+
+    leaves = flatten_info(param_info(Net(), Net(), jnp.zeros((1, 4))))
+    assert {path: leaf.in_branch for path, leaf in leaves.items()} == {
+        "outside_but_first_used_inside/kernel": True,
+        "made_inside/kernel": True,
+        "after/kernel": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: annotated(nn.initializers.zeros, ("width",)), "axis name 'width' is unknown"),
+        (
+            lambda: Dense(4, ("width_out",)).init(jax.random.key(0), jnp.zeros((1, 4))),
+            "name 1 dimensions, but the parameter has shape (4, 4)",
+        ),
+        (
+            lambda: param_info(Theirs(16), Theirs(8), jnp.zeros((1, 5)), overrides={"blok/*": Axes(("width_in",))}),
+            "has no role",
+        ),
+        (
+            lambda: param_info(
+                ResMLP(10, width=16), ResMLP(10, width=8), IMAGE, overrides={"blok/*": Axes(("width_in",))}
+            ),
+            "override 'blok/*' matches no parameter",
+        ),
+        (
+            lambda: param_info(ResMLP(10, width=16, depth=4), ResMLP(10, width=8, depth=2), IMAGE),
+            "has size 4 along 'layers' and 2 in the base model",
+        ),
+        (
+            lambda: param_info(ResMLP(10, use_bias=True), ResMLP(10), IMAGE),
+            "is in the model but not in the base model",
+        ),
+    ],
+)
+def test_what_cannot_be_resolved_is_named(call, message):
+    with pytest.raises(InputError) as error:
+        call()
+    assert message in str(error.value)
+
+
+def test_table_has_every_factor_right_by_hand():
+    model = ResMLP(10, width=256, depth=32, base_width=64, base_depth=8, parametrization=PRESETS["depth_mup"])
+    info = param_info(model, model.base(), IMAGE)
+    adam = param_table(info, model.parametrization, degree=0, eps=1e-8, weight_decay=0.1)
+    sgd = param_table(info, model.parametrization, degree=1)
+    rows = {line.split()[0]: line.split()[1:] for line in adam.splitlines()[2:5]}
+    # m = 4, r = 4: 1/sqrt(256) init; a r^-1/2 forward; 1/(m sqrt(r)) rate; eps over the gradient scale m sqrt(r)
+    assert rows["blocks/branch/dense_0/kernel"] == [
+        "32x256x256", "hidden+branch", "0.0625", "0.5", "0.125", "1.25e-09", "0.1",
+    ]  # fmt: skip
+    # 1/sqrt(64) init, 1/m forward
+    assert rows["readout/kernel"] == ["256x10", "output", "0.125", "0.25", "1", "2.5e-09", "0.1"]
+    # 1/sqrt(3072) init
+    assert rows["stem/kernel"] == ["3072x256", "input", "0.01804", "1", "1", "2.5e-09", "0.1"]
+    count = 32 * 256**2 + 2560 + 3072 * 256
+    assert adam.splitlines()[-1] == (
+        f"3 arrays, {count:,} parameters, {32 * 256**2:,} of them inside residual branches"
+    )
+    rates = {line.split()[0]: line.split()[5] for line in sgd.splitlines()[2:5]}
+    assert rates == {"blocks/branch/dense_0/kernel": "1", "readout/kernel": "4", "stem/kernel": "4"}
