@@ -148,6 +148,7 @@ class ResidualBranch(nn.Module):
     parametrization: Parametrization = PRESETS["depth_mup"]
     depth_ratio: float = 1.0
 
+    @nn.compact
     def __call__(self, h: jax.Array) -> jax.Array:
         """``[...] -> [...]`` in ``h``'s dtype, which is not rounded to the branch's."""
         with residual_scope(self.depth_ratio):

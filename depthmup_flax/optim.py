@@ -14,6 +14,7 @@ Every number may be a traced JAX scalar, so a sweep can build the chain inside a
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -158,7 +159,8 @@ def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
     """An entrywise optax direction by name; ``kwargs`` go to optax as they are.
 
     ``sgd`` (with an optional ``momentum``), ``momentum`` (0.9 unless given), ``adam``, ``adamw`` (decay is not part of a
-    direction), ``rmsprop``, and ``<name>`` for every other ``optax.scale_by_<name>``: ``lion``, ``adabelief``, ...
+    direction), ``nadam``, ``adabelief``, ``adagrad``, ``rmsprop``, ``sign_sgd``, and ``<name>`` for every other
+    ``optax.scale_by_<name>``: ``lion``, ``radam``, ``yogi``, ...
 
     Raises:
       InputError: no such direction, an argument it does not take, or one whose update of an entry depends on other
@@ -212,7 +214,7 @@ def clip_by_global_rms(threshold: Scalar) -> optax.GradientTransformation:
     def update(updates: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
         del params
         count = sum(leaf.size for leaf in jax.tree.leaves(updates))
-        rms = optax.global_norm(updates) / jnp.sqrt(float(max(count, 1)))
+        rms = optax.tree.norm(updates) / jnp.sqrt(float(max(count, 1)))
         # Divides only when above the threshold; a NaN gradient stays NaN and ends the run as diverged.
         factor = jnp.where(rms > threshold, threshold / rms, 1.0)
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
@@ -291,7 +293,11 @@ _DIRECTIONS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
     "momentum": _momentum_direction,
     "adam": optax.scale_by_adam,
     "adamw": optax.scale_by_adam,
+    "nadam": functools.partial(optax.scale_by_adam, nesterov=True),
+    "adabelief": optax.scale_by_belief,
+    "adagrad": optax.scale_by_rss,
     "rmsprop": optax.scale_by_rms,
+    "sign_sgd": optax.scale_by_sign,
 }
 
 

@@ -120,7 +120,7 @@ def test_classification_follows_claims_7_1_to_7_5(alpha, gamma, expected):
 def test_classification_prints_each_claim():
     text = str(classify(0.5, 0.5))
     for claim in ("7.1", "7.2", "7.3", "7.4", "7.5"):
-        assert f"Claim {claim}" in text
+        assert claim in text
     assert "claim does not apply" in str(classify(0.0, 0.0))
 
 

@@ -74,7 +74,7 @@ def test_declared_init_std_is_the_std_of_the_arrays():
         SimpleResNet(10, width=256, depth=4, base_width=64),
     ):
         x = jnp.zeros((1, 32, 32, 3))
-        params = nn.unbox(model.init(jax.random.key(0), x))["params"]
+        params = nn.unbox(jax.jit(model.init)(jax.random.key(0), x))["params"]
         for path, leaf in flatten_info(param_info(model, model.base(), x)).items():
             array = params
             for key in path.split("/"):
@@ -141,7 +141,7 @@ def test_parameters_created_inside_a_branch_are_known_to_be_there_whoever_owns_t
     leaves = flatten_info(param_info(Net(), Net(), jnp.zeros((1, 4))))
     assert {path: leaf.in_branch for path, leaf in leaves.items()} == {
         "outside_but_first_used_inside/kernel": True,
-        "made_inside/kernel": True,
+        "ResidualBranch_0/made_inside/kernel": True,
         "after/kernel": False,
     }
 

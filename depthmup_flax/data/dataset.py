@@ -196,8 +196,9 @@ def channel_statistics(train: Split) -> tuple[np.ndarray, np.ndarray]:
         values = image.reshape(-1, image.shape[-1]) / np.float64(255)
         # Chan's update: sums of squares about the running mean do not cancel.
         total = count + len(values)
-        shift = values.mean(0) - mean
-        squares = squares + ((values - values.mean(0)) ** 2).sum(0) + shift**2 * count * len(values) / total
+        chunk_mean = values.mean(0)
+        shift = chunk_mean - mean
+        squares = squares + ((values - chunk_mean) ** 2).sum(0) + shift**2 * count * len(values) / total
         mean = mean + shift * len(values) / total
         count = total
     std = np.sqrt(squares / count)

@@ -78,12 +78,15 @@ def _open(config: Any) -> Source:
     if config.name == "synthetic":
         return _synthetic(config.image_size or 8, config.train_examples or 2048, config.test_examples or 512)
     if kind == "tfds" and rest:
-        return _tfds(rest, config)
+        return _encoded(config, *open_tfds(rest, config.data_dir))
     if kind == "folder" and rest:
         return _folder(rest, config)
     close = difflib.get_close_matches(kind, ["digits", "synthetic", "tfds", "folder"], n=1)
-    guess = close[0] + (colon + rest if close[0] in ("tfds", "folder") else "") if close else f"tfds:{config.name}"
-    raise InputError(f"data.name is {config.name!r}, which is no data set; use {_FORMS} (did you mean {guess!r}?).")
+    guess = (
+        f"tfds:{kind}" if not close else close[0] if close[0] in ("digits", "synthetic") else f"{close[0]}{colon}{rest}"
+    )
+    hint = f" (did you mean {guess!r}?)" if kind and guess != config.name else ""
+    raise InputError(f"data.name is {config.name!r}, which is no data set; use {_FORMS}{hint}.")
 
 
 def _placement(config: Any, train_bytes: int) -> Any:
@@ -123,12 +126,6 @@ def _synthetic(side: int, train: int, test: int) -> Source:
         return ArraySplit(np.clip(128 + 32 * templates[labels] + 48 * noise, 0, 255).astype(np.uint8), labels)
 
     return draw(train, 1), draw(test, 2), 10
-
-
-def _tfds(name: str, config: Any) -> Source:
-    opened = open_tfds(name, config.data_dir)
-    fetches = (opened.train, opened.test)
-    return _encoded(config, fetches, (opened.train_length, opened.test_length), opened.num_classes, opened.channels)
 
 
 def _folder(directory: str, config: Any) -> Source:

@@ -14,12 +14,10 @@ Fetch = Callable[[list[int]], list[Encoded]]
 
 
 class TfdsSet(NamedTuple):
-    """Readers of the two splits by position, their lengths, and what the set's features declare."""
+    """Readers of the training and test examples by position, their counts, and what the features declare."""
 
-    train: Fetch
-    test: Fetch
-    train_length: int
-    test_length: int
+    fetches: tuple[Fetch, Fetch]
+    lengths: tuple[int, int]
     num_classes: int
     channels: int
 
@@ -48,11 +46,11 @@ def open_tfds(name: str, data_dir: str) -> TfdsSet:
         raise InputError(f"data.data_dir is {data_dir!r}, but there is no such directory; create it or correct it.")
     builder = _prepared_builder(tfds, name, data_dir)
     image_key, label_key = _supervised_keys(tfds, builder, name)
-    sources = _open_splits(tfds, builder, name, data_dir, image_key, label_key)
+    train, test = _open_splits(tfds, builder, name, data_dir, image_key, label_key)
     features = builder.info.features
     return TfdsSet(
-        *(_fetch(source, split, name, image_key, label_key) for split, source in sources),
-        *(len(source) for _, source in sources),
+        fetches=(_fetch(*train, name, image_key, label_key), _fetch(*test, name, image_key, label_key)),
+        lengths=(len(train[1]), len(test[1])),
         num_classes=features[label_key].num_classes,
         channels=features[image_key].shape[-1] or 3,
     )
@@ -73,13 +71,13 @@ def _prepared_builder(tfds: Any, name: str, data_dir: str) -> Any:
         builder = tfds.builder(name, data_dir=os.path.expanduser(data_dir) or None)
     except tfds.core.DatasetNotFoundError as error:
         known = tfds.list_builders(with_community_datasets=False)
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean 'tfds:{close[0]}'?" if close else "see https://www.tensorflow.org/datasets/catalog."
+        close = " or ".join(f"'tfds:{match}'" for match in difflib.get_close_matches(name, known))
+        hint = f"did you mean {close}?" if close else "see https://www.tensorflow.org/datasets/catalog."
         raise InputError(f"data.name is 'tfds:{name}', which is not a TFDS set; {hint}") from error
     except ImportError as error:
         # The code of some sets needs TensorFlow; once prepared, they open without it.
         raise not_prepared from error
-    except ValueError as error:
+    except (ValueError, AssertionError) as error:  # a config or a version that the set does not have
         reason = str(error).splitlines()[0]
         raise InputError(
             f"data.name is 'tfds:{name}', which TFDS refuses ({reason}); correct its config or version."
@@ -137,7 +135,7 @@ def _open_splits(
     return sources
 
 
-def _fetch(source: Any, split: str, name: str, image_key: str, label_key: str) -> Fetch:
+def _fetch(split: str, source: Any, name: str, image_key: str, label_key: str) -> Fetch:
     def fetch(positions: list[int]) -> list[Encoded]:
         records = source.__getitems__(positions)
         return [

@@ -1,0 +1,14 @@
+"""Shared by the tests: small data, small training, fitted slopes."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def float64():
+    """Double precision, for comparisons of two forms of the same network."""
+    with jax.enable_x64(True):
+        yield
