@@ -68,7 +68,7 @@ def _check_fields(config: Any) -> None:
         raise InputError(f"data.placement is {config.placement!r}; use one of {', '.join(_PLACEMENTS)}.")
     for field in ("image_size", "device_limit_mib", "train_examples", "test_examples"):
         if getattr(config, field) < 0:
-            raise InputError(f"data.{field} is {getattr(config, field)}; use 0 (the default) or a positive number.")
+            raise InputError(f"data.{field} is {getattr(config, field)}; use 0 or a positive number.")
 
 
 def _open(config: Any) -> Source:
@@ -82,9 +82,12 @@ def _open(config: Any) -> Source:
     if kind == "folder" and rest:
         return _folder(rest, config)
     close = difflib.get_close_matches(kind, ["digits", "synthetic", "tfds", "folder"], n=1)
-    guess = (
-        f"tfds:{kind}" if not close else close[0] if close[0] in ("digits", "synthetic") else f"{close[0]}{colon}{rest}"
-    )
+    if not close:
+        guess = f"tfds:{kind}"
+    elif close[0] in ("tfds", "folder"):
+        guess = f"{close[0]}{colon}{rest}"
+    else:
+        guess = close[0]
     hint = f" (did you mean {guess!r}?)" if kind and guess != config.name else ""
     raise InputError(f"data.name is {config.name!r}, which is no data set; use {_FORMS}{hint}.")
 
