@@ -1,0 +1,174 @@
+"""How much one to five steps move features and logits, as fitted powers of width and depth, from both sides.
+
+Every parameter group is trained alone: all at once, a wrong block exponent hides behind the stem. Sizes are those at
+which the limits show: m from 8 up, L from 32 up, a = 1/2. Networks under a rule that does not fit their growth must *not*
+be flat, or the test could not fail.
+"""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import depthmup_flax as dm
+
+GROUPS = ("blocks", "stem", "readout", "biases", "all")
+TIMES = (1, 5)
+SEEDS = 4
+WIDTHS = (128, 256, 512, 1024)
+DEPTHS = (32, 64, 128, 256)
+RATES = {"sgd": 0.1, "adam": 0.003}
+FLAT = 0.1
+
+
+def optimizer(name, info, rule):
+    return dm.sgd(RATES[name], info, rule) if name == "sgd" else dm.adamw(RATES[name], info, rule)
+
+
+def in_group(group: jax.Array, path) -> jax.Array:
+    """1 where the parameter at ``path`` belongs to GROUPS[group], a traced index."""
+    names = [key.key for key in path]
+    own = "biases" if names[-1] == "bias" else "blocks" if names[0].startswith(("blocks", "segment")) else names[0]
+    own = "stem" if own.startswith("widen") else own
+    return jnp.where(group == GROUPS.index("all"), True, group == GROUPS.index(own))
+
+
+def moves(model, x, name: str, groups=GROUPS, seeds: int = SEEDS) -> np.ndarray:
+    """RMS change of the last residual stream and of the logits: [group, time, quantity], geometric mean over seeds."""
+    indices = jnp.array([GROUPS.index(group) for group in groups])
+    y = jax.random.randint(jax.random.key(101), (x.shape[0],), 0, 10)
+    info = dm.param_info(model, model.base(), x)
+    opt = optimizer(name, info, model.parametrization)
+
+    def forward(params):
+        logits, recorded = model.apply({"params": params}, x, mutable=["intermediates"])
+        last = sorted(recorded["intermediates"])[-1]
+        return logits, recorded["intermediates"][last]["stream"][0][-1]
+
+    def loss(params):
+        return optax.softmax_cross_entropy_with_integer_labels(forward(params)[0], y).mean()
+
+    def rms(a):
+        return jnp.sqrt(jnp.mean(a**2))
+
+    def train(key, group):
+        params = nn.unbox(model.init(key, x))["params"]
+        start = forward(params)
+
+        def step(carry, _):
+            params, state = carry
+            updates, state = opt.update(jax.grad(loss)(params), state, params)
+            updates = jax.tree_util.tree_map_with_path(lambda path, u: u * in_group(group, path), updates)
+            params = optax.apply_updates(params, updates)
+            logits, stream = forward(params)
+            return (params, state), jnp.stack([rms(stream - start[1]), rms(logits - start[0])])
+
+        return jax.lax.scan(step, (params, opt.init(params)), None, length=max(TIMES))[1]
+
+    keys = jax.random.split(jax.random.key(0), seeds)
+    run = jax.jit(lambda: jax.lax.map(lambda g: jax.lax.map(lambda k: train(k, g), keys), indices))
+    by_seed = np.asarray(run(), np.float64)[:, :, [t - 1 for t in TIMES]]
+    return np.exp(np.log(np.maximum(by_seed, 1e-30)).mean(1))
+
+
+@functools.cache
+def exponents(name: str, preset: str, axis: str, sizes: tuple[int, ...]) -> np.ndarray:
+    """Slopes of log change against log size, [group, time, quantity], for ResMLP."""
+    x = jax.random.normal(jax.random.key(100), (16, 24))
+    rule = dm.get_parametrization(preset, branch_multiplier=0.5)
+    found = []
+    for size in sizes:
+        grown = {"width": size, "depth": 4, "base_depth": 4} if axis == "width" else {"width": 32, "depth": size, "base_depth": 8}
+        model = dm.ResMLP(10, base_width=16, parametrization=rule, use_bias=True, **grown)
+        found.append(moves(model, x, name))
+    return slopes(sizes, found)
+
+
+def slopes(sizes, found) -> np.ndarray:
+    found = np.stack(found)
+    return np.polyfit(np.log(sizes), np.log(found).reshape(len(sizes), -1), 1)[0].reshape(found.shape[1:])
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize(("axis", "sizes"), [("width", WIDTHS), ("depth", DEPTHS)])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_depth_mup_moves_are_flat_in_width_and_depth_for_each_group_alone(name, axis, sizes, group):
+    of_group = exponents(name, "depth_mup", axis, sizes)[GROUPS.index(group)]
+    features, logits = of_group[:, 0], of_group[:, 1]
+    assert np.abs(logits).max() < FLAT, of_group
+    if group != "readout":  # which is behind the features
+        assert np.abs(features).max() < FLAT, of_group
+
+
+@pytest.mark.parametrize(("name", "features", "logits"), [("sgd", 0.5, 1.0), ("adam", 0.9, 1.3)])
+def test_standard_parametrization_blocks_grow_with_width(name, features, logits):
+    first_step = exponents(name, "sp", "width", WIDTHS)[GROUPS.index("blocks"), 0]
+    assert first_step[0] == pytest.approx(features, abs=0.2)
+    assert first_step[1] == pytest.approx(logits, abs=0.2)
+    everything = exponents(name, "sp", "width", WIDTHS)[GROUPS.index("all"), 0]
+    assert everything.min() > 0.2
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_mup_explodes_with_depth(name):
+    # The first step; later ones overflow.
+    assert exponents(name, "mup", "depth", (16, 32, 64))[GROUPS.index("blocks"), 0].min() > 1.0
+
+
+def test_block_only_grows_like_the_square_root_of_depth_under_adam():
+    """gamma = 0 in place of 1/2 (TP6 Fig. 10, middle)."""
+    blocks = exponents("adam", "block_only", "depth", DEPTHS)[GROUPS.index("blocks")]
+    np.testing.assert_allclose(blocks, 0.45, atol=0.1)
+
+
+def test_ode_blocks_move_as_much_at_every_depth():
+    """(1, 0) is on the stable line too (TP6 Claim 7.2); diversity, not size, is what it loses."""
+    blocks = exponents("adam", "ode", "depth", DEPTHS)[GROUPS.index("blocks")]
+    assert np.abs(blocks).max() < FLAT
+
+
+def test_ntk_features_stop_moving_with_width_while_logits_go_on():
+    """B24 C.1: h moves as N^-1/2, f as N^0."""
+    everything = exponents("sgd", "ntk", "width", WIDTHS)[GROUPS.index("all"), 0]
+    assert everything[0] == pytest.approx(-0.5, abs=0.12)
+    assert abs(everything[1]) < 0.15
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_gamma0_sets_how_much_features_move_at_fixed_logit_change(name):
+    """Features move in proportion to gamma0, logits do not depend on it, for SGD (B24) and Adam (our extension)."""
+    x = jax.random.normal(jax.random.key(100), (16, 24))
+    gammas = (0.01, 0.03, 0.1)
+    found = []
+    for gamma0 in gammas:
+        rule = dm.get_parametrization(gamma0=gamma0, branch_multiplier=0.5)
+        # Readout at zero: otherwise the initial output f/gamma0 changes the loss's gradient too. Two steps, as the
+        # blocks do not move in the first.
+        model = dm.ResMLP(10, width=256, depth=4, base_width=16, parametrization=rule, use_bias=True, zero_init_readout=True)
+        found.append(moves(model, x, name, ["all"])[0, -1])
+    features, logits = np.polyfit(np.log(gammas), np.log(found), 1)[0]
+    assert logits == pytest.approx(0.0, abs=0.1)
+    assert features > 0.8
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_convolutional_blocks_are_flat_under_depth_mup_and_not_under_sp(name):
+    # Images of one colour: pooling would average noise away, and with it the signal.
+    x = jnp.broadcast_to(jax.random.normal(jax.random.key(100), (4, 1, 1, 3)), (4, 8, 8, 3))
+
+    def slope(preset, sizes, seeds, **fixed):
+        (axis,) = {"width", "depth"} - fixed.keys()
+        rule = dm.get_parametrization(preset, branch_multiplier=0.5)
+        sized = [dm.SimpleResNet(10, base_width=16, base_depth=4, parametrization=rule, **{axis: n}, **fixed) for n in sizes]
+        return slopes(sizes, [moves(model, x, name, ["blocks"], seeds)[0] for model in sized])
+
+    # The stem is eight times narrower than the network, so many seeds. Through a random readout, the logits' change by
+    # blocks alone is not asymptotic at these widths (-0.15), so over width only features are asked to be flat.
+    assert np.abs(slope("depth_mup", (128, 256, 512), seeds=16, depth=4)[:, 0]).max() < FLAT
+    assert np.abs(slope("depth_mup", (32, 64, 128), seeds=4, width=32)).max() < 0.15
+    assert slope("sp", (64, 256), seeds=2, depth=4)[0].min() > 0.3
+    assert slope("mup", (8, 32), seeds=2, width=32)[0].min() > 0.5

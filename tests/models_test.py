@@ -1,0 +1,303 @@
+"""The networks compute what the papers write, the same scanned and unrolled, in a compile time free of depth."""
+
+import math
+import time
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import depthmup_flax as dm
+from depthmup_flax.layers import NONLINEARITIES, conv_same
+from depthmup_flax.models import create_model, model_fields
+from depthmup_flax.models.resnet import segment_lengths
+
+VECTORS = jax.random.normal(jax.random.key(1), (4, 20))
+IMAGES = jax.random.normal(jax.random.key(1), (4, 16, 16, 3))
+
+
+def init(model, x, seed=0):
+    return nn.unbox(jax.jit(model.init)(jax.random.key(seed), x))
+
+
+def apply(model, variables, x, **kwargs):
+    return jax.jit(lambda v: model.apply(v, x, **kwargs))(variables)
+
+
+def loss_and_grads(model, variables, x):
+    def loss(params):
+        logits, _ = model.apply({**variables, "params": params}, x, train=True, mutable=["batch_stats"])
+        return jnp.mean(jnp.square(logits - 1.0))
+
+    return jax.jit(jax.value_and_grad(loss))(variables["params"])
+
+
+def assert_trees_equal(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def assert_trees_close(a, b, rtol):
+    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(b))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * scale), a, b)
+
+
+@pytest.mark.parametrize("pre_nonlin", [False, True])
+@pytest.mark.parametrize("nonlinearity", list(NONLINEARITIES))
+def test_res_mlp_is_the_papers_recursion(nonlinearity, pre_nonlin):
+    """TP6 6.3 (post) and B24 Eq. 1 (pre), written out in NumPy."""
+    rule = dm.get_parametrization(alpha=0.7, gamma=0.3, branch_multiplier=1.3, gamma0=0.5)
+    model = dm.ResMLP(
+        7, width=32, depth=6, base_width=8, base_depth=2, parametrization=rule, nonlinearity=nonlinearity,
+        pre_nonlin=pre_nonlin, block_depth=2, use_bias=True,
+    )  # fmt: skip
+    variables = init(model, VECTORS)
+    p = jax.tree.map(lambda a: np.asarray(a, np.float64), variables["params"])
+    phi = {
+        "relu": lambda z: np.maximum(z, 0), "abs": np.abs, "linear": lambda z: z, "tanh": np.tanh,
+        "erf": np.vectorize(math.erf),
+        "gelu": lambda z: 0.5 * z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))),
+    }[nonlinearity]  # fmt: skip
+    h = np.asarray(VECTORS, np.float64) @ p["stem"]["kernel"] + p["stem"]["bias"]
+    for i in range(6):
+        z = h
+        for name in ("dense_0", "dense_1"):
+            layer = p["blocks"]["branch"][name]
+            z = phi(z) @ layer["kernel"][i] + layer["bias"][i] if pre_nonlin else phi(z @ layer["kernel"][i] + layer["bias"][i])
+        h = h + 1.3 * 3**-0.7 * (z - z.mean(-1, keepdims=True))
+    expected = ((phi(h) if pre_nonlin else h) @ p["readout"]["kernel"] / 4 + p["readout"]["bias"]) / 0.5
+    np.testing.assert_allclose(model.apply(variables, VECTORS), expected, rtol=2e-4, atol=2e-5)
+
+
+def test_simple_resnet_is_the_papers_recursion():
+    """B24 App. A.1, with JAX's own convolution and pooling, block after block."""
+    model = dm.SimpleResNet(7, width=32, depth=6, base_width=16, base_depth=3)
+    variables = init(model, IMAGES)
+    p = variables["params"]
+    conv = lambda x, kernel: jax.lax.conv_general_dilated(  # noqa: E731
+        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    h = conv(IMAGES, p["stem"]["conv"]["kernel"])
+    for i, blocks in enumerate((2, 1, 2, 1)):  # pooling after blocks 2, 3 and 5
+        if i:
+            b, height, width, c = h.shape
+            h = h.reshape(b, height // 2, 2, width // 2, 2, c).mean((2, 4))
+            h = conv(jax.nn.relu(h), p[f"widen_{i}"]["conv"]["kernel"])
+        for j in range(blocks):
+            h = h + (9 / 6) ** -0.5 * conv(jax.nn.relu(h), p[f"segment_{i}"]["branch"]["conv"]["kernel"][j])
+    expected = jax.nn.relu(h).reshape(4, -1) @ p["readout"]["kernel"] / 2
+    np.testing.assert_allclose(apply(model, variables, IMAGES), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("depth", "expected"), [(3, [1, 1, 1, 0]), (4, [1, 1, 1, 1]), (6, [2, 1, 2, 1]), (12, [3, 3, 3, 3]), (30, [8, 7, 8, 7])]
+)
+def test_three_poolings_are_equally_spaced_over_depth(depth, expected):
+    assert segment_lengths(depth) == expected
+    assert sum(expected) == depth
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [
+        (dm.ResMLP(5, width=16, depth=5), VECTORS),
+        (dm.ResMLP(5, width=16, depth=5, block_depth=2, norm="layer", use_bias=True, nonlinearity="abs"), VECTORS),
+        (dm.SimpleResNet(5, width=16, depth=7), IMAGES),
+        (dm.SimpleResNet(5, width=16, depth=7, norm="batch", use_bias=True), IMAGES),
+        (dm.SimpleResNet(5, width=16, depth=7, norm="layer"), IMAGES),
+    ],
+)
+def test_scanned_and_unrolled_are_one_network_with_one_checkpoint(model, x):
+    unrolled = model.clone(scan=False)
+    variables = init(model, x)
+    assert_trees_equal(variables, init(unrolled, x))  # same tree, same initial values: same checkpoint
+    value, grads = loss_and_grads(model, variables, x)
+    value_unrolled, grads_unrolled = loss_and_grads(unrolled, variables, x)
+    np.testing.assert_allclose(value, value_unrolled, rtol=1e-6)
+    assert_trees_close(grads, grads_unrolled, rtol=1e-5)
+
+
+def test_depth_1024_initialises_traces_and_compiles_in_the_time_of_depth_8():
+    def seconds(depth):
+        model = dm.ResMLP(10, width=32, depth=depth)
+        start = time.perf_counter()
+        variables = jax.eval_shape(model.init, jax.random.key(0), VECTORS)
+        jax.jit(model.init).lower(jax.random.key(0), VECTORS).compile()
+        grad = jax.grad(lambda v: model.apply(nn.unbox(v), VECTORS).mean())
+        jax.jit(grad).lower(variables).compile()
+        return time.perf_counter() - start
+
+    seconds(4)  # what only the first call pays
+    pairs = [(seconds(8 + i), seconds(1024 + i)) for i in range(5)]  # interleaved; depths that were not compiled yet
+    assert np.median([deep / shallow for shallow, deep in pairs]) < 1.5, pairs
+
+
+def test_scanned_convolutions_train_as_fast_as_unrolled_ones():
+    """XLA:CPU would run gradients of scanned convolutions 10-20 times slower if they were left to it."""
+    x = jax.random.normal(jax.random.key(0), (16, 16, 16, 3))
+    steps = []
+    for scan in (True, False):
+        model = dm.SimpleResNet(10, width=128, depth=8, scan=scan)
+        variables = init(model, x)
+        step = jax.jit(jax.grad(lambda v, model=model: model.apply(v, x).mean()))
+        jax.block_until_ready(step(variables))
+        steps.append((step, variables))
+    ratios = []
+    for _ in range(7):
+        times = []
+        for step, variables in steps:
+            start = time.perf_counter()
+            jax.block_until_ready(step(variables))
+            times.append(time.perf_counter() - start)
+        ratios.append(times[0] / times[1])
+    assert np.median(ratios) < 1.5, ratios
+
+
+@pytest.mark.parametrize("window", [(3, 3), (1, 1), (5, 3)])
+def test_canonical_convolution_has_the_gradients_that_jax_derives(window):
+    x, g = IMAGES, jax.random.normal(jax.random.key(3), (4, 16, 16, 6))
+    kernel = jax.random.normal(jax.random.key(2), (*window, 3, 6))
+
+    def plain(x, kernel):
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    value, pull = jax.vjp(conv_same, x, kernel)
+    expected_value, expected_pull = jax.vjp(plain, x, kernel)
+    np.testing.assert_allclose(value, expected_value, rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(pull(g), expected_pull(g), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-4)
+
+
+def test_norm_in_the_branch_does_not_cancel_the_multiplier():
+    """The increment of a normalised branch is a r^-1/2 times something of unit size."""
+    for model, x in [
+        (dm.SimpleResNet(5, width=64, depth=13, base_depth=1 + 3, norm="batch"), IMAGES),
+        (dm.SimpleResNet(5, width=64, depth=13, base_depth=1 + 3, norm="layer"), IMAGES),
+    ]:
+        variables = init(model, x)
+        _, recorded = apply(model, variables, x, train=True, mutable=["intermediates", "batch_stats"])
+        streams = recorded["intermediates"]["segment_0"]["stream"][0]
+        increment = float(jnp.sqrt(jnp.mean((streams[1] - streams[0]) ** 2)))
+        assert increment == pytest.approx((16 / 7) ** -0.5, rel=0.05)
+
+
+def test_batch_norm_uses_batch_statistics_in_training_and_running_ones_in_evaluation():
+    model = dm.SimpleResNet(5, width=16, depth=4, norm="batch")
+    variables = init(model, IMAGES)
+    assert jax.tree.leaves(variables["batch_stats"])[0].shape[0] == 1  # stacked with the block
+    train = jax.jit(lambda v: model.apply(v, IMAGES, train=True, mutable=["batch_stats"]))
+    evaluate = jax.jit(lambda v: model.apply(v, IMAGES, train=False))
+    trained, updated = train(variables)
+    assert float(jnp.abs(trained - evaluate(variables)).max()) > 1e-3
+    # After many passes over one batch the running averages are that batch's.
+    for _ in range(100):
+        _, updated = train({**variables, **updated})
+    np.testing.assert_allclose(evaluate({**variables, **updated}), trained, atol=0.02)
+
+
+@pytest.mark.parametrize(("cls", "x"), [(dm.ResMLP, VECTORS), (dm.SimpleResNet, IMAGES)])
+def test_bfloat16_computes_in_bfloat16_with_float32_parameters_and_stream(cls, x):
+    exact, rounded = (cls(5, width=64, depth=8, dtype=d) for d in (None, "bfloat16"))
+    variables = init(rounded, x)
+    assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype("float32")}
+    logits, recorded = apply(rounded, variables, x, mutable=["intermediates"])
+    assert logits.dtype == jnp.float32
+    assert {leaf.dtype for leaf in jax.tree.leaves(recorded)} == {jnp.dtype("float32")}
+    assert "bf16" in str(jax.make_jaxpr(rounded.apply)(variables, x))
+    error = float(jnp.abs(logits - apply(exact, variables, x)).max())
+    assert 0 < error < 0.05 * float(jnp.abs(logits).max()) + 0.01
+
+
+def test_depth_1024_still_learns_in_bfloat16():
+    """Branch updates of 2^-10 of the stream would be lost if the stream were rounded to 8 bits."""
+    x, y = VECTORS, jnp.arange(4)
+    finals = []
+    for dtype in (None, "bfloat16"):
+        model = dm.ResMLP(10, width=16, depth=1024, base_depth=8, dtype=dtype)
+        params = init(model, x)["params"]
+        info = dm.param_info(model, model.base(), x)
+        optimizer = dm.adamw(3e-3, info, model.parametrization)
+        loss = lambda p, model=model: optax.softmax_cross_entropy_with_integer_labels(model.apply({"params": p}, x), y).mean()  # noqa: E731
+
+        @jax.jit
+        def train(params, loss=loss, optimizer=optimizer):
+            def step(carry, _):
+                params, state = carry
+                value, grads = jax.value_and_grad(loss)(params)
+                updates, state = optimizer.update(grads, state, params)
+                return (optax.apply_updates(params, updates), state), value
+
+            return jax.lax.scan(step, (params, optimizer.init(params)), None, length=10)[1]
+
+        finals.append(train(params))
+    assert finals[0][-1] < 0.5 * finals[0][0]
+    np.testing.assert_allclose(finals[1], finals[0], rtol=0.1, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "zero"),
+    [
+        (dm.ResMLP(5, width=16, depth=3, zero_init_branch=True, pre_nonlin=True, block_depth=2), VECTORS, "dense_1"),
+        (dm.SimpleResNet(5, width=16, depth=4, zero_init_branch=True), IMAGES, "conv"),
+    ],
+)
+def test_zero_init_branch_starts_as_the_identity_and_gets_gradients(model, x, zero):
+    variables = init(model, x)
+    _, recorded = apply(model, variables, x, mutable=["intermediates"])
+    for streams in jax.tree.leaves(recorded["intermediates"]):
+        np.testing.assert_array_equal(streams, jnp.broadcast_to(streams[0], streams.shape))
+    _, grads = loss_and_grads(model, variables, x)
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(grads)[0]}
+    assert all(bool(jnp.any(leaf != 0)) for path, leaf in leaves.items() if zero in path)
+
+
+def test_zero_init_readout_starts_at_zero_logits():
+    for cls, x in ((dm.ResMLP, VECTORS), (dm.SimpleResNet, IMAGES)):
+        model = cls(5, width=16, depth=4, zero_init_readout=True)
+        assert not jnp.any(apply(model, init(model, x), x))
+
+
+@pytest.mark.parametrize(("cls", "x"), [(dm.ResMLP, VECTORS), (dm.SimpleResNet, IMAGES)])
+def test_models_work_under_vmap_over_seeds(cls, x):
+    model = cls(5, width=16, depth=4)
+    keys = jax.random.split(jax.random.key(0), 3)
+    run = lambda key: model.apply(nn.unbox(model.init(key, x)), x)  # noqa: E731
+    together = jax.jit(jax.vmap(run))(keys)
+    alone = jnp.stack([jax.jit(run)(key) for key in keys])
+    np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: dm.ResMLP(10, width=0), "model.width is 0: use a positive whole number"),
+        (lambda: dm.ResMLP(10, depth=-3), "model.depth is -3: use a positive whole number"),
+        (lambda: dm.ResMLP(10, width=12.5), "model.width is 12.5"),
+        (lambda: dm.ResMLP(10, base_width=-1), "model.base_width is -1: use a positive whole number, or 0"),
+        (lambda: dm.ResMLP(10, nonlinearity="rleu"), "model.nonlinearity is 'rleu': did you mean 'relu'?"),
+        (lambda: dm.ResMLP(10, norm="batch"), "model.norm is 'batch': ResMLP has 'none' and 'layer'"),
+        (lambda: dm.ResMLP(10, zero_init_branch=True), "never trains"),
+        (lambda: dm.SimpleResNet(10, width=20), "model.width is 20: it is the last of four widths that double"),
+        (lambda: dm.SimpleResNet(10, base_width=4), "model.base_width is 4"),
+        (lambda: dm.SimpleResNet(10, depth=2), "model.depth is 2: three poolings need a depth of at least 3"),
+        (lambda: dm.SimpleResNet(10, norm="group"), "model.norm is 'group': use 'none', 'layer' or 'batch'"),
+        (lambda: dm.SimpleResNet(10).init(jax.random.key(0), jnp.zeros((1, 4, 4, 3))), "at least 8 x 8 pixels"),
+        (lambda: create_model("resmlp", num_classes=2, parametrization=None), "model.name is 'resmlp': did you mean 'res_mlp'?"),
+        (
+            lambda: create_model("res_mlp", num_classes=2, parametrization=dm.get_parametrization(), dpeth=3),
+            "model has no field 'dpeth' for 'res_mlp': did you mean 'depth'?",
+        ),
+    ],
+)
+def test_bad_sizes_and_names_are_refused_before_anything_is_traced(call, message):
+    with pytest.raises(dm.InputError) as error:
+        call()
+    assert message in str(error.value)
+
+
+def test_every_model_field_can_be_set_by_a_config():
+    assert set(model_fields("res_mlp")) >= {"width", "depth", "base_width", "base_depth", "scan", "dtype", "block_depth"}
+    assert "parent" not in model_fields("simple_resnet")
