@@ -38,7 +38,7 @@ def in_group(group: jax.Array, path) -> jax.Array:
 
 
 def moves(model, x, name: str, groups=GROUPS, seeds: int = SEEDS) -> np.ndarray:
-    """RMS change of the last residual stream and of the logits: [group, time, quantity], geometric mean over seeds."""
+    """Log RMS change of the last residual stream and of the logits: [group, seed, time, quantity]."""
     indices = jnp.array([GROUPS.index(group) for group in groups])
     y = jax.random.randint(jax.random.key(101), (x.shape[0],), 0, 10)
     info = dm.param_info(model, model.base(), x)
@@ -72,7 +72,7 @@ def moves(model, x, name: str, groups=GROUPS, seeds: int = SEEDS) -> np.ndarray:
     keys = jax.random.split(jax.random.key(0), seeds)
     run = jax.jit(lambda: jax.lax.map(lambda g: jax.lax.map(lambda k: train(k, g), keys), indices))
     by_seed = np.asarray(run(), np.float64)[:, :, [t - 1 for t in TIMES]]
-    return np.exp(np.log(np.maximum(by_seed, 1e-30)).mean(1))
+    return np.log(np.maximum(by_seed, 1e-30))
 
 
 @functools.cache
@@ -84,13 +84,14 @@ def exponents(name: str, preset: str, axis: str, sizes: tuple[int, ...]) -> np.n
     for size in sizes:
         grown = {"width": size, "depth": 4, "base_depth": 4} if axis == "width" else {"width": 32, "depth": size, "base_depth": 8}
         model = dm.ResMLP(10, base_width=16, parametrization=rule, use_bias=True, **grown)
-        found.append(moves(model, x, name))
+        found.append(moves(model, x, name).mean(1))
     return slopes(sizes, found)
 
 
 def slopes(sizes, found) -> np.ndarray:
+    """Least squares of each entry of ``found[size]``, logarithms, against log size."""
     found = np.stack(found)
-    return np.polyfit(np.log(sizes), np.log(found).reshape(len(sizes), -1), 1)[0].reshape(found.shape[1:])
+    return np.polyfit(np.log(sizes), found.reshape(len(sizes), -1), 1)[0].reshape(found.shape[1:])
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -149,26 +150,27 @@ def test_gamma0_sets_how_much_features_move_at_fixed_logit_change(name):
         # Readout at zero: otherwise the initial output f/gamma0 changes the loss's gradient too. Two steps, as the
         # blocks do not move in the first.
         model = dm.ResMLP(10, width=256, depth=4, base_width=16, parametrization=rule, use_bias=True, zero_init_readout=True)
-        found.append(moves(model, x, name, ["all"])[0, -1])
-    features, logits = np.polyfit(np.log(gammas), np.log(found), 1)[0]
+        found.append(moves(model, x, name, ["all"]).mean(1)[0, -1])
+    features, logits = slopes(gammas, found)
     assert logits == pytest.approx(0.0, abs=0.1)
     assert features > 0.8
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_convolutional_blocks_are_flat_under_depth_mup_and_not_under_sp(name):
-    # Images of one colour: pooling would average noise away, and with it the signal.
-    x = jnp.broadcast_to(jax.random.normal(jax.random.key(100), (4, 1, 1, 3)), (4, 8, 8, 3))
+def test_convolutional_blocks_are_flat_under_depth_mup_and_not_under_sp_or_mup():
+    """With SGD, as in B24. LayerNorm, or the narrow stem's randomness hides every exponent; after five steps."""
+    x = jax.random.normal(jax.random.key(100), (8, 8, 8, 3))
 
-    def slope(preset, sizes, seeds, **fixed):
+    def slope(preset, sizes, **fixed):
         (axis,) = {"width", "depth"} - fixed.keys()
         rule = dm.get_parametrization(preset, branch_multiplier=0.5)
-        sized = [dm.SimpleResNet(10, base_width=16, base_depth=4, parametrization=rule, **{axis: n}, **fixed) for n in sizes]
-        return slopes(sizes, [moves(model, x, name, ["blocks"], seeds)[0] for model in sized])
+        found = []
+        for size in sizes:
+            fields = {axis: size, **fixed}
+            model = dm.SimpleResNet(10, base_width=16, base_depth=4, parametrization=rule, norm="layer", **fields)
+            found.append(moves(model, x, "sgd", ["blocks"]).mean(1)[0, -1])
+        return slopes(sizes, found)
 
-    # The stem is eight times narrower than the network, so many seeds. Through a random readout, the logits' change by
-    # blocks alone is not asymptotic at these widths (-0.15), so over width only features are asked to be flat.
-    assert np.abs(slope("depth_mup", (128, 256, 512), seeds=16, depth=4)[:, 0]).max() < FLAT
-    assert np.abs(slope("depth_mup", (32, 64, 128), seeds=4, width=32)).max() < 0.15
-    assert slope("sp", (64, 256), seeds=2, depth=4)[0].min() > 0.3
-    assert slope("mup", (8, 32), seeds=2, width=32)[0].min() > 0.5
+    assert np.abs(slope("depth_mup", (64, 256), depth=4)).max() < 0.15
+    assert np.abs(slope("depth_mup", (32, 128), width=32)).max() < 0.15
+    assert slope("sp", (64, 256), depth=4).min() > 0.2
+    assert slope("mup", (8, 64), width=32).min() > 0.4
