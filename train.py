@@ -4,41 +4,61 @@ Any field of the config can be set on the command line, --config.model.depth=24.
 run. --print_params shows what the rule gives every parameter, and trains nothing.
 """
 
+import pathlib
 import sys
 
 from absl import app, flags, logging
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.parametrization import describe_presets
 
-_CONFIG = config_flags.DEFINE_config_file("config", "configs/digits.py", "Python file with get_config().")
+DEFAULT_CONFIG = pathlib.Path(__file__).parent / "configs" / "digits.py"
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Python file with get_config(). Default: configs/digits.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; created if absent, resumed if it holds the run.")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the run that --workdir holds, and start anew.")
 _PRINT_PARAMS = flags.DEFINE_bool("print_params", False, "Print the parameter table and exit.")
+
+__doc__ = f"{__doc__}\n--config.parametrization.preset is one of\n{describe_presets()}\n"
 
 
 def main(argv: list[str]) -> None:
     """Runs what the flags say; bad input ends with one sentence and exit code 2."""
     if len(argv) > 1:
         raise InputError(f"unexpected argument {argv[1]!r}: flags are written --config.model.depth=24.")
+    # Imported here, so that --help and a wrong flag answer at once.
     from depthmup_flax.experiment import build
     from depthmup_flax.trainer import train_and_evaluate
 
     if _PRINT_PARAMS.value:
-        print(build(_CONFIG.value).parameter_table())
+        print(build(_config()).parameter_table())
         return
     if not _WORKDIR.value:
         raise InputError("--workdir is not set: name a directory for the run, such as --workdir=runs/digits.")
-    train_and_evaluate(_CONFIG.value, _WORKDIR.value, overwrite=_OVERWRITE.value)
+    train_and_evaluate(_config(), _WORKDIR.value, overwrite=_OVERWRITE.value)
+
+
+def _config() -> ConfigDict:
+    path = config_flags.get_config_filename(flags.FLAGS["config"])
+    try:
+        _CONFIG.value.to_dict()  # a file that was not found fails when it is looked at
+    except OSError as error:
+        raise InputError(f"--config={path} cannot be read: name a Python file with get_config().") from error
+    return _CONFIG.value
 
 
 def _parse(argv: list[str]) -> list[str]:
+    if not any(argument.split("=")[0] in ("--config", "-config") for argument in argv):
+        argv = [argv[0], f"--config={DEFAULT_CONFIG}", *argv[1:]]
     try:
-        return app.parse_flags_with_usage(argv)
-    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        # What ml_collections raises for a field or a file that does not exist, or a value of the wrong type.
-        lines = [line for line in str(error).strip("'\"").replace("\\n", "\n").splitlines() if line.strip()]
-        raise InputError(" ".join(lines)) from error
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        raise InputError(str(error)) from error
+    except AttributeError as error:  # what ml_collections raises for a field that the config does not have
+        text = str(error).replace("\\n", "\n").replace("\\'", "'").strip("'")
+        name, *hint = text.splitlines()
+        raise InputError(f"config has no field {name}. {' '.join(hint)}".rstrip()) from error
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A residual MLP on scikit-learn's 8x8 digits, the data that needs no download.
 
-    python train.py --config=configs/digits.py --workdir=runs/digits
+python train.py --config=configs/digits.py --workdir=runs/digits
 """
 
 from ml_collections import ConfigDict

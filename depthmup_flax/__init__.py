@@ -14,16 +14,16 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.layers import Conv, Dense, Norm, Readout, ResidualBranch
 from depthmup_flax.models import ResMLP, SimpleResNet, create_model
 from depthmup_flax.optim import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
-from depthmup_flax.params import Axes, annotated, param_info, param_table, residual_scope
 from depthmup_flax.parametrization import (
     PRESETS,
     Classification,
-    ParamInfo,
     Parametrization,
+    ParamInfo,
     Role,
     classify,
     get_parametrization,
 )
+from depthmup_flax.params import Axes, annotated, param_info, param_table, residual_scope
 
 __all__ = [
     "PRESETS",

@@ -51,7 +51,14 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "weight_decay": 0.0,  # decoupled: a step removes eta(t) * this from a matrix, at every size
                 "clip_rms": 0.0,  # largest root mean square of the scaled gradients; 0 is off
                 "frozen": (),  # globs of parameter paths that stay at their initial values: ("stem", "readout")
-                "kwargs": {},  # to optax: momentum, b1, b2, eps, ...
+                # To optax as they are, those that are set; a config file may add others that the optimizer takes.
+                "kwargs": {
+                    "momentum": placeholder(float),
+                    "nesterov": placeholder(bool),
+                    "b1": placeholder(float),
+                    "b2": placeholder(float),
+                    "eps": placeholder(float),
+                },
             },
             "train": {
                 "batch_size": 64,
@@ -102,6 +109,11 @@ def make_parametrization(config: ConfigDict) -> Parametrization:
     return get_parametrization(preset, **{k: v for k, v in fields.items() if v is not None})
 
 
+def optimizer_kwargs(config: ConfigDict) -> dict[str, Any]:
+    """What ``config.optimizer.kwargs`` sets."""
+    return {k: v for k, v in config.optimizer.kwargs.to_dict().items() if v is not None}
+
+
 def to_json(config: ConfigDict) -> str:
     """The resolved config as indented JSON with sorted keys; the same text for equal configs."""
     return json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n"
@@ -136,7 +148,9 @@ def _require_known(config: Any, known: Any, path: str) -> None:
             _require_known(config[name], known[name], f"{where}.")
     for name in known:
         if name not in config:
-            raise InputError(f"config lacks the field '{path}{name}': start from depthmup_flax.config.default_config().")
+            raise InputError(
+                f"config lacks the field '{path}{name}': start from depthmup_flax.config.default_config()."
+            )
 
 
 def _require(name: str, value: Any, *, at_least: float, whole: bool = False) -> None:

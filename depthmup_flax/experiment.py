@@ -1,4 +1,4 @@
-"""From a config to the objects of a run: data, model, rule, optimizer. Everything here fails before anything compiles."""
+"""From a config to the objects of a run: data, model, rule, optimizer. Bad input fails here, before compilation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import optax
 from ml_collections import ConfigDict
 
 from depthmup_flax import optim
-from depthmup_flax.config import make_parametrization, validate
+from depthmup_flax.config import make_parametrization, optimizer_kwargs, validate
 from depthmup_flax.data import Dataset, load, steps_per_epoch
 from depthmup_flax.models import create_model
-from depthmup_flax.params import param_info, param_table
 from depthmup_flax.parametrization import Parametrization
+from depthmup_flax.params import param_info, param_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Experiment:
     def parameter_table(self) -> str:
         """`param_table` for the optimizer of this run."""
         optimizer = self.config.optimizer
-        name, kwargs = optimizer.name, optimizer.kwargs.to_dict()
+        name, kwargs = optimizer.name, optimizer_kwargs(self.config)
         return param_table(
             self.info,
             self.parametrization,
@@ -65,7 +65,7 @@ def build(config: ConfigDict) -> Experiment:
     """
     validate(config)
     parametrization = make_parametrization(config)
-    inner = optim.direction(config.optimizer.name, **config.optimizer.kwargs.to_dict())
+    inner = optim.direction(config.optimizer.name, **optimizer_kwargs(config))
     optim.require_allowed(inner, parametrization)
     # The model's own checks come before the data, which may take a while to load; classes are not known yet.
     create_model(num_classes=1, parametrization=parametrization, **config.model)

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError, did_you_mean
-from depthmup_flax.params import AxisNames, annotated, residual_scope
 from depthmup_flax.parametrization import PRESETS, Parametrization
+from depthmup_flax.params import AxisNames, annotated, residual_scope
 
 Dtype = Any
 
@@ -243,7 +243,7 @@ def _conv_canonical_bwd(residuals: tuple[jax.Array, jax.Array], g: jax.Array) ->
 _conv_canonical.defvjp(lambda x, kernel: (_conv(x, kernel, "SAME"), (x, kernel)), _conv_canonical_bwd)
 
 
-def _bias(layer: Dense | Conv | Readout, axis: str | None) -> jax.Array | None:
+def _bias(layer: Dense | Conv | Readout, axis: str | None) -> Any:
     if not layer.use_bias:
         return None
     bias_init = annotated(nn.initializers.zeros_init(), (axis,), init_std=0.0)

@@ -57,7 +57,9 @@ class Progress:
         self._step, self._seconds, self._since = first_step, 0.0, time.perf_counter()
         self._bar = None
         if sys.stdout.isatty():
-            self._bar = tqdm.tqdm(total=total_steps, initial=first_step, unit="step", file=sys.stdout, dynamic_ncols=True)
+            self._bar = tqdm.tqdm(
+                total=total_steps, initial=first_step, unit="step", file=sys.stdout, dynamic_ncols=True
+            )
 
     def pause(self) -> None:
         """Stops the clock (for an evaluation)."""

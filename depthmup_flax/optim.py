@@ -18,17 +18,17 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from depthmup_flax.errors import InputError, did_you_mean
-from depthmup_flax.params import flatten_info, is_info, path_name
 from depthmup_flax.parametrization import Parametrization, Scalar
+from depthmup_flax.params import flatten_info, is_info, path_name
 
-ScalarOrSchedule = Scalar | optax.Schedule
+ScalarOrSchedule: TypeAlias = Scalar | optax.Schedule
 
 
 def scale_by_depthmup(
@@ -145,7 +145,9 @@ def freeze(
     for pattern, matched in matches.items():
         if not matched:
             heads = sorted({path.split("/")[0] for path in paths})
-            raise InputError(f"optimizer.frozen has {pattern!r}, which matches no parameter: {did_you_mean(pattern, heads)}")
+            raise InputError(
+                f"optimizer.frozen has {pattern!r}, which matches no parameter: {did_you_mean(pattern, heads)}"
+            )
     frozen = set().union(*matches.values())
     if frozen == set(paths):
         raise InputError(f"optimizer.frozen = {tuple(patterns)} freezes every parameter: leave something to train.")
@@ -158,9 +160,9 @@ def freeze(
 def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
     """An entrywise optax direction by name; ``kwargs`` go to optax as they are.
 
-    ``sgd`` (with an optional ``momentum``), ``momentum`` (0.9 unless given), ``adam``, ``adamw`` (decay is not part of a
-    direction), ``nadam``, ``adabelief``, ``adagrad``, ``rmsprop``, ``sign_sgd``, and ``<name>`` for every other
-    ``optax.scale_by_<name>``: ``lion``, ``radam``, ``yogi``, ...
+    ``sgd`` (with an optional ``momentum``), ``momentum`` (0.9 unless given), ``adam``, ``adamw`` (the same: a
+    direction has no decay), ``nadam``, ``adabelief``, ``adagrad``, ``rmsprop``, ``sign_sgd``, and ``<name>`` for
+    every other ``optax.scale_by_<name>``: ``lion``, ``radam``, ``yogi``, ...
 
     Raises:
       InputError: no such direction, an argument it does not take, or one whose update of an entry depends on other
@@ -243,7 +245,7 @@ def homogeneity(inner: optax.GradientTransformation) -> float:
 
 
 def is_entrywise(inner: optax.GradientTransformation) -> bool:
-    """Whether an entry's first two updates depend on that entry's gradients alone. Measured, with other entries changed."""
+    """Whether an entry's first two updates depend on its gradients alone. Measured, with other entries changed."""
 
     def first_entry(others: float) -> jax.Array:
         params = {"w": jnp.ones((3, 3))}

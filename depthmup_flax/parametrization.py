@@ -33,12 +33,12 @@ import enum
 import math
 import numbers
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from depthmup_flax.errors import InputError, did_you_mean
 
 # A hyperparameter: a Python number, or a JAX array that a sweep maps over.
-Scalar = Any
+Scalar: TypeAlias = Any
 
 
 def _require_finite(
@@ -163,7 +163,7 @@ class Parametrization:
         return self.branch_multiplier * depth_ratio**-self.alpha
 
     def readout_multiplier(self, width_ratio: float) -> Scalar:
-        """``1/m``, what the readout's matrix product is multiplied by; the whole output is divided by gamma0 as well."""
+        """``1/m``, what the readout's matrix product is multiplied by; its bias is not."""
         return 1.0 / self._width(width_ratio)
 
     def readout_fan_in(self, fan_in: int, width_ratio: float) -> float:
@@ -200,7 +200,7 @@ class Parametrization:
         return self.lr_factor(info.role) * width * depth * self.output_divisor(info.model_width)
 
     def lr_multiplier(self, info: ParamInfo, degree: float) -> Scalar:
-        """Effective learning-rate multiplier for an optimizer whose update is homogeneous of ``degree`` in the gradient.
+        """Effective learning-rate multiplier; ``degree`` is the power with which updates follow the gradient.
 
         Degree 1 is SGD with or without momentum, degree 0 is Adam, Lion, RMSprop (epsilon aside).
         """
@@ -292,7 +292,7 @@ def classify(alpha: float, gamma: float) -> Classification:
     """
     _require_finite("alpha", alpha, static=True)
     _require_finite("gamma", gamma, static=True)
-    at_least = lambda x, bound: x > bound or math.isclose(x, bound, abs_tol=1e-9)  # noqa: E731
+    at_least = lambda x, bound: x > bound or math.isclose(x, bound, abs_tol=1e-9)
     total = alpha + gamma
     stable_at_init = at_least(alpha, 0.5)
     stable_in_training = at_least(total, 1.0) if stable_at_init else None
@@ -311,3 +311,21 @@ def classify(alpha: float, gamma: float) -> Classification:
         redundant=(not diverse) if faithful_in_training else None,
         feature_diversity_exponent=(0.5 if diverse else 0.0) if faithful_in_training else None,
     )
+
+
+def describe_presets() -> str:
+    """One line per preset with what `classify` says of it, for ``--help``."""
+    lines = []
+    for name, rule in PRESETS.items():
+        found = classify(rule.alpha, rule.gamma)
+        if not found.stable_at_init:
+            said = "unstable at initialization as depth grows (TP6 Claim 7.1)"
+        elif not found.stable_in_training:
+            said = "unstable during training as depth grows (TP6 Claim 7.2)"
+        else:
+            diversity = found.feature_diversity_exponent
+            said = f"stable, nontrivial, faithful; feature diversity {diversity:g} (TP6 Claims 7.1-7.5)"
+        if rule.gamma0_width_exponent:
+            said += "; lazy as width grows (B24 C.1)"
+        lines.append(f"  {name:<11} alpha {rule.alpha:<4g} gamma {rule.gamma:<4g} width rule {rule.width:<9} {said}")
+    return "\n".join(lines)

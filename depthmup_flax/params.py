@@ -24,7 +24,7 @@ import jax
 from flax import struct
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.parametrization import ParamInfo, Parametrization, Role
+from depthmup_flax.parametrization import Parametrization, ParamInfo, Role
 
 AxisNames = tuple[str | None, ...]
 
@@ -245,7 +245,9 @@ def param_table(
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     left = 3  # names are left-aligned, numbers right-aligned
     lines = [
-        "  ".join(cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        "  ".join(
+            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
         for row in rows
     ]
     rule = "-" * len(lines[0])
@@ -279,7 +281,7 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
         elif size != base_size:
             raise InputError(
                 f"parameter {name!r} has size {size} along {axis!r} and {base_size} in the base model, but that axis "
-                "does not grow: name it 'width_in' or 'width_out', or build the base model with the same depth and data."
+                "does not grow: name it 'width_in' or 'width_out', or give the base model the same depth and data."
             )
     role = _ROLE_OF_GROWTH[grows["in"], grows["out"]]
     if role is Role.INPUT and not has_input:

@@ -32,5 +32,5 @@ def require_divisible(name: str, batch_size: int, mesh: Mesh) -> None:
         below = batch_size - batch_size % devices
         suggestion = f"{below} or {below + devices}" if below else f"{devices}"
         raise InputError(
-            f"{name} is {batch_size}, which does not divide over {devices} devices: use a multiple such as {suggestion}."
+            f"{name} is {batch_size}, which does not divide over {devices} devices: use {suggestion}, say."
         )

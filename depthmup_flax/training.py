@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -68,9 +69,7 @@ class TrainState:
 
 
 # Mean loss and accuracy over the examples whose mask is set.
-EvalMetrics = clu.metrics.Collection.create(
-    loss=clu.metrics.Average.from_output("loss"), accuracy=clu.metrics.Accuracy
-)
+EvalMetrics = clu.metrics.Collection.create(loss=clu.metrics.Average.from_output("loss"), accuracy=clu.metrics.Accuracy)
 
 
 def init_state(
@@ -133,7 +132,8 @@ def make_train_step(
         accuracy = (logits.argmax(-1) == batch["label"]).mean()
         loss = loss.astype(jnp.float32)
         first_nonfinite = (state.nonfinite_step < 0) & ~jnp.isfinite(loss)
-        return state.replace(
+        return dataclasses.replace(
+            state,
             step=state.step + 1,
             params=optax.apply_updates(state.params, updates),
             batch_stats=batch_stats,
@@ -151,7 +151,7 @@ def make_eval_step(model: nn.Module, *, mean: Any, std: Any) -> Callable[[Any, A
     """``(params, batch_stats, batch) -> EvalMetrics`` (mergeable sums) for a batch with a ``mask``; no augmentation."""
 
     def eval_step(params: Any, batch_stats: Any, batch: Batch) -> clu.metrics.Collection:
-        images = normalize(augment("none", None, batch["image"]), mean, std)
+        images = normalize(augment("none", jax.random.key(0), batch["image"]), mean, std)
         logits = model.apply({"params": params, "batch_stats": batch_stats}, images, train=False)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
         return EvalMetrics.single_from_model_output(

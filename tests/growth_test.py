@@ -1,8 +1,8 @@
 """How much one to five steps move features and logits, as fitted powers of width and depth, from both sides.
 
 Every parameter group is trained alone: all at once, a wrong block exponent hides behind the stem. Sizes are those at
-which the limits show: m from 8 up, L from 32 up, a = 1/2. Networks under a rule that does not fit their growth must *not*
-be flat, or the test could not fail.
+which the limits show: m from 8 up, L from 32 up, a = 1/2. Networks under a rule that does not fit must *not* be
+flat, or the test could not fail.
 """
 
 import functools
@@ -82,7 +82,11 @@ def exponents(name: str, preset: str, axis: str, sizes: tuple[int, ...]) -> np.n
     rule = dm.get_parametrization(preset, branch_multiplier=0.5)
     found = []
     for size in sizes:
-        grown = {"width": size, "depth": 4, "base_depth": 4} if axis == "width" else {"width": 32, "depth": size, "base_depth": 8}
+        grown = (
+            {"width": size, "depth": 4, "base_depth": 4}
+            if axis == "width"
+            else {"width": 32, "depth": size, "base_depth": 8}
+        )
         model = dm.ResMLP(10, base_width=16, parametrization=rule, use_bias=True, **grown)
         found.append(moves(model, x, name).mean(1))
     return slopes(sizes, found)
@@ -149,7 +153,9 @@ def test_gamma0_sets_how_much_features_move_at_fixed_logit_change(name):
         rule = dm.get_parametrization(gamma0=gamma0, branch_multiplier=0.5)
         # Readout at zero: otherwise the initial output f/gamma0 changes the loss's gradient too. Two steps, as the
         # blocks do not move in the first.
-        model = dm.ResMLP(10, width=256, depth=4, base_width=16, parametrization=rule, use_bias=True, zero_init_readout=True)
+        model = dm.ResMLP(
+            10, width=256, depth=4, base_width=16, parametrization=rule, use_bias=True, zero_init_readout=True
+        )
         found.append(moves(model, x, name, ["all"]).mean(1)[0, -1])
     features, logits = slopes(gammas, found)
     assert logits == pytest.approx(0.0, abs=0.1)

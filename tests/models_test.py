@@ -66,7 +66,11 @@ def test_res_mlp_is_the_papers_recursion(nonlinearity, pre_nonlin):
         z = h
         for name in ("dense_0", "dense_1"):
             layer = p["blocks"]["branch"][name]
-            z = phi(z) @ layer["kernel"][i] + layer["bias"][i] if pre_nonlin else phi(z @ layer["kernel"][i] + layer["bias"][i])
+            z = (
+                phi(z) @ layer["kernel"][i] + layer["bias"][i]
+                if pre_nonlin
+                else phi(z @ layer["kernel"][i] + layer["bias"][i])
+            )
         h = h + 1.3 * 3**-0.7 * (z - z.mean(-1, keepdims=True))
     expected = ((phi(h) if pre_nonlin else h) @ p["readout"]["kernel"] / 4 + p["readout"]["bias"]) / 0.5
     np.testing.assert_allclose(model.apply(variables, VECTORS), expected, rtol=2e-4, atol=2e-5)
@@ -77,7 +81,7 @@ def test_simple_resnet_is_the_papers_recursion():
     model = dm.SimpleResNet(7, width=32, depth=6, base_width=16, base_depth=3)
     variables = init(model, IMAGES)
     p = variables["params"]
-    conv = lambda x, kernel: jax.lax.conv_general_dilated(  # noqa: E731
+    conv = lambda x, kernel: jax.lax.conv_general_dilated(
         x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
     h = conv(IMAGES, p["stem"]["conv"]["kernel"])
@@ -93,7 +97,8 @@ def test_simple_resnet_is_the_papers_recursion():
 
 
 @pytest.mark.parametrize(
-    ("depth", "expected"), [(3, [1, 1, 1, 0]), (4, [1, 1, 1, 1]), (6, [2, 1, 2, 1]), (12, [3, 3, 3, 3]), (30, [8, 7, 8, 7])]
+    ("depth", "expected"),
+    [(3, [1, 1, 1, 0]), (4, [1, 1, 1, 1]), (6, [2, 1, 2, 1]), (12, [3, 3, 3, 3]), (30, [8, 7, 8, 7])],
 )
 def test_three_poolings_are_equally_spaced_over_depth(depth, expected):
     assert segment_lengths(depth) == expected
@@ -220,7 +225,9 @@ def test_depth_1024_still_learns_in_bfloat16():
         params = init(model, x)["params"]
         info = dm.param_info(model, model.base(), x)
         optimizer = dm.adamw(3e-3, info, model.parametrization)
-        loss = lambda p, model=model: optax.softmax_cross_entropy_with_integer_labels(model.apply({"params": p}, x), y).mean()  # noqa: E731
+        loss = lambda p, model=model: optax.softmax_cross_entropy_with_integer_labels(
+            model.apply({"params": p}, x), y
+        ).mean()
 
         @jax.jit
         def train(params, loss=loss, optimizer=optimizer):
@@ -264,7 +271,7 @@ def test_zero_init_readout_starts_at_zero_logits():
 def test_models_work_under_vmap_over_seeds(cls, x):
     model = cls(5, width=16, depth=4)
     keys = jax.random.split(jax.random.key(0), 3)
-    run = lambda key: model.apply(nn.unbox(model.init(key, x)), x)  # noqa: E731
+    run = lambda key: model.apply(nn.unbox(model.init(key, x)), x)
     together = jax.jit(jax.vmap(run))(keys)
     alone = jnp.stack([jax.jit(run)(key) for key in keys])
     np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)
@@ -285,7 +292,10 @@ def test_models_work_under_vmap_over_seeds(cls, x):
         (lambda: dm.SimpleResNet(10, depth=2), "model.depth is 2: three poolings need a depth of at least 3"),
         (lambda: dm.SimpleResNet(10, norm="group"), "model.norm is 'group': use 'none', 'layer' or 'batch'"),
         (lambda: dm.SimpleResNet(10).init(jax.random.key(0), jnp.zeros((1, 4, 4, 3))), "at least 8 x 8 pixels"),
-        (lambda: create_model("resmlp", num_classes=2, parametrization=None), "model.name is 'resmlp': did you mean 'res_mlp'?"),
+        (
+            lambda: create_model("resmlp", num_classes=2, parametrization=None),
+            "model.name is 'resmlp': did you mean 'res_mlp'?",
+        ),
         (
             lambda: create_model("res_mlp", num_classes=2, parametrization=dm.get_parametrization(), dpeth=3),
             "model has no field 'dpeth' for 'res_mlp': did you mean 'depth'?",
@@ -299,5 +309,13 @@ def test_bad_sizes_and_names_are_refused_before_anything_is_traced(call, message
 
 
 def test_every_model_field_can_be_set_by_a_config():
-    assert set(model_fields("res_mlp")) >= {"width", "depth", "base_width", "base_depth", "scan", "dtype", "block_depth"}
+    assert set(model_fields("res_mlp")) >= {
+        "width",
+        "depth",
+        "base_width",
+        "base_depth",
+        "scan",
+        "dtype",
+        "block_depth",
+    }
     assert "parent" not in model_fields("simple_resnet")

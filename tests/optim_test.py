@@ -83,12 +83,14 @@ def test_the_rule_is_the_definition_around_any_entrywise_optimizer(name):
 def test_order_is_scale_clip_direction_scale_decay_rate():
     """A contract, shown with parts that do not commute."""
     eta, decay, clip = 0.1, 0.5, 1.0
-    after = run(optim.depthmup(optax.scale_by_sign(), INFO, RULE, eta, weight_decay=decay, clip_rms=clip), grads=GRADS[:1])
+    after = run(
+        optim.depthmup(optax.scale_by_sign(), INFO, RULE, eta, weight_decay=decay, clip_rms=clip), grads=GRADS[:1]
+    )
     for leaf, info in INFO.items():
         update = RULE.update_scale(info) * jnp.sign(GRADS[0][leaf])
         expected = PARAMS[leaf] - eta * (update + (decay * PARAMS[leaf] if info.decay else 0.0))
         np.testing.assert_allclose(after[leaf], expected, rtol=1e-6)
-    # Clipping sees scaled gradients and comes before the direction: with SGD, the update is the clipped scaled gradient.
+    # Clipping sees scaled gradients and comes before the direction: with SGD the update is the clipped gradient.
     after = run(optim.depthmup(optax.identity(), INFO, RULE, eta, clip_rms=clip), grads=GRADS[:1])
     scaled = {k: RULE.gradient_scale(INFO[k]) * GRADS[0][k] for k in INFO}
     rms = math.sqrt(np.mean(np.square(np.concatenate(list(scaled.values())))))
@@ -160,7 +162,9 @@ def test_block_only_at_eta_is_depth_mup_at_eta_sqrt_r_with_frozen_stem_and_reado
     for preset, rate in (("block_only", eta), ("depth_mup", eta * math.sqrt(r))):
         model, params, info = net(depth=4 * r, preset=preset)
         # eps = 0: block_only and depth_mup scale gradients alike, so only the update's factor differs
-        curves.append(losses(model, params, dm.freeze(dm.adamw(rate, info, model.parametrization), info, ("stem", "readout")), 20))
+        curves.append(
+            losses(model, params, dm.freeze(dm.adamw(rate, info, model.parametrization), info, ("stem", "readout")), 20)
+        )
     assert curves[0][-1] < 0.9 * curves[0][0]
     np.testing.assert_allclose(curves[0], curves[1], rtol=2e-5)
 
@@ -224,11 +228,11 @@ def test_mean_field_form_of_b24_has_the_same_losses_to_1e_12(float64, optimizer)
             mu, nu = state or ({k: 0.0 for k in w}, {k: 0.0 for k in w})
             mu = {k: 0.9 * mu[k] + 0.1 * g[k] for k in w}
             nu = {k: 0.999 * nu[k] + 0.001 * g[k] ** 2 for k in w}
-            hat = lambda v, b: v / (1 - b ** (t + 1))  # noqa: E731
+            hat = lambda v, b: v / (1 - b ** (t + 1))
             new = {k: w[k] - rates[k] * hat(mu[k], 0.9) / (jnp.sqrt(hat(nu[k], 0.999)) + epsilons[k]) for k in w}
             return new, (mu, nu)
 
-        ours = lambda info, rule: dm.adamw(eta, info, rule, eps=eps)  # noqa: E731
+        ours = lambda info, rule: dm.adamw(eta, info, rule, eps=eps)
     else:
         # With momentum the same rate moves ten times as far; a loss near 0 would have fewer digits to compare.
         beta, eta0 = (0.9, 0.04) if optimizer == "momentum" else (0.0, 0.4)
@@ -240,7 +244,7 @@ def test_mean_field_form_of_b24_has_the_same_losses_to_1e_12(float64, optimizer)
             v = {k: g[k] + (beta * state[k] if state else 0.0) for k in w}
             return {k: w[k] - eta0 * gamma0**2 * n * v[k] for k in w}, v  # B24 Eq. 2, 3
 
-        ours = lambda info, rule: dm.sgd(eta, info, rule, momentum=beta or None)  # noqa: E731
+        ours = lambda info, rule: dm.sgd(eta, info, rule, momentum=beta or None)
     expected = mean_field_losses(weights, x, y, depth, gamma0, update, steps)
 
     info = dm.param_info(model, model.base(), x)
@@ -267,7 +271,9 @@ def test_hyperparameters_can_be_mapped_over_and_give_the_numbers_of_single_runs(
         rule = model.parametrization.replace(
             gamma0=h["gamma0"], branch_multiplier=h["a"], input_lr_factor=h["stem"], vector_lr_factor=h["bias"]
         )
-        optimizer = dm.adamw(h["eta"], info, rule, b1=h["b1"], b2=h["b2"], eps=h["eps"], weight_decay=h["decay"], clip_rms=h["clip"])
+        optimizer = dm.adamw(
+            h["eta"], info, rule, b1=h["b1"], b2=h["b2"], eps=h["eps"], weight_decay=h["decay"], clip_rms=h["clip"]
+        )
         return losses(model.clone(parametrization=rule), params, optimizer, 10)
 
     grid = {
@@ -284,7 +290,9 @@ def test_hyperparameters_can_be_mapped_over_and_give_the_numbers_of_single_runs(
         return losses(model, params, dm.sgd(0.05, info, model.parametrization, momentum=momentum), 10)
 
     together = jax.vmap(momentum_curve)(jnp.array([0.0, 0.9]))
-    np.testing.assert_allclose(together[0], losses(model, params, dm.sgd(0.05, info, model.parametrization), 10), rtol=1e-4)
+    np.testing.assert_allclose(
+        together[0], losses(model, params, dm.sgd(0.05, info, model.parametrization), 10), rtol=1e-4
+    )
 
 
 def test_clip_rms_is_optax_global_norm_at_the_base_model():
@@ -294,7 +302,9 @@ def test_clip_rms_is_optax_global_norm_at_the_base_model():
     ours = optim.clip_by_global_rms(0.7)
     for g in (grads, jax.tree.map(lambda g: 1e-3 * g, grads)):
         expected, _ = theirs.update(g, theirs.init(g))
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours.update(g, ours.init(g))[0], expected)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours.update(g, ours.init(g))[0], expected
+        )
 
 
 def test_scaled_gradient_rms_is_flat_in_width_and_depth_so_that_clipping_transfers():
@@ -302,7 +312,10 @@ def test_scaled_gradient_rms_is_flat_in_width_and_depth_so_that_clipping_transfe
         model, params, info = net(width=width, depth=depth, nonlinearity="abs")
         grads = jax.grad(loss_fn(model))(params)
         scaled = jax.tree.map(
-            lambda leaf, g: g * model.parametrization.gradient_scale(leaf), info, grads, is_leaf=lambda x: isinstance(x, ParamInfo)
+            lambda leaf, g: g * model.parametrization.gradient_scale(leaf),
+            info,
+            grads,
+            is_leaf=lambda x: isinstance(x, ParamInfo),
         )
         return float(optax.tree.norm(scaled) / math.sqrt(sum(g.size for g in jax.tree.leaves(grads))))
 
@@ -314,7 +327,9 @@ def test_scaled_gradient_rms_is_flat_in_width_and_depth_so_that_clipping_transfe
 
 def test_frozen_parameters_do_not_move_and_the_rest_does():
     model, params, info = net(use_bias=True)
-    optimizer = dm.freeze(dm.adamw(1e-2, info, model.parametrization, weight_decay=0.1), info, ("stem", "readout/kernel"))
+    optimizer = dm.freeze(
+        dm.adamw(1e-2, info, model.parametrization, weight_decay=0.1), info, ("stem", "readout/kernel")
+    )
     state = optimizer.init(params)
     updates, _ = optimizer.update(jax.grad(loss_fn(model))(params), state, params)
     moved = jax.tree.map(lambda u: bool(jnp.any(u != 0)), updates)
@@ -335,7 +350,10 @@ def test_homogeneity_tells_sgd_from_adam(name, degree):
         (lambda: optim.direction("adam", momentum=0.9), "it takes b1, b2, eps"),
         (lambda: optim.direction("trust_ratio"), "depends on other entries"),
         (lambda: dm.sgd(0.1, INFO, PRESETS["block_only"]), "scaling only the block with SGD is 'depth_mup' already"),
-        (lambda: dm.depthmup(optax.trace(0.9), INFO, PRESETS["block_only"], 0.1), "use parametrization.preset='depth_mup'"),
+        (
+            lambda: dm.depthmup(optax.trace(0.9), INFO, PRESETS["block_only"], 0.1),
+            "use parametrization.preset='depth_mup'",
+        ),
         (lambda: dm.scale_by_depthmup(optax.identity(), INFO, PRESETS["block_only"]), "Adam-like"),
         (lambda: dm.freeze(optax.sgd(0.1), INFO, ("stm",)), "'stm', which matches no parameter: did you mean 'stem'?"),
         (lambda: dm.freeze(optax.sgd(0.1), INFO, "stem"), "use a tuple of patterns"),

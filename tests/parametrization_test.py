@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from depthmup_flax import InputError, ParamInfo, Parametrization, Role, classify, get_parametrization
+from depthmup_flax import InputError, Parametrization, ParamInfo, Role, classify, get_parametrization
 from depthmup_flax.parametrization import PRESETS
 
 # Effective learning-rate multipliers of microsoft/mup 1.0.0 (MuSGD, MuAdam at lr=1 with torch 2.13, one step on unit
-# gradients): optim.py MuSGD lines 102-116, MuAdam lines 59-68. Base -> target: MLP 64 -> 512, conv 8 -> 64, and a pair of
+# gradients): optim.py MuSGD lines 102-116, MuAdam lines 59-68. Base -> target: MLP 64 -> 512, conv 8 -> 64, and two
 # layers of different ratios, n 64 -> 512 (8) and p 32 -> 64 (2).
 MUP = [
     # name, role, m_in, m_out, MuSGD, MuAdam

@@ -194,12 +194,21 @@ def test_streamed_and_in_memory_training_are_bit_identical(tmp_path):
 
 def test_eight_devices_train_like_one(tmp_path):
     """Float sums in another order: the tolerance is rounding, not luck."""
-    overrides = ["--config.model.width=16", "--config.model.depth=4", "--config.train.steps=20", "--config.train.eval_every=10"]
+    overrides = [
+        "--config.model.width=16",
+        "--config.model.depth=4",
+        "--config.train.steps=20",
+        "--config.train.eval_every=10",
+        "--config.data.augment=cifar",
+    ]
     for devices in (1, 8):
-        environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
+        environment = {
+            **os.environ,
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "JAX_PLATFORMS": "cpu",
+        }
         done = subprocess.run(
-            [sys.executable, "train.py", "--config=configs/digits.py", f"--workdir={tmp_path / str(devices)}", *overrides,
-             "--config.data.augment=cifar"],
+            [sys.executable, "train.py", f"--workdir={tmp_path / str(devices)}", *overrides],
             cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -235,7 +244,14 @@ def test_a_mapped_learning_rate_gives_the_losses_of_single_runs():
     def curve(eta):
         optimizer = adamw(eta, experiment.info, experiment.parametrization)
         step = make_train_step(
-            experiment.model, optimizer, seed=0, augmentation="none", mean=data.mean, std=data.std, log_every=1, average_from=0
+            experiment.model,
+            optimizer,
+            seed=0,
+            augmentation="none",
+            mean=data.mean,
+            std=data.std,
+            log_every=1,
+            average_from=0,
         )
 
         def body(state, batch):
@@ -270,7 +286,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous_one_and_says_so(tmp_pat
 
 
 def test_the_best_checkpoint_is_kept_beside_the_latest(tmp_path):
-    train_and_evaluate(tiny(train={"steps": 40, "eval_every": 4, "keep_checkpoints": 1}, optimizer={"learning_rate": 0.03}), tmp_path)
+    train_and_evaluate(
+        tiny(train={"steps": 40, "eval_every": 4, "keep_checkpoints": 1}, optimizer={"learning_rate": 0.03}), tmp_path
+    )
     accuracies = {row["step"]: row["test_accuracy"] for row in rows(tmp_path) if "test_accuracy" in row}
     kept = {int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()}
     assert 40 in kept

@@ -68,8 +68,8 @@ class ResMLP(nn.Module):
             raise InputError(f"model.norm is {self.norm!r}: ResMLP has 'none' and 'layer'.")
         if self.zero_init_branch and not self.pre_nonlin and self.nonlinearity in ("relu", "abs"):
             raise InputError(
-                f"model.zero_init_branch with {self.nonlinearity!r} after the weights never trains, its derivative at 0 "
-                "is 0: set model.pre_nonlin=True or use linear, gelu, tanh or erf."
+                f"model.zero_init_branch with {self.nonlinearity!r} after the weights never trains, as its slope at "
+                "0 is 0: set model.pre_nonlin=True or use linear, gelu, tanh or erf."
             )
         super().__post_init__()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,7 @@ class SimpleResNet(nn.Module):
       base_width, base_depth: the tuned proxy's; 0 means this model is its own base.
       parametrization: the rule.
       nonlinearity: relu, abs, linear, gelu, tanh or erf.
-      norm: ``none``, ``batch`` or ``layer`` (over channels) after every convolution, inside the branch (B24 Fig. 2, B.4).
+      norm: ``none``, ``batch`` or ``layer`` (over channels) after every convolution, in the branch (B24 Fig. 2, B.4).
       zero_init_branch: branch convolutions start at zero (B24 App. M).
       zero_init_readout: the readout starts at zero.
       use_bias: biases in every layer, the readout included.
@@ -125,7 +126,7 @@ class SimpleResNet(nn.Module):
 def segment_lengths(depth: int) -> list[int]:
     """Blocks before, between and after the three poolings: depth 12 pools after blocks 3, 6 and 9 (B24 App. A.1)."""
     cuts = [0, *(-(-depth * k // (POOLINGS + 1)) for k in range(1, POOLINGS + 1)), depth]
-    return [after - before for before, after in zip(cuts, cuts[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(cuts)]
 
 
 class _NormedConv(nn.Module):
