@@ -6,6 +6,7 @@ run. --print_params shows what the rule gives every parameter, and trains nothin
 
 import pathlib
 import sys
+import traceback
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
@@ -55,9 +56,11 @@ def _parse(argv: list[str]) -> list[str]:
         return flags.FLAGS(argv)
     except flags.Error as error:
         raise InputError(str(error)) from error
-    except AttributeError as error:  # what ml_collections raises for a field that the config does not have
-        text = str(error).replace("\\n", "\n").replace("\\'", "'").strip("'")
-        name, *hint = text.splitlines()
+    except (AttributeError, KeyError) as error:
+        if "ml_collections" not in traceback.extract_tb(error.__traceback__)[-1].filename:
+            raise  # from inside the config file
+        cause = error.args[0] if isinstance(error.args[0], KeyError) else error
+        name, *hint = str(cause.args[0]).splitlines()  # 'dpth', then perhaps: Did you mean "depth" instead of "dpth"?
         raise InputError(f"config has no field {name}. {' '.join(hint)}".rstrip()) from error
 
 

@@ -16,6 +16,8 @@ import pytest
 
 import depthmup_flax as dm
 
+pytestmark = pytest.mark.slow
+
 GROUPS = ("blocks", "stem", "readout", "biases", "all")
 TIMES = (1, 5)
 SEEDS = 4
