@@ -1,4 +1,4 @@
-"""Shared by the tests: small data, small training, fitted slopes."""
+"""Shared by the tests."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ def steps_per_epoch(num_examples: int, batch_size: int) -> int:
     """Whole batches in one pass over the examples; InputError if there is none."""
     if not 1 <= batch_size <= num_examples:
         raise InputError(
-            f"batch_size is {batch_size}, but a batch needs between 1 and {num_examples} training examples; "
-            "lower batch_size or raise data.train_examples."
+            f"train.batch_size is {batch_size}, but a batch needs between 1 and {num_examples} training examples; "
+            "lower it or raise data.train_examples."
         )
     return num_examples // batch_size
 
