@@ -54,6 +54,7 @@ class Experiment:
             degree=optim.homogeneity(optim.direction(name, **kwargs)),
             eps=optim.direction_eps(name, **kwargs),
             weight_decay=optimizer.weight_decay,
+            frozen=optimizer.frozen,
         )
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.parametrization import PRESETS, Parametrization
-from depthmup_flax.params import AxisNames, annotated, residual_scope
+from depthmup_flax.params import AxisNames, annotated, require_in_branch, residual_scope
 
 Dtype = Any
 
@@ -153,6 +153,8 @@ class ResidualBranch(nn.Module):
         """``[...] -> [...]`` in ``h``'s dtype, which is not rounded to the branch's."""
         with residual_scope(self.depth_ratio):
             increment = self.branch(h)
+        if self.is_initializing() and isinstance(self.branch, nn.Module):
+            require_in_branch("/".join(self.branch.path), self.branch.variables.get("params", {}))
         multiplier = jnp.asarray(self.parametrization.residual_multiplier(self.depth_ratio), h.dtype)
         return h + multiplier * increment.astype(h.dtype)
 

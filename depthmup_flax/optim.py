@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 import jax
@@ -26,7 +25,7 @@ import optax
 
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.parametrization import Parametrization, Scalar
-from depthmup_flax.params import flatten_info, is_info, path_name
+from depthmup_flax.params import frozen_paths, is_info, path_name
 
 ScalarOrSchedule: TypeAlias = Scalar | optax.Schedule
 
@@ -138,19 +137,7 @@ def freeze(
     Raises:
       InputError: a pattern matches no parameter, or everything is frozen.
     """
-    if isinstance(patterns, str):
-        raise InputError(f"optimizer.frozen is the string {patterns!r}: use a tuple of patterns, ({patterns!r},).")
-    paths = flatten_info(info)
-    matches = {p: [q for q in paths if fnmatchcase(q, p) or fnmatchcase(q, f"{p}/*")] for p in patterns}
-    for pattern, matched in matches.items():
-        if not matched:
-            heads = sorted({path.split("/")[0] for path in paths})
-            raise InputError(
-                f"optimizer.frozen has {pattern!r}, which matches no parameter: {did_you_mean(pattern, heads)}"
-            )
-    frozen = set().union(*matches.values())
-    if frozen == set(paths):
-        raise InputError(f"optimizer.frozen = {tuple(patterns)} freezes every parameter: leave something to train.")
+    frozen = frozen_paths(info, patterns)
     labels = jax.tree_util.tree_map_with_path(
         lambda path, _: "frozen" if path_name(path) in frozen else "trained", info, is_leaf=is_info
     )

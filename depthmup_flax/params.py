@@ -16,14 +16,14 @@ import contextvars
 import dataclasses
 import fnmatch
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 from flax import struct
 
-from depthmup_flax.errors import InputError
+from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.parametrization import Parametrization, ParamInfo, Role
 
 AxisNames = tuple[str | None, ...]
@@ -52,6 +52,15 @@ class AnnotatedParam(nn.LogicallyPartitioned):
     init_std: float | None = struct.field(default=None, pytree_node=False)
     decay: bool | None = struct.field(default=None, pytree_node=False)
 
+    def to_nnx_metadata(self) -> dict[str, Any]:
+        """For ``nnx.bridge.ToNNX``: every field as it is. NNX would place an array that names its axes on a mesh."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_nnx_metadata(cls, metadata: dict[str, Any]) -> AnnotatedParam:
+        """The inverse, for the way back into Linen."""
+        return cls(**{field.name: metadata[field.name] for field in dataclasses.fields(cls)})
+
 
 _branch_depth_ratio: contextvars.ContextVar[float | None] = contextvars.ContextVar("branch_depth_ratio", default=None)
 
@@ -64,6 +73,20 @@ def residual_scope(depth_ratio: float) -> Iterator[None]:
         yield
     finally:
         _branch_depth_ratio.reset(token)
+
+
+def require_in_branch(module: str, params: Any) -> None:
+    """Raises `InputError` if a parameter of a branch's ``module`` was recorded as outside any branch.
+
+    That happens to a module that was first called outside, and under ``flax.linen.jit``, which reuses the trace of an
+    equal module wherever that one was.
+    """
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params, is_leaf=_is_box)[0]:
+        if isinstance(leaf, AnnotatedParam) and not leaf.in_branch:
+            raise InputError(
+                f"parameter '{module}/{path_name(path)}' is used in a residual branch but was made outside: do not "
+                "share it, take flax.linen.jit off the branch, or call the branch first."
+            )
 
 
 def annotated(
@@ -190,6 +213,28 @@ def flatten_info(info: Any) -> dict[str, ParamInfo]:
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(info, is_leaf=is_info)[0]}
 
 
+def frozen_paths(info: Any, patterns: Sequence[str]) -> set[str]:
+    """Paths that match a glob of ``patterns``, or whose beginning does: ``"stem"`` is everything below it.
+
+    Raises:
+      InputError: a pattern matches no parameter, or together they match all.
+    """
+    if isinstance(patterns, str):
+        raise InputError(f"optimizer.frozen is the string {patterns!r}: use a tuple of patterns, ({patterns!r},).")
+    paths, frozen = list(flatten_info(info)), set()
+    for pattern in patterns:
+        matched = {
+            path for path in paths if fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, f"{pattern}/*")
+        }
+        if not matched:
+            hint = did_you_mean(pattern, {path.split("/")[0] for path in paths})
+            raise InputError(f"optimizer.frozen has {pattern!r}, which matches no parameter: {hint}")
+        frozen |= matched
+    if paths and frozen == set(paths):
+        raise InputError(f"optimizer.frozen = {tuple(patterns)} freezes every parameter: leave something to train.")
+    return frozen
+
+
 def info_to_json(info: Any) -> dict[str, dict[str, Any]]:
     """Path -> fields, for a checkpoint's metadata. `info_from_json` is the inverse for nested dictionaries."""
     return {name: dataclasses.asdict(leaf) for name, leaf in flatten_info(info).items()}
@@ -214,6 +259,7 @@ def param_table(
     degree: float = 0.0,
     eps: float | None = None,
     weight_decay: float = 0.0,
+    frozen: Sequence[str] = (),
 ) -> str:
     """One line per parameter: what it is and every factor the rule gives it, with totals.
 
@@ -226,10 +272,13 @@ def param_table(
       degree: homogeneity of the optimizer's update in the gradient: 1 for SGD and momentum, 0 for Adam-like.
       eps: the optimizer's epsilon, or ``None`` if it has none.
       weight_decay: lambda; decayed leaves lose ``learning_rate * lambda`` of themselves a step.
+      frozen: as in `depthmup_flax.freeze`; these show "frozen" for a rate.
     """
     rows = [("parameter", "shape", "role", "init std", "forward", "lr mult", "eps", "decay")]
     leaves = flatten_info(info)
+    still = frozen_paths(info, frozen)
     for name, leaf in leaves.items():
+        rate = "frozen" if name in still else f"{float(parametrization.lr_multiplier(leaf, degree)):.4g}"
         rows.append(
             (
                 name,
@@ -237,9 +286,9 @@ def param_table(
                 leaf.role + ("+branch" if leaf.in_branch else ""),
                 "?" if leaf.init_std is None else f"{leaf.init_std:.4g}",
                 f"{float(parametrization.forward_multiplier(leaf)):.4g}",
-                f"{float(parametrization.lr_multiplier(leaf, degree)):.4g}",
+                rate,
                 "-" if eps is None else f"{eps / float(parametrization.gradient_scale(leaf)):.3g}",
-                f"{weight_decay:g}" if leaf.decay else "0",
+                f"{weight_decay:g}" if leaf.decay and name not in still else "0",
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

@@ -56,7 +56,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
     directory = prepare_workdir(pathlib.Path(workdir), config, overwrite=overwrite)
     finished = directory / "result.json"
     if finished.exists():
-        result = json.loads(finished.read_text(encoding="utf-8"))
+        result = _read_json(finished)
         print(f"{directory} holds this run already, {summary(result)}. --overwrite runs it again.")
         return result
     write_atomically(directory / "config.json", configs.to_json(config))
@@ -89,7 +89,7 @@ def prepare_workdir(directory: pathlib.Path, config: ConfigDict, *, overwrite: b
     stored = directory / "config.json"
     if stored.exists():
         ours = json.loads(configs.to_json(config))
-        found = configs.differences(json.loads(stored.read_text(encoding="utf-8")), ours)
+        found = configs.differences(_read_json(stored), ours)
         if found:
             shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
             raise InputError(
@@ -311,6 +311,13 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:  # imported from a checkout that is not installed
             found[package] = "not installed"
     return found
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON ({error}): delete it, or pass --overwrite to start anew.") from error
 
 
 def _delete_run(directory: pathlib.Path) -> None:

@@ -7,7 +7,9 @@ import time
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
 
 from depthmup_flax import (
     PRESETS,
@@ -146,6 +148,54 @@ def test_parameters_created_inside_a_branch_are_known_to_be_there_whoever_owns_t
     }
 
 
+@pytest.mark.parametrize("layer", [nn.jit(Dense), Dense], ids=["reused by nn.jit", "shared"])
+def test_a_branch_parameter_that_was_recorded_outside_is_an_error_not_a_wrong_role(layer):
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            outside = layer(4, name="outside")
+            h = outside(x)
+            branch = outside if layer is Dense else layer(4, name="inside")
+            return ResidualBranch(branch)(h)
+
+    with pytest.raises(InputError, match=r"/kernel' is used in a residual branch but was made outside"):
+        param_info(Net(), Net(), jnp.zeros((1, 4)))
+
+
+def test_roles_are_found_through_scan_and_remat():
+    class Block(nn.Module):
+        width: int
+
+        @nn.compact
+        def __call__(self, h, _):
+            dense = Dense(self.width)
+            return ResidualBranch(lambda z: dense(nn.relu(z)), depth_ratio=2.0)(h), None
+
+    class Net(nn.Module):
+        width: int
+
+        @nn.compact
+        def __call__(self, x):
+            stack = nn.scan(
+                nn.remat(Block), variable_axes={"params": 0}, split_rngs={"params": True}, length=6,
+                metadata_params={nn.PARTITION_NAME: "layers"},
+            )  # fmt: skip
+            return stack(self.width, name="stack")(Dense(self.width, ("fixed_in", "width_out"))(x), None)[0]
+
+    leaves = flatten_info(param_info(Net(8), Net(4), jnp.zeros((1, 4))))
+    assert summary(leaves["stack/Dense_0/kernel"]) == (Role.HIDDEN, 2, 2, True, 2, True)
+
+
+def test_models_work_inside_nnx():
+    model = ResMLP(3, width=8, depth=4, base_width=4, base_depth=2)
+    x = jnp.ones((2, 5))
+    wrapped = nnx.bridge.ToNNX(model, rngs=nnx.Rngs(0)).lazy_init(x)
+    params = nnx.to_pure_dict(nnx.state(wrapped, nnx.Param))
+    np.testing.assert_allclose(wrapped(x), model.apply({"params": params}, x), rtol=1e-6)
+    info = param_info(model, model.base(), x)
+    assert flatten_info(info).keys() == flatten_info(jax.tree.map(lambda _: ParamInfo(Role.FIXED, ()), params)).keys()
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -198,5 +248,7 @@ def test_table_has_every_factor_right_by_hand():
     assert adam.splitlines()[-1] == (
         f"3 arrays, {count:,} parameters, {32 * 256**2:,} of them inside residual branches"
     )
+    frozen = param_table(info, model.parametrization, weight_decay=0.1, frozen=("stem",)).splitlines()
+    assert [line.split()[-3::2] for line in frozen if line.startswith("stem")] == [["frozen", "0"]]
     rates = {line.split()[0]: line.split()[5] for line in sgd.splitlines()[2:5]}
     assert rates == {"blocks/branch/dense_0/kernel": "1", "readout/kernel": "4", "stem/kernel": "4"}

@@ -312,6 +312,15 @@ def test_a_work_directory_with_another_config_is_refused_and_untouched(tmp_path)
     assert other.read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["config.json", "result.json"])
+def test_a_garbled_file_of_a_run_is_named_and_kept(name, tmp_path):
+    train_and_evaluate(tiny(), tmp_path)
+    (tmp_path / name).write_text("{")
+    with pytest.raises(InputError, match=f"{name} is not JSON .*--overwrite"):
+        train_and_evaluate(tiny(), tmp_path)
+    assert (tmp_path / name).read_text() == "{"
+
+
 def test_a_work_directory_that_cannot_be_written_is_refused(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
