@@ -67,7 +67,7 @@ def build(config: ConfigDict) -> Experiment:
     validate(config)
     parametrization = make_parametrization(config)
     inner = optim.direction(config.optimizer.name, **optimizer_kwargs(config))
-    optim.require_allowed(inner, parametrization)
+    optim.require_direction(inner, parametrization)
     # The model's own checks come before the data, which may take a while to load; classes are not known yet.
     create_model(num_classes=1, parametrization=parametrization, **config.model)
     dataset = load(config.data)

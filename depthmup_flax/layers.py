@@ -8,6 +8,7 @@ update 2^-10, below bfloat16's resolution of 2^-8.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -123,8 +124,10 @@ class Readout(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """``[..., in] -> [..., features]``, at least float32."""
         rule = self.parametrization
+        if not isinstance(self.width_ratio, numbers.Real) or not 0 < self.width_ratio < math.inf:
+            raise InputError(f"Readout.width_ratio is {self.width_ratio!r}: use width / base width, a number above 0.")
         std = self.sigma / math.sqrt(rule.readout_fan_in(x.shape[-1], self.width_ratio))
-        kernel_init = normal(std, ("width_in", "fixed_out"))
+        kernel_init = normal(std, ("width_in", "fixed_out"), width_ratio=self.width_ratio)
         kernel = self.param("kernel", kernel_init, (x.shape[-1], self.features), self.param_dtype)
         bias = _bias(self, "fixed_out")
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=jnp.promote_types(x.dtype, jnp.float32))
@@ -136,7 +139,8 @@ class ResidualBranch(nn.Module):
     """``h + a r^-alpha branch(h)``: the one residual connection (TP6 Definition 6.2 and 10.2; B24 Eq. 1, Table 1).
 
     Parameters that ``branch`` creates while it runs are recorded as inside a residual branch, whichever module owns
-    them. A norm belongs inside ``branch``: the multiplier comes after it, or the norm would cancel it.
+    them; a parameter that exists already (made in ``setup``, or by an earlier call) keeps what was recorded then, see
+    `residual_scope`. A norm belongs inside ``branch``: the multiplier comes after it, or the norm would cancel it.
 
     Attributes:
       branch: a module or function ``h -> increment`` of the same shape.
@@ -153,6 +157,8 @@ class ResidualBranch(nn.Module):
         """``[...] -> [...]`` in ``h``'s dtype, which is not rounded to the branch's."""
         with residual_scope(self.depth_ratio):
             increment = self.branch(h)
+        if increment.shape != h.shape:
+            raise InputError(f"the residual branch maps shape {h.shape} to {increment.shape}: it must keep the shape.")
         if self.is_initializing() and isinstance(self.branch, nn.Module):
             require_in_branch("/".join(self.branch.path), self.branch.variables.get("params", {}))
         multiplier = jnp.asarray(self.parametrization.residual_multiplier(self.depth_ratio), h.dtype)
@@ -168,6 +174,7 @@ class Norm(nn.Module):
 
     kind: str = "none"
     dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
@@ -176,15 +183,19 @@ class Norm(nn.Module):
             return x
         scale_init = annotated(nn.initializers.ones_init(), ("width_out",), init_std=0.0)
         bias_init = annotated(nn.initializers.zeros_init(), ("width_out",), init_std=0.0)
+        kwargs: dict[str, Any] = {
+            "dtype": self.dtype,
+            "param_dtype": self.param_dtype,
+            "scale_init": scale_init,
+            "bias_init": bias_init,
+        }
         if self.kind == "layer":
-            return nn.LayerNorm(dtype=self.dtype, scale_init=scale_init, bias_init=bias_init, name="layer")(x)
+            return nn.LayerNorm(**kwargs, name="layer")(x)
         if self.kind == "batch":
             norm = nn.BatchNorm(
                 use_running_average=not train,
                 momentum=0.9,  # of the running averages; PyTorch's 0.1
-                dtype=self.dtype,
-                scale_init=scale_init,
-                bias_init=bias_init,
+                **kwargs,
                 name="batch",
             )
             return norm(x)
@@ -217,7 +228,8 @@ def conv_same(x_BxHxWxC: jax.Array, kernel_HWIO: jax.Array) -> jax.Array:
     """Stride-1 SAME convolution, NHWC x HWIO -> NHWC.
 
     On CPU the gradient of an odd window is written as two ordinary convolutions (`_conv_canonical`): XLA:CPU leaves the
-    convolutions that JAX derives unoptimised inside ``lax.scan``, 10-20 times slower. Values are the same.
+    convolutions that JAX derives unoptimised inside ``lax.scan``, 10-20 times slower. Values are the same. The
+    price, on CPU alone: ``jax.jvp`` does not go through it (``jax.grad``, ``vjp`` and ``vmap`` do).
     """
     if jax.default_backend() == "cpu" and all(k % 2 for k in kernel_HWIO.shape[:2]):
         return _conv_canonical(x_BxHxWxC, kernel_HWIO)

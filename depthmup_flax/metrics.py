@@ -38,7 +38,8 @@ class MetricsWriter:
         self._rows.write(json.dumps(row) + "\n")
         self._rows.flush()
         for name, value in values.items():
-            self._events.add_scalar(name, value, step)
+            if math.isfinite(value):
+                self._events.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Flushes and closes both files."""

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -46,9 +48,10 @@ def scale_by_depthmup(
       The direction, not yet multiplied by ``-learning_rate``.
 
     Raises:
-      InputError: the parametrization allows normalized updates only and ``inner`` is linear in the gradient.
+      InputError: ``inner`` is a finished optimizer, or linear in the gradient where the parametrization allows
+        normalized updates only.
     """
-    require_allowed(inner, parametrization)
+    require_direction(inner, parametrization)
     return optax.chain(_scale_gradients(info, parametrization), inner, _scale_updates(info, parametrization))
 
 
@@ -75,7 +78,7 @@ def depthmup(
     Raises:
       InputError: as `scale_by_depthmup`.
     """
-    require_allowed(inner, parametrization)
+    require_direction(inner, parametrization)
     parts = [_scale_gradients(info, parametrization)]
     if clip_rms is not None:
         parts.append(clip_by_global_rms(clip_rms))
@@ -170,11 +173,16 @@ def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
 
 
 def direction_eps(name: str, **kwargs: Any) -> float | None:
-    """The epsilon of a direction (given, or optax's default), ``None`` if it has none; for the printed table."""
-    if "eps" in kwargs:
-        return kwargs["eps"]
-    parameter = inspect.signature(_direction_factory(name)).parameters.get("eps")
-    return None if parameter is None else parameter.default
+    """The epsilon that a direction adds to a gradient's size, ``None`` if it has none; for the printed table.
+
+    Where optax adds it under the square root (rmsprop, adagrad), this is its square root.
+    """
+    parameters = inspect.signature(_direction_factory(name)).parameters
+    if "eps" not in parameters:
+        return None
+    eps = kwargs.get("eps", parameters["eps"].default)
+    in_sqrt = "eps_in_sqrt" in parameters and kwargs.get("eps_in_sqrt", parameters["eps_in_sqrt"].default)
+    return math.sqrt(eps) if in_sqrt or name in ("adagrad", "rss") else eps
 
 
 def warmup_schedule(kind: str, warmup_steps: int, total_steps: int) -> optax.Schedule:
@@ -217,45 +225,70 @@ def decay_mask(info: Any) -> Any:
 
 
 def homogeneity(inner: optax.GradientTransformation) -> float:
-    """The power with which an optimizer's first update follows its gradient: 1 for SGD, 0 for Adam, Lion, RMSprop.
+    """The power with which an optimizer's updates follow its gradients: 1 for SGD, 0 for Adam, Lion, RMSprop.
 
-    Measured, by feeding it a gradient of order one and its double, so it holds for any optax direction.
+    Measured on the 100th update with a gradient of order one and its double, so it holds for any optax direction; NaN
+    if there is no update to measure.
     """
-
-    def first_update_norm(gradient: float) -> jax.Array:
-        # Two entries that differ, so that an optimizer which only looks at ratios has something to look at.
-        grads, params = jnp.array([gradient, -0.7 * gradient]), jnp.ones(2)
-        return jnp.linalg.norm(inner.update(grads, inner.init(params), params)[0])
-
     with jax.ensure_compile_time_eval():
-        return round(float(jnp.log2(first_update_norm(2.0) / first_update_norm(1.0))), 2)
+        once, twice = (jnp.linalg.norm(_probe(inner, scale)) for scale in (1.0, 2.0))
+        return round(float(jnp.log2(twice / once)), 1) + 0.0
+
+
+def _probe(inner: optax.GradientTransformation, scale: float) -> jax.Array:
+    """The 100th update of two entries under the constant gradient ``scale * (1, -0.7)``."""
+    # Two entries that differ, so that an optimizer which only looks at ratios has something to look at.
+    grads, params = scale * jnp.array([1.0, -0.7]), jnp.ones(2)
+
+    def step(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], None]:
+        update, state = inner.update(grads, carry[1], params)
+        return (update, state), None
+
+    return jax.lax.scan(step, (jnp.zeros(2), inner.init(params)), None, length=100)[0][0]
 
 
 def is_entrywise(inner: optax.GradientTransformation) -> bool:
-    """Whether an entry's first two updates depend on its gradients alone. Measured, with other entries changed."""
+    """Whether an entry's first two updates depend on itself alone. Measured, with other entries changed."""
 
     def first_entry(others: float) -> jax.Array:
-        params = {"w": jnp.ones((3, 3))}
+        # 128 x 128, from where on some optimizers factor their statistics.
+        params = {"w": jnp.full((128, 128), others).at[0, 0].set(1.0)}
         state, updates = inner.init(params), []
         for size in (1.0, -0.3):
-            grads = {"w": jnp.full((3, 3), others).at[0, 0].set(size)}
+            grads = {"w": jnp.full((128, 128), others).at[0, 0].set(size)}
             update, state = inner.update(grads, state, params)
             updates.append(update["w"][0, 0])
         return jnp.stack(updates)
 
-    with jax.ensure_compile_time_eval():
-        return bool(jnp.allclose(first_entry(0.5), first_entry(2.0), rtol=1e-5))
-
-
-def require_allowed(inner: optax.GradientTransformation, parametrization: Parametrization) -> None:
-    """Raises `InputError` if the parametrization is for normalized updates only and ``inner``'s follow the gradient."""
-    if not parametrization.normalized_updates_only:
-        return
     try:
-        linear = homogeneity(inner) > 0.5
-    except jax.errors.ConcretizationTypeError:  # a mapped momentum or beta: `sgd` has refused already
+        with jax.ensure_compile_time_eval():
+            return bool(jnp.allclose(first_entry(0.5), first_entry(2.0), rtol=1e-5))
+    except jax.errors.ConcretizationTypeError:  # a mapped momentum or beta: nothing to look at
+        return True
+    except TypeError:  # it wants more than gradients, such as the loss
+        return False
+
+
+def require_direction(inner: optax.GradientTransformation, parametrization: Parametrization) -> None:
+    """``inner`` must be a direction, and its updates normalized if the parametrization asks for that.
+
+    Raises:
+      InputError: ``inner`` steps downhill already (a finished optimizer), or follows the gradient's size.
+    """
+    if not isinstance(parametrization, Parametrization):
+        raise InputError(f"parametrization is {parametrization!r}: use depthmup_flax.get_parametrization(name).")
+    try:
+        with jax.ensure_compile_time_eval():
+            finished = bool(jnp.vdot(_probe(inner, 1.0), jnp.array([1.0, -0.7])) < 0)
+        linear = not homogeneity(inner) <= 0.5
+    except (jax.errors.ConcretizationTypeError, TypeError):  # a mapped hyperparameter, or one that wants the loss
         return
-    if linear:
+    if finished:
+        raise InputError(
+            "inner is a finished optimizer, which steps downhill by its own learning rate: pass the direction alone, "
+            "such as optax.scale_by_adam() for optax.adam(...) or optax.trace(0.9) for optax.sgd(..., momentum=0.9)."
+        )
+    if linear and parametrization.normalized_updates_only:
         _refuse_linear(parametrization)
 
 
@@ -269,6 +302,8 @@ def _refuse_linear(parametrization: Parametrization) -> None:
 
 
 def _sgd_direction(momentum: Scalar | None = None, nesterov: bool = False) -> optax.GradientTransformation:
+    if momentum is None and nesterov:
+        raise InputError("nesterov is set but momentum is not: give a momentum, such as 0.9.")
     return optax.identity() if momentum is None else optax.trace(momentum, nesterov)
 
 
@@ -293,8 +328,9 @@ _DIRECTIONS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
 def _direction_factory(name: str) -> Callable[..., optax.GradientTransformation]:
     prefix = "scale_by_"
     make = _DIRECTIONS.get(name) or getattr(optax, prefix + str(name), None)
-    if make is None or name in ("learning_rate", "schedule"):
-        known = {*_DIRECTIONS, *(n.removeprefix(prefix) for n in dir(optax) if n.startswith(prefix))}
+    not_directions = {"learning_rate", "schedule"}
+    if make is None or name in not_directions:
+        known = {*_DIRECTIONS, *(n.removeprefix(prefix) for n in dir(optax) if n.startswith(prefix))} - not_directions
         raise InputError(f"optimizer.name is {name!r}: {did_you_mean(name, known)}")
     return make
 
@@ -310,12 +346,43 @@ def _scale_updates(info: Any, parametrization: Parametrization) -> optax.Gradien
 def _scale_by_info(info: Any, scale_of: Callable[[Any], Scalar]) -> optax.GradientTransformation:
     """Multiplies each leaf by the number its `ParamInfo` maps to; leaves that optax masked out pass untouched."""
 
-    def scale(leaf_info: Any, g: Any) -> Any:
-        if isinstance(g, optax.MaskedNode):
-            return g
-        return g * jnp.asarray(scale_of(leaf_info), g.dtype)
+    def init(params: Any) -> optax.EmptyState:
+        _map_info(_require_match, info, params)
+        return optax.EmptyState()
 
-    return optax.stateless(lambda updates, _: jax.tree.map(scale, info, updates, is_leaf=is_info))
+    def scale(leaf_info: Any, g: Any) -> Any:
+        return g if isinstance(g, optax.MaskedNode) else g * jnp.asarray(scale_of(leaf_info), g.dtype)
+
+    def update(updates: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
+        del params
+        return _map_info(scale, info, updates), state
+
+    return optax.GradientTransformation(init, update)
+
+
+def _map_info(function: Callable[[Any, Any], Any], info: Any, tree: Any) -> Any:
+    try:
+        return jax.tree.map(function, info, tree, is_leaf=is_info)
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(
+            "the parameters have another structure than info: pass what param_info was made for, "
+            "flax.linen.unbox(variables)['params'], as plain dictionaries."
+        ) from error
+
+
+def _require_match(leaf_info: Any, leaf: Any) -> Any:
+    if isinstance(leaf, nn.meta.AxisMetadata):
+        raise InputError(
+            "the parameters are still in their annotations: unbox them, flax.linen.unbox(variables)['params']."
+        )
+    if not isinstance(leaf, optax.MaskedNode) and tuple(leaf.shape) != leaf_info.shape:
+        raise InputError(
+            f"a parameter has shape {tuple(leaf.shape)}, but info was made for {leaf_info.shape}: call param_info with "
+            "the model that is trained."
+        )
+    return leaf
 
 
 def _is_zero(value: Any) -> bool:

@@ -177,7 +177,8 @@ class Parametrization:
     def forward_multiplier(self, info: ParamInfo) -> Scalar:
         """The constant between this parameter and the sum it enters, for the printed table."""
         if info.in_branch:
-            return self.residual_multiplier(info.depth_ratio)
+            inside = self.readout_multiplier(info.width_in) if info.role is Role.OUTPUT else 1.0
+            return inside * self.residual_multiplier(info.depth_ratio)
         if info.role is Role.OUTPUT:
             return self.readout_multiplier(info.width_in) / self.output_divisor(info.model_width)
         if info.role is Role.FIXED:  # the output's bias is divided by gamma0 with the rest of the output

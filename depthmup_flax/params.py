@@ -12,10 +12,10 @@ of `ParamInfo` with the structure of the parameters and no arrays in it, which t
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import fnmatch
 import math
+import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +38,7 @@ AXES: Mapping[str | None, tuple[str | None, bool]] = {
     "layers": (None, False),
     None: (None, False),
 }
+_AXIS_NAMES = ", ".join(map(repr, AXES))
 
 
 @struct.dataclass
@@ -51,6 +52,7 @@ class AnnotatedParam(nn.LogicallyPartitioned):
     depth_ratio: float = struct.field(default=1.0, pytree_node=False)
     init_std: float | None = struct.field(default=None, pytree_node=False)
     decay: bool | None = struct.field(default=None, pytree_node=False)
+    width_ratio: float | None = struct.field(default=None, pytree_node=False)  # what a Readout divides by
 
     def to_nnx_metadata(self) -> dict[str, Any]:
         """For ``nnx.bridge.ToNNX``: every field as it is. NNX would place an array that names its axes on a mesh."""
@@ -62,30 +64,33 @@ class AnnotatedParam(nn.LogicallyPartitioned):
         return cls(**{field.name: metadata[field.name] for field in dataclasses.fields(cls)})
 
 
-_branch_depth_ratio: contextvars.ContextVar[float | None] = contextvars.ContextVar("branch_depth_ratio", default=None)
+# The depth ratio of the residual branch that is running. A JAX context rather than a Python one: it is part of the key
+# under which JAX and Flax reuse traces, so that equal modules in and outside branches do not share one.
+_branch_depth_ratio = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
 def residual_scope(depth_ratio: float) -> Iterator[None]:
-    """Parameters initialised inside are recorded as inside a residual branch of a network with this depth ratio."""
-    token = _branch_depth_ratio.set(depth_ratio)
-    try:
+    """Parameters initialised inside are recorded as inside a residual branch of a network with this depth ratio.
+
+    `ResidualBranch` enters it. Use it yourself around ``self.param`` in ``setup``, which runs before the branch.
+    """
+    if not isinstance(depth_ratio, numbers.Real) or not 0 < depth_ratio < math.inf:
+        raise InputError(f"depth_ratio is {depth_ratio!r}: use depth / base_depth, a number above 0.")
+    with _branch_depth_ratio(float(depth_ratio)):
         yield
-    finally:
-        _branch_depth_ratio.reset(token)
 
 
 def require_in_branch(module: str, params: Any) -> None:
     """Raises `InputError` if a parameter of a branch's ``module`` was recorded as outside any branch.
 
-    That happens to a module that was first called outside, and under ``flax.linen.jit``, which reuses the trace of an
-    equal module wherever that one was.
+    That happens to a module that was called outside first.
     """
     for path, leaf in jax.tree_util.tree_flatten_with_path(params, is_leaf=_is_box)[0]:
         if isinstance(leaf, AnnotatedParam) and not leaf.in_branch:
             raise InputError(
                 f"parameter '{module}/{path_name(path)}' is used in a residual branch but was made outside: do not "
-                "share it, take flax.linen.jit off the branch, or call the branch first."
+                "share it, or call the branch first."
             )
 
 
@@ -95,6 +100,7 @@ def annotated(
     *,
     init_std: float | None = None,
     decay: bool | None = None,
+    width_ratio: float | None = None,
 ) -> Callable[..., AnnotatedParam]:
     """Wraps any Flax initializer so that the parameter carries its logical axes; use it in your own modules too.
 
@@ -103,18 +109,16 @@ def annotated(
       axes: one name of `AXES` per dimension of the parameter, in the order of its shape.
       init_std: standard deviation of ``init``, for the printed table; ``None`` prints as "?".
       decay: whether weight decay applies; ``None``: to matrices (roles input, hidden, output), not to vectors.
+      width_ratio: the ``m`` that the forward pass divides by, if it does; `param_info` holds it against the shapes.
 
     Raises:
-      InputError: an unknown axis name, or as many names as the parameter does not have dimensions.
+      InputError: an unknown axis name. `param_info` checks that there is one name per dimension.
     """
-    for name in axes:
-        if name not in AXES:
-            raise InputError(f"axis name {name!r} is unknown: use one of {', '.join(map(repr, AXES))}.")
+    _require_axis_names(axes)
 
     def init_annotated(key: jax.Array, shape: tuple[int, ...], *args: Any, **kwargs: Any) -> AnnotatedParam:
-        if len(axes) != len(shape):
-            raise InputError(f"axes {axes} name {len(axes)} dimensions, but the parameter has shape {tuple(shape)}.")
-        ratio = _branch_depth_ratio.get()
+        # The shape here may be a flattened one (flax.linen.DenseGeneral), so the axes are held against it later.
+        ratio = _branch_depth_ratio.value
         return AnnotatedParam(
             init(key, shape, *args, **kwargs),
             names=axes,
@@ -122,6 +126,7 @@ def annotated(
             depth_ratio=1.0 if ratio is None else float(ratio),
             init_std=init_std,
             decay=decay,
+            width_ratio=width_ratio,
         )
 
     return init_annotated
@@ -129,19 +134,43 @@ def annotated(
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """What to write for a parameter that carries no annotation: its logical axes, and where it is."""
+    """What to write for a parameter that carries no annotation, or to correct one.
+
+    Attributes:
+      names: one of `AXES` per dimension.
+      in_branch: inside a residual branch or not; ``None`` keeps what the annotation recorded, and is an error for a
+        parameter without one.
+      depth_ratio: of the branch, for ``in_branch=True``; ``None`` keeps what was recorded.
+      decay, width_ratio: as in `annotated`; ``None`` keeps what was recorded.
+    """
 
     names: AxisNames
-    in_branch: bool = False
-    depth_ratio: float = 1.0
+    in_branch: bool | None = None
+    depth_ratio: float | None = None
     decay: bool | None = None
+    width_ratio: float | None = None
 
-    def annotate(self, leaf: Any) -> AnnotatedParam:
-        """``leaf`` (anything with a shape) in the annotation."""
-        if len(self.names) != len(leaf.shape):
-            raise InputError(f"axes {self.names} name {len(self.names)} dimensions, but the shape is {leaf.shape}.")
+    def __post_init__(self) -> None:
+        _require_axis_names(self.names)
+
+    def annotate(self, path: str, leaf: Any) -> AnnotatedParam:
+        """``leaf`` (an annotated parameter, or anything with a shape) with this annotation."""
+        recorded = isinstance(leaf, AnnotatedParam)
+        in_branch = leaf.in_branch if recorded and self.in_branch is None else self.in_branch
+        depth_ratio = leaf.depth_ratio if recorded and self.depth_ratio is None else self.depth_ratio
+        if in_branch is None or (in_branch and depth_ratio is None):
+            raise InputError(
+                f"the override of parameter {path!r} does not say where it is: write Axes(names, in_branch=False), or "
+                "in_branch=True with depth_ratio=depth / base_depth."
+            )
         return AnnotatedParam(
-            leaf, names=self.names, in_branch=self.in_branch, depth_ratio=self.depth_ratio, decay=self.decay
+            nn.unbox(leaf),
+            names=self.names,
+            in_branch=in_branch,
+            depth_ratio=depth_ratio if in_branch and depth_ratio is not None else 1.0,
+            init_std=leaf.init_std if recorded else None,
+            decay=leaf.decay if recorded and self.decay is None else self.decay,
+            width_ratio=leaf.width_ratio if recorded and self.width_ratio is None else self.width_ratio,
         )
 
 
@@ -160,7 +189,8 @@ def param_info(
       model: the model that will be trained.
       base_model: the same model **at the same depth** with the tuned proxy's width (``model.base()`` for ours);
         its shapes give the width ratios. Depth ratios come from the residual branches themselves.
-      *inputs, **kwargs: what the models are called with, arrays or ``jax.ShapeDtypeStruct``.
+      *inputs: what the models are called with, arrays or ``jax.ShapeDtypeStruct``.
+      **kwargs: static arguments of the call, such as ``train=False``.
       overrides: glob of a parameter's path (``"encoder/*/kernel"``) to its `Axes`, for parameters without an
         annotation or to correct one.
 
@@ -177,20 +207,25 @@ def info_from_annotations(params: Any, base_params: Any, overrides: Mapping[str,
     leaves, structure = jax.tree_util.tree_flatten_with_path(params, is_leaf=_is_box)
     base_leaves = dict(jax.tree_util.tree_flatten_with_path(base_params, is_leaf=_is_box)[0])
     unused = set(overrides or {})
+    extra = base_leaves.keys() - {path for path, _ in leaves}
+    if extra:
+        raise InputError(
+            f"parameter {path_name(min(extra, key=path_name))!r} is in the base model but not in the model."
+        )
     labelled = []
     for path, leaf in leaves:
         name = path_name(path)
         for pattern, axes in (overrides or {}).items():
             if fnmatch.fnmatchcase(name, pattern):
-                leaf = axes.annotate(nn.unbox(leaf))
+                leaf = axes.annotate(name, leaf)
                 unused.discard(pattern)
         if path not in base_leaves:
             raise InputError(f"parameter {name!r} is in the model but not in the base model: give both the same depth.")
         if not isinstance(leaf, AnnotatedParam):
             raise InputError(
-                f"parameter {name!r} of shape {tuple(leaf.shape)} has no role: build it with a layer of "
+                f"parameter {name!r} of shape {tuple(nn.unbox(leaf).shape)} has no role: build it with a layer of "
                 f"depthmup_flax.layers, wrap its initializer as depthmup_flax.annotated(init, axes), or pass "
-                f"overrides={{{name!r}: Axes(names)}} with one of {', '.join(map(repr, AXES))} per dimension."
+                f"overrides={{{name!r}: Axes(names, in_branch=...)}} with one of {_AXIS_NAMES} per dimension."
             )
         labelled.append(_info_of_leaf(name, leaf, nn.unbox(base_leaves[path]).shape))
     if unused:
@@ -311,6 +346,19 @@ def _init_shapes(model: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
     return jax.eval_shape(lambda *xs: model.init(jax.random.key(0), *xs, **kwargs), *inputs)["params"]
 
 
+def _require_axis_names(axes: Any) -> None:
+    if isinstance(axes, str) or not isinstance(axes, (tuple, list)):
+        raise InputError(f"axes is {axes!r}: use a tuple with one of {_AXIS_NAMES} per dimension.")
+    for i, name in enumerate(axes):
+        if name not in AXES:
+            raise InputError(
+                f"axis name {name!r} is unknown: use one of {_AXIS_NAMES} (a scanned stack's is 'layers', by "
+                "metadata_params={flax.linen.PARTITION_NAME: 'layers'})."
+            )
+        if name == "layers" and i > 0:
+            raise InputError(f"axes {tuple(axes)} have 'layers' at {i}: a stack's axis comes first.")
+
+
 def _is_box(x: Any) -> bool:
     return isinstance(x, nn.meta.AxisMetadata)
 
@@ -318,12 +366,20 @@ def _is_box(x: Any) -> bool:
 def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -> ParamInfo:
     """Role and ratios of one annotated leaf, from its axes and the base model's shape."""
     shape = tuple(box.value.shape)
-    if len(box.names) != len(shape) or len(base_shape) != len(shape):
-        raise InputError(f"parameter {name!r} has shape {shape}, axes {box.names} and base shape {base_shape}.")
-    ratio, grows, has_input = {"in": 1.0, "out": 1.0}, {"in": False, "out": False}, False
+    _require_axis_names(box.names)
+    if len(box.names) != len(shape):
+        raise InputError(
+            f"parameter {name!r} has shape {shape}, but its axes {box.names} name {len(box.names)} dimensions: give "
+            f"one of {_AXIS_NAMES} per dimension."
+        )
+    if len(base_shape) != len(shape):
+        raise InputError(
+            f"parameter {name!r} has shape {shape}, and {base_shape} in the base model: use the same model."
+        )
+    ratio, grows = {"in": 1.0, "out": 1.0}, {"in": False, "out": False}
+    has_input, has_output = ({AXES[axis][0] for axis in box.names} >= {direction} for direction in ("in", "out"))
     for axis, size, base_size in zip(box.names, shape, base_shape, strict=True):
         direction, growing = AXES[axis]
-        has_input |= direction == "in"
         if growing and direction is not None:
             grows[direction] = True
             ratio[direction] *= size / base_size
@@ -333,8 +389,10 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
                 "does not grow: name it 'width_in' or 'width_out', or give the base model the same depth and data."
             )
     role = _ROLE_OF_GROWTH[grows["in"], grows["out"]]
-    if role is Role.INPUT and not has_input:
-        role = Role.VECTOR
+    if role in (Role.INPUT, Role.OUTPUT) and not (has_input and has_output):  # a lone direction is a vector
+        role, ratio = Role.VECTOR, {"in": 1.0, "out": ratio["in"] * ratio["out"]}
+    if role is Role.OUTPUT:
+        _require_readout(name, box.width_ratio, ratio["in"])
     return ParamInfo(
         role=role,
         shape=shape,
@@ -347,7 +405,21 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
     )
 
 
-# (the input dimension grows, the output dimension grows) -> role; a lone growing dimension is a vector.
+def _require_readout(name: str, declared: float | None, measured: float) -> None:
+    """An output matrix must be multiplied by 1/m in the forward pass, by the m that the shapes say."""
+    if declared is None:
+        raise InputError(
+            f"parameter {name!r} is a readout (its input grows, its output does not), but nothing says that its product "
+            "is multiplied by 1/m: use depthmup_flax.Readout, or do that and annotate it with width_ratio=m."
+        )
+    if not math.isclose(declared, measured):
+        raise InputError(
+            f"parameter {name!r} is of a readout with width_ratio {declared:g}, but it is {measured:g} times as wide as "
+            "in the base model: give the readout width_ratio = width / base width, with the same base."
+        )
+
+
+# (the input dimension grows, the output dimension grows) -> role
 _ROLE_OF_GROWTH = {
     (True, True): Role.HIDDEN,
     (False, True): Role.INPUT,
@@ -358,7 +430,7 @@ _ROLE_OF_GROWTH = {
 
 def _with_model_width(labelled: list[ParamInfo]) -> list[ParamInfo]:
     """The readout's input ratio is the whole model's width ratio m, which every leaf carries."""
-    ratios = {leaf.width_in for leaf in labelled if leaf.role is Role.OUTPUT}
+    ratios = {leaf.width_in for leaf in labelled if leaf.role is Role.OUTPUT and not leaf.in_branch}
     if len(ratios) > 1:
         raise InputError(f"readouts have different width ratios {sorted(ratios)}: they must grow together.")
     model_width = ratios.pop() if ratios else max((leaf.width_out for leaf in labelled), default=1.0)

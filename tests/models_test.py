@@ -286,6 +286,7 @@ def test_models_work_under_vmap_over_seeds(cls, x):
         (lambda: dm.ResMLP(10, base_width=-1), "model.base_width is -1: use a positive whole number, or 0"),
         (lambda: dm.ResMLP(10, nonlinearity="rleu"), "model.nonlinearity is 'rleu': did you mean 'relu'?"),
         (lambda: dm.ResMLP(10, norm="batch"), "model.norm is 'batch': ResMLP has 'none' and 'layer'"),
+        (lambda: dm.ResMLP(10, dtype="bf17"), "model.dtype is 'bf17': use 'float32', 'bfloat16' or 'float16'"),
         (lambda: dm.ResMLP(10, zero_init_branch=True), "never trains"),
         (lambda: dm.SimpleResNet(10, width=20), "model.width is 20: it is the last of four widths that double"),
         (lambda: dm.SimpleResNet(10, base_width=4), "model.base_width is 4"),

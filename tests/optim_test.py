@@ -29,6 +29,11 @@ GRADS = [jax.tree.map(lambda p, s=s: s * p + 0.3, PARAMS) for s in (0.1, -0.05, 
 RULE = PRESETS["depth_mup"].replace(gamma0=2.0)
 
 
+def net_info():
+    model, _, info = net()
+    return info, model.parametrization
+
+
 def run(optimizer, params=PARAMS, grads=GRADS):
     state = optimizer.init(params)
     for g in grads:
@@ -161,7 +166,7 @@ def test_block_only_at_eta_is_depth_mup_at_eta_sqrt_r_with_frozen_stem_and_reado
     curves = []
     for preset, rate in (("block_only", eta), ("depth_mup", eta * math.sqrt(r))):
         model, params, info = net(depth=4 * r, preset=preset)
-        # eps = 0: block_only and depth_mup scale gradients alike, so only the update's factor differs
+        # block_only and depth_mup scale gradients alike, so only the update's factor differs
         curves.append(
             losses(model, params, dm.freeze(dm.adamw(rate, info, model.parametrization), info, ("stem", "readout")), 20)
         )
@@ -338,7 +343,10 @@ def test_frozen_parameters_do_not_move_and_the_rest_does():
     assert moved["blocks"]["branch"]["dense_0"] == {"kernel": True, "bias": True}
 
 
-@pytest.mark.parametrize(("name", "degree"), [("sgd", 1), ("momentum", 1), ("adam", 0), ("lion", 0), ("rmsprop", 0)])
+@pytest.mark.parametrize(
+    ("name", "degree"),
+    [("sgd", 1), ("momentum", 1), ("adam", 0), ("lion", 0), ("rmsprop", 0), ("radam", 0), ("adagrad", 0)],
+)
 def test_homogeneity_tells_sgd_from_adam(name, degree):
     assert optim.homogeneity(optim.direction(name)) == degree
 
@@ -349,6 +357,21 @@ def test_homogeneity_tells_sgd_from_adam(name, degree):
         (lambda: optim.direction("adm"), "optimizer.name is 'adm': did you mean 'adam'?"),
         (lambda: optim.direction("adam", momentum=0.9), "it takes b1, b2, eps"),
         (lambda: optim.direction("trust_ratio"), "depends on other entries"),
+        (lambda: optim.direction("factored_rms"), "depends on other entries"),
+        (lambda: optim.direction("param_block_rms"), "depends on other entries"),
+        (lambda: optim.direction("sgd", nesterov=True), "nesterov is set but momentum is not"),
+        (lambda: dm.depthmup(optax.adam(0.1), INFO, RULE, 0.1), "inner is a finished optimizer"),
+        (lambda: dm.scale_by_depthmup(optax.sgd(0.1), INFO, RULE), "inner is a finished optimizer"),
+        (lambda: dm.depthmup(optax.scale_by_adam(), INFO, 0.1, RULE), "parametrization is 0.1: use depthmup_flax.get_"),
+        (lambda: dm.sgd(0.1, INFO, RULE).init({"hidden": PARAMS["hidden"]}), "another structure than info"),
+        (
+            lambda: dm.sgd(0.1, INFO, RULE).init(jax.tree.map(lambda p: p[:2], PARAMS)),
+            "shape (2,), but info was made for (3,)",
+        ),
+        (
+            lambda: dm.sgd(0.1, *net_info()).init(dm.ResMLP(10, width=16, depth=4).init(KEY, X)["params"]),
+            "unbox them, flax.linen.unbox",
+        ),
         (lambda: dm.sgd(0.1, INFO, PRESETS["block_only"]), "scaling only the block with SGD is 'depth_mup' already"),
         (
             lambda: dm.depthmup(optax.trace(0.9), INFO, PRESETS["block_only"], 0.1),
@@ -365,6 +388,23 @@ def test_bad_optimizer_settings_are_named(call, message):
     with pytest.raises(dm.InputError) as error:
         call()
     assert message in str(error.value)
+
+
+def test_a_direction_by_name_takes_mapped_hyperparameters():
+    def first(momentum):
+        inner = optim.direction("momentum", momentum=momentum)
+        return run(optim.depthmup(inner, INFO, RULE, 0.1))["hidden"]
+
+    together = jax.vmap(first)(jnp.array([0.0, 0.9]))
+    np.testing.assert_allclose(together[1], first(0.9), rtol=1e-6)
+    assert not jnp.allclose(together[0], together[1])
+
+
+def test_epsilon_is_told_in_units_of_the_gradient():
+    assert optim.direction_eps("adam") == 1e-8
+    assert optim.direction_eps("adam", eps=1e-3) == 1e-3
+    assert optim.direction_eps("rmsprop", eps=1e-6) == pytest.approx(1e-3)  # sqrt(nu + eps)
+    assert optim.direction_eps("sgd") is None
 
 
 def test_block_only_accepts_adam_like_optimizers():

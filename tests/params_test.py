@@ -25,8 +25,9 @@ from depthmup_flax import (
     annotated,
     param_info,
     param_table,
+    residual_scope,
 )
-from depthmup_flax.params import flatten_info, info_from_json, info_to_json
+from depthmup_flax.params import flatten_info, info_from_annotations, info_from_json, info_to_json
 
 IMAGE = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
 
@@ -122,7 +123,7 @@ def test_a_leaf_without_a_role_is_an_error_that_says_what_to_write():
     assert "'block/kernel'" in message
     assert "(16, 16)" in message
     assert "depthmup_flax.annotated" in message
-    assert "overrides={'block/kernel': Axes(names)}" in message
+    assert "overrides={'block/kernel': Axes(names, in_branch=...)}" in message
 
 
 def test_overrides_by_path_give_foreign_leaves_their_role():
@@ -148,18 +149,76 @@ def test_parameters_created_inside_a_branch_are_known_to_be_there_whoever_owns_t
     }
 
 
-@pytest.mark.parametrize("layer", [nn.jit(Dense), Dense], ids=["reused by nn.jit", "shared"])
-def test_a_branch_parameter_that_was_recorded_outside_is_an_error_not_a_wrong_role(layer):
+def test_a_shared_branch_parameter_that_was_recorded_outside_is_an_error_not_a_wrong_role():
     class Net(nn.Module):
         @nn.compact
         def __call__(self, x):
-            outside = layer(4, name="outside")
-            h = outside(x)
-            branch = outside if layer is Dense else layer(4, name="inside")
-            return ResidualBranch(branch)(h)
+            shared = Dense(4, name="shared")
+            return ResidualBranch(shared)(shared(x))
 
-    with pytest.raises(InputError, match=r"/kernel' is used in a residual branch but was made outside"):
+    with pytest.raises(InputError, match=r"'shared/kernel' is used in a residual branch but was made outside"):
         param_info(Net(), Net(), jnp.zeros((1, 4)))
+
+
+def test_flax_jit_does_not_carry_roles_from_one_place_or_model_to_another():
+    jitted = nn.jit(Dense)
+
+    class Net(nn.Module):
+        ratio: float
+
+        @nn.compact
+        def __call__(self, x):
+            h = jitted(4, name="before")(x)
+            h = ResidualBranch(jitted(4, name="inside"), depth_ratio=self.ratio)(h)
+            return jitted(4, name="after")(h)
+
+    for ratio in (4.0, 9.0):
+        leaves = flatten_info(param_info(Net(ratio), Net(ratio), jnp.zeros((1, 4))))
+        assert {path: (leaf.in_branch, leaf.depth_ratio) for path, leaf in leaves.items()} == {
+            "before/kernel": (False, 1.0),
+            "inside/kernel": (True, ratio),
+            "after/kernel": (False, 1.0),
+        }
+
+
+def test_parameters_of_setup_are_recorded_by_the_scope_around_them():
+    class Net(nn.Module):
+        def setup(self):
+            with residual_scope(4.0):
+                self.kernel = self.param("kernel", annotated(nn.initializers.ones, ("width_in", "width_out")), (4, 4))
+            self.residual = ResidualBranch(lambda h: h @ self.kernel, depth_ratio=4.0)
+
+        def __call__(self, x):
+            return self.residual(x)
+
+    leaf = flatten_info(param_info(Net(), Net(), jnp.zeros((1, 4))))["kernel"]
+    assert (leaf.in_branch, leaf.depth_ratio) == (True, 4.0)
+
+
+def test_an_override_keeps_what_the_branch_recorded():
+    model, base = ResMLP(10, width=16, base_width=8, base_depth=2), ResMLP(10, width=8, base_depth=2, base_width=8)
+    override = {"blocks/*": Axes(("layers", "width_in", "width_out"), decay=False)}
+    leaf = flatten_info(param_info(model, base, IMAGE, overrides=override))["blocks/branch/dense_0/kernel"]
+    assert (leaf.in_branch, leaf.depth_ratio, leaf.decay) == (True, 4.0, False)
+
+
+def test_flax_attention_can_be_annotated():
+    """DenseGeneral calls its initializer with a flattened shape."""
+
+    class Net(nn.Module):
+        width: int
+
+        @nn.compact
+        def __call__(self, x):
+            init = annotated(nn.initializers.lecun_normal(), ("width_in", None, "width_out"))
+            return nn.DenseGeneral((2, self.width // 2), kernel_init=init, use_bias=False, name="qkv")(x)
+
+    leaf = flatten_info(
+        info_from_annotations(
+            *(jax.eval_shape(Net(n).init, jax.random.key(0), jnp.ones((1, n)))["params"] for n in (16, 8))
+        )
+    )["qkv/kernel"]
+    assert (leaf.role, leaf.shape, leaf.width_in, leaf.width_out) == (Role.HIDDEN, (16, 2, 8), 2, 2)
 
 
 def test_roles_are_found_through_scan_and_remat():
@@ -196,13 +255,39 @@ def test_models_work_inside_nnx():
     assert flatten_info(info).keys() == flatten_info(jax.tree.map(lambda _: ParamInfo(Role.FIXED, ()), params)).keys()
 
 
+class BareReadout(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        return Dense(3, ("width_in", "fixed_out"))(Dense(self.width, ("fixed_in", "width_out"))(x))
+
+
+def test_a_lone_growing_dimension_is_a_vector_whatever_its_direction_is_called():
+    class Scale(nn.Module):
+        width: int
+
+        @nn.compact
+        def __call__(self, x):
+            return self.param("scale", annotated(nn.initializers.ones, ("width_in",)), (self.width,))
+
+    leaf = flatten_info(param_info(Scale(16), Scale(8), jnp.zeros(1)))["scale"]
+    assert summary(leaf) == (Role.VECTOR, 1, 2, False, 1, False)
+
+
+class Misnamed(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return Dense(4, ("width_out",))(x)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: annotated(nn.initializers.zeros, ("width",)), "axis name 'width' is unknown"),
         (
-            lambda: Dense(4, ("width_out",)).init(jax.random.key(0), jnp.zeros((1, 4))),
-            "name 1 dimensions, but the parameter has shape (4, 4)",
+            lambda: param_info(Misnamed(), Misnamed(), jnp.zeros((1, 4))),
+            "parameter 'Dense_0/kernel' has shape (4, 4), but its axes ('width_out',) name 1 dimensions",
         ),
         (
             lambda: param_info(Theirs(16), Theirs(8), jnp.zeros((1, 5)), overrides={"blok/*": Axes(("width_in",))}),
@@ -210,13 +295,43 @@ def test_models_work_inside_nnx():
         ),
         (
             lambda: param_info(
-                ResMLP(10, width=16), ResMLP(10, width=8), IMAGE, overrides={"blok/*": Axes(("width_in",))}
+                ResMLP(10, width=16), ResMLP(10, width=16), IMAGE, overrides={"blok/*": Axes(("width_in",))}
             ),
             "override 'blok/*' matches no parameter",
         ),
         (
             lambda: param_info(ResMLP(10, width=16, depth=4), ResMLP(10, width=8, depth=2), IMAGE),
             "has size 4 along 'layers' and 2 in the base model",
+        ),
+        (
+            lambda: param_info(
+                Theirs(16), Theirs(8), jnp.zeros((1, 5)), overrides={"block/*": Axes(("width_in", None))}
+            ),
+            "the override of parameter 'block/kernel' does not say where it is",
+        ),
+        (
+            lambda: param_info(ResMLP(10, width=16), ResMLP(10, width=8), IMAGE),
+            "'readout/kernel' is of a readout with width_ratio 1, but it is 2 times as wide as in the base model",
+        ),
+        (
+            lambda: param_info(BareReadout(16), BareReadout(8), jnp.zeros((1, 4))),
+            "'Dense_0/kernel' is a readout (its input grows, its output does not), but nothing says",
+        ),
+        (lambda: ResMLP(10, parametrization="depth_mup"), "model.parametrization is 'depth_mup'"),
+        (lambda: param_info(ResMLP(10), ResMLP(10, use_bias=True), IMAGE), "is in the base model but not in the model"),
+        (lambda: annotated(nn.initializers.zeros, "width_out"), "axes is 'width_out': use a tuple"),
+        (lambda: Axes(("width_in", "layers"), in_branch=False), "a stack's axis comes first"),
+        (
+            lambda: ResidualBranch(nn.Dense(1)).init(jax.random.key(0), jnp.zeros((2, 4))),
+            "maps shape (2, 4) to (2, 1): it must keep the shape",
+        ),
+        (
+            lambda: ResidualBranch(nn.Dense(4), depth_ratio=0).init(jax.random.key(0), jnp.zeros((2, 4))),
+            "depth_ratio is 0: use depth / base_depth",
+        ),
+        (
+            lambda: Readout(4, width_ratio=-1.0).init(jax.random.key(0), jnp.zeros((2, 4))),
+            "Readout.width_ratio is -1.0",
         ),
         (
             lambda: param_info(ResMLP(10, use_bias=True), ResMLP(10), IMAGE),

@@ -94,7 +94,7 @@ class ResMLP(nn.Module):
             phi=phi,
             pre_nonlin=self.pre_nonlin,
             subtract_mean=self.mean_subtraction,
-            norm=functools.partial(Norm, self.norm, dtype=self.dtype),
+            norm=functools.partial(Norm, self.norm, dtype=self.dtype, param_dtype=self.param_dtype),
         )
         residual = functools.partial(ResidualBranch, parametrization=self.parametrization, depth_ratio=depth_ratio)
         blocks = stacked(_Block, self.depth, scan=self.scan)(branch, residual, name="blocks")

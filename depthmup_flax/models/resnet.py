@@ -152,7 +152,8 @@ class _NormedConv(nn.Module):
             param_dtype=self.param_dtype,
             name="conv",
         )
-        return Norm(self.norm, dtype=self.dtype, name="norm")(conv(x), train=self.train).astype(self.param_dtype)
+        norm = Norm(self.norm, dtype=self.dtype, param_dtype=self.param_dtype, name="norm")
+        return norm(conv(x), train=self.train).astype(self.param_dtype)
 
 
 class _Block(nn.Module):
