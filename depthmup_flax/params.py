@@ -409,13 +409,13 @@ def _require_readout(name: str, declared: float | None, measured: float) -> None
     """An output matrix must be multiplied by 1/m in the forward pass, by the m that the shapes say."""
     if declared is None:
         raise InputError(
-            f"parameter {name!r} is a readout (its input grows, its output does not), but nothing says that its product "
-            "is multiplied by 1/m: use depthmup_flax.Readout, or do that and annotate it with width_ratio=m."
+            f"parameter {name!r} is a readout (its input grows, its output does not), but nothing says that its "
+            "product is multiplied by 1/m: use depthmup_flax.Readout, or do that and annotate it with width_ratio=m."
         )
     if not math.isclose(declared, measured):
         raise InputError(
-            f"parameter {name!r} is of a readout with width_ratio {declared:g}, but it is {measured:g} times as wide as "
-            "in the base model: give the readout width_ratio = width / base width, with the same base."
+            f"parameter {name!r} is of a readout with width_ratio {declared:g}, but it is {measured:g} times as wide "
+            "as in the base model: give the readout width_ratio = width / base width, with the same base."
         )
 
 
