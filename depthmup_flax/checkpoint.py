@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import pathlib
@@ -11,6 +12,8 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
+
+from depthmup_flax.errors import InputError
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +28,16 @@ class Checkpointer:
 
     def __init__(self, directory: pathlib.Path, keep: int) -> None:
         self._directory = directory.absolute()
+
+        def accuracy(metrics: Mapping[str, float]) -> float:
+            return metrics["test_accuracy"]
+
         latest = policies.LatestN(keep)
-        best = policies.BestN(
-            n=1, get_metric_fn=lambda metrics: metrics["test_accuracy"], keep_checkpoints_without_metrics=False
-        )
+        best = policies.BestN(n=1, get_metric_fn=accuracy, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=policies.AnyPreservationPolicy([latest, best]), cleanup_tmp_directories=True
+            preservation_policy=policies.AnyPreservationPolicy([latest, best]),
+            best_fn=accuracy,  # makes Orbax write the metrics, so that the best is still known after a restart
+            cleanup_tmp_directories=True,
         )
         self._manager = ocp.CheckpointManager(self._directory, options=options, item_names=("state", "meta"))
 
@@ -50,19 +57,32 @@ class Checkpointer:
     def restore(self, abstract_state: Any) -> tuple[Any, dict[str, Any]] | None:
         """State and meta of the latest checkpoint that can be read, or ``None`` if there is none.
 
-        A damaged one is renamed to ``<step>.damaged``, which is said in a warning, and the one before it is tried.
+        A damaged one, behind which an older one can be read, is renamed to ``<step>.damaged`` and a warning says so.
 
         Args:
           abstract_state: pytree of ``jax.ShapeDtypeStruct`` with shardings, as the state will be used.
+
+        Raises:
+          InputError: there are checkpoints, and none can be read. Nothing is renamed then.
         """
+        damaged: dict[int, Exception] = {}
         for step in sorted(self._manager.all_steps(), reverse=True):
             items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state), meta=ocp.args.JsonRestore())
             try:
                 restored = self._manager.restore(step, args=items)
                 # A lazily read file may fail only now.
-                return jax.block_until_ready(restored["state"]), restored["meta"]
+                state, meta = jax.block_until_ready(restored["state"]), restored["meta"]
             except Exception as error:  # whatever a damaged file makes Orbax raise
-                self._set_aside(step, error)
+                damaged[step] = error
+                continue
+            for damaged_step, reason in damaged.items():
+                self._set_aside(damaged_step, reason)
+            return state, meta
+        if damaged:
+            raise InputError(
+                f"no checkpoint in {self._directory} can be read ({_first_line(damaged[max(damaged)])}): repair it, "
+                "choose another workdir, or pass --overwrite to start anew."
+            )
         return None
 
     def close(self) -> None:
@@ -72,13 +92,18 @@ class Checkpointer:
 
     def _set_aside(self, step: int, error: Exception) -> None:
         source = self._directory / str(step)
-        target = self._directory / f"{step}.damaged"
+        names = (f"{step}.damaged{suffix}" for suffix in itertools.chain([""], (f".{i}" for i in itertools.count(1))))
+        target = next(self._directory / name for name in names if not (self._directory / name).exists())
         log.warning(
-            "checkpoint %s cannot be read (%s); it is kept as %s and the previous one is tried.",
+            "checkpoint %s cannot be read (%s); it is kept as %s and the previous one is used.",
             source,
-            str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__,
+            _first_line(error),
             target.name,
         )
         if jax.process_index() == 0:
             os.replace(source, target)
         self._manager.reload()
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

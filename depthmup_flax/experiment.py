@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from depthmup_flax import optim
 from depthmup_flax.config import make_parametrization, optimizer_kwargs, validate
 from depthmup_flax.data import Dataset, load, steps_per_epoch
+from depthmup_flax.errors import InputError
 from depthmup_flax.models import create_model
 from depthmup_flax.parametrization import Parametrization
 from depthmup_flax.params import param_info, param_table
@@ -74,7 +75,9 @@ def build(config: ConfigDict) -> Experiment:
     model = create_model(num_classes=dataset.num_classes, parametrization=parametrization, **config.model)
     info = param_info(model, model.base(), example_input(dataset))
     epoch_steps = steps_per_epoch(len(dataset.train), config.train.batch_size)
-    total_steps = config.train.steps or max(1, math.ceil(config.train.epochs * epoch_steps))
+    total_steps = config.train.steps or max(1, math.ceil(min(config.train.epochs * epoch_steps, 2.0**40)))
+    if total_steps >= 2**31:
+        raise InputError(f"train.epochs or train.steps asks for {total_steps} steps: use fewer than 2^31.")
     return Experiment(
         config=config,
         dataset=dataset,

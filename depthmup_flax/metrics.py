@@ -29,6 +29,9 @@ class MetricsWriter:
         if path.exists():
             _keep_rows_until(path, resume_step)
         self._rows = path.open("a", encoding="utf-8")
+        if not resume_step:  # nothing of an earlier attempt goes on
+            for events in directory.glob("events.out.tfevents.*"):
+                events.unlink()
         # TensorBoard drops events from purge_step on.
         self._events = SummaryWriter(str(directory), purge_step=resume_step + 1 if resume_step else None)
 
@@ -76,22 +79,22 @@ class Progress:
             self._bar.update(step - self._step)
         self._step, self._seconds, self._since = step, 0.0, time.perf_counter()
 
-    def update(self, step: int, loss: float, accuracy: float) -> float:
-        """Shows where training is; returns images per second."""
+    def update(self, step: int, loss: float, accuracy: float) -> float | None:
+        """Shows where training is; returns images per second, ``None`` while that is not known."""
         self.pause()
         steps = step - self._step
-        rate = steps * self._batch_size / self._seconds if steps and self._seconds else 0.0
-        left = (self._total - step) * self._batch_size / max(rate, 1e-9)
+        rate = steps * self._batch_size / self._seconds if steps and self._seconds else None
+        speed = "" if rate is None else f"{rate:,.0f} images/s"
         if self._bar is not None:
             self._bar.update(step - self._step)
-            self._bar.set_postfix_str(f"loss {loss:.4f}, acc {accuracy:.1%}, {rate:,.0f} images/s")
+            self._bar.set_postfix_str(f"loss {loss:.4f}, acc {accuracy:.1%}, {speed}")
         else:
-            epoch = step / self._steps_per_epoch
-            print(
-                f"step {step}/{self._total}  epoch {epoch:.1f}  loss {loss:.4f}  acc {accuracy:.1%}  "
-                f"{rate:,.0f} images/s  ETA {tqdm.tqdm.format_interval(left)}",
-                flush=True,
-            )
+            line = f"step {step}/{self._total}  epoch {step / self._steps_per_epoch:.1f}"
+            line += f"  loss {loss:.4f}  acc {accuracy:.1%}"
+            if rate is not None:
+                left = (self._total - step) * self._batch_size / rate
+                line += f"  {speed}  ETA {tqdm.tqdm.format_interval(left)}"
+            print(line, flush=True)
         self._step, self._seconds = step, 0.0
         self.go_on()
         return rate

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib.metadata
 import json
 import math
@@ -54,15 +56,22 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
     mesh = sharding.make_mesh()
     sharding.require_divisible("train.batch_size", config.train.batch_size, mesh)
     directory = prepare_workdir(pathlib.Path(workdir), config, overwrite=overwrite)
-    finished = directory / "result.json"
+    with _only_run_in(directory):
+        return _train_in(directory, experiment, mesh)
+
+
+def _train_in(directory: pathlib.Path, experiment: Experiment, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    config, finished = experiment.config, directory / "result.json"
     if finished.exists():
         result = _read_json(finished)
+        if result.get("config_hash") != configs.config_hash(config):
+            raise InputError(f"{finished} is of another config: choose another workdir, or pass --overwrite.")
         print(f"{directory} holds this run already, {summary(result)}. --overwrite runs it again.")
         return result
-    write_atomically(directory / "config.json", configs.to_json(config))
-    write_atomically(directory / "params.txt", experiment.parameter_table() + "\n")
     run = _Run(experiment, mesh, directory)
     try:
+        write_atomically(directory / "config.json", configs.to_json(config))
+        write_atomically(directory / "params.txt", experiment.parameter_table() + "\n")
         result = run.train()
     finally:
         run.close()
@@ -85,7 +94,8 @@ def prepare_workdir(directory: pathlib.Path, config: ConfigDict, *, overwrite: b
     except OSError as error:
         raise InputError(f"workdir {str(directory)!r} cannot be written ({error.strerror}): choose another.") from error
     if overwrite:
-        _delete_run(directory)
+        with _only_run_in(directory):
+            _delete_run(directory)
     stored = directory / "config.json"
     if stored.exists():
         ours = json.loads(configs.to_json(config))
@@ -204,6 +214,8 @@ class _Run:
                 return self._result("diverged", {})
             if evaluates:
                 test = self._evaluate_and_save(step)
+                if not math.isfinite(test["test_loss"]):  # the last update was one too many
+                    return self._result("diverged", {})
         if not test:  # resumed after the last step
             test = self._evaluate()
         return self._result("completed", test)
@@ -229,14 +241,21 @@ class _Run:
             abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
             restored = self._checkpointer.restore(abstract)
             if restored is not None:
-                return restored[0], restored[1]["elapsed_s"]
+                state, meta = restored
+                if configs.differences(meta["config"], json.loads(configs.to_json(experiment.config))):
+                    raise InputError(
+                        f"the checkpoints in {str(self._directory)!r} are of another config: choose another workdir, "
+                        "or pass --overwrite to delete them."
+                    )
+                return state, meta["elapsed_s"]
         return jax.jit(init, out_shardings=everywhere)(), 0.0
 
     def _log(self, step: int) -> None:
         """Writes the averages since the last line."""
         loss, accuracy = self._state.recent.means()
         rate = self._progress.update(step, loss, accuracy)
-        self._writer.write(step, {"train_loss": loss, "train_accuracy": accuracy, "images_per_s": rate})
+        speed = {} if rate is None else {"images_per_s": rate}
+        self._writer.write(step, {"train_loss": loss, "train_accuracy": accuracy, **speed})
 
     def _evaluate(self) -> dict[str, float]:
         config = self._experiment.config
@@ -249,7 +268,7 @@ class _Run:
         test = self._evaluate()
         self._writer.write(step, test)
         self._progress.say(f"step {step}  test loss {test['test_loss']:.4f}  test acc {test['test_accuracy']:.1%}")
-        if self._checkpointer is not None:
+        if self._checkpointer is not None and math.isfinite(test["test_loss"]):
             meta = {
                 "config": self._experiment.config.to_dict(),
                 "param_info": info_to_json(self._experiment.info),
@@ -265,6 +284,8 @@ class _Run:
 
     def _result(self, status: str, test: dict[str, float]) -> dict[str, Any]:
         state, diverged = self._state, int(self._state.nonfinite_step)
+        if status == "diverged" and diverged < 0:
+            diverged = int(state.step)
         values = {
             "status": status,
             "train_loss": float(state.last_loss),
@@ -313,6 +334,22 @@ def versions() -> dict[str, str]:
     return found
 
 
+@contextlib.contextmanager
+def _only_run_in(directory: pathlib.Path) -> Iterator[None]:
+    """Holds a lock that the system releases with the process, however it ends."""
+    with (directory / ".lock").open("a") as file:
+        if jax.process_index() == 0:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(
+                    f"workdir {str(directory)!r} is in use by another run: wait or choose another."
+                ) from error
+            except OSError:  # a file system without locks
+                pass
+        yield
+
+
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -322,8 +359,10 @@ def _read_json(path: pathlib.Path) -> dict[str, Any]:
 
 def _delete_run(directory: pathlib.Path) -> None:
     """Deletes what a run writes, and nothing else."""
-    for name in ("config.json", "params.txt", "metrics.jsonl", "result.json"):
-        (directory / name).unlink(missing_ok=True)
+    # config.json guards the rest, so it goes last.
+    if (directory / "checkpoints").exists():
+        shutil.rmtree(directory / "checkpoints")
     for events in directory.glob("events.out.tfevents.*"):
         events.unlink()
-    shutil.rmtree(directory / "checkpoints", ignore_errors=True)
+    for name in ("result.json", "metrics.jsonl", "params.txt", "config.json"):
+        (directory / name).unlink(missing_ok=True)

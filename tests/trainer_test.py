@@ -15,10 +15,11 @@ import orbax.checkpoint as ocp
 import pytest
 
 from depthmup_flax import InputError
+from depthmup_flax.checkpoint import Checkpointer
 from depthmup_flax.config import config_hash, default_config, differences, to_json
 from depthmup_flax.experiment import build, example_input
 from depthmup_flax.params import info_from_json
-from depthmup_flax.trainer import train_and_evaluate
+from depthmup_flax.trainer import _only_run_in, train_and_evaluate
 from depthmup_flax.training import init_state, make_train_step
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -61,6 +62,19 @@ def losses(workdir):
 
 class StopHere(Exception):
     pass
+
+
+def mlp_run():
+    return tiny(optimizer={"schedule": "cosine", "warmup_steps": 3, "weight_decay": 0.1, "clip_rms": 0.5})
+
+
+def conv_run():
+    return tiny(
+        "simple_resnet",
+        model={"width": 8, "norm": "batch"},
+        optimizer={"name": "momentum", "frozen": ("stem",)},
+        data={"augment": "cifar", "placement": "stream", "train_examples": 200},
+    )
 
 
 def interrupt_after(step, monkeypatch):
@@ -129,19 +143,13 @@ def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(tmp_path):
     assert result["test_accuracy"] == pytest.approx(accuracy, abs=0.005)
 
 
-@pytest.mark.parametrize("stop", [4, 5, 11])
 @pytest.mark.parametrize(
-    "config",
+    ("config", "stop"),
     [
-        lambda: tiny(optimizer={"schedule": "cosine", "warmup_steps": 3, "weight_decay": 0.1, "clip_rms": 0.5}),
-        lambda: tiny(
-            "simple_resnet",
-            model={"width": 8, "norm": "batch"},
-            optimizer={"name": "momentum", "frozen": ("stem",)},
-            data={"augment": "cifar", "placement": "stream", "train_examples": 200},
-        ),
+        *((mlp_run, stop) for stop in (4, 5, 11)),
+        (conv_run, 5),
     ],
-    ids=["mlp-adam-in-memory", "conv-momentum-streamed-augmented"],
+    ids=["mlp-adam-in-memory-4", "mlp-adam-in-memory-5", "mlp-adam-in-memory-11", "conv-momentum-streamed-augmented-5"],
 )
 def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(config, stop, tmp_path, monkeypatch):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -294,6 +302,56 @@ def test_the_best_checkpoint_is_kept_beside_the_latest(tmp_path):
     assert 40 in kept
     assert max(accuracies[step] for step in kept) == max(accuracies.values())
     assert len(kept) <= 2
+
+
+def test_the_best_checkpoint_is_still_kept_after_a_restart(tmp_path):
+    def save(steps):
+        checkpointer = Checkpointer(tmp_path, keep=1)
+        checkpointer.restore({"w": jax.ShapeDtypeStruct((2,), jnp.float32)})
+        for step, accuracy in steps:
+            checkpointer.save(step, {"w": jnp.ones(2)}, {"config": {}}, {"test_accuracy": accuracy})
+        checkpointer.close()
+        return {int(p.name) for p in tmp_path.iterdir() if p.name.isdigit()}
+
+    assert save([(1, 0.9), (2, 0.5), (3, 0.4)]) == {1, 3}
+    assert save([(4, 0.5), (5, 0.4)]) == {1, 5}
+
+
+def test_when_no_checkpoint_can_be_read_nothing_is_touched_and_nothing_starts(tmp_path):
+    train_and_evaluate(tiny(), tmp_path)
+    (tmp_path / "result.json").unlink()
+    for file in (tmp_path / "checkpoints").glob("*/state/**/*"):
+        if file.is_file():
+            os.truncate(file, 0)
+    names = {p.name for p in (tmp_path / "checkpoints").iterdir()}
+    with pytest.raises(InputError, match=r"no checkpoint in .* can be read"):
+        train_and_evaluate(tiny(), tmp_path)
+    assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == names
+    assert rows(tmp_path)[-1]["step"] == 12
+
+
+def test_checkpoints_and_results_of_another_config_are_not_taken_for_this_one(tmp_path):
+    train_and_evaluate(tiny(), tmp_path)
+    (tmp_path / "config.json").unlink()
+    other = tiny(optimizer={"learning_rate": 0.5})
+    with pytest.raises(InputError, match=r"result.json is of another config"):
+        train_and_evaluate(other, tmp_path)
+    (tmp_path / "result.json").unlink()
+    with pytest.raises(InputError, match=r"the checkpoints in .* are of another config"):
+        train_and_evaluate(other, tmp_path)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_a_work_directory_in_use_is_refused(tmp_path):
+    with _only_run_in(tmp_path), pytest.raises(InputError, match="is in use by another run"):
+        train_and_evaluate(tiny(), tmp_path)
+
+
+def test_a_last_update_that_blows_up_is_divergence_too(tmp_path):
+    config = tiny(optimizer={"learning_rate": 1e36}, train={"steps": 1})
+    result = train_and_evaluate(config, tmp_path)
+    assert (result["status"], result["diverged_at_step"], result["test_loss"]) == ("diverged", 1, None)
+    assert train_and_evaluate(config, tmp_path) == result
 
 
 def test_a_work_directory_with_another_config_is_refused_and_untouched(tmp_path):
