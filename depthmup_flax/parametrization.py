@@ -174,6 +174,13 @@ class Parametrization:
         """``gamma0 * m^gamma0_width_exponent``, what the network's output is divided by (B24 Eq. 1 and C.1)."""
         return self.gamma0 * model_width**self.gamma0_width_exponent
 
+    def attention_scale(self, head_dim: int, base_head_dim: int) -> float:
+        """``sqrt(d_base) / d``, what the products of queries and keys are multiplied by (TP4 sec. 8.1; B24 A.3).
+
+        With a head dimension that does not grow, and under ``standard``, it is the usual ``1 / sqrt(d)``.
+        """
+        return (head_dim * self._width(head_dim / base_head_dim)) ** -0.5
+
     def forward_multiplier(self, info: ParamInfo) -> Scalar:
         """The constant between this parameter and the sum it enters, for the printed table."""
         if info.in_branch:
