@@ -12,7 +12,7 @@ Importing this package starts no device and imports no TensorFlow.
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.layers import Conv, Dense, Norm, Readout, ResidualBranch
-from depthmup_flax.models import ResMLP, SimpleResNet, create_model
+from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
 from depthmup_flax.optim import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
 from depthmup_flax.parametrization import (
     PRESETS,
@@ -26,6 +26,7 @@ from depthmup_flax.parametrization import (
 from depthmup_flax.params import Axes, annotated, param_info, param_table, residual_scope
 
 __all__ = [
+    "GPT",
     "PRESETS",
     "Axes",
     "Classification",
@@ -37,9 +38,11 @@ __all__ = [
     "Parametrization",
     "Readout",
     "ResMLP",
+    "ResNet",
     "ResidualBranch",
     "Role",
     "SimpleResNet",
+    "ViT",
     "adamw",
     "annotated",
     "classify",

@@ -32,6 +32,9 @@ NONLINEARITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
+NORMS = ("none", "layer", "batch")
+
+
 def nonlinearity(name: str) -> Callable[[jax.Array], jax.Array]:
     """An activation by name (see `NONLINEARITIES`)."""
     if name not in NONLINEARITIES:
@@ -76,13 +79,14 @@ class Dense(nn.Module):
 
 
 class Conv(nn.Module):
-    """3x3 (by default) stride-1 SAME convolution, kernel HWIO with std ``sigma / sqrt(H W I)``; ``x`` is NHWC.
+    """3x3 (by default) SAME convolution, kernel HWIO with std ``sigma / sqrt(H W I)``; ``x`` is NHWC.
 
     Only the channels grow with width, so the axes name the kernel's last two dimensions.
     """
 
     features: int
     window: tuple[int, int] = (3, 3)
+    strides: tuple[int, int] = (1, 1)
     axes: tuple[str, str] = ("width_in", "width_out")
     sigma: float = 1.0
     use_bias: bool = False
@@ -91,13 +95,14 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """``[B, H, W, C] -> [B, H, W, features]``."""
+        """``[B, H, W, C] -> [B, H / stride, W / stride, features]``, rounded up."""
         shape = (*self.window, x.shape[-1], self.features)
         kernel_init = normal(self.sigma / math.sqrt(math.prod(shape[:-1])), (None, None, *self.axes))
         kernel = self.param("kernel", kernel_init, shape, self.param_dtype)
         bias = _bias(self, self.axes[-1])
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
-        y = conv_same(x, kernel)
+        # A strided convolution changes the shape, so it is never in a scan, where the canonical form matters.
+        y = conv_same(x, kernel) if self.strides == (1, 1) else _conv(x, kernel, "SAME", self.strides)
         return y if bias is None else y + bias
 
 
@@ -136,7 +141,7 @@ class Readout(nn.Module):
 
 
 class ResidualBranch(nn.Module):
-    """``h + a r^-alpha branch(h)``: the one residual connection (TP6 Definition 6.2 and 10.2; B24 Eq. 1, Table 1).
+    """``shortcut(h) + a r^-alpha branch(h)``: the one residual connection (TP6 Definition 6.2 and 10.2; B24 Eq. 1, Table 1).
 
     Parameters that ``branch`` creates while it runs are recorded as inside a residual branch, whichever module owns
     them; a parameter that exists already (made in ``setup``, or by an earlier call) keeps what was recorded then, see
@@ -146,23 +151,30 @@ class ResidualBranch(nn.Module):
       branch: a module or function ``h -> increment`` of the same shape.
       parametrization: gives the multiplier.
       depth_ratio: ``r``, the number of branches over the base model's.
+      shortcut: where the branch changes the shape, the projection that takes ``h`` there; its parameters are outside
+        the branch and its output is not scaled. ``None`` is the identity.
     """
 
     branch: Callable[[jax.Array], jax.Array]
     parametrization: Parametrization = PRESETS["depth_mup"]
     depth_ratio: float = 1.0
+    shortcut: Callable[[jax.Array], jax.Array] | None = None
 
     @nn.compact
     def __call__(self, h: jax.Array) -> jax.Array:
-        """``[...] -> [...]`` in ``h``'s dtype, which is not rounded to the branch's."""
+        """``[...] -> [...]`` in the shortcut's dtype (``h``'s), which is not rounded to the branch's."""
         with residual_scope(self.depth_ratio):
             increment = self.branch(h)
-        if increment.shape != h.shape:
-            raise InputError(f"the residual branch maps shape {h.shape} to {increment.shape}: it must keep the shape.")
+        skip = h if self.shortcut is None else self.shortcut(h)
+        if increment.shape != skip.shape:
+            raise InputError(
+                f"the residual branch maps shape {h.shape} to {increment.shape}, and the shortcut to {skip.shape}: "
+                "they must agree; give ResidualBranch a shortcut that projects, or a branch that keeps the shape."
+            )
         if self.is_initializing() and isinstance(self.branch, nn.Module):
             require_in_branch("/".join(self.branch.path), self.branch.variables.get("params", {}))
-        multiplier = jnp.asarray(self.parametrization.residual_multiplier(self.depth_ratio), h.dtype)
-        return h + multiplier * increment.astype(h.dtype)
+        multiplier = jnp.asarray(self.parametrization.residual_multiplier(self.depth_ratio), skip.dtype)
+        return skip + multiplier * increment.astype(skip.dtype)
 
 
 class Norm(nn.Module):
@@ -212,7 +224,7 @@ def stacked(block: type[nn.Module], length: int, *, scan: bool) -> Callable[...,
     return nn.scan(
         block,
         variable_axes={"params": 0, "batch_stats": 0, "intermediates": 0},
-        split_rngs={"params": True},
+        split_rngs={"params": True, "dropout": True},
         length=length,
         unroll=1 if scan else length,
         metadata_params={nn.PARTITION_NAME: "layers"},
@@ -236,8 +248,8 @@ def conv_same(x_BxHxWxC: jax.Array, kernel_HWIO: jax.Array) -> jax.Array:
     return _conv(x_BxHxWxC, kernel_HWIO, "SAME")
 
 
-def _conv(x: jax.Array, kernel: jax.Array, padding: Any) -> jax.Array:
-    return jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+def _conv(x: jax.Array, kernel: jax.Array, padding: Any, strides: tuple[int, int] = (1, 1)) -> jax.Array:
+    return jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
 @jax.custom_vjp

@@ -6,14 +6,22 @@ import dataclasses
 from typing import Any
 
 from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.models.gpt import GPT
 from depthmup_flax.models.mlp import ResMLP
-from depthmup_flax.models.resnet import SimpleResNet
+from depthmup_flax.models.resnet import ResNet, SimpleResNet
+from depthmup_flax.models.vit import ViT
 from depthmup_flax.parametrization import Parametrization
 
-MODELS: dict[str, Any] = {"res_mlp": ResMLP, "simple_resnet": SimpleResNet}
+MODELS: dict[str, Any] = {
+    "res_mlp": ResMLP,
+    "simple_resnet": SimpleResNet,
+    "resnet": ResNet,
+    "vit": ViT,
+    "gpt": GPT,
+}
 
 # What a config does not set: Linen's own fields, and what comes from the rest of the configuration.
-_NOT_IN_CONFIG = ("parent", "name", "num_classes", "parametrization", "param_dtype")
+_NOT_IN_CONFIG = ("parent", "name", "num_classes", "vocab_size", "parametrization", "param_dtype")
 
 
 def model_fields(name: str) -> dict[str, Any]:
@@ -26,6 +34,12 @@ def model_fields(name: str) -> dict[str, Any]:
 def create_model(name: str, *, num_classes: int, parametrization: Parametrization, **fields: Any) -> Any:
     """A model of `MODELS`; ``fields`` are its own attributes, so its class docstring is their reference.
 
+    Args:
+      name: of the model.
+      num_classes: number of outputs: classes, or tokens of a language model.
+      parametrization: the rule.
+      **fields: its attributes.
+
     Raises:
       InputError: unknown model or field, or a value that the model refuses.
     """
@@ -33,7 +47,8 @@ def create_model(name: str, *, num_classes: int, parametrization: Parametrizatio
     for field in fields:
         if field not in known:
             raise InputError(f"model has no field {field!r} for {name!r}: {did_you_mean(field, known)}")
-    return MODELS[name](num_classes=num_classes, parametrization=parametrization, **fields)
+    outputs = "vocab_size" if MODELS[name].input_kind == "tokens" else "num_classes"
+    return MODELS[name](**{outputs: num_classes}, parametrization=parametrization, **fields)
 
 
-__all__ = ["MODELS", "ResMLP", "SimpleResNet", "create_model", "model_fields"]
+__all__ = ["GPT", "MODELS", "ResMLP", "ResNet", "SimpleResNet", "ViT", "create_model", "model_fields"]

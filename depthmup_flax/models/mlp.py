@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -41,6 +41,8 @@ class ResMLP(nn.Module):
       dtype: of the computation inside layers.
       param_dtype: of parameters and of the residual stream.
     """
+
+    input_kind: ClassVar[str] = "image"
 
     num_classes: int
     width: int = 128
