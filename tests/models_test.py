@@ -13,10 +13,21 @@ import pytest
 import depthmup_flax as dm
 from depthmup_flax.layers import NONLINEARITIES, conv_same
 from depthmup_flax.models import create_model, model_fields
-from depthmup_flax.models.resnet import segment_lengths
+from depthmup_flax.models.resnet import even_stages, segment_lengths
+from depthmup_flax.params import flatten_info, path_name
 
 VECTORS = jax.random.normal(jax.random.key(1), (4, 20))
 IMAGES = jax.random.normal(jax.random.key(1), (4, 16, 16, 3))
+TOKENS = jax.random.randint(jax.random.key(1), (4, 12), 0, 5)
+# One small network of each kind, with inputs.
+EACH = [
+    (dm.ResMLP(5, width=64, depth=8), VECTORS),
+    (dm.SimpleResNet(5, width=64, depth=8), IMAGES),
+    (dm.ResNet(5, width=8, depth=8), IMAGES),
+    (dm.ViT(5, width=32, depth=4, patch_size=4), IMAGES),
+    (dm.GPT(5, width=32, depth=4), TOKENS),
+]
+NAMES = [type(model).__name__ for model, _ in EACH]
 
 
 def init(model, x, seed=0):
@@ -113,6 +124,12 @@ def test_three_poolings_are_equally_spaced_over_depth(depth, expected):
         (dm.SimpleResNet(5, width=16, depth=7), IMAGES),
         (dm.SimpleResNet(5, width=16, depth=7, norm="batch", use_bias=True), IMAGES),
         (dm.SimpleResNet(5, width=16, depth=7, norm="layer"), IMAGES),
+        (dm.ResNet(5, width=8, depth=7, stage_sizes=(2, 5), norm="batch"), IMAGES),
+        (dm.ResNet(5, width=8, depth=6, stage_sizes=(3, 3), norm="none", use_bias=True), IMAGES),
+        (dm.ViT(5, width=16, depth=3, patch_size=4, use_bias=True), IMAGES),
+        (dm.ViT(5, width=16, depth=3, patch_size=4, norm="none", pool="mean", positions="sincos"), IMAGES),
+        (dm.GPT(5, width=16, depth=3), TOKENS),
+        (dm.GPT(5, width=16, depth=3, tied=True, head_dim=8, positions="sincos", norm="none"), TOKENS),
     ],
 )
 def test_scanned_and_unrolled_are_one_network_with_one_checkpoint(model, x):
@@ -203,9 +220,9 @@ def test_batch_norm_uses_batch_statistics_in_training_and_running_ones_in_evalua
     np.testing.assert_allclose(evaluate({**variables, **updated}), trained, atol=0.02)
 
 
-@pytest.mark.parametrize(("cls", "x"), [(dm.ResMLP, VECTORS), (dm.SimpleResNet, IMAGES)])
-def test_bfloat16_computes_in_bfloat16_with_float32_parameters_and_stream(cls, x):
-    exact, rounded = (cls(5, width=64, depth=8, dtype=d) for d in (None, "bfloat16"))
+@pytest.mark.parametrize(("model", "x"), EACH, ids=NAMES)
+def test_bfloat16_computes_in_bfloat16_with_float32_parameters_and_stream(model, x):
+    exact, rounded = (model.clone(dtype=d) for d in (None, "bfloat16"))
     variables = init(rounded, x)
     assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype("float32")}
     logits, recorded = apply(rounded, variables, x, mutable=["intermediates"])
@@ -262,19 +279,98 @@ def test_zero_init_branch_starts_as_the_identity_and_gets_gradients(model, x, ze
 
 
 def test_zero_init_readout_starts_at_zero_logits():
-    for cls, x in ((dm.ResMLP, VECTORS), (dm.SimpleResNet, IMAGES)):
-        model = cls(5, width=16, depth=4, zero_init_readout=True)
+    for model, x in EACH:
+        model = model.clone(width=16, depth=4, zero_init_readout=True)
         assert not jnp.any(apply(model, init(model, x), x))
 
 
-@pytest.mark.parametrize(("cls", "x"), [(dm.ResMLP, VECTORS), (dm.SimpleResNet, IMAGES)])
-def test_models_work_under_vmap_over_seeds(cls, x):
-    model = cls(5, width=16, depth=4)
-    keys = jax.random.split(jax.random.key(0), 3)
-    run = lambda key: model.apply(nn.unbox(model.init(key, x)), x)
-    together = jax.jit(jax.vmap(run))(keys)
-    alone = jnp.stack([jax.jit(run)(key) for key in keys])
-    np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize(("model", "x"), EACH, ids=NAMES)
+def test_training_under_vmap_over_learning_rates_and_seeds_is_training_alone(model, x):
+    model = model.clone(width=16, depth=4)
+    info = dm.param_info(model, model.base(), x)
+    labels = TOKENS if x is TOKENS else jnp.arange(4)
+
+    def train(learning_rate, seed):
+        variables = nn.unbox(model.init(jax.random.key(seed), x))
+        params, rest = variables["params"], {k: v for k, v in variables.items() if k != "params"}
+        optimizer = dm.sgd(learning_rate, info, model.parametrization, momentum=0.9)
+
+        def loss(params):
+            logits, _ = model.apply({"params": params, **rest}, x, train=True, mutable=["batch_stats"])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+        def step(carry, _):
+            params, state = carry
+            value, grads = jax.value_and_grad(loss)(params)
+            updates, state = optimizer.update(grads, state, params)
+            return (optax.apply_updates(params, updates), state), value
+
+        return jax.lax.scan(step, (params, optimizer.init(params)), None, length=3)[1]
+
+    rates, seeds = jnp.array([0.003, 0.03]), jnp.array([0, 1])
+    together = jax.jit(jax.vmap(train))(rates, seeds)
+    alone = jnp.stack([jax.jit(train)(*pair) for pair in zip(rates, seeds, strict=True)])
+    np.testing.assert_allclose(together, alone, rtol=2e-3)
+    assert bool((together[:, -1] < together[:, 0]).all())
+
+
+@pytest.mark.parametrize(("model", "x"), EACH, ids=NAMES)
+def test_every_parameter_is_annotated_with_its_initial_standard_deviation(model, x):
+    model = model.clone(width=32, base_width=16, use_bias=True)
+    params = init(model, x)["params"]
+    leaves = flatten_info(dm.param_info(model, model.base(), x))
+    for path, value in jax.tree_util.tree_flatten_with_path(params)[0]:
+        leaf = leaves[path_name(path)]
+        assert leaf.init_std == pytest.approx(float(value.std()), rel=0.25, abs=0.01), path
+        assert leaf.in_branch == any(part in path_name(path) for part in ("blocks", "segment", "stage", "/conv_"))
+
+
+def test_resnet_is_he_et_al_with_the_activation_first_and_a_scaled_branch():
+    """Block after block, with JAX's own convolutions and batch statistics (B24 App. A.2)."""
+    model = dm.ResNet(7, width=8, depth=5, base_width=4, base_depth=2, stage_sizes=(2, 3), norm="batch")
+    variables = init(model, IMAGES)
+    p = variables["params"]
+
+    def conv_norm(x, layer, index=None, stride=1):
+        kernel = layer["conv"]["kernel"] if index is None else layer["conv"]["kernel"][index]
+        y = jax.lax.conv_general_dilated(
+            x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return (y - y.mean((0, 1, 2))) / jnp.sqrt(y.var((0, 1, 2)) + 1e-5)
+
+    def branch(x, block, index=None, stride=1):
+        y = conv_norm(jax.nn.relu(x), block["conv_1"], index, stride)
+        return 2.5**-0.5 * conv_norm(jax.nn.relu(y), block["conv_2"], index)
+
+    h = conv_norm(IMAGES, p["stem"])
+    for i in range(2):
+        h = h + branch(h, p["stage_0"], i)
+    h = conv_norm(h, p["down_1"]["shortcut"], stride=2) + branch(h, p["down_1"], stride=2)
+    for i in range(2):
+        h = h + branch(h, p["stage_1"], i)
+    expected = jax.nn.relu(h).mean((1, 2)) @ p["readout"]["kernel"] / 2
+    logits, _ = apply(model, variables, IMAGES, train=True, mutable=["batch_stats"])
+    np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_resnet_18_has_the_parameters_of_he_et_al():
+    """11.17 million for CIFAR-10, 11.69 million for ImageNet, 21.8 million for ResNet-34 there, as commonly printed."""
+
+    def count(model, side):
+        shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, side, side, 3)))
+        return sum(leaf.size for leaf in jax.tree.leaves(shapes["params"]))
+
+    readout_bias = 10
+    assert count(dm.ResNet(10), 32) == 11_173_962 - readout_bias
+    assert count(dm.ResNet(1000, stem="imagenet"), 224) == 11_689_512 - 1000
+    assert count(dm.ResNet(1000, depth=16, stage_sizes=(3, 4, 6, 3), stem="imagenet"), 224) == 21_797_672 - 1000
+
+
+@pytest.mark.parametrize(
+    ("depth", "expected"), [(4, (1, 1, 1, 1)), (5, (1, 1, 2, 1)), (8, (2, 2, 2, 2)), (15, (3, 4, 4, 4))]
+)
+def test_stages_are_as_equal_as_the_depth_allows(depth, expected):
+    assert even_stages(depth) == expected
 
 
 @pytest.mark.parametrize(
@@ -291,7 +387,25 @@ def test_models_work_under_vmap_over_seeds(cls, x):
         (lambda: dm.SimpleResNet(10, width=20), "model.width is 20: it is the last of four widths that double"),
         (lambda: dm.SimpleResNet(10, base_width=4), "model.base_width is 4"),
         (lambda: dm.SimpleResNet(10, depth=2), "model.depth is 2: three poolings need a depth of at least 3"),
-        (lambda: dm.SimpleResNet(10, norm="group"), "model.norm is 'group': use 'none', 'layer' or 'batch'"),
+        (lambda: dm.SimpleResNet(10, norm="group"), "model.norm is 'group': use one of batch, layer, none"),
+        (lambda: dm.ResNet(10, stem="imagnet"), "model.stem is 'imagnet': did you mean 'imagenet'?"),
+        (lambda: dm.ResNet(10, depth=3), "model.depth is 3: four stages need a depth of at least 4"),
+        (lambda: dm.ResNet(10, stage_sizes=(3, 4, 6, 3)), "model.stage_sizes is (3, 4, 6, 3), but model.depth is 8"),
+        (lambda: dm.ResNet(10).init(jax.random.key(0), jnp.zeros((1, 4, 4, 3))), "at least 8 x 8 pixels"),
+        (lambda: dm.ViT(10, width=30), "model.width is 30, which model.num_heads = 4 does not divide: use width 32"),
+        (lambda: dm.ViT(10, width=64, base_width=30), "model.base_width is 30"),
+        (lambda: dm.ViT(10, width=30, head_dim=8), "model.width is 30, which model.head_dim = 8 does not divide"),
+        (lambda: dm.ViT(10, head_dim=-1), "model.head_dim is -1"),
+        (lambda: dm.ViT(10, pool="max"), "model.pool is 'max': use one of mean, token"),
+        (lambda: dm.ViT(10, positions="rotary"), "model.positions is 'rotary': use one of learned, sincos"),
+        (lambda: dm.ViT(10, norm="batch"), "model.norm is 'batch': use one of layer, none"),
+        (lambda: dm.ViT(10, dropout=1.0), "model.dropout is 1.0: use a probability"),
+        (
+            lambda: dm.ViT(10, patch_size=7).init(jax.random.key(0), jnp.zeros((1, 32, 32, 3))),
+            "model.patch_size is 7, which does not divide images of shape (32, 32, 3)",
+        ),
+        (lambda: dm.GPT(10, tied=True, zero_init_readout=True), "model.tied makes the readout the token embedding"),
+        (lambda: dm.GPT(10).init(jax.random.key(0), jnp.zeros((1, 4))), "give tokens [B, T]"),
         (lambda: dm.SimpleResNet(10).init(jax.random.key(0), jnp.zeros((1, 4, 4, 3))), "at least 8 x 8 pixels"),
         (
             lambda: create_model("resmlp", num_classes=2, parametrization=None),

@@ -1,0 +1,22 @@
+"""ResNet-18 on CIFAR-10 with SGD (B24 Fig. 2, App. A.2, A.4): BatchNorm, 20 epochs of batch 64, augmented.
+
+python train.py --config=configs/cifar10_resnet18.py --workdir=runs/resnet18
+"""
+
+import math
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import default_config
+
+
+def get_config() -> ConfigDict:
+    """The configuration."""
+    config = default_config("resnet")
+    # ResNet-18; deeper ones are --config.model.depth=16, and so on. Tuned at a quarter of its width.
+    config.model.update(width=64, depth=8, base_width=16, base_depth=8, norm="batch")
+    config.parametrization.branch_multiplier = 3 / math.sqrt(8)  # the figure's 3 / sqrt(L), at the base depth
+    config.data.update(name="tfds:cifar10", augment="cifar")
+    config.optimizer.update(name="sgd", learning_rate=0.1)
+    config.train.update(batch_size=64, epochs=20.0)
+    return config

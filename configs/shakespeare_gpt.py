@@ -1,0 +1,19 @@
+"""A small GPT on one text file, character by character, with Adam, a warm-up and a cosine (as in TP6 sec. 10.3).
+
+python train.py --config=configs/shakespeare_gpt.py --workdir=runs/gpt --config.data.name=text:tinyshakespeare.txt
+"""
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import default_config
+
+
+def get_config() -> ConfigDict:
+    """The configuration."""
+    config = default_config("gpt")
+    config.model.update(width=256, depth=8, base_width=64, base_depth=4, num_heads=4)
+    config.data.update(name="text:tinyshakespeare.txt", context=128, augment="shift")
+    # TP6's recipe, at a size that fits one file: 3900 steps, a warm-up over the first 500, a cosine to zero.
+    config.optimizer.update(name="adam", learning_rate=1e-3, warmup_steps=500, schedule="cosine")
+    config.train.update(batch_size=64, steps=3900)
+    return config
