@@ -11,6 +11,7 @@ Importing this package starts no device and imports no TensorFlow.
 """
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.foreign import infer_info, rescale_init
 from depthmup_flax.layers import Conv, Dense, Norm, Readout, ResidualBranch
 from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
 from depthmup_flax.optim import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
@@ -51,8 +52,10 @@ __all__ = [
     "depthmup",
     "freeze",
     "get_parametrization",
+    "infer_info",
     "param_info",
     "param_table",
+    "rescale_init",
     "residual_scope",
     "scale_by_depthmup",
     "sgd",

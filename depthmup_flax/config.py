@@ -39,7 +39,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
     """The whole tree for a model of `depthmup_flax.models.MODELS`, with every field that a command line can set."""
     return ConfigDict(
         {
-            "seed": 0,  # initial weights, data order and augmentation
+            "seed": 0,  # initial weights, data order, augmentation, dropout, and the sample of a language model
             "parametrization": {"preset": "depth_mup", **{k: placeholder(t) for k, t in _RULE_FIELDS.items()}},
             "model": {"name": model, **model_fields(model), "dtype": "float32"},
             "data": dict(DATA_DEFAULTS),

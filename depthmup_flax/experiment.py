@@ -7,8 +7,6 @@ import math
 from typing import Any
 
 import flax.linen as nn
-import jax
-import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
@@ -16,7 +14,7 @@ from depthmup_flax import optim
 from depthmup_flax.config import make_parametrization, optimizer_kwargs, validate
 from depthmup_flax.data import Dataset, load, steps_per_epoch
 from depthmup_flax.errors import InputError
-from depthmup_flax.models import create_model
+from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.parametrization import Parametrization
 from depthmup_flax.params import param_info, param_table
 
@@ -28,7 +26,7 @@ class Experiment:
     Attributes:
       config: the resolved config.
       dataset: train and test split.
-      model: the Flax module; called with images ``[B, H, W, C]``.
+      model: the Flax module; called with what ``dataset.prepare`` gives.
       parametrization: the rule.
       info: tree of `ParamInfo` with the structure of the model's parameters.
       optimizer: finished optax transformation.
@@ -72,8 +70,9 @@ def build(config: ConfigDict) -> Experiment:
     # The model's own checks come before the data, which may take a while to load; classes are not known yet.
     create_model(num_classes=1, parametrization=parametrization, **config.model)
     dataset = load(config.data)
+    _require_fit(config.model.name, dataset)
     model = create_model(num_classes=dataset.num_classes, parametrization=parametrization, **config.model)
-    info = param_info(model, model.base(), example_input(dataset))
+    info = param_info(model, model.base(), dataset.input_spec)
     epoch_steps = steps_per_epoch(len(dataset.train), config.train.batch_size)
     total_steps = config.train.steps or max(1, math.ceil(min(config.train.epochs * epoch_steps, 2.0**40)))
     if total_steps >= 2**31:
@@ -90,9 +89,16 @@ def build(config: ConfigDict) -> Experiment:
     )
 
 
-def example_input(dataset: Dataset) -> jax.ShapeDtypeStruct:
-    """The shape of a batch of one preprocessed image."""
-    return jax.ShapeDtypeStruct((1, *dataset.image_shape), jnp.float32)
+def _require_fit(name: str, dataset: Dataset) -> None:
+    """The model must read what the data set holds."""
+    reads, holds = MODELS[name].input_kind, dataset.input_kind
+    if reads != holds:
+        plural = {"image": "images", "tokens": "tokens"}
+        fitting = " or ".join(repr(other) for other, model in MODELS.items() if model.input_kind == holds)
+        raise InputError(
+            f"model.name is {name!r}, which reads {plural[reads]}, but data.name is {dataset.name!r}, which holds "
+            f"{plural[holds]}: use model.name = {fitting}, or other data."
+        )
 
 
 def _optimizer(

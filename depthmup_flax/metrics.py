@@ -51,13 +51,23 @@ class MetricsWriter:
 
 
 class Progress:
-    """Steps, loss, accuracy, images/s and time left: a bar on a terminal, plain lines elsewhere.
+    """Steps, loss, accuracy, speed and time left: a bar on a terminal, plain lines elsewhere.
 
-    Images/s is over the time since the previous line, evaluations not counted; time left is at that speed.
+    Speed is over the time since the previous line, evaluations not counted; time left is at that speed.
+
+    Args:
+      total_steps: of the run.
+      first_step: steps taken before.
+      steps_per_epoch: training steps in an epoch.
+      units_per_step: images or tokens that a step reads.
+      unit: "images" or "tokens".
     """
 
-    def __init__(self, total_steps: int, first_step: int, batch_size: int, steps_per_epoch: int) -> None:
-        self._total, self._batch_size, self._steps_per_epoch = total_steps, batch_size, steps_per_epoch
+    def __init__(
+        self, total_steps: int, first_step: int, steps_per_epoch: int, *, units_per_step: int, unit: str
+    ) -> None:
+        self._total, self._steps_per_epoch = total_steps, steps_per_epoch
+        self._units_per_step, self._unit = units_per_step, unit
         self._step, self._seconds, self._since = first_step, 0.0, time.perf_counter()
         self._bar = None
         if sys.stdout.isatty():
@@ -80,11 +90,11 @@ class Progress:
         self._step, self._seconds, self._since = step, 0.0, time.perf_counter()
 
     def update(self, step: int, loss: float, accuracy: float) -> float | None:
-        """Shows where training is; returns images per second, ``None`` while that is not known."""
+        """Shows where training is; returns units per second, ``None`` while that is not known."""
         self.pause()
         steps = step - self._step
-        rate = steps * self._batch_size / self._seconds if steps and self._seconds else None
-        speed = "" if rate is None else f"{rate:,.0f} images/s"
+        rate = steps * self._units_per_step / self._seconds if steps and self._seconds else None
+        speed = "" if rate is None else f"{rate:,.0f} {self._unit}/s"
         if self._bar is not None:
             self._bar.update(step - self._step)
             self._bar.set_postfix_str(f"loss {loss:.4f}, acc {accuracy:.1%}, {speed}")
@@ -92,7 +102,7 @@ class Progress:
             line = f"step {step}/{self._total}  epoch {step / self._steps_per_epoch:.1f}"
             line += f"  loss {loss:.4f}  acc {accuracy:.1%}"
             if rate is not None:
-                left = (self._total - step) * self._batch_size / rate
+                left = (self._total - step) * self._units_per_step / rate
                 line += f"  {speed}  ETA {tqdm.tqdm.format_interval(left)}"
             print(line, flush=True)
         self._step, self._seconds = step, 0.0

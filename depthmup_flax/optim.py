@@ -24,6 +24,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
 
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.parametrization import Parametrization, Scalar
@@ -361,13 +362,18 @@ def _scale_by_info(info: Any, scale_of: Callable[[Any], Scalar]) -> optax.Gradie
 
 
 def _map_info(function: Callable[[Any, Any], Any], info: Any, tree: Any) -> Any:
+    def at_leaf(leaf_info: Any, leaf: Any) -> Any:
+        if isinstance(leaf, nnx.Variable):  # a node with one array; nnx.Optimizer passes it here and the array there
+            return jax.tree.map(lambda array: function(leaf_info, array), leaf)
+        return function(leaf_info, leaf)
+
     try:
-        return jax.tree.map(function, info, tree, is_leaf=is_info)
+        return jax.tree.map(at_leaf, info, tree, is_leaf=is_info)
     except InputError:
         raise
     except ValueError as error:
         raise InputError(
-            "the parameters have another structure than info: pass what param_info was made for, "
+            "the parameters have another structure than info: pass what info was made for; after param_info that is "
             "flax.linen.unbox(variables)['params'], as plain dictionaries."
         ) from error
 
@@ -379,8 +385,8 @@ def _require_match(leaf_info: Any, leaf: Any) -> Any:
         )
     if not isinstance(leaf, optax.MaskedNode) and tuple(leaf.shape) != leaf_info.shape:
         raise InputError(
-            f"a parameter has shape {tuple(leaf.shape)}, but info was made for {leaf_info.shape}: call param_info with "
-            "the model that is trained."
+            f"a parameter has shape {tuple(leaf.shape)}, but info was made for {leaf_info.shape}: make it "
+            "for the model that is trained."
         )
     return leaf
 

@@ -248,6 +248,11 @@ def flatten_info(info: Any) -> dict[str, ParamInfo]:
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(info, is_leaf=is_info)[0]}
 
 
+def matches(path: str, pattern: str) -> bool:
+    """Whether a glob matches a path or its beginning: ``"stem"`` matches ``stem/kernel``."""
+    return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, f"{pattern}/*")
+
+
 def frozen_paths(info: Any, patterns: Sequence[str]) -> set[str]:
     """Paths that match a glob of ``patterns``, or whose beginning does: ``"stem"`` is everything below it.
 
@@ -258,9 +263,7 @@ def frozen_paths(info: Any, patterns: Sequence[str]) -> set[str]:
         raise InputError(f"optimizer.frozen is the string {patterns!r}: use a tuple of patterns, ({patterns!r},).")
     paths, frozen = list(flatten_info(info)), set()
     for pattern in patterns:
-        matched = {
-            path for path in paths if fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, f"{pattern}/*")
-        }
+        matched = {path for path in paths if matches(path, pattern)}
         if not matched:
             hint = did_you_mean(pattern, {path.split("/")[0] for path in paths})
             raise InputError(f"optimizer.frozen has {pattern!r}, which matches no parameter: {hint}")

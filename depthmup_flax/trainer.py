@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import importlib.metadata
 import json
 import math
@@ -15,28 +16,33 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax import config as configs
 from depthmup_flax import sharding
 from depthmup_flax.checkpoint import Checkpointer
-from depthmup_flax.data import Dataset, batch_indices, eval_batches, train_stream
+from depthmup_flax.data import Dataset, TextDataset, batch_indices, eval_batches, train_stream
 from depthmup_flax.errors import InputError
-from depthmup_flax.experiment import Experiment, build, example_input
+from depthmup_flax.experiment import Experiment, build
 from depthmup_flax.metrics import MetricsWriter, Progress, finite_or_none, write_atomically
 from depthmup_flax.params import flatten_info, info_to_json
+from depthmup_flax.sampling import generate
 from depthmup_flax.training import EvalMetrics, TrainState, init_state, make_eval_step, make_train_step
 
 PACKAGES = ("depthmup-flax", "jax", "flax", "optax", "orbax-checkpoint", "numpy")
+
+# What a language model writes at the end of its run. A temperature below 1 makes a small model's text more orderly.
+SAMPLE_TOKENS = 300
+SAMPLE_TEMPERATURE = 0.8
 
 
 def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overwrite: bool = False) -> dict[str, Any]:
     """Trains what ``config`` describes, or goes on where an earlier call with the same ``workdir`` ended.
 
     Writes ``config.json``, ``params.txt`` (the parameter table), ``metrics.jsonl``, TensorBoard events,
-    ``checkpoints/`` and at the end ``result.json``. A resumed run has the same parameters, bit for bit, as one that was
-    not interrupted. A loss that is not finite ends the run with the status ``diverged``.
+    ``checkpoints/`` and at the end ``result.json``; for a language model also ``sample.txt``, a text that it made. A
+    resumed run has the same parameters, bit for bit, as one that was not interrupted. A loss that is not finite ends
+    the run with the status ``diverged``.
 
     Args:
       config: from a config file (see `depthmup_flax.config.default_config`).
@@ -170,20 +176,19 @@ class _Run:
         self._experiment, self._mesh, self._directory = experiment, mesh, directory
         config, dataset = experiment.config, experiment.dataset
         total = experiment.total_steps
-        pixels = {"mean": np.asarray(dataset.mean), "std": np.asarray(dataset.std)}
+        prepare = functools.partial(dataset.prepare, config.data.augment)
         average_steps = config.train.average_steps or experiment.epoch_steps
         train_step = make_train_step(
             experiment.model,
             experiment.optimizer,
+            prepare=prepare,
             seed=config.seed,
-            augmentation=config.data.augment,
             log_every=config.train.log_every,
             average_from=max(0, total - average_steps),
-            **pixels,
         )
         everywhere = sharding.replicated(mesh)
         self._train_step = jax.jit(train_step, donate_argnums=0, out_shardings=everywhere)
-        self._eval_step = jax.jit(make_eval_step(experiment.model, **pixels))
+        self._eval_step = jax.jit(make_eval_step(experiment.model, prepare=prepare))
         self._eval_every = config.train.eval_every or experiment.epoch_steps
         self._checkpointer = None
         if config.train.checkpoint:
@@ -193,7 +198,13 @@ class _Run:
         first = int(self._state.step)
         self._writer = MetricsWriter(directory, first)
         self._say_what_runs(first)
-        self._progress = Progress(total, first, config.train.batch_size, experiment.epoch_steps)
+        self._progress = Progress(
+            total,
+            first,
+            experiment.epoch_steps,
+            units_per_step=config.train.batch_size * dataset.units_per_example,
+            unit=dataset.unit,
+        )
 
     def train(self) -> dict[str, Any]:
         """The loop; returns the content of ``result.json``."""
@@ -218,7 +229,10 @@ class _Run:
                     return self._result("diverged", {})
         if not test:  # resumed after the last step
             test = self._evaluate()
-        return self._result("completed", test)
+        result = self._result("completed", test)
+        if isinstance(experiment.dataset, TextDataset):
+            self._write_sample(experiment.dataset)
+        return result
 
     def close(self) -> None:
         """Ends the bar, waits for the checkpoint that is being written, closes the files."""
@@ -233,7 +247,7 @@ class _Run:
 
         def init() -> TrainState:
             return init_state(
-                experiment.model, experiment.optimizer, experiment.config.seed, example_input(experiment.dataset)
+                experiment.model, experiment.optimizer, experiment.config.seed, experiment.dataset.input_spec
             )
 
         if self._checkpointer is not None:
@@ -254,7 +268,7 @@ class _Run:
         """Writes the averages since the last line."""
         loss, accuracy = self._state.recent.means()
         rate = self._progress.update(step, loss, accuracy)
-        speed = {} if rate is None else {"images_per_s": rate}
+        speed = {} if rate is None else {f"{self._experiment.dataset.unit}_per_s": rate}
         self._writer.write(step, {"train_loss": loss, "train_accuracy": accuracy, **speed})
 
     def _evaluate(self) -> dict[str, float]:
@@ -278,6 +292,23 @@ class _Run:
             self._checkpointer.save(step, self._state, meta, test)
         self._progress.go_on()
         return test
+
+    def _write_sample(self, dataset: TextDataset) -> None:
+        """``sample.txt``: what the model writes after a line's end; the same for the same parameters and seed."""
+        tokens = generate(
+            self._experiment.model,
+            {"params": self._state.params, "batch_stats": self._state.batch_stats},
+            [dataset.tokenizer.newline],
+            SAMPLE_TOKENS,
+            key=jax.random.key(self._experiment.config.seed),
+            context=dataset.context,
+            temperature=SAMPLE_TEMPERATURE,
+        )
+        text = dataset.tokenizer.decode(tokens)
+        write_atomically(self._directory / "sample.txt", text + "\n")
+        # Bytes of an untrained model may be commands to a terminal.
+        shown = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text.strip())
+        self._progress.say("\n  ".join(["sample", *shown.split("\n")]))
 
     def _elapsed(self) -> float:
         return self._elapsed_before + time.perf_counter() - self._started
@@ -313,8 +344,8 @@ class _Run:
             f"depth {model.depth} (base {model.base_depth or model.depth}), {count:,} parameters\n"
             f"rule   {config.parametrization.preset}, alpha {rule.alpha:g}, gamma {rule.gamma:g}; "
             f"{config.optimizer.name}, learning rate {config.optimizer.learning_rate:g}\n"
-            f"data   {data.name}, {len(data.train):,} train and {len(data.test):,} test images "
-            f"{'x'.join(map(str, data.image_shape))}, {data.num_classes} classes, {place}\n"
+            f"data   {data.name}, {len(data.train):,} train and {len(data.test):,} test "
+            f"{data.describe()}, {place}\n"
             f"run    {experiment.total_steps} steps of {config.train.batch_size} on {jax.device_count()} "
             f"{device.device_kind} device(s), work directory {self._directory}",
             flush=True,
@@ -364,5 +395,5 @@ def _delete_run(directory: pathlib.Path) -> None:
         shutil.rmtree(directory / "checkpoints")
     for events in directory.glob("events.out.tfevents.*"):
         events.unlink()
-    for name in ("result.json", "metrics.jsonl", "params.txt", "config.json"):
+    for name in ("result.json", "sample.txt", "metrics.jsonl", "params.txt", "config.json"):
         (directory / name).unlink(missing_ok=True)

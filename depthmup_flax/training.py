@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import clu.metrics
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 
-from depthmup_flax.data import augment, normalize
+Batch = Mapping[str, jax.Array]
+# A key (None: no augmentation) and a batch -> inputs [B, ...] and labels [B, ...].
+Prepare = Callable[[jax.Array | None, Batch], tuple[jax.Array, jax.Array]]
 
-Batch = dict[str, jax.Array]
+# Folded into the seed in place of a step, which is below 2^31, so that dropout's keys are not augmentation's.
+_DROPOUT = np.uint32(2**32 - 1)
 
 
 @struct.dataclass
@@ -69,14 +73,16 @@ class TrainState:
 
 
 # Mean loss and accuracy over the examples whose mask is set.
-EvalMetrics = clu.metrics.Collection.create(loss=clu.metrics.Average.from_output("loss"), accuracy=clu.metrics.Accuracy)
+EvalMetrics = clu.metrics.Collection.create(
+    loss=clu.metrics.Average.from_output("loss"), accuracy=clu.metrics.Average.from_output("accuracy")
+)
 
 
 def init_state(
-    model: nn.Module, optimizer: optax.GradientTransformation, seed: jax.Array | int, image: jax.ShapeDtypeStruct
+    model: nn.Module, optimizer: optax.GradientTransformation, seed: jax.Array | int, input_spec: jax.ShapeDtypeStruct
 ) -> TrainState:
     """A fresh state; pure, so that it can be jitted with shardings, mapped over seeds, or only its shapes asked for."""
-    variables = nn.unbox(model.init(jax.random.key(seed), jnp.zeros(image.shape, image.dtype)))
+    variables = nn.unbox(model.init(jax.random.key(seed), jnp.zeros(input_spec.shape, input_spec.dtype)))
     params = variables["params"]
     return TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -94,42 +100,43 @@ def make_train_step(
     model: nn.Module,
     optimizer: optax.GradientTransformation,
     *,
+    prepare: Prepare,
     seed: jax.Array | int,
-    augmentation: str,
-    mean: Any,
-    std: Any,
     log_every: int,
     average_from: int,
 ) -> Callable[[TrainState, Batch], TrainState]:
     """The training step ``(state, batch) -> state``, pure; its randomness is folded from (seed, step).
 
     Args:
-      model: called as ``model.apply(variables, images, train=True)``; returns logits.
+      model: called as ``model.apply(variables, inputs, train=True, rngs={"dropout": key})``; returns logits, one
+        axis more than the labels have.
       optimizer: finished optax transformation.
-      seed: of augmentation.
-      augmentation: as in `depthmup_flax.data.augment`.
-      mean, std: ``[C]``, of the training images on a 0..1 scale.
+      prepare: ``(key, batch) -> (inputs, labels)``, such as ``functools.partial(dataset.prepare, "cifar")`` of a
+        `depthmup_flax.data.Dataset`. Labels are int32; the loss and accuracy are means over all of them.
+      seed: of augmentation and dropout.
       log_every: `TrainState.recent` restarts after each multiple.
       average_from: `TrainState.final` holds the steps after this many.
 
     Returns:
-      A function of a state and a batch of ``image`` ``[B, H, W, C]`` (uint8, or float on a 0..255 scale) and ``label``
-      ``[B]`` (int32).
+      A function of a state and a batch that ``prepare`` takes.
     """
 
     def train_step(state: TrainState, batch: Batch) -> TrainState:
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
-        images = normalize(augment(augmentation, key, batch["image"]), mean, std)
+        root = jax.random.key(seed)
+        inputs, labels = prepare(jax.random.fold_in(root, state.step), batch)
+        dropout = jax.random.fold_in(jax.random.fold_in(root, _DROPOUT), state.step)
 
         def loss_fn(params: Any) -> tuple[jax.Array, tuple[Any, Any]]:
             variables = {"params": params, "batch_stats": state.batch_stats}
-            logits, updated = model.apply(variables, images, train=True, mutable=["batch_stats"])
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+            logits, updated = model.apply(
+                variables, inputs, train=True, mutable=["batch_stats"], rngs={"dropout": dropout}
+            )
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             return losses.mean(), (logits, updated.get("batch_stats", {}))
 
         (loss, (logits, batch_stats)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        accuracy = (logits.argmax(-1) == batch["label"]).mean()
+        accuracy = (logits.argmax(-1) == labels).mean()
         loss = loss.astype(jnp.float32)
         first_nonfinite = (state.nonfinite_step < 0) & ~jnp.isfinite(loss)
         return dataclasses.replace(
@@ -147,15 +154,24 @@ def make_train_step(
     return train_step
 
 
-def make_eval_step(model: nn.Module, *, mean: Any, std: Any) -> Callable[[Any, Any, Batch], clu.metrics.Collection]:
-    """``(params, batch_stats, batch) -> EvalMetrics`` (mergeable sums) for a batch with a ``mask``; no augmentation."""
+def make_eval_step(model: nn.Module, *, prepare: Prepare) -> Callable[[Any, Any, Batch], clu.metrics.Collection]:
+    """``(params, batch_stats, batch) -> EvalMetrics``, mergeable sums over the examples of a batch with a ``mask`` [B].
+
+    ``prepare`` is as in `make_train_step`, and is called without a key. Loss and accuracy of an example are means over
+    its labels.
+    """
 
     def eval_step(params: Any, batch_stats: Any, batch: Batch) -> clu.metrics.Collection:
-        images = normalize(augment("none", jax.random.key(0), batch["image"]), mean, std)
-        logits = model.apply({"params": params, "batch_stats": batch_stats}, images, train=False)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+        inputs, labels = prepare(None, batch)
+        logits: Any = model.apply({"params": params, "batch_stats": batch_stats}, inputs, train=False)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        correct = (logits.argmax(-1) == labels).astype(jnp.float32)
         return EvalMetrics.single_from_model_output(
-            loss=losses, logits=logits, labels=batch["label"], mask=batch["mask"] > 0
+            loss=_mean_per_example(losses), accuracy=_mean_per_example(correct), mask=batch["mask"] > 0
         )
 
     return eval_step
+
+
+def _mean_per_example(values: jax.Array) -> jax.Array:
+    return values.reshape(len(values), -1).mean(-1)

@@ -148,6 +148,43 @@ def test_folder_reads_the_tiny_imagenet_layout(tmp_path):
     np.testing.assert_allclose(batch["image"][:, 4, 4, 0], [100, 0], atol=2)
 
 
+def make_imagenet(root, images):
+    """Two wnids of one training image each, two flat validation images, unlabelled test images, Kaggle's list."""
+    for name in ("n02", "n01"):
+        write(images / "train" / name / f"{name}_1.JPEG", np.full((9, 12, 3), 50, np.uint8))
+    for i in (1, 2):
+        write(images / "val" / f"ILSVRC2012_val_0000000{i}.JPEG", np.full((12, 9, 3), 90 * i, np.uint8))
+    write(images / "test" / "ILSVRC2012_test_00000001.JPEG", noise(8, 8))
+    (root / "LOC_val_solution.csv").write_text(
+        "ImageId,PredictionString\n"
+        "ILSVRC2012_val_00000002,n01 111 108 441 193 n01 5 6 7 8 \n"
+        "ILSVRC2012_val_00000001,n02 111 108 441 193 \n"
+    )
+    return root
+
+
+@pytest.mark.parametrize("images", [".", "ILSVRC/Data/CLS-LOC"])
+def test_folder_reads_the_flat_validation_images_of_imagenet_with_kaggles_list(tmp_path, images):
+    name = f"folder:{make_imagenet(tmp_path, tmp_path / images)}"
+    for placement in ("device", "stream"):
+        imagenet = load(name=name, image_size=8, placement=placement)
+        assert (len(imagenet.train), imagenet.num_classes, imagenet.image_shape) == (2, 2, (8, 8, 3))
+        batch = imagenet.test.arrays()
+        np.testing.assert_array_equal(batch["label"], [1, 0])
+        np.testing.assert_allclose(batch["image"][:, 4, 4, 0], [90, 180], atol=2)
+
+
+def test_folder_reads_imagenet_with_the_validation_images_moved_into_class_folders(tmp_path):
+    make_imagenet(tmp_path, tmp_path)
+    for i, name in ((1, "n02"), (2, "n01")):
+        (tmp_path / "val" / name).mkdir()
+        (tmp_path / f"val/ILSVRC2012_val_0000000{i}.JPEG").rename(tmp_path / f"val/{name}/{i}.JPEG")
+    for _ in range(2):  # with the list, and without it
+        labels = load(name=f"folder:{tmp_path}", image_size=8).test.arrays()["label"]
+        np.testing.assert_array_equal(labels, [0, 1])
+        (tmp_path / "LOC_val_solution.csv").unlink(missing_ok=True)
+
+
 def test_image_size_resizes_the_shorter_side_and_crops_the_centre(tmp_path):
     make_folder(tmp_path)
     for split in ("train", "test"):
@@ -481,16 +518,30 @@ def test_a_constant_channel_normalizes_to_zero():
     assert not np.asarray(data.normalize(images / 255.0, constant.mean, constant.std)).round(6).any()
 
 
+def test_prepared_images_are_augmented_with_a_key_and_only_normalized_without():
+    digits = load()
+    batch = jax.tree.map(jnp.asarray, digits.train.read(np.arange(8)))
+    plain, labels = digits.prepare("imagenet", None, batch)
+    np.testing.assert_array_equal(labels, batch["label"])
+    np.testing.assert_allclose(plain, (batch["image"] / 255.0 - digits.mean) / digits.std, rtol=1e-4, atol=1e-5)
+    moved, _ = digits.prepare("imagenet", jax.random.key(0), batch)
+    expected = data.augment("imagenet", jax.random.key(0), batch["image"])
+    np.testing.assert_array_equal(moved, data.normalize(expected, digits.mean, digits.std))
+    assert plain.shape[1:] == digits.input_spec.shape[1:]
+    assert plain.dtype == digits.input_spec.dtype
+
+
 # Bad input
 
 
 def test_unknown_data_set_lists_the_forms_and_the_closest():
     message = error(load, name="digit")
     assert "data.name is 'digit'" in message
-    assert "digits, synthetic, tfds:<set> or folder:<dir>" in message
+    assert "digits, synthetic, tfds:<set>, folder:<dir> or text:<file>" in message
     assert "did you mean 'digits'" in message
     assert "'tfds:cifar10'" in error(load, name="cifar10")
     assert "'folder:/x'" in error(load, name="foldr:/x")
+    assert "'text:/x.txt'" in error(load, name="/x.txt")
     assert "did you mean" not in error(load, name="folder:")
 
 
@@ -566,6 +617,43 @@ def test_test_class_outside_train_is_named(tmp_path):
     message = error(load, name=f"folder:{tmp_path}")
     assert "'zebra'" in message
     assert "not among the folders of train/" in message
+
+
+def test_folder_without_class_folders_for_testing_is_refused(tmp_path):
+    make_imagenet(tmp_path, tmp_path)
+    listing = tmp_path / "LOC_val_solution.csv"
+    listing.unlink()
+    message = error(load, name=f"folder:{tmp_path}", image_size=8)
+    assert f"the images in '{tmp_path}/val' have no class folders" in message
+    assert f"ImageNet's LOC_val_solution.csv at '{listing}'" in message
+    for image in (tmp_path / "val").iterdir():
+        image.unlink()
+    assert f"'{tmp_path}/test' has no class folders" in error(load, name=f"folder:{tmp_path}", image_size=8)
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("", "is not lines of ImageId,PredictionString"),
+        ("Id,Class\nILSVRC2012_val_00000001,n01\n", "is not lines of ImageId,PredictionString"),
+        ("ImageId,PredictionString\nILSVRC2012_val_00000001,\n", "with a class in each"),
+        ("ImageId,PredictionString\nILSVRC2012_val_00000001,n01 1\n", "has no line for"),
+        (
+            "ImageId,PredictionString\nILSVRC2012_val_00000001,n01\nILSVRC2012_val_00000002,n09 1\n",
+            "the test class 'n09'",
+        ),
+        (
+            "ImageId,PredictionString\n" + "".join(f"ILSVRC2012_val_0000000{i},n01 1\n" for i in (1, 2, 3)),
+            "has no image 'ILSVRC2012_val_00000003'",
+        ),
+    ],
+)
+def test_a_list_of_validation_classes_that_does_not_fit_is_named(lines, says, tmp_path):
+    make_imagenet(tmp_path, tmp_path)
+    (tmp_path / "LOC_val_solution.csv").write_text(lines)
+    message = error(load, name=f"folder:{tmp_path}", image_size=8)
+    assert says in message
+    assert f"{tmp_path}/LOC_val_solution.csv" in message
 
 
 def test_damaged_annotations_are_named(tmp_path):
@@ -647,6 +735,9 @@ def test_batch_larger_than_the_set_is_refused():
     ("field", "value", "remedy"),
     [
         ("augment", "cifer", "none, cifar, imagenet"),
+        ("augment", "shift", "none, cifar, imagenet for images"),
+        ("context", 32, "which is for text; leave it at 64"),
+        ("tokenizer", "byte", "which is for text; leave it at 'char'"),
         ("placement", "gpu", "auto, device, stream"),
         ("train_examples", -1, "use 0"),
         ("test_examples", 298, "there are 297"),
@@ -661,3 +752,4 @@ def test_bad_field_is_named_with_its_value_and_remedy(field, value, remedy):
 
 def test_unknown_augmentation_is_refused_on_the_device_too():
     assert "data.augment is 'cifer'" in error(data.augment, "cifer", jax.random.key(0), jnp.asarray(IMAGES))
+    assert "data.augment is 'cifar', which is random" in error(data.augment, "cifar", None, jnp.asarray(IMAGES))

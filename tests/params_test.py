@@ -323,7 +323,7 @@ class Misnamed(nn.Module):
         (lambda: Axes(("width_in", "layers"), in_branch=False), "a stack's axis comes first"),
         (
             lambda: ResidualBranch(nn.Dense(1)).init(jax.random.key(0), jnp.zeros((2, 4))),
-            "maps shape (2, 4) to (2, 1): it must keep the shape",
+            "maps shape (2, 4) to (2, 1), and the shortcut to (2, 4): they must agree",
         ),
         (
             lambda: ResidualBranch(nn.Dense(4), depth_ratio=0).init(jax.random.key(0), jnp.zeros((2, 4))),

@@ -1,5 +1,6 @@
 """The training run: resuming, devices, divergence, the files it leaves, and what it refuses."""
 
+import functools
 import json
 import os
 import pathlib
@@ -17,7 +18,7 @@ import pytest
 from depthmup_flax import InputError
 from depthmup_flax.checkpoint import Checkpointer
 from depthmup_flax.config import config_hash, default_config, differences, to_json
-from depthmup_flax.experiment import build, example_input
+from depthmup_flax.experiment import build
 from depthmup_flax.params import info_from_json
 from depthmup_flax.trainer import _only_run_in, train_and_evaluate
 from depthmup_flax.training import init_state, make_train_step
@@ -124,13 +125,13 @@ def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(tmp_path):
     data = experiment.dataset
     step = jax.jit(
         make_train_step(
-            experiment.model, experiment.optimizer, seed=0, augmentation="none", mean=data.mean, std=data.std,
+            experiment.model, experiment.optimizer, prepare=functools.partial(data.prepare, "none"), seed=0,
             log_every=1, average_from=0,
         )
     )  # fmt: skip
     from depthmup_flax.data import batch_indices
 
-    state, each = init_state(experiment.model, experiment.optimizer, 0, example_input(data)), []
+    state, each = init_state(experiment.model, experiment.optimizer, 0, data.input_spec), []
     for t in range(12):
         state = step(state, data.train.read(batch_indices(0, t, len(data.train), 16)))
         each.append(float(state.last_loss))
@@ -254,10 +255,8 @@ def test_a_mapped_learning_rate_gives_the_losses_of_single_runs():
         step = make_train_step(
             experiment.model,
             optimizer,
+            prepare=functools.partial(data.prepare, "none"),
             seed=0,
-            augmentation="none",
-            mean=data.mean,
-            std=data.std,
             log_every=1,
             average_from=0,
         )
@@ -266,7 +265,7 @@ def test_a_mapped_learning_rate_gives_the_losses_of_single_runs():
             state = step(state, batch)
             return state, state.last_loss
 
-        return jax.lax.scan(body, init_state(experiment.model, optimizer, 0, example_input(data)), stacked)[1]
+        return jax.lax.scan(body, init_state(experiment.model, optimizer, 0, data.input_spec), stacked)[1]
 
     etas = jnp.array([1e-3, 3e-3, 1e-2, jnp.nan])
     together = jax.jit(jax.vmap(curve))(etas)

@@ -22,13 +22,13 @@ CROP_PADDING = 1 / 8  # of the side
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R 601
 
 
-def augment(name: str, key: jax.Array, images: jax.Array) -> jax.Array:
+def augment(name: str, key: jax.Array | None, images: jax.Array) -> jax.Array:
     """Transforms each image at random; for use inside a jitted step.
 
     Args:
       name: "none", "cifar" or "imagenet".
       key: a PRNG key; example i uses the i-th of ``jax.random.split(key, B)``, so its result does not depend on the
-        other examples or on how the batch is sharded.
+        other examples or on how the batch is sharded. "none" needs none.
       images: [B, H, W, C], uint8 or floating point, 0..255.
 
     Returns:
@@ -42,16 +42,18 @@ def augment(name: str, key: jax.Array, images: jax.Array) -> jax.Array:
     transform = AUGMENTATIONS[name]
     if transform is None:
         return images
+    if key is None:
+        raise InputError(f"data.augment is {name!r}, which is random; give a PRNG key.")
     return jax.vmap(transform)(jax.random.split(key, len(images)), images)
 
 
 def check_name(name: str) -> None:
-    """InputError unless ``name`` is an augmentation."""
+    """InputError unless ``name`` is an augmentation of images."""
     if name not in AUGMENTATIONS:
-        raise InputError(f"data.augment is {name!r}; use one of {', '.join(AUGMENTATIONS)}.")
+        raise InputError(f"data.augment is {name!r}; use one of {', '.join(AUGMENTATIONS)} for images.")
 
 
-def normalize(images: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
+def normalize(images: jax.Array, mean: jax.typing.ArrayLike, std: jax.typing.ArrayLike) -> jax.Array:
     """``(images - mean) / std`` per channel: images [..., C] on the 0..1 scale, mean and std [C]."""
     return (images - mean) / std
 

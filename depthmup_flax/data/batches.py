@@ -78,12 +78,12 @@ def train_stream(split: Split, seed: int, batch_size: int, start_step: int = 0, 
 
 
 def eval_batches(split: Split, batch_size: int) -> Iterator[Batch]:
-    """Every example once, in order, as ``{"image", "label", "mask"}`` batches of ``batch_size``.
+    """Every example once, in order, in batches of ``batch_size``: what ``split.read`` gives, and ``mask``.
 
     ``mask`` is float32 [batch_size]: 1 for an example, 0 for the zeros that fill the last batch.
     """
     for start in range(0, len(split), batch_size):
-        batch = split.read(np.arange(start, min(start + batch_size, len(split))))
-        batch = {**batch, "mask": np.ones(len(batch["label"]), np.float32)}
-        missing = batch_size - len(batch["label"])
+        indices = np.arange(start, min(start + batch_size, len(split)))
+        batch = {**split.read(indices), "mask": np.ones(len(indices), np.float32)}
+        missing = batch_size - len(indices)
         yield {field: np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for field, x in batch.items()}

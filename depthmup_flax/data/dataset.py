@@ -1,11 +1,15 @@
-"""``Dataset`` and ``Split``: random access to checked examples, in memory or decoded when read."""
+"""``Dataset`` and ``Split``: random access to checked examples, in memory or decoded when read; sets of images."""
 
+import abc
 import dataclasses
-from collections.abc import Callable
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Literal, Protocol
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from depthmup_flax.data.augmentation import augment, normalize
 from depthmup_flax.data.images import Encoded, decode_all
 from depthmup_flax.errors import InputError
 
@@ -25,24 +29,25 @@ class Split(Protocol):
         """The number of examples."""
 
     def read(self, indices: np.ndarray) -> Batch:
-        """``{"image": [B, H, W, C], "label": int32 [B]}``, images uint8 or float32 in 0..255; thread-safe."""
+        """Arrays whose leading axis counts the examples; thread-safe.
+
+        Of images ``{"image": [B, H, W, C], "label": int32 [B]}``, uint8 or float32 in 0..255; of text
+        ``{"tokens": [B, W]}``, windows of unsigned integers.
+        """
 
     def arrays(self) -> Batch:
         """The whole split in memory, in order, as ``read`` gives it."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Dataset:
-    """A named image classification set.
+class Dataset(abc.ABC):
+    """A named set of examples, and how a batch of them becomes what a model sees and what it is to say.
 
     Attributes:
       name: as given to ``load`` or ``from_arrays``.
       train: training examples.
       test: held-out examples.
       num_classes: labels run from 0 to ``num_classes - 1``.
-      image_shape: (height, width, channels), the same for every image.
-      mean: float32 [C], per-channel mean of the training images on a 0..1 scale.
-      std: float32 [C], their standard deviation; 1 for a constant channel.
       placement: "device" when both splits are arrays in memory that the trainer puts on the device,
         "stream" when batches are to be read from ``train`` step by step.
     """
@@ -51,33 +56,96 @@ class Dataset:
     train: Split
     test: Split
     num_classes: int
+    placement: Placement
+
+    input_kind: ClassVar[str]
+    """"image" or "tokens": the models that fit have the same."""
+    unit: ClassVar[str]
+    """What speed is counted in."""
+
+    @abc.abstractmethod
+    def prepare(
+        self, augmentation: str, key: jax.Array | None, batch: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        """A batch as ``Split.read`` gives it -> the model's inputs ``[B, ...]`` and labels int32 ``[B, ...]``.
+
+        For use inside a jitted step. ``augmentation`` is ``data.augment``; a key of None leaves it out.
+        """
+
+    @property
+    @abc.abstractmethod
+    def input_spec(self) -> jax.ShapeDtypeStruct:
+        """Shape and type of the prepared input of one example, with a leading axis of 1."""
+
+    @property
+    @abc.abstractmethod
+    def units_per_example(self) -> int:
+        """How many of ``unit`` an example holds."""
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """The examples in a few words, for the terminal: "images 8x8x1, 10 classes"."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageDataset(Dataset):
+    """An image classification set; see `Dataset` for the first attributes.
+
+    Attributes:
+      image_shape: (height, width, channels), the same for every image.
+      mean: float32 [C], per-channel mean of the training images on a 0..1 scale.
+      std: float32 [C], their standard deviation; 1 for a constant channel.
+    """
+
     image_shape: tuple[int, int, int]
     mean: np.ndarray
     std: np.ndarray
-    placement: Placement
+
+    input_kind: ClassVar[str] = "image"
+    unit: ClassVar[str] = "images"
+
+    def prepare(
+        self, augmentation: str, key: jax.Array | None, batch: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        """Augmented and normalised images, float32 ``[B, H, W, C]``, and their classes ``[B]``."""
+        images = augment("none" if key is None else augmentation, key, batch["image"])
+        return normalize(images, self.mean, self.std), batch["label"]
+
+    @property
+    def input_spec(self) -> jax.ShapeDtypeStruct:
+        """float32 ``[1, H, W, C]``."""
+        return jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
+
+    @property
+    def units_per_example(self) -> int:
+        """One image."""
+        return 1
+
+    def describe(self) -> str:
+        """See ``Dataset.describe``."""
+        return f"images {_pixels(self.image_shape)}, {self.num_classes} classes"
 
 
 @dataclasses.dataclass(frozen=True)
 class ArraySplit:
-    """A split in memory: ``images`` [N, H, W, C] uint8 or float32, ``labels`` int32 [N]."""
+    """A split in memory: ``fields`` are arrays with one leading axis, as ``Split.read`` gives them."""
 
-    images: np.ndarray
-    labels: np.ndarray
+    fields: Batch
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(next(iter(self.fields.values())))
 
     def read(self, indices: np.ndarray) -> Batch:
         """See ``Split.read``."""
-        return {"image": self.images[indices], "label": self.labels[indices]}
+        return {name: array[indices] for name, array in self.fields.items()}
 
     def arrays(self) -> Batch:
         """See ``Split.arrays``; no copy is made."""
-        return {"image": self.images, "label": self.labels}
+        return dict(self.fields)
 
     def take(self, order: np.ndarray) -> "ArraySplit":
         """The examples ``order``, in that order."""
-        return ArraySplit(self.images[order], self.labels[order])
+        return ArraySplit(self.read(order))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,8 +217,8 @@ def from_arrays(
     test_labels: np.ndarray,
     num_classes: int | None = None,
     name: str = "arrays",
-) -> Dataset:
-    """A ``Dataset`` from arrays in memory.
+) -> ImageDataset:
+    """An ``ImageDataset`` from arrays in memory.
 
     Args:
       train_images: [N, H, W, C], uint8, or floating point on the same 0..255 scale.
@@ -170,15 +238,17 @@ def from_arrays(
         num_classes = 1 + max(int(labels.max()) for _, labels in checked.values())
     for split, (_, labels) in checked.items():
         _check_range(name, split, labels, num_classes)
-    train, test = (ArraySplit(images, labels.astype(np.int32)) for images, labels in checked.values())
-    shape, test_shape = train.images.shape[1:], test.images.shape[1:]
+    train, test = (
+        ArraySplit({"image": images, "label": labels.astype(np.int32)}) for images, labels in checked.values()
+    )
+    shape, test_shape = (images.shape[1:] for images, _ in checked.values())
     if shape != test_shape:
         raise InputError(
             f"data set {name!r}: train images are {_pixels(shape)} but test images are {_pixels(test_shape)}; "
             "bring both to one shape."
         )
     mean, std = channel_statistics(train)
-    return Dataset(name, train, test, num_classes, shape, mean, std, "device")
+    return ImageDataset(name, train, test, num_classes, "device", image_shape=shape, mean=mean, std=std)
 
 
 def channel_statistics(train: Split) -> tuple[np.ndarray, np.ndarray]:

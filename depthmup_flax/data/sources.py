@@ -7,25 +7,28 @@ from typing import Any
 import numpy as np
 
 from depthmup_flax.data.augmentation import check_name
-from depthmup_flax.data.dataset import ArraySplit, Dataset, EncodedSplit, channel_statistics, from_arrays
+from depthmup_flax.data.dataset import ArraySplit, Dataset, EncodedSplit, ImageDataset, channel_statistics, from_arrays
 from depthmup_flax.data.folder import list_folder
 from depthmup_flax.data.images import Encoded, decode, fit_grey
+from depthmup_flax.data.text import TOKENIZERS, TextDataset, check_text_augmentation, read_tokens, windows
 from depthmup_flax.data.tfds_sets import Fetch, open_tfds
 from depthmup_flax.errors import InputError
 
 DATA_DEFAULTS: dict[str, Any] = {
-    "name": "digits",  # digits | synthetic | tfds:<set> | folder:<dir>
+    "name": "digits",  # digits | synthetic | tfds:<set> | folder:<dir> | text:<file>
     "data_dir": "",  # where TFDS sets are prepared; "" is TFDS's default
     "image_size": 0,  # pixels; 0 keeps the data's own size
-    "augment": "none",  # none | cifar | imagenet
+    "augment": "none",  # images: none | cifar | imagenet; text: none | shift
     "placement": "auto",  # auto | device | stream
-    "device_limit_mib": 2048,  # auto streams training images that take more
+    "device_limit_mib": 2048,  # auto streams training examples that take more
     "train_examples": 0,  # 0 is all
     "test_examples": 0,
+    "context": 64,  # text: tokens that a model sees
+    "tokenizer": "char",  # text: char | byte
 }
 
 _PLACEMENTS = ("auto", "device", "stream")
-_FORMS = "digits, synthetic, tfds:<set> or folder:<dir>"
+_FORMS = "digits, synthetic, tfds:<set>, folder:<dir> or text:<file>"
 
 Source = tuple[ArraySplit | EncodedSplit, ArraySplit | EncodedSplit, int]
 
@@ -38,6 +41,8 @@ def load(config: Any) -> Dataset:
       unless ``train_examples`` and ``test_examples`` say otherwise.
     * ``tfds:<set>``: a prepared TFDS set, from ``data_dir``; see ``tfds_sets.open_tfds``.
     * ``folder:<dir>``: image files, always read as RGB; see ``folder.list_folder``.
+    * ``text:<file>``: a text in UTF-8 (or, with ``tokenizer`` "byte", any file) for a language model: the first nine
+      tenths of its tokens for training, the rest for testing, cut into examples by ``text.windows``.
 
     ``train_examples`` = n > 0 keeps the first n after a shuffle that is the same in every run, so classes stay mixed.
     ``placement`` "device" decodes everything into memory now; "stream" decodes when read.
@@ -45,7 +50,17 @@ def load(config: Any) -> Dataset:
     Raises:
       InputError: a field that cannot be used, naming the field, its value and the remedy.
     """
+    kind, _, rest = config.name.partition(":")
+    if kind == "text" and rest:
+        return _text(rest, config)
+    check_name(config.augment)
     _check_fields(config)
+    for field in ("context", "tokenizer"):
+        if getattr(config, field) != DATA_DEFAULTS[field]:
+            raise InputError(
+                f"data.{field} is {getattr(config, field)!r}, which is for text; leave it at {DATA_DEFAULTS[field]!r} "
+                f"or use data.name = 'text:<file>'."
+            )
     train, test, num_classes = _open(config)
     if config.name != "synthetic":
         train = _limit(train, "train_examples", config.train_examples)
@@ -54,7 +69,7 @@ def load(config: Any) -> Dataset:
         placement = _placement(config, len(train) * int(np.prod(train.image_shape)))
         if placement == "stream":
             mean, std = channel_statistics(train)
-            return Dataset(config.name, train, test, num_classes, train.image_shape, mean, std, "stream")
+            return ImageDataset(config.name, train, test, num_classes, "stream", train.image_shape, mean, std)
     images, held_out = train.arrays(), test.arrays()
     dataset = from_arrays(
         images["image"], images["label"], held_out["image"], held_out["label"], num_classes, config.name
@@ -63,7 +78,6 @@ def load(config: Any) -> Dataset:
 
 
 def _check_fields(config: Any) -> None:
-    check_name(config.augment)
     if config.placement not in _PLACEMENTS:
         raise InputError(f"data.placement is {config.placement!r}; use one of {', '.join(_PLACEMENTS)}.")
     for field in ("image_size", "device_limit_mib", "train_examples", "test_examples"):
@@ -81,10 +95,12 @@ def _open(config: Any) -> Source:
         return _encoded(config, *open_tfds(rest, config.data_dir))
     if kind == "folder" and rest:
         return _folder(rest, config)
-    close = difflib.get_close_matches(kind, ["digits", "synthetic", "tfds", "folder"], n=1)
-    if not close:
+    close = difflib.get_close_matches(kind, ["digits", "synthetic", "tfds", "folder", "text"], n=1)
+    if kind.endswith(".txt"):
+        guess = f"text:{config.name}"
+    elif not close:
         guess = f"tfds:{kind}"
-    elif close[0] in ("tfds", "folder"):
+    elif close[0] in ("tfds", "folder", "text"):
         guess = f"{close[0]}{colon}{rest}"
     else:
         guess = close[0]
@@ -113,7 +129,7 @@ def _digits(image_size: int) -> Source:
     train, test = train_test_split(
         np.arange(len(images)), train_size=1500, test_size=297, stratify=digits.target, random_state=0
     )
-    split = ArraySplit(fit_grey(images, image_size), digits.target)
+    split = ArraySplit({"image": fit_grey(images, image_size), "label": digits.target})
     return split.take(train), split.take(test), 10
 
 
@@ -126,9 +142,27 @@ def _synthetic(side: int, train: int, test: int) -> Source:
         rng = np.random.default_rng(seed)
         labels = rng.permutation(np.arange(count) % 10)
         noise = rng.normal(size=(count, side, side, 3))
-        return ArraySplit(np.clip(128 + 32 * templates[labels] + 48 * noise, 0, 255).astype(np.uint8), labels)
+        images = np.clip(128 + 32 * templates[labels] + 48 * noise, 0, 255).astype(np.uint8)
+        return ArraySplit({"image": images, "label": labels})
 
     return draw(train, 1), draw(test, 2), 10
+
+
+def _text(path: str, config: Any) -> TextDataset:
+    check_text_augmentation(config.augment)
+    _check_fields(config)
+    if config.image_size:
+        raise InputError(f"data.image_size is {config.image_size}, but text has no pixels; use 0.")
+    if not isinstance(config.context, int) or isinstance(config.context, bool) or config.context < 1:
+        raise InputError(f"data.context is {config.context!r}; use a whole number of at least 1.")
+    if config.tokenizer not in TOKENIZERS:
+        raise InputError(f"data.tokenizer is {config.tokenizer!r}; use one of {', '.join(TOKENIZERS)}.")
+    tokens, tokenizer = read_tokens(path, config.tokenizer)
+    train, test = (ArraySplit({"tokens": x}) for x in windows(tokens, config.context, config.name))
+    train = _limit(train, "train_examples", config.train_examples)
+    test = _limit(test, "test_examples", config.test_examples)
+    placement = _placement(config, train.fields["tokens"].nbytes)
+    return TextDataset(config.name, train, test, tokenizer.vocab_size, placement, config.context, tokenizer)
 
 
 def _folder(directory: str, config: Any) -> Source:

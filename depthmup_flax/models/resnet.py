@@ -222,8 +222,9 @@ class ResNet(nn.Module):
         depth_ratio = self.depth / (self.base_depth or self.depth)
         residual = functools.partial(ResidualBranch, parametrization=self.parametrization, depth_ratio=depth_ratio)
         last = functools.partial(conv, sigma=0.0 if self.zero_init_branch else self.sigma)
-        stem = {"window": (7, 7), "strides": (2, 2)} if self.stem == "imagenet" else {}
-        h = conv(self.width, axis_in="fixed_in", name="stem", **stem)(x.astype(self.param_dtype))
+        side, stride = (7, 2) if self.stem == "imagenet" else (3, 1)
+        stem = conv(self.width, axis_in="fixed_in", window=(side, side), strides=(stride, stride), name="stem")
+        h = stem(x.astype(self.param_dtype))
         if self.stem == "imagenet":
             h = nn.max_pool(h, (3, 3), strides=(2, 2), padding="SAME")
         for i, size in enumerate(sizes):

@@ -22,7 +22,7 @@ def require_choice(model: Any, name: str, choices: Collection[str]) -> None:
 def require_dropout(model: Any) -> None:
     """``model.dropout`` must be a probability below 1."""
     value = model.dropout
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= value < 1:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
         raise InputError(f"model.dropout is {value!r}: use a probability of at least 0 and below 1.")
 
 

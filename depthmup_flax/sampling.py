@@ -1,0 +1,85 @@
+"""Text from a language model, one token after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from depthmup_flax.errors import InputError
+
+
+def generate(
+    model: nn.Module,
+    variables: Any,
+    prompt: np.ndarray | jax.Array | Sequence[int],
+    length: int,
+    *,
+    key: jax.Array,
+    context: int,
+    temperature: float = 1.0,
+) -> np.ndarray:
+    """Continues ``prompt`` by ``length`` tokens, each drawn from the model's softmax given those before it.
+
+    One compiled loop over a buffer of ``context`` tokens, filled from the left: what is behind the last token does not
+    matter to a causal model. Once the buffer is full, the oldest token leaves it.
+
+    Args:
+      model: causal; called as ``model.apply(variables, tokens, train=False)`` with int32 ``[1, context]``, returns
+        logits ``[1, context, V]``.
+      variables: of the model, without annotations.
+      prompt: tokens ``[P]``, at least one; the model sees the last ``context`` of them.
+      length: number of tokens to draw.
+      key: a PRNG key; the same key gives the same tokens.
+      context: tokens that the model sees, at most as many as it was initialised with.
+      temperature: logits are divided by it: below 1 the likely tokens become likelier.
+
+    Returns:
+      int32 ``[length]``, without the prompt.
+
+    Raises:
+      InputError: a length or context below 1, a temperature that is not above 0, an empty prompt, or a token in it
+        that the model does not have.
+    """
+    _require_whole("length", length)
+    _require_whole("context", context)
+    if not (isinstance(temperature, (int, float)) and 0 < temperature < math.inf):
+        raise InputError(f"temperature is {temperature!r}: use a number above 0, such as 1.0.")
+    given = np.asarray(prompt)
+    if given.ndim != 1 or not given.size or not np.issubdtype(given.dtype, np.integer):
+        raise InputError(
+            f"prompt has shape {given.shape} and type {given.dtype}: give at least one token, integers [P]."
+        )
+    tokens = jax.ShapeDtypeStruct((1, context), jnp.int32)
+    vocab_size = jax.eval_shape(lambda v, x: model.apply(v, x, train=False), variables, tokens).shape[-1]
+    bad = given[(given < 0) | (given >= vocab_size)]
+    if bad.size:
+        raise InputError(f"prompt has the token {bad[0]}: use 0..{vocab_size - 1}, the vocabulary of the model.")
+
+    def draw(variables: Any, buffer: jax.Array, used: jax.Array, key: jax.Array) -> jax.Array:
+        def step(carry: tuple[jax.Array, jax.Array], key: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+            buffer, used = carry
+            logits: Any = model.apply(variables, buffer[None], train=False)
+            token = jax.random.categorical(key, logits[0, used - 1] / temperature).astype(buffer.dtype)
+            # A full buffer first makes room.
+            full = used == context
+            buffer = jnp.where(full, jnp.roll(buffer, -1), buffer)
+            used = jnp.where(full, used, used + 1)
+            return (buffer.at[used - 1].set(token), used), token
+
+        return jax.lax.scan(step, (buffer, used), jax.random.split(key, length))[1]
+
+    seen = given[-context:]
+    buffer = np.zeros(context, np.int32)
+    buffer[: len(seen)] = seen
+    return np.asarray(jax.jit(draw)(variables, buffer, np.int32(len(seen)), key))
+
+
+def _require_whole(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{name} is {value!r}: use a whole number of at least 1.")

@@ -1,0 +1,107 @@
+"""A Vision Transformer in plain Linen: pre-LN blocks under nn.scan; Depth-muP's lines are marked."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from sklearn.datasets import load_digits
+
+import depthmup_flax as dm
+
+BASE_WIDTH, BASE_DEPTH = 16, 2  # the small network that was tuned
+HEADS = 4  # the same at every width, so that the heads' size grows
+RULE = dm.get_parametrization("depth_mup")
+
+
+def attention_fn(width: int):
+    """Flax's attention with the rule's scale instead of 1/sqrt(d); not needed if the heads' size stays."""
+    d, base_d = width // HEADS, BASE_WIDTH // HEADS
+    factor = RULE.attention_scale(d, base_d) * d**0.5  # Flax divides by sqrt(d)
+
+    # wraps: Flax passes a mask, dropout, ... only to arguments that it finds in the signature.
+    @functools.wraps(nn.dot_product_attention)
+    def attention(query, *args, **kwargs):
+        return nn.dot_product_attention(query * factor, *args, **kwargs)
+
+    return attention
+
+
+class Block(nn.Module):
+    """Pre-LN attention and feed-forward, two residual branches."""
+
+    width: int
+    multiplier: float  # depth-muP
+
+    @nn.compact
+    def __call__(self, x, _):
+        """``[batch, length, width]`` to the same, in the form that nn.scan takes."""
+        y = nn.LayerNorm()(x)
+        y = nn.MultiHeadDotProductAttention(HEADS, attention_fn=attention_fn(self.width))(y, y)  # depth-muP
+        x = x + self.multiplier * y  # depth-muP
+        y = nn.Dense(4 * self.width)(nn.LayerNorm()(x))
+        y = nn.Dense(self.width)(nn.gelu(y))
+        return x + self.multiplier * y, None  # depth-muP
+
+
+class ViT(nn.Module):
+    """Patches of 2x2, learned positions, mean pooling."""
+
+    classes: int
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, image):
+        """``[batch, 8, 8, 1] -> [batch, classes]``."""
+        x = nn.Conv(self.width, (2, 2), strides=(2, 2), name="embedding")(image)
+        x = x.reshape(x.shape[0], -1, self.width)
+        x = x + self.param("pos_embedding", nn.initializers.normal(0.02), (1, *x.shape[1:]))
+        multiplier = RULE.residual_multiplier(self.depth / BASE_DEPTH)  # depth-muP
+        blocks = nn.scan(Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=self.depth)
+        x, _ = blocks(self.width, multiplier, name="blocks")(x, None)
+        x = nn.LayerNorm(name="encoder_norm")(x).mean(axis=1)
+        x = x * RULE.readout_multiplier(self.width / BASE_WIDTH)  # depth-muP
+        return nn.Dense(self.classes, name="head")(x)
+
+
+def main(width: int = 32, depth: int = 4, steps: int = 30) -> list[float]:
+    """Trains on scikit-learn's digits; returns the losses."""
+    digits = load_digits()
+    images, labels = jnp.asarray(digits.images[..., None] / 16.0, jnp.float32), jnp.asarray(digits.target)
+    model, base = ViT(10, width, depth), ViT(10, BASE_WIDTH, depth)  # the base: its width, this depth
+    params, base_params = (jax.jit(m.init)(jax.random.key(0), images[:1])["params"] for m in (model, base))
+
+    info = dm.infer_info(
+        params,
+        base_params,
+        in_branch="blocks",
+        depth_ratio=depth / BASE_DEPTH,
+        readout="head",
+        stacked="blocks",
+    )
+    params = dm.rescale_init(params, base_params, info, RULE)
+    optimizer = dm.depthmup(optax.scale_by_adam(), info, RULE, 3e-3, weight_decay=0.01)
+    print(dm.param_table(info, RULE, eps=1e-8, weight_decay=0.01))
+
+    def loss_fn(params, x, y):
+        return optax.softmax_cross_entropy_with_integer_labels(model.apply({"params": params}, x), y).mean()
+
+    @jax.jit
+    def step(params, opt_state, x, y):
+        loss, grads = jax.value_and_grad(loss_fn)(params, x, y)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, loss
+
+    opt_state, losses = optimizer.init(params), []
+    for i in range(steps):
+        batch = jax.random.randint(jax.random.key(i), (64,), 0, len(labels))
+        params, opt_state, loss = step(params, opt_state, images[batch], labels[batch])
+        losses.append(float(loss))
+    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+    return losses
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""A causal transformer in NNX whose embedding is the readout too; Depth-muP's lines are marked."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+import depthmup_flax as dm
+
+BASE_WIDTH, BASE_DEPTH = 16, 2  # the small network that was tuned
+HEAD_SIZE, VOCABULARY, LENGTH = 8, 32, 16  # heads grow in number, so that 1/sqrt(d) stays
+RULE = dm.get_parametrization("depth_mup")
+
+
+class Block(nnx.Module):
+    """Pre-LN attention and feed-forward, two residual branches."""
+
+    def __init__(self, width: int, multiplier: float, rngs: nnx.Rngs):
+        self.multiplier = multiplier  # depth-muP
+        self.norm_1, self.norm_2 = nnx.LayerNorm(width, rngs=rngs), nnx.LayerNorm(width, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(width // HEAD_SIZE, width, decode=False, rngs=rngs)
+        self.up, self.down = nnx.Linear(width, 4 * width, rngs=rngs), nnx.Linear(4 * width, width, rngs=rngs)
+
+    def __call__(self, x, mask):
+        """``[batch, length, width]`` to the same."""
+        x = x + self.multiplier * self.attention(self.norm_1(x), mask=mask)  # depth-muP
+        return x + self.multiplier * self.down(nnx.gelu(self.up(self.norm_2(x))))  # depth-muP
+
+
+class Transformer(nnx.Module):
+    """Tokens to the logits of the next."""
+
+    def __init__(self, width: int, depth: int, rngs: nnx.Rngs):
+        self.width = width
+        self.embed = nnx.Embed(VOCABULARY, width, rngs=rngs)
+        self.position = nnx.Embed(LENGTH, width, rngs=rngs)
+        multiplier = RULE.residual_multiplier(depth / BASE_DEPTH)  # depth-muP
+        self.blocks = nnx.List([Block(width, multiplier, rngs) for _ in range(depth)])
+        self.norm = nnx.LayerNorm(width, rngs=rngs)
+
+    def __call__(self, tokens):
+        """``[batch, length] -> [batch, length, VOCABULARY]``."""
+        x = self.embed(tokens) + self.position(jnp.arange(tokens.shape[1]))
+        mask = nnx.make_causal_mask(tokens)
+        for block in self.blocks:
+            x = block(x, mask)
+        logits = self.embed.attend(self.norm(x))
+        return logits * RULE.readout_multiplier(self.width / BASE_WIDTH)  # depth-muP
+
+
+def main(width: int = 32, depth: int = 4, steps: int = 30) -> list[float]:
+    """Learns to continue sequences that count upwards; returns the losses."""
+    model = Transformer(width, depth, nnx.Rngs(0))
+    base = Transformer(BASE_WIDTH, depth, nnx.Rngs(0))  # the base: its width, this depth
+    params, base_params = nnx.state(model, nnx.Param), nnx.state(base, nnx.Param)
+
+    info = dm.infer_info(
+        params,
+        base_params,
+        in_branch="blocks",
+        depth_ratio=depth / BASE_DEPTH,
+        readout="embed/embedding",  # tied: the embedding is the readout
+    )
+    nnx.update(model, dm.rescale_init(params, base_params, info, RULE))
+    tx = dm.depthmup(optax.scale_by_adam(), info, RULE, 3e-3, weight_decay=0.01)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    print(dm.param_table(info, RULE, eps=1e-8, weight_decay=0.01))
+
+    @nnx.jit
+    def step(model, optimizer, tokens):
+        def loss_fn(model):
+            logits = model(tokens[:, :-1])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+        loss, grads = nnx.value_and_grad(loss_fn)(model)
+        optimizer.update(model, grads)
+        return loss
+
+    losses = []
+    for i in range(steps):
+        start = jax.random.randint(jax.random.key(i), (16, 1), 0, VOCABULARY)
+        losses.append(float(step(model, optimizer, (start + jnp.arange(LENGTH)) % VOCABULARY)))
+    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+    return losses
+
+
+if __name__ == "__main__":
+    main()
