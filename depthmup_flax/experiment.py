@@ -77,13 +77,14 @@ def build(config: ConfigDict) -> Experiment:
     total_steps = config.train.steps or max(1, math.ceil(min(config.train.epochs * epoch_steps, 2.0**40)))
     if total_steps >= 2**31:
         raise InputError(f"train.epochs or train.steps asks for {total_steps} steps: use fewer than 2^31.")
+    schedule = optim.warmup_schedule(config.optimizer.schedule, config.optimizer.warmup_steps, total_steps)
     return Experiment(
         config=config,
         dataset=dataset,
         model=model,
         parametrization=parametrization,
         info=info,
-        optimizer=_optimizer(config.optimizer, inner, info, parametrization, total_steps),
+        optimizer=make_optimizer(config, info, parametrization, schedule),
         epoch_steps=epoch_steps,
         total_steps=total_steps,
     )
@@ -101,16 +102,22 @@ def _require_fit(name: str, dataset: Dataset) -> None:
         )
 
 
-def _optimizer(
-    config: ConfigDict,
-    inner: optax.GradientTransformation,
-    info: Any,
-    parametrization: Parametrization,
-    total_steps: int,
+def make_optimizer(
+    config: ConfigDict, info: Any, parametrization: Parametrization, schedule: optax.Schedule | None = None
 ) -> optax.GradientTransformation:
-    fraction = optim.warmup_schedule(config.schedule, config.warmup_steps, total_steps)
+    """The optimizer that ``config.optimizer`` names.
+
+    Args:
+      config: the whole config.
+      info: tree of `ParamInfo`.
+      parametrization: the rule.
+      schedule: step -> fraction of the learning rate; ``None`` is 1 throughout.
+    """
+    kwargs = optimizer_kwargs(config)
+    config = config.optimizer
+    fraction = schedule or optax.constant_schedule(1.0)
     optimizer = optim.depthmup(
-        inner,
+        optim.direction(config.name, **kwargs),
         info,
         parametrization,
         lambda step: config.learning_rate * fraction(step),

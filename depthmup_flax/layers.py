@@ -141,7 +141,7 @@ class Readout(nn.Module):
 
 
 class ResidualBranch(nn.Module):
-    """``shortcut(h) + a r^-alpha branch(h)``: the one residual connection (TP6 Definition 6.2 and 10.2; B24 Eq. 1, Table 1).
+    """``shortcut(h) + a r^-alpha branch(h)``: the one residual connection (TP6 Def. 6.2 and 10.2; B24 Eq. 1, Table 1).
 
     Parameters that ``branch`` creates while it runs are recorded as inside a residual branch, whichever module owns
     them; a parameter that exists already (made in ``setup``, or by an earlier call) keeps what was recorded then, see

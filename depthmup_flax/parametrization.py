@@ -175,7 +175,7 @@ class Parametrization:
         return self.gamma0 * model_width**self.gamma0_width_exponent
 
     def attention_scale(self, head_dim: int, base_head_dim: int) -> float:
-        """``sqrt(d_base) / d``, what the products of queries and keys are multiplied by (arXiv:2203.03466 Def. 4.1; B24 A.3).
+        """``sqrt(d_base) / d``, the factor on products of queries and keys (arXiv:2203.03466 Def. 4.1; B24 A.3).
 
         With a head dimension that does not grow, and under ``standard``, it is the usual ``1 / sqrt(d)``.
         """

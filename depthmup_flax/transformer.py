@@ -54,6 +54,9 @@ class SelfAttention(nn.Module):
             dense(sigma=sigma, name=name)(x).reshape(*x.shape[:-1], self.num_heads, head_dim)
             for name, sigma in (("query", 0.0), ("key", self.sigma), ("value", self.sigma))
         )
+        # For the coordinate check, which finds the attention's scale from them.
+        self.sow("intermediates", "q", q)
+        self.sow("intermediates", "k", k)
         scale = self.parametrization.attention_scale(head_dim, self.base_head_dim or head_dim)
         mixed_BxTxHxD = jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=self.causal)
         return dense(sigma=self.sigma, name="out")(mixed_BxTxHxD.reshape(x.shape))

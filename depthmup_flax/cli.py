@@ -1,0 +1,68 @@
+"""What the command lines share: a config file with fields to override, and one sentence for a wrong one."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from absl import app, flags, logging
+from ml_collections import ConfigDict, config_flags
+
+from depthmup_flax.errors import InputError
+
+
+def define_config(help_text: str) -> Any:
+    """The flag ``--config``, a Python file with ``get_config()``; any field is a flag ``--config.section.field``."""
+    return config_flags.DEFINE_config_file("config", None, help_text)
+
+
+def resolved(flag: Any) -> ConfigDict:
+    """The config of `define_config`'s flag, with what the command line sets.
+
+    Raises:
+      InputError: no file was named, or it cannot be read.
+    """
+    path = config_flags.get_config_filename(flags.FLAGS["config"])
+    if not path:
+        raise InputError("--config is not set: name a Python file with get_config(), such as configs/digits.py.")
+    try:
+        flag.value.to_dict()  # a file that was not found fails when it is looked at
+    except OSError as error:
+        raise InputError(f"--config={path} cannot be read: name a Python file with get_config().") from error
+    return flag.value
+
+
+def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path | None = None) -> None:
+    """Parses flags and calls ``main``; its result is the exit code, bad input prints one sentence and exits with 2."""
+    logging.set_verbosity(logging.WARNING)
+    try:
+        app.run(main, flags_parser=functools.partial(_parse, default_config))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def require_no_arguments(argv: list[str]) -> None:
+    """What is left after the flags is a mistake."""
+    if len(argv) > 1:
+        raise InputError(f"unexpected argument {argv[1]!r}: flags are written --config.model.depth=24.")
+
+
+def _parse(default_config: pathlib.Path | None, argv: list[str]) -> list[str]:
+    named = any(argument.split("=")[0] in ("--config", "-config") for argument in argv)
+    if default_config is not None and not named:
+        argv = [argv[0], f"--config={default_config}", *argv[1:]]
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        raise InputError(str(error)) from error
+    except (AttributeError, KeyError) as error:
+        if "ml_collections" not in traceback.extract_tb(error.__traceback__)[-1].filename:
+            raise  # from inside the config file
+        cause = error.args[0] if isinstance(error.args[0], KeyError) else error
+        name, *hint = str(cause.args[0]).splitlines()  # 'dpth', then perhaps: Did you mean "depth" instead of "dpth"?
+        raise InputError(f"config has no field {name}. {' '.join(hint)}".rstrip()) from error

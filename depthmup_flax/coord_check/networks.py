@@ -1,0 +1,153 @@
+"""What the coordinate check trains: any network as two pure functions, made from a Linen or an NNX module."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from depthmup_flax.errors import InputError
+
+Activations = dict[str, jax.Array]
+
+# Products of queries and keys before the attention's scale; see `_with_scores`.
+SCORES = "scores"
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A network of one size on a fixed batch.
+
+    Attributes:
+      init: key -> parameters; pure.
+      apply: parameters -> (outputs, activations by name); pure. Names are paths (``blocks/3/mlp``); a stack of layers
+        is one array or one name per layer.
+      info: tree of `ParamInfo` with the structure of the parameters.
+      optimizer: finished optax transformation, the user's own.
+    """
+
+    init: Callable[[jax.Array], Any]
+    apply: Callable[[Any], tuple[jax.Array, Activations]]
+    info: Any
+    optimizer: optax.GradientTransformation
+
+
+def linen_network(
+    model: nn.Module, x: Any, *, info: Any, optimizer: optax.GradientTransformation, **kwargs: Any
+) -> Network:
+    """A Linen module as a `Network`: the output of every submodule is recorded, and whatever is sown.
+
+    What is inside an ``nn.scan`` is recorded if its ``variable_axes`` name ``intermediates``.
+
+    Args:
+      model: called as ``model.apply(variables, x, **kwargs)``; returns the outputs.
+      x: the batch.
+      info: from `param_info` or `infer_info`.
+      optimizer: finished optax transformation.
+      **kwargs: of the call, such as ``train=True``, which batch normalization needs. Running averages stay at their
+        initial values; dropout uses one key throughout.
+    """
+    dropout = jax.random.key(1)
+
+    def init_all(key: jax.Array) -> dict[str, Any]:
+        variables = nn.unbox(model.init({"params": key, "dropout": dropout}, x, **kwargs))
+        return {name: value for name, value in variables.items() if name != "intermediates"}
+
+    state_names = [name for name in jax.eval_shape(init_all, jax.random.key(0)) if name != "params"]
+    state: dict[str, Any] = {}
+    if state_names:
+        state = jax.jit(lambda key: {name: init_all(key)[name] for name in state_names})(jax.random.key(0))
+
+    def apply(params: Any) -> tuple[jax.Array, Activations]:
+        outputs, changed = model.apply(
+            {"params": params, **state},
+            x,
+            rngs={"dropout": dropout},
+            mutable=[*state_names, "intermediates"],
+            capture_intermediates=True,
+            **kwargs,
+        )
+        return outputs, _named(changed.get("intermediates", {}))
+
+    return Network(lambda key: init_all(key)["params"], apply, info, optimizer)
+
+
+def nnx_network(
+    make: Callable[[nnx.Rngs], nnx.Module],
+    x: Any,
+    *,
+    info: Any,
+    optimizer: optax.GradientTransformation,
+    **kwargs: Any,
+) -> Network:
+    """An NNX module as a `Network`: the output of every submodule is recorded.
+
+    Args:
+      make: ``rngs -> module``, in training mode if it has one; called as ``module(x, **kwargs)``.
+      x: the batch.
+      info: from `infer_info`.
+      optimizer: finished optax transformation.
+      **kwargs: of the call.
+    """
+
+    def init(key: jax.Array) -> Any:
+        return nnx.state(make(nnx.Rngs(key)), nnx.Param)
+
+    def apply(params: Any) -> tuple[jax.Array, Activations]:
+        # Made anew, with constant keys, in every trace: averages and noise are the same at every step.
+        module = make(nnx.Rngs(0))
+        nnx.update(module, params)
+        recorded = nnx.capture(module, nnx.Intermediate, method_outputs=nnx.Intermediate)
+        outputs, intermediates = recorded(x, **kwargs)
+        return outputs, _named(nnx.to_pure_dict(intermediates))
+
+    return Network(init, apply, info, optimizer)
+
+
+def checked_outputs(network: Network) -> tuple[Any, dict[str, Any]]:
+    """Shapes of outputs and activations; `InputError` if the network's functions return something else."""
+    params = jax.eval_shape(network.init, jax.random.key(0))
+    result = jax.eval_shape(network.apply, params)
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+        raise InputError("Network.apply must return (outputs, dictionary of activations): give {} to record none.")
+    if not hasattr(result[0], "shape"):
+        raise InputError(f"the network returns {type(result[0]).__name__}: the check needs one array of outputs.")
+    return result
+
+
+def _named(tree: Any) -> Activations:
+    """Floating point arrays of a nested record by path, without ``__call__`` and positions; the output left out."""
+    found: Activations = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        names = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
+        name = "/".join(part for part in names if part != "__call__")
+        if name and hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating):
+            found.setdefault(name, leaf)
+    return _with_scores(found)
+
+
+_QUERY = re.compile(r"(^|/)(query|q|q_proj)$")
+
+
+def _with_scores(activations: Activations) -> Activations:
+    """Adds the products of recorded queries and keys ``[..., T, heads, head_dim]``, a mean over the last: scores.
+
+    One dimension more than the output of the module around them tells heads from a stack of layers.
+    """
+    found = dict(activations)
+    for name, q in activations.items():
+        match, parent = _QUERY.search(name), name.rpartition("/")[0]
+        if match is None or parent not in activations or q.ndim != activations[parent].ndim + 1:
+            continue
+        k = activations.get(f"{parent}/{match[2].replace('query', 'key').replace('q', 'k')}")
+        if k is not None and k.shape == q.shape:
+            q, k = (x.astype(jnp.float32) for x in (q, k))
+            found[f"{parent}/{SCORES}"] = jnp.einsum("...thd,...shd->...hts", q, k) / q.shape[-1]
+    return found
