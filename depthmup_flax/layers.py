@@ -189,7 +189,7 @@ class Norm(nn.Module):
     param_dtype: Dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
         """``[..., C] -> [..., C]``; ``train`` selects BatchNorm's batch statistics."""
         if self.kind == "none":
             return x

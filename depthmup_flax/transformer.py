@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -154,13 +154,14 @@ class Transformer(nn.Module):
         """``[B, T, n] -> [B, T, n]``."""
         own = {"sigma": self.sigma, "use_bias": self.use_bias, "dtype": self.dtype, "param_dtype": self.param_dtype}
         norm = functools.partial(Norm, self.norm, dtype=self.dtype, param_dtype=self.param_dtype)
+        # LayerNorm, unlike Norm's other kinds, is the same in training and evaluation.
         block = stacked(_Block, self.depth, scan=self.scan)(
             attention=functools.partial(
                 SelfAttention, self.num_heads, self.base_head_dim, self.causal, self.parametrization, **own
             ),
             feed_forward=functools.partial(FeedForward, self.mlp_ratio, **own),
             norm=norm,
-            dropout=functools.partial(nn.Dropout, self.dropout, deterministic=not train),
+            dropout=functools.partial(nn.Dropout, self.dropout, deterministic=not train) if self.dropout else None,
             residual=functools.partial(
                 ResidualBranch,
                 parametrization=self.parametrization,
@@ -178,18 +179,24 @@ class _Block(nn.Module):
     attention: Callable[..., nn.Module]
     feed_forward: Callable[..., nn.Module]
     norm: Callable[..., nn.Module]
-    dropout: Callable[..., nn.Module]
+    dropout: Callable[..., nn.Module] | None
     residual: Callable[..., nn.Module]
 
     @nn.compact
     def __call__(self, h: jax.Array, _: None) -> tuple[jax.Array, None]:
         for make, name in ((self.attention, "attention"), (self.feed_forward, "mlp")):
-            norm, layer, dropout = self.norm(name=f"{name}_norm"), make(name=name), self.dropout()
-            h = self.residual(lambda x, norm=norm, layer=layer, dropout=dropout: dropout(layer(norm(x, train=False))))(
-                h
-            )
+            branch = [self.norm(name=f"{name}_norm"), make(name=name)]
+            if self.dropout is not None:
+                branch.append(self.dropout(name=f"{name}_dropout"))
+            h = self.residual(functools.partial(_in_turn, branch))(h)
         self.sow("intermediates", "stream", h)
         return h, None
+
+
+def _in_turn(layers: Sequence[Callable[[jax.Array], jax.Array]], x: jax.Array) -> jax.Array:
+    for layer in layers:
+        x = layer(x)
+    return x
 
 
 def base_head_dim(width: int, base_width: int, num_heads: int, head_dim: int) -> int:

@@ -19,6 +19,8 @@ _CONFIG = cli.define_config("Python file with get_config(); any field can be set
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory for records.jsonl, report.txt and coord_check.png.")
 _WIDTHS = flags.DEFINE_list("widths", None, "Widths to try; default 4, 8 and 16 times the base. Empty: none.")
 _DEPTHS = flags.DEFINE_list("depths", None, "Depths to try; default 4, 8 and 16 times the base. Empty: none.")
+_WIDTH = flags.DEFINE_integer("width", 0, "Width at which depths are tried; default the base's.")
+_DEPTH = flags.DEFINE_integer("depth", 0, "Depth at which widths are tried; default the base's.")
 _STEPS = flags.DEFINE_integer("steps", 10, "Training steps.")
 _SEEDS = flags.DEFINE_integer("seeds", 4, "Initial values per size.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Training examples in the batch.")
@@ -33,6 +35,8 @@ def main(argv: list[str]) -> int:
         cli.resolved(_CONFIG),
         widths=_sizes("widths", _WIDTHS.value),
         depths=_sizes("depths", _DEPTHS.value),
+        width=_WIDTH.value,
+        depth=_DEPTH.value,
         steps=_STEPS.value,
         seeds=_SEEDS.value,
         batch_size=_BATCH_SIZE.value,
@@ -51,12 +55,15 @@ def check_config(
     *,
     widths: list[int] | None = None,
     depths: list[int] | None = None,
+    width: int = 0,
+    depth: int = 0,
     batch_size: int = 16,
     **kwargs: Any,
 ) -> Report:
     """`coord_check` of a config's network, data, rule and optimizer; ``kwargs`` go to it.
 
-    Sizes are 4, 8 and 16 times the base unless given; the other one is the base's. The first ``batch_size`` training
+    Sizes are 4, 8 and 16 times the base unless given; ``width`` (0: the base's) is that of the networks whose depth
+    varies, ``depth`` likewise. The first ``batch_size`` training
     examples are the batch, unaugmented; the learning rate is constant.
     """
     from depthmup_flax.experiment import build as build_experiment
@@ -87,8 +94,8 @@ def check_config(
         build,
         labels,
         rule=experiment.parametrization,
-        width=base_width,
-        depth=base_depth,
+        width=width or base_width,
+        depth=depth or base_depth,
         widths=[base_width * k for k in (4, 8, 16)] if widths is None else widths,
         depths=[base_depth * k for k in (4, 8, 16)] if depths is None else depths,
         say=lambda text: print(text, flush=True),

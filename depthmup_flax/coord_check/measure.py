@@ -189,7 +189,7 @@ def _runner(
             named = dict(zip(paths, leaves, strict=True))
             found = {
                 "activation": sizes(now),
-                "change": sizes({name: now[name] - start[name] for name in now}),
+                "change": {name: _change(now[name], start[name]) for name in now},
                 "update": sizes(named),
             }
             if spectral:
@@ -219,6 +219,12 @@ def _runner(
 
 def _rms(x: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32))))
+
+
+def _change(now: jax.Array, start: jax.Array) -> jax.Array:
+    """RMS of the difference; 0 below 1e-5 of the start: two compilations of one function round differently."""
+    change = _rms(now.astype(jnp.float32) - start.astype(jnp.float32))
+    return jnp.where(change < 1e-5 * _rms(start), 0.0, change)
 
 
 def _leaves(info: Any) -> list[ParamInfo]:

@@ -152,7 +152,9 @@ def fit_power(values_of_size: dict[int, list[float]]) -> Fit:
     if len(set(x)) < 3:
         return Fit(math.nan, math.inf)
     result = scipy.stats.linregress(x, y)
-    return Fit(float(result.slope), float(scipy.stats.t.ppf(0.975, len(x) - 2) * result.stderr))
+    # Values that are all the same, such as those behind a norm, leave no residuals.
+    error = np.nan_to_num(result.stderr)
+    return Fit(float(result.slope), float(scipy.stats.t.ppf(0.975, len(x) - 2) * error))
 
 
 def expected_exponent(axis: str, kind: str, name: str, in_branch: bool | None, rule: Parametrization) -> float | None:
@@ -188,7 +190,9 @@ def judge(table: Table, rule: Parametrization, tolerance: float, in_branch: set[
         names = [name for name in table.activations(axis) if name.rpartition("/")[2] != SCORES]
         found += [_initial(table, rule, tolerance, axis, name) for name in names]
         for name in names:
-            found += _changes(table, rule, tolerance, axis, EVERYTHING, name, None)
+            # What starts at zero (queries) is moved by its own weights alone, which take r^-gamma steps in a branch.
+            starts_at_zero = name != OUTPUT and table.fit(axis, EVERYTHING, "activation", name, 0).state == ZERO
+            found += _changes(table, rule, tolerance, axis, EVERYTHING, name, None, starts_at_zero)
         for group in table.groups(axis)[1:]:
             # Of one layer among many, and of attention's queries before anything is aligned with them, the effect may
             # vanish; growing it may not.
