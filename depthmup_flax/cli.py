@@ -26,9 +26,9 @@ def resolved(flag: Any) -> ConfigDict:
     Raises:
       InputError: no file was named, or it cannot be read.
     """
-    path = config_flags.get_config_filename(flags.FLAGS["config"])
-    if not path:
+    if not flags.FLAGS["config"].present:
         raise InputError("--config is not set: name a Python file with get_config(), such as configs/digits.py.")
+    path = config_flags.get_config_filename(flags.FLAGS["config"])
     try:
         flag.value.to_dict()  # a file that was not found fails when it is looked at
     except OSError as error:

@@ -59,8 +59,7 @@ class Evidence:
 
     def weight_slope(self, axis: str, path: str) -> float:
         """Exponent of a parameter's initial root mean square; NaN if it starts at zero."""
-        group = next(iter(self.table.groups(axis)[1:]), "")
-        return self.table.fit(axis, group, "weight", path, 0).slope
+        return self.table.fit(axis, EVERYTHING, "weight", path, 0).slope
 
     def update_slope(self, axis: str, path: str) -> float:
         """Exponent of the size of a parameter's first update, trained alone with its group."""
@@ -76,6 +75,25 @@ class Evidence:
     def growing_groups(self, axis: str) -> list[str]:
         """Groups that move features or outputs more, the larger the network."""
         return sorted({q.group for q in self.failed(axis, "change") if q.group not in (EVERYTHING, BRANCHES)})
+
+    def mean_takes_over(self, name: str) -> bool:
+        """Whether an activation's mean over features is most of it in the deepest network, and less so in shallow ones.
+
+        A branch that ends in a ReLU, say, only ever adds to the stream.
+        """
+        sizes = self.table.sizes("depth")
+        means, all_of_it = (
+            self.table.values("depth", EVERYTHING, quantity, name, 0) for quantity in ("mean", "activation")
+        )
+        if len(means) < len(sizes):
+            return False
+        shares = [sum(means[size]) / max(sum(all_of_it[size]), 1e-30) for size in (sizes[0], sizes[-1])]
+        return shares[1] > max(0.7, 1.03 * shares[0])
+
+    def growing_outputs(self, axis: str, role: Role) -> list[str]:
+        """Groups with weights of a role that move the outputs more, the larger the network."""
+        with_role = {self.group_of_weight[path] for path, leaf in self.weights.items() if leaf.role is role}
+        return [g for g in self.growing_groups(axis) if g in with_role and self.failed(axis, "change", g, OUTPUT)]
 
 
 def diagnose(evidence: Evidence) -> list[Cause]:
@@ -145,9 +163,21 @@ def _double_counted_init(e: Evidence) -> list[Cause]:
     return [Cause("double_counted_init", layers, text)] if layers else []
 
 
+def _branch_mean(e: Evidence) -> list[Cause]:
+    if "depth" not in e.table.axes() or e.rule.alpha < 0.5:
+        return []
+    layers = tuple(name for name in e.table.activations("depth") if e.mean_takes_over(name))
+    text = (
+        "the mean over features adds up with depth: each branch's output has one, and L of them make L^(1/2) in spite "
+        "of the branch multiplier; let branches end in weights instead of a ReLU, or subtract the mean (TP6 sec. 6.3)."
+    )
+    grows = e.failed("depth", "activation") or e.growing_outputs("depth", Role.OUTPUT)
+    return [Cause("branch_outputs_have_a_mean", layers, text)] if layers and grows else []
+
+
 def _branch_multiplier(e: Evidence) -> list[Cause]:
     grown = e.failed("depth", "activation") if "depth" in e.table.axes() else []
-    if not grown or e.rule.alpha < 0.5:
+    if not grown or e.rule.alpha < 0.5 or _branch_mean(e):
         return []
     text = (
         f"activations grow with depth before any step: a residual branch is not multiplied by r^-{e.rule.alpha:g}, or "
@@ -159,14 +189,9 @@ def _branch_multiplier(e: Evidence) -> list[Cause]:
 def _readout(e: Evidence) -> list[Cause]:
     if "width" not in e.table.axes() or e.rule.width != "mup":
         return []
-    layers = []
-    for group in e.growing_groups("width"):
-        roles = {leaf.role for path, leaf in e.weights.items() if e.group_of_weight[path] == group}
-        outputs = [q for q in e.failed("width", "change", group) if q.name == OUTPUT]
-        features = [q for q in e.failed("width", "change", group) if q.name == FEATURES]
-        # A tied embedding is an input weight whose training moves the outputs alone too much.
-        if outputs and not features and roles & {Role.OUTPUT, Role.INPUT}:
-            layers.append(group)
+    # Without a readout of its own, the network has a tied embedding, which is an input weight.
+    role = Role.OUTPUT if any(leaf.role is Role.OUTPUT for leaf in e.weights.values()) else Role.INPUT
+    layers = [g for g in e.growing_outputs("width", role) if not e.failed("width", "change", g, FEATURES)]
     text = (
         "outputs grow with width when the readout trains, features do not: its product is not multiplied by 1/m; use "
         "Readout, or multiply by rule.readout_multiplier(m)."
@@ -201,8 +226,9 @@ def _update_factor(axis: str) -> Callable[[Evidence], list[Cause]]:
         if axis not in e.table.axes() or (axis == "width" and e.rule.width != "mup"):
             return []
         growing = set(e.growing_groups(axis))
-        if axis == "depth" and e.failed("depth", "change", BRANCHES):
-            growing |= {e.group_of_weight[p] for p, leaf in e.weights.items() if leaf.in_branch}
+        inside = {e.group_of_weight[path] for path, leaf in e.weights.items() if leaf.in_branch}
+        if axis == "depth":
+            growing = inside if e.failed("depth", "change", BRANCHES) else growing & inside
         layers = tuple(
             path
             for path, group in e.group_of_weight.items()
@@ -219,6 +245,7 @@ _RULES: tuple[Callable[[Evidence], list[Cause]], ...] = (
     _wrong_rule,
     _fixed_init,
     _double_counted_init,
+    _branch_mean,
     _branch_multiplier,
     _readout,
     _attention,

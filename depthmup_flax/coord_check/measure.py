@@ -36,8 +36,9 @@ class Record:
       seed: of its initial values.
       group: which parameters train.
       step: optimizer steps taken.
-      quantity: ``weight`` (RMS of a parameter), ``activation`` (RMS), ``change`` (RMS of an activation's change since
-        step 0), ``update`` (RMS of a parameter's last change), ``update_norm`` (its spectral norm).
+      quantity: ``weight`` (RMS of a parameter), ``activation`` (RMS), ``mean`` (RMS of an activation's mean over its
+        last axis, at step 0), ``change`` (RMS of an activation's change since step 0), ``update`` (RMS of a
+        parameter's last change), ``update_norm`` (its spectral norm).
       name: the activation or parameter, indices of layers as ``*``.
       value: the number.
     """
@@ -136,9 +137,11 @@ def measure(
             trained = [p for p, t in zip(paths, trains[group], strict=True) if t]
             wanted = trained if quantity.startswith("update") else by_name
             for name, values in _collapsed({n: by_name[n][i] for n in wanted if n in by_name}, collapse).items():
-                if quantity == "weight":
-                    if group == 1:  # the same in every group, but for the readout that `EVERYTHING` starts at zero
-                        records.append({**common, "step": 0, "quantity": quantity, "name": name, "value": values})
+                if quantity in ("weight", "mean"):
+                    if group == 0:  # the same for every group, or nearly
+                        records.append(
+                            {**common, "step": 0, "quantity": quantity, "name": name, "value": float(values)}
+                        )
                     continue
                 first = 0 if quantity == "activation" else 1
                 last = lengths[group]
@@ -212,7 +215,8 @@ def _runner(
         found["activation"] = {
             name: jnp.concatenate([at_start[name][None], values]) for name, values in found["activation"].items()
         }
-        return {**found, "weight": initial_weights}
+        means = {name: _rms(x.astype(jnp.float32).mean(-1)) for name, x in start.items() if x.ndim}
+        return {**found, "weight": initial_weights, "mean": means}
 
     return jax.jit(lambda pairs: jax.lax.map(train, pairs))
 

@@ -1,0 +1,441 @@
+"""The coordinate check passes right networks, and names what is wrong with wrong ones."""
+
+import functools
+import json
+import math
+import pathlib
+import subprocess
+import sys
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import depthmup_flax as dm
+from depthmup_flax.config import default_config
+from depthmup_flax.coord_check import Network, coord_check, linen_network, nnx_network
+from depthmup_flax.coord_check.__main__ import check_config
+from depthmup_flax.coord_check.measure import collapser
+from depthmup_flax.coord_check.verdict import fit_power, verdict_of
+
+RULE = dm.get_parametrization(branch_multiplier=0.5)
+BASE_WIDTH, BASE_DEPTH = 8, 4
+X = jax.random.normal(jax.random.key(0), (4, 12))
+SEQUENCES = jax.random.normal(jax.random.key(0), (4, 3, 12))
+Y = jnp.arange(4)
+WIDTHS, DEPTHS = (64, 128, 256), (16, 32, 64)
+
+
+class Block(nn.Module):
+    """Pre-norm, one layer in the branch."""
+
+    width: int
+    multiplier: float
+    std: float
+    relu_last: bool
+
+    @nn.compact
+    def __call__(self, h, _):
+        dense = nn.Dense(self.width, kernel_init=nn.initializers.normal(self.std), name="dense")
+        y = nn.LayerNorm(name="norm")(h)
+        y = nn.relu(dense(y)) if self.relu_last else dense(nn.relu(y))
+        return h + self.multiplier * y, None
+
+
+class Net(nn.Module):
+    """A foreign residual network under nn.scan, and ways to get it wrong."""
+
+    width: int
+    depth: int
+    branch_multiplier: bool = True
+    readout_multiplier: bool = True
+    depth_init: bool = False  # 1/sqrt(2 L), as in GPT-2
+    fixed_std: bool = False
+    relu_last: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        r, m = self.depth / BASE_DEPTH, self.width / BASE_WIDTH
+        multiplier = RULE.residual_multiplier(r) if self.branch_multiplier else RULE.branch_multiplier
+        std = BASE_WIDTH**-0.5 if self.fixed_std else self.width**-0.5
+        std = std / math.sqrt(2 * self.depth) if self.depth_init else std
+        h = nn.Dense(self.width, name="stem")(x)
+        scan = nn.scan(
+            Block, variable_axes={"params": 0, "intermediates": 0}, split_rngs={"params": True}, length=self.depth
+        )
+        h, _ = scan(self.width, multiplier, std, self.relu_last, name="blocks")(h, None)
+        h = h * (RULE.readout_multiplier(m) if self.readout_multiplier else 1.0)
+        return nn.Dense(10, kernel_init=nn.initializers.normal(BASE_WIDTH**-0.5), name="head")(h)
+
+
+class AttentionNet(nn.Module):
+    """One attention layer whose heads grow in size."""
+
+    width: int
+    usual_scale: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        d, base_d = self.width // 2, BASE_WIDTH // 2
+        factor = 1.0 if self.usual_scale else RULE.attention_scale(d, base_d) * math.sqrt(d)
+
+        # wraps: Flax passes arguments by what it finds in the signature.
+        @functools.wraps(nn.dot_product_attention)
+        def attention(query, *args, **kwargs):
+            return nn.dot_product_attention(query * factor, *args, **kwargs)
+
+        h = nn.Dense(self.width, name="stem")(x)
+        h = h + 0.5 * nn.MultiHeadDotProductAttention(2, attention_fn=attention, name="attention")(h, h)
+        h = h.mean(1) * RULE.readout_multiplier(self.width / BASE_WIDTH)
+        return nn.Dense(10, kernel_init=nn.initializers.normal(BASE_WIDTH**-0.5), name="head")(h)
+
+
+def infer(model, base, depth_ratio, **kwargs):
+    shapes = [jax.eval_shape(m.init, jax.random.key(0), kwargs.get("x", X))["params"] for m in (model, base)]
+    kwargs.pop("x", None)
+    return dm.infer_info(*shapes, depth_ratio=depth_ratio, readout="head", **kwargs)
+
+
+def check(axis, *, make_optimizer=None, rule=RULE, seeds=3, **wrong):
+    """The report on `Net` over one axis."""
+    make_optimizer = make_optimizer or (lambda info: dm.adamw(3e-3, info, RULE))
+
+    def build(width, depth):
+        model = Net(width, depth, **wrong)
+        info = infer(model, Net(BASE_WIDTH, depth), depth / BASE_DEPTH, in_branch="blocks", stacked="blocks")
+        return linen_network(model, X, info=info, optimizer=make_optimizer(info))
+
+    sizes = {"widths": WIDTHS} if axis == "width" else {"depths": DEPTHS}
+    return coord_check(build, Y, rule=rule, width=64, depth=4, steps=3, seeds=seeds, **sizes)
+
+
+def causes(report):
+    return {cause.name: cause.layers for cause in report.causes}
+
+
+@pytest.mark.parametrize("axis", ["width", "depth"])
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_a_right_foreign_network_passes(axis, name):
+    optimizers = {"adam": None, "sgd": lambda info: dm.sgd(0.05, info, RULE)}
+    report = check(axis, make_optimizer=optimizers[name])
+    assert report.ok, str(report)
+    assert not report.causes
+    assert ": PASS, " in str(report)
+
+
+def test_a_missing_branch_multiplier_is_named():
+    report = check("depth", branch_multiplier=False)
+    assert not report.ok
+    found = causes(report)
+    assert next(iter(found)) == "missing_branch_multiplier"
+    assert any(layer.startswith("blocks") for layer in found["missing_branch_multiplier"])
+    assert "rule.residual_multiplier(r)" in str(report)
+
+
+def test_branches_that_end_in_a_relu_add_up_their_mean_with_depth():
+    """Why TP6 6.3 subtracts it: the mean of L nonnegative increments of L^-1/2 is L^1/2."""
+    report = check("depth", relu_last=True)
+    assert list(causes(report)) == ["branch_outputs_have_a_mean"]
+    assert causes(report)["branch_outputs_have_a_mean"] == ("blocks",)
+
+
+def test_a_readout_that_is_not_scaled_is_named():
+    report = check("width", readout_multiplier=False)
+    assert causes(report)["readout_not_scaled"] == ("head",)
+    alone = [q for q in report.failures if q.group == "head" and q.name == "output"]
+    assert alone[0].fit.slope == pytest.approx(1.0, abs=0.2)  # Adam; the features it reads are flat
+
+
+def test_a_missing_depth_factor_of_the_update_is_named():
+    """The network is right, the optimizer lacks r^-gamma: block_only (TP6 Fig. 10)."""
+    report = check("depth", make_optimizer=lambda info: dm.adamw(3e-3, info, RULE.replace(gamma=0.0)))
+    assert list(causes(report)) == ["missing_depth_update_factor"]
+    assert causes(report)["missing_depth_update_factor"] == ("blocks/dense/kernel",)
+    alone = [q for q in report.failures if q.group == "branches" and q.name == "features"]
+    assert alone[0].fit.slope == pytest.approx(0.5, abs=0.2)
+
+
+def test_a_plain_optimizer_lacks_the_width_factor_of_the_update():
+    report = check("width", make_optimizer=lambda info: optax.adam(3e-3))
+    assert "blocks/dense/kernel" in causes(report)["missing_width_update_factor"]
+    assert "depthmup(direction, info, rule" in str(report)
+
+
+def test_initial_values_that_count_depth_twice_are_named():
+    report = check("depth", depth_init=True)
+    assert causes(report)["double_counted_init"] == ("blocks/dense/kernel",)
+    assert any(q.kind == "activation" and q.verdict == "vanishes" for q in report.failures)
+
+
+def test_initial_values_of_one_standard_deviation_at_every_width_are_named():
+    report = check("width", fixed_std=True)
+    assert causes(report)["fixed_std_init"] == ("blocks/dense/kernel",)
+    assert "rescale_init" in str(report)
+
+
+@pytest.mark.parametrize("usual_scale", [False, True])
+def test_attention_scaled_by_the_square_root_of_the_head_dimension_is_named(usual_scale):
+    def build(width, depth):
+        model = AttentionNet(width, usual_scale)
+        info = infer(model, AttentionNet(BASE_WIDTH, usual_scale), 1.0, in_branch="attention", x=SEQUENCES)
+        return linen_network(model, SEQUENCES, info=info, optimizer=dm.adamw(3e-3, info, RULE))
+
+    report = coord_check(build, Y, rule=RULE, width=32, depth=1, widths=WIDTHS, steps=2, seeds=3)
+    (scale,) = [q for q in report.quantities if q.kind == "attention scale"]
+    assert scale.fit.slope == pytest.approx(0.5 if usual_scale else 0.0, abs=0.1)
+    if usual_scale:
+        assert causes(report)["attention_scale"] == ("attention",)
+    else:
+        assert report.ok, str(report)
+
+
+@pytest.mark.parametrize(
+    ("preset", "axis", "ok", "cause"),
+    [
+        ("mup", "width", True, None),
+        ("mup", "depth", False, "rule_not_stable_in_depth"),
+        ("block_only", "depth", False, "rule_not_stable_in_depth"),
+        ("ode", "depth", True, None),
+        ("ntk", "width", False, "lazy_rule"),
+        ("sp", "width", False, "rule_without_width"),
+    ],
+)
+def test_presets_pass_and_fail_as_theory_says(preset, axis, ok, cause):
+    """TP6 Claims 7.1 and 7.2 over depth, Table 2 over width; B24 C.1 for ntk."""
+    config = small_config(preset)
+    sizes = {"widths": [64, 128, 256], "depths": []} if axis == "width" else {"widths": [], "depths": [16, 32, 64]}
+    report = check_config(config, **sizes, width=64, seeds=3, steps=2, batch_size=4)
+    assert report.ok == ok, str(report)
+    assert cause in ([None] if ok else causes(report))
+    if preset in ("block_only", "ntk"):  # theory's number
+        name = ("branches", "features")
+        (moved,) = [q for q in report.quantities if (q.group, q.name) == name]
+        assert moved.fit.slope == pytest.approx(moved.theory, abs=0.2)
+        assert moved.theory == (0.5 if preset == "block_only" else -0.5)
+
+
+def small_config(preset="depth_mup"):
+    config = default_config("res_mlp")
+    config.model.update(width=16, depth=4, base_width=16, base_depth=4, pre_nonlin=True)
+    config.parametrization.update(preset=preset, branch_multiplier=0.5)
+    config.optimizer.learning_rate = 3e-3
+    return config
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", ["width", "depth"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("model", ["vit", "gpt", "resnet"])
+def test_moves_of_every_model_are_flat_under_depth_mup(model, optimizer, axis, tmp_path):
+    """Its branches alone, its readout alone, and all together; the ones that the whole table is about."""
+    config = default_config(model)
+    config.parametrization.branch_multiplier = 0.5
+    config.optimizer.update(name=optimizer, learning_rate={"adam": 2e-3, "sgd": 0.1}[optimizer])
+    config.data.update(name="synthetic", train_examples=64)
+    config.train.batch_size = 4
+    base = 4 if model == "resnet" else 16
+    config.model.update(width=base, depth=4, base_width=base, base_depth=4)
+    if model == "gpt":
+        text = tmp_path / "text.txt"
+        text.write_text("".join(chr(97 + i * i % 23) for i in range(2000)))
+        config.data.update(name=f"text:{text}", context=8, train_examples=0)
+        config.model.update(depth=2, base_depth=2)
+    elif model == "vit":
+        config.model.update(depth=2, base_depth=2, patch_size=4)
+    else:
+        config.model.norm = "none"
+        config.data.image_size = 8
+    widths = [16, 32, 64] if model == "resnet" else [64, 128, 256]
+    sizes = {"widths": widths, "depths": []} if axis == "width" else {"widths": [], "depths": [8, 16, 32]}
+    report = check_config(config, **sizes, width=2 * base, seeds=4, steps=2, batch_size=4)
+    judged = {("branches", "features"), ("branches", "output"), ("readout", "output"), ("everything", "output")}
+    found = {(q.group, q.name): q for q in report.quantities if q.kind == "change" and (q.group, q.name) in judged}
+    assert found.keys() == judged
+    for quantity in found.values():
+        # Small and few: an estimate within 0.3 is nearer to 0 than to any mistake's 1/2 and more.
+        assert abs(quantity.fit.slope) < 0.3, str(report)
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, width, depth, rngs):
+        self.m, self.r = width / BASE_WIDTH, depth / BASE_DEPTH
+        self.stem = nnx.Linear(12, width, rngs=rngs)
+        self.blocks = nnx.List([nnx.Linear(width, width, rngs=rngs) for _ in range(depth)])
+        self.head = nnx.Linear(width, 10, rngs=rngs)
+
+    def __call__(self, x):
+        h = self.stem(x)
+        for block in self.blocks:
+            h = h + RULE.residual_multiplier(self.r) * block(nnx.relu(h))
+        return self.head(h * RULE.readout_multiplier(self.m))
+
+
+def test_an_nnx_network_is_checked_with_its_layers_under_one_name():
+    def build(width, depth):
+        shapes = [nnx.state(nnx.eval_shape(lambda w=w: NnxNet(w, depth, nnx.Rngs(0))), nnx.Param) for w in (width, 8)]
+        info = dm.infer_info(*shapes, in_branch="blocks", depth_ratio=depth / BASE_DEPTH, readout="head")
+        optimizer = dm.adamw(3e-3, info, RULE)
+        return nnx_network(lambda rngs: NnxNet(width, depth, rngs), X, info=info, optimizer=optimizer)
+
+    report = coord_check(build, Y, rule=RULE, width=64, depth=4, depths=(4, 8, 16), steps=2, seeds=3)
+    names = {q.name for q in report.quantities if q.group == "everything"}
+    assert names >= {"blocks/*", "stem", "output"}
+    assert {q.group for q in report.quantities} >= {"blocks/*", "branches", "head", "stem"}
+    assert not [q for q in report.quantities if q.verdict in ("grows", "explodes")], str(report)
+
+
+def test_measured_changes_are_those_of_a_step_by_hand():
+    model = Net(16, 4)
+    info = infer(model, Net(BASE_WIDTH, 4), 1.0, in_branch="blocks", stacked="blocks")
+    optimizer = dm.adamw(3e-3, info, RULE)
+
+    def build(width, depth):
+        return linen_network(model, X, info=info, optimizer=optimizer)
+
+    report = coord_check(build, Y, rule=RULE, width=16, depth=4, widths=(16, 17, 18), steps=1, seeds=2)
+    params = model.init(jax.random.key(1), X)["params"]
+    params = {**params, "head": {**params["head"], "kernel": 0 * params["head"]["kernel"]}}
+    loss = lambda p: optax.softmax_cross_entropy_with_integer_labels(model.apply({"params": p}, X), Y).mean()
+    updates, _ = optimizer.update(jax.grad(loss)(params), optimizer.init(params), params)
+    moved = model.apply({"params": optax.apply_updates(params, updates)}, X) - model.apply({"params": params}, X)
+    (record,) = [
+        r
+        for r in report.records
+        if (r.size, r.seed, r.group, r.quantity, r.name, r.step) == (16, 1, "everything", "change", "output", 1)
+    ]
+    assert record.value == pytest.approx(float(jnp.sqrt(jnp.mean(moved**2))), rel=1e-4)
+    update = [r for r in report.records if (r.size, r.seed, r.quantity, r.name) == (16, 1, "update", "head/kernel")]
+    expected = float(jnp.sqrt(jnp.mean(updates["head"]["kernel"] ** 2)))
+    assert [r.value for r in update if r.group == "everything"] == pytest.approx([expected], rel=1e-4)
+
+
+def test_spectral_norms_of_updates_are_recorded_on_request():
+    def build(width, depth):
+        model = Net(width, depth)
+        info = infer(model, Net(BASE_WIDTH, depth), 1.0, in_branch="blocks", stacked="blocks")
+        return linen_network(model, X, info=info, optimizer=dm.adamw(3e-3, info, RULE))
+
+    plan = {"width": 16, "depth": 4, "widths": (16, 32, 64), "steps": 1, "seeds": 2}
+    report = coord_check(build, Y, rule=RULE, spectral=True, **plan)
+    norms = [r for r in report.records if r.quantity == "update_norm" and r.group == "blocks/dense"]
+    assert {r.name for r in norms} == {"blocks/dense/kernel"}
+    # An update of rank one and size 1/m keeps its norm: of order one at every width (TP6 Def. 6.1).
+    fit = fit_power({size: [r.value for r in norms if r.size == size] for size in (16, 32, 64)})
+    assert abs(fit.slope) < 0.25
+    assert not [r for r in coord_check(build, Y, rule=RULE, **plan).records if r.quantity == "update_norm"]
+
+
+@pytest.mark.parametrize("slope", [-0.5, 0.0, 0.37, 2.0])
+def test_a_power_is_found_inside_its_interval(slope):
+    rng = np.random.default_rng(0)
+    inside = 0
+    for _ in range(200):
+        fit = fit_power({size: list(3 * size**slope * np.exp(0.1 * rng.normal(size=4))) for size in (32, 64, 128)})
+        inside += abs(fit.slope - slope) < fit.interval
+    assert 180 <= inside <= 198  # 95 % of 200, give or take 2.5 standard deviations
+
+
+def test_zero_overflow_and_noise_have_their_own_verdicts():
+    sizes = (1, 2, 4)
+    verdict = lambda values: verdict_of(fit_power(dict(zip(sizes, values, strict=True))), 0.2)
+    assert verdict([[0.0, 0.0]] * 3) == "zero"
+    assert verdict([[1.0, 1.0], [2.0, 2.0], [math.inf, 8.0]]) == "explodes"
+    assert verdict([[1.0, 1.0], [1e9, 1e9], [1e18, 1e18]]) == "explodes"
+    assert verdict([[1.0, 9.0], [9.0, 1.0], [1.0, 9.0]]) == "unclear"
+    assert verdict([[1.0, 1.01], [1.0, 1.02], [1.01, 1.0]]) == "flat"
+    assert verdict([[1.0, 1.01], [1.41, 1.42], [2.0, 2.01]]) == "grows"
+    assert verdict([[2.0, 2.01], [1.41, 1.42], [1.0, 1.01]]) == "vanishes"
+
+
+def test_only_indices_that_count_layers_become_a_star():
+    networks = [
+        [f"Block_{i}/Dense_{j}" for i in range(depth) for j in range(2)] + ["head", f"block_{depth - 1}_norm", "in_1"]
+        for depth in (2, 4, 8)
+    ]
+    collapse = collapser(networks)
+    assert collapse("Block_7/Dense_1") == "Block_*/Dense_1"
+    assert collapse("block_3_norm") == "block_*_norm"
+    assert collapse("in_1") == "in_1"
+    assert collapser([networks[0]] * 3)("Block_1/Dense_1") == "Block_1/Dense_1"  # nothing is counted at one depth
+
+
+def build_right(width, depth):
+    model = Net(width, depth)
+    info = infer(model, Net(BASE_WIDTH, depth), depth / BASE_DEPTH, in_branch="blocks", stacked="blocks")
+    return linen_network(model, X, info=info, optimizer=dm.adamw(1e-3, info, RULE))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": jnp.array([0, 1, 2, 10])}, "labels run from 0 to 10, but the network has 10 outputs"),
+        ({"labels": jnp.arange(5)}, "labels have shape (5,) and type int32, but the outputs have shape (4, 10)"),
+        ({"labels": None}, "labels and loss are both missing"),
+        ({"widths": (8, 16)}, "widths is (8, 16): an exponent needs at least three different positive sizes"),
+        ({"depths": (8, 8, 8)}, "depths is (8, 8, 8)"),
+        ({"widths": ()}, "widths and depths are both empty"),
+        ({"seeds": 1}, "seeds is 1: an interval needs at least 2"),
+        ({"steps": 0}, "steps is 0"),
+        (
+            {"build": lambda w, d: Network(lambda k: {"w": jnp.ones(3)}, lambda p: p["w"], {}, optax.sgd(1.0))},
+            "Network.apply must return (outputs, dictionary of activations)",
+        ),
+    ],
+)
+def test_bad_input_is_refused_before_anything_trains(changes, message):
+    plan = {"build": build_right, "labels": Y, "rule": RULE, "width": 16, "depth": 4, "widths": WIDTHS}
+    with pytest.raises(dm.InputError) as error:
+        coord_check(**{**plan, **changes})
+    assert message in str(error.value)
+
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "depthmup_flax.coord_check", *arguments], capture_output=True, text=True, cwd=ROOT
+    )
+
+
+@pytest.mark.parametrize(("preset", "code"), [("depth_mup", 0), ("sp", 1)])
+def test_the_command_exits_with_the_verdict_and_writes_records_report_and_figure(preset, code, tmp_path):
+    done = command(
+        "--config=configs/digits.py",
+        "--config.model.base_width=16",
+        f"--config.parametrization.preset={preset}",
+        f"--workdir={tmp_path}",
+        "--widths=128,256,512",
+        "--depths=",
+        "--steps=2",
+        "--seeds=3",
+        "--batch_size=4",
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert f"width 128, 256, 512: {'PASS' if code == 0 else 'FAIL'}" in done.stdout
+    assert (tmp_path / "report.txt").read_text().strip() in done.stdout
+    records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert {r["quantity"] for r in records} == {"weight", "activation", "mean", "change", "update"}
+    assert {r["seed"] for r in records} == {0, 1, 2}
+    assert (tmp_path / "coord_check.png").read_bytes()[1:4] == b"PNG"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--config is not set"),
+        (("--config=configs/digits.py", "--widths=64,wide"), "--widths=64,wide: write whole numbers with commas"),
+        (("--config=configs/digits.py", "--config.model.dpth=3"), "config has no field"),
+        (("--config=configs/digits.py", "--batch_size=0"), "batch_size is 0: use between 1 and the 1500"),
+    ],
+)
+def test_a_wrong_command_is_one_sentence_and_exit_code_2(arguments, message):
+    done = command(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
