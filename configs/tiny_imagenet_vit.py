@@ -1,6 +1,16 @@
 """A vision transformer on Tiny ImageNet with Adam (B24 Fig. 3 (a)-(c)): 20 epochs of batch 64, 1000 warm-up steps.
 
-python train.py --config=configs/tiny_imagenet_vit.py --workdir=runs/vit --config.data.name=folder:tiny-imagenet-200
+    python train.py --config=configs/tiny_imagenet_vit.py --workdir=runs/vit
+        --config.data.name=folder:path/to/tiny-imagenet-200
+
+Figure 3 (d) has 2000 warm-up steps and a cosine over 100 epochs (--config.optimizer.schedule=cosine). The paper prints
+no patch size, width or rate. Tried at the base for 600 steps (200 of warm-up; train loss, one seed, 20 of the 200
+classes): 2.265 at 1e-3, 2.232 at 3e-3. Small scale on those 20 classes (10,000 images), 175 to 230 seconds on 2 shared
+CPU cores: training loss of the last of 4 epochs 2.29 +- 0.06, test accuracy 34 % +- 3 (n = 2 seeds, standard
+deviation):
+
+    python train.py --config=configs/tiny_imagenet_vit.py --workdir=runs/vit_small --config.model.width=64
+        --config.model.depth=4 --config.optimizer.warmup_steps=200 --config.train.epochs=4
 """
 
 from ml_collections import ConfigDict

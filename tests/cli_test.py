@@ -1,11 +1,18 @@
 """What a user types and sees: the command line, the README, and what importing the package costs."""
 
+import importlib.util
 import pathlib
 import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from PIL import Image
+
+from depthmup_flax.config import make_parametrization, validate
+from depthmup_flax.models import create_model
+from depthmup_flax.trainer import train_and_evaluate
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -101,14 +108,47 @@ runpy.run_path("train.py", run_name="__main__")
     assert "train.batch_size is 20, which does not divide over 8 devices: use 16 or 24" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["digits", "cifar10_resnet", "cifar10_resmlp"])
-def test_every_config_is_valid_and_documents_its_command(name):
-    import importlib.util
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "configs").glob("*.py")))
+def test_every_config_is_valid_documents_its_command_and_is_in_the_readme(name):
+    module = config_module(name)
+    config = module.get_config()
+    validate(config)
+    fields = {k: v for k, v in config.model.items() if k != "name"}
+    create_model(config.model.name, num_classes=10, parametrization=make_parametrization(config), **fields)
+    assert f"--config=configs/{name}.py" in module.__doc__
+    assert f"configs/{name}.py" in (ROOT / "README.md").read_text()
 
-    from depthmup_flax.config import validate
 
+@pytest.mark.parametrize("name", ["imagenet_resnet18", "imagenet_vit"])
+def test_the_imagenet_configs_train_on_files_in_imagenets_own_layout(name, tmp_path):
+    """Class folders of JPEGs of many sizes, one of them grey, and a flat val/ with Kaggle's list of its classes."""
+    rng = np.random.default_rng(0)
+
+    def write(path, mode="RGB"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        height, width = rng.integers(40, 90, 2)
+        Image.fromarray(rng.integers(0, 255, (height, width, 3), np.uint8)).convert(mode).save(path, "JPEG")
+
+    data, lines = tmp_path / "imagenet", ["ImageId,PredictionString"]
+    for wnid in ("n01440764", "n02102040"):
+        for i in range(6):
+            write(data / f"train/{wnid}/{wnid}_{i}.JPEG", "L" if i == 0 else "RGB")
+    for i in range(1, 5):
+        write(data / f"val/ILSVRC2012_val_{i:08}.JPEG")
+        lines.append(f"ILSVRC2012_val_{i:08},{('n01440764', 'n02102040')[i % 2]} 1 2 3 4 ")
+    (data / "LOC_val_solution.csv").write_text("\n".join(lines))
+    config = config_module(name).get_config()
+    config.data.update(name=f"folder:{data}", image_size=32, placement="stream")
+    config.model.update(width=8, depth=4, base_width=8)
+    config.optimizer.warmup_steps = 0
+    config.train.update(batch_size=4, steps=2, epochs=0.0)
+    result = train_and_evaluate(config, tmp_path / "run")
+    assert result["status"] == "completed"
+    assert 0 < result["test_loss"] < 10
+
+
+def config_module(name):
     spec = importlib.util.spec_from_file_location(name, ROOT / "configs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    validate(module.get_config())
-    assert f"--config=configs/{name}.py" in module.__doc__
+    return module

@@ -1,5 +1,6 @@
 """The coordinate check passes right networks, and names what is wrong with wrong ones."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -19,7 +20,7 @@ import depthmup_flax as dm
 from depthmup_flax.config import default_config
 from depthmup_flax.coord_check import Network, coord_check, linen_network, nnx_network
 from depthmup_flax.coord_check.__main__ import check_config
-from depthmup_flax.coord_check.measure import collapser
+from depthmup_flax.coord_check.names import collapsers
 from depthmup_flax.coord_check.verdict import fit_power, verdict_of
 
 RULE = dm.get_parametrization(branch_multiplier=0.5)
@@ -288,6 +289,26 @@ def test_an_nnx_network_is_checked_with_its_layers_under_one_name():
     assert not [q for q in report.quantities if q.verdict in ("grows", "explodes")], str(report)
 
 
+def test_a_network_that_does_not_train_fails():
+    report = check("width", make_optimizer=lambda info: dm.adamw(0.0, info, RULE))
+    assert list(causes(report)) == ["nothing_trains"]
+
+
+def test_updates_that_shrink_twice_with_depth_are_named():
+    report = check("depth", make_optimizer=lambda info: dm.adamw(3e-3, info, RULE.replace(gamma=1.0)))
+    assert causes(report)["updates_too_small_in_depth"] == ("blocks/dense/kernel",)
+
+
+def test_a_frozen_readout_does_not_hide_the_network():
+    """TP6 10.2 freezes stem and readout; a frozen readout at zero would give no gradient to anything."""
+    config = small_config()
+    config.optimizer.frozen = ("stem", "readout")
+    report = check_config(config, widths=[64, 128, 256], depths=[], seeds=3, steps=2, batch_size=4)
+    moved = {q.name for q in report.quantities if q.kind == "change" and q.group == "everything"}
+    assert {"blocks", "output"} <= moved
+    assert report.ok, str(report)
+
+
 def test_measured_changes_are_those_of_a_step_by_hand():
     model = Net(16, 4)
     info = infer(model, Net(BASE_WIDTH, 4), 1.0, in_branch="blocks", stacked="blocks")
@@ -311,6 +332,27 @@ def test_measured_changes_are_those_of_a_step_by_hand():
     update = [r for r in report.records if (r.size, r.seed, r.quantity, r.name) == (16, 1, "update", "head/kernel")]
     expected = float(jnp.sqrt(jnp.mean(updates["head"]["kernel"] ** 2)))
     assert [r.value for r in update if r.group == "everything"] == pytest.approx([expected], rel=1e-4)
+
+
+@pytest.mark.parametrize("readout_init", [nn.initializers.zeros, nn.initializers.lecun_normal()])
+def test_a_readout_that_starts_at_zero_or_shrinks_with_width_is_no_failure(readout_init):
+    class Plain(nn.Module):
+        width: int
+
+        @nn.compact
+        def __call__(self, x):
+            h = nn.Dense(self.width, name="stem")(x)
+            h = nn.Dense(self.width, name="hidden")(nn.relu(h)) * RULE.readout_multiplier(self.width / BASE_WIDTH)
+            return nn.Dense(10, kernel_init=readout_init, name="head")(h)
+
+    def build(width, depth):
+        info = infer(Plain(width), Plain(BASE_WIDTH), 1.0)
+        return linen_network(Plain(width), X, info=info, optimizer=dm.adamw(3e-3, info, RULE))
+
+    report = coord_check(build, Y, rule=RULE, width=64, depth=1, widths=(128, 256, 512), steps=2, seeds=4)
+    assert report.ok, str(report)
+    moved = {q.group for q in report.quantities if q.kind == "change" and q.name == "output"}
+    assert moved >= {"everything", "stem", "hidden", "head"}  # none is hidden behind the zeros
 
 
 def test_spectral_norms_of_updates_are_recorded_on_request():
@@ -352,15 +394,29 @@ def test_zero_overflow_and_noise_have_their_own_verdicts():
 
 
 def test_only_indices_that_count_layers_become_a_star():
-    networks = [
+    names = [
         [f"Block_{i}/Dense_{j}" for i in range(depth) for j in range(2)] + ["head", f"block_{depth - 1}_norm", "in_1"]
         for depth in (2, 4, 8)
     ]
-    collapse = collapser(networks)
+    collapse = collapsers(names, [{}, {}, {}])[2]
     assert collapse("Block_7/Dense_1") == "Block_*/Dense_1"
     assert collapse("block_3_norm") == "block_*_norm"
     assert collapse("in_1") == "in_1"
-    assert collapser([networks[0]] * 3)("Block_1/Dense_1") == "Block_1/Dense_1"  # nothing is counted at one depth
+    # Nothing is counted at one depth.
+    assert collapsers([names[0]] * 3, [{}, {}, {}])[0]("Block_1/Dense_1") == "Block_1/Dense_1"
+
+
+def test_stem_blocks_and_readout_that_share_a_name_stay_apart():
+    leaf = lambda role, in_branch=False: dm.ParamInfo(dm.Role(role), (1,), in_branch=in_branch)
+    infos = [
+        {"Dense_0/kernel": leaf("input")}
+        | {f"Dense_{i}/kernel": leaf("hidden", True) for i in range(1, depth + 1)}
+        | {f"Dense_{depth + 1}/kernel": leaf("output")}
+        for depth in (4, 8, 16)
+    ]
+    four, eight, _ = collapsers([list(info) for info in infos], infos)
+    assert [four(f"Dense_{i}") for i in (0, 1, 4, 5)] == ["Dense_0", "Dense_*", "Dense_*", "Dense_* (output)"]
+    assert eight("Dense_5/kernel") == "Dense_*/kernel"
 
 
 def build_right(width, depth):
@@ -375,6 +431,11 @@ def build_right(width, depth):
         ({"labels": jnp.array([0, 1, 2, 10])}, "labels run from 0 to 10, but the network has 10 outputs"),
         ({"labels": jnp.arange(5)}, "labels have shape (5,) and type int32, but the outputs have shape (4, 10)"),
         ({"labels": None}, "labels and loss are both missing"),
+        ({"loss": jnp.mean}, "labels and loss are both given"),
+        (
+            {"build": lambda w, d: dataclasses.replace(build_right(w, d), info=build_right(w + 1, d).info)},
+            "make it from the same model, of the same width and depth",
+        ),
         ({"widths": (8, 16)}, "widths is (8, 16): an exponent needs at least three different positive sizes"),
         ({"depths": (8, 8, 8)}, "depths is (8, 8, 8)"),
         ({"widths": ()}, "widths and depths are both empty"),

@@ -228,6 +228,35 @@ def test_eight_devices_train_like_one(tmp_path):
     assert first["train_loss"] == pytest.approx(last["train_loss"], rel=1e-4)
 
 
+def test_batch_norm_has_the_statistics_of_the_whole_batch_on_eight_devices(tmp_path):
+    """Per device, a batch of 16 would be normalised two images at a time."""
+    config = tmp_path / "config.py"
+    config.write_text(
+        "from depthmup_flax.config import default_config\n"
+        "def get_config():\n"
+        "    config = default_config('resnet')\n"
+        "    config.model.update(width=4, depth=4, norm='batch')\n"
+        "    config.optimizer.update(name='sgd', learning_rate=0.05)\n"
+        "    config.train.update(batch_size=16, steps=3, epochs=0.0)\n"
+        "    return config\n"
+    )
+    for devices in (1, 8):
+        environment = {
+            **os.environ,
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "JAX_PLATFORMS": "cpu",
+        }
+        done = subprocess.run(
+            [sys.executable, "train.py", f"--config={config}", f"--workdir={tmp_path / str(devices)}"],
+            cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    one, eight = (saved_state(tmp_path / n, 3) for n in ("1", "8"))
+    assert one["batch_stats"]["stem"]["norm"]["batch"]["mean"].shape == (4,)
+    for part in ("batch_stats", "params"):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-4), one[part], eight[part])
+
+
 def test_a_diverged_run_ends_cleanly_and_says_when(tmp_path, capsys):
     config = tiny(optimizer={"name": "sgd", "learning_rate": 1e12})
     result = train_and_evaluate(config, tmp_path)

@@ -19,10 +19,10 @@ from depthmup_flax.coord_check.measure import (
     BRANCHES,
     EVERYTHING,
     Record,
-    collapser,
     group_of,
     measure,
 )
+from depthmup_flax.coord_check.names import collapsers
 from depthmup_flax.coord_check.networks import Network, checked_outputs
 from depthmup_flax.coord_check.verdict import ATTENTION_SCALE, UNCLEAR, Quantity, Table, judge
 from depthmup_flax.errors import InputError
@@ -155,10 +155,10 @@ def coord_check(
     shapes = [checked_outputs(network) for network in networks]
     loss = _checked_loss(labels, loss, shapes[0][0])
     names = [[*flatten_info(n.info), *activations] for n, (_, activations) in zip(networks, shapes, strict=True)]
-    collapse = collapser(names)
+    collapses = collapsers(names, [flatten_info(network.info) for network in networks])
     records = []
-    for (axis, size, w, d), network in zip(plan, networks, strict=True):
-        rows = measure(network, loss, steps=steps, seeds=seeds, spectral=spectral, collapse=collapse)
+    for (axis, size, w, d), network, collapse in zip(plan, networks, collapses, strict=True):
+        rows = measure(network, loss, rule, steps=steps, seeds=seeds, spectral=spectral, collapse=collapse)
         records += [Record(axis=axis, size=size, width=w, depth=d, **row) for row in rows]
         final = [
             r["value"]
@@ -167,7 +167,7 @@ def coord_check(
         ]
         say(f"width {w}, depth {d}: outputs changed by {sum(final) / len(final):.3g} in {steps} steps")
     weights: dict[str, ParamInfo] = {}
-    for network in networks:
+    for network, collapse in zip(networks, collapses, strict=True):
         weights.update({collapse(path): leaf for path, leaf in flatten_info(network.info).items()})
     weights = {path: leaf for path, leaf in weights.items() if leaf.role not in (Role.VECTOR, Role.FIXED)}
     groups = {path: group_of(path, lambda name: name) for path in weights}
@@ -191,6 +191,8 @@ def _require_plan(widths: Sequence[int], depths: Sequence[int], steps: int, seed
 
 
 def _checked_loss(labels: Any, loss: Loss | None, outputs: Any) -> Loss:
+    if loss is not None and labels is not None:
+        raise InputError("labels and loss are both given: give one, since a loss has its own targets.")
     if loss is not None:
         return loss
     if labels is None:

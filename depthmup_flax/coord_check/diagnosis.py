@@ -6,7 +6,16 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from depthmup_flax.coord_check.measure import BRANCHES, EVERYTHING, OUTPUT
-from depthmup_flax.coord_check.verdict import ATTENTION_SCALE, EXPLODES, FEATURES, GROWS, Quantity, Table
+from depthmup_flax.coord_check.verdict import (
+    ATTENTION_SCALE,
+    EXPLODES,
+    FEATURES,
+    GROWS,
+    VANISHES,
+    ZERO,
+    Quantity,
+    Table,
+)
 from depthmup_flax.parametrization import WIDTH_RULES, Parametrization, ParamInfo, Role
 
 # Exponents of causes differ by 1/2 or more; half of that tells them apart.
@@ -100,6 +109,9 @@ def diagnose(evidence: Evidence) -> list[Cause]:
     """The causes that the evidence supports, the most basic first; one that says so if there is none."""
     if all(q.passed for q in evidence.quantities):
         return []
+    if any((q.kind, q.group, q.verdict) == ("change", EVERYTHING, ZERO) for q in evidence.quantities):
+        text = "the outputs do not move when everything trains: set a learning rate, without warm-up."
+        return [Cause("nothing_trains", (OUTPUT,), text)]
     causes = [cause for rule in _RULES for cause in rule(evidence)]
     if causes:
         return causes
@@ -240,6 +252,20 @@ def _update_factor(axis: str) -> Callable[[Evidence], list[Cause]]:
     return rule
 
 
+def _small_updates(e: Evidence) -> list[Cause]:
+    found = []
+    for axis in e.table.axes():
+        still = {q.group for q in e.quantities if q.axis == axis and q.kind == "change" and q.verdict == VANISHES}
+        layers = tuple(
+            path
+            for path, group in e.group_of_weight.items()
+            if group in still and e.update_slope(axis, path) < e.expected_update_slope(axis, path) - CLEARLY
+        )
+        text = f"updates shrink faster with {axis} than the rule says: look for a factor that is applied twice."
+        found += [Cause(f"updates_too_small_in_{axis}", layers, text)] if layers else []
+    return found
+
+
 # The order is that of a network: what is wrong before training explains what is wrong after it.
 _RULES: tuple[Callable[[Evidence], list[Cause]], ...] = (
     _wrong_rule,
@@ -251,4 +277,5 @@ _RULES: tuple[Callable[[Evidence], list[Cause]], ...] = (
     _attention,
     _update_factor("width"),
     _update_factor("depth"),
+    _small_updates,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from depthmup_flax.coord_check.networks import Network
-from depthmup_flax.parametrization import ParamInfo, Role
+from depthmup_flax.parametrization import Parametrization, ParamInfo, Role
 from depthmup_flax.params import flatten_info, is_info
 
 OUTPUT = "output"
@@ -38,7 +38,7 @@ class Record:
       step: optimizer steps taken.
       quantity: ``weight`` (RMS of a parameter), ``activation`` (RMS), ``mean`` (RMS of an activation's mean over its
         last axis, at step 0), ``change`` (RMS of an activation's change since step 0), ``update`` (RMS of a
-        parameter's last change), ``update_norm`` (its spectral norm).
+        parameter's last change), ``update_norm`` (the largest spectral norm of its matrices over the last two axes).
       name: the activation or parameter, indices of layers as ``*``.
       value: the number.
     """
@@ -73,44 +73,10 @@ def group_of(path: str, collapse: Callable[[str], str]) -> str:
     return parent if parent and last in _WEIGHT_NAMES else collapse(path)
 
 
-def collapser(names_of_networks: Sequence[Sequence[str]]) -> Callable[[str], str]:
-    """A function of a path that writes ``*`` for an index which counts layers.
-
-    That is one whose values differ between networks: ``block_7`` of a deep network becomes ``block_*``, while
-    ``Dense_1`` of every block stays apart from ``Dense_0``.
-    """
-    seen: dict[tuple[str, str], list[set[str]]] = {}
-    counting: set[tuple[str, str]] = set()
-
-    def walk(name: str, visit: Callable[[tuple[str, str], str], None]) -> str:
-        done = ""
-        for part in name.split("/"):
-            template = re.sub(r"\d+", "*", part)
-            visit((done, template), part)
-            done = f"{done}/{template if (done, template) in counting else part}"
-        return done[1:]
-
-    deepest = max((name.count("/") for names in names_of_networks for name in names), default=0)
-    for _ in range(deepest + 1):  # a level is decided once those above it are
-        seen.clear()
-        for i, names in enumerate(names_of_networks):
-            for name in names:
-
-                def note(key: tuple[str, str], part: str, i: int = i) -> None:
-                    seen.setdefault(key, [set() for _ in names_of_networks])[i].add(part)
-
-                walk(name, note)
-        # A place that some networks do not have at all (a fourth stage, say) counts nothing.
-        differing = {key for key, sets in seen.items() if len({frozenset(s) for s in sets if s}) > 1}
-        if differing <= counting:
-            break
-        counting |= differing
-    return lambda name: walk(name, lambda key, part: None)
-
-
 def measure(
     network: Network,
     loss: Callable[[jax.Array], jax.Array],
+    rule: Parametrization,
     *,
     steps: int,
     seeds: int,
@@ -119,15 +85,18 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Records (fields seed, group, step, quantity, name, value) of one network: everything trained, and each group.
 
+    Everything trains from a readout at zero (unless it is frozen), a group from one of the rule's scale, whatever the network starts with:
+    behind a readout at zero no other group would get a gradient, behind one that shrinks with width all outputs would.
+
     One compilation; seeds and groups one after another, because convolutions under ``vmap`` are slow on CPU.
     """
     paths = list(flatten_info(network.info))
     membership = group_names(network.info, collapse)
     groups = [EVERYTHING, *sorted({name for names in membership for name in names})]
     trains = np.array([[i == 0 or group in names for names in membership] for i, group in enumerate(groups)])
-    is_readout = np.array([leaf.role is Role.OUTPUT and not leaf.in_branch for leaf in _leaves(network.info)])
+    stds = [_readout_std(leaf, rule) for leaf in _leaves(network.info)]
     lengths = np.array([steps] + [min(steps, ALONE_STEPS)] * (len(groups) - 1))
-    run = _runner(network, loss, steps, jnp.array(trains), jnp.array(is_readout), jnp.array(lengths), spectral)
+    run = _runner(network, loss, steps, jnp.array(trains), stds, jnp.array(lengths), spectral)
     pairs = [(seed, group) for seed in range(seeds) for group in range(len(groups))]
     result = jax.device_get(run(jnp.array(pairs)))
     records: list[dict[str, Any]] = []
@@ -156,7 +125,7 @@ def _runner(
     loss: Callable[[jax.Array], jax.Array],
     steps: int,
     trains_GxP: jax.Array,
-    is_readout_P: jax.Array,
+    readout_stds: Sequence[float | None],
     lengths_G: jax.Array,
     spectral: bool,
 ) -> Callable[[jax.Array], dict[str, dict[str, jax.Array]]]:
@@ -175,10 +144,12 @@ def _runner(
         seed, group = pair
         leaves, structure = jax.tree.flatten(network.init(jax.random.key(seed)))
         initial_weights = {path: _rms(leaf) for path, leaf in zip(paths, leaves, strict=True)}
-        zeroed = [
-            leaf * jnp.where((group == 0) & is_readout_P[i], 0, 1).astype(leaf.dtype) for i, leaf in enumerate(leaves)
+        trained = _trained(network, jax.tree.unflatten(structure, leaves))
+        starting = [
+            leaf if std is None else jnp.where((group == 0) & moves, jnp.zeros_like(leaf), _rescaled(leaf, std))
+            for leaf, std, moves in zip(leaves, readout_stds, trained, strict=True)
         ]
-        params = jax.tree.unflatten(structure, zeroed)
+        params = jax.tree.unflatten(structure, starting)
         start = forward(params)
 
         def step(carry: Any) -> tuple[Any, dict[str, dict[str, jax.Array]]]:
@@ -219,6 +190,25 @@ def _runner(
         return {**found, "weight": initial_weights, "mean": means}
 
     return jax.jit(lambda pairs: jax.lax.map(train, pairs))
+
+
+def _trained(network: Network, params: Any) -> list[jax.Array]:
+    """Whether the optimizer moves a parameter at all; a frozen readout must not start at zero."""
+    updates, _ = network.optimizer.update(jax.tree.map(jnp.ones_like, params), network.optimizer.init(params), params)
+    return [jnp.any(u != 0) for u in jax.tree.leaves(updates)]
+
+
+def _readout_std(leaf: ParamInfo, rule: Parametrization) -> float | None:
+    """The rule's standard deviation of a readout's weights ``[..., out]``; ``None`` for other parameters."""
+    if leaf.role is not Role.OUTPUT or leaf.in_branch:
+        return None
+    return rule.readout_fan_in(math.prod(leaf.shape[:-1]), leaf.width_in) ** -0.5
+
+
+def _rescaled(leaf: jax.Array, std: float) -> jax.Array:
+    rms = _rms(leaf)
+    random = std * jax.random.normal(jax.random.key(0), leaf.shape, leaf.dtype)
+    return jnp.where(rms > 0, leaf * (std / rms).astype(leaf.dtype), random)
 
 
 def _rms(x: jax.Array) -> jax.Array:

@@ -14,6 +14,7 @@ import optax
 from flax import nnx
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.params import is_info
 
 Activations = dict[str, jax.Array]
 
@@ -119,6 +120,12 @@ def checked_outputs(network: Network) -> tuple[Any, dict[str, Any]]:
         raise InputError("Network.apply must return (outputs, dictionary of activations): give {} to record none.")
     if not hasattr(result[0], "shape"):
         raise InputError(f"the network returns {type(result[0]).__name__}: the check needs one array of outputs.")
+    shapes, known = ([tuple(x.shape) for x in jax.tree.leaves(t, is_leaf=is_info)] for t in (params, network.info))
+    if shapes != known:
+        raise InputError(
+            f"info describes {len(known)} parameters, the network has {len(shapes)}, or their shapes differ: make it "
+            "from the same model, of the same width and depth."
+        )
     return result
 
 

@@ -193,6 +193,11 @@ def judge(table: Table, rule: Parametrization, tolerance: float, in_branch: set[
             # What starts at zero (queries) is moved by its own weights alone, which take r^-gamma steps in a branch.
             starts_at_zero = name != OUTPUT and table.fit(axis, EVERYTHING, "activation", name, 0).state == ZERO
             found += _changes(table, rule, tolerance, axis, EVERYTHING, name, None, starts_at_zero)
+        if not any((q.axis, q.kind, q.name) == (axis, "change", OUTPUT) for q in found):
+            # What does not move is not judged, so a network in which nothing trains would pass.
+            last = table.steps(axis, EVERYTHING, "change")[-1]
+            still = Fit(math.nan, math.nan, ZERO)
+            found.append(Quantity(axis, EVERYTHING, "change", OUTPUT, last, still, 0.0, ZERO, passed=False))
         for group in table.groups(axis)[1:]:
             # Of one layer among many, and of attention's queries before anything is aligned with them, the effect may
             # vanish; growing it may not.
