@@ -85,8 +85,9 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Records (fields seed, group, step, quantity, name, value) of one network: everything trained, and each group.
 
-    Everything trains from a readout at zero (unless it is frozen), a group from one of the rule's scale, whatever the network starts with:
-    behind a readout at zero no other group would get a gradient, behind one that shrinks with width all outputs would.
+    Everything trains from a readout at zero (unless it is frozen), a group from one of the rule's scale, whatever the
+    network starts with: behind a readout at zero no other group would get a gradient, behind one that shrinks with
+    width the outputs would move ever less.
 
     One compilation; seeds and groups one after another, because convolutions under ``vmap`` are slow on CPU.
     """
