@@ -22,7 +22,7 @@ from depthmup_flax.coord_check.measure import (
     group_of,
     measure,
 )
-from depthmup_flax.coord_check.names import collapsers
+from depthmup_flax.coord_check.names import collapsers, in_branches
 from depthmup_flax.coord_check.networks import Network, checked_outputs
 from depthmup_flax.coord_check.verdict import ATTENTION_SCALE, UNCLEAR, Quantity, Table, judge
 from depthmup_flax.errors import InputError
@@ -173,7 +173,12 @@ def coord_check(
     groups = {path: group_of(path, lambda name: name) for path in weights}
     in_branch = {groups[path] for path, leaf in weights.items() if leaf.in_branch} | {BRANCHES, BRANCH_VECTORS}
     table = Table(records)
-    quantities = judge(table, rule, tolerance, in_branch)
+    branch_activations = {
+        collapse(name)
+        for network, collapse, (_, activations) in zip(networks, collapses, shapes, strict=True)
+        for name in in_branches(flatten_info(network.info), activations)
+    }
+    quantities = judge(table, rule, tolerance, in_branch, branch_activations)
     causes = diagnose(Evidence(table, quantities, rule, weights, groups))
     return Report(records, quantities, causes, rule, seeds, tolerance)
 

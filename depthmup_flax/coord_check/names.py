@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from depthmup_flax.parametrization import ParamInfo, Role
 
@@ -51,6 +51,18 @@ def collapsers(
             break
         counting |= differing
     return [functools.partial(walk, i, visit=lambda key, part: None) for i in range(len(kinds))]
+
+
+def in_branches(info: Mapping[str, ParamInfo], activations: Iterable[str]) -> list[str]:
+    """The activations of modules that have, or are in modules that have, parameters inside residual branches."""
+    kinds = _kinds(info)
+
+    def kind(name: str) -> str:
+        while name and name not in kinds:
+            name = name.rpartition("/")[0]
+        return kinds.get(name, "")
+
+    return [name for name in activations if kind(name) == "branch"]
 
 
 def _kinds(info: Mapping[str, ParamInfo]) -> dict[str, str]:

@@ -123,8 +123,13 @@ class Table:
         return fit_power(self.values(axis, group, quantity, name, step))
 
     def fit_features(self, axis: str, group: str, step: int) -> Fit:
-        """The exponent of the geometric mean change of all activations that change at every size."""
-        logs: list[dict[int, list[float]]] = []
+        """The exponent of the features' change.
+
+        Over width that is the geometric mean of all activations that change. Over depth it is the one that changes most
+        in the deepest network: the stream. Inside a branch a change may come from that branch's own weights, which
+        move by ``L^-gamma``.
+        """
+        logs: dict[str, dict[int, list[float]]] = {}
         for name in self.activations(axis):
             by_size = self.values(axis, group, "change", name, step)
             flat = [v for values in by_size.values() for v in values]
@@ -132,11 +137,16 @@ class Table:
                 continue
             if not all(math.isfinite(v) and v < _HUGE for v in flat):
                 return Fit(math.nan, math.nan, EXPLODES)
-            logs.append({size: [math.log(v) for v in values] for size, values in by_size.items()})
+            logs[name] = {size: [math.log(v) for v in values] for size, values in by_size.items()}
         if not logs:
             return Fit(math.nan, math.nan, ZERO)
-        sizes, seeds = logs[0].keys(), range(len(next(iter(logs[0].values()))))
-        return fit_power({s: [math.exp(np.mean([log[s][i] for log in logs])) for i in seeds] for s in sizes})
+        if axis == "depth":
+            largest = self.sizes(axis)[-1]
+            name = max(logs, key=lambda n: float(np.mean(logs[n][largest])))
+            return self.fit(axis, group, "change", name, step)
+        first = next(iter(logs.values()))
+        seeds = range(len(next(iter(first.values()))))
+        return fit_power({s: [math.exp(np.mean([log[s][i] for log in logs.values()])) for i in seeds] for s in first})
 
 
 def fit_power(values_of_size: dict[int, list[float]]) -> Fit:
@@ -180,19 +190,27 @@ def expected_exponent(axis: str, kind: str, name: str, in_branch: bool | None, r
     return exponent if in_branch else max(exponent, 0.0)
 
 
-def judge(table: Table, rule: Parametrization, tolerance: float, in_branch: set[str]) -> list[Quantity]:
+def judge(
+    table: Table, rule: Parametrization, tolerance: float, in_branch: set[str], branch_activations: set[str]
+) -> list[Quantity]:
     """Every quantity of a check: activations before training, changes when everything trains, and each group alone.
 
-    ``in_branch`` are the groups inside residual branches.
+    Args:
+      table: of all records.
+      rule: the parametrization in use.
+      tolerance: largest exponent that counts as flat.
+      in_branch: groups inside residual branches.
+      branch_activations: of modules with parameters inside residual branches.
     """
     found = []
     for axis in table.axes():
         names = [name for name in table.activations(axis) if name.rpartition("/")[2] != SCORES]
         found += [_initial(table, rule, tolerance, axis, name) for name in names]
         for name in names:
-            # What starts at zero (queries) is moved by its own weights alone, which take r^-gamma steps in a branch.
-            starts_at_zero = name != OUTPUT and table.fit(axis, EVERYTHING, "activation", name, 0).state == ZERO
-            found += _changes(table, rule, tolerance, axis, EVERYTHING, name, None, starts_at_zero)
+            # Inside a branch, its own weights' steps of r^-gamma may be what moves an activation; queries, which start
+            # at zero, are moved by nothing else.
+            slowest = -rule.gamma if axis == "depth" and name in branch_activations else 0.0
+            found += _changes(table, rule, tolerance, axis, EVERYTHING, name, None, slowest)
         if not any((q.axis, q.kind, q.name) == (axis, "change", OUTPUT) for q in found):
             # What does not move is not judged, so a network in which nothing trains would pass.
             last = table.steps(axis, EVERYTHING, "change")[-1]
@@ -202,8 +220,9 @@ def judge(table: Table, rule: Parametrization, tolerance: float, in_branch: set[
             # Of one layer among many, and of attention's queries before anything is aligned with them, the effect may
             # vanish; growing it may not.
             may_vanish = group != BRANCHES and (group in in_branch or group == OTHER_VECTORS)
+            slowest = -math.inf if may_vanish else 0.0
             for name in (FEATURES, OUTPUT):
-                found += _changes(table, rule, tolerance, axis, group, name, group in in_branch, may_vanish)
+                found += _changes(table, rule, tolerance, axis, group, name, group in in_branch, slowest)
         if axis == "width":
             found += _attention_scales(table, rule, tolerance, in_branch)
     return found
@@ -226,9 +245,12 @@ def _changes(
     group: str,
     name: str,
     in_branch: bool | None,
-    may_vanish: bool = False,
+    slowest: float,
 ) -> list[Quantity]:
-    """The change after the first step that has one, and after the last: the worse of the two."""
+    """The change after the first step that has one, and after the last: the worse of the two.
+
+    It must not grow, nor vanish with an exponent below ``slowest``.
+    """
     found = []
     for step in table.steps(axis, group, "change"):
         if name == FEATURES:
@@ -238,7 +260,8 @@ def _changes(
         if fit.state == ZERO:
             continue
         verdict = verdict_of(fit, tolerance)
-        passed = verdict == FLAT or (may_vanish and verdict in (VANISHES, UNCLEAR))
+        shrinks = verdict in (VANISHES, UNCLEAR) and slowest < 0 and slowest - tolerance <= fit.slope
+        passed = verdict == FLAT or (shrinks and fit.slope < 2 * tolerance)
         theory = expected_exponent(axis, "change", name, in_branch, rule)
         found.append(Quantity(axis, group, "change", name, step, fit, theory, verdict, passed))
     if not found:
