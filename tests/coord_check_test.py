@@ -197,7 +197,6 @@ def test_attention_scaled_by_the_square_root_of_the_head_dimension_is_named(usua
 @pytest.mark.parametrize(
     ("preset", "axis", "ok", "cause"),
     [
-        ("mup", "width", True, None),
         ("mup", "depth", False, "rule_not_stable_in_depth"),
         ("block_only", "depth", False, "rule_not_stable_in_depth"),
         ("ode", "depth", True, None),
@@ -230,14 +229,7 @@ def small_config(preset="depth_mup"):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "optimizer", "axis"),
-    [
-        ("vit", "adam", "width"),
-        ("vit", "sgd", "depth"),
-        ("gpt", "sgd", "width"),
-        ("gpt", "adam", "depth"),
-        ("resnet", "sgd", "width"),
-        ("resnet", "adam", "depth"),
-    ],
+    [("vit", "adam", "width"), ("gpt", "sgd", "depth"), ("resnet", "sgd", "width")],
 )
 def test_moves_of_every_model_are_flat_under_depth_mup(model, optimizer, axis, tmp_path):
     """Its branches alone, its readout alone, and all together; the ones that the whole table is about."""
@@ -340,6 +332,7 @@ def test_measured_changes_are_those_of_a_step_by_hand():
     update = [r for r in report.records if (r.size, r.seed, r.quantity, r.name) == (16, 1, "update", "head/kernel")]
     expected = float(jnp.sqrt(jnp.mean(updates["head"]["kernel"] ** 2)))
     assert [r.value for r in update if r.group == "everything"] == pytest.approx([expected], rel=1e-4)
+    assert "update_norm" not in {r.quantity for r in report.records}  # only on request
 
 
 @pytest.mark.parametrize("readout_init", [nn.initializers.zeros, nn.initializers.lecun_normal()])
@@ -369,14 +362,13 @@ def test_spectral_norms_of_updates_are_recorded_on_request():
         info = infer(model, Net(BASE_WIDTH, depth), 1.0, in_branch="blocks", stacked="blocks")
         return linen_network(model, X, info=info, optimizer=dm.adamw(3e-3, info, RULE))
 
-    plan = {"width": 16, "depth": 4, "widths": (16, 32, 64), "steps": 1, "seeds": 2}
-    report = coord_check(build, Y, rule=RULE, spectral=True, **plan)
+    sizes = {"width": 16, "depth": 4, "widths": (16, 32, 64)}
+    report = coord_check(build, Y, rule=RULE, spectral=True, steps=1, seeds=2, **sizes)
     norms = [r for r in report.records if r.quantity == "update_norm" and r.group == "blocks/dense"]
     assert {r.name for r in norms} == {"blocks/dense/kernel"}
     # An update of rank one and size 1/m keeps its norm: of order one at every width (TP6 Def. 6.1).
     fit = fit_power({size: [r.value for r in norms if r.size == size] for size in (16, 32, 64)})
     assert abs(fit.slope) < 0.25
-    assert not [r for r in coord_check(build, Y, rule=RULE, **plan).records if r.quantity == "update_norm"]
 
 
 @pytest.mark.parametrize("slope", [-0.5, 0.0, 0.37, 2.0])
