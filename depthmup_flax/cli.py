@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import pathlib
 import sys
 import traceback
@@ -36,6 +37,11 @@ def resolved(flag: Any) -> ConfigDict:
     return flag.value
 
 
+def cpu_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path | None = None) -> None:
     """Parses flags and calls ``main``; its result is the exit code, bad input prints one sentence and exits with 2."""
     logging.set_verbosity(logging.WARNING)
@@ -56,6 +62,7 @@ def _parse(default_config: pathlib.Path | None, argv: list[str]) -> list[str]:
     named = any(argument.split("=")[0] in ("--config", "-config") for argument in argv)
     if default_config is not None and not named:
         argv = [argv[0], f"--config={default_config}", *argv[1:]]
+    argv = _with_scale(argv)
     try:
         return flags.FLAGS(argv)
     except flags.Error as error:
@@ -66,3 +73,13 @@ def _parse(default_config: pathlib.Path | None, argv: list[str]) -> list[str]:
         cause = error.args[0] if isinstance(error.args[0], KeyError) else error
         name, *hint = str(cause.args[0]).splitlines()  # 'dpth', then perhaps: Did you mean "depth" instead of "dpth"?
         raise InputError(f"config has no field {name}. {' '.join(hint)}".rstrip()) from error
+
+
+def _with_scale(argv: list[str]) -> list[str]:
+    """``--config=file.py --config.scale=gpu`` as ``--config=file.py:gpu``: a scale decides what ``get_config`` returns."""
+    scales = [argument.partition("=")[2] for argument in argv if argument.lstrip("-").startswith("config.scale=")]
+    if not scales:
+        return argv
+    kept = [argument for argument in argv if not argument.lstrip("-").startswith("config.scale=")]
+    named = ("--config=", "-config=")
+    return [f"{argument}:{scales[-1]}" if argument.startswith(named) else argument for argument in kept]

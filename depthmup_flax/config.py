@@ -114,6 +114,38 @@ def optimizer_kwargs(config: ConfigDict) -> dict[str, Any]:
     return {k: v for k, v in config.optimizer.kwargs.to_dict().items() if v is not None}
 
 
+def field_paths(config: ConfigDict, prefix: str = "") -> list[str]:
+    """Dotted names of all fields that are not sections: ``optimizer.learning_rate``."""
+    paths = []
+    for name, value in config.items():
+        paths += field_paths(value, f"{prefix}{name}.") if isinstance(value, ConfigDict) else [prefix + name]
+    return paths
+
+
+def get_field(config: ConfigDict, path: str) -> Any:
+    """The value of a dotted field; ``None`` for one that is not set."""
+    for name in path.split("."):
+        config = config[name]
+    return config
+
+
+def set_field(config: ConfigDict, path: str, value: Any) -> None:
+    """Sets a dotted field in place.
+
+    Raises:
+      InputError: there is no such field, or it is of another type.
+    """
+    *sections, name = path.split(".")
+    try:
+        for section in sections:
+            config = config[section]
+        config[name] = value
+    except KeyError as error:
+        raise InputError(f"config has no field {path!r}: {did_you_mean(name, config)}") from error
+    except TypeError as error:
+        raise InputError(f"{path} cannot be {value!r}: its type is that of {config[name]!r}.") from error
+
+
 def to_json(config: ConfigDict) -> str:
     """The resolved config as indented JSON with sorted keys; the same text for equal configs."""
     return json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -11,7 +12,7 @@ import optax
 from ml_collections import ConfigDict
 
 from depthmup_flax import optim
-from depthmup_flax.config import make_parametrization, optimizer_kwargs, validate
+from depthmup_flax.config import make_parametrization, optimizer_kwargs, set_field, validate
 from depthmup_flax.data import Dataset, load, steps_per_epoch
 from depthmup_flax.errors import InputError
 from depthmup_flax.models import MODELS, create_model
@@ -57,8 +58,8 @@ class Experiment:
         )
 
 
-def build(config: ConfigDict) -> Experiment:
-    """Checks ``config`` and builds what it describes; loads the data, computes nothing on it.
+def build(config: ConfigDict, dataset: Dataset | None = None) -> Experiment:
+    """Checks ``config`` and builds what it describes; loads the data unless given, computes nothing on it.
 
     Raises:
       InputError: anything a user can put right, in one sentence.
@@ -69,7 +70,7 @@ def build(config: ConfigDict) -> Experiment:
     optim.require_direction(inner, parametrization)
     # The model's own checks come before the data, which may take a while to load; classes are not known yet.
     create_model(num_classes=1, parametrization=parametrization, **config.model)
-    dataset = load(config.data)
+    dataset = dataset or load(config.data)
     _require_fit(config.model.name, dataset)
     model = create_model(num_classes=dataset.num_classes, parametrization=parametrization, **config.model)
     info = param_info(model, model.base(), dataset.input_spec)
@@ -77,17 +78,39 @@ def build(config: ConfigDict) -> Experiment:
     total_steps = config.train.steps or max(1, math.ceil(min(config.train.epochs * epoch_steps, 2.0**40)))
     if total_steps >= 2**31:
         raise InputError(f"train.epochs or train.steps asks for {total_steps} steps: use fewer than 2^31.")
-    schedule = optim.warmup_schedule(config.optimizer.schedule, config.optimizer.warmup_steps, total_steps)
     return Experiment(
         config=config,
         dataset=dataset,
         model=model,
         parametrization=parametrization,
         info=info,
-        optimizer=make_optimizer(config, info, parametrization, schedule),
+        optimizer=make_optimizer(config, info, parametrization, _schedule(config, total_steps)),
         epoch_steps=epoch_steps,
         total_steps=total_steps,
     )
+
+
+def traced_parts(
+    experiment: Experiment, values: Mapping[str, Any]
+) -> tuple[nn.Module, optax.GradientTransformationExtraArgs | optax.GradientTransformation]:
+    """Model and optimizer of ``experiment`` with other values of continuous fields, which may be traced.
+
+    Args:
+      experiment: gives shapes, roles and everything else.
+      values: dotted field -> number or traced scalar, such as ``{"optimizer.learning_rate": eta}``.
+    """
+    config = experiment.config.copy_and_resolve_references()
+    with config.ignore_type():
+        for path, value in values.items():
+            set_field(config, path, value)
+    rule = make_parametrization(config)
+    schedule = _schedule(config, experiment.total_steps)
+    model = experiment.model.clone(parametrization=rule)
+    return model, make_optimizer(config, experiment.info, rule, schedule)
+
+
+def _schedule(config: ConfigDict, total_steps: int) -> optax.Schedule:
+    return optim.warmup_schedule(config.optimizer.schedule, config.optimizer.warmup_steps, total_steps)
 
 
 def _require_fit(name: str, dataset: Dataset) -> None:

@@ -186,19 +186,24 @@ def direction_eps(name: str, **kwargs: Any) -> float | None:
     return math.sqrt(eps) if in_sqrt or name in ("adagrad", "rss") else eps
 
 
-def warmup_schedule(kind: str, warmup_steps: int, total_steps: int) -> optax.Schedule:
+def warmup_schedule(kind: str, warmup_steps: Scalar, total_steps: int) -> optax.Schedule:
     """Step -> fraction of eta: linear from 0 over ``warmup_steps``, then ``constant`` 1 or ``cosine`` to 0 at the end.
 
-    B24 Fig. 3: 1000 warm-up steps alone, or 2000 followed by a cosine.
+    B24 Fig. 3: 1000 warm-up steps alone, or 2000 followed by a cosine. ``warmup_steps`` may be traced, which optax's
+    own joined schedules do not allow.
     """
-    if warmup_steps >= total_steps:
+    if isinstance(warmup_steps, int) and warmup_steps >= total_steps:
         raise InputError(f"optimizer.warmup_steps is {warmup_steps}: use fewer than the {total_steps} training steps.")
-    after = optax.constant_schedule(1.0)
-    if kind == "cosine":
-        after = optax.cosine_decay_schedule(1.0, total_steps - warmup_steps)
-    if not warmup_steps:
-        return after
-    return optax.join_schedules([optax.linear_schedule(0.0, 1.0, warmup_steps), after], [warmup_steps])
+
+    def fraction(step: Any) -> jax.Array:
+        rise = step / jnp.maximum(warmup_steps, 1)
+        after = jnp.ones_like(rise)
+        if kind == "cosine":
+            done = jnp.clip((step - warmup_steps) / (total_steps - warmup_steps), 0, 1)
+            after = 0.5 * (1 + jnp.cos(jnp.pi * done))
+        return jnp.where(step < warmup_steps, rise, after)
+
+    return fraction
 
 
 def clip_by_global_rms(threshold: Scalar) -> optax.GradientTransformation:

@@ -62,7 +62,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
     mesh = sharding.make_mesh()
     sharding.require_divisible("train.batch_size", config.train.batch_size, mesh)
     directory = prepare_workdir(pathlib.Path(workdir), config, overwrite=overwrite)
-    with _only_run_in(directory):
+    with only_run_in(directory):
         return _train_in(directory, experiment, mesh)
 
 
@@ -100,7 +100,7 @@ def prepare_workdir(directory: pathlib.Path, config: ConfigDict, *, overwrite: b
     except OSError as error:
         raise InputError(f"workdir {str(directory)!r} cannot be written ({error.strerror}): choose another.") from error
     if overwrite:
-        with _only_run_in(directory):
+        with only_run_in(directory):
             _delete_run(directory)
     stored = directory / "config.json"
     if stored.exists():
@@ -366,9 +366,9 @@ def versions() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _only_run_in(directory: pathlib.Path) -> Iterator[None]:
-    """Holds a lock that the system releases with the process, however it ends."""
-    with (directory / ".lock").open("a") as file:
+def only_run_in(directory: pathlib.Path, lock: str = ".lock") -> Iterator[None]:
+    """Holds a lock that the system releases with the process, however it ends; InputError if another process has it."""
+    with (directory / lock).open("a") as file:
         if jax.process_index() == 0:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

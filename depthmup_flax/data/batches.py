@@ -27,7 +27,7 @@ def steps_per_epoch(num_examples: int, batch_size: int) -> int:
     return num_examples // batch_size
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=32)  # a sweep has several seeds at a time
 def _permutation(seed: int, epoch: int, num_examples: int) -> np.ndarray:
     order = np.random.default_rng((seed, epoch)).permutation(num_examples).astype(np.int32)
     order.setflags(write=False)

@@ -1,0 +1,8 @@
+"""The report of a sweep: records in; figures, tables and one self-contained page out. No model runs here.
+
+``python -m depthmup_flax.report DIR`` is the command line of `make_report`.
+"""
+
+from depthmup_flax.report.make import Report, make_report
+
+__all__ = ["Report", "make_report"]

@@ -1,0 +1,31 @@
+"""Figures, tables and a page from the records of a sweep: python -m depthmup_flax.report DIR... [--out=DIR]
+
+Several directories are the shards of one sweep. Exit code 0; 2: bad input.
+"""
+
+import pathlib
+
+from absl import flags
+
+from depthmup_flax import cli
+from depthmup_flax.errors import InputError
+from depthmup_flax.report import make_report
+
+_OUT = flags.DEFINE_string("out", None, "Directory for report.html and the figures; default DIR/report.")
+
+
+def main(argv: list[str]) -> int:
+    """Prints tables, what is to be said about them, and the paths written; returns the exit code."""
+    directories = [pathlib.Path(argument) for argument in argv[1:]]
+    if not directories:
+        raise InputError("no directory was given: name the one that a sweep wrote, python -m depthmup_flax.report DIR.")
+    report = make_report(directories, pathlib.Path(_OUT.value) if _OUT.value else directories[0] / "report")
+    print(report.text)
+    print("\nwritten:")
+    for path in report.paths:
+        print(f"  {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

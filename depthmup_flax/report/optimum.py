@@ -1,0 +1,197 @@
+"""Where a loss curve is lowest, and how sure that is: parabolas, a bootstrap over seeds, slopes. Pure numpy.
+
+Letters in shapes: D bootstrap draws, S seeds, X grid points.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.stats
+
+DRAWS = 1000
+# The lowest point is the first or last of the grid; or one beside it diverged.
+EDGE_LOW, EDGE_HIGH, NEXT_TO_DIVERGENCE = "lowest of the grid", "highest of the grid", "next to divergence"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Estimate:
+    """A number and its bootstrap.
+
+    Attributes:
+      value: from the mean over all seeds.
+      draws: (D,) the same from resampled seeds; ``None`` if they say nothing (one seed, an optimum at the grid's edge).
+      seeds: S.
+      resolution: the interval's half-width is at least this; half a grid step for an optimum that is a grid point.
+    """
+
+    value: float
+    draws: np.ndarray | None
+    seeds: int
+    resolution: float = 0.0
+
+    @property
+    def half_width(self) -> float | None:
+        """Half of the 95 % interval: ``t_{0.975}(S - 1) sqrt(S / (S - 1)) std(draws)``; ``None`` if unknown.
+
+        For a mean over seeds this is Student's interval. A bootstrap's percentiles would be too narrow for the few
+        seeds of a sweep: from three they cover the truth three times in four (Efron and Tibshirani, An Introduction to
+        the Bootstrap, 1993, section 12.5).
+        """
+        if self.draws is None or self.seeds < 2:
+            return None
+        factor = scipy.stats.t.ppf(0.975, self.seeds - 1) * math.sqrt(self.seeds / (self.seeds - 1))
+        return max(float(factor * np.std(self.draws)), self.resolution)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval."""
+        half = self.half_width
+        return None if half is None else (self.value - half, self.value + half)
+
+    def __sub__(self, other: Estimate) -> Estimate:
+        """Of the difference; equal seeds were resampled together, so what they share cancels."""
+        known = self.draws is not None and other.draws is not None
+        draws = self.draws - other.draws if known else None  # type: ignore[operator]
+        resolution = math.hypot(self.resolution, other.resolution)
+        return Estimate(self.value - other.value, draws, min(self.seeds, other.seeds), resolution)
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimum:
+    """Of one curve.
+
+    Attributes:
+      grid: index of the lowest mean loss.
+      at: its coordinate, from the parabola.
+      loss: the lowest mean loss on the grid.
+      flag: why the coordinate is no vertex between finite neighbours; empty if it is one.
+    """
+
+    grid: int
+    at: Estimate
+    loss: Estimate
+    flag: str
+
+
+def resampled_means(losses: np.ndarray, draws: int = DRAWS) -> np.ndarray:
+    """(S, ...) -> (D, ...): means over seeds that are drawn with replacement, the same draws for every curve.
+
+    A point at which any seed is NaN is NaN in every draw, whether that seed is in it or not.
+    """
+    seeds = len(losses)
+    chosen = np.random.default_rng(0).integers(seeds, size=(draws, seeds))
+    weights = (chosen[:, :, None] == np.arange(seeds)).mean(1)  # (D, S)
+    return np.einsum("ds,s...->d...", weights, losses)
+
+
+def vertices(coordinates: np.ndarray, losses: np.ndarray) -> np.ndarray:
+    """(X,), (..., X) -> (...): the vertex of the parabola through the lowest point and its two neighbours.
+
+    With points (u0, l0), (u1, l1), (u2, l2), divided differences d1 = (l1 - l0)/(u1 - u0), d2 = (l2 - l1)/(u2 - u1) and
+    c = (d2 - d1)/(u2 - u0), Newton's form l0 + d1 (u - u0) + c (u - u0)(u - u1) is lowest at
+    ``u = (u0 + u1)/2 - d1 / (2 c)``, which is clipped to [u0, u2]. Where a neighbour is absent or not finite, or
+    c <= 0, it is u1. NaN where nothing is finite.
+    """
+    filled = np.where(np.isfinite(losses), losses, np.inf)
+    lowest = filled.argmin(-1)
+    count = len(coordinates)
+    around = [np.clip(lowest + k, 0, count - 1) for k in (-1, 0, 1)]
+    u0, u1, u2 = (coordinates[i] for i in around)
+    l0, l1, l2 = (np.take_along_axis(filled, i[..., None], -1)[..., 0] for i in around)
+    with np.errstate(all="ignore"):
+        d1, d2 = (l1 - l0) / (u1 - u0), (l2 - l1) / (u2 - u1)
+        curvature = (d2 - d1) / (u2 - u0)
+        vertex = np.clip((u0 + u1) / 2 - d1 / (2 * curvature), u0, u2)
+    inside = (lowest > 0) & (lowest < count - 1) & np.isfinite(l0) & np.isfinite(l2) & (curvature > 0)
+    return np.where(np.isfinite(l1), np.where(inside, vertex, u1), np.nan)
+
+
+def find_optimum(coordinates: np.ndarray, losses: np.ndarray, draws: int = DRAWS) -> Optimum | None:
+    """Of a curve: coordinates (X,), losses (S, X) with NaN for diverged runs; ``None`` if every point has one."""
+    means = losses.mean(0)
+    if not np.isfinite(means).any():
+        return None
+    grid, count, seeds = int(np.nanargmin(means)), len(means), len(losses)
+    resampled = resampled_means(losses, draws)
+    edge = EDGE_LOW if grid == 0 else EDGE_HIGH if grid == count - 1 else ""
+    flag, resolution = edge, 0.0
+    if not edge and not np.isfinite(means[[grid - 1, grid + 1]]).all():
+        flag = NEXT_TO_DIVERGENCE
+        resolution = float(coordinates[grid + 1] - coordinates[grid - 1]) / 4
+    at = float(vertices(coordinates, means))
+    # At an edge all draws agree on the edge, which says nothing about the optimum beyond it.
+    known = seeds > 1 and not edge
+    return Optimum(
+        grid,
+        Estimate(at, vertices(coordinates, resampled) if known else None, seeds, resolution),
+        Estimate(float(means[grid]), np.nanmin(resampled, -1) if seeds > 1 else None, seeds),
+        flag,
+    )
+
+
+def regret(losses: np.ndarray, transferred: int, draws: int = DRAWS) -> Estimate | None:
+    """Mean loss at grid index ``transferred`` minus the lowest mean loss; ``None`` if a seed diverged there."""
+    means = losses.mean(0)
+    if not np.isfinite(means[transferred]):
+        return None
+    resampled = resampled_means(losses, draws)
+    differences = resampled[:, transferred] - np.nanmin(resampled, -1)
+    seeds = len(losses)
+    return Estimate(float(means[transferred] - np.nanmin(means)), differences if seeds > 1 else None, seeds)
+
+
+def slope(positions: Sequence[float], estimates: Sequence[Estimate]) -> Estimate | None:
+    """Least squares of estimates on positions, (N,) each; refitted in every draw. ``None`` for fewer than 3."""
+    if len(positions) < 3:
+        return None
+    centred = np.asarray(positions, np.float64) - np.mean(positions)
+    weights = centred / (centred**2).sum()
+    value = float(weights @ [e.value for e in estimates])
+    draws = [e.draws for e in estimates if e.draws is not None]
+    known = weights @ np.stack(draws) if len(draws) == len(estimates) else None
+    return Estimate(value, known, min(e.seeds for e in estimates))
+
+
+def valley(u: np.ndarray, v: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, float]:
+    """The optimal sublevel set and its direction.
+
+    Args:
+      u: (X,) coordinates of x.
+      v: (Y,) coordinates of y.
+      means: (Y, X) losses, NaN where missing.
+
+    Returns:
+      (Y, X) whether loss <= min + 0.1 (median - min); and the angle in (-pi/2, pi/2] of the set's first principal
+      direction, whose tangent is the slope of v against u by total least squares. NaN if the set has fewer than three
+      points or is less than 1.5 times as long as wide.
+    """
+    finite = means[np.isfinite(means)]
+    if not len(finite):
+        return np.zeros(means.shape, bool), math.nan
+    level = finite.min() + 0.1 * (np.median(finite) - finite.min())
+    inside = np.where(np.isfinite(means), means, np.inf) <= level
+    rows, columns = np.nonzero(inside)
+    if len(rows) < 3:
+        return inside, math.nan
+    values, vectors = np.linalg.eigh(np.cov(u[columns], v[rows], bias=True))
+    if values[1] < 1.5**2 * values[0]:
+        return inside, math.nan
+    du, dv = vectors[:, 1]
+    return inside, math.atan2(dv, du) if du > 0 else math.atan2(-dv, -du)
+
+
+def valley_angle(u: np.ndarray, v: np.ndarray, losses: np.ndarray, draws: int = 200) -> Estimate | None:
+    """The angle of `valley` for losses (S, Y, X); draws are taken modulo pi around it. ``None`` if there is none."""
+    angle = valley(u, v, losses.mean(0))[1]
+    if math.isnan(angle):
+        return None
+    seeds = len(losses)
+    angles = np.array([valley(u, v, means)[1] for means in resampled_means(losses, draws)]) if seeds > 1 else None
+    if angles is not None:
+        angles = angle + (angles - angle + math.pi / 2) % math.pi - math.pi / 2
+        angles = None if np.isnan(angles).any() else angles
+    return Estimate(angle, angles, seeds)

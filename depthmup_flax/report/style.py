@@ -1,0 +1,95 @@
+"""What all figures share: canvas, colours, ticks of an axis of hyperparameters, and files in two formats."""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from depthmup_flax.report.grid import Scale
+
+_DPI = 130
+_MAX_TICKS = 7
+COLUMNS = 4  # panels side by side
+
+
+def canvas(rows: int, columns: int, *, width: float = 4.0, height: float = 3.6, **kwargs: Any) -> tuple[Any, Any]:
+    """A figure and its (rows, columns) panels; sizes per panel in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(width * columns, 6.0) + 1.3, height * rows + 0.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False, **kwargs)
+
+
+def save(figure: Any, out: pathlib.Path, name: str) -> list[pathlib.Path]:
+    """``name.png`` and ``name.svg``, each complete or absent."""
+    import matplotlib
+
+    paths = []
+    for kind in ("png", "svg"):
+        path = out / f"{name}.{kind}"
+        temporary = out / f".{name}.{kind}.tmp"
+        with matplotlib.rc_context({"svg.hashsalt": "depthmup"}):  # the same file from the same records
+            figure.savefig(temporary, dpi=_DPI, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        os.replace(temporary, path)
+        paths.append(path)
+    return paths
+
+
+def write_text(path: pathlib.Path, text: str) -> pathlib.Path:
+    """Writes a file, complete or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+    return path
+
+
+def colours(sizes: Sequence[int]) -> dict[int, Any]:
+    """Size -> colour, darker for larger ones; without the pale end of the map, which is hard to see on white."""
+    from matplotlib import colormaps
+
+    ranks = np.linspace(0.88, 0.0, len(sizes)) if len(sizes) > 1 else [0.3]
+    return {size: colormaps["viridis"](rank) for size, rank in zip(sorted(sizes), ranks, strict=True)}
+
+
+def hyperparameter_axis(axis: Any, scale: Scale) -> None:
+    """Ticks at values of the grid and a label; the axis is drawn in coordinates of ``scale``."""
+    values = list(scale.values)
+    exponents = np.log2(values) if scale.log else np.array([math.nan])
+    powers = bool(np.allclose(exponents, np.round(exponents)))
+    step = math.ceil(len(values) / _MAX_TICKS)
+    shown = values[::step]
+    labels = [f"$2^{{{round(math.log2(v))}}}$" if powers else f"{v:.3g}" for v in shown]
+    axis.set_ticks(list(scale.coordinate(shown)), labels=labels)
+    axis.set_label_text(scale.name + (" (log scale)" if scale.log else ""))
+
+
+def size_ticks(panel: Any, sizes: Sequence[int], name: str) -> None:
+    """A log2 axis of widths or depths, a tick at each."""
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(list(sizes), labels=[str(size) for size in sizes], minor=False)
+    panel.minorticks_off()
+    panel.set_xlabel(name)
+
+
+def hide_unused(panels: Sequence[Any]) -> None:
+    """Panels of a wrapped row that hold nothing."""
+    for panel in panels:
+        panel.set_visible(False)
+
+
+def title_of(name: str, fallback: str = "") -> str:
+    """A panel's; long names of variants are broken at commas."""
+    text = name or fallback
+    return text if len(text) < 40 else text.replace(", ", ",\n")
+
+
+def format_slope(value: float, half: float | None) -> str:
+    """``-0.50 ± 0.03``."""
+    return f"{value:+.2f}" + (f" ± {half:.2f}" if half is not None else " (no interval)")

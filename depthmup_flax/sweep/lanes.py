@@ -1,0 +1,354 @@
+"""One compiled program that trains many runs at a time: lanes, vectorised on each device and spread over devices.
+
+Runs that differ in continuous fields alone (`depthmup_flax.sweep.grid.is_continuous`) share it. ``per_device`` lanes
+are mapped by ``vmap``; devices are the mesh axis ``sweep`` and do not communicate. With one lane per device the program
+is the plain training step, so that running one after another is a special case and not another code path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from depthmup_flax.config import get_field
+from depthmup_flax.data import batch_indices, eval_batches
+from depthmup_flax.experiment import Experiment, traced_parts
+from depthmup_flax.metrics import finite_or_none
+from depthmup_flax.records import COMPLETED, DIVERGED
+from depthmup_flax.sweep.grid import Run, is_continuous
+from depthmup_flax.training import TrainState, init_state, make_eval_step, make_train_step
+
+SWEEP_AXIS = "sweep"
+
+_WARM_STEPS, _TIMED_STEPS, _TIMED_S = 2, 20, 1.0  # of a measurement
+
+
+def sweep_mesh() -> Mesh:
+    """One axis, ``sweep``, over all devices."""
+    return jax.make_mesh((jax.device_count(),), (SWEEP_AXIS,), axis_types=(AxisType.Auto,))
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of one run; fields as in `depthmup_flax.records.Record`."""
+
+    status: str
+    steps: int
+    train_loss: float | None
+    train_loss_avg: float | None
+    train_loss_slices: list[float | None]
+    test_loss: float | None
+    test_accuracy: float | None
+    diverged_at_step: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Placed:
+    """Runs in their lanes, as arrays that are sharded over devices; lanes without a run repeat the first.
+
+    ``K = devices * per_device`` lanes, ``U`` distinct seeds on each device.
+    """
+
+    runs: list[Run]
+    values_K: dict[str, jax.Array]  # continuous field -> value; the seed is one of them
+    which_K: jax.Array  # lane -> the place of its seed among its device's
+    seeds_DU: jax.Array
+    seeds: list[int]  # the same, on the host
+
+
+class Program:
+    """Trains up to ``capacity`` runs of one structural group at a time.
+
+    Args:
+      experiment: of any of the group's runs.
+      fields: the continuous fields in which the runs differ; the seed always counts.
+      mesh: from `sweep_mesh`.
+      per_device: lanes on each device.
+      distinct_seeds: how many different seeds the group has.
+      data: the training examples on every device, or ``None`` for a streamed set.
+    """
+
+    def __init__(
+        self, experiment: Experiment, fields: Sequence[str], mesh: Mesh, per_device: int, distinct_seeds: int, data: Any
+    ) -> None:
+        self.experiment, self.per_device, self.mesh = experiment, per_device, mesh
+        self.capacity = per_device * mesh.size
+        self._fields = sorted({*fields, "seed"})
+        self._seeds_per_device = min(per_device, distinct_seeds)
+        self._data = data
+        self._split, self._everywhere = NamedSharding(mesh, P(SWEEP_AXIS)), NamedSharding(mesh, P())
+        config = experiment.config
+        self.slice_steps = config.train.log_every
+        started = time.perf_counter()
+        self._init = jax.jit(self._sharded(self._init_lanes, 1))
+        self._evaluate = jax.jit(self._sharded(self._evaluate_lanes, 2, replicated=1))
+        self._step = self._compiled_step()
+        self.compile_s = time.perf_counter() - started
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Memory of a training step on one device, as the compiler states it."""
+        found = self._step.memory_analysis()
+        if found is None:
+            return 0
+        return found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
+
+    def seconds_per_run_step(self, runs: Sequence[Run]) -> float:
+        """Measured: time of a training step divided by the number of lanes."""
+        placed = self._place(runs[: self.capacity])
+        state = self._init(placed.values_K)
+        times: list[float] = []
+        for step, batch in zip(range(_WARM_STEPS + _TIMED_STEPS), self._batches(placed), strict=False):
+            started = time.perf_counter()
+            state = jax.block_until_ready(self._step(state, placed.values_K, placed.which_K, placed.seeds_DU, *batch))
+            if step >= _WARM_STEPS:
+                times.append(time.perf_counter() - started)
+            if sum(times) > _TIMED_S:
+                break
+        return float(np.median(times)) / self.capacity
+
+    def train(self, runs: Sequence[Run], shrink: Callable[[int], Program | None] = lambda alive: None) -> list[Outcome]:
+        """Trains ``runs``, at most ``capacity``, and evaluates those that did not diverge.
+
+        ``shrink(alive)`` may give a program with fewer lanes for the runs that are left.
+        """
+        program, placed = self, self._place(runs)
+        state = self._init(placed.values_K)
+        slices: dict[str, list[float | None]] = {run.hash: [] for run in runs}
+        ended: dict[str, Outcome] = {}
+        total, batches = self.experiment.total_steps, self._batches(placed)
+        for step in range(1, total + 1):
+            state = program._step(state, placed.values_K, placed.which_K, placed.seeds_DU, *next(batches))
+            if step % self.slice_steps and step != total:
+                continue
+            numbers = jax.device_get((state.recent, state.final, state.last_loss, state.nonfinite_step))
+            alive = []
+            for lane, run in enumerate(placed.runs):
+                if run.hash in ended:
+                    continue
+                recent, final, last, nonfinite = jax.tree.map(lambda x, lane=lane: x[lane], numbers)
+                slices[run.hash].append(finite_or_none(recent.means()[0]))
+                if nonfinite >= 0:
+                    ended[run.hash] = _diverged(step, int(nonfinite), last, final, slices[run.hash])
+                else:
+                    alive.append(lane)
+            if not alive:
+                break
+            smaller = shrink(len(alive)) if step < total and len(alive) <= program.capacity / 2 else None
+            if smaller is not None:
+                program, state, placed = smaller, *smaller._take(state, placed, alive)
+                batches = program._batches(placed, step)
+        if len(ended) < len(runs):
+            test = program._test(state, placed)
+            final, last = jax.device_get((state.final, state.last_loss))
+            for lane, run in enumerate(placed.runs):
+                if run.hash not in ended:
+                    mean = jax.tree.map(lambda x, lane=lane: x[lane], final).means()[0]
+                    ended[run.hash] = _ended(total, last[lane], mean, slices[run.hash], *(t[lane] for t in test))
+        return [ended[run.hash] for run in runs]
+
+    # -- the program --------------------------------------------------------------------------------------------
+
+    def _init_lanes(self, values_V: dict[str, jax.Array]) -> TrainState:
+        def init(values: dict[str, jax.Array]) -> TrainState:
+            model, optimizer = self._parts(values)
+            return init_state(model, optimizer, values["seed"], self.experiment.dataset.input_spec)
+
+        return self._over_lanes(init)(values_V)
+
+    def _step_lanes(
+        self,
+        state_V: TrainState,
+        values_V: dict[str, jax.Array],
+        which_V: jax.Array,
+        seeds_U: jax.Array,
+        examples_UxB: Any,
+        step: jax.Array,
+        data: Any,
+    ) -> TrainState:
+        """``examples`` are rows of ``data``, or the examples themselves where ``data`` is ``None``."""
+        experiment, config = self.experiment, self.experiment.config
+
+        def prepare(seed: jax.Array, examples_B: Any) -> tuple[jax.Array, jax.Array]:
+            batch = examples_B if data is None else jax.tree.map(lambda a: a[examples_B], data)
+            key = jax.random.fold_in(jax.random.key(seed), step)
+            return experiment.dataset.prepare(config.data.augment, key, batch)
+
+        # Runs of one seed see the same batch, so it is prepared once.
+        one_seed = self._seeds_per_device == 1
+        batch_U = _squeezed(prepare)(seeds_U, examples_UxB) if one_seed else jax.vmap(prepare)(seeds_U, examples_UxB)
+
+        def train(state: TrainState, values: dict[str, jax.Array], which: jax.Array) -> TrainState:
+            model, optimizer = self._parts(values)
+            average_steps = config.train.average_steps or experiment.epoch_steps
+            train_step = make_train_step(
+                model,
+                optimizer,
+                prepare=lambda key, batch: batch,
+                seed=values["seed"],
+                log_every=config.train.log_every,
+                average_from=max(0, experiment.total_steps - average_steps),
+            )
+            index = 0 if one_seed else which
+            return train_step(state, jax.tree.map(lambda x: x[index], batch_U))
+
+        return self._over_lanes(train)(state_V, values_V, which_V)
+
+    def _evaluate_lanes(self, state_V: TrainState, values_V: dict[str, jax.Array], batch: Any) -> Any:
+        prepare = functools.partial(self.experiment.dataset.prepare, self.experiment.config.data.augment)
+
+        def evaluate(state: TrainState, values: dict[str, jax.Array]) -> Any:
+            model, _ = self._parts(values)
+            return make_eval_step(model, prepare=prepare)(state.params, state.batch_stats, batch)
+
+        return self._over_lanes(evaluate)(state_V, values_V)
+
+    def _parts(self, values: dict[str, jax.Array]) -> Any:
+        return traced_parts(self.experiment, {path: value for path, value in values.items() if path != "seed"})
+
+    def _over_lanes(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        # A convolution under vmap is a grouped one even for a single lane.
+        return _squeezed(function) if self.per_device == 1 else jax.vmap(function)
+
+    def _sharded(self, function: Callable[..., Any], split: int, replicated: int = 0) -> Callable[..., Any]:
+        """The first ``split`` arguments and the result are split over devices, the others are on each."""
+        specs = (P(SWEEP_AXIS),) * split + (P(),) * replicated
+        return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=P(SWEEP_AXIS), check_vma=False)
+
+    def _compiled_step(self) -> Any:
+        config, dataset = self.experiment.config, self.experiment.dataset
+        placed_shapes = self._values_shapes()
+        state = jax.eval_shape(self._init, placed_shapes)
+        split = functools.partial(self._abstract, sharding=self._split)
+        seeds = self.mesh.size * self._seeds_per_device
+        if self._data is None:
+            one = dataset.train.read(np.arange(1))
+            examples = {k: split((seeds, config.train.batch_size, *v.shape[1:]), v.dtype) for k, v in one.items()}
+        else:
+            examples = split((seeds, config.train.batch_size), np.int32)
+        arguments = (
+            jax.tree.map(lambda x: split(x.shape, x.dtype), state),
+            placed_shapes,
+            split((self.capacity,), np.int32),
+            split((seeds,), np.int32),
+            examples,
+            self._abstract((), np.int32, sharding=self._everywhere),
+            jax.tree.map(lambda x: self._abstract(x.shape, x.dtype, sharding=self._everywhere), self._data),
+        )
+        step = jax.jit(self._sharded(self._step_lanes, 5, replicated=2), donate_argnums=0)
+        return step.lower(*arguments).compile()
+
+    def _values_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        return {
+            path: self._abstract((self.capacity,), _dtype(path), sharding=self._split) for path in self._fields
+        }
+
+    @staticmethod
+    def _abstract(shape: Sequence[int], dtype: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
+
+    # -- runs in lanes ------------------------------------------------------------------------------------------
+
+    def _place(self, runs: Sequence[Run]) -> _Placed:
+        lanes = [*runs, *[runs[0]] * (self.capacity - len(runs))]
+        values = {
+            path: np.array([get_field(run.config, path) for run in lanes], _dtype(path)) for path in self._fields
+        }
+        which, seeds = [], []
+        for start in range(0, self.capacity, self.per_device):
+            here = [run.config.seed for run in lanes[start : start + self.per_device]]
+            distinct = list(dict.fromkeys(here))
+            which += [distinct.index(seed) for seed in here]
+            seeds += [*distinct, *[distinct[0]] * (self._seeds_per_device - len(distinct))]
+        put = functools.partial(jax.device_put, device=self._split)
+        return _Placed(
+            list(runs), put(values), put(np.array(which, np.int32)), put(np.array(seeds, np.int32)), seeds
+        )
+
+    def _take(self, state: TrainState, placed: _Placed, alive: Sequence[int]) -> tuple[TrainState, _Placed]:
+        """The lanes ``alive`` of a larger program, in this one."""
+        lanes = np.array([*alive, *[alive[0]] * (self.capacity - len(alive))])
+        gather = jax.jit(lambda state: jax.tree.map(lambda x: x[lanes], state), out_shardings=self._split)
+        return gather(state), self._place([placed.runs[lane] for lane in alive])
+
+    def _batches(self, placed: _Placed, first_step: int = 0) -> Iterator[tuple[Any, Any, Any]]:
+        """``(examples, step, data)`` of each step from ``first_step`` on."""
+        config, train, step = self.experiment.config, self.experiment.dataset.train, first_step
+        while True:
+            rows_DUxB = np.stack(
+                [batch_indices(seed, step, len(train), config.train.batch_size) for seed in placed.seeds]
+            )
+            examples: Any = rows_DUxB
+            if self._data is None:
+                read = {seed: train.read(rows) for seed, rows in zip(placed.seeds, rows_DUxB, strict=True)}
+                examples = jax.tree.map(lambda *x: np.stack(x), *[read[seed] for seed in placed.seeds])
+            yield jax.device_put(examples, self._split), jax.device_put(np.int32(step), self._everywhere), self._data
+            step += 1
+
+    def _test(self, state: TrainState, placed: _Placed) -> tuple[np.ndarray, np.ndarray]:
+        """Test loss and accuracy of every lane."""
+        train = self.experiment.config.train
+        # Activations of all lanes are alive at once: no more of them than a training step has.
+        size = train.eval_batch_size if self.per_device == 1 else min(train.eval_batch_size, 2 * train.batch_size)
+        test = self.experiment.dataset.test
+        sums = (
+            self._evaluate(state, placed.values_K, jax.device_put(batch, self._everywhere))
+            for batch in eval_batches(test, min(size, len(test)))
+        )
+        total = jax.device_get(functools.reduce(lambda total, new: total.merge(new), sums))
+        lanes = [jax.tree.map(lambda x, lane=lane: x[lane], total).compute() for lane in range(len(placed.runs))]
+        return np.array([lane["loss"] for lane in lanes]), np.array([lane["accuracy"] for lane in lanes])
+
+
+def put_data(experiment: Experiment, mesh: Mesh) -> Any:
+    """The training examples on every device; ``None`` if they are to be streamed."""
+    if experiment.dataset.placement == "stream":
+        return None
+    return jax.device_put(experiment.dataset.train.arrays(), NamedSharding(mesh, P()))
+
+
+def varying_fields(runs: Sequence[Run]) -> list[str]:
+    """The continuous fields in which runs differ."""
+    paths = [path for path in runs[0].point if is_continuous(path)]
+    return [path for path in paths if len({run.point[path] for run in runs}) > 1]
+
+
+def _dtype(path: str) -> Any:
+    return np.int32 if path in ("seed", "optimizer.warmup_steps") else jnp.result_type(float)
+
+
+def _squeezed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``vmap`` of a leading axis of length 1, without vmap."""
+
+    def call(*arguments: Any) -> Any:
+        out = function(*jax.tree.map(lambda x: x[0], arguments))
+        return jax.tree.map(lambda x: x[None], out)
+
+    return call
+
+
+def _diverged(step: int, at: int, last: Any, final: Any, slices: list[float | None]) -> Outcome:
+    return Outcome(
+        DIVERGED, step, finite_or_none(float(last)), finite_or_none(final.means()[0]), slices, None, None, at
+    )
+
+
+def _ended(
+    steps: int, last: Any, mean: float, slices: list[float | None], test_loss: Any, test_accuracy: Any
+) -> Outcome:
+    if not math.isfinite(test_loss):  # the last update was one too many
+        return Outcome(DIVERGED, steps, finite_or_none(float(last)), finite_or_none(mean), slices, None, None, steps)
+    return Outcome(
+        COMPLETED, steps, finite_or_none(float(last)), finite_or_none(mean), slices, float(test_loss),
+        float(test_accuracy), None,
+    )

@@ -1,0 +1,363 @@
+"""Runs a sweep: group after group, chunk after chunk, records as they come; goes on where an earlier call ended."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import pathlib
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from depthmup_flax import optim
+from depthmup_flax.data import Dataset, load
+from depthmup_flax.errors import InputError
+from depthmup_flax.experiment import Experiment, build
+from depthmup_flax.metrics import write_atomically
+from depthmup_flax.params import flatten_info
+from depthmup_flax.records import DIVERGED, Record, RecordWriter, SweepInfo, info_to_json, read_info, read_records
+from depthmup_flax.sweep.choose import choose
+from depthmup_flax.sweep.extend import extension
+from depthmup_flax.sweep.grid import Run, expand, shard_of, structural_groups, sweep_info
+from depthmup_flax.sweep.lanes import Outcome, Program, put_data, sweep_mesh, varying_fields
+from depthmup_flax.trainer import only_run_in, versions
+
+
+@dataclasses.dataclass
+class Group:
+    """Runs that share a compiled program.
+
+    Attributes:
+      experiment: of the first of them.
+      runs: those of this shard.
+      label: the structural values, for people.
+      parameters: of the network.
+    """
+
+    experiment: Experiment
+    runs: list[Run]
+    label: str
+    parameters: int
+
+    @property
+    def cost(self) -> float:
+        """Of one run, in parameters times steps times examples: proportional to time within a family of networks."""
+        return float(self.parameters) * self.experiment.total_steps * self.experiment.config.train.batch_size
+
+
+def plan(config: ConfigDict, runs: Sequence[Run]) -> list[Group]:
+    """Builds every group's experiment, so that whatever is wrong with one is said before any of them trains.
+
+    Raises:
+      InputError: from `depthmup_flax.experiment.build`, with the group's values.
+    """
+    datasets: dict[str, Dataset] = {}
+    structural = [path for path, values in sweep_info(config).axes.items() if len(values) > 1]
+    groups = []
+    for group_runs in structural_groups(runs):
+        first = group_runs[0]
+        group_varies = varying_fields(group_runs)
+        values = {path: first.point[path] for path in structural if path not in group_varies and path != "seed"}
+        label = ", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in values.items()) or "all runs"
+        try:
+            data = json.dumps(first.config.data.to_dict(), sort_keys=True)
+            if data not in datasets:
+                datasets[data] = load(first.config.data)
+            experiment = build(first.config, datasets[data])
+            for run in group_runs:
+                optimizer = run.config.optimizer
+                optim.warmup_schedule(optimizer.schedule, optimizer.warmup_steps, experiment.total_steps)
+        except InputError as error:
+            raise InputError(f"in the runs with {label}: {error}") from error
+        count = sum(math.prod(leaf.shape) for leaf in flatten_info(experiment.info).values())
+        groups.append(Group(experiment, group_runs, label, count))
+    return groups
+
+
+def sweep(
+    config: ConfigDict,
+    workdir: str | pathlib.Path,
+    *,
+    shard: tuple[int, int] = (0, 1),
+    lanes: int | None = None,
+    overwrite: bool = False,
+) -> list[Record]:
+    """Trains every run of a sweep that ``workdir`` does not hold yet; returns the records of this shard.
+
+    Writes ``sweep.json`` and appends to ``records.jsonl`` (or ``records.<i>-of-<n>.jsonl``); see
+    `depthmup_flax.records`. A run is recorded when it ends, so that one which was interrupted runs again.
+
+    Args:
+      config: from `depthmup_flax.sweep.grid.sweep_config`.
+      workdir: created if absent.
+      shard: ``(i, n)``: the i-th of n disjoint parts, from 0.
+      lanes: runs at the same time on each device; 0: all of a group, ``None``: measured for each group.
+      overwrite: delete the sweep that ``workdir`` holds.
+
+    Raises:
+      InputError: bad configuration or work directory, before anything is trained or overwritten.
+    """
+    runs = expand(config)
+    groups = plan(config, runs)
+    cost = {run.hash: group.cost for group in groups for run in group.runs}
+    mine = {run.hash for run in shard_of(runs, config.x, shard, cost)}
+    groups = [dataclasses.replace(group, runs=[run for run in group.runs if run.hash in mine]) for group in groups]
+    directory = pathlib.Path(workdir)
+    path = directory / ("records.jsonl" if shard[1] == 1 else f"records.{shard[0]}-of-{shard[1]}.jsonl")
+    info = sweep_info(config)
+    with _opened(directory, path, info, overwrite):
+        # Runs of any shard are done; those of another sharding of the same sweep are, too.
+        done: dict[str, Record] = {}
+        for other in sorted(directory.glob("records*.jsonl")):
+            done.update({record.run: record for record in read_records(other)[0]})
+        writer = RecordWriter(path)
+        try:
+            runner = _Runner(config, writer, done, lanes)
+            runner.run([group for group in groups if group.runs])
+        finally:
+            writer.close()
+        write_atomically(directory / "sweep.json", info_to_json(dataclasses.replace(info, axes=runner.axes(info))))
+        return [record for record in runner.done.values() if record.run in runner.mine]
+
+
+class _Runner:
+    def __init__(
+        self, config: ConfigDict, writer: RecordWriter, done: dict[str, Record], lanes: int | None
+    ) -> None:
+        self._config, self._writer, self.done, self._lanes = config, writer, done, lanes
+        self._mesh = sweep_mesh()
+        self._versions, self._commit = versions(), commit()
+        self._hint = 1
+        self.mine: set[str] = set()
+        self._progress: _Progress | None = None
+
+    def run(self, groups: Sequence[Group]) -> None:
+        """All groups; then, while it may, values beyond the ends of the grid where a minimum lies there."""
+        everything = [run for group in groups for run in group.runs]
+        self.mine |= {run.hash for run in everything}
+        self._progress = _Progress(groups, self.done)
+        for group in groups:
+            self._run_group(group)
+        for _ in range(self._config.extend):
+            more, said = extension(self._config, everything, self.done)
+            more = [run for run in more if run.hash not in self.mine]
+            if not more:
+                break
+            for sentence in said:
+                print(sentence, flush=True)
+            everything += more
+            self.mine |= {run.hash for run in more}
+            extended = plan(self._config, more)
+            self._progress.add(extended)
+            for group in extended:
+                self._run_group(group)
+        self._progress.finish()
+
+    def axes(self, info: SweepInfo) -> dict[str, list[Any]]:
+        """The grid's axes with the values that were added."""
+        axes = {path: list(values) for path, values in info.axes.items()}
+        for record in self.done.values():
+            for path, values in axes.items():
+                if record.point[path] not in values:
+                    values.append(record.point[path])
+        axes[self._config.x].sort()
+        return axes
+
+    def _run_group(self, group: Group) -> None:
+        assert self._progress is not None
+        runs = [run for run in group.runs if run.hash not in self.done]
+        if not runs:
+            return
+        data = put_data(group.experiment, self._mesh)
+        seeds = len({run.config.seed for run in runs})
+        # Of the group as it was before an interruption: the same program then.
+        fields = varying_fields(group.runs)
+        programs: dict[int, Program] = {}
+
+        def make(per_device: int) -> Program:
+            if per_device not in programs:
+                programs[per_device] = Program(group.experiment, fields, self._mesh, per_device, seeds, data)
+            return programs[per_device]
+
+        program, seconds = choose(make, runs, self._mesh.size, self._lanes, self._hint)
+        self._hint = program.per_device
+        self._progress.group(group, len(runs), program, seconds)
+
+        def shrink(alive: int) -> Program | None:
+            fewer = math.ceil(alive / self._mesh.size)
+            saved = (program.capacity - fewer * self._mesh.size) * group.experiment.total_steps * seconds / 2
+            return make(fewer) if saved > 2 * program.compile_s or fewer in programs else None
+
+        for start in range(0, len(runs), program.capacity):
+            chunk = runs[start : start + program.capacity]
+            started = time.perf_counter()
+            outcomes = program.train(chunk, shrink)
+            share = (time.perf_counter() - started) / len(chunk)
+            records = [
+                self._record(group, run, out, program, share) for run, out in zip(chunk, outcomes, strict=True)
+            ]
+            self._writer.write(records)
+            self.done.update({record.run: record for record in records})
+            self._progress.update(group, records)
+
+    def _record(self, group: Group, run: Run, outcome: Outcome, program: Program, seconds: float) -> Record:
+        device = jax.devices()[0]
+        return Record(
+            run=run.hash,
+            point=run.point,
+            width=run.config.model.width,
+            depth=run.config.model.depth,
+            parameters=group.parameters,
+            seed=run.config.seed,
+            slice_steps=program.slice_steps,
+            wall_time_s=round(seconds, 3),
+            lanes=program.per_device,
+            device=f"{jax.device_count()} x {device.device_kind}",
+            versions=self._versions,
+            commit=self._commit,
+            **dataclasses.asdict(outcome),
+        )
+
+
+class _Progress:
+    """Runs done, failed, time taken and time left, for the whole grid; time left is by parameters times steps."""
+
+    def __init__(self, groups: Sequence[Group], done: dict[str, Record]) -> None:
+        left = [sum(run.hash not in done for run in group.runs) for group in groups]
+        self._total = sum(len(group.runs) for group in groups)
+        self._finished = self._total - sum(left)
+        self._cost_left = sum(n * group.cost for n, group in zip(left, groups, strict=True))
+        self._cost_done = 0.0
+        self._diverged = 0
+        self._started = time.perf_counter()
+        already = f", {self._finished} of them done before" if self._finished else ""
+        print(f"{self._total} runs in {len(groups)} compiled groups{already}", flush=True)
+
+    def add(self, groups: Sequence[Group]) -> None:
+        self._total += sum(len(group.runs) for group in groups)
+        self._cost_left += sum(len(group.runs) * group.cost for group in groups)
+
+    def group(self, group: Group, runs: int, program: Program, seconds: float) -> None:
+        devices = f" on each of {program.mesh.size} devices" if program.mesh.size > 1 else ""
+        print(
+            f"{group.label}: {runs} runs of {group.experiment.total_steps} steps, {group.parameters:,} parameters; "
+            f"{program.per_device} at a time{devices}, {1e3 * seconds:.3g} ms per run and step",
+            flush=True,
+        )
+
+    def update(self, group: Group, records: Sequence[Record]) -> None:
+        self._finished += len(records)
+        self._diverged += sum(record.status == DIVERGED for record in records)
+        self._cost_done += len(records) * group.cost
+        self._cost_left -= len(records) * group.cost
+        elapsed = time.perf_counter() - self._started
+        left = elapsed * self._cost_left / self._cost_done
+        best = min((r.train_loss_avg for r in records if r.train_loss_avg is not None), default=math.nan)
+        print(
+            f"  runs {self._finished}/{self._total}  diverged {self._diverged}  best loss {best:.4f}  "
+            f"elapsed {tqdm.format_interval(elapsed)}  ETA {tqdm.format_interval(max(left, 0.0))}",
+            flush=True,
+        )
+
+    def finish(self) -> None:
+        elapsed = time.perf_counter() - self._started
+        print(f"{self._finished} runs, {self._diverged} diverged now, {tqdm.format_interval(elapsed)}", flush=True)
+
+
+def describe(config: ConfigDict, lanes: int | None = None) -> str:
+    """What ``--dry_run`` prints: axes, runs, parameters, and a time from measuring the smallest and largest network."""
+    runs = expand(config)
+    groups = sorted(plan(config, runs), key=lambda group: group.cost)
+    info = sweep_info(config)
+    lines = [f"{info.figure} ({info.scale}): {info.title}", ""]
+    lines += [f"  {path:<36} {', '.join(_short(value) for value in values)}" for path, values in info.axes.items()]
+    lines += ["", f"{len(runs)} runs in {len(groups)} compiled groups:"]
+    lines += [f"  {len(g.runs):>5} x {g.experiment.total_steps} steps, {g.parameters:>13,} parameters: {g.label}" for g in groups]
+    mesh = sweep_mesh()
+    measured: list[tuple[float, float]] = []  # cost of a run, its seconds
+    for group in dict.fromkeys((0, len(groups) - 1)):
+        chosen = groups[group]
+        data, seeds = put_data(chosen.experiment, mesh), len({run.config.seed for run in chosen.runs})
+        make = lambda n, c=chosen, d=data, s=seeds: Program(c.experiment, varying_fields(c.runs), mesh, n, s, d)
+        program, seconds = choose(make, chosen.runs, mesh.size, lanes)
+        measured.append((chosen.cost, seconds * chosen.experiment.total_steps))
+        lines.append(
+            f"measured: {chosen.label}: {1e3 * seconds:.3g} ms per run and step, {program.per_device} at a time on "
+            f"{mesh.size} device(s), {program.bytes_per_device / 2**20:,.0f} MiB on each"
+        )
+    total = sum(len(group.runs) * _interpolated(group.cost, measured) for group in groups)
+    lines.append(f"about {tqdm.format_interval(total)} without compilation and evaluation")
+    return "\n".join(lines)
+
+
+def _interpolated(cost: float, measured: Sequence[tuple[float, float]]) -> float:
+    """Seconds of a run by a power law through the measured ones."""
+    (low, low_s), (high, high_s) = measured[0], measured[-1]
+    if low == high:
+        return low_s
+    power = math.log(high_s / low_s) / math.log(high / low)
+    return low_s * (cost / low) ** power
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@contextlib.contextmanager
+def _opened(directory: pathlib.Path, path: pathlib.Path, info: SweepInfo, overwrite: bool) -> Iterator[None]:
+    """The directory with its ``sweep.json``, locked for this shard."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = only_run_in(directory, f".lock-{path.stem}")
+        with lock:
+            if overwrite:
+                for old in [*directory.glob("records*.jsonl"), directory / "sweep.json"]:
+                    old.unlink(missing_ok=True)
+            if (directory / "sweep.json").exists():
+                _require_same_sweep(directory, info)
+            else:
+                if any(directory.glob("records*.jsonl")):
+                    raise InputError(f"{str(directory)!r} holds records without sweep.json: choose another workdir.")
+                write_atomically(directory / "sweep.json", info_to_json(info))
+            yield
+    except OSError as error:
+        raise InputError(f"workdir {str(directory)!r} cannot be written ({error.strerror}): choose another.") from error
+
+
+def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> None:
+    from depthmup_flax.config import differences
+
+    stored = read_info(directory)
+    found = differences(stored.base, info.base, "base")
+    for name in ("figure", "scale", "x"):
+        found += differences(getattr(stored, name), getattr(info, name), name)
+    if stored.axes.keys() != info.axes.keys():
+        found.append(f"axes: {', '.join(stored.axes)} there, {', '.join(info.axes)} here")
+    if found:
+        shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
+        raise InputError(
+            f"workdir {str(directory)!r} holds another sweep ({shown}): choose another directory, or pass "
+            "--overwrite to delete that sweep's records. (More values on the same axes are welcome.)"
+        )
+
+
+def commit() -> str | None:
+    """The commit of the source tree that this package is imported from, ``-dirty`` if files differ from it."""
+    root = pathlib.Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True).stdout
+
+    try:
+        git("ls-files", "--error-unmatch", "runner.py")  # installed inside somebody else's repository
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(root)).strip()
+        return git("rev-parse", "--short=12", "HEAD").strip() + ("-dirty" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
