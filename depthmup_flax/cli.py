@@ -76,7 +76,7 @@ def _parse(default_config: pathlib.Path | None, argv: list[str]) -> list[str]:
 
 
 def _with_scale(argv: list[str]) -> list[str]:
-    """``--config=file.py --config.scale=gpu`` as ``--config=file.py:gpu``: a scale decides what ``get_config`` returns."""
+    """``--config=file.py --config.scale=gpu`` as ``--config=file.py:gpu``, because a scale is for ``get_config``."""
     scales = [argument.partition("=")[2] for argument in argv if argument.lstrip("-").startswith("config.scale=")]
     if not scales:
         return argv

@@ -8,7 +8,9 @@ class, ``data`` to `depthmup_flax.data`, ``optimizer.kwargs`` to optax.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -112,6 +114,19 @@ def make_parametrization(config: ConfigDict) -> Parametrization:
 def optimizer_kwargs(config: ConfigDict) -> dict[str, Any]:
     """What ``config.optimizer.kwargs`` sets."""
     return {k: v for k, v in config.optimizer.kwargs.to_dict().items() if v is not None}
+
+
+def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
+    """What ``get_config(*arguments)`` of another config file returns, for a config that is derived from it.
+
+    A config names its parent by ``pathlib.Path(__file__).with_name("parent.py")``.
+    """
+    spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
+    if spec is None or spec.loader is None or not pathlib.Path(path).is_file():
+        raise InputError(f"config file {str(path)!r} cannot be read: name a Python file with get_config().")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config(*arguments)
 
 
 def field_paths(config: ConfigDict, prefix: str = "") -> list[str]:

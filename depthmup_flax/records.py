@@ -140,8 +140,12 @@ def read_records(path: pathlib.Path) -> tuple[list[Record], list[str]]:
             fields = json.loads(line)
         except ValueError as error:
             if number == len(lines):  # no line end after it
-                return records, [f"{path}: the last line was torn by a crash and is left out; its run will be repeated."]
-            raise InputError(f"{path}, line {number}: not JSON ({error}); delete the line, its run is repeated.") from error
+                return records, [
+                    f"{path}: the last line was torn by a crash and is left out; its run will be repeated."
+                ]
+            raise InputError(
+                f"{path}, line {number}: not JSON ({error}); delete the line, its run is repeated."
+            ) from error
         if not isinstance(fields, dict) or fields.keys() != names:
             raise InputError(f"{path}, line {number}: not a record of this version; use another directory.")
         records.append(Record(**fields))
@@ -195,7 +199,9 @@ def info_to_json(info: SweepInfo) -> str:
 def _require_same(first: SweepInfo, other: SweepInfo, first_dir: pathlib.Path, other_dir: pathlib.Path) -> None:
     for name in ("figure", "scale", "x", "base"):
         if getattr(first, name) != getattr(other, name):
-            differ = f"{getattr(first, name)!r} and {getattr(other, name)!r}" if name != "base" else "another base config"
+            differ = (
+                f"{getattr(first, name)!r} and {getattr(other, name)!r}" if name != "base" else "another base config"
+            )
             raise InputError(
                 f"{str(first_dir)!r} and {str(other_dir)!r} are not parts of one sweep ({name}: {differ}): "
                 "report them one by one."

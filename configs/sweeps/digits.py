@@ -1,7 +1,7 @@
 """A first sweep: the learning rate of a residual MLP on scikit-learn's digits, over depth and three parametrizations.
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/digits.py --workdir=runs/sweep
-    python -m depthmup_flax.report runs/sweep
+python -m depthmup_flax.sweep --config=configs/sweeps/digits.py --workdir=runs/sweep
+python -m depthmup_flax.report runs/sweep
 """
 
 from ml_collections import ConfigDict
@@ -15,7 +15,12 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     base = default_config("res_mlp")
     base.model.update(base_width=32, base_depth=4, width=32, depth=4)
     base.optimizer.update(name="adam", learning_rate=1e-3, frozen=("stem", "readout"))
-    base.train.update(batch_size=64, steps=at_scale(scale, smoke=20, cpu=200), average_steps=at_scale(scale, smoke=10, cpu=50), log_every=10)
+    base.train.update(
+        batch_size=64,
+        steps=at_scale(scale, smoke=20, cpu=200),
+        average_steps=at_scale(scale, smoke=10, cpu=50),
+        log_every=10,
+    )
     grids = {
         "depths": {
             "parametrization.preset": ("depth_mup", "block_only", "mup"),
@@ -24,4 +29,6 @@ def get_config(scale: str = "cpu") -> ConfigDict:
             "seed": at_scale(scale, smoke=(0,), cpu=(0, 1, 2)),
         }
     }
-    return sweep_config(base, grids, figure="digits", title="Learning rate over depth on handwritten digits", scale=scale)
+    return sweep_config(
+        base, grids, figure="digits", title="Learning rate over depth on handwritten digits", scale=scale
+    )

@@ -37,7 +37,7 @@ class Row:
     @property
     def bracketed(self) -> bool:
         """Whether the optimum lies inside the grid."""
-        return self.optimum is not None and self.optimum.flag not in (opt.EDGE_LOW, opt.EDGE_HIGH)
+        return self.optimum is not None and self.optimum.flag in ("", opt.NEXT_TO_DIVERGENCE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Study:
 
 
 def analyse(info: SweepInfo, found: Sequence[Surface], scale: Scale, other: Scale | None = None) -> Study:
-    """Optimum, shift, regret and slopes of every variant; ``scale`` is that of the surfaces' x, ``other`` of their y."""
+    """Optimum, shift, regret and slopes; ``scale`` is that of the surfaces' x, ``other`` of their y."""
     curves = [curve for curve in map(profile, found) if len(curve.x)]
     incomplete = {(s.variant, s.width, s.depth) for s in found if (s.ended < len(s.seeds)).any()}
     axes = size_axes(info, curves)

@@ -8,9 +8,8 @@ import numpy as np
 
 from depthmup_flax.report.analysis import Row, Study
 from depthmup_flax.report.figures import spread_sentence, variant_panels
-from depthmup_flax.report.grid import number
 from depthmup_flax.report.optimum import vertices
-from depthmup_flax.report.style import colours, hyperparameter_axis, title_of
+from depthmup_flax.report.style import colours, hyperparameter_axis, title_of, value_label
 
 
 def draw_curves(study: Study) -> Any:
@@ -20,7 +19,7 @@ def draw_curves(study: Study) -> Any:
         f"Training loss over time, every size at the base's best {study.scale.name}\n{spread_sentence(study.variants)}",
         fontsize=11,
     )
-    top = _highest_loss(study)
+    low, high, log_y = _limits(study)
     for axis, variant, panel, has_legend in panels:
         palette = colours(axis.sizes)
         stopped = []
@@ -33,8 +32,11 @@ def draw_curves(study: Study) -> Any:
             if row.curve.diverged[index]:
                 stopped.append(f"{size} diverged")
             _over_steps(panel, row, index, palette[size])
-        panel.set_ylim(top=top)
-        at = "" if variant.transferred is None else f"{study.scale.name} {number(variant.transferred)}"
+        panel.set_yscale("log" if log_y else "linear")
+        panel.set_ylim(low, high)
+        at = (
+            "" if variant.transferred is None else f"{study.scale.name} {value_label(variant.transferred, study.scale)}"
+        )
         panel.set_title("\n".join(filter(None, (title_of(variant.name), at))), fontsize=10)
         if stopped:
             text = f"{axis.name} " + ", ".join(stopped)
@@ -57,17 +59,22 @@ def _over_steps(panel: Any, row: Row, index: int, colour: Any) -> None:
         panel.plot(steps[last], means[last], "x", color=colour, markersize=8, markeredgewidth=2)
 
 
-def _highest_loss(study: Study) -> float | None:
-    """Of the runs that did not diverge, with a margin: those that did would flatten the rest."""
-    highest = [
-        float(np.nanmax(row.curve.slices[:, index]))
+def _limits(study: Study) -> tuple[float, float, bool]:
+    """Of the runs that did not diverge, as those that did would flatten the rest; log if more than twenty-fold apart."""
+    losses = [
+        row.curve.slices[:, index].ravel()
         for variant in study.variants
         for row in variant.rows
         if variant.transferred is not None
         and (index := row.curve.index(variant.transferred)) is not None
         and not row.curve.diverged[index]
     ]
-    return 1.05 * max(highest) if highest and max(highest) > 0 else None
+    finite = np.concatenate(losses) if losses else np.array([0.0, 1.0])
+    low, high = float(np.nanmin(finite)), float(np.nanmax(finite))
+    if low > 0 and high > 20 * low:
+        return low / 1.2, high * 1.2, True
+    margin = 0.05 * (high - low) or 1.0
+    return low - margin, high + margin, False
 
 
 def draw_over_time(study: Study) -> Any:

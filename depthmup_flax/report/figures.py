@@ -58,32 +58,36 @@ def draw_transfer(study: Study) -> Any:
     best = f", each point at its best {study.other.name}" if study.other else ""
     figure.suptitle(f"Training loss against {study.scale.name}{best}\n{spread_sentence(study.variants)}", fontsize=11)
     rows = [row for axis in panel_axes(study) for variant in study.variants for row in axis.rows(variant)]
-    diverged = any(row.curve.diverged.any() for row in rows)
     low, top, log_y = loss_limits(rows)
-    strip = 0.06 + 0.026 * max(len(axis.sizes) for axis in panel_axes(study)) if diverged else 0.0
-    high = _above(low, top, strip, log_y)
-    margin = 0.4 * _grid_step(study.scale)
+    above = any(_clipped(row, top).any() for row in rows)
+    diverged = any(row.curve.diverged.any() for row in rows)
+    strip = 0.05 + 0.028 * max(len(axis.sizes) for axis in panel_axes(study)) if diverged or above else 0.0
     for axis, variant, panel, has_legend in panels:
         palette = colours(axis.sizes)
         panel.set_yscale("log" if log_y else "linear")
         if variant.base.optimum:
             panel.axvline(variant.base.optimum.at.value, color="0.45", linestyle="--", linewidth=1.0, zorder=1)
         for place, row in enumerate(axis.rows(variant)):
-            _curve(panel, study.scale, row, palette[getattr(row.curve, axis.name)], top)
-            _crosses(panel, study.scale, row, palette[getattr(row.curve, axis.name)], 0.975 - 0.026 * place)
+            colour = palette[getattr(row.curve, axis.name)]
+            _curve(panel, study.scale, row, colour, top)
+            _strip_marks(panel, study.scale, row, colour, top, 0.972 - 0.028 * place)
         if strip:
-            _divergence_strip(panel, strip)
-        panel.set_ylim(low, high)
-        coordinates = study.scale.coordinate(study.scale.values)
-        panel.set_xlim(coordinates[0] - margin, coordinates[-1] + margin)
-        hyperparameter_axis(panel.xaxis, study.scale)
-        panel.set_title(title_of(variant.name) or f"{axis.other} {axis.fixed}", fontsize=10)
-        panel.grid(alpha=0.25)
-        if panel.get_subplotspec().is_first_col():
-            panel.set_ylabel(f"training loss\n({axis.other} {axis.fixed})")
+            _strip(panel, strip)
+        panel.set_ylim(low, _above(low, top, strip, log_y))
+        _finish(panel, study.scale, axis, variant)
         if has_legend:
-            _legend(panel, axis, palette, diverged, any(_clipped(r, top).any() for r in rows))
+            _legend(panel, axis, palette, diverged, above)
     return figure
+
+
+def _finish(panel: Any, scale: Scale, axis: SizeAxis, variant: Variant) -> None:
+    coordinates, margin = scale.coordinate(scale.values), 0.4 * _grid_step(scale)
+    panel.set_xlim(coordinates[0] - margin, coordinates[-1] + margin)
+    hyperparameter_axis(panel.xaxis, scale)
+    panel.set_title(title_of(variant.name), fontsize=10)
+    panel.grid(alpha=0.25)
+    if panel.get_subplotspec().is_first_col():
+        panel.set_ylabel(f"training loss\n({axis.other} {axis.fixed})")
 
 
 def loss_limits(rows: Sequence[Row]) -> tuple[float, float, bool]:
@@ -97,8 +101,10 @@ def loss_limits(rows: Sequence[Row]) -> tuple[float, float, bool]:
     if not len(best):
         return 0.0, 1.0, False
     most = min(float(np.quantile(finite, 0.8)), 3 * float(np.median(finite)))
-    top = max(most, best.max() + 0.15 * (best.max() - best.min()), best.min() + 1e-9)
-    top += 0.05 * (top - best.min())
+    top = max(most, best.max() + 0.15 * (best.max() - best.min()))
+    if finite.max() < best.min() + 1.7 * (top - best.min()):  # nothing is absurd
+        top = finite.max()
+    top = max(top + 0.05 * (top - best.min()), best.min() + 0.02 * abs(best.min()) + 1e-9)
     log_y = bool(best.min() > 0 and top > 20 * best.min())
     low = best.min() / 1.3 if log_y else best.min() - 0.08 * (top - best.min())
     return float(low), float(top), log_y
@@ -121,34 +127,37 @@ def _clipped(row: Row, top: float) -> np.ndarray:
 
 
 def _curve(panel: Any, scale: Scale, row: Row, colour: Any, top: float) -> None:
-    """Mean and spread, an arrow where the mean is above the panel, a star at the optimum."""
+    """Mean and spread, and a star at the optimum, hollow if that is at the edge of the grid."""
     curve = row.curve
     u, means = scale.coordinate(curve.x), curve.losses.mean(0)
     panel.plot(u, means, color=colour, linewidth=1.5, marker="o", markersize=2.8, zorder=2)
     if len(curve.seeds) > 1:
-        spread = curve.losses.std(0, ddof=1)
+        # The spread of a loss far above the panel would cover it.
+        spread = np.where(_clipped(row, top), np.nan, curve.losses.std(0, ddof=1))
         panel.fill_between(u, means - spread, means + spread, color=colour, alpha=0.18, linewidth=0, zorder=1.5)
-    above = _clipped(row, top)
-    panel.plot(u[above], np.full(above.sum(), top), "^", color=colour, markersize=5, zorder=4, clip_on=False)
     if row.optimum:
-        filled = "white" if not row.bracketed else colour
-        at = (row.optimum.at.value, row.optimum.loss.value)
-        panel.plot(*at, "*", color=colour, markersize=14, zorder=5, markerfacecolor=filled, markeredgecolor="black")
+        fill = colour if row.bracketed else "white"
+        best, finite = row.optimum.at.value, np.isfinite(means)
+        height = np.interp(best, u[finite], means[finite])  # on the line
+        panel.plot(best, height, "*", markersize=14, zorder=5, markerfacecolor=fill, markeredgecolor="black")
 
 
-def _crosses(panel: Any, scale: Scale, row: Row, colour: Any, height: float) -> None:
-    """A cross per point with a diverged run, at a height of its own for each size; ``height`` in panel units."""
-    u = scale.coordinate(row.curve.x[row.curve.diverged > 0])
-    panel.plot(
-        u, np.full(len(u), height), "x", color=colour, markersize=5, zorder=4, transform=panel.get_xaxis_transform()
-    )
+def _strip_marks(panel: Any, scale: Scale, row: Row, colour: Any, top: float, height: float) -> None:
+    """A cross for each point with a diverged run, an arrow for one above the panel; each size at a height of its own.
+
+    ``height`` is in units of the panel.
+    """
+    for mark, where in (("x", row.curve.diverged > 0), ("^", _clipped(row, top))):
+        u = scale.coordinate(row.curve.x[where])
+        heights, transform = np.full(len(u), height), panel.get_xaxis_transform()
+        panel.plot(u, heights, mark, color=colour, markersize=4.5, zorder=4, transform=transform)
 
 
-def _divergence_strip(panel: Any, strip: float) -> None:
-    """The band of the crosses, over whatever leaves the panel."""
+def _strip(panel: Any, height: float) -> None:
+    """The band of `_strip_marks`, over whatever leaves the panel."""
     from matplotlib.patches import Rectangle
 
-    band = Rectangle((0, 1 - strip + 0.02), 1, strip - 0.02, transform=panel.transAxes, color="0.94", zorder=3)
+    band = Rectangle((0, 1 - height + 0.015), 1, height - 0.015, transform=panel.transAxes, color="0.94", zorder=3)
     panel.add_patch(band)
 
 
@@ -156,7 +165,7 @@ def _legend(panel: Any, axis: SizeAxis, palette: dict[int, Any], diverged: bool,
     from matplotlib.lines import Line2D
 
     lines = [Line2D([], [], color=palette[size], marker="o", markersize=3, label=str(size)) for size in axis.sizes]
-    star = {"color": "0.3", "markersize": 11, "linestyle": "", "markeredgecolor": "black"}
+    star: dict[str, Any] = {"color": "0.3", "markersize": 11, "linestyle": "", "markeredgecolor": "black"}
     lines.append(Line2D([], [], marker="*", label="optimum", **star))
     lines.append(Line2D([], [], color="0.45", linestyle="--", label="of the base"))
     if diverged:
@@ -200,9 +209,13 @@ def _optima(panel: Any, axis: SizeAxis, variant: Variant, place: int, count: int
     label = ": " + format_slope(estimate.value, estimate.half_width) if estimate else ""
     style = {"color": f"C{place}", "markersize": 6, "marker": "osD^vP"[place % 6]}
     panel.errorbar(
-        sizes, [e.value for e in best], errors, linewidth=1.4, capsize=3, label=(variant.name or "optimum") + label, **style
+        sizes,
+        [e.value for e in best],
+        errors,
+        linewidth=1.4,
+        capsize=3,
+        label=(variant.name or "optimum") + label,
+        **style,
     )
     hollow = [k for k, row in enumerate(rows) if not row.bracketed]
-    panel.plot(
-        sizes[hollow], [best[k].value for k in hollow], linestyle="", markerfacecolor="white", zorder=3, **style
-    )
+    panel.plot(sizes[hollow], [best[k].value for k in hollow], linestyle="", markerfacecolor="white", zorder=3, **style)

@@ -108,9 +108,7 @@ class Surface:
     def swapped(self) -> Surface:
         """The same with x and y exchanged."""
         turned = {name: getattr(self, name).swapaxes(1, 2) for name in ("losses", "slices")}
-        return dataclasses.replace(
-            self, x=self.y, y=self.x, ended=self.ended.T, diverged=self.diverged.T, **turned
-        )
+        return dataclasses.replace(self, x=self.y, y=self.x, ended=self.ended.T, diverged=self.diverged.T, **turned)
 
     def means(self) -> np.ndarray:
         """(Y, X) over seeds; NaN where a seed diverged or has not ended: a mean of the survivors would flatter."""
@@ -170,9 +168,7 @@ def roles(info: SweepInfo) -> Roles:
         raise InputError(f"the sweep's x is {info.x!r}, which is not one of its axes: use {', '.join(info.axes)}.")
     x = _scale(info, info.x)
     if x is None:
-        raise InputError(
-            f"the sweep's x, {info.x}, has the values {info.axes[info.x]!r}: an optimum is looked for along numbers only."
-        )
+        raise InputError(f"the sweep's x, {info.x}, has the values {info.axes[info.x]!r}: an optimum needs numbers.")
     others = [a for a, values in info.axes.items() if len(values) > 1 and a not in (info.x, SEED, *_SIZES)]
     second = next((a for a in others if _is_continuous(info, a)), None)
     return Roles(x, _scale(info, second) if second else None, tuple(a for a in others if a != second))

@@ -28,8 +28,8 @@ def draw_heatmap(study: Study, second: Scale) -> Any:
     rows = math.ceil(len(study.surfaces) / columns)
     figure, panels = canvas(rows, columns, width=4.2, height=3.9)
     figure.suptitle(
-        "Training loss over two hyperparameters, mean over seeds; star: optimum, red: within a tenth of the way to the\n"
-        f"median, slope of log2 {second.name} against log2 {study.scale.name} along it; grey cross: a run diverged",
+        "Training loss, mean over seeds; star: optimum; grey cross: a run diverged\n"
+        "red: losses up to min + 0.1 (median - min), and the slope along them with its 95 % interval",
         fontsize=11,
     )
     image = None
@@ -62,7 +62,7 @@ def _heat(panel: Any, x: Scale, y: Scale, surface: Surface, low: float, top: flo
     panel.set_facecolor("0.9")
     rows, columns = np.nonzero(surface.diverged)
     panel.plot(u[columns], v[rows], "x", color="0.55", markersize=4)
-    inside, _ = opt.valley(u, v, means)
+    inside = opt.sublevel_set(means)
     _outline(panel, _edges(u), _edges(v), inside)
     if np.isfinite(means).any():
         row, column = np.unravel_index(np.nanargmin(means), means.shape)
@@ -104,27 +104,40 @@ def _outline(panel: Any, u: np.ndarray, v: np.ndarray, inside: np.ndarray) -> No
 
 
 def draw_parameters(study: Study) -> Any:
-    """Lowest loss against parameter count: lines of equal depth on the left, of equal width on the right."""
-    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
-
-    figure, panels = canvas(len(study.variants), 2, width=5.4, height=3.9, sharey=True)
+    """Lowest loss against parameter count: lines of equal depth and of equal width, those that have two points."""
+    rows = [row for variant in study.variants for row in variant.rows if row.optimum and row.optimum.loss.value > 0]
+    lines = {name: [(r.curve.variant, getattr(r.curve, name)) for r in rows] for name in ("depth", "width")}
+    names = [name for name, found in lines.items() if len(set(found)) < len(found)] or ["depth"]
+    figure, panels = canvas(len(study.variants), len(names), width=5.4, height=3.9, sharey=True)
     figure.suptitle(f"Lowest loss over {study.scale.name} against parameters; lines: loss = c $P^{{-b}}$", fontsize=11)
-    for variant, pair in zip(study.variants, panels, strict=True):
-        rows = [row for row in variant.rows if row.optimum and row.optimum.loss.value > 0]
-        laws = power_laws(rows)
-        for name, panel in zip(("depth", "width"), pair, strict=True):
-            _power_lines(panel, rows, name, laws[name])
-            panel.set_xscale("log")
-            panel.set_yscale("log")
-            panel.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7)))
-            panel.yaxis.set_major_formatter(ScalarFormatter())
-            panel.yaxis.set_minor_formatter(NullFormatter())
+    losses = [row.optimum.loss.value for row in rows if row.optimum] or [1.0]
+    for variant, own in zip(study.variants, panels, strict=True):
+        laws = power_laws(variant.rows)
+        for name, panel in zip(names, own, strict=True):
+            _power_lines(panel, [row for row in rows if row in variant.rows], name, laws[name])
             panel.set_title(", ".join(filter(None, (variant.name, f"equal {name}"))), fontsize=10)
-            panel.set_xlabel("parameters")
-            panel.grid(alpha=0.25, which="both")
+            _log_log(panel, min(losses), max(losses))
             panel.legend(fontsize=7, title=name, title_fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-        pair[0].set_ylabel("lowest training loss")
+        own[0].set_ylabel("lowest training loss")
     return figure
+
+
+def _log_log(panel: Any, low: float, high: float) -> None:
+    """Plain numbers at a few ticks; limits follow the losses, not their error bars."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, ScalarFormatter
+
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.set_ylim(low / 1.1 * (low / high) ** 0.1, high * 1.1 * (high / low) ** 0.1)
+    subs = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if high < 10 * low else (1, 2, 5)
+    panel.yaxis.set_major_locator(LogLocator(subs=subs))
+    panel.yaxis.set_major_formatter(ScalarFormatter())
+    panel.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_minor_formatter(NullFormatter())
+    panel.set_xlabel("parameters")
+    panel.grid(alpha=0.25, which="both")
 
 
 def _power_lines(panel: Any, rows: Sequence[Row], name: str, laws: dict[int, opt.Estimate]) -> None:
@@ -135,7 +148,7 @@ def _power_lines(panel: Any, rows: Sequence[Row], name: str, laws: dict[int, opt
         losses = np.array([r.optimum.loss.value for r in line if r.optimum])
         errors = [r.optimum.loss.half_width or 0.0 for r in line if r.optimum]
         law = laws.get(size)
-        label = f"{size}: b = {format_slope(law.value, law.half_width)}" if law else str(size)
+        label = f"{size}: b = {format_slope(law.value, law.half_width, 3)}" if law else str(size)
         panel.errorbar(counts, losses, errors, linestyle="", marker="o", markersize=4, color=colour, capsize=2)
         if law:
             middle = np.exp(np.log(losses).mean() + law.value * np.log(counts).mean())

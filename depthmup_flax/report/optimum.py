@@ -13,8 +13,9 @@ import numpy as np
 import scipy.stats
 
 DRAWS = 1000
-# The lowest point is the first or last of the grid; or one beside it diverged.
-EDGE_LOW, EDGE_HIGH, NEXT_TO_DIVERGENCE = "lowest of the grid", "highest of the grid", "next to divergence"
+# The lowest point is the first or last of the grid, or all of it; or one beside it diverged.
+EDGE_LOW, EDGE_HIGH, ONE_VALUE = "lowest of the grid", "highest of the grid", "one value"
+NEXT_TO_DIVERGENCE = "next to divergence"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,7 +118,7 @@ def find_optimum(coordinates: np.ndarray, losses: np.ndarray, draws: int = DRAWS
         return None
     grid, count, seeds = int(np.nanargmin(means)), len(means), len(losses)
     resampled = resampled_means(losses, draws)
-    edge = EDGE_LOW if grid == 0 else EDGE_HIGH if grid == count - 1 else ""
+    edge = ONE_VALUE if count == 1 else EDGE_LOW if grid == 0 else EDGE_HIGH if grid == count - 1 else ""
     flag, resolution = edge, 0.0
     if not edge and not np.isfinite(means[[grid - 1, grid + 1]]).all():
         flag = NEXT_TO_DIVERGENCE
@@ -156,42 +157,51 @@ def slope(positions: Sequence[float], estimates: Sequence[Estimate]) -> Estimate
     return Estimate(value, known, min(e.seeds for e in estimates))
 
 
-def valley(u: np.ndarray, v: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, float]:
-    """The optimal sublevel set and its direction.
-
-    Args:
-      u: (X,) coordinates of x.
-      v: (Y,) coordinates of y.
-      means: (Y, X) losses, NaN where missing.
-
-    Returns:
-      (Y, X) whether loss <= min + 0.1 (median - min); and the angle in (-pi/2, pi/2] of the set's first principal
-      direction, whose tangent is the slope of v against u by total least squares. NaN if the set has fewer than three
-      points or is less than 1.5 times as long as wide.
-    """
+def sublevel_set(means: np.ndarray) -> np.ndarray:
+    """(Y, X) losses, NaN where missing -> (Y, X) whether loss <= min + 0.1 (median - min)."""
     finite = means[np.isfinite(means)]
     if not len(finite):
-        return np.zeros(means.shape, bool), math.nan
+        return np.zeros(means.shape, bool)
     level = finite.min() + 0.1 * (np.median(finite) - finite.min())
-    inside = np.where(np.isfinite(means), means, np.inf) <= level
-    rows, columns = np.nonzero(inside)
-    if len(rows) < 3:
-        return inside, math.nan
-    values, vectors = np.linalg.eigh(np.cov(u[columns], v[rows], bias=True))
+    return np.where(np.isfinite(means), means, np.inf) <= level
+
+
+def direction(u: np.ndarray, v: np.ndarray) -> tuple[float, float]:
+    """The first principal direction of points (N,), (N,) in a plane: total least squares.
+
+    Returns:
+      Its angle in [-pi/2, pi/2], whose tangent is the slope of v against u; and the standard deviation of the points
+      along it. NaN for fewer than three points, or if they lie less than 1.5 times as long as wide.
+    """
+    if len(u) < 3:
+        return math.nan, math.nan
+    values, vectors = np.linalg.eigh(np.cov(u, v, bias=True))
     if values[1] < 1.5**2 * values[0]:
-        return inside, math.nan
-    du, dv = vectors[:, 1]
-    return inside, math.atan2(dv, du) if du > 0 else math.atan2(-dv, -du)
+        return math.nan, math.nan
+    du, dv = vectors[:, 1] * (1 if vectors[0, 1] >= 0 else -1)
+    return math.atan2(dv, du), math.sqrt(values[1])
 
 
 def valley_angle(u: np.ndarray, v: np.ndarray, losses: np.ndarray, draws: int = 200) -> Estimate | None:
-    """The angle of `valley` for losses (S, Y, X); draws are taken modulo pi around it. ``None`` if there is none."""
-    angle = valley(u, v, losses.mean(0))[1]
+    """The `direction` of the optimal `sublevel_set` of losses (S, Y, X); draws are taken modulo pi around it.
+
+    N points on a grid of cells du * dv know their place to sqrt(du dv / 12) each, and so the angle to
+    ``1.96 sqrt(du dv / 12) / (sqrt(N) * deviation along it)``, however little the seeds differ. ``None`` without a
+    direction; no draws if it is lost in one.
+    """
+
+    def of(means: np.ndarray) -> tuple[float, float, int]:
+        rows, columns = np.nonzero(sublevel_set(means))
+        return *direction(u[columns], v[rows]), len(rows)
+
+    angle, length, count = of(losses.mean(0))
     if math.isnan(angle):
         return None
+    cell = math.sqrt(np.diff(u).mean() * np.diff(v).mean() / 12)
+    resolution = 1.96 * cell / (math.sqrt(count) * length)
     seeds = len(losses)
-    angles = np.array([valley(u, v, means)[1] for means in resampled_means(losses, draws)]) if seeds > 1 else None
-    if angles is not None:
-        angles = angle + (angles - angle + math.pi / 2) % math.pi - math.pi / 2
-        angles = None if np.isnan(angles).any() else angles
-    return Estimate(angle, angles, seeds)
+    if seeds == 1:
+        return Estimate(angle, None, seeds, resolution)
+    angles = np.array([of(means)[0] for means in resampled_means(losses, draws)])
+    angles = angle + (angles - angle + math.pi / 2) % math.pi - math.pi / 2
+    return Estimate(angle, None if np.isnan(angles).any() else angles, seeds, resolution)

@@ -59,15 +59,20 @@ def colours(sizes: Sequence[int]) -> dict[int, Any]:
 
 
 def hyperparameter_axis(axis: Any, scale: Scale) -> None:
-    """Ticks at values of the grid and a label; the axis is drawn in coordinates of ``scale``."""
-    values = list(scale.values)
-    exponents = np.log2(values) if scale.log else np.array([math.nan])
-    powers = bool(np.allclose(exponents, np.round(exponents)))
-    step = math.ceil(len(values) / _MAX_TICKS)
-    shown = values[::step]
-    labels = [f"$2^{{{round(math.log2(v))}}}$" if powers else f"{v:.3g}" for v in shown]
-    axis.set_ticks(list(scale.coordinate(shown)), labels=labels)
+    """A label, and on a log scale ticks at values of the grid; the axis is drawn in coordinates of ``scale``."""
     axis.set_label_text(scale.name + (" (log scale)" if scale.log else ""))
+    if not scale.log:
+        return
+    values = list(scale.values)
+    shown = values[:: math.ceil(len(values) / _MAX_TICKS)]
+    axis.set_ticks(list(scale.coordinate(shown)), labels=[value_label(v, scale) for v in shown])
+
+
+def value_label(value: float, scale: Scale) -> str:
+    """A power of two if the whole grid is of them and some are no small whole numbers; else three digits."""
+    powers = scale.log and all(math.frexp(v)[0] == 0.5 for v in scale.values)
+    plain = all(v == int(v) and v < 1000 for v in scale.values)
+    return f"$2^{{{round(math.log2(value))}}}$" if powers and not plain else f"{value:.3g}"
 
 
 def size_ticks(panel: Any, sizes: Sequence[int], name: str) -> None:
@@ -84,12 +89,11 @@ def hide_unused(panels: Sequence[Any]) -> None:
         panel.set_visible(False)
 
 
-def title_of(name: str, fallback: str = "") -> str:
+def title_of(name: str) -> str:
     """A panel's; long names of variants are broken at commas."""
-    text = name or fallback
-    return text if len(text) < 40 else text.replace(", ", ",\n")
+    return name if len(name) < 40 else name.replace(", ", ",\n")
 
 
-def format_slope(value: float, half: float | None) -> str:
+def format_slope(value: float, half: float | None, digits: int = 2) -> str:
     """``-0.50 ± 0.03``."""
-    return f"{value:+.2f}" + (f" ± {half:.2f}" if half is not None else " (no interval)")
+    return f"{value:.{digits}f}" + (f" ± {half:.{digits}f}" if half is not None else " (no interval)")

@@ -88,7 +88,9 @@ def memory_limit() -> float:
     return 0.5 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / jax.local_device_count()
 
 
-def _largest_that_fits(make: Callable[[int], Program], runs: Sequence[Run], options: Sequence[int]) -> tuple[Program, float]:
+def _largest_that_fits(
+    make: Callable[[int], Program], runs: Sequence[Run], options: Sequence[int]
+) -> tuple[Program, float]:
     lanes = options[-1]
     while True:
         program = make(lanes)

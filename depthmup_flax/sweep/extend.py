@@ -12,9 +12,7 @@ from depthmup_flax.records import COMPLETED, Record
 from depthmup_flax.sweep.grid import Run, curves, make_run
 
 
-def extension(
-    config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record]
-) -> tuple[list[Run], list[str]]:
+def extension(config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record]) -> tuple[list[Run], list[str]]:
     """Runs at one more value of ``config.x`` for every curve that needs it, and a sentence for each.
 
     The next value continues the ratio of the last two. A curve without a finite loss goes on downwards.

@@ -90,10 +90,11 @@ def sweep_config(
 
 
 def at_scale(scale: str, **choices: Any) -> Any:
-    """The choice for a scale; InputError for a scale that there is not."""
-    if scale not in choices:
-        raise InputError(f"config.scale is {scale!r}: use {', '.join(choices)}.")
-    return choices[scale]
+    """The choice for a scale, or ``other``; InputError for a scale that there is not."""
+    known = SCALES if "other" in choices else tuple(choices)
+    if scale not in known:
+        raise InputError(f"config.scale is {scale!r}: use {', '.join(known)}.")
+    return choices.get(scale, choices.get("other"))
 
 
 def powers_of_two(low: float, high: float, step: float = 1.0) -> tuple[float, ...]:

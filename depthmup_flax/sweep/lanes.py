@@ -249,9 +249,7 @@ class Program:
         return step.lower(*arguments).compile()
 
     def _values_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        return {
-            path: self._abstract((self.capacity,), _dtype(path), sharding=self._split) for path in self._fields
-        }
+        return {path: self._abstract((self.capacity,), _dtype(path), sharding=self._split) for path in self._fields}
 
     @staticmethod
     def _abstract(shape: Sequence[int], dtype: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
@@ -261,9 +259,7 @@ class Program:
 
     def _place(self, runs: Sequence[Run]) -> _Placed:
         lanes = [*runs, *[runs[0]] * (self.capacity - len(runs))]
-        values = {
-            path: np.array([get_field(run.config, path) for run in lanes], _dtype(path)) for path in self._fields
-        }
+        values = {path: np.array([get_field(run.config, path) for run in lanes], _dtype(path)) for path in self._fields}
         which, seeds = [], []
         for start in range(0, self.capacity, self.per_device):
             here = [run.config.seed for run in lanes[start : start + self.per_device]]
@@ -271,9 +267,7 @@ class Program:
             which += [distinct.index(seed) for seed in here]
             seeds += [*distinct, *[distinct[0]] * (self._seeds_per_device - len(distinct))]
         put = functools.partial(jax.device_put, device=self._split)
-        return _Placed(
-            list(runs), put(values), put(np.array(which, np.int32)), put(np.array(seeds, np.int32)), seeds
-        )
+        return _Placed(list(runs), put(values), put(np.array(which, np.int32)), put(np.array(seeds, np.int32)), seeds)
 
     def _take(self, state: TrainState, placed: _Placed, alive: Sequence[int]) -> tuple[TrainState, _Placed]:
         """The lanes ``alive`` of a larger program, in this one."""
@@ -349,6 +343,12 @@ def _ended(
     if not math.isfinite(test_loss):  # the last update was one too many
         return Outcome(DIVERGED, steps, finite_or_none(float(last)), finite_or_none(mean), slices, None, None, steps)
     return Outcome(
-        COMPLETED, steps, finite_or_none(float(last)), finite_or_none(mean), slices, float(test_loss),
-        float(test_accuracy), None,
+        COMPLETED,
+        steps,
+        finite_or_none(float(last)),
+        finite_or_none(mean),
+        slices,
+        float(test_loss),
+        float(test_accuracy),
+        None,
     )

@@ -128,9 +128,7 @@ def sweep(
 
 
 class _Runner:
-    def __init__(
-        self, config: ConfigDict, writer: RecordWriter, done: dict[str, Record], lanes: int | None
-    ) -> None:
+    def __init__(self, config: ConfigDict, writer: RecordWriter, done: dict[str, Record], lanes: int | None) -> None:
         self._config, self._writer, self.done, self._lanes = config, writer, done, lanes
         self._mesh = sweep_mesh()
         self._versions, self._commit = versions(), commit()
@@ -200,9 +198,7 @@ class _Runner:
             started = time.perf_counter()
             outcomes = program.train(chunk, shrink)
             share = (time.perf_counter() - started) / len(chunk)
-            records = [
-                self._record(group, run, out, program, share) for run, out in zip(chunk, outcomes, strict=True)
-            ]
+            records = [self._record(group, run, out, program, share) for run, out in zip(chunk, outcomes, strict=True)]
             self._writer.write(records)
             self.done.update({record.run: record for record in records})
             self._progress.update(group, records)
@@ -279,7 +275,10 @@ def describe(config: ConfigDict, lanes: int | None = None) -> str:
     lines = [f"{info.figure} ({info.scale}): {info.title}", ""]
     lines += [f"  {path:<36} {', '.join(_short(value) for value in values)}" for path, values in info.axes.items()]
     lines += ["", f"{len(runs)} runs in {len(groups)} compiled groups:"]
-    lines += [f"  {len(g.runs):>5} x {g.experiment.total_steps} steps, {g.parameters:>13,} parameters: {g.label}" for g in groups]
+    lines += [
+        f"  {len(g.runs):>5} x {g.experiment.total_steps} steps, {g.parameters:>13,} parameters: {g.label}"
+        for g in groups
+    ]
     mesh = sweep_mesh()
     measured: list[tuple[float, float]] = []  # cost of a run, its seconds
     for group in dict.fromkeys((0, len(groups) - 1)):

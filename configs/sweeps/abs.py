@@ -1,0 +1,33 @@
+"""ReLU and absolute value in the branches: residual MLP, Adam (TP6 Fig. 3).
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/abs.py --workdir=runs/abs
+
+Claim: the absolute value, whose features are more diverse, trains deep networks to a lower loss.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+from depthmup_flax.sweep import sweep_config
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep: as Fig. 10 under Depth-muP, with two nonlinearities."""
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
+    depths = parent.grids.depths
+    grid = {
+        "model.nonlinearity": ("relu", "abs"),
+        "model.depth": depths.model.depth,
+        "optimizer.learning_rate": depths.optimizer.learning_rate,
+        "seed": depths.seed,
+    }
+    return sweep_config(
+        parent.base,
+        {"depths": grid},
+        figure="abs",
+        title="ReLU and absolute value over depth (TP6 Fig. 3)",
+        scale=scale,
+        extend=2,
+    )

@@ -1,0 +1,32 @@
+"""One and two layers in a branch, at equal numbers of layers: residual MLP, Adam (TP6 Fig. 4 and 6).
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/block_depth.py --workdir=runs/block_depth
+
+Claim: with two layers in a branch the loss is higher at the same number of layers, and the best rate moves.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+from depthmup_flax.sweep import sweep_config
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep: as Fig. 10 under Depth-muP, with half as many branches of two layers."""
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
+    depths = parent.grids.depths
+    common = {"optimizer.learning_rate": depths.optimizer.learning_rate, "seed": depths.seed}
+    grids = {
+        "one": {"model.block_depth": (1,), "model.depth": depths.model.depth, **common},
+        "two": {"model.block_depth": (2,), "model.depth": tuple(d // 2 for d in depths.model.depth), **common},
+    }
+    return sweep_config(
+        parent.base,
+        grids,
+        figure="block-depth",
+        title="One and two layers in a branch at equal numbers of layers (TP6 Fig. 4, 6)",
+        scale=scale,
+        extend=2,
+    )

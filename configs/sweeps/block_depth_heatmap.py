@@ -1,0 +1,42 @@
+"""Learning rate and branch multiplier together, with two layers in a branch: abs and LayerNorm, Adam (TP6 Fig. 7).
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/block_depth_heatmap.py --workdir=runs/heatmap
+
+Claim: in the plane of log2 rate (across) and log2 multiplier (up) the slope of the best region goes from -2 in shallow
+to -1 in deep networks, so that no scaling of both with depth keeps the optimum.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep: as Fig. 10 under Depth-muP, over rate and multiplier."""
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
+    parent.base.model.update(nonlinearity="abs", norm="layer", block_depth=2)
+    wide = at_scale(
+        scale,
+        smoke=powers_of_two(-2, 2, 2),
+        cpu=powers_of_two(-4, 4),
+        gpu=powers_of_two(-5, 5),
+        paper=powers_of_two(-5, 5),
+    )
+    grid = {
+        "model.depth": at_scale(
+            scale, smoke=(2, 8), cpu=(2, 16, 128), gpu=(2, 32, 256), paper=tuple(2**k for k in range(1, 11))
+        ),
+        "optimizer.learning_rate": tuple(1e-3 * factor for factor in wide),
+        "parametrization.branch_multiplier": wide,
+        "seed": at_scale(scale, smoke=(0,), cpu=(0,), gpu=(0, 1), paper=(0, 1)),
+    }
+    return sweep_config(
+        parent.base,
+        {"plane": grid},
+        figure="block-depth (heat maps)",
+        title="Rate and branch multiplier with two layers in a branch (TP6 Fig. 7)",
+        scale=scale,
+    )

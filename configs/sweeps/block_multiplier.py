@@ -1,0 +1,33 @@
+"""The branch multiplier a over depth: residual MLP, Adam (TP6 Fig. 13).
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/block_multiplier.py --workdir=runs/block_multiplier
+
+Claim: under Depth-muP the best multiplier settles as depth grows.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+from depthmup_flax.sweep import powers_of_two, sweep_config
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep: as Fig. 10 under Depth-muP at one rate, over the multiplier."""
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
+    tuned = parent.base.parametrization.branch_multiplier
+    grid = {
+        "parametrization.branch_multiplier": tuple(tuned * factor for factor in powers_of_two(-4, 3)),
+        "model.depth": parent.grids.depths.model.depth,
+        "seed": parent.grids.depths.seed,
+    }
+    return sweep_config(
+        parent.base,
+        {"depths": grid},
+        figure="block-multiplier",
+        title="Branch multiplier over depth (TP6 Fig. 13)",
+        scale=scale,
+        x="parametrization.branch_multiplier",
+        extend=2,
+    )

@@ -1,0 +1,53 @@
+"""Learning rate over depth: ResNet-18 without norm and deeper ones, SGD with momentum (B24 Fig. B.6).
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/imagenet.py --workdir=runs/imagenet
+        --config.base.data.name=folder:path/to/tiny-imagenet-200
+
+Below ``paper`` on Tiny ImageNet's images. Claim: the best rate and the learning curves are those of the base.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep: ResNet-18 and its depth extrapolations."""
+    base = from_file(pathlib.Path(__file__).parent.with_name("imagenet_resnet18.py"))
+    width = at_scale(scale, smoke=2, cpu=4, gpu=16, paper=64)
+    base.model.update(width=width, base_width=width)
+    if scale != "paper":
+        base.data.update(
+            name=at_scale(scale, smoke="synthetic", other="folder:tiny-imagenet-200"),
+            image_size=at_scale(scale, smoke=32, cpu=32, gpu=64),
+            augment="none",
+            train_examples=at_scale(scale, smoke=256, other=0),
+            test_examples=at_scale(scale, smoke=64, other=1000),
+        )
+        base.model.stem = "cifar" if scale != "gpu" else "imagenet"
+        steps = at_scale(scale, smoke=20, cpu=200, gpu=1000)
+        base.train.update(
+            epochs=0.0, steps=steps, average_steps=max(1, steps // 5), log_every=max(1, steps // 20), batch_size=64
+        )
+    else:
+        base.train.log_every = 500
+    grid = {
+        "model.depth": at_scale(scale, smoke=(4, 8), cpu=(8, 16, 24), gpu=(8, 16, 32), paper=(8, 16, 24)),
+        "optimizer.learning_rate": at_scale(
+            scale,
+            smoke=powers_of_two(-8, -4, 2),
+            other=powers_of_two(-10, -3),
+        ),
+        "seed": at_scale(scale, smoke=(0,), cpu=(0, 1), gpu=(0, 1, 2), paper=(0,)),
+    }
+    return sweep_config(
+        base,
+        {"depths": grid},
+        figure="imagenet",
+        title="Learning rate over depth, ResNet-18 without norm and deeper (B24 Fig. B.6)",
+        scale=scale,
+        extend=1,
+    )

@@ -1,0 +1,34 @@
+"""Learning rate over depth with LayerNorm in front of the branches: residual MLP with abs, Adam (TP6 Fig. 12).
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/layernorm.py --workdir=runs/layernorm
+
+Claim: Depth-muP keeps the best rate with LayerNorm, too; scaling only the block does not.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+from depthmup_flax.sweep import sweep_config
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep: as Fig. 10, with abs and a LayerNorm."""
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
+    parent.base.model.update(nonlinearity="abs", norm="layer")
+    depths = parent.grids.depths
+    grid = {
+        "parametrization.preset": ("depth_mup", "block_only"),
+        "model.depth": depths.model.depth,
+        "optimizer.learning_rate": depths.optimizer.learning_rate,
+        "seed": depths.seed,
+    }
+    return sweep_config(
+        parent.base,
+        {"depths": grid},
+        figure="layernorm",
+        title="Learning rate over depth with LayerNorm and abs (TP6 Fig. 12)",
+        scale=scale,
+        extend=2,
+    )

@@ -1,0 +1,70 @@
+"""Learning rate over depth and width: convolutional ResNet without norm, SGD (B24 Fig. 1 and B.2).
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/lr_width_depth_conv.py --workdir=runs/lr_conv
+    python -m depthmup_flax.report runs/lr_conv
+
+Claim: under Depth-muP the best rate is the same at every depth and width; under muP it transfers over width alone, and
+deep networks diverge; under the standard parametrization it transfers over neither.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
+
+PRESETS = ("depth_mup", "mup", "sp")
+
+
+def base_config(scale: str) -> ConfigDict:
+    """The run at the base depth and width, which other sweeps of the convolutional network start from."""
+    base = from_file(pathlib.Path(__file__).parent.with_name("cifar10_resnet.py"))
+    width = at_scale(scale, smoke=16, cpu=32, gpu=64, paper=64)
+    base.model.update(width=width, depth=6, base_width=width, base_depth=6)
+    if scale == "smoke":
+        base.data.update(name="synthetic", train_examples=256, test_examples=64)
+    elif scale == "cpu":
+        base.data.update(image_size=16, test_examples=2000)
+    if scale != "paper":
+        base.data.augment = "none"
+        steps = at_scale(scale, smoke=20, cpu=300, gpu=1000)
+        base.train.update(epochs=0.0, steps=steps, average_steps=max(1, steps // 6), log_every=max(1, steps // 20))
+    else:
+        base.train.log_every = 781
+    return base
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep."""
+    base = base_config(scale)
+    width = base.model.base_width
+    rates = at_scale(
+        scale,
+        smoke=powers_of_two(-6, -2, 2),
+        cpu=powers_of_two(-8, -1),
+        gpu=powers_of_two(-8, -1),
+        paper=tuple(0.046 * rate for rate in powers_of_two(-4, 3)),
+    )
+    common = {
+        "parametrization.preset": PRESETS,
+        "optimizer.learning_rate": rates,
+        "seed": at_scale(scale, smoke=(0,), other=(0, 1, 2)),
+    }
+    depths = at_scale(scale, smoke=(3, 6), cpu=(3, 6, 12, 24), gpu=(3, 6, 12, 24, 48), paper=(3, 6, 9, 12, 18, 30))
+    widths = at_scale(
+        scale,
+        smoke=(width, 2 * width),
+        cpu=(width, 2 * width, 4 * width),
+        gpu=(width, 2 * width, 4 * width, 8 * width),
+        paper=(64, 128, 256, 512),
+    )
+    grids = {"depths": {**common, "model.depth": depths}, "widths": {**common, "model.width": widths}}
+    return sweep_config(
+        base,
+        grids,
+        figure="lr-width-depth (conv)",
+        scale=scale,
+        extend=2,
+        title="Learning rate over depth and width, convolutional ResNet with SGD (B24 Fig. 1)",
+    )

@@ -1,0 +1,79 @@
+"""Learning rate over depth and width: residual MLP, Adam, stem and readout frozen (TP6 Fig. 10).
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/lr_width_depth_mlp.py --workdir=runs/lr_mlp
+    python -m depthmup_flax.report runs/lr_mlp
+
+Claim: under Depth-muP the best rate is that of the base at every depth, and deeper is better; scaling only the block
+moves it; without depth scaling deep networks are worse at any rate.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
+
+PRESETS = ("depth_mup", "block_only", "mup", "sp")
+
+
+def base_config(scale: str) -> ConfigDict:
+    """The run at the base depth and width, which other sweeps of the residual MLP start from."""
+    base = from_file(pathlib.Path(__file__).parent.with_name("cifar10_resmlp.py"))
+    width, depth = at_scale(scale, smoke=(16, 2), cpu=(32, 4), gpu=(128, 8), paper=(256, 8))
+    base.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
+    # The paper's epochs, or so many steps that the order of the curves is settled.
+    steps = at_scale(scale, smoke=20, cpu=300, gpu=1500, paper=39050)
+    base.train.update(epochs=0.0, steps=steps, average_steps=at_scale(scale, smoke=10, cpu=50, gpu=200, paper=1000))
+    base.train.log_every = max(1, steps // 20)
+    if scale == "smoke":
+        base.data.update(name="synthetic", train_examples=256, test_examples=64)
+    else:
+        base.data.test_examples = 2000 if scale != "paper" else 0
+    return base
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep."""
+    base = base_config(scale)
+    width = base.model.base_width
+    rates = at_scale(
+        scale,
+        smoke=powers_of_two(-11, -7, 2),
+        cpu=powers_of_two(-13, -5),
+        gpu=powers_of_two(-14, -6),
+        paper=powers_of_two(-15, -5),
+    )
+    seeds = at_scale(scale, smoke=(0,), cpu=(0, 1, 2), gpu=(0, 1, 2), paper=(0, 1, 2, 3, 4))
+    grids = {
+        "depths": {
+            "parametrization.preset": PRESETS,
+            "model.depth": at_scale(
+                scale,
+                smoke=(2, 8),
+                cpu=(4, 16, 64, 256),
+                gpu=(8, 32, 128, 512, 1024),
+                paper=tuple(2**k for k in range(3, 11)),
+            ),
+            "optimizer.learning_rate": rates,
+            "seed": seeds,
+        },
+        "widths": {
+            "parametrization.preset": PRESETS,
+            "model.width": at_scale(
+                scale,
+                smoke=(width, 2 * width),
+                other=(width, 2 * width, 4 * width),
+            ),
+            "optimizer.learning_rate": rates,
+            "seed": seeds,
+        },
+    }
+    return sweep_config(
+        base,
+        grids,
+        figure="lr-width-depth (MLP)",
+        scale=scale,
+        extend=2,
+        title="Learning rate over depth and width, residual MLP with Adam (TP6 Fig. 10)",
+    )

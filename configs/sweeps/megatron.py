@@ -1,0 +1,50 @@
+"""Learning rate and branch multiplier over depth: a GPT on text, Adam (TP6 Fig. 14-16).
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/megatron.py --workdir=runs/megatron
+        --config.base.data.name=text:path/to/tinyshakespeare.txt
+
+Claim: transformers hardly feel the branch multiplier; deeper is worse at first and better later; and how the best rate
+goes with depth depends on the time at which one looks. TP6 trains on Common Crawl, 4 billion tokens.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep: rates over depth, and multipliers at the base's rate."""
+    base = from_file(pathlib.Path(__file__).parent.with_name("shakespeare_gpt.py"))
+    width, depth = at_scale(scale, smoke=(16, 2), cpu=(32, 2), gpu=(128, 4), paper=(256, 4))
+    base.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
+    if scale != "paper":
+        steps = at_scale(scale, smoke=20, cpu=400, gpu=3000)
+        base.train.update(steps=steps, average_steps=steps // 8, log_every=max(1, steps // 20))
+        base.train.batch_size = at_scale(scale, smoke=8, cpu=16, gpu=64)
+        base.optimizer.warmup_steps = steps // 8
+        base.data.context = at_scale(scale, smoke=16, cpu=32, gpu=128)
+    else:
+        base.train.log_every = 100
+    depths = at_scale(scale, smoke=(2, 4), cpu=(2, 4, 8, 16), gpu=(4, 8, 16, 32), paper=(4, 8, 16, 32, 64))
+    seeds = at_scale(scale, smoke=(0,), cpu=(0, 1), gpu=(0, 1, 2), paper=(0, 1, 2))
+    factors = at_scale(
+        scale,
+        smoke=powers_of_two(-2, 2, 2),
+        other=powers_of_two(-4, 3),
+    )
+    grid = {
+        "model.depth": depths,
+        "optimizer.learning_rate": tuple(4e-3 * factor for factor in factors),
+        "seed": seeds,
+        "parametrization.preset": ("depth_mup", "mup"),
+    }
+    return sweep_config(
+        base,
+        {"rates": grid},
+        figure="megatron",
+        title="Learning rate over depth, GPT on text with Adam (TP6 Fig. 15, 16)",
+        scale=scale,
+    )

@@ -1,0 +1,33 @@
+"""Branch multiplier over depth: a GPT on text, Adam (TP6 Fig. 14).
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/megatron_multiplier.py --workdir=runs/megatron_multiplier
+        --config.base.data.name=text:path/to/tinyshakespeare.txt
+
+Claim: transformers hardly feel the branch multiplier.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep: multipliers over depth at the base's rate."""
+    parent = from_file(pathlib.Path(__file__).with_name("megatron.py"), scale)
+    wide = powers_of_two(-3, 3)
+    grid = {
+        "model.depth": parent.grids.rates.model.depth,
+        "parametrization.branch_multiplier": at_scale(scale, smoke=(0.5, 2.0), other=wide),
+        "seed": parent.grids.rates.seed,
+    }
+    return sweep_config(
+        parent.base,
+        {"multipliers": grid},
+        figure="megatron (multiplier)",
+        title="Branch multiplier over depth, GPT on text with Adam (TP6 Fig. 14)",
+        scale=scale,
+        x="parametrization.branch_multiplier",
+    )

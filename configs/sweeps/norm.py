@@ -1,0 +1,52 @@
+"""Learning rate over depth with BatchNorm and LayerNorm: ResNet of He et al., SGD (B24 Fig. 2, B.4, B.5).
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/norm.py --workdir=runs/norm
+
+Claim: norms make deep networks trainable without depth scaling, but the best rate is steadier with it.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep: ResNet-18 and its depth extrapolations."""
+    base = from_file(pathlib.Path(__file__).parent.with_name("cifar10_resnet18.py"))
+    width = at_scale(scale, smoke=2, cpu=4, gpu=16, paper=64)
+    base.model.update(width=width, base_width=width)
+    if scale == "smoke":
+        base.data.update(name="synthetic", image_size=16, train_examples=256, test_examples=64)
+    elif scale == "cpu":
+        base.data.update(image_size=16, test_examples=2000)
+    if scale != "paper":
+        base.data.augment = "none"
+        steps = at_scale(scale, smoke=20, cpu=300, gpu=1000)
+        base.train.update(epochs=0.0, steps=steps, average_steps=max(1, steps // 6), log_every=max(1, steps // 20))
+    else:
+        base.train.log_every = 781
+    grid = {
+        "parametrization.preset": ("depth_mup", "mup"),
+        "model.norm": at_scale(
+            scale, smoke=("batch",), cpu=("batch", "layer"), gpu=("batch", "layer"), paper=("batch", "layer")
+        ),
+        "model.depth": at_scale(scale, smoke=(4, 8), cpu=(4, 8, 16, 32), gpu=(8, 16, 32, 64), paper=(8, 16, 24, 32)),
+        "optimizer.learning_rate": at_scale(
+            scale,
+            smoke=powers_of_two(-4, 0, 2),
+            cpu=powers_of_two(-6, 1),
+            gpu=powers_of_two(-7, 1),
+            paper=powers_of_two(-8, 1),
+        ),
+        "seed": at_scale(scale, smoke=(0,), cpu=(0, 1), gpu=(0, 1, 2), paper=(0, 1, 2)),
+    }
+    return sweep_config(
+        base,
+        {"depths": grid},
+        figure="norm",
+        title="Learning rate over depth with norms, with and without depth scaling (B24 Fig. 2, B.4)",
+        scale=scale,
+    )

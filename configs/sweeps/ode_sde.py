@@ -1,0 +1,33 @@
+"""The exponent alpha = 1 (the ODE limit) beside 1/2 (Depth-muP): residual MLP, Adam (TP6 Fig. 11; B24 App. M).
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/ode_sde.py --workdir=runs/ode_sde
+
+Claim: with alpha = 1 the best rate moves up with depth, and the loss is above that of Depth-muP.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+from depthmup_flax.sweep import sweep_config
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep: as Fig. 10, with other parametrizations."""
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
+    depths = parent.grids.depths
+    grid = {
+        "parametrization.preset": ("depth_mup", "ode"),
+        "model.depth": depths.model.depth,
+        "optimizer.learning_rate": depths.optimizer.learning_rate,
+        "seed": depths.seed,
+    }
+    return sweep_config(
+        parent.base,
+        {"depths": grid},
+        figure="ode-sde",
+        title="Learning rate over depth, alpha = 1/2 and alpha = 1 (TP6 Fig. 11)",
+        scale=scale,
+        extend=2,
+    )

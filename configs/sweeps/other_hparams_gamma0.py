@@ -1,0 +1,32 @@
+"""The feature-learning strength gamma0 over depth: convolutional ResNet without norm, SGD (B24 Fig. 4 (b)).
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/other_hparams_gamma0.py --workdir=runs/gamma0
+
+Claim: the learning curves and the best gamma0 are those of the base at every depth.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep: as Fig. 1 under Depth-muP at one rate, over gamma0."""
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_conv.py"), scale)
+    wide = powers_of_two(-3, 3)
+    grid = {
+        "parametrization.gamma0": at_scale(scale, smoke=(0.5, 2.0), other=wide),
+        "model.depth": parent.grids.depths.model.depth,
+        "seed": parent.grids.depths.seed,
+    }
+    return sweep_config(
+        parent.base,
+        {"depths": grid},
+        figure="other-hparams (gamma0)",
+        title="Feature-learning strength over depth (B24 Fig. 4 (b))",
+        scale=scale,
+        x="parametrization.gamma0",
+    )

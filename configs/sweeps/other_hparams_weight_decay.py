@@ -1,0 +1,32 @@
+"""Weight decay over depth: convolutional ResNet without norm, SGD (B24 Fig. B.8).
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/other_hparams_weight_decay.py --workdir=runs/weight_decay
+
+Claim: the learning curves and the best weight decay are those of the base at every depth.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+from depthmup_flax.sweep import at_scale, sweep_config
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep: as Fig. 1 under Depth-muP at one rate, over weight decay."""
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_conv.py"), scale)
+    wide = tuple(10.0**k for k in (-3, -2, -1.5, -1, -0.5, 0, 0.5))
+    grid = {
+        "optimizer.weight_decay": at_scale(scale, smoke=(0.01, 0.1), other=wide),
+        "model.depth": parent.grids.depths.model.depth,
+        "seed": parent.grids.depths.seed,
+    }
+    return sweep_config(
+        parent.base,
+        {"depths": grid},
+        figure="other-hparams (weight decay)",
+        title="Weight decay over depth (B24 Fig. B.8)",
+        scale=scale,
+        x="optimizer.weight_decay",
+    )

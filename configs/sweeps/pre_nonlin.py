@@ -1,0 +1,33 @@
+"""The nonlinearity before or after a branch's weights: residual MLP, Adam (TP6 Fig. 2).
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/pre_nonlin.py --workdir=runs/pre_nonlin
+
+Claim: with the nonlinearity first the best rate transfers, but depth stops helping, and the loss is far higher.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+from depthmup_flax.sweep import sweep_config
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep: as Fig. 10 under Depth-muP, with both orders."""
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
+    depths = parent.grids.depths
+    grid = {
+        "model.pre_nonlin": (False, True),
+        "model.depth": depths.model.depth,
+        "optimizer.learning_rate": depths.optimizer.learning_rate,
+        "seed": depths.seed,
+    }
+    return sweep_config(
+        parent.base,
+        {"depths": grid},
+        figure="pre-nonlin",
+        title="Nonlinearity before and after the weights, over depth (TP6 Fig. 2)",
+        scale=scale,
+        extend=2,
+    )

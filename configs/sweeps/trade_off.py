@@ -1,0 +1,39 @@
+"""Loss against parameters over width and depth at one learning rate: convolutional ResNet, SGD (B24 Fig. B.1).
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/trade_off.py --workdir=runs/trade_off
+
+Claim: at the transferred rate the loss falls as a power of the number of parameters, and a middle depth is best.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+from depthmup_flax.sweep import at_scale, sweep_config
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep: as Fig. 1 under Depth-muP, every width with every depth, at the printed rate."""
+    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_conv.py"), scale)
+    grid = {
+        "model.width": at_scale(
+            scale,
+            smoke=(16, 32),
+            cpu=(16, 32, 64, 128),
+            gpu=(32, 64, 128, 256, 512),
+            paper=(64, 128, 256, 512, 1024, 2048),
+        ),
+        "model.depth": at_scale(
+            scale, smoke=(3, 6), cpu=(3, 6, 12, 24), gpu=(3, 6, 12, 24, 48), paper=(3, 6, 9, 12, 18, 30)
+        ),
+        "optimizer.learning_rate": (0.046,),
+        "seed": parent.grids.depths.seed,
+    }
+    return sweep_config(
+        parent.base,
+        {"sizes": grid},
+        figure="trade-off",
+        title="Loss against parameters at the transferred rate (B24 Fig. B.1)",
+        scale=scale,
+    )

@@ -1,0 +1,56 @@
+"""Learning rate over depth: vision transformer with and without LayerNorm, Adam (B24 Fig. 3).
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/vit.py --workdir=runs/vit
+
+Below ``paper`` the images are CIFAR-10's, because a few hundred steps say nothing about Tiny ImageNet. Claim: the best
+rate transfers in every case, and depth helps more with the 1/sqrt(L) scaling.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep: norm and no norm, with a warm-up and a constant rate or a cosine."""
+    base = from_file(pathlib.Path(__file__).parent.with_name("tiny_imagenet_vit.py"))
+    width, depth = at_scale(scale, smoke=(16, 2), cpu=(32, 2), gpu=(64, 4), paper=(64, 4))
+    base.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
+    if scale != "paper":
+        base.data.update(
+            name=at_scale(scale, smoke="synthetic", other="tfds:cifar10"),
+            augment="none",
+            image_size=at_scale(scale, smoke=8, cpu=16, gpu=32),
+            test_examples=at_scale(scale, smoke=64, other=2000),
+            train_examples=at_scale(scale, smoke=256, other=0),
+        )
+        base.model.patch_size = 4
+        steps = at_scale(scale, smoke=20, cpu=300, gpu=2000)
+        base.train.update(epochs=0.0, steps=steps, average_steps=max(1, steps // 6), log_every=max(1, steps // 20))
+        base.optimizer.warmup_steps = steps // 5
+    common = {
+        "parametrization.preset": ("depth_mup", "mup"),
+        "model.depth": at_scale(scale, smoke=(2, 4), cpu=(2, 4, 8, 16), gpu=(4, 8, 16, 32), paper=(4, 8, 16)),
+        "optimizer.learning_rate": at_scale(
+            scale,
+            smoke=powers_of_two(-11, -7, 2),
+            cpu=powers_of_two(-12, -5),
+            gpu=powers_of_two(-13, -6),
+            paper=powers_of_two(-14, -6),
+        ),
+        "seed": at_scale(scale, smoke=(0,), cpu=(0, 1), gpu=(0, 1, 2), paper=(0, 1, 2)),
+    }
+    grids = {
+        "norms": {**common, "model.norm": ("none", "layer"), "optimizer.schedule": ("constant",)},
+        "cosine": {**common, "model.norm": ("none",), "optimizer.schedule": ("cosine",)},
+    }
+    return sweep_config(
+        base,
+        grids,
+        figure="vit",
+        title="Learning rate over depth, vision transformer with Adam (B24 Fig. 3)",
+        scale=scale,
+    )

@@ -1,0 +1,88 @@
+"""From directories of records to files."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.records import Sweep, read_sweep
+from depthmup_flax.report import dynamics, figures, landscapes, page, tables
+from depthmup_flax.report.analysis import Study, analyse
+from depthmup_flax.report.grid import roles, surfaces
+from depthmup_flax.report.style import save, write_text
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What was found and written.
+
+    Attributes:
+      data: the content of ``report.json``.
+      text: tables and remarks for a terminal.
+      paths: of all files, ``report.html`` first.
+    """
+
+    data: dict[str, Any]
+    text: str
+    paths: list[pathlib.Path]
+
+
+def make_report(directories: Sequence[str | pathlib.Path], out: str | pathlib.Path) -> Report:
+    """Reads one sweep, perhaps in several shards, and writes figures, ``report.html`` and ``report.json`` to ``out``.
+
+    Raises:
+      InputError: the directories hold no sweep or several; no run has ended; all runs diverged; no matplotlib.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("matplotlib is not installed and draws the figures: pip install 'depthmup-flax[report]'.")
+    sweep = read_sweep([pathlib.Path(directory) for directory in directories])
+    study, turned = _studies(sweep)
+    out = pathlib.Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    data = tables.as_data(sweep, study)
+    paths, pictures = [], []
+    for name, figure in _figures(study, turned):
+        written = save(figure, out, name)
+        paths += written
+        pictures.append((name, written[0], study if turned is None or not name.startswith("transfer_") else turned))
+    html = write_text(out / "report.html", page.render(data, pictures, study))
+    as_json = write_text(out / "report.json", json.dumps(data, indent=1) + "\n")
+    return Report(data, tables.as_text(data, study), [html, as_json, *paths])
+
+
+def _studies(sweep: Sweep) -> tuple[Study, Study | None]:
+    """Along x, and along the second continuous axis if there is one."""
+    info, records = sweep.info, sweep.records
+    if not records:
+        raise InputError(f"no run of the sweep {info.figure!r} has ended: wait, or run it.")
+    parts = roles(info)
+    found = surfaces(info, records, parts)
+    if all((surface.diverged == surface.ended).all() for surface in found):
+        raise InputError(
+            f"all {len(records)} runs diverged ({parts.x.axis} from {parts.x.values[0]:g} to {parts.x.values[-1]:g}): "
+            "sweep lower values of optimizer.learning_rate, or check the data."
+        )
+    study = analyse(info, found, parts.x, parts.second)
+    if parts.second is None:
+        return study, None
+    return study, analyse(info, [surface.swapped() for surface in found], parts.second, parts.x)
+
+
+def _figures(study: Study, turned: Study | None) -> Iterator[tuple[str, Any]]:
+    """Names and pictures, those that the sweep has enough for."""
+    yield "transfer", figures.draw_transfer(study)
+    if turned is not None:
+        yield f"transfer_{turned.scale.name.replace(' ', '_')}", figures.draw_transfer(turned)
+    if study.axes:
+        yield "optima", figures.draw_optima(study)
+    yield "curves", dynamics.draw_curves(study)
+    yield "over_time", dynamics.draw_over_time(study)
+    if turned is not None:
+        yield "heatmap", landscapes.draw_heatmap(study, turned.scale)
+    if len({row.curve.parameters for variant in study.variants for row in variant.rows}) >= 3:
+        yield "parameters", landscapes.draw_parameters(study)
