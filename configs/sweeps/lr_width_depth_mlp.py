@@ -7,6 +7,7 @@ Claim: under Depth-muP the best rate is that of the base at every depth, and dee
 moves it; without depth scaling deep networks are worse at any rate.
 """
 
+import math
 import pathlib
 
 from ml_collections import ConfigDict
@@ -22,6 +23,7 @@ def base_config(scale: str) -> ConfigDict:
     base = from_file(pathlib.Path(__file__).parent.with_name("cifar10_resmlp.py"))
     width, depth = at_scale(scale, smoke=(16, 2), cpu=(32, 4), gpu=(128, 8), paper=(256, 8))
     base.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
+    base.parametrization.branch_multiplier = 2 / math.sqrt(depth)  # as the parent's, at this base depth
     # The paper's epochs, or so many steps that the order of the curves is settled.
     steps = at_scale(scale, smoke=20, cpu=300, gpu=1500, paper=39050)
     base.train.update(epochs=0.0, steps=steps, average_steps=at_scale(scale, smoke=10, cpu=50, gpu=200, paper=1000))

@@ -5,9 +5,6 @@ measurement says that it pays. Records are appended to DIR/records.jsonl as runs
 Make figures of them with: python -m depthmup_flax.report DIR
 """
 
-import os
-
-import jax
 from absl import flags
 
 from depthmup_flax import cli
@@ -27,9 +24,7 @@ _LANES = flags.DEFINE_string("lanes", "auto", "Runs at a time on each device: au
 def main(argv: list[str]) -> None:
     """Runs what the flags say; bad input ends with one sentence and exit code 2."""
     cli.require_no_arguments(argv)
-    # A CPU is used best as one device per core, each with runs of its own. No effect on a GPU or TPU.
-    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        jax.config.update("jax_num_cpu_devices", cli.cpu_cores())
+    cli.one_device_per_core()
     # Imported here, so that --help and a wrong flag answer at once.
     from depthmup_flax.sweep.choose import parse_lanes
     from depthmup_flax.sweep.runner import describe, sweep
