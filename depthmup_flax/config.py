@@ -131,7 +131,7 @@ def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
 
 def field_paths(config: ConfigDict, prefix: str = "") -> list[str]:
     """Dotted names of all fields that are not sections: ``optimizer.learning_rate``."""
-    paths = []
+    paths: list[str] = []
     for name, value in config.items():
         paths += field_paths(value, f"{prefix}{name}.") if isinstance(value, ConfigDict) else [prefix + name]
     return paths

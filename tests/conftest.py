@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import jax
-import pytest
+import os
+
+# Before JAX starts: the suite compiles much and computes little, and this halves its time. Tests of speed set it back.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from depthmup_flax.checkpoint import Checkpointer
 from depthmup_flax.config import config_hash, default_config, differences, to_json
 from depthmup_flax.experiment import build
 from depthmup_flax.params import info_from_json
-from depthmup_flax.trainer import _only_run_in, train_and_evaluate
+from depthmup_flax.trainer import only_run_in, train_and_evaluate
 from depthmup_flax.training import init_state, make_train_step
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -371,7 +371,7 @@ def test_checkpoints_and_results_of_another_config_are_not_taken_for_this_one(tm
 
 
 def test_a_work_directory_in_use_is_refused(tmp_path):
-    with _only_run_in(tmp_path), pytest.raises(InputError, match="is in use by another run"):
+    with only_run_in(tmp_path), pytest.raises(InputError, match="is in use by another run"):
         train_and_evaluate(tiny(), tmp_path)
 
 

@@ -23,7 +23,8 @@ class Row:
     Attributes:
       curve: its losses.
       optimum: ``None`` if every point has a diverged run.
-      shift: optimum minus the base's, in coordinates of x; ``None`` if either is unknown.
+      shift: optimum minus the base's, in coordinates of x; ``None`` for the base, and if it is unknown.
+      bound: ``<=`` or ``>=`` if the shift is only that, because an optimum is at an edge of its grid; else empty.
       regret: loss at the base's grid optimum minus the lowest loss; `DIVERGED` or `NOT_RUN` if there is none.
       flags: what a reader must know about it.
     """
@@ -31,6 +32,7 @@ class Row:
     curve: Curve
     optimum: opt.Optimum | None
     shift: opt.Estimate | None
+    bound: str
     regret: opt.Estimate | str
     flags: tuple[str, ...]
 
@@ -187,10 +189,20 @@ def _row(curve: Curve, best: opt.Optimum | None, base: Curve, base_best: opt.Opt
     flags += [best.flag] if best and best.flag else []
     flags += [ONE_SEED] if seeds == 1 else [FEW_SEEDS] if seeds == 2 else []
     flags += [INCOMPLETE] if partial else []
-    shift = best.at - base_best.at if best and base_best else None
-    if curve is base and shift is not None:
-        shift = opt.Estimate(0.0, None, seeds)
-    return Row(curve, best, shift, _regret(curve, base, base_best), tuple(flags))
+    shift, bound = (None, "") if curve is base else _shift(best, base_best)
+    return Row(curve, best, shift, bound, _regret(curve, base, base_best), tuple(flags))
+
+
+def _shift(best: opt.Optimum | None, base: opt.Optimum | None) -> tuple[opt.Estimate | None, str]:
+    """The difference and what it bounds; two edges may leave nothing known."""
+    if best is None or base is None:
+        return None, ""
+    above = {opt.EDGE_HIGH: ">=", opt.EDGE_LOW: "<="}.get(best.flag)
+    below = {opt.EDGE_HIGH: "<=", opt.EDGE_LOW: ">="}.get(base.flag)
+    bounds = {bound for bound in (above, below) if bound}
+    if len(bounds) == 2 or opt.ONE_VALUE in (best.flag, base.flag):
+        return None, ""
+    return best.at - base.at, "".join(bounds)
 
 
 def _regret(curve: Curve, base: Curve, base_best: opt.Optimum | None) -> opt.Estimate | str:

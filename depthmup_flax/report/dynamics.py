@@ -60,7 +60,7 @@ def _over_steps(panel: Any, row: Row, index: int, colour: Any) -> None:
 
 
 def _limits(study: Study) -> tuple[float, float, bool]:
-    """Of the runs that did not diverge, as those that did would flatten the rest; log if more than twenty-fold apart."""
+    """Of the runs that did not diverge, as the others would flatten them; log if more than twenty-fold apart."""
     losses = [
         row.curve.slices[:, index].ravel()
         for variant in study.variants
@@ -84,8 +84,9 @@ def draw_over_time(study: Study) -> Any:
     for axis, variant, panel, has_legend in panels:
         palette = colours(axis.sizes)
         for row in axis.rows(variant):
-            means = row.curve.slices.mean(0).T  # (T, X)
-            best = vertices(study.scale.coordinate(row.curve.x), means)
+            # What diverged in the end is missing from the start: nobody would choose it.
+            means = np.where(row.curve.diverged[:, None] > 0, np.nan, row.curve.slices.mean(0))  # (X, T)
+            best = vertices(study.scale.coordinate(row.curve.x), means.T)
             colour = palette[getattr(row.curve, axis.name)]
             panel.plot(row.curve.slice_ends, best, color=colour, linewidth=1.5, marker="o", markersize=3)
         coordinates = study.scale.coordinate(study.scale.values)
@@ -101,6 +102,7 @@ def draw_over_time(study: Study) -> Any:
 def _finish(panel: Any, other: str, fixed: int, label: str) -> None:
     panel.set_xlabel("step")
     panel.set_xlim(left=0)
+    panel.xaxis.get_major_locator().set_params(integer=True)
     panel.grid(alpha=0.25)
     panel.set_ylabel(f"{label}\n({other} {fixed})" if panel.get_subplotspec().is_first_col() else "")
 

@@ -137,9 +137,8 @@ def _curve(panel: Any, scale: Scale, row: Row, colour: Any, top: float) -> None:
         panel.fill_between(u, means - spread, means + spread, color=colour, alpha=0.18, linewidth=0, zorder=1.5)
     if row.optimum:
         fill = colour if row.bracketed else "white"
-        best, finite = row.optimum.at.value, np.isfinite(means)
-        height = np.interp(best, u[finite], means[finite])  # on the line
-        panel.plot(best, height, "*", markersize=14, zorder=5, markerfacecolor=fill, markeredgecolor="black")
+        at = (row.optimum.at.value, row.optimum.loss.value)
+        panel.plot(*at, "*", markersize=14, zorder=5, markerfacecolor=fill, markeredgecolor="black")
 
 
 def _strip_marks(panel: Any, scale: Scale, row: Row, colour: Any, top: float, height: float) -> None:
@@ -190,7 +189,8 @@ def draw_optima(study: Study) -> Any:
         panel.set_ylim(coordinates[0] - margin, coordinates[-1] + margin)
         hyperparameter_axis(panel.yaxis, study.scale)
         panel.grid(alpha=0.25)
-        panel.legend(fontsize=8, title="slope of log2 optimum" if study.scale.log else None, title_fontsize=8)
+        fitted = any(axis.name in v.slopes and v.slopes[axis.name].estimate for v in study.variants)
+        panel.legend(fontsize=8, title="slope of log2 optimum" if fitted else None, title_fontsize=8)
     return figure
 
 

@@ -175,9 +175,17 @@ def roles(info: SweepInfo) -> Roles:
 
 
 def surfaces(info: SweepInfo, records: Sequence[Record], parts: Roles) -> list[Surface]:
-    """One per variant and size, variants in the grid's order, sizes ascending."""
+    """One per variant and size, variants in the grid's order, sizes ascending.
+
+    Raises:
+      InputError: a record has no value for an axis.
+    """
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
+        for axis in info.axes.keys() - record.point.keys():
+            raise InputError(
+                f"run {record.run} has no value of the sweep's axis {axis}: delete its line and repeat it."
+            )
         order = tuple(_position(info.axes[axis], record.point[axis]) for axis in parts.variants)
         groups.setdefault((order, record.width, record.depth), []).append(record)
     return [_surface(info, groups[key], parts) for key in sorted(groups)]

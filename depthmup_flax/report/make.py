@@ -43,7 +43,10 @@ def make_report(directories: Sequence[str | pathlib.Path], out: str | pathlib.Pa
     sweep = read_sweep([pathlib.Path(directory) for directory in directories])
     study, turned = _studies(sweep)
     out = pathlib.Path(out)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out={out} cannot be a directory ({error.strerror}): name another.") from error
     data = tables.as_data(sweep, study)
     paths, pictures = [], []
     for name, figure in _figures(study, turned):
@@ -75,13 +78,16 @@ def _studies(sweep: Sweep) -> tuple[Study, Study | None]:
 
 def _figures(study: Study, turned: Study | None) -> Iterator[tuple[str, Any]]:
     """Names and pictures, those that the sweep has enough for."""
-    yield "transfer", figures.draw_transfer(study)
+    several = len(study.scale.values) > 1
+    if several:
+        yield "transfer", figures.draw_transfer(study)
     if turned is not None:
         yield f"transfer_{turned.scale.name.replace(' ', '_')}", figures.draw_transfer(turned)
-    if study.axes:
+    if several and study.axes:
         yield "optima", figures.draw_optima(study)
     yield "curves", dynamics.draw_curves(study)
-    yield "over_time", dynamics.draw_over_time(study)
+    if several:
+        yield "over_time", dynamics.draw_over_time(study)
     if turned is not None:
         yield "heatmap", landscapes.draw_heatmap(study, turned.scale)
     if len({row.curve.parameters for variant in study.variants for row in variant.rows}) >= 3:

@@ -59,7 +59,7 @@ def render(data: dict[str, Any], figures: Sequence[tuple[str, pathlib.Path, Stud
 def _facts(data: dict[str, Any]) -> str:
     """What was swept, and with what."""
     facts = [
-        ("runs", f"{data['runs']} of {data['runs_of_the_grid']}, {data['diverged']} diverged"),
+        ("runs", f"{data['runs']}, {data['diverged']} of them diverged"),
         ("figure, scale", f"{data['figure']}, {data['scale']}"),
         *((axis, ", ".join(map(number, values))) for axis, values in data["axes"].items()),
         ("devices", "; ".join(data["devices"])),

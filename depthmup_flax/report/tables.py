@@ -30,9 +30,6 @@ _SENTENCES = {
 def sentences(sweep: Sweep, study: Study) -> list[str]:
     """Notes of the reader of files, what is missing, and every flag once with the sizes that it is about."""
     said = list(sweep.notes)
-    ended, whole = len(sweep.records), math.prod(len(values) for values in sweep.info.axes.values())
-    if ended < whole:
-        said.append(f"{ended} of the grid's {whole} runs have ended; this report is about those.")
     if not study.scale.log:
         said.append(f"The values of {study.scale.name} are not all positive: shifts are differences, not octaves.")
     for variant in study.variants:
@@ -67,9 +64,8 @@ def as_data(sweep: Sweep, study: Study) -> dict[str, Any]:
         "scale": info.scale,
         "x": info.x,
         "second": study.other.axis if study.other else None,
-        "axes": info.axes,
+        "axes": {**info.axes, info.x: sorted(info.axes[info.x])},  # shards may have added values at its ends
         "runs": len(records),
-        "runs_of_the_grid": math.prod(len(values) for values in info.axes.values()),
         "diverged": sum(record.status == DIVERGED for record in records),
         "seeds": sorted({record.seed for record in records}),
         "devices": sorted({record.device for record in records}),
@@ -112,6 +108,7 @@ def _row_data(study: Study, row: Row) -> dict[str, Any]:
         "grid_optimum": rounded(grid),
         "second_at_grid_optimum": rounded(curve.best_y[best.grid]) if best and study.other else None,
         "shift": rounded(row.shift.value) if row.shift else None,
+        "shift_bound": row.bound,
         "shift_interval": _interval(row.shift),
         "regret": rounded(lost.value) if lost else None,
         "regret_interval": _interval(lost, least=0.0),
@@ -163,7 +160,8 @@ def table_rows(variant: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _cells(row: dict[str, Any], is_base: bool) -> tuple[str, ...]:
-    shift = f"{row['shift']:+.2f}{_plus_minus(row, 'shift')}" if row["shift"] is not None else "?"
+    bound = f"{row['shift_bound']} ".lstrip()
+    shift = f"{bound}{row['shift']:+.2f}{_plus_minus(row, 'shift')}" if row["shift"] is not None else "?"
     lost = f"{row['regret']:.4f}" if row["regret"] else "0"  # exactly: the same grid point is best
     regret = lost + _plus_minus(row, "regret") if row["regret"] is not None else row["transferred"]
     return (
@@ -227,8 +225,8 @@ def explanation(study: Study) -> str:
 
 def as_text(data: dict[str, Any], study: Study) -> str:
     """Everything for a terminal."""
-    lines = [data["title"], f"{data['runs']} runs, {data['diverged']} diverged", ""]
-    lines += [f"note: {note}" for note in data["notes"]]
+    lines = [data["title"], f"{data['runs']} runs, {data['diverged']} diverged"]
+    lines += ["", *(f"note: {note}" for note in data["notes"])] if data["notes"] else []
     for variant in data["variants"]:
         cells = [header(data), *table_rows(variant)]
         widths = [max(len(row[k]) for row in cells) for k in range(len(HEADER))]

@@ -116,10 +116,12 @@ def sweep_info(config: ConfigDict) -> SweepInfo:
             found += [value for value in values if value not in found]
     base = json.loads(configs.to_json(config.base))
     # An axis that one grid has and another has not is the base's there.
-    for path, values in axes.items():
+    for path, found in axes.items():
         for _, grid in _grids(config):
-            if path not in grid and configs.get_field(config.base, path) not in values:
-                values.append(configs.get_field(config.base, path))
+            if path not in grid and configs.get_field(config.base, path) not in found:
+                found.append(configs.get_field(config.base, path))
+        if all(isinstance(value, (int, float)) for value in found):
+            found.sort()
     return SweepInfo(config.figure, config.title, config.scale, config.x, axes, base)
 
 

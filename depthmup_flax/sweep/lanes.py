@@ -194,7 +194,7 @@ class Program:
             train_step = make_train_step(
                 model,
                 optimizer,
-                prepare=lambda key, batch: batch,
+                prepare=_prepared,
                 seed=values["seed"],
                 log_every=config.train.log_every,
                 average_from=max(0, experiment.total_steps - average_steps),
@@ -228,14 +228,13 @@ class Program:
     def _compiled_step(self) -> Any:
         config, dataset = self.experiment.config, self.experiment.dataset
         placed_shapes = self._values_shapes()
-        state = jax.eval_shape(self._init, placed_shapes)
+        state: Any = jax.eval_shape(self._init, placed_shapes)
         split = functools.partial(self._abstract, sharding=self._split)
         seeds = self.mesh.size * self._seeds_per_device
+        examples: Any = split((seeds, config.train.batch_size), np.int32)
         if self._data is None:
             one = dataset.train.read(np.arange(1))
             examples = {k: split((seeds, config.train.batch_size, *v.shape[1:]), v.dtype) for k, v in one.items()}
-        else:
-            examples = split((seeds, config.train.batch_size), np.int32)
         arguments = (
             jax.tree.map(lambda x: split(x.shape, x.dtype), state),
             placed_shapes,
@@ -319,6 +318,11 @@ def varying_fields(runs: Sequence[Run]) -> list[str]:
 
 def _dtype(path: str) -> Any:
     return np.int32 if path in ("seed", "optimizer.warmup_steps") else jnp.result_type(float)
+
+
+def _prepared(key: Any, batch: Any) -> Any:
+    del key
+    return batch
 
 
 def _squeezed(function: Callable[..., Any]) -> Callable[..., Any]:

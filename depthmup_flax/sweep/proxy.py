@@ -220,14 +220,14 @@ def tune(
     for path, value in choice.values.items():
         set_field(large, path, float(f"{value:.4g}"))
     said = describe(choice, proxy)
-    path = pathlib.Path(workdir) / "tuned.py"
-    write_atomically(path, tuned_file(pathlib.Path(target_file), large, parent, said))
+    tuned = pathlib.Path(workdir) / "tuned.py"
+    write_atomically(tuned, tuned_file(pathlib.Path(target_file), large, parent, said))
     ratio = target_cost / cost(proxy)
     spent = sum(record.wall_time_s for record in records)
     print(
         f"{said}\n\n{len(records)} runs of the proxy took {spent:,.0f} s. The same search on the target itself would "
         f"be {ratio:,.0f} times the work (parameters times examples), about {spent * ratio / 3600:,.1f} hours here.\n"
-        f"Now: python train.py --config={path} --workdir={pathlib.Path(workdir) / 'target'}\n"
+        f"Now: python train.py --config={tuned} --workdir={pathlib.Path(workdir) / 'target'}\n"
         f"Figures of the search: python -m depthmup_flax.report {workdir}",
         flush=True,
     )
