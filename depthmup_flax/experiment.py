@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
+import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
@@ -109,6 +110,13 @@ def traced_parts(
     return model, make_optimizer(config, experiment.info, rule, schedule)
 
 
+def _clip(clip_rms: Any) -> Any:
+    """0 is off; a traced 0, too."""
+    if isinstance(clip_rms, (int, float)):
+        return clip_rms or None
+    return jnp.where(clip_rms == 0, jnp.inf, clip_rms)
+
+
 def _schedule(config: ConfigDict, total_steps: int) -> optax.Schedule:
     return optim.warmup_schedule(config.optimizer.schedule, config.optimizer.warmup_steps, total_steps)
 
@@ -145,6 +153,6 @@ def make_optimizer(
         parametrization,
         lambda step: config.learning_rate * fraction(step),
         weight_decay=config.weight_decay,
-        clip_rms=config.clip_rms or None,
+        clip_rms=_clip(config.clip_rms),
     )
     return optim.freeze(optimizer, info, config.frozen) if config.frozen else optimizer

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-# Before JAX starts: the suite compiles much and computes little, and this halves its time. Tests of speed set it back.
+# Before JAX starts: the suite compiles much and computes little, and this halves its time. Tests of speed ask for the default.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
 
 
 @pytest.fixture

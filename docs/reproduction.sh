@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Runs the sweeps of the papers' figures and makes their reports, one after another; goes on where it was interrupted.
+#
+#   docs/reproduction.sh SCALE [NAME ...]      SCALE: smoke, cpu, gpu or paper; NAME: a file of configs/sweeps
+#
+# Records and figures go to docs/reproduction/<NAME>-<SCALE>. DATA_DIR is where TFDS sets are prepared (default: TFDS's
+# own), TINY_IMAGENET and TEXT are the paths of Tiny ImageNet's directory and of a text file.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[ $# -ge 1 ] || { grep '^#' "$0" | sed 1d; exit 2; }
+scale=$1
+shift
+[ $# -ge 1 ] || set -- lr_width_depth_mlp lr_width_depth_conv vit norm other_hparams_momentum other_hparams_gamma0 \
+  other_hparams_weight_decay trade_off how_long imagenet ode_sde pre_nonlin abs block_depth block_depth_heatmap \
+  block_multiplier layernorm megatron megatron_multiplier
+
+for name in "$@"; do
+  data=()
+  if [ "$scale" != smoke ]; then
+    case $name in
+      megatron*) data=("--config.base.data.name=text:${TEXT:-tinyshakespeare.txt}") ;;
+      imagenet) data=("--config.base.data.name=folder:${TINY_IMAGENET:-tiny-imagenet-200}") ;;
+      *) data=("--config.base.data.data_dir=${DATA_DIR:-}") ;;
+    esac
+  elif [[ $name == megatron* ]]; then
+    data=("--config.base.data.name=text:README.md")
+  fi
+  echo "== $name"
+  workdir=docs/reproduction/$name-$scale
+  python -m depthmup_flax.sweep --config="configs/sweeps/$name.py" --config.scale="$scale" --workdir="$workdir" "${data[@]}"
+  python -m depthmup_flax.report "$workdir"
+done
