@@ -28,10 +28,9 @@ def get_config(scale: str = "cpu") -> ConfigDict:
             test_examples=at_scale(scale, smoke=64, other=1000),
         )
         base.model.stem = "cifar" if scale != "gpu" else "imagenet"
-        steps = at_scale(scale, smoke=20, cpu=200, gpu=1000)
-        base.train.update(
-            epochs=0.0, steps=steps, average_steps=max(1, steps // 5), log_every=max(1, steps // 20), batch_size=64
-        )
+        steps = at_scale(scale, smoke=20, cpu=150, gpu=1000)
+        base.train.update(epochs=0.0, steps=steps, average_steps=max(1, steps // 5), log_every=max(1, steps // 20))
+        base.train.batch_size = at_scale(scale, smoke=16, cpu=32, gpu=128)
     else:
         base.train.log_every = 500
     grid = {
@@ -39,6 +38,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         "optimizer.learning_rate": at_scale(
             scale,
             smoke=powers_of_two(-8, -4, 2),
+            cpu=powers_of_two(-9, -4),
             other=powers_of_two(-10, -3),
         ),
         "seed": at_scale(scale, smoke=(0,), cpu=(0, 1), gpu=(0, 1, 2), paper=(0,)),

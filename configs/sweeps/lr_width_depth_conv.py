@@ -28,7 +28,7 @@ def base_config(scale: str) -> ConfigDict:
         base.data.update(image_size=16, test_examples=2000)
     if scale != "paper":
         base.data.augment = "none"
-        steps = at_scale(scale, smoke=20, cpu=300, gpu=1000)
+        steps = at_scale(scale, smoke=20, cpu=200, gpu=1000)
         base.train.update(epochs=0.0, steps=steps, average_steps=max(1, steps // 6), log_every=max(1, steps // 20))
     else:
         base.train.log_every = 781
@@ -42,20 +42,20 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     rates = at_scale(
         scale,
         smoke=powers_of_two(-6, -2, 2),
-        cpu=powers_of_two(-8, -1),
+        cpu=powers_of_two(-7, -1),
         gpu=powers_of_two(-8, -1),
         paper=tuple(0.046 * rate for rate in powers_of_two(-4, 3)),
     )
     common = {
         "parametrization.preset": PRESETS,
         "optimizer.learning_rate": rates,
-        "seed": at_scale(scale, smoke=(0,), other=(0, 1, 2)),
+        "seed": at_scale(scale, smoke=(0,), cpu=(0, 1), other=(0, 1, 2)),
     }
     depths = at_scale(scale, smoke=(3, 6), cpu=(3, 6, 12, 24), gpu=(3, 6, 12, 24, 48), paper=(3, 6, 9, 12, 18, 30))
     widths = at_scale(
         scale,
         smoke=(width, 2 * width),
-        cpu=(width, 2 * width, 4 * width),
+        cpu=(width // 2, width, 2 * width),
         gpu=(width, 2 * width, 4 * width, 8 * width),
         paper=(64, 128, 256, 512),
     )

@@ -21,18 +21,19 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     width, depth = at_scale(scale, smoke=(16, 2), cpu=(32, 2), gpu=(128, 4), paper=(256, 4))
     base.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
     if scale != "paper":
-        steps = at_scale(scale, smoke=20, cpu=400, gpu=3000)
+        steps = at_scale(scale, smoke=20, cpu=300, gpu=3000)
         base.train.update(steps=steps, average_steps=steps // 8, log_every=max(1, steps // 20))
         base.train.batch_size = at_scale(scale, smoke=8, cpu=16, gpu=64)
         base.optimizer.warmup_steps = steps // 8
         base.data.context = at_scale(scale, smoke=16, cpu=32, gpu=128)
     else:
         base.train.log_every = 100
-    depths = at_scale(scale, smoke=(2, 4), cpu=(2, 4, 8, 16), gpu=(4, 8, 16, 32), paper=(4, 8, 16, 32, 64))
+    depths = at_scale(scale, smoke=(2, 4), cpu=(2, 4, 8), gpu=(4, 8, 16, 32), paper=(4, 8, 16, 32, 64))
     seeds = at_scale(scale, smoke=(0,), cpu=(0, 1), gpu=(0, 1, 2), paper=(0, 1, 2))
     factors = at_scale(
         scale,
         smoke=powers_of_two(-2, 2, 2),
+        cpu=powers_of_two(-3, 3),
         other=powers_of_two(-4, 3),
     )
     grid = {

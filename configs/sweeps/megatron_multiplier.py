@@ -17,7 +17,7 @@ from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: multipliers over depth at the base's rate."""
     parent = from_file(pathlib.Path(__file__).with_name("megatron.py"), scale)
-    wide = powers_of_two(-3, 3)
+    wide = powers_of_two(-2, 2) if scale == "cpu" else powers_of_two(-3, 3)
     grid = {
         "model.depth": parent.grids.rates.model.depth,
         "parametrization.branch_multiplier": at_scale(scale, smoke=(0.5, 2.0), other=wide),

@@ -24,28 +24,34 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         base.data.update(image_size=16, test_examples=2000)
     if scale != "paper":
         base.data.augment = "none"
-        steps = at_scale(scale, smoke=20, cpu=300, gpu=1000)
+        steps = at_scale(scale, smoke=20, cpu=200, gpu=1000)
         base.train.update(epochs=0.0, steps=steps, average_steps=max(1, steps // 6), log_every=max(1, steps // 20))
     else:
         base.train.log_every = 781
-    grid = {
-        "parametrization.preset": ("depth_mup", "mup"),
-        "model.norm": at_scale(
-            scale, smoke=("batch",), cpu=("batch", "layer"), gpu=("batch", "layer"), paper=("batch", "layer")
-        ),
-        "model.depth": at_scale(scale, smoke=(4, 8), cpu=(4, 8, 16, 32), gpu=(8, 16, 32, 64), paper=(8, 16, 24, 32)),
+    common = {
+        "model.norm": at_scale(scale, smoke=("batch",), other=("batch", "layer")),
+        "model.depth": at_scale(scale, smoke=(4, 8), cpu=(4, 8, 16), gpu=(8, 16, 32, 64), paper=(8, 16, 24, 32)),
         "optimizer.learning_rate": at_scale(
             scale,
             smoke=powers_of_two(-4, 0, 2),
-            cpu=powers_of_two(-6, 1),
+            cpu=powers_of_two(-6, 0),
             gpu=powers_of_two(-7, 1),
             paper=powers_of_two(-8, 1),
         ),
         "seed": at_scale(scale, smoke=(0,), cpu=(0, 1), gpu=(0, 1, 2), paper=(0, 1, 2)),
     }
+    grids = {
+        "scaled": {**common, "parametrization.preset": ("depth_mup",)},
+        # The figure's unscaled networks have no multiplier at all.
+        "unscaled": {
+            **common,
+            "parametrization.preset": ("mup",),
+            "parametrization.branch_multiplier": (1.0,),
+        },
+    }
     return sweep_config(
         base,
-        {"depths": grid},
+        grids,
         figure="norm",
         title="Learning rate over depth with norms, with and without depth scaling (B24 Fig. 2, B.4)",
         scale=scale,

@@ -28,16 +28,17 @@ def get_config(scale: str = "cpu") -> ConfigDict:
             train_examples=at_scale(scale, smoke=256, other=0),
         )
         base.model.patch_size = 4
-        steps = at_scale(scale, smoke=20, cpu=300, gpu=2000)
+        base.train.batch_size = at_scale(scale, smoke=16, cpu=32, gpu=64)
+        steps = at_scale(scale, smoke=20, cpu=200, gpu=2000)
         base.train.update(epochs=0.0, steps=steps, average_steps=max(1, steps // 6), log_every=max(1, steps // 20))
         base.optimizer.warmup_steps = steps // 5
     common = {
         "parametrization.preset": ("depth_mup", "mup"),
-        "model.depth": at_scale(scale, smoke=(2, 4), cpu=(2, 4, 8, 16), gpu=(4, 8, 16, 32), paper=(4, 8, 16)),
+        "model.depth": at_scale(scale, smoke=(2, 4), cpu=(2, 4, 8), gpu=(4, 8, 16, 32), paper=(4, 8, 16)),
         "optimizer.learning_rate": at_scale(
             scale,
             smoke=powers_of_two(-11, -7, 2),
-            cpu=powers_of_two(-12, -5),
+            cpu=powers_of_two(-11, -6),
             gpu=powers_of_two(-13, -6),
             paper=powers_of_two(-14, -6),
         ),
@@ -45,7 +46,12 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     }
     grids = {
         "norms": {**common, "model.norm": ("none", "layer"), "optimizer.schedule": ("constant",)},
-        "cosine": {**common, "model.norm": ("none",), "optimizer.schedule": ("cosine",)},
+        "cosine": {
+            **common,
+            "parametrization.preset": ("depth_mup",),
+            "model.norm": ("none",),
+            "optimizer.schedule": ("cosine",),
+        },
     }
     return sweep_config(
         base,
