@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-# Before JAX starts: the suite compiles much and computes little, and this halves its time. Tests of speed ask for the default.
+# Before JAX starts: the suite compiles much and computes little. Tests of speed ask for the default, 3.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=1".strip()
 
 import jax

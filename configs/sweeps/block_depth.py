@@ -10,17 +10,18 @@ import pathlib
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import from_file
-from depthmup_flax.sweep import sweep_config
+from depthmup_flax.sweep import at_scale, sweep_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10 under Depth-muP, with half as many branches of two layers."""
     parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
     depths = parent.grids.depths
+    layers = at_scale(scale, cpu=depths.model.depth[:-1], other=depths.model.depth)
     common = {"optimizer.learning_rate": depths.optimizer.learning_rate, "seed": depths.seed}
     grids = {
-        "one": {"model.block_depth": (1,), "model.depth": depths.model.depth, **common},
-        "two": {"model.block_depth": (2,), "model.depth": tuple(d // 2 for d in depths.model.depth), **common},
+        "one": {"model.block_depth": (1,), "model.depth": layers, **common},
+        "two": {"model.block_depth": (2,), "model.depth": tuple(n // 2 for n in layers), **common},
     }
     return sweep_config(
         parent.base,

@@ -10,7 +10,7 @@ import pathlib
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import from_file
-from depthmup_flax.sweep import powers_of_two, sweep_config
+from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:
@@ -19,7 +19,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     tuned = parent.base.parametrization.branch_multiplier
     grid = {
         "parametrization.branch_multiplier": tuple(tuned * factor for factor in powers_of_two(-4, 3)),
-        "model.depth": parent.grids.depths.model.depth,
+        "model.depth": at_scale(scale, cpu=parent.grids.depths.model.depth[:-1], other=parent.grids.depths.model.depth),
         "seed": parent.grids.depths.seed,
     }
     return sweep_config(

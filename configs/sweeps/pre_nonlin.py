@@ -10,7 +10,7 @@ import pathlib
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import from_file
-from depthmup_flax.sweep import sweep_config
+from depthmup_flax.sweep import at_scale, sweep_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:
@@ -19,7 +19,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     depths = parent.grids.depths
     grid = {
         "model.pre_nonlin": (False, True),
-        "model.depth": depths.model.depth,
+        "model.depth": at_scale(scale, cpu=depths.model.depth[:-1], other=depths.model.depth),
         "optimizer.learning_rate": depths.optimizer.learning_rate,
         "seed": depths.seed,
     }

@@ -29,6 +29,8 @@ from depthmup_flax.sweep.grid import Run, expand, shard_of, structural_groups, s
 from depthmup_flax.sweep.lanes import Outcome, Program, put_data, sweep_mesh, varying_fields
 from depthmup_flax.trainer import only_run_in, versions
 
+_SAY_EVERY_S = 5.0  # between lines of progress
+
 
 @dataclasses.dataclass
 class Group:
@@ -201,7 +203,7 @@ class _Runner:
             records = [self._record(group, run, out, program, share) for run, out in zip(chunk, outcomes, strict=True)]
             self._writer.write(records)
             self.done.update({record.run: record for record in records})
-            self._progress.update(group, records)
+            self._progress.update(group, records, last=start + program.capacity >= len(runs))
 
     def _record(self, group: Group, run: Run, outcome: Outcome, program: Program, seconds: float) -> Record:
         device = jax.devices()[0]
@@ -231,8 +233,8 @@ class _Progress:
         self._finished = self._total - sum(left)
         self._cost_left = sum(n * group.cost for n, group in zip(left, groups, strict=True))
         self._cost_done = 0.0
-        self._diverged = 0
-        self._started = time.perf_counter()
+        self._diverged, self._best = 0, math.inf  # the best loss of the group
+        self._started = self._said = time.perf_counter()
         already = f", {self._finished} of them done before" if self._finished else ""
         print(f"{self._total} runs in {len(groups)} compiled groups{already}", flush=True)
 
@@ -241,6 +243,7 @@ class _Progress:
         self._cost_left += sum(len(group.runs) * group.cost for group in groups)
 
     def group(self, group: Group, runs: int, program: Program, seconds: float) -> None:
+        self._best = math.inf
         devices = f" on each of {program.mesh.size} devices" if program.mesh.size > 1 else ""
         print(
             f"{group.label}: {runs} runs of {group.experiment.total_steps} steps, {group.parameters:,} parameters; "
@@ -248,16 +251,20 @@ class _Progress:
             flush=True,
         )
 
-    def update(self, group: Group, records: Sequence[Record]) -> None:
+    def update(self, group: Group, records: Sequence[Record], *, last: bool) -> None:
         self._finished += len(records)
         self._diverged += sum(record.status == DIVERGED for record in records)
         self._cost_done += len(records) * group.cost
         self._cost_left -= len(records) * group.cost
-        elapsed = time.perf_counter() - self._started
+        losses = [record.train_loss_avg for record in records if record.status != DIVERGED]
+        self._best = min([self._best, *(loss for loss in losses if loss is not None)])
+        now = time.perf_counter()
+        if now < self._said + _SAY_EVERY_S and not last:
+            return
+        self._said, elapsed = now, now - self._started
         left = elapsed * self._cost_left / self._cost_done
-        best = min((r.train_loss_avg for r in records if r.train_loss_avg is not None), default=math.nan)
         print(
-            f"  runs {self._finished}/{self._total}  diverged {self._diverged}  best loss {best:.4f}  "
+            f"  runs {self._finished}/{self._total}  diverged {self._diverged}  best loss {self._best:.4f}  "
             f"elapsed {tqdm.format_interval(elapsed)}  ETA {tqdm.format_interval(max(left, 0.0))}",
             flush=True,
         )
