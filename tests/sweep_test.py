@@ -64,7 +64,9 @@ def assert_same(found: dict[str, Record], expected: dict[str, Record], rtol=2e-5
 
 
 def assert_is_what_train_py_trains(config, records, tmp_path, rtol=2e-5):
-    for run in expand(config):
+    """Of the first and the last run, which differ in every axis."""
+    runs = expand(config)
+    for run in (runs[0], runs[-1]):
         result = train_and_evaluate(run.config, tmp_path / run.hash)
         record = by_run(records)[run.hash]
         assert record.run == result["config_hash"]
@@ -122,9 +124,7 @@ def test_every_continuous_field_is_that_of_train_py_without_a_recompilation(tmp_
     records = sweep(config, tmp_path / "sweep", lanes=0)
     losses = [record.train_loss for record in records]
     assert len(set(losses)) == len(losses) == 2 + len(changed), "a field that changes nothing"
-    for run in (runs[0], runs[-1]):
-        result = train_and_evaluate(run.config, tmp_path / run.hash)
-        np.testing.assert_allclose(by_run(records)[run.hash].train_loss, result["train_loss"], rtol=1e-4)
+    assert_is_what_train_py_trains(config, records, tmp_path, rtol=1e-4)
 
 
 def test_momentum_and_cosine_lanes_are_those_of_train_py(tmp_path):
@@ -285,7 +285,7 @@ sweep(small_sweep(grids={grids!r}), {str(tmp_path / "killed")!r}, lanes=2)
 
 
 def test_shards_are_disjoint_and_merge_to_the_whole(tmp_path):
-    grids = {"rates": {RATE: (1e-3, 4e-3), "model.depth": (2, 3, 4), "seed": (0, 1)}}
+    grids = {"rates": {RATE: (1e-3, 4e-3), "model.depth": (2, 3), "seed": (0, 1)}}
     config = small_sweep(grids=grids)
     whole = by_run(sweep(config, tmp_path / "whole", lanes=0))
     parts = [by_run(sweep(config, tmp_path / f"part{i}", shard=(i, 2), lanes=0)) for i in range(2)]

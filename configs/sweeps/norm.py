@@ -24,7 +24,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         base.data.update(image_size=16, test_examples=2000)
     if scale != "paper":
         base.data.augment = "none"
-        steps = at_scale(scale, smoke=20, cpu=200, gpu=1000)
+        steps = at_scale(scale, smoke=20, cpu=150, gpu=1000)
         base.train.update(epochs=0.0, steps=steps, average_steps=max(1, steps // 6), log_every=max(1, steps // 20))
     else:
         base.train.log_every = 781
@@ -34,7 +34,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         "optimizer.learning_rate": at_scale(
             scale,
             smoke=powers_of_two(-4, 0, 2),
-            cpu=powers_of_two(-6, 0),
+            cpu=powers_of_two(-6, -1),
             gpu=powers_of_two(-7, 1),
             paper=powers_of_two(-8, 1),
         ),

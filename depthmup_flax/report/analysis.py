@@ -13,6 +13,8 @@ from depthmup_flax.report import optimum as opt
 from depthmup_flax.report.grid import Curve, Scale, Surface, profile
 
 ALL_DIVERGED, ONE_SEED, FEW_SEEDS, INCOMPLETE = "all diverged", "one seed", "few seeds", "incomplete"
+USELESS = "useless"  # its lowest loss is more than this many times the base's
+USELESS_ABOVE = 2.0
 DIVERGED, NOT_RUN = "diverged", "not run"
 
 
@@ -41,10 +43,20 @@ class Row:
         """Whether the optimum lies inside the grid."""
         return self.optimum is not None and self.optimum.flag in ("", opt.NEXT_TO_DIVERGENCE)
 
+    @property
+    def useful(self) -> bool:
+        """Whether the network trains at any x; the optimum of one that does not means nothing."""
+        return self.optimum is not None and USELESS not in self.flags
+
+    @property
+    def positive(self) -> bool:
+        """Whether the lowest loss has a logarithm that says something."""
+        return self.useful and self.optimum is not None and self.optimum.loss.value > 0
+
 
 @dataclasses.dataclass(frozen=True)
 class Slope:
-    """Exponent of the optimum against a size, of those sizes whose optimum lies inside the grid.
+    """Exponent of the optimum against a size, of those useful sizes whose optimum lies inside the grid.
 
     Attributes:
       estimate: of d log2(x*) / d log2(size); ``None`` for fewer than three sizes.
@@ -187,6 +199,8 @@ def _row(curve: Curve, best: opt.Optimum | None, base: Curve, base_best: opt.Opt
     seeds = len(curve.seeds)
     flags = [] if best else [ALL_DIVERGED]
     flags += [best.flag] if best and best.flag else []
+    if best and base_best and best.loss.value > max(USELESS_ABOVE * base_best.loss.value, base_best.loss.value):
+        flags.append(USELESS)
     flags += [ONE_SEED] if seeds == 1 else [FEW_SEEDS] if seeds == 2 else []
     flags += [INCOMPLETE] if partial else []
     shift, bound = (None, "") if curve is base else _shift(best, base_best)
@@ -214,7 +228,7 @@ def _regret(curve: Curve, base: Curve, base_best: opt.Optimum | None) -> opt.Est
 
 def _slope(variant: Variant, axis: SizeAxis) -> Slope:
     rows = axis.rows(variant)
-    used = {getattr(r.curve, axis.name): r.optimum.at for r in rows if r.bracketed and r.optimum}
+    used = {getattr(r.curve, axis.name): r.optimum.at for r in rows if r.bracketed and r.useful and r.optimum}
     estimate = opt.slope([math.log2(size) for size in used], list(used.values()))
     return Slope(estimate, axis.fixed, tuple(used), tuple(size for size in axis.sizes if size not in used))
 
@@ -227,7 +241,7 @@ def power_laws(rows: Sequence[Row]) -> dict[str, dict[int, opt.Estimate]]:
     laws: dict[str, dict[int, opt.Estimate]] = {"depth": {}, "width": {}}
     for name, found in laws.items():
         for size in sorted({getattr(row.curve, name) for row in rows}):
-            line = [r for r in rows if getattr(r.curve, name) == size and r.optimum and r.optimum.loss.value > 0]
+            line = [r for r in rows if getattr(r.curve, name) == size and r.positive]
             fit = opt.slope([math.log(r.curve.parameters) for r in line], [_negative_log(r) for r in line])
             if fit is not None:
                 found[size] = fit

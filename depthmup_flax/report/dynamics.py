@@ -68,6 +68,7 @@ def _limits(study: Study) -> tuple[float, float, bool]:
         if variant.transferred is not None
         and (index := row.curve.index(variant.transferred)) is not None
         and not row.curve.diverged[index]
+        and row.useful
     ]
     finite = np.concatenate(losses) if losses else np.array([0.0, 1.0])
     low, high = float(np.nanmin(finite)), float(np.nanmax(finite))

@@ -93,11 +93,11 @@ def _finish(panel: Any, scale: Scale, axis: SizeAxis, variant: Variant) -> None:
 def loss_limits(rows: Sequence[Row]) -> tuple[float, float, bool]:
     """Lowest and highest loss to show, and whether on a log scale (if they are more than twenty-fold apart).
 
-    All optima and 80 % of the finite means are in view; a few absurd losses do not flatten the rest.
+    All optima of useful sizes and 80 % of their finite means are in view; absurd losses do not flatten the rest.
     """
-    means = np.concatenate([row.curve.losses.mean(0) for row in rows])
+    means = np.concatenate([row.curve.losses.mean(0) for row in rows if row.useful] or [np.zeros(0)])
     finite = means[np.isfinite(means)]
-    best = np.array([row.optimum.loss.value for row in rows if row.optimum])
+    best = np.array([row.optimum.loss.value for row in rows if row.optimum and row.useful])
     if not len(best):
         return 0.0, 1.0, False
     most = min(float(np.quantile(finite, 0.8)), 3 * float(np.median(finite)))
@@ -199,7 +199,7 @@ def _any_interval(study: Study) -> bool:
 
 
 def _optima(panel: Any, axis: SizeAxis, variant: Variant, place: int, count: int) -> None:
-    rows = [row for row in axis.rows(variant) if row.optimum]
+    rows = [row for row in axis.rows(variant) if row.useful]
     nudge = 2 ** (0.05 * (place - (count - 1) / 2))  # so that bars at one size stay apart
     sizes = np.array([getattr(row.curve, axis.name) for row in rows]) * nudge
     best = [row.optimum.at for row in rows if row.optimum]

@@ -105,7 +105,7 @@ def _outline(panel: Any, u: np.ndarray, v: np.ndarray, inside: np.ndarray) -> No
 
 def draw_parameters(study: Study) -> Any:
     """Lowest loss against parameter count: lines of equal depth and of equal width, those that have two points."""
-    rows = [row for variant in study.variants for row in variant.rows if row.optimum and row.optimum.loss.value > 0]
+    rows = [row for variant in study.variants for row in variant.rows if row.positive]
     lines = {name: [(r.curve.variant, getattr(r.curve, name)) for r in rows] for name in ("depth", "width")}
     names = [name for name, found in lines.items() if len(set(found)) < len(found)] or ["depth"]
     figure, panels = canvas(len(study.variants), len(names), width=5.4, height=3.9, sharey=True)

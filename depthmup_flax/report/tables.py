@@ -22,6 +22,7 @@ _SENTENCES = {
     "known to half a grid step.",
     analysis.ALL_DIVERGED: "Every {x} has a diverged run at {where}: there is no optimum, try lower learning rates.",
     analysis.INCOMPLETE: "Some runs have not ended at {where}: points without all of their seeds are left out.",
+    analysis.USELESS: "At no {x} does the loss fall below twice the base's at {where}: that network does not train.",
     analysis.FEW_SEEDS: "There are two seeds only at {where}: intervals are wide, and wrong if one seed is odd.",
     analysis.ONE_SEED: "There is one seed only at {where}: nothing is known about the noise, no interval is given.",
 }
@@ -162,7 +163,7 @@ def table_rows(variant: dict[str, Any]) -> list[tuple[str, ...]]:
 def _cells(row: dict[str, Any], is_base: bool) -> tuple[str, ...]:
     bound = f"{row['shift_bound']} ".lstrip()
     shift = f"{bound}{row['shift']:+.2f}{_plus_minus(row, 'shift')}" if row["shift"] is not None else "?"
-    lost = f"{row['regret']:.4f}" if row["regret"] else "0"  # exactly: the same grid point is best
+    lost = _four(row["regret"]) if row["regret"] else "0"  # exactly: the same grid point is best
     regret = lost + _plus_minus(row, "regret") if row["regret"] is not None else row["transferred"]
     return (
         str(row["width"]),
@@ -172,9 +173,13 @@ def _cells(row: dict[str, Any], is_base: bool) -> tuple[str, ...]:
         "{} .. {}".format(*map(_three, row["interval"])) if row["interval"] else "",
         "base" if is_base else shift,
         "base" if is_base else regret,
-        "" if row["best_loss"] is None else f"{row['best_loss']:.4f}",
+        "" if row["best_loss"] is None else _four(row["best_loss"]),
         ", ".join(row["flags"]),
     )
+
+
+def _four(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.2e}"
 
 
 def _three(value: float | None) -> str:
@@ -192,7 +197,7 @@ def slope_sentences(variant: dict[str, Any], x: str) -> list[str]:
     for name, slope in variant["slopes"].items():
         other = "width" if name == "depth" else "depth"
         left = (
-            f"; {_sizes(slope['left_out'])} left out, without an optimum inside the grid" if slope["left_out"] else ""
+            f"; {_sizes(slope['left_out'])} left out, useless or without an optimum inside the grid" if slope["left_out"] else ""
         )
         at = f"at {other} {slope['fixed']}, from {name} {_sizes(slope['sizes']) or 'none'}{left}"
         if slope["value"] is None:
