@@ -99,9 +99,10 @@ def test_what_shapes_tell_is_resolved(path, shape, base, expected):
         (
             {"blocks/layer_scale": ((4, 16), (4, 8)), "other": ((16,), (8,))},
             {"in_branch": "blocks"},
-            "may be a vector of every layer of a stack, or a weight whose input does not grow: if the first, pass "
-            "stacked='blocks/layer_scale'; if the second, overrides={'blocks/layer_scale': Axes(('fixed_in', "
-            "'width_out'))}",
+            "may be a vector of every layer of a stack, a vector with more dimensions (heads and their size), or a "
+            "weight whose input does not grow: if the first, pass stacked='blocks/layer_scale'; if the second, "
+            "overrides={'blocks/layer_scale': Axes((None, 'width_out'))}; if the third, "
+            "overrides={'blocks/layer_scale': Axes(('fixed_in', 'width_out'))}",
         ),
         ({"blocks/kernel": ((4, 16, 16), (2, 8, 8))}, {"stacked": "blocks"}, "give the base model the same depth"),
         ({"w": ((16, 16), (8, 8))}, {"readout": ("head", "w")}, "readout has 'w', but 'w' of shape (16, 16) is a "),

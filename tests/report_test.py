@@ -15,6 +15,7 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.records import Record, RecordWriter, Sweep, SweepInfo, info_to_json
 from depthmup_flax.report import make_report
 from depthmup_flax.report.analysis import analyse, power_laws
+from depthmup_flax.report.figures import loss_limits
 from depthmup_flax.report.grid import profile, roles, surfaces
 from depthmup_flax.report.optimum import EDGE_HIGH, EDGE_LOW, NEXT_TO_DIVERGENCE, find_optimum, valley_angle, vertices
 from depthmup_flax.report.tables import as_data, sentences
@@ -294,6 +295,24 @@ def test_a_planted_power_law_is_recovered():
     laws = power_laws(study_of(sweep_of(loss, axes)).variants[0].rows)
     found = [law.value for name in ("depth", "width") for law in laws[name].values()]
     assert found == pytest.approx([0.2] * 6)
+
+
+def test_a_network_that_never_trains_is_said_and_spoils_neither_slopes_nor_limits():
+    """An optimum at a huge loss means nothing, and would flatten every other curve."""
+
+    def loss(point):
+        dead = point["model.depth"] == 32
+        return parabola(point, best=-11 if dead else -8) + (1e15 if dead else 0.0)
+
+    sweep = sweep_of(loss, {X: RATES, "model.depth": (4, 8, 16, 32), "seed": range(3)})
+    (variant,) = data_of(sweep)["variants"]
+    assert [row["flags"] for row in variant["rows"]] == [[], [], [], ["useless"]]
+    slope = variant["slopes"]["depth"]
+    assert (slope["sizes"], slope["left_out"]) == ([4, 8, 16], [32])
+    assert slope["value"] == pytest.approx(0, abs=1e-6)
+    assert any("width 64 depth 32: that network does not train" in said for said in sentences(sweep, study_of(sweep)))
+    low, top, _ = loss_limits(study_of(sweep).variants[0].rows)
+    assert low < 0.5 < top < 10
 
 
 def test_all_diverged_is_one_sentence_with_a_remedy(tmp_path):

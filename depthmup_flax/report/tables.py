@@ -196,9 +196,8 @@ def slope_sentences(variant: dict[str, Any], x: str) -> list[str]:
     said = []
     for name, slope in variant["slopes"].items():
         other = "width" if name == "depth" else "depth"
-        left = (
-            f"; {_sizes(slope['left_out'])} left out, useless or without an optimum inside the grid" if slope["left_out"] else ""
-        )
+        why = "useless or without an optimum inside the grid"
+        left = f"; {_sizes(slope['left_out'])} left out, {why}" if slope["left_out"] else ""
         at = f"at {other} {slope['fixed']}, from {name} {_sizes(slope['sizes']) or 'none'}{left}"
         if slope["value"] is None:
             said.append(f"Best {x} against {name}: no exponent, three sizes are needed ({at}).")
