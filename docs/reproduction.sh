@@ -3,7 +3,7 @@
 #
 #   docs/reproduction.sh SCALE [NAME ...]      SCALE: smoke, cpu, gpu or paper; NAME: a file of configs/sweeps
 #
-# Records and figures go to docs/reproduction/<NAME>-<SCALE>. DATA_DIR is where TFDS sets are prepared (default: TFDS's
+# Records, tables and figures go to docs/reproduction/<NAME>-<SCALE>, everything of the report to its folder report. DATA_DIR is where TFDS sets are prepared (default: TFDS's
 # own), TINY_IMAGENET and TEXT are the paths of Tiny ImageNet's directory and of a text file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -28,5 +28,14 @@ for name in "$@"; do
   echo "== $name"
   workdir=docs/reproduction/$name-$scale
   python -m depthmup_flax.sweep --config="configs/sweeps/$name.py" --config.scale="$scale" --workdir="$workdir" "${data[@]}"
-  python -m depthmup_flax.report "$workdir"
+  python -m depthmup_flax.report "$workdir" > "$workdir/report.txt"
+  case $name in
+    block_depth_heatmap) figures=(heatmap) ;;
+    other_hparams*) figures=(transfer curves) ;;
+    how_long) figures=(over_time curves) ;;
+    trade_off) figures=(parameters) ;;
+    imagenet) figures=(transfer curves) ;;
+    *) figures=(transfer) ;;
+  esac
+  for figure in "${figures[@]}"; do cp "$workdir/report/$figure.png" "$workdir/"; done
 done

@@ -23,7 +23,6 @@ from jax.sharding import PartitionSpec as P
 from depthmup_flax.config import get_field
 from depthmup_flax.data import batch_indices, eval_batches
 from depthmup_flax.experiment import Experiment, traced_parts
-from depthmup_flax.metrics import finite_or_none
 from depthmup_flax.records import COMPLETED, DIVERGED
 from depthmup_flax.sweep.grid import Run, is_continuous
 from depthmup_flax.training import TrainState, init_state, make_eval_step, make_train_step
@@ -137,7 +136,7 @@ class Program:
                 if run.hash in ended:
                     continue
                 recent, final, last, nonfinite = jax.tree.map(lambda x, lane=lane: x[lane], numbers)
-                slices[run.hash].append(finite_or_none(recent.means()[0]))
+                slices[run.hash].append(_number(recent.means()[0]))
                 if nonfinite >= 0:
                     ended[run.hash] = _diverged(step, int(nonfinite), last, final, slices[run.hash])
                 else:
@@ -336,23 +335,18 @@ def _squeezed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _diverged(step: int, at: int, last: Any, final: Any, slices: list[float | None]) -> Outcome:
-    return Outcome(
-        DIVERGED, step, finite_or_none(float(last)), finite_or_none(final.means()[0]), slices, None, None, at
-    )
+    return Outcome(DIVERGED, step, _number(last), _number(final.means()[0]), slices, None, None, at)
 
 
 def _ended(
     steps: int, last: Any, mean: float, slices: list[float | None], test_loss: Any, test_accuracy: Any
 ) -> Outcome:
     if not math.isfinite(test_loss):  # the last update was one too many
-        return Outcome(DIVERGED, steps, finite_or_none(float(last)), finite_or_none(mean), slices, None, None, steps)
-    return Outcome(
-        COMPLETED,
-        steps,
-        finite_or_none(float(last)),
-        finite_or_none(mean),
-        slices,
-        float(test_loss),
-        float(test_accuracy),
-        None,
-    )
+        return Outcome(DIVERGED, steps, _number(last), _number(mean), slices, None, None, steps)
+    test = (_number(test_loss), _number(test_accuracy))
+    return Outcome(COMPLETED, steps, _number(last), _number(mean), slices, *test, None)
+
+
+def _number(value: Any) -> float | None:
+    """Seven digits, as many as float32 has; ``None`` for what JSON has not."""
+    return float(f"{float(value):.7g}") if math.isfinite(value) else None
