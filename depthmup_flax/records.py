@@ -174,7 +174,7 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
             notes += said
     if info is None:
         raise InputError("no directory was given: name at least one that a sweep wrote.")
-    return Sweep(info, list(records.values()), notes)
+    return Sweep(_with_values_of(info, records.values()), list(records.values()), notes)
 
 
 def read_info(directory: pathlib.Path) -> SweepInfo:
@@ -211,6 +211,18 @@ def _require_same(first: SweepInfo, other: SweepInfo, first_dir: pathlib.Path, o
             f"{str(first_dir)!r} and {str(other_dir)!r} are not parts of one sweep (axes {', '.join(first.axes)} and "
             f"{', '.join(other.axes)}): report them one by one."
         )
+
+
+def _with_values_of(info: SweepInfo, records: Iterable[Record]) -> SweepInfo:
+    """With the values that records have beyond the grid, which a sweep may extend."""
+    axes = {path: list(values) for path, values in info.axes.items()}
+    for record in records:
+        for path, values in axes.items():
+            if path in record.point and record.point[path] not in values:
+                values.append(record.point[path])
+    if info.x in axes and all(isinstance(value, (int, float)) for value in axes[info.x]):
+        axes[info.x].sort()
+    return dataclasses.replace(info, axes=axes)
 
 
 def _merged(first: dict[str, list[Any]], other: dict[str, list[Any]]) -> dict[str, list[Any]]:

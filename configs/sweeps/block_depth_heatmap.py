@@ -21,7 +21,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     wide = at_scale(
         scale,
         smoke=powers_of_two(-2, 2, 2),
-        cpu=powers_of_two(-4, 4),
+        cpu=powers_of_two(-3, 3),
         gpu=powers_of_two(-5, 5),
         paper=powers_of_two(-5, 5),
     )

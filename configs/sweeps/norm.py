@@ -34,7 +34,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         "optimizer.learning_rate": at_scale(
             scale,
             smoke=powers_of_two(-4, 0, 2),
-            cpu=powers_of_two(-6, -1),
+            cpu=powers_of_two(-5, -1),
             gpu=powers_of_two(-7, 1),
             paper=powers_of_two(-8, 1),
         ),

@@ -18,7 +18,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_conv.py"), scale)
     wide = powers_of_two(-3, 3)
     grid = {
-        "parametrization.gamma0": at_scale(scale, smoke=(0.5, 2.0), other=wide),
+        "parametrization.gamma0": at_scale(scale, smoke=(0.5, 2.0), cpu=powers_of_two(-2, 2), other=wide),
         "model.depth": parent.grids.depths.model.depth,
         "seed": parent.grids.depths.seed,
     }

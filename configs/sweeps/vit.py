@@ -29,7 +29,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         )
         base.model.patch_size = 4
         base.train.batch_size = at_scale(scale, smoke=16, cpu=32, gpu=64)
-        steps = at_scale(scale, smoke=20, cpu=200, gpu=2000)
+        steps = at_scale(scale, smoke=20, cpu=150, gpu=2000)
         base.train.update(epochs=0.0, steps=steps, average_steps=max(1, steps // 6), log_every=max(1, steps // 20))
         base.optimizer.warmup_steps = steps // 5
     common = {

@@ -35,7 +35,10 @@ def main(argv: list[str]) -> None:
         return
     if not _WORKDIR.value:
         raise InputError("--workdir is not set: name a directory for the records, such as --workdir=runs/sweep.")
-    sweep(config, _WORKDIR.value, shard=shard, lanes=lanes, overwrite=_OVERWRITE.value)
+    try:
+        sweep(config, _WORKDIR.value, shard=shard, lanes=lanes, overwrite=_OVERWRITE.value)
+    except KeyboardInterrupt:
+        raise InputError("interrupted; the same command goes on where this one ended.") from None
     print(f"records in {_WORKDIR.value}; figures: python -m depthmup_flax.report {_WORKDIR.value}")
 
 

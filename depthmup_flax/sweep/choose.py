@@ -58,25 +58,30 @@ def choose(
     """
     options = candidates(len(runs), devices)
     if lanes is not None:
-        return _largest_that_fits(make, runs, [min(lanes or options[-1], options[-1])])
-    steps = None
-    start = max(i for i, option in enumerate(options) if option <= max(hint, 1))
-    program, seconds = _largest_that_fits(make, runs, options[: start + 1])
-    at = options.index(program.per_device) if program.per_device in options else 0
-    steps = program.experiment.total_steps
-    for direction in (1, -1):
-        moved = False
-        while 0 <= at + direction < len(options) and len(runs) * steps * seconds > _WORTH * program.compile_s:
-            other = make(options[at + direction])
-            if other.bytes_per_device > memory_limit():
-                break
-            other_seconds = other.seconds_per_run_step(runs)
-            if other_seconds > _GAIN * seconds:
-                break
-            program, seconds, at, moved = other, other_seconds, at + direction, True
-        if moved:
+        return _largest_that_fits(make, runs, min(lanes or options[-1], options[-1]))
+    nearest = max(option for option in options if option <= max(hint, 1))
+    program, seconds = _largest_that_fits(make, runs, nearest)
+    found = program
+    for faster in (lambda n: [o for o in options if o > n][:1], lambda n: [o for o in options if o < n][-1:]):
+        while other := _better(make, runs, faster(program.per_device), program, seconds):
+            program, seconds = other
+        if program is not found:  # more lanes were faster; fewer were passed on the way
             break
     return program, seconds
+
+
+def _better(
+    make: Callable[[int], Program], runs: Sequence[Run], option: Sequence[int], program: Program, seconds: float
+) -> tuple[Program, float] | None:
+    """The program with another number of lanes, if trying is worth a compilation and it is faster."""
+    left = len(runs) * program.experiment.total_steps * seconds
+    if not option or left < _WORTH * program.compile_s:
+        return None
+    other = make(option[0])
+    if other.bytes_per_device > memory_limit():
+        return None
+    found = other.seconds_per_run_step(runs)
+    return (other, found) if found < _GAIN * seconds else None
 
 
 def memory_limit() -> float:
@@ -88,12 +93,7 @@ def memory_limit() -> float:
     return 0.5 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / jax.local_device_count()
 
 
-def _largest_that_fits(
-    make: Callable[[int], Program], runs: Sequence[Run], options: Sequence[int]
-) -> tuple[Program, float]:
-    lanes = options[-1]
-    while True:
-        program = make(lanes)
-        if lanes == 1 or program.bytes_per_device <= memory_limit():
-            return program, program.seconds_per_run_step(runs)
+def _largest_that_fits(make: Callable[[int], Program], runs: Sequence[Run], lanes: int) -> tuple[Program, float]:
+    while (program := make(lanes)).bytes_per_device > memory_limit() and lanes > 1:
         lanes = math.ceil(lanes / 2)
+    return program, program.seconds_per_run_step(runs)

@@ -125,7 +125,6 @@ def sweep(
             runner.run([group for group in groups if group.runs])
         finally:
             writer.close()
-        write_atomically(directory / "sweep.json", info_to_json(dataclasses.replace(info, axes=runner.axes(info))))
         return [record for record in runner.done.values() if record.run in runner.mine]
 
 
@@ -159,16 +158,6 @@ class _Runner:
             for group in extended:
                 self._run_group(group)
         self._progress.finish()
-
-    def axes(self, info: SweepInfo) -> dict[str, list[Any]]:
-        """The grid's axes with the values that were added."""
-        axes = {path: list(values) for path, values in info.axes.items()}
-        for record in self.done.values():
-            for path, values in axes.items():
-                if record.point[path] not in values:
-                    values.append(record.point[path])
-        axes[self._config.x].sort()
-        return axes
 
     def _run_group(self, group: Group) -> None:
         assert self._progress is not None
