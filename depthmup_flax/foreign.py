@@ -13,33 +13,33 @@ head dimension grows.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import numbers
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from depthmup_flax.branches import require_branches
 from depthmup_flax.errors import InputError
-from depthmup_flax.parametrization import Parametrization, ParamInfo, Role
-from depthmup_flax.params import (
-    AnnotatedParam,
-    Axes,
-    AxisNames,
-    flatten_info,
-    info_from_annotations,
-    matches,
-    path_name,
+from depthmup_flax.foreign_trees import (
+    Globs,
+    abstract,
+    examples,
+    flatten,
+    globs,
+    matching,
+    require_same_paths,
+    shape_of,
 )
+from depthmup_flax.parametrization import ParamInfo, Role
+from depthmup_flax.params import AnnotatedParam, Axes, AxisNames, info_from_annotations, matches
+from depthmup_flax.rescale import rescale_init
 
-# A glob, or several, over paths such as "blocks/0/attn/query/kernel"; it also matches everything below.
-Globs: TypeAlias = str | Collection[str]
+__all__ = ["infer_info", "rescale_init"]
 
 # Names of biases and scales in Flax and elsewhere. However many dimensions such a parameter has (an attention bias has
 # heads and their size, a scanned one a layer axis), it is added or multiplied entrywise: a vector.
@@ -49,6 +49,8 @@ VECTOR_NAMES = frozenset({"bias", "scale", "beta", "gamma", "b", "g"})
 _POSITION = re.compile(r"(^|_)pos(?![a-z])|pos_?emb|position|^wpe$")
 _TOKEN = re.compile(r"^cls|class_token|^register|(^|_)tokens?$")
 _TABLE = re.compile(r"emb|pos|token")
+_EMBEDDING = re.compile(r"emb|tok|vocab|^wte$")
+_ENTRYWISE = re.compile(r"bias|scale|gain|temperature")
 
 
 def infer_info(
@@ -66,8 +68,9 @@ def infer_info(
 
     A dimension grows if it differs between the two. With none a parameter is fixed; with one it is a vector (rank 1,
     or a name of `VECTOR_NAMES`), an input weight (the last dimension grows) or an output weight (a later one does
-    not); with two it is a hidden weight, first in, then out, as in Flax. Biases and norms are not decayed, nor are
-    tables of positions, class tokens and the like, by name. Parameters that are annotated keep their annotation.
+    not); with two it is a hidden weight, first in, then out, as in Flax. Matrices are decayed, even those in which
+    nothing grows (a token-mixing kernel); biases and norms are not, nor are tables of positions, class tokens and the
+    like, by name. Parameters that are annotated keep their annotation.
 
     Globs are over paths as `param_table` prints them, and also match everything below: ``"head"`` is ``head/kernel``
     and ``head/bias``.
@@ -75,41 +78,48 @@ def infer_info(
     Args:
       params: of the model to train: arrays or ``jax.ShapeDtypeStruct`` in any pytree, an ``nnx.State`` or a module.
       base_params: of the tuned model's width **at the same depth**.
-      in_branch: which parameters are inside residual branches: globs, or ``path -> bool``.
+      in_branch: which parameters are inside residual branches: globs, or ``path -> bool``. What takes the stem or the
+        readout in, or only some of the blocks, is refused; names that Flax numbers (``Dense_*``) often do.
       depth_ratio: number of branches over the tuned model's; needed with ``in_branch``. 1.0 alone: no branches.
       readout: the output weights whose product is multiplied by ``rule.readout_multiplier(m)``. An embedding that is
         used as readout too (tied) is named here. ``()``: the model has none.
       stacked: parameters whose leading dimension counts layers, as ``nn.scan`` makes them.
       overrides: glob to `Axes`, for what the shapes do not tell; wins over inference and annotations. ``in_branch``
-        may be left out of these `Axes`.
-      delta_params: of any other width, when ``params`` are the base model's own; shows which dimensions grow.
+        may be left out of these `Axes`; if not, it is believed.
+      delta_params: of any other width, when ``params`` are the base model's own; shows which dimensions grow. Or
+        ``params`` again, when these are narrower than the base model's on purpose.
 
     Returns:
       `ParamInfo` in the containers of ``params``; for an ``nnx.State``, what ``nnx.Optimizer`` needs. Every leaf's
       ``init_std`` is ``None`` unless annotated.
 
     Raises:
-      InputError: a role cannot be told, a glob matches nothing, the trees differ, or nothing grows.
+      InputError: a role cannot be told, a glob matches nothing or too much, the trees differ, or nothing grows.
     """
-    leaves, structure = _flatten(params, "params")
-    base, _ = _flatten(base_params, "base_params")
-    witness = leaves if delta_params is None else _flatten(delta_params, "delta_params")[0]
-    _require_same_paths(leaves, base, "the model", "the base model")
-    _require_same_paths(witness, base, "delta_params", "the base model")
-    _require_growth(witness, base, delta_params is not None)
+    leaves, structure = flatten(params, "params")
+    base, _ = flatten(base_params, "base_params")
+    witness = leaves if delta_params is None else flatten(delta_params, "delta_params")[0]
+    require_same_paths(leaves, base, "the model", "the base model")
+    require_same_paths(witness, base, "delta_params", "the base model")
+    if delta_params is None:
+        _require_growth(leaves, base)
+    elif not _changes(witness, base):
+        raise InputError("nothing grows: delta_params have the base model's shapes; build them with any other width.")
     paths = list(leaves)
     inside = _branch_paths(in_branch, paths)
     ratio = _depth_ratio(depth_ratio, inside)
-    stacks = _matching("stacked", stacked, paths)
-    named = _matching("readout", () if readout is None else readout, paths)
+    stacks = matching("stacked", stacked, paths)
+    named = matching("readout", () if readout is None else readout, paths)
     changes = dict(overrides or {})
-    _matching("overrides", changes, paths)
+    matching("overrides", changes, paths)
 
-    boxes = {}
+    boxes, said = {}, set()
     for path, leaf in leaves.items():
-        shapes = _Shapes(path, _shape(leaf), _shape(witness[path]), _shape(base[path]), path in stacks)
+        shapes = _Shapes(path, shape_of(leaf), shape_of(witness[path]), shape_of(base[path]), path in stacks)
         box = _located(path, leaf, shapes, path in inside, ratio)
         axes = [axes for pattern, axes in changes.items() if matches(path, pattern)]
+        if box.names or (axes and axes[-1].in_branch is not None):
+            said.add(path)
         if axes:
             box = axes[-1].annotate(path, box)
         elif not box.names:
@@ -118,171 +128,48 @@ def infer_info(
     if depth_ratio is None and not any(box.in_branch for box in boxes.values()):
         raise InputError(
             "nothing says which parameters are inside residual branches: pass in_branch='Block_*' (a glob of their "
-            f"paths, which are like {_examples(paths)}) and depth_ratio=depth / base_depth, or depth_ratio=1.0 for a "
+            f"paths, which are like {examples(paths)}) and depth_ratio=depth / base_depth, or depth_ratio=1.0 for a "
             "model that has none."
         )
-    found = info_from_annotations(boxes, {path: _abstract(leaf) for path, leaf in base.items()})
-    tied = _require_readouts(found, boxes, readout, paths)
+    found = info_from_annotations(boxes, {path: abstract(leaf) for path, leaf in base.items()})
+    tied = _require_readouts(found, readout, changes)
+    require_branches(found, said, tied)
     found = _with_tied_width(found, tied)
     return jax.tree_util.tree_unflatten(structure, [found[path] for path in paths])
-
-
-def rescale_init(params: Any, base_params: Any, info: Any, parametrization: Parametrization) -> Any:
-    """``params`` with every weight's standard deviation as the rule wants it, given the base model's.
-
-    Hidden weights get ``std_base / sqrt(m_in)``, input and output weights ``std_base``; the output's 1/m is in the
-    forward pass. So a model may start from ``lecun_normal``, whose hidden weights are right already, or from a fixed
-    0.02. Vectors, fixed parameters and constants (zeros, ones) stay as they are, and ``standard`` changes nothing.
-
-    Both standard deviations are measured, hence known up to a sampling error. Initializers that exist scale with powers
-    of the fan-in or fan-out, so the correction is set to the closest ``m_in^a m_out^b`` with a, b in {-1/2, 0, 1/2} if
-    that is within four standard errors: exactly 1 for a hidden ``lecun_normal`` and ``m^-1/2`` for a fixed 0.02.
-    Otherwise it is the measured one.
-
-    Not for use under ``jit``: it looks at values.
-
-    Args:
-      params: fresh parameters of the model to train; arrays in any pytree, an ``nnx.State`` or a module.
-      base_params: fresh parameters of the base model, from the same initializers.
-      info: from `infer_info`.
-      parametrization: the rule.
-
-    Returns:
-      Parameters in the containers of ``params``; the ``nnx.State`` of a module, for ``nnx.update(model, state)``.
-
-    Raises:
-      InputError: something other than arrays, or not what ``info`` was made for.
-    """
-    leaves, structure = _flatten(params, "params")
-    base, _ = _flatten(base_params, "base_params")
-    known = flatten_info(info)
-    _require_same_paths(leaves, base, "the model", "the base model")
-    _require_same_paths(leaves, known, "the model", "info")
-    new = []
-    for path, leaf in leaves.items():
-        if _shape(leaf) != known[path].shape:
-            raise InputError(
-                f"parameter {path!r} has shape {_shape(leaf)}, but info was made for {known[path].shape}: call "
-                "infer_info with these parameters."
-            )
-        factor = _init_factor(path, _array(path, leaf), _array(path, base[path]), known[path], parametrization)
-        # An array is a leaf, a box or an nnx.Variable a node with one; the type of the array stays.
-        new.append(leaf if factor == 1.0 else jax.tree.map(lambda x, f=factor: x * jnp.asarray(f, x.dtype), leaf))
-    return jax.tree_util.tree_unflatten(structure, new)
-
-
-# -- trees ------------------------------------------------------------------------------------------------------
-
-
-def _is_node_of_one(x: Any) -> bool:
-    return isinstance(x, (nn.meta.AxisMetadata, nnx.Variable))
-
-
-def _flatten(tree: Any, argument: str) -> tuple[dict[str, Any], Any]:
-    """Path -> leaf (an array, a Linen box or an nnx.Variable), and the structure around them."""
-    if isinstance(tree, nnx.Module):
-        tree = nnx.state(tree, nnx.Param)
-    elif isinstance(tree, Mapping) and not isinstance(tree, nnx.State) and "params" in tree:
-        raise InputError(f"{argument} has an entry 'params': pass variables['params'], not all variables.")
-    flat, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_node_of_one)
-    leaves = {path_name(path): leaf for path, leaf in flat}
-    if not leaves:
-        raise InputError(f"{argument} has no parameters: pass the tree that the optimizer will train.")
-    for path, leaf in leaves.items():
-        if isinstance(leaf, (nnx.RngState, nnx.BatchStat)):
-            raise InputError(f"{path!r} of {argument} is no parameter: pass nnx.state(model, nnx.Param).")
-    return leaves, structure
-
-
-def _value(leaf: Any) -> Any:
-    return jax.tree.leaves(leaf)[0]
-
-
-def _shape(leaf: Any) -> tuple[int, ...]:
-    value = leaf if isinstance(leaf, ParamInfo) else _value(leaf)
-    return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
-
-
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(_shape(leaf), getattr(_value(leaf), "dtype", jnp.float32))
-
-
-def _array(path: str, leaf: Any) -> jax.Array:
-    value = _value(leaf)
-    if isinstance(value, (jax.ShapeDtypeStruct, jax.core.Tracer)):
-        raise InputError(
-            f"parameter {path!r} is {type(value).__name__}, which has no values: call rescale_init outside jit, with "
-            "the initialized parameters of both models."
-        )
-    return jnp.asarray(value)
-
-
-def _require_same_paths(one: Mapping[str, Any], other: Mapping[str, Any], one_name: str, other_name: str) -> None:
-    for here, there, here_name, there_name in ((one, other, one_name, other_name), (other, one, other_name, one_name)):
-        for path in here:
-            if path not in there:
-                raise InputError(
-                    f"parameter {path!r} is in {here_name} but not in {there_name}: build both alike and at the same "
-                    "depth, with another width only."
-                )
-    for path in one:
-        if len(_shape(one[path])) != len(_shape(other[path])):
-            raise InputError(
-                f"parameter {path!r} has shape {_shape(one[path])} in {one_name} and {_shape(other[path])} in "
-                f"{other_name}: build both alike, with another width only."
-            )
-
-
-def _require_growth(witness: Mapping[str, Any], base: Mapping[str, Any], is_delta: bool) -> None:
-    if any(_shape(witness[path]) != _shape(base[path]) for path in witness):
-        return
-    if is_delta:
-        raise InputError("nothing grows: delta_params have the base model's shapes; build them with any other width.")
-    raise InputError(
-        "nothing grows: params and base_params have the same shapes; build base_params with the tuned width or, to "
-        "train the base model itself, pass delta_params=, the parameters of the model at any other width."
-    )
 
 
 # -- arguments --------------------------------------------------------------------------------------------------
 
 
-def _examples(paths: Sequence[str]) -> str:
-    """A few paths, one from each part of the model."""
-    first = {path.split("/")[0]: path for path in reversed(paths)}
-    return ", ".join(repr(path) for path in list(reversed(first.values()))[:4])
+def _changes(one: Mapping[str, Any], base: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+    """(path, size, base size) of every dimension that differs."""
+    pairs = ((path, zip(shape_of(one[path]), shape_of(base[path]), strict=True)) for path in one)
+    return [(path, size, other) for path, sizes in pairs for size, other in sizes if size != other]
 
 
-def _globs(argument: str, patterns: Any, paths: Sequence[str]) -> list[str]:
-    """One glob or several as a list."""
-    if isinstance(patterns, str):
-        return [patterns]
-    if not isinstance(patterns, Collection) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise InputError(f"{argument} is {patterns!r}: write globs of paths such as {_examples(paths)}.")
-    return list(patterns)
-
-
-def _matching(argument: str, patterns: Any, paths: Sequence[str]) -> set[str]:
-    """The paths that match; every pattern must match one."""
-    found = set()
-    for pattern in _globs(argument, patterns, paths):
-        matched = {path for path in paths if matches(path, pattern)}
-        if not matched:
-            raise InputError(
-                f"{argument} has {pattern!r}, which matches no parameter: write a glob of paths such as "
-                f"{_examples(paths)}."
-            )
-        found |= matched
-    return found
+def _require_growth(leaves: Mapping[str, Any], base: Mapping[str, Any]) -> None:
+    changes = _changes(leaves, base)
+    if not changes:
+        raise InputError(
+            "nothing grows: params and base_params have the same shapes; build base_params with the tuned width or, to "
+            "train the base model itself, pass delta_params=, the parameters of the model at any other width."
+        )
+    if all(size < other for _, size, other in changes):
+        path = changes[0][0]
+        raise InputError(
+            f"params are narrower than base_params, such as {path!r} of shape {shape_of(leaves[path])} and "
+            f"{shape_of(base[path])}: pass the model's first and the base model's second or, if the model is meant to "
+            "be narrower than the tuned one, delta_params=params too."
+        )
 
 
 def _branch_paths(in_branch: Globs | Callable[[str], bool], paths: Sequence[str]) -> set[str]:
     if callable(in_branch):
         inside = {path for path in paths if in_branch(path)}
         if not inside:
-            raise InputError(f"in_branch is false for every path, such as {_examples(paths)}: it must pick some.")
+            raise InputError(f"in_branch is false for every path, such as {examples(paths)}: it must pick some.")
     else:
-        inside = _matching("in_branch", in_branch, paths)
+        inside = matching("in_branch", in_branch, paths)
     if inside == set(paths):
         raise InputError(
             f"in_branch = {in_branch!r} matches every parameter, stem and readout too: pick the residual branches "
@@ -296,14 +183,22 @@ def _depth_ratio(depth_ratio: Any, inside: set[str]) -> float:
         if inside:
             raise InputError("in_branch is given but depth_ratio is not: pass depth_ratio=depth / base_depth.")
         return 1.0
-    if not isinstance(depth_ratio, numbers.Real) or not 0 < float(depth_ratio) < math.inf:
+    ratio = _as_float(depth_ratio)
+    if ratio is None or not 0 < ratio < math.inf:
         raise InputError(f"depth_ratio is {depth_ratio!r}: use depth / base_depth, a number above 0.")
-    if depth_ratio != 1 and not inside:
+    if ratio != 1 and not inside:
         raise InputError(
-            f"depth_ratio is {depth_ratio:g} but in_branch is missing: pass in_branch=, a glob of the paths of "
+            f"depth_ratio is {ratio:g} but in_branch is missing: pass in_branch=, a glob of the paths of "
             "the residual branches' parameters."
         )
-    return float(depth_ratio)
+    return ratio
+
+
+def _as_float(value: Any) -> float | None:
+    """A number, or an array of one that has a value; ``None`` for anything else."""
+    is_array = isinstance(value, (np.ndarray, jax.Array)) and not isinstance(value, jax.core.Tracer) and value.ndim == 0
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return float(value) if is_array or is_number else None
 
 
 # -- one parameter ----------------------------------------------------------------------------------------------
@@ -341,9 +236,9 @@ def _located(path: str, leaf: Any, shapes: _Shapes, inside: bool, depth_ratio: f
     """The parameter in its own annotation, or one without axes (``names=()``), with the branch it is in."""
     box: Any = None
     if isinstance(leaf, AnnotatedParam):
-        box = leaf.replace(value=_abstract(leaf))
+        box = leaf.replace(value=abstract(leaf))
     elif isinstance(leaf, nnx.Variable) and leaf.get_metadata().get("linen_meta_type") is AnnotatedParam:
-        box = AnnotatedParam.from_nnx_metadata({**leaf.get_metadata(), "value": _abstract(leaf)})
+        box = AnnotatedParam.from_nnx_metadata({**leaf.get_metadata(), "value": abstract(leaf)})
     recorded = box is not None and box.in_branch
     if recorded and inside and not math.isclose(box.depth_ratio, depth_ratio):
         raise InputError(
@@ -351,7 +246,7 @@ def _located(path: str, leaf: Any, shapes: _Shapes, inside: bool, depth_ratio: f
             f"{depth_ratio:g}: use one number, or leave {path!r} out of in_branch."
         )
     if box is None:
-        box = AnnotatedParam(_abstract(leaf), names=())
+        box = AnnotatedParam(abstract(leaf), names=())
     if recorded or not inside:
         return box
     return box.replace(in_branch=True, depth_ratio=depth_ratio)
@@ -432,8 +327,10 @@ def _require_input(shapes: _Shapes, in_branch: bool) -> None:
         return
     names = [None] * (len(shapes.shape) - 1)
     raise InputError(
-        f"{shapes} may be a vector of every layer of a stack, or a weight whose input does not grow: if the first, "
-        f"pass stacked={shapes.path!r}; if the second, {shapes.override(*names[:-1], 'fixed_in', 'width_out')}."
+        f"{shapes} may be a vector of every layer of a stack, a vector with more dimensions (heads and their size), or "
+        f"a weight whose input does not grow: if the first, pass stacked={shapes.path!r}; if the second, "
+        f"{shapes.override(*names, 'width_out')}; if the third, "
+        f"{shapes.override(*names[:-1], 'fixed_in', 'width_out')}."
     )
 
 
@@ -449,8 +346,15 @@ def _no_decay_table(shapes: _Shapes) -> bool:
 
 
 def _decay(shapes: _Shapes) -> bool | None:
-    """``False``: not decayed whatever its role, which decides otherwise (``None``)."""
-    return False if shapes.name in VECTOR_NAMES or _no_decay_table(shapes) else None
+    """Whether to decay it, where its role does not say (``None``): not what is a table or vector by its name or shape,
+    but matrices in which nothing grows.
+    """
+    if shapes.name in VECTOR_NAMES or _no_decay_table(shapes):
+        return False
+    name, sides = shapes.name.lower(), [n for n in shapes.shape[shapes.stacked :] if n > 1]
+    entrywise = _ENTRYWISE.search(name) or _TABLE.search(name)
+    is_matrix = shapes.name == "kernel" or (len(sides) >= 2 and not entrywise)
+    return True if not shapes.growing and is_matrix else None
 
 
 def _with_readout_ratio(box: AnnotatedParam, shapes: _Shapes, named: bool) -> AnnotatedParam:
@@ -477,22 +381,30 @@ def _with_readout_ratio(box: AnnotatedParam, shapes: _Shapes, named: bool) -> An
 
 
 def _require_readouts(
-    found: Mapping[str, ParamInfo], boxes: Mapping[str, AnnotatedParam], readout: Globs | None, paths: Sequence[str]
+    found: Mapping[str, ParamInfo], readout: Globs | None, overrides: Mapping[str, Axes]
 ) -> list[str]:
     """Checks that what ``readout`` names are readouts, and that there is one; returns the tied embeddings."""
-    tied = []
-    for pattern in _globs("readout", () if readout is None else readout, paths):
+    paths, tied, outputs = list(found), [], []
+    for pattern in globs("readout", () if readout is None else readout, paths):
         named = [path for path in paths if matches(path, pattern)]
-        weights = [path for path in named if found[path].role is Role.OUTPUT or _is_table(found[path])]
+        outputs += [path for path in named if found[path].role is Role.OUTPUT]
+        tables = [path for path in named if _is_table(found[path])]
         hidden = [path for path in named if found[path].role is Role.HIDDEN]
-        if hidden or not weights:
+        if hidden or not (tables or set(outputs) & set(named)):
             path = (hidden or named)[0]
             raise InputError(
                 f"readout has {pattern!r}, but {path!r} of shape {found[path].shape} is a {found[path].role} "
                 "parameter: name the output weight alone (its input grows, its output does not), or a tied "
                 "embedding (vocabulary x width)."
             )
-        tied += [path for path in weights if _is_table(found[path])]
+        tied += tables
+    for path in tied:
+        if outputs and not _EMBEDDING.search(path.lower()) and not any(matches(path, glob) for glob in overrides):
+            raise InputError(
+                f"readout names {path!r} of shape {found[path].shape}, an input weight, besides {outputs[0]!r}: name "
+                f"the output weight alone or, if the first is an embedding that is a readout too (tied), say "
+                f"overrides={{{path!r}: Axes(('fixed_in', 'width_out'))}}."
+            )
     if readout is None and not any(leaf.role is Role.OUTPUT for leaf in found.values()):
         tables = [path for path in paths if _is_table(found[path])]
         likely = [path for path in tables if "embed" in path.lower()] or tables or paths[:1]
@@ -518,32 +430,3 @@ def _with_tied_width(found: Mapping[str, ParamInfo], tied: Sequence[str]) -> dic
         return dict(found)
     (model_width,) = ratios
     return {path: dataclasses.replace(leaf, model_width=model_width) for path, leaf in found.items()}
-
-
-# -- initialization ---------------------------------------------------------------------------------------------
-
-
-def _init_factor(path: str, array: jax.Array, base: jax.Array, info: ParamInfo, rule: Parametrization) -> float:
-    """What a weight is multiplied by at initialization."""
-    if rule.width == "standard" or info.role in (Role.VECTOR, Role.FIXED):
-        return 1.0
-    constant, base_constant = (float(jnp.max(x)) == float(jnp.min(x)) for x in (array, base))
-    if constant and base_constant:
-        return 1.0
-    if constant or base_constant:
-        raise InputError(
-            f"parameter {path!r} is constant in {'the model' if constant else 'the base model'} alone: initialize both "
-            "models with the same initializers."
-        )
-    wanted = info.width_in**-0.5 if info.role is Role.HIDDEN else 1.0
-    measured = wanted * _std(base) / _std(array)
-    # The relative standard error of a normal sample's standard deviation is 1 / sqrt(2 n).
-    tolerance = 4 * math.sqrt(0.5 / array.size + 0.5 / base.size)
-    halves = (0.0, -0.5, 0.5)
-    powers = [info.width_in**a * info.width_out**b for a, b in itertools.product(halves, halves)]
-    closest = min(powers, key=lambda power: abs(math.log(measured / power)))
-    return closest if abs(math.log(measured / closest)) <= tolerance else measured
-
-
-def _std(array: jax.Array) -> float:
-    return float(jnp.std(array.astype(jnp.float32)))

@@ -356,7 +356,7 @@ def _scale_by_info(info: Any, scale_of: Callable[[Any], Scalar]) -> optax.Gradie
         _map_info(_require_match, info, params)
         return optax.EmptyState()
 
-    def scale(leaf_info: Any, g: Any) -> Any:
+    def scale(path: Any, leaf_info: Any, g: Any) -> Any:
         return g if isinstance(g, optax.MaskedNode) else g * jnp.asarray(scale_of(leaf_info), g.dtype)
 
     def update(updates: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
@@ -366,14 +366,16 @@ def _scale_by_info(info: Any, scale_of: Callable[[Any], Scalar]) -> optax.Gradie
     return optax.GradientTransformation(init, update)
 
 
-def _map_info(function: Callable[[Any, Any], Any], info: Any, tree: Any) -> Any:
-    def at_leaf(leaf_info: Any, leaf: Any) -> Any:
+def _map_info(function: Callable[[Any, Any, Any], Any], info: Any, tree: Any) -> Any:
+    """``function(path, leaf_info, array)`` over both trees."""
+
+    def at_leaf(path: Any, leaf_info: Any, leaf: Any) -> Any:
         if isinstance(leaf, nnx.Variable):  # a node with one array; nnx.Optimizer passes it here and the array there
-            return jax.tree.map(lambda array: function(leaf_info, array), leaf)
-        return function(leaf_info, leaf)
+            return jax.tree.map(lambda array: function(path, leaf_info, array), leaf)
+        return function(path, leaf_info, leaf)
 
     try:
-        return jax.tree.map(at_leaf, info, tree, is_leaf=is_info)
+        return jax.tree_util.tree_map_with_path(at_leaf, info, tree, is_leaf=is_info)
     except InputError:
         raise
     except ValueError as error:
@@ -383,15 +385,15 @@ def _map_info(function: Callable[[Any, Any], Any], info: Any, tree: Any) -> Any:
         ) from error
 
 
-def _require_match(leaf_info: Any, leaf: Any) -> Any:
+def _require_match(path: Any, leaf_info: Any, leaf: Any) -> Any:
     if isinstance(leaf, nn.meta.AxisMetadata):
         raise InputError(
             "the parameters are still in their annotations: unbox them, flax.linen.unbox(variables)['params']."
         )
     if not isinstance(leaf, optax.MaskedNode) and tuple(leaf.shape) != leaf_info.shape:
         raise InputError(
-            f"a parameter has shape {tuple(leaf.shape)}, but info was made for {leaf_info.shape}: make it "
-            "for the model that is trained."
+            f"parameter {path_name(path)!r} has shape {tuple(leaf.shape)}, but info was made for {leaf_info.shape}: "
+            "make it for the model that is trained."
         )
     return leaf
 

@@ -22,6 +22,7 @@ from depthmup_flax.coord_check import Network, coord_check, linen_network, nnx_n
 from depthmup_flax.coord_check.__main__ import check_config
 from depthmup_flax.coord_check.names import collapsers
 from depthmup_flax.coord_check.verdict import fit_power, verdict_of
+from depthmup_flax.params import flatten_info, is_info
 
 RULE = dm.get_parametrization(branch_multiplier=0.5)
 BASE_WIDTH, BASE_DEPTH = 8, 4
@@ -226,6 +227,15 @@ def small_config(preset="depth_mup"):
     return config
 
 
+def test_a_check_needs_no_more_examples_or_steps_than_its_own():
+    config = small_config()
+    config.data.update(name="synthetic", train_examples=4, image_size=2)
+    config.optimizer.warmup_steps = 1000
+    config.train.update(batch_size=64, steps=10)
+    report = check_config(config, widths=[8, 16, 32], depths=[], seeds=2, steps=1, batch_size=4)
+    assert {r.size for r in report.records} == {8, 16, 32}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "optimizer", "axis"),
@@ -310,14 +320,13 @@ def test_a_frozen_readout_does_not_hide_the_network():
 
 
 def test_measured_changes_are_those_of_a_step_by_hand():
-    model = Net(16, 4)
-    info = infer(model, Net(BASE_WIDTH, 4), 1.0, in_branch="blocks", stacked="blocks")
-    optimizer = dm.adamw(3e-3, info, RULE)
-
     def build(width, depth):
-        return linen_network(model, X, info=info, optimizer=optimizer)
+        model = Net(width, depth)
+        info = infer(model, Net(BASE_WIDTH, 4), 1.0, in_branch="blocks", stacked="blocks")
+        return linen_network(model, X, info=info, optimizer=dm.adamw(3e-3, info, RULE))
 
     report = coord_check(build, Y, rule=RULE, width=16, depth=4, widths=(16, 17, 18), steps=1, seeds=2)
+    model, optimizer = Net(16, 4), build(16, 4).optimizer
     params = model.init(jax.random.key(1), X)["params"]
     params = {**params, "head": {**params["head"], "kernel": 0 * params["head"]["kernel"]}}
     loss = lambda p: optax.softmax_cross_entropy_with_integer_labels(model.apply({"params": p}, X), Y).mean()
@@ -385,6 +394,7 @@ def test_zero_overflow_and_noise_have_their_own_verdicts():
     sizes = (1, 2, 4)
     verdict = lambda values: verdict_of(fit_power(dict(zip(sizes, values, strict=True))), 0.2)
     assert verdict([[0.0, 0.0]] * 3) == "zero"
+    assert verdict([[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]]) == "below precision"
     assert verdict([[1.0, 1.0], [2.0, 2.0], [math.inf, 8.0]]) == "explodes"
     assert verdict([[1.0, 1.0], [1e9, 1e9], [1e18, 1e18]]) == "explodes"
     assert verdict([[1.0, 9.0], [9.0, 1.0], [1.0, 9.0]]) == "unclear"
@@ -419,6 +429,98 @@ def test_stem_blocks_and_readout_that_share_a_name_stay_apart():
     assert eight("Dense_5/kernel") == "Dense_*/kernel"
 
 
+def replaced(network, **fields):
+    """Other fields in the info of what is in branches."""
+    change = lambda leaf: dataclasses.replace(leaf, **fields) if leaf.in_branch else leaf
+    return dataclasses.replace(network, info=jax.tree.map(change, network.info, is_leaf=is_info))
+
+
+def chain_with(width, depth, inside):
+    """A right network of which info knows only some layers, ``inside(i)``, as branches."""
+
+    def init(key):
+        keys = jax.random.split(key, depth + 2)
+        layer = lambda k: {"w": jax.random.normal(k, (width, width)) * width**-0.5, "b": jnp.zeros(width)}
+        stem = jax.random.normal(keys[-1], (12, width)) * 12**-0.5
+        return {"head": jnp.zeros((width, 10)), "layers": [layer(k) for k in keys[:depth]], "stem": stem}
+
+    def apply(params):
+        h = X @ params["stem"]
+        for layer in params["layers"]:
+            h = h + RULE.residual_multiplier(depth / BASE_DEPTH) * (jnp.tanh(h) @ layer["w"] + layer["b"])
+        return h @ params["head"] * RULE.readout_multiplier(width / BASE_WIDTH), {"stream": h}
+
+    m, r = width / BASE_WIDTH, depth / BASE_DEPTH
+    leaf = lambda role, *shape, **fields: dm.ParamInfo(dm.Role(role), shape, model_width=m, width_out=m, **fields)
+    branch = lambda i: {"in_branch": True, "depth_ratio": r} if inside(i) else {}
+    layers = [
+        {"w": leaf("hidden", width, width, width_in=m, **branch(i)), "b": leaf("vector", width, **branch(i))}
+        for i in range(depth)
+    ]
+    head = dm.ParamInfo(dm.Role.OUTPUT, (width, 10), width_in=m, model_width=m)
+    info = {"head": head, "layers": layers, "stem": leaf("input", 12, width)}
+    return Network(init, apply, info, dm.adamw(1e-3, info, RULE))
+
+
+def test_branches_that_info_does_not_know_are_named():
+    build = lambda width, depth: chain_with(width, depth, lambda i: i % 2 == 0)
+    report = coord_check(build, Y, rule=RULE, width=64, depth=4, depths=(8, 16, 32), steps=2, seeds=3)
+    assert causes(report) == {"in_branch_incomplete": ("layers/* (hidden)", "vectors outside")}, str(report)
+
+
+class EmbedNet(nn.Module):
+    """Flax's embeddings start smaller, the wider they are."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Embed(12, self.width, name="tokens")(x)
+        h = h + RULE.branch_multiplier * nn.Dense(self.width, name="block")(nn.relu(nn.LayerNorm(name="norm")(h)))
+        return nn.Dense(12, name="head")(h * RULE.readout_multiplier(self.width / BASE_WIDTH))
+
+
+@pytest.mark.parametrize("rescaled", [False, True])
+def test_an_embedding_that_starts_smaller_with_width_is_named_and_rescaling_repairs_it(rescaled):
+    x = jnp.arange(12).reshape(2, 6)
+
+    def build(width, depth):
+        model, base = EmbedNet(width), EmbedNet(BASE_WIDTH)
+        info = infer(model, base, 1.0, in_branch=("block", "norm"), x=x)
+        network = linen_network(model, x, info=info, optimizer=dm.adamw(1e-3, info, RULE))
+        return network.rescaled(lambda key: base.init(key, x)["params"], RULE) if rescaled else network
+
+    report = coord_check(build, x, rule=RULE, width=64, depth=1, widths=WIDTHS, steps=2, seeds=3)
+    if rescaled:
+        assert report.ok, str(report)
+    else:
+        assert causes(report) == {"input_init_falls_with_width": ("tokens/embedding",)}, str(report)
+
+
+def test_a_rescaled_network_starts_from_what_rescale_init_gives():
+    model, base = EmbedNet(16), EmbedNet(BASE_WIDTH)
+    x = jnp.arange(12).reshape(2, 6)
+    info = infer(model, base, 1.0, in_branch=("block", "norm"), x=x)
+    network = linen_network(model, x, info=info, optimizer=dm.adamw(1e-3, info, RULE))
+    params, base_params = (m.init(jax.random.key(0), x)["params"] for m in (model, base))
+    expected = dm.rescale_init(params, base_params, info, RULE)
+    got = jax.jit(network.rescaled(lambda key: base.init(key, x)["params"], RULE).init)(jax.random.key(0))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, expected)
+    assert not np.allclose(got["tokens"]["embedding"], params["tokens"]["embedding"])
+
+
+def test_changes_below_float_precision_are_called_that():
+    report = check("width", make_optimizer=lambda info: size_dependent(info, lambda m: 1.0 if m < 10 else 1e-9))
+    assert "below precision" in str(report)
+    assert "nan" not in str(report)
+    assert list(causes(report)) == ["below_precision"]
+
+
+def size_dependent(info, factor):
+    (m,) = {leaf.model_width for leaf in flatten_info(info).values()}
+    return dm.adamw(3e-3 * factor(m), info, RULE)
+
+
 def build_right(width, depth):
     model = Net(width, depth)
     info = infer(model, Net(BASE_WIDTH, depth), depth / BASE_DEPTH, in_branch="blocks", stacked="blocks")
@@ -441,6 +543,28 @@ def build_right(width, depth):
         ({"widths": ()}, "widths and depths are both empty"),
         ({"seeds": 1}, "seeds is 1: an interval needs at least 2"),
         ({"steps": 0}, "steps is 0"),
+        ({"depth": -3}, "depth is -3: use a positive number"),
+        (
+            {"tolerance": -1.0},
+            "tolerance is -1.0: use a number above 0 and below 0.5, since mistakes have exponents of",
+        ),
+        ({"tolerance": math.nan}, "tolerance is nan"),
+        (
+            {"build": lambda w, d: build_right(16, d)},
+            "build makes a network of 1594 parameters at width 64 and of 1594 at width 128: let the model have the wid",
+        ),
+        (
+            {"build": lambda w, d: build_right(w, 4), "depths": (4, 8, 16)},
+            "of 1594 parameters at depth 4 and of 1594 at depth 8: let the model have the depth that build is called",
+        ),
+        (
+            {"build": lambda w, d: replaced(build_right(w, d), depth_ratio=BASE_DEPTH / d), "depths": (8, 16, 32)},
+            "depth_ratio falls from 0.5 at depth 8 to 0.25 at depth 16: it is depth / base_depth, not the inverse",
+        ),
+        (
+            {"build": lambda w, d: chain_with(w, d, lambda i: i == 0), "depths": (4, 8, 16)},
+            "parameters inside residual branches at depth 4 and 272 at depth 8, though the network grows: let",
+        ),
         (
             {"build": lambda w, d: Network(lambda k: {"w": jnp.ones(3)}, lambda p: p["w"], {}, optax.sgd(1.0))},
             "Network.apply must return (outputs, dictionary of activations)",
@@ -492,6 +616,12 @@ def test_the_command_exits_with_the_verdict_and_writes_records_report_and_figure
         (("--config=configs/digits.py", "--widths=64,wide"), "--widths=64,wide: write whole numbers with commas"),
         (("--config=configs/digits.py", "--config.model.dpth=3"), "config has no field"),
         (("--config=configs/digits.py", "--batch_size=0"), "batch_size is 0: use between 1 and the 1500"),
+        (
+            ("--config=configs/digits.py", "--config.model.depth=24"),
+            "--config.model.depth=24 is not used by the check: choose the sizes with --depths=A,B,C and --depth=N",
+        ),
+        (("--config=configs/digits.py", "--config.model.base_depth=-1"), "model.base_depth is -1: use a positive"),
+        (("--config=configs/digits.py", "--depth=-3", "--widths="), "depth is -3: use a positive number"),
     ],
 )
 def test_a_wrong_command_is_one_sentence_and_exit_code_2(arguments, message):

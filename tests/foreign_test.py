@@ -19,6 +19,7 @@ from depthmup_flax import (
     ResidualBranch,
     ResMLP,
     Role,
+    ViT,
     depthmup,
     freeze,
     get_parametrization,
@@ -71,6 +72,12 @@ def infer(leaves: dict, **kwargs) -> dict:
         ("head/conv/kernel", (1, 1, 16, 5), (1, 1, 8, 5), (Role.OUTPUT, 2, 1, True)),
         ("head/bias", (10,), (10,), (Role.FIXED, 1, 1, False)),
         ("temperature", (), (), (Role.FIXED, 1, 1, False)),
+        ("token_mixing/kernel", (9, 32), (9, 32), (Role.FIXED, 1, 1, True)),
+        ("spatial/w", (9, 9), (9, 9), (Role.FIXED, 1, 1, True)),
+        ("temperature", (4, 1, 1), (4, 1, 1), (Role.FIXED, 1, 1, False)),
+        ("attn/relative_bias", (4, 9), (4, 9), (Role.FIXED, 1, 1, False)),
+        ("attn/bias", (4, 8), (4, 8), (Role.FIXED, 1, 1, False)),
+        ("pos_emb", (9, 8), (9, 8), (Role.FIXED, 1, 1, False)),
     ],
 )
 def test_what_shapes_tell_is_resolved(path, shape, base, expected):
@@ -118,6 +125,12 @@ def test_what_shapes_tell_is_resolved(path, shape, base, expected):
         ({}, {"depth_ratio": 2.0}, "depth_ratio is 2 but in_branch is missing"),
         ({}, {"depth_ratio": None}, "nothing says which parameters are inside residual branches: pass in_branch='Blo"),
         ({}, {"depth_ratio": "2"}, "depth_ratio is '2': use depth / base_depth, a number above 0"),
+        ({}, {"depth_ratio": True}, "depth_ratio is True: use depth / base_depth, a number above 0"),
+        (
+            {"stem": ((5, 16), (5, 8))},
+            {"readout": ("head", "stem")},
+            "readout names 'stem' of shape (5, 16), an input weight, besides 'head/kernel': name the output weight",
+        ),
         ({"x": ((3,), (3, 1))}, {}, "'x' has shape (3,) in the model and (3, 1) in the base model"),
         (
             {"other/kernel": ((24, 10), (8, 10))},
@@ -155,12 +168,125 @@ def test_what_shapes_do_not_tell_is_refused_with_what_to_write(leaves, kwargs, m
             "rule.readout_multiplier(m) and name it, such as readout='embed'",
         ),
         ({}, {}, "params has no parameters"),
+        (
+            {"stem": (3, 4), "head": (4, 2)},
+            {"stem": (3, 8), "head": (8, 2)},
+            "params are narrower than base_params, such as 'head' of shape (4, 2) and (8, 2): pass the model's first",
+        ),
     ],
 )
 def test_trees_that_do_not_fit_are_named(params, base, message):
     with pytest.raises(InputError) as error:
         infer_info(shapes(params), shapes(base), depth_ratio=1.0)
     assert message in str(error.value)
+
+
+def test_a_model_that_is_meant_to_be_narrower_than_the_base_is_given_twice():
+    narrow, base = shapes({"stem": (3, 4), "head": (4, 2)}), shapes({"stem": (3, 8), "head": (8, 2)})
+    info = infer_info(narrow, base, depth_ratio=1.0, readout="head", delta_params=narrow)
+    assert {leaf.model_width for leaf in info.values()} == {0.5}
+
+
+def test_functions_and_modules_in_place_of_parameters_are_named():
+    init = lambda key: {"w": jnp.ones((4, 4))}
+    with pytest.raises(InputError, match="params is a function where an array belongs: pass the parameters, or their"):
+        infer_info(init, init, depth_ratio=1.0)
+    with pytest.raises(InputError, match="params has a Dense at 'head' where an array belongs"):
+        infer_info({"head": nn.Dense(3)}, {"head": nn.Dense(3)}, depth_ratio=1.0)
+
+
+@pytest.mark.parametrize("two", [jnp.float32(2), np.float32(2), np.array(2.0), 2])
+def test_a_depth_ratio_is_a_number_or_an_array_of_one(two):
+    assert infer({"w": ((16, 16), (8, 8))}, in_branch="w", depth_ratio=two)["w"].depth_ratio == 2
+
+
+class Unnamed(nn.Module):
+    """A residual network whose modules Flax numbers."""
+
+    width: int
+    tokens: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width)(x)
+        h = h + nn.Embed(5, self.width)(jnp.arange(1)) if self.tokens else h
+        for _ in range(3):
+            h = h + nn.Dense(self.width)(nn.LayerNorm()(h))
+        return nn.Dense(10, name="head")(nn.LayerNorm()(h))
+
+
+def infer_unnamed(in_branch, tokens=False, readout="head", **kwargs):
+    both = [jax.eval_shape(Unnamed(n, tokens).init, jax.random.key(0), jnp.ones((1, 6)))["params"] for n in (16, 8)]
+    if readout == "Dense_4":  # the head without its name, too
+        both = [{**{k: v for k, v in params.items() if k != "head"}, "Dense_4": params["head"]} for params in both]
+    return infer_info(*both, in_branch=in_branch, depth_ratio=2.0, readout=readout, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("in_branch", "kwargs", "message"),
+    [
+        ("Dense_*", {"readout": "Dense_4"}, "takes 'Dense_4/kernel' of shape (16, 10) into the residual branches"),
+        ("Dense_*", {}, "takes 'Dense_0/kernel' of shape (6, 16) into the residual branches, which looks like the mod"),
+        ("Dense_*", {"tokens": True}, "'Dense_0/kernel' of shape (6, 16) into the residual branches, which looks like"),
+        (["Dense_[123]", "LayerNorm_*"], {}, "takes 4 modules LayerNorm_*, one more than 3 in 3 layers, so it"),
+        (lambda path: "Dense" in path, {}, "name the blocks in the model (name='block_0', ...) and write "),
+    ],
+)  # fmt: skip
+def test_a_stem_a_readout_or_a_final_norm_in_branches_is_refused(in_branch, kwargs, message):
+    with pytest.raises(InputError) as error:
+        infer_unnamed(in_branch, **kwargs)
+    assert message in str(error.value)
+
+
+def test_numbered_layers_that_are_the_branches_alone_are_right():
+    info = flatten_info(infer_unnamed(["Dense_[123]", "LayerNorm_[012]"]))
+    assert {path.split("/")[0] for path, leaf in info.items() if leaf.in_branch} == {
+        "Dense_1", "Dense_2", "Dense_3", "LayerNorm_0", "LayerNorm_1", "LayerNorm_2",
+    }  # fmt: skip
+
+
+def test_a_model_without_a_stem_says_so_of_what_looks_like_one():
+    leaves = {"blocks/mix/kernel": ((3, 3, 1, 16), (3, 3, 1, 8)), "blocks/w": ((16, 16), (8, 8))}
+    with pytest.raises(InputError, match=re.escape("Axes((None, None, 'fixed_in', 'width_out'), in_branch=True, ")):
+        infer(leaves, in_branch="blocks", depth_ratio=2.0)
+    axes = Axes((None, None, "fixed_in", "width_out"), in_branch=True, depth_ratio=2.0)
+    leaf = infer(leaves, in_branch="blocks", depth_ratio=2.0, overrides={"blocks/mix/kernel": axes})
+    assert leaf["blocks/mix/kernel"].in_branch
+    # Layers that have one each are no stem, nor is one besides a stem.
+    two = {f"blocks/{i}/{path[7:]}": shape for path, shape in leaves.items() for i in (0, 1)}
+    assert infer(two, in_branch="blocks", depth_ratio=2.0)["blocks/1/mix/kernel"].in_branch
+    stem = {"stem/kernel": ((3, 16), (3, 8))}
+    assert infer({**leaves, **stem}, in_branch="blocks", depth_ratio=2.0)["blocks/mix/kernel"].in_branch
+
+
+def test_low_rank_weights_inside_branches_are_right():
+    leaves = {"emb": ((50, 16), (50, 8)), "blocks/w": ((16, 16), (8, 8)), "blocks/down": ((16, 2), (8, 2))}
+    leaves["blocks/up/kernel"] = ((2, 16), (2, 8))
+    info = infer(leaves, in_branch="blocks", depth_ratio=2.0, readout=("head", "blocks/down"))
+    assert [info[path].role for path in ("blocks/down", "blocks/up/kernel")] == [Role.OUTPUT, Role.INPUT]
+
+
+@pytest.mark.parametrize(
+    ("in_branch", "message"),
+    [
+        ("layers/1", "takes 'layers/1/kernel' but not 'layers/0/kernel', which is alike: name all blocks, such "),
+        (lambda path: path[:8] in ("layers/0", "layers/2"), "takes 'layers/0/kernel' but not 'layers/1/kernel', which"),
+        ("layers/*/kernel", "in_branch takes 'layers/0/kernel' but not 'layers/0/bias', which are of one layer: take"),
+    ],
+)  # fmt: skip
+def test_branches_that_are_named_in_part_are_refused(in_branch, message):
+    layers = {
+        f"layers/{i}/{name}": shape
+        for i in range(4)
+        for name, shape in {"kernel": ((16, 16), (8, 8)), "bias": ((16,), (8,))}.items()
+    }
+    with pytest.raises(InputError) as error:
+        infer(layers, in_branch=in_branch, depth_ratio=2.0)
+    assert message in str(error.value)
+    axes = {"layers/3/kernel": (None, "width_in", "width_out"), "layers/3/bias": (None, "width_out")}
+    outside = {path: Axes(names[1:], in_branch=False) for path, names in axes.items()}
+    info = infer(layers, in_branch="layers/[012]", depth_ratio=2.0, overrides=outside)
+    assert not info["layers/3/kernel"].in_branch
 
 
 def test_all_variables_of_linen_or_nnx_are_refused():
@@ -406,80 +532,8 @@ def test_freezing_and_functional_updates_work_on_an_nnx_state():
 def test_an_optimizer_of_another_nnx_model_is_refused():
     _, info = nnx_models()
     optimizer = depthmup(optax.scale_by_adam(), info, RULE, 0.1)
-    with pytest.raises(InputError, match="but info was made for"):
+    with pytest.raises(InputError, match=r"parameter 'blocks/0/bias' has shape \(16,\), but info was made for \(8,\)"):
         nnx.Optimizer(TheirNNX(16, nnx.Rngs(0)), optimizer, wrt=nnx.Param)
-
-
-def weights(init, n, rng):
-    keys = jax.random.split(jax.random.key(rng), 4)
-    sizes = {"stem": (50, n), "w": (n, n), "head": (n, 60)}
-    arrays = {path: init(key, shape) for key, (path, shape) in zip(keys, sizes.items(), strict=False)}
-    return {**arrays, "bias": jax.random.normal(keys[3], (n,)), "zero": jnp.zeros((n, n))}
-
-
-@pytest.mark.parametrize(
-    ("init", "factors"),
-    [
-        (nn.initializers.lecun_normal(), {"head": 4**0.5}),
-        (nn.initializers.kaiming_uniform(), {"head": 4**0.5}),
-        (nn.initializers.normal(0.02), {"w": 4**-0.5}),
-        (nn.initializers.variance_scaling(1.0, "fan_out", "normal"), {"stem": 4**0.5}),
-    ],
-)
-def test_initial_deviations_are_corrected_by_exact_powers_of_the_ratio(init, factors):
-    for seed in range(5):
-        params, base = weights(init, 128, seed), weights(init, 32, seed + 100)
-        info = infer_info(params, base, depth_ratio=1.0, readout="head")
-        new = rescale_init(params, base, info, RULE)
-        for path, leaf in params.items():
-            np.testing.assert_array_equal(new[path], leaf * np.float32(factors.get(path, 1.0)), err_msg=path)
-
-
-def test_a_correction_that_is_no_power_is_the_measured_one():
-    init = nn.initializers.xavier_normal()
-    params, base = weights(init, 512, 0), weights(init, 64, 1)
-    info = infer_info(params, base, depth_ratio=1.0, readout="head")
-    new = rescale_init(params, base, info, RULE)
-    assert float(new["head"].std()) == pytest.approx(float(base["head"].std()), rel=1e-5)
-    np.testing.assert_array_equal(new["w"], params["w"])
-
-
-def test_the_standard_parametrization_changes_no_initial_value():
-    params, base = weights(nn.initializers.normal(0.02), 64, 0), weights(nn.initializers.normal(0.02), 16, 1)
-    info = infer_info(params, base, depth_ratio=1.0, readout="head")
-    new = rescale_init(params, base, info, get_parametrization("sp"))
-    assert all(new[path] is params[path] for path in params)
-
-
-def test_initial_values_of_an_nnx_model_can_be_corrected():
-    def model(n):
-        init = nnx.initializers.normal(0.02)
-        return nnx.Sequential(
-            nnx.Linear(3, n, rngs=nnx.Rngs(0)), nnx.Linear(n, n, kernel_init=init, rngs=nnx.Rngs(1)),
-            nnx.Linear(n, 2, kernel_init=nnx.initializers.zeros, rngs=nnx.Rngs(2)),
-        )  # fmt: skip
-
-    wide, base = model(64), model(16)
-    before = wide.layers[1].kernel[...]
-    info = infer_info(wide, base, depth_ratio=1.0, readout="layers/2")
-    nnx.update(wide, rescale_init(wide, base, info, RULE))
-    np.testing.assert_allclose(wide.layers[1].kernel[...], before / 2, rtol=1e-6)
-
-
-def test_what_cannot_be_rescaled_is_named():
-    params, base = weights(nn.initializers.normal(0.02), 64, 0), weights(nn.initializers.normal(0.02), 16, 1)
-    info = infer_info(params, base, depth_ratio=1.0, readout="head")
-    abstract = jax.eval_shape(lambda: params)
-    with pytest.raises(InputError, match="is ShapeDtypeStruct, which has no values: call rescale_init outside jit"):
-        rescale_init(abstract, base, info, RULE)
-    with pytest.raises(InputError, match="which has no values: call rescale_init outside jit"):
-        jax.jit(lambda p: rescale_init(p, base, info, RULE))(params)
-    with pytest.raises(InputError, match=r"'bias' has shape \(16,\), but info was made for \(64,\)"):
-        rescale_init(base, base, info, RULE)
-    with pytest.raises(InputError, match="'w' is constant in the model alone"):
-        rescale_init({**params, "w": jnp.zeros((64, 64))}, base, info, RULE)
-    with pytest.raises(InputError, match="'zero' is in the model but not in info"):
-        rescale_init(params, base, {path: leaf for path, leaf in info.items() if path != "zero"}, RULE)
 
 
 def load(name):
@@ -526,6 +580,11 @@ def test_the_vit_example_passes_masks_through_its_attention():
     masked, free = (module.init_with_output(jax.random.key(1), x, mask=m)[0] for m in (mask, None))
     assert not np.allclose(masked[:, 0], free[:, 0])
     assert np.allclose(masked[:, -1], free[:, -1], atol=1e-5)
+
+
+def test_an_image_without_a_batch_dimension_is_named():
+    with pytest.raises(InputError, match=r"x has shape \(32, 32, 3\), but images are \[batch, height,"):
+        ViT(10, width=16, patch_size=4).init(jax.random.key(0), jnp.ones((32, 32, 3)))
 
 
 def test_the_table_of_an_inferred_model_prints():

@@ -24,7 +24,8 @@ from depthmup_flax.coord_check.measure import (
 )
 from depthmup_flax.coord_check.names import collapsers, in_branches
 from depthmup_flax.coord_check.networks import Network, checked_outputs
-from depthmup_flax.coord_check.verdict import ATTENTION_SCALE, UNCLEAR, Quantity, Table, judge
+from depthmup_flax.coord_check.plan import require_growth, require_plan
+from depthmup_flax.coord_check.verdict import ATTENTION_SCALE, NO_ANSWER, Quantity, Table, judge
 from depthmup_flax.errors import InputError
 from depthmup_flax.parametrization import Parametrization, ParamInfo, Role
 from depthmup_flax.params import flatten_info
@@ -72,7 +73,7 @@ class Report:
             mine = [q for q in self.quantities if q.axis == axis]
             failed = [q for q in mine if not q.passed]
             sizes = sorted({r.size for r in self.records if r.axis == axis})
-            word = "PASS" if not failed else "UNCLEAR" if all(q.verdict == UNCLEAR for q in failed) else "FAIL"
+            word = "PASS" if not failed else "UNCLEAR" if all(q.verdict in NO_ANSWER for q in failed) else "FAIL"
             lines += [
                 "",
                 f"{axis} {', '.join(map(str, sizes))}: {word}, {len(mine) - len(failed)} of {len(mine)} right",
@@ -132,6 +133,9 @@ def coord_check(
     Small networks are not asymptotic: use widths from 8 times the base, depths from 32 branches or a branch multiplier
     of at most 1/2, and a batch of a few examples. Exponents of what can go wrong differ by 1/2.
 
+    The cost: every network is compiled once, and trained ``seeds`` times ``steps`` steps, and two for every group of
+    parameters alone. Mind that groups are about as many as a layer has weights.
+
     Args:
       build: ``(width, depth) -> Network`` on a fixed batch, the same for all; `linen_network`, `nnx_network` make one.
       labels: integers of the shape of the outputs without the last axis, for the softmax cross-entropy. ``None``: with
@@ -142,20 +146,24 @@ def coord_check(
       loss: ``outputs -> scalar``, instead of ``labels``.
       steps: training steps.
       seeds: initial values per size.
-      tolerance: largest exponent that counts as flat.
+      tolerance: largest exponent that counts as flat; above 0 and below 1/2.
       spectral: also record the spectral norm of every weight's update.
-      say: called with a line per network.
+      say: called with a line per network; ``print`` shows how far it is.
 
     Raises:
-      InputError: too few sizes or seeds, or labels that do not fit the outputs; before anything is trained.
+      InputError: too few sizes or seeds, networks that do not grow with their sizes, or labels that do not fit the
+        outputs; before anything is trained.
     """
-    _require_plan(widths, depths, steps, seeds)
+    require_plan(widths, depths, width, depth, steps, seeds, tolerance)
     plan = [("width", w, w, depth) for w in widths] + [("depth", d, width, d) for d in depths]
     networks = [build(w, d) for _, _, w, d in plan]
     shapes = [checked_outputs(network) for network in networks]
+    infos = [flatten_info(network.info) for network in networks]
+    require_growth("width", widths, infos[: len(widths)])
+    require_growth("depth", depths, infos[len(widths) :])
     loss = _checked_loss(labels, loss, shapes[0][0])
-    names = [[*flatten_info(n.info), *activations] for n, (_, activations) in zip(networks, shapes, strict=True)]
-    collapses = collapsers(names, [flatten_info(network.info) for network in networks])
+    names = [[*info, *activations] for info, (_, activations) in zip(infos, shapes, strict=True)]
+    collapses = collapsers(names, infos)
     records = []
     for (axis, size, w, d), network, collapse in zip(plan, networks, collapses, strict=True):
         rows = measure(network, loss, rule, steps=steps, seeds=seeds, spectral=spectral, collapse=collapse)
@@ -167,32 +175,20 @@ def coord_check(
         ]
         say(f"width {w}, depth {d}: outputs changed by {sum(final) / len(final):.3g} in {steps} steps")
     weights: dict[str, ParamInfo] = {}
-    for network, collapse in zip(networks, collapses, strict=True):
-        weights.update({collapse(path): leaf for path, leaf in flatten_info(network.info).items()})
+    for info, collapse in zip(infos, collapses, strict=True):
+        weights.update({collapse(path): leaf for path, leaf in info.items()})
     weights = {path: leaf for path, leaf in weights.items() if leaf.role not in (Role.VECTOR, Role.FIXED)}
     groups = {path: group_of(path, lambda name: name) for path in weights}
     in_branch = {groups[path] for path, leaf in weights.items() if leaf.in_branch} | {BRANCHES, BRANCH_VECTORS}
     table = Table(records)
     branch_activations = {
         collapse(name)
-        for network, collapse, (_, activations) in zip(networks, collapses, shapes, strict=True)
-        for name in in_branches(flatten_info(network.info), activations)
+        for info, collapse, (_, activations) in zip(infos, collapses, shapes, strict=True)
+        for name in in_branches(info, activations)
     }
     quantities = judge(table, rule, tolerance, in_branch, branch_activations)
     causes = diagnose(Evidence(table, quantities, rule, weights, groups))
     return Report(records, quantities, causes, rule, seeds, tolerance)
-
-
-def _require_plan(widths: Sequence[int], depths: Sequence[int], steps: int, seeds: int) -> None:
-    if not widths and not depths:
-        raise InputError("widths and depths are both empty: give at least three of one.")
-    for name, sizes in (("widths", widths), ("depths", depths)):
-        if sizes and (len(set(sizes)) < 3 or min(sizes) < 1):
-            raise InputError(f"{name} is {tuple(sizes)}: an exponent needs at least three different positive sizes.")
-    if steps < 1:
-        raise InputError(f"steps is {steps}: use at least 1.")
-    if seeds < 2:
-        raise InputError(f"seeds is {seeds}: an interval needs at least 2.")
 
 
 def _checked_loss(labels: Any, loss: Loss | None, outputs: Any) -> Loss:
@@ -230,7 +226,7 @@ def _rows(quantities: Sequence[Quantity]) -> list[str]:
         else:
             what = f"change of {q.name}, training {q.group} alone"
         theory = "?" if q.theory is None else f"{q.theory:+.1f}" if q.theory else "0"
-        mark = "ok" if q.passed else "FAIL" if q.verdict != UNCLEAR else "??"
+        mark = "ok" if q.passed else "FAIL" if q.verdict not in NO_ANSWER else "??"
         lines.append(f"  {mark:<4} {_shortened(what, 58):<58} {q.step:>4}  {q.fit!s:>16}  {theory:>6}  {q.verdict}")
     return lines
 

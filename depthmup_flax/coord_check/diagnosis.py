@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from depthmup_flax.coord_check.measure import BRANCHES, EVERYTHING, OUTPUT
+from depthmup_flax.coord_check.measure import BRANCH_VECTORS, BRANCHES, EVERYTHING, OUTPUT
 from depthmup_flax.coord_check.verdict import (
     ATTENTION_SCALE,
+    BELOW_PRECISION,
     EXPLODES,
     FEATURES,
     GROWS,
+    NO_ANSWER,
     VANISHES,
     ZERO,
     Quantity,
@@ -116,7 +118,14 @@ def diagnose(evidence: Evidence) -> list[Cause]:
     if causes:
         return causes
     failed = sorted({q.name if q.group == EVERYTHING else q.group for q in evidence.quantities if not q.passed})
-    if all(q.verdict == "unclear" for q in evidence.quantities if not q.passed):
+    verdicts = {q.verdict for q in evidence.quantities if not q.passed}
+    if BELOW_PRECISION in verdicts:
+        text = (
+            "some changes are below 1e-5 of what changes, which floating point numbers do not tell from none: use a "
+            "larger learning rate or more steps, or look for a factor that is tiny."
+        )
+        return [Cause("below_precision", tuple(failed), text)]
+    if verdicts.issubset(NO_ANSWER):
         return [Cause("unclear", tuple(failed), "the intervals are too wide to tell: add seeds or sizes.")]
     return [
         Cause(
@@ -164,6 +173,19 @@ def _fixed_init(e: Evidence) -> list[Cause]:
     return [Cause("fixed_std_init", layers, text)] if layers else []
 
 
+def _shrinking_input(e: Evidence) -> list[Cause]:
+    if e.rule.width != "mup" or all(q.passed for q in e.quantities if q.axis == "width"):
+        return []
+    layers = tuple(
+        p for p, leaf in e.weights.items() if leaf.role is Role.INPUT and e.weight_slope("width", p) < -CLEARLY
+    )
+    text = (
+        "input weights start smaller, the wider the network (as nn.Embed's do): give them one standard deviation at "
+        "every width, or pass the parameters through rescale_init, which is network.rescaled(base_init, rule) here."
+    )
+    return [Cause("input_init_falls_with_width", layers, text)] if layers else []
+
+
 def _double_counted_init(e: Evidence) -> list[Cause]:
     if "depth" not in e.table.axes():
         return []
@@ -196,6 +218,19 @@ def _branch_multiplier(e: Evidence) -> list[Cause]:
         "is before a norm that cancels it; multiply its output by rule.residual_multiplier(r), or use ResidualBranch."
     )
     return [Cause("missing_branch_multiplier", tuple(q.name for q in grown), text)]
+
+
+def _incomplete_branches(e: Evidence) -> list[Cause]:
+    """What is outside moves features by order one at every depth, unless the rule or the forward pass is wrong."""
+    if "depth" not in e.table.axes() or e.rule.alpha < 0.5 or e.failed("depth", "activation"):
+        return []
+    inside = {e.group_of_weight[path] for path, leaf in e.weights.items() if leaf.in_branch} | {BRANCH_VECTORS}
+    layers = tuple(group for group in e.growing_groups("depth") if group not in inside)
+    text = (
+        "parameters outside residual branches, by info, have an effect that grows with depth: some are inside; let "
+        "in_branch match all parameters of all branches."
+    )
+    return [Cause("in_branch_incomplete", layers, text)] if layers else []
 
 
 def _readout(e: Evidence) -> list[Cause]:
@@ -270,9 +305,11 @@ def _small_updates(e: Evidence) -> list[Cause]:
 _RULES: tuple[Callable[[Evidence], list[Cause]], ...] = (
     _wrong_rule,
     _fixed_init,
+    _shrinking_input,
     _double_counted_init,
     _branch_mean,
     _branch_multiplier,
+    _incomplete_branches,
     _readout,
     _attention,
     _update_factor("width"),

@@ -14,7 +14,9 @@ import optax
 from flax import nnx
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.parametrization import Parametrization
 from depthmup_flax.params import is_info
+from depthmup_flax.rescale import init_factors, multiplied
 
 Activations = dict[str, jax.Array]
 
@@ -38,6 +40,19 @@ class Network:
     apply: Callable[[Any], tuple[jax.Array, Activations]]
     info: Any
     optimizer: optax.GradientTransformation
+
+    def rescaled(self, base_init: Callable[[jax.Array], Any], rule: Parametrization) -> Network:
+        """The network that starts from what `rescale_init` makes of its initial values.
+
+        The factors are measured here, on one key, and hold for all; so the new ``init`` is pure again.
+
+        Args:
+          base_init: key -> parameters of the base model, ``lambda key: base.init(key, x)["params"]``.
+          rule: the parametrization.
+        """
+        params, base_params = (jax.jit(init)(jax.random.key(0)) for init in (self.init, base_init))
+        factors = init_factors(params, base_params, self.info, rule)
+        return dataclasses.replace(self, init=lambda key: multiplied(self.init(key), factors))
 
 
 def linen_network(

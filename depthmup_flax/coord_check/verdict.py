@@ -14,6 +14,8 @@ from depthmup_flax.coord_check.networks import SCORES
 from depthmup_flax.parametrization import Parametrization
 
 FLAT, GROWS, VANISHES, ZERO, EXPLODES, UNCLEAR = "flat", "grows", "vanishes", "zero", "explodes", "unclear"
+BELOW_PRECISION = "below precision"  # some changes are too small for floating point numbers
+NO_ANSWER = (UNCLEAR, BELOW_PRECISION)
 FEATURES = "features"  # all activations but the output, as one quantity
 ATTENTION_SCALE = "attention scale"
 
@@ -29,7 +31,8 @@ class Fit:
       slope: the exponent; NaN where there is none.
       interval: half of its 95 % confidence interval, from the residuals (Student's t), so that both seeds and a curve
         that is no power law widen it.
-      state: "fitted", or `ZERO` (all values are 0), or `EXPLODES` (some are not finite).
+      state: "fitted", or `ZERO` (all values are 0), or `EXPLODES` (some are not finite), or `BELOW_PRECISION` (too few
+        are above 0).
     """
 
     slope: float
@@ -52,7 +55,7 @@ class Quantity:
       step: optimizer steps taken.
       fit: the exponent.
       theory: the exponent that theory gives for the rule in use; ``None`` if it gives none.
-      verdict: flat, grows, vanishes, zero, explodes or unclear.
+      verdict: flat, grows, vanishes, zero, explodes, below precision or unclear.
       passed: whether that is as it must be.
     """
 
@@ -160,7 +163,7 @@ def fit_power(values_of_size: dict[int, list[float]]) -> Fit:
     positive = values > 0
     x, y = np.log([size for size, _ in pairs])[positive], np.log(values[positive])
     if len(set(x)) < 3:
-        return Fit(math.nan, math.inf)
+        return Fit(math.nan, math.inf, "fitted" if positive.all() else BELOW_PRECISION)
     result = scipy.stats.linregress(x, y)
     # Values that are all the same, such as those behind a norm, leave no residuals.
     error = np.nan_to_num(result.stderr)

@@ -95,7 +95,11 @@ class ViT(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
         """``[B, H, W, C] -> [B, num_classes]``: logits in float32 (or wider)."""
-        if x.ndim != 4 or x.shape[1] % self.patch_size or x.shape[2] % self.patch_size:
+        if x.ndim != 4:
+            raise InputError(
+                f"x has shape {x.shape}, but images are [batch, height, width, channels]: write x[None] for one image."
+            )
+        if x.shape[1] % self.patch_size or x.shape[2] % self.patch_size:
             raise InputError(
                 f"model.patch_size is {self.patch_size}, which does not divide images of shape {x.shape[1:]}: choose a "
                 "divisor of their height and width, or set data.image_size."
