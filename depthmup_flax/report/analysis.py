@@ -230,7 +230,8 @@ def _slope(variant: Variant, axis: SizeAxis) -> Slope:
     rows = axis.rows(variant)
     used = {getattr(r.curve, axis.name): r.optimum.at for r in rows if r.bracketed and r.useful and r.optimum}
     estimate = opt.slope([math.log2(size) for size in used], list(used.values()))
-    return Slope(estimate, axis.fixed, tuple(used), tuple(size for size in axis.sizes if size not in used))
+    sizes = [getattr(row.curve, axis.name) for row in rows]
+    return Slope(estimate, axis.fixed, tuple(used), tuple(size for size in sizes if size not in used))
 
 
 def power_laws(rows: Sequence[Row]) -> dict[str, dict[int, opt.Estimate]]:

@@ -174,7 +174,8 @@ def _cells(row: dict[str, Any], is_base: bool) -> tuple[str, ...]:
         "base" if is_base else shift,
         "base" if is_base else regret,
         "" if row["best_loss"] is None else _four(row["best_loss"]),
-        ", ".join(row["flags"]),
+        # The column of seeds says how few they are.
+        ", ".join(flag for flag in row["flags"] if flag not in (analysis.ONE_SEED, analysis.FEW_SEEDS)),
     )
 
 
