@@ -494,8 +494,8 @@ def test_the_tuner_recovers_a_planted_optimum_and_says_how_sure_it_is():
     assert choice.flag == ""
     # 0.05 log2(rate / 3e-3)^2 <= 1 % of 1 within 0.45 octaves.
     assert choice.as_good == (2e-3, 4e-3) or choice.as_good[0] == choice.as_good[1]
-    edge = best(planted_records([1e-3 * 2.0**k for k in range(-3, 1)], [2.0]))
-    assert edge.flag
+    edge = best(planted_records([1e-3 * 2.0**k for k in range(-3, 1)], [0.5, 1.0]))
+    assert edge.flag == "highest of the grid, branch_multiplier at the end of its grid"
 
 
 def test_the_tuner_writes_a_config_that_train_py_trains_at_the_tuned_rate(tmp_path):

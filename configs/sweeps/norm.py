@@ -24,7 +24,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         base.data.update(image_size=16, test_examples=2000)
     if scale != "paper":
         base.data.augment = "none"
-        steps = at_scale(scale, smoke=20, cpu=150, gpu=1000)
+        steps = at_scale(scale, smoke=20, cpu=100, gpu=1000)
         base.train.update(epochs=0.0, steps=steps, average_steps=max(1, steps // 6), log_every=max(1, steps // 20))
     else:
         base.train.log_every = 781

@@ -19,7 +19,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     wide = powers_of_two(-3, 3)
     grid = {
         "parametrization.gamma0": at_scale(scale, smoke=(0.5, 2.0), cpu=powers_of_two(-2, 2), other=wide),
-        "model.depth": parent.grids.depths.model.depth,
+        "model.depth": at_scale(scale, cpu=(3, 6, 12), other=parent.grids.depths.model.depth),
         "seed": parent.grids.depths.seed,
     }
     return sweep_config(

@@ -18,8 +18,8 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_conv.py"), scale)
     wide = tuple(10.0**k for k in (-3, -2, -1.5, -1, -0.5, 0, 0.5))
     grid = {
-        "optimizer.weight_decay": at_scale(scale, smoke=(0.01, 0.1), other=wide),
-        "model.depth": parent.grids.depths.model.depth,
+        "optimizer.weight_decay": at_scale(scale, smoke=(0.01, 0.1), cpu=wide[1:6], other=wide),
+        "model.depth": at_scale(scale, cpu=(3, 6, 12), other=parent.grids.depths.model.depth),
         "seed": parent.grids.depths.seed,
     }
     return sweep_config(

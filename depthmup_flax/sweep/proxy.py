@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ class Choice:
         optimum at the end of the grid).
       as_good: the lowest and highest rate of the grid whose mean loss is within 1 % of the best.
       seeds: number of seeds.
-      flag: why the rate is not inside a finished curve; empty if it is.
+      flag: what the best point is at the border of; empty if it lies inside the grid.
     """
 
     values: dict[str, float]
@@ -133,8 +133,15 @@ def best(records: Sequence[Record]) -> Choice:
         interval=None if interval is None else (2 ** interval[0], 2 ** interval[1]),
         as_good=(float(good.min()), float(good.max())),
         seeds=len(seeds),
-        flag=optimum.flag,
+        flag=", ".join(filter(None, (optimum.flag, *_ends(dict(rest), records)))),
     )
+
+
+def _ends(values: Mapping[str, float], records: Sequence[Record]) -> list[str]:
+    """Which of the values are at an end of their own grid."""
+    grids = {path: {record.point[path] for record in records} for path in values}
+    at_end = [path for path, grid in grids.items() if len(grid) > 1 and values[path] in (min(grid), max(grid))]
+    return [f"{path.rpartition('.')[2]} at the end of its grid" for path in at_end]
 
 
 def tuned_file(original: pathlib.Path, config: ConfigDict, parent: ConfigDict, said: str) -> str:
@@ -250,7 +257,7 @@ def describe(choice: Choice, proxy: ConfigDict) -> str:
     elif choice.seeds < 2:
         lines.append("One seed says nothing about how sure that is: use --seeds=3.")
     if choice.flag:
-        lines.append(f"Take care: the best rate is {choice.flag}; widen the search with --octaves, or lower the rate.")
+        lines.append(f"Take care, the best point lies at a border ({choice.flag}): start from other values.")
     low, high = choice.as_good
     lines.append(f"Rates from {low:.3g} to {high:.3g} are within {_WITHIN:.0%} of the best loss.")
     return "\n".join(lines)
