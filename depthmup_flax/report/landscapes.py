@@ -109,7 +109,9 @@ def draw_parameters(study: Study) -> Any:
     lines = {name: [(r.curve.variant, getattr(r.curve, name)) for r in rows] for name in ("depth", "width")}
     names = [name for name, found in lines.items() if len(set(found)) < len(found)] or ["depth"]
     figure, panels = canvas(len(study.variants), len(names), width=5.4, height=3.9, sharey=True)
-    figure.suptitle(f"Lowest loss over {study.scale.name} against parameters; lines: loss = c $P^{{-b}}$", fontsize=11)
+    bars = "; bars: 95 % interval over seeds" if any(len(row.curve.seeds) > 1 for row in rows) else ""
+    title = f"Lowest loss over {study.scale.name} against parameters; lines: loss = c $P^{{-b}}$"
+    figure.suptitle(title + bars, fontsize=11)
     losses = [row.optimum.loss.value for row in rows if row.optimum] or [1.0]
     for variant, own in zip(study.variants, panels, strict=True):
         laws = power_laws(variant.rows)
