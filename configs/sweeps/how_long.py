@@ -18,7 +18,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_conv.py"), scale)
     base = parent.base
     if scale in ("cpu", "gpu"):
-        steps = at_scale(scale, cpu=600, gpu=8000)
+        steps = at_scale(scale, cpu=400, gpu=8000)
         base.train.update(steps=steps, average_steps=steps // 10, log_every=steps // 30)
     grid = {
         "optimizer.learning_rate": at_scale(

@@ -34,11 +34,11 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     else:
         base.train.log_every = 500
     grid = {
-        "model.depth": at_scale(scale, smoke=(4, 8), cpu=(8, 16, 24), gpu=(8, 16, 32), paper=(8, 16, 24)),
+        "model.depth": at_scale(scale, smoke=(4, 8), cpu=(8, 16), gpu=(8, 16, 32), paper=(8, 16, 24)),
         "optimizer.learning_rate": at_scale(
             scale,
             smoke=powers_of_two(-8, -4, 2),
-            cpu=powers_of_two(-9, -4),
+            cpu=powers_of_two(-8, -4),
             other=powers_of_two(-10, -3),
         ),
         "seed": at_scale(scale, smoke=(0,), cpu=(0, 1), gpu=(0, 1, 2), paper=(0,)),

@@ -21,7 +21,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     width, depth = at_scale(scale, smoke=(16, 2), cpu=(32, 2), gpu=(128, 4), paper=(256, 4))
     base.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
     if scale != "paper":
-        steps = at_scale(scale, smoke=20, cpu=300, gpu=3000)
+        steps = at_scale(scale, smoke=20, cpu=200, gpu=3000)
         base.train.update(steps=steps, average_steps=steps // 8, log_every=max(1, steps // 20))
         base.train.batch_size = at_scale(scale, smoke=8, cpu=16, gpu=64)
         base.optimizer.warmup_steps = steps // 8
@@ -33,7 +33,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     factors = at_scale(
         scale,
         smoke=powers_of_two(-2, 2, 2),
-        cpu=powers_of_two(-3, 3),
+        cpu=powers_of_two(-2, 2),
         other=powers_of_two(-4, 3),
     )
     grid = {
