@@ -426,6 +426,7 @@ SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_figure_has_a_smoke_scale_from_config_to_page(path, tmp_path):
     config = from_file(path, "smoke")
+    config.extend = 0
     if config.base.data.name.startswith("text:"):
         (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60)
         config.base.data.name = f"text:{tmp_path / 'text.txt'}"
