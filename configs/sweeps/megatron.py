@@ -48,4 +48,5 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         figure="megatron",
         title="Learning rate over depth, GPT on text with Adam (TP6 Fig. 15, 16)",
         scale=scale,
+        extend=3,
     )
