@@ -22,6 +22,9 @@ from depthmup_flax.report.style import (
 )
 
 
+_UPRIGHT = 20.0  # a slope above this is no number worth printing
+
+
 def draw_heatmap(study: Study, second: Scale) -> Any:
     """Mean loss over x and y: a panel per variant and size, with the optimum and the optimal sublevel set."""
     columns = min(len(study.surfaces), COLUMNS)
@@ -70,8 +73,8 @@ def _heat(panel: Any, x: Scale, y: Scale, surface: Surface, low: float, top: flo
     hyperparameter_axis(panel.xaxis, x)
     hyperparameter_axis(panel.yaxis, y)
     slope = sublevel_slope(surface, x, y)
-    text = "no clear direction" if slope is None else f"slope {slope[0]:.2f}"
-    if slope and slope[1]:
+    text = "no clear direction" if slope is None else "upright" if abs(slope[0]) > _UPRIGHT else f"slope {slope[0]:.2f}"
+    if slope and slope[1] and abs(slope[0]) <= _UPRIGHT:
         text += f" [{slope[1][0]:.2f}, {slope[1][1]:.2f}]"
     name = f"{title_of(surface.variant)}\n" if surface.variant else ""
     panel.set_title(f"{name}width {surface.width}, depth {surface.depth}: {text}", fontsize=9)
