@@ -21,7 +21,6 @@ from depthmup_flax.report.style import (
     title_of,
 )
 
-
 _UPRIGHT = 20.0  # a slope above this is no number worth printing
 
 
