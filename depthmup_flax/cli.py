@@ -77,13 +77,22 @@ def _parse(default_config: pathlib.Path | None, argv: list[str]) -> list[str]:
     try:
         return flags.FLAGS(argv)
     except flags.Error as error:
-        raise InputError(str(error)) from error
+        raise _refusal_of_the_file(error) or InputError(str(error)) from error
     except (AttributeError, KeyError) as error:
         if "ml_collections" not in traceback.extract_tb(error.__traceback__)[-1].filename:
             raise  # from inside the config file
         cause = error.args[0] if isinstance(error.args[0], KeyError) else error
         name, *hint = str(cause.args[0]).splitlines()  # 'dpth', then perhaps: Did you mean "depth" instead of "dpth"?
         raise InputError(f"config has no field {name}. {' '.join(hint)}".rstrip()) from error
+
+
+def _refusal_of_the_file(error: BaseException | None) -> InputError | None:
+    """The sentence that ``get_config`` refused with; ml_collections buries it in a traceback within a flag error."""
+    found = None
+    while error is not None:  # the innermost is the file's own
+        found = error if isinstance(error, InputError) else found
+        error = error.__cause__ or error.__context__
+    return found
 
 
 def _with_scale(argv: list[str]) -> list[str]:
