@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -127,6 +127,12 @@ def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.get_config(*arguments)
+
+
+def listed(differences: Sequence[str], most: int = 5) -> str:
+    """The first few of `differences`, for a sentence."""
+    more = len(differences) - most
+    return "; ".join(differences[:most]) + (f"; and {more} more" if more > 0 else "")
 
 
 def field_paths(config: ConfigDict, prefix: str = "") -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -18,7 +18,7 @@ from depthmup_flax.data import Dataset, load, steps_per_epoch
 from depthmup_flax.errors import InputError
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.parametrization import Parametrization
-from depthmup_flax.params import param_info, param_table
+from depthmup_flax.params import param_count, param_info, param_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +45,16 @@ class Experiment:
     epoch_steps: int
     total_steps: int
 
+    @property
+    def parameters(self) -> int:
+        """Numbers in the model's parameters."""
+        return param_count(self.info)
+
+    @property
+    def cost(self) -> float:
+        """Parameters times steps times examples in a batch: proportional to a run's work in a family of networks."""
+        return float(self.parameters) * self.total_steps * self.config.train.batch_size
+
     def parameter_table(self) -> str:
         """`param_table` for the optimizer of this run."""
         optimizer = self.config.optimizer
@@ -59,8 +69,8 @@ class Experiment:
         )
 
 
-def build(config: ConfigDict, dataset: Dataset | None = None) -> Experiment:
-    """Checks ``config`` and builds what it describes; loads the data unless given, computes nothing on it.
+def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -> Experiment:
+    """Checks ``config`` and builds what it describes; opens the data with ``load``, computes nothing on it.
 
     Raises:
       InputError: anything a user can put right, in one sentence.
@@ -71,7 +81,7 @@ def build(config: ConfigDict, dataset: Dataset | None = None) -> Experiment:
     optim.require_direction(inner, parametrization)
     # The model's own checks come before the data, which may take a while to load; classes are not known yet.
     create_model(num_classes=1, parametrization=parametrization, **config.model)
-    dataset = dataset or load(config.data)
+    dataset = load(config.data)
     _require_fit(config.model.name, dataset)
     model = create_model(num_classes=dataset.num_classes, parametrization=parametrization, **config.model)
     info = param_info(model, model.base(), dataset.input_spec)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import pathlib
 import sys
 import time
@@ -13,6 +12,8 @@ from typing import Any
 
 import tqdm
 from tensorboardX import SummaryWriter
+
+from depthmup_flax.files import write_atomically
 
 
 class MetricsWriter:
@@ -120,13 +121,6 @@ class Progress:
         """Ends the bar."""
         if self._bar is not None:
             self._bar.close()
-
-
-def write_atomically(path: pathlib.Path, text: str) -> None:
-    """A reader, or a crash, sees the old file or the new one, never a part."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def finite_or_none(value: Any) -> Any:

@@ -237,20 +237,32 @@ def homogeneity(inner: optax.GradientTransformation) -> float:
     if there is no update to measure.
     """
     with jax.ensure_compile_time_eval():
-        once, twice = (jnp.linalg.norm(_probe(inner, scale)) for scale in (1.0, 2.0))
-        return round(float(jnp.log2(twice / once)), 1) + 0.0
+        return _homogeneity(_probe(inner))
 
 
-def _probe(inner: optax.GradientTransformation, scale: float) -> jax.Array:
-    """The 100th update of two entries under the constant gradient ``scale * (1, -0.7)``."""
-    # Two entries that differ, so that an optimizer which only looks at ratios has something to look at.
-    grads, params = scale * jnp.array([1.0, -0.7]), jnp.ones(2)
+# Two entries that differ, so that an optimizer which only looks at ratios has something to look at.
+_PROBE_GRADIENT = (1.0, -0.7)
 
-    def step(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], None]:
-        update, state = inner.update(grads, carry[1], params)
-        return (update, state), None
 
-    return jax.lax.scan(step, (jnp.zeros(2), inner.init(params)), None, length=100)[0][0]
+def _probe(inner: optax.GradientTransformation) -> jax.Array:
+    """(2, 2): the 100th update of two entries under a constant gradient, and under its double."""
+    params = jnp.ones(2)
+
+    def hundredth(scale: jax.Array) -> jax.Array:
+        grads = scale * jnp.array(_PROBE_GRADIENT)
+
+        def step(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], None]:
+            update, state = inner.update(grads, carry[1], params)
+            return (update, state), None
+
+        return jax.lax.scan(step, (jnp.zeros(2), inner.init(params)), None, length=100)[0][0]
+
+    return jax.vmap(hundredth)(jnp.array([1.0, 2.0]))
+
+
+def _homogeneity(probe: jax.Array) -> float:
+    once, twice = jnp.linalg.norm(probe, axis=1)
+    return round(float(jnp.log2(twice / once)), 1) + 0.0
 
 
 def is_entrywise(inner: optax.GradientTransformation) -> bool:
@@ -285,8 +297,9 @@ def require_direction(inner: optax.GradientTransformation, parametrization: Para
         raise InputError(f"parametrization is {parametrization!r}: use depthmup_flax.get_parametrization(name).")
     try:
         with jax.ensure_compile_time_eval():
-            finished = bool(jnp.vdot(_probe(inner, 1.0), jnp.array([1.0, -0.7])) < 0)
-        linear = not homogeneity(inner) <= 0.5
+            probe = _probe(inner)
+            finished = bool(jnp.vdot(probe[0], jnp.array(_PROBE_GRADIENT)) < 0)
+            linear = not _homogeneity(probe) <= 0.5
     except (jax.errors.ConcretizationTypeError, TypeError):  # a mapped hyperparameter, or one that wants the loss
         return
     if finished:

@@ -338,10 +338,17 @@ def param_table(
         for row in rows
     ]
     rule = "-" * len(lines[0])
-    count = sum(math.prod(leaf.shape) for leaf in leaves.values())
-    in_branch = sum(math.prod(leaf.shape) for leaf in leaves.values() if leaf.in_branch)
-    total = f"{len(leaves)} arrays, {count:,} parameters, {in_branch:,} of them inside residual branches"
+    inside = {name: leaf for name, leaf in leaves.items() if leaf.in_branch}
+    total = (
+        f"{len(leaves)} arrays, {param_count(leaves):,} parameters, {param_count(inside):,} of them inside residual "
+        "branches"
+    )
     return "\n".join(line.rstrip() for line in [lines[0], rule, *lines[1:], rule, total])
+
+
+def param_count(info: Any) -> int:
+    """Numbers in the arrays that a tree of `ParamInfo` describes."""
+    return sum(math.prod(leaf.shape) for leaf in flatten_info(info).values())
 
 
 def _init_shapes(model: nn.Module, *inputs: Any, **kwargs: Any) -> Any:

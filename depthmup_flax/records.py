@@ -19,6 +19,26 @@ from depthmup_flax.errors import InputError
 SCHEMA = 1
 COMPLETED, DIVERGED = "completed", "diverged"
 
+SEED, LEARNING_RATE = "seed", "optimizer.learning_rate"
+# Fields of a config whose values are numbers inside one compiled program, as the seed is; all others are structural.
+CONTINUOUS = (
+    LEARNING_RATE,
+    "optimizer.weight_decay",
+    "optimizer.clip_rms",
+    "optimizer.warmup_steps",
+    "optimizer.kwargs.momentum",
+    "optimizer.kwargs.b1",
+    "optimizer.kwargs.b2",
+    "optimizer.kwargs.eps",
+    "parametrization.gamma0",
+    "parametrization.branch_multiplier",
+    "parametrization.input_lr_factor",
+    "parametrization.hidden_lr_factor",
+    "parametrization.output_lr_factor",
+    "parametrization.vector_lr_factor",
+    "parametrization.fixed_lr_factor",
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Record:

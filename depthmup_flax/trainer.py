@@ -24,8 +24,9 @@ from depthmup_flax.checkpoint import Checkpointer
 from depthmup_flax.data import Dataset, TextDataset, batch_indices, eval_batches, train_stream
 from depthmup_flax.errors import InputError
 from depthmup_flax.experiment import Experiment, build
-from depthmup_flax.metrics import MetricsWriter, Progress, finite_or_none, write_atomically
-from depthmup_flax.params import flatten_info, info_to_json
+from depthmup_flax.files import write_atomically
+from depthmup_flax.metrics import MetricsWriter, Progress, finite_or_none
+from depthmup_flax.params import info_to_json
 from depthmup_flax.sampling import generate
 from depthmup_flax.training import EvalMetrics, TrainState, init_state, make_eval_step, make_train_step
 
@@ -107,9 +108,8 @@ def prepare_workdir(directory: pathlib.Path, config: ConfigDict, *, overwrite: b
         ours = json.loads(configs.to_json(config))
         found = configs.differences(_read_json(stored), ours)
         if found:
-            shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
             raise InputError(
-                f"workdir {str(directory)!r} holds a run with another config ({shown}): "
+                f"workdir {str(directory)!r} holds a run with another config ({configs.listed(found)}): "
                 "choose another directory, or pass --overwrite to delete that run."
             )
     return directory
@@ -336,12 +336,11 @@ class _Run:
     def _say_what_runs(self, first_step: int) -> None:
         experiment, config, data = self._experiment, self._experiment.config, self._experiment.dataset
         rule, model = experiment.parametrization, config.model
-        count = sum(math.prod(leaf.shape) for leaf in flatten_info(experiment.info).values())
         place = "streamed" if data.placement == "stream" else "on the device"
         device = jax.devices()[0]
         print(
             f"model  {model.name}, width {model.width} (base {model.base_width or model.width}), "
-            f"depth {model.depth} (base {model.base_depth or model.depth}), {count:,} parameters\n"
+            f"depth {model.depth} (base {model.base_depth or model.depth}), {experiment.parameters:,} parameters\n"
             f"rule   {config.parametrization.preset}, alpha {rule.alpha:g}, gamma {rule.gamma:g}; "
             f"{config.optimizer.name}, learning rate {config.optimizer.learning_rate:g}\n"
             f"data   {data.name}, {len(data.train):,} train and {len(data.test):,} test "

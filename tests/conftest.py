@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 
 # Before JAX starts: the suite compiles much and computes little. Tests of speed ask for the default, 3.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=1".strip()
 
 import jax
 import pytest
+
+# What one test compiled, the next (and the programs that tests start) need not compile again.
+_CACHE = tempfile.mkdtemp(prefix="compiled-")
+atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+for _name, _value in (
+    ("jax_compilation_cache_dir", _CACHE),
+    ("jax_persistent_cache_min_compile_time_secs", 0),
+    ("jax_persistent_cache_min_entry_size_bytes", -1),
+):
+    os.environ[_name.upper()] = str(_value)
+    jax.config.update(_name, _value)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -172,7 +173,7 @@ def programs(config, lanes, runs=None):
     runs = runs or expand(config)
     experiment, mesh = build(runs[0].config), sweep_mesh()
     seeds = len({run.config.seed for run in runs})
-    make = lambda n: Program(experiment, varying_fields(runs), mesh, n, seeds, put_data(experiment, mesh))
+    make = lambda n: Program(experiment, varying_fields(runs), mesh, n, seeds, put_data(experiment.dataset, mesh))
     return runs, [make(n) for n in lanes]
 
 
@@ -423,6 +424,15 @@ def test_the_commands_sweep_report_and_refuse(tmp_path):
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
 
 
+@pytest.fixture
+def compiled_in_haste():
+    """For programs that compile for longer than they run."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.usefixtures("compiled_in_haste")
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_figure_has_a_smoke_scale_from_config_to_page(path, tmp_path):
     config = from_file(path, "smoke")

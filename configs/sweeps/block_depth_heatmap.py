@@ -18,20 +18,16 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10 under Depth-muP, over rate and multiplier."""
     parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
     parent.base.model.update(nonlinearity="abs", norm="layer", block_depth=2)
-    wide = at_scale(
-        scale,
-        smoke=powers_of_two(-2, 2, 2),
-        cpu=powers_of_two(-3, 3),
-        gpu=powers_of_two(-5, 5),
-        paper=powers_of_two(-5, 5),
-    )
+    # LayerNorm and small multipliers want high rates: the region that is best has to lie inside.
+    rates = at_scale(scale, smoke=powers_of_two(-2, 2, 2), cpu=powers_of_two(-3, 7), other=powers_of_two(-5, 7))
+    multipliers = at_scale(scale, smoke=powers_of_two(-2, 2, 2), cpu=powers_of_two(-5, 3), other=powers_of_two(-6, 4))
     grid = {
         "model.depth": at_scale(
             scale, smoke=(2, 8), cpu=(2, 16, 128), gpu=(2, 32, 256), paper=tuple(2**k for k in range(1, 11))
         ),
-        "optimizer.learning_rate": tuple(1e-3 * factor for factor in wide),
-        "parametrization.branch_multiplier": wide,
-        "seed": at_scale(scale, smoke=(0,), cpu=(0,), gpu=(0, 1), paper=(0, 1)),
+        "optimizer.learning_rate": tuple(1e-3 * factor for factor in rates),
+        "parametrization.branch_multiplier": multipliers,
+        "seed": at_scale(scale, smoke=(0,), other=(0, 1)),
     }
     return sweep_config(
         parent.base,

@@ -14,8 +14,6 @@ from ml_collections import ConfigDict
 from depthmup_flax.config import from_file
 from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
 
-PRESETS = ("depth_mup", "mup", "sp")
-
 
 def base_config(scale: str) -> ConfigDict:
     """The run at the base depth and width, which other sweeps of the convolutional network start from."""
@@ -47,7 +45,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         paper=tuple(0.046 * rate for rate in powers_of_two(-4, 3)),
     )
     common = {
-        "parametrization.preset": PRESETS,
+        "parametrization.preset": at_scale(scale, smoke=("depth_mup", "sp"), other=("depth_mup", "mup", "sp")),
         "optimizer.learning_rate": rates,
         "seed": at_scale(scale, smoke=(0,), cpu=(0, 1), other=(0, 1, 2)),
     }

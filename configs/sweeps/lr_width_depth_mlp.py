@@ -15,8 +15,6 @@ from ml_collections import ConfigDict
 from depthmup_flax.config import from_file
 from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
 
-PRESETS = ("depth_mup", "block_only", "mup", "sp")
-
 
 def base_config(scale: str) -> ConfigDict:
     """The run at the base depth and width, which other sweeps of the residual MLP start from."""
@@ -46,10 +44,11 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         gpu=powers_of_two(-14, -6),
         paper=powers_of_two(-15, -5),
     )
+    presets = at_scale(scale, smoke=("depth_mup", "mup"), other=("depth_mup", "block_only", "mup", "sp"))
     seeds = at_scale(scale, smoke=(0,), cpu=(0, 1, 2), gpu=(0, 1, 2), paper=(0, 1, 2, 3, 4))
     grids = {
         "depths": {
-            "parametrization.preset": PRESETS,
+            "parametrization.preset": presets,
             "model.depth": at_scale(
                 scale,
                 smoke=(2, 8),
@@ -61,7 +60,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
             "seed": seeds,
         },
         "widths": {
-            "parametrization.preset": PRESETS,
+            "parametrization.preset": presets,
             "model.width": at_scale(
                 scale,
                 smoke=(width, 2 * width),

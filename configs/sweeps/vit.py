@@ -45,7 +45,11 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         "seed": at_scale(scale, smoke=(0,), cpu=(0, 1), gpu=(0, 1, 2), paper=(0, 1, 2)),
     }
     grids = {
-        "norms": {**common, "model.norm": ("none", "layer"), "optimizer.schedule": ("constant",)},
+        "norms": {
+            **common,
+            "model.norm": at_scale(scale, smoke=("layer",), other=("none", "layer")),
+            "optimizer.schedule": ("constant",),
+        },
         "cosine": {
             **common,
             "parametrization.preset": ("depth_mup",),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.parametrization import ParamInfo
+from depthmup_flax.params import param_count
 
 
 def require_plan(
@@ -41,7 +41,7 @@ def require_growth(axis: str, sizes: Sequence[int], infos: Sequence[Mapping[str,
     of_size = dict(sorted(zip(sizes, infos, strict=True), key=lambda pair: pair[0]))
     for small, large in zip(list(of_size), list(of_size)[1:], strict=False):
         infos_of_two = (of_size[small], of_size[large])
-        few, many = (_count(info) for info in infos_of_two)
+        few, many = (param_count(info) for info in infos_of_two)
         if many <= few:
             raise InputError(
                 f"build makes a network of {few} parameters at {axis} {small} and of {many} at {axis} {large}: let the "
@@ -53,9 +53,10 @@ def require_growth(axis: str, sizes: Sequence[int], infos: Sequence[Mapping[str,
 
 
 def _require_branches_grow(small: int, large: int, few: Mapping[str, ParamInfo], many: Mapping[str, ParamInfo]) -> None:
-    if _count(many) <= _count(few):
+    counts = param_count(few), param_count(many)
+    if counts[1] <= counts[0]:
         raise InputError(
-            f"info has {_count(few)} parameters inside residual branches at depth {small} and {_count(many)} at depth "
+            f"info has {counts[0]} parameters inside residual branches at depth {small} and {counts[1]} at depth "
             f"{large}, though the network grows: let in_branch match the branches of every layer."
         )
     ratios = [max(leaf.depth_ratio for leaf in leaves.values()) for leaves in (few, many)]
@@ -64,7 +65,3 @@ def _require_branches_grow(small: int, large: int, few: Mapping[str, ParamInfo],
             f"depth_ratio falls from {ratios[0]:g} at depth {small} to {ratios[1]:g} at depth {large}: it is depth / "
             "base_depth, not the inverse."
         )
-
-
-def _count(info: Mapping[str, ParamInfo]) -> int:
-    return sum(math.prod(leaf.shape) for leaf in info.values())

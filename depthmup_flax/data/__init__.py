@@ -9,7 +9,7 @@
 from depthmup_flax.data.augmentation import AUGMENTATIONS, augment, normalize
 from depthmup_flax.data.batches import batch_indices, eval_batches, steps_per_epoch, train_stream
 from depthmup_flax.data.dataset import Dataset, ImageDataset, Split, from_arrays
-from depthmup_flax.data.sources import DATA_DEFAULTS, load
+from depthmup_flax.data.sources import DATA_DEFAULTS, LoadOnce, load
 from depthmup_flax.data.text import TextDataset, Tokenizer
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "DATA_DEFAULTS",
     "Dataset",
     "ImageDataset",
+    "LoadOnce",
     "Split",
     "TextDataset",
     "Tokenizer",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import json
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,20 @@ _PLACEMENTS = ("auto", "device", "stream")
 _FORMS = "digits, synthetic, tfds:<set>, folder:<dir> or text:<file>"
 
 Source = tuple[ArraySplit | EncodedSplit, ArraySplit | EncodedSplit, int]
+
+
+class LoadOnce:
+    """`load` that opens a data set once: configs with equal fields get the same object."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Dataset] = {}
+
+    def __call__(self, config: Any) -> Dataset:
+        """The data set that ``config`` describes."""
+        fields = json.dumps({name: getattr(config, name) for name in DATA_DEFAULTS}, sort_keys=True)
+        if fields not in self._loaded:
+            self._loaded[fields] = load(config)
+        return self._loaded[fields]
 
 
 def load(config: Any) -> Dataset:

@@ -6,7 +6,6 @@ Letters in shapes: S seeds, Y values of the second continuous axis (1 without on
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,20 +13,8 @@ from typing import Any
 import numpy as np
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.records import COMPLETED, Record, SweepInfo
+from depthmup_flax.records import COMPLETED, CONTINUOUS, SEED, Record, SweepInfo
 
-# A second axis of these with three values or more is a direction to optimise along; other axes make variants.
-CONTINUOUS = (
-    "optimizer.learning_rate",
-    "optimizer.weight_decay",
-    "optimizer.clip_rms",
-    "optimizer.warmup_steps",
-    "optimizer.kwargs.*",
-    "parametrization.gamma0",
-    "parametrization.branch_multiplier",
-    "parametrization.*_lr_factor",
-)
-SEED = "seed"
 # How a network's depth and width are set; what came of it is in the records.
 _SIZES = ("model.width", "model.depth", "model.stage_sizes")
 
@@ -170,7 +157,7 @@ def roles(info: SweepInfo) -> Roles:
     if x is None:
         raise InputError(f"the sweep's x, {info.x}, has the values {info.axes[info.x]!r}: an optimum needs numbers.")
     others = [a for a, values in info.axes.items() if len(values) > 1 and a not in (info.x, SEED, *_SIZES)]
-    second = next((a for a in others if _is_continuous(info, a)), None)
+    second = next((a for a in others if _is_direction(info, a)), None)
     return Roles(x, _scale(info, second) if second else None, tuple(a for a in others if a != second))
 
 
@@ -258,9 +245,10 @@ def _position(values: list[Any], value: Any) -> int:
     return values.index(value) if value in values else len(values)
 
 
-def _is_continuous(info: SweepInfo, axis: str) -> bool:
+def _is_direction(info: SweepInfo, axis: str) -> bool:
+    """Whether a second axis is one to optimise along; others make variants."""
     scale = _scale(info, axis)
-    return scale is not None and len(scale.values) >= 3 and any(fnmatch.fnmatch(axis, form) for form in CONTINUOUS)
+    return scale is not None and len(scale.values) >= 3 and axis in CONTINUOUS
 
 
 def _scale(info: SweepInfo, axis: str) -> Scale | None:

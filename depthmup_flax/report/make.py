@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.files import write_atomically
 from depthmup_flax.records import Sweep, read_sweep
 from depthmup_flax.report import dynamics, figures, landscapes, page, tables
 from depthmup_flax.report.analysis import Study, analyse
 from depthmup_flax.report.grid import roles, surfaces
-from depthmup_flax.report.style import save, write_text
+from depthmup_flax.report.style import save
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +54,9 @@ def make_report(directories: Sequence[str | pathlib.Path], out: str | pathlib.Pa
         written = save(figure, out, name)
         paths += written
         pictures.append((name, written[0], study if turned is None or not name.startswith("transfer_") else turned))
-    html = write_text(out / "report.html", page.render(data, pictures, study))
-    as_json = write_text(out / "report.json", json.dumps(data, indent=1) + "\n")
+    html, as_json = out / "report.html", out / "report.json"
+    write_atomically(html, page.render(data, pictures, study))
+    write_atomically(as_json, json.dumps(data, indent=1) + "\n")
     return Report(data, tables.as_text(data, study), [html, as_json, *paths])
 
 

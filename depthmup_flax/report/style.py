@@ -42,14 +42,6 @@ def save(figure: Any, out: pathlib.Path, name: str) -> list[pathlib.Path]:
     return paths
 
 
-def write_text(path: pathlib.Path, text: str) -> pathlib.Path:
-    """Writes a file, complete or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-    return path
-
-
 def colours(sizes: Sequence[int]) -> dict[int, Any]:
     """Size -> colour, darker for larger ones; without the pale end of the map, which is hard to see on white."""
     from matplotlib import colormaps

@@ -61,23 +61,29 @@ def choose(
         return _largest_that_fits(make, runs, min(lanes or options[-1], options[-1]))
     nearest = max(option for option in options if option <= max(hint, 1))
     program, seconds = _largest_that_fits(make, runs, nearest)
-    found = program
-    for faster in (lambda n: [o for o in options if o > n][:1], lambda n: [o for o in options if o < n][-1:]):
-        while other := _better(make, runs, faster(program.per_device), program, seconds):
+    first = program
+    for ordered in (options, options[::-1]):
+        while other := _better(make, runs, _after(ordered, program.per_device), program, seconds):
             program, seconds = other
-        if program is not found:  # more lanes were faster; fewer were passed on the way
+        if program is not first:  # more lanes were faster, so fewer need no trial
             break
     return program, seconds
 
 
+def _after(ordered: Sequence[int], lanes: int) -> int | None:
+    """The first option beyond ``lanes``, upwards or downwards as ``ordered`` runs."""
+    upwards = ordered[0] < ordered[-1]
+    return next((option for option in ordered if (option > lanes if upwards else option < lanes)), None)
+
+
 def _better(
-    make: Callable[[int], Program], runs: Sequence[Run], option: Sequence[int], program: Program, seconds: float
+    make: Callable[[int], Program], runs: Sequence[Run], option: int | None, program: Program, seconds: float
 ) -> tuple[Program, float] | None:
     """The program with another number of lanes, if trying is worth a compilation and it is faster."""
     left = len(runs) * program.experiment.total_steps * seconds
-    if not option or left < _WORTH * program.compile_s:
+    if option is None or left < _WORTH * program.compile_s:
         return None
-    other = make(option[0])
+    other = make(option)
     if other.bytes_per_device > memory_limit():
         return None
     found = other.seconds_per_run_step(runs)

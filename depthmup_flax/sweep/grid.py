@@ -17,31 +17,9 @@ from ml_collections import ConfigDict
 
 from depthmup_flax import config as configs
 from depthmup_flax.errors import InputError, did_you_mean
-from depthmup_flax.records import SweepInfo
+from depthmup_flax.records import CONTINUOUS, LEARNING_RATE, SEED, SweepInfo
 
 SCALES = ("smoke", "cpu", "gpu", "paper")
-LEARNING_RATE = "optimizer.learning_rate"
-
-# Fields whose values are numbers inside one compiled program; every other field is structural.
-_CONTINUOUS = (
-    "seed",
-    LEARNING_RATE,
-    "optimizer.weight_decay",
-    "optimizer.clip_rms",
-    "optimizer.warmup_steps",
-    "optimizer.kwargs.momentum",
-    "optimizer.kwargs.b1",
-    "optimizer.kwargs.b2",
-    "optimizer.kwargs.eps",
-    "parametrization.gamma0",
-    "parametrization.branch_multiplier",
-    "parametrization.input_lr_factor",
-    "parametrization.hidden_lr_factor",
-    "parametrization.output_lr_factor",
-    "parametrization.vector_lr_factor",
-    "parametrization.fixed_lr_factor",
-)
-# Every run is one of these; a sweep over the others makes no sense or belongs to the trainer.
 _POSITIVE = (LEARNING_RATE, "parametrization.gamma0")
 
 Grids = Mapping[str, Mapping[str, Sequence[Any]]]
@@ -100,11 +78,6 @@ def at_scale(scale: str, **choices: Any) -> Any:
 def powers_of_two(low: float, high: float, step: float = 1.0) -> tuple[float, ...]:
     """``2^low, 2^(low + step), ..., 2^high``."""
     return tuple(2.0 ** (low + i * step) for i in range(round((high - low) / step) + 1))
-
-
-def is_continuous(path: str) -> bool:
-    """Whether runs that differ in this field share a compiled program."""
-    return path in _CONTINUOUS
 
 
 def sweep_info(config: ConfigDict) -> SweepInfo:
@@ -247,7 +220,7 @@ def _nested(grid: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
 def _structure(config: ConfigDict) -> str:
     fixed = config.copy_and_resolve_references()
     with fixed.ignore_type():
-        for path in _CONTINUOUS:
+        for path in (SEED, *CONTINUOUS):
             if configs.get_field(fixed, path) is not None:
                 configs.set_field(fixed, path, 0)
     return configs.to_json(fixed)
@@ -255,5 +228,8 @@ def _structure(config: ConfigDict) -> str:
 
 def _continuous_values(run: Run) -> tuple[float, ...]:
     # High learning rates first: they diverge together, and soon.
-    rate = -configs.get_field(run.config, LEARNING_RATE)
-    return (rate, *(configs.get_field(run.config, path) or 0.0 for path in _CONTINUOUS if path != LEARNING_RATE))
+    others = [path for path in (SEED, *CONTINUOUS) if path != LEARNING_RATE]
+    return (
+        -configs.get_field(run.config, LEARNING_RATE),
+        *(configs.get_field(run.config, path) or 0.0 for path in others),
+    )

@@ -1,6 +1,6 @@
 """One compiled program that trains many runs at a time: lanes, vectorised on each device and spread over devices.
 
-Runs that differ in continuous fields alone (`depthmup_flax.sweep.grid.is_continuous`) share it. ``per_device`` lanes
+Runs that differ in `depthmup_flax.records.CONTINUOUS` fields and the seed alone share it. ``per_device`` lanes
 are mapped by ``vmap``; devices are the mesh axis ``sweep`` and do not communicate. With one lane per device the program
 is the plain training step, so that running one after another is a special case and not another code path.
 """
@@ -21,10 +21,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from depthmup_flax.config import get_field
-from depthmup_flax.data import batch_indices, eval_batches
+from depthmup_flax.data import Dataset, batch_indices, eval_batches
 from depthmup_flax.experiment import Experiment, traced_parts
-from depthmup_flax.records import COMPLETED, DIVERGED
-from depthmup_flax.sweep.grid import Run, is_continuous
+from depthmup_flax.records import COMPLETED, CONTINUOUS, DIVERGED, SEED
+from depthmup_flax.sweep.grid import Run
 from depthmup_flax.training import TrainState, init_state, make_eval_step, make_train_step
 
 SWEEP_AXIS = "sweep"
@@ -302,16 +302,16 @@ class Program:
         return np.array([lane["loss"] for lane in lanes]), np.array([lane["accuracy"] for lane in lanes])
 
 
-def put_data(experiment: Experiment, mesh: Mesh) -> Any:
+def put_data(dataset: Dataset, mesh: Mesh) -> Any:
     """The training examples on every device; ``None`` if they are to be streamed."""
-    if experiment.dataset.placement == "stream":
+    if dataset.placement == "stream":
         return None
-    return jax.device_put(experiment.dataset.train.arrays(), NamedSharding(mesh, P()))
+    return jax.device_put(dataset.train.arrays(), NamedSharding(mesh, P()))
 
 
 def varying_fields(runs: Sequence[Run]) -> list[str]:
     """The continuous fields in which runs differ."""
-    paths = [path for path in runs[0].point if is_continuous(path)]
+    paths = [path for path in runs[0].point if path == SEED or path in CONTINUOUS]
     return [path for path in paths if len({run.point[path] for run in runs}) > 1]
 
 

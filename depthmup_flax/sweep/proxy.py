@@ -13,9 +13,14 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import field_paths, get_field, set_field
+from depthmup_flax.data import LoadOnce
 from depthmup_flax.errors import InputError, did_you_mean
-from depthmup_flax.records import COMPLETED, Record
-from depthmup_flax.sweep.grid import LEARNING_RATE, powers_of_two, sweep_config
+from depthmup_flax.experiment import build
+from depthmup_flax.files import write_atomically
+from depthmup_flax.records import COMPLETED, LEARNING_RATE, Record
+from depthmup_flax.report.optimum import find_optimum
+from depthmup_flax.sweep.grid import powers_of_two, sweep_config
+from depthmup_flax.sweep.runner import sweep
 
 # Flag name -> field and the powers of two around its present value that are tried.
 TUNABLE: dict[str, tuple[str, tuple[float, ...]]] = {
@@ -103,8 +108,6 @@ def best(records: Sequence[Record]) -> Choice:
     Raises:
       InputError: every run diverged.
     """
-    from depthmup_flax.report.optimum import find_optimum
-
     seeds = sorted({record.seed for record in records})
     curves: dict[tuple[tuple[str, float], ...], dict[float, dict[int, float]]] = {}
     for record in records:
@@ -170,16 +173,6 @@ def get_config() -> ConfigDict:
 '''
 
 
-def cost(config: ConfigDict) -> float:
-    """Of a run, in parameters times training examples: proportional to its work within a family of networks."""
-    from depthmup_flax.experiment import build
-    from depthmup_flax.params import flatten_info
-
-    experiment = build(config)
-    parameters = sum(math.prod(leaf.shape) for leaf in flatten_info(experiment.info).values())
-    return float(parameters) * experiment.total_steps * config.train.batch_size
-
-
 def tune(
     target: ConfigDict,
     target_file: str | pathlib.Path,
@@ -211,25 +204,22 @@ def tune(
     Raises:
       InputError: a proxy or option that cannot be, or all runs diverged.
     """
-    from depthmup_flax.metrics import write_atomically
-    from depthmup_flax.sweep.runner import sweep
-
     proxy, large = proxy_config(target, width, depth)
     if steps:
         proxy.train.update(steps=steps, epochs=0.0)
     config = tuning_sweep(proxy, names, octaves, seeds)
-    target_cost = cost(large)
+    load = LoadOnce()
+    ratio = build(large, load=load).cost / build(proxy, load=load).cost
     print(
         f"proxy: width {width} (target {target.model.width}), depth {depth} (target {target.model.depth})", flush=True
     )
-    records = sweep(config, workdir, lanes=lanes)
+    records = sweep(config, workdir, lanes=lanes, load=load)
     choice = best(records)
     for path, value in choice.values.items():
         set_field(large, path, float(f"{value:.4g}"))
     said = describe(choice, proxy)
     tuned = pathlib.Path(workdir) / "tuned.py"
     write_atomically(tuned, tuned_file(pathlib.Path(target_file), large, parent, said))
-    ratio = target_cost / cost(proxy)
     spent = sum(record.wall_time_s for record in records)
     print(
         f"{said}\n\n{len(records)} runs of the proxy took {spent:,.0f} s. The same search on the target itself would "

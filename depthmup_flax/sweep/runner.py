@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import pathlib
 import subprocess
@@ -13,15 +12,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from depthmup_flax import optim
-from depthmup_flax.data import Dataset, load
+from depthmup_flax.config import differences, listed
+from depthmup_flax.data import Dataset, LoadOnce
 from depthmup_flax.errors import InputError
 from depthmup_flax.experiment import Experiment, build
-from depthmup_flax.metrics import write_atomically
-from depthmup_flax.params import flatten_info
+from depthmup_flax.files import write_atomically
 from depthmup_flax.records import DIVERGED, Record, RecordWriter, SweepInfo, info_to_json, read_info, read_records
 from depthmup_flax.sweep.choose import choose
 from depthmup_flax.sweep.extend import extension
@@ -40,27 +40,19 @@ class Group:
       experiment: of the first of them.
       runs: those of this shard.
       label: the structural values, for people.
-      parameters: of the network.
     """
 
     experiment: Experiment
     runs: list[Run]
     label: str
-    parameters: int
-
-    @property
-    def cost(self) -> float:
-        """Of one run, in parameters times steps times examples: proportional to time within a family of networks."""
-        return float(self.parameters) * self.experiment.total_steps * self.experiment.config.train.batch_size
 
 
-def plan(config: ConfigDict, runs: Sequence[Run]) -> list[Group]:
+def plan(config: ConfigDict, runs: Sequence[Run], load: LoadOnce) -> list[Group]:
     """Builds every group's experiment, so that whatever is wrong with one is said before any of them trains.
 
     Raises:
       InputError: from `depthmup_flax.experiment.build`, with the group's values.
     """
-    datasets: dict[str, Dataset] = {}
     structural = [path for path, values in sweep_info(config).axes.items() if len(values) > 1]
     groups = []
     for group_runs in structural_groups(runs):
@@ -69,17 +61,13 @@ def plan(config: ConfigDict, runs: Sequence[Run]) -> list[Group]:
         values = {path: first.point[path] for path in structural if path not in group_varies and path != "seed"}
         label = ", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in values.items()) or "all runs"
         try:
-            data = json.dumps(first.config.data.to_dict(), sort_keys=True)
-            if data not in datasets:
-                datasets[data] = load(first.config.data)
-            experiment = build(first.config, datasets[data])
+            experiment = build(first.config, load=load)
             for run in group_runs:
                 optimizer = run.config.optimizer
                 optim.warmup_schedule(optimizer.schedule, optimizer.warmup_steps, experiment.total_steps)
         except InputError as error:
             raise InputError(f"in the runs with {label}: {error}") from error
-        count = sum(math.prod(leaf.shape) for leaf in flatten_info(experiment.info).values())
-        groups.append(Group(experiment, group_runs, label, count))
+        groups.append(Group(experiment, group_runs, label))
     return groups
 
 
@@ -90,6 +78,7 @@ def sweep(
     shard: tuple[int, int] = (0, 1),
     lanes: int | None = None,
     overwrite: bool = False,
+    load: LoadOnce | None = None,
 ) -> list[Record]:
     """Trains every run of a sweep that ``workdir`` does not hold yet; returns the records of this shard.
 
@@ -102,13 +91,15 @@ def sweep(
       shard: ``(i, n)``: the i-th of n disjoint parts, from 0.
       lanes: runs at the same time on each device; 0: all of a group, ``None``: measured for each group.
       overwrite: delete the sweep that ``workdir`` holds.
+      load: shared with a caller that uses the same data.
 
     Raises:
       InputError: bad configuration or work directory, before anything is trained or overwritten.
     """
     runs = expand(config)
-    groups = plan(config, runs)
-    cost = {run.hash: group.cost for group in groups for run in group.runs}
+    load = load or LoadOnce()
+    groups = plan(config, runs, load)
+    cost = {run.hash: group.experiment.cost for group in groups for run in group.runs}
     mine = {run.hash for run in shard_of(runs, config.x, shard, cost)}
     groups = [dataclasses.replace(group, runs=[run for run in group.runs if run.hash in mine]) for group in groups]
     directory = pathlib.Path(workdir)
@@ -121,7 +112,7 @@ def sweep(
             done.update({record.run: record for record in read_records(other)[0]})
         writer = RecordWriter(path)
         try:
-            runner = _Runner(config, writer, done, lanes)
+            runner = _Runner(config, writer, done, lanes, load)
             runner.run([group for group in groups if group.runs])
         finally:
             writer.close()
@@ -129,9 +120,11 @@ def sweep(
 
 
 class _Runner:
-    def __init__(self, config: ConfigDict, writer: RecordWriter, done: dict[str, Record], lanes: int | None) -> None:
-        self._config, self._writer, self.done, self._lanes = config, writer, done, lanes
-        self._mesh = sweep_mesh()
+    def __init__(
+        self, config: ConfigDict, writer: RecordWriter, done: dict[str, Record], lanes: int | None, load: LoadOnce
+    ) -> None:
+        self._config, self._writer, self.done, self._lanes, self._load = config, writer, done, lanes, load
+        self._programs = _Programs(sweep_mesh())
         self._versions, self._commit = versions(), commit()
         self._hint = 1
         self.mine: set[str] = set()
@@ -153,7 +146,7 @@ class _Runner:
                 print(sentence, flush=True)
             everything += more
             self.mine |= {run.hash for run in more}
-            extended = plan(self._config, more)
+            extended = plan(self._config, more, self._load)
             self._progress.add(extended)
             for group in extended:
                 self._run_group(group)
@@ -164,25 +157,15 @@ class _Runner:
         runs = [run for run in group.runs if run.hash not in self.done]
         if not runs:
             return
-        data = put_data(group.experiment, self._mesh)
-        seeds = len({run.config.seed for run in runs})
-        # Of the group as it was before an interruption: the same program then.
-        fields = varying_fields(group.runs)
-        programs: dict[int, Program] = {}
-
-        def make(per_device: int) -> Program:
-            if per_device not in programs:
-                programs[per_device] = Program(group.experiment, fields, self._mesh, per_device, seeds, data)
-            return programs[per_device]
-
-        program, seconds = choose(make, runs, self._mesh.size, self._lanes, self._hint)
+        make, devices = self._programs.of(group), self._programs.mesh.size
+        program, seconds = choose(make, runs, devices, self._lanes, self._hint)
         self._hint = program.per_device
         self._progress.group(group, len(runs), program, seconds)
 
         def shrink(alive: int) -> Program | None:
-            fewer = math.ceil(alive / self._mesh.size)
-            saved = (program.capacity - fewer * self._mesh.size) * group.experiment.total_steps * seconds / 2
-            return make(fewer) if saved > 2 * program.compile_s or fewer in programs else None
+            fewer = math.ceil(alive / devices)
+            saved = (program.capacity - fewer * devices) * group.experiment.total_steps * seconds / 2
+            return make(fewer) if saved > 2 * program.compile_s or make.has(fewer) else None
 
         for start in range(0, len(runs), program.capacity):
             chunk = runs[start : start + program.capacity]
@@ -201,7 +184,7 @@ class _Runner:
             point=run.point,
             width=run.config.model.width,
             depth=run.config.model.depth,
-            parameters=group.parameters,
+            parameters=group.experiment.parameters,
             seed=run.config.seed,
             slice_steps=program.slice_steps,
             wall_time_s=round(seconds, 3),
@@ -213,6 +196,44 @@ class _Runner:
         )
 
 
+class _Programs:
+    """Compiles groups' programs, with the training data of the last group kept on the devices for the next."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self._dataset: Dataset | None = None
+        self._data: Any = None
+
+    def of(self, group: Group) -> _Maker:
+        """The group's maker; its programs depend on the whole group, so that they are the same after a restart."""
+        dataset = group.experiment.dataset
+        if dataset is not self._dataset:
+            self._dataset, self._data = dataset, put_data(dataset, self.mesh)
+        return _Maker(group, self.mesh, self._data)
+
+
+class _Maker:
+    """Lanes per device -> compiled program of a group, each compiled once."""
+
+    def __init__(self, group: Group, mesh: Mesh, data: Any) -> None:
+        self._group, self._mesh, self._data = group, mesh, data
+        self._seeds = len({run.config.seed for run in group.runs})
+        self._made: dict[int, Program] = {}
+
+    def has(self, per_device: int) -> bool:
+        """Whether that program is compiled already."""
+        return per_device in self._made
+
+    def __call__(self, per_device: int) -> Program:
+        """The program."""
+        if per_device not in self._made:
+            fields = varying_fields(self._group.runs)
+            self._made[per_device] = Program(
+                self._group.experiment, fields, self._mesh, per_device, self._seeds, self._data
+            )
+        return self._made[per_device]
+
+
 class _Progress:
     """Runs done, failed, time taken and time left, for the whole grid; time left is by parameters times steps."""
 
@@ -220,7 +241,7 @@ class _Progress:
         left = [sum(run.hash not in done for run in group.runs) for group in groups]
         self._total = sum(len(group.runs) for group in groups)
         self._finished = self._total - sum(left)
-        self._cost_left = sum(n * group.cost for n, group in zip(left, groups, strict=True))
+        self._cost_left = sum(n * group.experiment.cost for n, group in zip(left, groups, strict=True))
         self._cost_done = 0.0
         self._diverged, self._best = 0, math.inf  # the best loss of the group
         self._started = self._said = time.perf_counter()
@@ -229,13 +250,14 @@ class _Progress:
 
     def add(self, groups: Sequence[Group]) -> None:
         self._total += sum(len(group.runs) for group in groups)
-        self._cost_left += sum(len(group.runs) * group.cost for group in groups)
+        self._cost_left += sum(len(group.runs) * group.experiment.cost for group in groups)
 
     def group(self, group: Group, runs: int, program: Program, seconds: float) -> None:
         self._best = math.inf
         devices = f" on each of {program.mesh.size} devices" if program.mesh.size > 1 else ""
+        experiment = group.experiment
         print(
-            f"{group.label}: {runs} runs of {group.experiment.total_steps} steps, {group.parameters:,} parameters; "
+            f"{group.label}: {runs} runs of {experiment.total_steps} steps, {experiment.parameters:,} parameters; "
             f"{program.per_device} at a time{devices}, {1e3 * seconds:.3g} ms per run and step",
             flush=True,
         )
@@ -243,8 +265,8 @@ class _Progress:
     def update(self, group: Group, records: Sequence[Record], *, last: bool) -> None:
         self._finished += len(records)
         self._diverged += sum(record.status == DIVERGED for record in records)
-        self._cost_done += len(records) * group.cost
-        self._cost_left -= len(records) * group.cost
+        self._cost_done += len(records) * group.experiment.cost
+        self._cost_left -= len(records) * group.experiment.cost
         losses = [record.train_loss_avg for record in records if record.status != DIVERGED]
         self._best = min([self._best, *(loss for loss in losses if loss is not None)])
         now = time.perf_counter()
@@ -266,28 +288,26 @@ class _Progress:
 def describe(config: ConfigDict, lanes: int | None = None) -> str:
     """What ``--dry_run`` prints: axes, runs, parameters, and a time from measuring the smallest and largest network."""
     runs = expand(config)
-    groups = sorted(plan(config, runs), key=lambda group: group.cost)
+    groups = sorted(plan(config, runs, LoadOnce()), key=lambda group: group.experiment.cost)
     info = sweep_info(config)
     lines = [f"{info.figure} ({info.scale}): {info.title}", ""]
     lines += [f"  {path:<36} {', '.join(_short(value) for value in values)}" for path, values in info.axes.items()]
     lines += ["", f"{len(runs)} runs in {len(groups)} compiled groups:"]
     lines += [
-        f"  {len(g.runs):>5} x {g.experiment.total_steps} steps, {g.parameters:>13,} parameters: {g.label}"
+        f"  {len(g.runs):>5} x {g.experiment.total_steps} steps, {g.experiment.parameters:>13,} parameters: {g.label}"
         for g in groups
     ]
-    mesh = sweep_mesh()
+    programs = _Programs(sweep_mesh())
     measured: list[tuple[float, float]] = []  # cost of a run, its seconds
     for group in dict.fromkeys((0, len(groups) - 1)):
         chosen = groups[group]
-        data, seeds = put_data(chosen.experiment, mesh), len({run.config.seed for run in chosen.runs})
-        make = lambda n, c=chosen, d=data, s=seeds: Program(c.experiment, varying_fields(c.runs), mesh, n, s, d)
-        program, seconds = choose(make, chosen.runs, mesh.size, lanes)
-        measured.append((chosen.cost, seconds * chosen.experiment.total_steps))
+        program, seconds = choose(programs.of(chosen), chosen.runs, programs.mesh.size, lanes)
+        measured.append((chosen.experiment.cost, seconds * chosen.experiment.total_steps))
         lines.append(
             f"measured: {chosen.label}: {1e3 * seconds:.3g} ms per run and step, {program.per_device} at a time on "
-            f"{mesh.size} device(s), {program.bytes_per_device / 2**20:,.0f} MiB on each"
+            f"{programs.mesh.size} device(s), {program.bytes_per_device / 2**20:,.0f} MiB on each"
         )
-    total = sum(len(group.runs) * _interpolated(group.cost, measured) for group in groups)
+    total = sum(len(group.runs) * _interpolated(group.experiment.cost, measured) for group in groups)
     lines.append(f"about {tqdm.format_interval(total)} without compilation and evaluation")
     return "\n".join(lines)
 
@@ -327,8 +347,6 @@ def _opened(directory: pathlib.Path, path: pathlib.Path, info: SweepInfo, overwr
 
 
 def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> None:
-    from depthmup_flax.config import differences
-
     stored = read_info(directory)
     found = differences(stored.base, info.base, "base")
     for name in ("figure", "scale", "x"):
@@ -336,9 +354,8 @@ def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> None:
     if stored.axes.keys() != info.axes.keys():
         found.append(f"axes: {', '.join(stored.axes)} there, {', '.join(info.axes)} here")
     if found:
-        shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
         raise InputError(
-            f"workdir {str(directory)!r} holds another sweep ({shown}): choose another directory, or pass "
+            f"workdir {str(directory)!r} holds another sweep ({listed(found)}): choose another directory, or pass "
             "--overwrite to delete that sweep's records. (More values on the same axes are welcome.)"
         )
 
