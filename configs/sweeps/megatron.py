@@ -29,7 +29,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     else:
         base.train.log_every = 100
     depths = at_scale(scale, smoke=(2, 4), cpu=(2, 4, 8), gpu=(4, 8, 16, 32), paper=(4, 8, 16, 32, 64))
-    seeds = at_scale(scale, smoke=(0,), cpu=(0, 1), gpu=(0, 1, 2), paper=(0, 1, 2))
+    seeds = at_scale(scale, smoke=(0,), other=(0, 1, 2))
     factors = at_scale(
         scale,
         smoke=powers_of_two(-2, 2, 2),
