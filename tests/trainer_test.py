@@ -213,7 +213,7 @@ def test_eight_devices_train_like_one(tmp_path):
     for devices in (1, 8):
         environment = {
             **os.environ,
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
             "JAX_PLATFORMS": "cpu",
         }
         done = subprocess.run(
@@ -243,7 +243,7 @@ def test_batch_norm_has_the_statistics_of_the_whole_batch_on_eight_devices(tmp_p
     for devices in (1, 8):
         environment = {
             **os.environ,
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
             "JAX_PLATFORMS": "cpu",
         }
         done = subprocess.run(

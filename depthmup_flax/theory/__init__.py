@@ -1,0 +1,28 @@
+"""Limits of wide and deep residual networks, computed: what a finite network approaches, in a line of code.
+
+Pure JAX, without models: kernels in, kernels and predictions out. `lazy` is the limit of frozen features, `linear` the
+training of deep linear networks, whose features move.
+
+    from depthmup_flax.theory import gram, lazy_kernels, predict
+
+    kernels = lazy_kernels(gram(x), "relu")             # infinite depth; depth=64 for a finite one
+    train, _ = predict(kernels.tangent(), y, times)     # f(x, t) under gradient flow
+"""
+
+from depthmup_flax.theory.gaussian import ACTIVATIONS, Activation, get_activation
+from depthmup_flax.theory.kernels import gram
+from depthmup_flax.theory.lazy import LazyKernels, lazy_kernels, predict
+from depthmup_flax.theory.linear import LinearTraining, linear_training, one_step_kernel
+
+__all__ = [
+    "ACTIVATIONS",
+    "Activation",
+    "LazyKernels",
+    "LinearTraining",
+    "get_activation",
+    "gram",
+    "lazy_kernels",
+    "linear_training",
+    "one_step_kernel",
+    "predict",
+]

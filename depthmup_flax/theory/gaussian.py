@@ -1,0 +1,108 @@
+"""Averages of an activation over two jointly Gaussian preactivations.
+
+For ``(u, v)`` with mean zero, variances ``p, q`` and covariance ``c``:
+
+* ``values``: ``<phi(u) phi(v)>``,
+* ``slopes``: ``<phi'(u) phi'(v)>``.
+
+relu and abs are the arc-cosine kernels of Cho & Saul (2009), section 2; erf is Williams (1997), eq. 11, for an erf
+without the factor 1/sqrt(2) (its derivative: Price's theorem, ``<phi' phi'> = d<phi phi>/dc``). gelu and tanh are
+Gauss-Hermite sums.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from depthmup_flax.errors import InputError, did_you_mean
+
+Average = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+_NODES = 40  # of a Gauss-Hermite sum in each direction
+
+
+@dataclasses.dataclass(frozen=True)
+class Activation:
+    """Averages of one activation; each maps ``(p, q, c)``, arrays that broadcast, to their common shape."""
+
+    values: Average
+    slopes: Average
+
+
+def get_activation(name: str) -> Activation:
+    """The averages of an activation by name; InputError for one without them."""
+    if name not in ACTIVATIONS:
+        raise InputError(
+            f"activation is {name!r}, whose Gaussian averages are not known: {did_you_mean(name, ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[name]
+
+
+def _angle(p: jax.Array, q: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """``sqrt(p q)``, the angle between u and v, and its sine."""
+    size = jnp.sqrt(p * q)
+    cosine = jnp.clip(c / size, -1.0, 1.0)
+    return size, jnp.arccos(cosine), jnp.sqrt(1.0 - cosine**2)
+
+
+def _relu_values(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
+    size, theta, sine = _angle(p, q, c)
+    return size * (sine + (math.pi - theta) * jnp.cos(theta)) / (2 * math.pi)
+
+
+def _relu_slopes(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
+    return (math.pi - _angle(p, q, c)[1]) / (2 * math.pi)
+
+
+def _abs_values(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
+    size, theta, sine = _angle(p, q, c)
+    return size * (sine + (math.pi / 2 - theta) * jnp.cos(theta)) * (2 / math.pi)
+
+
+def _abs_slopes(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
+    return 1.0 - 2 * _angle(p, q, c)[1] / math.pi
+
+
+def _erf_values(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
+    return 2 / math.pi * jnp.arcsin(2 * c / jnp.sqrt((1 + 2 * p) * (1 + 2 * q)))
+
+
+def _erf_slopes(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
+    return 4 / math.pi / jnp.sqrt((1 + 2 * p) * (1 + 2 * q) - 4 * c**2)
+
+
+def _quadrature(function: Callable[[jax.Array], jax.Array]) -> Average:
+    """``<function(u) function(v)>``; exact for polynomials of degree below twice the number of nodes."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+    weights = weights / weights.sum()
+
+    def average(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
+        p, q, c = (x[..., None] for x in jnp.broadcast_arrays(p, q, c))
+        slope = c / jnp.sqrt(p)
+        rest = jnp.sqrt(jnp.maximum(q - slope**2, 0.0))  # of v, given u
+        at_u = function(jnp.sqrt(p) * nodes)
+        at_v = jax.vmap(lambda node: function(slope * nodes + rest * node), out_axes=-1)(jnp.asarray(nodes, p.dtype))
+        return jnp.einsum("...u,...uv,u,v->...", at_u, at_v, weights, weights).astype(p.dtype)
+
+    return average
+
+
+def _by_quadrature(function: Callable[[jax.Array], jax.Array]) -> Activation:
+    slope = jax.grad(lambda x: function(x).sum())
+    return Activation(_quadrature(function), _quadrature(slope))
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "linear": Activation(lambda p, q, c: c, lambda p, q, c: jnp.ones_like(c)),
+    "relu": Activation(_relu_values, _relu_slopes),
+    "abs": Activation(_abs_values, _abs_slopes),
+    "erf": Activation(_erf_values, _erf_slopes),
+    "gelu": _by_quadrature(jax.nn.gelu),
+    "tanh": _by_quadrature(jnp.tanh),
+}

@@ -1,0 +1,51 @@
+"""Kernel matrices that theories start from, and what is refused."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from depthmup_flax.errors import InputError
+
+
+def gram(x: jax.Array) -> jax.Array:
+    """(P, P): ``x . x' / D`` of P inputs, which are flattened; H at layer time 0.
+
+    Raises:
+      InputError: an input of norm zero.
+    """
+    x = jnp.asarray(x)
+    if x.ndim < 2:
+        raise InputError(f"x has shape {x.shape}: give inputs as [examples, ...].")
+    flat = x.reshape(x.shape[0], -1)
+    if not isinstance(flat, jax.core.Tracer):
+        zero = np.flatnonzero(~np.asarray(flat).any(1))
+        if len(zero):
+            raise InputError(f"x has norm zero in row {zero[0]}: leave it out, its kernel stays zero.")
+    return flat @ flat.T / flat.shape[1]
+
+
+def checked_kernel(kernel: jax.Array) -> jax.Array:
+    """``kernel`` as an array of floating point numbers.
+
+    Raises:
+      InputError: it is not square, symmetric and finite, or not positive on its diagonal (unless it is traced).
+    """
+    kernel = jnp.asarray(kernel, jnp.result_type(float, kernel))
+    if kernel.ndim != 2 or kernel.shape[0] != kernel.shape[1]:
+        raise InputError(f"the kernel has shape {kernel.shape}: give a square matrix, such as gram(x).")
+    if isinstance(kernel, jax.core.Tracer):
+        return kernel
+    found = np.asarray(kernel)
+    scale = np.abs(found).max(initial=0.0)
+    if not np.isfinite(found).all():
+        raise InputError("the kernel has entries that are not finite: look for NaN in the inputs.")
+    if np.abs(found - found.T).max(initial=0.0) > 1e-4 * scale:
+        raise InputError("the kernel is not symmetric: give K of the same inputs on both sides, such as gram(x).")
+    zero = np.flatnonzero(np.diag(found) <= 0)
+    if len(zero):
+        raise InputError(
+            f"the kernel's diagonal is {found[zero[0], zero[0]]:g} at row {zero[0]}: leave out inputs of norm zero."
+        )
+    return kernel

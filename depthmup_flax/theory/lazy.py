@@ -1,0 +1,217 @@
+"""The lazy limit: a wide residual network whose features do not move is a kernel machine, with a kernel from an ODE.
+
+The network is that of Bordelon et al. (arXiv:2309.16620), Eq. 1, with a branch multiplier a:
+
+    h^1     = W^0 x / sqrt(D)
+    h^(l+1) = h^l + a / sqrt(L N) W^l phi(h^l),    l = 1..L
+    f       = w . phi(h^(L+1)) / (gamma0 N)
+
+with all weights from N(0, 1), the width N going to infinity and then gamma0 to 0. `depthmup_flax.models.ResMLP` is this
+network with ``pre_nonlin=True``, ``mean_subtraction=False``, ``base_depth=1`` and ``branch_multiplier=a``.
+
+Kernels between inputs x and x' over layer time tau = l / L in [0, 1] (Prop. 2 and App. G.1):
+
+    H   = <h h'>,                      dH/dtau =  a^2 Phi,               H(0) = x . x' / D
+    Phi = <phi(h) phi(h')>,            (h, h') Gaussian with covariance H
+    G   = <g g'>, g = N gamma0 df/dh,  dG/dtau = -a^2 G <phi'(h) phi'(h')>,   G(1) = <phi'(h) phi'(h')> at tau = 1
+
+Prop. 2 prints no end value of G; this one is Eq. 84's, for a readout that sees phi(h).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.theory.gaussian import get_activation
+from depthmup_flax.theory.kernels import checked_kernel
+
+LAYERS = ("stem", "blocks", "readout")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LazyKernels:
+    """Kernels over layer time, for P inputs.
+
+    Attributes:
+      layer_time: (T,) from 0 to 1.
+      H: (T, P, P) covariance of preactivations.
+      Phi: (T, P, P) covariance of features.
+      G: (T, P, P) covariance of the gradients that arrive at the stream.
+      blocks: (P, P) the part of the tangent kernel that is due to the blocks, ``a^2 int G Phi dtau``.
+      error: () largest difference of ``H``, ``G`` and ``blocks`` to the same computed with half as many steps; an upper
+        estimate of the error of integration, about 15 times too high for smooth activations. 0 at finite depth.
+    """
+
+    layer_time: jax.Array
+    H: jax.Array
+    Phi: jax.Array
+    G: jax.Array
+    blocks: jax.Array
+    error: jax.Array
+
+    def tangent(self, trained: Sequence[str] = LAYERS) -> jax.Array:
+        """(P, P): the tangent kernel K of ``f`` when these layers train at the rate eta_0 gamma0^2 N.
+
+        ``blocks`` alone is K of Eq. 87. The stem adds ``G(0) H(0)`` (Eq. 128; there K^x is H(0)); the readout adds
+        ``Phi(1)``, which Eq. 128 counts as one of L layers: a simulation shows that it has no factor 1/L.
+
+        Raises:
+          InputError: a name that is not in ``LAYERS``, or none.
+        """
+        parts = {"stem": self.G[0] * self.H[0], "blocks": self.blocks, "readout": self.Phi[-1]}
+        if not trained or not set(trained) <= parts.keys():
+            raise InputError(f"trained is {tuple(trained)!r}: use some of {', '.join(LAYERS)}.")
+        return sum((parts[name] for name in trained), jnp.zeros_like(self.blocks))
+
+
+def lazy_kernels(
+    start: jax.Array,
+    activation: str,
+    *,
+    depth: int | None = None,
+    branch_multiplier: float = 1.0,
+    steps: int = 64,
+) -> LazyKernels:
+    """Kernels of the lazy limit, at infinite depth or at depth L.
+
+    Differentiable, and may be used under ``jit`` and ``vmap``; computes in the dtype of ``start``.
+
+    Args:
+      start: (P, P) H at layer time 0, from `gram`.
+      activation: relu, abs, erf, linear, gelu or tanh.
+      depth: L; ``None`` is infinity, by Runge-Kutta steps of fourth order.
+      branch_multiplier: a.
+      steps: of layer time at infinite depth; a multiple of 4.
+
+    Returns:
+      `LazyKernels` at ``steps + 1`` or ``L + 1`` layer times.
+
+    Raises:
+      InputError: a kernel that is not square, symmetric or positive on its diagonal, an unknown activation, or a depth
+        or number of steps that cannot be.
+    """
+    get_activation(activation)
+    start = checked_kernel(start)
+    if depth is not None and depth < 1:
+        raise InputError(f"depth is {depth}: use at least 1, or None for the limit.")
+    if steps < 4 or steps % 4:
+        raise InputError(f"steps is {steps}: use a multiple of 4.")
+    if depth is not None:
+        return _recursion(start, branch_multiplier, activation, depth)
+    return _integrated(start, branch_multiplier, activation, steps)
+
+
+def predict(
+    kernel: jax.Array, targets: jax.Array, times: jax.Array, *, cross: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array | None]:
+    """Outputs under gradient flow on the mean of ``(y - f)^2 / 2`` over P examples, from ``f = 0`` (Eq. 87).
+
+    ``f(t) = (1 - exp(-t K / P)) y`` on the training examples and ``K' K^-1 f(t)`` elsewhere; directions in which the
+    kernel vanishes do not move.
+
+    Args:
+      kernel: (P, P) tangent kernel of the training examples.
+      targets: (P, C) or (P,) their labels y.
+      times: (T,) training time: learning rate eta_0 times steps.
+      cross: (Q, P) tangent kernel of other inputs with the training examples.
+
+    Returns:
+      ``(T, P, C)`` and, given ``cross``, ``(T, Q, C)``; without the last axis if ``targets`` has none.
+
+    Raises:
+      InputError: shapes that do not fit, or a kernel that is not symmetric.
+    """
+    kernel, targets, times = checked_kernel(kernel), jnp.asarray(targets), jnp.asarray(times)
+    examples = kernel.shape[0]
+    if targets.shape[:1] != (examples,) or targets.ndim > 2:
+        raise InputError(f"targets has shape {targets.shape}: give {examples} rows, one for each row of the kernel.")
+    if cross is not None and cross.shape[1:] != (examples,):
+        raise InputError(f"cross has shape {cross.shape}: give {examples} columns, one for each training example.")
+    values, vectors = jnp.linalg.eigh(kernel)
+    rate = jnp.maximum(values, 0.0) / examples
+    along = vectors.T @ targets.reshape(examples, -1)
+    moved_TxP = -jnp.expm1(-times[:, None] * rate)
+    train = jnp.einsum("ip,tp,pc->tic", vectors, moved_TxP, along).reshape(len(times), *targets.shape)
+    if cross is None:
+        return train, None
+    # (1 - e^(-t rate)) / rate, whose limit at rate 0 is t.
+    small = rate * examples < jnp.finfo(kernel.dtype).eps * examples * rate.max()
+    weight_TxP = jnp.where(small, times[:, None], moved_TxP / jnp.where(small, 1.0, rate)) / examples
+    test = jnp.einsum("qi,ip,tp,pc->tqc", cross, vectors, weight_TxP, along)
+    return train, test.reshape(len(times), cross.shape[0], *targets.shape[1:])
+
+
+def _averages(activation: str, H: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``<phi phi>`` and ``<phi' phi'>`` for covariances (..., P, P)."""
+    variance = jnp.diagonal(H, axis1=-2, axis2=-1)
+    p, q = jnp.broadcast_arrays(variance[..., :, None], variance[..., None, :])
+    found = get_activation(activation)
+    return found.values(p, q, H), found.slopes(p, q, H)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _recursion(start: jax.Array, multiplier: float, activation: str, depth: int) -> LazyKernels:
+    """Depth L: dtau = 1 / L, H forwards and G backwards by one layer at a time (App. D at gamma0 = 0)."""
+    share = multiplier**2 / depth
+
+    def forward(H: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        return H + share * _averages(activation, H)[0], H
+
+    last, before = jax.lax.scan(forward, start, None, length=depth)
+    H = jnp.concatenate([before, last[None]])
+    Phi, slopes = _averages(activation, H)
+
+    def backward(G: jax.Array, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return G * (1.0 + share * slope), G
+
+    first, after = jax.lax.scan(backward, slopes[-1], slopes[:-1], reverse=True)
+    G = jnp.concatenate([first[None], after])
+    # Layer l's weights see Phi^l and the gradient that arrives behind them, G^(l+1).
+    blocks = share * jnp.einsum("lij,lij->ij", G[1:], Phi[:-1])
+    return LazyKernels(jnp.linspace(0.0, 1.0, depth + 1), H, Phi, G, blocks, jnp.zeros(()))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _integrated(start: jax.Array, multiplier: float, activation: str, steps: int) -> LazyKernels:
+    fine, coarse = (_runge_kutta(start, multiplier, activation, n) for n in (steps, steps // 2))
+    differences = (fine.H[::2] - coarse.H, fine.G[::2] - coarse.G, fine.blocks - coarse.blocks)
+    error = functools.reduce(jnp.maximum, [jnp.abs(d).max() for d in differences])
+    return dataclasses.replace(fine, error=error)
+
+
+def _runge_kutta(start: jax.Array, multiplier: float, activation: str, steps: int) -> LazyKernels:
+    """H at steps of half the length, so that G, backwards, has H in the middle of its steps."""
+    scale, length = multiplier**2, 1.0 / steps
+
+    def forward(H: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        return H + _increment(lambda H, _: scale * _averages(activation, H)[0], H, (None,) * 3, length / 2), H
+
+    last, before = jax.lax.scan(forward, start, None, length=2 * steps)
+    H = jnp.concatenate([before, last[None]])
+    Phi, slopes = _averages(activation, H)
+
+    def backward(G: jax.Array, slopes: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        return G + _increment(lambda G, slope: scale * slope * G, G, slopes, length), G
+
+    first, after = jax.lax.scan(backward, slopes[-1], (slopes[2::2], slopes[1::2], slopes[:-1:2]), reverse=True)
+    H, Phi, G = H[::2], Phi[::2], jnp.concatenate([first[None], after])
+    # Simpson's rule.
+    weights = jnp.ones(steps + 1, start.dtype).at[1:-1:2].set(4.0).at[2:-1:2].set(2.0) * length / 3
+    blocks = scale * jnp.einsum("t,tij,tij->ij", weights, G, Phi)
+    return LazyKernels(jnp.linspace(0.0, 1.0, steps + 1), H, Phi, G, blocks, jnp.zeros(()))
+
+
+def _increment(slope, y, known, step):
+    """Of one classical Runge-Kutta step; ``known`` holds what ``slope`` needs at its start, middle and end."""
+    k1 = slope(y, known[0])
+    k2 = slope(y + step / 2 * k1, known[1])
+    k3 = slope(y + step / 2 * k2, known[1])
+    k4 = slope(y + step * k3, known[2])
+    return step / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
