@@ -3,8 +3,9 @@
 #
 #   docs/reproduction.sh SCALE [NAME ...]      SCALE: smoke, cpu, gpu or paper; NAME: a file of configs/sweeps
 #
-# Records, tables and figures go to docs/reproduction/<NAME>-<SCALE>, everything of the report to its folder report. DATA_DIR is where TFDS sets are prepared (default: TFDS's
-# own), TINY_IMAGENET and TEXT are the paths of Tiny ImageNet's directory and of a text file.
+# Records, tables and figures go to docs/reproduction/<NAME>-<SCALE>, everything of the report to its folder report.
+# DATA_DIR is where TFDS sets are prepared (default: TFDS's own), TINY_IMAGENET and TEXT are the paths of Tiny ImageNet's
+# directory and of a text file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -ge 1 ] || { grep '^#' "$0" | sed 1d; exit 2; }
