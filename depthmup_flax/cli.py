@@ -77,6 +77,8 @@ def _parse(default_config: pathlib.Path | None, argv: list[str]) -> list[str]:
     try:
         return flags.FLAGS(argv)
     except flags.Error as error:
+        if "get_config() takes 0 positional arguments" in str(error):
+            raise InputError("this config has no scale: leave out --config.scale and what follows a colon.") from error
         raise _refusal_of_the_file(error) or InputError(str(error)) from error
     except (AttributeError, KeyError) as error:
         if "ml_collections" not in traceback.extract_tb(error.__traceback__)[-1].filename:
@@ -97,9 +99,15 @@ def _refusal_of_the_file(error: BaseException | None) -> InputError | None:
 
 def _with_scale(argv: list[str]) -> list[str]:
     """``--config=file.py --config.scale=gpu`` as ``--config=file.py:gpu``, because a scale is for ``get_config``."""
-    scales = [argument.partition("=")[2] for argument in argv if argument.lstrip("-").startswith("config.scale=")]
+    joined: list[str] = []  # --flag value as --flag=value
+    for argument in argv:
+        if joined and joined[-1] in ("--config", "-config", "--config.scale", "-config.scale"):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    scales = [argument.partition("=")[2] for argument in joined if argument.lstrip("-").startswith("config.scale=")]
     if not scales:
         return argv
-    kept = [argument for argument in argv if not argument.lstrip("-").startswith("config.scale=")]
+    kept = [argument for argument in joined if not argument.lstrip("-").startswith("config.scale=")]
     named = ("--config=", "-config=")
     return [f"{argument}:{scales[-1]}" if argument.startswith(named) else argument for argument in kept]

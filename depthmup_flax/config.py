@@ -83,10 +83,12 @@ def validate(config: ConfigDict) -> None:
     Raises:
       InputError: one sentence naming the field, its value and the remedy.
     """
+    if "grids" in config:
+        raise InputError("this config is a sweep's: run it with python -m depthmup_flax.sweep.")
     model_name = config.get("model", {}).get("name", "res_mlp")
     _require_known(config, default_config(model_name), "")
-    if not isinstance(config.seed, int) or config.seed < 0:
-        raise InputError(f"seed is {config.seed!r}: use a whole number of at least 0.")
+    if not isinstance(config.seed, int) or not 0 <= config.seed < 2**31:
+        raise InputError(f"seed is {config.seed!r}: use a whole number from 0 to 2^31 - 1.")
     train, optimizer = config.train, config.optimizer
     for name in ("batch_size", "eval_batch_size", "log_every", "keep_checkpoints"):
         _require(f"train.{name}", train[name], whole=True, at_least=1)

@@ -111,17 +111,26 @@ class SweepInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """`SweepInfo`, all its records, and what is to be said about how they were read."""
+    """One sweep's directories, read.
+
+    Attributes:
+      info: common to all; its axes have the values of every record.
+      records: of all runs that have ended.
+      notes: what is to be said about how they were read.
+      planned: axis -> the values of the grid before it was extended.
+    """
 
     info: SweepInfo
     records: list[Record]
     notes: list[str]
+    planned: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
 
 
 class RecordWriter:
     """Appends records to a file; a line is on the disk when `write` returns.
 
-    Opening cuts off a last line that a crash tore; that run is not recorded and so runs again.
+    Opening cuts off a last line that a crash tore; that run is not recorded and so runs again. A whole last line that
+    only lacks its end gets one.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -130,7 +139,11 @@ class RecordWriter:
             whole = content.rfind(b"\n") + 1
             if whole != len(content):
                 with path.open("r+b") as file:
-                    file.truncate(whole)
+                    if _is_json(content[whole:]):
+                        file.seek(0, os.SEEK_END)
+                        file.write(b"\n")
+                    else:
+                        file.truncate(whole)
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, records: Iterable[Record]) -> None:
@@ -142,6 +155,14 @@ class RecordWriter:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def read_records(path: pathlib.Path) -> tuple[list[Record], list[str]]:
@@ -194,7 +215,7 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
             notes += said
     if info is None:
         raise InputError("no directory was given: name at least one that a sweep wrote.")
-    return Sweep(_with_values_of(info, records.values()), list(records.values()), notes)
+    return Sweep(_with_values_of(info, records.values()), list(records.values()), notes, info.axes)
 
 
 def read_info(directory: pathlib.Path) -> SweepInfo:

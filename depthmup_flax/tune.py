@@ -15,6 +15,7 @@ from depthmup_flax.errors import InputError
 
 _CONFIG = cli.define_config("Python file with get_config(): the large network.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory for records and tuned.py; continued if it has them.")
+_OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the search that --workdir holds, and start anew.")
 _WIDTH = flags.DEFINE_integer("proxy.width", 0, "Width of the proxy; default: the target's model.base_width.")
 _DEPTH = flags.DEFINE_integer("proxy.depth", 0, "Depth of the proxy; default: the target's model.base_depth.")
 _STEPS = flags.DEFINE_integer("proxy.steps", 0, "Training steps of a proxy's run; default: the target's.")
@@ -50,6 +51,8 @@ def main(argv: list[str]) -> None:
         **sizes,
         steps=_STEPS.value,
         names=[name for name in _TUNE.value if name],
+        arguments=arguments,
+        overwrite=_OVERWRITE.value,
         octaves=_OCTAVES.value,
         seeds=_SEEDS.value,
         lanes=parse_lanes(_LANES.value),

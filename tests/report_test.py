@@ -18,7 +18,7 @@ from depthmup_flax.report.analysis import analyse, power_laws
 from depthmup_flax.report.figures import loss_limits
 from depthmup_flax.report.grid import profile, roles, surfaces
 from depthmup_flax.report.optimum import EDGE_HIGH, EDGE_LOW, NEXT_TO_DIVERGENCE, find_optimum, valley_angle, vertices
-from depthmup_flax.report.tables import as_data, sentences
+from depthmup_flax.report.tables import as_data, as_text, sentences
 
 ROOT = pathlib.Path(__file__).parents[1]
 X = "optimizer.learning_rate"
@@ -100,7 +100,7 @@ def test_vertices_agree_with_a_polynomial_fit_on_uneven_grids():
     rng = np.random.default_rng(0)
     for _ in range(50):
         u = np.sort(rng.uniform(-3, 3, 3))
-        curve = np.array([rng.uniform(0.5, 2), 0, 0])
+        curve = np.array([rng.uniform(0.5, 2), 0, 100])  # far above 0, as losses are
         curve[1] = -2 * curve[0] * rng.uniform((u[0] + u[1]) / 2, (u[1] + u[2]) / 2)  # u[1] stays the lowest
         losses = np.polyval(curve, u)
         fitted = np.polyfit(u, losses, 2)
@@ -313,6 +313,41 @@ def test_a_network_that_never_trains_is_said_and_spoils_neither_slopes_nor_limit
     assert any("width 64 depth 32: that network does not train" in said for said in sentences(sweep, study_of(sweep)))
     low, top, _ = loss_limits(study_of(sweep).variants[0].rows)
     assert low < 0.5 < top < 10
+
+
+def test_an_exploded_neighbour_is_one_that_diverged():
+    """A finite loss of 1e13 would put the vertex half-way to the other neighbour."""
+    losses = {2.0**-9: 2.06, 2.0**-8: 1.87, 2.0**-7: 1.5e13}
+    (row,) = data_of(sweep_of(lambda p: losses[p[X]], {X: tuple(losses), "seed": range(3)}))["variants"][0]["rows"]
+    assert row["optimum"] == pytest.approx(2.0**-8)
+    assert row["flags"] == ["next to divergence"]
+
+
+def test_an_unfinished_sweep_is_called_that_and_no_end_of_the_grid(tmp_path):
+    whole = sweep_of(lambda p: parabola(p, best=-8), {X: RATES, "seed": range(3)})
+    begun = Sweep(whole.info, [record for record in whole.records if record.point[X] > 2.0**-7], [])
+    report = make_report([write(tmp_path / "begun", begun)], tmp_path / "out")
+    assert "Some runs have not ended" in report.text
+    assert "extend the grid" not in report.text
+    assert "extend the grid" in as_text(data_of(begun), study_of(begun))  # the same, if that was the whole grid
+
+
+def test_shapes_of_one_depth_are_variants_and_stages_that_set_the_depth_are_sizes():
+    def loss(point):
+        return parabola(point) + (0.1 if point["model.stage_sizes"] == [1, 1, 1, 2] else 0.0)
+
+    same = sweep_of(loss, {X: RATES, "model.stage_sizes": ([1, 1, 1, 2], [2, 1, 1, 1]), "seed": range(3)})
+    assert len(data_of(same)["variants"]) == 2
+    assert roles(same.info).variants == ("model.stage_sizes",)
+    deeper = sweep_of(parabola, {X: RATES, "model.stage_sizes": ([1, 1, 1, 1], [2, 2, 2, 2]), "seed": range(3)})
+    assert roles(deeper.info).variants == ()
+
+
+def test_directories_without_a_complete_point_are_refused():
+    whole = sweep_of(parabola, {X: (2.0**-9, 2.0**-8), "seed": range(2)})
+    apart = [r for r in whole.records if (r.point[X] == 2.0**-9) == (r.seed == 0)]
+    with pytest.raises(InputError, match="no point of the sweep has all of its seeds"):
+        data_of(Sweep(whole.info, apart, []))
 
 
 def test_all_diverged_is_one_sentence_with_a_remedy(tmp_path):

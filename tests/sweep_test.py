@@ -14,13 +14,13 @@ import jax
 import numpy as np
 import pytest
 
-from depthmup_flax.config import default_config, from_file, get_field, set_field
+from depthmup_flax.config import default_config, from_file, get_field, set_field, validate
 from depthmup_flax.errors import InputError
 from depthmup_flax.experiment import build
 from depthmup_flax.records import Record, read_records, read_sweep
 from depthmup_flax.report.make import make_report
 from depthmup_flax.sweep import at_scale, choose, powers_of_two, sweep_config
-from depthmup_flax.sweep.extend import next_value
+from depthmup_flax.sweep.extend import extension, next_value
 from depthmup_flax.sweep.grid import curves, expand, shard_of, structural_groups
 from depthmup_flax.sweep.lanes import Program, put_data, sweep_mesh, varying_fields
 from depthmup_flax.sweep.proxy import best, proxy_config, tuned_file, tuning_sweep
@@ -297,6 +297,26 @@ def test_shards_are_disjoint_and_merge_to_the_whole(tmp_path):
     assert merged.info == read_sweep([tmp_path / "whole"]).info
 
 
+def test_overwriting_a_shard_keeps_the_others(tmp_path):
+    config = small_sweep(grids={"rates": {RATE: (1e-3, 4e-3), "model.depth": (2, 3)}})
+    for shard in ((0, 2), (1, 2)):
+        sweep(config, tmp_path, shard=shard, lanes=0)
+    before = (tmp_path / "records.0-of-2.jsonl").read_text()
+    sweep(config, tmp_path, shard=(1, 2), lanes=0, overwrite=True)
+    assert (tmp_path / "records.0-of-2.jsonl").read_text() == before
+    assert len(read_sweep([tmp_path]).records) == 4
+
+
+def test_a_last_line_that_lacks_its_end_is_a_record_and_stays(tmp_path):
+    config = small_sweep(grids={"rates": {RATE: (1e-3, 4e-3)}})
+    sweep(config, tmp_path, lanes=0)
+    path = tmp_path / "records.jsonl"
+    whole = path.read_text()
+    path.write_text(whole[:-1])
+    assert len(sweep(config, tmp_path, lanes=0)) == 2
+    assert path.read_text() == whole
+
+
 def test_shards_split_the_cost_evenly_and_no_curve():
     grids = {"rates": {RATE: (1e-3, 4e-3), "model.depth": (2, 4, 8, 16), "model.width": (8, 16), "seed": (0, 1)}}
     runs = expand(small_sweep(grids=grids))
@@ -317,6 +337,9 @@ def test_a_curve_whose_minimum_is_at_the_end_of_the_grid_is_extended_and_said(tm
     assert "the best optimizer.learning_rate is at the end of the grid; trying 4e-06 too" in capsys.readouterr().out
     assert read_sweep([tmp_path / "sweep"]).info.axes[RATE] == pytest.approx([1e-6, 2e-6, 4e-6, 8e-6])
     again = sweep(config, tmp_path / "sweep", lanes=0)
+    said = capsys.readouterr().out
+    assert "trying" not in said
+    assert "8 runs, 0 diverged now" in said
     assert by_run(again).keys() == by_run(records).keys()  # resuming extends nothing twice
     assert len(read_records(tmp_path / "sweep" / "records.jsonl")[0]) == 8
 
@@ -335,6 +358,18 @@ def test_a_curve_whose_minimum_is_at_the_end_of_the_grid_is_extended_and_said(tm
 )
 def test_the_next_value_continues_the_ratio_beyond_the_minimum(losses, expected):
     assert next_value(losses) == expected
+
+
+@pytest.mark.parametrize(("known", "expected"), [((), 0.2), ((0.20000000000000004,), 0.20000000000000004)])
+def test_an_extended_value_is_that_of_a_longer_grid_or_one_that_was_run(known, expected):
+    """0.1^2 / 0.05 is 0.20000000000000004, another run than 0.2."""
+    config = small_sweep(grids={"g": {RATE: (0.05, 0.1)}}, extend=1)
+    runs = expand(config)
+    done = {run.hash: planted_records([run.point[RATE]], [1.0], (0,))[0] for run in runs}
+    done = {k: dataclasses.replace(r, train_loss_avg=1 - r.point[RATE]) for k, r in done.items()}
+    done |= {str(rate): planted_records([rate], [1.0], (0,))[0] for rate in known}
+    ((run,), _) = extension(config, runs, done)
+    assert run.point[RATE] == expected
 
 
 def test_more_values_on_an_axis_continue_a_sweep_and_another_base_does_not(tmp_path):
@@ -366,6 +401,13 @@ def test_more_values_on_an_axis_continue_a_sweep_and_another_base_does_not(tmp_p
         ({"g": {RATE: (1e-3,), "parametrization.preset": ("mup", "nup")}}, {}, "parametrization.preset is 'nup'"),
         ({"g": {}}, {}, "config.grids.g has no axis"),
         ({}, {"extend": -1}, "config.extend is -1"),
+        ({"g": {RATE: (1e-3,), "seed": (2**31,)}}, {}, "seed is 2147483648: use a whole number from 0 to 2^31 - 1"),
+        ({"g": {RATE: (1e-3,), "model.depth": (2, 4)}}, {"x": "model.depth"}, "config.x is 'model.depth': an optimum"),
+        (
+            {"g": {"optimizer.warmup_steps": (1, 2)}},
+            {"x": "optimizer.warmup_steps", "extend": 1},
+            "config.extend is 1, but optimizer.warmup_steps takes whole numbers",
+        ),
     ],
 )
 def test_a_bad_grid_is_one_sentence_before_anything_trains(tmp_path, grids, kwargs, message):
@@ -374,6 +416,20 @@ def test_a_bad_grid_is_one_sentence_before_anything_trains(tmp_path, grids, kwar
         sweep(small_sweep(grids=grids, **kwargs), tmp_path / "sweep")
     assert message in str(error.value)
     assert not (tmp_path / "sweep").exists()
+
+
+def test_a_single_value_is_an_axis_of_one_and_numbers_of_numpy_are_numbers():
+    grids = {"g": {RATE: np.float32([0.25, 0.5]), "seed": np.arange(2), "model.depth": 2, "model.nonlinearity": "relu"}}
+    runs = expand(small_sweep(grids=grids))
+    assert len(runs) == 4
+    assert runs[0].point == {RATE: 0.25, "seed": 0, "model.depth": 2, "model.nonlinearity": "relu"}
+
+
+def test_configs_of_runs_and_of_sweeps_are_told_apart():
+    with pytest.raises(InputError, match="this config is a run's, without grids"):
+        expand(small_base())
+    with pytest.raises(InputError, match="this config is a sweep's: run it with"):
+        validate(small_sweep())
 
 
 def test_a_scale_that_there_is_not_names_those_there_are():
@@ -389,6 +445,8 @@ def test_a_dry_run_counts_runs_parameters_and_time():
     assert f"{192 * 8 + 2 * 64 + 80:,} parameters: depth 2" in text
     assert "0.001, 0.002" in text
     assert "ms per run and step" in text
+    half = describe(small_sweep(grids={"rates": {RATE: (1e-3, 2e-3), "model.depth": (2, 4)}}), lanes=0, shard=(0, 2))
+    assert "in 1 compiled groups in shard 0/2" in half
 
 
 def run_command(*arguments, cwd):
@@ -411,7 +469,9 @@ def test_the_commands_sweep_report_and_refuse(tmp_path):
     assert (tmp_path / "s" / "report" / "report.html").exists()
     for arguments, sentence in (
         ([config, "--config.scale=huge", "--workdir=s"], "config.scale is 'huge'"),
+        ([config, "--config.scale", "huge"], "config.scale is 'huge'"),
         ([config, "--config.scale=smoke"], "--workdir is not set"),
+        ([f"--config={ROOT / 'configs/digits.py'}", "--config.scale=cpu"], "this config has no scale"),
         ([config, "--config.scale=smoke", "--workdir=s", "--shard=4/4"], "--shard=4/4: write i/n"),
         ([config, "--config.scale=smoke", "--workdir=s", "--lanes=many"], "--lanes=many: use auto"),
     ):
@@ -548,6 +608,10 @@ def test_a_proxy_that_cannot_serve_is_refused():
             proxy_config(config, *sizes)
     with pytest.raises(InputError, match="--tune has 'gama0': did you mean 'gamma0'"):
         tuning_sweep(target, ["gama0"], 2, 2)
+    still = target.copy_and_resolve_references()
+    still.optimizer.learning_rate = 0.0
+    with pytest.raises(InputError, match=r"optimizer\.learning_rate is 0\.0: set a positive one"):
+        tuning_sweep(still, [], 2, 2)
     with pytest.raises(InputError, match="every run of the proxy diverged"):
         best([dataclasses.replace(r, status="diverged") for r in planted_records([1e-3, 2e-3], [1.0])])
 
@@ -558,6 +622,21 @@ def test_the_tuned_file_differs_from_its_parent_in_what_was_set_alone(tmp_path):
     set_field(config, RATE, 0.125)
     set_field(config, "parametrization.gamma0", 2.0)
     path = tmp_path / "tuned.py"
-    path.write_text(tuned_file(ROOT / "configs/cifar10_resnet.py", config, parent, "Said."))
+    path.write_text(tuned_file(ROOT / "configs/cifar10_resnet.py", [], config, parent, "Said."))
     assert json.loads(from_file(path).to_json()) == json.loads(config.to_json())
     assert get_field(from_file(path), RATE) == 0.125
+
+
+def test_the_tuned_file_calls_its_parent_as_the_target_was_called(tmp_path):
+    parent = tmp_path / "sized.py"
+    parent.write_text(
+        "from depthmup_flax.config import default_config\n"
+        "def get_config(size='small'):\n"
+        "    config = default_config('res_mlp')\n"
+        "    config.model.width = {'small': 8, 'large': 64}[size]\n"
+        "    return config\n"
+    )
+    config = from_file(parent, "large")
+    path = tmp_path / "tuned.py"
+    path.write_text(tuned_file(parent, ["large"], config, from_file(parent, "large"), "Said."))
+    assert from_file(path).model.width == 64

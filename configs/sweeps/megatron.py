@@ -1,10 +1,10 @@
-"""Learning rate and branch multiplier over depth: a GPT on text, Adam (TP6 Fig. 14-16).
+"""Learning rate over depth: a GPT on text, Adam (TP6 Fig. 15, 16); megatron_multiplier.py has Fig. 14.
 
     python -m depthmup_flax.sweep --config=configs/sweeps/megatron.py --workdir=runs/megatron
         --config.base.data.name=text:path/to/tinyshakespeare.txt
 
-Claim: transformers hardly feel the branch multiplier; deeper is worse at first and better later; and how the best rate
-goes with depth depends on the time at which one looks. TP6 trains on Common Crawl, 4 billion tokens.
+Claim: deeper is worse at first and better later, and how the best rate goes with depth depends on the time at which one
+looks. TP6 trains on Common Crawl, 4 billion tokens.
 """
 
 import pathlib
@@ -16,7 +16,7 @@ from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:
-    """The sweep: rates over depth, and multipliers at the base's rate."""
+    """The sweep: rates over depth, with and without depth scaling."""
     base = from_file(pathlib.Path(__file__).parent.with_name("shakespeare_gpt.py"))
     width, depth = at_scale(scale, smoke=(16, 2), cpu=(32, 2), gpu=(128, 4), paper=(256, 4))
     base.model.update(width=width, depth=depth, base_width=width, base_depth=depth)

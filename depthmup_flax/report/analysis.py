@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from depthmup_flax.errors import InputError
 from depthmup_flax.records import SweepInfo
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report.grid import Curve, Scale, Surface, profile
@@ -141,10 +142,25 @@ class Study:
     axes: tuple[SizeAxis, ...]
 
 
-def analyse(info: SweepInfo, found: Sequence[Surface], scale: Scale, other: Scale | None = None) -> Study:
-    """Optimum, shift, regret and slopes; ``scale`` is that of the surfaces' x, ``other`` of their y."""
+def analyse(
+    info: SweepInfo,
+    found: Sequence[Surface],
+    scale: Scale,
+    other: Scale | None = None,
+    planned: Sequence[float] = (),
+) -> Study:
+    """Optimum, shift, regret and slopes; ``scale`` is that of the surfaces' x, ``other`` of their y.
+
+    Sizes that lack one of the ``planned`` values of x are called incomplete.
+
+    Raises:
+      InputError: no point has all of its seeds.
+    """
     curves = [curve for curve in map(profile, found) if len(curve.x)]
-    incomplete = {(s.variant, s.width, s.depth) for s in found if (s.ended < len(s.seeds)).any()}
+    if not curves:
+        raise InputError("no point of the sweep has all of its seeds: run the same sweep again, it goes on.")
+    # Points that no seed has were never planned, or come later.
+    incomplete = {(s.variant, s.width, s.depth) for s in found if ((s.ended > 0) & (s.ended < len(s.seeds))).any()}
     axes = size_axes(info, curves)
     variants = []
     for name in dict.fromkeys(curve.variant for curve in curves):
@@ -153,7 +169,7 @@ def analyse(info: SweepInfo, found: Sequence[Surface], scale: Scale, other: Scal
         base, is_smallest = _base(info, own)
         at = own.index(base)
         rows = [
-            _row(curve, best, base, optima[at], (name, curve.width, curve.depth) in incomplete)
+            _row(curve, best, base, optima[at], (name, curve.width, curve.depth) in incomplete, planned)
             for curve, best in zip(own, optima, strict=True)
         ]
         variant = Variant(name, rows[at], is_smallest, tuple(rows), {})
@@ -195,10 +211,21 @@ def _base(info: SweepInfo, curves: Sequence[Curve]) -> tuple[Curve, bool]:
     return (at_base[0], False) if at_base else (min(curves, key=lambda c: (c.depth, c.width)), True)
 
 
-def _row(curve: Curve, best: opt.Optimum | None, base: Curve, base_best: opt.Optimum | None, partial: bool) -> Row:
+def _row(
+    curve: Curve,
+    best: opt.Optimum | None,
+    base: Curve,
+    base_best: opt.Optimum | None,
+    partial: bool,
+    planned: Sequence[float],
+) -> Row:
     seeds = len(curve.seeds)
+    missing = [value for value in planned if not np.isclose(curve.x, value, rtol=1e-9, atol=0).any()]
+    # At an end of what was run, beside values that are still to come, nothing is known about the grid's end.
+    unknown = {opt.EDGE_LOW: min(planned, default=0) < curve.x[0], opt.EDGE_HIGH: max(planned, default=0) > curve.x[-1]}
+    partial = partial or bool(missing)
     flags = [] if best else [ALL_DIVERGED]
-    flags += [best.flag] if best and best.flag else []
+    flags += [best.flag] if best and best.flag and not (missing and unknown.get(best.flag)) else []
     if best and base_best and best.loss.value > max(USELESS_ABOVE * base_best.loss.value, base_best.loss.value):
         flags.append(USELESS)
     flags += [ONE_SEED] if seeds == 1 else [FEW_SEEDS] if seeds == 2 else []

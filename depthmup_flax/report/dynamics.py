@@ -31,7 +31,9 @@ def draw_curves(study: Study) -> Any:
                 continue
             if row.curve.diverged[index]:
                 stopped.append(f"{size} diverged")
-            _over_steps(panel, row, index, palette[size])
+            elif np.nanmin(row.curve.slices[:, index].mean(0)) > high:
+                stopped.append(f"{size} above the panel")
+            _over_steps(panel, row, index, palette[size], high)
         panel.set_yscale("log" if log_y else "linear")
         panel.set_ylim(low, high)
         at = (
@@ -47,12 +49,13 @@ def draw_curves(study: Study) -> Any:
     return figure
 
 
-def _over_steps(panel: Any, row: Row, index: int, colour: Any) -> None:
+def _over_steps(panel: Any, row: Row, index: int, colour: Any, high: float) -> None:
     losses = row.curve.slices[:, index]  # (S, T)
     steps, means = row.curve.slice_ends, losses.mean(0)
     panel.plot(steps, means, color=colour, linewidth=1.5, marker="o", markersize=2.5)
     if len(losses) > 1:
-        spread = losses.std(0, ddof=1)
+        # The spread of a loss far above the panel would cover it.
+        spread = np.where(means > high, np.nan, losses.std(0, ddof=1))
         panel.fill_between(steps, means - spread, means + spread, color=colour, alpha=0.18, linewidth=0)
     if row.curve.diverged[index] and np.isfinite(means).any():
         last = int(np.flatnonzero(np.isfinite(means))[-1])

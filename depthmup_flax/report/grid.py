@@ -16,7 +16,8 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.records import COMPLETED, CONTINUOUS, SEED, Record, SweepInfo
 
 # How a network's depth and width are set; what came of it is in the records.
-_SIZES = ("model.width", "model.depth", "model.stage_sizes")
+_SIZES = ("model.width", "model.depth")
+_STAGES = "model.stage_sizes"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +157,8 @@ def roles(info: SweepInfo) -> Roles:
     x = _scale(info, info.x)
     if x is None:
         raise InputError(f"the sweep's x, {info.x}, has the values {info.axes[info.x]!r}: an optimum needs numbers.")
-    others = [a for a, values in info.axes.items() if len(values) > 1 and a not in (info.x, SEED, *_SIZES)]
+    sizes = (*_SIZES, _STAGES) if _stages_are_depths(info) else _SIZES
+    others = [a for a, values in info.axes.items() if len(values) > 1 and a not in (info.x, SEED, *sizes)]
     second = next((a for a in others if _is_direction(info, a)), None)
     return Roles(x, _scale(info, second) if second else None, tuple(a for a in others if a != second))
 
@@ -239,6 +241,12 @@ def _surface(info: SweepInfo, records: Sequence[Record], parts: Roles) -> Surfac
 
 def _float(value: float | None) -> float:
     return math.nan if value is None or not math.isfinite(value) else float(value)
+
+
+def _stages_are_depths(info: SweepInfo) -> bool:
+    """Whether blocks per stage are a way to set the depth, rather than shapes of networks of one depth."""
+    totals = [sum(stages) for stages in info.axes.get(_STAGES, [])]
+    return len(set(totals)) == len(totals)
 
 
 def _position(values: list[Any], value: Any) -> int:

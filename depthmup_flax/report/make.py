@@ -72,10 +72,11 @@ def _studies(sweep: Sweep) -> tuple[Study, Study | None]:
             f"all {len(records)} runs diverged ({parts.x.axis} from {parts.x.values[0]:g} to {parts.x.values[-1]:g}): "
             "sweep lower values of optimizer.learning_rate, or check the data."
         )
-    study = analyse(info, found, parts.x, parts.second)
+    study = analyse(info, found, parts.x, parts.second, sweep.planned.get(parts.x.axis, ()))
     if parts.second is None:
         return study, None
-    return study, analyse(info, [surface.swapped() for surface in found], parts.second, parts.x)
+    turned, planned = [surface.swapped() for surface in found], sweep.planned.get(parts.second.axis, ())
+    return study, analyse(info, turned, parts.second, parts.x, planned)
 
 
 def _figures(study: Study, turned: Study | None) -> Iterator[tuple[str, Any]]:

@@ -16,6 +16,8 @@ DRAWS = 1000
 # The lowest point is the first or last of the grid, or all of it; or one beside it diverged.
 EDGE_LOW, EDGE_HIGH, ONE_VALUE = "lowest of the grid", "highest of the grid", "one value"
 NEXT_TO_DIVERGENCE = "next to divergence"
+# A finite loss this many times the lowest has diverged for a parabola, whose vertex it would drag to the middle.
+_EXPLODED = 100.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,8 +96,8 @@ def vertices(coordinates: np.ndarray, losses: np.ndarray) -> np.ndarray:
 
     With points (u0, l0), (u1, l1), (u2, l2), divided differences d1 = (l1 - l0)/(u1 - u0), d2 = (l2 - l1)/(u2 - u1) and
     c = (d2 - d1)/(u2 - u0), Newton's form l0 + d1 (u - u0) + c (u - u0)(u - u1) is lowest at
-    ``u = (u0 + u1)/2 - d1 / (2 c)``, which is clipped to [u0, u2]. Where a neighbour is absent or not finite, or
-    c <= 0, it is u1. NaN where nothing is finite.
+    ``u = (u0 + u1)/2 - d1 / (2 c)``, which is clipped to [u0, u2]. Where a neighbour is absent, not finite or a hundred
+    times as high, or c <= 0, it is u1. NaN where nothing is finite.
     """
     filled = np.where(np.isfinite(losses), losses, np.inf)
     lowest = filled.argmin(-1)
@@ -107,8 +109,13 @@ def vertices(coordinates: np.ndarray, losses: np.ndarray) -> np.ndarray:
         d1, d2 = (l1 - l0) / (u1 - u0), (l2 - l1) / (u2 - u1)
         curvature = (d2 - d1) / (u2 - u0)
         vertex = np.clip((u0 + u1) / 2 - d1 / (2 * curvature), u0, u2)
-    inside = (lowest > 0) & (lowest < count - 1) & np.isfinite(l0) & np.isfinite(l2) & (curvature > 0)
+    inside = (lowest > 0) & (lowest < count - 1) & _comparable(l0, l1) & _comparable(l2, l1) & (curvature > 0)
     return np.where(np.isfinite(l1), np.where(inside, vertex, u1), np.nan)
+
+
+def _comparable(neighbour: np.ndarray, lowest: np.ndarray) -> np.ndarray:
+    """Whether a loss is finite and no explosion beside the lowest one."""
+    return np.isfinite(neighbour) & ((lowest <= 0) | (neighbour <= _EXPLODED * lowest))
 
 
 def find_optimum(coordinates: np.ndarray, losses: np.ndarray, draws: int = DRAWS) -> Optimum | None:
@@ -120,7 +127,7 @@ def find_optimum(coordinates: np.ndarray, losses: np.ndarray, draws: int = DRAWS
     resampled = resampled_means(losses, draws)
     edge = ONE_VALUE if count == 1 else EDGE_LOW if grid == 0 else EDGE_HIGH if grid == count - 1 else ""
     flag, resolution = edge, 0.0
-    if not edge and not np.isfinite(means[[grid - 1, grid + 1]]).all():
+    if not edge and not _comparable(means[[grid - 1, grid + 1]], means[grid]).all():
         flag = NEXT_TO_DIVERGENCE
         resolution = float(coordinates[grid + 1] - coordinates[grid - 1]) / 4
     at = float(vertices(coordinates, means))

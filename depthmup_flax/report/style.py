@@ -38,6 +38,7 @@ def save(figure: Any, out: pathlib.Path, name: str) -> list[pathlib.Path]:
         with matplotlib.rc_context({"svg.hashsalt": "depthmup"}):  # the same file from the same records
             figure.savefig(temporary, dpi=_DPI, format=kind, metadata={"Date": None} if kind == "svg" else None)
         os.replace(temporary, path)
+        figure.set_layout_engine("none")  # found once
         paths.append(path)
     return paths
 

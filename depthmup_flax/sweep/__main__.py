@@ -31,7 +31,7 @@ def main(argv: list[str]) -> None:
 
     config, lanes, shard = cli.resolved(_CONFIG), parse_lanes(_LANES.value), _parse_shard(_SHARD.value)
     if _DRY_RUN.value:
-        print(describe(config, lanes))
+        print(describe(config, lanes, shard))
         return
     if not _WORKDIR.value:
         raise InputError("--workdir is not set: name a directory for the records, such as --workdir=runs/sweep.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -12,22 +12,26 @@ from depthmup_flax.records import COMPLETED, Record
 from depthmup_flax.sweep.grid import Run, curves, make_run
 
 
-def extension(config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record]) -> tuple[list[Run], list[str]]:
-    """Runs at one more value of ``config.x`` for every curve that needs it, and a sentence for each.
+def extension(
+    config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record]
+) -> tuple[list[Run], list[tuple[list[Run], str]]]:
+    """Runs at one more value of ``config.x`` for every curve that needs it; each curve's, with a sentence.
 
     The next value continues the ratio of the last two. A curve without a finite loss goes on downwards.
     """
     more: list[Run] = []
-    said: list[str] = []
+    said: list[tuple[list[Run], str]] = []
+    known = {record.point[config.x] for record in done.values()}
     for curve in curves(runs, config.x):
         value = next_value(mean_losses(curve, config.x, done))
         if value is None:
             continue
+        value = _as_known(value, known)
         seeds = {run.config.seed: run for run in curve}
         new = [make_run(config.base, list(run.point), {**run.point, config.x: value}) for run in seeds.values()]
         fields = {k: v for k, v in curve[0].point.items() if k not in (config.x, "seed")}
         where = ", ".join(f"{path.rpartition('.')[2]} {v}" for path, v in fields.items()) or "the curve"
-        said.append(f"{where}: the best {config.x} is at the end of the grid; trying {value:.4g} too")
+        said.append((new, f"{where}: the best {config.x} is at the end of the grid; trying {value:.4g} too"))
         more += new
     return more, said
 
@@ -55,6 +59,12 @@ def next_value(losses: Mapping[float, float]) -> float | None:
     if best == values[-1]:
         return values[-1] ** 2 / values[-2]
     return None
+
+
+def _as_known(value: float, known: Collection[float]) -> float:
+    """A value that was run and differs in rounding alone, or this one without the noise of its last digits."""
+    same = [other for other in known if math.isclose(other, value, rel_tol=1e-9)]
+    return same[0] if same else float(f"{value:.12g}")
 
 
 def _loss(record: Record) -> float:

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -162,6 +162,8 @@ def shard_of(runs: Sequence[Run], x: str, shard: tuple[int, int], cost: Mapping[
 
 
 def _check(config: ConfigDict) -> None:
+    if "grids" not in config:
+        raise InputError("this config is a run's, without grids: use train.py, or a sweep's such as configs/sweeps/.")
     configs.validate(config.base)
     if not len(config.grids):
         raise InputError("config.grids is empty: name at least one grid, such as grids={'rates': {...}}.")
@@ -176,6 +178,10 @@ def _check(config: ConfigDict) -> None:
             paths.add(path)
     if config.x not in paths:
         raise InputError(f"config.x is {config.x!r}, which no grid has as an axis: {did_you_mean(config.x, paths)}")
+    if config.x in ("model.width", "model.depth"):
+        raise InputError(f"config.x is {config.x!r}: an optimum is looked for along a hyperparameter, not a size.")
+    if config.extend and isinstance(configs.get_field(config.base, config.x), int):
+        raise InputError(f"config.extend is {config.extend}, but {config.x} takes whole numbers: set extend to 0.")
 
 
 def _check_axis(base: ConfigDict, where: str, path: str, values: Sequence[Any]) -> None:
@@ -213,8 +219,14 @@ def _nested(grid: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         node = tree
         for section in sections:
             node = node.setdefault(section, {})
-        node[name] = tuple(values)
+        alone = isinstance(values, str) or not isinstance(values, Iterable)
+        node[name] = tuple(_plain(value) for value in ((values,) if alone else values))
     return tree
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of NumPy as Python's."""
+    return value.item() if hasattr(value, "item") else value
 
 
 def _structure(config: ConfigDict) -> str:

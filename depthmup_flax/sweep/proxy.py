@@ -89,6 +89,10 @@ def tuning_sweep(proxy: ConfigDict, names: Sequence[str], octaves: int, seeds: i
     """The sweep over the proxy's learning rate, ``octaves`` each way around the config's, and over ``names``."""
     if octaves < 1 or seeds < 1:
         raise InputError(f"--octaves={octaves} --seeds={seeds}: use at least 1 of each.")
+    if not proxy.optimizer.learning_rate > 0:
+        raise InputError(
+            f"optimizer.learning_rate is {proxy.optimizer.learning_rate}: set a positive one to search around."
+        )
     grid: dict[str, Any] = {
         LEARNING_RATE: tuple(proxy.optimizer.learning_rate * f for f in powers_of_two(-octaves, octaves)),
         "seed": tuple(range(proxy.seed, proxy.seed + seeds)),
@@ -147,8 +151,10 @@ def _ends(values: Mapping[str, float], records: Sequence[Record]) -> list[str]:
     return [f"{path.rpartition('.')[2]} at the end of its grid" for path in at_end]
 
 
-def tuned_file(original: pathlib.Path, config: ConfigDict, parent: ConfigDict, said: str) -> str:
-    """The text of a config file that is ``original`` with what differs in ``config``."""
+def tuned_file(
+    original: pathlib.Path, arguments: Sequence[str], config: ConfigDict, parent: ConfigDict, said: str
+) -> str:
+    """The text of a config file that is ``original``, called with ``arguments``, with what differs in ``config``."""
     changed = [path for path in field_paths(config) if get_field(config, path) != get_field(parent, path)]
     lines = "\n".join(f"            {path!r}: {get_field(config, path)!r}," for path in changed)
     return f'''"""{original.stem}, with hyperparameters from a small proxy.
@@ -163,7 +169,7 @@ from depthmup_flax.config import from_file
 
 def get_config() -> ConfigDict:
     """The configuration."""
-    config = from_file({os.fspath(original.resolve())!r})
+    config = from_file({", ".join(map(repr, (os.fspath(original.resolve()), *arguments)))})
     config.update_from_flattened_dict(
         {{
 {lines}
@@ -183,6 +189,8 @@ def tune(
     depth: int,
     steps: int = 0,
     names: Sequence[str] = (),
+    arguments: Sequence[str] = (),
+    overwrite: bool = False,
     octaves: int = 4,
     seeds: int = 3,
     lanes: int | None = None,
@@ -197,6 +205,8 @@ def tune(
       width, depth: the proxy's.
       steps: training steps of a proxy's run; 0: as many as the target's.
       names: of `TUNABLE`, to be tuned together with the learning rate.
+      arguments: what ``target_file``'s ``get_config`` was called with.
+      overwrite: delete the search that ``workdir`` holds.
       octaves: how many factors of two the learning rate is tried in each direction.
       seeds: per point.
       lanes: see `depthmup_flax.sweep.runner.sweep`.
@@ -206,24 +216,26 @@ def tune(
     """
     proxy, large = proxy_config(target, width, depth)
     if steps:
-        proxy.train.update(steps=steps, epochs=0.0)
+        # Over a whole short run the mean would judge how early the loss falls.
+        average = proxy.train.average_steps or max(1, steps // 5)
+        proxy.train.update(steps=steps, epochs=0.0, average_steps=min(average, steps))
     config = tuning_sweep(proxy, names, octaves, seeds)
     load = LoadOnce()
     ratio = build(large, load=load).cost / build(proxy, load=load).cost
     print(
         f"proxy: width {width} (target {target.model.width}), depth {depth} (target {target.model.depth})", flush=True
     )
-    records = sweep(config, workdir, lanes=lanes, load=load)
+    records = sweep(config, workdir, lanes=lanes, load=load, overwrite=overwrite)
     choice = best(records)
     for path, value in choice.values.items():
         set_field(large, path, float(f"{value:.4g}"))
     said = describe(choice, proxy)
     tuned = pathlib.Path(workdir) / "tuned.py"
-    write_atomically(tuned, tuned_file(pathlib.Path(target_file), large, parent, said))
+    write_atomically(tuned, tuned_file(pathlib.Path(target_file), arguments, large, parent, said))
     spent = sum(record.wall_time_s for record in records)
     print(
         f"{said}\n\n{len(records)} runs of the proxy took {spent:,.0f} s. The same search on the target itself would "
-        f"be {ratio:,.0f} times the work (parameters times examples), about {spent * ratio / 3600:,.1f} hours here.\n"
+        f"be {ratio:,.0f} times the work (parameters times examples).\n"
         f"Now: python train.py --config={tuned} --workdir={pathlib.Path(workdir) / 'target'}\n"
         f"Figures of the search: python -m depthmup_flax.report {workdir}",
         flush=True,

@@ -90,33 +90,38 @@ def sweep(
       workdir: created if absent.
       shard: ``(i, n)``: the i-th of n disjoint parts, from 0.
       lanes: runs at the same time on each device; 0: all of a group, ``None``: measured for each group.
-      overwrite: delete the sweep that ``workdir`` holds.
+      overwrite: delete the sweep that ``workdir`` holds; with a shard, that shard's records alone.
       load: shared with a caller that uses the same data.
 
     Raises:
       InputError: bad configuration or work directory, before anything is trained or overwritten.
     """
-    runs = expand(config)
     load = load or LoadOnce()
-    groups = plan(config, runs, load)
-    cost = {run.hash: group.experiment.cost for group in groups for run in group.runs}
-    mine = {run.hash for run in shard_of(runs, config.x, shard, cost)}
-    groups = [dataclasses.replace(group, runs=[run for run in group.runs if run.hash in mine]) for group in groups]
+    groups = _shard_of_groups(config, plan(config, expand(config), load), shard)
     directory = pathlib.Path(workdir)
     path = directory / ("records.jsonl" if shard[1] == 1 else f"records.{shard[0]}-of-{shard[1]}.jsonl")
     info = sweep_info(config)
     with _opened(directory, path, info, overwrite):
+        writer = RecordWriter(path)  # mends a torn last line, so before reading
         # Runs of any shard are done; those of another sharding of the same sweep are, too.
         done: dict[str, Record] = {}
         for other in sorted(directory.glob("records*.jsonl")):
             done.update({record.run: record for record in read_records(other)[0]})
-        writer = RecordWriter(path)
         try:
             runner = _Runner(config, writer, done, lanes, load)
-            runner.run([group for group in groups if group.runs])
+            runner.run(groups)
         finally:
             writer.close()
         return [record for record in runner.done.values() if record.run in runner.mine]
+
+
+def _shard_of_groups(config: ConfigDict, groups: Sequence[Group], shard: tuple[int, int]) -> list[Group]:
+    """Every group with its runs of this shard; groups without any are left out."""
+    runs = [run for group in groups for run in group.runs]
+    cost = {run.hash: group.experiment.cost for group in groups for run in group.runs}
+    mine = {run.hash for run in shard_of(runs, config.x, shard, cost)}
+    of_shard = [dataclasses.replace(group, runs=[run for run in group.runs if run.hash in mine]) for group in groups]
+    return [group for group in of_shard if group.runs]
 
 
 class _Runner:
@@ -142,12 +147,13 @@ class _Runner:
             more = [run for run in more if run.hash not in self.mine]
             if not more:
                 break
-            for sentence in said:
-                print(sentence, flush=True)
+            for curve, sentence in said:
+                if any(run.hash not in self.done for run in curve):
+                    print(sentence, flush=True)
             everything += more
             self.mine |= {run.hash for run in more}
             extended = plan(self._config, more, self._load)
-            self._progress.add(extended)
+            self._progress.add(extended, self.done)
             for group in extended:
                 self._run_group(group)
         self._progress.finish()
@@ -248,9 +254,12 @@ class _Progress:
         already = f", {self._finished} of them done before" if self._finished else ""
         print(f"{self._total} runs in {len(groups)} compiled groups{already}", flush=True)
 
-    def add(self, groups: Sequence[Group]) -> None:
-        self._total += sum(len(group.runs) for group in groups)
-        self._cost_left += sum(len(group.runs) * group.experiment.cost for group in groups)
+    def add(self, groups: Sequence[Group], done: dict[str, Record]) -> None:
+        left = [sum(run.hash not in done for run in group.runs) for group in groups]
+        runs = sum(len(group.runs) for group in groups)
+        self._total += runs
+        self._finished += runs - sum(left)
+        self._cost_left += sum(n * group.experiment.cost for n, group in zip(left, groups, strict=True))
 
     def group(self, group: Group, runs: int, program: Program, seconds: float) -> None:
         self._best = math.inf
@@ -274,8 +283,9 @@ class _Progress:
             return
         self._said, elapsed = now, now - self._started
         left = elapsed * self._cost_left / self._cost_done
+        best = f"{self._best:.5g}" if math.isfinite(self._best) else "-"
         print(
-            f"  runs {self._finished}/{self._total}  diverged {self._diverged}  best loss {self._best:.4f}  "
+            f"  runs {self._finished}/{self._total}  diverged {self._diverged}  best loss {best}  "
             f"elapsed {tqdm.format_interval(elapsed)}  ETA {tqdm.format_interval(max(left, 0.0))}",
             flush=True,
         )
@@ -285,14 +295,18 @@ class _Progress:
         print(f"{self._finished} runs, {self._diverged} diverged now, {tqdm.format_interval(elapsed)}", flush=True)
 
 
-def describe(config: ConfigDict, lanes: int | None = None) -> str:
+def describe(config: ConfigDict, lanes: int | None = None, shard: tuple[int, int] = (0, 1)) -> str:
     """What ``--dry_run`` prints: axes, runs, parameters, and a time from measuring the smallest and largest network."""
-    runs = expand(config)
-    groups = sorted(plan(config, runs, LoadOnce()), key=lambda group: group.experiment.cost)
+    groups = _shard_of_groups(config, plan(config, expand(config), LoadOnce()), shard)
+    groups.sort(key=lambda group: group.experiment.cost)
+    runs = [run for group in groups for run in group.runs]
     info = sweep_info(config)
     lines = [f"{info.figure} ({info.scale}): {info.title}", ""]
     lines += [f"  {path:<36} {', '.join(_short(value) for value in values)}" for path, values in info.axes.items()]
-    lines += ["", f"{len(runs)} runs in {len(groups)} compiled groups:"]
+    part = f" in shard {shard[0]}/{shard[1]}" if shard[1] > 1 else ""
+    lines += ["", f"{len(runs)} runs in {len(groups)} compiled groups{part}:"]
+    if not groups:
+        return "\n".join(lines)
     lines += [
         f"  {len(g.runs):>5} x {g.experiment.total_steps} steps, {g.experiment.parameters:>13,} parameters: {g.label}"
         for g in groups
@@ -333,7 +347,8 @@ def _opened(directory: pathlib.Path, path: pathlib.Path, info: SweepInfo, overwr
         lock = only_run_in(directory, f".lock-{path.stem}")
         with lock:
             if overwrite:
-                for old in [*directory.glob("records*.jsonl"), directory / "sweep.json"]:
+                whole = path.name == "records.jsonl"  # other shards may be running
+                for old in [*directory.glob("records*.jsonl"), directory / "sweep.json"] if whole else [path]:
                     old.unlink(missing_ok=True)
             if (directory / "sweep.json").exists():
                 _require_same_sweep(directory, info)
@@ -356,7 +371,7 @@ def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> None:
     if found:
         raise InputError(
             f"workdir {str(directory)!r} holds another sweep ({listed(found)}): choose another directory, or pass "
-            "--overwrite to delete that sweep's records. (More values on the same axes are welcome.)"
+            "--overwrite, without --shard, to delete that sweep's records. (More values on the same axes are welcome.)"
         )
 
 
