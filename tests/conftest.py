@@ -35,3 +35,11 @@ def float64():
     """Double precision, for comparisons of two forms of the same network."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def compiled_in_haste():
+    """For programs that compile for longer than they run."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

@@ -24,6 +24,8 @@ from depthmup_flax.coord_check.names import collapsers
 from depthmup_flax.coord_check.verdict import fit_power, verdict_of
 from depthmup_flax.params import flatten_info, is_info
 
+pytestmark = pytest.mark.usefixtures("compiled_in_haste")
+
 RULE = dm.get_parametrization(branch_multiplier=0.5)
 BASE_WIDTH, BASE_DEPTH = 8, 4
 X = jax.random.normal(jax.random.key(0), (4, 12))

@@ -561,6 +561,7 @@ def test_examples_run_and_learn(name, kwargs, capsys):
     assert "+branch" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("compiled_in_haste")
 def test_the_page_on_your_model_runs_and_shows_the_table_it_prints(capsys):
     page = (ROOT / "docs" / "your_model.md").read_text()
     scope: dict = {"__name__": "page"}

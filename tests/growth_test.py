@@ -164,6 +164,7 @@ def test_gamma0_sets_how_much_features_move_at_fixed_logit_change(name):
     assert features > 0.8
 
 
+@pytest.mark.usefixtures("compiled_in_haste")
 def test_convolutional_blocks_are_flat_under_depth_mup_and_not_under_sp_or_mup():
     """With SGD, as in B24. LayerNorm, or the narrow stem's randomness hides every exponent; after five steps."""
     x = jax.random.normal(jax.random.key(100), (8, 8, 8, 3))

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 
-import jax
 import numpy as np
 import pytest
 
@@ -26,6 +25,8 @@ from depthmup_flax.sweep.lanes import Program, put_data, sweep_mesh, varying_fie
 from depthmup_flax.sweep.proxy import best, proxy_config, tuned_file, tuning_sweep
 from depthmup_flax.sweep.runner import describe, sweep
 from depthmup_flax.trainer import train_and_evaluate
+
+pytestmark = pytest.mark.usefixtures("compiled_in_haste")
 
 ROOT = pathlib.Path(__file__).parent.parent
 RATE = "optimizer.learning_rate"
@@ -484,15 +485,6 @@ def test_the_commands_sweep_report_and_refuse(tmp_path):
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
 
 
-@pytest.fixture
-def compiled_in_haste():
-    """For programs that compile for longer than they run."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-@pytest.mark.usefixtures("compiled_in_haste")
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_figure_has_a_smoke_scale_from_config_to_page(path, tmp_path):
     config = from_file(path, "smoke")
