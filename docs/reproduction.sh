@@ -29,7 +29,7 @@ for name in "$@"; do
   echo "== $name"
   workdir=docs/reproduction/$name-$scale
   python -m depthmup_flax.sweep --config="configs/sweeps/$name.py" --config.scale="$scale" --workdir="$workdir" "${data[@]}"
-  python -m depthmup_flax.report "$workdir" > "$workdir/report.txt"
+  python -m depthmup_flax.report "$workdir" | sed "/^written:/,\$d" > "$workdir/report.txt"
   case $name in
     block_depth_heatmap) figures=(heatmap) ;;
     other_hparams*) figures=(transfer curves) ;;
