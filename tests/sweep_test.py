@@ -369,7 +369,7 @@ def test_an_extended_value_is_that_of_a_longer_grid_or_one_that_was_run(known, e
     done = {run.hash: planted_records([run.point[RATE]], [1.0], (0,))[0] for run in runs}
     done = {k: dataclasses.replace(r, train_loss_avg=1 - r.point[RATE]) for k, r in done.items()}
     done |= {str(rate): planted_records([rate], [1.0], (0,))[0] for rate in known}
-    ((run,), _) = extension(config, runs, done)
+    (((run,), _),) = extension(config, runs, done)
     assert run.point[RATE] == expected
 
 

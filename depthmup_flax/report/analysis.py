@@ -220,16 +220,15 @@ def _row(
     planned: Sequence[float],
 ) -> Row:
     seeds = len(curve.seeds)
-    missing = [value for value in planned if not np.isclose(curve.x, value, rtol=1e-9, atol=0).any()]
+    missing = np.array([value for value in planned if not np.isclose(curve.x, value, rtol=1e-9, atol=0).any()])
     # At an end of what was run, beside values that are still to come, nothing is known about the grid's end.
-    unknown = {opt.EDGE_LOW: min(planned, default=0) < curve.x[0], opt.EDGE_HIGH: max(planned, default=0) > curve.x[-1]}
-    partial = partial or bool(missing)
+    unknown = {opt.EDGE_LOW: any(missing < curve.x[0]), opt.EDGE_HIGH: any(missing > curve.x[-1])}
     flags = [] if best else [ALL_DIVERGED]
-    flags += [best.flag] if best and best.flag and not (missing and unknown.get(best.flag)) else []
+    flags += [best.flag] if best and best.flag and not unknown.get(best.flag) else []
     if best and base_best and best.loss.value > max(USELESS_ABOVE * base_best.loss.value, base_best.loss.value):
         flags.append(USELESS)
     flags += [ONE_SEED] if seeds == 1 else [FEW_SEEDS] if seeds == 2 else []
-    flags += [INCOMPLETE] if partial else []
+    flags += [INCOMPLETE] if partial or len(missing) else []
     shift, bound = (None, "") if curve is base else _shift(best, base_best)
     return Row(curve, best, shift, bound, _regret(curve, base, base_best), tuple(flags))
 

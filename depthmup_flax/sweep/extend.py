@@ -12,15 +12,12 @@ from depthmup_flax.records import COMPLETED, Record
 from depthmup_flax.sweep.grid import Run, curves, make_run
 
 
-def extension(
-    config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record]
-) -> tuple[list[Run], list[tuple[list[Run], str]]]:
+def extension(config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record]) -> list[tuple[list[Run], str]]:
     """Runs at one more value of ``config.x`` for every curve that needs it; each curve's, with a sentence.
 
     The next value continues the ratio of the last two. A curve without a finite loss goes on downwards.
     """
-    more: list[Run] = []
-    said: list[tuple[list[Run], str]] = []
+    found: list[tuple[list[Run], str]] = []
     known = {record.point[config.x] for record in done.values()}
     for curve in curves(runs, config.x):
         value = next_value(mean_losses(curve, config.x, done))
@@ -31,9 +28,8 @@ def extension(
         new = [make_run(config.base, list(run.point), {**run.point, config.x: value}) for run in seeds.values()]
         fields = {k: v for k, v in curve[0].point.items() if k not in (config.x, "seed")}
         where = ", ".join(f"{path.rpartition('.')[2]} {v}" for path, v in fields.items()) or "the curve"
-        said.append((new, f"{where}: the best {config.x} is at the end of the grid; trying {value:.4g} too"))
-        more += new
-    return more, said
+        found.append((new, f"{where}: the best {config.x} is at the end of the grid; trying {value:.4g} too"))
+    return found
 
 
 def mean_losses(curve: Sequence[Run], x: str, done: Mapping[str, Record]) -> dict[float, float]:

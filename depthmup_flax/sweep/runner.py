@@ -143,12 +143,12 @@ class _Runner:
         for group in groups:
             self._run_group(group)
         for _ in range(self._config.extend):
-            more, said = extension(self._config, everything, self.done)
-            more = [run for run in more if run.hash not in self.mine]
+            curves = extension(self._config, everything, self.done)
+            more = [run for runs, _ in curves for run in runs if run.hash not in self.mine]
             if not more:
                 break
-            for curve, sentence in said:
-                if any(run.hash not in self.done for run in curve):
+            for runs, sentence in curves:
+                if any(run.hash not in self.done for run in runs):
                     print(sentence, flush=True)
             everything += more
             self.mine |= {run.hash for run in more}
