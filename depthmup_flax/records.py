@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.files import JsonLines
 
 SCHEMA = 1
 COMPLETED, DIVERGED = "completed", "diverged"
@@ -126,43 +126,12 @@ class Sweep:
     planned: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
 
 
-class RecordWriter:
-    """Appends records to a file; a line is on the disk when `write` returns.
+class RecordWriter(JsonLines):
+    """`JsonLines` of records; a run whose line was torn is not recorded and so runs again."""
 
-    Opening cuts off a last line that a crash tore; that run is not recorded and so runs again. A whole last line that
-    only lacks its end gets one.
-    """
-
-    def __init__(self, path: pathlib.Path) -> None:
-        if path.exists():
-            content = path.read_bytes()
-            whole = content.rfind(b"\n") + 1
-            if whole != len(content):
-                with path.open("r+b") as file:
-                    if _is_json(content[whole:]):
-                        file.seek(0, os.SEEK_END)
-                        file.write(b"\n")
-                    else:
-                        file.truncate(whole)
-        self._file = path.open("a", encoding="utf-8")
-
-    def write(self, records: Iterable[Record]) -> None:
+    def write_records(self, records: Iterable[Record]) -> None:
         """Appends, and waits for the disk."""
-        self._file.writelines(json.dumps(dataclasses.asdict(record)) + "\n" for record in records)
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
+        self.write(dataclasses.asdict(record) for record in records)
 
 
 def read_records(path: pathlib.Path) -> tuple[list[Record], list[str]]:

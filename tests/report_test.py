@@ -66,7 +66,7 @@ def write(directory, sweep):
     directory.mkdir()
     (directory / "sweep.json").write_text(info_to_json(sweep.info))
     writer = RecordWriter(directory / "records.jsonl")
-    writer.write(sweep.records)
+    writer.write_records(sweep.records)
     writer.close()
     return directory
 

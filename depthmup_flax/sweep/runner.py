@@ -179,7 +179,7 @@ class _Runner:
             outcomes = program.train(chunk, shrink)
             share = (time.perf_counter() - started) / len(chunk)
             records = [self._record(group, run, out, program, share) for run, out in zip(chunk, outcomes, strict=True)]
-            self._writer.write(records)
+            self._writer.write_records(records)
             self.done.update({record.run: record for record in records})
             self._progress.update(group, records, last=start + program.capacity >= len(runs))
 

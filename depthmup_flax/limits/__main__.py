@@ -1,0 +1,36 @@
+"""Theory over networks: python -m depthmup_flax.limits --config=configs/limits/ntk.py --workdir=runs/ntk
+
+Measures what DIR/records.jsonl lacks, then writes DIR/report.txt (fitted rates beside the expected ones) and the figure.
+The same command again goes on where it was interrupted.
+"""
+
+from absl import flags
+
+from depthmup_flax import cli
+from depthmup_flax.errors import InputError
+
+_CONFIG = cli.define_config(
+    "Python file with get_config(scale); --config.scale=smoke|cpu|gpu|paper, any field --config.widths='(64, 128)'."
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory for records, report and figure; continued if it has them.")
+_OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the records that --workdir holds, and start anew.")
+
+
+def main(argv: list[str]) -> None:
+    """Measures, writes and prints the report; bad input ends with one sentence and exit code 2."""
+    cli.require_no_arguments(argv)
+    from depthmup_flax.limits.run import run
+
+    config = cli.resolved(_CONFIG)
+    if not _WORKDIR.value:
+        raise InputError("--workdir is not set: name a directory for the records, such as --workdir=runs/ntk.")
+    try:
+        text, paths = run(config, _WORKDIR.value, overwrite=_OVERWRITE.value, say=lambda s: print(s, flush=True))
+    except KeyboardInterrupt:
+        raise InputError("interrupted; the same command goes on where this one ended.") from None
+    print(text)
+    print("written: " + ", ".join(str(path) for path in paths))
+
+
+if __name__ == "__main__":
+    cli.run(main)

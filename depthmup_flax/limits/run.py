@@ -1,0 +1,127 @@
+"""From a config to records, and from records to a report and a figure."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+from ml_collections import ConfigDict
+
+from depthmup_flax import config as configs
+from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.files import JsonLines, write_atomically
+from depthmup_flax.report.style import save
+from depthmup_flax.sweep.runner import commit
+from depthmup_flax.trainer import only_run_in, versions
+
+FIGURES = ("ntk", "linear_kernel", "linear_limit", "limit_convergence", "phase_diagram", "diversity")
+SCHEMA = 1
+
+Case = dict[str, Any]  # what is measured: the key of a record, as JSON
+Values = dict[str, Any]  # what came of it: numbers and nested lists of numbers
+Row = dict[str, Any]  # both together
+
+
+class Figure(Protocol):
+    """What a module of this package has that makes a figure."""
+
+    def cases(self, config: ConfigDict) -> list[Case]:
+        """Everything that is to be measured; checks the config, InputError before anything runs."""
+
+    def measure(self, config: ConfigDict, case: Case) -> Values:
+        """Computes one case, a theory's or a network's, with JAX in float64 unless it asks for float32."""
+
+    def table(self, rows: list[Row]) -> str:
+        """Fitted rates beside the expected ones, with intervals."""
+
+    def figure(self, rows: list[Row]) -> Any:
+        """A matplotlib figure: theory as lines, networks as points with n and spread."""
+
+
+def limits_config(figure: str, *, title: str, scale: str, **settings: Any) -> ConfigDict:
+    """The config of a figure; ``settings`` are the fields that its module reads."""
+    return ConfigDict({"figure": figure, "title": title, "scale": scale, **settings})
+
+
+def run(
+    config: ConfigDict,
+    workdir: str | pathlib.Path,
+    *,
+    overwrite: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[str, list[pathlib.Path]]:
+    """Measures what the work directory lacks; returns the report's text and the files that were written.
+
+    Raises:
+      InputError: an unknown figure or bad field, a work directory of other settings, no matplotlib.
+    """
+    if config.get("figure") not in FIGURES:
+        found = config.get("figure")
+        raise InputError(f"config.figure is {found!r}: {did_you_mean(str(found), FIGURES)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("matplotlib is not installed and draws the figure: pip install 'depthmup-flax[report]'.")
+    module: Any = importlib.import_module(f"depthmup_flax.limits.{config.figure}")
+    cases = module.cases(config)
+    directory = pathlib.Path(workdir)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--workdir={directory} cannot be a directory ({error.strerror}): name another.") from error
+    with only_run_in(directory):
+        _claim(directory, config, overwrite)
+        rows = _measure(module, config, cases, directory / "records.jsonl", say)
+        text = f"{config.title}\n\n{module.table(rows)}\n"
+        write_atomically(directory / "report.txt", text)
+        pictures = save(module.figure(rows), directory, config.figure)
+    return text, [directory / "records.jsonl", directory / "report.txt", *pictures]
+
+
+def _measure(
+    module: Figure, config: ConfigDict, cases: list[Case], path: pathlib.Path, say: Callable[[str], None]
+) -> list[Row]:
+    records = JsonLines(path)  # mends a torn last line, so before reading
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    known = {_key(record["case"]): record["values"] for record in lines}
+    about = {"versions": versions(), "commit": commit(), "device": jax.devices()[0].device_kind}
+    rows = []
+    for number, case in enumerate(cases, 1):
+        values = known.get(_key(case))
+        if values is None:
+            started = time.perf_counter()
+            with jax.enable_x64(True):
+                values = module.measure(config, case)
+            seconds = time.perf_counter() - started
+            records.write([{"case": case, "values": values, "seconds": round(seconds, 2), **about}])
+            name = ", ".join(f"{key} {value}" for key, value in case.items())
+            say(f"[{number}/{len(cases)}] {name}: {seconds:.1f} s")
+        rows.append({**case, **values})
+    records.close()
+    return rows
+
+
+def _claim(directory: pathlib.Path, config: ConfigDict, overwrite: bool) -> None:
+    """``limits.json`` says which settings the records belong to; cases may be added, settings must not change."""
+    path, records = directory / "limits.json", directory / "records.jsonl"
+    settings = json.loads(configs.to_json(config))
+    if overwrite:
+        records.unlink(missing_ok=True)
+    elif path.exists():
+        found = configs.differences(json.loads(path.read_text(encoding="utf-8"))["config"], settings)
+        if found and records.exists():
+            raise InputError(
+                f"workdir {str(directory)!r} holds other settings ({configs.listed(found)}): choose another directory, "
+                "or pass --overwrite to delete its records."
+            )
+    elif any(directory.glob("sweep.json")) or any(directory.glob("config.json")):
+        raise InputError(f"workdir {str(directory)!r} holds a sweep or a run: choose another directory.")
+    write_atomically(path, json.dumps({"schema": SCHEMA, "config": settings}, indent=1) + "\n")
+
+
+def _key(case: Case) -> str:
+    return json.dumps(case, sort_keys=True)
