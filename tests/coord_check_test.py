@@ -21,7 +21,8 @@ from depthmup_flax.config import default_config
 from depthmup_flax.coord_check import Network, coord_check, linen_network, nnx_network
 from depthmup_flax.coord_check.__main__ import check_config
 from depthmup_flax.coord_check.names import collapsers
-from depthmup_flax.coord_check.verdict import fit_power, verdict_of
+from depthmup_flax.coord_check.verdict import verdict_of
+from depthmup_flax.fits import fit_power
 from depthmup_flax.params import flatten_info, is_info
 
 pytestmark = pytest.mark.usefixtures("compiled_in_haste")

@@ -8,16 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from depthmup_flax.coord_check.measure import BRANCH_VECTORS, BRANCHES, EVERYTHING, OUTPUT
 from depthmup_flax.coord_check.verdict import (
     ATTENTION_SCALE,
-    BELOW_PRECISION,
-    EXPLODES,
     FEATURES,
     GROWS,
     NO_ANSWER,
     VANISHES,
-    ZERO,
     Quantity,
     Table,
 )
+from depthmup_flax.fits import BELOW_PRECISION, EXPLODES, ZERO
 from depthmup_flax.parametrization import WIDTH_RULES, Parametrization, ParamInfo, Role
 
 # Exponents of causes differ by 1/2 or more; half of that tells them apart.

@@ -7,40 +7,16 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import scipy.stats
 
 from depthmup_flax.coord_check.measure import BRANCHES, EVERYTHING, OTHER_VECTORS, OUTPUT, Record
 from depthmup_flax.coord_check.networks import SCORES
+from depthmup_flax.fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO, Fit, fit_power
 from depthmup_flax.parametrization import Parametrization
 
-FLAT, GROWS, VANISHES, ZERO, EXPLODES, UNCLEAR = "flat", "grows", "vanishes", "zero", "explodes", "unclear"
-BELOW_PRECISION = "below precision"  # some changes are too small for floating point numbers
+FLAT, GROWS, VANISHES, UNCLEAR = "flat", "grows", "vanishes", "unclear"
 NO_ANSWER = (UNCLEAR, BELOW_PRECISION)
 FEATURES = "features"  # all activations but the output, as one quantity
 ATTENTION_SCALE = "attention scale"
-
-# Beyond this the network's output is of no use to anyone, whatever the slope.
-_HUGE = 1e15
-
-
-@dataclasses.dataclass(frozen=True)
-class Fit:
-    """``value ~ size^slope``: least squares of log value on log size over all sizes and seeds.
-
-    Attributes:
-      slope: the exponent; NaN where there is none.
-      interval: half of its 95 % confidence interval, from the residuals (Student's t), so that both seeds and a curve
-        that is no power law widen it.
-      state: "fitted", or `ZERO` (all values are 0), or `EXPLODES` (some are not finite), or `BELOW_PRECISION` (too few
-        are above 0).
-    """
-
-    slope: float
-    interval: float
-    state: str = "fitted"
-
-    def __str__(self) -> str:
-        return f"{self.slope:+.2f} +- {self.interval:.2f}" if self.state == "fitted" else self.state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +114,7 @@ class Table:
             flat = [v for values in by_size.values() for v in values]
             if name == OUTPUT or name.rpartition("/")[2] == SCORES or not by_size or min(flat) == 0:
                 continue
-            if not all(math.isfinite(v) and v < _HUGE for v in flat):
+            if not all(math.isfinite(v) and v < HUGE for v in flat):
                 return Fit(math.nan, math.nan, EXPLODES)
             logs[name] = {size: [math.log(v) for v in values] for size, values in by_size.items()}
         if not logs:
@@ -150,24 +126,6 @@ class Table:
         first = next(iter(logs.values()))
         seeds = range(len(next(iter(first.values()))))
         return fit_power({s: [math.exp(np.mean([log[s][i] for log in logs.values()])) for i in seeds] for s in first})
-
-
-def fit_power(values_of_size: dict[int, list[float]]) -> Fit:
-    """Least squares of log value on log size, see `Fit`."""
-    pairs = [(size, value) for size, values in values_of_size.items() for value in values]
-    values = np.array([value for _, value in pairs], np.float64)
-    if len(values) and not values.any():
-        return Fit(math.nan, math.nan, ZERO)
-    if not np.isfinite(values).all() or values.max(initial=0) > _HUGE:
-        return Fit(math.nan, math.nan, EXPLODES)
-    positive = values > 0
-    x, y = np.log([size for size, _ in pairs])[positive], np.log(values[positive])
-    if len(set(x)) < 3:
-        return Fit(math.nan, math.inf, "fitted" if positive.all() else BELOW_PRECISION)
-    result = scipy.stats.linregress(x, y)
-    # Values that are all the same, such as those behind a norm, leave no residuals.
-    error = np.nan_to_num(result.stderr)
-    return Fit(float(result.slope), float(scipy.stats.t.ppf(0.975, len(x) - 2) * error))
 
 
 def expected_exponent(axis: str, kind: str, name: str, in_branch: bool | None, rule: Parametrization) -> float | None:
@@ -287,7 +245,7 @@ def _attention_scales(table: Table, rule: Parametrization, tolerance: float, in_
         if last != SCORES or not queries:
             continue
         scores, outputs = (table.values("width", queries[0], "change", n, 1) for n in (name, parent))
-        if not outputs or any(not 0 < v < _HUGE for by in (scores, outputs) for values in by.values() for v in values):
+        if not outputs or any(not 0 < v < HUGE for by in (scores, outputs) for values in by.values() for v in values):
             continue
         fit = fit_power({size: [o / s for o, s in zip(outputs[size], scores[size], strict=True)] for size in scores})
         verdict = verdict_of(fit, tolerance)

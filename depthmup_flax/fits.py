@@ -1,0 +1,52 @@
+"""Powers fitted to sizes: how a number follows width, depth or the number of examples."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import scipy.stats
+
+ZERO, EXPLODES = "zero", "explodes"
+BELOW_PRECISION = "below precision"  # some values are too small for floating point numbers
+HUGE = 1e15  # beyond this a network's output is of no use to anyone, whatever the slope
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """``value ~ size^slope``: least squares of log value on log size over all sizes and seeds.
+
+    Attributes:
+      slope: the exponent; NaN where there is none.
+      interval: half of its 95 % confidence interval, from the residuals (Student's t), so that both seeds and a curve
+        that is no power law widen it.
+      state: "fitted", or `ZERO` (all values are 0), or `EXPLODES` (some are not finite), or `BELOW_PRECISION` (too few
+        are above 0).
+    """
+
+    slope: float
+    interval: float
+    state: str = "fitted"
+
+    def __str__(self) -> str:
+        return f"{self.slope:+.2f} +- {self.interval:.2f}" if self.state == "fitted" else self.state
+
+
+def fit_power(values_of_size: Mapping[int, Sequence[float]]) -> Fit:
+    """Least squares of log value on log size, see `Fit`."""
+    pairs = [(size, value) for size, values in values_of_size.items() for value in values]
+    values = np.array([value for _, value in pairs], np.float64)
+    if len(values) and not values.any():
+        return Fit(math.nan, math.nan, ZERO)
+    if not np.isfinite(values).all() or values.max(initial=0) > HUGE:
+        return Fit(math.nan, math.nan, EXPLODES)
+    positive = values > 0
+    x, y = np.log([size for size, _ in pairs])[positive], np.log(values[positive])
+    if len(set(x)) < 3:
+        return Fit(math.nan, math.inf, "fitted" if positive.all() else BELOW_PRECISION)
+    result = scipy.stats.linregress(x, y)
+    # Values that are all the same, such as those behind a norm, leave no residuals.
+    error = np.nan_to_num(result.stderr)
+    return Fit(float(result.slope), float(scipy.stats.t.ppf(0.975, len(x) - 2) * error))
