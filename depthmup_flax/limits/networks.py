@@ -76,7 +76,8 @@ def init(model: ResMLP, key: jax.Array, x_BxD: jax.Array) -> Any:
 
 def forward(model: ResMLP, params: Any, x_BxD: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(B,) outputs and (L + 1, B, N) the residual stream from the stem to the last block."""
-    out, recorded = model.apply({"params": params}, x_BxD, mutable=["intermediates"])
+    found: Any = model.apply({"params": params}, x_BxD, mutable=["intermediates"])
+    out, recorded = found
     stream = recorded["intermediates"]["blocks"]["stream"][0]
     stem = x_BxD.reshape(len(x_BxD), -1) @ params["stem"]["kernel"]
     return out[:, 0], jnp.concatenate([stem[None].astype(stream.dtype), stream])
@@ -103,7 +104,7 @@ def trajectories(
         def step(carry: Any, batch: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
             params, state = carry
             x_BxD, y_B = batch
-            loss = lambda p: jnp.mean((model.apply({"params": p}, x_BxD)[:, 0] - y_B) ** 2) / 2
+            loss = lambda p: jnp.mean((forward(model, p, x_BxD)[0] - y_B) ** 2) / 2
             updates, new_state = optimizer.update(jax.grad(loss)(params), state, params)
             return (optax.apply_updates(params, updates), new_state), observe(params)
 
