@@ -1,4 +1,4 @@
-"""The papers' theory over finite networks: figures whose lines are `depthmup_flax.theory` and whose points are networks.
+"""The papers' theory over finite networks: lines are `depthmup_flax.theory`, points are networks in training.
 
 ``python -m depthmup_flax.limits --config=configs/limits/ntk.py --workdir=runs/ntk`` measures what its records lack and
 then draws ``<figure>.png`` and writes ``report.txt`` from the records alone.

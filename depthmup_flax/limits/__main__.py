@@ -1,6 +1,6 @@
 """Theory over networks: python -m depthmup_flax.limits --config=configs/limits/ntk.py --workdir=runs/ntk
 
-Measures what DIR/records.jsonl lacks, then writes DIR/report.txt, fitted rates beside the expected ones, and the figure.
+Measures what DIR/records.jsonl lacks, then writes the figure and DIR/report.txt: fitted rates beside the expected ones.
 The same command again goes on where it was interrupted.
 """
 
