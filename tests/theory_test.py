@@ -357,15 +357,15 @@ def test_an_example_twice_in_a_step_is_that_example_once():
     np.testing.assert_allclose(twice.features[:, ::2, ::2], once.features, atol=1e-10)
 
 
-def test_another_loss_is_another_slope():
+def test_half_the_loss_at_twice_the_rate_is_the_same_training():
     x, y = steps_of((2, 1, 2))
     square = linear_training(x, y, depth=3)
-    halved = linear_training(x, y, depth=3, learning_rate=2.0, slope=_half_slope)
+    halved = linear_training(x, y, depth=3, learning_rate=2.0, loss=_half_loss)
     np.testing.assert_allclose(halved.outputs, square.outputs, atol=1e-10)
 
 
-def _half_slope(outputs, targets):
-    return (outputs - targets) / 2
+def _half_loss(outputs, targets):
+    return (outputs - targets) ** 2 / 4
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def _half_slope(outputs, targets):
             lambda: linear_training(jnp.ones((2, 1, 3)), jnp.ones(2), depth=4),
             r"targets has shape \(2,\): give \(2, 1\)",
         ),
-        (lambda: linear_training(jnp.zeros((2, 1, 3)), jnp.ones((2, 1)), depth=4), "inputs of norm zero"),
+        (lambda: linear_training(jnp.zeros((2, 1, 3)), jnp.ones((2, 1)), depth=4), "norm zero in row 0"),
         (lambda: linear_training(jnp.ones((2, 1, 3)), jnp.ones((2, 1)), depth=0), "depth is 0"),
         (lambda: linear_training(jnp.ones((2, 1, 3)), jnp.ones((2, 1)), depth=4, gamma0=0.0), "gamma0 is 0"),
         (lambda: predict(jnp.eye(2), jnp.ones(3), jnp.ones(1)), "targets has shape"),

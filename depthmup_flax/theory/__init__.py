@@ -12,17 +12,23 @@ training of deep linear networks, whose features move.
 from depthmup_flax.theory.gaussian import ACTIVATIONS, Activation, get_activation
 from depthmup_flax.theory.kernels import gram
 from depthmup_flax.theory.lazy import LazyKernels, lazy_kernels, predict
-from depthmup_flax.theory.linear import LinearTraining, linear_training, one_step_kernel
+from depthmup_flax.theory.linear import linear_training, one_step_kernel
+from depthmup_flax.theory.nonlinear import nonlinear_training
+from depthmup_flax.theory.training import Estimate, Training, infinite_depth, square_loss
 
 __all__ = [
     "ACTIVATIONS",
     "Activation",
+    "Estimate",
     "LazyKernels",
-    "LinearTraining",
+    "Training",
     "get_activation",
     "gram",
+    "infinite_depth",
     "lazy_kernels",
     "linear_training",
+    "nonlinear_training",
     "one_step_kernel",
     "predict",
+    "square_loss",
 ]

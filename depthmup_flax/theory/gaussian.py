@@ -29,10 +29,18 @@ _NODES = 40  # of a Gauss-Hermite sum in each direction
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """Averages of one activation; each maps ``(p, q, c)``, arrays that broadcast, to their common shape."""
+    """One activation: the function, elementwise, and its averages.
 
+    Averages map ``(p, q, c)``, arrays that broadcast, to their common shape.
+    """
+
+    function: Callable[[jax.Array], jax.Array]
     values: Average
     slopes: Average
+
+    def slope(self, x: jax.Array) -> jax.Array:
+        """Its derivative, elementwise."""
+        return jax.grad(lambda x: self.function(x).sum())(x)
 
 
 def get_activation(name: str) -> Activation:
@@ -95,14 +103,14 @@ def _quadrature(function: Callable[[jax.Array], jax.Array]) -> Average:
 
 def _by_quadrature(function: Callable[[jax.Array], jax.Array]) -> Activation:
     slope = jax.grad(lambda x: function(x).sum())
-    return Activation(_quadrature(function), _quadrature(slope))
+    return Activation(function, _quadrature(function), _quadrature(slope))
 
 
 ACTIVATIONS: dict[str, Activation] = {
-    "linear": Activation(lambda p, q, c: c, lambda p, q, c: jnp.ones_like(c)),
-    "relu": Activation(_relu_values, _relu_slopes),
-    "abs": Activation(_abs_values, _abs_slopes),
-    "erf": Activation(_erf_values, _erf_slopes),
+    "linear": Activation(lambda x: x, lambda p, q, c: c, lambda p, q, c: jnp.ones_like(c)),
+    "relu": Activation(jax.nn.relu, _relu_values, _relu_slopes),
+    "abs": Activation(jnp.abs, _abs_values, _abs_slopes),
+    "erf": Activation(jax.scipy.special.erf, _erf_values, _erf_slopes),
     "gelu": _by_quadrature(jax.nn.gelu),
     "tanh": _by_quadrature(jnp.tanh),
 }

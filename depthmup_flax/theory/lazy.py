@@ -65,9 +65,8 @@ class LazyKernels:
         Raises:
           InputError: a name that is not in ``LAYERS``, or none.
         """
+        require_layers(trained)
         parts = {"stem": self.G[0] * self.H[0], "blocks": self.blocks, "readout": self.Phi[-1]}
-        if not trained or not set(trained) <= parts.keys():
-            raise InputError(f"trained is {tuple(trained)!r}: use some of {', '.join(LAYERS)}.")
         return sum((parts[name] for name in trained), jnp.zeros_like(self.blocks))
 
 
@@ -146,6 +145,12 @@ def predict(
     weight_TxP = jnp.where(small, times[:, None], moved_TxP / jnp.where(small, 1.0, rate)) / examples
     test = jnp.einsum("qi,ip,tp,pc->tqc", cross, vectors, weight_TxP, along)
     return train, test.reshape(len(times), cross.shape[0], *targets.shape[1:])
+
+
+def require_layers(trained: Sequence[str]) -> None:
+    """InputError unless ``trained`` names some of ``LAYERS``."""
+    if isinstance(trained, str) or not trained or not set(trained) <= set(LAYERS):
+        raise InputError(f"trained is {trained!r}: use a list of some of {', '.join(LAYERS)}.")
 
 
 def _averages(activation: str, H: jax.Array) -> tuple[jax.Array, jax.Array]:

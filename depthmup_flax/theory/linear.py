@@ -11,39 +11,21 @@ with ``U`` and ``n V`` from N(0, 1) and frozen, ``W`` from N(0, 1/n) and trained
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.theory.kernels import checked_kernel
-
-Slope = Callable[[jax.Array, jax.Array], jax.Array]
-
-
-def square_loss_slope(outputs: jax.Array, targets: jax.Array) -> jax.Array:
-    """Derivative of ``(f - y)^2 / 2`` by f."""
-    return outputs - targets
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class LinearTraining:
-    """T steps of B examples each, in a network of L layers; M = T B passes, ordered by step.
-
-    Attributes:
-      outputs: (T, B) f of each step's examples, before that step's update.
-      features: (L + 1, M, M) ``<x_i^l x_j^l>`` between passes i and j; the square root of the diagonal is the root mean
-        square of a layer's entries.
-      gradients: (L + 1, M, M) the same of ``n d(loss)/d(x^l)``.
-    """
-
-    outputs: jax.Array
-    features: jax.Array
-    gradients: jax.Array
+from depthmup_flax.theory.kernels import checked_kernel, gram
+from depthmup_flax.theory.training import (
+    Loss,
+    Training,
+    require_convergence,
+    require_training,
+    slope_of,
+    square_loss,
+)
 
 
 def linear_training(
@@ -54,39 +36,39 @@ def linear_training(
     learning_rate: float = 1.0,
     gamma0: float = 1.0,
     branch_multiplier: float = 1.0,
-    slope: Slope = square_loss_slope,
-) -> LinearTraining:
+    loss: Loss = square_loss,
+) -> Training:
     """SGD on a deep linear network of infinite width, exactly (TP6 Program 1, Definition 4.1 and Lemma 4.3).
 
     Every vector of the program is a linear combination of independent Gaussian ones, ``W_0^m x_i^(m-1)`` and
     ``W_0^mT dx_i^m`` (Gamma in the paper, times sqrt(L)), whose covariances are those of features and gradients (C in
     the paper). Both grow by one layer at a time. Several examples in a step are an index more, with the mean of their
-    losses. Takes O(T^2 L^2) memory and O(T^3 L^2) time in one compiled program.
+    losses. Takes O(T^2 L^2) memory and O(T^3 L^2) time in one compiled program. Prop. 4.4's limit of infinite depth is
+    ``infinite_depth(lambda depth: linear_training(..., depth=depth))``.
 
     Args:
       inputs: (T, B, D) examples of each step.
-      targets: (T, B) what ``slope`` compares outputs with.
+      targets: (T, B) what ``loss`` compares outputs with.
       depth: L.
       learning_rate: eta_0: the blocks' weights move by ``-eta_0 gamma0^2`` times the gradient of the mean loss.
       gamma0: the output's divisor.
       branch_multiplier: a.
-      slope: (f, y) -> derivative of an example's loss by f, elementwise.
+      loss: (f, y) -> an example's loss, elementwise.
 
     Raises:
-      InputError: shapes that do not fit, an example of norm zero, or a depth below 1.
+      InputError: shapes that do not fit, an example of norm zero, a depth below 1, or a learning rate with which
+        training diverges.
     """
     inputs, targets = jnp.asarray(inputs), jnp.asarray(targets)
     if inputs.ndim != 3:
         raise InputError(f"inputs has shape {inputs.shape}: give (steps, examples, size).")
     if targets.shape != inputs.shape[:2]:
         raise InputError(f"targets has shape {targets.shape}: give {inputs.shape[:2]}, one for each example.")
-    if depth < 1:
-        raise InputError(f"depth is {depth}: use at least 1.")
-    if not gamma0 > 0:
-        raise InputError(f"gamma0 is {gamma0}: use a positive number; the limit of 0 is lazy_kernels(..., 'linear').")
-    flat = inputs.reshape(-1, inputs.shape[-1])
-    start = checked_kernel(flat @ flat.T / flat.shape[1])
-    return _train(start, targets, learning_rate * gamma0, gamma0, branch_multiplier, depth, slope)
+    require_training(depth, gamma0, learning_rate, "lazy_kernels(..., 'linear')")
+    start = checked_kernel(gram(inputs.reshape(-1, inputs.shape[-1])))
+    found = _train(start, targets, learning_rate * gamma0, gamma0, branch_multiplier, depth, loss)
+    require_convergence(found.outputs, targets, learning_rate, lambda: None)
+    return found
 
 
 def one_step_kernel(layer_time: jax.Array, scale: jax.Array | float, start: float = 1.0) -> jax.Array:
@@ -113,8 +95,8 @@ Coefficients = dict[str, jax.Array]
 
 @functools.partial(jax.jit, static_argnums=(5, 6))
 def _train(
-    start_MxM: jax.Array, targets_TxB: jax.Array, rate: float, gamma0: float, a: float, depth: int, slope: Slope
-) -> LinearTraining:
+    start_MxM: jax.Array, targets_TxB: jax.Array, rate: float, gamma0: float, a: float, depth: int, loss: Loss
+) -> Training:
     steps, batch = targets_TxB.shape
     passes, dtype = steps * batch, start_MxM.dtype
     a = a * depth**-0.5
@@ -129,6 +111,7 @@ def _train(
     }
     x = {name: jnp.zeros((depth + 1, *shape), dtype) for name, shape in shapes.items()}
     kernels = jnp.zeros((2, depth + 1, passes, passes), dtype)
+    slope = slope_of(loss)
 
     def products(left: Coefficients, right: Coefficients, kernels: jax.Array) -> jax.Array:
         """(B, M): inner products of some passes with all, at one layer."""
@@ -142,10 +125,10 @@ def _train(
             + left["output"][:, None] * right["output"]
         )
 
-    def layer_by_layer(start: Coefficients, mine: str, t: jax.Array, x: Coefficients, dx: Coefficients, kernels):
-        """Carries one step's x up, or its dx down, from ``start``; returns it at every layer, and the kernels.
+    def layer_by_layer(start: Coefficients, mine: str, t: jax.Array, x: Coefficients, dx: Coefficients, kernels, chi):
+        """Carries one step's x up, or its g down, from ``start``; returns it at every layer, and the kernels.
 
-        ``x`` is of the kind that is carried, ``dx`` of the other.
+        ``x`` is of the kind that is carried, ``dx`` of the other; ``chi`` are the slopes of earlier passes' losses.
         """
         row, up = t * batch, mine == "forward"
         which, other = (0, "backward") if up else (1, "forward")
@@ -161,9 +144,9 @@ def _train(
             (now, kernels), (layer, all_x, all_dx) = carry, at
             values, kernels = with_product(layer, now, all_x, kernels)
             gaussian = layer if up else layer - 1
-            # d x^(l-1) / d(W^T dx_j), and what the updates of earlier steps add.
+            # d x^(l-1) / d(W^T g_j), and what the updates of earlier steps add.
             seen = jax.lax.dynamic_index_in_dim(now[other], gaussian, 1, keepdims=False)
-            weight = (seen - a * rate / batch * values) * earlier
+            weight = (seen - a * rate / batch * values * chi) * earlier
             added = jax.tree.map(lambda c: jnp.tensordot(weight, c, 1), all_dx)
             added[mine] = added[mine].at[jnp.arange(batch), gaussian, row + jnp.arange(batch)].add(1.0)
             return (jax.tree.map(lambda c, d: c + a * d, now, added), kernels), now
@@ -184,13 +167,15 @@ def _train(
     nothing = {name: jnp.zeros((batch, *shape[1:]), dtype) for name, shape in shapes.items()}
 
     def step(carry, t: jax.Array):
-        x, dx, kernels = carry
+        x, g, kernels, chi = carry
         own = jax.lax.dynamic_slice_in_dim(jnp.eye(passes, dtype=dtype), t * batch, batch)
-        x, end, kernels = layer_by_layer({**nothing, "input": own}, "forward", t, x, dx, kernels)
+        x, end, kernels = layer_by_layer({**nothing, "input": own}, "forward", t, x, g, kernels, chi)
         outputs = end["output"] / gamma0
-        chi = slope(outputs, targets_TxB[t])
-        dx, _, kernels = layer_by_layer({**nothing, "output": chi}, "backward", t, dx, x, kernels)
-        return (x, dx, kernels), outputs
+        ones = {**nothing, "output": jnp.ones(batch, dtype)}
+        g, _, kernels = layer_by_layer(ones, "backward", t, g, x, kernels, chi)
+        chi = jax.lax.dynamic_update_slice_in_dim(chi, slope(outputs, targets_TxB[t]), t * batch, 0)
+        return (x, g, kernels, chi), (outputs, loss(outputs, targets_TxB[t]).mean())
 
-    (_, _, kernels), outputs = jax.lax.scan(step, (x, x, kernels), jnp.arange(steps))
-    return LinearTraining(outputs, *kernels)
+    start = (x, x, kernels, jnp.zeros(passes, dtype))
+    (_, _, kernels, _), (outputs, losses) = jax.lax.scan(step, start, jnp.arange(steps))
+    return Training(outputs, losses, *kernels)

@@ -1,0 +1,326 @@
+"""Residual networks of infinite width in training, with features that move: dynamical mean field theory by Monte Carlo.
+
+The network is `depthmup_flax.theory.lazy`'s (Bordelon et al., arXiv:2309.16620, Eq. 1 with a branch multiplier a), and
+trained by SGD, with momentum and weight decay, at the rate eta_0 gamma0^2 N. At infinite width all neurons of a layer are
+independent draws from one process, whose law depends on averages over itself (App. D.3, Eq. 38, in discrete time K.4):
+
+    h^(l+1)_t = h^l_t + a / sqrt(L) c_t (u^l_t + sum_s A^l_ts g^(l+1)_s)
+                      - eta_0 gamma0 a^2 / L  sum_(s<t) k_ts chi_s Phi^l_ts g^(l+1)_s
+    g^l_t     = g^(l+1)_t + phi'(h^l_t) [a / sqrt(L) c_t (r^l_t + sum_s B^l_ts phi(h^l_s))
+                      - eta_0 gamma0 a^2 / L  sum_(s<t) k_ts chi_s G^(l+1)_ts phi(h^l_s)]
+
+    Phi^l_ts = <phi(h^l_t) phi(h^l_s)>,  u^l Gaussian with covariance Phi^l,  A^l_ts = <d phi(h^l_t) / d r^l_s>
+    G^l_ts   = <g^l_t g^l_s>,            r^l Gaussian with covariance G^(l+1), B^l_ts = <d g^(l+1)_t / d u^l_s>
+
+where t and s run over passes (a step and an example), chi is the slope of the loss times the example's share in it,
+``c_t = (1 - eta_0 lambda)^t`` and ``k_ts = sum_(s<=t'<t) (1 - eta_0 lambda)^(t-1-t') mu^(t'-s)`` come from decay and
+momentum (App. K.5 and L). Where print and this part, a simulation decided:
+
+* Eq. 131 writes the output as the learned part plus the response A^L scaled by sqrt(L); the response of the last layer
+  to the readout has no such factor: ``f_t = <w_t phi(h^(L+1)_t)> / gamma0``.
+* Eq. 137 sums momentum over s < t'; as Eq. 136 it must be s <= t', or the first step does not move.
+* Eq. 51 (second line), 67 (last) and 69 (second) mean C_g and an integral from tau to 1.
+
+**How it is solved.** In discrete time every average above needs only what came before: earlier steps, and in this step
+layers below (forward) or above (backward). So one sweep through the steps, up and down the layers, with S samples of
+the process in place of its law, solves the equations; nothing is iterated and nothing needs damping. Responses are
+never differentiated (relu's second derivative is a delta function): with ``u = E c``, E white and c from Gram-Schmidt on
+the samples of phi(h), Stein's lemma gives ``B phi = Q <E g>`` where Q are phi's orthonormal directions, and A likewise.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.theory.gaussian import get_activation
+from depthmup_flax.theory.kernels import checked_kernel, gram
+from depthmup_flax.theory.lazy import LAYERS, lazy_kernels, require_layers
+from depthmup_flax.theory.training import (
+    Estimate,
+    Loss,
+    Training,
+    require_convergence,
+    require_training,
+    slope_of,
+    square_loss,
+)
+
+_LEAST_SAMPLES = 4096
+
+
+def nonlinear_training(
+    inputs: jax.Array,
+    targets: jax.Array,
+    *,
+    activation: str,
+    steps: int,
+    depth: int,
+    learning_rate: float = 1.0,
+    gamma0: float = 1.0,
+    branch_multiplier: float = 1.0,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    shares: jax.Array | None = None,
+    trained: Sequence[str] = ("blocks",),
+    loss: Loss = square_loss,
+    samples: int | None = None,
+    populations: int = 8,
+    key: jax.Array | None = None,
+) -> Estimate:
+    """SGD on a residual network of infinite width and depth L: the mean field theory of this module.
+
+    Takes O(L T^2 P^2 S) time and O(L T P S) memory for T steps, P examples and S samples. The limit of infinite depth is
+    ``infinite_depth(lambda depth: nonlinear_training(..., depth=depth))``.
+
+    The error is the standard error over independent populations, each with samples whose white noises are exactly
+    orthogonal: without a nonlinearity there is none. Populations of S samples also have a bias as 1/S, which is smaller
+    than the error as long as S is above the number of populations.
+
+    Args:
+      inputs: (P, D) all examples, those to predict included.
+      targets: (P,) what ``loss`` compares outputs with.
+      activation: relu, abs, erf, linear, gelu or tanh.
+      steps: T.
+      depth: L.
+      learning_rate: eta_0.
+      gamma0: the output's divisor.
+      branch_multiplier: a.
+      momentum: mu of ``v <- mu v + gradient`` as in optax; App. K.5's average has ``eta_0 (1 - mu)`` for our eta_0.
+      weight_decay: lambda; a step removes ``eta_0 lambda`` of every trained weight.
+      shares: (P,) or (T, P): of each example in (each step's) loss; 0 for an example that is only predicted. Default 1/P.
+      trained: some of stem, blocks and readout.
+      loss: (f, y) -> an example's loss, elementwise.
+      samples: S; default the smallest power of two that is at least 4096 and twice the number of Gaussian variables.
+      populations: independent repetitions; at least 2.
+      key: of the samples.
+
+    Returns:
+      `Estimate` of a `Training` with B = P: ``outputs`` (T, P), and passes in the order of steps.
+
+    Raises:
+      InputError: shapes that do not fit, an example of norm zero, an unknown activation or layer, sizes that cannot be,
+        too few samples, or a learning rate with which training diverges.
+    """
+    inputs, targets = jnp.asarray(inputs), jnp.asarray(targets)
+    get_activation(activation)
+    require_layers(trained)
+    require_training(depth, gamma0, learning_rate, "lazy_kernels")
+    start = checked_kernel(gram(inputs))
+    examples = len(start)
+    if targets.shape != (examples,):
+        raise InputError(f"targets has shape {targets.shape}: give {examples} numbers, one for each input.")
+    if steps < 1:
+        raise InputError(f"steps is {steps}: use at least 1.")
+    if populations < 2:
+        raise InputError(f"populations is {populations}: the error comes from their spread; use at least 2.")
+    shares = jnp.full(examples, 1 / examples) if shares is None else jnp.asarray(shares)
+    if shares.shape not in ((examples,), (steps, examples)):
+        raise InputError(f"shares has shape {shares.shape}: give ({examples},) or ({steps}, {examples}).")
+    plan = _Plan(activation, depth, steps, examples, _samples(samples, depth, steps * examples, examples), loss)
+    numbers = _numbers(
+        start, targets, jnp.broadcast_to(shares, (steps, examples)), learning_rate, gamma0, branch_multiplier, trained,
+        momentum, weight_decay,
+    )  # fmt: skip
+    keys = jax.random.split(jax.random.key(0) if key is None else key, populations)
+    found = _populations(plan, numbers, keys)
+
+    def stable_rate() -> float | None:
+        """2 / (largest eigenvalue) of the tangent kernel before training; for square loss without momentum."""
+        if loss is not square_loss or momentum:
+            return None
+        kernel = lazy_kernels(start, activation, depth=depth, branch_multiplier=branch_multiplier).tangent(trained)
+        root = jnp.sqrt(numbers.shares_TxP.max(0))
+        return 2 / float(jnp.linalg.eigvalsh(root[:, None] * kernel * root).max())
+
+    require_convergence(found.mean.outputs, targets, learning_rate, stable_rate)
+    return found
+
+
+class _Plan(NamedTuple):
+    """What a program is compiled for."""
+
+    activation: str
+    depth: int
+    steps: int
+    examples: int
+    samples: int
+    loss: Loss
+
+    @property
+    def passes(self) -> int:
+        return self.steps * self.examples
+
+
+class _Numbers(NamedTuple):
+    """What a program computes with."""
+
+    start_PxP: jax.Array  # x . x' / D
+    targets_P: jax.Array
+    shares_TxP: jax.Array
+    rate: Any  # eta_0 gamma0
+    gamma0: Any
+    a: Any  # of a branch, 1 / sqrt(L) not included
+    kept_T: dict[str, jax.Array]  # c_t of each group of layers
+    learned_TxT: dict[str, jax.Array]  # k_ts
+
+
+def _samples(samples: int | None, depth: int, passes: int, examples: int) -> int:
+    needed = 2 * _noises(depth, passes, examples)
+    if samples is None:
+        return max(_LEAST_SAMPLES, 1 << (needed - 1).bit_length())
+    if samples < needed:
+        raise InputError(
+            f"samples is {samples}: use at least {needed}, twice the number of Gaussian variables of depth {depth} and "
+            f"{passes} passes."
+        )
+    return samples
+
+
+def _noises(depth: int, passes: int, examples: int) -> int:
+    """Of u and r of every layer and pass, of the stem's outputs and the readout."""
+    return 2 * depth * passes + examples + 1
+
+
+def _numbers(
+    start: jax.Array, targets: jax.Array, shares: jax.Array, learning_rate: Any, gamma0: Any, a: Any,
+    trained: Sequence[str], momentum: Any, decay: Any,
+) -> _Numbers:  # fmt: skip
+    dtype, steps = start.dtype, len(shares)
+    shrink = jnp.asarray(1 - learning_rate * decay, dtype)
+    kept = shrink ** jnp.arange(steps)
+    # W_(t+1) = shrink W_t - v_t, where v_t holds the gradient of step s with weight mu^(t - s).
+    gap = jnp.arange(steps)[:, None] - jnp.arange(steps)
+    velocity_TxT = jnp.where(gap >= 0, jnp.asarray(momentum, dtype) ** jnp.maximum(gap, 0), 0)
+    _, learned = jax.lax.scan(lambda row, v: (shrink * row + v, row), jnp.zeros(steps, dtype), velocity_TxT)
+    return _Numbers(
+        start,
+        targets.astype(dtype),
+        shares.astype(dtype),
+        learning_rate * gamma0,
+        gamma0,
+        a,
+        {name: kept if name in trained else jnp.ones(steps, dtype) for name in LAYERS},
+        {name: learned if name in trained else jnp.zeros((steps, steps), dtype) for name in LAYERS},
+    )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _populations(plan: _Plan, numbers: _Numbers, keys: jax.Array) -> Estimate:
+    found = jax.lax.map(lambda key: _population(plan, numbers, key), keys)
+    mean = jax.tree.map(lambda x: x.mean(0), found)
+    return Estimate(mean, jax.tree.map(lambda x: x.std(0, ddof=1) / len(keys) ** 0.5, found))
+
+
+class _Layer(NamedTuple):
+    """One layer's samples and, of blocks, its random initial weights as far as they have been seen.
+
+    W_0 is ``(forward phi_directions^T + g_directions backward^T) / S`` on what it has been applied to.
+    """
+
+    phi_SxM: jax.Array
+    g_SxM: jax.Array  # of the layer above
+    phi_directions_SxM: jax.Array  # orthonormal, sum over samples = S
+    g_directions_SxM: jax.Array
+    forward_SxM: jax.Array  # white noise; u is a combination of its columns
+    backward_SxM: jax.Array  # likewise r
+
+
+def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
+    S, L, P, M = plan.samples, plan.depth, plan.examples, plan.passes
+    phi, dtype = get_activation(plan.activation), numbers.start_PxP.dtype
+    step_size = numbers.a * L**-0.5  # of a branch
+    stem_SxP, readout_S, forward_LxSxM, backward_LxSxM = _noise(plan, key, dtype)
+    values, vectors = jnp.linalg.eigh(numbers.start_PxP)
+    start_SxP = stem_SxP @ (vectors * jnp.sqrt(jnp.maximum(values, 0))).T
+    nothing = jnp.zeros((L, S, M), dtype)
+    blocks = _Layer(nothing, nothing, nothing, nothing, forward_LxSxM, backward_LxSxM)
+    slope = slope_of(plan.loss)
+
+    def step(carry: Any, t: jax.Array) -> tuple[Any, Any]:
+        blocks, top_phi_SxM, bottom_g_SxM, chi_M = carry
+        learned = {name: -numbers.rate * jnp.repeat(k[t], P) * chi_M for name, k in numbers.learned_TxT.items()}
+        kept = {name: c[t] for name, c in numbers.kept_T.items()}
+        put = lambda all_SxM, now_SxP: jax.lax.dynamic_update_slice(all_SxM, now_SxP, (0, t * P))
+
+        def up(h_SxP: jax.Array, layer: _Layer) -> tuple[jax.Array, tuple[jax.Array, _Layer]]:
+            now = phi.function(h_SxP)
+            all_phi = put(layer.phi_SxM, now)
+            directions, along = _orthonormal(layer.phi_directions_SxM, now, t * P)
+            response = layer.backward_SxM.T @ (now - all_phi[:, :P]) / S
+            random = layer.forward_SxM @ along + layer.g_directions_SxM @ response
+            moved = layer.g_SxM @ (learned["blocks"][:, None] * (layer.phi_SxM.T @ now / S))
+            after = h_SxP + step_size * (kept["blocks"] * random + step_size * moved)
+            return after, (h_SxP, layer._replace(phi_SxM=all_phi, phi_directions_SxM=directions))
+
+        def down(g_SxP: jax.Array, at: tuple[jax.Array, _Layer]) -> tuple[jax.Array, _Layer]:
+            h_SxP, layer = at
+            all_g = put(layer.g_SxM, g_SxP)
+            directions, along = _orthonormal(layer.g_directions_SxM, g_SxP, t * P)
+            response = layer.forward_SxM.T @ (g_SxP - all_g[:, :P]) / S
+            random = layer.backward_SxM @ along + layer.phi_directions_SxM @ response
+            moved = layer.phi_SxM @ (learned["blocks"][:, None] * (layer.g_SxM.T @ g_SxP / S))
+            branch = step_size * (kept["blocks"] * random + step_size * moved)
+            return g_SxP + phi.slope(h_SxP) * branch, layer._replace(g_SxM=all_g, g_directions_SxM=directions)
+
+        seen_MxP = learned["stem"][:, None] * jnp.tile(numbers.start_PxP, (plan.steps, 1))
+        h_SxP, (h_LxSxP, blocks) = jax.lax.scan(up, kept["stem"] * start_SxP + bottom_g_SxM @ seen_MxP, blocks)
+        top_SxP = phi.function(h_SxP)
+        all_top = put(top_phi_SxM, top_SxP)
+        # At the start f is 0 on average, and what the samples say of it would be noise, enlarged by 1 / gamma0.
+        initial_P = kept["readout"] * (readout_S @ (top_SxP - all_top[:, :P])) / S
+        outputs_P = (initial_P + learned["readout"] @ (top_phi_SxM.T @ top_SxP) / S) / numbers.gamma0
+        weights_S = kept["readout"] * readout_S + top_phi_SxM @ learned["readout"]
+        g_SxP, blocks = jax.lax.scan(down, phi.slope(h_SxP) * weights_S[:, None], (h_LxSxP, blocks), reverse=True)
+        shares_P = numbers.shares_TxP[t]
+        chi_P = slope(outputs_P, numbers.targets_P) * shares_P
+        loss = shares_P @ plan.loss(outputs_P, numbers.targets_P)
+        chi_M = jax.lax.dynamic_update_slice(chi_M, chi_P, (t * P,))
+        return (blocks, all_top, put(bottom_g_SxM, g_SxP), chi_M), (outputs_P, loss)
+
+    start = (blocks, nothing[0], nothing[0], jnp.zeros(M, dtype))
+    (blocks, top_phi, bottom_g, _), (outputs, losses) = jax.lax.scan(step, start, jnp.arange(plan.steps))
+    kernel = lambda x: x.mT @ x / S
+    features = jnp.concatenate([kernel(blocks.phi_SxM), kernel(top_phi)[None]])
+    gradients = jnp.concatenate([kernel(bottom_g)[None], kernel(blocks.g_SxM)])
+    return Training(outputs, losses, features, gradients)
+
+
+def _noise(plan: _Plan, key: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Standard Gaussian samples for the stem, the readout, u and r, exactly uncorrelated and of variance 1."""
+    S, L, P, M = plan.samples, plan.depth, plan.examples, plan.passes
+    drawn = jax.random.normal(key, (S, _noises(L, M, P)), dtype)
+    triangle = jnp.linalg.cholesky(drawn.T @ drawn / S)
+    noise = jax.scipy.linalg.solve_triangular(triangle, drawn.T, lower=True).T
+    forward, backward = noise[:, P + 1 :].reshape(S, 2, L, M).transpose(1, 2, 0, 3)
+    return noise[:, :P], noise[:, P], forward, backward
+
+
+def _orthonormal(directions_SxM: jax.Array, new_SxP: jax.Array, column: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Adds the directions of ``new`` from ``column`` on (Gram-Schmidt); also the components (M, P) of ``new``.
+
+    A vector that the directions already span (to rounding) adds none.
+    """
+    S, P = new_SxP.shape
+    least = 1e3 * jnp.finfo(new_SxP.dtype).eps
+
+    def one(directions: jax.Array, p: jax.Array) -> tuple[jax.Array, jax.Array]:
+        vector = new_SxP[:, p]
+        along = directions.T @ vector / S
+        rest = vector - directions @ along
+        again = directions.T @ rest / S  # twice is enough (Kahan)
+        rest = rest - directions @ again
+        length, whole = jnp.sqrt(rest @ rest / S), jnp.sqrt(vector @ vector / S)
+        length = jnp.where(length > least * whole, length, 0.0)
+        unit = jnp.where(length > 0, rest / jnp.where(length > 0, length, 1.0), 0.0)
+        directions = jax.lax.dynamic_update_slice(directions, unit[:, None], (0, column + p))
+        return directions, (along + again).at[column + p].set(length)
+
+    directions, along_PxM = jax.lax.scan(one, directions_SxM, jnp.arange(P))
+    return directions, along_PxM.T
