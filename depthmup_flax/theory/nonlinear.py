@@ -53,6 +53,8 @@ from depthmup_flax.theory.training import (
 )
 
 _LEAST_SAMPLES = 4096
+# Half of the samples are mirror images; the rest must be clearly more than the variables that are made orthogonal.
+_SAMPLES_PER_NOISE = 3
 
 
 def nonlinear_training(
@@ -80,8 +82,8 @@ def nonlinear_training(
     ``infinite_depth(lambda depth: nonlinear_training(..., depth=depth))``.
 
     The error is the standard error over independent populations, each with samples whose white noises are exactly
-    orthogonal: without a nonlinearity there is none. Populations of S samples also have a bias as 1/S, which is smaller
-    than the error as long as S is above the number of populations.
+    orthogonal: without a nonlinearity there is none. Populations of S samples also have a bias as 1/S, far below the
+    error unless populations are many and small.
 
     Args:
       inputs: (P, D) all examples, those to predict included.
@@ -97,7 +99,8 @@ def nonlinear_training(
       shares: (P,) or (T, P): of each example in (each step's) loss; 0 for an example that is only predicted. Default 1/P.
       trained: some of stem, blocks and readout.
       loss: (f, y) -> an example's loss, elementwise.
-      samples: S; default the smallest power of two that is at least 4096 and twice the number of Gaussian variables.
+      samples: S, even; default the smallest power of two that is at least 4096 and three times the number of Gaussian
+        variables.
       populations: independent repetitions; at least 2.
       key: of the samples.
 
@@ -172,13 +175,13 @@ class _Numbers(NamedTuple):
 
 
 def _samples(samples: int | None, depth: int, passes: int, examples: int) -> int:
-    needed = 2 * _noises(depth, passes, examples)
+    needed = _SAMPLES_PER_NOISE * _noises(depth, passes, examples)
     if samples is None:
         return max(_LEAST_SAMPLES, 1 << (needed - 1).bit_length())
-    if samples < needed:
+    if samples < needed or samples % 2:
         raise InputError(
-            f"samples is {samples}: use at least {needed}, twice the number of Gaussian variables of depth {depth} and "
-            f"{passes} passes."
+            f"samples is {samples}: use an even number of at least {needed}, {_SAMPLES_PER_NOISE} for each Gaussian "
+            f"variable of depth {depth} with {passes} passes."
         )
     return samples
 
@@ -293,11 +296,15 @@ def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
 
 
 def _noise(plan: _Plan, key: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Standard Gaussian samples for the stem, the readout, u and r, exactly uncorrelated and of variance 1."""
+    """Standard Gaussian samples for the stem, the readout, u and r, exactly uncorrelated and of variance 1.
+
+    Each sample has a mirror image: relu's averages over a pair are nearly those of |h|, a tenth of the variance.
+    """
     S, L, P, M = plan.samples, plan.depth, plan.examples, plan.passes
-    drawn = jax.random.normal(key, (S, _noises(L, M, P)), dtype)
-    triangle = jnp.linalg.cholesky(drawn.T @ drawn / S)
-    noise = jax.scipy.linalg.solve_triangular(triangle, drawn.T, lower=True).T
+    drawn = jax.random.normal(key, (S // 2, _noises(L, M, P)), dtype)
+    triangle = jnp.linalg.cholesky(drawn.T @ drawn / (S // 2))
+    half = jax.scipy.linalg.solve_triangular(triangle, drawn.T, lower=True).T
+    noise = jnp.concatenate([half, -half])
     forward, backward = noise[:, P + 1 :].reshape(S, 2, L, M).transpose(1, 2, 0, 3)
     return noise[:, :P], noise[:, P], forward, backward
 
@@ -308,19 +315,24 @@ def _orthonormal(directions_SxM: jax.Array, new_SxP: jax.Array, column: jax.Arra
     A vector that the directions already span (to rounding) adds none.
     """
     S, P = new_SxP.shape
-    least = 1e3 * jnp.finfo(new_SxP.dtype).eps
+    least_P = 1e3 * jnp.finfo(new_SxP.dtype).eps * jnp.sqrt((new_SxP**2).mean(0))
 
-    def one(directions: jax.Array, p: jax.Array) -> tuple[jax.Array, jax.Array]:
-        vector = new_SxP[:, p]
-        along = directions.T @ vector / S
-        rest = vector - directions @ along
-        again = directions.T @ rest / S  # twice is enough (Kahan)
-        rest = rest - directions @ again
-        length, whole = jnp.sqrt(rest @ rest / S), jnp.sqrt(vector @ vector / S)
-        length = jnp.where(length > least * whole, length, 0.0)
+    def without(directions: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """What is left of x, and its components; twice is enough (Kahan)."""
+        along = directions.T @ x / S
+        rest = x - directions @ along
+        again = directions.T @ rest / S
+        return rest - directions @ again, along + again
+
+    rest_SxP, along_MxP = without(directions_SxM, new_SxP)
+
+    def one(own_SxP: jax.Array, p: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rest, along = without(own_SxP, rest_SxP[:, p])
+        length = jnp.sqrt(rest @ rest / S)
+        length = jnp.where(length > least_P[p], length, 0.0)
         unit = jnp.where(length > 0, rest / jnp.where(length > 0, length, 1.0), 0.0)
-        directions = jax.lax.dynamic_update_slice(directions, unit[:, None], (0, column + p))
-        return directions, (along + again).at[column + p].set(length)
+        return own_SxP.at[:, p].set(unit), along.at[p].set(length)
 
-    directions, along_PxM = jax.lax.scan(one, directions_SxM, jnp.arange(P))
-    return directions, along_PxM.T
+    own_SxP, own_along_PxP = jax.lax.scan(one, jnp.zeros_like(new_SxP), jnp.arange(P))
+    directions = jax.lax.dynamic_update_slice(directions_SxM, own_SxP, (0, column))
+    return directions, jax.lax.dynamic_update_slice(along_MxP, own_along_PxP.T, (column, 0))
