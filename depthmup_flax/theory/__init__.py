@@ -9,6 +9,7 @@ training of deep linear networks, whose features move.
     train, _ = predict(kernels.tangent(), y, times)     # f(x, t) under gradient flow
 """
 
+from depthmup_flax.theory.finite_size import Ensemble, FiniteSizeError, SquareError, finite_size_error
 from depthmup_flax.theory.gaussian import ACTIVATIONS, Activation, get_activation
 from depthmup_flax.theory.kernels import gram
 from depthmup_flax.theory.lazy import LazyKernels, lazy_kernels, predict
@@ -19,9 +20,13 @@ from depthmup_flax.theory.training import Estimate, Training, infinite_depth, sq
 __all__ = [
     "ACTIVATIONS",
     "Activation",
+    "Ensemble",
     "Estimate",
+    "FiniteSizeError",
     "LazyKernels",
+    "SquareError",
     "Training",
+    "finite_size_error",
     "get_activation",
     "gram",
     "infinite_depth",

@@ -1,8 +1,9 @@
 """Residual networks of infinite width in training, with features that move: dynamical mean field theory by Monte Carlo.
 
 The network is `depthmup_flax.theory.lazy`'s (Bordelon et al., arXiv:2309.16620, Eq. 1 with a branch multiplier a), and
-trained by SGD, with momentum and weight decay, at the rate eta_0 gamma0^2 N. At infinite width all neurons of a layer are
-independent draws from one process, whose law depends on averages over itself (App. D.3, Eq. 38, in discrete time K.4):
+trained by SGD, with momentum and weight decay, at the rate eta_0 gamma0^2 N. At infinite width all neurons of a layer
+are independent draws from one process, whose law depends on averages over itself (App. D.3, Eq. 38; in discrete time
+K.4):
 
     h^(l+1)_t = h^l_t + a / sqrt(L) c_t (u^l_t + sum_s A^l_ts g^(l+1)_s)
                       - eta_0 gamma0 a^2 / L  sum_(s<t) k_ts chi_s Phi^l_ts g^(l+1)_s
@@ -24,8 +25,9 @@ momentum (App. K.5 and L). Where print and this part, a simulation decided:
 **How it is solved.** In discrete time every average above needs only what came before: earlier steps, and in this step
 layers below (forward) or above (backward). So one sweep through the steps, up and down the layers, with S samples of
 the process in place of its law, solves the equations; nothing is iterated and nothing needs damping. Responses are
-never differentiated (relu's second derivative is a delta function): with ``u = E c``, E white and c from Gram-Schmidt on
-the samples of phi(h), Stein's lemma gives ``B phi = Q <E g>`` where Q are phi's orthonormal directions, and A likewise.
+never differentiated (relu's second derivative is a delta function): with ``u = E c``, E white and c from Gram-Schmidt
+on the samples of phi(h), Stein's lemma gives ``B phi = Q <E g>`` where Q are phi's orthonormal directions, and A
+likewise.
 """
 
 from __future__ import annotations
@@ -36,7 +38,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.theory.gaussian import get_activation
@@ -78,8 +79,8 @@ def nonlinear_training(
 ) -> Estimate:
     """SGD on a residual network of infinite width and depth L: the mean field theory of this module.
 
-    Takes O(L T^2 P^2 S) time and O(L T P S) memory for T steps, P examples and S samples. The limit of infinite depth is
-    ``infinite_depth(lambda depth: nonlinear_training(..., depth=depth))``.
+    Takes O(L T^2 P^2 S) time and O(L T P S) memory for T steps, P examples and S samples. The limit of infinite depth
+    is ``infinite_depth(lambda depth: nonlinear_training(..., depth=depth))``.
 
     The error is the standard error over independent populations, each with samples whose white noises are exactly
     orthogonal: without a nonlinearity there is none. Populations of S samples also have a bias as 1/S, far below the
@@ -96,7 +97,7 @@ def nonlinear_training(
       branch_multiplier: a.
       momentum: mu of ``v <- mu v + gradient`` as in optax; App. K.5's average has ``eta_0 (1 - mu)`` for our eta_0.
       weight_decay: lambda; a step removes ``eta_0 lambda`` of every trained weight.
-      shares: (P,) or (T, P): of each example in (each step's) loss; 0 for an example that is only predicted. Default 1/P.
+      shares: (P,) or (T, P): of each example in (each step's) loss; 0 for one that is only predicted. Default 1/P.
       trained: some of stem, blocks and readout.
       loss: (f, y) -> an example's loss, elementwise.
       samples: S, even; default the smallest power of two that is at least 4096 and three times the number of Gaussian
@@ -221,18 +222,11 @@ def _populations(plan: _Plan, numbers: _Numbers, keys: jax.Array) -> Estimate:
     return Estimate(mean, jax.tree.map(lambda x: x.std(0, ddof=1) / len(keys) ** 0.5, found))
 
 
-class _Layer(NamedTuple):
-    """One layer's samples and, of blocks, its random initial weights as far as they have been seen.
+class _Seen(NamedTuple):
+    """What one direction of the sweep has brought to a layer's weights in all passes so far; zero for later passes."""
 
-    W_0 is ``(forward phi_directions^T + g_directions backward^T) / S`` on what it has been applied to.
-    """
-
-    phi_SxM: jax.Array
-    g_SxM: jax.Array  # of the layer above
-    phi_directions_SxM: jax.Array  # orthonormal, sum over samples = S
-    g_directions_SxM: jax.Array
-    forward_SxM: jax.Array  # white noise; u is a combination of its columns
-    backward_SxM: jax.Array  # likewise r
+    values_SxM: jax.Array  # phi(h) of the layer below, or g of the layer above
+    directions_SxM: jax.Array  # their orthonormal directions; sum over samples = S
 
 
 def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
@@ -242,56 +236,63 @@ def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
     stem_SxP, readout_S, forward_LxSxM, backward_LxSxM = _noise(plan, key, dtype)
     values, vectors = jnp.linalg.eigh(numbers.start_PxP)
     start_SxP = stem_SxP @ (vectors * jnp.sqrt(jnp.maximum(values, 0))).T
-    nothing = jnp.zeros((L, S, M), dtype)
-    blocks = _Layer(nothing, nothing, nothing, nothing, forward_LxSxM, backward_LxSxM)
     slope = slope_of(plan.loss)
 
     def step(carry: Any, t: jax.Array) -> tuple[Any, Any]:
-        blocks, top_phi_SxM, bottom_g_SxM, chi_M = carry
+        phis, gs, top_phi_SxM, bottom_g_SxM, chi_M = carry
         learned = {name: -numbers.rate * jnp.repeat(k[t], P) * chi_M for name, k in numbers.learned_TxT.items()}
         kept = {name: c[t] for name, c in numbers.kept_T.items()}
         put = lambda all_SxM, now_SxP: jax.lax.dynamic_update_slice(all_SxM, now_SxP, (0, t * P))
 
-        def up(h_SxP: jax.Array, layer: _Layer) -> tuple[jax.Array, tuple[jax.Array, _Layer]]:
-            now = phi.function(h_SxP)
-            all_phi = put(layer.phi_SxM, now)
-            directions, along = _orthonormal(layer.phi_directions_SxM, now, t * P)
-            response = layer.backward_SxM.T @ (now - all_phi[:, :P]) / S
-            random = layer.forward_SxM @ along + layer.g_directions_SxM @ response
-            moved = layer.g_SxM @ (learned["blocks"][:, None] * (layer.phi_SxM.T @ now / S))
-            after = h_SxP + step_size * (kept["blocks"] * random + step_size * moved)
-            return after, (h_SxP, layer._replace(phi_SxM=all_phi, phi_directions_SxM=directions))
+        def branch(
+            now_SxP: jax.Array, mine: _Seen, other: _Seen, noise_SxM: jax.Array, other_noise_SxM: jax.Array
+        ) -> tuple[jax.Array, _Seen]:
+            """``W_t phi / sqrt(L)``, or ``W_t^T g / sqrt(L)``, and what has now been seen.
 
-        def down(g_SxP: jax.Array, at: tuple[jax.Array, _Layer]) -> tuple[jax.Array, _Layer]:
-            h_SxP, layer = at
-            all_g = put(layer.g_SxM, g_SxP)
-            directions, along = _orthonormal(layer.g_directions_SxM, g_SxP, t * P)
-            response = layer.forward_SxM.T @ (g_SxP - all_g[:, :P]) / S
-            random = layer.backward_SxM @ along + layer.phi_directions_SxM @ response
-            moved = layer.phi_SxM @ (learned["blocks"][:, None] * (layer.g_SxM.T @ g_SxP / S))
-            branch = step_size * (kept["blocks"] * random + step_size * moved)
-            return g_SxP + phi.slope(h_SxP) * branch, layer._replace(g_SxM=all_g, g_directions_SxM=directions)
+            W_0 is ``(forward phi_directions^T + g_directions backward^T) / S`` on all that it has been applied to.
+            """
+            values = put(mine.values_SxM, now_SxP)
+            directions, along = _orthonormal(mine.directions_SxM, now_SxP, t * P)
+            # The first step's values do not respond; what the samples say of it would be noise.
+            response = other_noise_SxM.T @ (now_SxP - values[:, :P]) / S
+            random = noise_SxM @ along + other.directions_SxM @ response
+            moved = other.values_SxM @ (learned["blocks"][:, None] * (mine.values_SxM.T @ now_SxP / S))
+            return step_size * (kept["blocks"] * random + step_size * moved), _Seen(values, directions)
+
+        def up(h_SxP: jax.Array, layer: Any) -> tuple[jax.Array, tuple[jax.Array, _Seen]]:
+            seen_phi, seen_g, forward, backward = layer
+            added, seen_phi = branch(phi.function(h_SxP), seen_phi, seen_g, forward, backward)
+            return h_SxP + added, (h_SxP, seen_phi)
+
+        def down(g_SxP: jax.Array, layer: Any) -> tuple[jax.Array, _Seen]:
+            h_SxP, seen_phi, seen_g, forward, backward = layer
+            added, seen_g = branch(g_SxP, seen_g, seen_phi, backward, forward)
+            return g_SxP + phi.slope(h_SxP) * added, seen_g
 
         seen_MxP = learned["stem"][:, None] * jnp.tile(numbers.start_PxP, (plan.steps, 1))
-        h_SxP, (h_LxSxP, blocks) = jax.lax.scan(up, kept["stem"] * start_SxP + bottom_g_SxM @ seen_MxP, blocks)
+        h_SxP = kept["stem"] * start_SxP + bottom_g_SxM @ seen_MxP
+        h_SxP, (h_LxSxP, phis) = jax.lax.scan(up, h_SxP, (phis, gs, forward_LxSxM, backward_LxSxM))
         top_SxP = phi.function(h_SxP)
         all_top = put(top_phi_SxM, top_SxP)
-        # At the start f is 0 on average, and what the samples say of it would be noise, enlarged by 1 / gamma0.
+        # At the start f is 0; what the samples say of it would be noise, enlarged by 1 / gamma0.
         initial_P = kept["readout"] * (readout_S @ (top_SxP - all_top[:, :P])) / S
         outputs_P = (initial_P + learned["readout"] @ (top_phi_SxM.T @ top_SxP) / S) / numbers.gamma0
         weights_S = kept["readout"] * readout_S + top_phi_SxM @ learned["readout"]
-        g_SxP, blocks = jax.lax.scan(down, phi.slope(h_SxP) * weights_S[:, None], (h_LxSxP, blocks), reverse=True)
+        g_SxP = phi.slope(h_SxP) * weights_S[:, None]
+        layers = (h_LxSxP, phis, gs, forward_LxSxM, backward_LxSxM)
+        g_SxP, gs = jax.lax.scan(down, g_SxP, layers, reverse=True)
         shares_P = numbers.shares_TxP[t]
-        chi_P = slope(outputs_P, numbers.targets_P) * shares_P
         loss = shares_P @ plan.loss(outputs_P, numbers.targets_P)
-        chi_M = jax.lax.dynamic_update_slice(chi_M, chi_P, (t * P,))
-        return (blocks, all_top, put(bottom_g_SxM, g_SxP), chi_M), (outputs_P, loss)
+        chi_M = jax.lax.dynamic_update_slice(chi_M, slope(outputs_P, numbers.targets_P) * shares_P, (t * P,))
+        return (phis, gs, all_top, put(bottom_g_SxM, g_SxP), chi_M), (outputs_P, loss)
 
-    start = (blocks, nothing[0], nothing[0], jnp.zeros(M, dtype))
-    (blocks, top_phi, bottom_g, _), (outputs, losses) = jax.lax.scan(step, start, jnp.arange(plan.steps))
+    nothing = jnp.zeros((L, S, M), dtype)
+    unseen = _Seen(nothing, nothing)
+    start = (unseen, unseen, nothing[0], nothing[0], jnp.zeros(M, dtype))
+    (phis, gs, top_phi, bottom_g, _), (outputs, losses) = jax.lax.scan(step, start, jnp.arange(plan.steps))
     kernel = lambda x: x.mT @ x / S
-    features = jnp.concatenate([kernel(blocks.phi_SxM), kernel(top_phi)[None]])
-    gradients = jnp.concatenate([kernel(bottom_g)[None], kernel(blocks.g_SxM)])
+    features = jnp.concatenate([kernel(phis.values_SxM), kernel(top_phi)[None]])
+    gradients = jnp.concatenate([kernel(bottom_g)[None], kernel(gs.values_SxM)])
     return Training(outputs, losses, features, gradients)
 
 
