@@ -1,6 +1,7 @@
 """Networks of infinite width in training: the theories meet each other, and plain networks that grow wide."""
 
 import functools
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -291,8 +292,19 @@ def test_bad_input_is_one_sentence(call, sentence):
 
 
 def test_a_rate_that_diverges_is_refused_with_one_that_does_not():
-    with pytest.raises(InputError, match="learning_rate is 200.0: training diverges") as refused:
+    with pytest.raises(InputError, match=r"learning_rate is 200\.0: training diverges") as refused:
         training(learning_rate=200.0, steps=8, populations=2)
     stable = float(str(refused.value).split("use less than ")[1].split(",")[0])
     losses = training(learning_rate=0.9 * stable, steps=8, populations=2).mean.losses
     assert losses[-1] < losses[0]
+
+
+def test_the_readme_computes_what_it_says():
+    readme = (pathlib.Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    blocks = [block.split("```")[0] for block in readme.split("```python\n")[1:]]
+    (code,) = (block for block in blocks if "depthmup_flax.theory" in block)
+    names = {"x": X, "y": Y, "times": jnp.linspace(0, 1, 3), "inputs": X[:, None], "targets": Y[:, None]}
+    exec(code, names)
+    assert names["outputs"].shape == (3, 3)
+    assert names["found"].mean.features.shape == (17, 15, 15)
+    np.testing.assert_allclose(names["limit"].mean.outputs, names["exact"].outputs, atol=0.05)
