@@ -28,7 +28,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         learning_rates=at_scale(scale, smoke=(0.6,), other=(0.6, 0.3)),  # of each: some way to the labels
         steps=5,
         gamma0=1.0,
-        widths=at_scale(scale, smoke=(8, 16), cpu=(16, 32, 64, 128), gpu=(16, 32, 64, 128, 256, 512)),
+        widths=at_scale(scale, smoke=(8, 16), cpu=(16, 32, 64, 128, 256), gpu=(16, 32, 64, 128, 256, 512)),
         depths=at_scale(scale, smoke=(2, 4), cpu=(2, 4, 8, 16, 32), gpu=(2, 4, 8, 16, 32, 64)),
         # Networks in an ensemble of width N: this / N, so that an ensemble takes about as long at any width.
         seeds_times_width=at_scale(scale, smoke=2**12, cpu=2**18, gpu=2**23),

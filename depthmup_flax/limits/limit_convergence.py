@@ -34,6 +34,7 @@ THEORY, LIMIT, NETWORK = "theory", "limit", "network"
 _DIGITS = (0, 0, 1, 1)  # the last is predicted, not trained on
 _SAMPLES, _POPULATIONS = 1024, 8  # at least, in each population, and of these
 _ABOVE_NOISE = 3.0
+_WIDE, _DEEP = 32, 8  # from which the variance is near its limit
 
 
 def cases(config: ConfigDict) -> list[Case]:
@@ -49,6 +50,8 @@ def cases(config: ConfigDict) -> list[Case]:
     require_positive(config, "gamma0")
     require_whole(config, "steps", "lanes", "seeds_times_width", "samples")
     require_whole(config, "limit_depth", at_least=2)
+    if config.limit_depth % 2:
+        raise InputError(f"config.limit_depth is {config.limit_depth}: use an even number, half of it is a depth too.")
     if config.seeds_times_width < 4 * max(config.widths):
         raise InputError(
             f"config.seeds_times_width is {config.seeds_times_width}: use at least {4 * max(config.widths)}, four "
@@ -187,6 +190,10 @@ def _resolved(errors: Mapping[int, SquareError]) -> dict[int, SquareError]:
     return {size: found for size, found in errors.items() if found.value > _ABOVE_NOISE * found.error}
 
 
+def _at(sizes: Sequence[int], errors: Mapping[int, SquareError]) -> dict[int, SquareError]:
+    return {size: errors[size] for size in sizes}
+
+
 def _rate(what: str, errors: Mapping[int, SquareError], expected: float | None, n: str) -> Rate:
     return rate(what, {size: [found.value] for size, found in _resolved(errors).items()}, expected, n)
 
@@ -199,22 +206,28 @@ def table(rows: list[Row]) -> str:
 _NOTE = f"""\
 Squares of outputs after the last step, averaged over four examples (one of them held out); labels are -1 and 1. The
 blocks alone are trained. "mean" is the mean over initial weights to theory of the same depth, "depth" that theory to
-infinite depth, "ensembled" the mean to infinite width and depth. Errors are standard errors; values below
-{_ABOVE_NOISE:g} of them are left out of fits."""
+infinite depth, "ensembled" the mean to infinite width and depth (-2 as long as "mean" is smaller). Errors are standard
+errors; values below {_ABOVE_NOISE:g} of them are left out of fits, the variance is fitted from width {_WIDE} and depth
+{_DEEP} up."""
 
 
 def _table_of(study: _Study) -> str:
     widest, count = study.widths[-1], study.networks[study.widths[-1], study.depths[0]]["networks"]
     n = f"{study.networks[study.widths[0], study.depths[0]]['networks']} .. {count}"
+    wide = [width for width in study.widths if width >= _WIDE] or study.widths
     rates = [
-        _rate(f"{part}, depth {depth}, over width", study.over_width(part, depth), power, n)
-        for part, power in (("variance", -1), ("mean", -2))
+        _rate(f"variance, depth {depth}, over width", _at(wide, study.over_width("variance", depth)), -1, n)
         for depth in study.depths
     ]
     rates += [
-        _rate(f"variance, width {widest}, over depth", study.over_depth("variance", widest), 0, str(count)),
+        _rate(f"mean, depth {depth}, over width", study.over_width("mean", depth), -2, n) for depth in study.depths
+    ]
+    deep = [depth for depth in study.depths if depth >= _DEEP] or study.depths
+    variance = _at(deep, study.over_depth("variance", widest))
+    rates += [
+        _rate(f"variance, width {widest}, over depth", variance, 0, str(count)),
         _rate("depth, over depth", study.over_depth("depth", widest), -2, "theory"),
-        _rate(f"ensembled, width {widest}, over depth", study.over_depth("ensembled", widest), None, str(count)),
+        _rate(f"ensembled, width {widest}, over depth", study.over_depth("ensembled", widest), -2, str(count)),
         _rate(f"total, width {widest}, over depth", study.over_depth("total", widest), None, str(count)),
     ]
     said = lambda found: f"{found.value:.1e} ± {found.error:.0e}"

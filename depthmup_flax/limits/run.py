@@ -106,7 +106,7 @@ def _measure(
 
 
 def _claim(directory: pathlib.Path, config: ConfigDict, overwrite: bool) -> None:
-    """``limits.json`` says which settings the records belong to; cases may be added, settings must not change."""
+    """``limits.json`` says which settings the records belong to."""
     path, records = directory / "limits.json", directory / "records.jsonl"
     settings = json.loads(configs.to_json(config))
     if overwrite:
