@@ -17,21 +17,29 @@ from ml_collections import ConfigDict
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits import networks
 from depthmup_flax.limits.common import (
+    GROUPS,
     Rate,
     aligned,
+    draw_groups,
     guide,
+    in_groups,
+    keys_of,
+    legend_below,
+    networks_of,
     rate,
     rates_table,
+    require_in_groups,
     require_positive,
     require_sizes,
     require_whole,
+    spoken_range,
 )
 from depthmup_flax.limits.run import Case, Row, Values
 from depthmup_flax.report.style import canvas, colours, size_ticks
 from depthmup_flax.theory import get_activation, gram, lazy_kernels
 
-_GROUPS = 8  # of networks, whose mean errors are the points of a fit
 _ABOVE_NOISE = 4.0  # an ensemble's error over depth is fitted where the theory's is so many times the noise
+_DEEP = 16  # from here on errors are powers of depth
 
 
 def cases(config: ConfigDict) -> list[Case]:
@@ -41,19 +49,18 @@ def cases(config: ConfigDict) -> list[Case]:
     require_whole(config, "angles", "network_angles", at_least=2)
     require_sizes(config, "theory_depths", "widths", "depths")
     require_positive(config, "branch_multiplier")
+    require_in_groups(config, "seeds")
     get_activation(config.nonlinearity)
     if (config.angles - 1) % (config.network_angles - 1):
         raise InputError(
             f"config.angles is {config.angles}: use a multiple of {config.network_angles - 1}, plus 1, so that theory "
             "has networks' angles."
         )
-    if not isinstance(config.seeds, int) or config.seeds < 2 * _GROUPS or config.seeds % _GROUPS:
-        raise InputError(f"config.seeds is {config.seeds!r}: use a multiple of {_GROUPS} from {2 * _GROUPS} up.")
     depths = sorted({*config.theory_depths, *config.depths})
     ensembles = [
-        {"what": "networks", "width": width, "depth": depth, "seeds": config.seeds, "nonlinearity": config.nonlinearity}
+        {"what": "networks", "width": width, "depth": depth, "seeds": seeds, "nonlinearity": config.nonlinearity}
         for depth in config.depths
-        for width in config.widths
+        for width, seeds in networks_of(config.widths, config.seeds).items()
     ]
     return [{"what": "theory", "depth": depth} for depth in (0, *depths)] + ensembles
 
@@ -64,13 +71,13 @@ def measure(config: ConfigDict, case: Case) -> Values:
         angles = np.linspace(0, math.pi, config.angles)
         return {"angle": angles.tolist(), "kernel": _theory(config, angles, case["depth"]).tolist()}
     angles = np.linspace(0, math.pi, config.network_angles)
-    found_SxA = np.asarray(_of_networks(config, angles, case["width"], case["depth"]), np.float64)
+    found_SxA = np.asarray(_of_networks(config, angles, case["width"], case["depth"], case["seeds"]), np.float64)
     squares_S = np.mean((found_SxA - _theory(config, angles, case["depth"])) ** 2, 1)
     return {
         "angle": angles.tolist(),
         "kernel": found_SxA.mean(0).tolist(),
         "spread": found_SxA.std(0, ddof=1).tolist(),
-        "square_errors": squares_S.reshape(_GROUPS, -1).mean(1).tolist(),
+        "square_errors": in_groups(squares_S),
     }
 
 
@@ -86,7 +93,7 @@ def _theory(config: ConfigDict, angles: np.ndarray, depth: int) -> np.ndarray:
     return np.asarray(found.tangent(["blocks"])[0])
 
 
-def _of_networks(config: ConfigDict, angles: np.ndarray, width: int, depth: int) -> jax.Array:
+def _of_networks(config: ConfigDict, angles: np.ndarray, width: int, depth: int, seeds: int) -> jax.Array:
     """(S, A) of networks: the gradient at angle 0 is a direction, along which all outputs are differentiated."""
     model = networks.network(config.nonlinearity, width, depth, branch_multiplier=config.branch_multiplier)
     x_AxD = jnp.asarray(_circle(angles), jnp.float32)
@@ -100,7 +107,7 @@ def _of_networks(config: ConfigDict, angles: np.ndarray, width: int, depth: int)
         direction = jax.grad(lambda blocks: outputs(blocks)[0])(params["blocks"])
         return jax.jvp(outputs, (params["blocks"],), (direction,))[1]
 
-    keys = jax.random.split(jax.random.key(config.seed), config.seeds)
+    keys = keys_of(config.seed, width, depth, seeds)
     return jax.jit(lambda keys: jax.lax.map(kernel, keys, batch_size=config.lanes))(keys)
 
 
@@ -113,12 +120,13 @@ class _Study:
         self.widths = sorted({width for width, _ in self.networks})
         self.depths = sorted({depth for _, depth in self.networks})
         first = next(iter(self.networks.values()))
-        self.seeds, self.nonlinearity, self._angle = first["seeds"], first["nonlinearity"], first["angle"]
+        self.seeds = {width: row["seeds"] for (width, _), row in self.networks.items()}
+        self.nonlinearity, self._angle = first["nonlinearity"], first["angle"]
         self._unit = float(np.mean(self.kernel(0) ** 2))
 
     def kernel(self, depth: int) -> np.ndarray:
         """Theory at the networks' angles; depth 0 is infinity."""
-        return np.interp(self._angle, self.theory[depth]["angle"], self.theory[depth]["kernel"])
+        return np.asarray(np.interp(self._angle, self.theory[depth]["angle"], self.theory[depth]["kernel"]))
 
     def error_of_depth(self, depth: int) -> float:
         """Of theory at this depth, to infinite depth."""
@@ -130,7 +138,7 @@ class _Study:
 
     def noise(self, width: int, depth: int) -> float:
         """What finitely many networks add to `error_of_ensemble`."""
-        return float(np.mean(np.square(self.networks[width, depth]["spread"]))) / self.seeds / self._unit
+        return float(np.mean(np.square(self.networks[width, depth]["spread"]))) / self.seeds[width] / self._unit
 
     def errors_of_network(self, width: int, depth: int) -> np.ndarray:
         """Of single networks to theory at their depth, a mean per group."""
@@ -140,61 +148,78 @@ class _Study:
 def table(rows: list[Row]) -> str:
     """Powers of the errors over depth and width, and errors times width."""
     study = _Study(rows)
-    each = study.seeds // _GROUPS
-    rates = [_depth_rate(study), *(_ensemble_rate(study, width) for width in study.widths)]
-    rates += [
-        rate(
-            f"network at depth {depth} to theory at depth {depth}, over width",
-            {width: study.errors_of_network(width, depth) for width in study.widths},
-            -1,
-            f"{_GROUPS} x {each}",
-        )
-        for depth in study.depths
+    rates = [_theory_rate(study, [depth for depth in study.theory if depth >= _DEEP], -2)]
+    depths = [d for d in study.depths if study.error_of_depth(d) > _ABOVE_NOISE * study.noise(study.widths[-1], d)]
+    rates += [_ensemble_rate(study, depths), _theory_rate(study, depths, None), *_network_rates(study)]
+    errors = [
+        ["N x square error", *(f"depth {depth}" for depth in study.depths), "all depths", "power from half the width"]
     ]
-    widest = study.widths[-1]
-    over_depth = {depth: study.errors_of_network(widest, depth) for depth in study.depths}
-    rates.append(rate(f"network of width {widest} to theory at its depth, over depth", over_depth, 0, f"{_GROUPS} x {each}"))
-    errors = [["width x square error", *(f"depth {depth}" for depth in study.depths)]] + [
-        [f"width {width}", *(f"{width * study.errors_of_network(width, depth).mean():.2f}" for depth in study.depths)]
-        for width in study.widths
-    ]
+    means = {width: float(np.mean([study.errors_of_network(width, d) for d in study.depths])) for width in study.widths}
+    for width in study.widths:
+        values = [width * study.errors_of_network(width, depth).mean() for depth in study.depths]
+        half = means.get(width // 2)
+        power = f"{math.log2(means[width] / half):+.2f}" if half else ""
+        errors.append([f"width {width}", *(f"{v:.1f}" for v in values), f"{width * means[width]:.1f}", power])
     return "\n\n".join([rates_table(rates), aligned(errors), _NOTE])
 
 
-_NOTE = (
-    "Layers: the blocks. Errors: squares, mean over angles, in units of the mean square of K at infinite width and depth.\n"
-    f"An ensemble is fitted at the depths where the theory's own error is above {_ABOVE_NOISE:g} times the noise of its mean."
-)
+_NOTE = f"""\
+The blocks alone are trained. Errors are squares, averaged over angles, in units of the mean square of K at infinite
+width and depth. Powers of depth are fitted from {_DEEP} up; the ensemble's at the depths where theory's error is above
+{_ABOVE_NOISE:g} times the noise of the ensemble's mean, with theory's there below. Networks are in {GROUPS} groups."""
 
 
-def _depth_rate(study: _Study) -> Rate:
-    depths = [depth for depth in study.theory if depth]
+def _theory_rate(study: _Study, depths: Sequence[int], expected: float | None) -> Rate:
+    values = {depth: [study.error_of_depth(depth)] for depth in depths}
+    return rate("theory of depth L to infinite depth, over depth", values, expected, "exact")
+
+
+def _ensemble_rate(study: _Study, depths: Sequence[int]) -> Rate:
+    widest = study.widths[-1]
+    values = {depth: [study.error_of_ensemble(widest, depth)] for depth in depths}
     return rate(
-        "theory at depth L to infinite depth, over depth", {d: [study.error_of_depth(d)] for d in depths}, -2, "exact"
+        f"mean of networks, width {widest}, to infinite depth, over depth", values, -2, str(study.seeds[widest])
     )
 
 
-def _ensemble_rate(study: _Study, width: int) -> Rate:
-    depths = [d for d in study.depths if study.error_of_depth(d) > _ABOVE_NOISE * study.noise(width, d)]
-    values = {d: [study.error_of_ensemble(width, d)] for d in depths}
-    return rate(f"mean of networks of width {width} to infinite depth, over depth", values, -2, str(study.seeds))
+def _network_rates(study: _Study) -> list[Rate]:
+    over_width = [
+        rate(
+            f"network of depth {depth} to theory of that depth, over width",
+            {width: study.errors_of_network(width, depth) for width in study.widths},
+            -1,
+            spoken_range(study.seeds.values()),
+        )
+        for depth in study.depths
+    ]
+    over_depth = [
+        rate(
+            f"network of width {width} to theory of its depth, over depth",
+            {depth: study.errors_of_network(width, depth) for depth in study.depths if depth >= _DEEP},
+            0,
+            str(study.seeds[width]),
+        )
+        for width in study.widths
+    ]
+    return [*over_width, *over_depth]
 
 
 def figure(rows: list[Row]) -> Any:
-    """K over the angle; its error over depth; networks' error over width."""
+    """K over the angle; the mean's error over depth; a network's over width, and times width over depth."""
     study = _Study(rows)
-    found, panels = canvas(1, 3, width=4.5, height=4.4)
+    found, panels = canvas(2, 2, width=4.8, height=4.2)
     found.suptitle(
         f"Tangent kernel of the blocks of a residual MLP ({study.nonlinearity}) at initialisation\n"
-        f"theory: infinite width; networks: n = {study.seeds} at each width and depth",
+        f"theory: infinite width; networks: n = {spoken_range(study.seeds.values())} at each width and depth",
         fontsize=11,
     )
     _draw_kernels(panels[0, 0], study)
     _draw_over_depth(panels[0, 1], study)
-    _draw_over_width(panels[0, 2], study)
-    for panel in panels[0]:
+    _draw_over_width(panels[1, 0], study)
+    _draw_times_width(panels[1, 1], study)
+    for panel in panels.flat:
         panel.grid(alpha=0.25)
-        panel.legend(fontsize=7.5)
+        legend_below(panel)
     return found
 
 
@@ -208,7 +233,9 @@ def _draw_kernels(panel: Any, study: _Study) -> None:
         )
     limit = study.theory[0]
     panel.plot(limit["angle"], limit["kernel"], color="black", linewidth=1.8, label="theory, infinite depth")
-    panel.errorbar([], [], [], color="0.4", fmt="o", markersize=4, capsize=2, label=f"networks, width {widest}:\nmean ± std")
+    panel.errorbar(
+        [], [], [], color="0.4", fmt="o", markersize=4, capsize=2, label=f"networks, width {widest}:\nmean ± std of one"
+    )
     panel.set_xticks(np.linspace(0, math.pi, 5), labels=["0", "π/4", "π/2", "3π/4", "π"])
     panel.set(title="(a) kernel", xlabel="angle between the inputs", ylabel="K")
 
@@ -221,35 +248,33 @@ def _draw_over_depth(panel: Any, study: _Study) -> None:
     for width in study.widths:
         errors = [study.error_of_ensemble(width, depth) for depth in study.depths]
         noise = [study.noise(width, depth) for depth in study.depths]
-        panel.plot(study.depths, errors, "o", color=palette[width], markersize=5, label=f"mean of networks, width {width}")
+        panel.plot(study.depths, errors, "o", color=palette[width], markersize=5, label=f"networks, width {width}")
         panel.plot(study.depths, noise, ":", color=palette[width], linewidth=1)
-    panel.plot([], [], ":", color="0.4", linewidth=1, label="noise of that mean")
-    guide(panel, depths, 2 * exact[0], -2, "slope -2")
+    panel.plot([], [], ":", color="0.4", linewidth=1, label="noise of n networks' mean")
+    guide(panel, depths, 3 * exact[0], -2, "expected slope -2")
     panel.set_yscale("log")
     size_ticks(panel, depths, "depth L")
-    panel.set(title="(b) to infinite depth", ylabel="relative square error of the mean")
+    panel.set(title="(b) mean kernel to infinite depth", ylabel="relative square error")
 
 
 def _draw_over_width(panel: Any, study: _Study) -> None:
-    palette = colours(study.depths)
-    for depth in study.depths:
-        groups = np.array([study.errors_of_network(width, depth) for width in study.widths])
-        panel.errorbar(
-            study.widths,
-            groups.mean(1),
-            groups.std(1, ddof=1),
-            color=palette[depth],
-            fmt="o-",
-            markersize=4,
-            linewidth=1,
-            capsize=2,
-            label=f"depth {depth}",
-        )
+    for depth, colour in colours(study.depths).items():
+        groups = {width: study.errors_of_network(width, depth) for width in study.widths}
+        draw_groups(panel, groups, colour, f"depth {depth}")
     top = max(study.errors_of_network(study.widths[0], depth).mean() for depth in study.depths)
-    guide(panel, study.widths, 1.5 * top, -1, "slope -1")
+    guide(panel, study.widths, 1.7 * top, -1, "expected slope -1")
     panel.set_yscale("log")
     size_ticks(panel, study.widths, "width N")
-    panel.set(
-        title=f"(c) networks to theory at their depth\n± std of {_GROUPS} groups of networks",
-        ylabel="relative square error of a network",
-    )
+    panel.set(title="(c) one network to theory of its depth", ylabel=_ERROR_OF_ONE)
+
+
+def _draw_times_width(panel: Any, study: _Study) -> None:
+    for width, colour in colours(study.widths).items():
+        groups = {depth: width * study.errors_of_network(width, depth) for depth in study.depths}
+        draw_groups(panel, groups, colour, f"width {width}")
+    panel.set_ylim(bottom=0)
+    size_ticks(panel, study.depths, "depth L")
+    panel.set(title="(d) the same, times width", ylabel="N x " + _ERROR_OF_ONE)
+
+
+_ERROR_OF_ONE = f"relative square error\n(± std over {GROUPS} groups of networks)"

@@ -1,0 +1,35 @@
+"""The feature kernel of linear residual networks over layer time, before and after one step (B24 Fig. 7).
+
+    python -m depthmup_flax.limits --config=configs/limits/linear_kernel.py --workdir=runs/linear_kernel
+
+Claim: profiles approach theory's at infinite depth at L^-1, and a network's its depth's at N^-1 in square error. The
+corrected formula is theory here; B24 Eq. 7 is drawn as printed beside it. 2 minutes on two cores.
+"""
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.limits import limits_config
+from depthmup_flax.sweep import at_scale
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """Theories, wide networks over depth, and networks of one depth over width."""
+    return limits_config(
+        "linear_kernel",
+        title="Feature kernel of linear residual networks before and after one step (B24 Fig. 7)",
+        scale=scale,
+        seed=0,
+        learning_rate=1.0,  # eta_0
+        gamma0=1.0,
+        target=1.0,  # y
+        theory_depths=at_scale(scale, smoke=(2, 4), other=tuple(2**k for k in range(2, 10))),
+        profile_width=at_scale(scale, smoke=32, other=1000),
+        depths=at_scale(scale, smoke=(2,), cpu=(4, 8, 16, 32, 64), gpu=(4, 8, 16, 32, 64, 128, 256)),
+        profile_seeds=at_scale(scale, smoke=16, cpu=32, gpu=256),  # networks at each of these depths
+        widths=at_scale(scale, smoke=(8, 16, 32), cpu=(32, 64, 128, 256, 512), gpu=(64, 128, 256, 512, 1024, 2048)),
+        width_depth=at_scale(scale, smoke=2, other=16),
+        seeds=at_scale(
+            scale, smoke=16, cpu=128, gpu=256
+        ),  # networks of the largest of these widths; more of smaller ones
+        lanes=at_scale(scale, smoke=16, cpu=1, gpu=4),  # networks at a time
+    )
