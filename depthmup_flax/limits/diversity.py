@@ -1,0 +1,313 @@
+"""How different the features of layers eps L apart are in trained residual MLPs (TP6 10.4, Fig. 17 to 19)."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import scipy.stats
+from ml_collections import ConfigDict
+
+from depthmup_flax import optim
+from depthmup_flax.data import Dataset, LoadOnce, batch_indices
+from depthmup_flax.errors import InputError
+from depthmup_flax.limits import networks
+from depthmup_flax.limits.common import aligned, legend_below, require_positive, require_sizes, require_whole
+from depthmup_flax.limits.run import Case, Row, Values
+from depthmup_flax.models import ResMLP
+from depthmup_flax.parametrization import get_parametrization
+from depthmup_flax.params import param_info
+from depthmup_flax.report.style import canvas, colours, format_slope
+
+_FITTED = 4  # of the fractions, from the smallest on
+_CLAIMS = {"depth_mup": "1/2", "ode": "to 1 with depth"}
+_load = LoadOnce()
+
+
+def distances(stream_LxBxN: jax.Array, fractions: Sequence[float]) -> jax.Array:
+    """``d(eps)`` of TP6 Def. 7.6, (E,): the root mean square of ``x^((lambda + eps) L) - x^(lambda L)``.
+
+    Over coordinates, inputs and every ``lambda`` in steps of a layer; ``stream_LxBxN`` is from ``x^0`` to ``x^L``.
+    """
+    layers = [round(fraction * (len(stream_LxBxN) - 1)) for fraction in fractions]
+    return jnp.stack([jnp.sqrt(jnp.mean((stream_LxBxN[k:] - stream_LxBxN[:-k]) ** 2)) for k in layers])
+
+
+def slopes(fractions: Sequence[float] | np.ndarray, distances_SxE: np.ndarray) -> np.ndarray:
+    """(S,) least-squares slopes of log d over log eps, ``1 - kappa``: one per network; NaN where it diverged."""
+    x, y_SxE = np.log(fractions), np.log(distances_SxE)
+    x = x - x.mean()
+    return y_SxE @ x / (x @ x)
+
+
+def mean_interval(values_S: np.ndarray) -> tuple[float, float]:
+    """The mean over seeds and half of its 95 % interval (Student's t)."""
+    error = values_S.std(ddof=1) / math.sqrt(len(values_S))
+    return float(values_S.mean()), float(scipy.stats.t.ppf(0.975, len(values_S) - 1) * error)
+
+
+def require_fractions(fractions: Any, depths: Sequence[int]) -> None:
+    """``config.fractions`` of every depth must be whole numbers of layers.
+
+    Raises:
+      InputError: they are not.
+    """
+    rising = isinstance(fractions, (tuple, list)) and len(fractions) > 1 and list(fractions) == sorted(set(fractions))
+    layers = [depth * fraction for depth in depths for fraction in fractions] if rising else [0.0]
+    if not all(layer >= 1 and layer == round(layer) for layer in layers) or fractions[-1] >= 1:
+        raise InputError(
+            f"config.fractions is {fractions!r}: give two or more rising fractions below 1 that are whole numbers of "
+            f"layers at depths {', '.join(map(str, depths))}, such as (0.125, 0.25)."
+        )
+
+
+def cases(config: ConfigDict) -> list[Case]:
+    """A few seeds of each kind of network at each depth."""
+    require_whole(config, "width", "base_depth", "batch_size", "inputs")
+    require_whole(config, "seeds", at_least=2)
+    require_whole(config, "seed", at_least=0)
+    require_sizes(config, "depths")
+    require_sizes(config, "times", at_least=0)
+    require_positive(config, "learning_rate", "branch_multiplier")
+    require_fractions(config.fractions, config.depths)
+    if list(config.times) != sorted(config.times) or config.times[-1] < 1:
+        raise InputError(f"config.times is {config.times!r}: give rising numbers of steps, such as (0, 10, 100).")
+    for kind in config.kinds:
+        if not isinstance(kind, (tuple, list)) or len(kind) != 2:
+            raise InputError(f"config.kinds has {kind!r}: give pairs such as ('depth_mup', 'relu').")
+        _model(config, kind[0], kind[1], depth=1, classes=1)
+    return [
+        {"rule": rule, "nonlinearity": nonlinearity, "depth": depth}
+        for rule, nonlinearity in config.kinds
+        for depth in config.depths
+    ]
+
+
+def measure(config: ConfigDict, case: Case) -> Values:
+    """``d(eps)`` and the training loss of each seed at each time."""
+    dataset = _load(config.data)
+    if dataset.input_kind != "image":
+        raise InputError(
+            f"data.name is {config.data.name!r}, which holds no images: use digits, tfds:<set> or another."
+        )
+    if config.inputs > len(dataset.test):
+        raise InputError(f"config.inputs is {config.inputs}: the data set has {len(dataset.test)} held-out images.")
+    model = _model(config, **case, classes=dataset.num_classes)
+    distances_SxTxE, losses_SxT = _train(config, model, dataset)
+    return {
+        "data": config.data.name,
+        "width": config.width,
+        "batch_size": config.batch_size,
+        "learning_rate": config.learning_rate,
+        "times": list(config.times),
+        "fractions": list(config.fractions),
+        "distances": digits(distances_SxTxE),
+        "losses": digits(losses_SxT),
+    }
+
+
+def digits(values: Any) -> Any:
+    """Nested lists of four digits; ``None`` where it overflowed."""
+    if np.ndim(values):
+        return [digits(value) for value in values]
+    return float(f"{float(values):.4g}") if math.isfinite(float(values)) else None
+
+
+def _model(config: ConfigDict, rule: str, nonlinearity: str, *, depth: int, classes: int) -> ResMLP:
+    return ResMLP(
+        classes,
+        width=config.width,
+        depth=depth,
+        base_width=config.width,
+        base_depth=config.base_depth,
+        nonlinearity=nonlinearity,
+        parametrization=get_parametrization(rule, branch_multiplier=config.branch_multiplier),
+    )
+
+
+def _train(config: ConfigDict, model: ResMLP, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """(S, T, E) distances and (S, T) training losses at ``times``; a loss is the mean of a few steps before."""
+    steps, unit = config.times[-1], math.gcd(*config.times)
+    order_SxTxB = np.array(
+        [
+            [batch_indices(config.seed + s, step, len(dataset.train), config.batch_size) for step in range(steps)]
+            for s in range(config.seeds)
+        ]
+    )
+    needed, place = np.unique(order_SxTxB, return_inverse=True)
+    place_SxKxUxB = jnp.asarray(place.reshape(config.seeds, steps // unit, unit, config.batch_size))
+    keys = jax.random.split(jax.random.key(config.seed), config.seeds)
+    examples = {name: jnp.asarray(array) for name, array in dataset.train.read(needed).items()}
+    held_out = dataset.test.read(np.arange(config.inputs))
+    seen, _ = dataset.prepare("none", None, {name: jnp.asarray(array) for name, array in held_out.items()})
+
+    @jax.jit
+    def run(keys: jax.Array) -> Any:
+        # Drawn one after another, as random numbers of several keys at a time take seconds to compile.
+        params = jax.lax.map(lambda key: networks.init(model, key, seen), keys)
+        return jax.vmap(functools.partial(_run, config, model, dataset, seen, examples))(params, place_SxKxUxB, keys)
+
+    distances_SxKxE, losses_SxK = (np.asarray(values, np.float64) for values in run(keys))
+    losses_SxK = np.pad(losses_SxK, [(0, 0), (1, 0)], constant_values=math.nan)
+    at = [time // unit for time in config.times]
+    return distances_SxKxE[:, at], losses_SxK[:, at]
+
+
+def _run(
+    config: ConfigDict,
+    model: ResMLP,
+    dataset: Dataset,
+    seen_BxD: jax.Array,
+    examples: dict[str, jax.Array],
+    params: Any,
+    place_KxUxB: jax.Array,
+    key: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Of one network, (K + 1, E) distances before and after each of K rounds of steps, and (K,) their mean losses."""
+    info = param_info(model, model.base(), dataset.input_spec)
+    adam = optim.adamw(config.learning_rate, info, model.parametrization)
+    optimizer = optim.freeze(adam, info, ("stem", "readout"))
+
+    def step(carry: tuple[Any, Any], batch: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, Any], jax.Array]:
+        params, state = carry
+        place_B, key = batch
+        x, y_B = dataset.prepare(config.data.augment, key, {name: array[place_B] for name, array in examples.items()})
+
+        def loss(params: Any) -> jax.Array:
+            logits_BxC = model.apply({"params": params}, x)
+            return optax.softmax_cross_entropy_with_integer_labels(logits_BxC, y_B).mean()
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(gradients, state, params)
+        return (optax.apply_updates(params, updates), state), value
+
+    def round_of_steps(carry: tuple[Any, Any], batches: Any) -> tuple[tuple[Any, Any], Any]:
+        carry, losses_U = jax.lax.scan(step, carry, batches)
+        return carry, (observe(carry[0]), losses_U.mean())
+
+    def observe(params: Any) -> jax.Array:
+        return distances(networks.forward(model, params, seen_BxD)[1], config.fractions)
+
+    keys_KxU = jax.random.split(key, place_KxUxB.shape[:2])
+    start = (params, optimizer.init(params))
+    _, (found_KxE, losses_K) = jax.lax.scan(round_of_steps, start, (place_KxUxB, keys_KxU))
+    return jnp.concatenate([observe(params)[None], found_KxE]), losses_K
+
+
+class _Study:
+    """What the rows say; ``kinds`` are pairs of rule and nonlinearity."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = {(row["rule"], row["nonlinearity"], row["depth"]): row for row in rows}
+        self.kinds = list(dict.fromkeys((row["rule"], row["nonlinearity"]) for row in rows))
+        self.depths = sorted({row["depth"] for row in rows})
+        self.times, self.fractions = rows[0]["times"], np.array(rows[0]["fractions"])
+        self.first, self.seeds = rows[0], len(rows[0]["distances"])
+
+    def distances(self, kind: tuple[str, str], depth: int, time: int) -> np.ndarray:
+        """(S, E); NaN where a network diverged."""
+        return np.array(self.rows[*kind, depth]["distances"], np.float64)[:, self.times.index(time)]
+
+    def slopes(self, kind: tuple[str, str], depth: int, time: int) -> np.ndarray:
+        """(S,) of the fitted fractions."""
+        return slopes(self.fractions[:_FITTED], self.distances(kind, depth, time)[:, :_FITTED])
+
+    def loss(self, kind: tuple[str, str], depth: int, time: int) -> float:
+        """Mean over seeds of the training loss; NaN at the start, and where one diverged."""
+        return float(np.array(self.rows[*kind, depth]["losses"], np.float64)[:, self.times.index(time)].mean())
+
+
+def _name(kind: tuple[str, str]) -> str:
+    return ", ".join(kind)
+
+
+def table(rows: list[Row]) -> str:
+    """Slopes beside TP6's, over depth and time, and how far apart kinds are."""
+    study = _Study(rows)
+    lines = [["slope", "step", *(f"depth {depth}" for depth in study.depths), "TP6"]]
+    losses = [["training loss", "step", *(f"depth {depth}" for depth in study.depths)]]
+    for kind, time in itertools.product(study.kinds, study.times):
+        found = [_slope(study.slopes(kind, depth, time)) for depth in study.depths]
+        lines.append([_name(kind), str(time), *found, _CLAIMS.get(kind[0], "") if time else "1/2"])
+        if time:
+            losses.append([_name(kind), str(time), *(f"{study.loss(kind, d, time):.3f}" for d in study.depths)])
+    return "\n\n".join([aligned(lines), aligned(_differences(study)), aligned(losses), _note(study)])
+
+
+def _differences(study: _Study) -> list[list[str]]:
+    """Slopes of each kind minus those of the first, seed by seed: their data and initial weights are the same."""
+    first, *others = study.kinds
+    lines = [[f"slope minus that of {_name(first)}", "step", *(f"depth {depth}" for depth in study.depths)]]
+    for kind, time in itertools.product(others, study.times):
+        found = [study.slopes(kind, depth, time) - study.slopes(first, depth, time) for depth in study.depths]
+        lines.append([_name(kind), str(time), *(_slope(values) for values in found)])
+    return lines
+
+
+def _slope(values_S: np.ndarray) -> str:
+    mean, half = mean_interval(values_S)
+    return format_slope(mean, half, 3) if math.isfinite(mean) else "diverged"
+
+
+def _note(study: _Study) -> str:
+    row, fitted = study.first, study.fractions[:_FITTED]
+    network = f"width {row['width']}, Adam at {row['learning_rate']:g}, batches of {row['batch_size']}"
+    return f"""{row["data"]}, {network}, n = {study.seeds} seeds, ± 95 % interval.
+slope: of log d(eps) over log eps from {fitted[0]:g} to {fitted[-1]:g}, which is 1 - kappa.
+TP6's is for infinite depth, then eps to 0. The training loss is the mean of the last few steps, held-out images
+are those of the distances."""
+
+
+def figure(rows: list[Row]) -> Any:
+    """``d`` over ``eps`` for each kind: over depth at the last step, and over time at the largest depth."""
+    study = _Study(rows)
+    found, panels = canvas(2, len(study.kinds), width=4.3, height=4.3, sharey="row")
+    row, last, deepest = study.first, study.times[-1], study.depths[-1]
+    found.suptitle(
+        r"Feature diversity: distance $d(\epsilon)$ of features $\epsilon L$ layers apart, scaled to 1 at the smallest "
+        rf"$\epsilon$ ({row['data']}, width {row['width']})"
+        f"\nmean ± std over n = {study.seeds} seeds; numbers: slopes $1 - \\kappa$ ± 95 % interval, "
+        f"fitted to $\\epsilon$ up to {Fraction(float(study.fractions[:_FITTED][-1]))}",
+        fontsize=11,
+    )
+    for kind, top, bottom in zip(study.kinds, *panels, strict=True):
+        by_depth = {f"depth {depth}": (depth, last) for depth in study.depths}
+        name = rf"{kind[0]} ($\alpha = {get_parametrization(kind[0]).alpha:g}$), {kind[1]}"
+        _draw(top, study, kind, by_depth, f"{name}: after {last} steps", 0.0)
+        by_time = {f"step {time}": (deepest, time) for time in study.times}
+        _draw(bottom, study, kind, by_time, rf"{name}: depth {deepest}, over $\epsilon^{{1/2}}$", 0.5)
+    panels[0, 0].set_ylabel(r"$d(\epsilon)$")
+    panels[1, 0].set_ylabel(r"$d(\epsilon)\; /\; \epsilon^{1/2}$")
+    return found
+
+
+def _draw(
+    panel: Any, study: _Study, kind: tuple[str, str], curves: dict[str, tuple[int, int]], title: str, divided: float
+) -> None:
+    """Curves of (depth, time), and guides of slope 1/2 and 1, all divided by a power of eps."""
+    x = study.fractions / study.fractions[0]
+    for power, dashes, label in ((0.5, "--", r"$\epsilon^{1/2}$"), (1.0, ":", r"$\epsilon$")):
+        panel.plot(study.fractions, x ** (power - divided), dashes, color="0.45", linewidth=1.4, label=label)
+    for (label, curve), colour in zip(curves.items(), colours(range(len(curves))).values(), strict=True):
+        found_SxE = study.distances(kind, *curve) / x**divided
+        found_SxE = found_SxE / found_SxE[:, :1].mean()
+        style: dict[str, Any] = {"fmt": "o-", "markersize": 4, "capsize": 2, "linewidth": 1.3}
+        named = f"{label}: {_slope(study.slopes(kind, *curve))}"
+        spread = found_SxE.std(0, ddof=1)
+        panel.errorbar(study.fractions, found_SxE.mean(0), spread, color=colour, label=named, **style)
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log", base=2)
+    panel.set_xticks(study.fractions, labels=[str(Fraction(float(x)).limit_denominator(9999)) for x in study.fractions])
+    panel.yaxis.set_major_formatter("{x:g}")
+    panel.set_xlabel(r"$\epsilon$, fraction of the depth")
+    panel.set_title(title, fontsize=10)
+    panel.grid(alpha=0.25)
+    legend_below(panel)
