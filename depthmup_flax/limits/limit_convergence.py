@@ -227,6 +227,7 @@ def _table_of(study: _Study) -> str:
     rates += [
         _rate(f"variance, width {widest}, over depth", variance, 0, str(count)),
         _rate("depth, over depth", study.over_depth("depth", widest), -2, "theory"),
+        _rate("depth, over larger depths", _at(deep, study.over_depth("depth", widest)), -2, "theory"),
         _rate(f"ensembled, width {widest}, over depth", study.over_depth("ensembled", widest), -2, str(count)),
         _rate(f"total, width {widest}, over depth", study.over_depth("total", widest), None, str(count)),
     ]
