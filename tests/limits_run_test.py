@@ -46,18 +46,43 @@ def test_records_of_other_settings_are_refused_and_kept_unless_told_to_overwrite
     with pytest.raises(InputError, match=r"holds other settings \(seed: 0 there, 1 here\).*--overwrite"):
         run(smoke("ntk", seed=1), tmp_path)
     assert (tmp_path / "records.jsonl").read_text() == before
+    run(smoke("ntk", title="Another", lanes=8), tmp_path, say=lambda said: pytest.fail("measured again"))
     run(smoke("ntk", seed=1), tmp_path, overwrite=True)
     assert (tmp_path / "records.jsonl").read_text() != before
 
 
-def test_a_directory_of_something_else_is_refused(tmp_path):
-    (tmp_path / "sweep.json").write_text("{}")
-    with pytest.raises(InputError, match="holds a sweep or a run: choose another directory"):
-        run(smoke("ntk"), tmp_path)
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("name", ["sweep.json", "config.json", "records.jsonl"])
+def test_a_directory_of_something_else_is_refused_and_kept(name, overwrite, tmp_path):
+    (tmp_path / name).write_text("{}")
+    (tmp_path / "records.jsonl").write_text("hours of work")
+    with pytest.raises(InputError, match="holds something else: choose another directory"):
+        run(smoke("ntk"), tmp_path, overwrite=overwrite)
+    assert (tmp_path / "records.jsonl").read_text() == "hours of work"
+
+
+def test_a_directory_that_cannot_be_written_is_one_sentence(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
-    with pytest.raises(InputError, match="cannot be a directory"):
-        run(smoke("ntk"), file)
+    for path in (file, pathlib.Path("/proc")):
+        with pytest.raises(InputError, match="cannot be written to"):
+            run(smoke("ntk"), path)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"config": 1}'])
+def test_settings_that_cannot_be_read_are_one_sentence(text, tmp_path):
+    (tmp_path / "limits.json").write_text(text)
+    (tmp_path / "records.jsonl").write_text("")
+    with pytest.raises(InputError, match="is not what a figure writes"):
+        run(smoke("ntk"), tmp_path)
+
+
+def test_a_line_that_is_no_record_is_named(tmp_path):
+    run(smoke("ntk"), tmp_path)
+    records = tmp_path / "records.jsonl"
+    records.write_text("garbage\n" + records.read_text())
+    with pytest.raises(InputError, match=r"records.jsonl, line 1: not a record; delete the line"):
+        run(smoke("ntk"), tmp_path)
 
 
 def test_an_unknown_figure_is_one_sentence(tmp_path):
@@ -112,6 +137,11 @@ def test_limit_convergence_runs_to_its_files_and_networks_are_near_their_theory(
         ({"limit_depth": 5}, "config.limit_depth is 5: use an even number"),
         ({"seeds_times_width": 32}, "config.seeds_times_width is 32: use at least 64"),
         ({"steps": 0}, "config.steps is 0"),
+        ({"seed": 1.5}, "config.seed is 1.5"),
+        ({"nonlinearities": ()}, "config.nonlinearities is"),
+        ({"nonlinearities": ("relu", "relu"), "learning_rates": (0.1, 0.1)}, "config.nonlinearities is .*different"),
+        ({"learning_rates": ("a",)}, "config.learning_rates is .*positive numbers"),
+        ({"learning_rates": (-1.0,)}, "config.learning_rates is .*positive numbers"),
     ],
 )
 def test_a_bad_field_of_limit_convergence_is_one_sentence(fields, sentence):

@@ -5,7 +5,7 @@
 Residual MLPs with ReLU, and linear ones, take five steps of SGD on three handwritten digits and predict a fourth. The
 square error of their outputs splits into the variance over initial weights, 1/N whatever the depth, the error of the
 mean at finite width, 1/N^2, and that of finite depth, 1/L^2. The limit is `depthmup_flax.theory.nonlinear_training`, by
-Monte Carlo for ReLU and exact for linear networks. The paper has convolutional networks and, for want of the limit, an
+Monte Carlo for ReLU and without error for linear networks. The paper has convolutional networks and, for want of the limit, an
 ensemble of the largest in its place.
 
 30 minutes on two cores that had other work; the theory of ReLU takes eight of them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -39,13 +40,17 @@ _WIDE, _DEEP = 32, 8  # from which the variance is near its limit
 
 def cases(config: ConfigDict) -> list[Case]:
     """Theory at each depth, its limit, and an ensemble for each width and depth."""
-    if len(config.nonlinearities) != len(config.learning_rates):
-        raise InputError(
-            f"config.learning_rates is {tuple(config.learning_rates)}: give one for each of {config.nonlinearities}."
-        )
-    for name in config.nonlinearities:
+    names, rates = config.nonlinearities, config.learning_rates
+    if not isinstance(names, (tuple, list)) or not names or len(set(names)) < len(names):
+        raise InputError(f"config.nonlinearities is {names!r}: give different names, such as ('relu', 'linear').")
+    if not isinstance(rates, (tuple, list)) or len(names) != len(rates):
+        raise InputError(f"config.learning_rates is {rates!r}: give one for each of {', '.join(names)}.")
+    if not all(isinstance(rate, (int, float)) and 0 < rate < math.inf for rate in rates):
+        raise InputError(f"config.learning_rates is {rates!r}: use positive numbers.")
+    for name in names:
         if name not in ACTIVATIONS:
             raise InputError(f"config.nonlinearities has {name!r}: use some of {', '.join(ACTIVATIONS)}.")
+    require_whole(config, "seed", at_least=0)
     require_sizes(config, "widths", "depths")
     require_positive(config, "gamma0")
     require_whole(config, "steps", "lanes", "seeds_times_width", "samples")
@@ -73,10 +78,10 @@ def measure(config: ConfigDict, case: Case) -> Values:
     """Outputs (steps + 1, P) and losses before each step and after the last, with their errors or variances."""
     if case["what"] == NETWORK:
         return _networks(config, case["nonlinearity"], case["width"], case["depth"])
-    if case["what"] == THEORY:
-        found = _theory(config, case["nonlinearity"])(case["depth"])
-    else:
-        found = infinite_depth(_theory(config, case["nonlinearity"]), config.limit_depth)
+    # Samples of their own for every depth, and for the limit, so that errors are independent.
+    key = jax.random.fold_in(jax.random.key(config.seed), [THEORY, LIMIT].index(case["what"]))
+    theory = _theory(config, case["nonlinearity"], key)
+    found = theory(case["depth"]) if case["what"] == THEORY else infinite_depth(theory, config.limit_depth)
     return {
         "outputs": found.mean.outputs.tolist(),
         "outputs_error": found.error.outputs.tolist(),
@@ -99,7 +104,7 @@ def _learning_rate(config: ConfigDict, nonlinearity: str) -> float:
     return dict(zip(config.nonlinearities, config.learning_rates, strict=True))[nonlinearity]
 
 
-def _theory(config: ConfigDict, nonlinearity: str) -> Callable[[int], Any]:
+def _theory(config: ConfigDict, nonlinearity: str, key: jax.Array) -> Callable[[int], Any]:
     x, y, shares = _examples()
 
     def at(depth: int) -> Any:
@@ -116,7 +121,7 @@ def _theory(config: ConfigDict, nonlinearity: str) -> Callable[[int], Any]:
             samples=each,
             # Without a nonlinearity there is no Monte Carlo error.
             populations=2 if nonlinearity == "linear" else max(_POPULATIONS, config.samples // each),
-            key=jax.random.key(config.seed),
+            key=jax.random.fold_in(key, depth),
         )
 
     return at

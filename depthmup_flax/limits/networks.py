@@ -14,8 +14,7 @@ from depthmup_flax import optim
 from depthmup_flax.models import ResMLP
 from depthmup_flax.parametrization import Parametrization, get_parametrization
 from depthmup_flax.params import param_info
-
-LAYERS = ("stem", "blocks", "readout")
+from depthmup_flax.theory.lazy import LAYERS
 
 
 def network(

@@ -22,6 +22,7 @@ from depthmup_flax.trainer import only_run_in, versions
 
 FIGURES = ("ntk", "linear_kernel", "linear_limit", "limit_convergence", "phase_diagram", "diversity")
 SCHEMA = 1
+_FREE = ("title", "lanes")  # settings that change no number
 
 Case = dict[str, Any]  # what is measured: the key of a record, as JSON
 Values = dict[str, Any]  # what came of it: numbers and nested lists of numbers
@@ -71,8 +72,9 @@ def run(
     directory = pathlib.Path(workdir)
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        (directory / ".lock").touch()
     except OSError as error:
-        raise InputError(f"--workdir={directory} cannot be a directory ({error.strerror}): name another.") from error
+        raise InputError(f"--workdir={directory} cannot be written to ({error.strerror}): name another.") from error
     with only_run_in(directory):
         _claim(directory, config, overwrite)
         rows = _measure(module, config, cases, directory / "records.jsonl", say)
@@ -86,8 +88,7 @@ def _measure(
     module: Figure, config: ConfigDict, cases: list[Case], path: pathlib.Path, say: Callable[[str], None]
 ) -> list[Row]:
     records = JsonLines(path)  # mends a torn last line, so before reading
-    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    known = {_key(record["case"]): record["values"] for record in lines}
+    known = _known(path)
     about = {"versions": versions(), "commit": commit(), "device": jax.devices()[0].device_kind}
     rows = []
     for number, case in enumerate(cases, 1):
@@ -105,22 +106,47 @@ def _measure(
     return rows
 
 
+def _known(path: pathlib.Path) -> dict[str, Values]:
+    found = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            record = json.loads(line)
+            found[_key(record["case"])] = record["values"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}, line {number}: not a record; delete the line, its case is repeated.") from error
+    return found
+
+
 def _claim(directory: pathlib.Path, config: ConfigDict, overwrite: bool) -> None:
     """``limits.json`` says which settings the records belong to."""
     path, records = directory / "limits.json", directory / "records.jsonl"
-    settings = json.loads(configs.to_json(config))
-    if overwrite:
+    ours = json.loads(configs.to_json(config))
+    if not path.exists():
+        if any((directory / name).exists() for name in ("sweep.json", "config.json", "records.jsonl")):
+            raise InputError(f"workdir {str(directory)!r} holds something else: choose another directory.")
+    elif overwrite:
         records.unlink(missing_ok=True)
-    elif path.exists():
-        found = configs.differences(json.loads(path.read_text(encoding="utf-8"))["config"], settings)
-        if found and records.exists():
+    elif records.exists():
+        found = configs.differences(_settings(path), {name: v for name, v in ours.items() if name not in _FREE})
+        if found:
             raise InputError(
                 f"workdir {str(directory)!r} holds other settings ({configs.listed(found)}): choose another directory, "
                 "or pass --overwrite to delete its records."
             )
-    elif any(directory.glob("sweep.json")) or any(directory.glob("config.json")):
-        raise InputError(f"workdir {str(directory)!r} holds a sweep or a run: choose another directory.")
-    write_atomically(path, json.dumps({"schema": SCHEMA, "config": settings}, indent=1) + "\n")
+    write_atomically(path, json.dumps({"schema": SCHEMA, "config": ours}, indent=1) + "\n")
+
+
+def _settings(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        return {
+            name: value
+            for name, value in json.loads(path.read_text(encoding="utf-8"))["config"].items()
+            if name not in _FREE
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path} is not what a figure writes: choose another directory, or pass --overwrite."
+        ) from error
 
 
 def _key(case: Case) -> str:
