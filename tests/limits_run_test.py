@@ -137,7 +137,7 @@ def test_limit_convergence_runs_to_its_files_and_networks_are_near_their_theory(
         ({"limit_depth": 5}, "config.limit_depth is 5: use an even number"),
         ({"seeds_times_width": 32}, "config.seeds_times_width is 32: use at least 64"),
         ({"steps": 0}, "config.steps is 0"),
-        ({"seed": 1.5}, "config.seed is 1.5"),
+        ({"seed": -1}, "config.seed is -1"),
         ({"nonlinearities": ()}, "config.nonlinearities is"),
         ({"nonlinearities": ("relu", "relu"), "learning_rates": (0.1, 0.1)}, "config.nonlinearities is .*different"),
         ({"learning_rates": ("a",)}, "config.learning_rates is .*positive numbers"),

@@ -81,7 +81,10 @@ def test_linear_kernels_are_exponentials():
     np.testing.assert_allclose(kernels.H, grown * start, rtol=1e-8)
     np.testing.assert_allclose(kernels.G, jnp.exp(a**2) / grown * jnp.ones_like(start), rtol=1e-8)
     np.testing.assert_allclose(kernels.blocks, a**2 * np.exp(a**2) * start, rtol=1e-8)
-    np.testing.assert_allclose(kernels.tangent(), (2 + a**2) * np.exp(a**2) * start, rtol=1e-8)
+    np.testing.assert_allclose(kernels.tangent(), a**2 * np.exp(a**2) * start, rtol=1e-8)
+    np.testing.assert_allclose(
+        kernels.tangent(["stem", "blocks", "readout"]), (2 + a**2) * np.exp(a**2) * start, rtol=1e-8
+    )
 
 
 def test_relu_kernels_of_an_input_with_itself_are_exponentials():
@@ -144,6 +147,43 @@ def test_the_integration_is_of_fourth_order_and_states_its_error(name):
     assert abs(power(steps, errors) + 4) < 0.3
     for error, kernels in zip(errors, coarse, strict=True):
         assert error < kernels.error < 1e-2
+
+
+@pytest.mark.parametrize("depth", [None, 4])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_kernels_are_differentiable_by_inputs_and_multiplier(name, depth):
+    """An input and itself, where angles have no slope, included."""
+    x = inputs()
+
+    def entry(x, a):
+        kernel = lazy_kernels(gram(x), name, depth=depth, branch_multiplier=a).tangent()
+        return kernel[0, 1] + 0.3 * kernel[1, 1]
+
+    step, direction = 1e-5, jnp.ones_like(x)
+    by_x, by_a = jax.grad(entry, argnums=(0, 1))(x, 0.7)
+    finite = (entry(x + step * direction, 0.7) - entry(x - step * direction, 0.7)) / (2 * step)
+    np.testing.assert_allclose((by_x * direction).sum(), finite, rtol=1e-4)
+    np.testing.assert_allclose(by_a, (entry(x, 0.7 + step) - entry(x, 0.7 - step)) / (2 * step), rtol=1e-4)
+
+
+def test_pixels_in_bytes_are_numbers():
+    pixels = np.array([[200, 100], [255, 4]], np.uint8)
+    np.testing.assert_allclose(gram(pixels), gram(pixels.astype(float)))
+    np.testing.assert_allclose(gram(pixels)[0, 0], 25000.0)
+    listed = lazy_kernels([[1.0, 0.2], [0.2, 1.0]], "relu").blocks
+    np.testing.assert_allclose(listed, lazy_kernels(jnp.array([[1.0, 0.2], [0.2, 1.0]]), "relu").blocks)
+
+
+@pytest.mark.parametrize("variance", [10.0, 100.0])
+@pytest.mark.parametrize("name", ["gelu", "tanh"])
+def test_sums_for_smooth_activations_stay_exact_at_large_variance(name, variance):
+    """Against a fine sum in one direction, for an input with itself."""
+    z = np.linspace(-9, 9, 40001)
+    weights = np.exp(-(z**2) / 2) / np.exp(-(z**2) / 2).sum()
+    found, p = get_activation(name), jnp.asarray(variance)
+    at = jnp.sqrt(p) * jnp.asarray(z)
+    for average, exact in ((found.values, found.function(at) ** 2), (found.slopes, found.slope(at) ** 2)):
+        np.testing.assert_allclose(average(p, p, p), weights @ exact, rtol=1e-6 if variance == 10 else 0.03)
 
 
 def test_kernels_are_differentiable_and_map_over_batches():
@@ -380,7 +420,17 @@ def _half_loss(outputs, targets):
         (lambda: lazy_kernels(jnp.eye(2), "swish"), "activation is 'swish'"),
         (lambda: lazy_kernels(jnp.eye(2), "relu", depth=0), "depth is 0"),
         (lambda: lazy_kernels(jnp.eye(2), "relu", steps=10), "multiple of 4"),
-        (lambda: lazy_kernels(jnp.eye(2), "relu").tangent(["block"]), "use some of stem, blocks, readout"),
+        (lambda: lazy_kernels(jnp.eye(2), "relu").tangent(["block"]), "use a list of some of stem, blocks, readout"),
+        (lambda: lazy_kernels(jnp.eye(2), "relu").tangent(["stem", "stem"]), r"trained is \['stem', 'stem'\]"),
+        (
+            lambda: lazy_kernels(jnp.eye(2), "relu", depth=2.5),
+            "depth is 2.5: use a whole number of at least 1, or None",
+        ),
+        (lambda: lazy_kernels(jnp.eye(2), "relu", branch_multiplier=jnp.nan), "branch_multiplier is nan"),
+        (lambda: lazy_kernels(jnp.eye(2), ["relu"]), r"activation is \['relu'\]"),
+        (lambda: gram(jnp.ones((0, 3))), r"x has shape \(0, 3\)"),
+        (lambda: predict(jnp.eye(2), jnp.ones(2), 1.0), r"times has shape \(\): give a list"),
+        (lambda: predict(jnp.eye(2), jnp.ones((2, 1, 1)), jnp.ones(1)), r"give \(2,\) or \(2, outputs\)"),
         (lambda: linear_training(jnp.ones((2, 3)), jnp.ones(2), depth=4), r"inputs has shape \(2, 3\)"),
         (
             lambda: linear_training(jnp.ones((2, 1, 3)), jnp.ones(2), depth=4),

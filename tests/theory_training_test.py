@@ -11,6 +11,7 @@ import pytest
 from depthmup_flax.errors import InputError
 from depthmup_flax.fits import fit_power
 from depthmup_flax.layers import NONLINEARITIES
+from depthmup_flax.limits import networks
 from depthmup_flax.theory import (
     ACTIVATIONS,
     Ensemble,
@@ -278,6 +279,25 @@ def test_parts_of_the_error_are_recovered_without_bias():
         (lambda: training(trained=["block"]), "trained is"),
         (lambda: training(shares=jnp.ones(2)), r"shares has shape \(2,\): give \(3,\) or \(4, 3\)"),
         (lambda: training(learning_rate=-1.0), "learning_rate is -1.0"),
+        (lambda: training(depth=2.0), "depth is 2.0: use a whole number"),
+        (lambda: training(steps=2.5), "steps is 2.5: use a whole number"),
+        (lambda: training(samples=1024.0), "samples is 1024.0: use a whole number"),
+        (lambda: training(momentum=jnp.nan), "momentum is nan: use a finite number"),
+        (lambda: training(weight_decay=jnp.inf), "weight_decay is inf"),
+        (lambda: training(branch_multiplier=jnp.nan), "branch_multiplier is nan"),
+        (lambda: training(gamma0=jnp.inf), "gamma0 is inf"),
+        (lambda: training(shares=jnp.array([jnp.nan, 1.0, 0.0])), "shares has entries that are not finite"),
+        (lambda: nonlinear_training(X, Y * np.nan, activation="relu", steps=2, depth=2), "targets has entries"),
+        (lambda: training(loss=lambda f, y: ((f - y) ** 2).mean()), r"loss gives shape \(\) for \(3,\)"),
+        (lambda: linear(loss=lambda f, y: ((f - y) ** 2).mean()), r"loss gives shape \(\) for \(4, 3\)"),
+        (lambda: infinite_depth(lambda depth: lazy_kernels(gram(X), "relu", depth=depth), 4), "compute gives a LazyK"),
+        (lambda: infinite_depth(lambda depth: linear(depth=depth), 4.0), "depth is 4.0"),
+        (
+            lambda: finite_size_error(Ensemble.of(np.ones((2, 3))), *np.ones((2, 3)), limit_error=np.ones(2)),
+            "limit_err",
+        ),
+        (lambda: Ensemble.of(3.0), "at least two networks"),
+        (lambda: Ensemble.of(np.array([[1.0], [np.nan]])), "outputs has entries that are not finite"),
         (lambda: nonlinear_training(X, Y[:2], activation="relu", steps=2, depth=2), r"targets has shape \(2,\)"),
         (lambda: nonlinear_training(0 * X, Y, activation="relu", steps=2, depth=2), "norm zero in row 0"),
         (lambda: linear(learning_rate=30.0), r"learning_rate is 30\.0: training diverges, .* use a smaller one"),
@@ -297,6 +317,28 @@ def test_a_rate_that_diverges_is_refused_with_one_that_does_not():
     stable = float(str(refused.value).split("use less than ")[1].split(",")[0])
     losses = training(learning_rate=0.9 * stable, steps=8, populations=2).mean.losses
     assert losses[-1] < losses[0]
+
+
+def test_targets_that_move_features_too_far_are_named_where_the_rate_would_be_stable():
+    with pytest.raises(InputError, match=r"diverges.*or smaller targets \(up to 1000 here\) or gamma0"):
+        nonlinear_training(X, 1000 * Y, activation="relu", steps=8, depth=4, learning_rate=0.5, populations=2)
+
+
+def test_our_network_and_optimizer_with_all_layers_momentum_and_decay_approach_monte_carlo_as_one_over_width():
+    """`ResMLP` and `sgd` in the theory's parametrization, as the figures of the limits train them."""
+    fields = {"momentum": 0.6, "weight_decay": 0.2}
+    theory = training("erf", steps=5, trained=EVERY_LAYER, populations=32, **fields)
+    batches = [jnp.repeat(jnp.asarray(values)[None], 5, axis=0) for values in (X, Y)]
+    errors = {}
+    for width in (64, 256):
+        model = networks.network("erf", width, 4)
+        optimizer = networks.sgd(model, jnp.asarray(X), 0.4, trained=EVERY_LAYER, **fields)
+        outputs = networks.trajectories(
+            model, optimizer, *batches, lambda p, model=model: networks.forward(model, p, jnp.asarray(X))[0],
+            jax.random.split(jax.random.key(width), 2**14 // width), lanes=64,
+        )  # fmt: skip
+        errors[width] = float(jnp.mean((outputs - theory.mean.outputs) ** 2))
+    assert abs(np.log2(errors[64] / errors[256]) - 2) < 0.4, errors
 
 
 def test_the_readme_computes_what_it_says():

@@ -5,8 +5,8 @@
 Residual MLPs with ReLU, and linear ones, take five steps of SGD on three handwritten digits and predict a fourth. The
 square error of their outputs splits into the variance over initial weights, 1/N whatever the depth, the error of the
 mean at finite width, 1/N^2, and that of finite depth, 1/L^2. The limit is `depthmup_flax.theory.nonlinear_training`, by
-Monte Carlo for ReLU and without error for linear networks. The paper has convolutional networks and, for want of the limit, an
-ensemble of the largest in its place.
+Monte Carlo for ReLU, without error for linear networks. The paper has convolutional networks and, for want of the
+limit, an ensemble of the largest in its place.
 
 30 minutes on two cores that had other work; the theory of ReLU takes eight of them.
 """
@@ -33,7 +33,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         # Networks in an ensemble of width N: this / N, so that an ensemble takes about as long at any width.
         seeds_times_width=at_scale(scale, smoke=2**12, cpu=2**18, gpu=2**23),
         lanes=at_scale(scale, smoke=64, cpu=128, gpu=4096),  # networks trained at a time
-        samples=at_scale(scale, smoke=2**10, cpu=2**17, gpu=2**22),  # of the theory's Monte Carlo, in all populations
+        samples=at_scale(scale, smoke=2**10, cpu=2**19, gpu=2**23),  # of the theory's Monte Carlo, in all populations
         limit_depth=at_scale(
             scale, smoke=2, cpu=16, gpu=32
         ),  # the limit is extrapolated from half, once and twice this

@@ -1,12 +1,14 @@
 """Limits of wide and deep residual networks, computed: what a finite network approaches, in a line of code.
 
-Pure JAX, without models: kernels in, kernels and predictions out. `lazy` is the limit of frozen features, `linear` the
-training of deep linear networks, whose features move.
+Pure JAX, without models: kernels in, kernels and predictions out. `lazy` is the limit of frozen features; `linear` and
+`nonlinear` train networks of infinite width, whose features move; `training` has what these two share, and their limit
+of infinite depth; `finite_size` splits the distance of finite networks from the limit.
 
-    from depthmup_flax.theory import gram, lazy_kernels, predict
+    from depthmup_flax.theory import gram, lazy_kernels, nonlinear_training, predict
 
     kernels = lazy_kernels(gram(x), "relu")             # infinite depth; depth=64 for a finite one
     train, _ = predict(kernels.tangent(), y, times)     # f(x, t) under gradient flow
+    found = nonlinear_training(x, y, activation="relu", steps=5, depth=16)      # SGD, features move
 """
 
 from depthmup_flax.theory.finite_size import Ensemble, FiniteSizeError, SquareError, finite_size_error

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.theory.kernels import require_finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +42,14 @@ class Ensemble:
     def of(cls, outputs: Any) -> Ensemble:
         """From (E, ...) outputs; InputError for fewer than two networks."""
         outputs = np.asarray(outputs, np.float64)
-        if len(outputs) < 2:
+        require_finite("outputs", outputs)
+        if outputs.ndim < 2 or len(outputs) < 2:
             raise InputError(f"outputs has shape {outputs.shape}: a variance needs at least two networks.")
         return cls(outputs.mean(0), outputs.var(0, ddof=1), len(outputs))
 
 
 class SquareError(NamedTuple):
-    """A mean square and its standard error."""
+    """A mean square and its standard error, as if outputs for different inputs were independent."""
 
     value: float
     error: float
@@ -81,7 +83,7 @@ def finite_size_error(
       networks: outputs f_{N,L}.
       at_depth: (...) f_{inf,L}, such as `nonlinear_training`'s mean.outputs.
       limit: (...) f_{inf,inf}, such as `infinite_depth`'s.
-      at_depth_error, limit_error: standard errors of these two.
+      at_depth_error, limit_error: standard errors of these two, independent (`nonlinear_training` with another key).
 
     Raises:
       InputError: shapes that do not fit.
@@ -91,6 +93,9 @@ def finite_size_error(
     for name, value in (("at_depth", at_depth), ("limit", limit)):
         if value.shape != mean.shape:
             raise InputError(f"{name} has shape {value.shape}: give {mean.shape}, as the networks' outputs.")
+    for name, error in (("at_depth_error", at_depth_error), ("limit_error", limit_error)):
+        if np.shape(error) not in ((), mean.shape):
+            raise InputError(f"{name} has shape {np.shape(error)}: give {mean.shape}, or one number.")
     of_mean = variance / networks.count
     of_depth, of_limit = (np.broadcast_to(np.asarray(e) ** 2, mean.shape) for e in (at_depth_error, limit_error))
     spread = SquareError(float(variance.mean()), float((variance**2).sum() ** 0.5 / mean.size) * _of_variance(networks))

@@ -6,8 +6,9 @@ For ``(u, v)`` with mean zero, variances ``p, q`` and covariance ``c``:
 * ``slopes``: ``<phi'(u) phi'(v)>``.
 
 relu and abs are the arc-cosine kernels of Cho & Saul (2009), section 2; erf is Williams (1997), eq. 11, for an erf
-without the factor 1/sqrt(2) (its derivative: Price's theorem, ``<phi' phi'> = d<phi phi>/dc``). gelu and tanh are
-Gauss-Hermite sums.
+without the factor 1/sqrt(2) (its derivative: Price's theorem, ``<phi' phi'> = d<phi phi>/dc``). gelu and tanh are sums
+over equally spaced points, which converge exponentially for smooth functions: to 1e-7 for variances up to 10, to 1e-2
+at 100, where tanh is nearly a step.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from depthmup_flax.errors import InputError, did_you_mean
 
 Average = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
-_NODES = 40  # of a Gauss-Hermite sum in each direction
+_NODES, _SPAN = 128, 6.5  # of a sum in each direction, in standard deviations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,18 +46,24 @@ class Activation:
 
 def get_activation(name: str) -> Activation:
     """The averages of an activation by name; InputError for one without them."""
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise InputError(
-            f"activation is {name!r}, whose Gaussian averages are not known: {did_you_mean(name, ACTIVATIONS)}"
+            f"activation is {name!r}, whose Gaussian averages are not known: {did_you_mean(str(name), ACTIVATIONS)}"
         )
     return ACTIVATIONS[name]
 
 
 def _angle(p: jax.Array, q: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """``sqrt(p q)``, the angle between u and v, and its sine."""
+    """``sqrt(p q)``, the angle between u and v, and its sine.
+
+    An input and itself stay at angle 0 whatever p, so there the angle has no slope (of arccos it would be infinite).
+    """
     size = jnp.sqrt(p * q)
-    cosine = jnp.clip(c / size, -1.0, 1.0)
-    return size, jnp.arccos(cosine), jnp.sqrt(1.0 - cosine**2)
+    cosine = c / size
+    parallel = jnp.abs(cosine) > 1.0 - 4 * jnp.finfo(cosine.dtype).eps
+    inside = jnp.where(parallel, 0.0, cosine)
+    angle = jnp.where(parallel, jnp.where(cosine > 0, 0.0, math.pi), jnp.arccos(inside))
+    return size, angle, jnp.where(parallel, 0.0, jnp.sqrt(1.0 - inside**2))
 
 
 def _relu_values(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
@@ -86,14 +93,17 @@ def _erf_slopes(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
 
 
 def _quadrature(function: Callable[[jax.Array], jax.Array]) -> Average:
-    """``<function(u) function(v)>``; exact for polynomials of degree below twice the number of nodes."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+    """``<function(u) function(v)>`` by the trapezoidal rule."""
+    nodes = np.linspace(-_SPAN, _SPAN, _NODES)
+    weights = np.exp(-(nodes**2) / 2)
     weights = weights / weights.sum()
 
     def average(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
         p, q, c = (x[..., None] for x in jnp.broadcast_arrays(p, q, c))
         slope = c / jnp.sqrt(p)
-        rest = jnp.sqrt(jnp.maximum(q - slope**2, 0.0))  # of v, given u
+        left = q - slope**2  # of v, given u; an input and itself leave nothing, whatever p
+        some = left > 4 * jnp.finfo(left.dtype).eps * q
+        rest = jnp.where(some, jnp.sqrt(jnp.where(some, left, 1.0)), 0.0)
         at_u = function(jnp.sqrt(p) * nodes)
         at_v = jax.vmap(lambda node: function(slope * nodes + rest * node), out_axes=-1)(jnp.asarray(nodes, p.dtype))
         return jnp.einsum("...u,...uv,u,v->...", at_u, at_v, weights, weights).astype(p.dtype)

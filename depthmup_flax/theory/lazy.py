@@ -15,21 +15,22 @@ Kernels between inputs x and x' over layer time tau = l / L in [0, 1] (Prop. 2 a
     Phi = <phi(h) phi(h')>,            (h, h') Gaussian with covariance H
     G   = <g g'>, g = N gamma0 df/dh,  dG/dtau = -a^2 G <phi'(h) phi'(h')>,   G(1) = <phi'(h) phi'(h')> at tau = 1
 
-Prop. 2 prints no end value of G; this one is Eq. 84's, for a readout that sees phi(h).
+Prop. 2 and Eq. 84 print no end value of G; this one is Eq. 130's, for a readout that sees phi(h).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.theory.gaussian import get_activation
-from depthmup_flax.theory.kernels import checked_kernel
+from depthmup_flax.theory.kernels import checked_kernel, require_number, require_whole
 
 LAYERS = ("stem", "blocks", "readout")
 
@@ -45,8 +46,9 @@ class LazyKernels:
       Phi: (T, P, P) covariance of features.
       G: (T, P, P) covariance of the gradients that arrive at the stream.
       blocks: (P, P) the part of the tangent kernel that is due to the blocks, ``a^2 int G Phi dtau``.
-      error: () largest difference of ``H``, ``G`` and ``blocks`` to the same computed with half as many steps; an upper
-        estimate of the error of integration, about 15 times too high for smooth activations. 0 at finite depth.
+      error: () of integration over layer time, not of the averages of gelu and tanh: largest difference of ``H``, ``G``
+        and ``blocks`` to the same computed with half as many steps; an upper estimate, about 15 times too high for
+        smooth activations. 0 at finite depth.
     """
 
     layer_time: jax.Array
@@ -56,14 +58,14 @@ class LazyKernels:
     blocks: jax.Array
     error: jax.Array
 
-    def tangent(self, trained: Sequence[str] = LAYERS) -> jax.Array:
+    def tangent(self, trained: Sequence[str] = ("blocks",)) -> jax.Array:
         """(P, P): the tangent kernel K of ``f`` when these layers train at the rate eta_0 gamma0^2 N.
 
         ``blocks`` alone is K of Eq. 87. The stem adds ``G(0) H(0)`` (Eq. 128; there K^x is H(0)); the readout adds
         ``Phi(1)``, which Eq. 128 counts as one of L layers: a simulation shows that it has no factor 1/L.
 
         Raises:
-          InputError: a name that is not in ``LAYERS``, or none.
+          InputError: a name that is not in ``LAYERS``, one twice, or none.
         """
         require_layers(trained)
         parts = {"stem": self.G[0] * self.H[0], "blocks": self.blocks, "readout": self.Phi[-1]}
@@ -98,9 +100,11 @@ def lazy_kernels(
     """
     get_activation(activation)
     start = checked_kernel(start)
-    if depth is not None and depth < 1:
-        raise InputError(f"depth is {depth}: use at least 1, or None for the limit.")
-    if steps < 4 or steps % 4:
+    require_number("branch_multiplier", branch_multiplier)
+    if depth is not None:
+        require_whole("depth", depth, also=", or None for the limit")
+    require_whole("steps", steps)
+    if steps % 4:
         raise InputError(f"steps is {steps}: use a multiple of 4.")
     if depth is not None:
         return _recursion(start, branch_multiplier, activation, depth)
@@ -128,9 +132,12 @@ def predict(
       InputError: shapes that do not fit, or a kernel that is not symmetric.
     """
     kernel, targets, times = checked_kernel(kernel), jnp.asarray(targets), jnp.asarray(times)
+    cross = None if cross is None else jnp.asarray(cross)
     examples = kernel.shape[0]
     if targets.shape[:1] != (examples,) or targets.ndim > 2:
-        raise InputError(f"targets has shape {targets.shape}: give {examples} rows, one for each row of the kernel.")
+        raise InputError(f"targets has shape {targets.shape}: give ({examples},) or ({examples}, outputs).")
+    if times.ndim != 1:
+        raise InputError(f"times has shape {times.shape}: give a list of times.")
     if cross is not None and cross.shape[1:] != (examples,):
         raise InputError(f"cross has shape {cross.shape}: give {examples} columns, one for each training example.")
     values, vectors = jnp.linalg.eigh(kernel)
@@ -149,7 +156,8 @@ def predict(
 
 def require_layers(trained: Sequence[str]) -> None:
     """InputError unless ``trained`` names some of ``LAYERS``."""
-    if isinstance(trained, str) or not trained or not set(trained) <= set(LAYERS):
+    named = isinstance(trained, (tuple, list)) and set(trained) <= set(LAYERS)
+    if not named or not trained or len(set(trained)) < len(trained):
         raise InputError(f"trained is {trained!r}: use a list of some of {', '.join(LAYERS)}.")
 
 
@@ -158,7 +166,9 @@ def _averages(activation: str, H: jax.Array) -> tuple[jax.Array, jax.Array]:
     variance = jnp.diagonal(H, axis1=-2, axis2=-1)
     p, q = jnp.broadcast_arrays(variance[..., :, None], variance[..., None, :])
     found = get_activation(activation)
-    return found.values(p, q, H), found.slopes(p, q, H)
+    # Sums over points of u, and of v given u, are symmetric only as far as they are exact.
+    symmetric = lambda average: (average + average.mT) / 2
+    return symmetric(found.values(p, q, H)), symmetric(found.slopes(p, q, H))
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
@@ -213,7 +223,9 @@ def _runge_kutta(start: jax.Array, multiplier: float, activation: str, steps: in
     return LazyKernels(jnp.linspace(0.0, 1.0, steps + 1), H, Phi, G, blocks, jnp.zeros(()))
 
 
-def _increment(slope, y, known, step):
+def _increment(
+    slope: Callable[[jax.Array, Any], jax.Array], y: jax.Array, known: Sequence[Any], step: float
+) -> jax.Array:
     """Of one classical Runge-Kutta step; ``known`` holds what ``slope`` needs at its start, middle and end."""
     k1 = slope(y, known[0])
     k2 = slope(y + step / 2 * k1, known[1])

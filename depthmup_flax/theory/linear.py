@@ -22,6 +22,7 @@ from depthmup_flax.theory.training import (
     Loss,
     Training,
     require_convergence,
+    require_elementwise,
     require_training,
     slope_of,
     square_loss,
@@ -43,8 +44,8 @@ def linear_training(
     Every vector of the program is a linear combination of independent Gaussian ones, ``W_0^m x_i^(m-1)`` and
     ``W_0^mT dx_i^m`` (Gamma in the paper, times sqrt(L)), whose covariances are those of features and gradients (C in
     the paper). Both grow by one layer at a time. Several examples in a step are an index more, with the mean of their
-    losses. Takes O(T^2 L^2) memory and O(T^3 L^2) time in one compiled program. Prop. 4.4's limit of infinite depth is
-    ``infinite_depth(lambda depth: linear_training(..., depth=depth))``.
+    losses. Takes O(M^2 L^2) memory and O(M^3 L^2) time for M = T B passes, in one compiled program. Prop. 4.4's limit
+    of infinite depth is ``infinite_depth(lambda depth: linear_training(..., depth=depth))``.
 
     Args:
       inputs: (T, B, D) examples of each step.
@@ -64,7 +65,9 @@ def linear_training(
         raise InputError(f"inputs has shape {inputs.shape}: give (steps, examples, size).")
     if targets.shape != inputs.shape[:2]:
         raise InputError(f"targets has shape {targets.shape}: give {inputs.shape[:2]}, one for each example.")
-    require_training(depth, gamma0, learning_rate, "lazy_kernels(..., 'linear')")
+    require_training(depth, gamma0, learning_rate, branch_multiplier, targets, "lazy_kernels(..., 'linear')")
+    targets = targets.astype(jnp.result_type(float, targets))
+    require_elementwise(loss, targets)
     start = checked_kernel(gram(inputs.reshape(-1, inputs.shape[-1])))
     found = _train(start, targets, learning_rate * gamma0, gamma0, branch_multiplier, depth, loss)
     require_convergence(found.outputs, targets, learning_rate, lambda: None)

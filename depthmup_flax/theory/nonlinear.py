@@ -20,7 +20,8 @@ momentum (App. K.5 and L). Where print and this part, a simulation decided:
 * Eq. 131 writes the output as the learned part plus the response A^L scaled by sqrt(L); the response of the last layer
   to the readout has no such factor: ``f_t = <w_t phi(h^(L+1)_t)> / gamma0``.
 * Eq. 137 sums momentum over s < t'; as Eq. 136 it must be s <= t', or the first step does not move.
-* Eq. 51 (second line), 67 (last) and 69 (second) mean C_g and an integral from tau to 1.
+* Eq. 51 (second line) and 67 (last) print C_h where C_g is meant, and Eq. 69 (second line) integrates to tau where it
+  must be from tau to 1.
 
 **How it is solved.** In discrete time every average above needs only what came before: earlier steps, and in this step
 layers below (forward) or above (backward). So one sweep through the steps, up and down the layers, with S samples of
@@ -33,6 +34,7 @@ likewise.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -41,13 +43,14 @@ import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.theory.gaussian import get_activation
-from depthmup_flax.theory.kernels import checked_kernel, gram
+from depthmup_flax.theory.kernels import checked_kernel, gram, require_finite, require_number, require_whole
 from depthmup_flax.theory.lazy import LAYERS, lazy_kernels, require_layers
 from depthmup_flax.theory.training import (
     Estimate,
     Loss,
     Training,
     require_convergence,
+    require_elementwise,
     require_training,
     slope_of,
     square_loss,
@@ -79,8 +82,9 @@ def nonlinear_training(
 ) -> Estimate:
     """SGD on a residual network of infinite width and depth L: the mean field theory of this module.
 
-    Takes O(L T^2 P^2 S) time and O(L T P S) memory for T steps, P examples and S samples. The limit of infinite depth
-    is ``infinite_depth(lambda depth: nonlinear_training(..., depth=depth))``.
+    Takes O(L M^2 S) time and six arrays of L M S numbers for M = T P passes and S samples, one population at a time. As
+    S must be several times L M, memory grows as its square: 0.8 GB in single precision at L M = 3200. The limit of
+    infinite depth is ``infinite_depth(lambda depth: nonlinear_training(..., depth=depth))``.
 
     The error is the standard error over independent populations, each with samples whose white noises are exactly
     orthogonal: without a nonlinearity there is none. Populations of S samples also have a bias as 1/S, far below the
@@ -97,7 +101,8 @@ def nonlinear_training(
       branch_multiplier: a.
       momentum: mu of ``v <- mu v + gradient`` as in optax; App. K.5's average has ``eta_0 (1 - mu)`` for our eta_0.
       weight_decay: lambda; a step removes ``eta_0 lambda`` of every trained weight.
-      shares: (P,) or (T, P): of each example in (each step's) loss; 0 for one that is only predicted. Default 1/P.
+      shares: (P,) or (T, P): of each example in (each step's) loss; 0 for one that is only predicted. Default 1/P; they
+        need not sum to 1.
       trained: some of stem, blocks and readout.
       loss: (f, y) -> an example's loss, elementwise.
       samples: S, even; default the smallest power of two that is at least 4096 and three times the number of Gaussian
@@ -115,18 +120,21 @@ def nonlinear_training(
     inputs, targets = jnp.asarray(inputs), jnp.asarray(targets)
     get_activation(activation)
     require_layers(trained)
-    require_training(depth, gamma0, learning_rate, "lazy_kernels")
+    require_training(depth, gamma0, learning_rate, branch_multiplier, targets, "lazy_kernels")
+    require_number("momentum", momentum)
+    require_number("weight_decay", weight_decay)
+    require_whole("steps", steps)
+    require_whole("populations", populations, 2)
     start = checked_kernel(gram(inputs))
     examples = len(start)
     if targets.shape != (examples,):
         raise InputError(f"targets has shape {targets.shape}: give {examples} numbers, one for each input.")
-    if steps < 1:
-        raise InputError(f"steps is {steps}: use at least 1.")
-    if populations < 2:
-        raise InputError(f"populations is {populations}: the error comes from their spread; use at least 2.")
     shares = jnp.full(examples, 1 / examples) if shares is None else jnp.asarray(shares)
     if shares.shape not in ((examples,), (steps, examples)):
         raise InputError(f"shares has shape {shares.shape}: give ({examples},) or ({steps}, {examples}).")
+    require_finite("shares", shares)
+    targets = targets.astype(start.dtype)
+    require_elementwise(loss, targets)
     plan = _Plan(activation, depth, steps, examples, _samples(samples, depth, steps * examples, examples), loss)
     numbers = _numbers(
         start, targets, jnp.broadcast_to(shares, (steps, examples)), learning_rate, gamma0, branch_multiplier, trained,
@@ -136,12 +144,13 @@ def nonlinear_training(
     found = _populations(plan, numbers, keys)
 
     def stable_rate() -> float | None:
-        """2 / (largest eigenvalue) of the tangent kernel before training; for square loss without momentum."""
-        if loss is not square_loss or momentum:
+        """2 / (largest eigenvalue) of the tangent kernel before training, for plain SGD on the square loss."""
+        if loss is not square_loss or momentum or weight_decay or bool((shares < 0).any()):
             return None
         kernel = lazy_kernels(start, activation, depth=depth, branch_multiplier=branch_multiplier).tangent(trained)
         root = jnp.sqrt(numbers.shares_TxP.max(0))
-        return 2 / float(jnp.linalg.eigvalsh(root[:, None] * kernel * root).max())
+        found = 2 / float(jnp.linalg.eigvalsh(root[:, None] * kernel * root).max())
+        return found if math.isfinite(found) else None
 
     require_convergence(found.mean.outputs, targets, learning_rate, stable_rate)
     return found
@@ -179,6 +188,7 @@ def _samples(samples: int | None, depth: int, passes: int, examples: int) -> int
     needed = _SAMPLES_PER_NOISE * _noises(depth, passes, examples)
     if samples is None:
         return max(_LEAST_SAMPLES, 1 << (needed - 1).bit_length())
+    require_whole("samples", samples)
     if samples < needed or samples % 2:
         raise InputError(
             f"samples is {samples}: use an even number of at least {needed}, {_SAMPLES_PER_NOISE} for each Gaussian "

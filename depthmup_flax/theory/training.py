@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.theory.kernels import require_finite, require_number, require_whole
 
 Loss = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -63,8 +64,8 @@ def infinite_depth(compute: Callable[[int], Training | Estimate], depth: int = 3
     """The limit of infinite depth, by refinement of layer time (B24 App. E.3: the error of a depth L is as 1/L).
 
     Two depths give ``2 f(2L) - f(L)``, whose error is as L^-2 (Richardson). It is computed for L and for L / 2, from
-    three depths; the error is their difference (about three times too large where the error is as L^-2), with that of
-    Monte Carlo added in squares.
+    three depths; the error is their difference (about three times too large where the error is as L^-2) and that of
+    Monte Carlo, in squares, as of depths with samples of their own.
 
     Args:
       compute: depth -> `linear_training` or `nonlinear_training` of that depth.
@@ -76,18 +77,29 @@ def infinite_depth(compute: Callable[[int], Training | Estimate], depth: int = 3
     Raises:
       InputError: a depth that is not even, or below 2.
     """
-    if depth < 2 or depth % 2:
-        raise InputError(f"depth is {depth}: use an even number of at least 2.")
+    require_whole("depth", depth, 2)
+    if depth % 2:
+        raise InputError(f"depth is {depth}: use an even number.")
     coarse, middle, fine = (_at_every(_estimate(compute(n)), n // (depth // 2)) for n in (depth // 2, depth, 2 * depth))
     twice = lambda more, less: jax.tree.map(lambda b, a: 2 * b - a, more.mean, less.mean)
     better, worse = twice(fine, middle), twice(middle, coarse)
-    error = jax.tree.map(
-        lambda b, w, f, m: jnp.sqrt((b - w) ** 2 + 4 * f**2 + m**2), better, worse, fine.error, middle.error
-    )
+
+    def error_of(b: jax.Array, w: jax.Array, f: jax.Array, m: jax.Array, c: jax.Array) -> jax.Array:
+        of_depth = jnp.maximum(
+            (b - w) ** 2 - (4 * f**2 + 9 * m**2 + c**2), 0
+        )  # what is above Monte Carlo's noise in it
+        return jnp.sqrt(of_depth + 4 * f**2 + m**2)
+
+    error = jax.tree.map(error_of, better, worse, fine.error, middle.error, coarse.error)
     return Estimate(better, error)
 
 
 def _estimate(found: Training | Estimate) -> Estimate:
+    if not isinstance(found, (Training, Estimate)):
+        raise InputError(
+            f"compute gives a {type(found).__name__}: let it return what linear_training or nonlinear_training does; "
+            "lazy_kernels has its own limit."
+        )
     return found if isinstance(found, Estimate) else Estimate(found, jax.tree.map(jnp.zeros_like, found))
 
 
@@ -100,28 +112,45 @@ def _at_every(found: Estimate, stride: int) -> Estimate:
     return Estimate(thin(found.mean), thin(found.error))
 
 
-def require_training(depth: int, gamma0: float, learning_rate: float, lazy: str) -> None:
+def require_training(
+    depth: int, gamma0: float, learning_rate: float, branch_multiplier: float, targets: jax.Array, lazy: str
+) -> None:
     """Checks what all theories of training take; ``lazy`` says what to call for the limit of gamma0 = 0."""
-    if depth < 1:
-        raise InputError(f"depth is {depth}: use at least 1.")
-    if not isinstance(gamma0, jax.core.Tracer) and not gamma0 > 0:
+    require_whole("depth", depth)
+    if isinstance(gamma0, (int, float)) and gamma0 <= 0:
         raise InputError(f"gamma0 is {gamma0}: use a positive number; the limit of 0 is {lazy}.")
-    if not isinstance(learning_rate, jax.core.Tracer) and not learning_rate >= 0:
-        raise InputError(f"learning_rate is {learning_rate}: use a positive number.")
+    require_number("gamma0", gamma0, above=0.0)
+    require_number("learning_rate", learning_rate, at_least=0.0)
+    require_number("branch_multiplier", branch_multiplier)
+    require_finite("targets", targets)
+
+
+def require_elementwise(loss: Loss, targets: jax.Array) -> None:
+    """InputError for a loss that is a mean or a sum over examples."""
+    shape = jax.eval_shape(loss, targets, targets).shape
+    if shape != targets.shape:
+        raise InputError(f"loss gives shape {shape} for {targets.shape}: give one number for each example, no mean.")
 
 
 def require_convergence(
-    outputs_TxB: jax.Array, targets: jax.Array, learning_rate: float, largest: Callable[[], float | None]
+    outputs_TxB: jax.Array, targets: jax.Array, learning_rate: float, stable_rate: Callable[[], float | None]
 ) -> None:
-    """InputError if training left all bounds; ``largest`` gives a rate that is stable at the start, if there is one."""
+    """InputError if training left all bounds.
+
+    ``stable_rate`` gives a rate that is stable before features move, if one is known; where the rate is below it, large
+    targets have moved them too far.
+    """
     if isinstance(outputs_TxB, jax.core.Tracer):
         return
-    bound = _HUGE * max(1.0, float(np.abs(np.asarray(targets)).max()))
-    inside = np.abs(np.asarray(outputs_TxB)).max(1) < bound  # not of NaN
+    largest = float(np.abs(np.asarray(targets)).max())
+    inside = np.abs(np.asarray(outputs_TxB)).max(1) < _HUGE * max(1.0, largest)  # not of NaN
     if inside.all():
         return
-    stable = largest()
-    remedy = f"use less than {stable:.2g}, which is stable at the start" if stable else "use a smaller one"
+    stable = stable_rate()
+    if stable is not None and stable < learning_rate:
+        remedy = f"use less than {stable:.2g}, which is stable as long as features stand still"
+    else:
+        remedy = f"use a smaller one, or smaller targets (up to {largest:g} here) or gamma0, which move features less"
     raise InputError(
         f"learning_rate is {learning_rate}: training diverges, outputs leave all bounds at step "
         f"{int(np.argmin(inside))}; {remedy}."
