@@ -13,7 +13,7 @@ from depthmup_flax import optim
 from depthmup_flax.config import from_file
 from depthmup_flax.errors import InputError
 from depthmup_flax.fits import fit_power
-from depthmup_flax.limits import diversity, networks, phase_diagram, run
+from depthmup_flax.limits import diversity, networks, paths, phase_diagram, run
 from depthmup_flax.parametrization import get_parametrization
 from depthmup_flax.params import param_info
 
@@ -117,9 +117,7 @@ def test_a_random_walk_has_slope_one_half_and_a_straight_path_slope_one():
     fractions = (1 / 64, 1 / 32, 1 / 16, 1 / 8)
     steps = jax.random.normal(jax.random.key(0), (256, 4, 64))
     walk, line = jnp.cumsum(steps, 0), jnp.arange(256.0)[:, None, None] * steps[0]
-    found = [
-        diversity.slopes(fractions, np.asarray(diversity.distances(path, fractions))[None])[0] for path in (walk, line)
-    ]
+    found = [paths.slopes(fractions, np.asarray(paths.distances(path, fractions))[None])[0] for path in (walk, line)]
     assert found == pytest.approx([0.5, 1.0], abs=0.03)
 
 
@@ -129,7 +127,7 @@ def test_trained_features_stay_rough_under_depth_mup_and_turn_smooth_with_depth_
     def slope(case):
         with jax.enable_x64(True):
             row = diversity.measure(config, case)
-        return diversity.slopes(row["fractions"], np.array(row["distances"])[:, -1]).mean()
+        return paths.slopes(row["fractions"], np.array(row["distances"])[:, -1]).mean()
 
     found = {(case["rule"], case["depth"]): slope(case) for case in diversity.cases(config)}
     assert found["depth_mup", 32] == pytest.approx(0.5, abs=0.07)

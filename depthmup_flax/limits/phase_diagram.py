@@ -25,7 +25,7 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.fits import EXPLODES, Fit, fit_power
 from depthmup_flax.limits import networks
 from depthmup_flax.limits.common import aligned, legend_below, require_positive, require_sizes, require_whole
-from depthmup_flax.limits.diversity import digits, distances, mean_interval, require_fractions, slopes
+from depthmup_flax.limits.paths import digits, distances, mean_interval, require_fractions, slopes
 from depthmup_flax.limits.run import Case, Row, Values
 from depthmup_flax.parametrization import PRESETS, ParamInfo, Role, classify, get_parametrization
 from depthmup_flax.params import param_info
