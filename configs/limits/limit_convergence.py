@@ -8,7 +8,7 @@ mean at finite width, 1/N^2, and that of finite depth, 1/L^2. The limit is `dept
 Monte Carlo for ReLU, without error for linear networks. The paper has convolutional networks and, for want of the
 limit, an ensemble of the largest in its place.
 
-30 minutes on two cores that had other work; the theory of ReLU takes eight of them.
+35 minutes on two cores that had other work; the theory of ReLU takes ten of them.
 """
 
 from ml_collections import ConfigDict
