@@ -417,6 +417,7 @@ def _half_loss(outputs, targets):
         (lambda: lazy_kernels(jnp.array([[1.0, 0.5], [0.0, 1.0]]), "relu"), "not symmetric"),
         (lambda: lazy_kernels(jnp.diag(jnp.array([1.0, 0.0])), "relu"), "row 1: leave out inputs of norm zero"),
         (lambda: lazy_kernels(jnp.array([[jnp.nan]]), "relu"), "not finite"),
+        (lambda: lazy_kernels(jnp.array([[1.0, 5], [5, 1]]), "relu"), "has 5 at row 0, column 1, more than"),
         (lambda: lazy_kernels(jnp.eye(2), "swish"), "activation is 'swish'"),
         (lambda: lazy_kernels(jnp.eye(2), "relu", depth=0), "depth is 0"),
         (lambda: lazy_kernels(jnp.eye(2), "relu", steps=10), "multiple of 4"),

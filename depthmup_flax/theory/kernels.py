@@ -33,7 +33,8 @@ def checked_kernel(kernel: jax.Array) -> jax.Array:
     """``kernel`` as an array of floating point numbers.
 
     Raises:
-      InputError: it is not square, symmetric and finite, or not positive on its diagonal (unless it is traced).
+      InputError: it is not square, symmetric and finite, not positive on its diagonal, or larger elsewhere than the
+        diagonal allows (unless it is traced).
     """
     kernel = jnp.asarray(kernel)
     kernel = kernel.astype(jnp.result_type(float, kernel))
@@ -51,6 +52,13 @@ def checked_kernel(kernel: jax.Array) -> jax.Array:
     if len(zero):
         raise InputError(
             f"the kernel's diagonal is {found[zero[0], zero[0]]:g} at row {zero[0]}: leave out inputs of norm zero."
+        )
+    bound = np.sqrt(np.outer(np.diag(found), np.diag(found)))
+    if (np.abs(found) > bound * (1 + 1e-3)).any():
+        i, j = np.argwhere(np.abs(found) > bound * (1 + 1e-3))[0]
+        raise InputError(
+            f"the kernel has {found[i, j]:g} at row {i}, column {j}, more than the root of the diagonal's product "
+            f"{bound[i, j]:g}: no inputs have such a kernel; give one such as gram(x)."
         )
     return kernel
 

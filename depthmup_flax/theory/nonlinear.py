@@ -83,7 +83,7 @@ def nonlinear_training(
     """SGD on a residual network of infinite width and depth L: the mean field theory of this module.
 
     Takes O(L M^2 S) time and six arrays of L M S numbers for M = T P passes and S samples, one population at a time. As
-    S must be several times L M, memory grows as its square: 0.8 GB in single precision at L M = 3200. The limit of
+    S must be several times L M, memory grows as its square: 2.5 GB in single precision at L M = 3200. The limit of
     infinite depth is ``infinite_depth(lambda depth: nonlinear_training(..., depth=depth))``.
 
     The error is the standard error over independent populations, each with samples whose white noises are exactly
@@ -128,7 +128,7 @@ def nonlinear_training(
     start = checked_kernel(gram(inputs))
     examples = len(start)
     if targets.shape != (examples,):
-        raise InputError(f"targets has shape {targets.shape}: give {examples} numbers, one for each input.")
+        raise InputError(f"targets has shape {targets.shape}: give ({examples},), a number for each input.")
     shares = jnp.full(examples, 1 / examples) if shares is None else jnp.asarray(shares)
     if shares.shape not in ((examples,), (steps, examples)):
         raise InputError(f"shares has shape {shares.shape}: give ({examples},) or ({steps}, {examples}).")
