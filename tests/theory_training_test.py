@@ -146,7 +146,7 @@ def networks_and_theory(activation, momentum, decay):
             plain_network, activation, width, depth, steps=steps, rate=rate, gamma0=gamma0, a=a, momentum=momentum,
             decay=decay, shares=shares,
         )  # fmt: skip
-        keys = jax.random.split(jax.random.key(width), 2**16 // width)
+        keys = jax.random.split(jax.random.key(width), 2**15 // width)
         networks = jax.jit(lambda keys, run=run: jax.lax.map(lambda key: run(key=key), keys, batch_size=64))(keys)
         for name, measured in zip(QUANTITIES, networks, strict=True):
             exact = getattr(theory.mean, name)
