@@ -87,19 +87,26 @@ def _train_in(directory: pathlib.Path, experiment: Experiment, mesh: jax.shardin
     return result
 
 
-def prepare_workdir(directory: pathlib.Path, config: ConfigDict, *, overwrite: bool) -> pathlib.Path:
-    """Creates the directory and makes sure that it can be written and holds no other run.
-
-    Raises:
-      InputError: it cannot be written, or its ``config.json`` differs from ``config`` (says in what).
-    """
+def make_writable(directory: pathlib.Path) -> None:
+    """Creates the directory; InputError if it cannot be, or cannot be written to."""
     probe = directory / ".write_test"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise InputError(f"workdir {str(directory)!r} cannot be written ({error.strerror}): choose another.") from error
+        raise InputError(
+            f"workdir {str(directory)!r} cannot be written to ({error.strerror}): choose another."
+        ) from error
+
+
+def prepare_workdir(directory: pathlib.Path, config: ConfigDict, *, overwrite: bool) -> pathlib.Path:
+    """Creates the directory and makes sure that it can be written and holds no other run.
+
+    Raises:
+      InputError: it cannot be written, or its ``config.json`` differs from ``config`` (says in what).
+    """
+    make_writable(directory)
     if overwrite:
         with only_run_in(directory):
             _delete_run(directory)

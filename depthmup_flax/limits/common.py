@@ -61,6 +61,10 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
     )
 
 
+def _is_whole(value: Any, at_least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
+
+
 def require_sizes(config: ConfigDict, *names: str, at_least: int = 1) -> None:
     """Each field is a tuple of different whole numbers.
 
@@ -70,8 +74,7 @@ def require_sizes(config: ConfigDict, *names: str, at_least: int = 1) -> None:
     for name in names:
         found = config[name]
         values = list(found) if isinstance(found, (tuple, list)) else []
-        whole = all(isinstance(value, int) and not isinstance(value, bool) and value >= at_least for value in values)
-        if not values or not whole or len(set(values)) < len(values):
+        if not values or not all(_is_whole(value, at_least) for value in values) or len(set(values)) < len(values):
             raise InputError(
                 f"config.{name} is {found!r}: give different whole numbers of at least {at_least}, such as (64, 128)."
             )
@@ -80,7 +83,7 @@ def require_sizes(config: ConfigDict, *names: str, at_least: int = 1) -> None:
 def require_whole(config: ConfigDict, *names: str, at_least: int = 1) -> None:
     """Each field is a whole number; InputError if not."""
     for name in names:
-        if not isinstance(config[name], int) or isinstance(config[name], bool) or config[name] < at_least:
+        if not _is_whole(config[name], at_least):
             raise InputError(f"config.{name} is {config[name]!r}: use a whole number of at least {at_least}.")
 
 
@@ -96,7 +99,7 @@ def require_in_groups(config: ConfigDict, *names: str) -> None:
     """Each field is a number of networks that `GROUPS` divides; InputError if not."""
     for name in names:
         value = config[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 2 * GROUPS or value % GROUPS:
+        if not _is_whole(value, 2 * GROUPS) or value % GROUPS:
             raise InputError(f"config.{name} is {value!r}: use a multiple of {GROUPS} from {2 * GROUPS} up.")
 
 

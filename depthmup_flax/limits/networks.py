@@ -27,7 +27,6 @@ def network(
     pre_nonlin: bool = True,
     mean_subtraction: bool = False,
     rule: Parametrization | None = None,
-    **fields: Any,
 ) -> ResMLP:
     """`ResMLP` as B24 Eq. 1 writes it: base width and depth 1, one output, no mean subtraction.
 
@@ -44,7 +43,6 @@ def network(
         pre_nonlin=pre_nonlin,
         mean_subtraction=mean_subtraction,
         parametrization=rule,
-        **fields,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import pathlib
 import time
@@ -16,9 +15,9 @@ from ml_collections import ConfigDict
 from depthmup_flax import config as configs
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.files import JsonLines, write_atomically
-from depthmup_flax.report.style import save
+from depthmup_flax.report.style import require_matplotlib, save
 from depthmup_flax.sweep.runner import commit
-from depthmup_flax.trainer import only_run_in, versions
+from depthmup_flax.trainer import make_writable, only_run_in, versions
 
 FIGURES = ("ntk", "linear_kernel", "linear_limit", "limit_convergence", "phase_diagram", "diversity")
 SCHEMA = 1
@@ -65,16 +64,11 @@ def run(
     if config.get("figure") not in FIGURES:
         found = config.get("figure")
         raise InputError(f"config.figure is {found!r}: {did_you_mean(str(found), FIGURES)}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("matplotlib is not installed and draws the figure: pip install 'depthmup-flax[report]'.")
+    require_matplotlib()
     module: Any = importlib.import_module(f"depthmup_flax.limits.{config.figure}")
     cases = module.cases(config)
     directory = pathlib.Path(workdir)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / ".lock").touch()
-    except OSError as error:
-        raise InputError(f"--workdir={directory} cannot be written to ({error.strerror}): name another.") from error
+    make_writable(directory)
     with only_run_in(directory):
         _claim(directory, config, overwrite)
         rows = _measure(module, config, cases, directory / "records.jsonl", say)
@@ -127,7 +121,7 @@ def _claim(directory: pathlib.Path, config: ConfigDict, overwrite: bool) -> None
     elif overwrite:
         records.unlink(missing_ok=True)
     elif records.exists():
-        found = configs.differences(_settings(path), {name: v for name, v in ours.items() if name not in _FREE})
+        found = configs.differences(_binding(_stored(path)), _binding(ours))
         if found:
             raise InputError(
                 f"workdir {str(directory)!r} holds other settings ({configs.listed(found)}): choose another directory, "
@@ -136,14 +130,15 @@ def _claim(directory: pathlib.Path, config: ConfigDict, overwrite: bool) -> None
     write_atomically(path, json.dumps({"schema": SCHEMA, "config": ours}, indent=1) + "\n")
 
 
-def _settings(path: pathlib.Path) -> dict[str, Any]:
+def _binding(settings: dict[str, Any]) -> dict[str, Any]:
+    """Those that change a number."""
+    return {name: value for name, value in settings.items() if name not in _FREE}
+
+
+def _stored(path: pathlib.Path) -> dict[str, Any]:
     try:
-        return {
-            name: value
-            for name, value in json.loads(path.read_text(encoding="utf-8"))["config"].items()
-            if name not in _FREE
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return dict(json.loads(path.read_text(encoding="utf-8"))["config"])
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} is not what a figure writes: choose another directory, or pass --overwrite."
         ) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from depthmup_flax.records import Sweep, read_sweep
 from depthmup_flax.report import dynamics, figures, landscapes, page, tables
 from depthmup_flax.report.analysis import Study, analyse
 from depthmup_flax.report.grid import roles, surfaces
-from depthmup_flax.report.style import save
+from depthmup_flax.report.style import require_matplotlib, save
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +38,7 @@ def make_report(directories: Sequence[str | pathlib.Path], out: str | pathlib.Pa
     Raises:
       InputError: the directories hold no sweep or several; no run has ended; all runs diverged; no matplotlib.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("matplotlib is not installed and draws the figures: pip install 'depthmup-flax[report]'.")
+    require_matplotlib()
     sweep = read_sweep([pathlib.Path(directory) for directory in directories])
     study, turned = _studies(sweep)
     out = pathlib.Path(out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import pathlib
@@ -10,11 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from depthmup_flax.errors import InputError
 from depthmup_flax.report.grid import Scale
 
 _DPI = 130
 _MAX_TICKS = 7
 COLUMNS = 4  # panels side by side
+
+
+def require_matplotlib() -> None:
+    """InputError where matplotlib, an optional dependency, is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("matplotlib is not installed and draws the figures: pip install 'depthmup-flax[report]'.")
 
 
 def canvas(rows: int, columns: int, *, width: float = 4.0, height: float = 3.6, **kwargs: Any) -> tuple[Any, Any]:

@@ -41,7 +41,12 @@ class Activation:
 
     def slope(self, x: jax.Array) -> jax.Array:
         """Its derivative, elementwise."""
-        return jax.grad(lambda x: self.function(x).sum())(x)
+        return _derivative(self.function)(x)
+
+
+def _derivative(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    """Of an elementwise function."""
+    return jax.grad(lambda x: function(x).sum())
 
 
 def get_activation(name: str) -> Activation:
@@ -112,8 +117,7 @@ def _quadrature(function: Callable[[jax.Array], jax.Array]) -> Average:
 
 
 def _by_quadrature(function: Callable[[jax.Array], jax.Array]) -> Activation:
-    slope = jax.grad(lambda x: function(x).sum())
-    return Activation(function, _quadrature(function), _quadrature(slope))
+    return Activation(function, _quadrature(function), _quadrature(_derivative(function)))
 
 
 ACTIVATIONS: dict[str, Activation] = {

@@ -215,7 +215,7 @@ def _numbers(
     _, learned = jax.lax.scan(lambda row, v: (shrink * row + v, row), jnp.zeros(steps, dtype), velocity_TxT)
     return _Numbers(
         start,
-        targets.astype(dtype),
+        targets,
         shares.astype(dtype),
         learning_rate * gamma0,
         gamma0,

@@ -85,9 +85,8 @@ def infinite_depth(compute: Callable[[int], Training | Estimate], depth: int = 3
     better, worse = twice(fine, middle), twice(middle, coarse)
 
     def error_of(b: jax.Array, w: jax.Array, f: jax.Array, m: jax.Array, c: jax.Array) -> jax.Array:
-        of_depth = jnp.maximum(
-            (b - w) ** 2 - (4 * f**2 + 9 * m**2 + c**2), 0
-        )  # what is above Monte Carlo's noise in it
+        noise = 4 * f**2 + 9 * m**2 + c**2  # of b - w = 2 fine - 3 middle + coarse
+        of_depth = jnp.maximum((b - w) ** 2 - noise, 0)
         return jnp.sqrt(of_depth + 4 * f**2 + m**2)
 
     error = jax.tree.map(error_of, better, worse, fine.error, middle.error, coarse.error)
