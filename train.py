@@ -2,13 +2,16 @@
 
 Any field of the config can be set on the command line, --config.model.depth=24. The same command again resumes the
 run. --print_params shows what the rule gives every parameter, and trains nothing.
+
+Exit codes: 0 the run has ended, 2 bad input, 74 the disk or the data failed, 75 asked to leave by a signal; then the
+state is saved, and the same command goes on.
 """
 
 import pathlib
 
 from absl import flags
 
-from depthmup_flax import cli
+from depthmup_flax import cli, errors
 from depthmup_flax.errors import InputError
 from depthmup_flax.parametrization import describe_presets
 
@@ -17,25 +20,28 @@ DEFAULT_CONFIG = pathlib.Path(__file__).parent / "configs" / "digits.py"
 _CONFIG = cli.define_config("Python file with get_config(). Default: configs/digits.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; created if absent, resumed if it holds the run.")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the run that --workdir holds, and start anew.")
+cli.define_processes()
 _PRINT_PARAMS = flags.DEFINE_bool("print_params", False, "Print the parameter table and exit.")
 
 __doc__ = f"{__doc__}\n--config.parametrization.preset is one of\n{describe_presets()}\n"
 
 
-def main(argv: list[str]) -> None:
-    """Runs what the flags say; bad input ends with one sentence and exit code 2."""
+def main(argv: list[str]) -> int:
+    """Runs what the flags say; bad input ends with one sentence. Exit codes are in `depthmup_flax.errors`."""
     cli.require_no_arguments(argv)
     # Imported here, so that --help and a wrong flag answer at once.
     from depthmup_flax.experiment import build
-    from depthmup_flax.trainer import train_and_evaluate
+    from depthmup_flax.trainer import PREEMPTED, train_and_evaluate
 
     config = cli.resolved(_CONFIG)
     if _PRINT_PARAMS.value:
         print(build(config).parameter_table())
-        return
+        return 0
     if not _WORKDIR.value:
         raise InputError("--workdir is not set: name a directory for the run, such as --workdir=runs/digits.")
-    train_and_evaluate(config, _WORKDIR.value, overwrite=_OVERWRITE.value)
+    cli.start_processes()
+    result = train_and_evaluate(config, _WORKDIR.value, overwrite=_OVERWRITE.value)
+    return errors.PREEMPTED if result["status"] == PREEMPTED else 0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ the last 2.265, test accuracy 33.8 % (one seed, 106 seconds on 2 shared CPU core
 
     python train.py --config=configs/imagenet_resnet18.py --workdir=runs/resnet18_small
         --config.data.name=folder:path/to/tiny-imagenet-200 --config.data.image_size=64 --config.model.width=16
-        --config.train.epochs=4
+        --config.train.epochs=4 --config.data.augment=imagenet
 """
 
 from ml_collections import ConfigDict
@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
     config = default_config("resnet")
     # The figure's depth extrapolations of ResNet-18 are --config.model.depth=16, 32, ...
     config.model.update(width=64, depth=8, base_width=16, base_depth=8, stem="imagenet", norm="none")
-    config.data.update(name="tfds:imagenet2012", image_size=224, augment="imagenet")
+    config.data.update(name="tfds:imagenet2012", image_size=224, augment="resized_crop")
     config.optimizer.update(name="momentum", learning_rate=0.02)
     config.optimizer.kwargs.momentum = 0.9
     config.train.update(batch_size=128, epochs=5.0)

@@ -10,6 +10,7 @@ pixels), 60 to 105 seconds on 2 shared CPU cores: training loss of the last of 4
     python train.py --config=configs/imagenet_vit.py --workdir=runs/imagenet_vit_small
         --config.data.name=folder:path/to/tiny-imagenet-200 --config.data.image_size=64 --config.model.width=64
         --config.model.depth=4 --config.optimizer.warmup_steps=200 --config.train.epochs=4
+        --config.data.augment=imagenet
 """
 
 from ml_collections import ConfigDict
@@ -21,7 +22,7 @@ def get_config() -> ConfigDict:
     """The configuration."""
     config = default_config("vit")
     config.model.update(width=384, depth=12, base_width=64, base_depth=4, patch_size=16, num_heads=4, norm="none")
-    config.data.update(name="tfds:imagenet2012", image_size=224, augment="imagenet")
+    config.data.update(name="tfds:imagenet2012", image_size=224, augment="resized_crop")
     config.optimizer.update(name="adam", learning_rate=1e-3, warmup_steps=1000)
     config.train.update(batch_size=64, epochs=10.0)
     return config

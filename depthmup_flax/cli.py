@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
+import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from depthmup_flax.errors import InputError
+from depthmup_flax import distributed
+from depthmup_flax.errors import BAD_INPUT, PREEMPTED, STOPPED, InputError, Preempted, RunStopped
 
 
 def define_config(help_text: str) -> Any:
@@ -53,14 +55,51 @@ def one_device_per_core() -> None:
         jax.config.update("jax_num_cpu_devices", cores)
 
 
+def define_processes() -> None:
+    """The flags ``--coordinator``, ``--num_processes``, ``--process_id`` of `start_processes`."""
+    flags.DEFINE_string("coordinator", None, "Several processes: host:port of process 0. Default: the environment's.")
+    flags.DEFINE_integer("num_processes", None, "Several processes: how many, with --coordinator.")
+    flags.DEFINE_integer("process_id", None, "Several processes: which one this is, from 0, with --coordinator.")
+
+
+def start_processes() -> None:
+    """`depthmup_flax.distributed.start` with the flags; call before JAX is used."""
+    distributed.start(*(flags.FLAGS[name].value for name in ("coordinator", "num_processes", "process_id")))
+
+
 def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path | None = None) -> None:
-    """Parses flags and calls ``main``; its result is the exit code, bad input prints one sentence and exits with 2."""
+    """Parses flags and calls ``main``, whose result is the exit code.
+
+    `InputError` and `RunStopped` are printed as one sentence; their exit codes are in `depthmup_flax.errors`.
+    """
     logging.set_verbosity(logging.WARNING)
     try:
         app.run(main, flags_parser=functools.partial(_parse, default_config))
-    except InputError as error:
+    except (InputError, RunStopped) as error:
+        if isinstance(error, Preempted):
+            print(error, file=sys.stderr)
+            _exit(PREEMPTED)
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _exit(BAD_INPUT if isinstance(error, InputError) else STOPPED)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        _exit(128 + signal.SIGINT)
+    except Exception:
+        if not distributed.joined():
+            raise
+        traceback.print_exc()
+        print(
+            f"error: process {distributed.process_id()} cannot go on, and the others end with it. If a connection was "
+            "closed above, look for the cause in the output of another process. The same command goes on from the last "
+            "checkpoint.",
+            file=sys.stderr,
+        )
+        _exit(1)
+
+
+def _exit(code: int) -> NoReturn:
+    """Not by ``sys.exit``, which waits for threads that read data and may hang, and for the other processes."""
+    distributed.leave(code)
 
 
 def require_no_arguments(argv: list[str]) -> None:

@@ -19,7 +19,7 @@ from ml_collections.config_dict import placeholder
 
 from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.errors import InputError, did_you_mean
-from depthmup_flax.models import model_fields
+from depthmup_flax.models import MODELS, model_fields
 from depthmup_flax.parametrization import Parametrization, get_parametrization
 
 # Fields that keep the preset's value unless set.
@@ -35,6 +35,24 @@ _RULE_FIELDS: Mapping[str, type] = {
     "vector_lr_factor": float,
     "fixed_lr_factor": float,
 }
+
+# How a run is computed, watched and saved, but not what is trained: a run may go on with other values of these.
+EXECUTION = (
+    "mesh",
+    "model.scan",
+    "model.remat",
+    "data.data_dir",
+    "data.placement",
+    "data.device_limit_mib",
+    "data.read_threads",
+    "train.eval_every",
+    "train.eval_batch_size",
+    "train.log_every",
+    "train.checkpoint",
+    "train.checkpoint_every",
+    "train.keep_checkpoints",
+    "train.stall_timeout_s",
+)
 
 
 def default_config(model: str = "res_mlp") -> ConfigDict:
@@ -62,16 +80,25 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                     "eps": placeholder(float),
                 },
             },
+            # Devices along each axis; one may be -1, all that are left (`depthmup_flax.sharding`).
+            "mesh": {
+                "data": -1,  # copies of the parameters, each with a part of the batch
+                "fsdp": 1,  # parts of the batch, of the parameters and of the optimizer's state
+                "tensor": 1,  # parts of the features inside layers
+            },
             "train": {
                 "batch_size": 64,
+                "accumulate": 1,  # parts of a batch whose gradients are computed one after another, for less memory
                 "epochs": 20.0,
                 "steps": 0,  # instead of epochs, if above 0
                 "average_steps": 0,  # train_loss_avg is over this many last steps; 0 is the last epoch
                 "eval_batch_size": 500,
-                "eval_every": 0,  # steps between evaluations and checkpoints; 0 is an epoch
+                "eval_every": 0,  # steps between evaluations, each with a checkpoint; 0 is an epoch
                 "log_every": 50,  # steps between lines of metrics
                 "checkpoint": True,
+                "checkpoint_every": 0,  # steps between checkpoints besides those of evaluations; 0 is none
                 "keep_checkpoints": 2,  # the latest; the one with the best test accuracy is kept as well
+                "stall_timeout_s": 600.0,  # streamed data: a batch that takes longer ends the run
             },
         }
     )
@@ -90,11 +117,12 @@ def validate(config: ConfigDict) -> None:
     if not isinstance(config.seed, int) or not 0 <= config.seed < 2**31:
         raise InputError(f"seed is {config.seed!r}: use a whole number from 0 to 2^31 - 1.")
     train, optimizer = config.train, config.optimizer
-    for name in ("batch_size", "eval_batch_size", "log_every", "keep_checkpoints"):
+    for name in ("batch_size", "accumulate", "eval_batch_size", "log_every", "keep_checkpoints"):
         _require(f"train.{name}", train[name], whole=True, at_least=1)
-    for name in ("steps", "average_steps", "eval_every"):
+    for name in ("steps", "average_steps", "eval_every", "checkpoint_every"):
         _require(f"train.{name}", train[name], whole=True, at_least=0)
     _require("train.epochs", train.epochs, at_least=0)
+    _require("train.stall_timeout_s", train.stall_timeout_s, at_least=0.1)
     if not train.steps and not train.epochs:
         raise InputError("train.epochs and train.steps are both 0: set one of them.")
     _require("optimizer.learning_rate", optimizer.learning_rate, at_least=0)
@@ -175,8 +203,32 @@ def to_json(config: ConfigDict) -> str:
 
 
 def config_hash(config: ConfigDict) -> str:
-    """Twelve hexadecimal digits of SHA-256 over `to_json`."""
-    return hashlib.sha256(to_json(config).encode()).hexdigest()[:12]
+    """Twelve hexadecimal digits of SHA-256 over everything but `EXECUTION`; the same for runs that train the same."""
+    text = json.dumps(_without_execution(config.to_dict()), indent=2, sort_keys=True) + "\n"
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def run_differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """`differences` of two configs as JSON, but for `EXECUTION`: none if one run can go on as the other.
+
+    A field that ``stored`` lacks was added since, and stands for its default.
+    """
+    name = stored.get("model", {}).get("name")
+    defaults = json.loads(to_json(default_config(name))) if name in MODELS else {}
+    return differences(_without_execution(_filled(stored, defaults)), _without_execution(current))
+
+
+def _filled(tree: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    filled = {**defaults, **tree}
+    for name, value in filled.items():
+        if isinstance(value, Mapping) and isinstance(defaults.get(name), Mapping):
+            filled[name] = _filled(value, defaults[name])
+    return filled
+
+
+def _without_execution(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    kept = {name: value for name, value in tree.items() if path + name not in EXECUTION}
+    return {k: _without_execution(v, f"{path}{k}.") if isinstance(v, Mapping) else v for k, v in kept.items()}
 
 
 def differences(stored: Any, current: Any, path: str = "") -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
@@ -18,7 +19,15 @@ from depthmup_flax.data import Dataset, load, steps_per_epoch
 from depthmup_flax.errors import InputError
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.parametrization import Parametrization
-from depthmup_flax.params import param_count, param_info, param_table
+from depthmup_flax.params import (
+    AxisNames,
+    axes_from_annotations,
+    info_from_annotations,
+    init_shapes,
+    param_count,
+    param_table,
+)
+from depthmup_flax.training import TrainState, init_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +40,7 @@ class Experiment:
       model: the Flax module; called with what ``dataset.prepare`` gives.
       parametrization: the rule.
       info: tree of `ParamInfo` with the structure of the model's parameters.
+      axes: path of a parameter -> its logical axes.
       optimizer: finished optax transformation.
       epoch_steps: training steps in an epoch.
       total_steps: training steps in the run.
@@ -41,6 +51,7 @@ class Experiment:
     model: nn.Module
     parametrization: Parametrization
     info: Any
+    axes: dict[str, AxisNames]
     optimizer: optax.GradientTransformation
     epoch_steps: int
     total_steps: int
@@ -54,6 +65,14 @@ class Experiment:
     def cost(self) -> float:
         """Parameters times steps times examples in a batch: proportional to a run's work in a family of networks."""
         return float(self.parameters) * self.total_steps * self.config.train.batch_size
+
+    def init_state(self) -> TrainState:
+        """A fresh training state; pure, as `depthmup_flax.training.init_state` is."""
+        return init_state(self.model, self.optimizer, self.config.seed, self.dataset.input_spec)
+
+    def state_shapes(self) -> Any:
+        """Shapes and types of `init_state`; computes nothing."""
+        return jax.eval_shape(self.init_state)
 
     def parameter_table(self) -> str:
         """`param_table` for the optimizer of this run."""
@@ -84,7 +103,10 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     dataset = load(config.data)
     _require_fit(config.model.name, dataset)
     model = create_model(num_classes=dataset.num_classes, parametrization=parametrization, **config.model)
-    info = param_info(model, model.base(), dataset.input_spec)
+    # The shapes of a deep network take a second to trace, so once.
+    shapes = init_shapes(model, dataset.input_spec)
+    is_base = model.base_width in (0, model.width)
+    info = info_from_annotations(shapes, shapes if is_base else init_shapes(model.base(), dataset.input_spec))
     epoch_steps = steps_per_epoch(len(dataset.train), config.train.batch_size)
     total_steps = config.train.steps or max(1, math.ceil(min(config.train.epochs * epoch_steps, 2.0**40)))
     if total_steps >= 2**31:
@@ -95,6 +117,7 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
         model=model,
         parametrization=parametrization,
         info=info,
+        axes=axes_from_annotations(shapes),
         optimizer=make_optimizer(config, info, parametrization, _schedule(config, total_steps)),
         epoch_steps=epoch_steps,
         total_steps=total_steps,

@@ -21,7 +21,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 
 from depthmup_flax.branches import require_branches
 from depthmup_flax.errors import InputError
@@ -36,7 +35,7 @@ from depthmup_flax.foreign_trees import (
     shape_of,
 )
 from depthmup_flax.parametrization import ParamInfo, Role
-from depthmup_flax.params import AnnotatedParam, Axes, AxisNames, info_from_annotations, matches
+from depthmup_flax.params import AnnotatedParam, Axes, AxisNames, info_from_annotations, is_nnx, matches
 from depthmup_flax.rescale import rescale_init
 
 __all__ = ["infer_info", "rescale_init"]
@@ -237,7 +236,7 @@ def _located(path: str, leaf: Any, shapes: _Shapes, inside: bool, depth_ratio: f
     box: Any = None
     if isinstance(leaf, AnnotatedParam):
         box = leaf.replace(value=abstract(leaf))
-    elif isinstance(leaf, nnx.Variable) and leaf.get_metadata().get("linen_meta_type") is AnnotatedParam:
+    elif is_nnx(leaf, "Variable") and leaf.get_metadata().get("linen_meta_type") is AnnotatedParam:
         box = AnnotatedParam.from_nnx_metadata({**leaf.get_metadata(), "value": abstract(leaf)})
     recorded = box is not None and box.in_branch
     if recorded and inside and not math.isclose(box.depth_ratio, depth_ratio):

@@ -10,11 +10,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.parametrization import ParamInfo
-from depthmup_flax.params import matches, path_name
+from depthmup_flax.params import is_nnx, matches, path_name
 
 # A glob, or several, over paths such as "blocks/0/attn/query/kernel"; it also matches everything below.
 Globs: TypeAlias = str | Collection[str]
@@ -22,16 +21,18 @@ Globs: TypeAlias = str | Collection[str]
 
 def flatten(tree: Any, argument: str) -> tuple[dict[str, Any], Any]:
     """Path -> leaf (an array, a Linen box or an nnx.Variable), and the structure around them."""
-    if isinstance(tree, nnx.Module):
+    if is_nnx(tree, "Module"):
+        from flax import nnx
+
         tree = nnx.state(tree, nnx.Param)
-    elif isinstance(tree, Mapping) and not isinstance(tree, nnx.State) and "params" in tree:
+    elif isinstance(tree, Mapping) and not is_nnx(tree, "State") and "params" in tree:
         raise InputError(f"{argument} has an entry 'params': pass variables['params'], not all variables.")
     flat, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_node_of_one)
     leaves = {path_name(path): leaf for path, leaf in flat}
     if not leaves:
         raise InputError(f"{argument} has no parameters: pass the tree that the optimizer will train.")
     for path, leaf in leaves.items():
-        if isinstance(leaf, (nnx.RngState, nnx.BatchStat)):
+        if is_nnx(leaf, "RngState", "BatchStat"):
             raise InputError(f"{path!r} of {argument} is no parameter: pass nnx.state(model, nnx.Param).")
         if not hasattr(value_of(leaf), "shape") and not isinstance(value_of(leaf), numbers.Number):
             what = f"{argument} has" if path else f"{argument} is"
@@ -106,4 +107,4 @@ def matching(argument: str, patterns: Any, paths: Sequence[str]) -> set[str]:
 
 
 def _is_node_of_one(x: Any) -> bool:
-    return isinstance(x, (nn.meta.AxisMetadata, nnx.Variable))
+    return isinstance(x, nn.meta.AxisMetadata) or is_nnx(x, "Variable")

@@ -15,10 +15,14 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.parametrization import PRESETS, Parametrization
 from depthmup_flax.params import AxisNames, annotated, require_in_branch, residual_scope
+from depthmup_flax.sharding import gathered, gathers, keeps_all_but_gathered, stream
 
 Dtype = Any
 
@@ -48,6 +52,10 @@ def normal(std: float, axes: AxisNames, **kwargs: Any) -> Callable[..., Any]:
     return annotated(init, axes, init_std=std, **kwargs)
 
 
+# Logical axes of a branch's first and last weights, with features between them that may be split over devices.
+INTO, OUT_OF = ("width_in", "inner_out"), ("inner_in", "width_out")
+
+
 class Dense(nn.Module):
     """``x @ kernel (+ bias)``, kernel ``[in, out]`` with std ``sigma / sqrt(in)``; the last axis of ``x`` is ``in``.
 
@@ -74,7 +82,7 @@ class Dense(nn.Module):
         kernel = self.param("kernel", kernel_init, (fan_in, self.features), self.param_dtype)
         bias = _bias(self, self.axes[-1])
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
-        y = x @ kernel
+        y = dense_product(x, gathered(kernel, self.axes))
         return y if bias is None else y + bias
 
 
@@ -97,10 +105,12 @@ class Conv(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """``[B, H, W, C] -> [B, H / stride, W / stride, features]``, rounded up."""
         shape = (*self.window, x.shape[-1], self.features)
-        kernel_init = normal(self.sigma / math.sqrt(math.prod(shape[:-1])), (None, None, *self.axes))
+        axes = (None, None, *self.axes)
+        kernel_init = normal(self.sigma / math.sqrt(math.prod(shape[:-1])), axes)
         kernel = self.param("kernel", kernel_init, shape, self.param_dtype)
         bias = _bias(self, self.axes[-1])
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
+        kernel = gathered(kernel, axes)
         # A strided convolution changes the shape, so it is never in a scan, where the canonical form matters.
         y = conv_same(x, kernel) if self.strides == (1, 1) else _conv(x, kernel, "SAME", self.strides)
         return y if bias is None else y + bias
@@ -132,11 +142,12 @@ class Readout(nn.Module):
         if not isinstance(self.width_ratio, numbers.Real) or not 0 < self.width_ratio < math.inf:
             raise InputError(f"Readout.width_ratio is {self.width_ratio!r}: use width / base width, a number above 0.")
         std = self.sigma / math.sqrt(rule.readout_fan_in(x.shape[-1], self.width_ratio))
-        kernel_init = normal(std, ("width_in", "fixed_out"), width_ratio=self.width_ratio)
+        axes = ("width_in", "fixed_out")
+        kernel_init = normal(std, axes, width_ratio=self.width_ratio)
         kernel = self.param("kernel", kernel_init, (x.shape[-1], self.features), self.param_dtype)
         bias = _bias(self, "fixed_out")
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=jnp.promote_types(x.dtype, jnp.float32))
-        y = (x @ kernel) * rule.readout_multiplier(self.width_ratio)
+        y = (x @ gathered(kernel, axes)) * rule.readout_multiplier(self.width_ratio)
         return (y if bias is None else y + bias) / rule.output_divisor(self.width_ratio)
 
 
@@ -174,7 +185,7 @@ class ResidualBranch(nn.Module):
         if self.is_initializing() and isinstance(self.branch, nn.Module):
             require_in_branch("/".join(self.branch.path), self.branch.variables.get("params", {}))
         multiplier = jnp.asarray(self.parametrization.residual_multiplier(self.depth_ratio), skip.dtype)
-        return skip + multiplier * increment.astype(skip.dtype)
+        return stream(skip + multiplier * increment.astype(skip.dtype))
 
 
 class Norm(nn.Module):
@@ -214,13 +225,29 @@ class Norm(nn.Module):
         raise InputError(f"model.norm is {self.kind!r}: use 'none', 'layer' or 'batch'.")
 
 
-def stacked(block: type[nn.Module], length: int, *, scan: bool) -> Callable[..., nn.Module]:
+REMAT: dict[str, Callable[..., Any] | None] = {
+    "none": None,  # keeps what the backward pass needs
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # keeps products with weights, computes the rest
+    "full": jax.checkpoint_policies.nothing_saveable,  # keeps the stream between blocks
+}
+
+
+def stacked(block: type[nn.Module], length: int, *, scan: bool, remat: str = "none") -> Callable[..., nn.Module]:
     """``length`` copies of ``block`` after one another, their parameters stacked along a leading ``layers`` axis.
 
     ``block`` maps ``(carry, None) -> (carry, None)``. ``scan`` compiles the block once, in a time that does not depend
     on ``length``; otherwise it is compiled ``length`` times, which XLA may optimise further. Both have the same
     parameters, initial values, functions and gradients, so a checkpoint of one is a checkpoint of the other.
+
+    ``remat`` (see `REMAT`) says what of a block the forward pass keeps for the backward pass; what is not kept is
+    computed again. It changes memory and time, and no value.
     """
+    policy = REMAT[remat]
+    if policy is None and gathers():
+        policy = keeps_all_but_gathered
+    if policy is not None:
+        # A loop's body needs no barrier against the compiler undoing it.
+        block = nn.remat(block, policy=policy, prevent_cse=not scan)
     return nn.scan(
         block,
         variable_axes={"params": 0, "batch_stats": 0, "intermediates": 0},
@@ -267,6 +294,58 @@ def _conv_canonical_bwd(residuals: tuple[jax.Array, jax.Array], g: jax.Array) ->
 
 
 _conv_canonical.defvjp(lambda x, kernel: (_conv(x, kernel, "SAME"), (x, kernel)), _conv_canonical_bwd)
+
+
+def dense_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """``x @ kernel``: ``[..., in]`` and ``[in, out] -> [..., out]``.
+
+    On CPU the kernel's gradient, a sum over the rows of ``x``, is written so that the narrower of its two operands is
+    the one that XLA:CPU copies in transposed order. JAX's own transpose always has it copy the gradient of ``y``, wide
+    in the first layer of a feed-forward, and compute what made that in the same slow order. Values are the same, and so
+    are all transformations. Arrays whose types say how they are split (in ``shard_map`` with ``check_vma``, on meshes
+    with explicit axes) take JAX's own.
+    """
+    if jax.default_backend() != "cpu" or _typed_as_split(x) or _typed_as_split(kernel):
+        return x @ kernel
+    return _cpu_product(x, kernel)
+
+
+def _typed_as_split(x: jax.Array) -> bool:
+    kind: Any = jax.typeof(x)
+    return bool(kind.manual_axis_type.varying) or any(axis is not None for axis in kind.sharding.spec)
+
+
+@jax.custom_jvp
+def _cpu_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return x @ kernel
+
+
+def _cpu_product_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[jax.Array, jax.Array]:
+    x, kernel = primals
+    terms = zip(tangents, (lambda t: t @ kernel, lambda t: _kernel_product.bind(x, t)), strict=True)
+    # Inputs that are data have no derivative; a product with zeros would be computed.
+    first, *others = (term(t) for t, term in terms if not isinstance(t, SymbolicZero))
+    return x @ kernel, sum(others, first)
+
+
+_cpu_product.defjvp(_cpu_product_jvp, symbolic_zeros=True)
+
+
+def _kernel_gradient(g: jax.Array, x: jax.Array) -> jax.Array:
+    rows = tuple(range(x.ndim - 1))
+    g = jax.lax.optimization_barrier(g)  # computed once, and in its own order
+    if x.shape[-1] <= g.shape[-1]:
+        return jax.lax.dot_general(x, g, ((rows, rows), ((), ())))
+    return jax.lax.dot_general(g, x, ((rows, rows), ((), ()))).T
+
+
+# ``x @ kernel`` with a transpose of its own, which only a primitive can have that is mapped and differentiated further.
+_kernel_product = Primitive("kernel_product")
+_kernel_product.def_impl(jnp.matmul)
+_kernel_product.def_abstract_eval(lambda x, kernel: x.update(shape=(*x.shape[:-1], kernel.shape[-1])))
+mlir.register_lowering(_kernel_product, mlir.lower_fun(jnp.matmul, multiple_results=False))
+ad.defbilinear(_kernel_product, lambda g, x, kernel: g @ kernel.T, lambda g, x, kernel: _kernel_gradient(g, x))
+batching.primitive_batchers[_kernel_product] = lambda operands, axes: (jax.vmap(jnp.matmul, axes)(*operands), 0)
 
 
 def _bias(layer: Dense | Conv | Readout, axis: str | None) -> Any:

@@ -23,12 +23,13 @@ class MetricsWriter:
       directory: of the run.
       resume_step: rows after this step are of a part that will be computed again; they are dropped first, with a last
         line that was torn by a crash.
+      evaluated: the evaluation after that step is done; else it will be done again, and its row is dropped, too.
     """
 
-    def __init__(self, directory: pathlib.Path, resume_step: int) -> None:
+    def __init__(self, directory: pathlib.Path, resume_step: int, *, evaluated: bool = True) -> None:
         path = directory / "metrics.jsonl"
         if path.exists():
-            _keep_rows_until(path, resume_step)
+            _keep_rows_until(path, resume_step, evaluated)
         self._rows = path.open("a", encoding="utf-8")
         if not resume_step:  # nothing of an earlier attempt goes on
             for events in directory.glob("events.out.tfevents.*"):
@@ -51,6 +52,16 @@ class MetricsWriter:
         self._events.close()
 
 
+class NoMetrics:
+    """In the place of `MetricsWriter` in all processes but the first."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes nothing."""
+
+    def close(self) -> None:
+        """Has nothing to close."""
+
+
 class Progress:
     """Steps, loss, accuracy, speed and time left: a bar on a terminal, plain lines elsewhere.
 
@@ -62,16 +73,24 @@ class Progress:
       steps_per_epoch: training steps in an epoch.
       units_per_step: images or tokens that a step reads.
       unit: "images" or "tokens".
+      silent: shows nothing.
     """
 
     def __init__(
-        self, total_steps: int, first_step: int, steps_per_epoch: int, *, units_per_step: int, unit: str
+        self,
+        total_steps: int,
+        first_step: int,
+        steps_per_epoch: int,
+        *,
+        units_per_step: int,
+        unit: str,
+        silent: bool = False,
     ) -> None:
         self._total, self._steps_per_epoch = total_steps, steps_per_epoch
         self._units_per_step, self._unit = units_per_step, unit
         self._step, self._seconds, self._since = first_step, 0.0, time.perf_counter()
-        self._bar = None
-        if sys.stdout.isatty():
+        self._bar, self._silent = None, silent
+        if sys.stdout.isatty() and not silent:
             self._bar = tqdm.tqdm(
                 total=total_steps, initial=first_step, unit="step", file=sys.stdout, dynamic_ncols=True
             )
@@ -99,7 +118,7 @@ class Progress:
         if self._bar is not None:
             self._bar.update(step - self._step)
             self._bar.set_postfix_str(f"loss {loss:.4f}, acc {accuracy:.1%}, {speed}")
-        else:
+        elif not self._silent:
             line = f"step {step}/{self._total}  epoch {step / self._steps_per_epoch:.1f}"
             line += f"  loss {loss:.4f}  acc {accuracy:.1%}"
             if rate is not None:
@@ -114,7 +133,7 @@ class Progress:
         """A line that stays, above the bar."""
         if self._bar is not None:
             self._bar.write(text)
-        else:
+        elif not self._silent:
             print(text, flush=True)
 
     def close(self) -> None:
@@ -128,12 +147,14 @@ def finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _keep_rows_until(path: pathlib.Path, step: int) -> None:
+def _keep_rows_until(path: pathlib.Path, step: int, evaluated: bool) -> None:
     kept = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line)
+            row = json.loads(line)
         except ValueError:  # torn by a crash
             continue
+        again = row["step"] == step and "test_loss" in row and not evaluated
+        if row["step"] <= step and not again:
+            kept.append(line)
     write_atomically(path, "".join(line + "\n" for line in kept))

@@ -16,6 +16,7 @@ import dataclasses
 import fnmatch
 import math
 import numbers
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,9 @@ AXES: Mapping[str | None, tuple[str | None, bool]] = {
     "fixed_in": ("in", False),  # pixels, vocabulary, positions
     "width_in": ("in", True),
     "width_out": ("out", True),
+    # Of a width, too, but of features inside a branch: attention heads, a feed-forward's hidden layer.
+    "inner_in": ("in", True),
+    "inner_out": ("out", True),
     "fixed_out": ("out", False),  # classes
     "layers": (None, False),
     None: (None, False),
@@ -198,7 +202,7 @@ def param_info(
       InputError: a parameter has no role (names it and says what to write), an override matches nothing, or the two
         models have different trees.
     """
-    shapes, base_shapes = (_init_shapes(m, *inputs, **kwargs) for m in (model, base_model))
+    shapes, base_shapes = (init_shapes(m, *inputs, **kwargs) for m in (model, base_model))
     return info_from_annotations(shapes, base_shapes, overrides)
 
 
@@ -233,6 +237,20 @@ def info_from_annotations(params: Any, base_params: Any, overrides: Mapping[str,
     return jax.tree_util.tree_unflatten(structure, _with_model_width(labelled))
 
 
+def param_axes(model: nn.Module, *inputs: Any, **kwargs: Any) -> dict[str, AxisNames]:
+    """Path of every annotated parameter -> its logical axes, from which `depthmup_flax.sharding` takes its place.
+
+    Arguments as in `param_info`.
+    """
+    return axes_from_annotations(init_shapes(model, *inputs, **kwargs))
+
+
+def axes_from_annotations(params: Any) -> dict[str, AxisNames]:
+    """`param_axes` from a tree of annotated parameters (arrays or shapes)."""
+    leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=_is_box)[0]
+    return {path_name(path): leaf.names for path, leaf in leaves if isinstance(leaf, AnnotatedParam)}
+
+
 def is_info(x: Any) -> bool:
     """``is_leaf`` for maps over a tree of `ParamInfo`."""
     return isinstance(x, ParamInfo)
@@ -241,6 +259,12 @@ def is_info(x: Any) -> bool:
 def path_name(path: Any) -> str:
     """``blocks/Dense_0/kernel`` for a key path of ``jax.tree_util``."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def is_nnx(x: Any, *names: str) -> bool:
+    """Whether ``x`` is an instance of ``flax.nnx.<name>``. Nothing is where nobody has imported NNX, which is slow."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(x, tuple(getattr(nnx, name) for name in names))
 
 
 def flatten_info(info: Any) -> dict[str, ParamInfo]:
@@ -351,7 +375,8 @@ def param_count(info: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in flatten_info(info).values())
 
 
-def _init_shapes(model: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
+def init_shapes(model: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
+    """The annotated shapes of a model's parameters; arguments as in `param_info`."""
     # A constant key: eval_shape draws nothing, and the key's own creation is traced, so no device is touched.
     return jax.eval_shape(lambda *xs: model.init(jax.random.key(0), *xs, **kwargs), *inputs)["params"]
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import importlib.metadata
 import json
 import math
 import pathlib
 import platform
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,17 +17,22 @@ import jax
 from ml_collections import ConfigDict
 
 from depthmup_flax import config as configs
-from depthmup_flax import sharding
+from depthmup_flax import distributed, sharding
 from depthmup_flax.checkpoint import Checkpointer
-from depthmup_flax.data import Dataset, TextDataset, batch_indices, eval_batches, train_stream
-from depthmup_flax.errors import InputError
+from depthmup_flax.data import Dataset, TextDataset
+from depthmup_flax.errors import InputError, Preempted, RunStopped
 from depthmup_flax.experiment import Experiment, build
+from depthmup_flax.feed import held_out_batches, train_batches
 from depthmup_flax.files import write_atomically
-from depthmup_flax.metrics import MetricsWriter, Progress, finite_or_none
+from depthmup_flax.metrics import MetricsWriter, NoMetrics, Progress, finite_or_none
 from depthmup_flax.params import info_to_json
+from depthmup_flax.preemption import Preemption
 from depthmup_flax.sampling import generate
-from depthmup_flax.training import EvalMetrics, TrainState, init_state, make_eval_step, make_train_step
+from depthmup_flax.training import EvalMetrics, TrainState, make_eval_step, make_train_step
+from depthmup_flax.workdir import keeping_compiled, only_run_in, prepare_workdir, read_json, writing_to
 
+PREEMPTED = "preempted"
+_SAVE_ATTEMPTS = 3
 PACKAGES = ("depthmup-flax", "jax", "flax", "optax", "orbax-checkpoint", "numpy")
 
 # What a language model writes at the end of its run. A temperature below 1 makes a small model's text more orderly.
@@ -42,8 +45,12 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
 
     Writes ``config.json``, ``params.txt`` (the parameter table), ``metrics.jsonl``, TensorBoard events,
     ``checkpoints/`` and at the end ``result.json``; for a language model also ``sample.txt``, a text that it made. A
-    resumed run has the same parameters, bit for bit, as one that was not interrupted. A loss that is not finite ends
-    the run with the status ``diverged``.
+    resumed run has the same parameters, bit for bit, as one that was not interrupted; on another number of devices,
+    the same up to the order of sums. A loss that is not finite ends the run with the status ``diverged``.
+
+    SIGTERM, or the first Ctrl-C, ends a call early: the state is saved, and the status is ``preempted``. With several
+    processes (`depthmup_flax.distributed`), each of which makes this call, the first one writes all but the
+    checkpoints, to which every process writes what its devices hold; ``workdir`` is a directory that all share.
 
     Args:
       config: from a config file (see `depthmup_flax.config.default_config`).
@@ -51,75 +58,70 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
       overwrite: delete an earlier run's files in ``workdir`` and start anew.
 
     Returns:
-      The content of ``result.json``: ``status`` (``completed`` or ``diverged``), ``train_loss`` (last step),
-      ``train_loss_avg`` (last epoch, or ``train.average_steps``), ``test_loss``, ``test_accuracy``, ``steps``,
-      ``diverged_at_step``, ``wall_time_s``, ``config_hash``, ``seed``, ``parameters``, ``versions``. Numbers that are
-      not finite are ``None``.
+      The content of ``result.json``: ``status`` (``completed``, ``diverged`` or, with no such file, ``preempted``),
+      ``train_loss`` (last step), ``train_loss_avg`` (last epoch, or ``train.average_steps``), ``test_loss``,
+      ``test_accuracy``, ``steps``, ``diverged_at_step``, ``wall_time_s``, ``config_hash``, ``seed``, ``parameters``,
+      ``versions``. Numbers that are not finite are ``None``.
 
     Raises:
       InputError: bad configuration or work directory, in one sentence, before anything is compiled or overwritten.
+      RunStopped: the work directory cannot be written any more, or the data do not come.
     """
+    experiment, mesh = distributed.in_all(lambda: _built(config))
+    directory = pathlib.Path(workdir)
+    with contextlib.ExitStack() as held:
+
+        def claim() -> dict[str, Any] | None:
+            with writing_to(directory):
+                prepare_workdir(directory, config, overwrite=overwrite)
+                held.enter_context(only_run_in(directory))
+                return _finished_result(directory, config)
+
+        finished = distributed.on_first(claim)
+        if finished is not None:
+            if distributed.is_first():
+                print(f"{directory} holds this run already, {summary(finished)}. --overwrite runs it again.")
+            return finished
+        with writing_to(directory), keeping_compiled(directory):
+            return _train_in(directory, experiment, mesh)
+
+
+def _built(config: ConfigDict) -> tuple[Experiment, jax.sharding.Mesh]:
     experiment = build(config)
-    mesh = sharding.make_mesh()
-    sharding.require_divisible("train.batch_size", config.train.batch_size, mesh)
-    directory = prepare_workdir(pathlib.Path(workdir), config, overwrite=overwrite)
-    with only_run_in(directory):
-        return _train_in(directory, experiment, mesh)
+    mesh = sharding.make_mesh(config.mesh)
+    sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)
+    return experiment, mesh
 
 
-def _train_in(directory: pathlib.Path, experiment: Experiment, mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    config, finished = experiment.config, directory / "result.json"
-    if finished.exists():
-        result = _read_json(finished)
-        if result.get("config_hash") != configs.config_hash(config):
-            raise InputError(f"{finished} is of another config: choose another workdir, or pass --overwrite.")
-        print(f"{directory} holds this run already, {summary(result)}. --overwrite runs it again.")
-        return result
-    run = _Run(experiment, mesh, directory)
-    try:
-        write_atomically(directory / "config.json", configs.to_json(config))
-        write_atomically(directory / "params.txt", experiment.parameter_table() + "\n")
-        result = run.train()
-    finally:
-        run.close()
-    write_atomically(finished, json.dumps(result, indent=2) + "\n")
-    print(f"{summary(result)}. Written to {finished}", flush=True)
+def _finished_result(directory: pathlib.Path, config: ConfigDict) -> dict[str, Any] | None:
+    path = directory / "result.json"
+    if not path.exists():
+        return None
+    result = read_json(path)
+    if result.get("config_hash") != configs.config_hash(config):
+        raise InputError(f"{path} is of another config: choose another workdir, or pass --overwrite.")
     return result
 
 
-def make_writable(directory: pathlib.Path) -> None:
-    """Creates the directory; InputError if it cannot be, or cannot be written to."""
-    probe = directory / ".write_test"
+def _train_in(directory: pathlib.Path, experiment: Experiment, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    run = _Run(experiment, mesh, directory)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise InputError(
-            f"workdir {str(directory)!r} cannot be written to ({error.strerror}): choose another."
-        ) from error
-
-
-def prepare_workdir(directory: pathlib.Path, config: ConfigDict, *, overwrite: bool) -> pathlib.Path:
-    """Creates the directory and makes sure that it can be written and holds no other run.
-
-    Raises:
-      InputError: it cannot be written, or its ``config.json`` differs from ``config`` (says in what).
-    """
-    make_writable(directory)
-    if overwrite:
-        with only_run_in(directory):
-            _delete_run(directory)
-    stored = directory / "config.json"
-    if stored.exists():
-        ours = json.loads(configs.to_json(config))
-        found = configs.differences(_read_json(stored), ours)
-        if found:
-            raise InputError(
-                f"workdir {str(directory)!r} holds a run with another config ({configs.listed(found)}): "
-                "choose another directory, or pass --overwrite to delete that run."
-            )
-    return directory
+        if distributed.is_first():
+            write_atomically(directory / "config.json", configs.to_json(experiment.config))
+            write_atomically(directory / "params.txt", experiment.parameter_table() + "\n")
+        result = run.train()
+    except BaseException:
+        if jax.process_count() == 1:  # else closing may wait for a process that is gone
+            run.close()
+        raise
+    run.close()
+    if distributed.is_first():
+        where = directory / "result.json"
+        if result["status"] != PREEMPTED:
+            write_atomically(where, json.dumps(result, indent=2) + "\n")
+        said = "The same command goes on" if result["status"] == PREEMPTED else f"Written to {where}"
+        print(f"{summary(result)}. {said}", flush=True)
+    return result
 
 
 def evaluate(
@@ -128,45 +130,20 @@ def evaluate(
     dataset: Dataset,
     batch_size: int,
     mesh: jax.sharding.Mesh,
+    **feed: Any,
 ) -> dict[str, float]:
-    """Mean ``test_loss`` and ``test_accuracy`` over the whole test split.
-
-    ``batch_size`` is rounded up to a multiple of the devices; the last batch is padded and masked.
-    """
-    devices = mesh.shape[sharding.DATA_AXIS]
-    size = devices * math.ceil(min(batch_size, len(dataset.test)) / devices)
+    """Mean ``test_loss`` and ``test_accuracy`` over the whole test split; ``feed`` goes to `held_out_batches`."""
     total = EvalMetrics.empty()
-    for batch in eval_batches(dataset.test, size):
-        batch = jax.device_put(batch, sharding.batch_sharding(mesh))
+    for batch in held_out_batches(dataset, batch_size, mesh, **feed):
         total = total.merge(eval_step(state.params, state.batch_stats, batch))
     values = total.compute()
     return {"test_loss": float(values["loss"]), "test_accuracy": float(values["accuracy"])}
 
 
-def train_batches(
-    dataset: Dataset, seed: int, batch_size: int, first_step: int, mesh: jax.sharding.Mesh
-) -> Iterator[dict[str, jax.Array]]:
-    """Batches from ``first_step`` on, sharded over ``mesh``; the batch of a step is a pure function of (seed, step).
-
-    A set that is placed on the device is gathered there, from indices that are computed on the host; another is read
-    by Grain's threads. Both give the same batches.
-    """
-    batch_sharding = sharding.batch_sharding(mesh)
-    if dataset.placement == "stream":
-        for batch in train_stream(dataset.train, seed, batch_size, start_step=first_step):
-            yield jax.device_put(batch, batch_sharding)
-        return
-    arrays = jax.device_put(dataset.train.arrays(), sharding.replicated(mesh))
-    gather = jax.jit(lambda arrays, rows: jax.tree.map(lambda a: a[rows], arrays), out_shardings=batch_sharding)
-    step = first_step
-    while True:
-        rows = batch_indices(seed, step, len(dataset.train), batch_size)
-        yield gather(arrays, jax.device_put(rows, batch_sharding))
-        step += 1
-
-
 def summary(result: dict[str, Any]) -> str:
     """``completed: 700 steps, test accuracy 97.3%, ...`` for the terminal."""
+    if result["status"] == PREEMPTED:
+        return f"asked to leave after step {result['steps']}, {result['wall_time_s']:.0f} s"
     if result["status"] == "diverged":
         return f"diverged: the loss was not finite at step {result['diverged_at_step']}, {result['wall_time_s']:.0f} s"
     return (
@@ -184,6 +161,8 @@ class _Run:
         config, dataset = experiment.config, experiment.dataset
         total = experiment.total_steps
         prepare = functools.partial(dataset.prepare, config.data.augment)
+        self._shapes = experiment.state_shapes()
+        self._shardings = sharding.state_shardings(self._shapes, experiment.axes, mesh)
         average_steps = config.train.average_steps or experiment.epoch_steps
         train_step = make_train_step(
             experiment.model,
@@ -192,84 +171,127 @@ class _Run:
             seed=config.seed,
             log_every=config.train.log_every,
             average_from=max(0, total - average_steps),
+            accumulate=config.train.accumulate,
         )
-        everywhere = sharding.replicated(mesh)
-        self._train_step = jax.jit(train_step, donate_argnums=0, out_shardings=everywhere)
-        self._eval_step = jax.jit(make_eval_step(experiment.model, prepare=prepare))
+        eval_step = make_eval_step(experiment.model, prepare=prepare)
+        self._train_step = jax.jit(_on(mesh, train_step), donate_argnums=0, out_shardings=self._shardings)
+        self._eval_step = jax.jit(_on(mesh, eval_step), out_shardings=sharding.replicated(mesh))
         self._eval_every = config.train.eval_every or experiment.epoch_steps
+        self._preemption = Preemption()
+        self._feed = {"stall_timeout_s": config.train.stall_timeout_s, "asked": lambda: self._preemption.asked}
         self._checkpointer = None
-        if config.train.checkpoint:
+        # A run that has checkpoints goes on from them also if it is to write no more.
+        if config.train.checkpoint or (directory / "checkpoints").exists():
             self._checkpointer = Checkpointer(directory / "checkpoints", config.train.keep_checkpoints)
-        self._state, self._elapsed_before = self._initial_state(everywhere)
+        self._evaluated = False
+        self._state, self._elapsed_before = self._initial_state()
         self._started = time.perf_counter()
-        first = int(self._state.step)
-        self._writer = MetricsWriter(directory, first)
-        self._say_what_runs(first)
+        first, speaks = int(self._state.step), distributed.is_first()
+        self._writer = MetricsWriter(directory, first, evaluated=self._evaluated) if speaks else NoMetrics()
+        if speaks:
+            self._say_what_runs(first)
         self._progress = Progress(
             total,
             first,
             experiment.epoch_steps,
             units_per_step=config.train.batch_size * dataset.units_per_example,
             unit=dataset.unit,
+            silent=not speaks,
         )
 
     def train(self) -> dict[str, Any]:
-        """The loop; returns the content of ``result.json``."""
+        """Trains to the end, or until it is asked to leave; returns the content of ``result.json``."""
+        with self._preemption:
+            try:
+                return self._train()
+            except Preempted:  # while data were read
+                return self._leave()
+
+    def _train(self) -> dict[str, Any]:
         experiment, config = self._experiment, self._experiment.config
         total, first = experiment.total_steps, int(self._state.step)
-        batches = train_batches(experiment.dataset, config.seed, config.train.batch_size, first, self._mesh)
         test: dict[str, float] = {}
-        for step in range(first + 1, total + 1):
-            self._state = self._train_step(self._state, next(batches))
-            if step == first + 1:  # compilation is not training speed
-                jax.block_until_ready(self._state)
-                self._progress.restart(step)
-            logs = step % config.train.log_every == 0 or step == total
-            evaluates = step % self._eval_every == 0 or step == total
-            if logs:
-                self._log(step)
-            if (logs or evaluates) and int(self._state.nonfinite_step) >= 0:
-                return self._result("diverged", {})
-            if evaluates:
-                test = self._evaluate_and_save(step)
-                if not math.isfinite(test["test_loss"]):  # the last update was one too many
+        if first and (first % self._eval_every == 0 or first == total) and not self._evaluated:
+            test = self._evaluate_and_save(first)  # what the attempt before could not do
+        batches = train_batches(
+            experiment.dataset, config.seed, config.train.batch_size, first, self._mesh, **self._feed
+        )
+        with batches as upcoming:
+            for step in range(first + 1, total + 1):
+                self._state = self._train_step(self._state, self._next(upcoming))
+                if step == first + 1:  # compilation is not training speed
+                    jax.block_until_ready(self._state)
+                    self._progress.restart(step)
+                logs = step % config.train.log_every == 0 or step == total
+                evaluates = step % self._eval_every == 0 or step == total
+                if logs:
+                    self._log(step)
+                if (logs or evaluates) and int(self._state.nonfinite_step) >= 0:
                     return self._result("diverged", {})
+                if evaluates:
+                    test = self._evaluate_and_save(step)
+                    if not math.isfinite(test["test_loss"]):  # the last update was one too many
+                        return self._result("diverged", {})
+                elif config.train.checkpoint_every and step % config.train.checkpoint_every == 0:
+                    self._save()
+                if self._preemption.reached(step) and step < total:
+                    return self._leave()
         if not test:  # resumed after the last step
             test = self._evaluate()
         result = self._result("completed", test)
         if isinstance(experiment.dataset, TextDataset):
             self._write_sample(experiment.dataset)
+        self._save_now(test)
         return result
 
     def close(self) -> None:
-        """Ends the bar, waits for the checkpoint that is being written, closes the files."""
+        """Ends the bar, closes the files."""
         self._progress.close()
         self._writer.close()
         if self._checkpointer is not None:
             self._checkpointer.close()
 
-    def _initial_state(self, everywhere: jax.sharding.NamedSharding) -> tuple[TrainState, float]:
+    def _initial_state(self) -> tuple[TrainState, float]:
         """The latest checkpoint or a fresh state, and the seconds spent before."""
         experiment = self._experiment
-
-        def init() -> TrainState:
-            return init_state(
-                experiment.model, experiment.optimizer, experiment.config.seed, experiment.dataset.input_spec
-            )
-
         if self._checkpointer is not None:
-            shapes = jax.eval_shape(init)
-            abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
+            abstract = jax.tree.map(
+                lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+                self._shapes,
+                self._shardings,
+            )
             restored = self._checkpointer.restore(abstract)
             if restored is not None:
                 state, meta = restored
-                if configs.differences(meta["config"], json.loads(configs.to_json(experiment.config))):
+                if configs.run_differences(meta["config"], json.loads(configs.to_json(experiment.config))):
                     raise InputError(
                         f"the checkpoints in {str(self._directory)!r} are of another config: choose another workdir, "
                         "or pass --overwrite to delete them."
                     )
+                self._evaluated = meta.get("evaluated", True)
                 return state, meta["elapsed_s"]
-        return jax.jit(init, out_shardings=everywhere)(), 0.0
+        return jax.jit(experiment.init_state, out_shardings=self._shardings)(), 0.0
+
+    def _next(self, batches: Iterator[Any]) -> Any:
+        with self._saving_if_data_fail():
+            return next(batches)
+
+    @contextlib.contextmanager
+    def _saving_if_data_fail(self) -> Iterator[None]:
+        """What was computed is not to be lost because the data are."""
+        try:
+            yield
+        except (InputError, RunStopped):
+            # Several processes would have to save together, and the others may have got their batch.
+            if jax.process_count() == 1:
+                self._save_now()
+            raise
+
+    def _leave(self) -> dict[str, Any]:
+        if not self._experiment.config.train.checkpoint:
+            raise RunStopped("asked to leave, and train.checkpoint is False: nothing is saved.")
+        self._save_now()
+        return self._result(PREEMPTED, {})
 
     def _log(self, step: int) -> None:
         """Writes the averages since the last line."""
@@ -279,26 +301,54 @@ class _Run:
         self._writer.write(step, {"train_loss": loss, "train_accuracy": accuracy, **speed})
 
     def _evaluate(self) -> dict[str, float]:
-        config = self._experiment.config
-        return evaluate(
-            self._eval_step, self._state, self._experiment.dataset, config.train.eval_batch_size, self._mesh
-        )
+        train = self._experiment.config.train
+        with self._saving_if_data_fail():
+            return evaluate(
+                self._eval_step,
+                self._state,
+                self._experiment.dataset,
+                train.eval_batch_size,
+                self._mesh,
+                **self._feed,
+            )
 
     def _evaluate_and_save(self, step: int) -> dict[str, float]:
         self._progress.pause()
         test = self._evaluate()
         self._writer.write(step, test)
         self._progress.say(f"step {step}  test loss {test['test_loss']:.4f}  test acc {test['test_accuracy']:.1%}")
-        if self._checkpointer is not None and math.isfinite(test["test_loss"]):
-            meta = {
-                "config": self._experiment.config.to_dict(),
-                "param_info": info_to_json(self._experiment.info),
-                "data_position": step * self._experiment.config.train.batch_size,  # examples read since the start
-                "elapsed_s": self._elapsed(),
-            }
-            self._checkpointer.save(step, self._state, meta, test)
+        if math.isfinite(test["test_loss"]):
+            self._save(test)
         self._progress.go_on()
         return test
+
+    def _save_now(self, metrics: dict[str, float] | None = None) -> None:
+        """`_save`, and waits until it is on the disk."""
+        if self._checkpointer is None or not self._experiment.config.train.checkpoint:
+            return
+        for _ in range(_SAVE_ATTEMPTS):
+            self._save(metrics)
+            if self._checkpointer.wait():
+                return
+        raise RunStopped(
+            f"step {int(self._state.step)} could not be saved in {str(self._directory)!r} in time: look at its "
+            "storage, then run the same command again."
+        )
+
+    def _save(self, metrics: dict[str, float] | None = None) -> None:
+        """A checkpoint of the current step, unless there is one or nothing is to be kept."""
+        step = int(self._state.step)
+        wanted = self._experiment.config.train.checkpoint
+        if self._checkpointer is None or not wanted or step <= self._checkpointer.latest_step:
+            return
+        meta = {
+            "config": self._experiment.config.to_dict(),
+            "param_info": info_to_json(self._experiment.info),
+            "data_position": step * self._experiment.config.train.batch_size,  # examples read since the start
+            "elapsed_s": self._elapsed(),
+            "evaluated": metrics is not None,
+        }
+        self._checkpointer.save(step, self._state, meta, metrics)
 
     def _write_sample(self, dataset: TextDataset) -> None:
         """``sample.txt``: what the model writes after a line's end; the same for the same parameters and seed."""
@@ -311,6 +361,8 @@ class _Run:
             context=dataset.context,
             temperature=SAMPLE_TEMPERATURE,
         )
+        if not distributed.is_first():
+            return
         text = dataset.tokenizer.decode(tokens)
         write_atomically(self._directory / "sample.txt", text + "\n")
         # Bytes of an untrained model may be commands to a terminal.
@@ -353,11 +405,28 @@ class _Run:
             f"data   {data.name}, {len(data.train):,} train and {len(data.test):,} test "
             f"{data.describe()}, {place}\n"
             f"run    {experiment.total_steps} steps of {config.train.batch_size} on {jax.device_count()} "
-            f"{device.device_kind} device(s), work directory {self._directory}",
+            f"{device.device_kind} device(s){self._layout()}, work directory {self._directory}",
             flush=True,
         )
         if first_step:
             print(f"resuming after step {first_step}", flush=True)
+
+    def _layout(self) -> str:
+        """`` (data 2, fsdp 4) of 2 processes``, as far as there is something to say."""
+        sizes = [f"{axis} {size}" for axis, size in self._mesh.shape.items() if size > 1]
+        layout = f" ({', '.join(sizes)})" if sizes and self._mesh.shape["data"] != self._mesh.size else ""
+        return layout + (f" of {jax.process_count()} processes" if jax.process_count() > 1 else "")
+
+
+def _on(mesh: jax.sharding.Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, traced for ``mesh``."""
+
+    @functools.wraps(function)
+    def traced(*args: Any) -> Any:
+        with sharding.activations_on(mesh):
+            return function(*args)
+
+    return traced
 
 
 def versions() -> dict[str, str]:
@@ -369,37 +438,3 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:  # imported from a checkout that is not installed
             found[package] = "not installed"
     return found
-
-
-@contextlib.contextmanager
-def only_run_in(directory: pathlib.Path, lock: str = ".lock") -> Iterator[None]:
-    """Holds a lock that the system releases with the process, however it ends; InputError if another process has it."""
-    with (directory / lock).open("a") as file:
-        if jax.process_index() == 0:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise InputError(
-                    f"workdir {str(directory)!r} is in use by another run: wait or choose another."
-                ) from error
-            except OSError:  # a file system without locks
-                pass
-        yield
-
-
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON ({error}): delete it, or pass --overwrite to start anew.") from error
-
-
-def _delete_run(directory: pathlib.Path) -> None:
-    """Deletes what a run writes, and nothing else."""
-    # config.json guards the rest, so it goes last.
-    if (directory / "checkpoints").exists():
-        shutil.rmtree(directory / "checkpoints")
-    for events in directory.glob("events.out.tfevents.*"):
-        events.unlink()
-    for name in ("result.json", "sample.txt", "metrics.jsonl", "params.txt", "config.json"):
-        (directory / name).unlink(missing_ok=True)

@@ -104,6 +104,7 @@ def make_train_step(
     seed: jax.Array | int,
     log_every: int,
     average_from: int,
+    accumulate: int = 1,
 ) -> Callable[[TrainState, Batch], TrainState]:
     """The training step ``(state, batch) -> state``, pure; its randomness is folded from (seed, step).
 
@@ -116,6 +117,8 @@ def make_train_step(
       seed: of augmentation and dropout.
       log_every: `TrainState.recent` restarts after each multiple.
       average_from: `TrainState.final` holds the steps after this many.
+      accumulate: computes the gradient in so many parts of the batch after one another, for less memory. The mean is
+        the same; BatchNorm sees each part by itself, and dropout draws anew.
 
     Returns:
       A function of a state and a batch that ``prepare`` takes.
@@ -126,18 +129,27 @@ def make_train_step(
         inputs, labels = prepare(jax.random.fold_in(root, state.step), batch)
         dropout = jax.random.fold_in(jax.random.fold_in(root, _DROPOUT), state.step)
 
-        def loss_fn(params: Any) -> tuple[jax.Array, tuple[Any, Any]]:
-            variables = {"params": params, "batch_stats": state.batch_stats}
-            logits, updated = model.apply(
-                variables, inputs, train=True, mutable=["batch_stats"], rngs={"dropout": dropout}
-            )
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            return losses.mean(), (logits, updated.get("batch_stats", {}))
+        def gradient(batch_stats: Any, inputs: jax.Array, labels: jax.Array, dropout: jax.Array) -> tuple[Any, Any]:
+            """Running averages, and what is to be averaged over parts: gradients, loss, accuracy."""
 
-        (loss, (logits, batch_stats)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+            def loss_fn(params: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+                variables = {"params": params, "batch_stats": batch_stats}
+                logits, updated = model.apply(
+                    variables, inputs, train=True, mutable=["batch_stats"], rngs={"dropout": dropout}
+                )
+                losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+                return losses.mean(), (logits, updated.get("batch_stats", {}))
+
+            (loss, (logits, stats)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+            return stats, (grads, loss.astype(jnp.float32), (logits.argmax(-1) == labels).mean())
+
+        if accumulate == 1:
+            batch_stats, means = gradient(state.batch_stats, inputs, labels, dropout)
+        else:
+            parts = (*(_parts(x, accumulate) for x in (inputs, labels)), jax.random.split(dropout, accumulate))
+            batch_stats, means = _mean_over_parts(gradient, state.batch_stats, parts)
+        grads, loss, accuracy = means
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        accuracy = (logits.argmax(-1) == labels).mean()
-        loss = loss.astype(jnp.float32)
         first_nonfinite = (state.nonfinite_step < 0) & ~jnp.isfinite(loss)
         return dataclasses.replace(
             state,
@@ -171,6 +183,25 @@ def make_eval_step(model: nn.Module, *, prepare: Prepare) -> Callable[[Any, Any,
         )
 
     return eval_step
+
+
+def _parts(x: jax.Array, count: int) -> jax.Array:
+    """``[B, ...] -> [count, B / count, ...]``; part i has every count-th example, so each device keeps its own."""
+    return x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1)
+
+
+def _mean_over_parts(gradient: Callable[..., tuple[Any, Any]], batch_stats: Any, parts: Any) -> tuple[Any, Any]:
+    """The running averages after all parts, and the mean of what ``gradient`` gives for each."""
+
+    def add(carry: tuple[Any, Any], part: Any) -> tuple[tuple[Any, Any], None]:
+        stats, values = gradient(carry[0], *part)
+        return (stats, jax.tree.map(jnp.add, carry[1], values)), None
+
+    first, *_ = jax.tree.leaves(parts)
+    shapes = jax.eval_shape(lambda parts: gradient(batch_stats, *jax.tree.map(lambda x: x[0], parts))[1], parts)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    (batch_stats, totals), _ = jax.lax.scan(add, (batch_stats, zeros), parts)
+    return batch_stats, jax.tree.map(lambda x: x / len(first), totals)
 
 
 def _mean_per_example(values: jax.Array) -> jax.Array:

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.layers import Dense, Dtype, Norm, ResidualBranch, normal, stacked
+from depthmup_flax.layers import INTO, OUT_OF, Dense, Dtype, Norm, ResidualBranch, normal, stacked
 from depthmup_flax.parametrization import PRESETS, Parametrization
+from depthmup_flax.sharding import gathered, inner
 
 
 class SelfAttention(nn.Module):
@@ -51,7 +52,7 @@ class SelfAttention(nn.Module):
             Dense, features, use_bias=self.use_bias, dtype=self.dtype, param_dtype=self.param_dtype
         )
         q, k, v = (
-            dense(sigma=sigma, name=name)(x).reshape(*x.shape[:-1], self.num_heads, head_dim)
+            inner(dense(axes=INTO, sigma=sigma, name=name)(x)).reshape(*x.shape[:-1], self.num_heads, head_dim)
             for name, sigma in (("query", 0.0), ("key", self.sigma), ("value", self.sigma))
         )
         # For the coordinate check, which finds the attention's scale from them.
@@ -59,7 +60,7 @@ class SelfAttention(nn.Module):
         self.sow("intermediates", "k", k)
         scale = self.parametrization.attention_scale(head_dim, self.base_head_dim or head_dim)
         mixed_BxTxHxD = jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=self.causal)
-        return dense(sigma=self.sigma, name="out")(mixed_BxTxHxD.reshape(x.shape))
+        return dense(axes=OUT_OF, sigma=self.sigma, name="out")(inner(mixed_BxTxHxD.reshape(x.shape)))
 
 
 class FeedForward(nn.Module):
@@ -77,8 +78,8 @@ class FeedForward(nn.Module):
         dense = functools.partial(
             Dense, sigma=self.sigma, use_bias=self.use_bias, dtype=self.dtype, param_dtype=self.param_dtype
         )
-        z = jax.nn.gelu(dense(self.ratio * x.shape[-1], name="up")(x))
-        return dense(x.shape[-1], name="down")(z)
+        z = inner(jax.nn.gelu(dense(self.ratio * x.shape[-1], axes=INTO, name="up")(x)))
+        return dense(x.shape[-1], axes=OUT_OF, name="down")(z)
 
 
 class Embed(nn.Module):
@@ -102,8 +103,9 @@ class Embed(nn.Module):
 
     def setup(self) -> None:
         """The table ``[num_embeddings, features]``."""
-        init = normal(self.sigma, ("fixed_in", "width_out"))
-        self.embedding = self.param("embedding", init, (self.num_embeddings, self.features), self.param_dtype)
+        axes = ("fixed_in", "width_out")
+        shape = (self.num_embeddings, self.features)
+        self.embedding = gathered(self.param("embedding", normal(self.sigma, axes), shape, self.param_dtype), axes)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """``[...]`` of integers ``-> [..., n]``."""
@@ -146,6 +148,7 @@ class Transformer(nn.Module):
     sigma: float = 1.0
     use_bias: bool = False
     scan: bool = True
+    remat: str = "none"
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
 
@@ -155,7 +158,7 @@ class Transformer(nn.Module):
         own = {"sigma": self.sigma, "use_bias": self.use_bias, "dtype": self.dtype, "param_dtype": self.param_dtype}
         norm = functools.partial(Norm, self.norm, dtype=self.dtype, param_dtype=self.param_dtype)
         # LayerNorm, unlike Norm's other kinds, is the same in training and evaluation.
-        block = stacked(_Block, self.depth, scan=self.scan)(
+        block = stacked(_Block, self.depth, scan=self.scan, remat=self.remat)(
             attention=functools.partial(
                 SelfAttention, self.num_heads, self.base_head_dim, self.causal, self.parametrization, **own
             ),
@@ -246,5 +249,6 @@ def learned_positions(module: nn.Module, count: int, features: int, std: float, 
         rows = nn.unbox(module.get_variable("params", "positions")).shape[0]
     if count > rows:
         raise InputError(f"the sequence has {count} tokens, but the model was made for {rows}: give it at most {rows}.")
-    init = normal(std, ("fixed_in", "width_out"), decay=False)
-    return module.param("positions", init, (rows, features), param_dtype)[:count]
+    axes = ("fixed_in", "width_out")
+    table = module.param("positions", normal(std, axes, decay=False), (rows, features), param_dtype)
+    return gathered(table, axes)[:count]

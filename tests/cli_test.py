@@ -1,7 +1,6 @@
 """What a user types and sees: the command line, the README, and what importing the package costs."""
 
 import importlib.util
-import pathlib
 import re
 import subprocess
 import sys
@@ -9,12 +8,11 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
+from processes import ROOT, run_command
 
 from depthmup_flax.config import make_parametrization, validate
 from depthmup_flax.models import create_model
 from depthmup_flax.trainer import train_and_evaluate
-
-ROOT = pathlib.Path(__file__).parents[1]
 
 
 def run(*command):
@@ -23,7 +21,9 @@ def run(*command):
 
 def test_importing_the_package_imports_no_tensorflow_and_starts_no_device():
     code = """
-import sys, depthmup_flax, depthmup_flax.trainer
+import sys, depthmup_flax
+assert "flax.nnx" not in sys.modules  # a tenth of a second that most do not need
+import depthmup_flax.trainer
 from jax._src import xla_bridge
 heavy = [m for m in ("tensorflow", "tensorflow_datasets", "grain", "sklearn", "PIL", "torch") if m in sys.modules]
 assert not heavy, heavy
@@ -50,7 +50,7 @@ def test_every_file_in_the_readme_exists():
 
 
 def test_print_params_shows_the_table_and_trains_nothing(tmp_path):
-    done = run("train.py", "--config=configs/digits.py", "--print_params", f"--workdir={tmp_path / 'run'}")
+    done = run_command("train.py", "--config=configs/digits.py", "--print_params", f"--workdir={tmp_path / 'run'}")
     assert done.returncode == 0, done.stderr
     assert "blocks/branch/dense_0/kernel" in done.stdout
     assert "parameters" in done.stdout.splitlines()[-1]
@@ -79,7 +79,7 @@ def test_help_quotes_the_classification():
     ],
 )
 def test_bad_command_lines_end_with_one_sentence_and_code_2(arguments, message, tmp_path):
-    done = run("train.py", *arguments, f"--workdir={tmp_path / 'run'}")
+    done = run_command("train.py", *arguments, f"--workdir={tmp_path / 'run'}")
     assert done.returncode == 2, done.stdout + done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -89,7 +89,7 @@ def test_bad_command_lines_end_with_one_sentence_and_code_2(arguments, message, 
 
 
 def test_a_missing_workdir_is_asked_for():
-    done = run("train.py", "--config=configs/digits.py")
+    done = run_command("train.py", "--config=configs/digits.py")
     assert done.returncode == 2
     assert "error: --workdir is not set" in done.stderr
 

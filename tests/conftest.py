@@ -43,3 +43,38 @@ def compiled_in_haste():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+# Files that take longest, first: a worker that begins one of them last would keep the others waiting.
+_LONGEST = [
+    "coord_check",
+    "fault",
+    "sweep_figures",
+    "sweep",
+    "models",
+    "distributed",
+    "growth",
+    "theory_training",
+    "trainer",
+    "theory",
+    "foreign",
+    "sharding",
+    "limits_theory",
+    "limits_phases",
+    "text",
+    "limits_run",
+    "slurm",
+    "optim",
+    "launch_tpu",
+    "launch_gke",
+    "cli",
+    "models_optimised",
+    "launch",
+    "input",
+]
+
+
+def pytest_collection_modifyitems(items):
+    """The order of `_LONGEST`; within a file it stays."""
+    places = {f"{name}_test.py": place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))

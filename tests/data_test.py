@@ -590,6 +590,43 @@ def test_tfds_set_without_test_examples_is_refused(tmp_path):
     assert "no labelled test or validation split" in error(load, name="tfds:trainonly", data_dir=str(tmp_path))
 
 
+def test_tfds_set_is_cropped_alike_on_one_host_and_on_two(tfds_dir):
+    fields = {"name": "tfds:imagenet2012", "data_dir": tfds_dir, "image_size": 12, "augment": "resized_crop"}
+    split = load(**fields).train
+    for step, batch in zip(range(2, 5), data.train_stream(split, 0, 4, start_step=2), strict=False):
+        for rows in (slice(0, 2), slice(2, 4)):
+            part = data.train_batch(split, 0, step, 4, rows)
+            assert_batches_equal(part, {field: values[rows] for field, values in batch.items()})
+
+
+@pytest.mark.parametrize("template", ["../../../other/{SPLIT}", "/other/{SPLIT}", "deeper/{SPLIT}"])
+def test_tfds_metadata_that_points_elsewhere_is_refused(tmp_path, template):
+    prepare_tfds(tmp_path, "moved", "1.0.0", {"train": [1], "test": [1]}, (4, 4, 3), 10)
+    path = tmp_path / "moved/1.0.0/dataset_info.json"
+    info = json.loads(path.read_text())
+    info["splits"][1]["filepathTemplate"] = template + ".{FILEFORMAT}-{SHARD_X_OF_Y}"
+    path.write_text(json.dumps(info))
+    message = error(load, name="tfds:moved", data_dir=str(tmp_path))
+    assert "dataset_info.json places the test split at" in message
+    assert f"outside '{tmp_path}/moved/1.0.0'; correct its filepathTemplate" in message
+
+
+def test_damaged_tfds_files_are_named_at_the_start_and_in_mid_run(tmp_path):
+    labels = list(range(10)) * 30
+    prepare_tfds(tmp_path, "damaged", "1.0.0", {"train": labels, "test": [1]}, (28, 28, 1), 10)
+    opened = load(name="tfds:damaged", data_dir=str(tmp_path), placement="stream")
+    (file,) = (tmp_path / "damaged/1.0.0").glob("*train*")
+    whole = file.read_bytes()
+    with file.open("r+b") as damaged:
+        damaged.seek(len(whole) // 2)
+        damaged.write(b"x" * 3000)
+    message = error(lambda: [next(data.train_stream(opened.train, 0, 150, start_step=step)) for step in (0, 1)])
+    assert "data.name is 'tfds:damaged', but the files of its train split cannot be read (" in message
+    assert f"tfds build damaged --data_dir={tmp_path} --file_format=array_record --overwrite" in message
+    file.write_bytes(whole[: len(whole) // 2])
+    assert "the files of its train split cannot be read" in error(load, name="tfds:damaged", data_dir=str(tmp_path))
+
+
 def test_absent_tfds_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     assert 'pip install "depthmup-flax[tfds]"' in error(load, name="tfds:cifar10")
@@ -735,7 +772,7 @@ def test_batch_larger_than_the_set_is_refused():
     ("field", "value", "remedy"),
     [
         ("augment", "cifer", "none, cifar, imagenet"),
-        ("augment", "shift", "none, cifar, imagenet for images"),
+        ("augment", "shift", "none, cifar, imagenet, resized_crop for images"),
         ("context", 32, "which is for text; leave it at 64"),
         ("tokenizer", "byte", "which is for text; leave it at 'char'"),
         ("placement", "gpu", "auto, device, stream"),

@@ -29,6 +29,8 @@ from depthmup_flax import (
 from depthmup_flax.foreign import infer_info, rescale_init
 from depthmup_flax.params import flatten_info, info_to_json
 
+pytestmark = pytest.mark.usefixtures("compiled_in_haste")
+
 RULE = get_parametrization("depth_mup")
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -561,7 +563,6 @@ def test_examples_run_and_learn(name, kwargs, capsys):
     assert "+branch" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("compiled_in_haste")
 def test_the_page_on_your_model_runs_and_shows_the_table_it_prints(capsys):
     page = (ROOT / "docs" / "your_model.md").read_text()
     scope: dict = {"__name__": "page"}

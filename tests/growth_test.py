@@ -15,16 +15,15 @@ import optax
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.config import default_config
-from depthmup_flax.coord_check.__main__ import check_config
 
 pytestmark = pytest.mark.slow
 
 GROUPS = ("blocks", "stem", "readout", "biases", "all")
 TIMES = (1, 5)
 SEEDS = 4
-WIDTHS = (128, 256, 512, 1024)
-DEPTHS = (32, 64, 128, 256)
+# A power has two ends; a size between them would hardly move it.
+WIDTHS = (128, 512)
+DEPTHS = (32, 256)
 RATES = {"sgd": 0.1, "adam": 0.003}
 FLAT = 0.1
 
@@ -36,22 +35,25 @@ def optimizer(name, info, rule):
 def in_group(group: jax.Array, path) -> jax.Array:
     """1 where the parameter at ``path`` belongs to GROUPS[group], a traced index."""
     names = [key.key for key in path]
-    own = "biases" if names[-1] == "bias" else "blocks" if names[0].startswith(("blocks", "segment")) else names[0]
-    own = "stem" if own.startswith("widen") else own
-    return jnp.where(group == GROUPS.index("all"), True, group == GROUPS.index(own))
+    in_branch = any(name.startswith(("blocks", "segment", "conv_")) for name in names)
+    own = "biases" if names[-1] == "bias" else "blocks" if in_branch else names[0]
+    own = own if own in GROUPS else "stem"  # widening convolutions, shortcuts, positions
+    return (group == GROUPS.index("all")) | (group == GROUPS.index(own))
 
 
-def moves(model, x, name: str, groups=GROUPS, seeds: int = SEEDS) -> np.ndarray:
-    """Log RMS change of the last residual stream and of the logits: [group, seed, time, quantity]."""
-    indices = jnp.array([GROUPS.index(group) for group in groups])
-    y = jax.random.randint(jax.random.key(101), (x.shape[0],), 0, 10)
+def moves(model, x, name: str, groups=GROUPS, seeds: int = SEEDS, times=TIMES) -> np.ndarray:
+    """Log RMS change of the last residual stream and of the logits: [group, seed, time, quantity].
+
+    Steps are calls of one program: convolutions inside a loop are slow on CPU.
+    """
+    indices = [jnp.array(GROUPS.index(group)) for group in groups]
+    y = x if jnp.issubdtype(x.dtype, jnp.integer) else jax.random.randint(jax.random.key(101), x.shape[:1], 0, 10)
     info = dm.param_info(model, model.base(), x)
     opt = optimizer(name, info, model.parametrization)
 
     def forward(params):
         logits, recorded = model.apply({"params": params}, x, mutable=["intermediates"])
-        last = sorted(recorded["intermediates"])[-1]
-        return logits, recorded["intermediates"][last]["stream"][0][-1]
+        return logits, jax.tree.leaves(recorded)[-1][-1]  # the last block of the last stack
 
     def loss(params):
         return optax.softmax_cross_entropy_with_integer_labels(forward(params)[0], y).mean()
@@ -59,28 +61,34 @@ def moves(model, x, name: str, groups=GROUPS, seeds: int = SEEDS) -> np.ndarray:
     def rms(a):
         return jnp.sqrt(jnp.mean(a**2))
 
-    def train(key, group):
+    @jax.jit
+    def begin(key):
         params = nn.unbox(model.init(key, x))["params"]
-        start = forward(params)
+        return params, opt.init(params), forward(params)
 
-        def step(carry, _):
-            params, state = carry
-            updates, state = opt.update(jax.grad(loss)(params), state, params)
-            updates = jax.tree_util.tree_map_with_path(lambda path, u: u * in_group(group, path), updates)
-            params = optax.apply_updates(params, updates)
-            logits, stream = forward(params)
-            return (params, state), jnp.stack([rms(stream - start[1]), rms(logits - start[0])])
+    @jax.jit
+    def step(params, state, start, group):
+        updates, state = opt.update(jax.grad(loss)(params), state, params)
+        updates = jax.tree_util.tree_map_with_path(lambda path, u: u * in_group(group, path), updates)
+        params = optax.apply_updates(params, updates)
+        logits, stream = forward(params)
+        return params, state, (rms(stream - start[1]), rms(logits - start[0]))
 
-        return jax.lax.scan(step, (params, opt.init(params)), None, length=max(TIMES))[1]
+    def train(key, group):
+        *carry, start = begin(key)
+        found = {}
+        for time in range(1, max(times) + 1):
+            *carry, found[time] = step(*carry, start, group)
+        return [found[time] for time in times]
 
     keys = jax.random.split(jax.random.key(0), seeds)
-    run = jax.jit(lambda: jax.lax.map(lambda g: jax.lax.map(lambda k: train(k, g), keys), indices))
-    by_seed = np.asarray(run(), np.float64)[:, :, [t - 1 for t in TIMES]]
-    return np.log(np.maximum(by_seed, 1e-30))
+    by_seed = np.array(jax.device_get([[train(key, group) for key in keys] for group in indices]), np.float64)
+    with np.errstate(divide="ignore"):  # behind a readout that trains alone
+        return np.log(by_seed)
 
 
 @functools.cache
-def exponents(name: str, preset: str, axis: str, sizes: tuple[int, ...]) -> np.ndarray:
+def exponents(name: str, preset: str, axis: str, sizes: tuple[int, ...], groups=GROUPS, times=TIMES) -> np.ndarray:
     """Slopes of log change against log size, [group, time, quantity], for ResMLP."""
     x = jax.random.normal(jax.random.key(100), (16, 24))
     rule = dm.get_parametrization(preset, branch_multiplier=0.5)
@@ -92,14 +100,15 @@ def exponents(name: str, preset: str, axis: str, sizes: tuple[int, ...]) -> np.n
             else {"width": 32, "depth": size, "base_depth": 8}
         )
         model = dm.ResMLP(10, base_width=16, parametrization=rule, use_bias=True, **grown)
-        found.append(moves(model, x, name).mean(1))
+        found.append(moves(model, x, name, groups, times=times).mean(1))
     return slopes(sizes, found)
 
 
 def slopes(sizes, found) -> np.ndarray:
-    """Least squares of each entry of ``found[size]``, logarithms, against log size."""
-    found = np.stack(found)
-    return np.polyfit(np.log(sizes), found.reshape(len(sizes), -1), 1)[0].reshape(found.shape[1:])
+    """Least squares of each entry of ``found[size]``, logarithms, against log size; NaN for what does not move."""
+    from_mean = np.log(sizes) - np.mean(np.log(sizes))
+    with np.errstate(invalid="ignore"):
+        return np.tensordot(from_mean / np.sum(from_mean**2), np.stack(found), 1)
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -115,34 +124,33 @@ def test_depth_mup_moves_are_flat_in_width_and_depth_for_each_group_alone(name, 
 
 @pytest.mark.parametrize(("name", "features", "logits"), [("sgd", 0.5, 1.0), ("adam", 0.9, 1.3)])
 def test_standard_parametrization_blocks_grow_with_width(name, features, logits):
-    first_step = exponents(name, "sp", "width", WIDTHS)[GROUPS.index("blocks"), 0]
-    assert first_step[0] == pytest.approx(features, abs=0.2)
-    assert first_step[1] == pytest.approx(logits, abs=0.2)
-    everything = exponents(name, "sp", "width", WIDTHS)[GROUPS.index("all"), 0]
+    blocks, everything = exponents(name, "sp", "width", WIDTHS, ("blocks", "all"), times=(1,))[:, 0]
+    assert blocks[0] == pytest.approx(features, abs=0.2)
+    assert blocks[1] == pytest.approx(logits, abs=0.2)
     assert everything.min() > 0.2
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_mup_explodes_with_depth(name):
     # The first step; later ones overflow.
-    assert exponents(name, "mup", "depth", (16, 32, 64))[GROUPS.index("blocks"), 0].min() > 1.0
+    assert exponents(name, "mup", "depth", (16, 64), ("blocks",), times=(1,)).min() > 1.0
 
 
 def test_block_only_grows_like_the_square_root_of_depth_under_adam():
     """gamma = 0 in place of 1/2 (TP6 Fig. 10, middle)."""
-    blocks = exponents("adam", "block_only", "depth", DEPTHS)[GROUPS.index("blocks")]
+    (blocks,) = exponents("adam", "block_only", "depth", DEPTHS, ("blocks",))
     np.testing.assert_allclose(blocks, 0.45, atol=0.1)
 
 
 def test_ode_blocks_move_as_much_at_every_depth():
     """(1, 0) is on the stable line too (TP6 Claim 7.2); diversity, not size, is what it loses."""
-    blocks = exponents("adam", "ode", "depth", DEPTHS)[GROUPS.index("blocks")]
+    (blocks,) = exponents("adam", "ode", "depth", DEPTHS, ("blocks",))
     assert np.abs(blocks).max() < FLAT
 
 
 def test_ntk_features_stop_moving_with_width_while_logits_go_on():
     """B24 C.1: h moves as N^-1/2, f as N^0."""
-    everything = exponents("sgd", "ntk", "width", WIDTHS)[GROUPS.index("all"), 0]
+    ((everything,),) = exponents("sgd", "ntk", "width", WIDTHS, ("all",), times=(1,))
     assert everything[0] == pytest.approx(-0.5, abs=0.12)
     assert abs(everything[1]) < 0.15
 
@@ -151,7 +159,7 @@ def test_ntk_features_stop_moving_with_width_while_logits_go_on():
 def test_gamma0_sets_how_much_features_move_at_fixed_logit_change(name):
     """Features move in proportion to gamma0, logits do not depend on it, for SGD (B24) and Adam (our extension)."""
     x = jax.random.normal(jax.random.key(100), (16, 24))
-    gammas = (0.01, 0.03, 0.1)
+    gammas = (0.01, 0.1)
     found = []
     for gamma0 in gammas:
         rule = dm.get_parametrization(gamma0=gamma0, branch_multiplier=0.5)
@@ -178,44 +186,34 @@ def test_convolutional_blocks_are_flat_under_depth_mup_and_not_under_sp_or_mup()
         for size in sizes:
             fields = {axis: size, **fixed}
             model = dm.SimpleResNet(10, base_width=16, base_depth=4, parametrization=rule, norm="layer", **fields)
-            found.append(moves(model, x, "sgd", ["blocks"]).mean(1)[0, -1])
+            found.append(moves(model, x, "sgd", ["blocks"], times=(5,)).mean(1)[0, -1])
         return slopes(sizes, found)
 
-    assert np.abs(slope("depth_mup", (64, 256), depth=4)).max() < 0.15
+    assert np.abs(slope("depth_mup", (64, 192), depth=4)).max() < 0.15
     assert np.abs(slope("depth_mup", (32, 128), width=32)).max() < 0.15
-    assert slope("sp", (64, 256), depth=4).min() > 0.2
+    assert slope("sp", (64, 192), depth=4).min() > 0.2
     assert slope("mup", (8, 64), width=32).min() > 0.4
 
 
+@pytest.mark.usefixtures("compiled_in_haste")
 @pytest.mark.parametrize(
-    ("model", "optimizer", "axis"),
-    [("vit", "adam", "width"), ("gpt", "sgd", "depth"), ("resnet", "sgd", "width")],
+    ("model", "name", "sizes"),
+    [
+        (dm.ViT(10, depth=2, base_width=16, base_depth=2, patch_size=4), "adam", {"width": (64, 256)}),
+        (dm.GPT(10, width=32, base_width=32, base_depth=2), "sgd", {"depth": (8, 32)}),
+        (dm.ResNet(10, depth=3, base_width=4, stage_sizes=(1, 2), norm="none"), "sgd", {"width": (16, 64)}),
+    ],
+    ids=["vit", "gpt", "resnet"],
 )
-def test_moves_of_every_model_are_flat_under_depth_mup(model, optimizer, axis, tmp_path):
+def test_moves_of_every_model_are_flat_under_depth_mup(model, name, sizes):
     """Its branches alone, its readout alone, and all together; the ones that the whole table is about."""
-    config = default_config(model)
-    config.parametrization.branch_multiplier = 0.5
-    config.optimizer.update(name=optimizer, learning_rate={"adam": 2e-3, "sgd": 0.1}[optimizer])
-    config.data.update(name="synthetic", train_examples=64)
-    config.train.batch_size = 4
-    base = 4 if model == "resnet" else 16
-    config.model.update(width=base, depth=4, base_width=base, base_depth=4)
-    if model == "gpt":
-        text = tmp_path / "text.txt"
-        text.write_text("".join(chr(97 + i * i % 23) for i in range(2000)))
-        config.data.update(name=f"text:{text}", context=8, train_examples=0)
-        config.model.update(depth=2, base_depth=2)
-    elif model == "vit":
-        config.model.update(depth=2, base_depth=2, patch_size=4)
-    else:
-        config.model.norm = "none"
-        config.data.image_size = 8
-    widths = [16, 32, 64] if model == "resnet" else [64, 128, 256]
-    sizes = {"widths": widths, "depths": []} if axis == "width" else {"widths": [], "depths": [8, 16, 32]}
-    report = check_config(config, **sizes, width=2 * base, seeds=4, steps=2, batch_size=4)
-    judged = {("branches", "features"), ("branches", "output"), ("readout", "output"), ("everything", "output")}
-    found = {(q.group, q.name): q for q in report.quantities if q.kind == "change" and (q.group, q.name) in judged}
-    assert found.keys() == judged
-    for quantity in found.values():
-        # Small and few: an estimate within 0.3 is nearer to 0 than to any mistake's 1/2 and more.
-        assert abs(quantity.fit.slope) < 0.3, str(report)
+    images, tokens = jax.random.normal(jax.random.key(100), (4, 8, 8, 3)), jnp.arange(32).reshape(4, 8) ** 2 % 10
+    ((field, values),) = sizes.items()
+    model = model.clone(parametrization=dm.get_parametrization("depth_mup", branch_multiplier=0.5))
+    grown = [model.clone(**{field: size}) for size in values]
+    x = tokens if model.input_kind == "tokens" else images
+    found = [moves(network, x, name, ("blocks", "readout", "all"), times=(1, 2)).mean(1) for network in grown]
+    branches, readout, everything = slopes(values, found)
+    # Small and few: an estimate within 0.3 is nearer to 0 than to any mistake's 1/2 and more.
+    assert np.abs([branches, everything]).max() < 0.3
+    assert np.abs(readout[:, 1]).max() < 0.3

@@ -17,6 +17,8 @@ from depthmup_flax.limits import diversity, networks, paths, phase_diagram, run
 from depthmup_flax.parametrization import get_parametrization
 from depthmup_flax.params import param_info
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs" / "limits"
 FIGURES = ("phase_diagram", "diversity")
 

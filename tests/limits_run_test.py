@@ -2,16 +2,17 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from processes import run_command
 
 from depthmup_flax.config import from_file
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits import limit_convergence, limits_config
 from depthmup_flax.limits.run import run
+
+pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -101,9 +102,7 @@ def test_an_unknown_figure_is_one_sentence(tmp_path):
     ],
 )
 def test_a_wrong_command_line_is_one_sentence_and_exit_code_2(flags, sentence):
-    done = subprocess.run(
-        [sys.executable, "-m", "depthmup_flax.limits", *flags], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_command("-m", "depthmup_flax.limits", *flags)
     assert done.returncode == 2
     assert done.stderr.strip().startswith(sentence), done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -13,6 +13,8 @@ from depthmup_flax.limits import linear_kernel, linear_limit, ntk
 from depthmup_flax.limits.common import aligned, networks_of, rate, rates_table
 from depthmup_flax.limits.run import run
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs" / "limits"
 MODULES = {"ntk": ntk, "linear_kernel": linear_kernel, "linear_limit": linear_limit}
 

@@ -13,6 +13,8 @@ import depthmup_flax as dm
 from depthmup_flax import optim
 from depthmup_flax.parametrization import PRESETS, ParamInfo, Role
 
+pytestmark = pytest.mark.usefixtures("compiled_in_haste")
+
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (32, 24))
 Y = jax.random.randint(jax.random.key(2), (32,), 0, 10)

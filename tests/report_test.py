@@ -4,12 +4,11 @@ import itertools
 import json
 import math
 import pathlib
-import subprocess
-import sys
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from processes import run_command
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import Record, RecordWriter, Sweep, SweepInfo, info_to_json
@@ -458,16 +457,11 @@ def test_report_json_is_the_data_and_strict_json(full_report):
 
 def test_the_command_prints_tables_and_paths_and_refuses_a_directory_without_a_sweep(tmp_path):
     sweep = write(tmp_path / "sweep", sweep_of(parabola, {"model.depth": (4, 8), X: RATES}))
-
-    def run(*arguments):
-        command = [sys.executable, "-m", "depthmup_flax.report", *map(str, arguments)]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-    done = run(sweep, f"--out={tmp_path / 'out'}")
+    done = run_command("-m", "depthmup_flax.report", sweep, f"--out={tmp_path / 'out'}")
     assert done.returncode == 0, done.stderr
     assert "best learning rate" in done.stdout
     assert str(tmp_path / "out" / "report.html") in done.stdout
-    done = run(tmp_path)
+    done = run_command("-m", "depthmup_flax.report", tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert len(done.stderr.strip().splitlines()) == 1

@@ -3,21 +3,18 @@
 import dataclasses
 import json
 import math
-import os
-import pathlib
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
+import processes
 import pytest
+from processes import ROOT, run_command
 
 from depthmup_flax.config import default_config, from_file, get_field, set_field, validate
 from depthmup_flax.errors import InputError
 from depthmup_flax.experiment import build
 from depthmup_flax.records import Record, read_records, read_sweep
-from depthmup_flax.report.make import make_report
 from depthmup_flax.sweep import at_scale, choose, powers_of_two, sweep_config
 from depthmup_flax.sweep.extend import extension, next_value
 from depthmup_flax.sweep.grid import curves, expand, shard_of, structural_groups
@@ -28,8 +25,13 @@ from depthmup_flax.trainer import train_and_evaluate
 
 pytestmark = pytest.mark.usefixtures("compiled_in_haste")
 
-ROOT = pathlib.Path(__file__).parent.parent
 RATE = "optimizer.learning_rate"
+
+
+@pytest.fixture(autouse=True)
+def briefly_timed(monkeypatch):
+    """A sweep times a few steps of every program, to say how long it will take."""
+    monkeypatch.setattr("depthmup_flax.sweep.lanes._TIMED_STEPS", 1)
 
 
 def small_base(model="res_mlp", **model_fields):
@@ -240,15 +242,10 @@ def test_measuring_takes_more_lanes_only_where_they_are_faster():
 def test_devices_share_the_lanes_and_give_the_numbers_of_one(tmp_path):
     config = small_sweep()
     one = sweep(config, tmp_path / "one", lanes=0)
-    script = f"""
-import sys; sys.path.insert(0, {str(ROOT / "tests")!r})
-import jax; jax.config.update("jax_num_cpu_devices", 4)
-from sweep_test import small_sweep, sweep
-for lanes in (0, 1):
-    print({{r.lanes for r in sweep(small_sweep(), {str(tmp_path)!r} + f"/four{{lanes}}", lanes=lanes)}})
-"""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+    for lanes in (0, 1):
+        arguments = (config, tmp_path / f"four{lanes}")
+        process = processes.Process(tmp_path / "log", processes.on_devices, 4, processes.sweep, *arguments, lanes=lanes)
+        assert process.wait() == 0, process.text()
     for lanes in (0, 1):
         four = read_records(tmp_path / f"four{lanes}" / "records.jsonl")[0]
         assert {record.lanes for record in four} == {2 if lanes == 0 else 1}
@@ -260,19 +257,13 @@ def test_a_sweep_killed_with_signal_9_goes_on_without_repeating_or_losing_a_run(
     grids = {"rates": {RATE: powers_of_two(-10, -5), "model.depth": (2, 3), "seed": (0, 1)}}
     config = small_sweep(grids=grids)
     expected = by_run(sweep(config, tmp_path / "whole", lanes=2))
-    script = f"""
-import sys; sys.path.insert(0, {str(ROOT / "tests")!r})
-from sweep_test import *
-sweep(small_sweep(grids={grids!r}), {str(tmp_path / "killed")!r}, lanes=2)
-"""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    process = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.DEVNULL)
+    process = processes.Process(tmp_path / "log", processes.sweep, config, tmp_path / "killed", lanes=2)
     path = tmp_path / "killed" / "records.jsonl"
     deadline = time.time() + 120
     while time.time() < deadline and not (path.exists() and path.read_text().count("\n") >= 2):
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.send(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, process.text()
     with path.open("a") as file:  # as if the kill had come in the middle of a line
         file.write('{"run": "0123')
     before = read_records(path)[0]
@@ -450,22 +441,15 @@ def test_a_dry_run_counts_runs_parameters_and_time():
     assert "in 1 compiled groups in shard 0/2" in half
 
 
-def run_command(*arguments, cwd):
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    return subprocess.run(
-        [sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=cwd, env=environment, check=False
-    )
-
-
 def test_the_commands_sweep_report_and_refuse(tmp_path):
     config = f"--config={ROOT / 'configs/sweeps/digits.py'}"
     only = "--config.grids.depths."
     grid = ["--config.scale=smoke", f"{only}model.depth=(4,)", f"{only}parametrization.preset=('depth_mup',)"]
-    done = run_command("depthmup_flax.sweep", config, *grid, "--workdir=s", cwd=tmp_path)
+    done = run_command("-m", "depthmup_flax.sweep", config, *grid, "--workdir=s", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "3 runs in 1 compiled groups" in done.stdout
     assert "ETA" in done.stdout
-    reported = run_command("depthmup_flax.report", "s", cwd=tmp_path)
+    reported = run_command("-m", "depthmup_flax.report", "s", cwd=tmp_path)
     assert reported.returncode == 0, reported.stderr
     assert (tmp_path / "s" / "report" / "report.html").exists()
     for arguments, sentence in (
@@ -476,38 +460,10 @@ def test_the_commands_sweep_report_and_refuse(tmp_path):
         ([config, "--config.scale=smoke", "--workdir=s", "--shard=4/4"], "--shard=4/4: write i/n"),
         ([config, "--config.scale=smoke", "--workdir=s", "--lanes=many"], "--lanes=many: use auto"),
     ):
-        refused = run_command("depthmup_flax.sweep", *arguments, cwd=tmp_path)
+        refused = run_command("-m", "depthmup_flax.sweep", *arguments, cwd=tmp_path)
         assert refused.returncode == 2
         assert sentence in refused.stderr
         assert "Traceback" not in refused.stderr
-
-
-SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
-
-
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
-def test_every_figure_has_a_smoke_scale_from_config_to_page(path, tmp_path):
-    config = from_file(path, "smoke")
-    config.extend = 0
-    if config.base.data.name.startswith("text:"):
-        (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60)
-        config.base.data.name = f"text:{tmp_path / 'text.txt'}"
-    records = sweep(config, tmp_path / "sweep", lanes=0)
-    assert len(records) == len(expand(config))
-    report = make_report([tmp_path / "sweep"], tmp_path / "report")
-    assert (tmp_path / "report" / "report.html").exists()
-    assert config.figure in report.text or config.title in report.text
-
-
-@pytest.mark.parametrize("scale", ["cpu", "gpu", "paper"])
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
-def test_every_scale_of_every_figure_is_a_grid(path, scale):
-    if path.stem == "digits" and scale != "cpu":
-        pytest.skip("a first example, not a figure of the papers")
-    config = from_file(path, scale)
-    runs = expand(config)
-    assert len({run.hash for run in runs}) == len(runs) > 1
-    assert config.scale == scale
 
 
 # -- the tuner -------------------------------------------------------------------------------------------------------
@@ -563,6 +519,7 @@ def test_the_tuner_recovers_a_planted_optimum_and_says_how_sure_it_is():
 
 def test_the_tuner_writes_a_config_that_train_py_trains_at_the_tuned_rate(tmp_path):
     done = run_command(
+        "-m",
         "depthmup_flax.tune",
         f"--config={ROOT / 'configs/digits.py'}",
         "--proxy.width=16",
@@ -570,6 +527,7 @@ def test_the_tuner_writes_a_config_that_train_py_trains_at_the_tuned_rate(tmp_pa
         "--proxy.steps=20",
         "--octaves=2",
         "--seeds=2",
+        "--lanes=1",
         "--config.model.width=32",
         "--config.train.steps=10",
         "--workdir=t",

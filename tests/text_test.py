@@ -1,5 +1,6 @@
 """The language-model path: tokens, windows, shifts, training a GPT on a text, and sampling from it."""
 
+import contextlib
 import functools
 import math
 import os
@@ -21,6 +22,8 @@ from depthmup_flax.experiment import build
 from depthmup_flax.sampling import generate
 from depthmup_flax.trainer import train_and_evaluate
 from depthmup_flax.training import EvalMetrics, init_state, make_eval_step, make_train_step
+
+pytestmark = pytest.mark.usefixtures("compiled_in_haste")
 
 REAL = os.environ.get("DEPTHMUP_DATA", "")
 
@@ -258,8 +261,13 @@ def test_a_resumed_text_run_is_bit_identical_with_dropout_and_shifts(pattern, pl
     class StopHere(Exception):
         pass
 
-    def stopping(original, *args):
-        for i, batch in enumerate(original(*args)):
+    @contextlib.contextmanager
+    def stopping(original, *args, **kwargs):
+        with original(*args, **kwargs) as batches:
+            yield until_the_sixth(batches)
+
+    def until_the_sixth(batches):
+        for i, batch in enumerate(batches):
             if i == 6:
                 raise StopHere
             yield batch

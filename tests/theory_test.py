@@ -25,9 +25,11 @@ from depthmup_flax.theory import (
 )
 
 pytestmark = pytest.mark.usefixtures("float64")
+haste = pytest.mark.usefixtures("compiled_in_haste")
 
-DEPTHS = (32, 64, 128, 256)
-WIDTHS = (64, 128, 256, 512)
+# A power has two ends; a size between them would hardly move it.
+DEPTHS = (32, 128)
+WIDTHS = (96, 384)
 
 
 def inputs(examples=3, size=5):
@@ -103,10 +105,11 @@ def test_an_ode_solver_finds_the_same_kernels(name):
     start, found = gram(inputs()), get_activation(name)
     n = len(start)
 
+    @jax.jit
     def averages(H):
         variance = jnp.diag(H)
         arguments = (*jnp.broadcast_arrays(variance[:, None], variance[None]), H)
-        return np.asarray(found.values(*arguments)), np.asarray(found.slopes(*arguments))
+        return found.values(*arguments), found.slopes(*arguments)
 
     forward = integrate.solve_ivp(
         lambda _, H: averages(H.reshape(n, n))[0].ravel(),
@@ -140,8 +143,8 @@ def test_finite_depth_converges_with_a_square_error_of_depth_to_the_minus_two(na
 
 @pytest.mark.parametrize("name", ["erf", "tanh", "relu"])
 def test_the_integration_is_of_fourth_order_and_states_its_error(name):
-    start, steps = gram(inputs()), (4, 8, 16)
-    exact = lazy_kernels(start, name, steps=64)
+    start, steps = gram(inputs()), (4, 16)
+    exact = lazy_kernels(start, name, steps=32)
     coarse = [lazy_kernels(start, name, steps=n) for n in steps]
     errors = [jnp.abs(kernels.blocks - exact.blocks).max() for kernels in coarse]
     assert abs(power(steps, errors) + 4) < 0.3
@@ -149,18 +152,20 @@ def test_the_integration_is_of_fourth_order_and_states_its_error(name):
         assert error < kernels.error < 1e-2
 
 
-@pytest.mark.parametrize("depth", [None, 4])
-@pytest.mark.parametrize("name", ACTIVATIONS)
+# Of the limit's integration, with an activation in closed form and a sum.
+@haste
+@pytest.mark.parametrize(("name", "depth"), [("relu", None), ("tanh", None), *((name, 4) for name in ACTIVATIONS)])
 def test_kernels_are_differentiable_by_inputs_and_multiplier(name, depth):
     """An input and itself, where angles have no slope, included."""
     x = inputs(2)
 
+    @jax.jit
     def entry(x, a):
         kernel = lazy_kernels(gram(x), name, depth=depth, branch_multiplier=a, steps=8).tangent()
         return kernel[0, 1] + 0.3 * kernel[1, 1]
 
     step, direction = 1e-5, jnp.ones_like(x)
-    by_x, by_a = jax.grad(entry, argnums=(0, 1))(x, 0.7)
+    by_x, by_a = jax.jit(jax.grad(entry, argnums=(0, 1)))(x, 0.7)
     finite = (entry(x + step * direction, 0.7) - entry(x - step * direction, 0.7)) / (2 * step)
     np.testing.assert_allclose((by_x * direction).sum(), finite, rtol=1e-4)
     np.testing.assert_allclose(by_a, (entry(x, 0.7 + step) - entry(x, 0.7 - step)) / (2 * step), rtol=1e-4)
@@ -186,6 +191,7 @@ def test_sums_for_smooth_activations_stay_exact_at_large_variance(name, variance
         np.testing.assert_allclose(average(p, p, p), weights @ exact, rtol=1e-6 if variance == 10 else 0.03)
 
 
+@haste
 def test_kernels_are_differentiable_and_map_over_batches():
     batch = jnp.stack([gram(inputs()), 2 * gram(inputs())])
     mapped = jax.jit(jax.vmap(lambda start: lazy_kernels(start, "tanh", depth=8).tangent()))(batch)
@@ -209,7 +215,7 @@ def in_group(group, path):
 
 
 @functools.cache
-def empirical_errors(name, depth=4, a=0.7, seeds=40):
+def empirical_errors(name, depth=4, a=0.7, seeds=64):
     """group -> width -> mean square difference of the network's tangent kernel to the theory's at that depth."""
     x = inputs()
     kernels = lazy_kernels(gram(x), name, depth=depth, branch_multiplier=a)
@@ -281,6 +287,7 @@ def test_training_of_a_wide_lazy_network_follows_the_prediction():
 # -- predictions -----------------------------------------------------------------------------------------------------
 
 
+@haste
 def test_predictions_are_the_exponential_of_the_kernel_and_at_last_its_regression():
     kernel, y = lazy_kernels(gram(inputs(6)), "relu").tangent(), jnp.array([[1.0, 0], [0, 1], [1, 1], [2, 0]])
     train, test = predict(kernel[:4, :4], y, jnp.array([0.0, 1.5, 1e6]), cross=kernel[4:, :4])
@@ -306,11 +313,12 @@ def steps_of(shape, seed=3):
     return jax.random.normal(keys[0], shape), jax.random.normal(keys[1], shape[:2])
 
 
+@haste
 @pytest.mark.parametrize("norm", [1.0, 1.6])
 def test_one_step_of_a_linear_network_approaches_the_corrected_formula_as_one_over_depth(norm):
     """And not the printed one, which is 20.0 at layer time 1 where this is 15.03."""
     x, y = jnp.full((2, 1, 1), norm), jnp.ones((2, 1))
-    depths, errors = (16, 32, 64, 128), []
+    depths, errors = (32, 128), []
     for depth in depths:
         found = jnp.diagonal(linear_training(x, y, depth=depth, learning_rate=0.8).features, axis1=1, axis2=2)[:, 1]
         exact = one_step_kernel(jnp.linspace(0, 1, depth + 1), 0.8, start=norm**2)
@@ -333,7 +341,7 @@ def test_linear_networks_in_training_approach_the_recursion_as_one_over_width():
     theory = linear_training(x, y, depth=depth, learning_rate=rate, gamma0=gamma0, branch_multiplier=a)
     rule = dm.get_parametrization("depth_mup", branch_multiplier=a, gamma0=gamma0)
     expected = jnp.diagonal(theory.features, axis1=1, axis2=2).reshape(depth + 1, *y.shape)
-    widths, errors, biases = (64, 128, 256, 512), [], []
+    widths, errors, biases = (64, 256), [], []
     for width in widths:
         model = dm.ResMLP(
             1, width=width, depth=depth, base_width=1, base_depth=1, nonlinearity="linear", mean_subtraction=False,
@@ -359,7 +367,7 @@ def test_linear_networks_in_training_approach_the_recursion_as_one_over_width():
             return jax.lax.scan(step, (params, optimizer.init(params)), (x, y))[1]
 
         outputs, squares = jax.jit(lambda keys, run=run: jax.lax.map(run, keys))(
-            jax.random.split(jax.random.key(4), 64)
+            jax.random.split(jax.random.key(4), 128)
         )
         difference = outputs - theory.outputs
         errors.append(float(jnp.mean(difference**2)))
@@ -368,6 +376,7 @@ def test_linear_networks_in_training_approach_the_recursion_as_one_over_width():
     assert biases[-1] < 0.05, biases
 
 
+@haste
 def test_without_feature_learning_linear_training_is_descent_with_the_lazy_kernel():
     (x, y), depth, rate, steps = steps_of((1, 3, 4)), 6, 0.3, 8
     data = [jnp.repeat(values, steps, axis=0) for values in (x, y)]
@@ -381,14 +390,16 @@ def test_without_feature_learning_linear_training_is_descent_with_the_lazy_kerne
     assert jnp.abs(moving.outputs - found.outputs).max() > 0.01
 
 
+@haste
 def test_linear_training_converges_in_depth_as_one_over_depth():
     data = steps_of((5, 1, 2))
-    depths = (16, 32, 64, 128)
+    depths = (16, 32, 64)
     outputs = [linear_training(*data, depth=depth).outputs for depth in depths]
     between = [float(jnp.abs(a - b).max()) for a, b in itertools.pairwise(outputs)]
     assert abs(power(depths[:-1], between) + 1) < 0.2, between
 
 
+@haste
 def test_an_example_twice_in_a_step_is_that_example_once():
     x, y = steps_of((3, 1, 2))
     once = linear_training(x, y, depth=5)
@@ -397,6 +408,7 @@ def test_an_example_twice_in_a_step_is_that_example_once():
     np.testing.assert_allclose(twice.features[:, ::2, ::2], once.features, atol=1e-10)
 
 
+@haste
 def test_half_the_loss_at_twice_the_rate_is_the_same_training():
     x, y = steps_of((2, 1, 2))
     square = linear_training(x, y, depth=3)

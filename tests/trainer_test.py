@@ -1,29 +1,29 @@
 """The training run: resuming, devices, divergence, the files it leaves, and what it refuses."""
 
+import contextlib
 import functools
 import json
 import os
 import pathlib
-import signal
-import subprocess
-import sys
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import processes
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from depthmup_flax import InputError
 from depthmup_flax.checkpoint import Checkpointer
 from depthmup_flax.config import config_hash, default_config, differences, to_json
 from depthmup_flax.experiment import build
 from depthmup_flax.params import info_from_json
-from depthmup_flax.trainer import only_run_in, train_and_evaluate
+from depthmup_flax.trainer import train_and_evaluate
 from depthmup_flax.training import init_state, make_train_step
+from depthmup_flax.workdir import only_run_in
 
-ROOT = pathlib.Path(__file__).parents[1]
+pytestmark = pytest.mark.usefixtures("compiled_in_haste")
 
 
 def tiny(architecture="res_mlp", /, **sections):
@@ -84,12 +84,18 @@ def interrupt_after(step, monkeypatch):
 
     original = trainer.train_batches
 
-    def stopping(*args):
+    @contextlib.contextmanager
+    def stopping(*args, **kwargs):
         first = args[3]
-        for i, batch in enumerate(original(*args)):
-            if first + i == step:
-                raise StopHere
-            yield batch
+
+        def until(batches):
+            for i, batch in enumerate(batches):
+                if first + i == step:
+                    raise StopHere
+                yield batch
+
+        with original(*args, **kwargs) as batches:
+            yield until(batches)
 
     monkeypatch.setattr(trainer, "train_batches", stopping)
 
@@ -168,25 +174,6 @@ def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(config, stop, tm
         assert result[key] == expected[key]
 
 
-def test_a_run_killed_with_signal_9_resumes_bit_identically(tmp_path):
-    arguments = ["--config.train.steps=400", "--config.train.eval_every=10", "--config.train.log_every=10"]
-    command = [sys.executable, "train.py", "--config=configs/digits.py", *arguments]
-
-    def start(workdir):
-        return subprocess.Popen([*command, f"--workdir={workdir}"], cwd=ROOT, stdout=subprocess.DEVNULL)
-
-    killed = start(tmp_path / "killed")
-    deadline = time.time() + 120
-    while not list((tmp_path / "killed" / "checkpoints").glob("[0-9]*0")) and time.time() < deadline:
-        time.sleep(0.02)
-    killed.send_signal(signal.SIGKILL)
-    assert killed.wait() == -signal.SIGKILL
-    assert not (tmp_path / "killed" / "result.json").exists()
-    assert start(tmp_path / "killed").wait() == 0
-    assert start(tmp_path / "whole").wait() == 0
-    assert_same_run(tmp_path / "killed", tmp_path / "whole", step=400)
-
-
 def test_running_a_finished_run_again_computes_nothing_and_returns_its_result(tmp_path, capsys):
     first = train_and_evaluate(tiny(), tmp_path)
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
@@ -201,28 +188,20 @@ def test_streamed_and_in_memory_training_are_bit_identical(tmp_path):
     assert_same_run(tmp_path / "device", tmp_path / "stream")
 
 
+def trained_on(devices, config, tmp_path):
+    workdir = tmp_path / str(devices)
+    process = processes.Process(
+        tmp_path / f"{devices}.log", processes.on_devices, devices, processes.train, config, workdir
+    )
+    assert process.wait() == 0, process.text()
+    assert f"on {devices} cpu device(s)" in process.text()
+    return saved_state(workdir, config.train.steps)
+
+
 def test_eight_devices_train_like_one(tmp_path):
     """Float sums in another order: the tolerance is rounding, not luck."""
-    overrides = [
-        "--config.model.width=16",
-        "--config.model.depth=4",
-        "--config.train.steps=20",
-        "--config.train.eval_every=10",
-        "--config.data.augment=cifar",
-    ]
-    for devices in (1, 8):
-        environment = {
-            **os.environ,
-            "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
-            "JAX_PLATFORMS": "cpu",
-        }
-        done = subprocess.run(
-            [sys.executable, "train.py", f"--workdir={tmp_path / str(devices)}", *overrides],
-            cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert f"on {devices} cpu device(s)" in done.stdout
-    one, eight = (saved_state(tmp_path / n, 20)["params"] for n in ("1", "8"))
+    config = tiny(data={"augment": "cifar"}, train={"batch_size": 64, "steps": 20, "eval_every": 10})
+    one, eight = (trained_on(n, config, tmp_path)["params"] for n in (1, 8))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), one, eight)
     first, last = (json.loads((tmp_path / n / "result.json").read_text()) for n in ("1", "8"))
     assert first["train_loss"] == pytest.approx(last["train_loss"], rel=1e-4)
@@ -230,28 +209,13 @@ def test_eight_devices_train_like_one(tmp_path):
 
 def test_batch_norm_has_the_statistics_of_the_whole_batch_on_eight_devices(tmp_path):
     """Per device, a batch of 16 would be normalised two images at a time."""
-    config = tmp_path / "config.py"
-    config.write_text(
-        "from depthmup_flax.config import default_config\n"
-        "def get_config():\n"
-        "    config = default_config('resnet')\n"
-        "    config.model.update(width=4, depth=4, norm='batch')\n"
-        "    config.optimizer.update(name='sgd', learning_rate=0.05)\n"
-        "    config.train.update(batch_size=16, steps=3, epochs=0.0)\n"
-        "    return config\n"
+    config = tiny(
+        "resnet",
+        model={"width": 4, "norm": "batch"},
+        optimizer={"name": "sgd", "learning_rate": 0.05},
+        train={"steps": 3, "eval_every": 0},
     )
-    for devices in (1, 8):
-        environment = {
-            **os.environ,
-            "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
-            "JAX_PLATFORMS": "cpu",
-        }
-        done = subprocess.run(
-            [sys.executable, "train.py", f"--config={config}", f"--workdir={tmp_path / str(devices)}"],
-            cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-    one, eight = (saved_state(tmp_path / n, 3) for n in ("1", "8"))
+    one, eight = (trained_on(n, config, tmp_path) for n in (1, 8))
     assert one["batch_stats"]["stem"]["norm"]["batch"]["mean"].shape == (4,)
     for part in ("batch_stats", "params"):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-4), one[part], eight[part])
@@ -461,3 +425,29 @@ def test_differences_names_every_leaf_that_differs():
         "b.c: 2 there, 3 here",
         "b.d: '(not set)' there, 4 here",
     ]
+
+
+def test_the_next_start_in_a_work_directory_compiles_nothing_that_the_last_one_compiled(tmp_path):
+    before = jax.config.jax_compilation_cache_dir
+    events: list[str] = []
+    jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        compilation_cache.reset_cache()
+        for start in ("first", "second"):
+            jax.clear_caches()
+            events.clear()
+            train_and_evaluate(tiny(), tmp_path / "run", overwrite=True)
+            read = events.count("/jax/compilation_cache/cache_hits")
+            compiled = events.count("/jax/compilation_cache/cache_misses")
+            assert compiled > 0 if start == "first" else read > compiled == 0, (start, read, compiled)
+            assert jax.config.jax_compilation_cache_dir is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+        compilation_cache.reset_cache()
+
+
+def test_a_compilation_cache_of_the_users_own_takes_the_place_of_the_work_directorys(tmp_path):
+    assert jax.config.jax_compilation_cache_dir
+    train_and_evaluate(tiny(), tmp_path / "run")
+    assert not (tmp_path / "run" / "compiled").exists()

@@ -2,7 +2,8 @@
 
 The paper (arXiv 2309.16620, appendix A.4) names the transformations, "horizontal flips, 10-degree rotations, affine
 transformations, color jittering" for CIFAR-10 and "crops, horizontal flips" for Tiny ImageNet and ImageNet, but not
-their ranges; those below are the common torchvision recipe.
+their ranges; those below are the common torchvision recipe. "resized_crop" crops on the host, where the whole image is
+(``crops``), and flips here.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ def augment(name: str, key: jax.Array | None, images: jax.Array) -> jax.Array:
     """Transforms each image at random; for use inside a jitted step.
 
     Args:
-      name: "none", "cifar" or "imagenet".
+      name: "none", "cifar", "imagenet" or "resized_crop" (whose crops have been made: it only flips).
       key: a PRNG key; example i uses the i-th of ``jax.random.split(key, B)``, so its result does not depend on the
         other examples or on how the batch is sharded. "none" needs none.
       images: [B, H, W, C], uint8 or floating point, 0..255.
@@ -134,4 +135,5 @@ AUGMENTATIONS: dict[str, Callable[[jax.Array, jax.Array], jax.Array] | None] = {
     "none": None,
     "cifar": _cifar,
     "imagenet": _imagenet,
+    "resized_crop": random_flip,
 }

@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from depthmup_flax.data.dataset import Batch, Split
+from depthmup_flax.data.crops import crop_draws
+from depthmup_flax.data.dataset import Batch, EncodedSplit, Split
 from depthmup_flax.errors import InputError
+
+Rows = slice | np.ndarray
 
 # Grain wants a length; no run reaches it.
 _MAX_STEPS = 2**40
@@ -45,45 +48,62 @@ def batch_indices(seed: int, step: int, num_examples: int, batch_size: int) -> n
     return _permutation(seed, epoch, num_examples)[start : start + batch_size].copy()
 
 
-def train_stream(split: Split, seed: int, batch_size: int, start_step: int = 0, rows: slice = slice(None)) -> Any:
-    """An endless Grain ``DatasetIterator`` over training batches, read ahead in threads.
-
-    Its element number ``step`` is ``split.read(batch_indices(seed, step, len(split), batch_size))``, whatever
-    ``start_step``. ``get_state`` and ``set_state`` (and Grain's checkpoint handler) save and restore the position,
-    which is the step itself.
+def train_batch(split: Split, seed: int, step: int, batch_size: int, rows: Rows = slice(None)) -> Batch:
+    """The training batch of a step, or the part ``rows`` of it: a pure function of (seed, step, place in the batch).
 
     Args:
-      split: where to read.
-      seed: of the data order.
+      split: where to read: the examples ``batch_indices``, cropped at random if the split does so.
+      seed: of the data order and of the crops.
+      step: counted from 0.
       batch_size: of the whole, global batch.
-      start_step: the first step to yield.
-      rows: the part of each batch to read, for one host of several.
+      rows: the places in the batch to read, for one host of several.
+
+    Raises:
+      InputError: ``batch_size`` exceeds the split, or an example cannot be read.
+    """
+    indices = batch_indices(seed, step, len(split), batch_size)[rows]
+    if isinstance(split, EncodedSplit) and split.resized_crop:
+        return split.read(indices, crop_draws(seed, step, batch_size)[rows])
+    return split.read(indices)
+
+
+def train_stream(split: Split, seed: int, batch_size: int, start_step: int = 0, rows: Rows = slice(None)) -> Any:
+    """An endless Grain ``DatasetIterator`` over training batches, read ahead in threads.
+
+    Its element number ``step`` is ``train_batch(split, seed, step, batch_size, rows)``, whatever ``start_step``.
+    ``get_state`` and ``set_state`` (and Grain's checkpoint handler) save and restore the position, which is the step
+    itself.
 
     Raises:
       InputError: ``batch_size`` exceeds the split; later, from ``next``, an example that cannot be read.
     """
     import grain
 
-    num_examples = len(split)
-    steps_per_epoch(num_examples, batch_size)
-
-    def read(step: int) -> Batch:
-        return split.read(batch_indices(seed, int(step), num_examples, batch_size)[rows])
-
-    steps = grain.MapDataset.range(_MAX_STEPS).map(read)
+    steps_per_epoch(len(split), batch_size)
+    steps = grain.MapDataset.range(_MAX_STEPS).map(lambda step: train_batch(split, seed, int(step), batch_size, rows))
     iterator = iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=4, prefetch_buffer_size=4)))
     if start_step:
         grain.experimental.set_next_index(iterator, start_step)
     return iterator
 
 
-def eval_batches(split: Split, batch_size: int) -> Iterator[Batch]:
+def eval_batches(split: Split, batch_size: int, rows: Rows = slice(None)) -> Iterator[Batch]:
     """Every example once, in order, in batches of ``batch_size``: what ``split.read`` gives, and ``mask``.
 
-    ``mask`` is float32 [batch_size]: 1 for an example, 0 for the zeros that fill the last batch.
+    ``mask`` is float32 [batch_size]: 1 for an example, 0 for the zeros that fill the last batch. ``rows`` are the
+    places in each batch to read, for one host of several; all hosts get the same number of batches.
     """
+    places = np.arange(batch_size)[rows]
     for start in range(0, len(split), batch_size):
-        indices = np.arange(start, min(start + batch_size, len(split)))
-        batch = {**split.read(indices), "mask": np.ones(len(indices), np.float32)}
-        missing = batch_size - len(indices)
-        yield {field: np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for field, x in batch.items()}
+        real = start + places < len(split)
+        batch = {**split.read(start + places[real]), "mask": np.ones(int(real.sum()), np.float32)}
+        yield {field: _fill(x, real) for field, x in batch.items()}
+
+
+def _fill(values: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """``values`` where ``real``, zeros elsewhere."""
+    if real.all():
+        return values
+    filled = np.zeros((len(real), *values.shape[1:]), values.dtype)
+    filled[real] = values
+    return filled

@@ -2,24 +2,30 @@
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.data.augmentation import augment, normalize
-from depthmup_flax.data.images import Encoded, decode_all
+from depthmup_flax.data.crops import centre_box, random_box, resize_box
+from depthmup_flax.data.images import Encoded, decode, draft_and_fit, in_threads
 from depthmup_flax.errors import InputError
 
 Batch = dict[str, np.ndarray]
 Placement = Literal["device", "stream"]
 
-# Streamed sets: the normalisation is estimated on this many training images.
-STATISTICS_SAMPLE = 10_000
+# Streamed sets: the normalisation is estimated on this many training images. On CIFAR-10 the mean is then off by 0.9 %
+# of the deviation, and the deviation itself by 0.5 % (average of 200 samples; docs/input.md).
+STATISTICS_SAMPLE = 2_000
 # Images at a time: at 224x224 the statistics then take some 500 MB.
 _CHUNK = 128
+_PART = 8
+# Sums of squares about the middle of the scale do not cancel.
+_GREY = np.float64(127.5)
 
 
 class Split(Protocol):
@@ -160,6 +166,8 @@ class EncodedSplit:
       image_shape: the shape every decoded image must have.
       image_size: ``data.image_size``.
       first: the place of the image that ``image_shape`` was taken from, for messages.
+      resized_crop: training batches are random parts of the images (``crops``), evaluation the centre 224/256.
+      threads: that decode; 0 is one for each core. A process shares them between its splits.
     """
 
     name: str
@@ -169,18 +177,28 @@ class EncodedSplit:
     image_shape: tuple[int, int, int]
     image_size: int
     first: str
+    resized_crop: bool = False
+    threads: int = 0
 
     def __len__(self) -> int:
         return len(self.order)
 
-    def read(self, indices: np.ndarray) -> Batch:
-        """See ``Split.read``; InputError names an unreadable image, an odd size or a bad label."""
-        examples = self.fetch(self.order[indices].tolist())
-        images = decode_all(examples, self.image_shape[-1], self.image_size, self.name)
-        for example, image in zip(examples, images, strict=True):
-            self._check(example, image.shape)
-        labels = np.array([example.label for example in examples], np.int32)
-        return {"image": np.stack(images), "label": labels}
+    def read(self, indices: np.ndarray, draws: np.ndarray | None = None) -> Batch:
+        """See ``Split.read``; InputError names an unreadable image, an odd size or a bad label.
+
+        ``draws`` are those of ``crops.crop_draws`` for these images [B, ATTEMPTS, 4]: each is cropped at random.
+        """
+        examples = self.fetch(self.order[indices].tolist()) if len(indices) else []
+        images = np.empty((len(examples), *self.image_shape), np.uint8)
+
+        def place(i: int) -> None:
+            shape = functools.partial(self._shape, draws=None if draws is None else draws[i].tolist())
+            pixels = decode(examples[i], self.image_shape[-1], self.name, shape)
+            self._check(examples[i], pixels.shape)
+            images[i] = pixels
+
+        in_threads(place, range(len(examples)), self.threads)
+        return {"image": images, "label": np.array([example.label for example in examples], np.int32)}
 
     def arrays(self) -> Batch:
         """See ``Split.arrays``."""
@@ -195,6 +213,14 @@ class EncodedSplit:
     def take(self, order: np.ndarray) -> "EncodedSplit":
         """The examples ``order``, in that order."""
         return dataclasses.replace(self, order=self.order[order])
+
+    def _shape(self, image: Any, mode: str, draws: list[list[float]] | None) -> Any:
+        """Crops and resizes a PIL image that is not decoded yet."""
+        if not self.resized_crop:
+            return draft_and_fit(image, mode, self.image_size)
+        width, height = image.size
+        box = centre_box(width, height, self.image_size) if draws is None else random_box(draws, width, height)
+        return resize_box(image, mode, self.image_size, box)
 
     def _check(self, example: Encoded, shape: tuple[int, ...]) -> None:
         if shape != self.image_shape:
@@ -260,19 +286,24 @@ def channel_statistics(train: Split) -> tuple[np.ndarray, np.ndarray]:
     indices = np.arange(len(train))
     if not isinstance(train, ArraySplit) and len(train) > STATISTICS_SAMPLE:
         indices = np.sort(np.random.default_rng(0).choice(len(train), STATISTICS_SAMPLE, replace=False))
-    count, mean, squares = 0, 0.0, 0.0
+    threads = train.threads if isinstance(train, EncodedSplit) else 0
+    sums, count = np.zeros((2, 1)), 0
     for start in range(0, len(indices), _CHUNK):
-        image = train.read(indices[start : start + _CHUNK])["image"]
-        values = image.reshape(-1, image.shape[-1]) / np.float64(255)
-        # Chan's update: sums of squares about the running mean do not cancel.
-        total = count + len(values)
-        chunk_mean = values.mean(0)
-        shift = chunk_mean - mean
-        squares = squares + ((values - chunk_mean) ** 2).sum(0) + shift**2 * count * len(values) / total
-        mean = mean + shift * len(values) / total
-        count = total
-    std = np.sqrt(squares / count)
-    return np.asarray(mean, np.float32), np.where(std < 1e-6, 1.0, std).astype(np.float32)
+        images = train.read(indices[start : start + _CHUNK])["image"]
+        parts = np.array_split(images, max(1, len(images) // _PART))
+        sums = sums + sum(in_threads(_sums, parts, threads))
+        count += images[..., 0].size
+    mean, square = sums / count
+    std = np.sqrt(np.maximum(square - mean**2, 0)) / 255
+    return np.asarray((mean + _GREY) / 255, np.float32), np.where(std < 1e-6, 1.0, std).astype(np.float32)
+
+
+def _sums(images: np.ndarray) -> np.ndarray:
+    """The sums of pixel - 127.5 and of its square, per channel: float64 [2, C]; exact for bytes, so in any order."""
+    *_, width, channels = images.shape
+    rows = images.reshape(-1, width * channels) - _GREY
+    columns = np.stack([rows.sum(0), np.einsum("ij,ij->j", rows, rows)])
+    return columns.reshape(2, width, channels).sum(1)
 
 
 def _checked(name: str, split: str, images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

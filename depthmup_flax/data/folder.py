@@ -88,10 +88,17 @@ def _class_files(folder: str, names: list[str], labels: dict[str, int], field: s
 
 def _annotated_files(annotations: str, labels: dict[str, int], field: str) -> Files:
     images = os.path.join(os.path.dirname(annotations), "images")
-    with open(annotations, encoding="utf-8") as lines:
+    with open(annotations, encoding="utf-8", errors="replace") as lines:
         rows = [line.split("\t") for line in lines if line.strip()]
     if not rows or any(len(row) < 2 for row in rows):
         raise InputError(f"{field}, but {annotations!r} is not lines of <file><tab><class>...; restore that file.")
+    for name, *_ in rows:
+        # A list is data, which may come from anyone: it must not point at other files of this machine.
+        if name in ("", ".", "..") or os.path.basename(name) != name or "\0" in name:
+            raise InputError(
+                f"{field}, but {annotations!r} lists {name!r}, which is not the name of a file in {images!r}; "
+                "correct that line."
+            )
     return [(os.path.join(images, row[0]), _label(row[1].strip(), labels, annotations, field)) for row in rows]
 
 

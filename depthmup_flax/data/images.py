@@ -2,17 +2,22 @@
 
 import functools
 import io
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from depthmup_flax.data.crops import in_mode
 from depthmup_flax.errors import InputError
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-# Images per task: the hand-over to another thread takes about as long as decoding one small image.
+# Items per task, at most: the hand-over to another thread takes about as long as decoding one small image.
 _TASK = 8
 
 
@@ -24,10 +29,30 @@ class Encoded(NamedTuple):
     label: int
 
 
-@functools.lru_cache(maxsize=1)
-def _decoders() -> ThreadPoolExecutor:
-    # One pool for every split: Pillow decodes without the GIL, and readers in several threads share the cores.
-    return ThreadPoolExecutor(max_workers=os.cpu_count(), thread_name_prefix="decode")
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    # One for every split: Pillow decodes without the GIL, and readers in several threads share the cores.
+    return ThreadPoolExecutor(threads, thread_name_prefix="decode")
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_threads(function: Callable[[Item], Result], items: Sequence[Item], threads: int) -> list[Result]:
+    """``function`` of each item, computed in ``threads`` threads (0: as many as cores), in order.
+
+    ``function`` must not call ``in_threads`` itself: its threads would wait for each other.
+    """
+    threads = threads or available_cores()
+    size = max(1, min(_TASK, math.ceil(len(items) / threads)))
+
+    def task(start: int) -> list[Result]:
+        return [function(item) for item in items[start : start + size]]
+
+    results = _pool(threads).map(task, range(0, len(items), size))
+    return [result for part in results for result in part]
 
 
 def fit(image: Any, size: int) -> Any:
@@ -44,33 +69,38 @@ def fit(image: Any, size: int) -> Any:
     return image.crop((left, top, left + size, top + size))
 
 
-def decode(example: Encoded, channels: int, size: int, name: str) -> np.ndarray:
-    """Decodes one image to uint8 [H, W, channels], fitted to ``size``; InputError names an unreadable file."""
+def draft_and_fit(image: Any, mode: str, size: int) -> Any:
+    """``fit`` of a PIL image that is not decoded yet, in ``mode``."""
+    if size:
+        # JPEG only: decodes at 1/2, 1/4 or 1/8 of the size where that is still at least `size`.
+        image.draft(None, (size, size))
+    return fit(in_mode(image, mode), size)
+
+
+def decode(example: Encoded, channels: int, name: str, shape: Callable[[Any, str], Any]) -> np.ndarray:
+    """Decodes one image to uint8 [H, W, channels].
+
+    Args:
+      example: what to decode.
+      channels: 1, 3 or 4; sets of colour photographs hold some grey and some CMYK files.
+      name: of the set, for messages.
+      shape: from a PIL image that is not decoded yet, and a mode, to one in that mode, cropped and resized.
+
+    Raises:
+      InputError: the file cannot be read; says which.
+    """
     from PIL import Image
 
     source = io.BytesIO(example.source) if isinstance(example.source, bytes) else example.source
     try:
         with Image.open(source) as image:
-            if size:
-                # JPEG only: decodes at 1/2, 1/4 or 1/8 of the size where that is still at least `size`.
-                image.draft(None, (size, size))
-            # Sets of colour photographs hold some grey and some CMYK files.
-            pixels = np.asarray(fit(image.convert(_MODES[channels]), size))
+            pixels = np.asarray(shape(image, _MODES[channels]))
     except Exception as error:  # Pillow's decoders raise many types on damaged files.
         raise InputError(
             f"data.name is {name!r}, but its image {example.where} cannot be read ({error}); "
             "replace that file or remove it."
         ) from error
     return pixels.reshape(*pixels.shape[:2], channels)
-
-
-def decode_all(examples: Sequence[Encoded], channels: int, size: int, name: str) -> list[np.ndarray]:
-    """Decodes images in several threads, in order; see ``decode``."""
-
-    def task(start: int) -> list[np.ndarray]:
-        return [decode(example, channels, size, name) for example in examples[start : start + _TASK]]
-
-    return [image for images in _decoders().map(task, range(0, len(examples), _TASK)) for image in images]
 
 
 def fit_grey(images: np.ndarray, size: int) -> np.ndarray:

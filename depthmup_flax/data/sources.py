@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import json
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from depthmup_flax.data.augmentation import check_name
 from depthmup_flax.data.dataset import ArraySplit, Dataset, EncodedSplit, ImageDataset, channel_statistics, from_arrays
 from depthmup_flax.data.folder import list_folder
-from depthmup_flax.data.images import Encoded, decode, fit_grey
+from depthmup_flax.data.images import Encoded, decode, draft_and_fit, fit_grey
 from depthmup_flax.data.text import TOKENIZERS, TextDataset, check_text_augmentation, read_tokens, windows
 from depthmup_flax.data.tfds_sets import Fetch, open_tfds
 from depthmup_flax.errors import InputError
@@ -19,13 +20,14 @@ DATA_DEFAULTS: dict[str, Any] = {
     "name": "digits",  # digits | synthetic | tfds:<set> | folder:<dir> | text:<file>
     "data_dir": "",  # where TFDS sets are prepared; "" is TFDS's default
     "image_size": 0,  # pixels; 0 keeps the data's own size
-    "augment": "none",  # images: none | cifar | imagenet; text: none | shift
+    "augment": "none",  # images: none | cifar | imagenet | resized_crop; text: none | shift
     "placement": "auto",  # auto | device | stream
     "device_limit_mib": 2048,  # auto streams training examples that take more
     "train_examples": 0,  # 0 is all
     "test_examples": 0,
     "context": 64,  # text: tokens that a model sees
     "tokenizer": "char",  # text: char | byte
+    "read_threads": 0,  # that decode images; 0 is one for each core that the process may use
 }
 
 _PLACEMENTS = ("auto", "device", "stream")
@@ -60,7 +62,8 @@ def load(config: Any) -> Dataset:
       tenths of its tokens for training, the rest for testing, cut into examples by ``text.windows``.
 
     ``train_examples`` = n > 0 keeps the first n after a shuffle that is the same in every run, so classes stay mixed.
-    ``placement`` "device" decodes everything into memory now; "stream" decodes when read.
+    ``placement`` "device" decodes everything into memory now; "stream" decodes when read. ``augment`` "resized_crop"
+    needs the whole images at every step, so it is for image files (tfds: and folder:) and always streams.
 
     Raises:
       InputError: a field that cannot be used, naming the field, its value and the remedy.
@@ -70,6 +73,7 @@ def load(config: Any) -> Dataset:
         return _text(rest, config)
     check_name(config.augment)
     _check_fields(config)
+    _check_resized_crop(config)
     for field in ("context", "tokenizer"):
         if getattr(config, field) != DATA_DEFAULTS[field]:
             raise InputError(
@@ -95,9 +99,27 @@ def load(config: Any) -> Dataset:
 def _check_fields(config: Any) -> None:
     if config.placement not in _PLACEMENTS:
         raise InputError(f"data.placement is {config.placement!r}; use one of {', '.join(_PLACEMENTS)}.")
-    for field in ("image_size", "device_limit_mib", "train_examples", "test_examples"):
+    for field in ("image_size", "device_limit_mib", "train_examples", "test_examples", "read_threads"):
         if getattr(config, field) < 0:
             raise InputError(f"data.{field} is {getattr(config, field)}; use 0 or a positive number.")
+
+
+def _check_resized_crop(config: Any) -> None:
+    if config.augment != "resized_crop":
+        return
+    field = "data.augment is 'resized_crop'"
+    if config.name in ("digits", "synthetic"):
+        raise InputError(
+            f"{field}, which cuts parts out of image files, but data.name is {config.name!r}, which has none; "
+            "use 'imagenet', or a tfds: or folder: set."
+        )
+    if not config.image_size:
+        raise InputError(f"{field}, but data.image_size is 0; set the size that crops are resized to (say 224).")
+    if config.placement == "device":
+        raise InputError(
+            f"{field}, which decodes other parts of the images at every step, but data.placement is 'device'; "
+            "use 'auto' or 'stream'."
+        )
 
 
 def _open(config: Any) -> Source:
@@ -124,6 +146,8 @@ def _open(config: Any) -> Source:
 
 
 def _placement(config: Any, train_bytes: int) -> Any:
+    if config.augment == "resized_crop":
+        return "stream"
     if config.placement != "auto":
         return config.placement
     return "stream" if train_bytes > config.device_limit_mib * 2**20 else "device"
@@ -194,9 +218,19 @@ def _encoded(
 ) -> Source:
     """The two splits, with the shape of the first training image as the shape of all."""
     (first,) = fetches[0]([0])
-    shape = decode(first, channels, config.image_size, config.name).shape
+    shape = decode(first, channels, config.name, functools.partial(draft_and_fit, size=config.image_size)).shape
     train, test = (
-        EncodedSplit(config.name, fetch, np.arange(length), num_classes, shape, config.image_size, first.where)
+        EncodedSplit(
+            config.name,
+            fetch,
+            np.arange(length),
+            num_classes,
+            shape,
+            config.image_size,
+            first.where,
+            resized_crop=config.augment == "resized_crop",
+            threads=config.read_threads,
+        )
         for fetch, length in zip(fetches, lengths, strict=True)
     )
     return train, test, num_classes

@@ -48,8 +48,12 @@ def open_tfds(name: str, data_dir: str) -> TfdsSet:
     image_key, label_key = _supervised_keys(tfds, builder, name)
     train, test = _open_splits(tfds, builder, name, data_dir, image_key, label_key)
     features = builder.info.features
+    overwrite = _build_command(name, data_dir, "--overwrite")
     return TfdsSet(
-        fetches=(_fetch(*train, name, image_key, label_key), _fetch(*test, name, image_key, label_key)),
+        fetches=(
+            _fetch(*train, name, image_key, label_key, overwrite),
+            _fetch(*test, name, image_key, label_key, overwrite),
+        ),
         lengths=(len(train[1]), len(test[1])),
         num_classes=features[label_key].num_classes,
         channels=features[image_key].shape[-1] or 3,
@@ -116,15 +120,19 @@ def _open_splits(
         for split in candidates:
             if split not in builder.info.splits:
                 continue
+            _check_files(builder, split, name)
             try:
                 source = builder.as_data_source(split=split, decoders=decoders)
+                first = source[0]
             except NotImplementedError as error:
                 raise InputError(
                     f"data.name is 'tfds:{name}', but it was prepared as {builder.info.file_format.value}, "
                     f"which has no random access; run {_build_command(name, data_dir, '--overwrite')} once."
                 ) from error
+            except RuntimeError as error:  # array_record's, for a damaged or missing file
+                raise _unreadable(split, name, error, _build_command(name, data_dir, "--overwrite")) from error
             # TFDS marks unlabelled examples, such as ImageNet's test split, with -1.
-            if source[0][label_key] >= 0:
+            if first[label_key] >= 0:
                 sources.append((split, source))
                 break
         else:
@@ -135,9 +143,31 @@ def _open_splits(
     return sources
 
 
-def _fetch(split: str, source: Any, name: str, image_key: str, label_key: str) -> Fetch:
+def _check_files(builder: Any, split: str, name: str) -> None:
+    """InputError if a file of the split is not in the set's own directory: the names come from dataset_info.json."""
+    directory = os.path.normpath(os.fspath(builder.data_path))
+    for path in builder.info.splits[split].filepaths:
+        if os.path.dirname(os.path.normpath(os.fspath(path))) != directory:
+            raise InputError(
+                f"data.name is 'tfds:{name}', but its dataset_info.json places the {split} split at "
+                f"{os.fspath(path)!r}, outside {directory!r}; correct its filepathTemplate."
+            )
+
+
+def _unreadable(split: str, name: str, error: Exception, remedy: str) -> InputError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return InputError(
+        f"data.name is 'tfds:{name}', but the files of its {split} split cannot be read ({reason}); restore them, or "
+        f"run {remedy}."
+    )
+
+
+def _fetch(split: str, source: Any, name: str, image_key: str, label_key: str, overwrite: str) -> Fetch:
     def fetch(positions: list[int]) -> list[Encoded]:
-        records = source.__getitems__(positions)
+        try:
+            records = source.__getitems__(positions)
+        except RuntimeError as error:
+            raise _unreadable(split, name, error, overwrite) from error
         return [
             Encoded(f"number {position} of the {split} split of tfds:{name}", record[image_key], int(record[label_key]))
             for position, record in zip(positions, records, strict=True)

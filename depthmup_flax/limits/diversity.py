@@ -43,6 +43,8 @@ def cases(config: ConfigDict) -> list[Case]:
     require_fractions(config.fractions, config.depths)
     if list(config.times) != sorted(config.times) or config.times[-1] < 1:
         raise InputError(f"config.times is {config.times!r}: give rising numbers of steps, such as (0, 10, 100).")
+    if config.data.augment == "resized_crop":
+        raise InputError("data.augment is 'resized_crop', whose crops are drawn as images are read: use 'imagenet'.")
     for kind in config.kinds:
         if not isinstance(kind, (tuple, list)) or len(kind) != 2:
             raise InputError(f"config.kinds has {kind!r}: give pairs such as ('depth_mup', 'relu').")

@@ -17,7 +17,8 @@ from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.files import JsonLines, write_atomically
 from depthmup_flax.report.style import require_matplotlib, save
 from depthmup_flax.sweep.runner import commit
-from depthmup_flax.trainer import make_writable, only_run_in, versions
+from depthmup_flax.trainer import versions
+from depthmup_flax.workdir import make_writable, only_run_in
 
 FIGURES = ("ntk", "linear_kernel", "linear_limit", "limit_convergence", "phase_diagram", "diversity")
 SCHEMA = 1

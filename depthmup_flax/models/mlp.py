@@ -38,6 +38,8 @@ class ResMLP(nn.Module):
       use_bias: biases in every layer, the readout included.
       sigma: initial standard deviation of the weights in units of ``1/sqrt(fan_in)``.
       scan: compile one block and loop over it, or compile every block.
+      remat: what the backward pass computes again to save memory: ``none``, ``dots`` (all but products with weights)
+        or ``full``.
       dtype: of the computation inside layers.
       param_dtype: of parameters and of the residual stream.
     """
@@ -60,6 +62,7 @@ class ResMLP(nn.Module):
     use_bias: bool = False
     sigma: float = 1.0
     scan: bool = True
+    remat: str = "none"
     dtype: Any = None
     param_dtype: Any = jnp.float32
 
@@ -99,7 +102,7 @@ class ResMLP(nn.Module):
             norm=functools.partial(Norm, self.norm, dtype=self.dtype, param_dtype=self.param_dtype),
         )
         residual = functools.partial(ResidualBranch, parametrization=self.parametrization, depth_ratio=depth_ratio)
-        blocks = stacked(_Block, self.depth, scan=self.scan)(branch, residual, name="blocks")
+        blocks = stacked(_Block, self.depth, scan=self.scan, remat=self.remat)(branch, residual, name="blocks")
         h, _ = blocks(h.astype(self.param_dtype), None)
         if self.pre_nonlin:
             h = phi(h)

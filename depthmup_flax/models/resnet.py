@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.layers import NORMS, Conv, Norm, Readout, ResidualBranch, nonlinearity, stacked
+from depthmup_flax.layers import INTO, NORMS, OUT_OF, Conv, Norm, Readout, ResidualBranch, nonlinearity, stacked
 from depthmup_flax.models.sizes import require_choice, require_sizes
 from depthmup_flax.parametrization import PRESETS, Parametrization
+from depthmup_flax.sharding import inner
 
+STEM = ("fixed_in", "width_out")  # logical axes
 STAGES = 4  # of ResNet, each at half the resolution and twice the channels of the one before
 POOLINGS = 3  # of SimpleResNet: each halves the image and is followed by a convolution that doubles the channels
 
@@ -41,6 +43,8 @@ class SimpleResNet(nn.Module):
       use_bias: biases in every layer, the readout included.
       sigma: initial standard deviation of the weights in units of ``1/sqrt(fan_in)``.
       scan: compile one block per resolution and loop over it, or compile every block.
+      remat: what the backward pass computes again to save memory: ``none``, ``dots`` (all but products with weights)
+        or ``full``.
       dtype: of the computation inside layers.
       param_dtype: of parameters and of the residual stream.
     """
@@ -60,6 +64,7 @@ class SimpleResNet(nn.Module):
     use_bias: bool = False
     sigma: float = 1.0
     scan: bool = True
+    remat: str = "none"
     dtype: Any = None
     param_dtype: Any = jnp.float32
 
@@ -103,7 +108,7 @@ class SimpleResNet(nn.Module):
         depth_ratio = (POOLINGS + self.depth) / (POOLINGS + (self.base_depth or self.depth))
         residual = functools.partial(ResidualBranch, parametrization=self.parametrization, depth_ratio=depth_ratio)
         channels = self.width // 2**POOLINGS
-        h = conv(channels, axis_in="fixed_in", name="stem")(x.astype(self.param_dtype))
+        h = conv(channels, axes=STEM, name="stem")(x.astype(self.param_dtype))
         for i, length in enumerate(segment_lengths(self.depth)):
             if i > 0:
                 channels *= 2
@@ -111,7 +116,7 @@ class SimpleResNet(nn.Module):
                 h = conv(channels, name=f"widen_{i}")(phi(h))
             if length:
                 branch_conv = functools.partial(conv, channels, sigma=0.0 if self.zero_init_branch else self.sigma)
-                segment = stacked(_Block, length, scan=self.scan)
+                segment = stacked(_Block, length, scan=self.scan, remat=self.remat)
                 h, _ = segment(branch_conv, phi, residual, name=f"segment_{i}")(h, None)
         h = phi(h).reshape(h.shape[0], -1)
         return Readout(
@@ -157,6 +162,8 @@ class ResNet(nn.Module):
       use_bias: biases in every layer, the readout included.
       sigma: initial standard deviation of the weights in units of ``1/sqrt(fan_in)``.
       scan: compile one block per stage and loop over it, or compile every block.
+      remat: what the backward pass computes again to save memory: ``none``, ``dots`` (all but products with weights)
+        or ``full``.
       dtype: of the computation inside layers.
       param_dtype: of parameters and of the residual stream.
     """
@@ -178,6 +185,7 @@ class ResNet(nn.Module):
     use_bias: bool = False
     sigma: float = 1.0
     scan: bool = True
+    remat: str = "none"
     dtype: Any = None
     param_dtype: Any = jnp.float32
 
@@ -223,7 +231,7 @@ class ResNet(nn.Module):
         residual = functools.partial(ResidualBranch, parametrization=self.parametrization, depth_ratio=depth_ratio)
         last = functools.partial(conv, sigma=0.0 if self.zero_init_branch else self.sigma)
         side, stride = (7, 2) if self.stem == "imagenet" else (3, 1)
-        stem = conv(self.width, axis_in="fixed_in", window=(side, side), strides=(stride, stride), name="stem")
+        stem = conv(self.width, axes=STEM, window=(side, side), strides=(stride, stride), name="stem")
         h = stem(x.astype(self.param_dtype))
         if self.stem == "imagenet":
             h = nn.max_pool(h, (3, 3), strides=(2, 2), padding="SAME")
@@ -233,7 +241,7 @@ class ResNet(nn.Module):
                 h = _DownBlock(channels, conv, last, phi, residual, name=f"down_{i}")(h)
             length = size - (i > 0)
             if length:
-                stage = stacked(_TwoConvBlock, length, scan=self.scan)
+                stage = stacked(_TwoConvBlock, length, scan=self.scan, remat=self.remat)
                 h, _ = stage(channels, conv, last, phi, residual, name=f"stage_{i}")(h, None)
         return Readout(
             self.num_classes,
@@ -262,7 +270,7 @@ class _NormedConv(nn.Module):
     use_bias: bool
     dtype: Any
     param_dtype: Any
-    axis_in: str = "width_in"
+    axes: tuple[str, str] = ("width_in", "width_out")
     window: tuple[int, int] = (3, 3)
     strides: tuple[int, int] = (1, 1)
 
@@ -272,7 +280,7 @@ class _NormedConv(nn.Module):
             self.features,
             self.window,
             self.strides,
-            axes=(self.axis_in, "width_out"),
+            axes=self.axes,
             sigma=self.sigma,
             use_bias=self.use_bias,
             dtype=self.dtype,
@@ -310,8 +318,9 @@ class _TwoConvBlock(nn.Module):
 
     @nn.compact
     def __call__(self, h: jax.Array, _: None) -> tuple[jax.Array, None]:
-        first, second = self.conv(self.channels, name="conv_1"), self.last_conv(self.channels, name="conv_2")
-        h = self.residual(lambda x: second(self.phi(first(self.phi(x)))))(h)
+        first = self.conv(self.channels, axes=INTO, name="conv_1")
+        second = self.last_conv(self.channels, axes=OUT_OF, name="conv_2")
+        h = self.residual(lambda x: second(self.phi(inner(first(self.phi(x))))))(h)
         self.sow("intermediates", "stream", h)
         return h, None
 
@@ -327,7 +336,7 @@ class _DownBlock(nn.Module):
 
     @nn.compact
     def __call__(self, h: jax.Array) -> jax.Array:
-        first = self.conv(self.channels, strides=(2, 2), name="conv_1")
-        second = self.last_conv(self.channels, name="conv_2")
+        first = self.conv(self.channels, axes=INTO, strides=(2, 2), name="conv_1")
+        second = self.last_conv(self.channels, axes=OUT_OF, name="conv_2")
         shortcut = self.conv(self.channels, window=(1, 1), strides=(2, 2), name="shortcut")
-        return self.residual(lambda x: second(self.phi(first(self.phi(x)))), shortcut=shortcut)(h)
+        return self.residual(lambda x: second(self.phi(inner(first(self.phi(x))))), shortcut=shortcut)(h)

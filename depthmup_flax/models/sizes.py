@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.layers import REMAT
 from depthmup_flax.parametrization import Parametrization
 
 
@@ -29,8 +30,9 @@ def require_dropout(model: Any) -> None:
 def require_sizes(model: Any, *names: str, or_zero: tuple[str, ...] = ()) -> None:
     """``model.<name>`` must be a positive whole number; ``base_*`` and ``or_zero`` may be 0 (not set).
 
-    The model's dtypes and its rule are looked at as well.
+    What all models have is looked at as well: the rule, ``remat`` and the dtypes.
     """
+    require_choice(model, "remat", REMAT)
     if not isinstance(model.parametrization, Parametrization):
         raise InputError(f"model.parametrization is {model.parametrization!r}: use get_parametrization(name).")
     for name in ("dtype", "param_dtype"):

@@ -48,6 +48,8 @@ class ViT(nn.Module):
       use_bias: biases in every layer, the readout included.
       sigma: initial standard deviation of the weights in units of ``1/sqrt(fan_in)``.
       scan: compile one layer and loop over it, or compile every layer.
+      remat: what the backward pass computes again to save memory: ``none``, ``dots`` (all but products with weights)
+        or ``full``.
       dtype: of the computation inside layers.
       param_dtype: of parameters and of the residual stream.
     """
@@ -72,6 +74,7 @@ class ViT(nn.Module):
     use_bias: bool = False
     sigma: float = 1.0
     scan: bool = True
+    remat: str = "none"
     dtype: Any = None
     param_dtype: Any = jnp.float32
 
@@ -137,6 +140,7 @@ class ViT(nn.Module):
             sigma=self.sigma,
             use_bias=self.use_bias,
             scan=self.scan,
+            remat=self.remat,
             dtype=self.dtype,
             param_dtype=self.param_dtype,
             name="transformer",

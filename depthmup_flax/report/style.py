@@ -40,6 +40,7 @@ def save(figure: Any, out: pathlib.Path, name: str) -> list[pathlib.Path]:
     import matplotlib
 
     paths = []
+    name = name.replace(os.sep, "_")  # of an axis, from a file that may come from anywhere
     for kind in ("png", "svg"):
         path = out / f"{name}.{kind}"
         temporary = out / f".{name}.{kind}.tmp"

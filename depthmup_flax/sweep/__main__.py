@@ -22,7 +22,7 @@ _LANES = flags.DEFINE_string("lanes", "auto", "Runs at a time on each device: au
 
 
 def main(argv: list[str]) -> None:
-    """Runs what the flags say; bad input ends with one sentence and exit code 2."""
+    """Runs what the flags say; bad input ends with one sentence. Exit codes are in `depthmup_flax.errors`."""
     cli.require_no_arguments(argv)
     cli.one_device_per_core()
     # Imported here, so that --help and a wrong flag answer at once.
@@ -35,10 +35,7 @@ def main(argv: list[str]) -> None:
         return
     if not _WORKDIR.value:
         raise InputError("--workdir is not set: name a directory for the records, such as --workdir=runs/sweep.")
-    try:
-        sweep(config, _WORKDIR.value, shard=shard, lanes=lanes, overwrite=_OVERWRITE.value)
-    except KeyboardInterrupt:
-        raise InputError("interrupted; the same command goes on where this one ended.") from None
+    sweep(config, _WORKDIR.value, shard=shard, lanes=lanes, overwrite=_OVERWRITE.value)
     print(f"records in {_WORKDIR.value}; figures: python -m depthmup_flax.report {_WORKDIR.value}")
 
 

@@ -165,6 +165,11 @@ def _check(config: ConfigDict) -> None:
     if "grids" not in config:
         raise InputError("this config is a run's, without grids: use train.py, or a sweep's such as configs/sweeps/.")
     configs.validate(config.base)
+    if config.base.mesh.to_dict() != configs.default_config().mesh.to_dict():
+        raise InputError(
+            f"mesh is {config.base.mesh.to_dict()}, but a sweep trains whole networks on every device: leave "
+            "config.base.mesh as it is, and train networks that need several devices with train.py."
+        )
     if not len(config.grids):
         raise InputError("config.grids is empty: name at least one grid, such as grids={'rates': {...}}.")
     if not isinstance(config.extend, int) or config.extend < 0:
@@ -190,6 +195,8 @@ def _check_axis(base: ConfigDict, where: str, path: str, values: Sequence[Any]) 
         raise InputError(f"{where} is no field of the base config: {did_you_mean(path, known)}")
     if not values:
         raise InputError(f"{where} is empty: give it at least one value.")
+    if path in configs.EXECUTION or path.partition(".")[0] in configs.EXECUTION:
+        raise InputError(f"{where} is about how a run is computed, not what is trained: all its values give one run.")
     twice = [value for i, value in enumerate(values) if value in list(values)[:i]]
     if twice:
         raise InputError(f"{where} has {twice[0]!r} twice: give every value once.")

@@ -7,12 +7,13 @@ is the plain training step, so that running one after another is a special case 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +22,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from depthmup_flax.config import get_field
-from depthmup_flax.data import Dataset, batch_indices, eval_batches
+from depthmup_flax.data import Dataset, batch_indices, eval_batches, train_batch
 from depthmup_flax.experiment import Experiment, traced_parts
+from depthmup_flax.feed import Closing, ahead_if_streamed
 from depthmup_flax.records import COMPLETED, CONTINUOUS, DIVERGED, SEED
 from depthmup_flax.sweep.grid import Run
 from depthmup_flax.training import TrainState, init_state, make_eval_step, make_train_step
+
+T = TypeVar("T")
 
 SWEEP_AXIS = "sweep"
 
@@ -105,56 +109,39 @@ class Program:
     def seconds_per_run_step(self, runs: Sequence[Run]) -> float:
         """Measured: time of a training step divided by the number of lanes."""
         placed = self._place(runs[: self.capacity])
-        state = self._init(placed.values_K)
+        # Zeros take as long as networks, which would have to be compiled first.
+        state = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), self.abstract_state)
         times: list[float] = []
-        for step, batch in zip(range(_WARM_STEPS + _TIMED_STEPS), self._batches(placed), strict=False):
-            started = time.perf_counter()
-            state = jax.block_until_ready(self._step(state, placed.values_K, placed.which_K, placed.seeds_DU, *batch))
-            if step >= _WARM_STEPS:
-                times.append(time.perf_counter() - started)
-            if sum(times) > _TIMED_S:
-                break
+        with contextlib.closing(self._batches(placed)) as batches:
+            for step, batch in zip(range(_WARM_STEPS + _TIMED_STEPS), batches, strict=False):
+                started = time.perf_counter()
+                state = self._step(state, placed.values_K, placed.which_K, placed.seeds_DU, *batch)
+                jax.block_until_ready(state)
+                if step >= _WARM_STEPS:
+                    times.append(time.perf_counter() - started)
+                if sum(times) > _TIMED_S:
+                    break
         return float(np.median(times)) / self.capacity
 
-    def train(self, runs: Sequence[Run], shrink: Callable[[int], Program | None] = lambda alive: None) -> list[Outcome]:
-        """Trains ``runs``, at most ``capacity``, and evaluates those that did not diverge.
+    def begin(self, runs: Sequence[Run]) -> Chunk:
+        """Fresh networks for ``runs``, at most ``capacity``."""
+        placed = self._place(runs)
+        return Chunk(list(runs), self, placed, self._init(placed.values_K), 0, {run.hash: [] for run in runs}, {})
 
-        ``shrink(alive)`` may give a program with fewer lanes for the runs that are left.
-        """
-        program, placed = self, self._place(runs)
-        state = self._init(placed.values_K)
-        slices: dict[str, list[float | None]] = {run.hash: [] for run in runs}
-        ended: dict[str, Outcome] = {}
-        total, batches = self.experiment.total_steps, self._batches(placed)
-        for step in range(1, total + 1):
-            state = program._step(state, placed.values_K, placed.which_K, placed.seeds_DU, *next(batches))
-            if step % self.slice_steps and step != total:
-                continue
-            numbers = jax.device_get((state.recent, state.final, state.last_loss, state.nonfinite_step))
-            alive = []
-            for lane, run in enumerate(placed.runs):
-                if run.hash in ended:
-                    continue
-                recent, final, last, nonfinite = jax.tree.map(lambda x, lane=lane: x[lane], numbers)
-                slices[run.hash].append(_number(recent.means()[0]))
-                if nonfinite >= 0:
-                    ended[run.hash] = _diverged(step, int(nonfinite), last, final, slices[run.hash])
-                else:
-                    alive.append(lane)
-            if not alive:
-                break
-            smaller = shrink(len(alive)) if step < total and len(alive) <= program.capacity / 2 else None
-            if smaller is not None:
-                program, state, placed = smaller, *smaller._take(state, placed, alive)
-                batches = program._batches(placed, step)
-        if len(ended) < len(runs):
-            test = program._test(state, placed)
-            final, last = jax.device_get((state.final, state.last_loss))
-            for lane, run in enumerate(placed.runs):
-                if run.hash not in ended:
-                    mean = jax.tree.map(lambda x, lane=lane: x[lane], final).means()[0]
-                    ended[run.hash] = _ended(total, last[lane], mean, slices[run.hash], *(t[lane] for t in test))
-        return [ended[run.hash] for run in runs]
+    @functools.cached_property
+    def abstract_state(self) -> TrainState:
+        """Shapes, types and places of the lanes' training state."""
+        state: Any = jax.eval_shape(self._init, self._values_shapes())
+        return jax.tree.map(lambda x: self._abstract(x.shape, x.dtype, sharding=self._split), state)
+
+    def train(
+        self,
+        runs: Sequence[Run],
+        shrink: Callable[[int], Program | None] = lambda alive: None,
+        after_step: Callable[[Chunk], None] = lambda chunk: None,
+    ) -> list[Outcome]:
+        """`train_chunk` from the beginning."""
+        return train_chunk(self.begin(runs), shrink, after_step)
 
     # -- the program --------------------------------------------------------------------------------------------
 
@@ -197,6 +184,7 @@ class Program:
                 seed=values["seed"],
                 log_every=config.train.log_every,
                 average_from=max(0, experiment.total_steps - average_steps),
+                accumulate=config.train.accumulate,
             )
             index = 0 if one_seed else which
             return train_step(state, jax.tree.map(lambda x: x[index], batch_U))
@@ -226,8 +214,6 @@ class Program:
 
     def _compiled_step(self) -> Any:
         config, dataset = self.experiment.config, self.experiment.dataset
-        placed_shapes = self._values_shapes()
-        state: Any = jax.eval_shape(self._init, placed_shapes)
         split = functools.partial(self._abstract, sharding=self._split)
         seeds = self.mesh.size * self._seeds_per_device
         examples: Any = split((seeds, config.train.batch_size), np.int32)
@@ -235,8 +221,8 @@ class Program:
             one = dataset.train.read(np.arange(1))
             examples = {k: split((seeds, config.train.batch_size, *v.shape[1:]), v.dtype) for k, v in one.items()}
         arguments = (
-            jax.tree.map(lambda x: split(x.shape, x.dtype), state),
-            placed_shapes,
+            self.abstract_state,
+            self._values_shapes(),
             split((self.capacity,), np.int32),
             split((seeds,), np.int32),
             examples,
@@ -273,17 +259,23 @@ class Program:
         gather = jax.jit(lambda state: jax.tree.map(lambda x: x[lanes], state), out_shardings=self._split)
         return gather(state), self._place([placed.runs[lane] for lane in alive])
 
-    def _batches(self, placed: _Placed, first_step: int = 0) -> Iterator[tuple[Any, Any, Any]]:
-        """``(examples, step, data)`` of each step from ``first_step`` on."""
+    def _batches(self, placed: _Placed, first_step: int = 0) -> Closing[tuple[Any, Any, Any]]:
+        """``(examples, step, data)`` of each step from ``first_step`` on; to be closed."""
+        return self._watched(self._made_batches(placed, first_step))
+
+    def _watched(self, batches: Generator[T, None, None]) -> Closing[T]:
+        experiment = self.experiment
+        return ahead_if_streamed(experiment.dataset, batches, experiment.config.train.stall_timeout_s)
+
+    def _made_batches(self, placed: _Placed, first_step: int) -> Generator[tuple[Any, Any, Any], None, None]:
         config, train, step = self.experiment.config, self.experiment.dataset.train, first_step
         while True:
-            rows_DUxB = np.stack(
-                [batch_indices(seed, step, len(train), config.train.batch_size) for seed in placed.seeds]
-            )
-            examples: Any = rows_DUxB
+            size = config.train.batch_size
             if self._data is None:
-                read = {seed: train.read(rows) for seed, rows in zip(placed.seeds, rows_DUxB, strict=True)}
-                examples = jax.tree.map(lambda *x: np.stack(x), *[read[seed] for seed in placed.seeds])
+                read = {seed: train_batch(train, seed, step, size) for seed in set(placed.seeds)}
+                examples: Any = jax.tree.map(lambda *x: np.stack(x), *[read[seed] for seed in placed.seeds])
+            else:
+                examples = np.stack([batch_indices(seed, step, len(train), size) for seed in placed.seeds])
             yield jax.device_put(examples, self._split), jax.device_put(np.int32(step), self._everywhere), self._data
             step += 1
 
@@ -293,13 +285,137 @@ class Program:
         # Activations of all lanes are alive at once: no more of them than a training step has.
         size = train.eval_batch_size if self.per_device == 1 else min(train.eval_batch_size, 2 * train.batch_size)
         test = self.experiment.dataset.test
-        sums = (
-            self._evaluate(state, placed.values_K, jax.device_put(batch, self._everywhere))
-            for batch in eval_batches(test, min(size, len(test)))
-        )
-        total = jax.device_get(functools.reduce(lambda total, new: total.merge(new), sums))
+        batches = (jax.device_put(batch, self._everywhere) for batch in eval_batches(test, min(size, len(test))))
+        with contextlib.closing(self._watched(batches)) as watched:
+            sums = (self._evaluate(state, placed.values_K, batch) for batch in watched)
+            total = jax.device_get(functools.reduce(lambda total, new: total.merge(new), sums))
         lanes = [jax.tree.map(lambda x, lane=lane: x[lane], total).compute() for lane in range(len(placed.runs))]
         return np.array([lane["loss"] for lane in lanes]), np.array([lane["accuracy"] for lane in lanes])
+
+
+@dataclasses.dataclass
+class Chunk:
+    """Runs in training, at the same time and at the same step.
+
+    Attributes:
+      runs: all of them.
+      program: that trains those that are left.
+      placed: those, in the program's lanes.
+      state: theirs.
+      step: that they have taken.
+      slices: hash of a run -> its mean losses so far.
+      ended: hash of a run -> its outcome, for those that diverged.
+      elapsed_before_s: seconds of training before an interruption.
+      started: `time.perf_counter` when this part of the training began.
+    """
+
+    runs: list[Run]
+    program: Program
+    placed: _Placed
+    state: TrainState
+    step: int
+    slices: dict[str, list[float | None]]
+    ended: dict[str, Outcome]
+    elapsed_before_s: float = 0.0
+    started: float = dataclasses.field(default_factory=time.perf_counter)
+
+    def elapsed_s(self) -> float:
+        """Seconds of training, also before an interruption."""
+        return self.elapsed_before_s + time.perf_counter() - self.started
+
+    def lanes(self) -> list[str]:
+        """Hashes of the runs that are left, in their order."""
+        return [run.hash for run in self.placed.runs]
+
+    def take_step(self, batch: tuple[Any, Any, Any]) -> None:
+        """One training step of all lanes."""
+        placed = self.placed
+        self.state = self.program._step(self.state, placed.values_K, placed.which_K, placed.seeds_DU, *batch)
+        self.step += 1
+
+    def move(self, program: Program, alive: Sequence[int]) -> None:
+        """Puts the lanes ``alive`` into a program with fewer."""
+        self.program, (self.state, self.placed) = program, program._take(self.state, self.placed, alive)
+
+    def take_slice(self) -> list[int]:
+        """Notes every run's mean loss since the last slice; returns the lanes that are alive."""
+        state = self.state
+        numbers = jax.device_get((state.recent, state.final, state.last_loss, state.nonfinite_step))
+        alive = []
+        for lane, run in enumerate(self.placed.runs):
+            if run.hash in self.ended:
+                continue
+            recent, final, last, nonfinite = jax.tree.map(lambda x, lane=lane: x[lane], numbers)
+            slices = self.slices[run.hash]
+            slices.append(_number(recent.means()[0]))
+            if nonfinite >= 0:
+                self.ended[run.hash] = _diverged(self.step, int(nonfinite), last, final, slices)
+            else:
+                alive.append(lane)
+        return alive
+
+    def finish(self) -> None:
+        """Evaluates the runs that did not diverge."""
+        if len(self.ended) == len(self.runs):
+            return
+        test = self.program._test(self.state, self.placed)
+        final, last = jax.device_get((self.state.final, self.state.last_loss))
+        for lane, run in enumerate(self.placed.runs):
+            if run.hash not in self.ended:
+                mean = jax.tree.map(lambda x, lane=lane: x[lane], final).means()[0]
+                results = (t[lane] for t in test)
+                self.ended[run.hash] = _ended(self.step, last[lane], mean, self.slices[run.hash], *results)
+
+
+def train_chunk(
+    chunk: Chunk, shrink: Callable[[int], Program | None], after_step: Callable[[Chunk], None]
+) -> list[Outcome]:
+    """Trains a chunk from its step to the end, and evaluates the runs that did not diverge.
+
+    Args:
+      chunk: changed in place.
+      shrink: number of runs that are alive -> a program with fewer lanes for them, or ``None``.
+      after_step: called after every step but the last; what it raises ends the training.
+
+    Returns:
+      An outcome for each of ``chunk.runs``.
+    """
+    total, slice_steps = chunk.program.experiment.total_steps, chunk.program.slice_steps
+    batches = chunk.program._batches(chunk.placed, chunk.step)
+    try:
+        while chunk.step < total:
+            chunk.take_step(next(batches))
+            if chunk.step % slice_steps == 0 or chunk.step == total:
+                alive = chunk.take_slice()
+                if not alive:
+                    break
+                few = chunk.step < total and len(alive) <= chunk.program.capacity / 2
+                smaller = shrink(len(alive)) if few else None
+                if smaller is not None:
+                    batches.close()
+                    chunk.move(smaller, alive)
+                    batches = smaller._batches(chunk.placed, chunk.step)
+            if chunk.step < total:
+                after_step(chunk)
+    finally:
+        batches.close()
+    chunk.finish()
+    return [chunk.ended[run.hash] for run in chunk.runs]
+
+
+def resumed_chunk(
+    program: Program,
+    runs: Sequence[Run],
+    lanes: Sequence[str],
+    state: TrainState,
+    step: int,
+    slices: dict[str, list[float | None]],
+    ended: dict[str, Outcome],
+) -> Chunk:
+    """A `Chunk` from what was kept of one; ``lanes`` are the hashes of the runs that were left."""
+    by_hash = {run.hash: run for run in runs}
+    placed = program._place([by_hash[lane] for lane in lanes])
+    return Chunk(list(runs), program, placed, state, step, slices, ended)
 
 
 def put_data(dataset: Dataset, mesh: Mesh) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.config import field_paths, get_field, set_field
+from depthmup_flax.config import default_config, field_paths, get_field, set_field
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.experiment import build
@@ -62,6 +62,7 @@ def proxy_config(target: ConfigDict, width: int, depth: int) -> tuple[ConfigDict
       InputError: the proxy is not smaller, or the parametrization does not transfer.
     """
     proxy, large = target.copy_and_resolve_references(), target.copy_and_resolve_references()
+    proxy.mesh = default_config().mesh  # a proxy fits on one device
     for name, value in (("width", width), ("depth", depth)):
         if not 1 <= value <= target.model[name]:
             raise InputError(

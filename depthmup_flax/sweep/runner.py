@@ -6,9 +6,10 @@ import contextlib
 import dataclasses
 import math
 import pathlib
+import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,17 +18,20 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from depthmup_flax import optim
-from depthmup_flax.config import differences, listed
+from depthmup_flax.config import differences, listed, run_differences
 from depthmup_flax.data import Dataset, LoadOnce
 from depthmup_flax.errors import InputError
 from depthmup_flax.experiment import Experiment, build
 from depthmup_flax.files import write_atomically
+from depthmup_flax.preemption import Preemption
 from depthmup_flax.records import DIVERGED, Record, RecordWriter, SweepInfo, info_to_json, read_info, read_records
 from depthmup_flax.sweep.choose import choose
 from depthmup_flax.sweep.extend import extension
 from depthmup_flax.sweep.grid import Run, expand, shard_of, structural_groups, sweep_info
-from depthmup_flax.sweep.lanes import Outcome, Program, put_data, sweep_mesh, varying_fields
-from depthmup_flax.trainer import only_run_in, versions
+from depthmup_flax.sweep.keep import Keeper
+from depthmup_flax.sweep.lanes import Chunk, Outcome, Program, put_data, sweep_mesh, train_chunk, varying_fields
+from depthmup_flax.trainer import versions
+from depthmup_flax.workdir import keeping_compiled, make_writable, only_run_in, writing_to
 
 _SAY_EVERY_S = 5.0  # between lines of progress
 
@@ -79,11 +83,13 @@ def sweep(
     lanes: int | None = None,
     overwrite: bool = False,
     load: LoadOnce | None = None,
+    keep_every_s: float = 600.0,
 ) -> list[Record]:
     """Trains every run of a sweep that ``workdir`` does not hold yet; returns the records of this shard.
 
     Writes ``sweep.json`` and appends to ``records.jsonl`` (or ``records.<i>-of-<n>.jsonl``); see
-    `depthmup_flax.records`. A run is recorded when it ends, so that one which was interrupted runs again.
+    `depthmup_flax.records`. A run is recorded when it ends. The state of runs in training is kept in ``unfinished/``
+    every ``keep_every_s`` seconds, and when SIGTERM or Ctrl-C asks to leave; a later call goes on from there.
 
     Args:
       config: from `depthmup_flax.sweep.grid.sweep_config`.
@@ -92,23 +98,31 @@ def sweep(
       lanes: runs at the same time on each device; 0: all of a group, ``None``: measured for each group.
       overwrite: delete the sweep that ``workdir`` holds; with a shard, that shard's records alone.
       load: shared with a caller that uses the same data.
+      keep_every_s: seconds.
 
     Raises:
       InputError: bad configuration or work directory, before anything is trained or overwritten.
+      Preempted: the process was asked to leave.
+      RunStopped: the work directory cannot be written any more.
     """
     load = load or LoadOnce()
     groups = _shard_of_groups(config, plan(config, expand(config), load), shard)
     directory = pathlib.Path(workdir)
     path = directory / ("records.jsonl" if shard[1] == 1 else f"records.{shard[0]}-of-{shard[1]}.jsonl")
     info = sweep_info(config)
-    with _opened(directory, path, info, overwrite):
+    unfinished = directory / "unfinished" / path.stem
+    opened = _opened(directory, path, info, overwrite)
+    with opened, writing_to(directory), keeping_compiled(directory), Preemption() as preemption:
+        if overwrite:
+            shutil.rmtree(unfinished if shard[1] > 1 else unfinished.parent, ignore_errors=True)
         writer = RecordWriter(path)  # mends a torn last line, so before reading
         # Runs of any shard are done; those of another sharding of the same sweep are, too.
         done: dict[str, Record] = {}
         for other in sorted(directory.glob("records*.jsonl")):
             done.update({record.run: record for record in read_records(other)[0]})
         try:
-            runner = _Runner(config, writer, done, lanes, load)
+            keeper = Keeper(unfinished, keep_every_s, preemption)
+            runner = _Runner(config, writer, done, lanes, load, keeper)
             runner.run(groups)
         finally:
             writer.close()
@@ -126,8 +140,15 @@ def _shard_of_groups(config: ConfigDict, groups: Sequence[Group], shard: tuple[i
 
 class _Runner:
     def __init__(
-        self, config: ConfigDict, writer: RecordWriter, done: dict[str, Record], lanes: int | None, load: LoadOnce
+        self,
+        config: ConfigDict,
+        writer: RecordWriter,
+        done: dict[str, Record],
+        lanes: int | None,
+        load: LoadOnce,
+        keeper: Keeper,
     ) -> None:
+        self._keeper = keeper
         self._config, self._writer, self.done, self._lanes, self._load = config, writer, done, lanes, load
         self._programs = _Programs(sweep_mesh())
         self._versions, self._commit = versions(), commit()
@@ -140,7 +161,9 @@ class _Runner:
         everything = [run for group in groups for run in group.runs]
         self.mine |= {run.hash for run in everything}
         self._progress = _Progress(groups, self.done)
-        for group in groups:
+        # What was in training first: another group would take its place.
+        kept = self._keeper.kept_runs()
+        for group in sorted(groups, key=lambda group: not any(run.hash in kept for run in group.runs)):
             self._run_group(group)
         for _ in range(self._config.extend):
             curves = extension(self._config, everything, self.done)
@@ -156,6 +179,7 @@ class _Runner:
             self._progress.add(extended, self.done)
             for group in extended:
                 self._run_group(group)
+        self._keeper.forget()
         self._progress.finish()
 
     def _run_group(self, group: Group) -> None:
@@ -164,6 +188,13 @@ class _Runner:
         if not runs:
             return
         make, devices = self._programs.of(group), self._programs.mesh.size
+        unfinished = self._keeper.resumed(runs, make)
+        if unfinished is not None:
+            self._progress.resumes(group, unfinished)
+            self._train(group, unfinished, lambda alive: None)
+            runs = [run for run in runs if run.hash not in self.done]
+            if not runs:
+                return
         program, seconds = choose(make, runs, devices, self._lanes, self._hint)
         self._hint = program.per_device
         self._progress.group(group, len(runs), program, seconds)
@@ -173,15 +204,23 @@ class _Runner:
             saved = (program.capacity - fewer * devices) * group.experiment.total_steps * seconds / 2
             return make(fewer) if saved > 2 * program.compile_s or make.has(fewer) else None
 
+        self._keeper.forget()
         for start in range(0, len(runs), program.capacity):
-            chunk = runs[start : start + program.capacity]
-            started = time.perf_counter()
-            outcomes = program.train(chunk, shrink)
-            share = (time.perf_counter() - started) / len(chunk)
-            records = [self._record(group, run, out, program, share) for run, out in zip(chunk, outcomes, strict=True)]
-            self._writer.write_records(records)
-            self.done.update({record.run: record for record in records})
-            self._progress.update(group, records, last=start + program.capacity >= len(runs))
+            chunk = program.begin(runs[start : start + program.capacity])
+            self._train(group, chunk, shrink, last=start + program.capacity >= len(runs))
+
+    def _train(
+        self, group: Group, chunk: Chunk, shrink: Callable[[int], Program | None], *, last: bool = False
+    ) -> None:
+        assert self._progress is not None
+        program = chunk.program
+        outcomes = train_chunk(chunk, shrink, self._keeper.after_step)
+        share = chunk.elapsed_s() / len(chunk.runs)
+        records = [self._record(group, run, out, program, share) for run, out in zip(chunk.runs, outcomes, strict=True)]
+        self._writer.write_records(records)
+        self._keeper.forget()
+        self.done.update({record.run: record for record in records})
+        self._progress.update(group, records, last=last)
 
     def _record(self, group: Group, run: Run, outcome: Outcome, program: Program, seconds: float) -> Record:
         device = jax.devices()[0]
@@ -271,6 +310,9 @@ class _Progress:
             flush=True,
         )
 
+    def resumes(self, group: Group, chunk: Chunk) -> None:
+        print(f"{group.label}: {len(chunk.runs)} runs go on after step {chunk.step}", flush=True)
+
     def update(self, group: Group, records: Sequence[Record], *, last: bool) -> None:
         self._finished += len(records)
         self._diverged += sum(record.status == DIVERGED for record in records)
@@ -342,28 +384,27 @@ def _short(value: Any) -> str:
 @contextlib.contextmanager
 def _opened(directory: pathlib.Path, path: pathlib.Path, info: SweepInfo, overwrite: bool) -> Iterator[None]:
     """The directory with its ``sweep.json``, locked for this shard."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = only_run_in(directory, f".lock-{path.stem}")
-        with lock:
-            if overwrite:
-                whole = path.name == "records.jsonl"  # other shards may be running
-                for old in [*directory.glob("records*.jsonl"), directory / "sweep.json"] if whole else [path]:
-                    old.unlink(missing_ok=True)
-            if (directory / "sweep.json").exists():
-                _require_same_sweep(directory, info)
-            else:
-                if any(directory.glob("records*.jsonl")):
-                    raise InputError(f"{str(directory)!r} holds records without sweep.json: choose another workdir.")
-                write_atomically(directory / "sweep.json", info_to_json(info))
-            yield
-    except OSError as error:
-        raise InputError(f"workdir {str(directory)!r} cannot be written ({error.strerror}): choose another.") from error
+    make_writable(directory)
+    with only_run_in(directory, f".lock-{path.stem}"):
+        if overwrite:
+            whole = path.name == "records.jsonl"  # other shards may be running
+            for old in [*directory.glob("records*.jsonl"), directory / "sweep.json"] if whole else [path]:
+                old.unlink(missing_ok=True)
+        if (directory / "sweep.json").exists():
+            _require_same_sweep(directory, info)
+        else:
+            if any(directory.glob("records*.jsonl")):
+                raise InputError(f"{str(directory)!r} holds records without sweep.json: choose another workdir.")
+            write_atomically(directory / "sweep.json", info_to_json(info))
+        yield
 
 
 def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> None:
     stored = read_info(directory)
-    found = differences(stored.base, info.base, "base")
+    # Time slices of the same length, so that one figure can show them all.
+    length, ours = (sweep.base.get("train", {}).get("log_every") for sweep in (stored, info))
+    found = [f"base.{difference}" for difference in run_differences(stored.base, info.base)]
+    found += differences(length, ours, "base.train.log_every")
     for name in ("figure", "scale", "x"):
         found += differences(getattr(stored, name), getattr(info, name), name)
     if stored.axes.keys() != info.axes.keys():

@@ -1,0 +1,63 @@
+"""False programs of a cloud, which record what they are asked and fail to order."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+LAUNCH = pathlib.Path(__file__).parents[1] / "launch"
+
+
+class Cloud:
+    """A directory with false programs, what they record, and what they are to do."""
+
+    def __init__(self, directory: pathlib.Path, **programs: str) -> None:
+        self.directory = directory
+        # A small checkout, because it is copied to the workers.
+        self.checkout = directory / "checkout"
+        shutil.copytree(LAUNCH, self.checkout / "launch")
+        subprocess.run(["git", "init", "--quiet", self.checkout], check=True)
+        self.bin = directory / "bin"
+        self.bin.mkdir()
+        for name, code in programs.items():
+            path = self.bin / name
+            path.write_text(f"#!{sys.executable} -IS\n{code}")  # quick to start
+            path.chmod(0o755)
+
+    def tell(self, **files) -> None:
+        """Writes the orders: a dictionary as JSON, a list as lines."""
+        for name, content in files.items():
+            text = json.dumps(content) if isinstance(content, dict) else "\n".join(content)
+            (self.directory / name).write_text(text)
+
+    def start(self, script: str, *arguments: str):
+        path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"
+        return subprocess.Popen(
+            [self.checkout / "launch" / script, *arguments],
+            env=os.environ | {"FAKE": str(self.directory), "PATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, script: str, *arguments: str):
+        process = self.start(script, *arguments)
+        out, error = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, error)
+
+    def calls(self, verb: str) -> list[list[str]]:
+        path = self.directory / "calls"
+        found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [call for call in found if verb in call]
+
+    def until(self, condition) -> None:
+        end = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < end
+            time.sleep(0.1)

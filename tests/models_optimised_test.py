@@ -1,0 +1,79 @@
+"""What needs optimised programs: compiling in a time free of depth, scanned convolutions, and a depth of 1024."""
+
+import time
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import depthmup_flax as dm
+
+VECTORS = jax.random.normal(jax.random.key(1), (4, 20))
+# Of what users compile, and not of what conftest.py has the tests compile.
+OPTIMISED = {"xla_backend_optimization_level": 3}
+
+
+def test_depth_1024_initialises_traces_and_compiles_in_the_time_of_depth_8():
+    def seconds(depth):
+        model = dm.ResMLP(10, width=32, depth=depth)
+        start = time.perf_counter()
+        variables = jax.eval_shape(model.init, jax.random.key(0), VECTORS)
+        jax.jit(model.init).lower(jax.random.key(0), VECTORS).compile(OPTIMISED)
+        grad = jax.grad(lambda v: model.apply(nn.unbox(v), VECTORS).mean())
+        jax.jit(grad).lower(variables).compile(OPTIMISED)
+        return time.perf_counter() - start
+
+    seconds(4)  # what only the first call pays
+    pairs = [(seconds(8 + i), seconds(1024 + i)) for i in range(3)]  # interleaved; depths that were not compiled yet
+    assert np.median([deep / shallow for shallow, deep in pairs]) < 1.5, pairs
+
+
+def test_scanned_convolutions_train_as_fast_as_unrolled_ones():
+    """XLA:CPU would run gradients of scanned convolutions 10-20 times slower if they were left to it."""
+    x = jax.random.normal(jax.random.key(0), (16, 16, 16, 3))
+    steps = []
+    for scan in (True, False):
+        model = dm.SimpleResNet(10, width=128, depth=8, scan=scan)
+        variables = nn.unbox(jax.jit(model.init)(jax.random.key(0), x))
+        step = jax.jit(jax.grad(lambda v, model=model: model.apply(v, x).mean()), compiler_options=OPTIMISED)
+        jax.block_until_ready(step(variables))
+        steps.append((step, variables))
+    ratios = []
+    for _ in range(7):
+        times = []
+        for step, variables in steps:
+            start = time.perf_counter()
+            jax.block_until_ready(step(variables))
+            times.append(time.perf_counter() - start)
+        ratios.append(times[0] / times[1])
+    assert np.median(ratios) < 1.5, ratios
+
+
+def test_depth_1024_still_learns_in_bfloat16():
+    """Branch updates of 2^-10 of the stream would be lost if the stream were rounded to 8 bits."""
+    x, y = VECTORS, jnp.arange(4)
+    finals = []
+    for dtype in (None, "bfloat16"):
+        model = dm.ResMLP(10, width=16, depth=1024, base_depth=8, dtype=dtype)
+        params = nn.unbox(jax.jit(model.init)(jax.random.key(0), x))["params"]
+        info = dm.param_info(model, model.base(), x)
+        optimizer = dm.adamw(3e-3, info, model.parametrization)
+        loss = lambda p, model=model: optax.softmax_cross_entropy_with_integer_labels(
+            model.apply({"params": p}, x), y
+        ).mean()
+
+        @jax.jit
+        def train(params, loss=loss, optimizer=optimizer):
+            def step(carry, _):
+                params, state = carry
+                value, grads = jax.value_and_grad(loss)(params)
+                updates, state = optimizer.update(grads, state, params)
+                return (optax.apply_updates(params, updates), state), value
+
+            return jax.lax.scan(step, (params, optimizer.init(params)), None, length=10)[1]
+
+        finals.append(train(params))
+    assert finals[0][-1] < 0.5 * finals[0][0]
+    np.testing.assert_allclose(finals[1], finals[0], rtol=0.1, atol=0.05)

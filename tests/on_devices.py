@@ -1,0 +1,169 @@
+"""A program for `sharding_test`: trains every model in double precision on layouts of eight devices; prints JSON."""
+
+import functools
+import json
+import os
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from depthmup_flax import sharding
+from depthmup_flax.config import default_config
+from depthmup_flax.experiment import build
+from depthmup_flax.feed import train_batches
+from depthmup_flax.layers import dense_product
+from depthmup_flax.params import path_name
+from depthmup_flax.training import init_state, make_train_step
+
+STEPS = 4
+LAYOUTS = {
+    "one": {"data": 1, "fsdp": 1, "tensor": 1},
+    "data 8": {"data": 8, "fsdp": 1, "tensor": 1},
+    "data 2, fsdp 4": {"data": 2, "fsdp": 4, "tensor": 1},
+    "data 2, fsdp 2, tensor 2": {"data": 2, "fsdp": 2, "tensor": 2},
+}
+
+
+def config_of(model, dropout=True):
+    config = default_config(model)
+    config.model.update(width=16, depth=4)
+    config.train.update(batch_size=16, steps=STEPS)
+    config.data.augment = "cifar" if model == "res_mlp" else "none"
+    if model == "simple_resnet":
+        config.model.norm = "batch"
+    elif model == "resnet":
+        config.model.update(width=8, norm="layer")
+        config.optimizer.update(name="momentum", learning_rate=0.05)
+    elif model == "vit":
+        config.model.update(patch_size=4, num_heads=2, dropout=0.1 if dropout else 0.0)
+    elif model == "gpt":
+        config.model.update(num_heads=2)
+        config.data.update(name=f"text:{__file__}", context=16, augment="shift")
+    return config
+
+
+def in_float64(experiment):
+    return experiment.model.clone(param_dtype=jnp.float64, dtype="float64")
+
+
+def jitted_step(experiment, model, mesh, accumulate=1):
+    config = experiment.config
+    init = functools.partial(init_state, model, experiment.optimizer, 0, experiment.dataset.input_spec)
+    shardings = sharding.state_shardings(jax.eval_shape(init), experiment.axes, mesh)
+    step = make_train_step(
+        model,
+        experiment.optimizer,
+        prepare=functools.partial(experiment.dataset.prepare, config.data.augment),
+        seed=0,
+        log_every=1,
+        average_from=0,
+        accumulate=accumulate,
+    )
+
+    def traced(state, batch):
+        with sharding.activations_on(mesh):
+            return step(state, batch)
+
+    return jax.jit(init, out_shardings=shardings), jax.jit(traced, out_shardings=shardings)
+
+
+def trained(experiment, mesh, accumulate=1, **fields):
+    """Losses of every step, and the last parameters."""
+    model = in_float64(experiment).clone(**fields)
+    init, step = jitted_step(experiment, model, mesh, accumulate)
+    state, losses = init(), []
+    with train_batches(experiment.dataset, 0, experiment.config.train.batch_size, 0, mesh) as batches:
+        for _ in range(STEPS):
+            state = step(state, next(batches))
+            losses.append(float(state.last_loss))
+    return losses, state
+
+
+def compared(model, layouts):
+    experiment = build(config_of(model))
+    found = {}
+    for name in layouts:
+        axes = LAYOUTS[name]
+        mesh = sharding.make_mesh(axes, jax.devices()[: int(np.prod(list(axes.values())))])
+        losses, state = trained(experiment, mesh)
+        # Random projections of the parameters, so that all of them are compared.
+        rng = np.random.default_rng(0)
+        marks = [float(np.sum(np.asarray(p) * rng.normal(size=p.shape))) for p in jax.tree.leaves(state.params)]
+        split = [
+            path_name(path) for path, p in jax.tree_util.tree_flatten_with_path(state.params)[0]
+            if not p.sharding.is_fully_replicated
+        ]  # fmt: skip
+        found[name] = {"losses": losses, "marks": marks, "split": split}
+    return found
+
+
+def in_parts(model):
+    """Whole batches, in four parts, and with activations computed again."""
+    experiment = build(config_of(model, dropout=False))
+    mesh = sharding.make_mesh(LAYOUTS["data 2, fsdp 2, tensor 2"])
+    found = {"whole": trained(experiment, mesh)[0], "parts": trained(experiment, mesh, accumulate=4)[0]}
+    for policy in ("dots", "full"):
+        found[policy] = trained(experiment, mesh, remat=policy)[0]
+    return found
+
+
+def dense_gradients():
+    """Of the kernel of a dense product, on arrays that are split in ways that their types do and do not say."""
+    x, kernel = jnp.arange(24.0).reshape(8, 3), jnp.arange(6.0).reshape(3, 2)
+    found = {"one": jax.grad(lambda kernel: (dense_product(x, kernel) ** 2).sum())(kernel)}
+    for checked in (True, False):
+        mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+        def loss(kernel, mesh=mesh, checked=checked):
+            def squares(x, kernel):
+                return dense_product(x, kernel) ** 2
+
+            specs = (P("data"), P())
+            return jax.shard_map(squares, mesh=mesh, in_specs=specs, out_specs=P("data"), check_vma=checked)(
+                x, kernel
+            ).sum()
+
+        found[f"shard_map, check_vma={checked}"] = jax.jit(jax.grad(loss))(kernel)
+    explicit = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(explicit):
+        split = jax.device_put(x, NamedSharding(explicit, P("data")))
+        gradient = jax.jit(jax.grad(lambda kernel, x: (dense_product(x, kernel) ** 2).sum()))
+        found["explicit"] = gradient(jax.device_put(kernel, NamedSharding(explicit, P())), split)
+    return {name: np.asarray(value).tolist() for name, value in found.items()}
+
+
+def memory():
+    """Bytes of the training state and of all arguments and temporaries on one device, of the compiled step."""
+    config = config_of("res_mlp")
+    config.model.update(width=256, depth=8)
+    experiment, found = build(config), {}
+    for fsdp in (1, 2, 4, 8):
+        mesh = sharding.make_mesh({"data": -1, "fsdp": fsdp, "tensor": 1})
+        init, step = jitted_step(experiment, experiment.model, mesh)
+        with train_batches(experiment.dataset, 0, 16, 0, mesh) as batches:
+            shapes = jax.eval_shape(init)
+            placed = sharding.state_shardings(shapes, experiment.axes, mesh)
+            state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, placed)
+            analysis = step.lower(state, next(batches)).compile().memory_analysis()
+        whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+        found[fsdp] = {
+            "whole_state": whole,
+            "arguments": analysis.argument_size_in_bytes,
+            "temporaries": analysis.temp_size_in_bytes,
+        }
+    return found
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_disable_most_optimizations", True)  # compiles for longer than it runs
+    assert jax.device_count() == 8, os.environ.get("XLA_FLAGS")
+    models = sys.argv[1].split(",")
+    result = {"compared": {model: compared(model, LAYOUTS) for model in models}, "memory": memory()}
+    result["dense"] = dense_gradients()
+    result["parts"] = {model: in_parts(model) for model in sys.argv[2].split(",")}
+    print(json.dumps(result))

@@ -1,0 +1,140 @@
+"""Runs in processes that can be killed; they are forked from one that has imported everything, and so start soon."""
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+from depthmup_flax import errors
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    [f"depthmup_flax.{name}" for name in ("coord_check", "limits.run", "report.make", "sweep.proxy", "trainer")]
+    + ["processes", "sklearn.datasets", "sklearn.model_selection"]
+)
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+class Process:
+    """``function(*args)`` in another process; ``log`` has what it prints, ``wait`` its exit code."""
+
+    def __init__(self, log: pathlib.Path, function, *args, **kwargs):
+        self.log = log
+        self._process = _CONTEXT.Process(target=_run, args=(str(log), functools.partial(function, *args, **kwargs)))
+        self._process.start()
+        self.pid = self._process.pid
+
+    def send(self, signal_number):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal_number)
+
+    def wait(self, timeout_s=120.0):
+        self._process.join(timeout_s)
+        if self._process.exitcode is None:
+            self._process.kill()
+            raise TimeoutError(f"still running after {timeout_s} s:\n{self.text()}")
+        return self._process.exitcode
+
+    def running(self):
+        return self._process.is_alive()
+
+    def text(self):
+        return self.log.read_text() if self.log.exists() else ""
+
+    def wait_for(self, *texts, timeout_s=60.0):
+        """Until it has printed one of ``texts``, or has ended."""
+        until = time.monotonic() + timeout_s
+        while self.running() and not any(text in self.text() for text in texts):
+            if time.monotonic() > until:
+                raise TimeoutError(f"none of {texts} was printed in {timeout_s} s:\n{self.text()}")
+            time.sleep(0.01)
+
+
+def run_command(*command, cwd=ROOT):
+    """What ``python *command`` prints in ``cwd``, and its exit code: ``-m module ...`` or ``script ...``."""
+    with tempfile.TemporaryDirectory() as directory:
+        out, error = (pathlib.Path(directory, name) for name in ("out", "error"))
+        process = _CONTEXT.Process(target=_run_command, args=([str(word) for word in command], cwd, out, error))
+        process.start()
+        process.join()
+        return subprocess.CompletedProcess(command, process.exitcode, out.read_text(), error.read_text())
+
+
+def on_devices(count, function, *args, **kwargs):
+    """``function(*args)`` on so many devices of the host, compiled in haste."""
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", count)
+    jax.config.update("jax_disable_most_optimizations", True)
+    return function(*args, **kwargs)
+
+
+def train(config, workdir):
+    from depthmup_flax.trainer import PREEMPTED, train_and_evaluate
+
+    return errors.PREEMPTED if train_and_evaluate(config, workdir)["status"] == PREEMPTED else 0
+
+
+def train_with_slow_evaluation(config, workdir):
+    """Says so when it begins to evaluate, and takes a second for every batch."""
+    import depthmup_flax.trainer as trainer
+
+    batches = trainer.held_out_batches
+
+    def slow(*args, **kwargs):
+        print("evaluating")
+        for batch in batches(*args, **kwargs):
+            time.sleep(1.0)
+            yield batch
+
+    config.train.eval_batch_size = 4
+    trainer.held_out_batches = slow
+    return train(config, workdir)
+
+
+def sweep(config, workdir, **kwargs):
+    from depthmup_flax.sweep.runner import sweep
+
+    sweep(config, workdir, **kwargs)
+    return 0
+
+
+def _run_command(command, cwd, out, error):
+    for path, stream in ((out, 1), (error, 2)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
+    os.chdir(cwd)
+    sys.path[0] = str(cwd)
+    if command[0] == "-m":
+        sys.argv = command[1:]
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = command
+        runpy.run_path(command[0], run_name="__main__")
+
+
+def _run(log, function):
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    try:
+        code = function()
+    except errors.InputError as error:
+        print(f"error: {error}")
+        code = errors.BAD_INPUT
+    except errors.RunStopped as error:
+        print(f"error: {error}")
+        code = errors.PREEMPTED if isinstance(error, errors.Preempted) else errors.STOPPED
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
