@@ -1,0 +1,511 @@
+"""What is measured: each figure is a function that yields rows, a ratio against a named alternative and its bar."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from benchmarks.contest import Contender, Measurements, Unavailable, fastest, measure, ratio, spread
+from depthmup_flax.fits import fit_power
+
+Model = Mapping[str, Any]
+Spread = dict[str, float]
+
+# A quarter of the width and half the depth (at least 4) are tuned, so that no multiplier is 1.
+NETWORKS: dict[str, dict[str, Any]] = {
+    "ResMLP 256x8": {"name": "res_mlp", "width": 256, "depth": 8},
+    "ResMLP 256x64": {"name": "res_mlp", "width": 256, "depth": 64},
+    "SimpleResNet 128x6": {"name": "simple_resnet", "width": 128, "depth": 6},
+    "SimpleResNet 128x12": {"name": "simple_resnet", "width": 128, "depth": 12},
+    "ResNet-18": {"name": "resnet", "width": 64, "depth": 8},
+    "ResNet-18, width 16": {"name": "resnet", "width": 16, "depth": 8},
+    "ViT 128x6": {"name": "vit", "width": 128, "depth": 6, "patch_size": 4},
+}
+# What a GPU needs to be busy.
+GPU_NETWORKS: dict[str, dict[str, Any]] = {
+    "ResMLP 1024x64": {"name": "res_mlp", "width": 1024, "depth": 64},
+    "SimpleResNet 512x12": {"name": "simple_resnet", "width": 512, "depth": 12},
+    "ResNet-18": {"name": "resnet", "width": 64, "depth": 8},
+    "ViT 512x12": {"name": "vit", "width": 512, "depth": 12, "patch_size": 4},
+}
+BATCH = {"cpu": 64, "gpu": 256}
+CPU_BATCH = {"ResNet-18": 16}  # a step of 64 takes seconds
+
+TINY: dict[str, dict[str, Any]] = {
+    name: {**fields, "width": 16, "depth": min(4, fields["depth"])} for name, fields in NETWORKS.items()
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """How to measure.
+
+    Attributes:
+      device: ``cpu`` or ``gpu``.
+      rounds: of each comparison.
+      python: interpreter with PyTorch, mup and TensorFlow.
+      quick: sizes that show that everything runs, and nothing else.
+      images: a folder of images for the streaming figure; empty: they are made.
+    """
+
+    device: str = "cpu"
+    rounds: int = 7
+    python: str = sys.executable
+    quick: bool = False
+    images: str = ""
+
+    def networks(self, *names: str) -> dict[str, dict[str, Any]]:
+        """Those names, with base sizes; on a GPU its own."""
+        known = TINY if self.quick else NETWORKS if self.device == "cpu" else GPU_NETWORKS
+        chosen = known if self.device == "gpu" and not self.quick else {name: known[name] for name in names}
+        return {name: _with_base(fields) for name, fields in chosen.items()}
+
+    def batch(self, name: str) -> int:
+        """Examples in a step."""
+        return 8 if self.quick else CPU_BATCH.get(name, 64) if self.device == "cpu" else BATCH["gpu"]
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Of JAX: the device that was asked for or none, one of it, and not all of its memory."""
+        if self.device == "cpu":
+            return {"JAX_PLATFORMS": "cpu"}
+        return {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+    @property
+    def seconds(self) -> float:
+        """Of one measurement of a step."""
+        return 0.01 if self.quick else 0.4
+
+    def jax(self, name: str, function: str, process: str = "ours", **args: Any) -> Contender:
+        """A contender in JAX; ``process`` is shared unless it says otherwise."""
+        return Contender(name, f"benchmarks.ours:{function}", args, process, env=self.env)
+
+    def torch(self, name: str, function: str, **args: Any) -> Contender:
+        """A contender in PyTorch, in a process of its own."""
+        on = {"device": "cpu", "precision": "highest"}
+        if self.device == "gpu":
+            on = {"device": "cuda", "precision": "high"}  # JAX's default is TF32, too
+        return Contender(name, f"benchmarks.theirs:{function}", {**on, **args}, "", self.python, optional=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+      figure: the title of what is measured.
+      case: on which network.
+      against: the alternative.
+      value: spread of the ratio (or of what ``unit`` says).
+      bar: the bound, ``None`` where the value is only stated.
+      at_most: whether the bound is from above.
+      unit: ``x`` for ratios.
+      note: a few words.
+      seconds: contender -> spread of its seconds.
+    """
+
+    figure: str
+    case: str
+    against: str
+    value: Spread
+    bar: float | None = None
+    at_most: bool = True
+    unit: str = "x"
+    note: str = ""
+    seconds: dict[str, Spread] = dataclasses.field(default_factory=dict)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the median is within the bound."""
+        if self.bar is None:
+            return None
+        return self.value["median"] <= self.bar if self.at_most else self.value["median"] >= self.bar
+
+
+def _with_base(fields: Model) -> dict[str, Any]:
+    return {**fields, "base_width": max(8, fields["width"] // 4), "base_depth": max(4, fields["depth"] // 2)}
+
+
+def _seconds(found: Measurements) -> dict[str, Spread]:
+    return {name: spread([one["seconds"] for one in rounds]) for name, rounds in found.items()}
+
+
+def parametrization(setting: Setting) -> Iterator[Row]:
+    """The step with the rule against the same network with optax alone, and against plain Flax."""
+    title = "cost of the rule: step with / without"
+    for name, model in setting.networks("ResMLP 256x64", "ViT 128x6", "SimpleResNet 128x12").items():
+        args = {"model": model, "batch": setting.batch(name), "seconds": setting.seconds}
+        rules = ["on", "off", *(["plain"] if model["name"] != "resnet" else [])]
+        contenders = [setting.jax(rule, "train_step", rule=rule, **args) for rule in rules]
+        found = measure(contenders, 3 * setting.rounds)
+        yield Row(title, name, "no multipliers, optax.adam", ratio(found, "on", "off"), 1.02, seconds=_seconds(found))
+        if "plain" in rules:
+            note = "its convolutions are not scanned" if model["name"] == "simple_resnet" else ""
+            yield Row(title, name, "the network written in plain Flax", ratio(found, "on", "plain"), note=note)
+
+
+def set_up(setting: Setting) -> Iterator[Row]:
+    """Init, trace and compile at depth 1024 against depth 8."""
+    low, high = (4, 8) if setting.quick else (8, 1024)
+    sizes = {"res_mlp": 64, "vit": 32, "simple_resnet": 64}
+    for name, width in sizes.items():
+        fields = {"name": name, "width": 16 if setting.quick else width, **({"patch_size": 8} if name == "vit" else {})}
+        shallow, deep = (_with_base({**fields, "depth": depth}) for depth in (low, high))
+        contenders = [
+            setting.jax(kind, "set_up", model=model) for kind, model in (("shallow", shallow), ("deep", deep))
+        ]
+        found = measure(contenders, max(3, setting.rounds // 2), warm=False)
+        case = f"{name} width {fields['width']}"
+        yield Row(
+            f"set-up, depth {high} / {low}",
+            case,
+            f"depth {low}",
+            ratio(found, "deep", "shallow"),
+            1.5,
+            seconds=_seconds(found),
+        )
+
+
+# Ways to run one network: a loop, a loop that recomputes all but products in the backward pass, and block by block.
+WAYS: dict[str, Model] = {"scanned": {}, "scanned, remat=dots": {"remat": "dots"}, "unrolled": {"scan": False}}
+
+
+def scanned(setting: Setting) -> Iterator[Row]:
+    """The scanned network against the unrolled one."""
+    for name, model in setting.networks("ResMLP 256x8", "ResMLP 256x64", "ViT 128x6", "SimpleResNet 128x12").items():
+        args = {"batch": setting.batch(name), "seconds": setting.seconds}
+        contenders = [setting.jax(way, "train_step", model={**model, **fields}, **args) for way, fields in WAYS.items()]
+        found = measure(contenders, setting.rounds)
+        for way in ("scanned", "scanned, remat=dots"):
+            value = ratio(found, way, "unrolled")
+            yield Row(f"step, {way} / unrolled", name, "scan=False", value, 1.1, seconds=_seconds(found))
+
+
+def features(setting: Setting) -> Iterator[Row]:
+    """What is there for CPUs alone: the step without it against the step with it; and larger pages of memory."""
+    if setting.device != "cpu":
+        return
+    title = "step on CPU, without / with"
+    for without, name in (("dense", "ViT 128x6"), ("dense", "ResMLP 256x64"), ("conv", "SimpleResNet 128x6")):
+        (model,) = setting.networks(name).values()
+        batch = setting.batch(name) // (4 if without == "conv" else 1)  # a step takes seconds
+        args = {"model": model, "batch": batch, "seconds": setting.seconds}
+        contenders = [
+            setting.jax(kind, "train_step", kind, without=without if kind == "without" else "", **args)
+            for kind in ("with", "without")
+        ]
+        found = measure(contenders, max(3, setting.rounds // 2))
+        value = ratio(found, "without", "with")
+        yield Row(title, name, f"JAX's gradient of {without} layers", value, seconds=_seconds(found))
+    for name, model in setting.networks("ViT 128x6", "SimpleResNet 128x12", "ResMLP 256x64").items():
+        args = {"model": model, "batch": setting.batch(name), "seconds": setting.seconds}
+        contenders = [setting.jax(kind, "train_step", kind, **args) for kind in ("usual", "large pages")]
+        contenders[1] = dataclasses.replace(contenders[1], env={**contenders[1].env, "GLIBC_TUNABLES": LARGE_PAGES})
+        found = measure(contenders, setting.rounds)
+        value, note = ratio(found, "usual", "large pages"), f"GLIBC_TUNABLES={LARGE_PAGES}"
+        yield Row("step on CPU, usual / large pages", name, "4 kB pages", value, note=note, seconds=_seconds(found))
+
+
+# XLA asks for the temporary memory of a step anew in every step, and the system maps it page by page.
+LARGE_PAGES = "glibc.malloc.hugetlb=1"
+STEP_BARS = {"res_mlp": 1.5, "vit": 0.8, "simple_resnet": 0.65, "resnet": 0.65}
+
+
+def against_torch(setting: Setting) -> Iterator[Row]:
+    """A training step, the best of PyTorch's modes against the best of ours."""
+    names = ["ResMLP 256x64", "SimpleResNet 128x12", "ResNet-18", "ViT 128x6"]
+    # One core shows what the programs are worth; all cores also how well they are spread.
+    for cores in (1, 0) if setting.device == "cpu" else (0,):
+        for name, model in setting.networks(*names).items():
+            yield from _against_torch(setting, name, model, cores)
+
+
+def _against_torch(setting: Setting, name: str, model: Model, cores: int) -> Iterator[Row]:
+    args = {"batch": setting.batch(name), "seconds": setting.seconds}
+    ours = [
+        setting.jax(way, "train_step", process=way, model={**model, **fields}, **args) for way, fields in WAYS.items()
+    ]
+    modes = ["eager", "fused", "compile", *(["channels_last"] if model["name"] in ("simple_resnet", "resnet") else [])]
+    theirs = [setting.torch(mode, "train_step", model=model, mode=mode, **args) for mode in modes]
+    found = measure([dataclasses.replace(one, cores=cores) for one in (*ours, *theirs)], setting.rounds)
+    sizes = {one["parameters"] for rounds in found.values() for one in rounds}
+    assert len(sizes) == 1, f"{name}: not the same network, {sizes} parameters"
+    modes = [mode for mode in modes if mode in found]
+    if not modes:
+        yield unavailable("step, PyTorch + mup / ours", f"{setting.python} runs none of its modes")
+        return
+    mode, kind = fastest(found, modes), fastest(found, list(WAYS))
+    bar = STEP_BARS[model["name"]] if setting.device == "cpu" else 1.0
+    title = "step, PyTorch + mup / ours"
+    case = f"{name}, one core" if cores else name
+    yield Row(
+        title,
+        case,
+        f"PyTorch, {mode}",
+        ratio(found, mode, kind),
+        bar,
+        at_most=False,
+        note=kind,
+        seconds=_seconds(found),
+    )
+
+
+def curve(setting: Setting) -> Iterator[Row]:
+    """A whole curve, learning rates by seeds, against the same runs in PyTorch one after another."""
+    title = "a curve, PyTorch + mup / ours"
+    cases = {"cpu": [(128, 32, 4.0), (32, 32, 8.0), (32, 8, 8.0)], "gpu": [(128, 32, 10.0), (512, 32, 10.0)]}
+    tiny, quick = [(8, 8, 0.0)], setting.quick
+    for width, side, bar in tiny if quick else cases[setting.device]:
+        args = {
+            "model": _with_base({"name": "res_mlp", "width": width, "depth": 2 if quick else 16}),
+            "rates": [1e-4 * 2**i for i in range(2 if quick else 8)],
+            "seeds": 1 if quick else 4,
+            "steps": 3 if quick else 1000,
+            "batch": 64,
+            "side": side,
+            "examples": 100 if quick else 10_000,
+            "tests": 64 if quick else 500,
+        }
+        theirs = setting.torch("PyTorch", "curve", measured=1 if quick else 4, **args)
+        rounds = 1 if quick else max(1, setting.rounds // 3)
+        found = measure([setting.jax("ours", "curve", **args), theirs], rounds, warm=False)
+        if "PyTorch" not in found:
+            yield unavailable(title, f"{setting.python} cannot run PyTorch and mup")
+            continue
+        seconds = _seconds(found)
+        runs = f"{len(args['rates'])} rates x {args['seeds']} seeds x {args['steps']} steps"
+        case = f"ResMLP {width}x16, {side}x{side} pixels, {runs}"
+        note = f"{seconds['ours']['median']:.0f} s with compilation"
+        value = ratio(found, "PyTorch", "ours")
+        yield Row(title, case, "one after another, fused", value, bar, at_most=False, note=note, seconds=seconds)
+
+
+def achieved(setting: Setting) -> Iterator[Row]:
+    """FLOP/s of lanes at width 512 against the product of two matrices."""
+    width, lanes, size = (16, (1, 2), 64) if setting.quick else (512, (1, 4, 16), 8192)
+    if setting.device == "cpu" and not setting.quick:
+        lanes, size = (1, 4), 2048
+    kinds: dict[str, Model] = {"res_mlp": {"depth": 16}, "vit": {"depth": 6, "patch_size": 8}}
+    dtypes = ("float32",) if setting.device == "cpu" else ("float32", "bfloat16")
+    for (name, fields), dtype in itertools.product(kinds.items(), dtypes):
+        args = {"model": {"name": name, "width": width, **fields, "dtype": dtype}, "batch": 64}
+        steps = [
+            setting.jax(f"{k} lanes", "lanes_step", f"lanes{k}", lanes=k, seconds=setting.seconds, **args)
+            for k in lanes
+        ]
+        peak = setting.jax("peak", "matrix_product", "peak", size=size, dtype=dtype, seconds=setting.seconds)
+        found = measure([*steps, peak], max(3, setting.rounds // 2))
+        speed = {k: [one["flops"] / one["seconds"] for one in rounds] for k, rounds in found.items()}
+        for step in steps:
+            share = [mine / best for mine, best in zip(speed[step.name], speed["peak"], strict=True)]
+            note = f"{np.median(speed[step.name]) / 1e12:.3g} of {np.median(speed['peak']) / 1e12:.3g} TFLOP/s"
+            yield Row(
+                "FLOP/s of a step / of a matrix product",
+                f"{name} {width}x{fields['depth']}, {step.name}",
+                f"{size} x {size}, {dtype}",
+                spread(share),
+                unit="",
+                note=note,
+            )
+
+
+def input_share(setting: Setting) -> Iterator[Row]:
+    """What gathering and augmenting a batch takes of a CIFAR step."""
+    names = ("ResNet-18", "ResNet-18, width 16", "SimpleResNet 128x12")
+    for name, model in setting.networks(*names).items():
+        args = {"model": model, "batch": setting.batch(name), "seconds": setting.seconds}
+        found = measure(
+            [setting.jax(data, "train_step", data=data, **args) for data in ("ready", "cifar")], setting.rounds
+        )
+        pairs = zip(found["ready"], found["cifar"], strict=True)
+        shares = [1 - ready["seconds"] / whole["seconds"] for ready, whole in pairs]
+        yield Row(
+            "input and augmentation, share of a step",
+            name,
+            "a batch that is ready",
+            spread(shares),
+            0.1,
+            unit="",
+            seconds=_seconds(found),
+        )
+
+
+def streaming(setting: Setting) -> Iterator[Row]:
+    """Images per second of one core, random resized crops, against other readers of the same files."""
+    from benchmarks import streams
+
+    with streams.image_folder(setting.images, 16 if setting.quick else 512) as folder:
+        args = {
+            "folder": folder,
+            "size": 32 if setting.quick else 224,
+            "batch": 8 if setting.quick else 64,
+            "seconds": 0.1 if setting.quick else 4.0,
+        }
+        ours = Contender("ours", "benchmarks.streams:ours", args, env={"JAX_PLATFORMS": "cpu"}, cores=1)
+        for name in ("DataLoader", "tf.data"):
+            function = {"DataLoader": "data_loader", "tf.data": "tf_data"}[name]
+            other = Contender(name, f"benchmarks.streams:{function}", args, python=setting.python, cores=1)
+            try:
+                found = measure([ours, other], setting.rounds)
+            except Unavailable:
+                yield unavailable(f"images/s of a core, ours / {name}", f"{setting.python} cannot run it")
+                continue
+            speed = spread([1 / one["seconds"] for one in found["ours"]])
+            yield Row(
+                "images/s of a core, ours / theirs",
+                f"{args['size']} px from JPEG",
+                name,
+                ratio(found, name, "ours"),
+                1.0,
+                at_most=False,
+                note=f"ours {speed['median']:.0f}/s",
+                seconds=_seconds(found),
+            )
+
+
+def memory(setting: Setting) -> Iterator[Row]:
+    """Temporary memory and time of a step with and without remat, at depth 256."""
+    depth = 8 if setting.quick else 256
+    models: dict[str, Model] = {
+        "ResMLP 256": {"name": "res_mlp", "width": 256},
+        "ViT 64": {"name": "vit", "width": 64, "patch_size": 8},
+        "SimpleResNet 64": {"name": "simple_resnet", "width": 64},
+    }
+    for name, fields in models.items():
+        model = _with_base({**fields, "depth": depth})
+        contenders = [
+            setting.jax(
+                remat,
+                "train_step",
+                model={**model, "remat": remat},
+                batch=setting.batch(name) // 4,
+                seconds=setting.seconds,
+            )
+            for remat in ("none", "dots", "full")
+        ]
+        found = measure(contenders, max(3, setting.rounds // 2))
+        bytes_of = {remat: rounds[0]["temporary_bytes"] for remat, rounds in found.items()}
+        for remat in ("dots", "full"):
+            price = ratio(found, remat, "none")
+            yield Row(
+                f"memory of a step, remat={remat} / none",
+                f"{name}x{depth}",
+                "remat=none",
+                spread([bytes_of[remat] / bytes_of["none"]]),
+                note=f"{bytes_of[remat] / 1e6:.0f} of {bytes_of['none'] / 1e6:.0f} MB, "
+                f"step time x {price['median']:.2f} ({price['low']:.2f}-{price['high']:.2f})",
+                seconds=_seconds(found),
+            )
+
+
+def restart(setting: Setting) -> Iterator[Row]:
+    """From the start of the command to its first step: with what an earlier start compiled, and without."""
+    cases = {
+        "ResNet-34, 32 px": ["resnet", "--config.model.depth=16"],
+        "ViT 192x12, 32 px": ["vit", "--config.model.patch_size=4"],
+    }
+    for name, fields in cases.items():
+        both = Contender("starts", "benchmarks.starts:first_step", {"fields": fields}, env=setting.env)
+        rounds = measure([both], 1 if setting.quick else max(3, setting.rounds // 2), warm=False)["starts"]
+        seconds = {kind: spread([one[kind] for one in rounds]) for kind in ("cold", "again")}
+        value = spread([one["again"] / one["cold"] for one in rounds])
+        note = f"{seconds['again']['median']:.1f} of {seconds['cold']['median']:.1f} s"
+        yield Row(
+            "start to first step, restart / cold", name, "nothing compiled", value, 0.3, note=note, seconds=seconds
+        )
+
+
+def importing(setting: Setting) -> Iterator[Row]:
+    """``import depthmup_flax`` against its three foundations."""
+    modules = {"ours": "depthmup_flax", "theirs": "jax, flax, optax"}
+    contenders = [
+        Contender(name, "benchmarks.starts:importing", {"modules": modules[name]}, "starts") for name in modules
+    ]
+    found = measure(contenders, 1 if setting.quick else 3 * setting.rounds)
+    yield Row(
+        "import depthmup_flax",
+        "a new process",
+        "import jax, flax, optax",
+        ratio(found, "ours", "theirs"),
+        1.1,
+        seconds=_seconds(found),
+    )
+
+
+def growth(setting: Setting) -> Iterator[Row]:
+    """Exponents of step time and memory against the network's FLOPs."""
+    tiny = setting.quick
+    base: dict[str, dict[str, Any]] = {
+        "ResMLP": {"name": "res_mlp", "width": 128, "depth": 16},
+        "ViT": {"name": "vit", "width": 64, "depth": 4, "patch_size": 8},
+        "SimpleResNet": {"name": "simple_resnet", "width": 64, "depth": 8},
+    }
+    for (name, fields), axis in itertools.product(base.items(), ("depth", "width")):
+        factors = (1, 4, 16) if axis == "depth" and not tiny else (1, 2, 4)
+        models = [{**fields, axis: fields[axis] * factor} for factor in factors]
+        contenders = [
+            setting.jax(str(factor), "train_step", model=model, batch=16, seconds=setting.seconds)
+            for factor, model in zip(factors, models, strict=True)
+        ]
+        yield from _exponents(f"{name}, {axis} {models[0][axis]}-{models[-1][axis]}", contenders, setting)
+    model = {"name": "res_mlp", "width": 16 if tiny else 128, "depth": 4 if tiny else 16}
+    contenders = [
+        setting.jax(str(k), "lanes_step", model=model, batch=16, lanes=k, seconds=setting.seconds)
+        for k in ((1, 2, 3) if tiny else (1, 4, 16))
+    ]
+    yield from _exponents(
+        f"ResMLP {model['width']}x{model['depth']}, lanes {contenders[0].name}-{contenders[-1].name}",
+        contenders,
+        setting,
+    )
+
+
+def _exponents(case: str, contenders: list[Contender], setting: Setting) -> Iterator[Row]:
+    found = measure(contenders, max(3, setting.rounds // 2))
+    flops = [found[c.name][0]["flops"] for c in contenders]
+    rounds = len(next(iter(found.values())))
+    times = [_exponent(flops, [found[c.name][i]["seconds"] for c in contenders]) for i in range(rounds)]
+    size = _exponent(flops, [found[c.name][0]["temporary_bytes"] for c in contenders])
+    ends = [np.median([one["seconds"] for one in found[c.name]]) for c in (contenders[0], contenders[-1])]
+    note = f"{1e3 * ends[0]:.3g} to {1e3 * ends[1]:.3g} ms; temporary memory ~ FLOPs^{size:.2f}"
+    yield Row(
+        "growth: exponent of step time in FLOPs", case, "1", spread(times), unit="", note=note, seconds=_seconds(found)
+    )
+
+
+def _exponent(sizes: list[int], values: list[float]) -> float:
+    return fit_power({size: [value] for size, value in zip(sizes, values, strict=True)}).slope
+
+
+def unavailable(title: str, why: str) -> Row:
+    """In place of a row whose alternative cannot be run here."""
+    nothing = {"median": math.nan, "low": math.nan, "high": math.nan, "n": 0}
+    return Row(title, "-", "-", nothing, note=f"not measured: {why}")
+
+
+FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
+    function.__name__: function
+    for function in (
+        parametrization,
+        set_up,
+        scanned,
+        features,
+        against_torch,
+        curve,
+        achieved,
+        input_share,
+        streaming,
+        memory,
+        restart,
+        importing,
+        growth,
+    )
+}
+RESULTS = pathlib.Path(__file__).parent / "results"

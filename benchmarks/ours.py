@@ -1,0 +1,212 @@
+"""Contenders that are this package, with and without what is measured."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+from ml_collections import ConfigDict
+
+from benchmarks import plain
+from benchmarks.flops import count_flops
+from benchmarks.timing import RATE, repeated, timed
+from depthmup_flax import cli, layers
+from depthmup_flax.config import default_config
+from depthmup_flax.data import LoadOnce
+from depthmup_flax.experiment import Experiment, build
+from depthmup_flax.parametrization import PRESETS
+from depthmup_flax.sweep import sweep_config
+from depthmup_flax.training import TrainState, init_state, make_train_step
+
+Measure = Callable[[], dict[str, float]]
+
+
+def train_step(
+    model: Mapping[str, Any],
+    batch: int,
+    side: int = 32,
+    rule: str = "on",
+    data: str = "ready",
+    seconds: float = 0.4,
+    without: str = "",
+) -> Measure:
+    """The trainer's step on one device.
+
+    Args:
+      model: fields of ``config.model``.
+      batch: examples.
+      side: of images, in pixels.
+      rule: ``on``; ``off``, no multipliers and optax's own Adam; or ``plain``, the network of `benchmarks.plain`, too.
+      data: ``ready``, the same normalised images in every step; or an augmentation, of images that are gathered from
+        50,000 on the device.
+      seconds: of a measurement.
+      without: a form of a gradient that is for CPUs, ``dense`` or ``conv``, replaced by JAX's own in this process.
+    """
+    if without == "dense":
+        layers.dense_product = jnp.matmul
+    elif without == "conv":
+        layers.conv_same = lambda x, kernel: layers._conv(x, kernel, "SAME")
+    experiment, network, optimizer = _parts(model, batch, side, rule)
+    examples = 50_000 if data != "ready" else batch
+    images = jax.random.randint(jax.random.key(0), (examples, side, side, 3), 0, 256).astype(jnp.uint8)
+    stored = {"image": images, "label": jnp.arange(examples) % 10}
+    if data == "ready":
+        stored["image"] = (images / 255.0 - 0.5).astype(jnp.float32)
+
+    def prepare(key: jax.Array | None, stored: Any) -> tuple[jax.Array, jax.Array]:
+        if data == "ready":
+            return stored["image"], stored["label"]
+        rows = jax.random.randint(jax.random.fold_in(key, 1), (batch,), 0, examples)
+        return experiment.dataset.prepare(data, key, jax.tree.map(lambda x: x[rows], stored))
+
+    return _steps(experiment, network, optimizer, prepare, stored, seconds)
+
+
+def _parts(
+    model: Mapping[str, Any], batch: int, side: int, rule: str
+) -> tuple[Experiment, nn.Module, optax.GradientTransformation]:
+    experiment = build(_config(model, batch, side))
+    if rule == "on":
+        return experiment, experiment.model, experiment.optimizer
+    network = experiment.model.clone(parametrization=PRESETS["sp"])
+    if rule == "plain":
+        network = plain.NETWORKS[model["name"]](**{k: v for k, v in model.items() if k in plain.FIELDS})
+    return experiment, network, optax.adam(RATE)
+
+
+def _config(model: Mapping[str, Any], batch: int, side: int) -> ConfigDict:
+    config = default_config(model["name"])
+    config.model.update(model)
+    config.optimizer.learning_rate = RATE
+    config.data.update(name="synthetic", image_size=side, train_examples=max(batch, 10), test_examples=10)
+    config.train.update(batch_size=batch, steps=10**6, average_steps=1)
+    return config
+
+
+def _step_of(network: Any, optimizer: Any, prepare: Any) -> Callable[[TrainState, Any], TrainState]:
+    return make_train_step(network, optimizer, prepare=prepare, seed=0, log_every=50, average_from=0)
+
+
+def _steps(experiment: Experiment, network: Any, optimizer: Any, prepare: Any, stored: Any, seconds: float) -> Measure:
+    @jax.jit
+    def init() -> TrainState:
+        return init_state(network, optimizer, 0, experiment.dataset.input_spec)
+
+    function = _step_of(network, optimizer, prepare)
+    state = init()
+    compiled = jax.jit(function, donate_argnums=0).lower(state, stored).compile()
+    facts = {
+        "parameters": sum(x.size for x in jax.tree.leaves(state.params)),
+        "flops": count_flops(function, state, stored),
+        "temporary_bytes": getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0),
+    }
+
+    def run(count: int) -> None:
+        nonlocal state
+        for _ in range(count):
+            state = compiled(state, stored)
+        jax.block_until_ready(state)
+
+    measure = repeated(run, seconds)
+    return lambda: {**measure(), **facts}
+
+
+def set_up(model: Mapping[str, Any], batch: int = 16, side: int = 32) -> Measure:
+    """From a config to the first step: model, optimizer, initial state, tracing, compilation."""
+
+    def once() -> None:
+        jax.clear_caches()
+        experiment, network, optimizer = _parts(model, batch, side, "on")
+        init = jax.jit(lambda: init_state(network, optimizer, 0, experiment.dataset.input_spec))
+        state = jax.block_until_ready(init())
+        white = jnp.ones((batch, side, side, 3)), jnp.zeros(batch, jnp.int32)
+        function = _step_of(network, optimizer, lambda key, _: white)
+        jax.jit(lambda state: function(state, {}), donate_argnums=0).lower(state).compile()
+
+    return lambda: {"seconds": timed(once)}
+
+
+def curve(
+    model: Mapping[str, Any],
+    rates: Sequence[float],
+    seeds: int,
+    steps: int,
+    batch: int,
+    side: int,
+    examples: int,
+    tests: int,
+) -> Measure:
+    """The runs of a curve as ``python -m depthmup_flax.sweep`` trains them: compilation, choice of lanes, records."""
+    cli.one_device_per_core()
+    from depthmup_flax.sweep.runner import sweep
+
+    base = _config(model, batch, side)
+    base.data.update(train_examples=examples, test_examples=tests)
+    base.train.update(steps=steps, average_steps=steps, log_every=steps)
+    grid = {"optimizer.learning_rate": tuple(rates), "seed": tuple(range(seeds))}
+    config = sweep_config(base, {"curve": grid}, figure="benchmark", title="A curve.", scale="cpu")
+    load = LoadOnce()
+    load(base.data)  # making it up takes seconds
+
+    def once() -> None:
+        jax.clear_caches()
+        with tempfile.TemporaryDirectory() as directory:
+            records = sweep(config, directory, load=load)
+        assert len(records) == len(rates) * seeds
+
+    return lambda: {"seconds": timed(once)}
+
+
+def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32, seconds: float = 0.4) -> Measure:
+    """A step of the sweep's program with ``lanes`` networks on the one device."""
+    from depthmup_flax.sweep.grid import expand
+    from depthmup_flax.sweep.lanes import Program, put_data, sweep_mesh
+
+    rates = tuple(1e-4 * 2 ** (i / 8) for i in range(lanes))
+    base = _config(model, batch, side)
+    base.data.update(train_examples=1024)
+    grid = {"optimizer.learning_rate": rates, "seed": (0,)}
+    config = sweep_config(base, {"curve": grid}, figure="benchmark", title="Lanes.", scale="cpu")
+    runs = expand(config)
+    experiment, mesh = build(runs[0].config), sweep_mesh()
+    data = put_data(experiment.dataset, mesh)
+    program = Program(experiment, ["optimizer.learning_rate"], mesh, lanes, 1, data)
+    chunk = program.begin(runs)
+    batches = program._batches(chunk.placed)
+    ready = next(batches)
+    state = experiment.state_shapes()
+    inputs = jax.ShapeDtypeStruct((batch, side, side, 3), jnp.float32)
+    prepare = lambda key, x: (x, jnp.zeros(batch, jnp.int32))
+    function = _step_of(experiment.model, experiment.optimizer, prepare)
+    facts = {
+        "flops": count_flops(function, state, inputs) * len(runs),
+        "temporary_bytes": program.bytes_per_device,
+    }
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            chunk.take_step(ready)
+        jax.block_until_ready(chunk.state)
+
+    measure = repeated(run, seconds)
+    return lambda: {**measure(), **facts}
+
+
+def matrix_product(size: int, dtype: str, seconds: float = 0.4) -> Measure:
+    """A product of two square matrices: what the device can do at most."""
+    a = jax.random.normal(jax.random.key(0), (size, size), dtype)
+    product = jax.jit(jnp.matmul)
+
+    def run(count: int) -> None:
+        c = a
+        for _ in range(count):
+            c = product(a, a)
+        jax.block_until_ready(c)
+
+    measure = repeated(run, seconds)
+    return lambda: {**measure(), "flops": 2 * size**3}

@@ -1,0 +1,182 @@
+"""Speed against what one would use instead: python -m benchmarks.run [--device=cpu|gpu] [--only=curve,restart]
+
+Each figure is a ratio of two measurements that took turns in this run: the median over rounds, with quartiles. Results
+are written to benchmarks/results/<device>.json as they come, and figures that are not asked for are kept there.
+PyTorch, mup and TensorFlow may be in another virtual environment: --python=/path/to/its/python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.contest import ROOT, Unavailable
+from benchmarks.figures import FIGURES, RESULTS, Row, Setting, unavailable
+from depthmup_flax.files import write_atomically
+
+PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+_VERSIONS = ("jax", "jaxlib", "flax", "optax", "torch", "mup", "tensorflow", "tensorflow_cpu")
+
+
+def main() -> None:
+    """Measures, writes JSON, prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--only", default="", help=f"figures, with commas between: {', '.join(FIGURES)}")
+    parser.add_argument("--rounds", type=int, default=7, help="of each comparison")
+    parser.add_argument("--python", default=sys.executable, help="interpreter with PyTorch, mup and TensorFlow")
+    parser.add_argument("--images", default="", help="a folder with train/ and test/ for the streaming figure")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that everything runs")
+    parser.add_argument(
+        "--out", default="", help="default: benchmarks/results/<device>.json, with --quick a temporary file"
+    )
+    parser.add_argument("--show", default="", help="print the table of such a file, and measure nothing")
+    parser.add_argument("--document", action="store_true", help="put the tables of benchmarks/results into the pages")
+    flags = parser.parse_args()
+    if flags.show:
+        print(table(json.loads(pathlib.Path(flags.show).read_text())))
+        return
+    if flags.document:
+        document()
+        return
+    names = [name for name in flags.only.split(",") if name] or list(FIGURES)
+    unknown = sorted(set(names) - set(FIGURES))
+    if unknown:
+        parser.error(f"--only names {unknown[0]!r}: use {', '.join(FIGURES)}")
+    if flags.rounds < 1:
+        parser.error(f"--rounds={flags.rounds}: use at least 1")
+    quick = pathlib.Path(tempfile.gettempdir(), "quick.json")
+    out = pathlib.Path(flags.out or (quick if flags.quick else RESULTS / f"{flags.device}.json"))
+    setting = Setting(flags.device, flags.rounds, flags.python, flags.quick, flags.images)
+    print(table(run(setting, names, out)))
+
+
+def run(setting: Setting, names: Sequence[str], out: pathlib.Path) -> dict[str, Any]:
+    """The content of ``out``, with ``names`` measured anew."""
+    result: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"figures": {}}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    facts = machine(setting)
+    for name in names:
+        started = time.perf_counter()
+        rows: list[dict[str, Any]] = []
+
+        def keep(row: Row, rows: list[dict[str, Any]] = rows, name: str = name, started: float = started) -> None:
+            rows.append(_as_json(row))
+            print(_line(rows[-1]), flush=True)
+            took = round(time.perf_counter() - started)
+            result["figures"][name] = {"rows": rows, "rounds": setting.rounds, "took_s": took, **facts}
+            write_atomically(out, json.dumps(result, indent=1, allow_nan=False) + "\n")
+
+        try:
+            for row in FIGURES[name](setting):
+                keep(row)
+        except Unavailable as error:
+            keep(unavailable(name.replace("_", " "), str(error)))
+    return result
+
+
+def machine(setting: Setting) -> dict[str, Any]:
+    """Hardware, versions and day."""
+    versions = {name: _version(name, setting.python) for name in _VERSIONS}
+    return {
+        "hardware": _gpu() if setting.device == "gpu" else f"{_processor()}, {len(os.sched_getaffinity(0))} cores",
+        "versions": {"python": platform.python_version(), **{k: v for k, v in versions.items() if v}},
+        "day": time.strftime("%Y-%m-%d"),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+def _version(name: str, python: str) -> str:
+    """In the interpreter of what it belongs to; empty if it is not there."""
+    program = f"import importlib.metadata as m; print(m.version({name!r}))"
+    where = python if name in ("torch", "mup", "tensorflow", "tensorflow_cpu") else sys.executable
+    try:
+        return subprocess.run([where, "-c", program], capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
+
+
+def _processor() -> str:
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _gpu() -> str:
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True).stdout.strip() or "no GPU"
+    except OSError:
+        return "no GPU"
+
+
+def _as_json(row: Row) -> dict[str, Any]:
+    fields = dataclasses.asdict(row)
+    if math.isnan(row.value["median"]):
+        fields["value"] = None
+    return {**fields, "met": None if fields["value"] is None else row.met}
+
+
+def document() -> None:
+    """Replaces the tables between ``<!-- benchmarks: cpu -->`` and ``<!-- end -->`` by those of the results."""
+    for page in PAGES:
+        text = page.read_text()
+        for path in RESULTS.glob("*.json"):
+            result = json.loads(path.read_text())
+            for mark, bounded in ((path.stem, False), (f"{path.stem}, bounded", True)):
+                begin = f"<!-- benchmarks: {mark} -->\n"
+                before, found, after = text.partition(begin)
+                if found:
+                    rest = after[after.index("<!-- end -->") :]
+                    text = f"{before}{begin}{where(result)}\n\n{table(result, bounded=bounded)}\n{rest}"
+        page.write_text(text)
+
+
+def where(result: dict[str, Any]) -> str:
+    """Hardware and versions, of each figure that differs once."""
+    facts = (figure for figure in result["figures"].values())
+    lines = (
+        f"{one['hardware']}; Python {' '.join(f'{k} {v},' for k, v in one['versions'].items()).removeprefix('python ')}"
+        f" {one['day']}."
+        for one in facts
+    )
+    return "\n".join(dict.fromkeys(lines))
+
+
+def table(result: dict[str, Any], *, bounded: bool = False) -> str:
+    """Markdown; ``bounded``: only what has a bound."""
+    lines = ["| figure | case | against | measured (quartiles, n) | bar | |", "|---|---|---|---|---|---|"]
+    lines += [
+        _line(row)
+        for name in FIGURES
+        if name in result["figures"]
+        for row in result["figures"][name]["rows"]
+        if row["bar"] is not None or not bounded
+    ]
+    return "\n".join(lines)
+
+
+def _line(row: dict[str, Any]) -> str:
+    value = row["value"]
+    measured = row["note"]
+    if value is not None:
+        unit = row["unit"] and f" {row['unit']}"
+        spread = f" ({value['low']:.3g}-{value['high']:.3g}, {value['n']})" if value["n"] > 1 else ""
+        measured = f"**{value['median']:.3g}{unit}**{spread}" + (f"; {row['note']}" if row["note"] else "")
+    bar = "" if row["bar"] is None else f"{'<=' if row['at_most'] else '>='} {row['bar']:g}"
+    met = {None: "", True: "met", False: "missed"}[row["met"]]
+    return f"| {row['figure']} | {row['case']} | {row['against']} | {measured} | {bar} | {met} |"
+
+
+if __name__ == "__main__":
+    main()

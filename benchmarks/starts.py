@@ -1,0 +1,58 @@
+"""Commands from their start: how long until the first step, or until a module is imported."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+
+from benchmarks.contest import ROOT
+from benchmarks.timing import timed
+
+_CONFIG = """\
+from depthmup_flax.config import default_config
+
+def get_config():
+    config = default_config({model!r})
+    config.data.update(name="synthetic", image_size=32)
+    config.train.update(log_every=1, steps=1000, batch_size=4, eval_batch_size=4)
+    return config
+"""
+
+
+def first_step(fields: Sequence[str]) -> Callable[[], dict[str, float]]:
+    """``train.py`` until it prints the loss of a step: in a new work directory, then in the same once more.
+
+    Args:
+      fields: the model's name and flags.
+    """
+
+    def start(directory: pathlib.Path) -> float:
+        command = [sys.executable, "train.py", f"--config={directory / 'config.py'}", f"--workdir={directory / 'run'}"]
+        started = time.perf_counter()
+        process = subprocess.Popen([*command, *fields[1:]], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        line = next((line for line in process.stdout if line.startswith("step ")), "")
+        seconds = time.perf_counter() - started
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+        assert line, "it ended before its first step"
+        return seconds
+
+    def measure() -> dict[str, float]:
+        with tempfile.TemporaryDirectory() as scratch:
+            directory = pathlib.Path(scratch)
+            (directory / "config.py").write_text(_CONFIG.format(model=fields[0]))
+            return {"cold": start(directory), "again": start(directory)}
+
+    return measure
+
+
+def importing(modules: str) -> Callable[[], dict[str, float]]:
+    """A Python process that imports ``modules`` and ends."""
+    command = [sys.executable, "-c", f"import {modules}"]
+    return lambda: {"seconds": timed(lambda: subprocess.run(command, cwd=ROOT, check=True))}

@@ -1,0 +1,171 @@
+"""What benchmarks/ relies on: counted operations, fair turns, equal networks, and a table that is what was measured."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import plain
+from benchmarks.contest import Contender, Unavailable, measure, ratio
+from benchmarks.figures import FIGURES, RESULTS, Row, Setting
+from benchmarks.flops import count_flops
+from benchmarks.ours import train_step
+from benchmarks.run import PAGES, document, run, table
+from depthmup_flax.models import ResMLP, SimpleResNet, ViT
+from depthmup_flax.parametrization import PRESETS
+
+
+def test_flops_are_two_per_multiplication_of_products_and_convolutions():
+    x, w = jnp.ones((5, 7)), jnp.ones((7, 3))
+    assert count_flops(jnp.matmul, x, w) == 2 * 5 * 7 * 3
+    image, kernel = jnp.ones((2, 8, 8, 4)), jnp.ones((3, 3, 4, 6))
+    conv = lambda x, k: jax.lax.conv_general_dilated(x, k, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    assert count_flops(conv, image, kernel) == 2 * (2 * 4 * 4 * 6) * (3 * 3 * 4)
+
+
+def test_flops_of_a_scanned_network_are_those_of_the_unrolled_one():
+    def flops(scan):
+        model = ViT(num_classes=10, width=16, depth=5, patch_size=4, scan=scan)
+        x = jnp.ones((2, 8, 8, 3))
+        variables = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), x)))
+        return count_flops(jax.grad(lambda v: model.apply(v, x).sum()), variables)
+
+    assert flops(True) == flops(False) > 0
+
+
+@pytest.mark.parametrize("depth", [3, 6])
+def test_flops_of_a_residual_mlp_are_six_per_weight_and_example_but_for_the_inputs_gradient(depth):
+    found = train_step({"name": "res_mlp", "width": 32, "depth": depth}, batch=4, side=8, seconds=0.0)()
+    weights = {"stem": 3 * 8 * 8 * 32, "blocks": depth * 32 * 32, "readout": 32 * 10}
+    assert found["parameters"] == sum(weights.values())
+    assert found["flops"] == 4 * (4 * weights["stem"] + 6 * (weights["blocks"] + weights["readout"]))
+
+
+CONTENDERS = """
+import os, time
+
+def steady(name, log, seconds):
+    def run():
+        with open(log, "a") as file:
+            print(name, os.getpid(), file=file)
+        time.sleep(seconds)
+        print("this is no answer")
+        return {"seconds": seconds}
+    return run
+
+def broken():
+    raise ValueError("there is no such device")
+"""
+
+
+@pytest.fixture
+def contenders(tmp_path, monkeypatch):
+    """A module of contenders that processes can import."""
+    (tmp_path / "made_up.py").write_text(textwrap.dedent(CONTENDERS))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path / "log"
+
+
+def test_contenders_take_turns_in_their_own_processes_after_a_first_one_that_does_not_count(contenders):
+    made = [
+        Contender(name, "made_up:steady", {"name": name, "log": str(contenders), "seconds": seconds}, process)
+        for name, seconds, process in (("a", 0.01, "one"), ("b", 0.02, "one"), ("c", 0.04, ""))
+    ]
+    found = measure(made, rounds=3)
+    said = [line.split() for line in contenders.read_text().splitlines()]
+    assert [name for name, _ in said] == [*"abc", *"abc", *"cba", *"abc"]
+    process = dict(said)
+    assert process["a"] == process["b"] != process["c"]
+    assert ratio(found, "c", "a") == {"median": 4.0, "low": 4.0, "high": 4.0, "n": 3}
+
+
+def test_a_contender_that_cannot_run_says_why(contenders):
+    with pytest.raises(Unavailable, match="ValueError: there is no such device"):
+        measure([Contender("broken", "made_up:broken")], 1)
+    with pytest.raises(Unavailable, match="no/such/python"):
+        measure([Contender("gone", "made_up:broken", python="no/such/python")], 1)
+    steady = Contender("a", "made_up:steady", {"name": "a", "log": str(contenders), "seconds": 0.0})
+    assert list(measure([steady, Contender("broken", "made_up:broken", optional=True)], 1)) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "name"),
+    [
+        (ResMLP(num_classes=10, width=16, depth=3), "res_mlp"),
+        (SimpleResNet(num_classes=10, width=16, depth=6), "simple_resnet"),
+        (ViT(num_classes=10, width=16, depth=3, patch_size=4), "vit"),
+    ],
+    ids=["ResMLP", "SimpleResNet", "ViT"],
+)
+def test_the_plain_networks_have_the_parameters_and_operations_of_ours(ours, name):
+    fields = {k: getattr(ours, k) for k in plain.FIELDS if hasattr(ours, k)}
+    x = jnp.ones((2, 16, 16, 3))
+
+    def facts(model):
+        variables = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), x)))
+        flops = count_flops(lambda v: model.apply(v, x), variables)
+        return sum(a.size for a in jax.tree.leaves(variables)), flops
+
+    theirs, mine = facts(plain.NETWORKS[name](**fields)), facts(ours)
+    # Flax's attention and ours count the same; its patches are a convolution, which is the same product.
+    assert theirs == mine
+
+
+def test_the_plain_residual_mlp_computes_what_ours_does_without_multipliers():
+    ours = ResMLP(num_classes=10, width=16, depth=3, parametrization=PRESETS["sp"])
+    x = jax.random.normal(jax.random.key(1), (4, 8, 8, 3))
+    variables = nn.unbox(ours.init(jax.random.key(0), x))["params"]
+    block = variables["blocks"]
+    (dense,) = jax.tree.leaves(block)
+    params = {
+        "Dense_0": variables["stem"],
+        "Scan_MLPBlock_0": {"Dense_0": {"kernel": dense}},
+        "Dense_1": variables["readout"],
+    }
+    network = plain.ResMLP(16, 3)
+    shapes = jax.eval_shape(lambda: network.init(jax.random.key(0), x))["params"]
+    params = jax.tree.unflatten(jax.tree.structure(shapes), jax.tree.leaves({
+        name: params[name if "Dense" in name else "Scan_MLPBlock_0"] for name in shapes
+    }))  # fmt: skip
+    np.testing.assert_allclose(network.apply({"params": params}, x), ours.apply({"params": variables}, x), atol=1e-5)
+
+
+def test_a_bound_is_met_by_the_median_and_from_the_right_side():
+    value = {"median": 1.05, "low": 0.9, "high": 1.2, "n": 5}
+    assert Row("f", "c", "a", value, 1.1).met is True
+    assert Row("f", "c", "a", value, 1.0).met is False
+    assert Row("f", "c", "a", value, 1.0, at_most=False).met is True
+    assert Row("f", "c", "a", value).met is None
+
+
+def test_a_figure_is_measured_written_and_shown_and_the_others_are_kept(tmp_path):
+    out = tmp_path / "results.json"
+    kept = {"rows": [], "rounds": 1, "took_s": 0}
+    out.write_text(json.dumps({"figures": {"curve": kept}}))
+    result = run(Setting(rounds=1, quick=True), ["importing"], out)
+    assert result == json.loads(out.read_text())
+    assert result["figures"]["curve"] == kept
+    (row,) = result["figures"]["importing"]["rows"]
+    # A process that imports the package imports its foundations.
+    assert 0.5 < row["value"]["median"] < 5 < len(table(result).splitlines()[2].split("|"))
+    assert row["met"] is (row["value"]["median"] <= 1.1)
+
+
+def test_the_pages_show_the_results_in_the_repository(tmp_path, monkeypatch):
+    result = json.loads((RESULTS / "cpu.json").read_text())
+    assert result["figures"].keys() <= FIGURES.keys()
+    assert {row["met"] for figure in result["figures"].values() for row in figure["rows"]} <= {True, False, None}
+    copies = [tmp_path / page.name for page in PAGES]
+    for page, copy in zip(PAGES, copies, strict=True):
+        copy.write_text(page.read_text())
+    monkeypatch.setattr("benchmarks.run.PAGES", copies)
+    document()
+    for page, copy, bounded in zip(PAGES, copies, (True, False), strict=True):
+        assert table(result, bounded=bounded) in copy.read_text()
+        assert copy.read_text() == page.read_text(), "python -m benchmarks.run --document"
