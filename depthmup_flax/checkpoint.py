@@ -10,7 +10,6 @@ import math
 import os
 import pathlib
 import shutil
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,6 +49,7 @@ class Checkpointer:
             preservation_policy=policies.AnyPreservationPolicy([latest, best]),
             best_fn=accuracy,  # makes Orbax write the metrics, so that the best is still known after a restart
             cleanup_tmp_directories=True,
+            async_options=_waiting_for_storage(),
         )
         self._manager = self._opened()
 
@@ -81,49 +81,13 @@ class Checkpointer:
         whole["digest"] = _digest(whole)
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(whole))
         values = None if metrics is None else dict(metrics)
-        try:
-            saved = self._manager.save(step, args=items, metrics=values, force=True)
-        except TimeoutError as error:  # of the one before, which is still being written
-            self._give_up(error)
-            saved = self._manager.save(step, args=items, metrics=values, force=True)
+        saved = self._manager.save(step, args=items, metrics=values, force=True)
         if not saved:
             raise RuntimeError(f"checkpoint {step} was not written: {self._directory} holds a later one.")
 
-    def wait(self) -> bool:
-        """Until what was saved is on the disk; False if that took too long and it is to be saved again."""
-        try:
-            self._manager.wait_until_finished()
-        except TimeoutError as error:
-            self._give_up(error)
-            return False
-        return True
-
-    def _give_up(self, error: TimeoutError) -> None:
-        """Forgets the checkpoint that is being written. Orbax measures time by a clock that may be set."""
-        if jax.process_count() > 1:  # the others may have written theirs
-            raise error
-        log.warning("a checkpoint was not written in time, and is left out: slow storage, or the clock was set.")
-        self._remove_unfinished(error)
-        self._manager = self._opened()
-
-    def _remove_unfinished(self, error: TimeoutError) -> None:
-        """Orbax has given a checkpoint up, but threads of its may still write into it, and make a removal fail.
-
-        Returns when nothing was there for a second; raises ``error`` if that does not come.
-        """
-        gone_since = None
-        deadline = time.monotonic() + 120
-        while gone_since is None or time.monotonic() < gone_since + 1:
-            unfinished = list(self._directory.glob("*.orbax-checkpoint-tmp*"))
-            for path in unfinished:
-                shutil.rmtree(path, ignore_errors=True)
-            if unfinished:
-                gone_since = None
-            elif gone_since is None:
-                gone_since = time.monotonic()
-            if time.monotonic() > deadline:
-                raise error
-            time.sleep(0.05)
+    def wait(self) -> None:
+        """Until what was saved is on the disk."""
+        self._manager.wait_until_finished()
 
     def restore(self, abstract_state: Any) -> tuple[Any, dict[str, Any]] | None:
         """State and meta of the latest checkpoint that can be read, or ``None`` if there is none.
@@ -212,6 +176,18 @@ class Checkpointer:
             os.replace(source, target)
         distributed.barrier(f"set aside {step}")
         self._manager.reload()
+
+
+def _waiting_for_storage() -> ocp.options.AsyncOptions:
+    """How long Orbax waits for files to be written, which it measures by a clock that may be set, by years.
+
+    One process waits for as long as its storage takes. Of several, those whose storage answers must not wait for one
+    whose storage does not.
+    """
+    if jax.process_count() > 1:
+        return ocp.options.AsyncOptions()
+    # Directories made in the background would be waited for with a time limit that cannot be chosen.
+    return ocp.options.AsyncOptions(timeout_secs=10**9, create_directories_asynchronously=False)
 
 
 def fingerprint(state: Any) -> list[int]:

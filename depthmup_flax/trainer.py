@@ -32,7 +32,6 @@ from depthmup_flax.training import EvalMetrics, TrainState, make_eval_step, make
 from depthmup_flax.workdir import keeping_compiled, only_run_in, prepare_workdir, read_json, writing_to
 
 PREEMPTED = "preempted"
-_SAVE_ATTEMPTS = 3
 PACKAGES = ("depthmup-flax", "jax", "flax", "optax", "orbax-checkpoint", "numpy")
 
 # What a language model writes at the end of its run. A temperature below 1 makes a small model's text more orderly.
@@ -326,14 +325,8 @@ class _Run:
         """`_save`, and waits until it is on the disk."""
         if self._checkpointer is None or not self._experiment.config.train.checkpoint:
             return
-        for _ in range(_SAVE_ATTEMPTS):
-            self._save(metrics)
-            if self._checkpointer.wait():
-                return
-        raise RunStopped(
-            f"step {int(self._state.step)} could not be saved in {str(self._directory)!r} in time: look at its "
-            "storage, then run the same command again."
-        )
+        self._save(metrics)
+        self._checkpointer.wait()
 
     def _save(self, metrics: dict[str, float] | None = None) -> None:
         """A checkpoint of the current step, unless there is one or nothing is to be kept."""
