@@ -260,7 +260,10 @@ def _against_torch(setting: Setting, name: str, model: Model, cores: int) -> Ite
 def curve(setting: Setting) -> Iterator[Row]:
     """A whole curve, learning rates by seeds, against the same runs in PyTorch one after another."""
     title = "a curve, PyTorch + mup / ours"
-    cases = {"cpu": [(128, 32, 4.0), (32, 32, 8.0), (32, 8, 8.0)], "gpu": [(128, 32, 10.0), (512, 32, 10.0)]}
+    cases = {
+        "cpu": [(128, 32, 4.0), (128, 8, 4.0), (32, 32, 8.0), (32, 8, 8.0)],
+        "gpu": [(128, 32, 10.0), (512, 32, 10.0)],
+    }
     tiny, quick = [(8, 8, 0.0)], setting.quick
     for width, side, bar in tiny if quick else cases[setting.device]:
         args = {
@@ -274,7 +277,7 @@ def curve(setting: Setting) -> Iterator[Row]:
             "tests": 64 if quick else 500,
         }
         theirs = setting.torch("PyTorch", "curve", measured=1 if quick else 4, **args)
-        rounds = 1 if quick else max(1, setting.rounds // 3)
+        rounds = 1 if quick else min(3, setting.rounds)
         found = measure([setting.jax("ours", "curve", **args), theirs], rounds, warm=False)
         if "PyTorch" not in found:
             yield unavailable(title, f"{setting.python} cannot run PyTorch and mup")

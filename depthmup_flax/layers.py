@@ -331,21 +331,40 @@ def _cpu_product_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tup
 _cpu_product.defjvp(_cpu_product_jvp, symbolic_zeros=True)
 
 
-def _kernel_gradient(g: jax.Array, x: jax.Array) -> jax.Array:
-    rows = tuple(range(x.ndim - 1))
+def _gradient_in_order(g: jax.Array, x: jax.Array) -> jax.Array:
     g = jax.lax.optimization_barrier(g)  # computed once, and in its own order
-    if x.shape[-1] <= g.shape[-1]:
-        return jax.lax.dot_general(x, g, ((rows, rows), ((), ())))
-    return jax.lax.dot_general(g, x, ((rows, rows), ((), ()))).T
+    return _sum_over_rows(x, g) if x.shape[-1] <= g.shape[-1] else _sum_over_rows(g, x).T
 
 
-# ``x @ kernel`` with a transpose of its own, which only a primitive can have that is mapped and differentiated further.
-_kernel_product = Primitive("kernel_product")
-_kernel_product.def_impl(jnp.matmul)
-_kernel_product.def_abstract_eval(lambda x, kernel: x.update(shape=(*x.shape[:-1], kernel.shape[-1])))
-mlir.register_lowering(_kernel_product, mlir.lower_fun(jnp.matmul, multiple_results=False))
-ad.defbilinear(_kernel_product, lambda g, x, kernel: g @ kernel.T, lambda g, x, kernel: _kernel_gradient(g, x))
-batching.primitive_batchers[_kernel_product] = lambda operands, axes: (jax.vmap(jnp.matmul, axes)(*operands), 0)
+def _sum_over_rows(a: jax.Array, b: jax.Array) -> jax.Array:
+    rows = tuple(range(a.ndim - 1))
+    return jax.lax.dot_general(a, b, ((rows, rows), ((), ())))
+
+
+def _gradients_in_order(operands: tuple[Any, Any], axes: tuple[Any, Any]) -> tuple[jax.Array, int]:
+    if axes[1] is not None:
+        return jax.vmap(_gradient_in_order, axes)(*operands), 0
+    # One x for all kernels: one product, whose result is wider than x and so has the kernels' order.
+    g, x = operands
+    return jax.vmap(_sum_over_rows, (None, axes[0]))(x, jax.lax.optimization_barrier(g)), 0
+
+
+def _bilinear(name: str, function: Any, transpose_a: Any, transpose_b: Any) -> Primitive:
+    """A product with rules of its own, which only a primitive can have that is mapped and differentiated further."""
+    primitive = Primitive(name)
+    primitive.def_impl(function)
+    primitive.def_abstract_eval(lambda a, b: a.update(shape=jax.eval_shape(function, a, b).shape))
+    mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))
+    ad.defbilinear(primitive, transpose_a, transpose_b)
+    batching.primitive_batchers[primitive] = lambda operands, axes: (jax.vmap(function, axes)(*operands), 0)
+    return primitive
+
+
+_kernel_gradient = _bilinear("kernel_gradient", _gradient_in_order, lambda ct, g, x: x @ ct, lambda ct, g, x: g @ ct.T)
+batching.primitive_batchers[_kernel_gradient] = _gradients_in_order
+_kernel_product = _bilinear(
+    "kernel_product", jnp.matmul, lambda g, x, kernel: g @ kernel.T, lambda g, x, kernel: _kernel_gradient.bind(g, x)
+)
 
 
 def _bias(layer: Dense | Conv | Readout, axis: str | None) -> Any:

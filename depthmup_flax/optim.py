@@ -158,13 +158,19 @@ def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
       InputError: no such direction, an argument it does not take, or one whose update of an entry depends on other
         entries (TP6 Definition 6.1 is about entrywise optimizers).
     """
+    plain = all(value is None or isinstance(value, (bool, int, float)) for value in kwargs.values())
+    return (_checked_direction if plain else _checked_direction.__wrapped__)(name, tuple(sorted(kwargs.items())))
+
+
+@functools.cache  # one object for each choice of plain numbers, so that what is measured of it is measured once
+def _checked_direction(name: str, kwargs: tuple[tuple[str, Any], ...]) -> optax.GradientTransformation:
     make = _direction_factory(name)
     try:
-        inner = make(**kwargs)
+        inner = make(**dict(kwargs))
     except TypeError as error:
         takes = ", ".join(inspect.signature(make).parameters)
         raise InputError(f"optimizer.kwargs of {name!r}: {error}; it takes {takes or 'nothing'}.") from error
-    if not _is_entrywise_by_name(name, tuple(sorted(kwargs.items()))):
+    if not is_entrywise(inner):
         raise InputError(
             f"optimizer.name is {name!r}, whose update of an entry depends on other entries: the rule is for entrywise "
             "optimizers such as sgd, momentum, adam, lion or rmsprop."
@@ -243,6 +249,7 @@ def homogeneity(inner: optax.GradientTransformation) -> float:
 _PROBE_GRADIENT = (1.0, -0.7)
 
 
+@functools.lru_cache(maxsize=8)
 def _probe(inner: optax.GradientTransformation) -> jax.Array:
     """(2, 2): the 100th update of two entries under a constant gradient, and under its double."""
     params = jnp.ones(2)
@@ -285,17 +292,6 @@ def is_entrywise(inner: optax.GradientTransformation) -> bool:
         return True
     except TypeError:  # it wants more than gradients, such as the loss
         return False
-
-
-def _is_entrywise_by_name(name: str, kwargs: tuple[tuple[str, Any], ...]) -> bool:
-    """`is_entrywise` of a direction, which takes half a second, once for each choice of plain numbers."""
-    plain = all(value is None or isinstance(value, (bool, int, float)) for _, value in kwargs)
-    return (_measured_once if plain else _measured_once.__wrapped__)(name, kwargs)
-
-
-@functools.cache
-def _measured_once(name: str, kwargs: tuple[tuple[str, Any], ...]) -> bool:
-    return is_entrywise(_direction_factory(name)(**dict(kwargs)))
 
 
 def require_direction(inner: optax.GradientTransformation, parametrization: Parametrization) -> None:

@@ -19,6 +19,7 @@ from depthmup_flax.sweep import at_scale, choose, powers_of_two, sweep_config
 from depthmup_flax.sweep.extend import extension, next_value
 from depthmup_flax.sweep.grid import curves, expand, shard_of, structural_groups
 from depthmup_flax.sweep.lanes import Program, put_data, sweep_mesh, varying_fields
+from depthmup_flax.sweep.layout import arranged, largest_pieces, lay_out
 from depthmup_flax.sweep.proxy import best, proxy_config, tuned_file, tuning_sweep
 from depthmup_flax.sweep.runner import describe, sweep
 from depthmup_flax.trainer import train_and_evaluate
@@ -138,15 +139,48 @@ def test_momentum_and_cosine_lanes_are_those_of_train_py(tmp_path):
     assert_is_what_train_py_trains(config, sweep(config, tmp_path / "sweep", lanes=0), tmp_path)
 
 
-@pytest.mark.parametrize("placement", ["device", "stream"])
-def test_augmented_batch_norm_lanes_of_several_seeds_are_those_of_train_py(tmp_path, placement):
+@pytest.mark.parametrize(("placement", "lanes"), [("device", 0), ("device", 2), ("stream", 2)])
+def test_augmented_batch_norm_lanes_of_several_seeds_are_those_of_train_py(tmp_path, placement, lanes):
+    """Two lanes have one seed, and share its images; four have two seeds."""
     base = small_base("simple_resnet", width=8, depth=3, base_depth=3, norm="batch")
     base.data.update(augment="cifar", placement=placement)
     base.optimizer.update(name="sgd", learning_rate=0.02)
     base.train.update(steps=3, average_steps=2)
     config = small_sweep(base, {"rates": {RATE: (0.01, 0.02), "seed": (0, 3)}})
-    records = sweep(config, tmp_path / "sweep", lanes=0)
+    records = sweep(config, tmp_path / "sweep", lanes=lanes)
     assert_is_what_train_py_trains(config, records, tmp_path, rtol=1e-4)
+
+
+def test_every_run_has_a_lane_and_neighbours_of_one_seed_a_device_where_seeds_fill_devices():
+    runs = expand(small_sweep(grids={"rates": {RATE: powers_of_two(-10, -3), "seed": (0, 1, 2)}}))
+    (group,) = structural_groups(runs)
+    for per_device, devices, together in [(1, 2, 1), (4, 2, 4), (8, 1, 8), (3, 2, 1), (12, 2, 4), (24, 1, 8)]:
+        order = arranged(group, per_device)
+        assert sorted(run.hash for run in order) == sorted(run.hash for run in group)
+        capacity = per_device * devices
+        chunks = [order[i : i + capacity] for i in range(0, len(order), capacity)]
+        assert largest_pieces(chunks, per_device, devices) == together
+        for chunk in chunks:
+            lanes, taken = lay_out(chunk, capacity, together)
+            assert len(lanes) == capacity
+            assert sorted(lanes[lane].hash for lane in taken) == sorted(run.hash for run in chunk)
+            for i in range(0, capacity, together):
+                assert len({run.config.seed for run in lanes[i : i + together]}) == 1
+    # High learning rates diverge together, so they stay together.
+    rates = [run.point[RATE] for run in arranged(group, 4)]
+    assert min(rates[:12]) > max(rates[12:])
+
+
+def test_runs_that_are_left_of_several_seeds_are_laid_out_as_they_may():
+    runs = expand(small_sweep(grids={"rates": {RATE: (1e-3, 2e-3, 4e-3), "seed": (0, 1)}}))
+    of_seed = {seed: [run for run in runs if run.config.seed == seed] for seed in (0, 1)}
+    three_and_one = [*of_seed[0], of_seed[1][0]]
+    assert largest_pieces([three_and_one], 4, 1) == 1
+    assert largest_pieces([three_and_one], 3, 2) == 3
+    assert largest_pieces([three_and_one], 3, 2, most=1) == 1
+    lanes, taken = lay_out(three_and_one, 6, 3)
+    assert [run.config.seed for run in lanes] == [0, 0, 0, 1, 1, 1]
+    assert taken == [0, 1, 2, 3]  # the others repeat the last
 
 
 def test_dropout_and_text_lanes_are_those_of_train_py(tmp_path):
@@ -175,8 +209,8 @@ def test_diverged_runs_are_records_and_do_not_touch_their_neighbours(tmp_path):
 def programs(config, lanes, runs=None):
     runs = runs or expand(config)
     experiment, mesh = build(runs[0].config), sweep_mesh()
-    seeds = len({run.config.seed for run in runs})
-    make = lambda n: Program(experiment, varying_fields(runs), mesh, n, seeds, put_data(experiment.dataset, mesh))
+    together = lambda n: largest_pieces([runs[:n]], n, 1)
+    make = lambda n: Program(experiment, varying_fields(runs), mesh, n, together(n), put_data(experiment.dataset, mesh))
     return runs, [make(n) for n in lanes]
 
 
@@ -189,7 +223,7 @@ def test_lanes_that_are_left_go_on_in_a_smaller_program_as_before():
     asked = []
 
     def shrink(alive):
-        asked.append(alive)
+        asked.append(len(alive))
         return small
 
     plain, shrunk = large.train(runs), large.train(runs, shrink)

@@ -32,7 +32,7 @@ class Keeper:
         self._checkpointer: Checkpointer | None = None
         self._last = time.monotonic()
 
-    def resumed(self, runs: Sequence[Run], make: Callable[[int], Program]) -> Chunk | None:
+    def resumed(self, runs: Sequence[Run], make: Callable[[int, int], Program]) -> Chunk | None:
         """The chunk that was in training, if all its runs are among ``runs``."""
         if not self._directory.is_dir():
             return None
@@ -48,7 +48,7 @@ class Keeper:
                 flush=True,
             )
             return None
-        program = make(meta["per_device"])
+        program = make(meta["per_device"], meta.get("together", 1))  # which earlier versions did not have
         try:
             restored = checkpointer.restore(program.abstract_state)
         except InputError:
@@ -100,6 +100,7 @@ class Keeper:
             "runs": [run.hash for run in chunk.runs],
             "lanes": chunk.lanes(),
             "per_device": chunk.program.per_device,
+            "together": chunk.program.together,
             "devices": jax.device_count(),
             "elapsed_s": chunk.elapsed_s(),
             "step": chunk.step,

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -27,6 +27,7 @@ from depthmup_flax.experiment import Experiment, traced_parts
 from depthmup_flax.feed import Closing, ahead_if_streamed
 from depthmup_flax.records import COMPLETED, CONTINUOUS, DIVERGED, SEED
 from depthmup_flax.sweep.grid import Run
+from depthmup_flax.sweep.layout import arranged, lay_out
 from depthmup_flax.training import TrainState, init_state, make_eval_step, make_train_step
 
 T = TypeVar("T")
@@ -57,16 +58,20 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class _Placed:
-    """Runs in their lanes, as arrays that are sharded over devices; lanes without a run repeat the first.
+    """Runs in their lanes, as arrays that are sharded over devices.
 
-    ``K = devices * per_device`` lanes, ``U`` distinct seeds on each device.
+    ``K = devices * per_device`` lanes, in ``P`` pieces of one seed each.
     """
 
-    runs: list[Run]
+    runs_K: list[Run]  # of every lane
+    lanes: list[int]  # those that are no repetitions
     values_K: dict[str, jax.Array]  # continuous field -> value; the seed is one of them
-    which_K: jax.Array  # lane -> the place of its seed among its device's
-    seeds_DU: jax.Array
+    seeds_P: jax.Array
     seeds: list[int]  # the same, on the host
+
+    def __iter__(self) -> Iterator[tuple[int, Run]]:
+        """Lanes and their runs, without repetitions."""
+        return ((lane, self.runs_K[lane]) for lane in self.lanes)
 
 
 class Program:
@@ -77,17 +82,16 @@ class Program:
       fields: the continuous fields in which the runs differ; the seed always counts.
       mesh: from `sweep_mesh`.
       per_device: lanes on each device.
-      distinct_seeds: how many different seeds the group has.
+      together: of these, lanes whose runs have the same seed and so the same examples; see `lay_out`.
       data: the training examples on every device, or ``None`` for a streamed set.
     """
 
     def __init__(
-        self, experiment: Experiment, fields: Sequence[str], mesh: Mesh, per_device: int, distinct_seeds: int, data: Any
+        self, experiment: Experiment, fields: Sequence[str], mesh: Mesh, per_device: int, together: int, data: Any
     ) -> None:
-        self.experiment, self.per_device, self.mesh = experiment, per_device, mesh
+        self.experiment, self.per_device, self.together, self.mesh = experiment, per_device, together, mesh
         self.capacity = per_device * mesh.size
         self._fields = sorted({*fields, "seed"})
-        self._seeds_per_device = min(per_device, distinct_seeds)
         self._data = data
         self._split, self._everywhere = NamedSharding(mesh, P(SWEEP_AXIS)), NamedSharding(mesh, P())
         config = experiment.config
@@ -108,14 +112,14 @@ class Program:
 
     def seconds_per_run_step(self, runs: Sequence[Run]) -> float:
         """Measured: time of a training step divided by the number of lanes."""
-        placed = self._place(runs[: self.capacity])
+        placed = self._place(arranged(runs, self.per_device)[: self.capacity])
         # Zeros take as long as networks, which would have to be compiled first.
         state = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), self.abstract_state)
         times: list[float] = []
         with contextlib.closing(self._batches(placed)) as batches:
             for step, batch in zip(range(_WARM_STEPS + _TIMED_STEPS), batches, strict=False):
                 started = time.perf_counter()
-                state = self._step(state, placed.values_K, placed.which_K, placed.seeds_DU, *batch)
+                state = self._step(state, placed.values_K, placed.seeds_P, *batch)
                 jax.block_until_ready(state)
                 if step >= _WARM_STEPS:
                     times.append(time.perf_counter() - started)
@@ -137,7 +141,7 @@ class Program:
     def train(
         self,
         runs: Sequence[Run],
-        shrink: Callable[[int], Program | None] = lambda alive: None,
+        shrink: Callable[[list[Run]], Program | None] = lambda alive: None,
         after_step: Callable[[Chunk], None] = lambda chunk: None,
     ) -> list[Outcome]:
         """`train_chunk` from the beginning."""
@@ -156,9 +160,8 @@ class Program:
         self,
         state_V: TrainState,
         values_V: dict[str, jax.Array],
-        which_V: jax.Array,
-        seeds_U: jax.Array,
-        examples_UxB: Any,
+        seeds_P: jax.Array,
+        examples_PxB: Any,
         step: jax.Array,
         data: Any,
     ) -> TrainState:
@@ -170,11 +173,7 @@ class Program:
             key = jax.random.fold_in(jax.random.key(seed), step)
             return experiment.dataset.prepare(config.data.augment, key, batch)
 
-        # Runs of one seed see the same batch, so it is prepared once.
-        one_seed = self._seeds_per_device == 1
-        batch_U = _squeezed(prepare)(seeds_U, examples_UxB) if one_seed else jax.vmap(prepare)(seeds_U, examples_UxB)
-
-        def train(state: TrainState, values: dict[str, jax.Array], which: jax.Array) -> TrainState:
+        def train(state: TrainState, values: dict[str, jax.Array], batch: Any) -> TrainState:
             model, optimizer = self._parts(values)
             average_steps = config.train.average_steps or experiment.epoch_steps
             train_step = make_train_step(
@@ -186,10 +185,17 @@ class Program:
                 average_from=max(0, experiment.total_steps - average_steps),
                 accumulate=config.train.accumulate,
             )
-            index = 0 if one_seed else which
-            return train_step(state, jax.tree.map(lambda x: x[index], batch_U))
+            return train_step(state, batch)
 
-        return self._over_lanes(train)(state_V, values_V, which_V)
+        pieces = self.per_device // self.together
+        batch_P = _mapped(prepare, pieces)(seeds_P, examples_PxB)
+        if pieces == 1:
+            return _mapped(train, self.per_device, in_axes=(0, 0, None))(
+                state_V, values_V, jax.tree.map(lambda x: x[0], batch_P)
+            )
+        # Mapped once, each lane with a copy: pieces of lanes, mapped twice, are slower.
+        batch_V = jax.tree.map(lambda x: jnp.repeat(x, self.together, 0), batch_P)
+        return _mapped(train, self.per_device)(state_V, values_V, batch_V)
 
     def _evaluate_lanes(self, state_V: TrainState, values_V: dict[str, jax.Array], batch: Any) -> Any:
         prepare = functools.partial(self.experiment.dataset.prepare, self.experiment.config.data.augment)
@@ -204,8 +210,7 @@ class Program:
         return traced_parts(self.experiment, {path: value for path, value in values.items() if path != "seed"})
 
     def _over_lanes(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        # A convolution under vmap is a grouped one even for a single lane.
-        return _squeezed(function) if self.per_device == 1 else jax.vmap(function)
+        return _mapped(function, self.per_device)
 
     def _sharded(self, function: Callable[..., Any], split: int, replicated: int = 0) -> Callable[..., Any]:
         """The first ``split`` arguments and the result are split over devices, the others are on each."""
@@ -215,7 +220,7 @@ class Program:
     def _compiled_step(self) -> Any:
         config, dataset = self.experiment.config, self.experiment.dataset
         split = functools.partial(self._abstract, sharding=self._split)
-        seeds = self.mesh.size * self._seeds_per_device
+        seeds = self.capacity // self.together
         examples: Any = split((seeds, config.train.batch_size), np.int32)
         if self._data is None:
             one = dataset.train.read(np.arange(1))
@@ -223,13 +228,12 @@ class Program:
         arguments = (
             self.abstract_state,
             self._values_shapes(),
-            split((self.capacity,), np.int32),
             split((seeds,), np.int32),
             examples,
             self._abstract((), np.int32, sharding=self._everywhere),
             jax.tree.map(lambda x: self._abstract(x.shape, x.dtype, sharding=self._everywhere), self._data),
         )
-        step = jax.jit(self._sharded(self._step_lanes, 5, replicated=2), donate_argnums=0)
+        step = jax.jit(self._sharded(self._step_lanes, 4, replicated=2), donate_argnums=0)
         return step.lower(*arguments).compile()
 
     def _values_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -242,22 +246,21 @@ class Program:
     # -- runs in lanes ------------------------------------------------------------------------------------------
 
     def _place(self, runs: Sequence[Run]) -> _Placed:
-        lanes = [*runs, *[runs[0]] * (self.capacity - len(runs))]
-        values = {path: np.array([get_field(run.config, path) for run in lanes], _dtype(path)) for path in self._fields}
-        which, seeds = [], []
-        for start in range(0, self.capacity, self.per_device):
-            here = [run.config.seed for run in lanes[start : start + self.per_device]]
-            distinct = list(dict.fromkeys(here))
-            which += [distinct.index(seed) for seed in here]
-            seeds += [*distinct, *[distinct[0]] * (self._seeds_per_device - len(distinct))]
+        runs_K, lanes = lay_out(runs, self.capacity, self.together)
+        values = {
+            path: np.array([get_field(run.config, path) for run in runs_K], _dtype(path)) for path in self._fields
+        }
+        seeds = [run.config.seed for run in runs_K[:: self.together]]
         put = functools.partial(jax.device_put, device=self._split)
-        return _Placed(list(runs), put(values), put(np.array(which, np.int32)), put(np.array(seeds, np.int32)), seeds)
+        return _Placed(runs_K, lanes, put(values), put(np.array(seeds, np.int32)), seeds)
 
     def _take(self, state: TrainState, placed: _Placed, alive: Sequence[int]) -> tuple[TrainState, _Placed]:
         """The lanes ``alive`` of a larger program, in this one."""
-        lanes = np.array([*alive, *[alive[0]] * (self.capacity - len(alive))])
+        lane_of = {placed.runs_K[lane].hash: lane for lane in alive}
+        taken = self._place([placed.runs_K[lane] for lane in alive])
+        lanes = np.array([lane_of[run.hash] for run in taken.runs_K])
         gather = jax.jit(lambda state: jax.tree.map(lambda x: x[lanes], state), out_shardings=self._split)
-        return gather(state), self._place([placed.runs[lane] for lane in alive])
+        return gather(state), taken
 
     def _batches(self, placed: _Placed, first_step: int = 0) -> Closing[tuple[Any, Any, Any]]:
         """``(examples, step, data)`` of each step from ``first_step`` on; to be closed."""
@@ -289,7 +292,7 @@ class Program:
         with contextlib.closing(self._watched(batches)) as watched:
             sums = (self._evaluate(state, placed.values_K, batch) for batch in watched)
             total = jax.device_get(functools.reduce(lambda total, new: total.merge(new), sums))
-        lanes = [jax.tree.map(lambda x, lane=lane: x[lane], total).compute() for lane in range(len(placed.runs))]
+        lanes = [jax.tree.map(lambda x, lane=lane: x[lane], total).compute() for lane in range(self.capacity)]
         return np.array([lane["loss"] for lane in lanes]), np.array([lane["accuracy"] for lane in lanes])
 
 
@@ -324,13 +327,13 @@ class Chunk:
         return self.elapsed_before_s + time.perf_counter() - self.started
 
     def lanes(self) -> list[str]:
-        """Hashes of the runs that are left, in their order."""
-        return [run.hash for run in self.placed.runs]
+        """Hashes of the runs that are left, in the order of their lanes."""
+        return [run.hash for _, run in self.placed]
 
     def take_step(self, batch: tuple[Any, Any, Any]) -> None:
         """One training step of all lanes."""
         placed = self.placed
-        self.state = self.program._step(self.state, placed.values_K, placed.which_K, placed.seeds_DU, *batch)
+        self.state = self.program._step(self.state, placed.values_K, placed.seeds_P, *batch)
         self.step += 1
 
     def move(self, program: Program, alive: Sequence[int]) -> None:
@@ -342,7 +345,7 @@ class Chunk:
         state = self.state
         numbers = jax.device_get((state.recent, state.final, state.last_loss, state.nonfinite_step))
         alive = []
-        for lane, run in enumerate(self.placed.runs):
+        for lane, run in self.placed:
             if run.hash in self.ended:
                 continue
             recent, final, last, nonfinite = jax.tree.map(lambda x, lane=lane: x[lane], numbers)
@@ -360,7 +363,7 @@ class Chunk:
             return
         test = self.program._test(self.state, self.placed)
         final, last = jax.device_get((self.state.final, self.state.last_loss))
-        for lane, run in enumerate(self.placed.runs):
+        for lane, run in self.placed:
             if run.hash not in self.ended:
                 mean = jax.tree.map(lambda x, lane=lane: x[lane], final).means()[0]
                 results = (t[lane] for t in test)
@@ -368,13 +371,13 @@ class Chunk:
 
 
 def train_chunk(
-    chunk: Chunk, shrink: Callable[[int], Program | None], after_step: Callable[[Chunk], None]
+    chunk: Chunk, shrink: Callable[[list[Run]], Program | None], after_step: Callable[[Chunk], None]
 ) -> list[Outcome]:
     """Trains a chunk from its step to the end, and evaluates the runs that did not diverge.
 
     Args:
       chunk: changed in place.
-      shrink: number of runs that are alive -> a program with fewer lanes for them, or ``None``.
+      shrink: the runs that are alive -> a program with fewer lanes for them, or ``None``.
       after_step: called after every step but the last; what it raises ends the training.
 
     Returns:
@@ -390,7 +393,7 @@ def train_chunk(
                 if not alive:
                     break
                 few = chunk.step < total and len(alive) <= chunk.program.capacity / 2
-                smaller = shrink(len(alive)) if few else None
+                smaller = shrink([chunk.placed.runs_K[lane] for lane in alive]) if few else None
                 if smaller is not None:
                     batches.close()
                     chunk.move(smaller, alive)
@@ -440,12 +443,15 @@ def _prepared(key: Any, batch: Any) -> Any:
     return batch
 
 
-def _squeezed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``vmap`` of a leading axis of length 1, without vmap."""
+def _mapped(function: Callable[..., Any], size: int, in_axes: Any = 0) -> Callable[..., Any]:
+    """``vmap`` over a leading axis of length ``size``; for 1 the same without it, as it makes convolutions grouped."""
+    if size > 1:
+        return jax.vmap(function, in_axes)
 
     def call(*arguments: Any) -> Any:
-        out = function(*jax.tree.map(lambda x: x[0], arguments))
-        return jax.tree.map(lambda x: x[None], out)
+        axes = in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(arguments)
+        one = (x if axis is None else jax.tree.map(lambda x: x[0], x) for x, axis in zip(arguments, axes, strict=True))
+        return jax.tree.map(lambda x: x[None], function(*one))
 
     return call
 

@@ -30,6 +30,7 @@ from depthmup_flax.sweep.extend import extension
 from depthmup_flax.sweep.grid import Run, expand, shard_of, structural_groups, sweep_info
 from depthmup_flax.sweep.keep import Keeper
 from depthmup_flax.sweep.lanes import Chunk, Outcome, Program, put_data, sweep_mesh, train_chunk, varying_fields
+from depthmup_flax.sweep.layout import arranged, largest_pieces
 from depthmup_flax.trainer import versions
 from depthmup_flax.workdir import keeping_compiled, make_writable, only_run_in, writing_to
 
@@ -188,29 +189,30 @@ class _Runner:
         if not runs:
             return
         make, devices = self._programs.of(group), self._programs.mesh.size
-        unfinished = self._keeper.resumed(runs, make)
+        unfinished = self._keeper.resumed(runs, make.program)
         if unfinished is not None:
             self._progress.resumes(group, unfinished)
             self._train(group, unfinished, lambda alive: None)
             runs = [run for run in runs if run.hash not in self.done]
             if not runs:
                 return
-        program, seconds = choose(make, runs, devices, self._lanes, self._hint)
+        program, seconds = choose(make.for_first_of(runs), runs, devices, self._lanes, self._hint)
         self._hint = program.per_device
         self._progress.group(group, len(runs), program, seconds)
 
-        def shrink(alive: int) -> Program | None:
-            fewer = math.ceil(alive / devices)
+        def shrink(alive: list[Run]) -> Program | None:
+            fewer = math.ceil(len(alive) / devices)
             saved = (program.capacity - fewer * devices) * group.experiment.total_steps * seconds / 2
-            return make(fewer) if saved > 2 * program.compile_s or make.has(fewer) else None
+            return make(fewer, alive) if saved > 2 * program.compile_s or make.has(fewer, alive) else None
 
         self._keeper.forget()
         for start in range(0, len(runs), program.capacity):
-            chunk = program.begin(runs[start : start + program.capacity])
+            chunk_runs = arranged(runs, program.per_device)[start : start + program.capacity]
+            chunk = make(program.per_device, chunk_runs).begin(chunk_runs)
             self._train(group, chunk, shrink, last=start + program.capacity >= len(runs))
 
     def _train(
-        self, group: Group, chunk: Chunk, shrink: Callable[[int], Program | None], *, last: bool = False
+        self, group: Group, chunk: Chunk, shrink: Callable[[list[Run]], Program | None], *, last: bool = False
     ) -> None:
         assert self._progress is not None
         program = chunk.program
@@ -258,25 +260,38 @@ class _Programs:
 
 
 class _Maker:
-    """Lanes per device -> compiled program of a group, each compiled once."""
+    """Compiles programs of a group, each once."""
 
     def __init__(self, group: Group, mesh: Mesh, data: Any) -> None:
         self._group, self._mesh, self._data = group, mesh, data
-        self._seeds = len({run.config.seed for run in group.runs})
-        self._made: dict[int, Program] = {}
+        self._made: dict[tuple[int, int], Program] = {}
 
-    def has(self, per_device: int) -> bool:
-        """Whether that program is compiled already."""
-        return per_device in self._made
-
-    def __call__(self, per_device: int) -> Program:
-        """The program."""
-        if per_device not in self._made:
+    def program(self, per_device: int, together: int) -> Program:
+        """With so many lanes on each device, so many of which have the same seed."""
+        if (per_device, together) not in self._made:
             fields = varying_fields(self._group.runs)
-            self._made[per_device] = Program(
-                self._group.experiment, fields, self._mesh, per_device, self._seeds, self._data
+            self._made[per_device, together] = Program(
+                self._group.experiment, fields, self._mesh, per_device, together, self._data
             )
-        return self._made[per_device]
+        return self._made[per_device, together]
+
+    def __call__(self, per_device: int, runs: Sequence[Run]) -> Program:
+        """For ``runs``, at most as many as there are lanes."""
+        return self.program(per_device, self._together(per_device, runs))
+
+    def has(self, per_device: int, runs: Sequence[Run]) -> bool:
+        """Whether that program is compiled already."""
+        return (per_device, self._together(per_device, runs)) in self._made
+
+    def for_first_of(self, runs: Sequence[Run]) -> Callable[[int], Program]:
+        """Lanes per device -> the program for the first of ``runs`` that have lanes."""
+        return lambda per_device: self(per_device, arranged(runs, per_device)[: per_device * self._mesh.size])
+
+    def _together(self, per_device: int, runs: Sequence[Run]) -> int:
+        # What serves the whole group, if it may, so that one program does, before and after a restart.
+        whole, devices = arranged(self._group.runs, per_device), self._mesh.size
+        chunks = [whole[i : i + per_device * devices] for i in range(0, len(whole), per_device * devices)]
+        return largest_pieces([runs], per_device, devices, most=largest_pieces(chunks, per_device, devices))
 
 
 class _Progress:
@@ -357,7 +372,8 @@ def describe(config: ConfigDict, lanes: int | None = None, shard: tuple[int, int
     measured: list[tuple[float, float]] = []  # cost of a run, its seconds
     for group in dict.fromkeys((0, len(groups) - 1)):
         chosen = groups[group]
-        program, seconds = choose(programs.of(chosen), chosen.runs, programs.mesh.size, lanes)
+        make = programs.of(chosen).for_first_of(chosen.runs)
+        program, seconds = choose(make, chosen.runs, programs.mesh.size, lanes)
         measured.append((chosen.experiment.cost, seconds * chosen.experiment.total_steps))
         lines.append(
             f"measured: {chosen.label}: {1e3 * seconds:.3g} ms per run and step, {program.per_device} at a time on "
