@@ -4,133 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import pathlib
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from benchmarks.contest import Contender, Measurements, Unavailable, fastest, measure, ratio, spread
+from benchmarks.row import Row, Spread, unavailable
+from benchmarks.setting import Model, Setting, with_base
 from depthmup_flax.fits import fit_power
-
-Model = Mapping[str, Any]
-Spread = dict[str, float]
-
-# A quarter of the width and half the depth (at least 4) are tuned, so that no multiplier is 1.
-NETWORKS: dict[str, dict[str, Any]] = {
-    "ResMLP 256x8": {"name": "res_mlp", "width": 256, "depth": 8},
-    "ResMLP 256x64": {"name": "res_mlp", "width": 256, "depth": 64},
-    "SimpleResNet 128x6": {"name": "simple_resnet", "width": 128, "depth": 6},
-    "SimpleResNet 128x12": {"name": "simple_resnet", "width": 128, "depth": 12},
-    "ResNet-18": {"name": "resnet", "width": 64, "depth": 8},
-    "ResNet-18, width 16": {"name": "resnet", "width": 16, "depth": 8},
-    "ViT 128x6": {"name": "vit", "width": 128, "depth": 6, "patch_size": 4},
-}
-# What a GPU needs to be busy.
-GPU_NETWORKS: dict[str, dict[str, Any]] = {
-    "ResMLP 1024x64": {"name": "res_mlp", "width": 1024, "depth": 64},
-    "SimpleResNet 512x12": {"name": "simple_resnet", "width": 512, "depth": 12},
-    "ResNet-18": {"name": "resnet", "width": 64, "depth": 8},
-    "ViT 512x12": {"name": "vit", "width": 512, "depth": 12, "patch_size": 4},
-}
-BATCH = {"cpu": 64, "gpu": 256}
-CPU_BATCH = {"ResNet-18": 16}  # a step of 64 takes seconds
-
-TINY: dict[str, dict[str, Any]] = {
-    name: {**fields, "width": 16, "depth": min(4, fields["depth"])} for name, fields in NETWORKS.items()
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """How to measure.
-
-    Attributes:
-      device: ``cpu`` or ``gpu``.
-      rounds: of each comparison.
-      python: interpreter with PyTorch, mup and TensorFlow.
-      quick: sizes that show that everything runs, and nothing else.
-      images: a folder of images for the streaming figure; empty: they are made.
-    """
-
-    device: str = "cpu"
-    rounds: int = 7
-    python: str = sys.executable
-    quick: bool = False
-    images: str = ""
-
-    def networks(self, *names: str) -> dict[str, dict[str, Any]]:
-        """Those names, with base sizes; on a GPU its own."""
-        known = TINY if self.quick else NETWORKS if self.device == "cpu" else GPU_NETWORKS
-        chosen = known if self.device == "gpu" and not self.quick else {name: known[name] for name in names}
-        return {name: _with_base(fields) for name, fields in chosen.items()}
-
-    def batch(self, name: str) -> int:
-        """Examples in a step."""
-        return 8 if self.quick else CPU_BATCH.get(name, 64) if self.device == "cpu" else BATCH["gpu"]
-
-    @property
-    def env(self) -> dict[str, str]:
-        """Of JAX: the device that was asked for or none, one of it, and not all of its memory."""
-        if self.device == "cpu":
-            return {"JAX_PLATFORMS": "cpu"}
-        return {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-
-    @property
-    def seconds(self) -> float:
-        """Of one measurement of a step."""
-        return 0.01 if self.quick else 0.4
-
-    def jax(self, name: str, function: str, process: str = "ours", **args: Any) -> Contender:
-        """A contender in JAX; ``process`` is shared unless it says otherwise."""
-        return Contender(name, f"benchmarks.ours:{function}", args, process, env=self.env)
-
-    def torch(self, name: str, function: str, **args: Any) -> Contender:
-        """A contender in PyTorch, in a process of its own."""
-        on = {"device": "cpu", "precision": "highest"}
-        if self.device == "gpu":
-            on = {"device": "cuda", "precision": "high"}  # JAX's default is TF32, too
-        return Contender(name, f"benchmarks.theirs:{function}", {**on, **args}, "", self.python, optional=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One line of the table.
-
-    Attributes:
-      figure: the title of what is measured.
-      case: on which network.
-      against: the alternative.
-      value: spread of the ratio (or of what ``unit`` says).
-      bar: the bound, ``None`` where the value is only stated.
-      at_most: whether the bound is from above.
-      unit: ``x`` for ratios.
-      note: a few words.
-      seconds: contender -> spread of its seconds.
-    """
-
-    figure: str
-    case: str
-    against: str
-    value: Spread
-    bar: float | None = None
-    at_most: bool = True
-    unit: str = "x"
-    note: str = ""
-    seconds: dict[str, Spread] = dataclasses.field(default_factory=dict)
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the median is within the bound."""
-        if self.bar is None:
-            return None
-        return self.value["median"] <= self.bar if self.at_most else self.value["median"] >= self.bar
-
-
-def _with_base(fields: Model) -> dict[str, Any]:
-    return {**fields, "base_width": max(8, fields["width"] // 4), "base_depth": max(4, fields["depth"] // 2)}
 
 
 def _seconds(found: Measurements) -> dict[str, Spread]:
@@ -157,7 +40,7 @@ def set_up(setting: Setting) -> Iterator[Row]:
     sizes = {"res_mlp": 64, "vit": 32, "simple_resnet": 64}
     for name, width in sizes.items():
         fields = {"name": name, "width": 16 if setting.quick else width, **({"patch_size": 8} if name == "vit" else {})}
-        shallow, deep = (_with_base({**fields, "depth": depth}) for depth in (low, high))
+        shallow, deep = (with_base({**fields, "depth": depth}) for depth in (low, high))
         contenders = [
             setting.jax(kind, "set_up", model=model) for kind, model in (("shallow", shallow), ("deep", deep))
         ]
@@ -267,10 +150,10 @@ def curve(setting: Setting) -> Iterator[Row]:
     tiny, quick = [(8, 8, 0.0)], setting.quick
     for width, side, bar in tiny if quick else cases[setting.device]:
         args = {
-            "model": _with_base({"name": "res_mlp", "width": width, "depth": 2 if quick else 16}),
+            "model": with_base({"name": "res_mlp", "width": width, "depth": 2 if quick else 16}),
             "rates": [1e-4 * 2**i for i in range(2 if quick else 8)],
             "seeds": 1 if quick else 4,
-            "steps": 3 if quick else 1000,
+            "steps": 3 if quick else 1000 if width >= 128 else 2000,
             "batch": 64,
             "side": side,
             "examples": 100 if quick else 10_000,
@@ -382,7 +265,7 @@ def memory(setting: Setting) -> Iterator[Row]:
         "SimpleResNet 64": {"name": "simple_resnet", "width": 64},
     }
     for name, fields in models.items():
-        model = _with_base({**fields, "depth": depth})
+        model = with_base({**fields, "depth": depth})
         contenders = [
             setting.jax(
                 remat,
@@ -485,12 +368,6 @@ def _exponents(case: str, contenders: list[Contender], setting: Setting) -> Iter
 
 def _exponent(sizes: list[int], values: list[float]) -> float:
     return fit_power({size: [value] for size, value in zip(sizes, values, strict=True)}).slope
-
-
-def unavailable(title: str, why: str) -> Row:
-    """In place of a row whose alternative cannot be run here."""
-    nothing = {"median": math.nan, "low": math.nan, "high": math.nan, "n": 0}
-    return Row(title, "-", "-", nothing, note=f"not measured: {why}")
 
 
 FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {

@@ -177,6 +177,7 @@ def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32,
     data = put_data(experiment.dataset, mesh)
     program = Program(experiment, ["optimizer.learning_rate"], mesh, lanes, lanes, data)
     chunk = program.begin(runs)
+    program.seconds_per_run_step(runs)  # and so how many steps in a call
     batches = program._batches(chunk.placed)
     ready = next(batches)
     state = experiment.state_shapes()
@@ -190,11 +191,11 @@ def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32,
 
     def run(count: int) -> None:
         for _ in range(count):
-            chunk.take_step(ready)
+            chunk.take_steps(ready)
         jax.block_until_ready(chunk.state)
 
     measure = repeated(run, seconds)
-    return lambda: {**measure(), **facts}
+    return lambda: {"seconds": measure()["seconds"] / ready[0], **facts}
 
 
 def matrix_product(size: int, dtype: str, seconds: float = 0.4) -> Measure:

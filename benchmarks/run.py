@@ -22,7 +22,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.contest import ROOT, Unavailable
-from benchmarks.figures import FIGURES, RESULTS, Row, Setting, unavailable
+from benchmarks.figures import FIGURES, RESULTS
+from benchmarks.row import Row, unavailable
+from benchmarks.setting import Setting
 from depthmup_flax.files import write_atomically
 
 PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")

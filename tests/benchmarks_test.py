@@ -13,10 +13,12 @@ import pytest
 
 from benchmarks import plain
 from benchmarks.contest import Contender, Unavailable, measure, ratio
-from benchmarks.figures import FIGURES, RESULTS, Row, Setting
+from benchmarks.figures import FIGURES, RESULTS
 from benchmarks.flops import count_flops
 from benchmarks.ours import train_step
+from benchmarks.row import Row
 from benchmarks.run import PAGES, document, run, table
+from benchmarks.setting import Setting
 from depthmup_flax.models import ResMLP, SimpleResNet, ViT
 from depthmup_flax.parametrization import PRESETS
 

@@ -16,7 +16,7 @@ from depthmup_flax.sweep.grid import Run
 from depthmup_flax.sweep.lanes import Program
 
 # Another number of lanes is tried while the runs are expected to take this many times the last compilation.
-_WORTH = 4.0
+_WORTH = 8.0
 _GAIN = 0.95  # a smaller share of the time per step counts as a gain
 _RATIO = 4  # between numbers of lanes that are tried
 _MEMORY_SHARE = 0.8

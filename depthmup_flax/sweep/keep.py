@@ -49,6 +49,7 @@ class Keeper:
             )
             return None
         program = make(meta["per_device"], meta.get("together", 1))  # which earlier versions did not have
+        program.steps_in_call = meta.get("steps_in_call", 1)
         try:
             restored = checkpointer.restore(program.abstract_state)
         except InputError:
@@ -101,6 +102,7 @@ class Keeper:
             "lanes": chunk.lanes(),
             "per_device": chunk.program.per_device,
             "together": chunk.program.together,
+            "steps_in_call": chunk.program.steps_in_call,
             "devices": jax.device_count(),
             "elapsed_s": chunk.elapsed_s(),
             "step": chunk.step,

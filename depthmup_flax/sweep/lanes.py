@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -34,7 +35,9 @@ T = TypeVar("T")
 
 SWEEP_AXIS = "sweep"
 
-_WARM_STEPS, _TIMED_STEPS, _TIMED_S = 2, 20, 1.0  # of a measurement
+_WARM_STEPS, _TIMED_STEPS, _TIMED_S = 2, 20, 0.3  # calls of the program in a measurement, and when to end it
+# Steps in one call of the program: as many as this, within so many seconds, after which signals are looked at.
+_MOST_STEPS, _CALL_S = 16, 0.1
 
 
 def sweep_mesh() -> Mesh:
@@ -77,6 +80,9 @@ class _Placed:
 class Program:
     """Trains up to ``capacity`` runs of one structural group at a time.
 
+    Attributes:
+      steps_in_call: how many steps it is asked for at a time, if it can take several; changes no number.
+
     Args:
       experiment: of any of the group's runs.
       fields: the continuous fields in which the runs differ; the seed always counts.
@@ -99,13 +105,14 @@ class Program:
         started = time.perf_counter()
         self._init = jax.jit(self._sharded(self._init_lanes, 1))
         self._evaluate = jax.jit(self._sharded(self._evaluate_lanes, 2, replicated=1))
-        self._step = self._compiled_step()
+        self._most_steps, self._steps = self._compiled_steps()
+        self.steps_in_call = 1  # until it is measured
         self.compile_s = time.perf_counter() - started
 
     @property
     def bytes_per_device(self) -> int:
         """Memory of a training step on one device, as the compiler states it."""
-        found = self._step.memory_analysis()
+        found = self._steps.memory_analysis()
         if found is None:
             return 0
         return found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
@@ -116,16 +123,26 @@ class Program:
         # Zeros take as long as networks, which would have to be compiled first.
         state = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), self.abstract_state)
         times: list[float] = []
+        spent = 0.0
         with contextlib.closing(self._batches(placed)) as batches:
-            for step, batch in zip(range(_WARM_STEPS + _TIMED_STEPS), batches, strict=False):
+            for call, (count, *batch) in zip(range(_WARM_STEPS + _TIMED_STEPS), batches, strict=False):
                 started = time.perf_counter()
-                state = self._step(state, placed.values_K, placed.seeds_P, *batch)
+                state = self._steps(state, placed.values_K, placed.seeds_P, *batch)
                 jax.block_until_ready(state)
-                if step >= _WARM_STEPS:
-                    times.append(time.perf_counter() - started)
-                if sum(times) > _TIMED_S:
+                took = time.perf_counter() - started
+                if call == _WARM_STEPS - 1:
+                    self.steps_in_call = max(1, int(count * _CALL_S / took))
+                if call >= _WARM_STEPS:
+                    times.append(took / count)
+                    spent += took
+                if spent > _TIMED_S:
                     break
         return float(np.median(times)) / self.capacity
+
+    def measured_like(self, other: Program) -> Program:
+        """This program, with as many steps in a call as another of the same networks."""
+        self.steps_in_call = max(self.steps_in_call, other.steps_in_call)
+        return self
 
     def begin(self, runs: Sequence[Run]) -> Chunk:
         """Fresh networks for ``runs``, at most ``capacity``."""
@@ -155,6 +172,25 @@ class Program:
             return init_state(model, optimizer, values["seed"], self.experiment.dataset.input_spec)
 
         return self._over_lanes(init)(values_V)
+
+    def _take_steps(
+        self,
+        state_V: TrainState,
+        values_V: dict[str, jax.Array],
+        seeds_P: jax.Array,
+        examples_PxSxB: Any,
+        count: jax.Array,
+        first: jax.Array,
+        data: Any,
+    ) -> TrainState:
+        """``count <= S`` steps from ``first`` on; the host has less to do than if they were single."""
+
+        def take(i: jax.Array | int, state_V: TrainState) -> TrainState:
+            examples_PxB = jax.tree.map(lambda x: x[:, i], examples_PxSxB)
+            return self._step_lanes(state_V, values_V, seeds_P, examples_PxB, first + i, data)
+
+        most = jax.tree.leaves(examples_PxSxB)[0].shape[1]
+        return take(0, state_V) if most == 1 else jax.lax.fori_loop(0, count, take, state_V)
 
     def _step_lanes(
         self,
@@ -217,24 +253,35 @@ class Program:
         specs = (P(SWEEP_AXIS),) * split + (P(),) * replicated
         return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=P(SWEEP_AXIS), check_vma=False)
 
-    def _compiled_step(self) -> Any:
+    def _compiled_steps(self) -> tuple[int, Any]:
+        """The most steps in a call, and the program of a call."""
+        if self._data is None:
+            return 1, self._traced_steps(1).lower().compile()
+        traced = self._traced_steps(_MOST_STEPS)
+        if jax.default_backend() == "cpu" and "conv_general_dilated" in str(traced.jaxpr):
+            # In a loop XLA:CPU runs some convolutions ten times slower.
+            return 1, self._traced_steps(1).lower().compile()
+        return _MOST_STEPS, traced.lower().compile()
+
+    def _traced_steps(self, most: int) -> Any:
         config, dataset = self.experiment.config, self.experiment.dataset
         split = functools.partial(self._abstract, sharding=self._split)
-        seeds = self.capacity // self.together
-        examples: Any = split((seeds, config.train.batch_size), np.int32)
+        number = self._abstract((), np.int32, sharding=self._everywhere)
+        leading = (self.capacity // self.together, most, config.train.batch_size)
+        examples: Any = split(leading, np.int32)
         if self._data is None:
             one = dataset.train.read(np.arange(1))
-            examples = {k: split((seeds, config.train.batch_size, *v.shape[1:]), v.dtype) for k, v in one.items()}
-        arguments = (
+            examples = {k: split((*leading, *v.shape[1:]), v.dtype) for k, v in one.items()}
+        steps = jax.jit(self._sharded(self._take_steps, 4, replicated=3), donate_argnums=0)
+        return steps.trace(
             self.abstract_state,
             self._values_shapes(),
-            split((seeds,), np.int32),
+            split(leading[:1], np.int32),
             examples,
-            self._abstract((), np.int32, sharding=self._everywhere),
+            number,
+            number,
             jax.tree.map(lambda x: self._abstract(x.shape, x.dtype, sharding=self._everywhere), self._data),
         )
-        step = jax.jit(self._sharded(self._step_lanes, 4, replicated=2), donate_argnums=0)
-        return step.lower(*arguments).compile()
 
     def _values_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         return {path: self._abstract((self.capacity,), _dtype(path), sharding=self._split) for path in self._fields}
@@ -262,25 +309,37 @@ class Program:
         gather = jax.jit(lambda state: jax.tree.map(lambda x: x[lanes], state), out_shardings=self._split)
         return gather(state), taken
 
-    def _batches(self, placed: _Placed, first_step: int = 0) -> Closing[tuple[Any, Any, Any]]:
-        """``(examples, step, data)`` of each step from ``first_step`` on; to be closed."""
+    def _batches(self, placed: _Placed, first_step: int = 0) -> Closing[tuple[Any, ...]]:
+        """``(count, examples, count, step, data)`` of each call from ``first_step`` on; to be closed."""
         return self._watched(self._made_batches(placed, first_step))
 
     def _watched(self, batches: Generator[T, None, None]) -> Closing[T]:
         experiment = self.experiment
         return ahead_if_streamed(experiment.dataset, batches, experiment.config.train.stall_timeout_s)
 
-    def _made_batches(self, placed: _Placed, first_step: int) -> Generator[tuple[Any, Any, Any], None, None]:
+    def _made_batches(self, placed: _Placed, first_step: int) -> Generator[tuple[Any, ...], None, None]:
         config, train, step = self.experiment.config, self.experiment.dataset.train, first_step
+        size, total = config.train.batch_size, self.experiment.total_steps
+        everywhere = functools.partial(jax.device_put, device=self._everywhere)
         while True:
-            size = config.train.batch_size
+            # Not beyond the end of a slice or of the run.
+            left = min(self.slice_steps - step % self.slice_steps, total - step if step < total else math.inf)
+            count = int(min(self.steps_in_call, self._most_steps, left))
             if self._data is None:
                 read = {seed: train_batch(train, seed, step, size) for seed in set(placed.seeds)}
-                examples: Any = jax.tree.map(lambda *x: np.stack(x), *[read[seed] for seed in placed.seeds])
+                examples: Any = jax.tree.map(lambda *x: np.stack(x)[:, None], *[read[seed] for seed in placed.seeds])
             else:
-                examples = np.stack([batch_indices(seed, step, len(train), size) for seed in placed.seeds])
-            yield jax.device_put(examples, self._split), jax.device_put(np.int32(step), self._everywhere), self._data
-            step += 1
+                examples = np.zeros((len(placed.seeds), self._most_steps, size), np.int32)
+                for piece, i in itertools.product(range(len(placed.seeds)), range(count)):
+                    examples[piece, i] = batch_indices(placed.seeds[piece], step + i, len(train), size)
+            yield (
+                count,
+                jax.device_put(examples, self._split),
+                everywhere(np.int32(count)),
+                everywhere(np.int32(step)),
+                self._data,
+            )
+            step += count
 
     def _test(self, state: TrainState, placed: _Placed) -> tuple[np.ndarray, np.ndarray]:
         """Test loss and accuracy of every lane."""
@@ -330,14 +389,16 @@ class Chunk:
         """Hashes of the runs that are left, in the order of their lanes."""
         return [run.hash for _, run in self.placed]
 
-    def take_step(self, batch: tuple[Any, Any, Any]) -> None:
-        """One training step of all lanes."""
+    def take_steps(self, batch: tuple[Any, ...]) -> None:
+        """The training steps of one call, of all lanes."""
+        count, *arguments = batch
         placed = self.placed
-        self.state = self.program._step(self.state, placed.values_K, placed.seeds_P, *batch)
-        self.step += 1
+        self.state = self.program._steps(self.state, placed.values_K, placed.seeds_P, *arguments)
+        self.step += count
 
     def move(self, program: Program, alive: Sequence[int]) -> None:
         """Puts the lanes ``alive`` into a program with fewer."""
+        program.measured_like(self.program)
         self.program, (self.state, self.placed) = program, program._take(self.state, self.placed, alive)
 
     def take_slice(self) -> list[int]:
@@ -378,7 +439,7 @@ def train_chunk(
     Args:
       chunk: changed in place.
       shrink: the runs that are alive -> a program with fewer lanes for them, or ``None``.
-      after_step: called after every step but the last; what it raises ends the training.
+      after_step: called after every call of the program but the last; what it raises ends the training.
 
     Returns:
       An outcome for each of ``chunk.runs``.
@@ -387,7 +448,7 @@ def train_chunk(
     batches = chunk.program._batches(chunk.placed, chunk.step)
     try:
         while chunk.step < total:
-            chunk.take_step(next(batches))
+            chunk.take_steps(next(batches))
             if chunk.step % slice_steps == 0 or chunk.step == total:
                 alive = chunk.take_slice()
                 if not alive:

@@ -208,7 +208,7 @@ class _Runner:
         self._keeper.forget()
         for start in range(0, len(runs), program.capacity):
             chunk_runs = arranged(runs, program.per_device)[start : start + program.capacity]
-            chunk = make(program.per_device, chunk_runs).begin(chunk_runs)
+            chunk = make(program.per_device, chunk_runs).measured_like(program).begin(chunk_runs)
             self._train(group, chunk, shrink, last=start + program.capacity >= len(runs))
 
     def _train(
