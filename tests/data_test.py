@@ -14,6 +14,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import scipy.ndimage
+from jax.scipy.ndimage import map_coordinates
 
 from depthmup_flax import data
 from depthmup_flax.data import augmentation
@@ -474,6 +475,14 @@ def test_rotation_has_the_direction_and_centre_of_pillow(degrees):
     np.testing.assert_allclose(ours[3:-3, 3:-3], theirs[3:-3, 3:-3], atol=0.05)
     if abs(degrees) == 90:
         np.testing.assert_allclose(ours, np.rot90(smooth, degrees // 90), atol=1e-3)
+
+
+def test_positions_between_pixels_have_the_values_of_jax_scipy():
+    image = jax.random.uniform(jax.random.key(0), (7, 9, 3))
+    rows, columns = jax.random.uniform(jax.random.key(1), (2, 200), minval=-2.0, maxval=10.0)
+    expected = [map_coordinates(image[..., c], (rows, columns), order=1, mode="constant") for c in range(3)]
+    ours = augmentation._bilinear(image, rows, columns)
+    np.testing.assert_allclose(ours, jnp.stack(expected, -1), atol=1e-6)
 
 
 def test_warp_rotates_then_shears_then_scales_as_scipy_does():

@@ -67,6 +67,11 @@ def losses(model, params, optimizer, steps):
     return jax.jit(lambda c: jax.lax.scan(step, c, None, length=steps))((params, optimizer.init(params)))[1]
 
 
+@pytest.mark.parametrize("name", optim._DIRECTIONS)
+def test_directions_that_are_taken_for_entrywise_are(name):
+    assert optim.is_entrywise(optim.direction(name))
+
+
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "lion", "rmsprop", "adabelief"])
 def test_the_rule_is_the_definition_around_any_entrywise_optimizer(name):
     """TP6 Definition 6.1, leaf by leaf: n^-c r^-gamma Q(n^d r^delta g), the optimizer alone on one scaled leaf."""

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.ndimage import map_coordinates
 
 from depthmup_flax.errors import InputError
 
@@ -89,10 +88,20 @@ def affine_warp(image: jax.Array, angle: jax.Array, shear: jax.Array, scale: jax
     grid = jnp.stack(jnp.indices(image.shape[:2]), axis=-1) - centre
     rows, columns = jnp.moveaxis(grid @ (unrotate @ unshear / scale).T + centre, -1, 0)
 
-    def interpolate(channel: jax.Array) -> jax.Array:
-        return map_coordinates(channel, (rows, columns), order=1, mode="constant")
+    return _bilinear(image, rows, columns)
 
-    return jax.vmap(interpolate, in_axes=-1, out_axes=-1)(image)
+
+def _bilinear(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """The image [H, W, C] at positions [...], zero outside: [..., C]. All channels of a pixel are read at once."""
+    height, width, _ = image.shape
+    top, left = jnp.floor(rows), jnp.floor(columns)
+    total = jnp.zeros((*rows.shape, image.shape[-1]), image.dtype)
+    for row, column in ((top, left), (top, left + 1), (top + 1, left), (top + 1, left + 1)):
+        inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+        weight = jnp.where(inside, (1 - jnp.abs(rows - row)) * (1 - jnp.abs(columns - column)), 0)
+        pixel = image.at[row.astype(int), column.astype(int)].get(mode="clip")
+        total += weight[..., None] * pixel
+    return total
 
 
 def random_affine(key: jax.Array, image: jax.Array) -> jax.Array:
