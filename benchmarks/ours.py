@@ -175,7 +175,7 @@ def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32,
     runs = expand(config)
     experiment, mesh = build(runs[0].config), sweep_mesh()
     data = put_data(experiment.dataset, mesh)
-    program = Program(experiment, ["optimizer.learning_rate"], mesh, lanes, lanes, data)
+    program = Program(experiment, ["optimizer.learning_rate"], mesh, lanes, True, 1, data)
     chunk = program.begin(runs)
     program.seconds_per_run_step(runs)  # and so how many steps in a call
     batches = program._batches(chunk.placed)

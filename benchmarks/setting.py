@@ -62,7 +62,7 @@ class Setting:
 
     def batch(self, name: str) -> int:
         """Examples in a step."""
-        return 8 if self.quick else CPU_BATCH.get(name, 64) if self.device == "cpu" else BATCH["gpu"]
+        return 8 if self.quick else CPU_BATCH.get(name, BATCH["cpu"]) if self.device == "cpu" else BATCH["gpu"]
 
     @property
     def env(self) -> dict[str, str]:

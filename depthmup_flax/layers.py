@@ -344,7 +344,7 @@ def _sum_over_rows(a: jax.Array, b: jax.Array) -> jax.Array:
 def _gradients_in_order(operands: tuple[Any, Any], axes: tuple[Any, Any]) -> tuple[jax.Array, int]:
     if axes[1] is not None:
         return jax.vmap(_gradient_in_order, axes)(*operands), 0
-    # One x for all kernels: one product, whose result is wider than x and so has the kernels' order.
+    # One x for all kernels: one product, whose result has the kernels' order.
     g, x = operands
     return jax.vmap(_sum_over_rows, (None, axes[0]))(x, jax.lax.optimization_barrier(g)), 0
 

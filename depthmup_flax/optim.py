@@ -159,18 +159,25 @@ def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
         entries (TP6 Definition 6.1 is about entrywise optimizers).
     """
     plain = all(value is None or isinstance(value, (bool, int, float)) for value in kwargs.values())
-    return (_checked_direction if plain else _checked_direction.__wrapped__)(name, tuple(sorted(kwargs.items())))
+    if plain:
+        return _direction_of_numbers(name, tuple(sorted(kwargs.items())))
+    return _checked_direction(name, kwargs, measure=True)
 
 
-@functools.cache  # one object for each choice of plain numbers, so that what is measured of it is measured once
-def _checked_direction(name: str, kwargs: tuple[tuple[str, Any], ...]) -> optax.GradientTransformation:
+@functools.cache
+def _direction_of_numbers(name: str, kwargs: tuple[tuple[str, Any], ...]) -> optax.GradientTransformation:
+    # Ours are entrywise with any numbers; it takes half a second to measure.
+    return _checked_direction(name, dict(kwargs), measure=name not in _DIRECTIONS)
+
+
+def _checked_direction(name: str, kwargs: Mapping[str, Any], measure: bool) -> optax.GradientTransformation:
     make = _direction_factory(name)
     try:
-        inner = make(**dict(kwargs))
+        inner = make(**kwargs)
     except TypeError as error:
         takes = ", ".join(inspect.signature(make).parameters)
         raise InputError(f"optimizer.kwargs of {name!r}: {error}; it takes {takes or 'nothing'}.") from error
-    if name not in _DIRECTIONS and not is_entrywise(inner):  # which takes half a second
+    if measure and not is_entrywise(inner):
         raise InputError(
             f"optimizer.name is {name!r}, whose update of an entry depends on other entries: the rule is for entrywise "
             "optimizers such as sgd, momentum, adam, lion or rmsprop."
@@ -249,7 +256,6 @@ def homogeneity(inner: optax.GradientTransformation) -> float:
 _PROBE_GRADIENT = (1.0, -0.7)
 
 
-@functools.lru_cache(maxsize=8)
 def _probe(inner: optax.GradientTransformation) -> jax.Array:
     """(2, 2): the 100th update of two entries under a constant gradient, and under its double."""
     params = jnp.ones(2)
@@ -338,7 +344,7 @@ def _momentum_direction(momentum: Scalar = 0.9, nesterov: bool = False) -> optax
 
 
 # The names that differ from optax's ``scale_by_<name>``.
-# All are entrywise; a test measures it.
+# All are entrywise, with any numbers; a test measures it.
 _DIRECTIONS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
     "sgd": _sgd_direction,
     "momentum": _momentum_direction,

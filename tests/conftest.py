@@ -6,6 +6,7 @@ import atexit
 import importlib.metadata
 import os
 import shutil
+import signal
 import tempfile
 
 # Before JAX starts: the suite compiles much and computes little. Tests of speed ask for the default, 3.
@@ -28,6 +29,10 @@ for _name, _value in (
 ):
     os.environ[_name.upper()] = str(_value)
     jax.config.update(_name, _value)
+
+# A shell ignores Ctrl-C in what it starts in the background, and the launchers under test would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from depthmup_flax.sweep import at_scale, choose, powers_of_two, sweep_config
 from depthmup_flax.sweep.extend import extension, next_value
 from depthmup_flax.sweep.grid import curves, expand, shard_of, structural_groups
 from depthmup_flax.sweep.lanes import Program, put_data, sweep_mesh, varying_fields
-from depthmup_flax.sweep.layout import arranged, largest_pieces, lay_out
+from depthmup_flax.sweep.layout import chunks, lay_out, one_seed_fits
 from depthmup_flax.sweep.proxy import best, proxy_config, tuned_file, tuning_sweep
 from depthmup_flax.sweep.runner import describe, sweep
 from depthmup_flax.trainer import train_and_evaluate
@@ -154,33 +154,67 @@ def test_augmented_batch_norm_lanes_of_several_seeds_are_those_of_train_py(tmp_p
 def test_every_run_has_a_lane_and_neighbours_of_one_seed_a_device_where_seeds_fill_devices():
     runs = expand(small_sweep(grids={"rates": {RATE: powers_of_two(-10, -3), "seed": (0, 1, 2)}}))
     (group,) = structural_groups(runs)
-    for per_device, devices, together in [(1, 2, 1), (4, 2, 4), (8, 1, 8), (3, 2, 1), (12, 2, 4), (24, 1, 8)]:
-        order = arranged(group, per_device)
-        assert sorted(run.hash for run in order) == sorted(run.hash for run in group)
-        capacity = per_device * devices
-        chunks = [order[i : i + capacity] for i in range(0, len(order), capacity)]
-        assert largest_pieces(chunks, per_device, devices) == together
-        for chunk in chunks:
-            lanes, taken = lay_out(chunk, capacity, together)
-            assert len(lanes) == capacity
-            assert sorted(lanes[lane].hash for lane in taken) == sorted(run.hash for run in chunk)
-            for i in range(0, capacity, together):
-                assert len({run.config.seed for run in lanes[i : i + together]}) == 1
+    for per_device, devices, one_seed in [(1, 2, True), (4, 2, True), (8, 1, True), (3, 2, False), (24, 1, False)]:
+        parts = chunks(group, per_device, devices)
+        assert sorted(run.hash for part in parts for run in part) == sorted(run.hash for run in group)
+        assert all(one_seed_fits(part, per_device, devices) for part in parts) == one_seed
+        for part in parts:
+            lanes, taken = lay_out(part, per_device, devices, one_seed)
+            assert len(lanes) == per_device * devices
+            assert sorted(lanes[lane].hash for lane in taken) == sorted(run.hash for run in part)
+            if one_seed:
+                for i in range(0, len(lanes), per_device):
+                    assert len({run.config.seed for run in lanes[i : i + per_device]}) == 1
     # High learning rates diverge together, so they stay together.
-    rates = [run.point[RATE] for run in arranged(group, 4)]
+    rates = [run.point[RATE] for part in chunks(group, 4, 1) for run in part]
     assert min(rates[:12]) > max(rates[12:])
 
 
 def test_runs_that_are_left_of_several_seeds_are_laid_out_as_they_may():
     runs = expand(small_sweep(grids={"rates": {RATE: (1e-3, 2e-3, 4e-3), "seed": (0, 1)}}))
-    of_seed = {seed: [run for run in runs if run.config.seed == seed] for seed in (0, 1)}
-    three_and_one = [*of_seed[0], of_seed[1][0]]
-    assert largest_pieces([three_and_one], 4, 1) == 1
-    assert largest_pieces([three_and_one], 3, 2) == 3
-    assert largest_pieces([three_and_one], 3, 2, most=1) == 1
-    lanes, taken = lay_out(three_and_one, 6, 3)
-    assert [run.config.seed for run in lanes] == [0, 0, 0, 1, 1, 1]
-    assert taken == [0, 1, 2, 3]  # the others repeat the last
+    three, one, _, _ = [run for run in runs if run.config.seed == 0], *[run for run in runs if run.config.seed == 1]
+    assert not one_seed_fits([*three, one], 4, 1)
+    assert one_seed_fits([*three, one], 3, 2)
+    lanes, taken = lay_out([one, *three], 3, 2, one_seed=True)
+    assert [run.config.seed for run in lanes] == [1, 1, 1, 0, 0, 0]
+    assert taken == [0, 3, 4, 5]  # the others repeat one
+    assert lay_out([one, *three], 4, 1, one_seed=False) == ([one, *three], [0, 1, 2, 3])
+
+
+def outcomes_of(program, runs, **kwargs):
+    return {run.hash: out for run, out in zip(runs, program.train(runs, **kwargs), strict=True)}
+
+
+def test_the_number_of_steps_in_a_call_changes_no_number(monkeypatch):
+    base = small_base()
+    base.data.augment = "cifar"
+    base.train.update(steps=11, log_every=4)
+    runs, (program,) = programs(small_sweep(base), (3,))
+    (part, _), found = chunks(runs, 3, 1), []
+    for steps in (1, 3, 16):  # beyond the end of a slice, and of the run
+        monkeypatch.setattr(Program, "adapt_calls", lambda *args: None)
+        program.steps_in_call = steps
+        counts = [count for (count, *_), _ in zip(program._batches(program._place(part)), range(3), strict=False)]
+        assert counts == {1: [1, 1, 1], 3: [3, 1, 3], 16: [4, 4, 3]}[steps]
+        found.append(outcomes_of(program, part))
+    assert found[0] == found[1] == found[2]
+
+
+def test_survivors_of_several_seeds_keep_their_networks_in_a_smaller_program():
+    base = small_base()
+    base.optimizer.name = "sgd"
+    base.train.update(steps=12, log_every=2)
+    config = small_sweep(base, {"rates": {RATE: (1e8, 1e7, 0.01, 0.02), "seed": (0, 5)}})
+    (runs,) = structural_groups(expand(config))
+    order = chunks(runs, 8, 1)[0]
+    (_, (large,)), (_, (small,)) = programs(config, (8,), runs), programs(config, (4,), order[4:])
+    plain, shrunk = outcomes_of(large, order), outcomes_of(large, order, shrink=lambda alive: small)
+    assert sum(outcome.status == "completed" for outcome in plain.values()) == 4
+    for run, outcome in plain.items():
+        assert (outcome.status, outcome.steps) == (shrunk[run].status, shrunk[run].steps)
+        if outcome.status == "completed":
+            np.testing.assert_allclose(outcome.train_loss_slices, shrunk[run].train_loss_slices, rtol=1e-5)
+            np.testing.assert_allclose(outcome.test_loss, shrunk[run].test_loss, rtol=1e-5)
 
 
 def test_dropout_and_text_lanes_are_those_of_train_py(tmp_path):
@@ -209,8 +243,9 @@ def test_diverged_runs_are_records_and_do_not_touch_their_neighbours(tmp_path):
 def programs(config, lanes, runs=None):
     runs = runs or expand(config)
     experiment, mesh = build(runs[0].config), sweep_mesh()
-    together = lambda n: largest_pieces([runs[:n]], n, 1)
-    make = lambda n: Program(experiment, varying_fields(runs), mesh, n, together(n), put_data(experiment.dataset, mesh))
+    seeds, data = len({run.config.seed for run in runs}), put_data(experiment.dataset, mesh)
+    one_seed = lambda n: one_seed_fits(chunks(runs, n, 1)[0], n, 1)
+    make = lambda n: Program(experiment, varying_fields(runs), mesh, n, one_seed(n), seeds, data)
     return runs, [make(n) for n in lanes]
 
 

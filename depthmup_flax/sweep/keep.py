@@ -32,7 +32,7 @@ class Keeper:
         self._checkpointer: Checkpointer | None = None
         self._last = time.monotonic()
 
-    def resumed(self, runs: Sequence[Run], make: Callable[[int, int], Program]) -> Chunk | None:
+    def resumed(self, runs: Sequence[Run], make: Callable[[int, bool], Program]) -> Chunk | None:
         """The chunk that was in training, if all its runs are among ``runs``."""
         if not self._directory.is_dir():
             return None
@@ -48,8 +48,7 @@ class Keeper:
                 flush=True,
             )
             return None
-        program = make(meta["per_device"], meta.get("together", 1))  # which earlier versions did not have
-        program.steps_in_call = meta.get("steps_in_call", 1)
+        program = make(meta["per_device"], meta.get("one_seed", False))  # which earlier versions did not have
         try:
             restored = checkpointer.restore(program.abstract_state)
         except InputError:
@@ -101,8 +100,7 @@ class Keeper:
             "runs": [run.hash for run in chunk.runs],
             "lanes": chunk.lanes(),
             "per_device": chunk.program.per_device,
-            "together": chunk.program.together,
-            "steps_in_call": chunk.program.steps_in_call,
+            "one_seed": chunk.program.one_seed,
             "devices": jax.device_count(),
             "elapsed_s": chunk.elapsed_s(),
             "step": chunk.step,

@@ -28,7 +28,7 @@ from depthmup_flax.experiment import Experiment, traced_parts
 from depthmup_flax.feed import Closing, ahead_if_streamed
 from depthmup_flax.records import COMPLETED, CONTINUOUS, DIVERGED, SEED
 from depthmup_flax.sweep.grid import Run
-from depthmup_flax.sweep.layout import arranged, lay_out
+from depthmup_flax.sweep.layout import chunks, lay_out
 from depthmup_flax.training import TrainState, init_state, make_eval_step, make_train_step
 
 T = TypeVar("T")
@@ -63,22 +63,23 @@ class Outcome:
 class _Placed:
     """Runs in their lanes, as arrays that are sharded over devices.
 
-    ``K = devices * per_device`` lanes, in ``P`` pieces of one seed each.
+    ``K = devices * per_device`` lanes, ``U`` distinct seeds on each device.
     """
 
     runs_K: list[Run]  # of every lane
-    lanes: list[int]  # those that are no repetitions
+    taken: list[int]  # the lanes that are no repetitions
     values_K: dict[str, jax.Array]  # continuous field -> value; the seed is one of them
-    seeds_P: jax.Array
+    which_K: jax.Array  # lane -> the place of its seed among its device's
+    seeds_DU: jax.Array
     seeds: list[int]  # the same, on the host
 
     def __iter__(self) -> Iterator[tuple[int, Run]]:
         """Lanes and their runs, without repetitions."""
-        return ((lane, self.runs_K[lane]) for lane in self.lanes)
+        return ((lane, self.runs_K[lane]) for lane in self.taken)
 
 
 class Program:
-    """Trains up to ``capacity`` runs of one structural group at a time.
+    """Trains up to ``capacity`` runs of one structural group at a time, fewer if `one_seed` leaves lanes empty.
 
     Attributes:
       steps_in_call: how many steps it is asked for at a time, if it can take several; changes no number.
@@ -88,14 +89,23 @@ class Program:
       fields: the continuous fields in which the runs differ; the seed always counts.
       mesh: from `sweep_mesh`.
       per_device: lanes on each device.
-      together: of these, lanes whose runs have the same seed and so the same examples; see `lay_out`.
+      one_seed: the lanes of a device have the same seed and so the same examples; see `lay_out`.
+      distinct_seeds: how many different seeds the group has.
       data: the training examples on every device, or ``None`` for a streamed set.
     """
 
     def __init__(
-        self, experiment: Experiment, fields: Sequence[str], mesh: Mesh, per_device: int, together: int, data: Any
+        self,
+        experiment: Experiment,
+        fields: Sequence[str],
+        mesh: Mesh,
+        per_device: int,
+        one_seed: bool,
+        distinct_seeds: int,
+        data: Any,
     ) -> None:
-        self.experiment, self.per_device, self.together, self.mesh = experiment, per_device, together, mesh
+        self.experiment, self.per_device, self.one_seed, self.mesh = experiment, per_device, one_seed, mesh
+        self._seeds_per_device = 1 if one_seed else min(per_device, distinct_seeds)
         self.capacity = per_device * mesh.size
         self._fields = sorted({*fields, "seed"})
         self._data = data
@@ -119,7 +129,7 @@ class Program:
 
     def seconds_per_run_step(self, runs: Sequence[Run]) -> float:
         """Measured: time of a training step divided by the number of lanes."""
-        placed = self._place(arranged(runs, self.per_device)[: self.capacity])
+        placed = self._place(chunks(runs, self.per_device, self.mesh.size)[0])
         # Zeros take as long as networks, which would have to be compiled first.
         state = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), self.abstract_state)
         times: list[float] = []
@@ -127,11 +137,11 @@ class Program:
         with contextlib.closing(self._batches(placed)) as batches:
             for call, (count, *batch) in zip(range(_WARM_STEPS + _TIMED_STEPS), batches, strict=False):
                 started = time.perf_counter()
-                state = self._steps(state, placed.values_K, placed.seeds_P, *batch)
+                state = self._steps(state, placed.values_K, placed.which_K, placed.seeds_DU, *batch)
                 jax.block_until_ready(state)
                 took = time.perf_counter() - started
                 if call == _WARM_STEPS - 1:
-                    self.steps_in_call = max(1, int(count * _CALL_S / took))
+                    self.adapt_calls(count, took)
                 if call >= _WARM_STEPS:
                     times.append(took / count)
                     spent += took
@@ -139,13 +149,12 @@ class Program:
                     break
         return float(np.median(times)) / self.capacity
 
-    def measured_like(self, other: Program) -> Program:
-        """This program, with as many steps in a call as another of the same networks."""
-        self.steps_in_call = max(self.steps_in_call, other.steps_in_call)
-        return self
+    def adapt_calls(self, steps: int, seconds: float) -> None:
+        """Makes calls as long as they may be, now that so many steps took so long."""
+        self.steps_in_call = max(1, int(steps * _CALL_S / seconds))
 
     def begin(self, runs: Sequence[Run]) -> Chunk:
-        """Fresh networks for ``runs``, at most ``capacity``."""
+        """Fresh networks for ``runs``, which have lanes of their own (`depthmup_flax.sweep.layout`)."""
         placed = self._place(runs)
         return Chunk(list(runs), self, placed, self._init(placed.values_K), 0, {run.hash: [] for run in runs}, {})
 
@@ -177,8 +186,9 @@ class Program:
         self,
         state_V: TrainState,
         values_V: dict[str, jax.Array],
-        seeds_P: jax.Array,
-        examples_PxSxB: Any,
+        which_V: jax.Array,
+        seeds_U: jax.Array,
+        examples_UxSxB: Any,
         count: jax.Array,
         first: jax.Array,
         data: Any,
@@ -186,18 +196,19 @@ class Program:
         """``count <= S`` steps from ``first`` on; the host has less to do than if they were single."""
 
         def take(i: jax.Array | int, state_V: TrainState) -> TrainState:
-            examples_PxB = jax.tree.map(lambda x: x[:, i], examples_PxSxB)
-            return self._step_lanes(state_V, values_V, seeds_P, examples_PxB, first + i, data)
+            examples_UxB = jax.tree.map(lambda x: x[:, i], examples_UxSxB)
+            return self._step_lanes(state_V, values_V, which_V, seeds_U, examples_UxB, first + i, data)
 
-        most = jax.tree.leaves(examples_PxSxB)[0].shape[1]
+        most = jax.tree.leaves(examples_UxSxB)[0].shape[1]
         return take(0, state_V) if most == 1 else jax.lax.fori_loop(0, count, take, state_V)
 
     def _step_lanes(
         self,
         state_V: TrainState,
         values_V: dict[str, jax.Array],
-        seeds_P: jax.Array,
-        examples_PxB: Any,
+        which_V: jax.Array,
+        seeds_U: jax.Array,
+        examples_UxB: Any,
         step: jax.Array,
         data: Any,
     ) -> TrainState:
@@ -223,14 +234,12 @@ class Program:
             )
             return train_step(state, batch)
 
-        pieces = self.per_device // self.together
-        batch_P = _mapped(prepare, pieces)(seeds_P, examples_PxB)
-        if pieces == 1:
-            return _mapped(train, self.per_device, in_axes=(0, 0, None))(
-                state_V, values_V, jax.tree.map(lambda x: x[0], batch_P)
-            )
-        # Mapped once, each lane with a copy: pieces of lanes, mapped twice, are slower.
-        batch_V = jax.tree.map(lambda x: jnp.repeat(x, self.together, 0), batch_P)
+        batch_U = _mapped(prepare, self._seeds_per_device)(seeds_U, examples_UxB)
+        if self._seeds_per_device == 1:
+            batch = jax.tree.map(lambda x: x[0], batch_U)
+            return _mapped(train, self.per_device, in_axes=(0, 0, None))(state_V, values_V, batch)
+        # A copy for each lane: mapping twice, over seeds and over the lanes of each, is slower.
+        batch_V = jax.tree.map(lambda x: x[which_V], batch_U)
         return _mapped(train, self.per_device)(state_V, values_V, batch_V)
 
     def _evaluate_lanes(self, state_V: TrainState, values_V: dict[str, jax.Array], batch: Any) -> Any:
@@ -255,27 +264,27 @@ class Program:
 
     def _compiled_steps(self) -> tuple[int, Any]:
         """The most steps in a call, and the program of a call."""
-        if self._data is None:
-            return 1, self._traced_steps(1).lower().compile()
-        traced = self._traced_steps(_MOST_STEPS)
-        if jax.default_backend() == "cpu" and "conv_general_dilated" in str(traced.jaxpr):
-            # In a loop XLA:CPU runs some convolutions ten times slower.
-            return 1, self._traced_steps(1).lower().compile()
-        return _MOST_STEPS, traced.lower().compile()
+        streams, several = self._data is None, jax.process_count() > 1  # which agree on the step after which to leave
+        # In a loop XLA:CPU runs some convolutions ten times slower. Other devices were not measured.
+        has_windows = any(x.ndim > 4 for x in jax.tree.leaves(self.abstract_state.params))  # lanes, layers, in, out
+        loops = jax.default_backend() == "cpu" and not (streams or several or has_windows)
+        most = _MOST_STEPS if loops else 1
+        return most, self._lowered_steps(most).compile()
 
-    def _traced_steps(self, most: int) -> Any:
+    def _lowered_steps(self, most: int) -> Any:
         config, dataset = self.experiment.config, self.experiment.dataset
         split = functools.partial(self._abstract, sharding=self._split)
         number = self._abstract((), np.int32, sharding=self._everywhere)
-        leading = (self.capacity // self.together, most, config.train.batch_size)
+        leading = (self.mesh.size * self._seeds_per_device, most, config.train.batch_size)
         examples: Any = split(leading, np.int32)
         if self._data is None:
             one = dataset.train.read(np.arange(1))
             examples = {k: split((*leading, *v.shape[1:]), v.dtype) for k, v in one.items()}
-        steps = jax.jit(self._sharded(self._take_steps, 4, replicated=3), donate_argnums=0)
-        return steps.trace(
+        steps = jax.jit(self._sharded(self._take_steps, 5, replicated=3), donate_argnums=0)
+        return steps.lower(
             self.abstract_state,
             self._values_shapes(),
+            split((self.capacity,), np.int32),
             split(leading[:1], np.int32),
             examples,
             number,
@@ -293,13 +302,19 @@ class Program:
     # -- runs in lanes ------------------------------------------------------------------------------------------
 
     def _place(self, runs: Sequence[Run]) -> _Placed:
-        runs_K, lanes = lay_out(runs, self.capacity, self.together)
-        values = {
-            path: np.array([get_field(run.config, path) for run in runs_K], _dtype(path)) for path in self._fields
-        }
-        seeds = [run.config.seed for run in runs_K[:: self.together]]
+        runs_K, taken = lay_out(runs, self.per_device, self.mesh.size, self.one_seed)
+        fields = {path: [get_field(run.config, path) for run in runs_K] for path in self._fields}
+        values = {path: np.array(values_K, _dtype(path)) for path, values_K in fields.items()}
+        which, seeds = [], []
+        for start in range(0, self.capacity, self.per_device):
+            here = [run.config.seed for run in runs_K[start : start + self.per_device]]
+            distinct = list(dict.fromkeys(here))
+            which += [distinct.index(seed) for seed in here]
+            seeds += [*distinct, *[distinct[0]] * (self._seeds_per_device - len(distinct))]
         put = functools.partial(jax.device_put, device=self._split)
-        return _Placed(runs_K, lanes, put(values), put(np.array(seeds, np.int32)), seeds)
+        return _Placed(
+            runs_K, taken, put(values), put(np.array(which, np.int32)), put(np.array(seeds, np.int32)), seeds
+        )
 
     def _take(self, state: TrainState, placed: _Placed, alive: Sequence[int]) -> tuple[TrainState, _Placed]:
         """The lanes ``alive`` of a larger program, in this one."""
@@ -393,12 +408,12 @@ class Chunk:
         """The training steps of one call, of all lanes."""
         count, *arguments = batch
         placed = self.placed
-        self.state = self.program._steps(self.state, placed.values_K, placed.seeds_P, *arguments)
+        self.state = self.program._steps(self.state, placed.values_K, placed.which_K, placed.seeds_DU, *arguments)
         self.step += count
 
     def move(self, program: Program, alive: Sequence[int]) -> None:
         """Puts the lanes ``alive`` into a program with fewer."""
-        program.measured_like(self.program)
+        program.steps_in_call = self.program.steps_in_call
         self.program, (self.state, self.placed) = program, program._take(self.state, self.placed, alive)
 
     def take_slice(self) -> list[int]:
@@ -446,6 +461,7 @@ def train_chunk(
     """
     total, slice_steps = chunk.program.experiment.total_steps, chunk.program.slice_steps
     batches = chunk.program._batches(chunk.placed, chunk.step)
+    since, started = chunk.step, time.perf_counter()
     try:
         while chunk.step < total:
             chunk.take_steps(next(batches))
@@ -453,6 +469,9 @@ def train_chunk(
                 alive = chunk.take_slice()
                 if not alive:
                     break
+                # What it was resumed with may be another machine's, and a machine has other work, too.
+                chunk.program.adapt_calls(chunk.step - since, time.perf_counter() - started)
+                since, started = chunk.step, time.perf_counter()
                 few = chunk.step < total and len(alive) <= chunk.program.capacity / 2
                 smaller = shrink([chunk.placed.runs_K[lane] for lane in alive]) if few else None
                 if smaller is not None:

@@ -30,7 +30,7 @@ from depthmup_flax.sweep.extend import extension
 from depthmup_flax.sweep.grid import Run, expand, shard_of, structural_groups, sweep_info
 from depthmup_flax.sweep.keep import Keeper
 from depthmup_flax.sweep.lanes import Chunk, Outcome, Program, put_data, sweep_mesh, train_chunk, varying_fields
-from depthmup_flax.sweep.layout import arranged, largest_pieces
+from depthmup_flax.sweep.layout import chunks, one_seed_fits
 from depthmup_flax.trainer import versions
 from depthmup_flax.workdir import keeping_compiled, make_writable, only_run_in, writing_to
 
@@ -196,20 +196,21 @@ class _Runner:
             runs = [run for run in runs if run.hash not in self.done]
             if not runs:
                 return
-        program, seconds = choose(make.for_first_of(runs), runs, devices, self._lanes, self._hint)
+        program, seconds = choose(make.for_runs(runs), runs, devices, self._lanes, self._hint)
         self._hint = program.per_device
         self._progress.group(group, len(runs), program, seconds)
 
         def shrink(alive: list[Run]) -> Program | None:
             fewer = math.ceil(len(alive) / devices)
+            one_seed = one_seed_fits(alive, fewer, devices)
             saved = (program.capacity - fewer * devices) * group.experiment.total_steps * seconds / 2
-            return make(fewer, alive) if saved > 2 * program.compile_s or make.has(fewer, alive) else None
+            worth = saved > 2 * program.compile_s or make.has(fewer, one_seed)
+            return make.program(fewer, one_seed) if worth and fewer < program.per_device else None
 
         self._keeper.forget()
-        for start in range(0, len(runs), program.capacity):
-            chunk_runs = arranged(runs, program.per_device)[start : start + program.capacity]
-            chunk = make(program.per_device, chunk_runs).measured_like(program).begin(chunk_runs)
-            self._train(group, chunk, shrink, last=start + program.capacity >= len(runs))
+        parts = chunks(runs, program.per_device, devices)
+        for part in parts:
+            self._train(group, program.begin(part), shrink, last=part is parts[-1])
 
     def _train(
         self, group: Group, chunk: Chunk, shrink: Callable[[list[Run]], Program | None], *, last: bool = False
@@ -264,34 +265,32 @@ class _Maker:
 
     def __init__(self, group: Group, mesh: Mesh, data: Any) -> None:
         self._group, self._mesh, self._data = group, mesh, data
-        self._made: dict[tuple[int, int], Program] = {}
+        self._seeds = len({run.config.seed for run in group.runs})
+        self._made: dict[tuple[int, bool], Program] = {}
 
-    def program(self, per_device: int, together: int) -> Program:
-        """With so many lanes on each device, so many of which have the same seed."""
-        if (per_device, together) not in self._made:
-            fields = varying_fields(self._group.runs)
-            self._made[per_device, together] = Program(
-                self._group.experiment, fields, self._mesh, per_device, together, self._data
-            )
-        return self._made[per_device, together]
-
-    def __call__(self, per_device: int, runs: Sequence[Run]) -> Program:
-        """For ``runs``, at most as many as there are lanes."""
-        return self.program(per_device, self._together(per_device, runs))
-
-    def has(self, per_device: int, runs: Sequence[Run]) -> bool:
+    def has(self, per_device: int, one_seed: bool) -> bool:
         """Whether that program is compiled already."""
-        return (per_device, self._together(per_device, runs)) in self._made
+        return (per_device, one_seed) in self._made
 
-    def for_first_of(self, runs: Sequence[Run]) -> Callable[[int], Program]:
-        """Lanes per device -> the program for the first of ``runs`` that have lanes."""
-        return lambda per_device: self(per_device, arranged(runs, per_device)[: per_device * self._mesh.size])
+    def program(self, per_device: int, one_seed: bool) -> Program:
+        """With so many lanes on each device, of one seed or of any."""
+        if not self.has(per_device, one_seed):
+            fields = varying_fields(self._group.runs)
+            self._made[per_device, one_seed] = Program(
+                self._group.experiment, fields, self._mesh, per_device, one_seed, self._seeds, self._data
+            )
+        return self._made[per_device, one_seed]
 
-    def _together(self, per_device: int, runs: Sequence[Run]) -> int:
-        # What serves the whole group, if it may, so that one program does, before and after a restart.
-        whole, devices = arranged(self._group.runs, per_device), self._mesh.size
-        chunks = [whole[i : i + per_device * devices] for i in range(0, len(whole), per_device * devices)]
-        return largest_pieces([runs], per_device, devices, most=largest_pieces(chunks, per_device, devices))
+    def for_runs(self, runs: Sequence[Run]) -> Callable[[int], Program]:
+        """Lanes per device -> a program that serves all of ``runs``, part after part, and the whole group."""
+        devices = self._mesh.size
+
+        def make(per_device: int) -> Program:
+            # The whole group, so that what is left of it after a restart gets the same program.
+            parts = [*chunks(self._group.runs, per_device, devices), *chunks(runs, per_device, devices)]
+            return self.program(per_device, all(one_seed_fits(part, per_device, devices) for part in parts))
+
+        return make
 
 
 class _Progress:
@@ -372,7 +371,7 @@ def describe(config: ConfigDict, lanes: int | None = None, shard: tuple[int, int
     measured: list[tuple[float, float]] = []  # cost of a run, its seconds
     for group in dict.fromkeys((0, len(groups) - 1)):
         chosen = groups[group]
-        make = programs.of(chosen).for_first_of(chosen.runs)
+        make = programs.of(chosen).for_runs(chosen.runs)
         program, seconds = choose(make, chosen.runs, programs.mesh.size, lanes)
         measured.append((chosen.experiment.cost, seconds * chosen.experiment.total_steps))
         lines.append(
