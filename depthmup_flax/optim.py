@@ -344,7 +344,7 @@ def _momentum_direction(momentum: Scalar = 0.9, nesterov: bool = False) -> optax
 
 
 # The names that differ from optax's ``scale_by_<name>``.
-# All are entrywise, with any numbers; a test measures it.
+# All are entrywise; a test measures it, with their defaults.
 _DIRECTIONS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
     "sgd": _sgd_direction,
     "momentum": _momentum_direction,

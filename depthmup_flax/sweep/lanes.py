@@ -110,8 +110,7 @@ class Program:
         self._fields = sorted({*fields, "seed"})
         self._data = data
         self._split, self._everywhere = NamedSharding(mesh, P(SWEEP_AXIS)), NamedSharding(mesh, P())
-        config = experiment.config
-        self.slice_steps = config.train.log_every
+        self.slice_steps = experiment.config.train.log_every
         started = time.perf_counter()
         self._init = jax.jit(self._sharded(self._init_lanes, 1))
         self._evaluate = jax.jit(self._sharded(self._evaluate_lanes, 2, replicated=1))
@@ -137,7 +136,7 @@ class Program:
         with contextlib.closing(self._batches(placed)) as batches:
             for call, (count, *batch) in zip(range(_WARM_STEPS + _TIMED_STEPS), batches, strict=False):
                 started = time.perf_counter()
-                state = self._steps(state, placed.values_K, placed.which_K, placed.seeds_DU, *batch)
+                state = self.call(state, placed, batch)
                 jax.block_until_ready(state)
                 took = time.perf_counter() - started
                 if call == _WARM_STEPS - 1:
@@ -148,6 +147,10 @@ class Program:
                 if spent > _TIMED_S:
                     break
         return float(np.median(times)) / self.capacity
+
+    def call(self, state: TrainState, placed: _Placed, batch: Sequence[Any]) -> TrainState:
+        """The steps of ``batch``, which `_batches` has made, without their count; ``state`` is given away."""
+        return self._steps(state, placed.values_K, placed.which_K, placed.seeds_DU, *batch)
 
     def adapt_calls(self, steps: int, seconds: float) -> None:
         """Makes calls as long as they may be, now that so many steps took so long."""
@@ -180,7 +183,7 @@ class Program:
             model, optimizer = self._parts(values)
             return init_state(model, optimizer, values["seed"], self.experiment.dataset.input_spec)
 
-        return self._over_lanes(init)(values_V)
+        return _mapped(init, self.per_device)(values_V)
 
     def _take_steps(
         self,
@@ -249,13 +252,10 @@ class Program:
             model, _ = self._parts(values)
             return make_eval_step(model, prepare=prepare)(state.params, state.batch_stats, batch)
 
-        return self._over_lanes(evaluate)(state_V, values_V)
+        return _mapped(evaluate, self.per_device)(state_V, values_V)
 
     def _parts(self, values: dict[str, jax.Array]) -> Any:
         return traced_parts(self.experiment, {path: value for path, value in values.items() if path != "seed"})
-
-    def _over_lanes(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return _mapped(function, self.per_device)
 
     def _sharded(self, function: Callable[..., Any], split: int, replicated: int = 0) -> Callable[..., Any]:
         """The first ``split`` arguments and the result are split over devices, the others are on each."""
@@ -345,8 +345,8 @@ class Program:
                 examples: Any = jax.tree.map(lambda *x: np.stack(x)[:, None], *[read[seed] for seed in placed.seeds])
             else:
                 examples = np.zeros((len(placed.seeds), self._most_steps, size), np.int32)
-                for piece, i in itertools.product(range(len(placed.seeds)), range(count)):
-                    examples[piece, i] = batch_indices(placed.seeds[piece], step + i, len(train), size)
+                for (place, seed), i in itertools.product(enumerate(placed.seeds), range(count)):
+                    examples[place, i] = batch_indices(seed, step + i, len(train), size)
             yield (
                 count,
                 jax.device_put(examples, self._split),
@@ -407,8 +407,7 @@ class Chunk:
     def take_steps(self, batch: tuple[Any, ...]) -> None:
         """The training steps of one call, of all lanes."""
         count, *arguments = batch
-        placed = self.placed
-        self.state = self.program._steps(self.state, placed.values_K, placed.which_K, placed.seeds_DU, *arguments)
+        self.state = self.program.call(self.state, self.placed, arguments)
         self.step += count
 
     def move(self, program: Program, alive: Sequence[int]) -> None:
@@ -469,7 +468,7 @@ def train_chunk(
                 alive = chunk.take_slice()
                 if not alive:
                     break
-                # What it was resumed with may be another machine's, and a machine has other work, too.
+                # A resumed chunk begins with single steps, and other work on the machine comes and goes.
                 chunk.program.adapt_calls(chunk.step - since, time.perf_counter() - started)
                 since, started = chunk.step, time.perf_counter()
                 few = chunk.step < total and len(alive) <= chunk.program.capacity / 2
