@@ -13,7 +13,7 @@ from absl import flags
 
 from depthmup_flax import cli, errors
 from depthmup_flax.errors import InputError
-from depthmup_flax.parametrization import describe_presets
+from depthmup_flax.rule.phase_diagram import describe_presets
 
 DEFAULT_CONFIG = pathlib.Path(__file__).parent / "configs" / "digits.py"
 
@@ -30,8 +30,8 @@ def main(argv: list[str]) -> int:
     """Runs what the flags say; bad input ends with one sentence. Exit codes are in `depthmup_flax.errors`."""
     cli.require_no_arguments(argv)
     # Imported here, so that --help and a wrong flag answer at once.
-    from depthmup_flax.experiment import build
-    from depthmup_flax.trainer import PREEMPTED, train_and_evaluate
+    from depthmup_flax.training.experiment import build
+    from depthmup_flax.training.loop import PREEMPTED, train_and_evaluate
 
     config = cli.resolved(_CONFIG)
     if _PRINT_PARAMS.value:

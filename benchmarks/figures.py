@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.contest import Contender, Measurements, Unavailable, fastest, measure, ratio, spread
 from benchmarks.row import Row, Spread, unavailable
 from benchmarks.setting import Model, Setting, with_base
-from depthmup_flax.fits import fit_power
+from depthmup_flax.power_fits import fit_power
 
 
 def _seconds(found: Measurements) -> dict[str, Spread]:

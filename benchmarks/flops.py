@@ -32,7 +32,7 @@ def _of_equation(equation: Any) -> int:
         kernel = equation.invars[1].aval.shape
         output_features = kernel[params["dimension_numbers"].rhs_spec[0]]
         return 2 * equation.outvars[0].aval.size * math.prod(kernel) // output_features
-    if equation.primitive.name in ("kernel_product", "kernel_gradient"):  # of depthmup_flax.layers
+    if equation.primitive.name in ("kernel_product", "kernel_gradient"):  # of depthmup_flax.nn.layers
         left, right = (variable.aval for variable in equation.invars)
         return 2 * left.size * right.shape[-1]
     times = params["length"] if equation.primitive.name == "scan" else 1

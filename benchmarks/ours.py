@@ -15,13 +15,14 @@ from ml_collections import ConfigDict
 from benchmarks import plain
 from benchmarks.flops import count_flops
 from benchmarks.timing import RATE, repeated, timed
-from depthmup_flax import cli, layers
-from depthmup_flax.config import default_config
+from depthmup_flax import cli
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.experiment import Experiment, build
-from depthmup_flax.parametrization import PRESETS
+from depthmup_flax.nn import layers
+from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.sweep import sweep_config
-from depthmup_flax.training import TrainState, init_state, make_train_step
+from depthmup_flax.training.config import default_config
+from depthmup_flax.training.experiment import Experiment, build
+from depthmup_flax.training.step import TrainState, init_state, make_train_step
 
 Measure = Callable[[], dict[str, float]]
 
@@ -165,7 +166,7 @@ def curve(
 def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32, seconds: float = 0.4) -> Measure:
     """A step of the sweep's program with ``lanes`` networks on the one device."""
     from depthmup_flax.sweep.grid import expand
-    from depthmup_flax.sweep.lanes import Program, put_data, sweep_mesh
+    from depthmup_flax.sweep.program import Program, put_data, sweep_mesh
 
     rates = tuple(1e-4 * 2 ** (i / 8) for i in range(lanes))
     base = _config(model, batch, side)

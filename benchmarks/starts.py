@@ -14,7 +14,7 @@ from benchmarks.contest import ROOT
 from benchmarks.timing import timed
 
 _CONFIG = """\
-from depthmup_flax.config import default_config
+from depthmup_flax.training.config import default_config
 
 def get_config():
     config = default_config({model!r})

@@ -15,8 +15,8 @@ import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from depthmup_flax import distributed
 from depthmup_flax.errors import BAD_INPUT, PREEMPTED, STOPPED, InputError, Preempted, RunStopped
+from depthmup_flax.parallel import distributed
 
 
 def define_config(help_text: str) -> Any:
@@ -63,7 +63,7 @@ def define_processes() -> None:
 
 
 def start_processes() -> None:
-    """`depthmup_flax.distributed.start` with the flags; call before JAX is used."""
+    """`depthmup_flax.parallel.distributed.start` with the flags; call before JAX is used."""
     distributed.start(*(flags.FLAGS[name].value for name in ("coordinator", "num_processes", "process_id")))
 
 

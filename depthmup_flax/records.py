@@ -45,7 +45,7 @@ class Record:
     """One run that has ended.
 
     Attributes:
-      run: hash of its whole config (`depthmup_flax.config.config_hash`), the same that ``train.py`` writes.
+      run: hash of its whole config (`depthmup_flax.training.config.config_hash`), the same that ``train.py`` writes.
       status: ``completed``, or ``diverged`` (its loss was not finite at some step); numbers of a diverged run that
         are not finite are ``None``.
       point: dotted config field -> value, for every axis of the sweep: ``{"model.depth": 8, "seed": 0}``. The base

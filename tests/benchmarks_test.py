@@ -20,7 +20,7 @@ from benchmarks.row import Row
 from benchmarks.run import PAGES, document, run, table
 from benchmarks.setting import Setting
 from depthmup_flax.models import ResMLP, SimpleResNet, ViT
-from depthmup_flax.parametrization import PRESETS
+from depthmup_flax.rule.parametrization import PRESETS
 
 
 def test_flops_are_two_per_multiplication_of_products_and_convolutions():

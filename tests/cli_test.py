@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 from processes import ROOT, run_command
 
-from depthmup_flax.config import make_parametrization, validate
 from depthmup_flax.models import create_model
-from depthmup_flax.trainer import train_and_evaluate
+from depthmup_flax.training.config import make_parametrization, validate
+from depthmup_flax.training.loop import train_and_evaluate
 
 
 def run(*command):
@@ -23,7 +23,7 @@ def test_importing_the_package_imports_no_tensorflow_and_starts_no_device():
     code = """
 import sys, depthmup_flax
 assert "flax.nnx" not in sys.modules  # a tenth of a second that most do not need
-import depthmup_flax.trainer
+import depthmup_flax.training.loop
 from jax._src import xla_bridge
 heavy = [m for m in ("tensorflow", "tensorflow_datasets", "grain", "sklearn", "PIL", "torch") if m in sys.modules]
 assert not heavy, heavy

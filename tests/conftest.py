@@ -20,8 +20,10 @@ import jax
 import pytest
 
 # What one test compiled, the next (and the programs that tests start) need not compile again.
-_CACHE = tempfile.mkdtemp(prefix="compiled-")
-atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+_CACHE = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
+if not _CACHE:
+    _CACHE = tempfile.mkdtemp(prefix="compiled-")
+    atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 for _name, _value in (
     ("jax_compilation_cache_dir", _CACHE),
     ("jax_persistent_cache_min_compile_time_secs", 0),

@@ -11,13 +11,13 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from depthmup_flax import sharding
-from depthmup_flax.config import default_config
-from depthmup_flax.experiment import build
-from depthmup_flax.feed import train_batches
-from depthmup_flax.layers import dense_product
-from depthmup_flax.params import path_name
-from depthmup_flax.training import init_state, make_train_step
+from depthmup_flax.nn.layers import dense_product
+from depthmup_flax.parallel import sharding
+from depthmup_flax.rule.roles import path_name
+from depthmup_flax.training.config import default_config
+from depthmup_flax.training.device_batches import train_batches
+from depthmup_flax.training.experiment import build
+from depthmup_flax.training.step import init_state, make_train_step
 
 STEPS = 4
 LAYOUTS = {

@@ -77,14 +77,14 @@ def on_devices(count, function, *args, **kwargs):
 
 
 def train(config, workdir):
-    from depthmup_flax.trainer import PREEMPTED, train_and_evaluate
+    from depthmup_flax.training.loop import PREEMPTED, train_and_evaluate
 
     return errors.PREEMPTED if train_and_evaluate(config, workdir)["status"] == PREEMPTED else 0
 
 
 def train_with_slow_evaluation(config, workdir):
     """Says so when it begins to evaluate, and takes a second for every batch."""
-    import depthmup_flax.trainer as trainer
+    import depthmup_flax.training.loop as trainer
 
     batches = trainer.held_out_batches
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from depthmup_flax.coord_check.diagnosis import Cause, Evidence, diagnose
+from depthmup_flax.coord_check.layer_names import collapsers, in_branches
 from depthmup_flax.coord_check.measure import (
     BRANCH_VECTORS,
     BRANCHES,
@@ -22,13 +23,12 @@ from depthmup_flax.coord_check.measure import (
     group_of,
     measure,
 )
-from depthmup_flax.coord_check.names import collapsers, in_branches
 from depthmup_flax.coord_check.networks import Network, checked_outputs
 from depthmup_flax.coord_check.plan import require_growth, require_plan
 from depthmup_flax.coord_check.verdict import ATTENTION_SCALE, NO_ANSWER, Quantity, Table, judge
 from depthmup_flax.errors import InputError
-from depthmup_flax.parametrization import Parametrization, ParamInfo, Role
-from depthmup_flax.params import flatten_info
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
+from depthmup_flax.rule.roles import flatten_info
 
 Loss = Callable[[jax.Array], jax.Array]
 

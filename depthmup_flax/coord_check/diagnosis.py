@@ -15,8 +15,8 @@ from depthmup_flax.coord_check.verdict import (
     Quantity,
     Table,
 )
-from depthmup_flax.fits import BELOW_PRECISION, EXPLODES, ZERO
-from depthmup_flax.parametrization import WIDTH_RULES, Parametrization, ParamInfo, Role
+from depthmup_flax.power_fits import BELOW_PRECISION, EXPLODES, ZERO
+from depthmup_flax.rule.parametrization import WIDTH_RULES, Parametrization, ParamInfo, Role
 
 # Exponents of causes differ by 1/2 or more; half of that tells them apart.
 CLEARLY = 0.25

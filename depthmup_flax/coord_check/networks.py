@@ -14,9 +14,9 @@ import optax
 from flax import nnx
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.parametrization import Parametrization
-from depthmup_flax.params import is_info
-from depthmup_flax.rescale import init_factors, multiplied
+from depthmup_flax.infer.initial_scale import init_factors, multiplied
+from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.rule.roles import is_info
 
 Activations = dict[str, jax.Array]
 

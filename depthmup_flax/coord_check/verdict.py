@@ -10,8 +10,8 @@ import numpy as np
 
 from depthmup_flax.coord_check.measure import BRANCHES, EVERYTHING, OTHER_VECTORS, OUTPUT, Record
 from depthmup_flax.coord_check.networks import SCORES
-from depthmup_flax.fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO, Fit, fit_power
-from depthmup_flax.parametrization import Parametrization
+from depthmup_flax.power_fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO, Fit, fit_power
+from depthmup_flax.rule.parametrization import Parametrization
 
 FLAT, GROWS, VANISHES, UNCLEAR = "flat", "grows", "vanishes", "unclear"
 NO_ANSWER = (UNCLEAR, BELOW_PRECISION)

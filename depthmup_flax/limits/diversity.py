@@ -15,17 +15,17 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from depthmup_flax import optim
 from depthmup_flax.data import Dataset, LoadOnce, batch_indices
 from depthmup_flax.errors import InputError
-from depthmup_flax.limits import networks
-from depthmup_flax.limits.common import aligned, legend_below, require_positive, require_sizes, require_whole
-from depthmup_flax.limits.paths import digits, distances, mean_interval, require_fractions, slopes
+from depthmup_flax.limits import finite_networks as networks
+from depthmup_flax.limits.feature_paths import digits, distances, mean_interval, require_fractions, slopes
+from depthmup_flax.limits.rates import aligned, legend_below, require_positive, require_sizes, require_whole
 from depthmup_flax.limits.run import Case, Row, Values
 from depthmup_flax.models import ResMLP
-from depthmup_flax.parametrization import get_parametrization
-from depthmup_flax.params import param_info
 from depthmup_flax.report.style import canvas, colours, format_slope
+from depthmup_flax.rule.optimizer import adamw, freeze
+from depthmup_flax.rule.parametrization import get_parametrization
+from depthmup_flax.rule.roles import param_info
 
 _FITTED = 4  # of the fractions, from the smallest on
 _CLAIMS = {"depth_mup": "1/2", "ode": "to 1 with depth"}
@@ -131,8 +131,8 @@ def _run(
 ) -> tuple[jax.Array, jax.Array]:
     """Of one network, (K + 1, E) distances before and after each of K rounds of steps, and (K,) their mean losses."""
     info = param_info(model, model.base(), dataset.input_spec)
-    adam = optim.adamw(config.learning_rate, info, model.parametrization)
-    optimizer = optim.freeze(adam, info, ("stem", "readout"))
+    adam = adamw(config.learning_rate, info, model.parametrization)
+    optimizer = freeze(adam, info, ("stem", "readout"))
 
     def step(carry: tuple[Any, Any], batch: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, Any], jax.Array]:
         params, state = carry

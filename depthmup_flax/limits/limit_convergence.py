@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 from sklearn.datasets import load_digits
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.limits import networks
-from depthmup_flax.limits.common import (
+from depthmup_flax.limits import finite_networks as networks
+from depthmup_flax.limits.rates import (
     Rate,
     aligned,
     guide,
@@ -130,7 +130,7 @@ def _theory(config: ConfigDict, nonlinearity: str, key: jax.Array) -> Callable[[
 def _networks(config: ConfigDict, nonlinearity: str, width: int, depth: int) -> Values:
     x, y, shares = (jnp.asarray(values, jnp.float32) for values in _examples())
     model = networks.network(nonlinearity, width, depth, gamma0=config.gamma0)
-    optimizer = networks.sgd(model, x, _learning_rate(config, nonlinearity))
+    optimizer = networks.mean_field_sgd(model, x, _learning_rate(config, nonlinearity))
     count = config.seeds_times_width // width
     trained_x, trained_y = (jnp.repeat(values[None, :-1], config.steps + 1, axis=0) for values in (x, y))
     outputs = networks.trajectories(

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.limits import networks
-from depthmup_flax.limits.common import (
+from depthmup_flax.limits import finite_networks as networks
+from depthmup_flax.limits.rates import (
     GROUPS,
     Rate,
     aligned,
@@ -119,7 +119,7 @@ def _of_networks(config: ConfigDict, width: int, depth: int, seeds: int) -> Valu
     model = networks.network("linear", width, depth, gamma0=config.gamma0)
     x_TxBxD = jnp.ones((2, 1, 1), jnp.float32)
     y_TxB = jnp.full((2, 1), config.target, jnp.float32)
-    optimizer = networks.sgd(model, x_TxBxD[0], config.learning_rate)
+    optimizer = networks.mean_field_sgd(model, x_TxBxD[0], config.learning_rate)
 
     def kernel(params: Any) -> jax.Array:
         return jnp.mean(networks.forward(model, params, x_TxBxD[0])[1][:, 0] ** 2, axis=-1)

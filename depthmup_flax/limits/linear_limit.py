@@ -16,8 +16,8 @@ from ml_collections import ConfigDict
 
 from depthmup_flax import data
 from depthmup_flax.errors import InputError
-from depthmup_flax.limits import networks
-from depthmup_flax.limits.common import (
+from depthmup_flax.limits import finite_networks as networks
+from depthmup_flax.limits.rates import (
     GROUPS,
     Rate,
     aligned,
@@ -114,7 +114,7 @@ def _of_networks(config: ConfigDict, width: int, depth: int, seeds: int) -> Valu
     inputs_TxD, targets_T = _examples(config)
     x_TxD = jnp.asarray(inputs_TxD, jnp.float32)
     model = networks.network("linear", width, depth, gamma0=config.gamma0)
-    optimizer = networks.sgd(model, x_TxD[:1], config.learning_rate)
+    optimizer = networks.mean_field_sgd(model, x_TxD[:1], config.learning_rate)
 
     def seen(params: Any) -> tuple[jax.Array, jax.Array]:
         """Of all examples at a time, which costs no more than of one: weights are what takes time to read."""

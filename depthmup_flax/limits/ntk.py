@@ -15,8 +15,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.limits import networks
-from depthmup_flax.limits.common import (
+from depthmup_flax.limits import finite_networks as networks
+from depthmup_flax.limits.rates import (
     GROUPS,
     Rate,
     aligned,

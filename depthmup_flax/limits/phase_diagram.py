@@ -20,16 +20,18 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from depthmup_flax import optim
 from depthmup_flax.errors import InputError
-from depthmup_flax.fits import EXPLODES, Fit, fit_power
-from depthmup_flax.limits import networks
-from depthmup_flax.limits.common import aligned, legend_below, require_positive, require_sizes, require_whole
-from depthmup_flax.limits.paths import digits, distances, mean_interval, require_fractions, slopes
+from depthmup_flax.limits import finite_networks as networks
+from depthmup_flax.limits.feature_paths import digits, distances, mean_interval, require_fractions, slopes
+from depthmup_flax.limits.rates import aligned, legend_below, require_positive, require_sizes, require_whole
 from depthmup_flax.limits.run import Case, Row, Values
-from depthmup_flax.parametrization import PRESETS, ParamInfo, Role, classify, get_parametrization
-from depthmup_flax.params import param_info
+from depthmup_flax.power_fits import EXPLODES, Fit, fit_power
 from depthmup_flax.report.style import canvas, colours, format_slope
+from depthmup_flax.rule.directions import direction
+from depthmup_flax.rule.optimizer import depthmup, freeze
+from depthmup_flax.rule.parametrization import PRESETS, ParamInfo, Role, get_parametrization
+from depthmup_flax.rule.phase_diagram import classify
+from depthmup_flax.rule.roles import param_info
 
 _FLAT = 0.125  # a fitted power up to here counts as none: half of the grid's spacing
 _INPUTS = 16
@@ -60,7 +62,7 @@ def cases(config: ConfigDict) -> list[Case]:
     require_sizes(config, "depths", "path_depths")
     require_positive(config, "learning_rate", "path_learning_rate", "branch_multiplier")
     _require_numbers(config, "alphas", "gammas", "path_alphas")
-    optim.direction(config.optimizer)
+    direction(config.optimizer)
     networks.network(config.nonlinearity, config.width, 1)
     if len(config.depths) < 3:
         raise InputError(f"config.depths is {config.depths}: a power of depth needs three depths or more.")
@@ -184,8 +186,8 @@ def _train(
     flat = get_parametrization(alpha=0.0, gamma=0.0, branch_multiplier=rule.branch)
     model = networks.network(nonlinearity, width, depth, rule=flat, pre_nonlin=False, mean_subtraction=True)
     info = param_info(model, model.base(), x_BxD)
-    inner = optax.chain(optax.scale(rule.gradient), optim.direction(name), optax.scale(rule.update))
-    optimizer = optim.freeze(optim.depthmup(inner, info, flat, rate), info, ("stem", "readout"))
+    inner = optax.chain(optax.scale(rule.gradient), direction(name), optax.scale(rule.update))
+    optimizer = freeze(depthmup(inner, info, flat, rate), info, ("stem", "readout"))
     seen = lambda params: observe(params, networks.forward(model, params, x_BxD)[1])
     x_TxBxD, y_TxB = (jnp.broadcast_to(of_step, (steps + 1, *of_step.shape)) for of_step in (x_BxD, y_B))
     return networks.trajectories(model, optimizer, x_TxBxD, y_TxB, seen, keys, lanes=len(keys))

@@ -12,13 +12,12 @@ from typing import Any, Protocol
 import jax
 from ml_collections import ConfigDict
 
-from depthmup_flax import config as configs
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.files import JsonLines, write_atomically
+from depthmup_flax.provenance import commit, versions
 from depthmup_flax.report.style import require_matplotlib, save
-from depthmup_flax.sweep.runner import commit
-from depthmup_flax.trainer import versions
-from depthmup_flax.workdir import make_writable, only_run_in
+from depthmup_flax.training import config as configs
+from depthmup_flax.training.workdir import make_writable, only_run_in
 
 FIGURES = ("ntk", "linear_kernel", "linear_limit", "limit_convergence", "phase_diagram", "diversity")
 SCHEMA = 1

@@ -10,7 +10,7 @@ from depthmup_flax.models.gpt import GPT
 from depthmup_flax.models.mlp import ResMLP
 from depthmup_flax.models.resnet import ResNet, SimpleResNet
 from depthmup_flax.models.vit import ViT
-from depthmup_flax.parametrization import Parametrization
+from depthmup_flax.rule.parametrization import Parametrization
 
 MODELS: dict[str, Any] = {
     "res_mlp": ResMLP,

@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.layers import Readout
 from depthmup_flax.models.sizes import require_choice, require_dropout, require_sizes
-from depthmup_flax.parametrization import PRESETS, Parametrization
-from depthmup_flax.transformer import (
+from depthmup_flax.nn.layers import Readout
+from depthmup_flax.nn.transformer import (
     Embed,
     Transformer,
     base_head_dim,
@@ -22,6 +21,7 @@ from depthmup_flax.transformer import (
     require_heads,
     sincos_positions,
 )
+from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 
 
 class GPT(nn.Module):

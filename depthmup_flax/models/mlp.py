@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.layers import Dense, Norm, Readout, ResidualBranch, mean_subtraction, nonlinearity, stacked
 from depthmup_flax.models.sizes import require_sizes
-from depthmup_flax.parametrization import PRESETS, Parametrization
+from depthmup_flax.nn.layers import Dense, Norm, Readout, ResidualBranch, mean_subtraction, nonlinearity, stacked
+from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 
 
 class ResMLP(nn.Module):

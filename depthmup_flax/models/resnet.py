@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.layers import INTO, NORMS, OUT_OF, Conv, Norm, Readout, ResidualBranch, nonlinearity, stacked
 from depthmup_flax.models.sizes import require_choice, require_sizes
-from depthmup_flax.parametrization import PRESETS, Parametrization
-from depthmup_flax.sharding import inner
+from depthmup_flax.nn.layers import INTO, NORMS, OUT_OF, Conv, Norm, Readout, ResidualBranch, nonlinearity, stacked
+from depthmup_flax.parallel.sharding import inner
+from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 
 STEM = ("fixed_in", "width_out")  # logical axes
 STAGES = 4  # of ResNet, each at half the resolution and twice the channels of the one before

@@ -9,8 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError, did_you_mean
-from depthmup_flax.layers import REMAT
-from depthmup_flax.parametrization import Parametrization
+from depthmup_flax.nn.layers import REMAT
+from depthmup_flax.rule.parametrization import Parametrization
 
 
 def require_choice(model: Any, name: str, choices: Collection[str]) -> None:

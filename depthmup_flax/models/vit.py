@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.layers import Dense, Readout, normal
 from depthmup_flax.models.sizes import require_choice, require_dropout, require_sizes
-from depthmup_flax.parametrization import PRESETS, Parametrization
-from depthmup_flax.transformer import (
+from depthmup_flax.nn.layers import Dense, Readout, normal
+from depthmup_flax.nn.transformer import (
     Transformer,
     base_head_dim,
     heads,
@@ -21,6 +20,7 @@ from depthmup_flax.transformer import (
     require_heads,
     sincos_positions_2d,
 )
+from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 
 
 class ViT(nn.Module):

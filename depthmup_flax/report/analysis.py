@@ -11,7 +11,7 @@ import numpy as np
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import SweepInfo
 from depthmup_flax.report import optimum as opt
-from depthmup_flax.report.grid import Curve, Scale, Surface, profile
+from depthmup_flax.report.loss_surfaces import Curve, Scale, Surface, profile
 
 ALL_DIVERGED, ONE_SEED, FEW_SEEDS, INCOMPLETE = "all diverged", "one seed", "few seeds", "incomplete"
 USELESS = "useless"  # its lowest loss is more than this many times the base's

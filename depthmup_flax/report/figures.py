@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from depthmup_flax.report.analysis import Row, SizeAxis, Study, Variant
-from depthmup_flax.report.grid import Scale
+from depthmup_flax.report.loss_surfaces import Scale
 from depthmup_flax.report.style import (
     COLUMNS,
     canvas,

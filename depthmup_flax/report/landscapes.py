@@ -10,7 +10,7 @@ import numpy as np
 
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report.analysis import Row, Study, power_laws
-from depthmup_flax.report.grid import Scale, Surface
+from depthmup_flax.report.loss_surfaces import Scale, Surface
 from depthmup_flax.report.style import (
     COLUMNS,
     canvas,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from depthmup_flax.report.analysis import Study
-from depthmup_flax.report.grid import number
+from depthmup_flax.report.loss_surfaces import number
 from depthmup_flax.report.tables import explanation, header, slope_sentences, table_rows
 
 _STYLE = """

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.report.grid import Scale
+from depthmup_flax.report.loss_surfaces import Scale
 
 _DPI = 130
 _MAX_TICKS = 7

@@ -10,8 +10,8 @@ from depthmup_flax.records import DIVERGED, Sweep
 from depthmup_flax.report import analysis
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report.analysis import Row, Slope, Study, Variant, power_laws
-from depthmup_flax.report.grid import number, short
 from depthmup_flax.report.landscapes import sublevel_slope
+from depthmup_flax.report.loss_surfaces import number, short
 
 HEADER = ("width", "depth", "seeds", "best {x}", "95 % interval", "shift", "regret", "best loss", "remarks")
 _SENTENCES = {

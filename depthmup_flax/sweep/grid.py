@@ -15,9 +15,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from depthmup_flax import config as configs
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.records import CONTINUOUS, LEARNING_RATE, SEED, SweepInfo
+from depthmup_flax.training import config as configs
 
 SCALES = ("smoke", "cpu", "gpu", "paper")
 _POSITIVE = (LEARNING_RATE, "parametrization.gamma0")
@@ -53,7 +53,7 @@ def sweep_config(
     """The config of a sweep.
 
     Args:
-      base: config of a run, from `depthmup_flax.config.default_config` or a config file.
+      base: config of a run, from `depthmup_flax.training.config.default_config` or a config file.
       grids: name -> dotted field -> values. On the command line: ``--config.grids.depths.model.depth="(4, 8)"``.
       figure: the id of what the sweep shows.
       title: a sentence for people.
@@ -103,7 +103,7 @@ def expand(config: ConfigDict) -> list[Run]:
 
     Raises:
       InputError: an axis that the base config has not, an axis without values or with one twice, a learning rate that
-        is not positive, ``x`` without an axis, or a run that `depthmup_flax.config.validate` refuses.
+        is not positive, ``x`` without an axis, or a run that `depthmup_flax.training.config.validate` refuses.
     """
     _check(config)
     axes = list(sweep_info(config).axes)
@@ -116,7 +116,7 @@ def expand(config: ConfigDict) -> list[Run]:
 
 
 def make_run(base: ConfigDict, axes: Sequence[str], values: Mapping[str, Any]) -> Run:
-    """The run with some fields of the base config changed; InputError if `depthmup_flax.config.validate` refuses it."""
+    """The run with some fields of the base config changed; InputError if `validate` refuses it."""
     config = base.copy_and_resolve_references()
     for path, value in values.items():
         configs.set_field(config, path, value)

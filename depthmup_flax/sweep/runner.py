@@ -7,7 +7,6 @@ import dataclasses
 import math
 import pathlib
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,22 +16,22 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from depthmup_flax import optim
-from depthmup_flax.config import differences, listed, run_differences
 from depthmup_flax.data import Dataset, LoadOnce
 from depthmup_flax.errors import InputError
-from depthmup_flax.experiment import Experiment, build
 from depthmup_flax.files import write_atomically
-from depthmup_flax.preemption import Preemption
+from depthmup_flax.parallel.preemption import Preemption
+from depthmup_flax.provenance import commit, versions
 from depthmup_flax.records import DIVERGED, Record, RecordWriter, SweepInfo, info_to_json, read_info, read_records
-from depthmup_flax.sweep.choose import choose
-from depthmup_flax.sweep.extend import extension
+from depthmup_flax.rule.optimizer import warmup_schedule
+from depthmup_flax.sweep.extension import extension
 from depthmup_flax.sweep.grid import Run, expand, shard_of, structural_groups, sweep_info
-from depthmup_flax.sweep.keep import Keeper
-from depthmup_flax.sweep.lanes import Chunk, Outcome, Program, put_data, sweep_mesh, train_chunk, varying_fields
-from depthmup_flax.sweep.layout import chunks, one_seed_fits
-from depthmup_flax.trainer import versions
-from depthmup_flax.workdir import keeping_compiled, make_writable, only_run_in, writing_to
+from depthmup_flax.sweep.lane_count import choose
+from depthmup_flax.sweep.lane_layout import chunks, one_seed_fits
+from depthmup_flax.sweep.program import Chunk, Outcome, Program, put_data, sweep_mesh, train_chunk, varying_fields
+from depthmup_flax.sweep.unfinished import Keeper
+from depthmup_flax.training.config import differences, listed, run_differences
+from depthmup_flax.training.experiment import Experiment, build
+from depthmup_flax.training.workdir import keeping_compiled, make_writable, only_run_in, writing_to
 
 _SAY_EVERY_S = 5.0  # between lines of progress
 
@@ -56,7 +55,7 @@ def plan(config: ConfigDict, runs: Sequence[Run], load: LoadOnce) -> list[Group]
     """Builds every group's experiment, so that whatever is wrong with one is said before any of them trains.
 
     Raises:
-      InputError: from `depthmup_flax.experiment.build`, with the group's values.
+      InputError: from `depthmup_flax.training.experiment.build`, with the group's values.
     """
     structural = [path for path, values in sweep_info(config).axes.items() if len(values) > 1]
     groups = []
@@ -69,7 +68,7 @@ def plan(config: ConfigDict, runs: Sequence[Run], load: LoadOnce) -> list[Group]
             experiment = build(first.config, load=load)
             for run in group_runs:
                 optimizer = run.config.optimizer
-                optim.warmup_schedule(optimizer.schedule, optimizer.warmup_steps, experiment.total_steps)
+                warmup_schedule(optimizer.schedule, optimizer.warmup_steps, experiment.total_steps)
         except InputError as error:
             raise InputError(f"in the runs with {label}: {error}") from error
         groups.append(Group(experiment, group_runs, label))
@@ -429,18 +428,3 @@ def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> None:
             f"workdir {str(directory)!r} holds another sweep ({listed(found)}): choose another directory, or pass "
             "--overwrite, without --shard, to delete that sweep's records. (More values on the same axes are welcome.)"
         )
-
-
-def commit() -> str | None:
-    """The commit of the source tree that this package is imported from, ``-dirty`` if files differ from it."""
-    root = pathlib.Path(__file__).parent
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True).stdout
-
-    try:
-        git("ls-files", "--error-unmatch", "runner.py")  # installed inside somebody else's repository
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(root)).strip()
-        return git("rev-parse", "--short=12", "HEAD").strip() + ("-dirty" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None

@@ -17,7 +17,7 @@ from depthmup_flax.theory.kernels import gram
 from depthmup_flax.theory.lazy import LazyKernels, lazy_kernels, predict
 from depthmup_flax.theory.linear import linear_training, one_step_kernel
 from depthmup_flax.theory.nonlinear import nonlinear_training
-from depthmup_flax.theory.training import Estimate, Training, infinite_depth, square_loss
+from depthmup_flax.theory.trajectory import Estimate, Training, infinite_depth, square_loss
 
 __all__ = [
     "ACTIVATIONS",

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.theory.kernels import checked_kernel, gram
-from depthmup_flax.theory.training import (
+from depthmup_flax.theory.trajectory import (
     Loss,
     Training,
     require_convergence,

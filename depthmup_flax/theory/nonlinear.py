@@ -45,7 +45,7 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.theory.gaussian import get_activation
 from depthmup_flax.theory.kernels import checked_kernel, gram, require_finite, require_number, require_whole
 from depthmup_flax.theory.lazy import LAYERS, lazy_kernels, require_layers
-from depthmup_flax.theory.training import (
+from depthmup_flax.theory.trajectory import (
     Estimate,
     Loss,
     Training,

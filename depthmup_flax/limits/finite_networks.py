@@ -1,0 +1,110 @@
+"""Finite networks in the parametrization of `depthmup_flax.theory`, in training, over many seeds at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from depthmup_flax.models import ResMLP
+from depthmup_flax.rule.optimizer import freeze, sgd
+from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
+from depthmup_flax.rule.roles import param_info
+from depthmup_flax.theory.lazy import LAYERS
+
+
+def network(
+    nonlinearity: str,
+    width: int,
+    depth: int,
+    *,
+    gamma0: float = 1.0,
+    branch_multiplier: float = 1.0,
+    pre_nonlin: bool = True,
+    mean_subtraction: bool = False,
+    rule: Parametrization | None = None,
+) -> ResMLP:
+    """`ResMLP` as B24 Eq. 1 writes it: base width and depth 1, one output, no mean subtraction.
+
+    ``rule`` replaces the whole parametrization (other alpha and gamma).
+    """
+    rule = rule or get_parametrization("depth_mup", gamma0=gamma0, branch_multiplier=branch_multiplier)
+    return ResMLP(
+        1,
+        width=width,
+        depth=depth,
+        base_width=1,
+        base_depth=1,
+        nonlinearity=nonlinearity,
+        pre_nonlin=pre_nonlin,
+        mean_subtraction=mean_subtraction,
+        parametrization=rule,
+    )
+
+
+def mean_field_sgd(
+    model: ResMLP,
+    x_BxD: jax.Array,
+    rate: float,
+    *,
+    trained: Sequence[str] = ("blocks",),
+    momentum: float | None = None,
+    weight_decay: float = 0.0,
+) -> optax.GradientTransformation:
+    """SGD at B24's rate eta_0, that is ``eta_0 gamma0^2 N`` in its mean-field form, on some of ``LAYERS``.
+
+    The paper's stem divides its input by sqrt(D) where ours starts at that scale: D times less rate for the same steps.
+    """
+    rule = model.parametrization.replace(input_lr_factor=1 / x_BxD.shape[-1])
+    info = param_info(model, model.base(), x_BxD)
+    made = sgd(rate, info, rule, momentum=momentum, weight_decay=weight_decay)
+    frozen = [name for name in LAYERS if name not in trained]
+    return freeze(made, info, frozen) if frozen else made
+
+
+def init(model: ResMLP, key: jax.Array, x_BxD: jax.Array) -> Any:
+    """Initial parameters, as plain arrays."""
+    return nn.unbox(model.init(key, x_BxD))["params"]
+
+
+def forward(model: ResMLP, params: Any, x_BxD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(B,) outputs and (L + 1, B, N) the residual stream from the stem to the last block."""
+    found: Any = model.apply({"params": params}, x_BxD, mutable=["intermediates"])
+    out, recorded = found
+    stream = recorded["intermediates"]["blocks"]["stream"][0]
+    stem = x_BxD.reshape(len(x_BxD), -1) @ params["stem"]["kernel"]
+    return out[:, 0], jnp.concatenate([stem[None].astype(stream.dtype), stream])
+
+
+def trajectories(
+    model: ResMLP,
+    optimizer: optax.GradientTransformation,
+    x_TxBxD: jax.Array,
+    y_TxB: jax.Array,
+    observe: Callable[[Any], Any],
+    keys: jax.Array,
+    *,
+    lanes: int,
+) -> Any:
+    """Trains a network per key on the mean of ``(f - y)^2 / 2`` of each step's batch.
+
+    Returns ``observe(params)`` before every step: leaves (keys, T, ...). ``lanes`` networks are trained at a time.
+    """
+
+    def run(key: jax.Array) -> Any:
+        params = init(model, key, x_TxBxD[0])
+
+        def step(carry: Any, batch: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+            params, state = carry
+            x_BxD, y_B = batch
+            loss = lambda p: jnp.mean((forward(model, p, x_BxD)[0] - y_B) ** 2) / 2
+            updates, new_state = optimizer.update(jax.grad(loss)(params), state, params)
+            return (optax.apply_updates(params, updates), new_state), observe(params)
+
+        return jax.lax.scan(step, (params, optimizer.init(params)), (x_TxBxD, y_TxB))[1]
+
+    return jax.jit(lambda keys: jax.lax.map(run, keys, batch_size=lanes))(keys)

@@ -1,0 +1,1 @@
+"""Flax layers that declare every parameter once, with its logical axes."""

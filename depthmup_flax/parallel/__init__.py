@@ -1,0 +1,1 @@
+"""Many devices and many processes: meshes and shardings, process start-up, preemption."""

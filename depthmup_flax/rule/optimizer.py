@@ -1,0 +1,250 @@
+"""The rule around any optax optimizer: two elementwise scalings, and decay outside them.
+
+The order of the parts is a contract (TP6 Definition 6.1; decay as in B24 App. L):
+
+    1. gradients * gradient scale          n^d r^delta gamma0
+    2. clipping (optional)                 on the scaled gradients, so that its threshold transfers
+    3. the optimizer's direction           any optax transformation, untouched
+    4. updates * update scale              n^-c r^-gamma gamma0 and the role's constant
+    5. + weight_decay * parameter          outside the multipliers: the same rate at every width and depth
+    6. * -learning_rate                    a number, a traced array or a schedule; schedules multiply eta alone
+
+Every number may be a traced JAX scalar, so a sweep can build the chain inside a mapped function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.rule.directions import refuse_linear, require_direction, sgd_direction
+from depthmup_flax.rule.parametrization import Parametrization, Scalar
+from depthmup_flax.rule.roles import frozen_paths, is_info, is_nnx, path_name
+
+ScalarOrSchedule: TypeAlias = Scalar | optax.Schedule
+
+
+def scale_by_depthmup(
+    inner: optax.GradientTransformation, info: Any, parametrization: Parametrization
+) -> optax.GradientTransformationExtraArgs:
+    """Steps 1, 3 and 4 of the contract: ``inner`` between the gradient scale and the update scale (TP6 Def. 6.1).
+
+    Args:
+      inner: an optax *direction*: no learning rate, no decay (``optax.scale_by_adam()``, ``optax.trace(0.9)``,
+        ``optax.scale_by_lion()``, ``optax.identity()`` for SGD). A finished ``optax.adamw(lr)`` would have its decay
+        scaled too, which shrinks it with width; use `depthmup` for decay.
+      info: tree of `ParamInfo` with the parameters' structure.
+      parametrization: the rule.
+
+    Returns:
+      The direction, not yet multiplied by ``-learning_rate``.
+
+    Raises:
+      InputError: ``inner`` is a finished optimizer, or linear in the gradient where the parametrization allows
+        normalized updates only.
+    """
+    require_direction(inner, parametrization)
+    return optax.chain(_scale_gradients(info, parametrization), inner, _scale_updates(info, parametrization))
+
+
+def depthmup(
+    inner: optax.GradientTransformation,
+    info: Any,
+    parametrization: Parametrization,
+    learning_rate: ScalarOrSchedule,
+    *,
+    weight_decay: Scalar = 0.0,
+    clip_rms: Scalar | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """A finished optimizer from any optax direction: the six steps of this module's docstring.
+
+    Args:
+      inner: the direction (see `scale_by_depthmup`).
+      info: tree of `ParamInfo` with the parameters' structure.
+      parametrization: the rule.
+      learning_rate: eta, or a schedule ``step -> eta``; the one rate that transfers.
+      weight_decay: lambda. Where ``info.decay``, a step removes ``eta(t) * lambda`` of the parameter, whatever its
+        width and depth (B24 App. L, Eq. 138).
+      clip_rms: largest root mean square of all scaled gradients together (see `clip_by_global_rms`).
+
+    Raises:
+      InputError: as `scale_by_depthmup`.
+    """
+    require_direction(inner, parametrization)
+    parts = [_scale_gradients(info, parametrization)]
+    if clip_rms is not None:
+        parts.append(clip_by_global_rms(clip_rms))
+    parts += [inner, _scale_updates(info, parametrization)]
+    if not _is_zero(weight_decay):
+        parts.append(optax.add_decayed_weights(weight_decay, mask=lambda _: decay_mask(info)))
+    return optax.chain(*parts, optax.scale_by_learning_rate(learning_rate))
+
+
+def sgd(
+    learning_rate: ScalarOrSchedule,
+    info: Any,
+    parametrization: Parametrization,
+    *,
+    momentum: Scalar | None = None,
+    nesterov: bool = False,
+    weight_decay: Scalar = 0.0,
+    clip_rms: Scalar | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """SGD, with momentum if given (unscaled: it transfers, B24 K.5). Decay is decoupled, not added to the gradient."""
+    if parametrization.normalized_updates_only:
+        refuse_linear(parametrization)
+    inner = sgd_direction(momentum, nesterov)
+    return depthmup(inner, info, parametrization, learning_rate, weight_decay=weight_decay, clip_rms=clip_rms)
+
+
+def adamw(
+    learning_rate: ScalarOrSchedule,
+    info: Any,
+    parametrization: Parametrization,
+    *,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+    weight_decay: Scalar = 0.0,
+    clip_rms: Scalar | None = None,
+    **kwargs: Any,
+) -> optax.GradientTransformationExtraArgs:
+    """Adam (``weight_decay=0``) or AdamW. ``eps`` is compared with the *scaled* gradient, so it transfers too.
+
+    ``kwargs`` go to ``optax.scale_by_adam``.
+    """
+    inner = optax.scale_by_adam(b1=b1, b2=b2, eps=eps, **kwargs)
+    return depthmup(inner, info, parametrization, learning_rate, weight_decay=weight_decay, clip_rms=clip_rms)
+
+
+def freeze(
+    optimizer: optax.GradientTransformation, info: Any, patterns: Sequence[str]
+) -> optax.GradientTransformationExtraArgs:
+    """``optimizer`` for all parameters but those that match; these get an update of zero.
+
+    Frozen leaves are hidden from ``optimizer``: they have no optimizer state and do not count in clipping.
+
+    Args:
+      optimizer: finished, as `depthmup` returns it.
+      info: tree of `ParamInfo` with the parameters' structure.
+      patterns: globs of parameter paths or of their beginnings: TP6 10.2 freezes ``("stem", "readout")``.
+
+    Raises:
+      InputError: a pattern matches no parameter, or everything is frozen.
+    """
+    frozen = frozen_paths(info, patterns)
+    labels = jax.tree_util.tree_map_with_path(
+        lambda path, _: "frozen" if path_name(path) in frozen else "trained", info, is_leaf=is_info
+    )
+    return optax.partition({"trained": optimizer, "frozen": optax.set_to_zero()}, labels)
+
+
+def warmup_schedule(kind: str, warmup_steps: Scalar, total_steps: int) -> optax.Schedule:
+    """Step -> fraction of eta: linear from 0 over ``warmup_steps``, then ``constant`` 1 or ``cosine`` to 0 at the end.
+
+    B24 Fig. 3: 1000 warm-up steps alone, or 2000 followed by a cosine. ``warmup_steps`` may be traced, which optax's
+    own joined schedules do not allow.
+    """
+    if isinstance(warmup_steps, int) and warmup_steps >= total_steps:
+        raise InputError(f"optimizer.warmup_steps is {warmup_steps}: use fewer than the {total_steps} training steps.")
+
+    def fraction(step: Any) -> jax.Array:
+        rise = step / jnp.maximum(warmup_steps, 1)
+        after = jnp.ones_like(rise)
+        if kind == "cosine":
+            done = jnp.clip((step - warmup_steps) / (total_steps - warmup_steps), 0, 1)
+            after = 0.5 * (1 + jnp.cos(jnp.pi * done))
+        return jnp.where(step < warmup_steps, rise, after)
+
+    return fraction
+
+
+def clip_by_global_rms(threshold: Scalar) -> optax.GradientTransformation:
+    """Scales all gradients down together so that their root mean square is at most ``threshold``.
+
+    The scaled gradients of TP6 Definition 6.1 are of order one *entrywise*, so their global norm grows like the square
+    root of the number of parameters while their root mean square does not: this threshold transfers over width and
+    depth. At the base model it is ``optax.clip_by_global_norm(threshold * sqrt(number of parameters))``.
+    """
+
+    def update(updates: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
+        del params
+        count = sum(leaf.size for leaf in jax.tree.leaves(updates))
+        rms = optax.tree.norm(updates) / jnp.sqrt(float(max(count, 1)))
+        # Divides only when above the threshold; a NaN gradient stays NaN and ends the run as diverged.
+        factor = jnp.where(rms > threshold, threshold / rms, 1.0)
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
+
+    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+
+
+def decay_mask(info: Any) -> Any:
+    """Tree of booleans: where weight decay applies (matrices, unless a parameter was annotated otherwise)."""
+    return jax.tree.map(lambda leaf: leaf.decay, info, is_leaf=is_info)
+
+
+def _scale_gradients(info: Any, parametrization: Parametrization) -> optax.GradientTransformation:
+    return _scale_by_info(info, parametrization.gradient_scale)
+
+
+def _scale_updates(info: Any, parametrization: Parametrization) -> optax.GradientTransformation:
+    return _scale_by_info(info, parametrization.update_scale)
+
+
+def _scale_by_info(info: Any, scale_of: Callable[[Any], Scalar]) -> optax.GradientTransformation:
+    """Multiplies each leaf by the number its `ParamInfo` maps to; leaves that optax masked out pass untouched."""
+
+    def init(params: Any) -> optax.EmptyState:
+        _map_info(_require_match, info, params)
+        return optax.EmptyState()
+
+    def scale(path: Any, leaf_info: Any, g: Any) -> Any:
+        return g if isinstance(g, optax.MaskedNode) else g * jnp.asarray(scale_of(leaf_info), g.dtype)
+
+    def update(updates: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
+        del params
+        return _map_info(scale, info, updates), state
+
+    return optax.GradientTransformation(init, update)
+
+
+def _map_info(function: Callable[[Any, Any, Any], Any], info: Any, tree: Any) -> Any:
+    """``function(path, leaf_info, array)`` over both trees."""
+
+    def at_leaf(path: Any, leaf_info: Any, leaf: Any) -> Any:
+        if is_nnx(leaf, "Variable"):  # a node with one array; nnx.Optimizer passes it here and the array there
+            return jax.tree.map(lambda array: function(path, leaf_info, array), leaf)
+        return function(path, leaf_info, leaf)
+
+    try:
+        return jax.tree_util.tree_map_with_path(at_leaf, info, tree, is_leaf=is_info)
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(
+            "the parameters have another structure than info: pass what info was made for; after param_info that is "
+            "flax.linen.unbox(variables)['params'], as plain dictionaries."
+        ) from error
+
+
+def _require_match(path: Any, leaf_info: Any, leaf: Any) -> Any:
+    if isinstance(leaf, nn.meta.AxisMetadata):
+        raise InputError(
+            "the parameters are still in their annotations: unbox them, flax.linen.unbox(variables)['params']."
+        )
+    if not isinstance(leaf, optax.MaskedNode) and tuple(leaf.shape) != leaf_info.shape:
+        raise InputError(
+            f"parameter {path_name(path)!r} has shape {tuple(leaf.shape)}, but info was made for {leaf_info.shape}: "
+            "make it for the model that is trained."
+        )
+    return leaf
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value == 0

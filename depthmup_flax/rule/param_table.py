@@ -1,0 +1,65 @@
+"""The printed table of every parameter's role and factors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.rule.roles import flatten_info, frozen_paths, param_count
+
+
+def param_table(
+    info: Any,
+    parametrization: Parametrization,
+    *,
+    degree: float = 0.0,
+    eps: float | None = None,
+    weight_decay: float = 0.0,
+    frozen: Sequence[str] = (),
+) -> str:
+    """One line per parameter: what it is and every factor the rule gives it, with totals.
+
+    Columns: path, shape, role (``+branch`` inside a residual branch), standard deviation at initialization, forward
+    multiplier, effective learning-rate multiplier, epsilon relative to the raw gradient, decay rate.
+
+    Args:
+      info: from `param_info`.
+      parametrization: the rule.
+      degree: homogeneity of the optimizer's update in the gradient: 1 for SGD and momentum, 0 for Adam-like.
+      eps: the optimizer's epsilon, or ``None`` if it has none.
+      weight_decay: lambda; decayed leaves lose ``learning_rate * lambda`` of themselves a step.
+      frozen: as in `depthmup_flax.freeze`; these show "frozen" for a rate.
+    """
+    rows = [("parameter", "shape", "role", "init std", "forward", "lr mult", "eps", "decay")]
+    leaves = flatten_info(info)
+    still = frozen_paths(info, frozen)
+    for name, leaf in leaves.items():
+        rate = "frozen" if name in still else f"{float(parametrization.lr_multiplier(leaf, degree)):.4g}"
+        rows.append(
+            (
+                name,
+                "x".join(map(str, leaf.shape)) or "scalar",
+                leaf.role + ("+branch" if leaf.in_branch else ""),
+                "?" if leaf.init_std is None else f"{leaf.init_std:.4g}",
+                f"{float(parametrization.forward_multiplier(leaf)):.4g}",
+                rate,
+                "-" if eps is None else f"{eps / float(parametrization.gradient_scale(leaf)):.3g}",
+                f"{weight_decay:g}" if leaf.decay and name not in still else "0",
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    left = 3  # names are left-aligned, numbers right-aligned
+    lines = [
+        "  ".join(
+            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    rule = "-" * len(lines[0])
+    inside = {name: leaf for name, leaf in leaves.items() if leaf.in_branch}
+    total = (
+        f"{len(leaves)} arrays, {param_count(leaves):,} parameters, {param_count(inside):,} of them inside residual "
+        "branches"
+    )
+    return "\n".join(line.rstrip() for line in [lines[0], rule, *lines[1:], rule, total])

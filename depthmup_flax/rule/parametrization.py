@@ -1,0 +1,260 @@
+"""The rule, as data: which factor each kind of parameter gets when a network grows wider and deeper.
+
+A parameter ``w`` with gradients ``g_0 .. g_t`` is updated by *any* entrywise optimizer ``Q`` as (TP6 Definition 6.1)
+
+    w <- w - eta * n^-c * L^-gamma * Q_t(n^d L^delta g_0, ..., n^d L^delta g_t)
+
+with the width ``n`` and depth ``L`` replaced by their ratios to a tuned base model, so that every factor is 1 there.
+The exponents ``c`` and ``d`` depend only on the parameter's `Role`; ``gamma`` and ``delta = alpha`` apply to
+parameters inside a residual branch, whose output is multiplied by ``a * r^-alpha``.
+
+========================= ======================== ===============================================================
+paper                     here                     meaning
+========================= ======================== ===============================================================
+n (TP6), N (B24)          ``width``                channels or model dimension
+L                         ``depth``                number of residual branches
+n / n_base                ``width_ratio``, ``m``   1 at the base model
+L / L_base                ``depth_ratio``, ``r``   1 at the base model
+alpha (TP6 Def. 6.2)      ``alpha``                branch multiplier exponent
+gamma (TP6 Def. 6.1)      ``gamma``                exponent of the parameter update
+a (TP6 10.2)              ``branch_multiplier``    tuned constant in front of every branch
+gamma_0 (B24 Eq. 3)       ``gamma0``               feature-learning strength; not TP6's gamma
+eta                       ``learning_rate``        the one rate that is tuned and transferred
+========================= ======================== ===============================================================
+
+Sources: TP6 is Yang, Yu, Zhu, Hayou, *Feature learning in infinite-depth neural networks* (arXiv:2310.02244); B24 is
+Bordelon, Noci, Li, Hanin, Pehlevan, *Depthwise hyperparameter transfer in residual networks* (arXiv:2309.16620).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from depthmup_flax.errors import InputError, did_you_mean
+
+# A hyperparameter: a Python number, or a JAX array that a sweep maps over.
+Scalar: TypeAlias = Any
+
+
+def require_finite(
+    name: str, value: Any, *, static: bool = False, above: float | None = None, at_least: float | None = None
+) -> None:
+    """Checks a hyperparameter; a traced or array value (a sweep's) cannot be looked at and passes unless ``static``."""
+    if not isinstance(value, numbers.Real):
+        if static or isinstance(value, str) or value is None:
+            raise InputError(f"parametrization.{name} is {value!r}: it must be a number.")
+        return
+    if not math.isfinite(value):
+        raise InputError(f"parametrization.{name} is {value}: it must be finite.")
+    if above is not None and value <= above:
+        raise InputError(f"parametrization.{name} is {value}: it must be above {above:g}.")
+    if at_least is not None and value < at_least:
+        raise InputError(f"parametrization.{name} is {value}: it must be at least {at_least:g}.")
+
+
+class Role(enum.StrEnum):
+    """What a parameter is to the width limit: which of its dimensions grow with the model."""
+
+    INPUT = "input"  # only the output dimension grows: stem, embeddings, class token
+    HIDDEN = "hidden"  # both grow: block kernels, channel-doubling convs
+    OUTPUT = "output"  # only the input dimension grows: classifier, LM head
+    VECTOR = "vector"  # one dimension, and it grows: biases, norm scales
+    FIXED = "fixed"  # nothing grows: the readout's bias
+
+
+@dataclasses.dataclass(frozen=True)
+class Exponents:
+    """Powers of the leaf's own width ratios ``m_in`` and ``m_out``.
+
+    gradient scale = m_in^gradient_in * m_out^gradient_out  (n^d in TP6 Definition 6.1),
+    update scale   = m_in^update_in                         (n^-c).
+    """
+
+    gradient_in: int = 0
+    gradient_out: int = 0
+    update_in: int = 0
+
+
+# TP6 Table 2 and Definition 6.1, with the readout written as (1/m) * (weights at the base model's scale).
+WIDTH_RULES: Mapping[Role, Exponents] = {
+    Role.INPUT: Exponents(gradient_out=1),
+    Role.HIDDEN: Exponents(gradient_out=1, update_in=-1),
+    Role.OUTPUT: Exponents(gradient_in=1),
+    Role.VECTOR: Exponents(gradient_out=1),
+    Role.FIXED: Exponents(),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamInfo:
+    """Everything the rule needs to know about one parameter; holds no array and no sharding.
+
+    A stacked leaf (a leading axis of layers) has one `ParamInfo`: its layers share their ratios.
+    """
+
+    role: Role
+    shape: tuple[int, ...]  # as stored, a stack's leading layer axis included
+    width_in: float = 1.0  # m_in: input dimension / the base model's
+    width_out: float = 1.0  # m_out: output dimension (or the only one) / the base model's
+    in_branch: bool = False  # inside a residual branch
+    depth_ratio: float = 1.0  # r; 1 outside branches
+    model_width: float = 1.0  # m of the whole model: the readout's input ratio
+    init_std: float | None = None  # None: not declared (a foreign initializer)
+    decay: bool = True  # weight decay applies
+
+
+@dataclasses.dataclass(frozen=True)
+class Parametrization:
+    """One point of the (alpha, gamma) family on top of a width rule. ``depth_mup`` is the default.
+
+    ``gamma0``, ``branch_multiplier`` and the ``*_lr_factor`` constants may be traced JAX scalars, so that a sweep can
+    map over them; exponents and the width rule are static.
+
+    Attributes:
+      alpha: branches are multiplied by ``a * r^-alpha`` (TP6 Def. 6.2); ``delta = alpha`` for their gradients.
+      gamma: updates inside branches are multiplied by ``r^-gamma`` (TP6 Def. 6.1).
+      width: ``"mup"`` (TP6 Table 2) or ``"standard"`` (no width factor at all).
+      gamma0: the output is divided by it; gradient and update scales of every leaf are multiplied by it, which gives
+        SGD ``eta * gamma0^2`` (B24 Eq. 3) and Adam ``eta * gamma0`` with a faithful epsilon (our extension).
+      gamma0_width_exponent: gamma0 is multiplied by ``m^this``; -1/2 turns features off as width grows (B24 C.1).
+      branch_multiplier: ``a``, the tuned constant of every branch.
+      input_lr_factor, hidden_lr_factor, output_lr_factor, vector_lr_factor, fixed_lr_factor: learning-rate constants
+        per `Role`, free of width and depth; tuned on the base model and transferred like eta.
+      normalized_updates_only: refuse optimizers whose update is linear in the gradient (SGD, momentum).
+
+    Raises:
+      InputError: a field is out of range; names it, its value and what to use.
+    """
+
+    alpha: float = 0.5
+    gamma: float = 0.5
+    width: str = "mup"
+    gamma0: Scalar = 1.0
+    gamma0_width_exponent: float = 0.0
+    branch_multiplier: Scalar = 1.0
+    input_lr_factor: Scalar = 1.0
+    hidden_lr_factor: Scalar = 1.0
+    output_lr_factor: Scalar = 1.0
+    vector_lr_factor: Scalar = 1.0
+    fixed_lr_factor: Scalar = 1.0
+    normalized_updates_only: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "gamma", "gamma0_width_exponent"):
+            require_finite(name, getattr(self, name), static=True)
+        if self.width not in ("mup", "standard"):
+            raise InputError(f"parametrization.width is {self.width!r}: use 'mup' or 'standard'.")
+        if self.alpha < 0:
+            raise InputError(f"parametrization.alpha is {self.alpha}: branches grow with depth below 0; use 0 or more.")
+        require_finite("gamma0", self.gamma0, above=0.0)
+        require_finite("branch_multiplier", self.branch_multiplier)
+        for role in Role:
+            require_finite(f"{role}_lr_factor", self.lr_factor(role), at_least=0.0)
+
+    # -- forward multipliers ------------------------------------------------------------------------------------
+
+    def residual_multiplier(self, depth_ratio: float) -> Scalar:
+        """``a * r^-alpha``, what a branch's output is multiplied by (TP6 10.2; B24 Table 1 with alpha = 1/2)."""
+        return self.branch_multiplier * depth_ratio**-self.alpha
+
+    def readout_multiplier(self, width_ratio: float) -> Scalar:
+        """``1/m``, what the readout's matrix product is multiplied by; its bias is not."""
+        return 1.0 / self._width(width_ratio)
+
+    def readout_fan_in(self, fan_in: int, width_ratio: float) -> float:
+        """The base model's fan-in, at whose scale readout weights start: std = sigma / sqrt(fan_in / m)."""
+        return fan_in / self._width(width_ratio)
+
+    def output_divisor(self, model_width: float) -> Scalar:
+        """``gamma0 * m^gamma0_width_exponent``, what the network's output is divided by (B24 Eq. 1 and C.1)."""
+        return self.gamma0 * model_width**self.gamma0_width_exponent
+
+    def attention_scale(self, head_dim: int, base_head_dim: int) -> float:
+        """``sqrt(d_base) / d``, the factor on products of queries and keys (arXiv:2203.03466 Def. 4.1; B24 A.3).
+
+        With a head dimension that does not grow, and under ``standard``, it is the usual ``1 / sqrt(d)``.
+        """
+        return (head_dim * self._width(head_dim / base_head_dim)) ** -0.5
+
+    def forward_multiplier(self, info: ParamInfo) -> Scalar:
+        """The constant between this parameter and the sum it enters, for the printed table."""
+        if info.in_branch:
+            inside = self.readout_multiplier(info.width_in) if info.role is Role.OUTPUT else 1.0
+            return inside * self.residual_multiplier(info.depth_ratio)
+        if info.role is Role.OUTPUT:
+            return self.readout_multiplier(info.width_in) / self.output_divisor(info.model_width)
+        if info.role is Role.FIXED:  # the output's bias is divided by gamma0 with the rest of the output
+            return 1.0 / self.output_divisor(info.model_width)
+        return 1.0
+
+    # -- optimizer scales ---------------------------------------------------------------------------------------
+
+    def gradient_scale(self, info: ParamInfo) -> Scalar:
+        """``gamma0 * n^d * r^delta``: keeps the optimizer's input of order one (TP6 Definition 6.1)."""
+        rule = WIDTH_RULES[info.role]
+        m_in, m_out = self._width(info.width_in), self._width(info.width_out)
+        depth = info.depth_ratio**self.alpha if info.in_branch else 1.0
+        return m_in**rule.gradient_in * m_out**rule.gradient_out * depth * self.output_divisor(info.model_width)
+
+    def update_scale(self, info: ParamInfo) -> Scalar:
+        """``lr_factor * gamma0 * n^-c * r^-gamma``: the learning-rate multiplier of Adam-like optimizers."""
+        width = self._width(info.width_in) ** WIDTH_RULES[info.role].update_in
+        depth = info.depth_ratio**-self.gamma if info.in_branch else 1.0
+        return self.lr_factor(info.role) * width * depth * self.output_divisor(info.model_width)
+
+    def lr_multiplier(self, info: ParamInfo, degree: float) -> Scalar:
+        """Effective learning-rate multiplier; ``degree`` is the power with which updates follow the gradient.
+
+        Degree 1 is SGD with or without momentum, degree 0 is Adam, Lion, RMSprop (epsilon aside).
+        """
+        return self.update_scale(info) * self.gradient_scale(info) ** degree
+
+    def lr_factor(self, role: Role) -> Scalar:
+        """The role's width- and depth-free learning-rate constant."""
+        return getattr(self, f"{role}_lr_factor")
+
+    def replace(self, **changes: Any) -> Parametrization:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def _width(self, ratio: float) -> float:
+        return ratio if self.width == "mup" else 1.0
+
+
+PRESETS: Mapping[str, Parametrization] = {
+    # Framework defaults and one global learning rate.
+    "sp": Parametrization(alpha=0.0, gamma=0.0, width="standard"),
+    # Transfers over width only.
+    "mup": Parametrization(alpha=0.0, gamma=0.0),
+    # TP6 Table 1 and Claim 7.5; B24 Table 1.
+    "depth_mup": Parametrization(alpha=0.5, gamma=0.5),
+    # TP6 Fig. 10, middle: branches scaled, learning rate not. With SGD the rule's r^(alpha-gamma) = r^(1/2) is
+    # unstable, and "scale only the block" under SGD already *is* depth_mup, so only normalized updates make sense.
+    "block_only": Parametrization(alpha=0.5, gamma=0.0, normalized_updates_only=True),
+    # TP6 Fig. 11, B24 App. M; with per-leaf epsilon and decay also CompleteP (arXiv:2505.01618).
+    "ode": Parametrization(alpha=1.0, gamma=0.0),
+    # The lazy control: features stop moving as width grows (B24 C.1, J).
+    "ntk": Parametrization(alpha=0.5, gamma=0.5, gamma0_width_exponent=-0.5),
+}
+
+
+def get_parametrization(preset: str = "depth_mup", **overrides: Any) -> Parametrization:
+    """A preset by name, with any field overridden: ``get_parametrization("depth_mup", gamma0=0.5)``.
+
+    ``get_parametrization(alpha=0.7, gamma=0.3)`` is a point of the family that has no name.
+
+    Raises:
+      InputError: unknown preset or field.
+    """
+    if preset not in PRESETS:
+        raise InputError(f"parametrization.preset is {preset!r}: {did_you_mean(preset, PRESETS)}")
+    fields = [f.name for f in dataclasses.fields(Parametrization)]
+    for name in overrides:
+        if name not in fields:
+            raise InputError(f"parametrization has no field {name!r}: {did_you_mean(name, fields)}")
+    return PRESETS[preset].replace(**overrides)

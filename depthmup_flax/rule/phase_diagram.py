@@ -1,0 +1,87 @@
+"""TP6's phase diagram: what theory says of (alpha, gamma)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from depthmup_flax.rule.parametrization import PRESETS, require_finite
+
+
+@dataclasses.dataclass(frozen=True)
+class Classification:
+    """What TP6's claims say of (alpha, gamma). ``None``: the claim's premise does not hold, so it says nothing."""
+
+    alpha: float
+    gamma: float
+    stable_at_init: bool  # Claim 7.1: alpha >= 1/2
+    stable_in_training: bool | None  # Claim 7.2: alpha + gamma >= 1
+    nontrivial: bool | None  # Claim 7.2: alpha + gamma <= 1
+    faithful_at_init: bool | None  # Claim 7.3: alpha >= 1/2
+    faithful_in_training: bool | None  # Claim 7.3: alpha <= 1
+    redundant: bool | None  # Claims 7.4, 7.5
+    feature_diversity_exponent: float | None  # kappa of Definition 7.6; Claims 7.4, 7.5
+
+    def __str__(self) -> str:
+        rows = [
+            ("stable at initialization", self.stable_at_init, "7.1: alpha >= 1/2"),
+            ("stable during training", self.stable_in_training, "7.2: alpha + gamma >= 1"),
+            ("nontrivial", self.nontrivial, "7.2: alpha + gamma <= 1"),
+            ("faithful at initialization", self.faithful_at_init, "7.3: alpha >= 1/2"),
+            ("faithful during training", self.faithful_in_training, "7.3: alpha <= 1"),
+            ("redundant", self.redundant, "7.4: alpha in (1/2, 1]"),
+            ("feature-diversity exponent", self.feature_diversity_exponent, "7.4, 7.5: 1/2 only at alpha = 1/2"),
+        ]
+        words = {True: "yes", False: "no", None: "claim does not apply"}
+        lines = [f"alpha = {self.alpha:g}, gamma = {self.gamma:g}"]
+        for name, value, claim in rows:
+            said = words[value] if value is None or isinstance(value, bool) else f"{value:g}"
+            lines.append(f"  {name:<28}{said:<22}TP6 Claim {claim}")
+        return "\n".join(lines)
+
+
+def classify(alpha: float, gamma: float) -> Classification:
+    """Places (alpha, gamma) in TP6's phase diagram (Fig. 1; Claims 7.1-7.5), for block depth 1.
+
+    Claim 7.2 presumes stability at initialization; 7.3-7.5 presume a stable and nontrivial parametrization, and 7.4
+    faithfulness during training as well. Where a premise fails the field is ``None``.
+    """
+    require_finite("alpha", alpha, static=True)
+    require_finite("gamma", gamma, static=True)
+    at_least = lambda x, bound: x > bound or math.isclose(x, bound, abs_tol=1e-9)
+    total = alpha + gamma
+    stable_at_init = at_least(alpha, 0.5)
+    stable_in_training = at_least(total, 1.0) if stable_at_init else None
+    nontrivial = at_least(-total, -1.0) if stable_at_init else None
+    applies = bool(stable_in_training and nontrivial)
+    faithful_in_training = at_least(-alpha, -1.0) if applies else None
+    diverse = at_least(-alpha, -0.5)
+    return Classification(
+        alpha=alpha,
+        gamma=gamma,
+        stable_at_init=stable_at_init,
+        stable_in_training=stable_in_training,
+        nontrivial=nontrivial,
+        faithful_at_init=at_least(alpha, 0.5) if applies else None,
+        faithful_in_training=faithful_in_training,
+        redundant=(not diverse) if faithful_in_training else None,
+        feature_diversity_exponent=(0.5 if diverse else 0.0) if faithful_in_training else None,
+    )
+
+
+def describe_presets() -> str:
+    """One line per preset with what `classify` says of it, for ``--help``."""
+    lines = []
+    for name, rule in PRESETS.items():
+        found = classify(rule.alpha, rule.gamma)
+        if not found.stable_at_init:
+            said = "unstable at initialization as depth grows (TP6 Claim 7.1)"
+        elif not found.stable_in_training:
+            said = "unstable during training as depth grows (TP6 Claim 7.2)"
+        else:
+            diversity = found.feature_diversity_exponent
+            said = f"stable, nontrivial, faithful; feature diversity {diversity:g} (TP6 Claims 7.1-7.5)"
+        if rule.gamma0_width_exponent:
+            said += "; lazy as width grows (B24 C.1)"
+        lines.append(f"  {name:<11} alpha {rule.alpha:<4g} gamma {rule.gamma:<4g} width rule {rule.width:<9} {said}")
+    return "\n".join(lines)

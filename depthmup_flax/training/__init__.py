@@ -1,0 +1,1 @@
+"""Training one network: configuration, step, loop, checkpoints and the files of a run."""

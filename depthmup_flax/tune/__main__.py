@@ -1,0 +1,63 @@
+"""Tunes a small proxy and writes the large network's config: python -m depthmup_flax.tune --config=TARGET.py ...
+
+    python -m depthmup_flax.tune --config=configs/cifar10_resnet.py --proxy.width=64 --proxy.depth=6 --workdir=runs/tune
+    python train.py --config=runs/tune/tuned.py --workdir=runs/large
+
+The proxy is the target with another width and depth, which become the base of both: Depth-muP then gives the large
+network the proxy's hyperparameters. The proxy's learning rates (and whatever --tune names) are swept with several
+seeds, the grid growing while the best lies at its end.
+"""
+
+from absl import flags
+
+from depthmup_flax import cli
+from depthmup_flax.errors import InputError
+
+_CONFIG = cli.define_config("Python file with get_config(): the large network.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory for records and tuned.py; continued if it has them.")
+_OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the search that --workdir holds, and start anew.")
+_WIDTH = flags.DEFINE_integer("proxy.width", 0, "Width of the proxy; default: the target's model.base_width.")
+_DEPTH = flags.DEFINE_integer("proxy.depth", 0, "Depth of the proxy; default: the target's model.base_depth.")
+_STEPS = flags.DEFINE_integer("proxy.steps", 0, "Training steps of a proxy's run; default: the target's.")
+_TUNE = flags.DEFINE_list("tune", [], "Also tune these: branch_multiplier, gamma0, input_lr_factor, output_lr_factor.")
+_OCTAVES = flags.DEFINE_integer("octaves", 4, "Factors of two to try on each side of the config's learning rate.")
+_SEEDS = flags.DEFINE_integer("seeds", 3, "Runs per point, from different seeds.")
+_LANES = flags.DEFINE_string("lanes", "auto", "Runs at a time on each device: auto (measure), all, 1, or a number.")
+
+
+def main(argv: list[str]) -> None:
+    """Runs what the flags say; bad input ends with one sentence and exit code 2."""
+    from depthmup_flax.sweep.lane_count import parse_lanes
+    from depthmup_flax.training.config import from_file, validate
+    from depthmup_flax.tune.proxy import tune
+
+    cli.require_no_arguments(argv)
+    cli.one_device_per_core()
+    target = cli.resolved(_CONFIG)
+    validate(target)
+    if not _WORKDIR.value:
+        raise InputError("--workdir is not set: name a directory for the search, such as --workdir=runs/tune.")
+    sizes = {}
+    for name, flag in (("width", _WIDTH), ("depth", _DEPTH)):
+        sizes[name] = flag.value or target.model[f"base_{name}"]
+        if not sizes[name]:
+            raise InputError(f"--proxy.{name} is not set, and the config has no model.base_{name}: say one.")
+    file, *arguments = cli.config_path().split(":", 1)
+    tune(
+        target,
+        file,
+        from_file(file, *arguments),
+        _WORKDIR.value,
+        **sizes,
+        steps=_STEPS.value,
+        names=[name for name in _TUNE.value if name],
+        arguments=arguments,
+        overwrite=_OVERWRITE.value,
+        octaves=_OCTAVES.value,
+        seeds=_SEEDS.value,
+        lanes=parse_lanes(_LANES.value),
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)

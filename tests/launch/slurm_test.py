@@ -1,0 +1,345 @@
+"""launch/*.sbatch under a real Slurm, which the tests start on this machine and stop again.
+
+It needs Debian's slurmctld, slurmd, slurm-client and munge, and root, because slurmd starts jobs; else the tests are
+skipped. The jobs are all submitted at the beginning and run at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NoReturn
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = pathlib.Path(__file__).parents[2]
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
+
+# A requeued job waits for its credential's end, 5 s at least.
+CONFIG = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+SlurmctldPort={controller_port}
+SlurmdPort={daemon_port}
+AuthType=auth/munge
+AuthInfo=socket={directory}/munge.socket,cred_expire=5
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd.pid
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdLogFile={directory}/slurmd.log
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0
+ReturnToService=2
+KillWait=5
+SlurmdParameters=config_overrides
+GresTypes=gpu
+NodeName=localhost NodeHostname={host} NodeAddr=127.0.0.1 CPUs=16 Gres=gpu:8 State=UNKNOWN
+PartitionName=all Nodes=localhost Default=YES MaxTime=INFINITE State=UP
+"""
+
+# Behaves as train.py and the sweep do, without training: SIGTERM -> 75; what to do is in the environment.
+STAND_IN = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+task, again = os.environ["SLURM_PROCID"], os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+print("run", "again" if again else "first", "task", task, " ".join(sys.argv[1:]), flush=True)
+print("GPUs", os.environ.get("JAX_LOCAL_DEVICE_IDS"), flush=True)
+waits = os.environ["WAITS"] == "yes" and not again
+if task == os.environ.get("FAILING_TASK"):
+    sys.exit(int(os.environ["CODE"]))
+time.sleep(600 if waits or "FAILING_TASK" in os.environ else 0)
+"""
+
+
+class Slurm:
+    """One controller and one node, in a directory; `run` is for its commands."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.directory = directory
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_"))}
+        self.environment = inherited | {"SLURM_CONF": str(directory / "slurm.conf"), "LAUNCH_PYTHON": sys.executable}
+        self._daemons: list[subprocess.Popen] = []
+        self._idle: set[int] = set()
+
+    def start(self) -> None:
+        """Starts the daemons and waits for the node; skips the test if it does not come."""
+        text = CONFIG.format(
+            host=socket.gethostname().split(".")[0],
+            directory=self.directory,
+            controller_port=free_port(),
+            daemon_port=free_port(),
+        )
+        (self.directory / "slurm.conf").write_text(text)
+        for i in range(8):  # files for the devices that there need not be
+            (self.directory / f"gpu{i}").touch()
+        (self.directory / "gres.conf").write_text(f"Name=gpu File={self.directory}/gpu[0-7]\n")
+        for name in ("state", "spool"):
+            (self.directory / name).mkdir()
+        key = self.directory / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        options = [f"--{option}={self.directory}/munge.{suffix}" for option, suffix in files.items()]
+        self._daemon("munged", "--foreground", "--force", *options)
+        self._wait(lambda: (self.directory / "munge.socket").exists())
+        self._daemon("slurmctld", "-D")
+        self._daemon("slurmd", "-D")
+        self._wait(lambda: self.run("sinfo", "--noheader", "--format=%T", check=False).strip() == "idle")
+        self._idle = self._processes()
+
+    def stop(self) -> None:
+        """Ends jobs and daemons, and whatever they have left behind."""
+        self.run("scancel", "--user=root", check=False)
+        with contextlib.suppress(AssertionError):  # a step's last process may wait for long
+            self.until(lambda: not self._processes() - self._idle, 2)
+        for pid in self._processes():  # nothing of theirs is kept, so that they need not end in order
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for daemon in self._daemons:
+            daemon.wait()
+
+    def _processes(self) -> set[int]:
+        """Daemons, steps and tasks: their environment names this configuration."""
+        mark = f"SLURM_CONF={self.directory}/slurm.conf\0".encode()
+        found = set()
+        for entry in pathlib.Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if mark in entry.read_bytes():
+                    found.add(int(entry.parent.name))
+        return found
+
+    def run(self, *command: str, check: bool = True, **environment: str) -> str:
+        """The output of one of Slurm's commands."""
+        done = subprocess.run(
+            command, cwd=ROOT, env=self.environment | environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0 or not check, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def submit(self, *arguments: str, **environment: str) -> str:
+        """The number of a job, whose output goes to NUMBER.log (of an array's task, NUMBER_TASK.log)."""
+        name = "%A_%a.log" if any(argument.startswith("--array") for argument in arguments) else "%j.log"
+        return self.run("sbatch", "--parsable", f"--output={self.directory / name}", *arguments, **environment).strip()
+
+    def output(self, job: str) -> str:
+        path = self.directory / f"{job}.log"
+        return path.read_text() if path.exists() else ""
+
+    def fields(self, job: str) -> dict[str, str]:
+        """What Slurm knows of a job, or of an array's task, ``NUMBER_TASK``."""
+        line = self.run("scontrol", "--oneliner", "show", "job", job)
+        return dict(pair.split("=", 1) for pair in line.split() if "=" in pair)
+
+    def until(self, condition, seconds: float = 120):
+        """Waits for ``condition`` and returns what it returned."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if found := condition():
+                return found
+            time.sleep(0.2)
+        raise AssertionError(f"nothing after {seconds} s:\n{self.logs()}")
+
+    def ended(self, job: str) -> dict[str, str]:
+        """Waits for the end; what Slurm then knows."""
+
+        def look():
+            fields = self.fields(job)
+            return fields if fields["JobState"] in ENDED else None
+
+        return self.until(look)
+
+    def said(self, job: str, text: str) -> None:
+        """Waits for ``text`` in a job's output."""
+        self.until(lambda: text in self.output(job))
+
+    def logs(self) -> str:
+        texts = [f"{path.name}:\n{path.read_text()[-2000:]}" for path in sorted(self.directory.glob("*.log"))]
+        return "\n".join(texts)
+
+    def _daemon(self, *command: str) -> None:
+        with (self.directory / "daemons.log").open("a") as log:
+            self._daemons.append(subprocess.Popen(command, env=self.environment, stdout=log, stderr=log))
+
+    def _wait(self, condition) -> None:
+        try:
+            self.until(condition, 60)
+        except AssertionError as error:
+            cannot(f"Slurm does not start here: {error}")
+
+
+def cannot(reason: str) -> NoReturn:
+    """Skips, and says why."""
+    pytest.skip(reason)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if missing:
+        cannot(f"no {', '.join(missing)}: apt-get install slurmctld slurmd slurm-client munge")
+    if os.geteuid() != 0:
+        cannot("slurmd starts jobs as root only")
+    # Not pytest's: the path of a socket is short, and munge wants all users to reach it.
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="slurm-"))
+    directory.chmod(0o755)
+    found = Slurm(directory)
+    try:
+        found.start()
+        yield found
+    finally:
+        found.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+TRAINING = (
+    "--config=configs/digits.py",
+    "--config.model.width=32",
+    "--config.model.depth=4",
+    "--config.train.epochs=0.0",
+    "--config.train.steps=400",
+    "--config.train.log_every=20",
+    "--config.train.eval_every=200",
+)
+
+
+@pytest.fixture(scope="module")
+def jobs(slurm, tmp_path_factory):
+    """The jobs of all tests, by name, with what happens to them."""
+    stand_in = slurm.directory / "stand_in.py"
+    stand_in.write_text(STAND_IN)
+
+    def submit(script, *options, arguments=("--workdir=x",), waits="no", **environment):
+        environment |= {"LAUNCH_PROGRAM": str(stand_in), "WAITS": waits}
+        return slurm.submit(*options, f"launch/{script}", *arguments, **environment)
+
+    two = ("--ntasks=2", "--ntasks-per-node=2")
+    crashing = {"FAILING_TASK": "1", "CODE": "7", "MAX_RESTARTS": "1"}
+    workdir = tmp_path_factory.mktemp("run")
+    found = {
+        "workdir": workdir,
+        "training": slurm.submit(*two, "launch/slurm.sbatch", *TRAINING, f"--workdir={workdir}", JAX_PLATFORMS="cpu"),
+        "crash": submit("slurm.sbatch", *two, **crashing),
+        "bad input": submit("slurm.sbatch", *two, FAILING_TASK="0", CODE="2"),
+        "cancelled": submit("slurm.sbatch", *two, waits="yes"),
+        "taken by Slurm": submit("slurm.sbatch", *two, waits="yes"),
+        "array": submit("slurm_array.sbatch", "--array=0-2", waits="yes"),
+        "a task with 4 GPUs": submit("slurm.sbatch", "--nodes=1", "--gpus-per-node=4"),
+        "4 tasks with a GPU": submit("slurm.sbatch", "--nodes=1", "--ntasks-per-node=4", "--gpus-per-node=4"),
+    }
+    slurm.said(found["cancelled"], "task 1")
+    slurm.run("scancel", found["cancelled"])
+    slurm.said(found["taken by Slurm"], "task 1")
+    slurm.run("scontrol", "requeue", found["taken by Slurm"])
+    for i in range(3):
+        slurm.said(f"{found['array']}_{i}", f"run first task 0 --workdir=x --shard={i}/3")
+    slurm.run("scancel", "--signal=TERM", f"{found['array']}_2")
+    slurm.said(found["training"], "step 20/400")
+    slurm.run("scancel", "--signal=TERM", found["training"])
+    return found
+
+
+def test_a_preempted_training_of_two_tasks_is_queued_again_and_ends_as_if_nothing_had_happened(slurm, jobs, tmp_path):
+    job = jobs["training"]
+    whole = subprocess.run(
+        [sys.executable, "train.py", *TRAINING, f"--workdir={tmp_path / 'whole'}"],
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert whole.returncode == 0, whole.stderr
+    fields = slurm.ended(job)
+    output = slurm.output(job)
+    if log := os.environ.get("SLURM_TEST_LOG"):  # to keep it
+        pathlib.Path(log).write_text(output)
+    assert fields["JobState"] == "COMPLETED", output
+    assert fields["Restarts"] == "1"
+    assert "2 processes" in output
+    assert "preempted (exit code 75), queued again" in output
+    # Only steps after the checkpoint are trained again: none is printed twice.
+    steps = [int(step) for step in re.findall(r"^step (\d+)/400", output, re.MULTILINE)]
+    assert steps == sorted(set(steps)), output
+    result = json.loads((jobs["workdir"] / "result.json").read_text())
+    expected = json.loads((tmp_path / "whole" / "result.json").read_text())
+    for name in ("status", "steps", "config_hash"):
+        assert result[name] == expected[name]
+    for name in ("train_loss", "train_loss_avg", "test_loss"):  # one device adds in another order than two
+        assert result[name] == pytest.approx(expected[name], rel=1e-3)
+    assert result["test_accuracy"] == pytest.approx(expected["test_accuracy"], abs=1.5 / 297)  # an image
+
+
+def test_a_crash_is_tried_again_so_often_and_its_code_is_the_jobs_even_if_others_are_preempted(slurm, jobs):
+    fields = slurm.ended(jobs["crash"])
+    output = slurm.output(jobs["crash"])
+    assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("FAILED", "7:0", "1"), output
+    assert "crashed with exit code 7; queued again, restart 1 of 1" in output
+    assert output.count("task 1 --workdir=x") == 2
+
+
+def test_a_task_that_has_a_node_to_itself_uses_all_its_gpus(slurm, jobs):
+    # JAX takes of a Slurm task's GPUs the one with the task's number on the node, unless it is told.
+    for name, expected in (("a task with 4 GPUs", ["GPUs 0,1,2,3"]), ("4 tasks with a GPU", ["GPUs None"] * 4)):
+        assert slurm.ended(jobs[name])["JobState"] == "COMPLETED"
+        assert re.findall("GPUs .*", slurm.output(jobs[name])) == expected
+
+
+def test_bad_input_is_not_tried_again(slurm, jobs):
+    fields = slurm.ended(jobs["bad input"])
+    assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("FAILED", "2:0", "0")
+
+
+def test_a_cancelled_job_stays_cancelled(slurm, jobs):
+    fields = slurm.ended(jobs["cancelled"])
+    assert (fields["JobState"], fields["Restarts"]) == ("CANCELLED", "0")
+    assert "queued again" not in slurm.output(jobs["cancelled"])
+
+
+def test_a_job_that_slurm_itself_queues_again_is_queued_once_and_goes_on(slurm, jobs):
+    # As it is when a partition preempts without a GraceTime: this shell gets SIGTERM, too.
+    fields = slurm.ended(jobs["taken by Slurm"])
+    output = slurm.output(jobs["taken by Slurm"])
+    assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "1"), output
+    assert "run again task 1" in output
+    assert "launch: " not in output
+
+
+def test_a_preempted_part_of_a_sweep_is_queued_again_alone(slurm, jobs):
+    parts = [f"{jobs['array']}_{i}" for i in range(3)]
+    # The last part's job has the array's own number.
+    assert slurm.fields(parts[2])["JobId"] == jobs["array"]
+    assert slurm.ended(parts[2])["Restarts"] == "1"
+    assert "run again task 0 --workdir=x --shard=2/3" in slurm.output(parts[2])
+    for part in parts[:2]:
+        fields = slurm.fields(part)
+        assert (fields["JobState"], fields["Restarts"]) == ("RUNNING", "0")

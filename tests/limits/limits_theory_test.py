@@ -1,0 +1,130 @@
+"""Figures of theory over networks: they run to their files, and their networks decide what theory is right."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.limits import linear_kernel, linear_limit, ntk
+from depthmup_flax.limits.rates import aligned, networks_of, rate, rates_table
+from depthmup_flax.limits.run import run
+from depthmup_flax.training.config import from_file
+
+pytestmark = pytest.mark.slow
+
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs" / "limits"
+MODULES = {"ntk": ntk, "linear_kernel": linear_kernel, "linear_limit": linear_limit}
+
+
+def smoke(name, **fields):
+    config = from_file(CONFIGS / f"{name}.py", "smoke")
+    config.update(fields)
+    return config
+
+
+def measured(module, config, kept):
+    """Rows of the cases that are kept."""
+    with jax.enable_x64(True):
+        return [{**case, **module.measure(config, case)} for case in module.cases(config) if kept(case)]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_figure_runs_to_its_files_and_its_table_is_made_from_records_alone(name, tmp_path):
+    text, paths = run(smoke(name), tmp_path)
+    assert {path.name for path in paths} == {"records.jsonl", "report.txt", f"{name}.png", f"{name}.svg"}
+    assert all(path.stat().st_size > 0 for path in paths)
+    assert "fitted power" in text
+    records = map(json.loads, (tmp_path / "records.jsonl").read_text().splitlines())
+    assert MODULES[name].table([{**record["case"], **record["values"]} for record in records]) in text
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("scale", ["cpu", "gpu"])
+def test_larger_scales_pass_their_checks(name, scale):
+    cases = MODULES[name].cases(from_file(CONFIGS / f"{name}.py", scale))
+    assert len({str(case) for case in cases}) == len(cases) > 10
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "sentence"),
+    [
+        ("ntk", {"nonlinearity": "swish"}, "activation is 'swish'"),
+        ("ntk", {"widths": (16, 16)}, r"config.widths is \(16, 16\): give different whole numbers"),
+        ("ntk", {"depths": (0, 2)}, "config.depths is .* of at least 1"),
+        ("ntk", {"seeds": 12}, "config.seeds is 12: use a multiple of 8"),
+        ("ntk", {"angles": 10}, "config.angles is 10: use a multiple of 8, plus 1"),
+        ("ntk", {"branch_multiplier": 0.0}, "config.branch_multiplier is 0.0: use a positive number"),
+        ("linear_kernel", {"learning_rate": -1.0}, "config.learning_rate is -1.0: use a positive number"),
+        ("linear_kernel", {"width_depth": 0}, "config.width_depth is 0: use a whole number of at least 1"),
+        ("linear_kernel", {"profile_seeds": 1}, "config.profile_seeds is 1: use a multiple of 8"),
+        ("linear_limit", {"depth": 6}, "depth is 6: use multiples of 4"),
+        (
+            "linear_limit",
+            {"theory_depths": (12,)},
+            r"config.theory_depths is \(12,\): give depths of which each is twice",
+        ),
+        ("linear_limit", {"steps": (1, 2000)}, r"config.steps is \(1, 2000\): use at most 1499"),
+        ("linear_limit", {"data": {"name": "digit"}}, "data.name is 'digit', which is no data set"),
+    ],
+)
+def test_a_bad_field_is_one_sentence_before_anything_runs(name, fields, sentence, tmp_path):
+    said = []
+    with pytest.raises(InputError, match=sentence):
+        run(smoke(name, **fields), tmp_path, say=said.append)
+    assert not said
+
+
+def test_text_is_refused_where_images_are_needed(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("abcdefgh " * 400)
+    with pytest.raises(InputError, match="use a set of images"):
+        linear_limit.cases(smoke("linear_limit", data={"name": f"text:{path}"}))
+
+
+def test_tangent_kernels_of_networks_are_those_of_their_depth_and_approach_it_as_one_over_width():
+    config = smoke("ntk", widths=(32, 128), seeds=256)
+    config.theory_depths = (2,)
+    rows = measured(ntk, config, lambda case: True)
+    limit, finite = (np.array(row["kernel"])[::4] for row in rows[:2])
+    narrow, wide = rows[2:]
+    noise = np.array(wide["spread"]) / np.sqrt(wide["seeds"])
+    assert np.all(np.abs(wide["kernel"] - finite) < 5 * noise + 0.02 * finite)
+    assert np.abs(wide["kernel"] - limit)[0] > 10 * noise[0]  # which is why the depth matters
+    assert 2.5 < np.mean(narrow["square_errors"]) / np.mean(wide["square_errors"]) < 7
+
+
+def test_networks_decide_for_the_corrected_kernel_against_the_printed_one():
+    config = smoke("linear_kernel", profile_width=256, depths=(64,), theory_depths=(64,), profile_seeds=32)
+    rows = measured(linear_kernel, config, lambda case: case.get("panel") != "width" and case["depth"] in (0, 64))
+    limit, finite, networks = rows
+    noise = networks["spread_change"][-1] / np.sqrt(32)
+    assert abs(networks["change"][-1] - finite["change"][-1]) < 4 * noise
+    assert abs(limit["change"][-1] - 12.315) < 1e-3
+    assert abs(limit["printed"][-1] - 17.31) < 0.01
+    assert networks["change"][-1] + 4 * noise < limit["printed"][-1]
+
+
+def test_trained_linear_networks_approach_theory_as_one_over_width():
+    config = smoke("linear_limit", widths=(32, 128), network_depths=(8,), network_width=32, seeds=64)
+    rows = measured(linear_limit, config, lambda case: case["depth"] == 8)
+    theory, narrow, wide = rows
+    for name in ("square_errors", "square_errors_outputs"):
+        assert 2.2 < np.mean(narrow[name]) / np.mean(wide[name]) < 8
+    noise = np.array(wide["spread"]) / 8
+    assert np.all(np.abs(np.subtract(wide["rms"], theory["rms"])) < 5 * noise + 0.03)
+    # Training moves features: by much more than networks differ from theory.
+    assert np.abs(np.array(theory["rms"]) - theory["start"]).max() > 0.06
+
+
+def test_rates_are_fitted_and_printed_beside_the_expected_ones():
+    text = rates_table([rate("error", {size: [size**-2.0] for size in (2, 4, 8)}, -2, "exact")])
+    assert text.splitlines()[1].split() == ["error", "2,", "4,", "8", "-2.00", "+-", "0.00", "-2", "exact"]
+    assert "needs 3 sizes" in rates_table([rate("error", {2: [1.0], 4: [1.0]}, None, "exact")])
+    assert len({len(line) for line in aligned([["a", "b"], ["ab", "abc"]]).splitlines()}) == 1
+
+
+def test_narrower_networks_are_more_at_no_more_cost():
+    assert networks_of((64, 16), 8) == {16: 32, 64: 8}

@@ -1,0 +1,399 @@
+"""The networks compute what the papers write, the same scanned and unrolled."""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import depthmup_flax as dm
+from depthmup_flax.models import create_model, model_fields
+from depthmup_flax.models.resnet import even_stages, segment_lengths
+from depthmup_flax.nn.layers import NONLINEARITIES, conv_same, dense_product
+from depthmup_flax.rule.roles import flatten_info, path_name
+
+pytestmark = pytest.mark.usefixtures("compiled_in_haste")
+
+VECTORS = jax.random.normal(jax.random.key(1), (4, 20))
+IMAGES = jax.random.normal(jax.random.key(1), (4, 16, 16, 3))
+TOKENS = jax.random.randint(jax.random.key(1), (4, 12), 0, 5)
+# One small network of each kind, with inputs.
+EACH = [
+    (dm.ResMLP(5, width=64, depth=8), VECTORS),
+    (dm.SimpleResNet(5, width=64, depth=8), IMAGES),
+    (dm.ResNet(5, width=8, depth=8), IMAGES),
+    (dm.ViT(5, width=32, depth=4, patch_size=4), IMAGES),
+    (dm.GPT(5, width=32, depth=4), TOKENS),
+]
+NAMES = [type(model).__name__ for model, _ in EACH]
+
+
+def init(model, x, seed=0):
+    return nn.unbox(jax.jit(model.init)(jax.random.key(seed), x))
+
+
+def apply(model, variables, x, **kwargs):
+    return jax.jit(lambda v: model.apply(v, x, **kwargs))(variables)
+
+
+def loss_and_grads(model, variables, x):
+    def loss(params):
+        logits, _ = model.apply({**variables, "params": params}, x, train=True, mutable=["batch_stats"])
+        return jnp.mean(jnp.square(logits - 1.0))
+
+    return jax.jit(jax.value_and_grad(loss))(variables["params"])
+
+
+def assert_trees_equal(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def assert_trees_close(a, b, rtol):
+    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(b))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * scale), a, b)
+
+
+@pytest.mark.parametrize("pre_nonlin", [False, True])
+@pytest.mark.parametrize("nonlinearity", list(NONLINEARITIES))
+def test_res_mlp_is_the_papers_recursion(nonlinearity, pre_nonlin):
+    """TP6 6.3 (post) and B24 Eq. 1 (pre), written out in NumPy."""
+    rule = dm.get_parametrization(alpha=0.7, gamma=0.3, branch_multiplier=1.3, gamma0=0.5)
+    model = dm.ResMLP(
+        7, width=32, depth=6, base_width=8, base_depth=2, parametrization=rule, nonlinearity=nonlinearity,
+        pre_nonlin=pre_nonlin, block_depth=2, use_bias=True,
+    )  # fmt: skip
+    variables = init(model, VECTORS)
+    p = jax.tree.map(lambda a: np.asarray(a, np.float64), variables["params"])
+    phi = {
+        "relu": lambda z: np.maximum(z, 0), "abs": np.abs, "linear": lambda z: z, "tanh": np.tanh,
+        "erf": np.vectorize(math.erf),
+        "gelu": lambda z: 0.5 * z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))),
+    }[nonlinearity]  # fmt: skip
+    h = np.asarray(VECTORS, np.float64) @ p["stem"]["kernel"] + p["stem"]["bias"]
+    for i in range(6):
+        z = h
+        for name in ("dense_0", "dense_1"):
+            layer = p["blocks"]["branch"][name]
+            z = (
+                phi(z) @ layer["kernel"][i] + layer["bias"][i]
+                if pre_nonlin
+                else phi(z @ layer["kernel"][i] + layer["bias"][i])
+            )
+        h = h + 1.3 * 3**-0.7 * (z - z.mean(-1, keepdims=True))
+    expected = ((phi(h) if pre_nonlin else h) @ p["readout"]["kernel"] / 4 + p["readout"]["bias"]) / 0.5
+    np.testing.assert_allclose(model.apply(variables, VECTORS), expected, rtol=2e-4, atol=2e-5)
+
+
+def test_simple_resnet_is_the_papers_recursion():
+    """B24 App. A.1, with JAX's own convolution and pooling, block after block."""
+    model = dm.SimpleResNet(7, width=32, depth=6, base_width=16, base_depth=3)
+    variables = init(model, IMAGES)
+    p = variables["params"]
+    conv = lambda x, kernel: jax.lax.conv_general_dilated(
+        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    h = conv(IMAGES, p["stem"]["conv"]["kernel"])
+    for i, blocks in enumerate((2, 1, 2, 1)):  # pooling after blocks 2, 3 and 5
+        if i:
+            b, height, width, c = h.shape
+            h = h.reshape(b, height // 2, 2, width // 2, 2, c).mean((2, 4))
+            h = conv(jax.nn.relu(h), p[f"widen_{i}"]["conv"]["kernel"])
+        for j in range(blocks):
+            h = h + (9 / 6) ** -0.5 * conv(jax.nn.relu(h), p[f"segment_{i}"]["branch"]["conv"]["kernel"][j])
+    expected = jax.nn.relu(h).reshape(4, -1) @ p["readout"]["kernel"] / 2
+    np.testing.assert_allclose(apply(model, variables, IMAGES), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("depth", "expected"),
+    [(3, [1, 1, 1, 0]), (4, [1, 1, 1, 1]), (6, [2, 1, 2, 1]), (12, [3, 3, 3, 3]), (30, [8, 7, 8, 7])],
+)
+def test_three_poolings_are_equally_spaced_over_depth(depth, expected):
+    assert segment_lengths(depth) == expected
+    assert sum(expected) == depth
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [
+        (dm.ResMLP(5, width=16, depth=5), VECTORS),
+        (dm.ResMLP(5, width=16, depth=5, block_depth=2, norm="layer", use_bias=True, nonlinearity="abs"), VECTORS),
+        (dm.SimpleResNet(5, width=16, depth=5), IMAGES),
+        (dm.SimpleResNet(5, width=16, depth=5, norm="batch", use_bias=True), IMAGES),
+        (dm.SimpleResNet(5, width=16, depth=5, norm="layer"), IMAGES),
+        (dm.ResNet(5, width=4, depth=5, stage_sizes=(2, 3), norm="batch"), IMAGES),
+        (dm.ResNet(5, width=4, depth=3, stage_sizes=(1, 2), norm="none", use_bias=True), IMAGES),
+        (dm.ViT(5, width=16, depth=3, patch_size=4, use_bias=True), IMAGES),
+        (dm.ViT(5, width=16, depth=3, patch_size=4, norm="none", pool="mean", positions="sincos"), IMAGES),
+        (dm.GPT(5, width=16, depth=3), TOKENS),
+        (dm.GPT(5, width=16, depth=3, tied=True, head_dim=8, positions="sincos", norm="none"), TOKENS),
+    ],
+)
+def test_scanned_and_unrolled_are_one_network_with_one_checkpoint(model, x):
+    unrolled = model.clone(scan=False)
+    variables = init(model, x)
+    assert_trees_equal(variables, init(unrolled, x))  # same tree, same initial values: same checkpoint
+    value, grads = loss_and_grads(model, variables, x)
+    value_unrolled, grads_unrolled = loss_and_grads(unrolled, variables, x)
+    np.testing.assert_allclose(value, value_unrolled, rtol=1e-6)
+    assert_trees_close(grads, grads_unrolled, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(5, 3), (3, 5)])
+def test_every_derivative_of_a_dense_product_is_that_of_the_matrix_product(sizes, float64):
+    fan_in, features = sizes
+    x, kernel, towards = (
+        jax.random.normal(jax.random.key(i), shape)
+        for i, shape in enumerate([(2, 4, fan_in), (fan_in, features), (fan_in, features)])
+    )
+    transformations = {
+        "gradient": lambda f: jax.grad(f, (0, 1))(x, kernel),
+        "forward": lambda f: jax.jvp(lambda k: f(x, k), (kernel,), (towards,)),
+        "forward over reverse": lambda f: jax.jvp(lambda k: jax.grad(f, (0, 1))(x, k), (kernel,), (towards,)),
+        "reverse over reverse": lambda f: jax.grad(lambda k: (jax.grad(f, 1)(x, k) ** 2).sum())(kernel),
+        "hessian": lambda f: jax.hessian(f, 1)(x, kernel),
+        "mapped gradients": lambda f: jax.vmap(jax.grad(f, (0, 1)), (None, 0))(x, jnp.stack([kernel, towards])),
+        "gradient of mapped": lambda f: jax.grad(lambda k: jax.vmap(f, (0, None))(x, k).sum())(kernel),
+        "remat": lambda f: jax.grad(jax.checkpoint(f), (0, 1))(x, kernel),
+    }
+    for name, transform in transformations.items():
+        ours, plain = (
+            transform(lambda x, kernel, product=product: jnp.tanh(product(x, kernel)).sum())
+            for product in (dense_product, jnp.matmul)
+        )
+        jax.tree.map(lambda a, b, name=name: np.testing.assert_allclose(a, b, rtol=1e-12, err_msg=name), ours, plain)
+
+
+@pytest.mark.parametrize("window", [(3, 3), (1, 1), (5, 3)])
+def test_canonical_convolution_has_the_gradients_that_jax_derives(window):
+    x, g = IMAGES, jax.random.normal(jax.random.key(3), (4, 16, 16, 6))
+    kernel = jax.random.normal(jax.random.key(2), (*window, 3, 6))
+
+    def plain(x, kernel):
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    value, pull = jax.vjp(conv_same, x, kernel)
+    expected_value, expected_pull = jax.vjp(plain, x, kernel)
+    np.testing.assert_allclose(value, expected_value, rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(pull(g), expected_pull(g), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-4)
+
+
+def test_norm_in_the_branch_does_not_cancel_the_multiplier():
+    """The increment of a normalised branch is a r^-1/2 times something of unit size."""
+    for model, x in [
+        (dm.SimpleResNet(5, width=64, depth=13, base_depth=1 + 3, norm="batch"), IMAGES),
+        (dm.SimpleResNet(5, width=64, depth=13, base_depth=1 + 3, norm="layer"), IMAGES),
+    ]:
+        variables = init(model, x)
+        _, recorded = apply(model, variables, x, train=True, mutable=["intermediates", "batch_stats"])
+        streams = recorded["intermediates"]["segment_0"]["stream"][0]
+        increment = float(jnp.sqrt(jnp.mean((streams[1] - streams[0]) ** 2)))
+        assert increment == pytest.approx((16 / 7) ** -0.5, rel=0.05)
+
+
+def test_batch_norm_uses_batch_statistics_in_training_and_running_ones_in_evaluation():
+    model = dm.SimpleResNet(5, width=16, depth=4, norm="batch")
+    variables = init(model, IMAGES)
+    assert jax.tree.leaves(variables["batch_stats"])[0].shape[0] == 1  # stacked with the block
+    train = jax.jit(lambda v: model.apply(v, IMAGES, train=True, mutable=["batch_stats"]))
+    evaluate = jax.jit(lambda v: model.apply(v, IMAGES, train=False))
+    trained, updated = train(variables)
+    assert float(jnp.abs(trained - evaluate(variables)).max()) > 1e-3
+    # After many passes over one batch the running averages are that batch's.
+    for _ in range(100):
+        _, updated = train({**variables, **updated})
+    np.testing.assert_allclose(evaluate({**variables, **updated}), trained, atol=0.02)
+
+
+@pytest.mark.parametrize(("model", "x"), EACH, ids=NAMES)
+def test_bfloat16_computes_in_bfloat16_with_float32_parameters_and_stream(model, x):
+    exact, rounded = (model.clone(dtype=d) for d in (None, "bfloat16"))
+    variables = init(rounded, x)
+    assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype("float32")}
+    logits, recorded = apply(rounded, variables, x, mutable=["intermediates"])
+    assert logits.dtype == jnp.float32
+    streams = [x for path, x in jax.tree_util.tree_flatten_with_path(recorded)[0] if "stream" in path_name(path)]
+    assert {leaf.dtype for leaf in streams} == {jnp.dtype("float32")}
+    assert "bf16" in str(jax.make_jaxpr(rounded.apply)(variables, x))
+    error = float(jnp.abs(logits - apply(exact, variables, x)).max())
+    assert 0 < error < 0.05 * float(jnp.abs(logits).max()) + 0.01
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "zero"),
+    [
+        (dm.ResMLP(5, width=16, depth=3, zero_init_branch=True, pre_nonlin=True, block_depth=2), VECTORS, "dense_1"),
+        (dm.SimpleResNet(5, width=16, depth=4, zero_init_branch=True), IMAGES, "conv"),
+    ],
+)
+def test_zero_init_branch_starts_as_the_identity_and_gets_gradients(model, x, zero):
+    variables = init(model, x)
+    _, recorded = apply(model, variables, x, mutable=["intermediates"])
+    for streams in jax.tree.leaves(recorded["intermediates"]):
+        np.testing.assert_array_equal(streams, jnp.broadcast_to(streams[0], streams.shape))
+    _, grads = loss_and_grads(model, variables, x)
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(grads)[0]}
+    assert all(bool(jnp.any(leaf != 0)) for path, leaf in leaves.items() if zero in path)
+
+
+def test_zero_init_readout_starts_at_zero_logits():
+    for model, x in EACH:
+        model = model.clone(width=16, depth=4, zero_init_readout=True)
+        assert not jnp.any(apply(model, init(model, x), x))
+
+
+@pytest.mark.parametrize(("model", "x"), EACH, ids=NAMES)
+def test_training_under_vmap_over_learning_rates_and_seeds_is_training_alone(model, x):
+    model = model.clone(width=16, depth=4)
+    info = dm.param_info(model, model.base(), x)
+    labels = TOKENS if x is TOKENS else jnp.arange(4)
+
+    def train(learning_rate, seed):
+        variables = nn.unbox(model.init(jax.random.key(seed), x))
+        params, rest = variables["params"], {k: v for k, v in variables.items() if k != "params"}
+        optimizer = dm.sgd(learning_rate, info, model.parametrization, momentum=0.9)
+
+        def loss(params):
+            logits, _ = model.apply({"params": params, **rest}, x, train=True, mutable=["batch_stats"])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+        def step(carry, _):
+            params, state = carry
+            value, grads = jax.value_and_grad(loss)(params)
+            updates, state = optimizer.update(grads, state, params)
+            return (optax.apply_updates(params, updates), state), value
+
+        return jax.lax.scan(step, (params, optimizer.init(params)), None, length=3)[1]
+
+    rates, seeds = jnp.array([0.003, 0.03]), jnp.array([0, 1])
+    together = jax.jit(jax.vmap(train))(rates, seeds)
+    alone = jnp.stack([jax.jit(train)(*pair) for pair in zip(rates, seeds, strict=True)])
+    np.testing.assert_allclose(together, alone, rtol=2e-3)
+    assert bool((together[:, -1] < together[:, 0]).all())
+
+
+@pytest.mark.parametrize(("model", "x"), EACH, ids=NAMES)
+def test_every_parameter_is_annotated_with_its_initial_standard_deviation(model, x):
+    model = model.clone(width=32, base_width=16, use_bias=True)
+    params = init(model, x)["params"]
+    leaves = flatten_info(dm.param_info(model, model.base(), x))
+    for path, value in jax.tree_util.tree_flatten_with_path(params)[0]:
+        leaf = leaves[path_name(path)]
+        assert leaf.init_std == pytest.approx(float(value.std()), rel=0.25, abs=0.01), path
+        assert leaf.in_branch == any(part in path_name(path) for part in ("blocks", "segment", "stage", "/conv_"))
+
+
+def test_resnet_is_he_et_al_with_the_activation_first_and_a_scaled_branch():
+    """Block after block, with JAX's own convolutions and batch statistics (B24 App. A.2)."""
+    model = dm.ResNet(7, width=8, depth=5, base_width=4, base_depth=2, stage_sizes=(2, 3), norm="batch")
+    variables = init(model, IMAGES)
+    p = variables["params"]
+
+    def conv_norm(x, layer, index=None, stride=1):
+        kernel = layer["conv"]["kernel"] if index is None else layer["conv"]["kernel"][index]
+        y = jax.lax.conv_general_dilated(
+            x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return (y - y.mean((0, 1, 2))) / jnp.sqrt(y.var((0, 1, 2)) + 1e-5)
+
+    def branch(x, block, index=None, stride=1):
+        y = conv_norm(jax.nn.relu(x), block["conv_1"], index, stride)
+        return 2.5**-0.5 * conv_norm(jax.nn.relu(y), block["conv_2"], index)
+
+    h = conv_norm(IMAGES, p["stem"])
+    for i in range(2):
+        h = h + branch(h, p["stage_0"], i)
+    h = conv_norm(h, p["down_1"]["shortcut"], stride=2) + branch(h, p["down_1"], stride=2)
+    for i in range(2):
+        h = h + branch(h, p["stage_1"], i)
+    expected = jax.nn.relu(h).mean((1, 2)) @ p["readout"]["kernel"] / 2
+    logits, _ = apply(model, variables, IMAGES, train=True, mutable=["batch_stats"])
+    np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_resnet_18_has_the_parameters_of_he_et_al():
+    """11.17 million for CIFAR-10, 11.69 million for ImageNet, 21.8 million for ResNet-34 there, as commonly printed."""
+
+    def count(model, side):
+        shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, side, side, 3)))
+        return sum(leaf.size for leaf in jax.tree.leaves(shapes["params"]))
+
+    readout_bias = 10
+    assert count(dm.ResNet(10), 32) == 11_173_962 - readout_bias
+    assert count(dm.ResNet(1000, stem="imagenet"), 224) == 11_689_512 - 1000
+    assert count(dm.ResNet(1000, depth=16, stage_sizes=(3, 4, 6, 3), stem="imagenet"), 224) == 21_797_672 - 1000
+
+
+@pytest.mark.parametrize(
+    ("depth", "expected"), [(4, (1, 1, 1, 1)), (5, (1, 1, 2, 1)), (8, (2, 2, 2, 2)), (15, (3, 4, 4, 4))]
+)
+def test_stages_are_as_equal_as_the_depth_allows(depth, expected):
+    assert even_stages(depth) == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: dm.ResMLP(10, width=0), "model.width is 0: use a positive whole number"),
+        (lambda: dm.ResMLP(10, depth=-3), "model.depth is -3: use a positive whole number"),
+        (lambda: dm.ResMLP(10, width=12.5), "model.width is 12.5"),
+        (lambda: dm.ResMLP(10, base_width=-1), "model.base_width is -1: use a positive whole number, or 0"),
+        (lambda: dm.ResMLP(10, nonlinearity="rleu"), "model.nonlinearity is 'rleu': did you mean 'relu'?"),
+        (lambda: dm.ResMLP(10, norm="batch"), "model.norm is 'batch': ResMLP has 'none' and 'layer'"),
+        (lambda: dm.ResMLP(10, dtype="bf17"), "model.dtype is 'bf17': use 'float32', 'bfloat16' or 'float16'"),
+        (lambda: dm.ResMLP(10, zero_init_branch=True), "never trains"),
+        (lambda: dm.SimpleResNet(10, width=20), "model.width is 20: it is the last of four widths that double"),
+        (lambda: dm.SimpleResNet(10, base_width=4), "model.base_width is 4"),
+        (lambda: dm.SimpleResNet(10, depth=2), "model.depth is 2: three poolings need a depth of at least 3"),
+        (lambda: dm.SimpleResNet(10, norm="group"), "model.norm is 'group': use one of batch, layer, none"),
+        (lambda: dm.ResNet(10, stem="imagnet"), "model.stem is 'imagnet': did you mean 'imagenet'?"),
+        (lambda: dm.ResNet(10, depth=3), "model.depth is 3: four stages need a depth of at least 4"),
+        (lambda: dm.ResNet(10, stage_sizes=(3, 4, 6, 3)), "model.stage_sizes is (3, 4, 6, 3), but model.depth is 8"),
+        (lambda: dm.ResNet(10).init(jax.random.key(0), jnp.zeros((1, 4, 4, 3))), "at least 8 x 8 pixels"),
+        (lambda: dm.ViT(10, width=30), "model.width is 30, which model.num_heads = 4 does not divide: use width 32"),
+        (lambda: dm.ViT(10, width=64, base_width=30), "model.base_width is 30"),
+        (lambda: dm.ViT(10, width=30, head_dim=8), "model.width is 30, which model.head_dim = 8 does not divide"),
+        (lambda: dm.ViT(10, head_dim=-1), "model.head_dim is -1"),
+        (lambda: dm.ViT(10, pool="max"), "model.pool is 'max': use one of mean, token"),
+        (lambda: dm.ViT(10, positions="rotary"), "model.positions is 'rotary': use one of learned, sincos"),
+        (lambda: dm.ViT(10, norm="batch"), "model.norm is 'batch': use one of layer, none"),
+        (lambda: dm.ViT(10, dropout=1.0), "model.dropout is 1.0: use a probability"),
+        (
+            lambda: dm.ViT(10, patch_size=7).init(jax.random.key(0), jnp.zeros((1, 32, 32, 3))),
+            "model.patch_size is 7, which does not divide images of shape (32, 32, 3)",
+        ),
+        (lambda: dm.GPT(10, tied=True, zero_init_readout=True), "model.tied makes the readout the token embedding"),
+        (lambda: dm.GPT(10).init(jax.random.key(0), jnp.zeros((1, 4))), "give tokens [B, T]"),
+        (lambda: dm.SimpleResNet(10).init(jax.random.key(0), jnp.zeros((1, 4, 4, 3))), "at least 8 x 8 pixels"),
+        (
+            lambda: create_model("resmlp", num_classes=2, parametrization=None),
+            "model.name is 'resmlp': did you mean 'res_mlp'?",
+        ),
+        (
+            lambda: create_model("res_mlp", num_classes=2, parametrization=dm.get_parametrization(), dpeth=3),
+            "model has no field 'dpeth' for 'res_mlp': did you mean 'depth'?",
+        ),
+    ],
+)
+def test_bad_sizes_and_names_are_refused_before_anything_is_traced(call, message):
+    with pytest.raises(dm.InputError) as error:
+        call()
+    assert message in str(error.value)
+
+
+def test_every_model_field_can_be_set_by_a_config():
+    assert set(model_fields("res_mlp")) >= {
+        "width",
+        "depth",
+        "base_width",
+        "base_depth",
+        "scan",
+        "dtype",
+        "block_depth",
+    }
+    assert "parent" not in model_fields("simple_resnet")

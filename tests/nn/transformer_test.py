@@ -1,0 +1,192 @@
+"""Attention, feed-forward, embeddings and the two transformers, against the formulas written out."""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import depthmup_flax as dm
+from depthmup_flax.nn.transformer import SelfAttention, sincos_positions, sincos_positions_2d
+from depthmup_flax.rule.roles import flatten_info
+
+IMAGES = jax.random.normal(jax.random.key(1), (3, 16, 16, 3))
+TOKENS = jax.random.randint(jax.random.key(1), (3, 12), 0, 7)
+
+
+def shaken(model, x):
+    """Parameters with every one moved off its initial value, zero queries too."""
+    params = nn.unbox(jax.jit(model.init)(jax.random.key(0), x))["params"]
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(5), len(leaves))
+    moved = [leaf + 0.1 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(structure, moved)
+
+
+def layer_norm(x, p):
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+    return x * p["layer"]["scale"] + p["layer"]["bias"]
+
+
+def blocks(h, p, *, heads, scale, causal, multiplier, depth):
+    """Vaswani et al. (arXiv:1706.03762) head by head, with the scale and the branch multiplier given."""
+    d = h.shape[-1] // heads
+    for i in range(depth):
+        layer = jax.tree.map(lambda a, i=i: a[i], p)
+        x = layer_norm(h, layer["attention_norm"])
+        q, k, v = (x @ layer["attention"][name]["kernel"] for name in ("query", "key", "value"))
+        mixed = []
+        for head in range(heads):
+            part = slice(head * d, (head + 1) * d)
+            logits = np.einsum("btd,bsd->bts", q[..., part], k[..., part]) * scale
+            if causal:
+                logits = np.where(np.tri(h.shape[1], dtype=bool), logits, -np.inf)
+            weights = np.exp(logits - logits.max(-1, keepdims=True))
+            mixed.append(weights / weights.sum(-1, keepdims=True) @ v[..., part])
+        h = h + multiplier * np.concatenate(mixed, -1) @ layer["attention"]["out"]["kernel"]
+        z = layer_norm(h, layer["mlp_norm"]) @ layer["mlp"]["up"]["kernel"]
+        gelu = 0.5 * z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
+        h = h + multiplier * gelu @ layer["mlp"]["down"]["kernel"]
+    return h
+
+
+def as_float64(params):
+    return jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+
+
+def test_vit_is_the_papers_network():
+    """B24 A.3 in NumPy: scale sqrt(d_base) / d, branches times (3/2)^-1/2, readout over 2."""
+    model = dm.ViT(5, width=32, depth=3, base_width=16, base_depth=2, patch_size=4, num_heads=2)
+    params = shaken(model, IMAGES)
+    p, x = as_float64(params), np.asarray(IMAGES, np.float64)
+    cells = np.stack([x[:, r : r + 4, c : c + 4].reshape(3, -1) for r in range(0, 16, 4) for c in range(0, 16, 4)], 1)
+    h = cells @ p["stem"]["kernel"] + p["positions"]
+    h = np.concatenate([np.broadcast_to(p["class_token"], (3, 1, 32)), h], 1)
+    inner = p["transformer"]
+    h = blocks(h, inner["blocks"], heads=2, scale=math.sqrt(8) / 16, causal=False, multiplier=1.5**-0.5, depth=3)
+    expected = layer_norm(h, inner["norm"])[:, 0] @ p["readout"]["kernel"] / 2
+    np.testing.assert_allclose(model.apply({"params": params}, IMAGES), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_gpt_is_the_same_blocks_with_a_causal_mask(tied):
+    model = dm.GPT(7, width=32, depth=2, base_width=16, base_depth=4, num_heads=4, tied=tied)
+    params = shaken(model, TOKENS)
+    p = as_float64(params)
+    h = p["stem"]["embedding"][np.asarray(TOKENS)] + p["positions"]
+    inner = p["transformer"]
+    h = blocks(h, inner["blocks"], heads=4, scale=math.sqrt(4) / 8, causal=True, multiplier=2**0.5, depth=2)
+    h = layer_norm(h, inner["norm"])
+    # Tied: 1/m and the 1/sqrt(n_base) of an untied readout's initial weights.
+    expected = h @ p["stem"]["embedding"].T / 2 / math.sqrt(16) if tied else h @ p["readout"]["kernel"] / 2
+    np.testing.assert_allclose(model.apply({"params": params}, TOKENS), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gpt_does_not_see_the_future():
+    model = dm.GPT(7, width=16, depth=2)
+    params = shaken(model, TOKENS)
+    changed = TOKENS.at[:, 6:].set(0)
+    before, after = (model.apply({"params": params}, tokens) for tokens in (TOKENS, changed))
+    np.testing.assert_allclose(before[:, :6], after[:, :6], atol=1e-5)
+    assert float(jnp.abs(before[:, 6:] - after[:, 6:]).max()) > 0.1
+
+
+@pytest.mark.parametrize("positions", ["learned", "sincos"])
+def test_gpt_takes_shorter_sequences_than_it_was_made_for_and_learned_positions_no_longer_ones(positions):
+    model = dm.GPT(7, width=16, depth=2, positions=positions)
+    params = shaken(model, TOKENS)
+    whole, part = (model.apply({"params": params}, tokens) for tokens in (TOKENS, TOKENS[:, :5]))
+    np.testing.assert_allclose(whole[:, :5], part, atol=1e-5)
+    longer = jnp.concatenate([TOKENS, TOKENS], 1)
+    if positions == "sincos":
+        assert model.apply({"params": params}, longer).shape == (3, 24, 7)
+    else:
+        with pytest.raises(dm.InputError, match="24 tokens, but the model was made for 12"):
+            model.apply({"params": params}, longer)
+
+
+@pytest.mark.parametrize(
+    ("fields", "scale"),
+    [
+        ({"num_heads": 2}, math.sqrt(8) / 32),  # head dimension 8 at the base, 32 here
+        ({"head_dim": 8}, 1 / math.sqrt(8)),  # 2 heads at the base, 8 here
+    ],
+)
+def test_heads_or_their_dimension_grow_and_the_logits_scale_follows(fields, scale, monkeypatch):
+    seen = {}
+    attend = jax.nn.dot_product_attention
+
+    def spy(q, k, v, *, scale, is_causal):
+        seen.update(scale=scale, shape=q.shape)
+        return attend(q, k, v, scale=scale, is_causal=is_causal)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", spy)
+    model = dm.ViT(5, width=64, base_width=16, depth=2, patch_size=4, **fields)
+    jax.eval_shape(model.init, jax.random.key(0), IMAGES)
+    assert seen["scale"] == pytest.approx(scale)
+    assert seen["shape"] == ((3, 17, 2, 32) if "num_heads" in fields else (3, 17, 8, 8))
+
+
+def test_the_standard_rule_has_the_usual_attention_scale():
+    assert dm.get_parametrization("sp").attention_scale(64, 16) == pytest.approx(1 / 8)
+    assert dm.get_parametrization("depth_mup").attention_scale(64, 16) == pytest.approx(4 / 64)
+
+
+def test_queries_start_at_zero_and_learn_at_the_first_step():
+    model = dm.ViT(5, width=16, depth=2, patch_size=4)
+    params = nn.unbox(jax.jit(model.init)(jax.random.key(0), IMAGES))["params"]
+    grads = jax.jit(jax.grad(lambda p: jnp.sum(model.apply({"params": p}, IMAGES)[:, 0])))(params)
+    query = lambda tree: tree["transformer"]["blocks"]["attention"]["query"]["kernel"]
+    assert not jnp.any(query(params))
+    assert bool(jnp.all(jnp.any(query(grads) != 0, (1, 2))))
+
+
+def test_positions_and_class_token_are_not_decayed_and_embeddings_do_not_shrink_with_width():
+    leaves = {}
+    for width in (16, 64):
+        model = dm.ViT(5, width=width, base_width=16, depth=2, patch_size=4)
+        leaves[width] = flatten_info(dm.param_info(model, model.base(), IMAGES))
+    for name in ("positions", "class_token"):
+        assert not leaves[64][name].decay
+        assert leaves[64][name].init_std == leaves[16][name].init_std == 0.25
+
+
+def test_dropout_acts_in_training_only_and_differs_between_layers():
+    model = dm.GPT(7, width=16, depth=3, dropout=0.5)
+    params = shaken(model, TOKENS)
+    run = lambda seed, train: model.apply(
+        {"params": params}, TOKENS, train=train, rngs={"dropout": jax.random.key(seed)}
+    )
+    assert float(jnp.abs(run(0, True) - run(1, True)).max()) > 0.05
+    np.testing.assert_array_equal(run(0, True), run(0, True))
+    np.testing.assert_array_equal(run(0, False), model.clone(dropout=0.0).apply({"params": params}, TOKENS))
+    model = dm.GPT(7, width=16, depth=3, dropout=0.5, use_bias=True)
+    biased = shaken(model, TOKENS)
+    zero = jax.tree.map(jnp.zeros_like, biased["transformer"]["blocks"])
+    zero["mlp"]["down"]["bias"] = jnp.ones_like(zero["mlp"]["down"]["bias"])
+    biased["transformer"]["blocks"] = zero
+    _, recorded = model.apply(
+        {"params": biased}, TOKENS, train=True, rngs={"dropout": jax.random.key(0)}, mutable=["intermediates"]
+    )
+    stream = recorded["intermediates"]["transformer"]["blocks"]["stream"][0]
+    first, second = stream[1] - stream[0], stream[2] - stream[1]
+    np.testing.assert_allclose(sorted(set(np.round(np.asarray(first), 3).ravel())), [0.0, 2.0], atol=1e-3)
+    assert float((first != second).mean()) > 0.3
+
+
+def test_sincos_positions_are_the_transformers():
+    table = sincos_positions(10, 8)
+    for position in (0, 3, 9):
+        for i in range(4):
+            angle = position / 10_000 ** (i / 4)
+            assert table[position, i] == pytest.approx(math.sin(angle), abs=1e-6)
+            assert table[position, 4 + i] == pytest.approx(math.cos(angle), abs=1e-6)
+    grid = sincos_positions_2d(3, 5, 16)
+    np.testing.assert_array_equal(grid[7], np.concatenate([sincos_positions(3, 8)[1], sincos_positions(5, 8)[2]]))
+
+
+def test_attention_whose_heads_do_not_divide_the_width_is_refused():
+    with pytest.raises(dm.InputError, match="num_heads is 3, which does not divide the width 16"):
+        SelfAttention(3).init(jax.random.key(0), jnp.zeros((1, 4, 16)))

@@ -1,0 +1,148 @@
+"""Layouts of devices: the same training on each, memory that falls, and what is refused."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from depthmup_flax import InputError
+from depthmup_flax.models import MODELS
+from depthmup_flax.parallel import sharding
+from depthmup_flax.rule.roles import path_name
+from depthmup_flax.training.config import default_config
+from depthmup_flax.training.experiment import build
+from depthmup_flax.training.loop import train_and_evaluate
+
+ROOT = pathlib.Path(__file__).parents[2]
+LAYOUTS = ("data 8", "data 2, fsdp 4", "data 2, fsdp 2, tensor 2")
+
+
+@pytest.fixture(scope="module")
+def on_devices():
+    """What `on_devices.py` found on eight devices, in double precision."""
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "on_devices.py"), ",".join(MODELS), "res_mlp,vit"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("model", list(MODELS))
+def test_a_model_trains_on_eight_devices_as_on_one(on_devices, model, layout):
+    """In double precision: losses are stored in single, projections of parameters to its rounding of Adam's epsilon."""
+    one, found = on_devices["compared"][model]["one"], on_devices["compared"][model][layout]
+    np.testing.assert_allclose(found["losses"], one["losses"], rtol=3e-7)
+    np.testing.assert_allclose(found["marks"], one["marks"], rtol=3e-6, atol=3e-6)
+    assert len(set(one["losses"])) > 2  # it does train
+    assert one["split"] == []
+    assert bool(found["split"]) == (layout != "data 8")
+
+
+def test_a_dense_products_gradient_is_summed_over_devices_however_its_rows_are_split(on_devices):
+    found = on_devices["dense"]
+    assert len(found) == 4
+    for layout, gradient in found.items():
+        np.testing.assert_allclose(gradient, found["one"], rtol=1e-12, err_msg=layout)
+
+
+@pytest.mark.parametrize("model", ["res_mlp", "vit"])
+def test_parts_of_a_batch_and_recomputed_activations_train_like_the_whole(on_devices, model):
+    found = on_devices["parts"][model]
+    for other in ("parts", "dots", "full"):
+        np.testing.assert_allclose(found[other], found["whole"], rtol=3e-7)
+
+
+def test_memory_for_the_state_falls_as_one_over_fsdp(on_devices):
+    """Also that no copy of all parameters is made whole: temporaries stay below a quarter of them."""
+    found = {int(fsdp): value for fsdp, value in on_devices["memory"].items()}
+    whole = found[1]["whole_state"]
+    for fsdp, of_one_device in found.items():
+        assert of_one_device["arguments"] == pytest.approx(whole / fsdp, rel=0.02)
+        parameters = whole / 3  # Adam keeps two numbers beside each
+        assert of_one_device["temporaries"] < parameters / 4
+
+
+def test_parameters_are_split_as_their_axes_say():
+    mesh = jax.sharding.AbstractMesh((2, 2, 4), sharding.MESH_AXES)
+    spec = lambda names, shape: sharding.param_spec(names, shape, mesh)
+    assert spec(("layers", "width_in", "inner_out"), (3, 8, 16)) == P(None, "fsdp", "tensor")
+    assert spec(("layers", "inner_in", "width_out"), (3, 16, 8)) == P(None, "tensor", "fsdp")
+    assert spec((None, None, "width_in", "width_out"), (3, 3, 8, 8)) == P(None, None, "fsdp", "tensor")
+    assert spec(("width_in", "fixed_out"), (8, 10)) == P("fsdp", None)  # classes stay together
+    assert spec(("fixed_in", "width_out"), (7, 6)) == P(None, "fsdp")  # 6 does not divide by 4, 7 not by 2
+    assert spec(("layers", "width_out"), (4, 8)) == P(None, None)  # vectors are everywhere
+
+
+def test_the_optimizers_state_lies_as_the_parameters_do():
+    config = default_config("gpt")
+    config.data.update(name=f"text:{__file__}", context=8)
+    config.optimizer.frozen = ("stem",)
+    experiment = build(config)
+    mesh = jax.sharding.AbstractMesh((2, 2, 2), sharding.MESH_AXES)
+    state = experiment.state_shapes()
+    placed = sharding.state_shardings(state, experiment.axes, mesh)
+    specs = {path_name(path): s.spec for path, s in jax.tree_util.tree_flatten_with_path(placed)[0]}
+    kernel = "transformer/blocks/mlp/up/kernel"
+    lying = [spec for path, spec in specs.items() if path.endswith(kernel)]
+    assert lying == [P(None, "fsdp", "tensor")] * 3  # the parameter and Adam's two moments
+    assert specs["step"] == P()
+    assert all(spec == P() for path, spec in specs.items() if path.endswith("count"))
+
+
+@pytest.mark.parametrize(
+    ("axes", "devices", "shape"),
+    [
+        ({"data": -1, "fsdp": 1, "tensor": 1}, 8, (8, 1, 1)),
+        ({"data": -1, "fsdp": 4, "tensor": 2}, 8, (1, 4, 2)),
+        ({"data": 2, "fsdp": -1, "tensor": 1}, 8, (2, 4, 1)),
+        ({"data": 1, "fsdp": 1, "tensor": 1}, 1, (1, 1, 1)),
+    ],
+)
+def test_minus_one_is_all_devices_that_are_left(axes, devices, shape):
+    assert sharding.mesh_shape(axes, devices) == shape
+
+
+@pytest.mark.parametrize(
+    ("mesh", "sentence"),
+    [
+        ({"fsdp": 3}, "mesh is data=-1, fsdp=3, tensor=1, but there are 1 devices: use numbers that divide 1"),
+        ({"data": 2, "fsdp": 1}, "mesh is data=2, fsdp=1, tensor=1, but there are 1 devices"),
+        ({"fsdp": -1}, "only one number can be -1"),
+        ({"tensor": 0}, "mesh.tensor is 0: use a number of devices, or -1"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused_before_anything_is_written(mesh, sentence, tmp_path):
+    config = default_config()
+    config.mesh.update(mesh)
+    with pytest.raises(InputError, match=sentence):
+        train_and_evaluate(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_that_does_not_divide_is_refused(tmp_path):
+    config = default_config()
+    config.train.update(batch_size=64, accumulate=3)
+    with pytest.raises(InputError, match=r"train.batch_size is 64.*train.accumulate = 3: use 63 or 66, say"):
+        train_and_evaluate(config, tmp_path)
+
+
+def test_a_batch_is_put_together_from_the_rows_that_a_process_has():
+    mesh = sharding.make_mesh()
+    rows = sharding.local_rows(mesh, 6)
+    np.testing.assert_array_equal(rows, np.arange(6))  # one process has all
+    batch = {"image": np.arange(12.0).reshape(6, 2)}
+    np.testing.assert_array_equal(sharding.put_batch(batch, rows, 6, mesh)["image"], batch["image"])

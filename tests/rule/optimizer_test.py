@@ -1,0 +1,419 @@
+"""The optimizer side of the rule: one transformation for every optimizer, the order of its parts, equivalent forms."""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import depthmup_flax as dm
+from depthmup_flax.rule.directions import DIRECTIONS, direction, direction_eps, homogeneity, is_entrywise
+from depthmup_flax.rule.optimizer import clip_by_global_rms, depthmup, warmup_schedule
+from depthmup_flax.rule.parametrization import PRESETS, ParamInfo, Role
+
+pytestmark = pytest.mark.usefixtures("compiled_in_haste")
+
+KEY = jax.random.key(0)
+X = jax.random.normal(jax.random.key(1), (32, 24))
+Y = jax.random.randint(jax.random.key(2), (32,), 0, 10)
+
+# One leaf of every role, with m = 4 and r = 9 where they apply.
+INFO = {
+    "hidden": ParamInfo(Role.HIDDEN, (3,), 4.0, 4.0, True, 9.0, 4.0),
+    "stem": ParamInfo(Role.INPUT, (3,), 1.0, 4.0, False, 1.0, 4.0),
+    "readout": ParamInfo(Role.OUTPUT, (3,), 4.0, 1.0, False, 1.0, 4.0),
+    "bias": ParamInfo(Role.VECTOR, (3,), 1.0, 4.0, True, 9.0, 4.0, decay=False),
+}
+PARAMS = {name: jnp.array([1.0, -2.0, 0.5]) for name in INFO}
+GRADS = [jax.tree.map(lambda p, s=s: s * p + 0.3, PARAMS) for s in (0.1, -0.05, 0.2)]
+RULE = PRESETS["depth_mup"].replace(gamma0=2.0)
+
+
+def net_info():
+    model, _, info = net()
+    return info, model.parametrization
+
+
+def run(optimizer, params=PARAMS, grads=GRADS):
+    state = optimizer.init(params)
+    for g in grads:
+        updates, state = optimizer.update(g, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def net(*, width=16, depth=4, preset="depth_mup", **fields):
+    rule = dm.get_parametrization(preset)
+    model = dm.ResMLP(10, width=width, depth=depth, base_width=16, base_depth=4, parametrization=rule, **fields)
+    params = nn.unbox(model.init(KEY, X))["params"]
+    return model, params, dm.param_info(model, model.base(), X)
+
+
+def loss_fn(model):
+    return lambda p: optax.softmax_cross_entropy_with_integer_labels(model.apply({"params": p}, X), Y).mean()
+
+
+def losses(model, params, optimizer, steps):
+    loss = loss_fn(model)
+
+    def step(carry, _):
+        params, state = carry
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(grads, state, params)
+        return (optax.apply_updates(params, updates), state), value
+
+    return jax.jit(lambda c: jax.lax.scan(step, c, None, length=steps))((params, optimizer.init(params)))[1]
+
+
+@pytest.mark.parametrize("name", DIRECTIONS)
+def test_directions_that_are_taken_for_entrywise_are(name):
+    assert is_entrywise(direction(name))
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "lion", "rmsprop", "adabelief"])
+def test_the_rule_is_the_definition_around_any_entrywise_optimizer(name):
+    """TP6 Definition 6.1, leaf by leaf: n^-c r^-gamma Q(n^d r^delta g), the optimizer alone on one scaled leaf."""
+    eta = 0.01
+    after = run(depthmup(direction(name), INFO, RULE, eta))
+    for leaf, (gradient_scale, update_scale) in {
+        # gamma0 = 2 in every factor; m = 4; sqrt(r) = 3 inside the branch
+        "hidden": (2 * 4 * 3, 2 / 4 / 3),
+        "stem": (2 * 4, 2),
+        "readout": (2 * 4, 2),
+        "bias": (2 * 4 * 3, 2 / 3),
+    }.items():
+        inner = direction(name)
+        p, state = PARAMS[leaf], inner.init(PARAMS[leaf])
+        for g in GRADS:
+            q, state = inner.update(gradient_scale * g[leaf], state, p)
+            p = p - eta * update_scale * q
+        np.testing.assert_allclose(after[leaf], p, rtol=1e-6)
+
+
+def test_order_is_scale_clip_direction_scale_decay_rate():
+    """A contract, shown with parts that do not commute."""
+    eta, decay, clip = 0.1, 0.5, 1.0
+    after = run(depthmup(optax.scale_by_sign(), INFO, RULE, eta, weight_decay=decay, clip_rms=clip), grads=GRADS[:1])
+    for leaf, info in INFO.items():
+        update = RULE.update_scale(info) * jnp.sign(GRADS[0][leaf])
+        expected = PARAMS[leaf] - eta * (update + (decay * PARAMS[leaf] if info.decay else 0.0))
+        np.testing.assert_allclose(after[leaf], expected, rtol=1e-6)
+    # Clipping sees scaled gradients and comes before the direction: with SGD the update is the clipped gradient.
+    after = run(depthmup(optax.identity(), INFO, RULE, eta, clip_rms=clip), grads=GRADS[:1])
+    scaled = {k: RULE.gradient_scale(INFO[k]) * GRADS[0][k] for k in INFO}
+    rms = math.sqrt(np.mean(np.square(np.concatenate(list(scaled.values())))))
+    assert rms > clip
+    for leaf, info in INFO.items():
+        expected = PARAMS[leaf] - eta * RULE.update_scale(info) * scaled[leaf] * clip / rms
+        np.testing.assert_allclose(after[leaf], expected, rtol=1e-6)
+
+
+def test_helpers_are_the_general_transformation():
+    pairs = [
+        (dm.sgd(0.1, INFO, RULE, momentum=0.9, weight_decay=0.1),
+         dm.depthmup(optax.trace(0.9), INFO, RULE, 0.1, weight_decay=0.1)),
+        (dm.adamw(0.1, INFO, RULE, b2=0.95, weight_decay=0.1, clip_rms=0.5),
+         dm.depthmup(optax.scale_by_adam(b2=0.95), INFO, RULE, 0.1, weight_decay=0.1, clip_rms=0.5)),
+        (optax.chain(dm.scale_by_depthmup(optax.scale_by_lion(), INFO, RULE), optax.scale(-0.1)),
+         dm.depthmup(optax.scale_by_lion(), INFO, RULE, 0.1)),
+    ]  # fmt: skip
+    for helper, general in pairs:
+        jax.tree.map(np.testing.assert_array_equal, run(helper), run(general))
+
+
+def test_at_the_base_model_it_is_plain_optax():
+    base = {k: ParamInfo(v.role, v.shape, in_branch=v.in_branch) for k, v in INFO.items()}
+    rule = PRESETS["depth_mup"]
+    for ours, theirs in [
+        (dm.adamw(0.1, base, rule, weight_decay=0.01), optax.adamw(0.1, weight_decay=0.01)),
+        (dm.sgd(0.1, base, rule, momentum=0.9), optax.sgd(0.1, momentum=0.9)),
+    ]:
+        # optax.adamw decays everything, ours only where info.decay
+        for leaf in ("hidden", "stem", "readout"):
+            np.testing.assert_allclose(run(ours)[leaf], run(theirs)[leaf], rtol=1e-6)
+
+
+def test_weight_decay_is_the_same_at_every_width_and_depth():
+    """B24 App. L: a step removes eta * lambda of a weight. With no gradient, nothing else happens."""
+    eta, decay = 0.1, 0.2
+    no_grads = [jax.tree.map(jnp.zeros_like, PARAMS)] * 3
+    for m, r in [(1.0, 1.0), (16.0, 1.0), (1.0, 64.0), (16.0, 64.0)]:
+        info = {
+            "hidden": ParamInfo(Role.HIDDEN, (3,), m, m, True, r, m),
+            "stem": ParamInfo(Role.INPUT, (3,), 1.0, m, False, 1.0, m),
+            "readout": ParamInfo(Role.OUTPUT, (3,), m, 1.0, False, 1.0, m),
+            "bias": ParamInfo(Role.VECTOR, (3,), 1.0, m, True, r, m, decay=False),
+        }
+        after = run(dm.adamw(eta, info, RULE, weight_decay=decay), grads=no_grads)
+        for leaf in ("hidden", "stem", "readout"):
+            np.testing.assert_allclose(after[leaf], PARAMS[leaf] * (1 - eta * decay) ** 3, rtol=1e-6)
+        np.testing.assert_array_equal(after["bias"], PARAMS["bias"])
+
+
+def test_schedules_multiply_eta_alone_and_decay_follows_them():
+    schedule = warmup_schedule("cosine", 2, 6)
+    expected = [0.0, 0.5, 1.0] + [0.5 * (1 + math.cos(math.pi * k / 4)) for k in (1, 2, 3, 4)]
+    np.testing.assert_allclose([float(schedule(t)) for t in range(7)], expected, atol=1e-7)
+    constant = warmup_schedule("constant", 2, 6)
+    np.testing.assert_allclose([float(constant(t)) for t in range(7)], [0, 0.5, 1, 1, 1, 1, 1])
+    eta, decay = 0.1, 0.2
+    no_grads = [jax.tree.map(jnp.zeros_like, PARAMS)] * 6
+    after = run(dm.sgd(lambda t: eta * schedule(t), INFO, RULE, weight_decay=decay), grads=no_grads)
+    factor = math.prod(1 - eta * f * decay for f in expected[:6])
+    np.testing.assert_allclose(after["hidden"], PARAMS["hidden"] * factor, rtol=1e-6)
+
+
+@pytest.mark.parametrize("r", [4, 16])
+def test_block_only_at_eta_is_depth_mup_at_eta_sqrt_r_with_frozen_stem_and_readout(r):
+    eta = 2e-3
+    curves = []
+    for preset, rate in (("block_only", eta), ("depth_mup", eta * math.sqrt(r))):
+        model, params, info = net(depth=4 * r, preset=preset)
+        # block_only and depth_mup scale gradients alike, so only the update's factor differs
+        curves.append(
+            losses(model, params, dm.freeze(dm.adamw(rate, info, model.parametrization), info, ("stem", "readout")), 20)
+        )
+    assert curves[0][-1] < 0.9 * curves[0][0]
+    np.testing.assert_allclose(curves[0], curves[1], rtol=2e-5)
+
+
+def mean_field_losses(weights, x, y, depth, gamma0, update, steps):
+    """B24 Eq. 1 with Table 1's third column, written out: N(0, 1) weights, no module and no optimizer of this package.
+
+    Args:
+      weights: ``stem [D, N]``, ``blocks [L, N, N]``, ``readout [N, K]``, all N(0, 1).
+      update: ``(weights, grads, state, step) -> (weights, state)``.
+    """
+    d, n = weights["stem"].shape
+
+    def loss(w):
+        h = x @ w["stem"] / math.sqrt(d)
+        for i in range(depth):
+            h = h + jax.nn.relu(h) @ w["blocks"][i] / math.sqrt(n * depth)
+        f = jax.nn.relu(h) @ w["readout"] / (gamma0 * n)
+        return optax.softmax_cross_entropy_with_integer_labels(f, y).mean()
+
+    curve, state = [], None
+    step = jax.jit(jax.value_and_grad(loss))
+    for t in range(steps):
+        value, grads = step(weights)
+        curve.append(float(value))
+        weights, state = update(weights, grads, state, t)
+    return np.array(curve)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_mean_field_form_of_b24_has_the_same_losses_to_1e_12(float64, optimizer):
+    n, n_base, depth, base_depth, d, gamma0, steps = 48, 16, 6, 2, 24, 0.7, 60
+    x, y = np.asarray(X, np.float64), np.asarray(Y)
+    rng = np.random.default_rng(0)
+    shapes = {"stem": (d, n), "blocks": (depth, n, n), "readout": (n, 10)}
+    weights = {k: jnp.asarray(rng.normal(size=s)) for k, s in shapes.items()}
+
+    # The conversions between the two forms.
+    ours_gamma0 = gamma0 * math.sqrt(n_base)
+    rule = dm.get_parametrization(gamma0=ours_gamma0, branch_multiplier=base_depth**-0.5)
+    model = dm.ResMLP(
+        10, width=n, depth=depth, base_width=n_base, base_depth=base_depth, parametrization=rule, pre_nonlin=True,
+        mean_subtraction=False, param_dtype=jnp.float64,
+    )  # fmt: skip
+    params = {
+        "stem": {"kernel": weights["stem"] / math.sqrt(d)},
+        "blocks": {"branch": {"dense_0": {"kernel": weights["blocks"] / math.sqrt(n)}}},
+        "readout": {"kernel": weights["readout"] / math.sqrt(n_base)},
+    }
+    if optimizer == "adam":
+        eta, eps = 3e-3, 1e-3  # an epsilon that matters
+        # Per weight: what the table gives, in units of a N(0, 1) weight.
+        m, root_r = n / n_base, math.sqrt(depth / base_depth)
+        unit = {"stem": math.sqrt(d), "blocks": math.sqrt(n), "readout": math.sqrt(n_base)}
+        rate = {"stem": eta, "blocks": eta / m / root_r, "readout": eta}
+        gradient = {"stem": m, "blocks": m * root_r, "readout": m}
+        rates = {k: ours_gamma0 * rate[k] * unit[k] for k in unit}
+        epsilons = {k: eps / (ours_gamma0 * gradient[k] * unit[k]) for k in unit}
+
+        def update(w, g, state, t):
+            mu, nu = state or ({k: 0.0 for k in w}, {k: 0.0 for k in w})
+            mu = {k: 0.9 * mu[k] + 0.1 * g[k] for k in w}
+            nu = {k: 0.999 * nu[k] + 0.001 * g[k] ** 2 for k in w}
+            hat = lambda v, b: v / (1 - b ** (t + 1))
+            new = {k: w[k] - rates[k] * hat(mu[k], 0.9) / (jnp.sqrt(hat(nu[k], 0.999)) + epsilons[k]) for k in w}
+            return new, (mu, nu)
+
+        ours = lambda info, rule: dm.adamw(eta, info, rule, eps=eps)
+    else:
+        # With momentum the same rate moves ten times as far; a loss near 0 would have fewer digits to compare.
+        beta, eta0 = (0.9, 0.04) if optimizer == "momentum" else (0.0, 0.4)
+        rule = rule.replace(input_lr_factor=n_base / d)  # B24's forward 1/sqrt(D)
+        model = model.clone(parametrization=rule)
+        eta = eta0 * gamma0**2 / ours_gamma0**2
+
+        def update(w, g, state, t):
+            v = {k: g[k] + (beta * state[k] if state else 0.0) for k in w}
+            return {k: w[k] - eta0 * gamma0**2 * n * v[k] for k in w}, v  # B24 Eq. 2, 3
+
+        ours = lambda info, rule: dm.sgd(eta, info, rule, momentum=beta or None)
+    expected = mean_field_losses(weights, x, y, depth, gamma0, update, steps)
+
+    info = dm.param_info(model, model.base(), x)
+    optimizer_ = ours(info, rule)
+    loss = jax.jit(
+        jax.value_and_grad(
+            lambda p: optax.softmax_cross_entropy_with_integer_labels(model.apply({"params": p}, x), y).mean()
+        )
+    )
+    state, curve = optimizer_.init(params), []
+    for _ in range(steps):
+        value, grads = loss(params)
+        curve.append(float(value))
+        updates, state = optimizer_.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    assert expected[-1] < 0.8 * expected[0]
+    np.testing.assert_allclose(curve, expected, rtol=1e-12)
+
+
+def test_hyperparameters_can_be_mapped_over_and_give_the_numbers_of_single_runs():
+    model, params, info = net(depth=8, use_bias=True)
+
+    def curve(h):
+        rule = model.parametrization.replace(
+            gamma0=h["gamma0"], branch_multiplier=h["a"], input_lr_factor=h["stem"], vector_lr_factor=h["bias"]
+        )
+        optimizer = dm.adamw(
+            h["eta"], info, rule, b1=h["b1"], b2=h["b2"], eps=h["eps"], weight_decay=h["decay"], clip_rms=h["clip"]
+        )
+        return losses(model.clone(parametrization=rule), params, optimizer, 10)
+
+    grid = {
+        "eta": [1e-3, 3e-3, 1e-2], "gamma0": [1.0, 0.5, 2.0], "a": [1.0, 0.5, 0.7], "stem": [1.0, 0.1, 0.3],
+        "bias": [1.0, 2.0, 0.0], "b1": [0.9, 0.8, 0.0], "b2": [0.999, 0.99, 0.95], "eps": [1e-8, 1e-3, 1e-6],
+        "decay": [0.0, 0.1, 0.01], "clip": [10.0, 0.1, 1.0],
+    }  # fmt: skip
+    together = jax.vmap(curve)({k: jnp.array(v) for k, v in grid.items()})
+    alone = [curve({k: v[i] for k, v in grid.items()}) for i in range(3)]
+    np.testing.assert_allclose(together, jnp.stack(alone), rtol=2e-4)
+    assert np.ptp(np.asarray(together)[:, -1]) > 0.05  # the lanes do differ
+
+    def momentum_curve(momentum):
+        return losses(model, params, dm.sgd(0.05, info, model.parametrization, momentum=momentum), 10)
+
+    together = jax.vmap(momentum_curve)(jnp.array([0.0, 0.9]))
+    np.testing.assert_allclose(
+        together[0], losses(model, params, dm.sgd(0.05, info, model.parametrization), 10), rtol=1e-4
+    )
+
+
+def test_clip_rms_is_optax_global_norm_at_the_base_model():
+    grads = jax.tree.map(lambda g: 10 * g, GRADS[0])
+    count = sum(g.size for g in jax.tree.leaves(grads))
+    theirs = optax.clip_by_global_norm(0.7 * math.sqrt(count))
+    ours = clip_by_global_rms(0.7)
+    for g in (grads, jax.tree.map(lambda g: 1e-3 * g, grads)):
+        expected, _ = theirs.update(g, theirs.init(g))
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours.update(g, ours.init(g))[0], expected
+        )
+
+
+def test_scaled_gradient_rms_is_flat_in_width_and_depth_so_that_clipping_transfers():
+    def rms(width, depth):
+        model, params, info = net(width=width, depth=depth, nonlinearity="abs")
+        grads = jax.grad(loss_fn(model))(params)
+        scaled = jax.tree.map(
+            lambda leaf, g: g * model.parametrization.gradient_scale(leaf),
+            info,
+            grads,
+            is_leaf=lambda x: isinstance(x, ParamInfo),
+        )
+        return float(optax.tree.norm(scaled) / math.sqrt(sum(g.size for g in jax.tree.leaves(grads))))
+
+    sizes = np.array([32, 64, 128, 256])
+    for values in ([rms(n, 8) for n in sizes], [rms(32, depth) for depth in sizes]):
+        slope = np.polyfit(np.log(sizes), np.log(values), 1)[0]
+        assert abs(slope) < 0.15, slope
+
+
+def test_frozen_parameters_do_not_move_and_the_rest_does():
+    model, params, info = net(use_bias=True)
+    optimizer = dm.freeze(
+        dm.adamw(1e-2, info, model.parametrization, weight_decay=0.1), info, ("stem", "readout/kernel")
+    )
+    state = optimizer.init(params)
+    updates, _ = optimizer.update(jax.grad(loss_fn(model))(params), state, params)
+    moved = jax.tree.map(lambda u: bool(jnp.any(u != 0)), updates)
+    assert moved["stem"] == {"kernel": False, "bias": False}
+    assert moved["readout"] == {"kernel": False, "bias": True}
+    assert moved["blocks"]["branch"]["dense_0"] == {"kernel": True, "bias": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "degree"),
+    [("sgd", 1), ("momentum", 1), ("adam", 0), ("lion", 0), ("rmsprop", 0), ("radam", 0), ("adagrad", 0)],
+)
+def test_homogeneity_tells_sgd_from_adam(name, degree):
+    assert homogeneity(direction(name)) == degree
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: direction("adm"), "optimizer.name is 'adm': did you mean 'adam'?"),
+        (lambda: direction("adam", momentum=0.9), "it takes b1, b2, eps"),
+        (lambda: direction("trust_ratio"), "depends on other entries"),
+        (lambda: direction("factored_rms"), "depends on other entries"),
+        (lambda: direction("param_block_rms"), "depends on other entries"),
+        (lambda: direction("sgd", nesterov=True), "nesterov is set but momentum is not"),
+        (lambda: dm.depthmup(optax.adam(0.1), INFO, RULE, 0.1), "inner is a finished optimizer"),
+        (lambda: dm.scale_by_depthmup(optax.sgd(0.1), INFO, RULE), "inner is a finished optimizer"),
+        (lambda: dm.depthmup(optax.scale_by_adam(), INFO, 0.1, RULE), "parametrization is 0.1: use depthmup_flax.get_"),
+        (lambda: dm.sgd(0.1, INFO, RULE).init({"hidden": PARAMS["hidden"]}), "another structure than info"),
+        (
+            lambda: dm.sgd(0.1, INFO, RULE).init(jax.tree.map(lambda p: p[:2], PARAMS)),
+            "shape (2,), but info was made for (3,)",
+        ),
+        (
+            lambda: dm.sgd(0.1, *net_info()).init(dm.ResMLP(10, width=16, depth=4).init(KEY, X)["params"]),
+            "unbox them, flax.linen.unbox",
+        ),
+        (lambda: dm.sgd(0.1, INFO, PRESETS["block_only"]), "scaling only the block with SGD is 'depth_mup' already"),
+        (
+            lambda: dm.depthmup(optax.trace(0.9), INFO, PRESETS["block_only"], 0.1),
+            "use parametrization.preset='depth_mup'",
+        ),
+        (lambda: dm.scale_by_depthmup(optax.identity(), INFO, PRESETS["block_only"]), "Adam-like"),
+        (lambda: dm.freeze(optax.sgd(0.1), INFO, ("stm",)), "'stm', which matches no parameter: did you mean 'stem'?"),
+        (lambda: dm.freeze(optax.sgd(0.1), INFO, "stem"), "use a tuple of patterns"),
+        (lambda: dm.freeze(optax.sgd(0.1), INFO, ("*",)), "freezes every parameter"),
+        (lambda: warmup_schedule("constant", 10, 10), "optimizer.warmup_steps is 10: use fewer than the 10"),
+    ],
+)
+def test_bad_optimizer_settings_are_named(call, message):
+    with pytest.raises(dm.InputError) as error:
+        call()
+    assert message in str(error.value)
+
+
+def test_a_direction_by_name_takes_mapped_hyperparameters():
+    def first(momentum):
+        inner = direction("momentum", momentum=momentum)
+        return run(depthmup(inner, INFO, RULE, 0.1))["hidden"]
+
+    together = jax.vmap(first)(jnp.array([0.0, 0.9]))
+    np.testing.assert_allclose(together[1], first(0.9), rtol=1e-6)
+    assert not jnp.allclose(together[0], together[1])
+
+
+def test_epsilon_is_told_in_units_of_the_gradient():
+    assert direction_eps("adam") == 1e-8
+    assert direction_eps("adam", eps=1e-3) == 1e-3
+    assert direction_eps("rmsprop", eps=1e-6) == pytest.approx(1e-3)  # sqrt(nu + eps)
+    assert direction_eps("sgd") is None
+
+
+def test_block_only_accepts_adam_like_optimizers():
+    for inner in (optax.scale_by_adam(), optax.scale_by_lion()):
+        run(dm.depthmup(inner, INFO, PRESETS["block_only"], 0.1))
+        assert homogeneity(inner) == 0

@@ -1,0 +1,151 @@
+"""The rule's numbers: against microsoft/mup, against the papers' tables, and what the claims say of (alpha, gamma)."""
+
+import dataclasses
+import math
+
+import pytest
+
+from depthmup_flax import InputError, Parametrization, ParamInfo, Role, classify, get_parametrization
+from depthmup_flax.rule.parametrization import PRESETS
+
+# Effective learning-rate multipliers of microsoft/mup 1.0.0 (MuSGD, MuAdam at lr=1 with torch 2.13, one step on unit
+# gradients): optim.py MuSGD lines 102-116, MuAdam lines 59-68. Base -> target: MLP 64 -> 512, conv 8 -> 64, and two
+# layers of different ratios, n 64 -> 512 (8) and p 32 -> 64 (2).
+MUP = [
+    # name, role, m_in, m_out, MuSGD, MuAdam
+    ("stem.weight", Role.INPUT, 1, 8, 8, 1),
+    ("stem.bias", Role.VECTOR, 1, 8, 8, 1),
+    ("hidden n->n", Role.HIDDEN, 8, 8, 1, 0.125),
+    ("hidden n->4n", Role.HIDDEN, 8, 8, 1, 0.125),
+    ("hidden.bias", Role.VECTOR, 1, 8, 8, 1),
+    ("layernorm.weight", Role.VECTOR, 1, 8, 8, 1),
+    ("readout.weight", Role.OUTPUT, 8, 1, 8, 1),
+    ("readout.bias", Role.FIXED, 1, 1, 1, 1),
+    ("conv c->2c", Role.HIDDEN, 8, 8, 1, 0.125),
+    ("n->p.weight", Role.HIDDEN, 8, 2, 0.25, 0.125),
+    ("n->p.bias", Role.VECTOR, 1, 2, 2, 1),
+    ("p->n.weight", Role.HIDDEN, 2, 8, 4, 0.5),
+    ("p->n.bias", Role.VECTOR, 1, 8, 8, 1),
+    ("p readout.weight", Role.OUTPUT, 2, 1, 2, 1),
+]
+
+
+def info(role: Role, **fields) -> ParamInfo:
+    return ParamInfo(role=role, shape=(), **fields)
+
+
+@pytest.mark.parametrize(("name", "role", "m_in", "m_out", "sgd", "adam"), MUP, ids=[row[0] for row in MUP])
+def test_width_multipliers_are_those_of_microsoft_mup(name, role, m_in, m_out, sgd, adam):
+    rule, leaf = PRESETS["mup"], info(role, width_in=m_in, width_out=m_out)
+    assert rule.lr_multiplier(leaf, degree=1) == pytest.approx(sgd)
+    assert rule.lr_multiplier(leaf, degree=0) == pytest.approx(adam)
+
+
+def test_readout_forward_and_init_are_those_of_microsoft_mup():
+    # layer.py MuReadout.forward lines 54-56: output_mult * x / width_mult; _rescale_parameters line 50: weights times
+    # sqrt(width_mult), so their std stays that of the base fan-in.
+    rule = PRESETS["mup"]
+    assert rule.readout_multiplier(8.0) == 0.125
+    assert 1 / math.sqrt(rule.readout_fan_in(512, 8.0)) == pytest.approx(math.sqrt(8) / math.sqrt(512))
+
+
+@pytest.mark.parametrize("r", [1.0, 4.0, 100.0])
+@pytest.mark.parametrize(("alpha", "gamma"), [(0.5, 0.5), (1.0, 0.0), (0.7, 0.3)])
+def test_depth_multipliers_of_stable_parametrizations_are_those_of_the_papers(alpha, gamma, r):
+    rule = Parametrization(alpha=alpha, gamma=gamma)
+    leaf = info(Role.HIDDEN, in_branch=True, depth_ratio=r)
+    assert rule.lr_multiplier(leaf, degree=1) == pytest.approx(r ** (2 * alpha - 1))  # B24 App. M
+    assert rule.lr_multiplier(leaf, degree=0) == pytest.approx(r ** (alpha - 1))  # TP6 Table 1 at alpha = 1/2
+    assert rule.residual_multiplier(r) == pytest.approx(r**-alpha)
+    outside = info(Role.HIDDEN, in_branch=False)
+    assert rule.lr_multiplier(outside, degree=1) == rule.lr_multiplier(outside, degree=0) == 1.0
+
+
+def test_standard_parametrization_multiplies_nothing():
+    rule = PRESETS["sp"]
+    for role in Role:
+        leaf = info(role, width_in=8.0, width_out=8.0, in_branch=True, depth_ratio=16.0, model_width=8.0)
+        assert rule.gradient_scale(leaf) == rule.update_scale(leaf) == rule.forward_multiplier(leaf) == 1.0
+    assert rule.readout_fan_in(512, 8.0) == 512
+
+
+def test_everything_is_one_at_the_base_model_under_every_preset():
+    for rule in PRESETS.values():
+        for role in Role:
+            leaf = info(role, in_branch=role is not Role.OUTPUT)
+            assert rule.gradient_scale(leaf) == rule.update_scale(leaf) == rule.forward_multiplier(leaf) == 1.0
+
+
+def test_ntk_is_gamma0_of_one_over_sqrt_width():
+    leaf = info(Role.HIDDEN, width_in=16.0, width_out=16.0, model_width=16.0)
+    by_hand = PRESETS["depth_mup"].replace(gamma0=0.25)
+    ntk = PRESETS["ntk"]
+    assert ntk.output_divisor(16.0) == by_hand.output_divisor(16.0) == 0.25
+    assert ntk.lr_multiplier(leaf, 1) == by_hand.lr_multiplier(leaf, 1)
+    assert ntk.lr_multiplier(leaf, 0) == by_hand.lr_multiplier(leaf, 0)
+
+
+def test_gamma0_gives_sgd_its_square_and_adam_itself():
+    rule = PRESETS["depth_mup"].replace(gamma0=3.0)
+    for role in Role:
+        assert rule.lr_multiplier(info(role), degree=1) == pytest.approx(9.0)  # B24 Eq. 3
+        assert rule.lr_multiplier(info(role), degree=0) == pytest.approx(3.0)
+
+
+def test_role_constants_multiply_their_role_alone():
+    for role in Role:
+        rule = get_parametrization(**{f"{role}_lr_factor": 0.25})
+        for other in Role:
+            assert rule.update_scale(info(other)) == (0.25 if other is role else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "expected"),
+    [
+        # stable at init, stable in training, nontrivial, faithful at init, in training, redundant, kappa
+        (0.5, 0.5, (True, True, True, True, True, False, 0.5)),  # Claim 7.5: Depth-muP
+        (1.0, 0.0, (True, True, True, True, True, True, 0.0)),  # the ODE limit
+        (0.75, 0.25, (True, True, True, True, True, True, 0.0)),
+        (1.5, -0.5, (True, True, True, True, False, None, None)),  # alpha > 1: not faithful during training
+        (0.5, 0.0, (True, False, True, None, None, None, None)),  # block_only: unstable during training
+        (0.5, 1.0, (True, True, False, None, None, None, None)),  # trivial
+        (0.0, 0.0, (False, None, None, None, None, None, None)),  # sp, mup: unstable at initialization
+        (0.9, 0.1, (True, True, True, True, True, True, 0.0)),  # 0.9 + 0.1 is on the line in spite of rounding
+    ],
+)
+def test_classification_follows_claims_7_1_to_7_5(alpha, gamma, expected):
+    assert dataclasses.astuple(classify(alpha, gamma))[2:] == expected
+
+
+def test_classification_prints_each_claim():
+    text = str(classify(0.5, 0.5))
+    for claim in ("7.1", "7.2", "7.3", "7.4", "7.5"):
+        assert claim in text
+    assert "claim does not apply" in str(classify(0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: get_parametrization("depth_mpu"), "parametrization.preset is 'depth_mpu': did you mean 'depth_mup'?"),
+        (lambda: get_parametrization("zzz"), "use one of block_only, depth_mup, mup, ntk, ode, sp"),
+        (lambda: get_parametrization(alhpa=0.5), "parametrization has no field 'alhpa': did you mean 'alpha'?"),
+        (lambda: Parametrization(alpha=-0.5), "parametrization.alpha is -0.5"),
+        (lambda: Parametrization(alpha=float("nan")), "parametrization.alpha is nan: it must be finite"),
+        (lambda: Parametrization(alpha="half"), "parametrization.alpha is 'half': it must be a number"),
+        (lambda: Parametrization(gamma=None), "parametrization.gamma is None: it must be a number"),
+        (lambda: Parametrization(width="wide"), "parametrization.width is 'wide': use 'mup' or 'standard'"),
+        (lambda: Parametrization(gamma0=0.0), "parametrization.gamma0 is 0.0: it must be above 0"),
+        (lambda: Parametrization(input_lr_factor=-1.0), "parametrization.input_lr_factor is -1.0"),
+        (lambda: classify(float("inf"), 0.5), "alpha is inf"),
+    ],
+)
+def test_bad_parametrization_is_named(call, message):
+    with pytest.raises(InputError) as error:
+        call()
+    assert message in str(error.value)
+
+
+def test_a_parametrization_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PRESETS["depth_mup"].alpha = 1.0

@@ -1,0 +1,369 @@
+"""Roles and ratios from annotations, at no cost in memory; errors that say what to write; the printed table."""
+
+import json
+import math
+import time
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from depthmup_flax import (
+    PRESETS,
+    Axes,
+    Dense,
+    InputError,
+    ParamInfo,
+    Readout,
+    ResidualBranch,
+    ResMLP,
+    Role,
+    SimpleResNet,
+    annotated,
+    param_info,
+    param_table,
+    residual_scope,
+)
+from depthmup_flax.rule.roles import flatten_info, info_from_annotations, info_from_json, info_to_json
+
+IMAGE = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
+
+
+def summary(leaf: ParamInfo) -> tuple:
+    return leaf.role, leaf.width_in, leaf.width_out, leaf.in_branch, leaf.depth_ratio, leaf.decay
+
+
+def test_res_mlp_info_is_right_by_hand():
+    model = ResMLP(10, width=256, depth=32, base_width=64, base_depth=8, use_bias=True, norm="layer")
+    leaves = flatten_info(param_info(model, model.base(), IMAGE))
+    assert {path: summary(leaf) for path, leaf in leaves.items()} == {
+        "stem/kernel": (Role.INPUT, 1, 4, False, 1, True),
+        "stem/bias": (Role.VECTOR, 1, 4, False, 1, False),
+        "blocks/branch/norm/layer/scale": (Role.VECTOR, 1, 4, True, 4, False),
+        "blocks/branch/norm/layer/bias": (Role.VECTOR, 1, 4, True, 4, False),
+        "blocks/branch/dense_0/kernel": (Role.HIDDEN, 4, 4, True, 4, True),
+        "blocks/branch/dense_0/bias": (Role.VECTOR, 1, 4, True, 4, False),
+        "readout/kernel": (Role.OUTPUT, 4, 1, False, 1, True),
+        "readout/bias": (Role.FIXED, 1, 1, False, 1, False),
+    }
+    assert leaves["blocks/branch/dense_0/kernel"].shape == (32, 256, 256)
+    assert {leaf.model_width for leaf in leaves.values()} == {4.0}
+
+
+def test_simple_resnet_info_is_right_by_hand():
+    model = SimpleResNet(10, width=128, depth=12, base_width=64, base_depth=6)
+    leaves = flatten_info(param_info(model, model.base(), IMAGE))
+    r = (3 + 12) / (3 + 6)
+    hidden_in_branch = (Role.HIDDEN, 2, 2, True, r, True)
+    assert {path: summary(leaf) for path, leaf in leaves.items()} == {
+        "stem/conv/kernel": (Role.INPUT, 1, 2, False, 1, True),
+        **{f"segment_{i}/branch/conv/kernel": hidden_in_branch for i in range(4)},
+        **{f"widen_{i}/conv/kernel": (Role.HIDDEN, 2, 2, False, 1, True) for i in (1, 2, 3)},
+        "readout/kernel": (Role.OUTPUT, 2, 1, False, 1, True),
+    }
+    shapes = {path: leaf.shape for path, leaf in leaves.items()}
+    assert shapes["stem/conv/kernel"] == (3, 3, 3, 16)
+    assert shapes["segment_3/branch/conv/kernel"] == (3, 3, 3, 128, 128)
+    assert shapes["widen_3/conv/kernel"] == (3, 3, 64, 128)
+    assert shapes["readout/kernel"] == (4 * 4 * 128, 10)
+
+
+def test_declared_init_std_is_the_std_of_the_arrays():
+    for model in (
+        ResMLP(10, width=256, depth=4, base_width=64, sigma=1.5),
+        SimpleResNet(10, width=256, depth=4, base_width=64),
+    ):
+        x = jnp.zeros((1, 32, 32, 3))
+        params = nn.unbox(jax.jit(model.init)(jax.random.key(0), x))["params"]
+        for path, leaf in flatten_info(param_info(model, model.base(), x)).items():
+            array = params
+            for key in path.split("/"):
+                array = array[key]
+            assert array.shape == leaf.shape
+            # 5 standard errors of a standard deviation
+            assert float(array.std()) == pytest.approx(leaf.init_std, rel=5 / math.sqrt(2 * array.size)), path
+
+
+def test_info_of_a_network_that_fits_no_machine_takes_no_memory_and_under_two_seconds():
+    model = ResMLP(1000, width=1_000_000, depth=1024, base_width=100, base_depth=8)
+    start = time.perf_counter()
+    leaves = flatten_info(param_info(model, model.base(), IMAGE))
+    assert time.perf_counter() - start < 2.0
+    assert math.prod(leaves["blocks/branch/dense_0/kernel"].shape) > 10**15
+    assert leaves["blocks/branch/dense_0/kernel"].width_in == 10_000
+
+
+def test_info_survives_json_and_has_no_arrays():
+    model = SimpleResNet(10, width=64, depth=6, base_width=32, base_depth=3, use_bias=True, norm="batch")
+    info = param_info(model, model.base(), IMAGE)
+    assert info_from_json(json.loads(json.dumps(info_to_json(info)))) == info
+    assert not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(info))
+
+
+class Theirs(nn.Module):
+    """Someone else's module: plain Flax layers, two of them annotated through their initializers."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        stem_init = annotated(nn.initializers.lecun_normal(), ("fixed_in", "width_out"))
+        h = nn.Dense(self.width, kernel_init=stem_init, use_bias=False, name="stem")(x)
+        h = ResidualBranch(nn.Dense(self.width, use_bias=False, name="block"), depth_ratio=2.0)(h)
+        return Readout(10, width_ratio=self.width / 8, name="head")(h)
+
+
+def test_a_leaf_without_a_role_is_an_error_that_says_what_to_write():
+    with pytest.raises(InputError) as error:
+        param_info(Theirs(16), Theirs(8), jnp.zeros((1, 5)))
+    message = str(error.value)
+    assert "'block/kernel'" in message
+    assert "(16, 16)" in message
+    assert "depthmup_flax.annotated" in message
+    assert "overrides={'block/kernel': Axes(names, in_branch=...)}" in message
+
+
+def test_overrides_by_path_give_foreign_leaves_their_role():
+    override = {"block/*": Axes(("width_in", "width_out"), in_branch=True, depth_ratio=2.0)}
+    leaves = flatten_info(param_info(Theirs(16), Theirs(8), jnp.zeros((1, 5)), overrides=override))
+    assert summary(leaves["block/kernel"]) == (Role.HIDDEN, 2, 2, True, 2, True)
+    assert summary(leaves["stem/kernel"]) == (Role.INPUT, 1, 2, False, 1, True)
+
+
+def test_parameters_created_inside_a_branch_are_known_to_be_there_whoever_owns_them():
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            shared = Dense(4, name="outside_but_first_used_inside")
+            h = ResidualBranch(lambda z: Dense(4, name="made_inside")(shared(z)), depth_ratio=3.0)(x)
+            return Dense(4, name="after")(h)
+
+    leaves = flatten_info(param_info(Net(), Net(), jnp.zeros((1, 4))))
+    assert {path: leaf.in_branch for path, leaf in leaves.items()} == {
+        "outside_but_first_used_inside/kernel": True,
+        "ResidualBranch_0/made_inside/kernel": True,
+        "after/kernel": False,
+    }
+
+
+def test_a_shared_branch_parameter_that_was_recorded_outside_is_an_error_not_a_wrong_role():
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            shared = Dense(4, name="shared")
+            return ResidualBranch(shared)(shared(x))
+
+    with pytest.raises(InputError, match=r"'shared/kernel' is used in a residual branch but was made outside"):
+        param_info(Net(), Net(), jnp.zeros((1, 4)))
+
+
+def test_flax_jit_does_not_carry_roles_from_one_place_or_model_to_another():
+    jitted = nn.jit(Dense)
+
+    class Net(nn.Module):
+        ratio: float
+
+        @nn.compact
+        def __call__(self, x):
+            h = jitted(4, name="before")(x)
+            h = ResidualBranch(jitted(4, name="inside"), depth_ratio=self.ratio)(h)
+            return jitted(4, name="after")(h)
+
+    for ratio in (4.0, 9.0):
+        leaves = flatten_info(param_info(Net(ratio), Net(ratio), jnp.zeros((1, 4))))
+        assert {path: (leaf.in_branch, leaf.depth_ratio) for path, leaf in leaves.items()} == {
+            "before/kernel": (False, 1.0),
+            "inside/kernel": (True, ratio),
+            "after/kernel": (False, 1.0),
+        }
+
+
+def test_parameters_of_setup_are_recorded_by_the_scope_around_them():
+    class Net(nn.Module):
+        def setup(self):
+            with residual_scope(4.0):
+                self.kernel = self.param("kernel", annotated(nn.initializers.ones, ("width_in", "width_out")), (4, 4))
+            self.residual = ResidualBranch(lambda h: h @ self.kernel, depth_ratio=4.0)
+
+        def __call__(self, x):
+            return self.residual(x)
+
+    leaf = flatten_info(param_info(Net(), Net(), jnp.zeros((1, 4))))["kernel"]
+    assert (leaf.in_branch, leaf.depth_ratio) == (True, 4.0)
+
+
+def test_an_override_keeps_what_the_branch_recorded():
+    model, base = ResMLP(10, width=16, base_width=8, base_depth=2), ResMLP(10, width=8, base_depth=2, base_width=8)
+    override = {"blocks/*": Axes(("layers", "width_in", "width_out"), decay=False)}
+    leaf = flatten_info(param_info(model, base, IMAGE, overrides=override))["blocks/branch/dense_0/kernel"]
+    assert (leaf.in_branch, leaf.depth_ratio, leaf.decay) == (True, 4.0, False)
+
+
+def test_flax_attention_can_be_annotated():
+    """DenseGeneral calls its initializer with a flattened shape."""
+
+    class Net(nn.Module):
+        width: int
+
+        @nn.compact
+        def __call__(self, x):
+            init = annotated(nn.initializers.lecun_normal(), ("width_in", None, "width_out"))
+            return nn.DenseGeneral((2, self.width // 2), kernel_init=init, use_bias=False, name="qkv")(x)
+
+    leaf = flatten_info(
+        info_from_annotations(
+            *(jax.eval_shape(Net(n).init, jax.random.key(0), jnp.ones((1, n)))["params"] for n in (16, 8))
+        )
+    )["qkv/kernel"]
+    assert (leaf.role, leaf.shape, leaf.width_in, leaf.width_out) == (Role.HIDDEN, (16, 2, 8), 2, 2)
+
+
+def test_roles_are_found_through_scan_and_remat():
+    class Block(nn.Module):
+        width: int
+
+        @nn.compact
+        def __call__(self, h, _):
+            dense = Dense(self.width)
+            return ResidualBranch(lambda z: dense(nn.relu(z)), depth_ratio=2.0)(h), None
+
+    class Net(nn.Module):
+        width: int
+
+        @nn.compact
+        def __call__(self, x):
+            stack = nn.scan(
+                nn.remat(Block), variable_axes={"params": 0}, split_rngs={"params": True}, length=6,
+                metadata_params={nn.PARTITION_NAME: "layers"},
+            )  # fmt: skip
+            return stack(self.width, name="stack")(Dense(self.width, ("fixed_in", "width_out"))(x), None)[0]
+
+    leaves = flatten_info(param_info(Net(8), Net(4), jnp.zeros((1, 4))))
+    assert summary(leaves["stack/Dense_0/kernel"]) == (Role.HIDDEN, 2, 2, True, 2, True)
+
+
+def test_models_work_inside_nnx():
+    model = ResMLP(3, width=8, depth=4, base_width=4, base_depth=2)
+    x = jnp.ones((2, 5))
+    wrapped = nnx.bridge.ToNNX(model, rngs=nnx.Rngs(0)).lazy_init(x)
+    params = nnx.to_pure_dict(nnx.state(wrapped, nnx.Param))
+    np.testing.assert_allclose(wrapped(x), model.apply({"params": params}, x), rtol=1e-6)
+    info = param_info(model, model.base(), x)
+    assert flatten_info(info).keys() == flatten_info(jax.tree.map(lambda _: ParamInfo(Role.FIXED, ()), params)).keys()
+
+
+class BareReadout(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        return Dense(3, ("width_in", "fixed_out"))(Dense(self.width, ("fixed_in", "width_out"))(x))
+
+
+def test_a_lone_growing_dimension_is_a_vector_whatever_its_direction_is_called():
+    class Scale(nn.Module):
+        width: int
+
+        @nn.compact
+        def __call__(self, x):
+            return self.param("scale", annotated(nn.initializers.ones, ("width_in",)), (self.width,))
+
+    leaf = flatten_info(param_info(Scale(16), Scale(8), jnp.zeros(1)))["scale"]
+    assert summary(leaf) == (Role.VECTOR, 1, 2, False, 1, False)
+
+
+class Misnamed(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return Dense(4, ("width_out",))(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: annotated(nn.initializers.zeros, ("width",)), "axis name 'width' is unknown"),
+        (
+            lambda: param_info(Misnamed(), Misnamed(), jnp.zeros((1, 4))),
+            "parameter 'Dense_0/kernel' has shape (4, 4), but its axes ('width_out',) name 1 dimensions",
+        ),
+        (
+            lambda: param_info(Theirs(16), Theirs(8), jnp.zeros((1, 5)), overrides={"blok/*": Axes(("width_in",))}),
+            "has no role",
+        ),
+        (
+            lambda: param_info(
+                ResMLP(10, width=16), ResMLP(10, width=16), IMAGE, overrides={"blok/*": Axes(("width_in",))}
+            ),
+            "override 'blok/*' matches no parameter",
+        ),
+        (
+            lambda: param_info(ResMLP(10, width=16, depth=4), ResMLP(10, width=8, depth=2), IMAGE),
+            "has size 4 along 'layers' and 2 in the base model",
+        ),
+        (
+            lambda: param_info(
+                Theirs(16), Theirs(8), jnp.zeros((1, 5)), overrides={"block/*": Axes(("width_in", None))}
+            ),
+            "the override of parameter 'block/kernel' does not say where it is",
+        ),
+        (
+            lambda: param_info(ResMLP(10, width=16), ResMLP(10, width=8), IMAGE),
+            "'readout/kernel' is of a readout with width_ratio 1, but it is 2 times as wide as in the base model",
+        ),
+        (
+            lambda: param_info(BareReadout(16), BareReadout(8), jnp.zeros((1, 4))),
+            "'Dense_0/kernel' is a readout (its input grows, its output does not), but nothing says",
+        ),
+        (lambda: ResMLP(10, parametrization="depth_mup"), "model.parametrization is 'depth_mup'"),
+        (lambda: param_info(ResMLP(10), ResMLP(10, use_bias=True), IMAGE), "is in the base model but not in the model"),
+        (lambda: annotated(nn.initializers.zeros, "width_out"), "axes is 'width_out': use a tuple"),
+        (lambda: Axes(("width_in", "layers"), in_branch=False), "a stack's axis comes first"),
+        (
+            lambda: ResidualBranch(nn.Dense(1)).init(jax.random.key(0), jnp.zeros((2, 4))),
+            "maps shape (2, 4) to (2, 1), and the shortcut to (2, 4): they must agree",
+        ),
+        (
+            lambda: ResidualBranch(nn.Dense(4), depth_ratio=0).init(jax.random.key(0), jnp.zeros((2, 4))),
+            "depth_ratio is 0: use depth / base_depth",
+        ),
+        (
+            lambda: Readout(4, width_ratio=-1.0).init(jax.random.key(0), jnp.zeros((2, 4))),
+            "Readout.width_ratio is -1.0",
+        ),
+        (
+            lambda: param_info(ResMLP(10, use_bias=True), ResMLP(10), IMAGE),
+            "is in the model but not in the base model",
+        ),
+    ],
+)
+def test_what_cannot_be_resolved_is_named(call, message):
+    with pytest.raises(InputError) as error:
+        call()
+    assert message in str(error.value)
+
+
+def test_table_has_every_factor_right_by_hand():
+    model = ResMLP(10, width=256, depth=32, base_width=64, base_depth=8, parametrization=PRESETS["depth_mup"])
+    info = param_info(model, model.base(), IMAGE)
+    adam = param_table(info, model.parametrization, degree=0, eps=1e-8, weight_decay=0.1)
+    sgd = param_table(info, model.parametrization, degree=1)
+    rows = {line.split()[0]: line.split()[1:] for line in adam.splitlines()[2:5]}
+    # m = 4, r = 4: 1/sqrt(256) init; a r^-1/2 forward; 1/(m sqrt(r)) rate; eps over the gradient scale m sqrt(r)
+    assert rows["blocks/branch/dense_0/kernel"] == [
+        "32x256x256", "hidden+branch", "0.0625", "0.5", "0.125", "1.25e-09", "0.1",
+    ]  # fmt: skip
+    # 1/sqrt(64) init, 1/m forward
+    assert rows["readout/kernel"] == ["256x10", "output", "0.125", "0.25", "1", "2.5e-09", "0.1"]
+    # 1/sqrt(3072) init
+    assert rows["stem/kernel"] == ["3072x256", "input", "0.01804", "1", "1", "2.5e-09", "0.1"]
+    count = 32 * 256**2 + 2560 + 3072 * 256
+    assert adam.splitlines()[-1] == (
+        f"3 arrays, {count:,} parameters, {32 * 256**2:,} of them inside residual branches"
+    )
+    frozen = param_table(info, model.parametrization, weight_decay=0.1, frozen=("stem",)).splitlines()
+    assert [line.split()[-3::2] for line in frozen if line.startswith("stem")] == [["frozen", "0"]]
+    rates = {line.split()[0]: line.split()[5] for line in sgd.splitlines()[2:5]}
+    assert rates == {"blocks/branch/dense_0/kernel": "1", "readout/kernel": "4", "stem/kernel": "4"}

@@ -1,0 +1,43 @@
+"""Every figure of the papers is a grid at every scale, and at the smallest trains and becomes a page."""
+
+import pytest
+from processes import ROOT
+
+from depthmup_flax.report.make_report import make_report
+from depthmup_flax.sweep import program as lanes
+from depthmup_flax.sweep.grid import expand
+from depthmup_flax.sweep.runner import sweep
+from depthmup_flax.training.config import from_file
+
+SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_in_haste")
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_every_figure_has_a_smoke_scale_from_config_to_page(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(lanes, "_TIMED_STEPS", 1)  # it says how long the sweep will take
+    config = from_file(path, "smoke")
+    config.extend = 0
+    config.base.data.update(test_examples=8)
+    config.base.train.update(steps=6, average_steps=3, log_every=2, batch_size=8)
+    if config.base.data.name.startswith("text:"):
+        (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60)
+        config.base.data.name = f"text:{tmp_path / 'text.txt'}"
+    # One run after another: convolutions of several lanes are slow on CPU.
+    records = sweep(config, tmp_path / "sweep", lanes=1)
+    assert len(records) == len(expand(config))
+    report = make_report([tmp_path / "sweep"], tmp_path / "report")
+    assert (tmp_path / "report" / "report.html").exists()
+    assert config.figure in report.text or config.title in report.text
+
+
+@pytest.mark.parametrize("scale", ["cpu", "gpu", "paper"])
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_every_scale_of_every_figure_is_a_grid(path, scale):
+    if path.stem == "digits" and scale != "cpu":
+        pytest.skip("a first example, not a figure of the papers")
+    config = from_file(path, scale)
+    runs = expand(config)
+    assert len({run.hash for run in runs}) == len(runs) > 1
+    assert config.scale == scale

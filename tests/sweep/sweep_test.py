@@ -1,0 +1,662 @@
+"""A sweep trains what train.py trains, loses and repeats nothing, and says what is wrong with its grid."""
+
+import dataclasses
+import json
+import math
+import signal
+import time
+
+import numpy as np
+import processes
+import pytest
+from processes import ROOT, run_command
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.records import Record, read_records, read_sweep
+from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
+from depthmup_flax.sweep import lane_count as choose
+from depthmup_flax.sweep.extension import extension, next_value
+from depthmup_flax.sweep.grid import curves, expand, shard_of, structural_groups
+from depthmup_flax.sweep.lane_layout import chunks, lay_out, one_seed_fits
+from depthmup_flax.sweep.program import Program, put_data, sweep_mesh, varying_fields
+from depthmup_flax.sweep.runner import describe, sweep
+from depthmup_flax.training.config import default_config, from_file, get_field, set_field, validate
+from depthmup_flax.training.experiment import build
+from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.tune.proxy import best, proxy_config, tuned_file, tuning_sweep
+
+pytestmark = pytest.mark.usefixtures("compiled_in_haste")
+
+RATE = "optimizer.learning_rate"
+
+
+@pytest.fixture(autouse=True)
+def briefly_timed(monkeypatch):
+    """A sweep times a few steps of every program, to say how long it will take."""
+    monkeypatch.setattr("depthmup_flax.sweep.program._TIMED_STEPS", 1)
+
+
+def small_base(model="res_mlp", **model_fields):
+    config = default_config(model)
+    config.model.update(**{"width": 8, "depth": 2, "base_width": 8, "base_depth": 2, **model_fields})
+    config.data.update(name="synthetic", train_examples=128, test_examples=40)
+    config.optimizer.learning_rate = 2e-3
+    config.train.update(batch_size=16, steps=8, average_steps=4, log_every=3, checkpoint=False)
+    return config
+
+
+def small_sweep(base=None, grids=None, **kwargs):
+    grids = grids or {"rates": {RATE: (1e-3, 4e-3, 1.6e-2), "seed": (0, 1)}}
+    return sweep_config(base or small_base(), grids, figure="test", title="A test", scale="smoke", **kwargs)
+
+
+def by_run(records):
+    return {record.run: record for record in records}
+
+
+def assert_same(found: dict[str, Record], expected: dict[str, Record], rtol=2e-5):
+    assert found.keys() == expected.keys()
+    for run, record in found.items():
+        other = expected[run]
+        assert (record.status, record.point, record.diverged_at_step) == (
+            other.status,
+            other.point,
+            other.diverged_at_step,
+        )
+        for name in ("train_loss", "train_loss_avg", "train_loss_slices", "test_loss", "test_accuracy"):
+            np.testing.assert_allclose(
+                np.array(getattr(record, name), float), np.array(getattr(other, name), float), rtol=rtol, err_msg=name
+            )
+
+
+def assert_is_what_train_py_trains(config, records, tmp_path, rtol=2e-5):
+    """Of the first and the last run, which differ in every axis."""
+    runs = expand(config)
+    for run in (runs[0], runs[-1]):
+        result = train_and_evaluate(run.config, tmp_path / run.hash)
+        record = by_run(records)[run.hash]
+        assert record.run == result["config_hash"]
+        for name in ("status", "seed", "parameters", "diverged_at_step"):
+            assert getattr(record, name) == result[name], (name, run.point)
+        for name in ("train_loss", "train_loss_avg", "test_loss", "test_accuracy"):
+            if result["status"] == "completed":
+                np.testing.assert_allclose(
+                    getattr(record, name), result[name], rtol=rtol, err_msg=f"{name} {run.point}"
+                )
+
+
+def test_vectorised_runs_are_runs_one_after_another_are_runs_of_train_py(tmp_path):
+    config = small_sweep()
+    vectorised = sweep(config, tmp_path / "all", lanes=0)
+    alone = sweep(config, tmp_path / "one", lanes=1)
+    assert {record.lanes for record in vectorised} == {6}
+    assert {record.lanes for record in alone} == {1}
+    assert_same(by_run(vectorised), by_run(alone))
+    assert_is_what_train_py_trains(config, vectorised, tmp_path)
+    # Slices of 3 steps, the last one shorter; their weighted mean is the mean over all steps.
+    assert [len(record.train_loss_slices) for record in vectorised] == [3] * 6
+
+
+def test_every_continuous_field_is_that_of_train_py_without_a_recompilation(tmp_path):
+    base = small_base()
+    base.optimizer.kwargs.update(b1=0.9, b2=0.999, eps=1e-8)
+    base.parametrization.update(
+        gamma0=1.0,
+        branch_multiplier=1.0,
+        input_lr_factor=1.0,
+        hidden_lr_factor=1.0,
+        output_lr_factor=1.0,
+        vector_lr_factor=1.0,
+        fixed_lr_factor=1.0,
+    )
+    base.model.use_bias = True
+    changed = {
+        RATE: 1e-2,
+        "optimizer.weight_decay": 3.0,
+        "optimizer.clip_rms": 1e-3,
+        "optimizer.warmup_steps": 5,
+        "optimizer.kwargs.b1": 0.5,
+        "optimizer.kwargs.b2": 0.9,
+        "optimizer.kwargs.eps": 1e-2,
+        "parametrization.gamma0": 0.5,
+        "parametrization.branch_multiplier": 2.0,
+        **{f"parametrization.{role}_lr_factor": 8.0 for role in ("input", "hidden", "output", "vector", "fixed")},
+    }
+    one_by_one = {str(i): {path: (value,)} for i, (path, value) in enumerate(changed.items())}
+    together = {path: (value,) for path, value in changed.items()}
+    config = small_sweep(base, {"base": {"seed": (0,)}, **one_by_one, "together": together})
+    runs = expand(config)
+    assert len(structural_groups(runs)) == 1
+    records = sweep(config, tmp_path / "sweep", lanes=0)
+    losses = [record.train_loss for record in records]
+    assert len(set(losses)) == len(losses) == 2 + len(changed), "a field that changes nothing"
+    assert_is_what_train_py_trains(config, records, tmp_path, rtol=1e-4)
+
+
+def test_momentum_and_cosine_lanes_are_those_of_train_py(tmp_path):
+    base = small_base()
+    base.optimizer.update(name="momentum", learning_rate=0.02, schedule="cosine", warmup_steps=2)
+    config = small_sweep(base, {"m": {"optimizer.kwargs.momentum": (0.0, 0.5, 0.9)}}, x="optimizer.kwargs.momentum")
+    assert_is_what_train_py_trains(config, sweep(config, tmp_path / "sweep", lanes=0), tmp_path)
+
+
+@pytest.mark.parametrize(("placement", "lanes"), [("device", 0), ("device", 2), ("stream", 2)])
+def test_augmented_batch_norm_lanes_of_several_seeds_are_those_of_train_py(tmp_path, placement, lanes):
+    """Two lanes have one seed, and share its images; four have two seeds."""
+    base = small_base("simple_resnet", width=8, depth=3, base_depth=3, norm="batch")
+    base.data.update(augment="cifar", placement=placement)
+    base.optimizer.update(name="sgd", learning_rate=0.02)
+    base.train.update(steps=3, average_steps=2)
+    config = small_sweep(base, {"rates": {RATE: (0.01, 0.02), "seed": (0, 3)}})
+    records = sweep(config, tmp_path / "sweep", lanes=lanes)
+    assert_is_what_train_py_trains(config, records, tmp_path, rtol=1e-4)
+
+
+def test_every_run_has_a_lane_and_neighbours_of_one_seed_a_device_where_seeds_fill_devices():
+    runs = expand(small_sweep(grids={"rates": {RATE: powers_of_two(-10, -3), "seed": (0, 1, 2)}}))
+    (group,) = structural_groups(runs)
+    for per_device, devices, one_seed in [(1, 2, True), (4, 2, True), (8, 1, True), (3, 2, False), (24, 1, False)]:
+        parts = chunks(group, per_device, devices)
+        assert sorted(run.hash for part in parts for run in part) == sorted(run.hash for run in group)
+        assert all(one_seed_fits(part, per_device, devices) for part in parts) == one_seed
+        for part in parts:
+            lanes, taken = lay_out(part, per_device, devices, one_seed)
+            assert len(lanes) == per_device * devices
+            assert sorted(lanes[lane].hash for lane in taken) == sorted(run.hash for run in part)
+            if one_seed:
+                for i in range(0, len(lanes), per_device):
+                    assert len({run.config.seed for run in lanes[i : i + per_device]}) == 1
+    # High learning rates diverge together, so they stay together.
+    rates = [run.point[RATE] for part in chunks(group, 4, 1) for run in part]
+    assert min(rates[:12]) > max(rates[12:])
+
+
+def test_runs_that_are_left_of_several_seeds_are_laid_out_as_they_may():
+    runs = expand(small_sweep(grids={"rates": {RATE: (1e-3, 2e-3, 4e-3), "seed": (0, 1)}}))
+    three, one, _, _ = [run for run in runs if run.config.seed == 0], *[run for run in runs if run.config.seed == 1]
+    assert not one_seed_fits([*three, one], 4, 1)
+    assert one_seed_fits([*three, one], 3, 2)
+    lanes, taken = lay_out([one, *three], 3, 2, one_seed=True)
+    assert [run.config.seed for run in lanes] == [1, 1, 1, 0, 0, 0]
+    assert taken == [0, 3, 4, 5]  # the others repeat one
+    assert lay_out([one, *three], 4, 1, one_seed=False) == ([one, *three], [0, 1, 2, 3])
+
+
+def outcomes_of(program, runs, **kwargs):
+    return {run.hash: out for run, out in zip(runs, program.train(runs, **kwargs), strict=True)}
+
+
+def test_the_number_of_steps_in_a_call_changes_no_number(monkeypatch):
+    base = small_base()
+    base.data.augment = "cifar"
+    base.train.update(steps=11, log_every=4)
+    runs, (program,) = programs(small_sweep(base), (3,))
+    (part, _), found = chunks(runs, 3, 1), []
+    for steps in (1, 3, 16):  # beyond the end of a slice, and of the run
+        monkeypatch.setattr(Program, "adapt_calls", lambda *args: None)
+        program.steps_in_call = steps
+        counts = [count for (count, *_), _ in zip(program._batches(program._place(part)), range(3), strict=False)]
+        assert counts == {1: [1, 1, 1], 3: [3, 1, 3], 16: [4, 4, 3]}[steps]
+        found.append(outcomes_of(program, part))
+    assert found[0] == found[1] == found[2]
+
+
+def test_survivors_of_several_seeds_keep_their_networks_in_a_smaller_program():
+    base = small_base()
+    base.optimizer.name = "sgd"
+    base.train.update(steps=12, log_every=2)
+    config = small_sweep(base, {"rates": {RATE: (1e8, 1e7, 0.01, 0.02), "seed": (0, 5)}})
+    (runs,) = structural_groups(expand(config))
+    order = chunks(runs, 8, 1)[0]
+    (_, (large,)), (_, (small,)) = programs(config, (8,), runs), programs(config, (4,), order[4:])
+    plain, shrunk = outcomes_of(large, order), outcomes_of(large, order, shrink=lambda alive: small)
+    assert sum(outcome.status == "completed" for outcome in plain.values()) == 4
+    for run, outcome in plain.items():
+        assert (outcome.status, outcome.steps) == (shrunk[run].status, shrunk[run].steps)
+        if outcome.status == "completed":
+            np.testing.assert_allclose(outcome.train_loss_slices, shrunk[run].train_loss_slices, rtol=1e-5)
+            np.testing.assert_allclose(outcome.test_loss, shrunk[run].test_loss, rtol=1e-5)
+
+
+def test_dropout_and_text_lanes_are_those_of_train_py(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, that is the question. " * 60)
+    base = small_base("gpt", num_heads=2, dropout=0.1)
+    base.data = default_config("gpt").data
+    base.data.update(name=f"text:{text}", context=8, augment="shift")
+    config = small_sweep(base, {"rates": {RATE: (1e-3, 4e-3), "seed": (0, 1)}})
+    assert_is_what_train_py_trains(config, sweep(config, tmp_path / "sweep", lanes=0), tmp_path, rtol=1e-4)
+
+
+def test_diverged_runs_are_records_and_do_not_touch_their_neighbours(tmp_path):
+    base = small_base()
+    base.optimizer.name = "sgd"
+    config = small_sweep(base, {"rates": {RATE: (0.01, 1e6)}})
+    records = {record.point[RATE]: record for record in sweep(config, tmp_path / "sweep", lanes=0)}
+    assert_is_what_train_py_trains(config, records.values(), tmp_path)
+    assert records[1e6].status == "diverged"
+    assert records[1e6].train_loss is None
+    assert records[1e6].test_loss is None
+    # It ended at the first look at the numbers, not at the end of the run.
+    assert records[1e6].steps < records[0.01].steps == 8
+
+
+def programs(config, lanes, runs=None):
+    runs = runs or expand(config)
+    experiment, mesh = build(runs[0].config), sweep_mesh()
+    seeds, data = len({run.config.seed for run in runs}), put_data(experiment.dataset, mesh)
+    one_seed = lambda n: one_seed_fits(chunks(runs, n, 1)[0], n, 1)
+    make = lambda n: Program(experiment, varying_fields(runs), mesh, n, one_seed(n), seeds, data)
+    return runs, [make(n) for n in lanes]
+
+
+def test_lanes_that_are_left_go_on_in_a_smaller_program_as_before():
+    base = small_base()
+    base.optimizer.name = "sgd"
+    base.train.update(steps=12, log_every=2)
+    config = small_sweep(base, {"rates": {RATE: (1e8, 1e7, 1e6, 0.01, 0.02), "seed": (5,)}})
+    runs, (large, small) = programs(config, (5, 2))
+    asked = []
+
+    def shrink(alive):
+        asked.append(len(alive))
+        return small
+
+    plain, shrunk = large.train(runs), large.train(runs, shrink)
+    assert asked[0] == 2
+    for a, b in zip(plain, shrunk, strict=True):
+        assert (a.status, a.steps, a.diverged_at_step) == (b.status, b.steps, b.diverged_at_step)
+        if a.status == "completed":
+            np.testing.assert_allclose(a.train_loss_slices, b.train_loss_slices, rtol=1e-5)
+            np.testing.assert_allclose(a.test_loss, b.test_loss, rtol=1e-5)
+
+
+def test_less_memory_means_fewer_lanes_and_the_same_numbers(tmp_path, monkeypatch):
+    config = small_sweep()
+    expected = sweep(config, tmp_path / "all", lanes=0)
+    runs, (six, three) = programs(config, (6, 3))
+    assert three.bytes_per_device < six.bytes_per_device
+    monkeypatch.setattr(choose, "memory_limit", lambda: six.bytes_per_device - 1)
+    found = sweep(config, tmp_path / "less", lanes=0)
+    assert {record.lanes for record in found} == {3}
+    assert_same(by_run(found), by_run(expected))
+    del runs
+
+
+def test_measuring_takes_more_lanes_only_where_they_are_faster():
+    @dataclasses.dataclass
+    class Fake:
+        per_device: int
+        compile_s: float = 0.0
+        bytes_per_device: int = 0
+        experiment: object = dataclasses.field(default_factory=lambda: type("E", (), {"total_steps": 1000}))
+        per_lane: object = None
+
+        def seconds_per_run_step(self, runs):
+            return self.per_lane(self.per_device)
+
+    def chosen(per_lane, hint=1, compile_s=0.0):
+        make = lambda n: Fake(n, per_lane=per_lane, compile_s=compile_s)
+        return choose.choose(make, list(range(64)), 1, None, hint)[0].per_device
+
+    assert choose.candidates(64, 1) == [1, 4, 16, 64]
+    assert chosen(lambda n: 1.0 / n) == 64
+    assert chosen(lambda n: float(n)) == 1
+    assert chosen(lambda n: abs(math.log2(n / 16)) + 1) == 16
+    # From where a similar group was best, down as well as up.
+    assert chosen(lambda n: float(n), hint=64) == 1
+    # Compiling more would take longer than the runs.
+    assert chosen(lambda n: 1.0 / n, compile_s=1e9) == 1
+
+
+def test_devices_share_the_lanes_and_give_the_numbers_of_one(tmp_path):
+    config = small_sweep()
+    one = sweep(config, tmp_path / "one", lanes=0)
+    for lanes in (0, 1):
+        arguments = (config, tmp_path / f"four{lanes}")
+        process = processes.Process(tmp_path / "log", processes.on_devices, 4, processes.sweep, *arguments, lanes=lanes)
+        assert process.wait() == 0, process.text()
+    for lanes in (0, 1):
+        four = read_records(tmp_path / f"four{lanes}" / "records.jsonl")[0]
+        assert {record.lanes for record in four} == {2 if lanes == 0 else 1}
+        assert four[0].device.startswith("4 x")
+        assert_same(by_run(four), by_run(one))
+
+
+def test_a_sweep_killed_with_signal_9_goes_on_without_repeating_or_losing_a_run(tmp_path):
+    grids = {"rates": {RATE: powers_of_two(-10, -5), "model.depth": (2, 3), "seed": (0, 1)}}
+    config = small_sweep(grids=grids)
+    expected = by_run(sweep(config, tmp_path / "whole", lanes=2))
+    process = processes.Process(tmp_path / "log", processes.sweep, config, tmp_path / "killed", lanes=2)
+    path = tmp_path / "killed" / "records.jsonl"
+    deadline = time.time() + 120
+    while time.time() < deadline and not (path.exists() and path.read_text().count("\n") >= 2):
+        time.sleep(0.005)
+    process.send(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, process.text()
+    with path.open("a") as file:  # as if the kill had come in the middle of a line
+        file.write('{"run": "0123')
+    before = read_records(path)[0]
+    assert 2 <= len(before) < len(expected)
+    assert "torn" in read_sweep([tmp_path / "killed"]).notes[0]
+    sweep(config, tmp_path / "killed", lanes=2)
+    after, notes = read_records(path)
+    assert not notes
+    assert [record.run for record in after[: len(before)]] == [record.run for record in before]
+    assert len(after) == len(expected)  # no run twice
+    assert_same(by_run(after), expected)
+
+
+def test_shards_are_disjoint_and_merge_to_the_whole(tmp_path):
+    grids = {"rates": {RATE: (1e-3, 4e-3), "model.depth": (2, 3), "seed": (0, 1)}}
+    config = small_sweep(grids=grids)
+    whole = by_run(sweep(config, tmp_path / "whole", lanes=0))
+    parts = [by_run(sweep(config, tmp_path / f"part{i}", shard=(i, 2), lanes=0)) for i in range(2)]
+    assert not parts[0].keys() & parts[1].keys()
+    assert all(parts)
+    merged = read_sweep([tmp_path / "part0", tmp_path / "part1"])
+    assert_same(by_run(merged.records), whole)
+    assert merged.info == read_sweep([tmp_path / "whole"]).info
+
+
+def test_overwriting_a_shard_keeps_the_others(tmp_path):
+    config = small_sweep(grids={"rates": {RATE: (1e-3, 4e-3), "model.depth": (2, 3)}})
+    for shard in ((0, 2), (1, 2)):
+        sweep(config, tmp_path, shard=shard, lanes=0)
+    before = (tmp_path / "records.0-of-2.jsonl").read_text()
+    sweep(config, tmp_path, shard=(1, 2), lanes=0, overwrite=True)
+    assert (tmp_path / "records.0-of-2.jsonl").read_text() == before
+    assert len(read_sweep([tmp_path]).records) == 4
+
+
+def test_a_last_line_that_lacks_its_end_is_a_record_and_stays(tmp_path):
+    config = small_sweep(grids={"rates": {RATE: (1e-3, 4e-3)}})
+    sweep(config, tmp_path, lanes=0)
+    path = tmp_path / "records.jsonl"
+    whole = path.read_text()
+    path.write_text(whole[:-1])
+    assert len(sweep(config, tmp_path, lanes=0)) == 2
+    assert path.read_text() == whole
+
+
+def test_shards_split_the_cost_evenly_and_no_curve():
+    grids = {"rates": {RATE: (1e-3, 4e-3), "model.depth": (2, 4, 8, 16), "model.width": (8, 16), "seed": (0, 1)}}
+    runs = expand(small_sweep(grids=grids))
+    cost = {run.hash: float(run.config.model.depth) for run in runs}
+    shards = [shard_of(runs, RATE, (i, 3), cost) for i in range(3)]
+    assert sorted(run.hash for shard in shards for run in shard) == sorted(run.hash for run in runs)
+    total = sum(cost.values())
+    assert max(sum(cost[run.hash] for run in shard) for shard in shards) < 0.6 * total
+    owners = [{i for i, shard in enumerate(shards) if run in shard} for curve in curves(runs, RATE) for run in curve]
+    assert all(len(owner) == 1 for owner in owners)
+
+
+def test_a_curve_whose_minimum_is_at_the_end_of_the_grid_is_extended_and_said(tmp_path, capsys):
+    config = small_sweep(grids={"rates": {RATE: (1e-6, 2e-6), "seed": (0, 1)}}, extend=2)
+    records = sweep(config, tmp_path / "sweep", lanes=0)
+    assert sorted({record.point[RATE] for record in records}) == pytest.approx([1e-6, 2e-6, 4e-6, 8e-6])
+    assert len(records) == 8
+    assert "the best optimizer.learning_rate is at the end of the grid; trying 4e-06 too" in capsys.readouterr().out
+    assert read_sweep([tmp_path / "sweep"]).info.axes[RATE] == pytest.approx([1e-6, 2e-6, 4e-6, 8e-6])
+    again = sweep(config, tmp_path / "sweep", lanes=0)
+    said = capsys.readouterr().out
+    assert "trying" not in said
+    assert "8 runs, 0 diverged now" in said
+    assert by_run(again).keys() == by_run(records).keys()  # resuming extends nothing twice
+    assert len(read_records(tmp_path / "sweep" / "records.jsonl")[0]) == 8
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ({1.0: 3.0, 2.0: 2.0, 4.0: 1.0}, 8.0),
+        ({1.0: 1.0, 2.0: 2.0, 4.0: 3.0}, 0.5),
+        ({1.0: 2.0, 2.0: 1.0, 4.0: 3.0}, None),
+        ({1.0: 2.0, 2.0: 1.0, 4.0: math.inf}, None),  # divergence is an end, too
+        ({1.0: math.inf, 2.0: math.inf}, 0.5),
+        ({1.0: 1.0}, None),
+        ({0.0: 1.0, 0.9: 2.0}, None),  # no ratio
+    ],
+)
+def test_the_next_value_continues_the_ratio_beyond_the_minimum(losses, expected):
+    assert next_value(losses) == expected
+
+
+@pytest.mark.parametrize(("known", "expected"), [((), 0.2), ((0.20000000000000004,), 0.20000000000000004)])
+def test_an_extended_value_is_that_of_a_longer_grid_or_one_that_was_run(known, expected):
+    """0.1^2 / 0.05 is 0.20000000000000004, another run than 0.2."""
+    config = small_sweep(grids={"g": {RATE: (0.05, 0.1)}}, extend=1)
+    runs = expand(config)
+    done = {run.hash: planted_records([run.point[RATE]], [1.0], (0,))[0] for run in runs}
+    done = {k: dataclasses.replace(r, train_loss_avg=1 - r.point[RATE]) for k, r in done.items()}
+    done |= {str(rate): planted_records([rate], [1.0], (0,))[0] for rate in known}
+    (((run,), _),) = extension(config, runs, done)
+    assert run.point[RATE] == expected
+
+
+def test_more_values_on_an_axis_continue_a_sweep_and_another_base_does_not(tmp_path):
+    sweep(small_sweep(grids={"rates": {RATE: (1e-3, 2e-3)}}), tmp_path, lanes=0)
+    records = sweep(small_sweep(grids={"rates": {RATE: (1e-3, 2e-3, 4e-3)}}), tmp_path, lanes=0)
+    assert len(records) == 3
+    assert len(read_records(tmp_path / "records.jsonl")[0]) == 3
+    other = small_base()
+    other.train.steps = 9
+    with pytest.raises(InputError, match=r"holds another sweep \(base.train.steps: 8 there, 9 here\)"):
+        sweep(small_sweep(other, {"rates": {RATE: (1e-3,)}}), tmp_path)
+    assert len(read_records(tmp_path / "records.jsonl")[0]) == 3
+    assert len(sweep(small_sweep(other, {"rates": {RATE: (1e-3,)}}), tmp_path, overwrite=True)) == 1
+
+
+@pytest.mark.parametrize(
+    ("grids", "kwargs", "message"),
+    [
+        ({"g": {"optimizer.lr": (1.0,)}}, {}, "config.grids.g.optimizer.lr is no field of the base config"),
+        ({"g": {"model.patch_size": (4,)}}, {}, "config.grids.g.model.patch_size is no field of the base config"),
+        ({"g": {RATE: ()}}, {}, "optimizer.learning_rate is empty: give it at least one value"),
+        ({"g": {RATE: (1e-3, 2e-3, 1e-3)}}, {}, "optimizer.learning_rate has 0.001 twice"),
+        ({"g": {RATE: (1e-3, 0.0)}}, {}, "optimizer.learning_rate has 0.0: use positive numbers"),
+        ({"g": {RATE: (1e-3, -1.0)}}, {}, "optimizer.learning_rate has -1.0: use positive numbers"),
+        ({"g": {"seed": (0,)}}, {}, "config.x is 'optimizer.learning_rate', which no grid has"),
+        ({"g": {RATE: (1e-3,), "model.depth": (2, "x")}}, {}, "model.depth cannot be 'x'"),
+        ({"g": {RATE: (1e-3,), "model.depth": (2, 0)}}, {}, "in the runs with depth 0: model.depth is 0"),
+        ({"g": {RATE: (1e-3,), "optimizer.warmup_steps": (0, 8)}}, {}, "optimizer.warmup_steps is 8: use fewer than"),
+        ({"g": {RATE: (1e-3,), "parametrization.preset": ("mup", "nup")}}, {}, "parametrization.preset is 'nup'"),
+        ({"g": {}}, {}, "config.grids.g has no axis"),
+        ({}, {"extend": -1}, "config.extend is -1"),
+        ({"g": {RATE: (1e-3,), "seed": (2**31,)}}, {}, "seed is 2147483648: use a whole number from 0 to 2^31 - 1"),
+        ({"g": {RATE: (1e-3,), "model.depth": (2, 4)}}, {"x": "model.depth"}, "config.x is 'model.depth': an optimum"),
+        (
+            {"g": {"optimizer.warmup_steps": (1, 2)}},
+            {"x": "optimizer.warmup_steps", "extend": 1},
+            "config.extend is 1, but optimizer.warmup_steps takes whole numbers",
+        ),
+    ],
+)
+def test_a_bad_grid_is_one_sentence_before_anything_trains(tmp_path, grids, kwargs, message):
+    grids = grids or {"g": {RATE: (1e-3,)}}
+    with pytest.raises(InputError) as error:
+        sweep(small_sweep(grids=grids, **kwargs), tmp_path / "sweep")
+    assert message in str(error.value)
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_single_value_is_an_axis_of_one_and_numbers_of_numpy_are_numbers():
+    grids = {"g": {RATE: np.float32([0.25, 0.5]), "seed": np.arange(2), "model.depth": 2, "model.nonlinearity": "relu"}}
+    runs = expand(small_sweep(grids=grids))
+    assert len(runs) == 4
+    assert runs[0].point == {RATE: 0.25, "seed": 0, "model.depth": 2, "model.nonlinearity": "relu"}
+
+
+def test_configs_of_runs_and_of_sweeps_are_told_apart():
+    with pytest.raises(InputError, match="this config is a run's, without grids"):
+        expand(small_base())
+    with pytest.raises(InputError, match="this config is a sweep's: run it with"):
+        validate(small_sweep())
+
+
+def test_a_scale_that_there_is_not_names_those_there_are():
+    with pytest.raises(InputError, match=r"config\.scale is 'huge': use smoke, cpu, gpu, paper"):
+        at_scale("huge", smoke=1, other=2)
+    assert at_scale("gpu", smoke=1, other=2) == 2
+
+
+def test_a_dry_run_counts_runs_parameters_and_time():
+    text = describe(small_sweep(grids={"rates": {RATE: (1e-3, 2e-3), "model.depth": (2, 4), "seed": (0, 1)}}), lanes=0)
+    assert "8 runs in 2 compiled groups" in text
+    # 8x8 synthetic colour images: 192 inputs, 10 classes.
+    assert f"{192 * 8 + 2 * 64 + 80:,} parameters: depth 2" in text
+    assert "0.001, 0.002" in text
+    assert "ms per run and step" in text
+    half = describe(small_sweep(grids={"rates": {RATE: (1e-3, 2e-3), "model.depth": (2, 4)}}), lanes=0, shard=(0, 2))
+    assert "in 1 compiled groups in shard 0/2" in half
+
+
+def test_the_commands_sweep_report_and_refuse(tmp_path):
+    config = f"--config={ROOT / 'configs/sweeps/digits.py'}"
+    only = "--config.grids.depths."
+    grid = ["--config.scale=smoke", f"{only}model.depth=(4,)", f"{only}parametrization.preset=('depth_mup',)"]
+    done = run_command("-m", "depthmup_flax.sweep", config, *grid, "--workdir=s", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "3 runs in 1 compiled groups" in done.stdout
+    assert "ETA" in done.stdout
+    reported = run_command("-m", "depthmup_flax.report", "s", cwd=tmp_path)
+    assert reported.returncode == 0, reported.stderr
+    assert (tmp_path / "s" / "report" / "report.html").exists()
+    for arguments, sentence in (
+        ([config, "--config.scale=huge", "--workdir=s"], "config.scale is 'huge'"),
+        ([config, "--config.scale", "huge"], "config.scale is 'huge'"),
+        ([config, "--config.scale=smoke"], "--workdir is not set"),
+        ([f"--config={ROOT / 'configs/digits.py'}", "--config.scale=cpu"], "this config has no scale"),
+        ([config, "--config.scale=smoke", "--workdir=s", "--shard=4/4"], "--shard=4/4: write i/n"),
+        ([config, "--config.scale=smoke", "--workdir=s", "--lanes=many"], "--lanes=many: use auto"),
+    ):
+        refused = run_command("-m", "depthmup_flax.sweep", *arguments, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert sentence in refused.stderr
+        assert "Traceback" not in refused.stderr
+
+
+# -- the tuner -------------------------------------------------------------------------------------------------------
+
+
+def planted(rate, a, seed):
+    """Lowest at rate 3e-3 and a = 2."""
+    return 1.0 + 0.05 * math.log2(rate / 3e-3) ** 2 + 0.1 * math.log2(a / 2) ** 2 + 0.003 * math.sin(seed * 7 + a)
+
+
+def planted_records(rates, multipliers, seeds=(0, 1, 2)):
+    return [
+        Record(
+            run=f"{rate}/{a}/{seed}",
+            status="completed",
+            point={RATE: rate, "parametrization.branch_multiplier": a, "seed": seed},
+            width=8,
+            depth=2,
+            parameters=1,
+            seed=seed,
+            steps=1,
+            train_loss=0.0,
+            train_loss_avg=planted(rate, a, seed),
+            slice_steps=1,
+            train_loss_slices=[],
+            test_loss=None,
+            test_accuracy=None,
+            diverged_at_step=None,
+            wall_time_s=0.0,
+            lanes=1,
+            device="",
+            versions={},
+            commit=None,
+        )
+        for rate in rates
+        for a in multipliers
+        for seed in seeds
+    ]
+
+
+def test_the_tuner_recovers_a_planted_optimum_and_says_how_sure_it_is():
+    choice = best(planted_records([1e-3 * 2.0**k for k in range(-3, 5)], [0.5, 1.0, 2.0, 4.0]))
+    assert choice.values["parametrization.branch_multiplier"] == 2.0
+    assert choice.values[RATE] == pytest.approx(3e-3, rel=0.03)
+    assert choice.interval[0] <= 3e-3 * 1.03
+    assert choice.interval[1] >= 3e-3 * 0.97
+    assert choice.flag == ""
+    # 0.05 log2(rate / 3e-3)^2 <= 1 % of 1 within 0.45 octaves.
+    assert choice.as_good == (2e-3, 4e-3) or choice.as_good[0] == choice.as_good[1]
+    edge = best(planted_records([1e-3 * 2.0**k for k in range(-3, 1)], [0.5, 1.0]))
+    assert edge.flag == "highest of the grid, branch_multiplier at the end of its grid"
+
+
+def test_the_tuner_writes_a_config_that_train_py_trains_at_the_tuned_rate(tmp_path):
+    done = run_command(
+        "-m",
+        "depthmup_flax.tune",
+        f"--config={ROOT / 'configs/digits.py'}",
+        "--proxy.width=16",
+        "--proxy.depth=2",
+        "--proxy.steps=20",
+        "--octaves=2",
+        "--seeds=2",
+        "--lanes=1",
+        "--config.model.width=32",
+        "--config.train.steps=10",
+        "--workdir=t",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "Best on the proxy (width 16, depth 2): optimizer.learning_rate" in done.stdout
+    assert "times the work" in done.stdout
+    config = from_file(tmp_path / "t" / "tuned.py")
+    assert (config.model.base_width, config.model.base_depth, config.model.width) == (16, 2, 32)
+    assert f"learning_rate {config.optimizer.learning_rate:.4g}" in done.stdout
+    assert config.train.steps == 10
+    assert train_and_evaluate(config, tmp_path / "large")["status"] == "completed"
+
+
+def test_a_proxy_that_cannot_serve_is_refused():
+    target = small_base(width=32, depth=8)
+    for change, sizes, message in (
+        ({}, (64, 8), "--proxy.width=64: use between 1 and the target's model.width, 32"),
+        ({}, (32, 8), "is the target itself"),
+        ({"parametrization.preset": "sp"}, (8, 2), "do not transfer"),
+        ({"parametrization.preset": "mup"}, (8, 2), "transfers over width alone"),
+    ):
+        config = target.copy_and_resolve_references()
+        for path, value in change.items():
+            set_field(config, path, value)
+        with pytest.raises(InputError, match=message):
+            proxy_config(config, *sizes)
+    with pytest.raises(InputError, match="--tune has 'gama0': did you mean 'gamma0'"):
+        tuning_sweep(target, ["gama0"], 2, 2)
+    still = target.copy_and_resolve_references()
+    still.optimizer.learning_rate = 0.0
+    with pytest.raises(InputError, match=r"optimizer\.learning_rate is 0\.0: set a positive one"):
+        tuning_sweep(still, [], 2, 2)
+    with pytest.raises(InputError, match="every run of the proxy diverged"):
+        best([dataclasses.replace(r, status="diverged") for r in planted_records([1e-3, 2e-3], [1.0])])
+
+
+def test_the_tuned_file_differs_from_its_parent_in_what_was_set_alone(tmp_path):
+    parent = from_file(ROOT / "configs/cifar10_resnet.py")
+    config = parent.copy_and_resolve_references()
+    set_field(config, RATE, 0.125)
+    set_field(config, "parametrization.gamma0", 2.0)
+    path = tmp_path / "tuned.py"
+    path.write_text(tuned_file(ROOT / "configs/cifar10_resnet.py", [], config, parent, "Said."))
+    assert json.loads(from_file(path).to_json()) == json.loads(config.to_json())
+    assert get_field(from_file(path), RATE) == 0.125
+
+
+def test_the_tuned_file_calls_its_parent_as_the_target_was_called(tmp_path):
+    parent = tmp_path / "sized.py"
+    parent.write_text(
+        "from depthmup_flax.training.config import default_config\n"
+        "def get_config(size='small'):\n"
+        "    config = default_config('res_mlp')\n"
+        "    config.model.width = {'small': 8, 'large': 64}[size]\n"
+        "    return config\n"
+    )
+    config = from_file(parent, "large")
+    path = tmp_path / "tuned.py"
+    path.write_text(tuned_file(parent, ["large"], config, from_file(parent, "large"), "Said."))
+    assert from_file(path).model.width == 64

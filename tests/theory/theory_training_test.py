@@ -1,0 +1,361 @@
+"""Networks of infinite width in training: the theories meet each other, and plain networks that grow wide."""
+
+import functools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.limits import finite_networks as networks
+from depthmup_flax.nn.layers import NONLINEARITIES
+from depthmup_flax.theory import (
+    ACTIVATIONS,
+    Ensemble,
+    finite_size_error,
+    gram,
+    infinite_depth,
+    lazy_kernels,
+    linear_training,
+    nonlinear_training,
+    one_step_kernel,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("float64")]
+haste = pytest.mark.usefixtures("compiled_in_haste")
+
+X = np.random.default_rng(0).normal(size=(3, 5))
+Y = np.array([1.0, -1.0, 0.5])
+EVERY_LAYER = ("stem", "blocks", "readout")
+
+
+def training(activation="relu", *, steps=4, depth=4, learning_rate=0.4, **kwargs):
+    return nonlinear_training(
+        X, Y, activation=activation, steps=steps, depth=depth, learning_rate=learning_rate, **kwargs
+    )
+
+
+def linear(steps=4, **kwargs):
+    repeated = [jnp.repeat(values[None], steps, axis=0) for values in (X, Y)]
+    return linear_training(*repeated, **{"depth": 4, "learning_rate": 0.4, **kwargs})
+
+
+def largest_of(training):
+    return {name: float(jnp.abs(getattr(training, name)).max()) for name in QUANTITIES}
+
+
+# -- the theories meet each other ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 5])
+def test_without_a_nonlinearity_monte_carlo_is_the_recursion_of_linear_networks_to_rounding(depth):
+    fields = {"depth": depth, "gamma0": 0.7, "branch_multiplier": 0.8}
+    found = training("linear", samples=1024, populations=2, **fields)
+    exact = linear(**fields)
+    for name, scale in largest_of(exact).items():
+        np.testing.assert_allclose(getattr(found.mean, name), getattr(exact, name), atol=1e-12 * scale)
+    np.testing.assert_allclose(found.mean.losses, exact.losses, atol=1e-12)
+    assert largest_of(found.error)["features"] < 1e-12
+    assert float(jnp.abs(exact.features[:, -1, -1] - exact.features[:, 2, 2]).max()) > 0.005  # features moved
+
+
+@pytest.mark.parametrize("activation", ["relu", "erf"])
+def test_without_feature_learning_monte_carlo_is_descent_with_the_lazy_kernel(activation):
+    rate, steps, depth = 0.2, 5, 4
+    found = training(
+        activation, steps=steps, depth=depth, learning_rate=rate, gamma0=1e-3, trained=EVERY_LAYER, populations=16
+    )
+    kernels = lazy_kernels(gram(X), activation, depth=depth)
+    lazy = [jnp.zeros(3)]
+    for _ in range(steps - 1):
+        lazy.append(lazy[-1] - rate / 3 * kernels.tangent(EVERY_LAYER) @ (lazy[-1] - Y))
+    within(found.mean.outputs[1:], jnp.stack(lazy[1:]), found.error.outputs[1:])
+    for first in (slice(0, 3), slice(-3, None)):  # the first step's passes and the last's
+        within(found.mean.features[:, first, first], kernels.Phi, found.error.features[:, first, first])
+        within(found.mean.gradients[:, first, first], kernels.G, found.error.gradients[:, first, first])
+    assert float(found.error.outputs.max()) < 0.01
+
+
+def within(found, exact, error):
+    """Root mean square of the difference in units of its error; 1 is right, and errors are correlated."""
+    sizes = np.asarray(jnp.abs(found - exact) / (error + 1e-6))
+    assert np.sqrt(np.mean(sizes**2)) < 2.0, sizes
+
+
+# -- and plain networks ----------------------------------------------------------------------------------------------
+
+
+def plain_network(activation, width, depth, *, steps, rate, gamma0, a, momentum, decay, shares, key):
+    """B24 Eq. 1 in its mean-field form, without this package: outputs (T, P), and kernels of all passes."""
+    phi = NONLINEARITIES[activation]
+    keys = jax.random.split(key, 3)
+    weights = {
+        "stem": jax.random.normal(keys[0], (width, X.shape[1])),
+        "blocks": jax.random.normal(keys[1], (depth, width, width)),
+        "readout": jax.random.normal(keys[2], (width,)),
+    }
+
+    def forward(weights, shifts_LxPxN):
+        """Also of what is added to the stream in front of every layer, whose gradients are g."""
+        h = jnp.asarray(X) @ weights["stem"].T / X.shape[1] ** 0.5
+        features = []
+        for layer in range(depth):
+            h = h + shifts_LxPxN[layer]
+            features.append(phi(h))
+            h = h + a / (depth * width) ** 0.5 * phi(h) @ weights["blocks"][layer].T
+        h = h + shifts_LxPxN[depth]
+        features.append(phi(h))
+        return phi(h) @ weights["readout"] / (gamma0 * width), jnp.stack(features)
+
+    zeros = jnp.zeros((depth + 1, len(X), width))
+
+    def step(carry, share):
+        weights, velocity = carry
+        outputs, features = forward(weights, zeros)
+        gradients = jax.grad(lambda s: forward(weights, s)[0].sum())(zeros) * width * gamma0
+        slope = jax.grad(lambda w: share @ (forward(w, zeros)[0] - jnp.asarray(Y)) ** 2 / 2)(weights)
+        velocity = jax.tree.map(lambda v, s: momentum * v + s, velocity, slope)
+        moved = jax.tree.map(lambda w, v: (1 - rate * decay) * w - rate * gamma0**2 * width * v, weights, velocity)
+        return (moved, velocity), (outputs, features, gradients)
+
+    start = (weights, jax.tree.map(jnp.zeros_like, weights))
+    _, (outputs, features, gradients) = jax.lax.scan(step, start, shares)
+    passes = lambda x: x.swapaxes(0, 1).reshape(depth + 1, -1, width)
+    kernel = lambda x: passes(x) @ passes(x).mT / width
+    return outputs, kernel(features), kernel(gradients)
+
+
+WIDTHS = (64, 256)
+QUANTITIES = ("outputs", "features", "gradients")
+
+
+def power(errors):
+    """Of the size that the two errors are of."""
+    (small, first), (large, last) = errors.items()
+    return np.log(last / first) / np.log(large / small)
+
+
+@functools.cache
+def networks_and_theory(activation, momentum, decay):
+    """name -> width -> square error of single networks, root mean square error of their mean; the scale of theory's."""
+    steps, depth, rate, gamma0, a = 4, 3, 0.5, 1.2, 0.9
+    shares = jnp.array([[0.5, 0.5, 0.0], [0.2, 0.8, 0.0]] * (steps // 2))  # batches differ; the third is predicted
+    theory = nonlinear_training(
+        X, Y, activation=activation, steps=steps, depth=depth, learning_rate=rate, gamma0=gamma0, branch_multiplier=a,
+        momentum=momentum, weight_decay=decay, shares=shares, trained=EVERY_LAYER, populations=64, samples=1024,
+    )  # fmt: skip
+    single, mean = ({name: {} for name in QUANTITIES} for _ in range(2))
+    for width in WIDTHS:
+        run = functools.partial(
+            plain_network, activation, width, depth, steps=steps, rate=rate, gamma0=gamma0, a=a, momentum=momentum,
+            decay=decay, shares=shares,
+        )  # fmt: skip
+        keys = jax.random.split(jax.random.key(width), 2**15 // width)
+        networks = jax.jit(lambda keys, run=run: jax.lax.map(lambda key: run(key=key), keys, batch_size=64))(keys)
+        for name, measured in zip(QUANTITIES, networks, strict=True):
+            exact = getattr(theory.mean, name)
+            single[name][width] = float(jnp.mean((measured - exact) ** 2))
+            mean[name][width] = float(jnp.sqrt(jnp.mean((measured.mean(0) - exact) ** 2)))
+    scale = {name: float(jnp.sqrt(jnp.mean(getattr(theory.mean, name) ** 2))) for name in QUANTITIES}
+    return single, mean, scale
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES)
+@pytest.mark.parametrize(("activation", "momentum", "decay"), [("relu", 0.0, 0.0), ("tanh", 0.6, 0.3)])
+def test_networks_approach_monte_carlo_as_one_over_width(activation, momentum, decay, quantity):
+    """All layers trained, batches that differ from step to step; kernels of all layers and pairs of passes."""
+    single, mean, scale = networks_and_theory(activation, momentum, decay)
+    assert abs(power(single[quantity]) + 1) < 0.2, single
+    assert mean[quantity][WIDTHS[-1]] < 0.02 * scale[quantity], (mean, scale)
+
+
+# -- Monte Carlo -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ["abs", "gelu"])
+def test_the_stated_error_is_that_of_repetitions_and_falls_with_samples(activation):
+    few = [training(activation, samples=512, key=jax.random.key(seed)) for seed in range(8)]
+    many = training(activation, samples=8192)
+    spread = jnp.stack([found.mean.outputs[-1] for found in few]).std(0, ddof=1)
+    stated = jnp.stack([found.error.outputs[-1] for found in few]).mean(0)
+    assert 0.5 < float((spread / stated).mean()) < 1.8, (spread, stated)
+    assert 0.1 < float((many.error.outputs[-1] / stated).mean()) < 0.5  # a quarter
+    mean = jnp.stack([found.mean.outputs[-1] for found in few]).mean(0)
+    within(mean, many.mean.outputs[-1], jnp.sqrt(stated**2 / 8 + many.error.outputs[-1] ** 2))
+
+
+def test_single_precision_gives_the_same_within_the_error():
+    double = training("relu")
+    with jax.enable_x64(False):
+        single = training("relu", key=jax.random.key(1))
+        assert single.mean.outputs.dtype == jnp.float32
+    error = np.hypot(double.error.outputs[1:], single.error.outputs[1:])
+    within(np.asarray(single.mean.outputs[1:]), double.mean.outputs[1:], error)
+
+
+def test_an_example_twice_is_that_example_with_both_shares():
+    """Their kernel is singular, and directions that are already spanned add nothing."""
+    twice = nonlinear_training(
+        X[[0, 0, 1]], Y[[0, 0, 1]], activation="tanh", steps=3, depth=2, learning_rate=0.5, populations=32
+    )
+    once = nonlinear_training(
+        X[:2], Y[:2], activation="tanh", steps=3, depth=2, learning_rate=0.5, populations=32,
+        shares=jnp.array([2 / 3, 1 / 3]),
+    )  # fmt: skip
+    np.testing.assert_allclose(twice.mean.outputs[:, 0], twice.mean.outputs[:, 1], atol=1e-10)
+    within(
+        twice.mean.outputs[1:, 1:], once.mean.outputs[1:], np.hypot(twice.error.outputs[1:, 1:], once.error.outputs[1:])
+    )
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_activation_is_that_of_the_networks(activation):
+    x = jnp.linspace(-2.0, 2.0, 8)
+    np.testing.assert_allclose(ACTIVATIONS[activation].function(x), NONLINEARITIES[activation](x), rtol=1e-12)
+
+
+# -- infinite depth --------------------------------------------------------------------------------------------------
+
+
+@haste
+def test_infinite_depth_is_the_closed_form_of_one_step_and_its_error_falls_as_depth_to_the_minus_two():
+    x, y = jnp.ones((2, 1, 1)), jnp.ones((2, 1))
+    errors = {}
+    for depth in (16, 32):
+        found = infinite_depth(lambda depth: linear_training(x, y, depth=depth, learning_rate=0.8), depth)
+        exact = one_step_kernel(jnp.linspace(0, 1, depth // 2 + 1), 0.8)
+        difference = jnp.abs(found.mean.features[:, 1, 1] - exact)
+        assert 0.5 * difference.max() < found.error.features[:, 1, 1].max() < 8 * difference.max()
+        errors[depth] = float(difference.max())
+    assert abs(power(errors) + 2) < 0.2, errors
+
+
+@haste
+def test_infinite_depth_of_linear_training_converges_and_states_its_error():
+    """Prop. 4.4 for several steps and examples, against three times the depth."""
+    limit = lambda depth: infinite_depth(lambda n: linear(depth=n), depth)
+    exact = limit(48).mean.outputs
+    for depth in (8, 16):
+        found = limit(depth)
+        difference = jnp.abs(found.mean.outputs - exact)
+        assert 0.5 * difference.max() < found.error.outputs.max() < 8 * difference.max()
+        assert float(difference.max()) < 0.2 * float(jnp.abs(linear(depth=2 * depth).outputs - exact).max())
+
+
+@haste
+def test_infinite_depth_of_monte_carlo_is_that_of_the_recursion():
+    fields = {"samples": 2048, "populations": 2}
+    found = infinite_depth(lambda depth: training("linear", depth=depth, **fields), 8)
+    exact = infinite_depth(lambda depth: linear(depth=depth), 8)
+    np.testing.assert_allclose(found.mean.gradients, exact.mean.gradients, atol=1e-10)
+    np.testing.assert_allclose(found.error.outputs, exact.error.outputs, atol=1e-10)
+
+
+# -- finite size -----------------------------------------------------------------------------------------------------
+
+
+def test_parts_of_the_error_are_recovered_without_bias():
+    """Four networks in an ensemble, many ensembles: variance 0.3, mean off by 0.2, depth off by 0.1."""
+    rng = np.random.default_rng(0)
+    at_depth, limit = np.array([1.0, 2.0]), np.array([1.1, 1.9])
+    outputs = at_depth + 0.2 + np.sqrt(0.3) * rng.normal(size=(4000, 4, 2))
+    found = [finite_size_error(Ensemble.of(four), at_depth, limit) for four in outputs]
+    expected = {"variance": 0.3, "mean": 0.04, "depth": 0.01, "ensembled": (0.01 + 0.09) / 2, "total": 0.35}
+    for part, value in expected.items():
+        mean = np.mean([getattr(error, part).value for error in found])
+        spread = np.std([getattr(error, part).value for error in found])
+        assert abs(mean - value) < 4 * spread / 4000**0.5 + 1e-12, (part, mean)
+    stated = np.sqrt(np.mean([error.mean.error**2 for error in found]))
+    assert 0.7 < stated / np.std([error.mean.value for error in found]) < 1.5
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: training(samples=50), "samples is 50: use an even number of at least 300"),
+        (lambda: training(samples=4097), "samples is 4097"),
+        (lambda: training(populations=1), "populations is 1"),
+        (lambda: training(steps=0), "steps is 0"),
+        (lambda: training(depth=0), "depth is 0"),
+        (lambda: training("swish"), "activation is 'swish'"),
+        (lambda: training(gamma0=0.0), "gamma0 is 0.0: use a positive number; the limit of 0 is lazy_kernels"),
+        (lambda: training(trained="blocks"), "trained is 'blocks': use a list of some of stem, blocks, readout"),
+        (lambda: training(trained=["block"]), "trained is"),
+        (lambda: training(shares=jnp.ones(2)), r"shares has shape \(2,\): give \(3,\) or \(4, 3\)"),
+        (lambda: training(learning_rate=-1.0), "learning_rate is -1.0"),
+        (lambda: training(depth=2.0), "depth is 2.0: use a whole number"),
+        (lambda: training(steps=2.5), "steps is 2.5: use a whole number"),
+        (lambda: training(samples=1024.0), "samples is 1024.0: use a whole number"),
+        (lambda: training(momentum=jnp.nan), "momentum is nan: use a finite number"),
+        (lambda: training(weight_decay=jnp.inf), "weight_decay is inf"),
+        (lambda: training(branch_multiplier=jnp.nan), "branch_multiplier is nan"),
+        (lambda: training(gamma0=jnp.inf), "gamma0 is inf"),
+        (lambda: training(shares=jnp.array([jnp.nan, 1.0, 0.0])), "shares has entries that are not finite"),
+        (lambda: nonlinear_training(X, Y * np.nan, activation="relu", steps=2, depth=2), "targets has entries"),
+        (lambda: training(loss=lambda f, y: ((f - y) ** 2).mean()), r"loss gives shape \(\) for \(3,\)"),
+        (lambda: linear(loss=lambda f, y: ((f - y) ** 2).mean()), r"loss gives shape \(\) for \(4, 3\)"),
+        (lambda: infinite_depth(lambda depth: lazy_kernels(gram(X), "relu", depth=depth), 4), "compute gives a LazyK"),
+        (lambda: infinite_depth(lambda depth: linear(depth=depth), 4.0), "depth is 4.0"),
+        (
+            lambda: finite_size_error(Ensemble.of(np.ones((2, 3))), *np.ones((2, 3)), limit_error=np.ones(2)),
+            "limit_err",
+        ),
+        (lambda: Ensemble.of(3.0), "at least two networks"),
+        (lambda: Ensemble.of(np.array([[1.0], [np.nan]])), "outputs has entries that are not finite"),
+        (lambda: nonlinear_training(X, Y[:2], activation="relu", steps=2, depth=2), r"targets has shape \(2,\)"),
+        (lambda: nonlinear_training(0 * X, Y, activation="relu", steps=2, depth=2), "norm zero in row 0"),
+        (lambda: linear(learning_rate=30.0), r"learning_rate is 30\.0: training diverges, .* use a smaller one"),
+        (lambda: infinite_depth(lambda depth: linear(depth=depth), 5), "depth is 5"),
+        (lambda: finite_size_error(Ensemble.of(np.ones((2, 3))), np.ones(2), np.ones(3)), "at_depth has shape"),
+        (lambda: Ensemble.of(np.ones((1, 3))), "at least two networks"),
+    ],
+)
+def test_bad_input_is_one_sentence(call, sentence):
+    with pytest.raises(InputError, match=sentence):
+        call()
+
+
+def test_a_rate_that_diverges_is_refused_with_one_that_does_not():
+    with pytest.raises(InputError, match=r"learning_rate is 200\.0: training diverges") as refused:
+        training(learning_rate=200.0, steps=8, populations=2)
+    stable = float(str(refused.value).split("use less than ")[1].split(",")[0])
+    losses = training(learning_rate=0.9 * stable, steps=8, populations=2).mean.losses
+    assert losses[-1] < losses[0]
+
+
+def test_targets_that_move_features_too_far_are_named_where_the_rate_would_be_stable():
+    with pytest.raises(InputError, match=r"diverges.*or smaller targets \(up to 1000 here\) or gamma0"):
+        nonlinear_training(X, 1000 * Y, activation="relu", steps=8, depth=4, learning_rate=0.5, populations=2)
+
+
+def test_our_network_and_optimizer_with_all_layers_momentum_and_decay_approach_monte_carlo_as_one_over_width():
+    """`ResMLP` and `sgd` in the theory's parametrization, as the figures of the limits train them."""
+    fields = {"momentum": 0.6, "weight_decay": 0.2}
+    theory = training("erf", steps=5, trained=EVERY_LAYER, populations=16, **fields)
+    batches = [jnp.repeat(jnp.asarray(values)[None], 5, axis=0) for values in (X, Y)]
+    errors = {}
+    for width in (64, 256):
+        model = networks.network("erf", width, 4)
+        optimizer = networks.mean_field_sgd(model, jnp.asarray(X), 0.4, trained=EVERY_LAYER, **fields)
+        outputs = networks.trajectories(
+            model, optimizer, *batches, lambda p, model=model: networks.forward(model, p, jnp.asarray(X))[0],
+            jax.random.split(jax.random.key(width), 2**14 // width), lanes=64,
+        )  # fmt: skip
+        errors[width] = float(jnp.mean((outputs - theory.mean.outputs) ** 2))
+    assert abs(power(errors) + 1) < 0.2, errors
+
+
+def test_the_readme_computes_what_it_says():
+    readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    blocks = [block.split("```")[0] for block in readme.split("```python\n")[1:]]
+    (code,) = (block for block in blocks if "depthmup_flax.theory" in block)
+    names = {"x": X, "y": Y, "times": jnp.linspace(0, 1, 3), "inputs": X[:, None], "targets": Y[:, None]}
+    exec(code, names)
+    assert names["outputs"].shape == (3, 3)
+    assert names["found"].mean.features.shape == (17, 15, 15)
+    np.testing.assert_allclose(names["limit"].mean.outputs, names["exact"].outputs, atol=0.05)

@@ -1,0 +1,453 @@
+"""The training run: resuming, devices, divergence, the files it leaves, and what it refuses."""
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import processes
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from depthmup_flax import InputError
+from depthmup_flax.rule.roles import info_from_json
+from depthmup_flax.training.checkpoint import Checkpointer
+from depthmup_flax.training.config import config_hash, default_config, differences, to_json
+from depthmup_flax.training.experiment import build
+from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.training.step import init_state, make_train_step
+from depthmup_flax.training.workdir import only_run_in
+
+pytestmark = pytest.mark.usefixtures("compiled_in_haste")
+
+
+def tiny(architecture="res_mlp", /, **sections):
+    """A run of 12 steps in three parts."""
+    config = default_config(architecture)
+    config.model.update(width=16, depth=4)
+    config.train.update(batch_size=16, steps=12, eval_every=4, log_every=3)
+    for section, fields in sections.items():
+        config[section].update(fields)
+    return config
+
+
+def saved_state(workdir, step):
+    path = pathlib.Path(workdir).absolute() / "checkpoints" / str(step) / "state"
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here),
+        dict(ocp.StandardCheckpointer().metadata(path).item_metadata),
+    )
+    return ocp.StandardCheckpointer().restore(path, shapes)
+
+
+def assert_same_run(a, b, step=12):
+    ours, theirs = saved_state(a, step), saved_state(b, step)
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def rows(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(workdir):
+    """Rows without what depends on the clock."""
+    return [{k: v for k, v in row.items() if k != "images_per_s"} for row in rows(workdir)]
+
+
+class StopHere(Exception):
+    pass
+
+
+def mlp_run():
+    return tiny(optimizer={"schedule": "cosine", "warmup_steps": 3, "weight_decay": 0.1, "clip_rms": 0.5})
+
+
+def conv_run():
+    return tiny(
+        "simple_resnet",
+        model={"width": 8, "norm": "batch"},
+        optimizer={"name": "momentum", "frozen": ("stem",)},
+        data={"augment": "cifar", "placement": "stream", "train_examples": 200},
+    )
+
+
+def interrupt_after(step, monkeypatch):
+    """Training fails when it asks for the batch after ``step``."""
+    import depthmup_flax.training.loop as trainer
+
+    original = trainer.train_batches
+
+    @contextlib.contextmanager
+    def stopping(*args, **kwargs):
+        first = args[3]
+
+        def until(batches):
+            for i, batch in enumerate(batches):
+                if first + i == step:
+                    raise StopHere
+                yield batch
+
+        with original(*args, **kwargs) as batches:
+            yield until(batches)
+
+    monkeypatch.setattr(trainer, "train_batches", stopping)
+
+
+def test_a_run_leaves_every_file_and_a_result_with_every_key(tmp_path):
+    config = tiny()
+    result = train_and_evaluate(config, tmp_path)
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+    assert result["status"] == "completed"
+    assert result["steps"] == 12
+    assert result["seed"] == 0
+    assert result["config_hash"] == config_hash(config)
+    for key in ("train_loss", "train_loss_avg", "test_loss", "test_accuracy", "wall_time_s"):
+        assert isinstance(result[key], float)
+    assert {"python", "jax", "flax", "optax"} <= result["versions"].keys()
+    assert "stem/kernel" in (tmp_path / "params.txt").read_text()
+    assert json.loads((tmp_path / "config.json").read_text()) == json.loads(to_json(config))
+    assert list(tmp_path.glob("events.out.tfevents.*"))
+    assert [row["step"] for row in rows(tmp_path)] == [3, 4, 6, 8, 9, 12, 12]
+    # Roles travel with every checkpoint.
+    meta = ocp.CheckpointManager(tmp_path.absolute() / "checkpoints", item_names=("state", "meta")).restore(
+        12, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
+    )["meta"]
+    assert info_from_json(meta["param_info"]) == build(config).info
+    assert meta["config"]["train"]["steps"] == 12
+    assert meta["data_position"] == 12 * 16
+
+
+def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(tmp_path):
+    config = tiny(train={"average_steps": 5})
+    result = train_and_evaluate(config, tmp_path)
+    experiment = build(config)
+    data = experiment.dataset
+    step = jax.jit(
+        make_train_step(
+            experiment.model, experiment.optimizer, prepare=functools.partial(data.prepare, "none"), seed=0,
+            log_every=1, average_from=0,
+        )
+    )  # fmt: skip
+    from depthmup_flax.data import batch_indices
+
+    state, each = init_state(experiment.model, experiment.optimizer, 0, data.input_spec), []
+    for t in range(12):
+        state = step(state, data.train.read(batch_indices(0, t, len(data.train), 16)))
+        each.append(float(state.last_loss))
+    assert result["train_loss"] == pytest.approx(each[-1], rel=1e-4)
+    assert result["train_loss_avg"] == pytest.approx(np.mean(each[-5:]), rel=1e-4)
+    assert rows(tmp_path)[0]["train_loss"] == pytest.approx(np.mean(each[:3]), rel=1e-4)
+    images = data.test.arrays()["image"].astype(np.float32) / 255
+    logits = experiment.model.apply({"params": state.params}, (images - data.mean) / data.std)
+    accuracy = float((logits.argmax(-1) == data.test.arrays()["label"]).mean())
+    assert result["test_accuracy"] == pytest.approx(accuracy, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("config", "stop"),
+    [
+        *((mlp_run, stop) for stop in (4, 5, 11)),
+        (conv_run, 5),
+    ],
+    ids=["mlp-adam-in-memory-4", "mlp-adam-in-memory-5", "mlp-adam-in-memory-11", "conv-momentum-streamed-augmented-5"],
+)
+def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(config, stop, tmp_path, monkeypatch):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    expected = train_and_evaluate(config(), whole)
+    with monkeypatch.context() as patched:
+        interrupt_after(stop, patched)
+        with pytest.raises(StopHere):
+            train_and_evaluate(config(), parts)
+    with (parts / "metrics.jsonl").open("a") as torn:
+        torn.write('{"step": 99, "tra')
+    result = train_and_evaluate(config(), parts)
+    assert_same_run(whole, parts)
+    assert losses(whole) == losses(parts)
+    for key in ("train_loss", "train_loss_avg", "test_loss", "test_accuracy", "steps"):
+        assert result[key] == expected[key]
+
+
+def test_running_a_finished_run_again_computes_nothing_and_returns_its_result(tmp_path, capsys):
+    first = train_and_evaluate(tiny(), tmp_path)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
+    assert train_and_evaluate(tiny(), tmp_path) == first
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()} == before
+    assert "holds this run already" in capsys.readouterr().out
+
+
+def test_streamed_and_in_memory_training_are_bit_identical(tmp_path):
+    for placement in ("device", "stream"):
+        train_and_evaluate(tiny(data={"placement": placement, "augment": "imagenet"}), tmp_path / placement)
+    assert_same_run(tmp_path / "device", tmp_path / "stream")
+
+
+def trained_on(devices, config, tmp_path):
+    workdir = tmp_path / str(devices)
+    process = processes.Process(
+        tmp_path / f"{devices}.log", processes.on_devices, devices, processes.train, config, workdir
+    )
+    assert process.wait() == 0, process.text()
+    assert f"on {devices} cpu device(s)" in process.text()
+    return saved_state(workdir, config.train.steps)
+
+
+def test_eight_devices_train_like_one(tmp_path):
+    """Float sums in another order: the tolerance is rounding, not luck."""
+    config = tiny(data={"augment": "cifar"}, train={"batch_size": 64, "steps": 20, "eval_every": 10})
+    one, eight = (trained_on(n, config, tmp_path)["params"] for n in (1, 8))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), one, eight)
+    first, last = (json.loads((tmp_path / n / "result.json").read_text()) for n in ("1", "8"))
+    assert first["train_loss"] == pytest.approx(last["train_loss"], rel=1e-4)
+
+
+def test_batch_norm_has_the_statistics_of_the_whole_batch_on_eight_devices(tmp_path):
+    """Per device, a batch of 16 would be normalised two images at a time."""
+    config = tiny(
+        "resnet",
+        model={"width": 4, "norm": "batch"},
+        optimizer={"name": "sgd", "learning_rate": 0.05},
+        train={"steps": 3, "eval_every": 0},
+    )
+    one, eight = (trained_on(n, config, tmp_path) for n in (1, 8))
+    assert one["batch_stats"]["stem"]["norm"]["batch"]["mean"].shape == (4,)
+    for part in ("batch_stats", "params"):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-4), one[part], eight[part])
+
+
+def test_a_diverged_run_ends_cleanly_and_says_when(tmp_path, capsys):
+    config = tiny(optimizer={"name": "sgd", "learning_rate": 1e12})
+    result = train_and_evaluate(config, tmp_path)
+    assert result["status"] == "diverged"
+    assert 1 <= result["diverged_at_step"] <= 4
+    assert result["train_loss"] is None
+    assert result["test_loss"] is None
+    json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)  # no NaN in the file
+    assert "diverged: the loss was not finite at step" in capsys.readouterr().out
+    assert train_and_evaluate(config, tmp_path) == result
+
+
+def test_a_mapped_learning_rate_gives_the_losses_of_single_runs():
+    config = tiny()
+    experiment = build(config)
+    from depthmup_flax import adamw
+    from depthmup_flax.data import batch_indices
+
+    data = experiment.dataset
+    batches = [data.train.read(batch_indices(0, t, len(data.train), 16)) for t in range(8)]
+    stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *batches)
+
+    def curve(eta):
+        optimizer = adamw(eta, experiment.info, experiment.parametrization)
+        step = make_train_step(
+            experiment.model,
+            optimizer,
+            prepare=functools.partial(data.prepare, "none"),
+            seed=0,
+            log_every=1,
+            average_from=0,
+        )
+
+        def body(state, batch):
+            state = step(state, batch)
+            return state, state.last_loss
+
+        return jax.lax.scan(body, init_state(experiment.model, optimizer, 0, data.input_spec), stacked)[1]
+
+    etas = jnp.array([1e-3, 3e-3, 1e-2, jnp.nan])
+    together = jax.jit(jax.vmap(curve))(etas)
+    for i in range(3):  # the lane that is NaN leaves the others alone
+        np.testing.assert_allclose(together[i], jax.jit(curve)(etas[i]), rtol=1e-4)
+    assert not jnp.isfinite(together[3, -1])
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one_and_says_so(tmp_path, monkeypatch, caplog):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train_and_evaluate(tiny(), whole)
+    with monkeypatch.context() as patched:
+        interrupt_after(9, patched)
+        with pytest.raises(StopHere):
+            train_and_evaluate(tiny(), parts)
+    damaged = parts / "checkpoints" / "8"
+    for file in (damaged / "state").rglob("*"):
+        if file.is_file():
+            os.truncate(file, file.stat().st_size // 2)
+    train_and_evaluate(tiny(), parts)
+    assert "checkpoints/8 cannot be read" in caplog.text
+    assert "8.damaged" in caplog.text
+    assert (parts / "checkpoints" / "8.damaged").is_dir()  # kept
+    assert_same_run(whole, parts)
+
+
+def test_the_best_checkpoint_is_kept_beside_the_latest(tmp_path):
+    train_and_evaluate(
+        tiny(train={"steps": 40, "eval_every": 4, "keep_checkpoints": 1}, optimizer={"learning_rate": 0.03}), tmp_path
+    )
+    accuracies = {row["step"]: row["test_accuracy"] for row in rows(tmp_path) if "test_accuracy" in row}
+    kept = {int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()}
+    assert 40 in kept
+    assert max(accuracies[step] for step in kept) == max(accuracies.values())
+    assert len(kept) <= 2
+
+
+def test_the_best_checkpoint_is_still_kept_after_a_restart(tmp_path):
+    def save(steps):
+        checkpointer = Checkpointer(tmp_path, keep=1)
+        checkpointer.restore({"w": jax.ShapeDtypeStruct((2,), jnp.float32)})
+        for step, accuracy in steps:
+            checkpointer.save(step, {"w": jnp.ones(2)}, {"config": {}}, {"test_accuracy": accuracy})
+        checkpointer.close()
+        return {int(p.name) for p in tmp_path.iterdir() if p.name.isdigit()}
+
+    assert save([(1, 0.9), (2, 0.5), (3, 0.4)]) == {1, 3}
+    assert save([(4, 0.5), (5, 0.4)]) == {1, 5}
+
+
+def test_when_no_checkpoint_can_be_read_nothing_is_touched_and_nothing_starts(tmp_path):
+    train_and_evaluate(tiny(), tmp_path)
+    (tmp_path / "result.json").unlink()
+    for file in (tmp_path / "checkpoints").glob("*/state/**/*"):
+        if file.is_file():
+            os.truncate(file, 0)
+    names = {p.name for p in (tmp_path / "checkpoints").iterdir()}
+    with pytest.raises(InputError, match=r"no checkpoint in .* can be read"):
+        train_and_evaluate(tiny(), tmp_path)
+    assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == names
+    assert rows(tmp_path)[-1]["step"] == 12
+
+
+def test_checkpoints_and_results_of_another_config_are_not_taken_for_this_one(tmp_path):
+    train_and_evaluate(tiny(), tmp_path)
+    (tmp_path / "config.json").unlink()
+    other = tiny(optimizer={"learning_rate": 0.5})
+    with pytest.raises(InputError, match=r"result.json is of another config"):
+        train_and_evaluate(other, tmp_path)
+    (tmp_path / "result.json").unlink()
+    with pytest.raises(InputError, match=r"the checkpoints in .* are of another config"):
+        train_and_evaluate(other, tmp_path)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_a_work_directory_in_use_is_refused(tmp_path):
+    with only_run_in(tmp_path), pytest.raises(InputError, match="is in use by another run"):
+        train_and_evaluate(tiny(), tmp_path)
+
+
+def test_a_last_update_that_blows_up_is_divergence_too(tmp_path):
+    config = tiny(optimizer={"learning_rate": 1e36}, train={"steps": 1})
+    result = train_and_evaluate(config, tmp_path)
+    assert (result["status"], result["diverged_at_step"], result["test_loss"]) == ("diverged", 1, None)
+    assert train_and_evaluate(config, tmp_path) == result
+
+
+def test_a_work_directory_with_another_config_is_refused_and_untouched(tmp_path):
+    train_and_evaluate(tiny(), tmp_path)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    with pytest.raises(InputError) as error:
+        train_and_evaluate(tiny(optimizer={"learning_rate": 0.5}), tmp_path)
+    assert "optimizer.learning_rate: 0.001 there, 0.5 here" in str(error.value)
+    assert "--overwrite" in str(error.value)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    other = tmp_path / "notes.txt"
+    other.write_text("mine")
+    result = train_and_evaluate(tiny(optimizer={"learning_rate": 0.5}), tmp_path, overwrite=True)
+    assert result["steps"] == 12
+    assert rows(tmp_path)[0]["step"] == 3
+    assert other.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["config.json", "result.json"])
+def test_a_garbled_file_of_a_run_is_named_and_kept(name, tmp_path):
+    train_and_evaluate(tiny(), tmp_path)
+    (tmp_path / name).write_text("{")
+    with pytest.raises(InputError, match=f"{name} is not JSON .*--overwrite"):
+        train_and_evaluate(tiny(), tmp_path)
+    assert (tmp_path / name).read_text() == "{"
+
+
+def test_a_work_directory_that_cannot_be_written_is_refused(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(InputError, match=r"workdir .*file/run' cannot be written .*choose another"):
+        train_and_evaluate(tiny(), file / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": {"batch_size": 0}}, "train.batch_size is 0: use a whole number of at least 1"),
+        ({"train": {"batch_size": 5000}}, "batch_size"),
+        ({"train": {"epochs": 0.0, "steps": 0}}, "train.epochs and train.steps are both 0"),
+        ({"optimizer": {"learning_rate": -1.0}}, "optimizer.learning_rate is -1.0"),
+        ({"optimizer": {"learning_rate": float("nan")}}, "optimizer.learning_rate is nan"),
+        ({"optimizer": {"schedule": "linear"}}, "optimizer.schedule is 'linear': use 'constant' or 'cosine'"),
+        ({"optimizer": {"warmup_steps": 12}}, "use fewer than the 12 training steps"),
+        ({"optimizer": {"name": "sdg"}}, "optimizer.name is 'sdg': did you mean 'sgd'?"),
+        ({"optimizer": {"frozen": ("head",)}}, "'head', which matches no parameter"),
+        ({"parametrization": {"preset": "block_only"}, "optimizer": {"name": "sgd"}}, "'depth_mup' already"),
+        ({"parametrization": {"preset": "dmup"}}, "parametrization.preset is 'dmup'"),
+        ({"parametrization": {"gamma0": 0.0}}, "parametrization.gamma0 is 0.0"),
+        ({"model": {"width": 0}}, "model.width is 0"),
+        ({"model": {"name": "vgg"}}, "model.name is 'vgg'"),
+        ({"data": {"name": "imagenet1k"}}, "data.name"),
+        ({"data": {"augment": "mixup"}}, "augment"),
+    ],
+)
+def test_bad_configuration_is_one_sentence_before_anything_is_written(changes, message, tmp_path):
+    with pytest.raises(InputError) as error:
+        train_and_evaluate(tiny(**changes), tmp_path / "run")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_fields_are_named_with_the_closest_known_one(tmp_path):
+    config = tiny()
+    with config.unlocked():
+        config.train.batchsize = 3
+    with pytest.raises(InputError, match=r"config has no field 'train.batchsize': did you mean 'batch_size'"):
+        train_and_evaluate(config, tmp_path)
+    config = tiny()
+    with config.unlocked():
+        del config.train.epochs
+    with pytest.raises(InputError, match=r"config lacks the field 'train.epochs'"):
+        train_and_evaluate(config, tmp_path)
+
+
+def test_differences_names_every_leaf_that_differs():
+    assert differences({"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3, "d": 4}}) == [
+        "b.c: 2 there, 3 here",
+        "b.d: '(not set)' there, 4 here",
+    ]
+
+
+def test_the_next_start_in_a_work_directory_compiles_nothing_that_the_last_one_compiled(tmp_path):
+    before = jax.config.jax_compilation_cache_dir
+    events: list[str] = []
+    jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        compilation_cache.reset_cache()
+        for start in ("first", "second"):
+            jax.clear_caches()
+            events.clear()
+            train_and_evaluate(tiny(), tmp_path / "run", overwrite=True)
+            read = events.count("/jax/compilation_cache/cache_hits")
+            compiled = events.count("/jax/compilation_cache/cache_misses")
+            assert compiled > 0 if start == "first" else read > compiled == 0, (start, read, compiled)
+            assert jax.config.jax_compilation_cache_dir is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+        compilation_cache.reset_cache()
+
+
+def test_a_compilation_cache_of_the_users_own_takes_the_place_of_the_work_directorys(tmp_path):
+    assert jax.config.jax_compilation_cache_dir
+    train_and_evaluate(tiny(), tmp_path / "run")
+    assert not (tmp_path / "run" / "compiled").exists()
