@@ -43,7 +43,7 @@ def train_step(
       batch: examples.
       side: of images, in pixels.
       rule: ``on``; ``off``, no multipliers and optax's own Adam; or ``plain``, the network of `benchmarks.plain`, too.
-      data: ``ready``, the same normalised images in every step; or an augmentation, of images that are gathered from
+      data: ``ready``, the same normalized images in every step; or an augmentation, of images that are gathered from
         50,000 on the device.
       seconds: of a measurement.
       without: a form of a gradient that is for CPUs, ``dense`` or ``conv``, replaced by JAX's own in this process.

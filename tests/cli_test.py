@@ -121,7 +121,7 @@ def test_every_config_is_valid_documents_its_command_and_is_in_the_readme(name):
 
 @pytest.mark.parametrize("name", ["imagenet_resnet18", "imagenet_vit"])
 def test_the_imagenet_configs_train_on_files_in_imagenets_own_layout(name, tmp_path):
-    """Class folders of JPEGs of many sizes, one of them grey, and a flat val/ with Kaggle's list of its classes."""
+    """Class folders of JPEGs of many sizes, one of them gray, and a flat val/ with Kaggle's list of its classes."""
     rng = np.random.default_rng(0)
 
     def write(path, mode="RGB"):

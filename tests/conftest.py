@@ -75,7 +75,7 @@ _LONGEST = [
     "launch_tpu",
     "launch_gke",
     "cli",
-    "models_optimised",
+    "models_optimized",
     "launch",
     "input",
 ]

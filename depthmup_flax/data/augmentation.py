@@ -32,7 +32,7 @@ def augment(name: str, key: jax.Array | None, images: jax.Array) -> jax.Array:
       images: [B, H, W, C], uint8 or floating point, 0..255.
 
     Returns:
-      float32 [B, H, W, C] in 0..1, not normalised.
+      float32 [B, H, W, C] in 0..1, not normalized.
 
     Raises:
       InputError: an unknown name.
@@ -72,21 +72,21 @@ def random_crop(key: jax.Array, image: jax.Array) -> jax.Array:
 
 
 def affine_warp(image: jax.Array, angle: jax.Array, shear: jax.Array, scale: jax.Array) -> jax.Array:
-    """Rotates, then shears, then scales the image [H, W, C] about its centre, in one bilinear interpolation.
+    """Rotates, then shears, then scales the image [H, W, C] about its center, in one bilinear interpolation.
 
     Args:
       image: [H, W, C]; what lies outside it counts as zero.
       angle: rotation in radians, counter-clockwise as displayed.
-      shear: horizontal shear angle in radians: a point y below the centre moves right by y tan(shear).
+      shear: horizontal shear angle in radians: a point y below the center moves right by y tan(shear).
       scale: magnification.
     """
     cos, sin = jnp.cos(angle), jnp.sin(angle)
-    # From an output position (row, column) about the centre back to the input: each step undone, the last one first.
+    # From an output position (row, column) about the center back to the input: each step undone, the last one first.
     unshear = jnp.array([[1.0, 0.0], [-jnp.tan(shear), 1.0]])
     unrotate = jnp.array([[cos, sin], [-sin, cos]])
-    centre = (jnp.array(image.shape[:2]) - 1) / 2
-    grid = jnp.stack(jnp.indices(image.shape[:2]), axis=-1) - centre
-    rows, columns = jnp.moveaxis(grid @ (unrotate @ unshear / scale).T + centre, -1, 0)
+    center = (jnp.array(image.shape[:2]) - 1) / 2
+    grid = jnp.stack(jnp.indices(image.shape[:2]), axis=-1) - center
+    rows, columns = jnp.moveaxis(grid @ (unrotate @ unshear / scale).T + center, -1, 0)
 
     return _bilinear(image, rows, columns)
 
@@ -117,11 +117,11 @@ def color_jitter(key: jax.Array, image: jax.Array) -> jax.Array:
     """Random brightness, then contrast, then (three channels only) saturation of the image [H, W, C] in 0..1."""
     brightness, contrast, saturation = jax.random.uniform(key, (3,), minval=1 - JITTER, maxval=1 + JITTER)
     image = jnp.clip(image * brightness, 0, 1)
-    image = _blend(image, _grey(image).mean(), contrast)
-    return _blend(image, _grey(image), saturation) if image.shape[-1] == 3 else image
+    image = _blend(image, _gray(image).mean(), contrast)
+    return _blend(image, _gray(image), saturation) if image.shape[-1] == 3 else image
 
 
-def _grey(image: jax.Array) -> jax.Array:
+def _gray(image: jax.Array) -> jax.Array:
     weights = jnp.array(_LUMA) if image.shape[-1] == 3 else jnp.full(image.shape[-1], 1 / image.shape[-1])
     return (image * weights).sum(-1, keepdims=True)
 

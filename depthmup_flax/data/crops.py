@@ -1,7 +1,7 @@
 """Which part of an image a model sees, when images come in many sizes: ImageNet's usual recipe, on the host.
 
 Training draws a box (``random_box``): its area is uniform in 8 to 100 % of the image, its aspect ratio log-uniform in
-3/4 to 4/3. Evaluation takes the centre 224/256 of the shorter side (``centre_box``). Either is resized bilinearly to a
+3/4 to 4/3. Evaluation takes the center 224/256 of the shorter side (``center_box``). Either is resized bilinearly to a
 square (``resize_box``).
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 AREA = (0.08, 1.0)
 RATIO = (3 / 4, 4 / 3)
 ATTEMPTS = 10
-# Evaluation resizes the shorter side to this multiple of the image size, before the centre is cropped.
+# Evaluation resizes the shorter side to this multiple of the image size, before the center is cropped.
 EVAL_RESIZE = 256 / 224
 
 # Apart from the data order, which is drawn from (seed, epoch).
@@ -36,7 +36,7 @@ def random_box(draws: Sequence[Sequence[float]], width: int, height: int) -> Box
 
     Args:
       draws: of each attempt four numbers in [0, 1), for the area, the logarithm of the ratio width / height, and the
-        place. The first attempt whose box fits counts; if none does, the box is the largest centred one whose ratio
+        place. The first attempt whose box fits counts; if none does, the box is the largest centerd one whose ratio
         is allowed.
     """
     low, high = math.log(RATIO[0]), math.log(RATIO[1])
@@ -52,8 +52,8 @@ def random_box(draws: Sequence[Sequence[float]], width: int, height: int) -> Box
     return left, top, left + across, top + down
 
 
-def centre_box(width: int, height: int, size: int) -> Box:
-    """The centre ``size`` x ``size`` after resizing the shorter side to ``size * EVAL_RESIZE``, in source pixels."""
+def center_box(width: int, height: int, size: int) -> Box:
+    """The center ``size`` x ``size`` after resizing the shorter side to ``size * EVAL_RESIZE``, in source pixels."""
     side = min(width, height) * size / round(size * EVAL_RESIZE)
     left, top = (width - side) / 2, (height - side) / 2
     return left, top, left + side, top + side

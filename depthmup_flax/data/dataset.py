@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.data.augmentation import augment, normalize
-from depthmup_flax.data.crops import centre_box, random_box, resize_box
+from depthmup_flax.data.crops import center_box, random_box, resize_box
 from depthmup_flax.data.images import Encoded, decode, draft_and_fit, in_threads
 from depthmup_flax.errors import InputError
 
 Batch = dict[str, np.ndarray]
 Placement = Literal["device", "stream"]
 
-# Streamed sets: the normalisation is estimated on this many training images. On CIFAR-10 the mean is then off by 0.9 %
+# Streamed sets: the normalization is estimated on this many training images. On CIFAR-10 the mean is then off by 0.9 %
 # of the deviation, and the deviation itself by 0.5 % (average of 200 samples; docs/input.md).
 STATISTICS_SAMPLE = 2_000
 # Images at a time: at 224x224 the statistics then take some 500 MB.
@@ -113,7 +113,7 @@ class ImageDataset(Dataset):
     def prepare(
         self, augmentation: str, key: jax.Array | None, batch: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
-        """Augmented and normalised images, float32 ``[B, H, W, C]``, and their classes ``[B]``."""
+        """Augmented and normalized images, float32 ``[B, H, W, C]``, and their classes ``[B]``."""
         images = augment("none" if key is None else augmentation, key, batch["image"])
         return normalize(images, self.mean, self.std), batch["label"]
 
@@ -166,7 +166,7 @@ class EncodedSplit:
       image_shape: the shape every decoded image must have.
       image_size: ``data.image_size``.
       first: the place of the image that ``image_shape`` was taken from, for messages.
-      resized_crop: training batches are random parts of the images (``crops``), evaluation the centre 224/256.
+      resized_crop: training batches are random parts of the images (``crops``), evaluation the center 224/256.
       threads: that decode; 0 is one for each core. A process shares them between its splits.
     """
 
@@ -219,7 +219,7 @@ class EncodedSplit:
         if not self.resized_crop:
             return draft_and_fit(image, mode, self.image_size)
         width, height = image.size
-        box = centre_box(width, height, self.image_size) if draws is None else random_box(draws, width, height)
+        box = center_box(width, height, self.image_size) if draws is None else random_box(draws, width, height)
         return resize_box(image, mode, self.image_size, box)
 
     def _check(self, example: Encoded, shape: tuple[int, ...]) -> None:
@@ -281,7 +281,7 @@ def channel_statistics(train: Split) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation per channel, float32 [C], on a 0..1 scale.
 
     Exact for arrays in memory, else from a fixed sample of ``STATISTICS_SAMPLE`` images. The deviation of a constant
-    channel is given as 1, so that normalising it yields zeros rather than NaN.
+    channel is given as 1, so that normalizing it yields zeros rather than NaN.
     """
     indices = np.arange(len(train))
     if not isinstance(train, ArraySplit) and len(train) > STATISTICS_SAMPLE:

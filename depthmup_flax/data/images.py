@@ -56,7 +56,7 @@ def in_threads(function: Callable[[Item], Result], items: Sequence[Item], thread
 
 
 def fit(image: Any, size: int) -> Any:
-    """Resizes a PIL image so that its shorter side is ``size`` pixels and crops the centre square; 0 leaves it."""
+    """Resizes a PIL image so that its shorter side is ``size`` pixels and crops the center square; 0 leaves it."""
     if size == 0 or image.size == (size, size):
         return image
     from PIL import Image
@@ -82,7 +82,7 @@ def decode(example: Encoded, channels: int, name: str, shape: Callable[[Any, str
 
     Args:
       example: what to decode.
-      channels: 1, 3 or 4; sets of colour photographs hold some grey and some CMYK files.
+      channels: 1, 3 or 4; sets of color photographs hold some gray and some CMYK files.
       name: of the set, for messages.
       shape: from a PIL image that is not decoded yet, and a mode, to one in that mode, cropped and resized.
 
@@ -103,8 +103,8 @@ def decode(example: Encoded, channels: int, name: str, shape: Callable[[Any, str
     return pixels.reshape(*pixels.shape[:2], channels)
 
 
-def fit_grey(images: np.ndarray, size: int) -> np.ndarray:
-    """Fits grey uint8 images [N, H, W, 1] to ``size``, as ``fit`` does."""
+def fit_gray(images: np.ndarray, size: int) -> np.ndarray:
+    """Fits gray uint8 images [N, H, W, 1] to ``size``, as ``fit`` does."""
     if size == 0:
         return images
     from PIL import Image

@@ -11,7 +11,7 @@ import numpy as np
 from depthmup_flax.data.augmentation import check_name
 from depthmup_flax.data.dataset import ArraySplit, Dataset, EncodedSplit, ImageDataset, channel_statistics, from_arrays
 from depthmup_flax.data.folder import list_folder
-from depthmup_flax.data.images import Encoded, decode, draft_and_fit, fit_grey
+from depthmup_flax.data.images import Encoded, decode, draft_and_fit, fit_gray
 from depthmup_flax.data.text import TOKENIZERS, TextDataset, check_text_augmentation, read_tokens, windows
 from depthmup_flax.data.tfds_sets import Fetch, open_tfds
 from depthmup_flax.errors import InputError
@@ -53,8 +53,8 @@ class LoadOnce:
 def load(config: Any) -> Dataset:
     """Opens the data set that ``config`` (attributes as in ``DATA_DEFAULTS``) describes.
 
-    * ``digits``: scikit-learn's 8x8 digits, grey, values 0..16 stretched to 0..255; 1500 train, 297 test, stratified.
-    * ``synthetic``: ten random colour templates under noise, 8x8 or ``image_size``; 2048 train and 512 test examples
+    * ``digits``: scikit-learn's 8x8 digits, gray, values 0..16 stretched to 0..255; 1500 train, 297 test, stratified.
+    * ``synthetic``: ten random color templates under noise, 8x8 or ``image_size``; 2048 train and 512 test examples
       unless ``train_examples`` and ``test_examples`` say otherwise.
     * ``tfds:<set>``: a prepared TFDS set, from ``data_dir``; see ``tfds_sets.open_tfds``.
     * ``folder:<dir>``: image files, always read as RGB; see ``folder.list_folder``.
@@ -168,7 +168,7 @@ def _digits(image_size: int) -> Source:
     train, test = train_test_split(
         np.arange(len(images)), train_size=1500, test_size=297, stratify=digits.target, random_state=0
     )
-    split = ArraySplit({"image": fit_grey(images, image_size), "label": digits.target})
+    split = ArraySplit({"image": fit_gray(images, image_size), "label": digits.target})
     return split.take(train), split.take(test), 10
 
 

@@ -113,7 +113,7 @@ def _open_splits(
     tfds: Any, builder: Any, name: str, data_dir: str, image_key: str, label_key: str
 ) -> list[tuple[str, Any]]:
     """The training and the test split: pairs of the TFDS split name and its random-access source."""
-    # The images stay encoded: TFDS's decoder without TensorFlow leaves grey files of a colour set with two axes.
+    # The images stay encoded: TFDS's decoder without TensorFlow leaves gray files of a color set with two axes.
     decoders = {image_key: tfds.decode.SkipDecoding()}
     sources = []
     for candidates in (["train"], ["test", "validation"]):
@@ -131,13 +131,13 @@ def _open_splits(
                 ) from error
             except RuntimeError as error:  # array_record's, for a damaged or missing file
                 raise _unreadable(split, name, error, _build_command(name, data_dir, "--overwrite")) from error
-            # TFDS marks unlabelled examples, such as ImageNet's test split, with -1.
+            # TFDS marks unlabeled examples, such as ImageNet's test split, with -1.
             if first[label_key] >= 0:
                 sources.append((split, source))
                 break
         else:
             raise InputError(
-                f"data.name is 'tfds:{name}', which has no labelled {' or '.join(candidates)} split "
+                f"data.name is 'tfds:{name}', which has no labeled {' or '.join(candidates)} split "
                 f"(its splits are {', '.join(builder.info.splits)}); choose another set."
             )
     return sources

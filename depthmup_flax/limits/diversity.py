@@ -22,7 +22,7 @@ from depthmup_flax.limits.feature_paths import digits, distances, mean_interval,
 from depthmup_flax.limits.rates import aligned, legend_below, require_positive, require_sizes, require_whole
 from depthmup_flax.limits.run import Case, Row, Values
 from depthmup_flax.models import ResMLP
-from depthmup_flax.report.style import canvas, colours, format_slope
+from depthmup_flax.report.style import canvas, colors, format_slope
 from depthmup_flax.rule.optimizer import adamw, freeze
 from depthmup_flax.rule.parametrization import get_parametrization
 from depthmup_flax.rule.roles import param_info
@@ -254,13 +254,13 @@ def _draw(
     x = study.fractions / study.fractions[0]
     for power, dashes, label in ((0.5, "--", r"$\epsilon^{1/2}$"), (1.0, ":", r"$\epsilon$")):
         panel.plot(study.fractions, x ** (power - divided), dashes, color="0.45", linewidth=1.4, label=label)
-    for (label, curve), colour in zip(curves.items(), colours(range(len(curves))).values(), strict=True):
+    for (label, curve), color in zip(curves.items(), colors(range(len(curves))).values(), strict=True):
         found_SxE = study.distances(kind, *curve) / x**divided
         found_SxE = found_SxE / found_SxE[:, :1].mean()
         style: dict[str, Any] = {"fmt": "o-", "markersize": 4, "capsize": 2, "linewidth": 1.3}
         named = f"{label}: {_slope(study.slopes(kind, *curve))}"
         spread = found_SxE.std(0, ddof=1)
-        panel.errorbar(study.fractions, found_SxE.mean(0), spread, color=colour, label=named, **style)
+        panel.errorbar(study.fractions, found_SxE.mean(0), spread, color=color, label=named, **style)
     panel.set_xscale("log", base=2)
     panel.set_yscale("log", base=2)
     panel.set_xticks(study.fractions, labels=[str(Fraction(float(x)).limit_denominator(9999)) for x in study.fractions])

@@ -27,7 +27,7 @@ from depthmup_flax.limits.rates import (
     require_whole,
 )
 from depthmup_flax.limits.run import Case, Row, Values
-from depthmup_flax.report.style import canvas, colours, size_ticks
+from depthmup_flax.report.style import canvas, colors, size_ticks
 from depthmup_flax.theory import ACTIVATIONS, Ensemble, FiniteSizeError, SquareError, finite_size_error, infinite_depth
 from depthmup_flax.theory import nonlinear_training as theory_of
 
@@ -271,7 +271,7 @@ def figure(rows: list[Row]) -> Any:
 
 def _draw_losses(panel: Any, study: _Study) -> None:
     widest, steps = study.widths[-1], range(len(study.limit["losses"]))
-    palette = colours(study.depths)
+    palette = colors(study.depths)
     for depth in study.depths[:: max(1, len(study.depths) // 2)]:
         row = study.networks[widest, depth]
         panel.plot(steps, study.theory[depth]["losses"], color=palette[depth], label=f"theory, depth {depth}")
@@ -284,7 +284,7 @@ def _draw_losses(panel: Any, study: _Study) -> None:
 
 
 def _draw_over_width(panel: Any, study: _Study, part: str, power: int, title: str) -> None:
-    palette, largest = colours(study.depths), 0.0
+    palette, largest = colors(study.depths), 0.0
     for depth in study.depths:
         _draw_errors(panel, study.over_width(part, depth), color=palette[depth], label=f"depth {depth}")
         largest = max(largest, study.over_width(part, depth)[study.widths[0]].value)
@@ -295,7 +295,7 @@ def _draw_over_width(panel: Any, study: _Study, part: str, power: int, title: st
 
 
 def _draw_over_depth(panel: Any, study: _Study) -> None:
-    palette = colours(study.widths)
+    palette = colors(study.widths)
     for width in study.widths:
         _draw_errors(panel, study.over_depth("ensembled", width), color=palette[width], label=f"mean, width {width}")
     total = {depth: found.value for depth, found in study.over_depth("total", study.widths[-1]).items()}

@@ -34,7 +34,7 @@ from depthmup_flax.limits.rates import (
     spoken_range,
 )
 from depthmup_flax.limits.run import Case, Row, Values
-from depthmup_flax.report.style import canvas, colours, size_ticks
+from depthmup_flax.report.style import canvas, colors, size_ticks
 from depthmup_flax.theory import linear_training, one_step_kernel
 
 _ABOVE_NOISE = 2.0  # an ensemble is fitted where the error of theory is so many times the noise of its mean
@@ -245,15 +245,13 @@ def figure(rows: list[Row]) -> Any:
 
 
 def _draw_profiles(panel: Any, study: _Study, name: str) -> None:
-    for depth, colour in colours(list(study.of_depth)).items():
+    for depth, color in colors(list(study.of_depth)).items():
         theory, row = study.theory[depth], study.of_depth[depth]
-        panel.plot(theory["time"], theory[name], color=colour, linewidth=1)
+        panel.plot(theory["time"], theory[name], color=color, linewidth=1)
         marks = slice(None, None, math.ceil(depth / _MARKS))
         error = np.array(row[f"spread_{name}"][marks]) / math.sqrt(study.seeds)
         at, mean = theory["time"][marks], row[name][marks]
-        panel.errorbar(
-            at, mean, error, color=colour, fmt="o", markersize=4, capsize=2, label=f"networks, depth {depth}"
-        )
+        panel.errorbar(at, mean, error, color=color, fmt="o", markersize=4, capsize=2, label=f"networks, depth {depth}")
     limit = study.theory[0]
     if name == "change":
         panel.plot(limit["time"], limit["printed"], ":", color="tab:red", linewidth=1.8, label="Eq. 7 as printed")
@@ -264,15 +262,15 @@ def _draw_profiles(panel: Any, study: _Study, name: str) -> None:
 
 def _draw_over_depth(panel: Any, study: _Study) -> None:
     depths = sorted(depth for depth in study.theory if depth)
-    for name, colour in _COLOURS.items():
+    for name, color in _COLOURS.items():
         exact, measured = (
             [row[f"error_{name}"] for row in study_rows]
             for study_rows in ([study.theory[depth] for depth in depths], study.of_depth.values())
         )
-        panel.plot(depths, exact, color=colour, linewidth=1.5, label=f"${_NAMES[name]}$, theory")
-        panel.plot(list(study.of_depth), measured, "o", color=colour, markersize=5, label=f"${_NAMES[name]}$, networks")
+        panel.plot(depths, exact, color=color, linewidth=1.5, label=f"${_NAMES[name]}$, theory")
+        panel.plot(list(study.of_depth), measured, "o", color=color, markersize=5, label=f"${_NAMES[name]}$, networks")
         noise = [study.noise(name, depth) for depth in study.of_depth]
-        panel.plot(list(study.of_depth), noise, ":", color=colour, linewidth=1)
+        panel.plot(list(study.of_depth), noise, ":", color=color, linewidth=1)
     panel.plot([], [], ":", color="0.4", linewidth=1, label="noise of n networks' mean")
     guide(panel, depths, 1.6 * study.theory[depths[0]]["error_change"], -1, "expected slope -1")
     panel.set_yscale("log")
@@ -281,9 +279,9 @@ def _draw_over_depth(panel: Any, study: _Study) -> None:
 
 
 def _draw_over_width(panel: Any, study: _Study) -> None:
-    for name, colour in _COLOURS.items():
+    for name, color in _COLOURS.items():
         groups = {width: row[f"square_errors_{name}"] for width, row in study.of_width.items()}
-        draw_groups(panel, groups, colour, f"${_NAMES[name]}$")
+        draw_groups(panel, groups, color, f"${_NAMES[name]}$")
         guide(
             panel, list(groups), 2 * np.mean(groups[min(groups)]), -1, "expected slope -1" if name == "change" else None
         )

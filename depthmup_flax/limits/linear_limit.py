@@ -34,7 +34,7 @@ from depthmup_flax.limits.rates import (
     require_whole,
 )
 from depthmup_flax.limits.run import Case, Row, Values
-from depthmup_flax.report.style import canvas, colours, hide_unused, size_ticks
+from depthmup_flax.report.style import canvas, colors, hide_unused, size_ticks
 from depthmup_flax.theory import linear_training
 
 _QUARTERS = ("0", "L/4", "L/2", "3L/4", "L")  # the layers that are shown
@@ -273,16 +273,16 @@ def _range(study: _Study) -> tuple[float, float]:
 
 
 def _draw_widths(panel: Any, study: _Study, step: int) -> None:
-    for quarter, colour in colours(range(len(_QUARTERS))).items():
+    for quarter, color in colors(range(len(_QUARTERS))).items():
         rows = [study.networks[width, study.depth] for width in study.widths]
         means, stds = ([row[name][step][quarter] for row in rows] for name in ("rms", "spread"))
         panel.errorbar(
-            study.widths, means, stds, color=colour, fmt="o-", markersize=4, linewidth=1, capsize=2,
+            study.widths, means, stds, color=color, fmt="o-", markersize=4, linewidth=1, capsize=2,
             label=f"layer {_QUARTERS[quarter]}",
         )  # fmt: skip
         theory = study.theory[study.depth]
-        panel.axhline(theory["rms"][step][quarter], color=colour, linestyle="--", linewidth=1.3)
-        panel.axhline(theory["start"][quarter], color=colour, linestyle=":", linewidth=1.0)
+        panel.axhline(theory["rms"][step][quarter], color=color, linestyle="--", linewidth=1.3)
+        panel.axhline(theory["start"][quarter], color=color, linestyle=":", linewidth=1.0)
     panel.plot([], [], "--", color="0.4", linewidth=1.3, label="theory")
     panel.plot([], [], ":", color="0.4", linewidth=1.0, label="before training")
     size_ticks(panel, study.widths, "width n")
@@ -291,21 +291,21 @@ def _draw_widths(panel: Any, study: _Study, step: int) -> None:
 
 def _draw_depths(panel: Any, study: _Study, step: int) -> None:
     depths = sorted(study.theory)
-    for quarter, colour in colours(range(len(_QUARTERS))).items():
-        panel.plot(depths, [study.theory[d]["rms"][step][quarter] for d in depths], color=colour, linewidth=1.5)
+    for quarter, color in colors(range(len(_QUARTERS))).items():
+        panel.plot(depths, [study.theory[d]["rms"][step][quarter] for d in depths], color=color, linewidth=1.5)
         rows = [study.networks[study.network_width, depth] for depth in study.network_depths]
         means, stds = ([row[name][step][quarter] for row in rows] for name in ("rms", "spread"))
-        panel.errorbar(study.network_depths, means, stds, color=colour, fmt="o", markersize=4, linewidth=1, capsize=2)
-        panel.plot([], [], color=colour, linewidth=1.5, label=f"layer {_QUARTERS[quarter]}")
+        panel.errorbar(study.network_depths, means, stds, color=color, fmt="o", markersize=4, linewidth=1, capsize=2)
+        panel.plot([], [], color=color, linewidth=1.5, label=f"layer {_QUARTERS[quarter]}")
     panel.plot([], [], "o", color="0.4", markersize=4, label=f"networks, width {study.network_width}")
     size_ticks(panel, depths, "depth L")
     panel.set_ylabel("root mean square")
 
 
 def _draw_error_over_width(panel: Any, study: _Study) -> None:
-    for (name, label), colour in zip(_ERRORS.items(), ("tab:blue", "tab:orange"), strict=True):
+    for (name, label), color in zip(_ERRORS.items(), ("tab:blue", "tab:orange"), strict=True):
         groups = {width: study.networks[width, study.depth][name] for width in study.widths}
-        draw_groups(panel, groups, colour, label)
+        draw_groups(panel, groups, color, label)
         start = 2.5 * float(np.mean(groups[study.widths[0]]))
         guide(panel, study.widths, start, -1, "expected slope -1" if label == "layers" else None)
     panel.set_yscale("log")
@@ -328,7 +328,7 @@ def _draw_difference_over_depth(panel: Any, study: _Study) -> None:
 
 
 def _draw_outputs(panel: Any, study: _Study) -> None:
-    theory, palette = study.theory[study.depth], colours(study.widths)
+    theory, palette = study.theory[study.depth], colors(study.widths)
     times = range(len(theory["outputs"]))
     panel.plot(times, theory["targets"], "_", color="tab:red", markersize=9, label="target")
     panel.plot(times, theory["outputs"], "--", color="black", linewidth=1.3, label="theory")

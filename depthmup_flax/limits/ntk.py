@@ -35,7 +35,7 @@ from depthmup_flax.limits.rates import (
     spoken_range,
 )
 from depthmup_flax.limits.run import Case, Row, Values
-from depthmup_flax.report.style import canvas, colours, size_ticks
+from depthmup_flax.report.style import canvas, colors, size_ticks
 from depthmup_flax.theory import get_activation, gram, lazy_kernels
 
 _ABOVE_NOISE = 4.0  # an ensemble's error over depth is fitted where the theory's is so many times the noise
@@ -209,7 +209,7 @@ def figure(rows: list[Row]) -> Any:
     study = _Study(rows)
     found, panels = canvas(2, 2, width=4.8, height=4.2)
     found.suptitle(
-        f"Tangent kernel of the blocks of a residual MLP ({study.nonlinearity}) at initialisation\n"
+        f"Tangent kernel of the blocks of a residual MLP ({study.nonlinearity}) at initialization\n"
         f"theory: infinite width; networks: n = {spoken_range(study.seeds.values())} at each width and depth",
         fontsize=11,
     )
@@ -224,12 +224,12 @@ def figure(rows: list[Row]) -> Any:
 
 
 def _draw_kernels(panel: Any, study: _Study) -> None:
-    palette, widest = colours(study.depths), study.widths[-1]
+    palette, widest = colors(study.depths), study.widths[-1]
     for depth in study.depths[:: math.ceil(len(study.depths) / 3)]:
-        theory, row, colour = study.theory[depth], study.networks[widest, depth], palette[depth]
-        panel.plot(theory["angle"], theory["kernel"], color=colour, linewidth=1.5, label=f"theory, depth {depth}")
+        theory, row, color = study.theory[depth], study.networks[widest, depth], palette[depth]
+        panel.plot(theory["angle"], theory["kernel"], color=color, linewidth=1.5, label=f"theory, depth {depth}")
         panel.errorbar(
-            row["angle"], row["kernel"], row["spread"], color=colour, fmt="o", markersize=4, capsize=2, linewidth=1
+            row["angle"], row["kernel"], row["spread"], color=color, fmt="o", markersize=4, capsize=2, linewidth=1
         )
     limit = study.theory[0]
     panel.plot(limit["angle"], limit["kernel"], color="black", linewidth=1.8, label="theory, infinite depth")
@@ -244,7 +244,7 @@ def _draw_over_depth(panel: Any, study: _Study) -> None:
     depths = sorted(depth for depth in study.theory if depth)
     exact = [study.error_of_depth(depth) for depth in depths]
     panel.plot(depths, exact, color="black", linewidth=1.8, label="theory, infinite width")
-    palette = colours(study.widths)
+    palette = colors(study.widths)
     for width in study.widths:
         errors = [study.error_of_ensemble(width, depth) for depth in study.depths]
         noise = [study.noise(width, depth) for depth in study.depths]
@@ -258,9 +258,9 @@ def _draw_over_depth(panel: Any, study: _Study) -> None:
 
 
 def _draw_over_width(panel: Any, study: _Study) -> None:
-    for depth, colour in colours(study.depths).items():
+    for depth, color in colors(study.depths).items():
         groups = {width: study.errors_of_network(width, depth) for width in study.widths}
-        draw_groups(panel, groups, colour, f"depth {depth}")
+        draw_groups(panel, groups, color, f"depth {depth}")
     top = max(study.errors_of_network(study.widths[0], depth).mean() for depth in study.depths)
     guide(panel, study.widths, 1.7 * top, -1, "expected slope -1")
     panel.set_yscale("log")
@@ -269,9 +269,9 @@ def _draw_over_width(panel: Any, study: _Study) -> None:
 
 
 def _draw_times_width(panel: Any, study: _Study) -> None:
-    for width, colour in colours(study.widths).items():
+    for width, color in colors(study.widths).items():
         groups = {depth: width * study.errors_of_network(width, depth) for depth in study.depths}
-        draw_groups(panel, groups, colour, f"width {width}")
+        draw_groups(panel, groups, color, f"width {width}")
     panel.set_ylim(bottom=0)
     size_ticks(panel, study.depths, "depth L")
     panel.set(title="(d) the same, times width", ylabel="N x " + _ERROR_OF_ONE)

@@ -26,7 +26,7 @@ from depthmup_flax.limits.feature_paths import digits, distances, mean_interval,
 from depthmup_flax.limits.rates import aligned, legend_below, require_positive, require_sizes, require_whole
 from depthmup_flax.limits.run import Case, Row, Values
 from depthmup_flax.power_fits import EXPLODES, Fit, fit_power
-from depthmup_flax.report.style import canvas, colours, format_slope
+from depthmup_flax.report.style import canvas, colors, format_slope
 from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.optimizer import depthmup, freeze
 from depthmup_flax.rule.parametrization import PRESETS, ParamInfo, Role, get_parametrization
@@ -35,7 +35,7 @@ from depthmup_flax.rule.roles import param_info
 
 _FLAT = 0.125  # a fitted power up to here counts as none: half of the grid's spacing
 _INPUTS = 16
-_MAP = 1.0  # powers that get the darkest colours
+_MAP = 1.0  # powers that get the darkest colors
 
 
 class Factors(NamedTuple):
@@ -420,14 +420,14 @@ def figure(rows: list[Row]) -> Any:
 
 
 def _map(panel: Any, study: _Study, name: str, title: str) -> Any:
-    """Powers over the plane; the colours end at ``_MAP``, the numbers do not."""
+    """Powers over the plane; the colors end at ``_MAP``, the numbers do not."""
     fits = [[getattr(study.cells[alpha, gamma], name) for alpha in study.alphas] for gamma in study.gammas]
     powers = np.array([[_MAP if fit.state == EXPLODES else fit.slope for fit in line] for line in fits])
     columns, lines = range(len(study.alphas)), range(len(study.gammas))
     image = panel.pcolormesh(columns, lines, powers, cmap="RdBu_r", vmin=-_MAP, vmax=_MAP, rasterized=True)
     for column, line in itertools.product(columns, lines):
-        colour = "white" if abs(powers[line, column]) > 0.6 * _MAP else "black"
-        panel.text(column, line, _number(fits[line][column]), ha="center", va="center", fontsize=8.5, color=colour)
+        color = "white" if abs(powers[line, column]) > 0.6 * _MAP else "black"
+        panel.text(column, line, _number(fits[line][column]), ha="center", va="center", fontsize=8.5, color=color)
     panel.set_xticks(columns, labels=[f"{alpha:g}" for alpha in study.alphas])
     panel.set_yticks(lines, labels=[f"{gamma:g}" for gamma in study.gammas])
     panel.set_xlabel(r"$\alpha$")
@@ -462,8 +462,8 @@ def _presets(panel: Any, study: _Study) -> None:
         known = (rule.alpha, rule.gamma) in study.cells
         if known and rule.width == "mup" and not rule.gamma0_width_exponent:
             at = study.alphas.index(rule.alpha), study.gammas.index(rule.gamma) - 0.28
-            colour = "black" if rule.alpha >= 0.5 else "white"
-            panel.text(*at, name, ha="center", va="center", fontsize=7, style="italic", color=colour)
+            color = "black" if rule.alpha >= 0.5 else "white"
+            panel.text(*at, name, ha="center", va="center", fontsize=7, style="italic", color=color)
 
 
 def _draw_kappa(panel: Any, study: _Study) -> None:
@@ -471,10 +471,10 @@ def _draw_kappa(panel: Any, study: _Study) -> None:
     panel.plot([0.5, 1.0], [0.0, 0.0], "--", color="0.45", linewidth=1.4, label="TP6, infinite depth")
     panel.plot([0.5], [0.0], "o", color="white", markeredgecolor="0.45", markersize=7)
     panel.plot([0.5], [0.5], "o", color="0.45", markersize=7)
-    for depth, colour in colours(study.path_depths).items():
+    for depth, color in colors(study.path_depths).items():
         kappas, halves = zip(*(study.kappa(alpha, depth) for alpha in study.path_alphas), strict=True)
         style = {"fmt": "o-", "markersize": 4, "capsize": 2, "linewidth": 1.3}
-        panel.errorbar(study.path_alphas, kappas, halves, color=colour, label=f"depth {depth}", **style)
+        panel.errorbar(study.path_alphas, kappas, halves, color=color, label=f"depth {depth}", **style)
     row = next(iter(study.paths.values()))
     panel.set(xlabel=r"$\alpha$, with $\gamma = 1 - \alpha$", ylim=(-0.05, 0.55))
     panel.set_ylabel(rf"$\kappa$ ± 95 % interval, n = {study.seeds}")

@@ -124,14 +124,14 @@ def in_groups(of_seeds: np.ndarray) -> list[float]:
     return [float(value) for value in of_seeds.reshape(GROUPS, -1).mean(1)]
 
 
-def draw_groups(panel: Any, groups_of_size: Mapping[int, Iterable[float]], colour: Any, label: str) -> None:
+def draw_groups(panel: Any, groups_of_size: Mapping[int, Iterable[float]], color: Any, label: str) -> None:
     """Mean and standard deviation over groups of networks, over size."""
     found = np.array([list(values) for values in groups_of_size.values()])
     panel.errorbar(
         list(groups_of_size),
         found.mean(1),
         found.std(1, ddof=1),
-        color=colour,
+        color=color,
         fmt="o-",
         markersize=4,
         linewidth=1.2,

@@ -38,7 +38,7 @@ class GPT(nn.Module):
         not used.
       mlp_ratio: hidden features of the feed-forward branch in units of ``width``.
       norm: ``layer`` (at the beginning of each branch, and before the readout) or ``none``.
-      positions: ``learned`` (as many as the tokens that the model is initialised with) or ``sincos`` (fixed).
+      positions: ``learned`` (as many as the tokens that the model is initialized with) or ``sincos`` (fixed).
       tied: the readout's weights are the token embedding.
       dropout: of branch outputs in training.
       zero_init_readout: the readout starts at zero; not with ``tied``.

@@ -236,7 +236,7 @@ def stacked(block: type[nn.Module], length: int, *, scan: bool, remat: str = "no
     """``length`` copies of ``block`` after one another, their parameters stacked along a leading ``layers`` axis.
 
     ``block`` maps ``(carry, None) -> (carry, None)``. ``scan`` compiles the block once, in a time that does not depend
-    on ``length``; otherwise it is compiled ``length`` times, which XLA may optimise further. Both have the same
+    on ``length``; otherwise it is compiled ``length`` times, which XLA may optimize further. Both have the same
     parameters, initial values, functions and gradients, so a checkpoint of one is a checkpoint of the other.
 
     ``remat`` (see `REMAT`) says what of a block the forward pass keeps for the backward pass; what is not kept is
@@ -267,7 +267,7 @@ def conv_same(x_BxHxWxC: jax.Array, kernel_HWIO: jax.Array) -> jax.Array:
     """Stride-1 SAME convolution, NHWC x HWIO -> NHWC.
 
     On CPU the gradient of an odd window is written as two ordinary convolutions (`_conv_canonical`): XLA:CPU leaves the
-    convolutions that JAX derives unoptimised inside ``lax.scan``, 10-20 times slower. Values are the same. The
+    convolutions that JAX derives unoptimized inside ``lax.scan``, 10-20 times slower. Values are the same. The
     price, on CPU alone: ``jax.jvp`` does not go through it (``jax.grad``, ``vjp`` and ``vmap`` do).
     """
     if jax.default_backend() == "cpu" and all(k % 2 for k in kernel_HWIO.shape[:2]):

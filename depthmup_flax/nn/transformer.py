@@ -242,7 +242,7 @@ def sincos_positions_2d(height: int, width: int, features: int) -> np.ndarray:
 def learned_positions(module: nn.Module, count: int, features: int, std: float, param_dtype: Any) -> jax.Array:
     """``[count, features]``: the first rows of the table ``positions`` of ``module``, not decayed.
 
-    The table has as many rows as the first call, which initialises it, asks for.
+    The table has as many rows as the first call, which initializes it, asks for.
     """
     rows = count
     if module.has_variable("params", "positions"):

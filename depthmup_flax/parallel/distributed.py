@@ -32,7 +32,7 @@ _SHUTDOWN_TIMEOUT_S = 300
 _LAST_S = 2.0
 
 _SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
-# The address's name is JAX's own; the other two complete it where no cluster is recognised.
+# The address's name is JAX's own; the other two complete it where no cluster is recognized.
 _ADDRESS, _COUNT, _ID = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 
@@ -161,7 +161,7 @@ def _from_environment() -> tuple[str | None, int | None, int | None]:
             numbers.append(None if text is None else int(text))
         except ValueError as error:
             raise InputError(f"the environment's {name} is {text!r}: use a whole number.") from error
-    if numbers == [None, None]:  # the address alone: of a cluster that JAX recognises
+    if numbers == [None, None]:  # the address alone: of a cluster that JAX recognizes
         return None, None, None
     return os.environ.get(_ADDRESS), numbers[0], numbers[1]
 

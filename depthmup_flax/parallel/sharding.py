@@ -225,5 +225,5 @@ def _constrain(x: jax.Array, spec: PartitionSpec) -> jax.Array:
     for size, axes in zip(x.shape, whole, strict=True):
         names = (axes,) if isinstance(axes, str) else axes or ()
         if size % math.prod(mesh.shape[name] for name in names):
-            return x  # such as the one example of an initialisation
+            return x  # such as the one example of an initialization
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))

@@ -142,7 +142,7 @@ class Study:
     axes: tuple[SizeAxis, ...]
 
 
-def analyse(
+def analyze(
     info: SweepInfo,
     found: Sequence[Surface],
     scale: Scale,

@@ -9,7 +9,7 @@ import numpy as np
 from depthmup_flax.report.analysis import Row, Study
 from depthmup_flax.report.figures import spread_sentence, variant_panels
 from depthmup_flax.report.optimum import vertices
-from depthmup_flax.report.style import colours, hyperparameter_axis, title_of, value_label
+from depthmup_flax.report.style import colors, hyperparameter_axis, title_of, value_label
 
 
 def draw_curves(study: Study) -> Any:
@@ -21,7 +21,7 @@ def draw_curves(study: Study) -> Any:
     )
     low, high, log_y = _limits(study)
     for axis, variant, panel, has_legend in panels:
-        palette = colours(axis.sizes)
+        palette = colors(axis.sizes)
         stopped = []
         for row in axis.rows(variant):
             index = row.curve.index(variant.transferred) if variant.transferred is not None else None
@@ -49,17 +49,17 @@ def draw_curves(study: Study) -> Any:
     return figure
 
 
-def _over_steps(panel: Any, row: Row, index: int, colour: Any, high: float) -> None:
+def _over_steps(panel: Any, row: Row, index: int, color: Any, high: float) -> None:
     losses = row.curve.slices[:, index]  # (S, T)
     steps, means = row.curve.slice_ends, losses.mean(0)
-    panel.plot(steps, means, color=colour, linewidth=1.5, marker="o", markersize=2.5)
+    panel.plot(steps, means, color=color, linewidth=1.5, marker="o", markersize=2.5)
     if len(losses) > 1:
         # The spread of a loss far above the panel would cover it.
         spread = np.where(means > high, np.nan, losses.std(0, ddof=1))
-        panel.fill_between(steps, means - spread, means + spread, color=colour, alpha=0.18, linewidth=0)
+        panel.fill_between(steps, means - spread, means + spread, color=color, alpha=0.18, linewidth=0)
     if row.curve.diverged[index] and np.isfinite(means).any():
         last = int(np.flatnonzero(np.isfinite(means))[-1])
-        panel.plot(steps[last], means[last], "x", color=colour, markersize=8, markeredgewidth=2)
+        panel.plot(steps[last], means[last], "x", color=color, markersize=8, markeredgewidth=2)
 
 
 def _limits(study: Study) -> tuple[float, float, bool]:
@@ -86,13 +86,13 @@ def draw_over_time(study: Study) -> Any:
     figure, panels = variant_panels(study, sharey=True)
     figure.suptitle(f"Best {study.scale.name} after each slice of training time", fontsize=11)
     for axis, variant, panel, has_legend in panels:
-        palette = colours(axis.sizes)
+        palette = colors(axis.sizes)
         for row in axis.rows(variant):
             # What diverged in the end is missing from the start: nobody would choose it.
             means = np.where(row.curve.diverged[:, None] > 0, np.nan, row.curve.slices.mean(0))  # (X, T)
             best = vertices(study.scale.coordinate(row.curve.x), means.T)
-            colour = palette[getattr(row.curve, axis.name)]
-            panel.plot(row.curve.slice_ends, best, color=colour, linewidth=1.5, marker="o", markersize=3)
+            color = palette[getattr(row.curve, axis.name)]
+            panel.plot(row.curve.slice_ends, best, color=color, linewidth=1.5, marker="o", markersize=3)
         coordinates = study.scale.coordinate(study.scale.values)
         panel.set_ylim(coordinates[0] - 0.5, coordinates[-1] + 0.5)
         hyperparameter_axis(panel.yaxis, study.scale)
@@ -114,5 +114,5 @@ def _finish(panel: Any, other: str, fixed: int, label: str) -> None:
 def _legend(panel: Any, name: str, palette: dict[int, Any]) -> None:
     from matplotlib.lines import Line2D
 
-    lines = [Line2D([], [], color=colour, label=str(size)) for size, colour in palette.items()]
+    lines = [Line2D([], [], color=color, label=str(size)) for size, color in palette.items()]
     panel.legend(handles=lines, title=name, fontsize=8, title_fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))

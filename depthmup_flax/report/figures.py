@@ -13,7 +13,7 @@ from depthmup_flax.report.loss_surfaces import Scale
 from depthmup_flax.report.style import (
     COLUMNS,
     canvas,
-    colours,
+    colors,
     format_slope,
     hide_unused,
     hyperparameter_axis,
@@ -63,14 +63,14 @@ def draw_transfer(study: Study) -> Any:
     diverged = any(row.curve.diverged.any() for row in rows)
     strip = 0.05 + 0.028 * max(len(axis.sizes) for axis in panel_axes(study)) if diverged or above else 0.0
     for axis, variant, panel, has_legend in panels:
-        palette = colours(axis.sizes)
+        palette = colors(axis.sizes)
         panel.set_yscale("log" if log_y else "linear")
         if variant.base.optimum:
             panel.axvline(variant.base.optimum.at.value, color="0.45", linestyle="--", linewidth=1.0, zorder=1)
         for place, row in enumerate(axis.rows(variant)):
-            colour = palette[getattr(row.curve, axis.name)]
-            _curve(panel, study.scale, row, colour, top)
-            _strip_marks(panel, study.scale, row, colour, top, 0.972 - 0.028 * place)
+            color = palette[getattr(row.curve, axis.name)]
+            _curve(panel, study.scale, row, color, top)
+            _strip_marks(panel, study.scale, row, color, top, 0.972 - 0.028 * place)
         if strip:
             _strip(panel, strip)
         panel.set_ylim(low, _above(low, top, strip, log_y))
@@ -126,22 +126,22 @@ def _clipped(row: Row, top: float) -> np.ndarray:
     return np.isfinite(means) & (means > top)
 
 
-def _curve(panel: Any, scale: Scale, row: Row, colour: Any, top: float) -> None:
+def _curve(panel: Any, scale: Scale, row: Row, color: Any, top: float) -> None:
     """Mean and spread, and a star at the optimum, hollow if that is at the edge of the grid."""
     curve = row.curve
     u, means = scale.coordinate(curve.x), curve.losses.mean(0)
-    panel.plot(u, means, color=colour, linewidth=1.5, marker="o", markersize=2.8, zorder=2)
+    panel.plot(u, means, color=color, linewidth=1.5, marker="o", markersize=2.8, zorder=2)
     if len(curve.seeds) > 1:
         # The spread of a loss far above the panel would cover it.
         spread = np.where(_clipped(row, top), np.nan, curve.losses.std(0, ddof=1))
-        panel.fill_between(u, means - spread, means + spread, color=colour, alpha=0.18, linewidth=0, zorder=1.5)
+        panel.fill_between(u, means - spread, means + spread, color=color, alpha=0.18, linewidth=0, zorder=1.5)
     if row.optimum:
-        fill = colour if row.bracketed else "white"
+        fill = color if row.bracketed else "white"
         at = (row.optimum.at.value, row.optimum.loss.value)
         panel.plot(*at, "*", markersize=14, zorder=5, markerfacecolor=fill, markeredgecolor="black")
 
 
-def _strip_marks(panel: Any, scale: Scale, row: Row, colour: Any, top: float, height: float) -> None:
+def _strip_marks(panel: Any, scale: Scale, row: Row, color: Any, top: float, height: float) -> None:
     """A cross for each point with a diverged run, an arrow for one above the panel; each size at a height of its own.
 
     ``height`` is in units of the panel.
@@ -149,7 +149,7 @@ def _strip_marks(panel: Any, scale: Scale, row: Row, colour: Any, top: float, he
     for mark, where in (("x", row.curve.diverged > 0), ("^", _clipped(row, top))):
         u = scale.coordinate(row.curve.x[where])
         heights, transform = np.full(len(u), height), panel.get_xaxis_transform()
-        panel.plot(u, heights, mark, color=colour, markersize=4.5, zorder=4, transform=transform)
+        panel.plot(u, heights, mark, color=color, markersize=4.5, zorder=4, transform=transform)
 
 
 def _strip(panel: Any, height: float) -> None:

@@ -14,7 +14,7 @@ from depthmup_flax.report.loss_surfaces import Scale, Surface
 from depthmup_flax.report.style import (
     COLUMNS,
     canvas,
-    colours,
+    colors,
     format_slope,
     hide_unused,
     hyperparameter_axis,
@@ -30,7 +30,7 @@ def draw_heatmap(study: Study, second: Scale) -> Any:
     rows = math.ceil(len(study.surfaces) / columns)
     figure, panels = canvas(rows, columns, width=4.2, height=3.9)
     figure.suptitle(
-        "Training loss, mean over seeds; star: optimum; grey cross: a run diverged\n"
+        "Training loss, mean over seeds; star: optimum; gray cross: a run diverged\n"
         "red: losses up to min + 0.1 (median - min), and the slope along them with its 95 % interval",
         fontsize=11,
     )
@@ -81,14 +81,14 @@ def _heat(panel: Any, x: Scale, y: Scale, surface: Surface, low: float, top: flo
 
 
 def _limits(surfaces: Sequence[Surface]) -> tuple[float, float]:
-    """Of the colours: down to the lowest loss, up to the 80 % quantile."""
+    """Of the colors: down to the lowest loss, up to the 80 % quantile."""
     means = np.concatenate([surface.means().ravel() for surface in surfaces])
     finite = means[np.isfinite(means)]
     return (float(finite.min()), float(np.quantile(finite, 0.8))) if len(finite) else (0.0, 1.0)
 
 
 def _edges(coordinates: np.ndarray) -> np.ndarray:
-    """(N,) centres -> (N + 1,) borders of cells."""
+    """(N,) centers -> (N + 1,) borders of cells."""
     if len(coordinates) == 1:
         return coordinates[0] + np.array([-0.5, 0.5])
     middle = (coordinates[1:] + coordinates[:-1]) / 2
@@ -146,16 +146,16 @@ def _log_log(panel: Any, low: float, high: float) -> None:
 
 def _power_lines(panel: Any, rows: Sequence[Row], name: str, laws: dict[int, opt.Estimate]) -> None:
     sizes = sorted({getattr(row.curve, name) for row in rows})
-    for size, colour in colours(sizes).items():
+    for size, color in colors(sizes).items():
         line = sorted((r for r in rows if getattr(r.curve, name) == size), key=lambda r: r.curve.parameters)
         counts = np.array([r.curve.parameters for r in line], np.float64)
         losses = np.array([r.optimum.loss.value for r in line if r.optimum])
         errors = [r.optimum.loss.half_width or 0.0 for r in line if r.optimum]
         law = laws.get(size)
         label = f"{size}: b = {format_slope(law.value, law.half_width, 3)}" if law else str(size)
-        panel.errorbar(counts, losses, errors, linestyle="", marker="o", markersize=4, color=colour, capsize=2)
+        panel.errorbar(counts, losses, errors, linestyle="", marker="o", markersize=4, color=color, capsize=2)
         if law:
             middle = np.exp(np.log(losses).mean() + law.value * np.log(counts).mean())
-            panel.plot(counts, middle * counts**-law.value, color=colour, linewidth=1.3, label=label)
+            panel.plot(counts, middle * counts**-law.value, color=color, linewidth=1.3, label=label)
         else:
-            panel.plot(counts, losses, color=colour, linewidth=0.8, linestyle=":", label=label)
+            panel.plot(counts, losses, color=color, linewidth=0.8, linestyle=":", label=label)

@@ -254,7 +254,7 @@ def _position(values: list[Any], value: Any) -> int:
 
 
 def _is_direction(info: SweepInfo, axis: str) -> bool:
-    """Whether a second axis is one to optimise along; others make variants."""
+    """Whether a second axis is one to optimize along; others make variants."""
     scale = _scale(info, axis)
     return scale is not None and len(scale.values) >= 3 and axis in CONTINUOUS
 

@@ -12,7 +12,7 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.files import write_atomically
 from depthmup_flax.records import Sweep, read_sweep
 from depthmup_flax.report import dynamics, figures, landscapes, page, tables
-from depthmup_flax.report.analysis import Study, analyse
+from depthmup_flax.report.analysis import Study, analyze
 from depthmup_flax.report.loss_surfaces import roles, surfaces
 from depthmup_flax.report.style import require_matplotlib, save
 
@@ -70,11 +70,11 @@ def _studies(sweep: Sweep) -> tuple[Study, Study | None]:
             f"all {len(records)} runs diverged ({parts.x.axis} from {parts.x.values[0]:g} to {parts.x.values[-1]:g}): "
             "sweep lower values of optimizer.learning_rate, or check the data."
         )
-    study = analyse(info, found, parts.x, parts.second, sweep.planned.get(parts.x.axis, ()))
+    study = analyze(info, found, parts.x, parts.second, sweep.planned.get(parts.x.axis, ()))
     if parts.second is None:
         return study, None
     turned, planned = [surface.swapped() for surface in found], sweep.planned.get(parts.second.axis, ())
-    return study, analyse(info, turned, parts.second, parts.x, planned)
+    return study, analyze(info, turned, parts.second, parts.x, planned)
 
 
 def _figures(study: Study, turned: Study | None) -> Iterator[tuple[str, Any]]:

@@ -71,7 +71,7 @@ class Optimum:
       grid: index of the lowest mean loss.
       at: its coordinate, from the parabola.
       loss: the lowest mean loss on the grid.
-      flag: why the coordinate is no vertex between finite neighbours; empty if it is one.
+      flag: why the coordinate is no vertex between finite neighbors; empty if it is one.
     """
 
     grid: int
@@ -92,11 +92,11 @@ def resampled_means(losses: np.ndarray, draws: int = DRAWS) -> np.ndarray:
 
 
 def vertices(coordinates: np.ndarray, losses: np.ndarray) -> np.ndarray:
-    """(X,), (..., X) -> (...): the vertex of the parabola through the lowest point and its two neighbours.
+    """(X,), (..., X) -> (...): the vertex of the parabola through the lowest point and its two neighbors.
 
     With points (u0, l0), (u1, l1), (u2, l2), divided differences d1 = (l1 - l0)/(u1 - u0), d2 = (l2 - l1)/(u2 - u1) and
     c = (d2 - d1)/(u2 - u0), Newton's form l0 + d1 (u - u0) + c (u - u0)(u - u1) is lowest at
-    ``u = (u0 + u1)/2 - d1 / (2 c)``, which is clipped to [u0, u2]. Where a neighbour is absent, not finite or a hundred
+    ``u = (u0 + u1)/2 - d1 / (2 c)``, which is clipped to [u0, u2]. Where a neighbor is absent, not finite or a hundred
     times as high, or c <= 0, it is u1. NaN where nothing is finite.
     """
     filled = np.where(np.isfinite(losses), losses, np.inf)
@@ -113,9 +113,9 @@ def vertices(coordinates: np.ndarray, losses: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(l1), np.where(inside, vertex, u1), np.nan)
 
 
-def _comparable(neighbour: np.ndarray, lowest: np.ndarray) -> np.ndarray:
+def _comparable(neighbor: np.ndarray, lowest: np.ndarray) -> np.ndarray:
     """Whether a loss is finite and no explosion beside the lowest one."""
-    return np.isfinite(neighbour) & ((lowest <= 0) | (neighbour <= _EXPLODED * lowest))
+    return np.isfinite(neighbor) & ((lowest <= 0) | (neighbor <= _EXPLODED * lowest))
 
 
 def find_optimum(coordinates: np.ndarray, losses: np.ndarray, draws: int = DRAWS) -> Optimum | None:
@@ -156,8 +156,8 @@ def slope(positions: Sequence[float], estimates: Sequence[Estimate]) -> Estimate
     """Least squares of estimates on positions, (N,) each; refitted in every draw. ``None`` for fewer than 3."""
     if len(positions) < 3:
         return None
-    centred = np.asarray(positions, np.float64) - np.mean(positions)
-    weights = centred / (centred**2).sum()
+    centerd = np.asarray(positions, np.float64) - np.mean(positions)
+    weights = centerd / (centerd**2).sum()
     value = float(weights @ [e.value for e in estimates])
     draws = [e.draws for e in estimates if e.draws is not None]
     known = weights @ np.stack(draws) if len(draws) == len(estimates) else None

@@ -1,4 +1,4 @@
-"""What all figures share: canvas, colours, ticks of an axis of hyperparameters, and files in two formats."""
+"""What all figures share: canvas, colors, ticks of an axis of hyperparameters, and files in two formats."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def save(figure: Any, out: pathlib.Path, name: str) -> list[pathlib.Path]:
     return paths
 
 
-def colours(sizes: Sequence[int]) -> dict[int, Any]:
-    """Size -> colour, darker for larger ones; without the pale end of the map, which is hard to see on white."""
+def colors(sizes: Sequence[int]) -> dict[int, Any]:
+    """Size -> color, darker for larger ones; without the pale end of the map, which is hard to see on white."""
     from matplotlib import colormaps
 
     ranks = np.linspace(0.88, 0.0, len(sizes)) if len(sizes) > 1 else [0.3]

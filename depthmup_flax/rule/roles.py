@@ -75,7 +75,7 @@ _branch_depth_ratio = jax.make_user_context(None)
 
 @contextlib.contextmanager
 def residual_scope(depth_ratio: float) -> Iterator[None]:
-    """Parameters initialised inside are recorded as inside a residual branch of a network with this depth ratio.
+    """Parameters initialized inside are recorded as inside a residual branch of a network with this depth ratio.
 
     `ResidualBranch` enters it. Use it yourself around ``self.param`` in ``setup``, which runs before the branch.
     """
@@ -216,7 +216,7 @@ def info_from_annotations(params: Any, base_params: Any, overrides: Mapping[str,
         raise InputError(
             f"parameter {path_name(min(extra, key=path_name))!r} is in the base model but not in the model."
         )
-    labelled = []
+    labeled = []
     for path, leaf in leaves:
         name = path_name(path)
         for pattern, axes in (overrides or {}).items():
@@ -231,10 +231,10 @@ def info_from_annotations(params: Any, base_params: Any, overrides: Mapping[str,
                 f"depthmup_flax.nn.layers, wrap its initializer as depthmup_flax.annotated(init, axes), or pass "
                 f"overrides={{{name!r}: Axes(names, in_branch=...)}} with one of {_AXIS_NAMES} per dimension."
             )
-        labelled.append(_info_of_leaf(name, leaf, nn.unbox(base_leaves[path]).shape))
+        labeled.append(_info_of_leaf(name, leaf, nn.unbox(base_leaves[path]).shape))
     if unused:
         raise InputError(f"override {sorted(unused)[0]!r} matches no parameter: write a glob of one of the paths.")
-    return jax.tree_util.tree_unflatten(structure, _with_model_width(labelled))
+    return jax.tree_util.tree_unflatten(structure, _with_model_width(labeled))
 
 
 def param_axes(model: nn.Module, *inputs: Any, **kwargs: Any) -> dict[str, AxisNames]:
@@ -408,10 +408,10 @@ _ROLE_OF_GROWTH = {
 }
 
 
-def _with_model_width(labelled: list[ParamInfo]) -> list[ParamInfo]:
+def _with_model_width(labeled: list[ParamInfo]) -> list[ParamInfo]:
     """The readout's input ratio is the whole model's width ratio m, which every leaf carries."""
-    ratios = {leaf.width_in for leaf in labelled if leaf.role is Role.OUTPUT and not leaf.in_branch}
+    ratios = {leaf.width_in for leaf in labeled if leaf.role is Role.OUTPUT and not leaf.in_branch}
     if len(ratios) > 1:
         raise InputError(f"readouts have different width ratios {sorted(ratios)}: they must grow together.")
-    model_width = ratios.pop() if ratios else max((leaf.width_out for leaf in labelled), default=1.0)
-    return [dataclasses.replace(leaf, model_width=model_width) for leaf in labelled]
+    model_width = ratios.pop() if ratios else max((leaf.width_out for leaf in labeled), default=1.0)
+    return [dataclasses.replace(leaf, model_width=model_width) for leaf in labeled]

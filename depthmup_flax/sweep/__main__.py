@@ -1,6 +1,6 @@
 """Trains a grid of runs: python -m depthmup_flax.sweep --config=configs/sweeps/digits.py --workdir=runs/sweep
 
-Runs that differ in learning rate, momentum, seed and other numbers share one compiled program, vectorised where a
+Runs that differ in learning rate, momentum, seed and other numbers share one compiled program, vectorized where a
 measurement says that it pays. Records are appended to DIR/records.jsonl as runs end; the same command again continues.
 Make figures of them with: python -m depthmup_flax.report DIR
 """

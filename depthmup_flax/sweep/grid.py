@@ -143,7 +143,7 @@ def curves(runs: Sequence[Run], x: str) -> list[list[Run]]:
 
 
 def shard_of(runs: Sequence[Run], x: str, shard: tuple[int, int], cost: Mapping[str, float]) -> list[Run]:
-    """The ``i``-th of ``n`` disjoint parts of about equal cost; a curve stays whole, and neighbours stay together.
+    """The ``i``-th of ``n`` disjoint parts of about equal cost; a curve stays whole, and neighbors stay together.
 
     ``cost`` maps a run's hash to its cost in any unit.
     """

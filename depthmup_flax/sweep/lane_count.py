@@ -30,7 +30,7 @@ def parse_lanes(text: str) -> int | None:
         return 0
     if text.isdigit() and int(text) > 0:
         return int(text)
-    raise InputError(f"--lanes={text}: use auto (measure), all (vectorise), 1 (one after another) or a number.")
+    raise InputError(f"--lanes={text}: use auto (measure), all (vectorize), 1 (one after another) or a number.")
 
 
 def candidates(runs: int, devices: int) -> list[int]:

@@ -14,7 +14,7 @@ from depthmup_flax.sweep.grid import Run
 def arranged(runs: Sequence[Run], per_device: int) -> list[Run]:
     """In the order in which they fill program after program.
 
-    Each device gets runs of one seed, neighbours in the given order, where every seed's runs fill devices; otherwise
+    Each device gets runs of one seed, neighbors in the given order, where every seed's runs fill devices; otherwise
     the order stays.
     """
     pieces = _pieces(runs, per_device)

@@ -1,4 +1,4 @@
-"""One compiled program that trains many runs at a time: lanes, vectorised on each device and spread over devices.
+"""One compiled program that trains many runs at a time: lanes, vectorized on each device and spread over devices.
 
 Runs that differ in `depthmup_flax.records.CONTINUOUS` fields and the seed alone share it. ``per_device`` lanes
 are mapped by ``vmap``; devices are the mesh axis ``sweep`` and do not communicate. With one lane per device the program

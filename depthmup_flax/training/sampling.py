@@ -36,7 +36,7 @@ def generate(
       prompt: tokens ``[P]``, at least one; the model sees the last ``context`` of them.
       length: number of tokens to draw.
       key: a PRNG key; the same key gives the same tokens.
-      context: tokens that the model sees, at most as many as it was initialised with.
+      context: tokens that the model sees, at most as many as it was initialized with.
       temperature: logits are divided by it: below 1 the likely tokens become likelier.
 
     Returns:

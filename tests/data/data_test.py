@@ -91,8 +91,8 @@ def test_synthetic_is_deterministic_and_learnable():
     assert (len(synthetic.train), len(synthetic.test), synthetic.image_shape) == (2048, 512, (12, 12, 3))
     train, test = synthetic.train.arrays(), synthetic.test.arrays()
     np.testing.assert_array_equal(train["image"], load(name="synthetic", image_size=12).train.arrays()["image"])
-    centres = np.stack([train["image"][train["label"] == c].mean(0).ravel() for c in range(10)])
-    distances = ((test["image"].reshape(512, 1, -1) - centres) ** 2).sum(-1)
+    centers = np.stack([train["image"][train["label"] == c].mean(0).ravel() for c in range(10)])
+    distances = ((test["image"].reshape(512, 1, -1) - centers) ** 2).sum(-1)
     assert (distances.argmin(1) == test["label"]).mean() > 0.95
 
 
@@ -125,9 +125,9 @@ def test_folder_reads_classes_in_sorted_order(tmp_path, test):
     np.testing.assert_array_equal(batch["image"][:, 0, 0, 0], [40, 41, 42, 200, 201, 202])
 
 
-def test_folder_takes_any_case_of_extension_and_reads_grey_files_as_rgb(tmp_path):
+def test_folder_takes_any_case_of_extension_and_reads_gray_files_as_rgb(tmp_path):
     make_folder(tmp_path)
-    write(tmp_path / "train/a/grey.JPG", np.full((6, 6, 3), 90, np.uint8), "L")
+    write(tmp_path / "train/a/gray.JPG", np.full((6, 6, 3), 90, np.uint8), "L")
     write(tmp_path / "train/a/cmyk.JpEg", np.full((6, 6, 3), 90, np.uint8), "CMYK")
     (tmp_path / "train/a/notes.txt").write_text("not an image")
     folder = load(name=f"folder:{tmp_path}")
@@ -142,7 +142,7 @@ def test_folder_reads_the_tiny_imagenet_layout(tmp_path):
     for i in range(2):
         write(tmp_path / "val/images" / f"val_{i}.JPEG", np.full((8, 8, 3), 100 * i, np.uint8))
     (tmp_path / "val/val_annotations.txt").write_text("val_1.JPEG\tn02\t0\t0\t7\t7\nval_0.JPEG\tn01\t0\t0\t7\t7\n")
-    write(tmp_path / "test/images/test_0.JPEG", noise(8, 8))  # unlabelled in the official set
+    write(tmp_path / "test/images/test_0.JPEG", noise(8, 8))  # unlabeled in the official set
     tiny = load(name=f"folder:{tmp_path}")
     batch = tiny.test.arrays()
     np.testing.assert_array_equal(batch["label"], [1, 0])
@@ -150,7 +150,7 @@ def test_folder_reads_the_tiny_imagenet_layout(tmp_path):
 
 
 def make_imagenet(root, images):
-    """Two wnids of one training image each, two flat validation images, unlabelled test images, Kaggle's list."""
+    """Two wnids of one training image each, two flat validation images, unlabeled test images, Kaggle's list."""
     for name in ("n02", "n01"):
         write(images / "train" / name / f"{name}_1.JPEG", np.full((9, 12, 3), 50, np.uint8))
     for i in (1, 2):
@@ -186,10 +186,10 @@ def test_folder_reads_imagenet_with_the_validation_images_moved_into_class_folde
         (tmp_path / "LOC_val_solution.csv").unlink(missing_ok=True)
 
 
-def test_image_size_resizes_the_shorter_side_and_crops_the_centre(tmp_path):
+def test_image_size_resizes_the_shorter_side_and_crops_the_center(tmp_path):
     make_folder(tmp_path)
     for split in ("train", "test"):
-        # A grey frame left and right of a 40x40 square whose left half is black and right half white.
+        # A gray frame left and right of a 40x40 square whose left half is black and right half white.
         pixels = np.full((40, 80, 3), 128, np.uint8)
         pixels[:, 20:40], pixels[:, 40:60] = 0, 255
         write(tmp_path / split / "a" / "wide.png", pixels)
@@ -276,11 +276,11 @@ def test_tfds_uses_validation_where_test_has_no_labels(tfds_dir):
     assert (len(imagenet.test), imagenet.num_classes, imagenet.image_shape) == (4, 1000, (16, 16, 3))
 
 
-def test_tfds_reads_grey_files_of_a_colour_set(tfds_dir):
+def test_tfds_reads_gray_files_of_a_color_set(tfds_dir):
     imagenet = load(name="tfds:imagenet2012", data_dir=tfds_dir, image_size=16)
     batch = imagenet.train.arrays()
-    (grey,) = batch["image"][batch["label"] == 3]
-    np.testing.assert_array_equal(grey[..., 0], grey[..., 2])
+    (gray,) = batch["image"][batch["label"] == 3]
+    np.testing.assert_array_equal(gray[..., 0], gray[..., 2])
 
 
 def test_placement_auto_streams_what_exceeds_the_limit(tmp_path):
@@ -468,7 +468,7 @@ def test_crops_shift_by_at_most_an_eighth_of_the_side():
 
 
 @pytest.mark.parametrize("degrees", [-90, 90, 8])
-def test_rotation_has_the_direction_and_centre_of_pillow(degrees):
+def test_rotation_has_the_direction_and_center_of_pillow(degrees):
     smooth = scipy.ndimage.gaussian_filter(noise(31, 31, 1)[..., 0].astype(np.float32), 2)
     ours = augmentation.affine_warp(jnp.asarray(smooth)[..., None], jnp.radians(degrees), 0.0, 1.0)[..., 0]
     theirs = np.asarray(PIL.Image.fromarray(smooth).rotate(degrees, PIL.Image.Resampling.BILINEAR))
@@ -491,10 +491,10 @@ def test_warp_rotates_then_shears_then_scales_as_scipy_does():
     # Forward, in (row, column) with rows downwards.
     rotate = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     forward = scale * np.array([[1, 0], [np.tan(shear), 1]]) @ rotate
-    back, centre = np.linalg.inv(forward), (np.array([24, 30]) - 1) / 2
+    back, center = np.linalg.inv(forward), (np.array([24, 30]) - 1) / 2
     expected = np.stack(
         [
-            scipy.ndimage.affine_transform(plane, back, centre - back @ centre, order=1, mode="grid-constant")
+            scipy.ndimage.affine_transform(plane, back, center - back @ center, order=1, mode="grid-constant")
             for plane in np.moveaxis(image, -1, 0)
         ],
         axis=-1,
@@ -502,13 +502,13 @@ def test_warp_rotates_then_shears_then_scales_as_scipy_does():
     np.testing.assert_allclose(augmentation.affine_warp(jnp.asarray(image), angle, shear, scale), expected, atol=0.05)
 
 
-def test_color_jitter_of_grey_images_keeps_them_grey_and_bounded():
-    grey = jnp.asarray(np.repeat(IMAGES[0][..., :1], 3, axis=-1)) / 255
-    out = augmentation.color_jitter(jax.random.key(0), grey)
+def test_color_jitter_of_gray_images_keeps_them_gray_and_bounded():
+    gray = jnp.asarray(np.repeat(IMAGES[0][..., :1], 3, axis=-1)) / 255
+    out = augmentation.color_jitter(jax.random.key(0), gray)
     np.testing.assert_allclose(out[..., 0], out[..., 2], atol=1e-6)
     flat = jnp.full((4, 4, 3), 0.5)
     levels = jax.vmap(augmentation.color_jitter, (0, None))(jax.random.split(jax.random.key(0), 200), flat)[:, 0, 0, 0]
-    # Contrast and saturation leave a flat grey image alone, so only brightness shows.
+    # Contrast and saturation leave a flat gray image alone, so only brightness shows.
     assert 0.4 <= levels.min() < 0.41
     assert 0.59 < levels.max() <= 0.6
 
@@ -596,7 +596,7 @@ def test_tfds_set_that_is_not_image_classification_is_refused(tmp_path):
 
 def test_tfds_set_without_test_examples_is_refused(tmp_path):
     prepare_tfds(tmp_path, "trainonly", "1.0.0", {"train": [1]}, (4, 4, 3), 10)
-    assert "no labelled test or validation split" in error(load, name="tfds:trainonly", data_dir=str(tmp_path))
+    assert "no labeled test or validation split" in error(load, name="tfds:trainonly", data_dir=str(tmp_path))
 
 
 def test_tfds_set_is_cropped_alike_on_one_host_and_on_two(tfds_dir):

@@ -109,7 +109,7 @@ def test_crops_are_uniform_in_area_and_logarithm_of_the_ratio_where_every_box_fi
     ("width", "height", "expected"),
     [(1000, 30, (480, 0, 520, 30)), (30, 1000, (0, 480, 30, 520)), (1, 1, (0, 0, 1, 1))],
 )
-def test_an_image_that_no_box_fits_is_cropped_in_the_centre(width, height, expected):
+def test_an_image_that_no_box_fits_is_cropped_in_the_center(width, height, expected):
     largest = [[0.999, 0.5, 0.0, 0.0]] * crops.ATTEMPTS
     assert crops.random_box(largest, width, height) == expected
 
@@ -156,7 +156,7 @@ def test_a_jpeg_decoded_at_reduced_size_looks_like_full_decoding(scale):
     assert np.abs(found - expected).mean() < 1.5
 
 
-def test_evaluation_sees_the_centre_of_the_image_resized_to_256_224ths(folder):
+def test_evaluation_sees_the_center_of_the_image_resized_to_256_224ths(folder):
     test = load(folder, image_size=56).test
     for image, path in zip(test.arrays()["image"][:4], sorted((folder / "test/a").glob("*")), strict=True):
         with PIL.Image.open(path) as whole:
@@ -164,12 +164,12 @@ def test_evaluation_sees_the_centre_of_the_image_resized_to_256_224ths(folder):
             resized = whole.resize([round(side * scale) for side in whole.size], PIL.Image.Resampling.BILINEAR)
             left, top = (round((side - 56) / 2) for side in resized.size)
             expected = np.asarray(resized.crop((left, top, left + 56, top + 56)), float)
-        assert np.abs(image - expected).mean() < 5  # the centre may lie between two pixels
+        assert np.abs(image - expected).mean() < 5  # the center may lie between two pixels
         assert np.corrcoef(image.ravel(), expected.ravel())[0, 1] > 0.99
 
 
 @pytest.mark.parametrize(("mode", "suffix"), [("L", "png"), ("CMYK", "jpg"), ("P", "png"), ("RGBA", "png")])
-def test_files_of_any_mode_are_cropped_as_colour_images(tmp_path, mode, suffix):
+def test_files_of_any_mode_are_cropped_as_color_images(tmp_path, mode, suffix):
     write_folder(tmp_path)
     path = training_files(tmp_path)[0]
     path.unlink()

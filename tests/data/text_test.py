@@ -46,7 +46,7 @@ def error(call, *args, **kwargs) -> str:
 
 @pytest.fixture
 def file(tmp_path):
-    """1000 characters, no two neighbouring windows of which are alike."""
+    """1000 characters, no two neighboring windows of which are alike."""
     path = tmp_path / "text.txt"
     path.write_text("".join(np.random.default_rng(0).choice(list("abcd e\n"), 1000)))
     return path

@@ -1,4 +1,4 @@
-"""What needs optimised programs: compiling in a time free of depth, scanned convolutions, and a depth of 1024."""
+"""What needs optimized programs: compiling in a time free of depth, scanned convolutions, and a depth of 1024."""
 
 import time
 
@@ -12,17 +12,17 @@ import depthmup_flax as dm
 
 VECTORS = jax.random.normal(jax.random.key(1), (4, 20))
 # Of what users compile, and not of what conftest.py has the tests compile.
-OPTIMISED = {"xla_backend_optimization_level": 3}
+OPTIMIZED = {"xla_backend_optimization_level": 3}
 
 
-def test_depth_1024_initialises_traces_and_compiles_in_the_time_of_depth_8():
+def test_depth_1024_initializes_traces_and_compiles_in_the_time_of_depth_8():
     def seconds(depth):
         model = dm.ResMLP(10, width=32, depth=depth)
         start = time.perf_counter()
         variables = jax.eval_shape(model.init, jax.random.key(0), VECTORS)
-        jax.jit(model.init).lower(jax.random.key(0), VECTORS).compile(OPTIMISED)
+        jax.jit(model.init).lower(jax.random.key(0), VECTORS).compile(OPTIMIZED)
         grad = jax.grad(lambda v: model.apply(nn.unbox(v), VECTORS).mean())
-        jax.jit(grad).lower(variables).compile(OPTIMISED)
+        jax.jit(grad).lower(variables).compile(OPTIMIZED)
         return time.perf_counter() - start
 
     seconds(4)  # what only the first call pays
@@ -37,7 +37,7 @@ def test_scanned_convolutions_train_as_fast_as_unrolled_ones():
     for scan in (True, False):
         model = dm.SimpleResNet(10, width=128, depth=8, scan=scan)
         variables = nn.unbox(jax.jit(model.init)(jax.random.key(0), x))
-        step = jax.jit(jax.grad(lambda v, model=model: model.apply(v, x).mean()), compiler_options=OPTIMISED)
+        step = jax.jit(jax.grad(lambda v, model=model: model.apply(v, x).mean()), compiler_options=OPTIMIZED)
         jax.block_until_ready(step(variables))
         steps.append((step, variables))
     ratios = []

@@ -184,7 +184,7 @@ def test_canonical_convolution_has_the_gradients_that_jax_derives(window):
 
 
 def test_norm_in_the_branch_does_not_cancel_the_multiplier():
-    """The increment of a normalised branch is a r^-1/2 times something of unit size."""
+    """The increment of a normalized branch is a r^-1/2 times something of unit size."""
     for model, x in [
         (dm.SimpleResNet(5, width=64, depth=13, base_depth=1 + 3, norm="batch"), IMAGES),
         (dm.SimpleResNet(5, width=64, depth=13, base_depth=1 + 3, norm="layer"), IMAGES),

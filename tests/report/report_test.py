@@ -13,7 +13,7 @@ from processes import run_command
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import Record, RecordWriter, Sweep, SweepInfo, info_to_json
 from depthmup_flax.report import make_report
-from depthmup_flax.report.analysis import analyse, power_laws
+from depthmup_flax.report.analysis import analyze, power_laws
 from depthmup_flax.report.figures import loss_limits
 from depthmup_flax.report.loss_surfaces import profile, roles, surfaces
 from depthmup_flax.report.optimum import EDGE_HIGH, EDGE_LOW, NEXT_TO_DIVERGENCE, find_optimum, valley_angle, vertices
@@ -72,7 +72,7 @@ def write(directory, sweep):
 
 def study_of(sweep):
     parts = roles(sweep.info)
-    return analyse(sweep.info, surfaces(sweep.info, sweep.records, parts), parts.x, parts.second)
+    return analyze(sweep.info, surfaces(sweep.info, sweep.records, parts), parts.x, parts.second)
 
 
 def data_of(sweep):
@@ -263,7 +263,7 @@ def test_a_round_valley_has_no_slope():
     assert valley_angle(u, u, (u[None] ** 2 + u[:, None] ** 2)[None]) is None
 
 
-def test_a_second_continuous_axis_is_minimised_over_and_no_variant():
+def test_a_second_continuous_axis_is_minimized_over_and_no_variant():
     def loss(point):
         return parabola(point) + (math.log2(point[MULTIPLIER]) - 1) ** 2
 
@@ -314,8 +314,8 @@ def test_a_network_that_never_trains_is_said_and_spoils_neither_slopes_nor_limit
     assert low < 0.5 < top < 10
 
 
-def test_an_exploded_neighbour_is_one_that_diverged():
-    """A finite loss of 1e13 would put the vertex half-way to the other neighbour."""
+def test_an_exploded_neighbor_is_one_that_diverged():
+    """A finite loss of 1e13 would put the vertex half-way to the other neighbor."""
     losses = {2.0**-9: 2.06, 2.0**-8: 1.87, 2.0**-7: 1.5e13}
     (row,) = data_of(sweep_of(lambda p: losses[p[X]], {X: tuple(losses), "seed": range(3)}))["variants"][0]["rows"]
     assert row["optimum"] == pytest.approx(2.0**-8)

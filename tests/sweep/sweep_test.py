@@ -85,16 +85,16 @@ def assert_is_what_train_py_trains(config, records, tmp_path, rtol=2e-5):
                 )
 
 
-def test_vectorised_runs_are_runs_one_after_another_are_runs_of_train_py(tmp_path):
+def test_vectorized_runs_are_runs_one_after_another_are_runs_of_train_py(tmp_path):
     config = small_sweep()
-    vectorised = sweep(config, tmp_path / "all", lanes=0)
+    vectorized = sweep(config, tmp_path / "all", lanes=0)
     alone = sweep(config, tmp_path / "one", lanes=1)
-    assert {record.lanes for record in vectorised} == {6}
+    assert {record.lanes for record in vectorized} == {6}
     assert {record.lanes for record in alone} == {1}
-    assert_same(by_run(vectorised), by_run(alone))
-    assert_is_what_train_py_trains(config, vectorised, tmp_path)
+    assert_same(by_run(vectorized), by_run(alone))
+    assert_is_what_train_py_trains(config, vectorized, tmp_path)
     # Slices of 3 steps, the last one shorter; their weighted mean is the mean over all steps.
-    assert [len(record.train_loss_slices) for record in vectorised] == [3] * 6
+    assert [len(record.train_loss_slices) for record in vectorized] == [3] * 6
 
 
 def test_every_continuous_field_is_that_of_train_py_without_a_recompilation(tmp_path):
@@ -152,7 +152,7 @@ def test_augmented_batch_norm_lanes_of_several_seeds_are_those_of_train_py(tmp_p
     assert_is_what_train_py_trains(config, records, tmp_path, rtol=1e-4)
 
 
-def test_every_run_has_a_lane_and_neighbours_of_one_seed_a_device_where_seeds_fill_devices():
+def test_every_run_has_a_lane_and_neighbors_of_one_seed_a_device_where_seeds_fill_devices():
     runs = expand(small_sweep(grids={"rates": {RATE: powers_of_two(-10, -3), "seed": (0, 1, 2)}}))
     (group,) = structural_groups(runs)
     for per_device, devices, one_seed in [(1, 2, True), (4, 2, True), (8, 1, True), (3, 2, False), (24, 1, False)]:
@@ -228,7 +228,7 @@ def test_dropout_and_text_lanes_are_those_of_train_py(tmp_path):
     assert_is_what_train_py_trains(config, sweep(config, tmp_path / "sweep", lanes=0), tmp_path, rtol=1e-4)
 
 
-def test_diverged_runs_are_records_and_do_not_touch_their_neighbours(tmp_path):
+def test_diverged_runs_are_records_and_do_not_touch_their_neighbors(tmp_path):
     base = small_base()
     base.optimizer.name = "sgd"
     config = small_sweep(base, {"rates": {RATE: (0.01, 1e6)}})
@@ -503,7 +503,7 @@ def test_a_scale_that_there_is_not_names_those_there_are():
 def test_a_dry_run_counts_runs_parameters_and_time():
     text = describe(small_sweep(grids={"rates": {RATE: (1e-3, 2e-3), "model.depth": (2, 4), "seed": (0, 1)}}), lanes=0)
     assert "8 runs in 2 compiled groups" in text
-    # 8x8 synthetic colour images: 192 inputs, 10 classes.
+    # 8x8 synthetic color images: 192 inputs, 10 classes.
     assert f"{192 * 8 + 2 * 64 + 80:,} parameters: depth 2" in text
     assert "0.001, 0.002" in text
     assert "ms per run and step" in text

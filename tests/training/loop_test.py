@@ -208,7 +208,7 @@ def test_eight_devices_train_like_one(tmp_path):
 
 
 def test_batch_norm_has_the_statistics_of_the_whole_batch_on_eight_devices(tmp_path):
-    """Per device, a batch of 16 would be normalised two images at a time."""
+    """Per device, a batch of 16 would be normalized two images at a time."""
     config = tiny(
         "resnet",
         model={"width": 4, "norm": "batch"},
