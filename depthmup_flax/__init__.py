@@ -14,6 +14,7 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.infer.roles_from_shapes import infer_info, rescale_init
 from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
 from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
+from depthmup_flax.rule.annotations import Axes, annotated, residual_scope
 from depthmup_flax.rule.optimizer import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import (
@@ -24,7 +25,7 @@ from depthmup_flax.rule.parametrization import (
     get_parametrization,
 )
 from depthmup_flax.rule.phase_diagram import Classification, classify
-from depthmup_flax.rule.roles import Axes, annotated, param_info, residual_scope
+from depthmup_flax.rule.roles import param_info
 
 __all__ = [
     "GPT",

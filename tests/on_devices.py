@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from depthmup_flax.nn.layers import dense_product
 from depthmup_flax.parallel import sharding
-from depthmup_flax.rule.roles import path_name
+from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.training.config import default_config
 from depthmup_flax.training.device_batches import train_batches
 from depthmup_flax.training.experiment import build

@@ -27,8 +27,8 @@ from depthmup_flax.coord_check.networks import Network, checked_outputs
 from depthmup_flax.coord_check.plan import require_growth, require_plan
 from depthmup_flax.coord_check.verdict import ATTENTION_SCALE, NO_ANSWER, Quantity, Table, judge
 from depthmup_flax.errors import InputError
+from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
-from depthmup_flax.rule.roles import flatten_info
 
 Loss = Callable[[jax.Array], jax.Array]
 

@@ -13,8 +13,8 @@ import numpy as np
 import optax
 
 from depthmup_flax.coord_check.networks import Network
+from depthmup_flax.rule.info_trees import flatten_info, is_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
-from depthmup_flax.rule.roles import flatten_info, is_info
 
 OUTPUT = "output"
 EVERYTHING = "everything"  # all parameters train, from a readout at zero

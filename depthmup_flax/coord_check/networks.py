@@ -15,8 +15,8 @@ from flax import nnx
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.infer.initial_scale import init_factors, multiplied
+from depthmup_flax.rule.info_trees import is_info
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.rule.roles import is_info
 
 Activations = dict[str, jax.Array]
 

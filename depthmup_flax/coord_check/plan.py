@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.rule.info_trees import param_count
 from depthmup_flax.rule.parametrization import ParamInfo
-from depthmup_flax.rule.roles import param_count
 
 
 def require_plan(

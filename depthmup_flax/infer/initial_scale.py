@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.infer.trees import flatten, require_same_paths, shape_of, value_of
+from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
-from depthmup_flax.rule.roles import flatten_info
 
 
 def rescale_init(params: Any, base_params: Any, info: Any, parametrization: Parametrization) -> Any:

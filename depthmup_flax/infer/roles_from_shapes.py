@@ -35,8 +35,10 @@ from depthmup_flax.infer.trees import (
     require_same_paths,
     shape_of,
 )
+from depthmup_flax.rule.annotations import AnnotatedParam, Axes, AxisNames
+from depthmup_flax.rule.info_trees import is_nnx, matches
 from depthmup_flax.rule.parametrization import ParamInfo, Role
-from depthmup_flax.rule.roles import AnnotatedParam, Axes, AxisNames, info_from_annotations, is_nnx, matches
+from depthmup_flax.rule.roles import info_from_annotations
 
 __all__ = ["infer_info", "rescale_init"]
 

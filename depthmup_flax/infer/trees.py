@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.rule.info_trees import is_nnx, matches, path_name
 from depthmup_flax.rule.parametrization import ParamInfo
-from depthmup_flax.rule.roles import is_nnx, matches, path_name
 
 # A glob, or several, over paths such as "blocks/0/attn/query/kernel"; it also matches everything below.
 Globs: TypeAlias = str | Collection[str]

@@ -21,8 +21,8 @@ from jax.interpreters import ad, batching, mlir
 
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.parallel.sharding import gathered, gathers, keeps_all_but_gathered, stream
+from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_branch, residual_scope
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
-from depthmup_flax.rule.roles import AxisNames, annotated, require_in_branch, residual_scope
 
 Dtype = Any
 

@@ -18,7 +18,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.rule.roles import AxisNames, path_name
+from depthmup_flax.rule.annotations import AxisNames
+from depthmup_flax.rule.info_trees import path_name
 
 MESH_AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")

@@ -1,57 +1,108 @@
-"""Optax directions by name, and what is known of any direction."""
+"""Optax directions by name, and what is known of any direction without running it.
+
+A *direction* is an optax transformation without learning rate or decay: ``optax.scale_by_adam()``,
+``optax.trace(0.9)``. `TRAITS` lists optax's own. The parts of a composed transformation (``chain``, ``masked``,
+``partition``, ``inject_hyperparams``, ...) are read from the functions that its ``update`` closes over: nothing is
+traced or compiled.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+import numbers
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import optax
 
 from depthmup_flax.errors import InputError, did_you_mean
-from depthmup_flax.rule.parametrization import Parametrization, Scalar
+from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.types import ArrayTree, Scalar
+
+
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """Properties of a transformation's update.
+
+    Attributes:
+      degree: power with which updates follow the gradients: 1 for SGD and momentum, 0 for Adam, Lion, RMSprop
+        (epsilon aside).
+      entrywise: the update of an entry depends on the gradients of that entry alone, as TP6 Definition 6.1 requires.
+    """
+
+    degree: int
+    entrywise: bool = True
+
+
+# The function that makes an optax transformation -> its traits. Tests measure every row.
+TRAITS: Mapping[str, Traits] = {
+    **dict.fromkeys(("identity", "trace", "ema", "scale", "scale_by_schedule"), Traits(degree=1)),
+    **dict.fromkeys(("scale_by_optimistic_gradient", "add_decayed_weights", "apply_every"), Traits(degree=1)),
+    **dict.fromkeys(("clip", "zero_nans"), Traits(degree=1)),  # below the threshold of clip
+    **dict.fromkeys(("clip_by_global_norm", "clip_by_block_rms", "centralize"), Traits(degree=1, entrywise=False)),
+    **dict.fromkeys(("scale_by_adam", "scale_by_amsgrad", "scale_by_adamax", "scale_by_radam"), Traits(degree=0)),
+    **dict.fromkeys(("scale_by_adan", "scale_by_belief", "scale_by_yogi", "scale_by_lion"), Traits(degree=0)),
+    **dict.fromkeys(("scale_by_rms", "scale_by_stddev", "scale_by_rss", "scale_by_adadelta"), Traits(degree=0)),
+    **dict.fromkeys(("scale_by_rprop", "scale_by_sign"), Traits(degree=0)),
+    **dict.fromkeys(("scale_by_param_block_norm", "scale_by_param_block_rms"), Traits(degree=1, entrywise=False)),
+    **dict.fromkeys(("scale_by_trust_ratio", "scale_by_sm3", "scale_by_novograd"), Traits(degree=0, entrywise=False)),
+    **dict.fromkeys(("scale_by_factored_rms", "scale_by_muon"), Traits(degree=0, entrywise=False)),
+    **dict.fromkeys(("scale_by_distance_over_gradients", "scale_by_lbfgs"), Traits(degree=0, entrywise=False)),
+    **dict.fromkeys(("scale_by_polyak", "normalize_by_update_norm"), Traits(degree=0, entrywise=False)),
+}
+
+
+def sgd_direction(momentum: Scalar | None = None, nesterov: bool = False) -> optax.GradientTransformation:
+    """The gradient itself, or its running sum if ``momentum`` is given."""
+    if momentum is None and nesterov:
+        raise InputError("nesterov is set but momentum is not: give a momentum, such as 0.9.")
+    return optax.identity() if momentum is None else optax.trace(momentum, nesterov)
+
+
+def _momentum_direction(momentum: Scalar = 0.9, nesterov: bool = False) -> optax.GradientTransformation:
+    return optax.trace(momentum, nesterov)
+
+
+# Names of directions that differ from optax's ``scale_by_<name>``.
+DIRECTIONS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
+    "sgd": sgd_direction,
+    "momentum": _momentum_direction,
+    "adam": optax.scale_by_adam,
+    "adamw": optax.scale_by_adam,
+    "nadam": functools.partial(optax.scale_by_adam, nesterov=True),
+    "adabelief": optax.scale_by_belief,
+    "adagrad": optax.scale_by_rss,
+    "rmsprop": optax.scale_by_rms,
+    "sign_sgd": optax.scale_by_sign,
+}
 
 
 def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
     """An entrywise optax direction by name; ``kwargs`` go to optax as they are.
 
-    ``sgd`` (with an optional ``momentum``), ``momentum`` (0.9 unless given), ``adam``, ``adamw`` (the same: a
-    direction has no decay), ``nadam``, ``adabelief``, ``adagrad``, ``rmsprop``, ``sign_sgd``, and ``<name>`` for
-    every other ``optax.scale_by_<name>``: ``lion``, ``radam``, ``yogi``, ...
+    ``sgd`` (with an optional ``momentum``), ``momentum`` (0.9 by default), ``adam``, ``adamw`` (the same: a direction
+    has no decay), ``nadam``, ``adabelief``, ``adagrad``, ``rmsprop``, ``sign_sgd``, and ``<name>`` for every other
+    ``optax.scale_by_<name>``: ``lion``, ``radam``, ``yogi``, ...
 
     Raises:
-      InputError: no such direction, an argument it does not take, or one whose update of an entry depends on other
-        entries (TP6 Definition 6.1 is about entrywise optimizers).
+      InputError: there is no such direction, it does not take an argument, or its update of an entry depends on other
+        entries. A direction that `TRAITS` does not list is checked by ``init``, from the shapes of its state.
     """
-    plain = all(value is None or isinstance(value, (bool, int, float)) for value in kwargs.values())
-    if plain:
-        return _direction_of_numbers(name, tuple(sorted(kwargs.items())))
-    return _checked_direction(name, kwargs, measure=True)
-
-
-@functools.cache
-def _direction_of_numbers(name: str, kwargs: tuple[tuple[str, Any], ...]) -> optax.GradientTransformation:
-    # Ours are entrywise with any numbers; it takes half a second to measure.
-    return _checked_direction(name, dict(kwargs), measure=name not in DIRECTIONS)
-
-
-def _checked_direction(name: str, kwargs: Mapping[str, Any], measure: bool) -> optax.GradientTransformation:
-    make = _direction_factory(name)
+    factory = _direction_factory(name)
     try:
-        inner = make(**kwargs)
+        inner = factory(**kwargs)
     except TypeError as error:
-        takes = ", ".join(inspect.signature(make).parameters)
+        takes = ", ".join(inspect.signature(factory).parameters)
         raise InputError(f"optimizer.kwargs of {name!r}: {error}; it takes {takes or 'nothing'}.") from error
-    if measure and not is_entrywise(inner):
-        raise InputError(
-            f"optimizer.name is {name!r}, whose update of an entry depends on other entries: the rule is for entrywise "
-            "optimizers such as sgd, momentum, adam, lion or rmsprop."
-        )
-    return inner
+    traits = [TRAITS.get(part.name) for part in _parts(inner.update)]
+    if any(trait is not None and not trait.entrywise for trait in traits):
+        raise _not_entrywise(name)
+    return inner if all(traits) else _checked_by_shapes(inner, name)
 
 
 def direction_eps(name: str, **kwargs: Any) -> float | None:
@@ -67,129 +118,173 @@ def direction_eps(name: str, **kwargs: Any) -> float | None:
     return math.sqrt(eps) if in_sqrt or name in ("adagrad", "rss") else eps
 
 
-def homogeneity(inner: optax.GradientTransformation) -> float:
-    """The power with which an optimizer's updates follow its gradients: 1 for SGD, 0 for Adam, Lion, RMSprop.
+def homogeneity(inner: optax.GradientTransformation) -> int | None:
+    """The power with which a direction's updates follow its gradients: 1 for SGD, 0 for Adam, Lion, RMSprop.
 
-    Measured on the 100th update with a gradient of order one and its double, so it holds for any optax direction; NaN
-    if there is no update to measure.
+    From `TRAITS`; ``None`` if that does not tell: a part is not listed, or ``optax.partition`` mixes both.
     """
-    with jax.ensure_compile_time_eval():
-        return _homogeneity(_probe(inner))
-
-
-# Two entries that differ, so that an optimizer which only looks at ratios has something to look at.
-_PROBE_GRADIENT = (1.0, -0.7)
-
-
-def _probe(inner: optax.GradientTransformation) -> jax.Array:
-    """(2, 2): the 100th update of two entries under a constant gradient, and under its double."""
-    params = jnp.ones(2)
-
-    def hundredth(scale: jax.Array) -> jax.Array:
-        grads = scale * jnp.array(_PROBE_GRADIENT)
-
-        def step(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], None]:
-            update, state = inner.update(grads, carry[1], params)
-            return (update, state), None
-
-        return jax.lax.scan(step, (jnp.zeros(2), inner.init(params)), None, length=100)[0][0]
-
-    return jax.jit(jax.vmap(hundredth))(jnp.array([1.0, 2.0]))
-
-
-def _homogeneity(probe: jax.Array) -> float:
-    once, twice = jnp.linalg.norm(probe, axis=1)
-    return round(float(jnp.log2(twice / once)), 1) + 0.0
-
-
-def is_entrywise(inner: optax.GradientTransformation) -> bool:
-    """Whether an entry's first two updates depend on itself alone. Measured, with other entries changed."""
-
-    def first_entry(others: float) -> jax.Array:
-        # 128 x 128, from where on some optimizers factor their statistics.
-        params = {"w": jnp.full((128, 128), others).at[0, 0].set(1.0)}
-        state, updates = inner.init(params), []
-        for size in (1.0, -0.3):
-            grads = {"w": jnp.full((128, 128), others).at[0, 0].set(size)}
-            update, state = inner.update(grads, state, params)
-            updates.append(update["w"][0, 0])
-        return jnp.stack(updates)
-
-    try:
-        with jax.ensure_compile_time_eval():
-            # One program, which compiles faster than each operation by itself.
-            return bool(jax.jit(lambda: jnp.allclose(first_entry(0.5), first_entry(2.0), rtol=1e-5))())
-    except jax.errors.ConcretizationTypeError:  # a mapped momentum or beta: nothing to look at
-        return True
-    except TypeError:  # it wants more than gradients, such as the loss
-        return False
-
-
-def sgd_direction(momentum: Scalar | None = None, nesterov: bool = False) -> optax.GradientTransformation:
-    """``optax.identity()``, or ``optax.trace`` with momentum."""
-    if momentum is None and nesterov:
-        raise InputError("nesterov is set but momentum is not: give a momentum, such as 0.9.")
-    return optax.identity() if momentum is None else optax.trace(momentum, nesterov)
-
-
-def _momentum_direction(momentum: Scalar = 0.9, nesterov: bool = False) -> optax.GradientTransformation:
-    return optax.trace(momentum, nesterov)
-
-
-# The names that differ from optax's ``scale_by_<name>``.
-# All are entrywise; a test measures it, with their defaults.
-DIRECTIONS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
-    "sgd": sgd_direction,
-    "momentum": _momentum_direction,
-    "adam": optax.scale_by_adam,
-    "adamw": optax.scale_by_adam,
-    "nadam": functools.partial(optax.scale_by_adam, nesterov=True),
-    "adabelief": optax.scale_by_belief,
-    "adagrad": optax.scale_by_rss,
-    "rmsprop": optax.scale_by_rms,
-    "sign_sgd": optax.scale_by_sign,
-}
-
-
-def _direction_factory(name: str) -> Callable[..., optax.GradientTransformation]:
-    prefix = "scale_by_"
-    make = DIRECTIONS.get(name) or getattr(optax, prefix + str(name), None)
-    not_directions = {"learning_rate", "schedule"}
-    if make is None or name in not_directions:
-        known = {*DIRECTIONS, *(n.removeprefix(prefix) for n in dir(optax) if n.startswith(prefix))} - not_directions
-        raise InputError(f"optimizer.name is {name!r}: {did_you_mean(name, known)}")
-    return make
+    return _degree(inner.update)
 
 
 def require_direction(inner: optax.GradientTransformation, parametrization: Parametrization) -> None:
-    """``inner`` must be a direction, and its updates normalized if the parametrization asks for that.
+    """Raises `InputError` unless ``inner`` is a direction that ``parametrization`` allows.
+
+    Optax's own transformations are recognized, alone or composed. Others are taken for normalized directions.
 
     Raises:
-      InputError: ``inner`` steps downhill already (a finished optimizer), or follows the gradient's size.
+      InputError: ``inner`` is a finished optimizer, orthogonalizes its update (Muon), or is linear in the gradient
+        where the parametrization allows normalized updates only; ``parametrization`` is not a `Parametrization`.
     """
     if not isinstance(parametrization, Parametrization):
         raise InputError(f"parametrization is {parametrization!r}: use depthmup_flax.get_parametrization(name).")
-    try:
-        with jax.ensure_compile_time_eval():
-            probe = _probe(inner)
-            finished = bool(jnp.vdot(probe[0], jnp.array(_PROBE_GRADIENT)) < 0)
-            linear = not _homogeneity(probe) <= 0.5
-    except (jax.errors.ConcretizationTypeError, TypeError):  # a mapped hyperparameter, or one that wants the loss
-        return
-    if finished:
+    parts = list(_parts(inner.update))
+    if any(_steps_downhill(part) for part in parts):
         raise InputError(
-            "inner is a finished optimizer, which steps downhill by its own learning rate: pass the direction alone, "
-            "such as optax.scale_by_adam() for optax.adam(...) or optax.trace(0.9) for optax.sgd(..., momentum=0.9)."
+            "inner is a finished optimizer, which has a learning rate of its own: pass the direction alone, such as "
+            "optax.scale_by_adam() for optax.adam(...) or optax.trace(0.9) for optax.sgd(..., momentum=0.9)."
         )
-    if linear and parametrization.normalized_updates_only:
+    if any(part.name == "scale_by_muon" for part in parts):
+        raise InputError(
+            "inner is scale_by_muon, whose update of an entry depends on other entries: the rule is for entrywise "
+            "directions such as optax.scale_by_adam()."
+        )
+    if parametrization.normalized_updates_only and homogeneity(inner) == 1:
         refuse_linear(parametrization)
 
 
 def refuse_linear(parametrization: Parametrization) -> None:
-    """Raises the `InputError` of a parametrization that is for Adam-like optimizers alone."""
+    """Raises the `InputError` of a parametrization that allows normalized updates only."""
     alpha, gamma = parametrization.alpha, parametrization.gamma
     raise InputError(
         f"this parametrization (alpha={alpha:g}, gamma={gamma:g}) scales only the block and is for Adam-like "
         f"optimizers: with SGD its learning rate would grow as r^{alpha - gamma:g} and be unstable, and scaling only "
         "the block with SGD is 'depth_mup' already; use parametrization.preset='depth_mup' or an Adam-like optimizer."
     )
+
+
+# -- structure ------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """An update function that is not composed of others.
+
+    Attributes:
+      name: the optax function that made it, or "" for one that is not from optax.
+      closure: the variables that it closes over.
+    """
+
+    name: str
+    closure: Mapping[str, Any]
+
+
+def _parts(update: Callable[..., Any]) -> Iterator[_Part]:
+    """The elementary transformations that an ``update`` function consists of."""
+    closure = _closure(update)
+    if inspect.isfunction(factory := closure.get("inner_factory")):  # of optax.inject_hyperparams
+        yield _Part(_optax_name(factory), closure.get("other_hps", {}))
+        return
+    children = _children(update)
+    for child in children:
+        yield from _parts(child)
+    name = _optax_name(update)
+    if not children or not name:
+        yield _Part(name, closure)
+
+
+def _degree(update: Callable[..., Any]) -> int | None:
+    degrees = [_degree(child) for child in _children(update)]
+    name = _optax_name(update)
+    if not degrees:
+        return TRAITS[name].degree if name in TRAITS else None
+    if name == "partition":  # alternatives, not steps
+        return degrees[0] if len(set(degrees)) == 1 else None
+    if 0 in degrees:  # what precedes or follows a normalization changes nothing
+        return 0
+    return None if None in degrees or not name else 1
+
+
+def _children(update: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """The update functions that ``update`` calls."""
+    owner = getattr(update, "__self__", None)
+    if isinstance(owner, optax.MultiSteps):
+        return [owner.inner_opt.update]
+    return [child for value in _closure(update).values() for child in _update_functions(value)]
+
+
+def _update_functions(value: Any) -> list[Callable[..., Any]]:
+    if isinstance(value, (optax.GradientTransformation, optax.GradientTransformationExtraArgs)):
+        return [value.update]
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        return [function for item in value for function in _update_functions(item)]
+    return [value] if inspect.isfunction(value) and value.__name__ in ("update", "update_fn") else []
+
+
+def _closure(function: Callable[..., Any]) -> Mapping[str, Any]:
+    if not inspect.isfunction(function):
+        return {}
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    # A function that calls itself is in its own closure.
+    return {name: cell.cell_contents for name, cell in cells if cell.cell_contents is not function}
+
+
+def _optax_name(function: Any) -> str:
+    """``scale_by_adam`` for a function of optax, or one that it made; "" for any other."""
+    module, name = getattr(function, "__module__", None) or "", getattr(function, "__qualname__", "")
+    return name.split(".")[0] if module.partition(".")[0] == "optax" else ""
+
+
+def _steps_downhill(part: _Part) -> bool:
+    """Whether a part multiplies by minus a learning rate, as a finished optimizer's last part does."""
+    if part.name == "scale_by_schedule":
+        return _optax_name(part.closure.get("step_size_fn")) == "scale_by_learning_rate"
+    if part.name == "scale":
+        return _is_negative(part.closure.get("step_size"))
+    # A factory in optax.inject_hyperparams: optax.adam, ...
+    return part.name not in TRAITS and "learning_rate" in _parameters(part.name)
+
+
+def _is_negative(value: Any) -> bool:
+    if isinstance(value, numbers.Real):
+        return value < 0
+    try:
+        return bool(np.all(np.asarray(value) < 0))
+    except (jax.errors.TracerArrayConversionError, TypeError):  # a mapped value cannot be looked at
+        return False
+
+
+def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
+    function = getattr(optax, name, None) if name else None
+    return inspect.signature(function).parameters if inspect.isfunction(function) else {}
+
+
+def _direction_factory(name: str) -> Callable[..., optax.GradientTransformation]:
+    prefix = "scale_by_"
+    factory = DIRECTIONS.get(name) or getattr(optax, prefix + str(name), None)
+    not_directions = {"learning_rate", "schedule"}
+    if factory is None or name in not_directions:
+        known = {*DIRECTIONS, *(n.removeprefix(prefix) for n in dir(optax) if n.startswith(prefix))} - not_directions
+        raise InputError(f"optimizer.name is {name!r}: {did_you_mean(name, known)}")
+    return factory
+
+
+def _not_entrywise(name: str) -> InputError:
+    return InputError(
+        f"optimizer.name is {name!r}, whose update of an entry depends on other entries: the rule is for entrywise "
+        "optimizers such as sgd, momentum, adam, lion or rmsprop."
+    )
+
+
+def _checked_by_shapes(inner: optax.GradientTransformation, name: str) -> optax.GradientTransformation:
+    """``inner``, whose ``init`` refuses a state with arrays of a shape that no parameter has."""
+
+    def init(params: ArrayTree) -> ArrayTree:
+        state = inner.init(params)
+        shapes = {np.shape(leaf) for leaf in jax.tree.leaves(params)}
+        if any(np.size(leaf) > 1 and np.shape(leaf) not in shapes for leaf in jax.tree.leaves(state)):
+            raise _not_entrywise(name)
+        return state
+
+    return optax.GradientTransformationExtraArgs(init, optax.with_extra_args_support(inner).update)

@@ -9,13 +9,14 @@ The order of the parts is a contract (TP6 Definition 6.1; decay as in B24 App. L
     5. + weight_decay * parameter          outside the multipliers: the same rate at every width and depth
     6. * -learning_rate                    a number, a traced array or a schedule; schedules multiply eta alone
 
-Every number may be a traced JAX scalar, so a sweep can build the chain inside a mapped function.
+Every number may be a traced JAX scalar, so a sweep can build the chain inside a mapped function. Building an optimizer
+runs nothing on a device: shapes are checked by its ``init``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import flax.linen as nn
 import jax
@@ -24,14 +25,16 @@ import optax
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.rule.directions import refuse_linear, require_direction, sgd_direction
-from depthmup_flax.rule.parametrization import Parametrization, Scalar
-from depthmup_flax.rule.roles import frozen_paths, is_info, is_nnx, path_name
+from depthmup_flax.rule.info_trees import frozen_paths, is_info, is_nnx, path_name
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
+from depthmup_flax.types import ArrayTree, Dtype, InfoTree, Scalar
 
-ScalarOrSchedule: TypeAlias = Scalar | optax.Schedule
+ScalarOrSchedule: TypeAlias = "Scalar | optax.Schedule"
+Leaf: TypeAlias = "jax.Array | optax.MaskedNode"
 
 
 def scale_by_depthmup(
-    inner: optax.GradientTransformation, info: Any, parametrization: Parametrization
+    inner: optax.GradientTransformation, info: InfoTree, parametrization: Parametrization
 ) -> optax.GradientTransformationExtraArgs:
     """Steps 1, 3 and 4 of the contract: ``inner`` between the gradient scale and the update scale (TP6 Def. 6.1).
 
@@ -47,7 +50,7 @@ def scale_by_depthmup(
 
     Raises:
       InputError: ``inner`` is a finished optimizer, or linear in the gradient where the parametrization allows
-        normalized updates only.
+        normalized updates only (see `depthmup_flax.rule.directions.require_direction`).
     """
     require_direction(inner, parametrization)
     return optax.chain(_scale_gradients(info, parametrization), inner, _scale_updates(info, parametrization))
@@ -55,7 +58,7 @@ def scale_by_depthmup(
 
 def depthmup(
     inner: optax.GradientTransformation,
-    info: Any,
+    info: InfoTree,
     parametrization: Parametrization,
     learning_rate: ScalarOrSchedule,
     *,
@@ -88,7 +91,7 @@ def depthmup(
 
 def sgd(
     learning_rate: ScalarOrSchedule,
-    info: Any,
+    info: InfoTree,
     parametrization: Parametrization,
     *,
     momentum: Scalar | None = None,
@@ -96,7 +99,7 @@ def sgd(
     weight_decay: Scalar = 0.0,
     clip_rms: Scalar | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """SGD, with momentum if given (unscaled: it transfers, B24 K.5). Decay is decoupled, not added to the gradient."""
+    """SGD, with momentum if given. Momentum transfers unscaled (B24 K.5); decay is decoupled from the gradient."""
     if parametrization.normalized_updates_only:
         refuse_linear(parametrization)
     inner = sgd_direction(momentum, nesterov)
@@ -105,35 +108,38 @@ def sgd(
 
 def adamw(
     learning_rate: ScalarOrSchedule,
-    info: Any,
+    info: InfoTree,
     parametrization: Parametrization,
     *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.999,
     eps: Scalar = 1e-8,
+    eps_root: Scalar = 0.0,
+    mu_dtype: Dtype | None = None,
+    nesterov: bool = False,
     weight_decay: Scalar = 0.0,
     clip_rms: Scalar | None = None,
-    **kwargs: Any,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adam (``weight_decay=0``) or AdamW. ``eps`` is compared with the *scaled* gradient, so it transfers too.
+    """Adam (``weight_decay=0``) or AdamW.
 
-    ``kwargs`` go to ``optax.scale_by_adam``.
+    ``eps`` is compared with the *scaled* gradient, so it transfers too. ``b1`` to ``nesterov`` are the arguments of
+    ``optax.scale_by_adam``.
     """
-    inner = optax.scale_by_adam(b1=b1, b2=b2, eps=eps, **kwargs)
+    inner = optax.scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
     return depthmup(inner, info, parametrization, learning_rate, weight_decay=weight_decay, clip_rms=clip_rms)
 
 
 def freeze(
-    optimizer: optax.GradientTransformation, info: Any, patterns: Sequence[str]
+    optimizer: optax.GradientTransformation, info: InfoTree, patterns: Sequence[str]
 ) -> optax.GradientTransformationExtraArgs:
-    """``optimizer`` for all parameters but those that match; these get an update of zero.
+    """``optimizer`` with some parameters frozen: their updates are zero.
 
-    Frozen leaves are hidden from ``optimizer``: they have no optimizer state and do not count in clipping.
+    Frozen parameters have no optimizer state and do not count in clipping.
 
     Args:
       optimizer: finished, as `depthmup` returns it.
       info: tree of `ParamInfo` with the parameters' structure.
-      patterns: globs of parameter paths or of their beginnings: TP6 10.2 freezes ``("stem", "readout")``.
+      patterns: globs of parameter paths or of their first parts: TP6 10.2 freezes ``("stem", "readout")``.
 
     Raises:
       InputError: a pattern matches no parameter, or everything is frozen.
@@ -146,15 +152,19 @@ def freeze(
 
 
 def warmup_schedule(kind: str, warmup_steps: Scalar, total_steps: int) -> optax.Schedule:
-    """Step -> fraction of eta: linear from 0 over ``warmup_steps``, then ``constant`` 1 or ``cosine`` to 0 at the end.
+    """The fraction of eta at a step: linear warm-up from 0, then ``constant`` at 1 or ``cosine`` to 0 at the end.
 
-    B24 Fig. 3: 1000 warm-up steps alone, or 2000 followed by a cosine. ``warmup_steps`` may be traced, which optax's
-    own joined schedules do not allow.
+    B24 Fig. 3 uses 1000 warm-up steps alone, or 2000 followed by a cosine. ``warmup_steps`` may be traced, which the
+    joined schedules of optax do not allow.
+
+    Raises:
+      InputError: ``warmup_steps`` is not below ``total_steps``.
     """
     if isinstance(warmup_steps, int) and warmup_steps >= total_steps:
         raise InputError(f"optimizer.warmup_steps is {warmup_steps}: use fewer than the {total_steps} training steps.")
 
-    def fraction(step: Any) -> jax.Array:
+    def fraction(step: jax.typing.ArrayLike) -> jax.Array:
+        step = jnp.asarray(step)
         rise = step / jnp.maximum(warmup_steps, 1)
         after = jnp.ones_like(rise)
         if kind == "cosine":
@@ -166,61 +176,65 @@ def warmup_schedule(kind: str, warmup_steps: Scalar, total_steps: int) -> optax.
 
 
 def clip_by_global_rms(threshold: Scalar) -> optax.GradientTransformation:
-    """Scales all gradients down together so that their root mean square is at most ``threshold``.
+    """Scales all gradients by one factor so that their root mean square is at most ``threshold``.
 
-    The scaled gradients of TP6 Definition 6.1 are of order one *entrywise*, so their global norm grows like the square
-    root of the number of parameters while their root mean square does not: this threshold transfers over width and
-    depth. At the base model it is ``optax.clip_by_global_norm(threshold * sqrt(number of parameters))``.
+    This threshold transfers over width and depth: the scaled gradients of TP6 Definition 6.1 are of order one
+    *entrywise*, so their global norm grows as the square root of the number of parameters, but their root mean square
+    does not. At the base model it is ``optax.clip_by_global_norm(threshold * sqrt(number of parameters))``.
     """
 
-    def update(updates: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
+    def update(
+        updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None
+    ) -> tuple[ArrayTree, optax.EmptyState]:
         del params
         count = sum(leaf.size for leaf in jax.tree.leaves(updates))
         rms = optax.tree.norm(updates) / jnp.sqrt(float(max(count, 1)))
-        # Divides only when above the threshold; a NaN gradient stays NaN and ends the run as diverged.
+        # A NaN gradient stays NaN, so that the run ends as diverged.
         factor = jnp.where(rms > threshold, threshold / rms, 1.0)
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
 
     return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
 
 
-def decay_mask(info: Any) -> Any:
-    """Tree of booleans: where weight decay applies (matrices, unless a parameter was annotated otherwise)."""
+def decay_mask(info: InfoTree) -> ArrayTree:
+    """Where weight decay applies: a tree of booleans (matrices, unless an annotation says otherwise)."""
     return jax.tree.map(lambda leaf: leaf.decay, info, is_leaf=is_info)
 
 
-def _scale_gradients(info: Any, parametrization: Parametrization) -> optax.GradientTransformation:
+def _scale_gradients(info: InfoTree, parametrization: Parametrization) -> optax.GradientTransformation:
     return _scale_by_info(info, parametrization.gradient_scale)
 
 
-def _scale_updates(info: Any, parametrization: Parametrization) -> optax.GradientTransformation:
+def _scale_updates(info: InfoTree, parametrization: Parametrization) -> optax.GradientTransformation:
     return _scale_by_info(info, parametrization.update_scale)
 
 
-def _scale_by_info(info: Any, scale_of: Callable[[Any], Scalar]) -> optax.GradientTransformation:
-    """Multiplies each leaf by the number its `ParamInfo` maps to; leaves that optax masked out pass untouched."""
+def _scale_by_info(info: InfoTree, scale_of: Callable[[ParamInfo], Scalar]) -> optax.GradientTransformation:
+    """Multiplies each leaf by the number its `ParamInfo` maps to; leaves that optax masked out pass unchanged."""
 
-    def init(params: Any) -> optax.EmptyState:
+    def init(params: ArrayTree) -> optax.EmptyState:
         _map_info(_require_match, info, params)
         return optax.EmptyState()
 
-    def scale(path: Any, leaf_info: Any, g: Any) -> Any:
+    def scale(_: str, leaf_info: ParamInfo, g: Leaf) -> Leaf:
         return g if isinstance(g, optax.MaskedNode) else g * jnp.asarray(scale_of(leaf_info), g.dtype)
 
-    def update(updates: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
+    def update(
+        updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None
+    ) -> tuple[ArrayTree, optax.EmptyState]:
         del params
         return _map_info(scale, info, updates), state
 
     return optax.GradientTransformation(init, update)
 
 
-def _map_info(function: Callable[[Any, Any, Any], Any], info: Any, tree: Any) -> Any:
+def _map_info(function: Callable[[str, ParamInfo, Leaf], Leaf], info: InfoTree, tree: ArrayTree) -> ArrayTree:
     """``function(path, leaf_info, array)`` over both trees."""
 
-    def at_leaf(path: Any, leaf_info: Any, leaf: Any) -> Any:
+    def at_leaf(path: jax.tree_util.KeyPath, leaf_info: ParamInfo, leaf: Leaf) -> ArrayTree:
         if is_nnx(leaf, "Variable"):  # a node with one array; nnx.Optimizer passes it here and the array there
-            return jax.tree.map(lambda array: function(path, leaf_info, array), leaf)
-        return function(path, leaf_info, leaf)
+            return jax.tree.map(lambda array: function(path_name(path), leaf_info, array), leaf)
+        return function(path_name(path), leaf_info, leaf)
 
     try:
         return jax.tree_util.tree_map_with_path(at_leaf, info, tree, is_leaf=is_info)
@@ -228,23 +242,23 @@ def _map_info(function: Callable[[Any, Any, Any], Any], info: Any, tree: Any) ->
         raise
     except ValueError as error:
         raise InputError(
-            "the parameters have another structure than info: pass what info was made for; after param_info that is "
-            "flax.linen.unbox(variables)['params'], as plain dictionaries."
+            "the structure of the parameters is not that of info: pass the tree that info was made for. After "
+            "param_info that is flax.linen.unbox(variables)['params'], as plain dictionaries."
         ) from error
 
 
-def _require_match(path: Any, leaf_info: Any, leaf: Any) -> Any:
+def _require_match(path: str, leaf_info: ParamInfo, leaf: Leaf) -> Leaf:
     if isinstance(leaf, nn.meta.AxisMetadata):
         raise InputError(
             "the parameters are still in their annotations: unbox them, flax.linen.unbox(variables)['params']."
         )
     if not isinstance(leaf, optax.MaskedNode) and tuple(leaf.shape) != leaf_info.shape:
         raise InputError(
-            f"parameter {path_name(path)!r} has shape {tuple(leaf.shape)}, but info was made for {leaf_info.shape}: "
-            "make it for the model that is trained."
+            f"parameter {path!r} has shape {tuple(leaf.shape)}, but info was made for {leaf_info.shape}: make info "
+            "for the model that is trained."
         )
     return leaf
 
 
-def _is_zero(value: Any) -> bool:
+def _is_zero(value: Scalar) -> bool:
     return isinstance(value, (int, float)) and value == 0

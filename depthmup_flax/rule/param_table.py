@@ -1,24 +1,24 @@
-"""The printed table of every parameter's role and factors."""
+"""The printed table: what every parameter is, and every factor that the rule gives it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from depthmup_flax.rule.info_trees import flatten_info, frozen_paths, param_count
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.rule.roles import flatten_info, frozen_paths, param_count
+from depthmup_flax.types import InfoTree
 
 
 def param_table(
-    info: Any,
+    info: InfoTree,
     parametrization: Parametrization,
     *,
-    degree: float = 0.0,
+    degree: float | None = 0.0,
     eps: float | None = None,
     weight_decay: float = 0.0,
     frozen: Sequence[str] = (),
 ) -> str:
-    """One line per parameter: what it is and every factor the rule gives it, with totals.
+    """One line per parameter, with its role and factors, and a line of totals.
 
     Columns: path, shape, role (``+branch`` inside a residual branch), standard deviation at initialization, forward
     multiplier, effective learning-rate multiplier, epsilon relative to the raw gradient, decay rate.
@@ -26,16 +26,17 @@ def param_table(
     Args:
       info: from `param_info`.
       parametrization: the rule.
-      degree: homogeneity of the optimizer's update in the gradient: 1 for SGD and momentum, 0 for Adam-like.
+      degree: power with which the optimizer's updates follow the gradient: 1 for SGD and momentum, 0 for Adam-like
+        ones; ``None`` if unknown, which prints "?" for the multiplier.
       eps: the optimizer's epsilon, or ``None`` if it has none.
       weight_decay: lambda; decayed leaves lose ``learning_rate * lambda`` of themselves a step.
       frozen: as in `depthmup_flax.freeze`; these show "frozen" for a rate.
     """
     rows = [("parameter", "shape", "role", "init std", "forward", "lr mult", "eps", "decay")]
     leaves = flatten_info(info)
-    still = frozen_paths(info, frozen)
+    frozen_names = frozen_paths(info, frozen)
     for name, leaf in leaves.items():
-        rate = "frozen" if name in still else f"{float(parametrization.lr_multiplier(leaf, degree)):.4g}"
+        rate = "?" if degree is None else f"{float(parametrization.lr_multiplier(leaf, degree)):.4g}"
         rows.append(
             (
                 name,
@@ -43,13 +44,13 @@ def param_table(
                 leaf.role + ("+branch" if leaf.in_branch else ""),
                 "?" if leaf.init_std is None else f"{leaf.init_std:.4g}",
                 f"{float(parametrization.forward_multiplier(leaf)):.4g}",
-                rate,
+                "frozen" if name in frozen_names else rate,
                 "-" if eps is None else f"{eps / float(parametrization.gradient_scale(leaf)):.3g}",
-                f"{weight_decay:g}" if leaf.decay and name not in still else "0",
+                f"{weight_decay:g}" if leaf.decay and name not in frozen_names else "0",
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    left = 3  # names are left-aligned, numbers right-aligned
+    left = 3  # text columns are left-aligned, numbers right-aligned
     lines = [
         "  ".join(
             cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))

@@ -33,12 +33,10 @@ import enum
 import math
 import numbers
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from depthmup_flax.errors import InputError, did_you_mean
-
-# A hyperparameter: a Python number, or a JAX array that a sweep maps over.
-Scalar: TypeAlias = Any
+from depthmup_flax.types import Scalar
 
 
 def require_finite(

@@ -16,17 +16,13 @@ from ml_collections import ConfigDict
 from depthmup_flax.data import Dataset, load, steps_per_epoch
 from depthmup_flax.errors import InputError
 from depthmup_flax.models import MODELS, create_model
+from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.directions import direction, direction_eps, homogeneity, require_direction
+from depthmup_flax.rule.info_trees import param_count
 from depthmup_flax.rule.optimizer import depthmup, freeze, warmup_schedule
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.rule.roles import (
-    AxisNames,
-    axes_from_annotations,
-    info_from_annotations,
-    init_shapes,
-    param_count,
-)
+from depthmup_flax.rule.roles import axes_from_annotations, info_from_annotations, init_shapes
 from depthmup_flax.training.config import make_parametrization, optimizer_kwargs, set_field, validate
 from depthmup_flax.training.step import TrainState, init_state
 

@@ -20,7 +20,7 @@ from depthmup_flax.files import write_atomically
 from depthmup_flax.parallel import distributed, sharding
 from depthmup_flax.parallel.preemption import Preemption
 from depthmup_flax.provenance import versions
-from depthmup_flax.rule.roles import info_to_json
+from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.training import config as configs
 from depthmup_flax.training.checkpoint import Checkpointer
 from depthmup_flax.training.device_batches import held_out_batches, train_batches

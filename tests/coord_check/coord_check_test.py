@@ -20,7 +20,7 @@ from depthmup_flax.coord_check.from_config import check_config
 from depthmup_flax.coord_check.layer_names import collapsers
 from depthmup_flax.coord_check.verdict import verdict_of
 from depthmup_flax.power_fits import fit_power
-from depthmup_flax.rule.roles import flatten_info, is_info
+from depthmup_flax.rule.info_trees import flatten_info, is_info
 from depthmup_flax.training.config import default_config
 
 pytestmark = pytest.mark.usefixtures("compiled_in_haste")

@@ -27,7 +27,7 @@ from depthmup_flax import (
     param_table,
 )
 from depthmup_flax.infer.roles_from_shapes import infer_info, rescale_init
-from depthmup_flax.rule.roles import flatten_info, info_to_json
+from depthmup_flax.rule.info_trees import flatten_info, info_to_json
 
 pytestmark = pytest.mark.usefixtures("compiled_in_haste")
 

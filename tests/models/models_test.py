@@ -13,7 +13,7 @@ import depthmup_flax as dm
 from depthmup_flax.models import create_model, model_fields
 from depthmup_flax.models.resnet import even_stages, segment_lengths
 from depthmup_flax.nn.layers import NONLINEARITIES, conv_same, dense_product
-from depthmup_flax.rule.roles import flatten_info, path_name
+from depthmup_flax.rule.info_trees import flatten_info, path_name
 
 pytestmark = pytest.mark.usefixtures("compiled_in_haste")
 

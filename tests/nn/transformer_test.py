@@ -10,7 +10,7 @@ import pytest
 
 import depthmup_flax as dm
 from depthmup_flax.nn.transformer import SelfAttention, sincos_positions, sincos_positions_2d
-from depthmup_flax.rule.roles import flatten_info
+from depthmup_flax.rule.info_trees import flatten_info
 
 IMAGES = jax.random.normal(jax.random.key(1), (3, 16, 16, 3))
 TOKENS = jax.random.randint(jax.random.key(1), (3, 12), 0, 7)

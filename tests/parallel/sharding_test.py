@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from depthmup_flax import InputError
 from depthmup_flax.models import MODELS
 from depthmup_flax.parallel import sharding
-from depthmup_flax.rule.roles import path_name
+from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.training.config import default_config
 from depthmup_flax.training.experiment import build
 from depthmup_flax.training.loop import train_and_evaluate

@@ -27,7 +27,8 @@ from depthmup_flax import (
     param_table,
     residual_scope,
 )
-from depthmup_flax.rule.roles import flatten_info, info_from_annotations, info_from_json, info_to_json
+from depthmup_flax.rule.info_trees import flatten_info, info_from_json, info_to_json
+from depthmup_flax.rule.roles import info_from_annotations
 
 IMAGE = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
 

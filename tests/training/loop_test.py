@@ -15,7 +15,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from depthmup_flax import InputError
-from depthmup_flax.rule.roles import info_from_json
+from depthmup_flax.rule.info_trees import info_from_json
 from depthmup_flax.training.checkpoint import Checkpointer
 from depthmup_flax.training.config import config_hash, default_config, differences, to_json
 from depthmup_flax.training.experiment import build

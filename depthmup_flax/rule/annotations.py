@@ -1,0 +1,196 @@
+"""Annotations: a layer declares every parameter once, with its logical axes.
+
+    kernel = self.param("kernel", annotated(nn.initializers.lecun_normal(), ("width_in", "width_out")), shape)
+
+The axes say which dimensions grow, hence the parameter's `Role`, and sharding rules refer to them. Whether a parameter
+is inside a residual branch is recorded while the branch runs (`residual_scope`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import numbers
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+from flax import struct
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.rule.info_trees import path_name
+from depthmup_flax.types import ArrayTree
+
+AxisNames = tuple[str | None, ...]
+
+
+# Logical axis name -> (direction, grows with the model). ``None`` is an axis without a direction, such as a
+# convolution's window; ``layers`` is the leading axis of a scanned stack, and is not a width.
+AXES: Mapping[str | None, tuple[str | None, bool]] = {
+    "fixed_in": ("in", False),  # pixels, vocabulary, positions
+    "width_in": ("in", True),
+    "width_out": ("out", True),
+    # Of a width, too, but of features inside a branch: attention heads, a feed-forward's hidden layer.
+    "inner_in": ("in", True),
+    "inner_out": ("out", True),
+    "fixed_out": ("out", False),  # classes
+    "layers": (None, False),
+    None: (None, False),
+}
+
+
+AXIS_NAMES = ", ".join(map(repr, AXES))
+
+
+@struct.dataclass
+class AnnotatedParam(nn.LogicallyPartitioned):
+    """A parameter in its annotation, as ``model.init`` returns it; ``flax.linen.unbox`` takes it out.
+
+    ``names`` are the logical axes (see `AXES`); the other fields become those of `ParamInfo`.
+    """
+
+    in_branch: bool = struct.field(default=False, pytree_node=False)
+    depth_ratio: float = struct.field(default=1.0, pytree_node=False)
+    init_std: float | None = struct.field(default=None, pytree_node=False)
+    decay: bool | None = struct.field(default=None, pytree_node=False)
+    width_ratio: float | None = struct.field(default=None, pytree_node=False)  # what a Readout divides by
+
+    def to_nnx_metadata(self) -> dict[str, Any]:
+        """For ``nnx.bridge.ToNNX``: every field as it is. NNX would place an array that names its axes on a mesh."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_nnx_metadata(cls, metadata: dict[str, Any]) -> AnnotatedParam:
+        """The inverse, for the way back into Linen."""
+        return cls(**{field.name: metadata[field.name] for field in dataclasses.fields(cls)})
+
+
+# The depth ratio of the residual branch that is running. A JAX context rather than a Python one: it belongs to the key
+# of JAX's trace cache, so equal modules inside and outside branches do not share a trace.
+_branch_depth_ratio = jax.make_user_context(None)
+
+
+@contextlib.contextmanager
+def residual_scope(depth_ratio: float) -> Iterator[None]:
+    """Records parameters that are initialized inside as parameters of a residual branch with this depth ratio.
+
+    `ResidualBranch` enters it. Use it around ``self.param`` in ``setup``, which runs before the branch.
+    """
+    if not isinstance(depth_ratio, numbers.Real) or not 0 < depth_ratio < math.inf:
+        raise InputError(f"depth_ratio is {depth_ratio!r}: use depth / base_depth, a number above 0.")
+    with _branch_depth_ratio(float(depth_ratio)):
+        yield
+
+
+def require_in_branch(module: str, params: ArrayTree) -> None:
+    """Raises `InputError` if a parameter of a branch's ``module`` is recorded as outside any branch.
+
+    That happens to a module that is called outside a branch first.
+    """
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params, is_leaf=is_annotated)[0]:
+        if isinstance(leaf, AnnotatedParam) and not leaf.in_branch:
+            raise InputError(
+                f"parameter '{module}/{path_name(path)}' is used in a residual branch but was created outside: do not "
+                "share it, or call the branch first."
+            )
+
+
+def annotated(
+    init: Callable[..., jax.Array],
+    axes: AxisNames,
+    *,
+    init_std: float | None = None,
+    decay: bool | None = None,
+    width_ratio: float | None = None,
+) -> Callable[..., AnnotatedParam]:
+    """Wraps any Flax initializer so that the parameter carries its logical axes.
+
+    Args:
+      init: ``(key, shape, dtype) -> array``.
+      axes: one name of `AXES` per dimension of the parameter, in the order of its shape.
+      init_std: standard deviation of ``init``, for the printed table; ``None`` prints as "?".
+      decay: whether weight decay applies; ``None``: to matrices (roles input, hidden, output), not to vectors.
+      width_ratio: the ``m`` that the forward pass divides by, if it does; `param_info` checks it against the shapes.
+
+    Raises:
+      InputError: an unknown axis name. `param_info` checks that there is one name per dimension.
+    """
+    require_axis_names(axes)
+
+    def init_annotated(key: jax.Array, shape: tuple[int, ...], *args: Any, **kwargs: Any) -> AnnotatedParam:
+        # flax.linen.DenseGeneral passes a flattened shape here, so the number of axes is checked later.
+        ratio = _branch_depth_ratio.value
+        return AnnotatedParam(
+            init(key, shape, *args, **kwargs),
+            names=axes,
+            in_branch=ratio is not None,
+            depth_ratio=1.0 if ratio is None else float(ratio),
+            init_std=init_std,
+            decay=decay,
+            width_ratio=width_ratio,
+        )
+
+    return init_annotated
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """The annotation of a parameter that carries none, or a correction of one.
+
+    Attributes:
+      names: one of `AXES` per dimension.
+      in_branch: inside a residual branch or not; ``None`` keeps what the annotation recorded, and is an error for a
+        parameter without one.
+      depth_ratio: of the branch, for ``in_branch=True``; ``None`` keeps what was recorded.
+      decay, width_ratio: as in `annotated`; ``None`` keeps what was recorded.
+    """
+
+    names: AxisNames
+    in_branch: bool | None = None
+    depth_ratio: float | None = None
+    decay: bool | None = None
+    width_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        require_axis_names(self.names)
+
+    def annotate(self, path: str, leaf: ArrayTree) -> AnnotatedParam:
+        """``leaf`` (an annotated parameter, or anything with a shape) with this annotation."""
+        recorded = isinstance(leaf, AnnotatedParam)
+        in_branch = leaf.in_branch if recorded and self.in_branch is None else self.in_branch
+        depth_ratio = leaf.depth_ratio if recorded and self.depth_ratio is None else self.depth_ratio
+        if in_branch is None or (in_branch and depth_ratio is None):
+            raise InputError(
+                f"the override of parameter {path!r} does not say where it is: write Axes(names, in_branch=False), or "
+                "in_branch=True with depth_ratio=depth / base_depth."
+            )
+        return AnnotatedParam(
+            nn.unbox(leaf),
+            names=self.names,
+            in_branch=in_branch,
+            depth_ratio=depth_ratio if in_branch and depth_ratio is not None else 1.0,
+            init_std=leaf.init_std if recorded else None,
+            decay=leaf.decay if recorded and self.decay is None else self.decay,
+            width_ratio=leaf.width_ratio if recorded and self.width_ratio is None else self.width_ratio,
+        )
+
+
+def require_axis_names(axes: AxisNames) -> None:
+    """Raises `InputError` unless every name is one of `AXES`."""
+    if isinstance(axes, str) or not isinstance(axes, (tuple, list)):
+        raise InputError(f"axes is {axes!r}: use a tuple with one of {AXIS_NAMES} per dimension.")
+    for i, name in enumerate(axes):
+        if name not in AXES:
+            raise InputError(
+                f"axis name {name!r} is unknown: use one of {AXIS_NAMES} (a scanned stack's is 'layers', by "
+                "metadata_params={flax.linen.PARTITION_NAME: 'layers'})."
+            )
+        if name == "layers" and i > 0:
+            raise InputError(f"axes {tuple(axes)} have 'layers' at {i}: a stack's axis comes first.")
+
+
+def is_annotated(x: object) -> bool:
+    """``is_leaf`` for maps over a tree of annotated parameters."""
+    return isinstance(x, nn.meta.AxisMetadata)

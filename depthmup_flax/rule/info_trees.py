@@ -1,0 +1,84 @@
+"""Trees of `ParamInfo`: paths, globs, JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.rule.parametrization import ParamInfo, Role
+from depthmup_flax.types import InfoTree
+
+
+def is_info(x: object) -> bool:
+    """``is_leaf`` for maps over a tree of `ParamInfo`."""
+    return isinstance(x, ParamInfo)
+
+
+def path_name(path: jax.tree_util.KeyPath) -> str:
+    """``blocks/Dense_0/kernel`` for a key path of ``jax.tree_util``."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def is_nnx(x: object, *names: str) -> bool:
+    """Whether ``x`` is an instance of ``flax.nnx.<name>``. False where NNX is not imported, which is slow."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(x, tuple(getattr(nnx, name) for name in names))
+
+
+def flatten_info(info: InfoTree) -> dict[str, ParamInfo]:
+    """Path -> `ParamInfo`, in the order of the tree."""
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(info, is_leaf=is_info)[0]}
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Whether a glob matches a path or its beginning: ``"stem"`` matches ``stem/kernel``."""
+    return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, f"{pattern}/*")
+
+
+def frozen_paths(info: InfoTree, patterns: Sequence[str]) -> set[str]:
+    """Paths that match a glob of ``patterns``, or whose beginning does: ``"stem"`` is everything below it.
+
+    Raises:
+      InputError: a pattern matches no parameter, or together they match all.
+    """
+    if isinstance(patterns, str):
+        raise InputError(f"optimizer.frozen is the string {patterns!r}: use a tuple of patterns, ({patterns!r},).")
+    paths, frozen = list(flatten_info(info)), set()
+    for pattern in patterns:
+        matched = {path for path in paths if matches(path, pattern)}
+        if not matched:
+            hint = did_you_mean(pattern, {path.split("/")[0] for path in paths})
+            raise InputError(f"optimizer.frozen has {pattern!r}, which matches no parameter: {hint}")
+        frozen |= matched
+    if paths and frozen == set(paths):
+        raise InputError(f"optimizer.frozen = {tuple(patterns)} freezes every parameter: leave something to train.")
+    return frozen
+
+
+def info_to_json(info: InfoTree) -> dict[str, dict[str, Any]]:
+    """Path -> fields, for a checkpoint's metadata. `info_from_json` is the inverse for nested dictionaries."""
+    return {name: dataclasses.asdict(leaf) for name, leaf in flatten_info(info).items()}
+
+
+def info_from_json(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """A nested dictionary of `ParamInfo` from what `info_to_json` wrote."""
+    tree: dict[str, Any] = {}
+    for name, fields in data.items():
+        *parents, last = name.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = ParamInfo(**{**fields, "role": Role(fields["role"]), "shape": tuple(fields["shape"])})
+    return tree
+
+
+def param_count(info: InfoTree) -> int:
+    """Numbers in the arrays that a tree of `ParamInfo` describes."""
+    return sum(math.prod(leaf.shape) for leaf in flatten_info(info).values())
