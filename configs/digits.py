@@ -1,4 +1,4 @@
-"""A residual MLP on scikit-learn's 8x8 digits, the data that needs no download.
+"""A residual MLP on scikit-learn's 8x8 digits, which need no download.
 
     python train.py --config=configs/digits.py --workdir=runs/digits
 

@@ -357,5 +357,5 @@ def test_the_readme_computes_what_it_says():
     names = {"x": X, "y": Y, "times": jnp.linspace(0, 1, 3), "inputs": X[:, None], "targets": Y[:, None]}
     exec(code, names)
     assert names["outputs"].shape == (3, 3)
-    assert names["found"].mean.features.shape == (17, 15, 15)
+    assert names["training"].mean.features.shape == (17, 15, 15)
     np.testing.assert_allclose(names["limit"].mean.outputs, names["exact"].outputs, atol=0.05)
