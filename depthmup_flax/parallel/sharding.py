@@ -122,7 +122,7 @@ def state_shardings(state: Any, axes: Mapping[str, AxisNames], mesh: Mesh) -> An
 
     Args:
       state: tree of arrays or of shapes.
-      axes: path of a parameter -> its logical axes, from `depthmup_flax.rule.roles.param_axes`.
+      axes: path of a parameter -> its logical axes, from `depthmup_flax.rule.roles.axes_from_annotations`.
       mesh: where.
     """
 

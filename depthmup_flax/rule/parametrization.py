@@ -42,7 +42,7 @@ from depthmup_flax.types import Scalar
 def require_finite(
     name: str, value: Any, *, static: bool = False, above: float | None = None, at_least: float | None = None
 ) -> None:
-    """Checks a hyperparameter; a traced or array value (a sweep's) cannot be looked at and passes unless ``static``."""
+    """Checks a hyperparameter. The value of a traced array is unknown: it passes, unless ``static``."""
     if not isinstance(value, numbers.Real):
         if static or isinstance(value, str) or value is None:
             raise InputError(f"parametrization.{name} is {value!r}: it must be a number.")
@@ -56,7 +56,7 @@ def require_finite(
 
 
 class Role(enum.StrEnum):
-    """What a parameter is to the width limit: which of its dimensions grow with the model."""
+    """Which dimensions of a parameter grow with the model's width."""
 
     INPUT = "input"  # only the output dimension grows: stem, embeddings, class token
     HIDDEN = "hidden"  # both grow: block kernels, channel-doubling convs
@@ -90,9 +90,9 @@ WIDTH_RULES: Mapping[Role, Exponents] = {
 
 @dataclasses.dataclass(frozen=True)
 class ParamInfo:
-    """Everything the rule needs to know about one parameter; holds no array and no sharding.
+    """Everything the rule needs to know about one parameter.
 
-    A stacked leaf (a leading axis of layers) has one `ParamInfo`: its layers share their ratios.
+    A stacked parameter (with a leading axis of layers) has one `ParamInfo`: its layers share their ratios.
     """
 
     role: Role
@@ -102,7 +102,7 @@ class ParamInfo:
     in_branch: bool = False  # inside a residual branch
     depth_ratio: float = 1.0  # r; 1 outside branches
     model_width: float = 1.0  # m of the whole model: the readout's input ratio
-    init_std: float | None = None  # None: not declared (a foreign initializer)
+    init_std: float | None = None  # None: unknown (the initializer does not declare it)
     decay: bool = True  # weight decay applies
 
 
@@ -110,8 +110,8 @@ class ParamInfo:
 class Parametrization:
     """One point of the (alpha, gamma) family on top of a width rule. ``depth_mup`` is the default.
 
-    ``gamma0``, ``branch_multiplier`` and the ``*_lr_factor`` constants may be traced JAX scalars, so that a sweep can
-    map over them; exponents and the width rule are static.
+    ``gamma0``, ``branch_multiplier`` and the ``*_lr_factor`` constants may be traced JAX scalars. Exponents and the
+    width rule are static.
 
     Attributes:
       alpha: branches are multiplied by ``a * r^-alpha`` (TP6 Def. 6.2); ``delta = alpha`` for their gradients.
@@ -126,7 +126,7 @@ class Parametrization:
       normalized_updates_only: refuse optimizers whose update is linear in the gradient (SGD, momentum).
 
     Raises:
-      InputError: a field is out of range; names it, its value and what to use.
+      InputError: a field is out of range.
     """
 
     alpha: float = 0.5
@@ -148,7 +148,7 @@ class Parametrization:
         if self.width not in ("mup", "standard"):
             raise InputError(f"parametrization.width is {self.width!r}: use 'mup' or 'standard'.")
         if self.alpha < 0:
-            raise InputError(f"parametrization.alpha is {self.alpha}: branches grow with depth below 0; use 0 or more.")
+            raise InputError(f"parametrization.alpha is {self.alpha}: use 0 or more; below 0 branches grow with depth.")
         require_finite("gamma0", self.gamma0, above=0.0)
         require_finite("branch_multiplier", self.branch_multiplier)
         for role in Role:
@@ -157,25 +157,25 @@ class Parametrization:
     # -- forward multipliers ------------------------------------------------------------------------------------
 
     def residual_multiplier(self, depth_ratio: float) -> Scalar:
-        """``a * r^-alpha``, what a branch's output is multiplied by (TP6 10.2; B24 Table 1 with alpha = 1/2)."""
+        """``a * r^-alpha``, the factor on a branch's output (TP6 10.2; B24 Table 1 with alpha = 1/2)."""
         return self.branch_multiplier * depth_ratio**-self.alpha
 
     def readout_multiplier(self, width_ratio: float) -> Scalar:
-        """``1/m``, what the readout's matrix product is multiplied by; its bias is not."""
+        """``1/m``, the factor on the readout's matrix product, not on its bias."""
         return 1.0 / self._width(width_ratio)
 
     def readout_fan_in(self, fan_in: int, width_ratio: float) -> float:
-        """The base model's fan-in, at whose scale readout weights start: std = sigma / sqrt(fan_in / m)."""
+        """The base model's fan-in, which sets the readout's initial std: ``sigma / sqrt(fan_in / m)``."""
         return fan_in / self._width(width_ratio)
 
     def output_divisor(self, model_width: float) -> Scalar:
-        """``gamma0 * m^gamma0_width_exponent``, what the network's output is divided by (B24 Eq. 1 and C.1)."""
+        """``gamma0 * m^gamma0_width_exponent``, the divisor of the network's output (B24 Eq. 1 and C.1)."""
         return self.gamma0 * model_width**self.gamma0_width_exponent
 
     def attention_scale(self, head_dim: int, base_head_dim: int) -> float:
         """``sqrt(d_base) / d``, the factor on products of queries and keys (arXiv:2203.03466 Def. 4.1; B24 A.3).
 
-        With a head dimension that does not grow, and under ``standard``, it is the usual ``1 / sqrt(d)``.
+        It is the usual ``1 / sqrt(d)`` if the head dimension does not grow, and under ``standard``.
         """
         return (head_dim * self._width(head_dim / base_head_dim)) ** -0.5
 
@@ -186,7 +186,7 @@ class Parametrization:
             return inside * self.residual_multiplier(info.depth_ratio)
         if info.role is Role.OUTPUT:
             return self.readout_multiplier(info.width_in) / self.output_divisor(info.model_width)
-        if info.role is Role.FIXED:  # the output's bias is divided by gamma0 with the rest of the output
+        if info.role is Role.FIXED:  # the output bias is divided by gamma0 together with the output
             return 1.0 / self.output_divisor(info.model_width)
         return 1.0
 

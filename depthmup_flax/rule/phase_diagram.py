@@ -1,4 +1,4 @@
-"""TP6's phase diagram: what theory says of (alpha, gamma)."""
+"""TP6's phase diagram: stability, faithfulness and feature diversity of (alpha, gamma)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from depthmup_flax.rule.parametrization import PRESETS, require_finite
 
 @dataclasses.dataclass(frozen=True)
 class Classification:
-    """What TP6's claims say of (alpha, gamma). ``None``: the claim's premise does not hold, so it says nothing."""
+    """What TP6's claims say about (alpha, gamma). ``None``: the claim's premise does not hold."""
 
     alpha: float
     gamma: float
@@ -35,8 +35,8 @@ class Classification:
         words = {True: "yes", False: "no", None: "claim does not apply"}
         lines = [f"alpha = {self.alpha:g}, gamma = {self.gamma:g}"]
         for name, value, claim in rows:
-            said = words[value] if value is None or isinstance(value, bool) else f"{value:g}"
-            lines.append(f"  {name:<28}{said:<22}TP6 Claim {claim}")
+            answer = words[value] if value is None or isinstance(value, bool) else f"{value:g}"
+            lines.append(f"  {name:<28}{answer:<22}TP6 Claim {claim}")
         return "\n".join(lines)
 
 
@@ -70,18 +70,18 @@ def classify(alpha: float, gamma: float) -> Classification:
 
 
 def describe_presets() -> str:
-    """One line per preset with what `classify` says of it, for ``--help``."""
+    """One line per preset with its classification, for ``--help``."""
     lines = []
     for name, rule in PRESETS.items():
-        found = classify(rule.alpha, rule.gamma)
-        if not found.stable_at_init:
-            said = "unstable at initialization as depth grows (TP6 Claim 7.1)"
-        elif not found.stable_in_training:
-            said = "unstable during training as depth grows (TP6 Claim 7.2)"
+        classification = classify(rule.alpha, rule.gamma)
+        if not classification.stable_at_init:
+            verdict = "unstable at initialization as depth grows (TP6 Claim 7.1)"
+        elif not classification.stable_in_training:
+            verdict = "unstable during training as depth grows (TP6 Claim 7.2)"
         else:
-            diversity = found.feature_diversity_exponent
-            said = f"stable, nontrivial, faithful; feature diversity {diversity:g} (TP6 Claims 7.1-7.5)"
+            diversity = classification.feature_diversity_exponent
+            verdict = f"stable, nontrivial, faithful; feature diversity {diversity:g} (TP6 Claims 7.1-7.5)"
         if rule.gamma0_width_exponent:
-            said += "; lazy as width grows (B24 C.1)"
-        lines.append(f"  {name:<11} alpha {rule.alpha:<4g} gamma {rule.gamma:<4g} width rule {rule.width:<9} {said}")
+            verdict += "; lazy as width grows (B24 C.1)"
+        lines.append(f"  {name:<11} alpha {rule.alpha:<4g} gamma {rule.gamma:<4g} width rule {rule.width:<9} {verdict}")
     return "\n".join(lines)

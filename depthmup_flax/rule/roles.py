@@ -89,16 +89,8 @@ def info_from_annotations(
     return jax.tree_util.tree_unflatten(structure, _with_model_width(labeled))
 
 
-def param_axes(model: nn.Module, *inputs: Any, **kwargs: Any) -> dict[str, AxisNames]:
-    """Path -> logical axes of every annotated parameter, for `depthmup_flax.parallel.sharding`.
-
-    Arguments are those of `param_info`.
-    """
-    return axes_from_annotations(init_shapes(model, *inputs, **kwargs))
-
-
 def axes_from_annotations(params: ArrayTree) -> dict[str, AxisNames]:
-    """`param_axes` from a tree of annotated parameters (arrays or shapes)."""
+    """Path -> logical axes of every annotated parameter (arrays or shapes), for `depthmup_flax.parallel.sharding`."""
     leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_annotated)[0]
     return {path_name(path): leaf.names for path, leaf in leaves if isinstance(leaf, AnnotatedParam)}
 
