@@ -6,8 +6,6 @@ their ranges; those below are the common torchvision recipe. "resized_crop" crop
 (``crops``), and flips on the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax
@@ -20,8 +18,6 @@ MAX_SHEAR = 10.0  # degrees
 SCALE_RANGE = (0.8, 1.2)
 JITTER = 0.2  # brightness, contrast and saturation factors lie in 1 -+ JITTER
 CROP_PADDING = 1 / 8  # of the side
-
-Transform = Callable[[jax.Array, jax.Array], jax.Array]  # key, image [H, W, C] -> image [H, W, C]
 
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R 601
 
@@ -138,20 +134,19 @@ def _blend(image: jax.Array, other: jax.Array, factor: jax.Array) -> jax.Array:
     return jnp.clip(factor * image + (1 - factor) * other, 0, 1)
 
 
-def _compose(*transforms: Transform) -> Transform:
-    """The transforms one after the other, each with a key of its own."""
-
-    def composed(key: jax.Array, image: jax.Array) -> jax.Array:
-        for subkey, transform in zip(jax.random.split(key, len(transforms)), transforms, strict=True):
-            image = transform(subkey, image)
-        return image
-
-    return composed
+def _cifar(key: jax.Array, image: jax.Array) -> jax.Array:
+    flip_key, affine_key, color_key = jax.random.split(key, 3)
+    return color_jitter(color_key, random_affine(affine_key, random_flip(flip_key, image)))
 
 
-AUGMENTATIONS: dict[str, Transform | None] = {
+def _imagenet(key: jax.Array, image: jax.Array) -> jax.Array:
+    crop_key, flip_key = jax.random.split(key)
+    return random_flip(flip_key, random_crop(crop_key, image))
+
+
+AUGMENTATIONS: dict[str, Callable[[jax.Array, jax.Array], jax.Array] | None] = {
     "none": None,
-    "cifar": _compose(random_flip, random_affine, color_jitter),
-    "imagenet": _compose(random_crop, random_flip),
+    "cifar": _cifar,
+    "imagenet": _imagenet,
     "resized_crop": random_flip,
 }

@@ -1,7 +1,5 @@
 """Image sets that need no download: scikit-learn's digits, and a synthetic set."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from depthmup_flax.data.crops import fit

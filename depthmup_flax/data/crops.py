@@ -29,10 +29,9 @@ Box = tuple[float, float, float, float]
 
 
 def crop_draws(seed: int, step: int, batch_size: int) -> np.ndarray:
-    """Random numbers for ``random_box``, for each place in the global batch of a step.
+    """Random numbers for ``random_box`` at each place in the global batch: float64 [batch_size, ATTEMPTS, 4] in [0, 1).
 
-    Returns:
-      float64 [batch_size, ATTEMPTS, 4], uniform in [0, 1); a pure function of (seed, step, place).
+    A pure function of (seed, step, place).
     """
     return np.random.default_rng((seed, step, _STREAM)).random((batch_size, ATTEMPTS, 4))
 
@@ -40,13 +39,9 @@ def crop_draws(seed: int, step: int, batch_size: int) -> np.ndarray:
 def random_box(draws: Sequence[Sequence[float]], width: int, height: int) -> Box:
     """A random box (left, top, right, bottom), in whole pixels of an image of ``width`` x ``height``.
 
-    The area is uniform in ``AREA``, the aspect ratio log-uniform in ``RATIO``.
-
-    Args:
-      draws: for each attempt four numbers in [0, 1): area, logarithm of the ratio, left, top. The first box that fits
-        is used; if none fits, the largest centered box of an allowed ratio.
-      width: of the image.
-      height: of the image.
+    The area is uniform in ``AREA``, the aspect ratio log-uniform in ``RATIO``. ``draws`` are four numbers in [0, 1) for
+    each attempt: area, logarithm of the ratio, left, top. The first box that fits is used; if none fits, the largest
+    centered box of an allowed ratio.
     """
     low, high = math.log(RATIO[0]), math.log(RATIO[1])
     for area_draw, ratio_draw, left_draw, top_draw in draws:

@@ -88,11 +88,7 @@ class EncodedSplit:
         return len(self.order)
 
     def read(self, indices: np.ndarray, draws: np.ndarray | None = None) -> HostBatch:
-        """See ``Split.read``.
-
-        Args:
-          indices: [B], the examples to read.
-          draws: random numbers of ``crops.crop_draws`` for these examples, [B, ATTEMPTS, 4]: crops each at random.
+        """See ``Split.read``; ``draws`` [B, ATTEMPTS, 4], of ``crops.crop_draws``, crop each image at random.
 
         Raises:
           InputError: an image cannot be read or has another size, or a label is out of range.
@@ -101,9 +97,9 @@ class EncodedSplit:
         images = np.empty((len(examples), *self.image_shape), np.uint8)
 
         def decode_one(i: int) -> None:
-            pixels = decode(examples[i], self.image_shape[-1], self.config, None if draws is None else draws[i])
-            self._check(examples[i], pixels.shape)
-            images[i] = pixels
+            image = decode(examples[i], self.image_shape[-1], self.config, None if draws is None else draws[i])
+            self._check(examples[i], image.shape)
+            images[i] = image
 
         in_threads(decode_one, range(len(examples)), self.config.read_threads)
         return {"image": images, "label": np.array([example.label for example in examples], np.int32)}
@@ -125,7 +121,7 @@ class EncodedSplit:
         if shape != self.image_shape:
             raise InputError(
                 f"data.image_size is {self.config.image_size}, which needs images of one size, but {self.first} is "
-                f"{'x'.join(map(str, self.image_shape))} and {example.where} is {'x'.join(map(str, shape))}; "
+                f"{pixels(self.image_shape)} and {example.where} is {pixels(shape)}; "
                 f"set data.image_size (for example {min(shape[:2])}) to resize and crop every image."
             )
         if not 0 <= example.label < self.num_classes:
@@ -138,11 +134,8 @@ class EncodedSplit:
 def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarray | None = None) -> np.ndarray:
     """Decodes, crops and resizes one image to uint8 [H, W, channels].
 
-    Args:
-      example: what to decode.
-      channels: 1, 3 or 4. Files of other modes are converted: sets of color photographs hold gray and CMYK files.
-      config: with ``augment`` "resized_crop", the crop is random or the center 224/256, else as ``crops.fit`` does.
-      draws: random numbers of ``crops.crop_draws`` for this example, [ATTEMPTS, 4], or ``None`` for evaluation.
+    With 1, 3 or 4 ``channels``; files of other modes are converted: sets of color photographs hold gray and CMYK files.
+    If ``augment`` is "resized_crop", ``draws`` [ATTEMPTS, 4] crop the image at random, ``None`` at the center.
 
     Raises:
       InputError: the image cannot be read.
@@ -155,15 +148,20 @@ def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarra
         with Image.open(source) as image:
             if config.augment == "resized_crop":
                 box = center_box(*image.size, size) if draws is None else random_box(draws.tolist(), *image.size)
-                pixels = np.asarray(resize_box(image, mode, size, box))
+                array = np.asarray(resize_box(image, mode, size, box))
             else:
-                pixels = np.asarray(fit(image, mode, size))
+                array = np.asarray(fit(image, mode, size))
     except Exception as error:  # Pillow's decoders raise many types on damaged files.
         raise InputError(
             f"data.name is {config.name!r}, but its image {example.where} cannot be read ({error}); "
             "replace or remove that file."
         ) from error
-    return pixels.reshape(*pixels.shape[:2], channels)
+    return array.reshape(*array.shape[:2], channels)
+
+
+def pixels(shape: Shape) -> str:
+    """A shape for messages, such as 8x8x1."""
+    return "x".join(map(str, shape))
 
 
 def in_threads(function: Callable[[Item], Result], items: Sequence[Item], threads: int) -> list[Result]:

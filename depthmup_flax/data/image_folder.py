@@ -1,7 +1,5 @@
 """Folders of images: one sub-folder per class, or the official layouts of ImageNet and Tiny ImageNet."""
 
-from __future__ import annotations
-
 import csv
 import os
 

@@ -1,7 +1,5 @@
 """Sets of images: from arrays to a checked ``ImageDataset``, and the statistics that normalize it."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 
@@ -10,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.data.augmentation import augment, normalize
-from depthmup_flax.data.dataset import ArraySplit, Dataset
-from depthmup_flax.data.decoding import CHUNK, EncodedSplit, in_threads
+from depthmup_flax.data.dataset import ArraySplit, Dataset, Placement
+from depthmup_flax.data.decoding import CHUNK, EncodedSplit, in_threads, pixels
 from depthmup_flax.errors import InputError
-from depthmup_flax.types import Batch
+from depthmup_flax.types import Batch, HostBatch
 
 # Streamed sets: the normalization is estimated from this many training images. On CIFAR-10 the error of the mean is
 # 0.9 % of the deviation, that of the deviation 0.5 % (average of 200 samples; docs/input.md).
@@ -52,7 +50,7 @@ class ImageDataset(Dataset):
 
     def describe(self) -> str:
         """See ``Dataset.describe``."""
-        return f"images {'x'.join(map(str, self.image_shape))}, {self.num_classes} classes"
+        return f"images {pixels(self.image_shape)}, {self.num_classes} classes"
 
 
 def from_arrays(
@@ -77,18 +75,26 @@ def from_arrays(
       InputError: lengths differ, an array is empty or of the wrong rank or type, a value is NaN or infinite, a label
         is out of range, or the two splits' image shapes differ.
     """
-    train = _checked_split(f"data set {name!r}, train split", train_images, train_labels, num_classes)
-    test = _checked_split(f"data set {name!r}, test split", test_images, test_labels, num_classes)
+    train, test = {"image": train_images, "label": train_labels}, {"image": test_images, "label": test_labels}
+    return checked_dataset(name, train, test, num_classes, "device")
+
+
+def checked_dataset(
+    name: str, train_arrays: HostBatch, test_arrays: HostBatch, num_classes: int | None, placement: Placement
+) -> ImageDataset:
+    """``from_arrays`` of splits in the format of ``Split.read``, with their ``placement``."""
+    train = _checked_split(f"data set {name!r}, train split", **train_arrays, num_classes=num_classes)
+    test = _checked_split(f"data set {name!r}, test split", **test_arrays, num_classes=num_classes)
     shape, test_shape = (split.fields["image"].shape[1:] for split in (train, test))
     if shape != test_shape:
         raise InputError(
-            f"data set {name!r}: train images are {'x'.join(map(str, shape))} but test images are "
-            f"{'x'.join(map(str, test_shape))}; resize them to one shape."
+            f"data set {name!r}: train images are {pixels(shape)} but test images are {pixels(test_shape)}; "
+            "resize them to one shape."
         )
     if num_classes is None:
         num_classes = 1 + max(int(split.fields["label"].max()) for split in (train, test))
     mean, std = channel_statistics(train)
-    return ImageDataset(name, train, test, num_classes, "device", image_shape=shape, mean=mean, std=std)
+    return ImageDataset(name, train, test, num_classes, placement, shape, mean, std)
 
 
 def channel_statistics(train: ArraySplit | EncodedSplit) -> tuple[np.ndarray, np.ndarray]:
@@ -121,9 +127,9 @@ def _centered_sums(images: np.ndarray) -> np.ndarray:
     return columns.reshape(2, width, channels).sum(1)
 
 
-def _checked_split(where: str, images: np.ndarray, labels: np.ndarray, num_classes: int | None) -> ArraySplit:
+def _checked_split(where: str, image: np.ndarray, label: np.ndarray, num_classes: int | None) -> ArraySplit:
     """Images as uint8 or float32 and labels as int32, after every check that needs no other split."""
-    images, labels = np.asarray(images), np.asarray(labels)
+    images, labels = np.asarray(image), np.asarray(label)
     if images.ndim != 4 or labels.ndim != 1 or len(images) != len(labels) or images.size == 0:
         raise InputError(
             f"{where}: images are {list(images.shape)} and labels {list(labels.shape)}; "

@@ -1,9 +1,8 @@
 """``load``: from the fields of ``config.data`` to a ``Dataset``."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
+import functools
 from typing import TypeVar
 
 import numpy as np
@@ -13,7 +12,7 @@ from depthmup_flax.data.augmentation import check_augmentation
 from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, Placement
 from depthmup_flax.data.decoding import EncodedSplit
 from depthmup_flax.data.image_folder import open_folder
-from depthmup_flax.data.images import ImageDataset, channel_statistics, from_arrays
+from depthmup_flax.data.images import ImageDataset, channel_statistics, checked_dataset
 from depthmup_flax.data.text import TOKENIZERS, TextDataset, read_tokens, windows
 from depthmup_flax.data.tfds_images import open_tfds
 from depthmup_flax.errors import InputError
@@ -30,14 +29,11 @@ class LoadOnce:
     """``load`` with a cache: configs with equal fields get the same object."""
 
     def __init__(self) -> None:
-        self._datasets: dict[DataConfig, Dataset] = {}
+        self._load = functools.cache(load)
 
     def __call__(self, config: object) -> Dataset:
         """The data set that ``config`` describes; see ``load``."""
-        fields = _fields(config)
-        if fields not in self._datasets:
-            self._datasets[fields] = load(fields)
-        return self._datasets[fields]
+        return self._load(_fields(config))
 
 
 def load(config: object) -> Dataset:
@@ -154,11 +150,8 @@ def _limit(split: AnySplit, field: str, count: int) -> AnySplit:
 
 
 def _in_memory(fields: DataConfig, train: AnySplit, test: AnySplit, num_classes: int) -> ImageDataset:
-    images, held_out = train.arrays(), test.arrays()
-    dataset = from_arrays(
-        images["image"], images["label"], held_out["image"], held_out["label"], num_classes, fields.name
-    )
-    return dataclasses.replace(dataset, placement=_placement(fields, images["image"].nbytes))
+    images = train.arrays()
+    return checked_dataset(fields.name, images, test.arrays(), num_classes, _placement(fields, images["image"].nbytes))
 
 
 def _text(path: str, fields: DataConfig) -> TextDataset:

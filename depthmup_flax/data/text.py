@@ -1,7 +1,5 @@
 """Text for language models: tokenizers, windows of tokens, random shifts on the device."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -138,24 +136,15 @@ def read_tokens(path: str, tokenizer: str) -> tuple[np.ndarray, Tokenizer]:
 
 
 def windows(tokens: np.ndarray, context: int, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The training and test examples of a text, as views.
+    """Views of ``tokens`` [N]: training examples [A, 2 context], test examples [B, context + 1].
 
     The first nine tenths of the tokens are for training, the rest for testing. Windows start at multiples of
-    ``context`` in each part. A training window holds ``2 context`` tokens, so that ``shift`` can move the model's input
-    by any offset below ``context``. A test window holds ``context + 1`` tokens: its last token is only a label, and the
-    first input of the next window. So every test token but the first is predicted once; an incomplete last window is
-    dropped.
-
-    Args:
-      tokens: [N].
-      context: the number of tokens that a model sees.
-      name: ``data.name``, for messages.
-
-    Returns:
-      [train examples, 2 context] and [test examples, context + 1].
+    ``context`` in each part; an incomplete last window is dropped. A training window is long enough for ``shift`` to
+    move the model's input by any offset below ``context``. The last token of a test window is only a label, and the
+    first input of the next window: every test token but the first is predicted once.
 
     Raises:
-      InputError: the text is too short for one window of each kind.
+      InputError: the text, named ``name``, is too short for one window of each kind.
     """
     cut = len(tokens) * 9 // 10
     held_out = len(tokens) - cut
@@ -174,15 +163,9 @@ def windows(tokens: np.ndarray, context: int, name: str) -> tuple[np.ndarray, np
 
 
 def shift(key: jax.Array, tokens: jax.Array, context: int) -> jax.Array:
-    """``context + 1`` tokens of each window, from a random offset in ``[0, context)``.
+    """``context + 1`` tokens of each window [B, 2 context], from a random offset in ``[0, context)``: [B, context + 1].
 
-    Args:
-      key: a PRNG key; example i uses the i-th of ``jax.random.split(key, B)``.
-      tokens: [B, 2 context].
-      context: the number of tokens that a model sees.
-
-    Returns:
-      [B, context + 1], of the type of ``tokens``.
+    Example i uses the i-th key of ``jax.random.split(key, B)``.
     """
 
     def shift_one(key: jax.Array, window: jax.Array) -> jax.Array:

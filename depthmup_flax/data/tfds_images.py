@@ -14,17 +14,14 @@ from depthmup_flax.data.decoding import Encoded, EncodedExamples, EncodedSet
 from depthmup_flax.errors import InputError
 
 if TYPE_CHECKING:
-    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import DatasetBuilder
+    from tensorflow_datasets.core.data_sources.base import BaseDataSource
 
 
 def open_tfds(name: str, data_dir: str) -> EncodedSet:
-    """Opens the set ``name`` (``<set>``, ``<set>/<config>`` or ``<set>:<version>``) in ``data_dir``.
+    """Opens the set ``<set>``, ``<set>/<config>`` or ``<set>:<version>`` in ``data_dir``; "" is TFDS's default.
 
     The test examples are the "test" split, or "validation" if there is no test split or it has no labels.
-
-    Args:
-      name: as in the TFDS catalog.
-      data_dir: "" for TFDS's own default.
 
     Raises:
       InputError: TFDS is not installed, the set is unknown, not prepared, prepared in a format without random access,
@@ -32,13 +29,13 @@ def open_tfds(name: str, data_dir: str) -> EncodedSet:
     """
     source = _Set(name, data_dir)
     builder = source.builder()
-    image_key, label_key = source.supervised_keys(builder)
-    features = builder.info.features
+    keys = source.supervised_keys(builder)
+    image, label = (builder.info.features[key] for key in keys)
     return EncodedSet(
-        source.examples(builder, image_key, label_key, ["train"]),
-        source.examples(builder, image_key, label_key, ["test", "validation"]),
-        num_classes=features[label_key].num_classes,
-        channels=features[image_key].shape[-1] or 3,
+        source.examples(builder, keys, ["train"]),
+        source.examples(builder, keys, ["test", "validation"]),
+        num_classes=label.num_classes,
+        channels=image.shape[-1] or 3,
     )
 
 
@@ -52,19 +49,13 @@ class _Set:
     def error(self, problem: str) -> InputError:
         return InputError(f"data.name is 'tfds:{self.name}', {problem}")
 
-    def unreadable(self, split: str, error: RuntimeError) -> InputError:
-        """``error`` is array_record's, for a damaged or missing file."""
-        reason = (str(error).splitlines() or ["RuntimeError"])[0]
-        remedy = f"restore them, or run {self.build_command(overwrite=True)}."
-        return self.error(f"but the files of its {split} split cannot be read ({reason}); {remedy}")
-
     def build_command(self, overwrite: bool = False) -> str:
         """Prepares the set as array_record: TFDS's default, tfrecord, has no random access."""
         data_dir = f" --data_dir={self.data_dir}" if self.data_dir else ""
         command = f"tfds build {self.name}{data_dir} --file_format=array_record{' --overwrite' * overwrite}"
         return f'`pip install "depthmup-flax[tfds-prepare]"` and `{command}`'
 
-    def builder(self) -> tfds.core.DatasetBuilder:
+    def builder(self) -> DatasetBuilder:
         try:
             import tensorflow_datasets as tfds
         except ImportError as error:
@@ -91,7 +82,7 @@ class _Set:
             raise unprepared
         return builder
 
-    def supervised_keys(self, builder: tfds.core.DatasetBuilder) -> tuple[str, str]:
+    def supervised_keys(self, builder: DatasetBuilder) -> tuple[str, str]:
         """The keys of the image and the label; InputError unless the set is one uint8 image -> one class."""
         import tensorflow_datasets as tfds
 
@@ -107,51 +98,41 @@ class _Set:
             f"{builder.info.supervised_keys}); use such a set."
         )
 
-    def examples(
-        self, builder: tfds.core.DatasetBuilder, image_key: str, label_key: str, candidates: list[str]
-    ) -> EncodedExamples:
+    def examples(self, builder: DatasetBuilder, keys: tuple[str, str], candidates: list[str]) -> EncodedExamples:
         """The first of the splits ``candidates`` that exists and has labels."""
         import tensorflow_datasets as tfds
 
         # The images stay encoded: TFDS's decoder without TensorFlow returns gray files of a color set with two axes.
-        decoders = {image_key: tfds.decode.SkipDecoding()}
+        decoders = {keys[0]: tfds.decode.SkipDecoding()}
         for split in (candidate for candidate in candidates if candidate in builder.info.splits):
             self.check_files(builder, split)
             try:
                 records = builder.as_data_source(split=split, decoders=decoders)
-                first = records[0]
             except NotImplementedError as error:
                 problem = f"but it was prepared as {builder.info.file_format.value}, which has no random access"
                 raise self.error(f"{problem}; run {self.build_command(overwrite=True)} once.") from error
-            except RuntimeError as error:
-                raise self.unreadable(split, error) from error
-            if first[label_key] < 0:  # TFDS's mark of an unlabeled example, such as those of ImageNet's test split
-                continue
-
-            return EncodedExamples(functools.partial(self.fetch, split, records, image_key, label_key), len(records))
+            fetch = functools.partial(self.fetch, split, records, keys)
+            if fetch([0])[0].label >= 0:  # -1 marks an unlabeled example, such as those of ImageNet's test split
+                return EncodedExamples(fetch, len(records))
         splits = ", ".join(builder.info.splits)
         problem = f"which has no labeled {' or '.join(candidates)} split (its splits are {splits})"
         raise self.error(f"{problem}; choose another set.")
 
-    def fetch(
-        self,
-        split: str,
-        records: tfds.core.data_sources.BaseDataSource,
-        image_key: str,
-        label_key: str,
-        positions: list[int],
-    ) -> list[Encoded]:
+    def fetch(self, split: str, records: BaseDataSource, keys: tuple[str, str], positions: list[int]) -> list[Encoded]:
+        image, label = keys
         try:
-            examples = records.__getitems__(positions)  # TFDS's method for several at once
-        except RuntimeError as error:
-            raise self.unreadable(split, error) from error
+            examples = records.__getitems__(positions)
+        except RuntimeError as error:  # array_record's, for a damaged or missing file
+            reason = (str(error).splitlines() or ["RuntimeError"])[0]
+            remedy = f"restore them, or run {self.build_command(overwrite=True)}."
+            raise self.error(f"but the files of its {split} split cannot be read ({reason}); {remedy}") from error
         where = f"of the {split} split of tfds:{self.name}"
         return [
-            Encoded(f"number {position} {where}", example[image_key], int(example[label_key]))
+            Encoded(f"number {position} {where}", example[image], int(example[label]))
             for position, example in zip(positions, examples, strict=True)
         ]
 
-    def check_files(self, builder: tfds.core.DatasetBuilder, split: str) -> None:
+    def check_files(self, builder: DatasetBuilder, split: str) -> None:
         """InputError if a file of the split is outside the set's own directory: dataset_info.json names the files."""
         directory = os.path.normpath(os.fspath(builder.data_path))
         for path in map(os.fspath, builder.info.splits[split].filepaths):
