@@ -35,7 +35,7 @@ def tiny(path, **sections):
     config = default_config("gpt")
     config.model.update(width=32, depth=1, num_heads=2, dropout=0.1)
     config.data.update(name=f"text:{path}", context=24, augment="shift")
-    config.train.update(batch_size=16, steps=12, eval_every=4, log_every=3)
+    config.train.update(batch_size=16, steps=8, eval_every=4, log_every=2)
     for section, fields in sections.items():
         config[section].update(fields)
     return config
@@ -61,17 +61,23 @@ def test_a_gpt_learns_a_repeated_line_and_writes_a_sample_of_it(pattern, tmp_pat
     assert "images" not in printed + metrics
 
 
-def test_control_characters_of_a_sample_stay_in_its_file(pattern, tmp_path, monkeypatch, capsys):
+def test_control_characters_of_a_sample_stay_in_its_file_and_overwriting_deletes_it(
+    pattern, tmp_path, monkeypatch, capsys
+):
     import depthmup_flax.training.loop as trainer
 
     monkeypatch.setattr(trainer, "generate", lambda *args, **kwargs: np.array([27, 91, 65, 10, 66]))
-    train_and_evaluate(tiny(pattern, data={"tokenizer": "byte"}, train={"steps": 1}), tmp_path / "run")
+    short = {"data": {"tokenizer": "byte"}, "train": {"steps": 2, "eval_every": 2, "log_every": 1}}
+    train_and_evaluate(tiny(pattern, **short), tmp_path / "run")
     assert (tmp_path / "run" / "sample.txt").read_text() == "\x1b[A\nB\n"
     assert "sample\n  �[A\n  B\n" in capsys.readouterr().out
+    diverged = tiny(pattern, optimizer={"name": "sgd", "learning_rate": 1e30}, **short)
+    assert train_and_evaluate(diverged, tmp_path / "run", overwrite=True)["status"] == "diverged"
+    assert not (tmp_path / "run" / "sample.txt").exists()
 
 
 def last_state(directory):
-    path = directory.absolute() / "checkpoints" / "12" / "state"
+    path = directory.absolute() / "checkpoints" / "8" / "state"
     return ocp.StandardCheckpointer().restore(path)
 
 
@@ -105,15 +111,6 @@ def test_a_resumed_text_run_is_bit_identical_with_dropout_and_shifts(pattern, pl
     assert result["train_loss"] == expected["train_loss"]
     jax.tree.map(np.testing.assert_array_equal, last_state(whole), last_state(parts))
     assert (whole / "sample.txt").read_text() == (parts / "sample.txt").read_text()
-
-
-def test_overwriting_a_text_run_deletes_its_sample(pattern, tmp_path):
-    short = {"steps": 2, "eval_every": 2, "log_every": 1}
-    train_and_evaluate(tiny(pattern, train=short), tmp_path / "run")
-    assert (tmp_path / "run" / "sample.txt").exists()
-    diverged = tiny(pattern, optimizer={"name": "sgd", "learning_rate": 1e30}, train=short)
-    assert train_and_evaluate(diverged, tmp_path / "run", overwrite=True)["status"] == "diverged"
-    assert not (tmp_path / "run" / "sample.txt").exists()
 
 
 class Probe(nn.Module):
