@@ -117,7 +117,7 @@ def test_a_host_without_examples_in_the_last_batch_gets_zeros_of_the_same_shape(
 
 
 @pytest.mark.parametrize("step", [1, 4, 9])
-def test_a_stream_resumed_at_any_step_gives_the_crops_of_one_that_went_on(photographs, step):
+def test_a_stream_resumed_at_any_step_gives_the_crops_of_an_uninterrupted_one(photographs, step):
     split = load_crops(photographs).train
     uninterrupted = data.train_stream(split, 1, 4)
     for _ in range(step):

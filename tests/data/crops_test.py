@@ -72,9 +72,9 @@ def test_a_jpeg_decoded_at_reduced_size_looks_like_full_decoding(scale):
     box = (120, 40, 120 + side, 40 + side)
     expected = np.asarray(full.resize((48, 48), PIL.Image.Resampling.BILINEAR, box=box), float)
     image = PIL.Image.open(file)
-    found = np.asarray(crops.resize_box(image, "RGB", 48, box), float)
+    actual = np.asarray(crops.resize_box(image, "RGB", 48, box), float)
     assert image.size[0] == -(-808 // scale)
-    assert np.abs(found - expected).mean() < 1.5
+    assert np.abs(actual - expected).mean() < 1.5
 
 
 def test_image_size_resizes_the_shorter_side_and_crops_the_center(tmp_path):

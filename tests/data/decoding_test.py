@@ -68,13 +68,13 @@ def test_files_of_any_mode_are_cropped_as_color_images(tmp_path, mode, suffix):
 
 def test_a_host_decodes_its_own_part_only(photographs, monkeypatch):
     split = load_crops(photographs).train
-    asked = []
-    monkeypatch.setattr(decoding, "decode", lambda *args: asked.append(args) or np.zeros((SIZE, SIZE, 3), np.uint8))
+    decoded = []
+    monkeypatch.setattr(decoding, "decode", lambda *args: decoded.append(args) or np.zeros((SIZE, SIZE, 3), np.uint8))
     data.train_batch(split, 0, 0, 8, slice(2, 4))
-    assert len(asked) == 2
+    assert len(decoded) == 2
 
 
-def test_an_image_that_vanishes_in_mid_run_is_named_and_its_return_goes_on_with_the_same_batches(tmp_path):
+def test_an_image_that_vanishes_is_named_and_restoring_it_resumes_the_same_batches(tmp_path):
     split = load_crops(write_photographs(tmp_path)).train
     expected = [data.train_batch(split, 0, step, 4) for step in range(6)]
     stream = data.train_stream(split, 0, 4)

@@ -89,16 +89,16 @@ def test_the_device_flips_half_of_the_crops_and_evaluation_none(photographs):
     assert 0.4 < mirrored.mean() < 0.6
 
 
-def test_statistics_of_a_stream_need_no_more_than_the_sample_and_no_certain_threads(photographs, monkeypatch):
+def test_statistics_of_a_stream_decode_only_the_sample_with_any_number_of_threads(photographs, monkeypatch):
     exact = load_crops(photographs)
     images = exact.train.arrays()["image"] / 255.0
     np.testing.assert_allclose(exact.mean, images.mean((0, 1, 2)), rtol=1e-6)
     np.testing.assert_allclose(exact.std, images.std((0, 1, 2)), rtol=1e-6)
     monkeypatch.setattr("depthmup_flax.data.images.STATISTICS_SAMPLE", 5)
-    asked, decode = [], decoding.decode
-    monkeypatch.setattr(decoding, "decode", lambda *args: asked.append(args[0].where) or decode(*args))
+    decoded, decode = [], decoding.decode
+    monkeypatch.setattr(decoding, "decode", lambda *args: decoded.append(args[0].where) or decode(*args))
     one, three = load_crops(photographs, read_threads=1), load_crops(photographs, read_threads=3)
-    assert len(asked) == 2 * (1 + 5)  # the first image gives the shape of all
-    assert asked[1:6] == sorted(asked[1:6])
+    assert len(decoded) == 2 * (1 + 5)  # the first image gives the shape of all
+    assert decoded[1:6] == sorted(decoded[1:6])
     np.testing.assert_array_equal([one.mean, one.std], [three.mean, three.std])
     np.testing.assert_allclose(one.mean, exact.mean, atol=0.1)
