@@ -1,9 +1,9 @@
-"""Random image transformations on the device, one key per example.
+"""Random image transformations on the device, with one key per example.
 
 The paper (arXiv 2309.16620, appendix A.4) names the transformations, "horizontal flips, 10-degree rotations, affine
 transformations, color jittering" for CIFAR-10 and "crops, horizontal flips" for Tiny ImageNet and ImageNet, but not
-their ranges; those below are the common torchvision recipe. "resized_crop" crops on the host, where the whole image is
-(``crops``), and flips here.
+their ranges; those below are the common torchvision recipe. "resized_crop" crops on the host, which has the whole image
+(``crops``), and flips on the device.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def augment(name: str, key: jax.Array | None, images: jax.Array) -> jax.Array:
     """Transforms each image at random; for use inside a jitted step.
 
     Args:
-      name: "none", "cifar", "imagenet" or "resized_crop" (whose crops have been made: it only flips).
+      name: "none", "cifar", "imagenet" or "resized_crop" (only flips: the host has cropped).
       key: a PRNG key; example i uses the i-th of ``jax.random.split(key, B)``, so its result does not depend on the
         other examples or on how the batch is sharded. "none" needs none.
       images: [B, H, W, C], uint8 or floating point, 0..255.
@@ -35,9 +35,9 @@ def augment(name: str, key: jax.Array | None, images: jax.Array) -> jax.Array:
       float32 [B, H, W, C] in 0..1, not normalized.
 
     Raises:
-      InputError: an unknown name.
+      InputError: an unknown name, or no key for a random transformation.
     """
-    check_name(name)
+    check_augmentation(name, "images")
     images = images.astype(jnp.float32) / 255
     transform = AUGMENTATIONS[name]
     if transform is None:
@@ -47,10 +47,11 @@ def augment(name: str, key: jax.Array | None, images: jax.Array) -> jax.Array:
     return jax.vmap(transform)(jax.random.split(key, len(images)), images)
 
 
-def check_name(name: str) -> None:
-    """InputError unless ``name`` is an augmentation of images."""
-    if name not in AUGMENTATIONS:
-        raise InputError(f"data.augment is {name!r}; use one of {', '.join(AUGMENTATIONS)} for images.")
+def check_augmentation(name: str, kind: str) -> None:
+    """InputError unless ``name`` is an augmentation of "images" or "text"."""
+    names = ("none", "shift") if kind == "text" else tuple(AUGMENTATIONS)
+    if name not in names:
+        raise InputError(f"data.augment is {name!r}; use one of {', '.join(names)} for {kind}.")
 
 
 def normalize(images: jax.Array, mean: jax.typing.ArrayLike, std: jax.typing.ArrayLike) -> jax.Array:
@@ -71,31 +72,35 @@ def random_crop(key: jax.Array, image: jax.Array) -> jax.Array:
     return jax.lax.dynamic_slice(padded, (*offset, 0), image.shape)
 
 
-def affine_warp(image: jax.Array, angle: jax.Array, shear: jax.Array, scale: jax.Array) -> jax.Array:
+def affine_warp(
+    image: jax.Array, angle: jax.typing.ArrayLike, shear: jax.typing.ArrayLike, scale: jax.typing.ArrayLike
+) -> jax.Array:
     """Rotates, then shears, then scales the image [H, W, C] about its center, in one bilinear interpolation.
 
     Args:
-      image: [H, W, C]; what lies outside it counts as zero.
+      image: [H, W, C]; zero outside.
       angle: rotation in radians, counter-clockwise as displayed.
       shear: horizontal shear angle in radians: a point y below the center moves right by y tan(shear).
       scale: magnification.
     """
     cos, sin = jnp.cos(angle), jnp.sin(angle)
-    # From an output position (row, column) about the center back to the input: each step undone, the last one first.
+    # From an output position (row, column) about the center to the input position: the inverse steps, last one first.
     unshear = jnp.array([[1.0, 0.0], [-jnp.tan(shear), 1.0]])
     unrotate = jnp.array([[cos, sin], [-sin, cos]])
     center = (jnp.array(image.shape[:2]) - 1) / 2
     grid = jnp.stack(jnp.indices(image.shape[:2]), axis=-1) - center
     rows, columns = jnp.moveaxis(grid @ (unrotate @ unshear / scale).T + center, -1, 0)
+    return interpolate(image, rows, columns)
 
-    return _bilinear(image, rows, columns)
 
+def interpolate(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """The image [H, W, C] at positions [...], bilinear, zero outside: [..., C].
 
-def _bilinear(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """The image [H, W, C] at positions [...], zero outside: [..., C]. All channels of a pixel are read at once."""
-    height, width, _ = image.shape
+    Reads all channels of a pixel at once, unlike ``jax.scipy.ndimage.map_coordinates``.
+    """
+    height, width, channels = image.shape
     top, left = jnp.floor(rows), jnp.floor(columns)
-    total = jnp.zeros((*rows.shape, image.shape[-1]), image.dtype)
+    total = jnp.zeros((*rows.shape, channels), image.dtype)
     for row, column in ((top, left), (top, left + 1), (top + 1, left), (top + 1, left + 1)):
         inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
         weight = jnp.where(inside, (1 - jnp.abs(rows - row)) * (1 - jnp.abs(columns - column)), 0)
@@ -122,8 +127,7 @@ def color_jitter(key: jax.Array, image: jax.Array) -> jax.Array:
 
 
 def _gray(image: jax.Array) -> jax.Array:
-    weights = jnp.array(_LUMA) if image.shape[-1] == 3 else jnp.full(image.shape[-1], 1 / image.shape[-1])
-    return (image * weights).sum(-1, keepdims=True)
+    return (image * jnp.array(_LUMA)).sum(-1, keepdims=True) if image.shape[-1] == 3 else image.mean(-1, keepdims=True)
 
 
 def _blend(image: jax.Array, other: jax.Array, factor: jax.Array) -> jax.Array:

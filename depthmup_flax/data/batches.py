@@ -1,22 +1,28 @@
-"""Which examples make the batch of a step, and iterators over batches.
+"""Training batches as a pure function of (seed, step), streams of them, and evaluation batches.
 
-A training batch is a pure function of (seed, step): in-memory and streamed training see the same batches, and a
-resumed run needs no saved position.
+Training in memory and from a stream sees the same batches, and a resumed run needs no saved position.
 """
+
+from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from depthmup_flax.data.crops import crop_draws
-from depthmup_flax.data.dataset import Batch, EncodedSplit, Split
+from depthmup_flax.data.dataset import Split
+from depthmup_flax.data.decoding import EncodedSplit
 from depthmup_flax.errors import InputError
+from depthmup_flax.types import HostBatch
+
+if TYPE_CHECKING:
+    import grain
 
 Rows = slice | np.ndarray
 
-# Grain wants a length; no run reaches it.
+# Grain needs a length; no run reaches it.
 _MAX_STEPS = 2**40
 
 
@@ -30,7 +36,7 @@ def steps_per_epoch(num_examples: int, batch_size: int) -> int:
     return num_examples // batch_size
 
 
-@functools.lru_cache(maxsize=32)  # a sweep has several seeds at a time
+@functools.lru_cache(maxsize=32)  # a sweep trains several seeds at a time
 def _permutation(seed: int, epoch: int, num_examples: int) -> np.ndarray:
     order = np.random.default_rng((seed, epoch)).permutation(num_examples).astype(np.int32)
     order.setflags(write=False)
@@ -40,42 +46,43 @@ def _permutation(seed: int, epoch: int, num_examples: int) -> np.ndarray:
 def batch_indices(seed: int, step: int, num_examples: int, batch_size: int) -> np.ndarray:
     """The examples of training step ``step``, counted from 0: int32 [batch_size].
 
-    Each epoch of ``steps_per_epoch(num_examples, batch_size)`` steps walks through a fresh permutation keyed by
-    (seed, epoch) and drops the incomplete last batch. A pure function; the last permutations are cached.
+    Each epoch of ``steps_per_epoch(num_examples, batch_size)`` steps follows a new permutation, keyed by (seed, epoch),
+    and drops the incomplete last batch. A pure function with a cache of permutations.
     """
     epoch, position = divmod(step, steps_per_epoch(num_examples, batch_size))
     start = position * batch_size
     return _permutation(seed, epoch, num_examples)[start : start + batch_size].copy()
 
 
-def train_batch(split: Split, seed: int, step: int, batch_size: int, rows: Rows = slice(None)) -> Batch:
-    """The training batch of a step, or the part ``rows`` of it: a pure function of (seed, step, place in the batch).
+def train_batch(split: Split, seed: int, step: int, batch_size: int, rows: Rows = slice(None)) -> HostBatch:
+    """The training batch of a step, or its part ``rows``: a pure function of (seed, step, place in the batch).
 
     Args:
-      split: where to read: the examples ``batch_indices``, cropped at random if the split does so.
+      split: the training examples; an ``EncodedSplit`` with ``resized_crop`` crops them at random.
       seed: of the data order and of the crops.
       step: counted from 0.
       batch_size: of the whole, global batch.
-      rows: the places in the batch to read, for one host of several.
+      rows: the places in the global batch to read, if several hosts share it.
 
     Raises:
       InputError: ``batch_size`` exceeds the split, or an example cannot be read.
     """
     indices = batch_indices(seed, step, len(split), batch_size)[rows]
-    if isinstance(split, EncodedSplit) and split.resized_crop:
+    if isinstance(split, EncodedSplit) and split.config.augment == "resized_crop":
         return split.read(indices, crop_draws(seed, step, batch_size)[rows])
     return split.read(indices)
 
 
-def train_stream(split: Split, seed: int, batch_size: int, start_step: int = 0, rows: Rows = slice(None)) -> Any:
-    """An endless Grain ``DatasetIterator`` over training batches, read ahead in threads.
+def train_stream(
+    split: Split, seed: int, batch_size: int, start_step: int = 0, rows: Rows = slice(None)
+) -> grain.DatasetIterator[HostBatch]:
+    """An endless Grain iterator over training batches from ``start_step``, read ahead in threads.
 
-    Its element number ``step`` is ``train_batch(split, seed, step, batch_size, rows)``, whatever ``start_step``.
-    ``get_state`` and ``set_state`` (and Grain's checkpoint handler) save and restore the position, which is the step
-    itself.
+    Its element at ``step`` is ``train_batch(split, seed, step, batch_size, rows)``, whatever ``start_step``.
+    ``get_state`` and ``set_state`` (and Grain's checkpoint handler) save and restore the position, which is the step.
 
     Raises:
-      InputError: ``batch_size`` exceeds the split; later, from ``next``, an example that cannot be read.
+      InputError: ``batch_size`` exceeds the split; from ``next``: an example cannot be read.
     """
     import grain
 
@@ -87,17 +94,17 @@ def train_stream(split: Split, seed: int, batch_size: int, start_step: int = 0, 
     return iterator
 
 
-def eval_batches(split: Split, batch_size: int, rows: Rows = slice(None)) -> Iterator[Batch]:
-    """Every example once, in order, in batches of ``batch_size``: what ``split.read`` gives, and ``mask``.
+def eval_batches(split: Split, batch_size: int, rows: Rows = slice(None)) -> Iterator[HostBatch]:
+    """Every example once, in order, in batches of ``batch_size``: the fields of ``split.read``, and ``mask``.
 
     ``mask`` is float32 [batch_size]: 1 for an example, 0 for the zeros that fill the last batch. ``rows`` are the
-    places in each batch to read, for one host of several; all hosts get the same number of batches.
+    places in each batch to read, if several hosts share it; all hosts get the same number of batches.
     """
     places = np.arange(batch_size)[rows]
     for start in range(0, len(split), batch_size):
         real = start + places < len(split)
         batch = {**split.read(start + places[real]), "mask": np.ones(int(real.sum()), np.float32)}
-        yield {field: _fill(x, real) for field, x in batch.items()}
+        yield {field: _fill(values, real) for field, values in batch.items()}
 
 
 def _fill(values: np.ndarray, real: np.ndarray) -> np.ndarray:

@@ -1,19 +1,20 @@
-"""Text for language models: tokens, windows of them, random shifts on the device."""
+"""Text for language models: tokenizers, windows of tokens, random shifts on the device."""
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from depthmup_flax.data.augmentation import check_augmentation
 from depthmup_flax.data.dataset import Dataset
 from depthmup_flax.errors import InputError
+from depthmup_flax.types import Batch
 
 TOKENIZERS = ("char", "byte")
-TEXT_AUGMENTATIONS = ("none", "shift")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +22,7 @@ class Tokenizer:
     """Text <-> tokens, which are integers from 0.
 
     Attributes:
-      characters: token i stands for the i-th of them, which are sorted and distinct; ``None``: tokens are the bytes of
-        UTF-8.
+      characters: token i stands for the i-th of these sorted, distinct characters; ``None``: tokens are bytes of UTF-8.
     """
 
     characters: str | None = None
@@ -34,16 +34,16 @@ class Tokenizer:
 
     @property
     def newline(self) -> int:
-        """The token of a line's end, or 0 where there is none: a text can start after it."""
+        """The token of the newline, a prompt for a new text; 0 if there is none."""
         return 10 if self.characters is None else max(0, self.characters.find("\n"))
 
     def encode(self, text: str) -> np.ndarray:
         """The tokens of ``text``: [N], of the smallest unsigned type; InputError for a character without a token."""
         if self.characters is None:
             return np.frombuffer(text.encode(), np.uint8)
-        known, codes = _code_points(self.characters), _code_points(text)
-        tokens = np.searchsorted(known, codes)
-        unknown = np.flatnonzero(known[np.minimum(tokens, len(known) - 1)] != codes)
+        vocabulary, codes = _code_points(self.characters), _code_points(text)
+        tokens = np.searchsorted(vocabulary, codes)
+        unknown = np.flatnonzero(vocabulary[np.minimum(tokens, len(vocabulary) - 1)] != codes)
         if unknown.size:
             where = int(unknown[0])
             raise InputError(
@@ -53,7 +53,7 @@ class Tokenizer:
         return tokens.astype(np.min_scalar_type(self.vocab_size - 1))
 
     def decode(self, tokens: np.ndarray | Sequence[int]) -> str:
-        """The text of ``tokens`` [N]; bytes that are not UTF-8 give the replacement character."""
+        """The text of ``tokens`` [N]; bytes that are not UTF-8 become the replacement character."""
         tokens = np.asarray(tokens)
         bad = tokens[(tokens < 0) | (tokens >= self.vocab_size)]
         if bad.size:
@@ -65,11 +65,11 @@ class Tokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class TextDataset(Dataset):
-    """A text to be continued token by token; see `Dataset` for the first attributes, ``windows`` for its examples.
+    """A text for next-token prediction; see ``Dataset`` for the other attributes, ``windows`` for its examples.
 
     Attributes:
-      context: tokens that a model sees.
-      tokenizer: from tokens to text.
+      context: the number of tokens that a model sees.
+      tokenizer: turns tokens into text.
     """
 
     context: int
@@ -78,11 +78,9 @@ class TextDataset(Dataset):
     input_kind: ClassVar[str] = "tokens"
     unit: ClassVar[str] = "tokens"
 
-    def prepare(
-        self, augmentation: str, key: jax.Array | None, batch: Mapping[str, jax.Array]
-    ) -> tuple[jax.Array, jax.Array]:
-        """Tokens ``[B, context]`` and what follows each, ``[B, context]``, both int32."""
-        check_text_augmentation(augmentation)
+    def prepare(self, augmentation: str, key: jax.Array | None, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Tokens ``[B, context]`` and the token after each, ``[B, context]``, both int32."""
+        check_augmentation(augmentation, "text")
         tokens = batch["tokens"]
         if augmentation == "shift" and key is not None:
             tokens = shift(key, tokens, self.context)
@@ -104,17 +102,11 @@ class TextDataset(Dataset):
         return f"examples of {self.context} tokens, vocabulary {self.num_classes}"
 
 
-def check_text_augmentation(name: str) -> None:
-    """InputError unless ``name`` is an augmentation of text."""
-    if name not in TEXT_AUGMENTATIONS:
-        raise InputError(f"data.augment is {name!r}; use {' or '.join(TEXT_AUGMENTATIONS)} for text.")
-
-
 def read_tokens(path: str, tokenizer: str) -> tuple[np.ndarray, Tokenizer]:
-    """The tokens [N] of a file, uint8 or wider where the vocabulary needs it, and its tokenizer.
+    """The tokens [N] of a file, uint8 or the smallest type that the vocabulary needs, and its tokenizer.
 
     Args:
-      path: of the file; "char" needs UTF-8 and gives the vocabulary of all its characters, sorted.
+      path: of the file. "char" needs UTF-8; its vocabulary is the sorted set of the file's characters.
       tokenizer: "char" or "byte".
 
     Raises:
@@ -128,7 +120,7 @@ def read_tokens(path: str, tokenizer: str) -> tuple[np.ndarray, Tokenizer]:
         with open(file, "rb") as opened:
             content = opened.read()
     except OSError as error:
-        raise InputError(f"{field}, which cannot be read ({error.strerror}); give another file.") from error
+        raise InputError(f"{field}, which cannot be read ({error.strerror}); give a readable file.") from error
     if not content:
         raise InputError(f"{field}, but that file is empty; give a file with text.")
     if tokenizer == "byte":
@@ -139,29 +131,20 @@ def read_tokens(path: str, tokenizer: str) -> tuple[np.ndarray, Tokenizer]:
         raise InputError(
             f"{field}, but byte {error.start} of that file is not UTF-8; convert it, or use data.tokenizer = 'byte'."
         ) from error
-    found = Tokenizer("".join(map(chr, np.unique(_code_points(text)).tolist())))
-    return found.encode(text), found
+    char_tokenizer = Tokenizer("".join(map(chr, np.unique(_code_points(text)).tolist())))
+    return char_tokenizer.encode(text), char_tokenizer
 
 
 def windows(tokens: np.ndarray, context: int, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The training and test examples of a text; views, no copies.
+    """Views of ``tokens`` [N]: training examples [A, 2 context], test examples [B, context + 1].
 
     The first nine tenths of the tokens are for training, the rest for testing. Windows start at multiples of
-    ``context`` in either part. One for training holds ``2 context`` tokens, so that ``shift`` can move what the model
-    sees by any offset below ``context``; one for testing holds ``context + 1``, the last of which is only a label and
-    the next window's first input. So every test token but the first is predicted once; fewer than ``context`` that
-    are left at the end are dropped.
-
-    Args:
-      tokens: [N].
-      context: tokens that a model sees.
-      name: ``data.name``, for messages.
-
-    Returns:
-      [train examples, 2 context] and [test examples, context + 1].
+    ``context`` in each part; an incomplete last window is dropped. A training window is long enough for ``shift`` to
+    move the model's input by any offset below ``context``. The last token of a test window is only a label, and the
+    first input of the next window: every test token but the first is predicted once.
 
     Raises:
-      InputError: there is not one window of each kind.
+      InputError: the text, named ``name``, is too short for one window of each kind.
     """
     cut = len(tokens) * 9 // 10
     held_out = len(tokens) - cut
@@ -170,31 +153,25 @@ def windows(tokens: np.ndarray, context: int, name: str) -> tuple[np.ndarray, np
         remedy = f"lower data.context to at most {largest} or use a longer text" if largest > 0 else "use a longer text"
         raise InputError(
             f"data.context is {context}, which needs {2 * context} tokens for training and {context + 1} for testing, "
-            f"but {name!r} has {len(tokens)}, {cut} and {held_out} of them; {remedy}."
+            f"but {name!r} has {cut} and {held_out}; {remedy}."
         )
-    return _windows(tokens[:cut], 2 * context, context), _windows(tokens[cut:], context + 1, context)
+    train, test = (
+        np.lib.stride_tricks.sliding_window_view(part, length)[::context]
+        for part, length in ((tokens[:cut], 2 * context), (tokens[cut:], context + 1))
+    )
+    return train, test
 
 
 def shift(key: jax.Array, tokens: jax.Array, context: int) -> jax.Array:
-    """``context + 1`` tokens of each window, from a random offset in ``[0, context)``.
+    """``context + 1`` tokens of each window [B, 2 context], from a random offset in ``[0, context)``: [B, context + 1].
 
-    Args:
-      key: a PRNG key; example i uses the i-th of ``jax.random.split(key, B)``.
-      tokens: [B, 2 context].
-      context: tokens that a model sees.
-
-    Returns:
-      [B, context + 1], of the same type.
+    Example i uses the i-th key of ``jax.random.split(key, B)``.
     """
 
-    def one(key: jax.Array, window: jax.Array) -> jax.Array:
+    def shift_one(key: jax.Array, window: jax.Array) -> jax.Array:
         return jax.lax.dynamic_slice(window, (jax.random.randint(key, (), 0, context),), (context + 1,))
 
-    return jax.vmap(one)(jax.random.split(key, len(tokens)), tokens)
-
-
-def _windows(tokens: np.ndarray, length: int, stride: int) -> np.ndarray:
-    return np.lib.stride_tricks.sliding_window_view(tokens, length)[::stride]
+    return jax.vmap(shift_one)(jax.random.split(key, len(tokens)), tokens)
 
 
 def _code_points(text: str) -> np.ndarray:

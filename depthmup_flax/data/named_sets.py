@@ -1,0 +1,168 @@
+"""``load``: from the fields of ``config.data`` to a ``Dataset``."""
+
+import dataclasses
+import difflib
+import functools
+from typing import TypeVar
+
+import numpy as np
+
+from depthmup_flax.data import bundled
+from depthmup_flax.data.augmentation import check_augmentation
+from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, Placement
+from depthmup_flax.data.decoding import EncodedSplit
+from depthmup_flax.data.image_folder import open_folder
+from depthmup_flax.data.images import ImageDataset, channel_statistics, checked_dataset
+from depthmup_flax.data.text import TOKENIZERS, TextDataset, read_tokens, windows
+from depthmup_flax.data.tfds_images import open_tfds
+from depthmup_flax.errors import InputError
+
+AnySplit = TypeVar("AnySplit", ArraySplit, EncodedSplit)
+
+
+DATA_DEFAULTS = dataclasses.asdict(DataConfig())
+
+_PLACEMENTS = ("auto", "device", "stream")
+
+
+class LoadOnce:
+    """``load`` with a cache: configs with equal fields get the same object."""
+
+    def __init__(self) -> None:
+        self._load = functools.cache(load)
+
+    def __call__(self, config: object) -> Dataset:
+        """The data set that ``config`` describes; see ``load``."""
+        return self._load(_fields(config))
+
+
+def load(config: object) -> Dataset:
+    """Opens the data set that ``config`` describes: a ``DataConfig``, or any object with its attributes.
+
+    * ``digits``: scikit-learn's 8x8 digits, gray, values 0..16 stretched to 0..255; 1500 train, 297 test, stratified.
+    * ``synthetic``: ten random color templates under noise, 8x8 or ``image_size``; ``train_examples`` (default 2048)
+      and ``test_examples`` (512).
+    * ``tfds:<set>``: a prepared TFDS set, from ``data_dir``; see ``tfds_images.open_tfds``.
+    * ``folder:<dir>``: image files, always read as RGB; see ``image_folder.list_folder``.
+    * ``text:<file>``: a text in UTF-8 (or, with ``tokenizer`` "byte", any file) for a language model; see
+      ``text.windows``.
+
+    ``train_examples`` = n > 0 keeps the first n after a shuffle that is the same in every run, so classes stay mixed.
+    ``placement`` "device" decodes everything into memory now; "stream" decodes when read. ``augment`` "resized_crop"
+    needs the whole images at every step, so it requires image files (tfds: or folder:) and always streams.
+
+    Raises:
+      InputError: a field that cannot be used.
+    """
+    fields = _fields(config)
+    kind, _, rest = fields.name.partition(":")
+    _check(fields)
+    if kind == "text" and rest:
+        return _text(rest, fields)
+    _check_images(fields)
+    if fields.name == "synthetic":
+        train, test = bundled.synthetic(
+            fields.image_size or 8, fields.train_examples or 2048, fields.test_examples or 512
+        )
+        return _in_memory(fields, train, test, bundled.NUM_CLASSES)
+    if fields.name == "digits":
+        return _in_memory(fields, *_limited(fields, *bundled.digits(fields.image_size)), bundled.NUM_CLASSES)
+    if kind == "tfds" and rest:
+        encoded = open_tfds(rest, fields.data_dir)
+    elif kind == "folder" and rest:
+        encoded = open_folder(rest)
+    else:
+        raise _unknown_name(fields.name)
+    files, held_out = _limited(fields, *encoded.split(fields))
+    if _placement(fields, len(files) * int(np.prod(files.image_shape))) == "device":
+        return _in_memory(fields, files, held_out, files.num_classes)
+    mean, std = channel_statistics(files)
+    return ImageDataset(fields.name, files, held_out, files.num_classes, "stream", files.image_shape, mean, std)
+
+
+def _fields(config: object) -> DataConfig:
+    return DataConfig(**{name: getattr(config, name) for name in DATA_DEFAULTS})
+
+
+def _check(fields: DataConfig) -> None:
+    check_augmentation(fields.augment, "text" if fields.name.startswith("text:") else "images")
+    if fields.placement not in _PLACEMENTS:
+        raise InputError(f"data.placement is {fields.placement!r}; use one of {', '.join(_PLACEMENTS)}.")
+    for field in ("image_size", "device_limit_mib", "train_examples", "test_examples", "read_threads"):
+        if getattr(fields, field) < 0:
+            raise InputError(f"data.{field} is {getattr(fields, field)}; use 0 or a positive number.")
+
+
+def _check_images(fields: DataConfig) -> None:
+    for field in ("context", "tokenizer"):
+        value, default = getattr(fields, field), DATA_DEFAULTS[field]
+        if value != default:
+            raise InputError(
+                f"data.{field} is {value!r}, which is for text; leave it at {default!r} or use data.name = "
+                "'text:<file>'."
+            )
+    if fields.augment != "resized_crop":
+        return
+    field = "data.augment is 'resized_crop'"
+    if fields.name in ("digits", "synthetic"):
+        raise InputError(
+            f"{field}, which crops image files, but data.name is {fields.name!r}, which has none; use 'imagenet', or "
+            "a tfds: or folder: set."
+        )
+    if not fields.image_size:
+        raise InputError(f"{field}, but data.image_size is 0; set the size that crops are resized to, such as 224.")
+    if fields.placement == "device":
+        raise InputError(
+            f"{field}, which decodes the image files at every step, but data.placement is 'device'; use 'auto' or "
+            "'stream'."
+        )
+
+
+def _unknown_name(name: str) -> InputError:
+    kind, colon, rest = name.partition(":")
+    close = difflib.get_close_matches(kind, ["digits", "synthetic", "tfds", "folder", "text"], n=1)
+    if kind.endswith(".txt"):
+        guess = f"text:{name}"
+    elif not close:
+        guess = f"tfds:{kind}"
+    else:
+        guess = close[0] if close[0] in ("digits", "synthetic") else f"{close[0]}{colon}{rest}"
+    hint = f" (did you mean {guess!r}?)" if kind and guess != name else ""
+    forms = "digits, synthetic, tfds:<set>, folder:<dir> or text:<file>"
+    return InputError(f"data.name is {name!r}, which is no data set; use {forms}{hint}.")
+
+
+def _placement(fields: DataConfig, train_bytes: int) -> Placement:
+    if fields.augment == "resized_crop" or fields.placement == "stream":
+        return "stream"
+    return "stream" if fields.placement == "auto" and train_bytes > fields.device_limit_mib * 2**20 else "device"
+
+
+def _limited(fields: DataConfig, train: AnySplit, test: AnySplit) -> tuple[AnySplit, AnySplit]:
+    """The splits cut to ``train_examples`` and ``test_examples``."""
+    return _limit(train, "train_examples", fields.train_examples), _limit(test, "test_examples", fields.test_examples)
+
+
+def _limit(split: AnySplit, field: str, count: int) -> AnySplit:
+    if count > len(split):
+        raise InputError(f"data.{field} is {count}, but there are {len(split)}; use 0 for all of them.")
+    return split.take(np.random.default_rng(0).permutation(len(split))[:count]) if count else split
+
+
+def _in_memory(fields: DataConfig, train: AnySplit, test: AnySplit, num_classes: int) -> ImageDataset:
+    images = train.arrays()
+    return checked_dataset(fields.name, images, test.arrays(), num_classes, _placement(fields, images["image"].nbytes))
+
+
+def _text(path: str, fields: DataConfig) -> TextDataset:
+    if fields.image_size:
+        raise InputError(f"data.image_size is {fields.image_size}, but text has no pixels; use 0.")
+    if type(fields.context) is not int or fields.context < 1:
+        raise InputError(f"data.context is {fields.context!r}; use a whole number of at least 1.")
+    if fields.tokenizer not in TOKENIZERS:
+        raise InputError(f"data.tokenizer is {fields.tokenizer!r}; use one of {', '.join(TOKENIZERS)}.")
+    tokens, tokenizer = read_tokens(path, fields.tokenizer)
+    parts = windows(tokens, fields.context, fields.name)
+    train, test = _limited(fields, *(ArraySplit({"tokens": part}) for part in parts))
+    placement = _placement(fields, train.fields["tokens"].nbytes)
+    return TextDataset(fields.name, train, test, tokenizer.vocab_size, placement, fields.context, tokenizer)

@@ -1,0 +1,141 @@
+"""Prepared TensorFlow Datasets image sets, read without TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from depthmup_flax.data.decoding import Encoded, EncodedExamples, EncodedSet
+from depthmup_flax.errors import InputError
+
+if TYPE_CHECKING:
+    from tensorflow_datasets.core import DatasetBuilder
+    from tensorflow_datasets.core.data_sources.base import BaseDataSource
+
+
+def open_tfds(name: str, data_dir: str) -> EncodedSet:
+    """Opens the set ``<set>``, ``<set>/<config>`` or ``<set>:<version>`` in ``data_dir``; "" is TFDS's default.
+
+    The test examples are the "test" split, or "validation" if there is no test split or it has no labels.
+
+    Raises:
+      InputError: TFDS is not installed, the set is unknown, not prepared, prepared in a format without random access,
+        or not image classification.
+    """
+    source = _Set(name, data_dir)
+    builder = source.builder()
+    keys = source.supervised_keys(builder)
+    image, label = (builder.info.features[key] for key in keys)
+    return EncodedSet(
+        source.examples(builder, keys, ["train"]),
+        source.examples(builder, keys, ["test", "validation"]),
+        num_classes=label.num_classes,
+        channels=image.shape[-1] or 3,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Set:
+    """The set that the user names, which every error repeats."""
+
+    name: str
+    data_dir: str
+
+    def error(self, problem: str) -> InputError:
+        return InputError(f"data.name is 'tfds:{self.name}', {problem}")
+
+    def build_command(self, overwrite: bool = False) -> str:
+        """Prepares the set as array_record: TFDS's default, tfrecord, has no random access."""
+        data_dir = f" --data_dir={self.data_dir}" if self.data_dir else ""
+        command = f"tfds build {self.name}{data_dir} --file_format=array_record{' --overwrite' * overwrite}"
+        return f'`pip install "depthmup-flax[tfds-prepare]"` and `{command}`'
+
+    def builder(self) -> DatasetBuilder:
+        try:
+            import tensorflow_datasets as tfds
+        except ImportError as error:
+            remedy = 'run `pip install "depthmup-flax[tfds]"`.'
+            raise self.error(f"but TensorFlow Datasets cannot be imported ({error}); {remedy}") from error
+        directory = os.path.expanduser(self.data_dir)
+        if directory and "://" not in directory and not os.path.isdir(directory):
+            raise InputError(f"data.data_dir is {self.data_dir!r}: there is no such directory; create or correct it.")
+        place = self.data_dir or "the default TFDS directory"
+        unprepared = self.error(f"but that set is not prepared in {place}; run {self.build_command()} once.")
+        try:
+            builder = tfds.builder(self.name, data_dir=directory or None)
+        except tfds.core.DatasetNotFoundError as error:
+            close = difflib.get_close_matches(self.name, tfds.list_builders(with_community_datasets=False))
+            names = " or ".join(f"'tfds:{match}'" for match in close)
+            hint = f"did you mean {names}?" if close else "see https://www.tensorflow.org/datasets/catalog."
+            raise self.error(f"which is not a TFDS set; {hint}") from error
+        except ImportError as error:  # The code of some sets needs TensorFlow; once prepared, they open without it.
+            raise unprepared from error
+        except (ValueError, AssertionError) as error:  # a config or a version that the set does not have
+            reason = str(error).splitlines()[0]
+            raise self.error(f"which TFDS refuses ({reason}); correct its config or version.") from error
+        if not builder.is_prepared():
+            raise unprepared
+        return builder
+
+    def supervised_keys(self, builder: DatasetBuilder) -> tuple[str, str]:
+        """The keys of the image and the label; InputError unless the set is one uint8 image -> one class."""
+        import tensorflow_datasets as tfds
+
+        features = builder.info.features
+        match builder.info.supervised_keys:
+            case (str(image_key), str(label_key)):
+                image, label = features[image_key], features[label_key]
+                eight_bits = isinstance(image, tfds.features.Image) and image.np_dtype == np.uint8
+                if eight_bits and isinstance(label, tfds.features.ClassLabel):
+                    return image_key, label_key
+        raise self.error(
+            "which is not image classification with 8-bit images (its supervised keys are "
+            f"{builder.info.supervised_keys}); use such a set."
+        )
+
+    def examples(self, builder: DatasetBuilder, keys: tuple[str, str], candidates: list[str]) -> EncodedExamples:
+        """The first of the splits ``candidates`` that exists and has labels."""
+        import tensorflow_datasets as tfds
+
+        # The images stay encoded: TFDS's decoder without TensorFlow returns gray files of a color set with two axes.
+        decoders = {keys[0]: tfds.decode.SkipDecoding()}
+        for split in (candidate for candidate in candidates if candidate in builder.info.splits):
+            self.check_files(builder, split)
+            try:
+                records = builder.as_data_source(split=split, decoders=decoders)
+            except NotImplementedError as error:
+                problem = f"but it was prepared as {builder.info.file_format.value}, which has no random access"
+                raise self.error(f"{problem}; run {self.build_command(overwrite=True)} once.") from error
+            fetch = functools.partial(self.fetch, split, records, keys)
+            if fetch([0])[0].label >= 0:  # -1 marks an unlabeled example, such as those of ImageNet's test split
+                return EncodedExamples(fetch, len(records))
+        splits = ", ".join(builder.info.splits)
+        problem = f"which has no labeled {' or '.join(candidates)} split (its splits are {splits})"
+        raise self.error(f"{problem}; choose another set.")
+
+    def fetch(self, split: str, records: BaseDataSource, keys: tuple[str, str], positions: list[int]) -> list[Encoded]:
+        image, label = keys
+        try:
+            examples = records.__getitems__(positions)
+        except RuntimeError as error:  # array_record's, for a damaged or missing file
+            reason = (str(error).splitlines() or ["RuntimeError"])[0]
+            remedy = f"restore them, or run {self.build_command(overwrite=True)}."
+            raise self.error(f"but the files of its {split} split cannot be read ({reason}); {remedy}") from error
+        where = f"of the {split} split of tfds:{self.name}"
+        return [
+            Encoded(f"number {position} {where}", example[image], int(example[label]))
+            for position, example in zip(positions, examples, strict=True)
+        ]
+
+    def check_files(self, builder: DatasetBuilder, split: str) -> None:
+        """InputError if a file of the split is outside the set's own directory: dataset_info.json names the files."""
+        directory = os.path.normpath(os.fspath(builder.data_path))
+        for path in map(os.fspath, builder.info.splits[split].filepaths):
+            if os.path.dirname(os.path.normpath(path)) != directory:
+                problem = f"but its dataset_info.json places the {split} split at {path!r}, outside {directory!r}"
+                raise self.error(f"{problem}; correct its filepathTemplate.")

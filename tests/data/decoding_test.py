@@ -1,0 +1,145 @@
+"""Encoded images: crops of files, several hosts, damaged files."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+from data_sets import (
+    SIZE,
+    assert_batches_equal,
+    error,
+    load,
+    load_crops,
+    noise,
+    smooth,
+    training_files,
+    write_flat_folder,
+    write_image,
+    write_photographs,
+)
+
+from depthmup_flax import data
+from depthmup_flax.data import crops, decoding
+
+
+def test_a_training_image_is_the_drawn_part_of_its_file(photographs):
+    split = load_crops(photographs).train
+    batch, indices = data.train_batch(split, 5, 3, 8), data.batch_indices(5, 3, 11, 8)
+    draws = crops.crop_draws(5, 3, 8).tolist()
+    for image, label, index, draw in zip(batch["image"], batch["label"], indices, draws, strict=True):
+        path = training_files(photographs)[index]
+        assert label == "ab".index(path.parent.name)
+        with PIL.Image.open(path) as whole:
+            part = whole.crop(crops.random_box(draw, *whole.size)).resize((SIZE, SIZE), PIL.Image.Resampling.BILINEAR)
+        # The pixels around a box count at its edge, and some JPEGs are decoded at reduced size.
+        assert np.abs(image[1:-1, 1:-1] - np.asarray(part, float)[1:-1, 1:-1]).mean() < 3
+
+
+def test_evaluation_sees_the_center_of_the_image_resized_to_256_224ths(photographs):
+    test = load_crops(photographs, image_size=56).test
+    for image, path in zip(test.arrays()["image"][:4], sorted((photographs / "test/a").glob("*")), strict=True):
+        with PIL.Image.open(path) as whole:
+            scale = 64 / min(whole.size)
+            resized = whole.resize([round(side * scale) for side in whole.size], PIL.Image.Resampling.BILINEAR)
+            left, top = (round((side - 56) / 2) for side in resized.size)
+            expected = np.asarray(resized.crop((left, top, left + 56, top + 56)), float)
+        assert np.abs(image - expected).mean() < 5  # the center may lie between two pixels
+        assert np.corrcoef(image.ravel(), expected.ravel())[0, 1] > 0.99
+
+
+@pytest.mark.parametrize(("mode", "suffix"), [("L", "png"), ("CMYK", "jpg"), ("P", "png"), ("RGBA", "png")])
+def test_files_of_any_mode_are_cropped_as_color_images(tmp_path, mode, suffix):
+    write_photographs(tmp_path)
+    path = training_files(tmp_path)[0]
+    path.unlink()
+    image = PIL.Image.fromarray(smooth(40, 60, 0)).convert(mode)
+    image.save(path.with_suffix(f".{suffix}"))
+    draws = crops.crop_draws(0, 0, 1)
+    (pixels,) = load_crops(tmp_path).train.read(np.array([0]), draws)["image"]
+    box = crops.random_box(draws[0].tolist(), 60, 40)
+    expected = image.convert("RGB").crop(box).resize((SIZE, SIZE), PIL.Image.Resampling.BILINEAR)
+    assert np.abs(pixels[1:-1, 1:-1] - np.asarray(expected, float)[1:-1, 1:-1]).mean() < 4
+
+
+def test_a_host_decodes_its_own_part_only(photographs, monkeypatch):
+    split = load_crops(photographs).train
+    decoded = []
+    monkeypatch.setattr(decoding, "decode", lambda *args: decoded.append(args) or np.zeros((SIZE, SIZE, 3), np.uint8))
+    data.train_batch(split, 0, 0, 8, slice(2, 4))
+    assert len(decoded) == 2
+
+
+def test_an_image_that_vanishes_is_named_and_restoring_it_resumes_the_same_batches(tmp_path):
+    split = load_crops(write_photographs(tmp_path)).train
+    expected = [data.train_batch(split, 0, step, 4) for step in range(6)]
+    stream = data.train_stream(split, 0, 4)
+    assert_batches_equal(next(stream), expected[0])
+    path = training_files(tmp_path)[data.batch_indices(0, 5, 11, 4)[0]]
+    path.rename(tmp_path / "aside")
+    message = error(lambda: [next(stream) for _ in range(12)])
+    assert f"its image {path} cannot be read" in message
+    (tmp_path / "aside").rename(path)
+    again = data.train_stream(split, 0, 4, start_step=2)
+    for step in range(2, 6):
+        assert_batches_equal(next(again), expected[step])
+
+
+def test_a_test_image_damaged_in_mid_run_is_named(tmp_path):
+    test = load_crops(write_photographs(tmp_path)).test
+    path = tmp_path / "test/b/05.jpg"
+    path.write_bytes(path.read_bytes()[:300])
+    for rows in (slice(None), slice(1, 2)):  # place 1 of the last batch is class b's last image
+        message = error(lambda rows=rows: list(data.eval_batches(test, 5, rows)))
+        assert f"its image {path} cannot be read" in message
+    assert len(list(data.eval_batches(test, 5, slice(0, 1)))) == 2  # the host that does not read it
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_a_folder_and_a_tfds_set_of_the_same_files(photographs):
+    pytest.importorskip("tensorflow_datasets")
+    flags = [f"--images={photographs}", "--size=16", "--cores=1", "--repeats=1", "--seconds=0.1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.input", *flags],
+        cwd=Path(data.__file__).parents[2],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    result, _ = json.JSONDecoder().raw_decode(done.stdout)
+    assert {row["source"] for row in result["streams"]} == {"folder", "tfds"}
+    assert all(row["images_per_s"]["lowest"] > 0 for row in result["streams"])
+    assert result["images"] == 11
+
+
+def test_streamed_set_equals_the_set_in_memory(tmp_path):
+    name = f"folder:{write_flat_folder(tmp_path)}"
+    memory, stream = load(name=name, placement="device"), load(name=name, placement="stream")
+    for field in ("image", "label"):
+        np.testing.assert_array_equal(memory.train.arrays()[field], stream.train.arrays()[field])
+    np.testing.assert_allclose(memory.mean, stream.mean, rtol=1e-6)
+
+
+def test_corrupt_image_is_named_in_memory_and_in_a_stream(tmp_path):
+    name = f"folder:{write_flat_folder(tmp_path)}"
+    bad = tmp_path / "train/b/1.png"
+    bad.write_bytes(bad.read_bytes()[:45])
+    message = error(load, name=name, placement="device")
+    assert f"image {bad} cannot be read" in message
+    write_flat_folder(tmp_path)
+    stream = data.train_stream(load(name=name, placement="stream").train, 0, 6)
+    bad.write_bytes(b"")
+    assert f"image {bad} cannot be read" in error(lambda: [next(stream) for _ in range(10)])
+
+
+def test_unequal_image_sizes_name_two_files_and_the_remedy(tmp_path):
+    write_flat_folder(tmp_path)
+    write_image(tmp_path / "test/b/odd.png", noise(6, 9))
+    message = error(load, name=f"folder:{tmp_path}")
+    assert f"{tmp_path}/train/a/0.png is 6x6x3 and {tmp_path}/test/b/odd.png is 6x9x3" in message
+    assert "set data.image_size (for example 6)" in message

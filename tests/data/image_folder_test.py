@@ -1,0 +1,173 @@
+"""The layouts of image folders, and those that are refused."""
+
+import os
+
+import numpy as np
+import PIL.Image
+import pytest
+from data_sets import (
+    assert_batches_equal,
+    error,
+    load,
+    load_crops,
+    noise,
+    real_data,
+    smooth,
+    write_flat_folder,
+    write_image,
+    write_imagenet,
+    write_photographs,
+)
+
+from depthmup_flax import data
+
+
+@pytest.mark.parametrize("test", ["test", "val"])
+def test_folder_reads_classes_in_sorted_order(tmp_path, test):
+    folder = load(name=f"folder:{write_flat_folder(tmp_path, test)}")
+    assert (len(folder.train), len(folder.test), folder.num_classes) == (6, 4, 2)
+    batch = folder.train.arrays()
+    np.testing.assert_array_equal(batch["label"], [0, 0, 0, 1, 1, 1])
+    np.testing.assert_array_equal(batch["image"][:, 0, 0, 0], [40, 41, 42, 200, 201, 202])
+
+
+def test_folder_reads_the_tiny_imagenet_layout(tmp_path):
+    for name in ("n02", "n01"):
+        write_image(tmp_path / "train" / name / "images" / f"{name}_0.JPEG", np.full((8, 8, 3), 50, np.uint8))
+        (tmp_path / "train" / name / f"{name}_boxes.txt").write_text("")
+    for i in range(2):
+        write_image(tmp_path / "val/images" / f"val_{i}.JPEG", np.full((8, 8, 3), 100 * i, np.uint8))
+    (tmp_path / "val/val_annotations.txt").write_text("val_1.JPEG\tn02\t0\t0\t7\t7\nval_0.JPEG\tn01\t0\t0\t7\t7\n")
+    write_image(tmp_path / "test/images/test_0.JPEG", noise(8, 8))  # unlabeled in the official set
+    tiny = load(name=f"folder:{tmp_path}")
+    batch = tiny.test.arrays()
+    np.testing.assert_array_equal(batch["label"], [1, 0])
+    np.testing.assert_allclose(batch["image"][:, 4, 4, 0], [100, 0], atol=2)
+
+
+@pytest.mark.parametrize("images", [".", "ILSVRC/Data/CLS-LOC"])
+def test_folder_reads_the_flat_validation_images_of_imagenet_with_kaggles_list(tmp_path, images):
+    name = f"folder:{write_imagenet(tmp_path, tmp_path / images)}"
+    for placement in ("device", "stream"):
+        imagenet = load(name=name, image_size=8, placement=placement)
+        assert (len(imagenet.train), imagenet.num_classes, imagenet.image_shape) == (2, 2, (8, 8, 3))
+        batch = imagenet.test.arrays()
+        np.testing.assert_array_equal(batch["label"], [1, 0])
+        np.testing.assert_allclose(batch["image"][:, 4, 4, 0], [90, 180], atol=2)
+
+
+def test_folder_reads_imagenet_with_the_validation_images_moved_into_class_folders(tmp_path):
+    write_imagenet(tmp_path, tmp_path)
+    for i, name in ((1, "n02"), (2, "n01")):
+        (tmp_path / "val" / name).mkdir()
+        (tmp_path / f"val/ILSVRC2012_val_0000000{i}.JPEG").rename(tmp_path / f"val/{name}/{i}.JPEG")
+    for _ in range(2):  # with the list, and without it
+        labels = load(name=f"folder:{tmp_path}", image_size=8).test.arrays()["label"]
+        np.testing.assert_array_equal(labels, [0, 1])
+        (tmp_path / "LOC_val_solution.csv").unlink(missing_ok=True)
+
+
+def test_folder_takes_any_case_of_extension_and_reads_gray_files_as_rgb(tmp_path):
+    write_flat_folder(tmp_path)
+    write_image(tmp_path / "train/a/gray.JPG", np.full((6, 6, 3), 90, np.uint8), "L")
+    write_image(tmp_path / "train/a/cmyk.JpEg", np.full((6, 6, 3), 90, np.uint8), "CMYK")
+    (tmp_path / "train/a/notes.txt").write_text("not an image")
+    folder = load(name=f"folder:{tmp_path}")
+    assert len(folder.train) == 8
+    assert folder.image_shape == (6, 6, 3)
+
+
+def test_real_tiny_imagenet_loads_in_its_official_layout():
+    root = real_data("tiny-imagenet-200")
+    tiny = load(name=f"folder:{root}", train_examples=500, test_examples=200)
+    classes = len(os.listdir(root / "train"))
+    assert (tiny.num_classes, tiny.image_shape) == (classes, (64, 64, 3))
+    assert len(set(tiny.test.arrays()["label"])) == classes
+
+
+def test_absent_folder_is_named(tmp_path):
+    assert f"there is no folder '{tmp_path}/absent'" in error(load, name=f"folder:{tmp_path}/absent")
+
+
+def test_folder_without_classes_images_or_test_is_refused(tmp_path):
+    name = f"folder:{tmp_path}"
+    (tmp_path / "train").mkdir()
+    assert "has no class folders" in error(load, name=name)
+    (tmp_path / "train/a").mkdir()
+    assert f"'{tmp_path}/train/a' contains no .jpg, .jpeg or .png image" in error(load, name=name)
+    write_image(tmp_path / "train/a/0.png", noise(4, 4))
+    assert "neither test/ nor val/" in error(load, name=name)
+    (tmp_path / "test/a").mkdir(parents=True)
+    assert "contain no images" in error(load, name=name)
+
+
+def test_folder_without_class_folders_for_testing_is_refused(tmp_path):
+    write_imagenet(tmp_path, tmp_path)
+    listing = tmp_path / "LOC_val_solution.csv"
+    listing.unlink()
+    message = error(load, name=f"folder:{tmp_path}", image_size=8)
+    assert f"the images in '{tmp_path}/val' have no class folders" in message
+    assert f"ImageNet's LOC_val_solution.csv at '{listing}'" in message
+    for image in (tmp_path / "val").iterdir():
+        image.unlink()
+    assert f"'{tmp_path}/test' has no class folders" in error(load, name=f"folder:{tmp_path}", image_size=8)
+
+
+def test_test_class_outside_train_is_named(tmp_path):
+    write_flat_folder(tmp_path)
+    write_image(tmp_path / "test/zebra/0.png", noise(6, 6))
+    message = error(load, name=f"folder:{tmp_path}")
+    assert "'zebra'" in message
+    assert "not among the folders of train/" in message
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("", "is not lines of ImageId,PredictionString"),
+        ("Id,Class\nILSVRC2012_val_00000001,n01\n", "is not lines of ImageId,PredictionString"),
+        ("ImageId,PredictionString\nILSVRC2012_val_00000001,\n", "with a class in each"),
+        ("ImageId,PredictionString\nILSVRC2012_val_00000001,n01 1\n", "has no line for"),
+        (
+            "ImageId,PredictionString\nILSVRC2012_val_00000001,n01\nILSVRC2012_val_00000002,n09 1\n",
+            "the test class 'n09'",
+        ),
+        (
+            "ImageId,PredictionString\n" + "".join(f"ILSVRC2012_val_0000000{i},n01 1\n" for i in (1, 2, 3)),
+            "has no image 'ILSVRC2012_val_00000003'",
+        ),
+    ],
+)
+def test_a_list_of_validation_classes_that_does_not_fit_is_named(lines, says, tmp_path):
+    write_imagenet(tmp_path, tmp_path)
+    (tmp_path / "LOC_val_solution.csv").write_text(lines)
+    message = error(load, name=f"folder:{tmp_path}", image_size=8)
+    assert says in message
+    assert f"{tmp_path}/LOC_val_solution.csv" in message
+
+
+def test_damaged_annotations_are_named(tmp_path):
+    write_flat_folder(tmp_path, "val")
+    (tmp_path / "val/val_annotations.txt").write_text("val_0.JPEG n01\n")
+    assert "val_annotations.txt' is not lines of" in error(load, name=f"folder:{tmp_path}")
+
+
+@pytest.mark.parametrize("name", ["../../secret.png", "/etc/passwd", "..", "", "a/b.png", "x\0.png"])
+def test_a_list_of_images_that_points_elsewhere_is_refused(tmp_path, name):
+    write_photographs(tmp_path)
+    (tmp_path / "test").rename(tmp_path / "val")
+    (tmp_path / "val/val_annotations.txt").write_text(f"{name}\ta\t0\t0\t7\t7\n")
+    PIL.Image.fromarray(smooth(20, 20, 0)).save(tmp_path / "secret.png")
+    message = error(load_crops, tmp_path)
+    assert f"val_annotations.txt' lists {name!r}, which is not the name of a file in '{tmp_path}/val/images'" in message
+
+
+def test_linked_images_and_folders_are_read(photographs, tmp_path):
+    (tmp_path / "train").symlink_to(photographs / "train")
+    for path in (photographs / "test").glob("*/*"):
+        link = tmp_path / "test" / path.parent.name / path.name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
+    linked, plain = load_crops(tmp_path), load_crops(photographs)
+    assert_batches_equal(linked.test.arrays(), plain.test.arrays())
+    assert_batches_equal(data.train_batch(linked.train, 0, 0, 8), data.train_batch(plain.train, 0, 0, 8))

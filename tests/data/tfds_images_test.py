@@ -1,0 +1,140 @@
+"""TFDS sets: read without TensorFlow, and refused with the command that prepares them."""
+
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+from data_sets import assert_batches_equal, error, load, noise, prepare_tfds, real_data
+
+from depthmup_flax import data
+
+
+@pytest.mark.parametrize("placement", ["device", "stream"])
+def test_tfds_sets_read_without_tensorflow(tfds_dir, placement):
+    mnist = load(name="tfds:mnist", data_dir=tfds_dir, placement=placement)
+    assert (mnist.image_shape, mnist.num_classes, len(mnist.train), len(mnist.test)) == ((28, 28, 1), 10, 8, 3)
+    cifar = load(name="tfds:cifar10", data_dir=tfds_dir, placement=placement)
+    assert cifar.image_shape == (32, 32, 3)
+    labels = cifar.train.arrays()["label"]
+    assert sorted(labels) == [0, 1, 2, 3, 5, 7, 8, 9]
+    # TFDS shuffles as it writes: the example with label 0 holds the image of seed 0.
+    image = cifar.train.read(np.flatnonzero(labels == 0))["image"]
+    np.testing.assert_array_equal(image[0], noise(32, 32, seed=0))
+    assert "tensorflow" not in sys.modules
+
+
+def test_tfds_uses_validation_where_test_has_no_labels(tfds_dir):
+    imagenet = load(name="tfds:imagenet2012", data_dir=tfds_dir, image_size=16, placement="stream")
+    assert (len(imagenet.test), imagenet.num_classes, imagenet.image_shape) == (4, 1000, (16, 16, 3))
+
+
+def test_tfds_reads_gray_files_of_a_color_set(tfds_dir):
+    imagenet = load(name="tfds:imagenet2012", data_dir=tfds_dir, image_size=16)
+    batch = imagenet.train.arrays()
+    (gray,) = batch["image"][batch["label"] == 3]
+    np.testing.assert_array_equal(gray[..., 0], gray[..., 2])
+
+
+def test_tfds_set_without_random_access_gives_the_command_that_rebuilds_it(tmp_path):
+    prepare_tfds(tmp_path, "mnist", "3.0.1", {"train": [1], "test": [1]}, (28, 28, 1), 10)
+    path = tmp_path / "mnist/3.0.1/dataset_info.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "fileFormat": "tfrecord"}))
+    message = error(load, name="tfds:mnist", data_dir=str(tmp_path))
+    assert "prepared as tfrecord" in message
+    assert "--file_format=array_record --overwrite" in message
+
+
+def test_tfds_set_that_is_not_image_classification_is_refused(tmp_path):
+    prepare_tfds(tmp_path, "texts", "1.0.0", {"train": [1]}, (4, 4, 3), 10, text=True)
+    assert "not image classification" in error(load, name="tfds:texts", data_dir=str(tmp_path))
+
+
+def test_tfds_set_without_test_examples_is_refused(tmp_path):
+    prepare_tfds(tmp_path, "trainonly", "1.0.0", {"train": [1]}, (4, 4, 3), 10)
+    assert "no labeled test or validation split" in error(load, name="tfds:trainonly", data_dir=str(tmp_path))
+
+
+def test_tfds_set_is_cropped_alike_on_one_host_and_on_two(tfds_dir):
+    fields = {"name": "tfds:imagenet2012", "data_dir": tfds_dir, "image_size": 12, "augment": "resized_crop"}
+    split = load(**fields).train
+    for step, batch in zip(range(2, 5), data.train_stream(split, 0, 4, start_step=2), strict=False):
+        for rows in (slice(0, 2), slice(2, 4)):
+            part = data.train_batch(split, 0, step, 4, rows)
+            assert_batches_equal(part, {field: values[rows] for field, values in batch.items()})
+
+
+@pytest.mark.parametrize("template", ["../../../other/{SPLIT}", "/other/{SPLIT}", "deeper/{SPLIT}"])
+def test_tfds_metadata_that_points_elsewhere_is_refused(tmp_path, template):
+    prepare_tfds(tmp_path, "moved", "1.0.0", {"train": [1], "test": [1]}, (4, 4, 3), 10)
+    path = tmp_path / "moved/1.0.0/dataset_info.json"
+    info = json.loads(path.read_text())
+    info["splits"][1]["filepathTemplate"] = template + ".{FILEFORMAT}-{SHARD_X_OF_Y}"
+    path.write_text(json.dumps(info))
+    message = error(load, name="tfds:moved", data_dir=str(tmp_path))
+    assert "dataset_info.json places the test split at" in message
+    assert f"outside '{tmp_path}/moved/1.0.0'; correct its filepathTemplate" in message
+
+
+def test_real_cifar10_has_its_known_statistics():
+    data_dir = str(real_data("tfds/cifar10").parent)
+    cifar = load(name="tfds:cifar10", data_dir=data_dir, placement="stream")
+    assert (len(cifar.train), len(cifar.test), cifar.image_shape) == (50000, 10000, (32, 32, 3))
+    np.testing.assert_allclose(cifar.mean, [0.4914, 0.4822, 0.4465], atol=0.005)
+    np.testing.assert_allclose(cifar.std, [0.2470, 0.2435, 0.2616], atol=0.005)
+    small = load(name="tfds:cifar10", data_dir=data_dir, train_examples=500, test_examples=100)
+    assert np.bincount(small.train.arrays()["label"], minlength=10).min() > 20
+
+
+def test_unknown_tfds_set_names_the_closest(tfds_dir):
+    message = error(load, name="tfds:cifar11", data_dir=tfds_dir)
+    assert "data.name is 'tfds:cifar11', which is not a TFDS set; did you mean" in message
+    assert " 'tfds:cifar10' " in message
+
+
+@pytest.mark.parametrize("name", ["cifar10_corrupted/fog_9", "cifar10:1.0.0", "two words"])
+def test_unknown_tfds_config_version_or_syntax_is_refused(tfds_dir, name):
+    assert f"data.name is 'tfds:{name}', which" in error(load, name=f"tfds:{name}", data_dir=tfds_dir)
+
+
+def test_missing_data_dir_is_named(tmp_path):
+    pytest.importorskip("tensorflow_datasets")
+    message = error(load, name="tfds:cifar10", data_dir=f"{tmp_path}/absent")
+    assert f"data.data_dir is '{tmp_path}/absent'" in message
+
+
+# The code of coco needs TensorFlow to import, the code of cifar100 does not.
+@pytest.mark.parametrize("name", ["cifar100", "coco"])
+def test_unprepared_tfds_set_gives_the_commands_that_prepare_it(tfds_dir, name):
+    message = error(load, name=f"tfds:{name}", data_dir=tfds_dir)
+    assert 'pip install "depthmup-flax[tfds-prepare]"' in message
+    assert f"tfds build {name} --data_dir={tfds_dir} --file_format=array_record" in message
+    assert not os.path.exists(f"{tfds_dir}/{name}")
+
+
+def test_damaged_tfds_files_are_named_at_the_start_and_in_mid_run(tmp_path):
+    labels = list(range(10)) * 30
+    prepare_tfds(tmp_path, "damaged", "1.0.0", {"train": labels, "test": [1]}, (28, 28, 1), 10)
+    opened = load(name="tfds:damaged", data_dir=str(tmp_path), placement="stream")
+    (file,) = (tmp_path / "damaged/1.0.0").glob("*train*")
+    whole = file.read_bytes()
+    with file.open("r+b") as damaged:
+        damaged.seek(len(whole) // 2)
+        damaged.write(b"x" * 3000)
+    message = error(lambda: [next(data.train_stream(opened.train, 0, 150, start_step=step)) for step in (0, 1)])
+    assert "data.name is 'tfds:damaged', but the files of its train split cannot be read (" in message
+    assert f"tfds build damaged --data_dir={tmp_path} --file_format=array_record --overwrite" in message
+    file.write_bytes(whole[: len(whole) // 2])
+    assert "the files of its train split cannot be read" in error(load, name="tfds:damaged", data_dir=str(tmp_path))
+
+
+def test_absent_tfds_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    assert 'pip install "depthmup-flax[tfds]"' in error(load, name="tfds:cifar10")
+
+
+def test_label_out_of_range_is_named_when_streaming(tmp_path):
+    prepare_tfds(tmp_path, "partly", "1.0.0", {"train": [1] * 4, "test": [-1, 2]}, (4, 4, 3), 10)
+    partly = load(name="tfds:partly", data_dir=str(tmp_path), placement="stream")
+    assert "of the test split of tfds:partly is -1, outside 0..9" in error(partly.test.arrays)
