@@ -1,28 +1,53 @@
-"""Files that are complete or absent, whenever a process ends."""
+"""Files that are either complete or absent, whenever the process ends."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pathlib
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
+from depthmup_flax.errors import InputError
+
 
 def write_atomically(path: pathlib.Path, text: str) -> None:
-    """A reader, or a crash, sees the old file or the new one, never a part."""
+    """Replaces a file: a reader, also after a crash, sees the old content or the new one."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
 
 
-class JsonLines:
-    """A file of JSON, a line each, that is appended to; a line is on the disk when `write` returns.
+def read_lines(path: pathlib.Path) -> list[str]:
+    """The lines of a text file, decompressed if its name ends in ``.gz``; the last is empty if the file is whole.
 
-    Opening cuts off a last line that a crash tore. A whole last line that only lacks its end gets one.
+    Raises:
+      InputError: the compressed file is damaged.
+    """
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"{path} cannot be decompressed ({error}): restore the file.") from error
+    return content.decode("utf-8", errors="replace").split("\n")
+
+
+class JsonLines:
+    """A file of JSON values, one per line, to append to; a line is on disk when `write` returns.
+
+    Opening the file removes a last line that a crash truncated, and completes one that lacks only its line end.
+
+    Raises:
+      InputError: the file was compressed. Appending would repeat all of its work.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
+        compressed = path.with_name(path.name + ".gz")
+        if compressed.exists():
+            raise InputError(f"{compressed} is compressed: to resume, run gunzip {compressed} first.")
         if path.exists():
             content = path.read_bytes()
             whole = content.rfind(b"\n") + 1
@@ -36,7 +61,7 @@ class JsonLines:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, values: Iterable[Any]) -> None:
-        """Appends, and waits for the disk."""
+        """Appends values and waits until they are on disk."""
         self._file.writelines(json.dumps(value) + "\n" for value in values)
         self._file.flush()
         os.fsync(self._file.fileno())

@@ -1,0 +1,104 @@
+"""From directories of records to figures, tables and a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.files import write_atomically
+from depthmup_flax.records import Sweep, read_sweep
+from depthmup_flax.report import landscape_figures, page, tables, time_figures, transfer_figures
+from depthmup_flax.report.loss_surfaces import roles, surfaces
+from depthmup_flax.report.style import require_matplotlib, save
+from depthmup_flax.report.transfer import Study, analyze
+from depthmup_flax.types import Json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Results of a sweep and the files that show them.
+
+    Attributes:
+      data: the content of ``report.json``.
+      text: tables and warnings for a terminal.
+      paths: all files, ``report.html`` first.
+    """
+
+    data: Json
+    text: str
+    paths: list[pathlib.Path]
+
+
+def make_report(directories: Sequence[str | pathlib.Path], out: str | pathlib.Path) -> Report:
+    """Reads the shards of one sweep and writes figures, ``report.html`` and ``report.json`` to ``out``.
+
+    Raises:
+      InputError: the directories hold no sweep or several; no run has ended; all runs diverged; no matplotlib.
+    """
+    require_matplotlib()
+    sweep = read_sweep([pathlib.Path(directory) for directory in directories])
+    study, swapped = studies(sweep)
+    out = pathlib.Path(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out={out} cannot be a directory ({error.strerror}): name another.") from error
+    data = tables.as_data(sweep, study)
+    paths, pictures = [], []
+    for name, shown, figure in _figures(study, swapped):
+        files = save(figure, out, name)
+        paths += files
+        pictures.append((name, files[0], shown))
+    html, as_json = out / "report.html", out / "report.json"
+    write_atomically(html, page.render(data, pictures, study))
+    write_atomically(as_json, json.dumps(data, indent=1) + "\n")
+    return Report(data, tables.as_text(data, study), [html, as_json, *paths])
+
+
+def studies(sweep: Sweep) -> tuple[Study, Study | None]:
+    """A sweep analyzed along x and, if there is one, along the second continuous axis.
+
+    Raises:
+      InputError: no run has ended, or all runs diverged.
+    """
+    info, records = sweep.info, sweep.records
+    if not records:
+        raise InputError(f"no run of the sweep {info.figure!r} has ended: wait, or run it.")
+    parts = roles(info)
+    grids = surfaces(info, records, parts)
+    if all((surface.diverged == surface.ended).all() for surface in grids):
+        raise InputError(
+            f"all {len(records)} runs diverged ({parts.x.axis} from {parts.x.values[0]:g} to {parts.x.values[-1]:g}): "
+            "sweep lower values of optimizer.learning_rate, or check the data."
+        )
+    study = analyze(info, grids, parts.x, parts.second, sweep.planned.get(parts.x.axis, ()))
+    if parts.second is None:
+        return study, None
+    planned = sweep.planned.get(parts.second.axis, ())
+    return study, analyze(info, [surface.swapped() for surface in grids], parts.second, parts.x, planned)
+
+
+def _figures(study: Study, swapped: Study | None) -> Iterator[tuple[str, Study, Figure]]:
+    """Name, study and figure, for each figure that the sweep has enough sizes for."""
+    several = len(study.scale.values) > 1
+    if several:
+        yield "transfer", study, transfer_figures.draw_transfer(study)
+    if swapped is not None:
+        name = f"transfer_{swapped.scale.name.replace(' ', '_')}"
+        yield name, swapped, transfer_figures.draw_transfer(swapped)
+    if several and study.axes:
+        yield "optima", study, transfer_figures.draw_optima(study)
+    yield "curves", study, time_figures.draw_curves(study)
+    if several:
+        yield "over_time", study, time_figures.draw_over_time(study)
+    if study.other is not None:
+        yield "heatmap", study, landscape_figures.draw_heatmap(study, study.other)
+    if len({row.curve.parameters for row in study.rows}) >= 3:
+        yield "parameters", study, landscape_figures.draw_parameters(study)
