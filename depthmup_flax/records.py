@@ -217,19 +217,12 @@ def info_to_json(info: SweepInfo) -> str:
 
 
 def _require_same(first: SweepInfo, other: SweepInfo, first_dir: pathlib.Path, other_dir: pathlib.Path) -> None:
-    differences = [
-        f"{name}: {getattr(first, name)!r} and {getattr(other, name)!r}"
-        for name in ("figure", "scale", "x")
-        if getattr(first, name) != getattr(other, name)
-    ]
-    if first.base != other.base:
-        differences.append("different base configs")
-    if first.axes.keys() != other.axes.keys():
-        differences.append(f"axes: {', '.join(first.axes)} and {', '.join(other.axes)}")
-    if differences:
+    names = [name for name in ("figure", "scale", "x", "base") if getattr(first, name) != getattr(other, name)]
+    names += ["axes"] if first.axes.keys() != other.axes.keys() else []
+    if names:
         raise InputError(
-            f"{str(first_dir)!r} and {str(other_dir)!r} are not parts of one sweep ({'; '.join(differences)}): "
-            "report each by itself."
+            f"{str(first_dir)!r} and {str(other_dir)!r} are not parts of one sweep: their {', '.join(names)} differ. "
+            "Report each by itself."
         )
 
 

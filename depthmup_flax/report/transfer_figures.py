@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from depthmup_flax.report.loss_surfaces import Scale
-from depthmup_flax.report.panels import panel_axes, spread_sentence, variant_panels
+from depthmup_flax.report.panels import Panel, panel_axes, spread_sentence, variant_panels
 from depthmup_flax.report.style import Color, canvas, format_slope, hyperparameter_axis, mean_and_spread, size_ticks
 from depthmup_flax.report.transfer import Row, SizeAxis, Study, Variant
 
@@ -33,11 +33,10 @@ def draw_transfer(study: Study) -> Figure:
         axes.set_yscale("log" if log_y else "linear")
         if panel.variant.base.optimum:
             axes.axvline(panel.variant.base.optimum.at.value, color="0.45", linestyle="--", linewidth=1.0, zorder=1)
-        for place, (row, _, color) in enumerate(panel.rows):
+        for row, _, color in panel.rows:
             _curve(axes, scale, row, color, top)
-            _strip_marks(axes, scale, row, color, top, 0.972 - 0.028 * place)
         if strip:
-            _strip(axes, strip)
+            _strip(panel, scale, top, strip)
         axes.set_ylim(low, _above(low, top, strip, log_y))
         axes.set_xlim(coordinates[0] - margin, coordinates[-1] + margin)
         hyperparameter_axis(axes.xaxis, scale)
@@ -90,23 +89,21 @@ def _curve(axes: Axes, scale: Scale, row: Row, color: Color, top: float) -> None
         axes.plot(*at, "*", markersize=14, zorder=5, markerfacecolor=fill, markeredgecolor="black")
 
 
-def _strip_marks(axes: Axes, scale: Scale, row: Row, color: Color, top: float, height: float) -> None:
-    """A cross for each point with a diverged run, an arrow for one above the panel; one ``height`` per size.
+def _strip(panel: Panel, scale: Scale, top: float, height: float) -> None:
+    """A band over the curves with crosses where a run diverged and arrows where the mean is above ``top``.
 
-    ``height`` is a fraction of the panel.
+    Each size has its own line in the band; ``height`` is a fraction of the panel.
     """
-    for mark, where in (("x", row.curve.diverged > 0), ("^", _clipped(row, top))):
-        u = scale.coordinate(row.curve.x[where])
-        heights, transform = np.full(len(u), height), axes.get_xaxis_transform()
-        axes.plot(u, heights, mark, color=color, markersize=4.5, zorder=4, transform=transform)
-
-
-def _strip(axes: Axes, height: float) -> None:
-    """The band of `_strip_marks`, drawn over lines that leave the panel."""
     from matplotlib.patches import Rectangle
 
-    band = Rectangle((0, 1 - height + 0.015), 1, height - 0.015, transform=axes.transAxes, color="0.94", zorder=3)
-    axes.add_patch(band)
+    axes, transform = panel.axes, panel.axes.get_xaxis_transform()
+    corner, height = (0, 1 - height + 0.015), height - 0.015
+    axes.add_patch(Rectangle(corner, 1, height, transform=axes.transAxes, color="0.94", zorder=3))
+    for place, (row, _, color) in enumerate(panel.rows):
+        for mark, where in (("x", row.curve.diverged > 0), ("^", _clipped(row, top))):
+            u = scale.coordinate(row.curve.x[where])
+            line = np.full(len(u), 0.972 - 0.028 * place)
+            axes.plot(u, line, mark, color=color, markersize=4.5, zorder=4, transform=transform)
 
 
 def _marks(diverged: bool, clipped: bool) -> list[Line2D]:
