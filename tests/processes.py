@@ -16,7 +16,7 @@ from depthmup_flax import errors
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    [f"depthmup_flax.{name}" for name in ("coord_check", "limits.run", "report", "sweep.proxy", "trainer")]
+    [f"depthmup_flax.{name}" for name in ("coord_check", "limits.run", "report.make", "sweep.proxy", "trainer")]
     + ["processes", "sklearn.datasets", "sklearn.model_selection"]
 )
 ROOT = pathlib.Path(__file__).parents[1]

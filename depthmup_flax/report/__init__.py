@@ -3,6 +3,6 @@
 ``python -m depthmup_flax.report DIR`` is the command line of `make_report`.
 """
 
-from depthmup_flax.report.pipeline import Report, make_report
+from depthmup_flax.report.make_report import Report, make_report
 
 __all__ = ["Report", "make_report"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from depthmup_flax.report.optimum import vertices
-from depthmup_flax.report.panels import Panel, spread_sentence, variant_panels
+from depthmup_flax.report.panel_grid import Panel, spread_sentence, variant_panels
 from depthmup_flax.report.style import Color, hyperparameter_axis, mean_and_spread, value_label
 from depthmup_flax.report.transfer import Row, Study
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from depthmup_flax.report.loss_surfaces import Scale
-from depthmup_flax.report.panels import Panel, panel_axes, spread_sentence, variant_panels
+from depthmup_flax.report.panel_grid import Panel, panel_axes, spread_sentence, variant_panels
 from depthmup_flax.report.style import Color, canvas, format_slope, hyperparameter_axis, mean_and_spread, size_ticks
 from depthmup_flax.report.transfer import Row, SizeAxis, Study, Variant
 

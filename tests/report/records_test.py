@@ -12,7 +12,7 @@ import depthmup_flax
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import RecordWriter, read_sweep
 from depthmup_flax.report import make_report
-from depthmup_flax.report.pipeline import studies
+from depthmup_flax.report.make_report import studies
 from depthmup_flax.report.tables import as_data, as_text
 
 

@@ -3,7 +3,7 @@
 import pytest
 from processes import ROOT
 
-from depthmup_flax.report import make_report
+from depthmup_flax.report.make_report import make_report
 from depthmup_flax.sweep import program as lanes
 from depthmup_flax.sweep.grid import expand
 from depthmup_flax.sweep.runner import sweep

@@ -11,7 +11,7 @@ from processes import run_command
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import Sweep, read_sweep
 from depthmup_flax.report import make_report
-from depthmup_flax.report.pipeline import studies
+from depthmup_flax.report.make_report import studies
 from depthmup_flax.report.tables import as_data, as_text
 
 
