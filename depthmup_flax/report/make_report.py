@@ -93,7 +93,7 @@ def _figures(study: Study, swapped: Study | None) -> Iterator[tuple[str, Study, 
     if swapped is not None:
         name = f"transfer_{swapped.scale.name.replace(' ', '_')}"
         yield name, swapped, transfer_figures.draw_transfer(swapped)
-    if several and study.axes:
+    if several and any(len(axis.sizes) > 1 for axis in study.axes):
         yield "optima", study, transfer_figures.draw_optima(study)
     yield "curves", study, time_figures.draw_curves(study)
     if several:

@@ -51,17 +51,9 @@ class Panel:
             size_legend(self.axes, self.axis.name, self.palette, legend)
 
 
-def panel_axes(study: Study) -> list[SizeAxis]:
-    """The rows of panels; a sweep of a single size has one row with that depth."""
-    if study.axes:
-        return list(study.axes)
-    curve = study.rows[0].curve
-    return [SizeAxis("depth", tuple(sorted({row.curve.depth for row in study.rows})), curve.width)]
-
-
 def variant_panels(study: Study, title: str) -> tuple[Figure, list[Panel]]:
     """A figure with a panel per size axis and variant, at most `COLUMNS` side by side."""
-    axes, count = panel_axes(study), len(study.variants)
+    axes, count = study.axes, len(study.variants)
     columns = min(count, COLUMNS)
     wrapped = math.ceil(count / columns)
     figure, grid = canvas(len(axes) * wrapped, columns, sharey=True)

@@ -22,7 +22,7 @@ _WARNINGS = {
     "known to half a grid step.",
     transfer.ALL_DIVERGED: "Every {x} has a diverged run at {where}: there is no optimum. Try lower learning rates.",
     transfer.INCOMPLETE: "Some runs have not ended at {where}: points that lack a seed are left out.",
-    transfer.USELESS: "No {x} brings the loss below twice the base's at {where}: that network does not train.",
+    transfer.UNTRAINED: "No {x} brings the loss below twice the base's at {where}: that network does not train.",
     transfer.FEW_SEEDS: "There are only two seeds at {where}: intervals are wide, and wrong if one seed is an outlier.",
     transfer.ONE_SEED: "There is only one seed at {where}: the noise is unknown, so no interval is given.",
 }
@@ -204,7 +204,7 @@ def slope_sentences(variant: Json, x: str) -> list[str]:
         other = "width" if name == "depth" else "depth"
         at = f"at {other} {slope['fixed']}, from {name} {_listed(slope['sizes']) or 'none'}"
         if slope["left_out"]:
-            at += f"; left out: {_listed(slope['left_out'])}, useless or without an optimum inside the grid"
+            at += f"; left out, as they do not train or have no optimum inside the grid: {_listed(slope['left_out'])}"
         if slope["value"] is None:
             lines.append(f"Best {x} against {name}: no exponent, which takes at least three sizes ({at}).")
             continue

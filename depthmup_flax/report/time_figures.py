@@ -63,7 +63,7 @@ def _limits(study: Study) -> tuple[float, float, bool]:
         row.curve.slices[:, index].ravel()
         for variant in study.variants
         for row in variant.rows
-        if (index := row.curve.index(variant.transferred)) is not None and not row.curve.diverged[index] and row.useful
+        if (index := row.curve.index(variant.transferred)) is not None and not row.curve.diverged[index] and row.trains
     ]
     finite = np.concatenate(losses) if losses else np.array([0.0, 1.0])
     low, high = float(np.nanmin(finite)), float(np.nanmax(finite))

@@ -14,8 +14,8 @@ from depthmup_flax.report import optimum as opt
 from depthmup_flax.report.loss_surfaces import Curve, Scale, Surface, profile
 
 ALL_DIVERGED, ONE_SEED, FEW_SEEDS, INCOMPLETE = "all diverged", "one seed", "few seeds", "incomplete"
-USELESS = "useless"  # its lowest loss is more than this many times the base's
-USELESS_ABOVE = 2.0
+UNTRAINED = "does not train"  # its lowest loss is more than this many times the base's
+UNTRAINED_ABOVE = 2.0
 DIVERGED, NOT_RUN = "diverged", "not run"
 Valley = tuple[float, tuple[float, float] | None]  # slope and its 95 % interval
 
@@ -46,14 +46,14 @@ class Row:
         return self.optimum is not None and self.optimum.flag in ("", opt.NEXT_TO_DIVERGENCE)
 
     @property
-    def useful(self) -> bool:
+    def trains(self) -> bool:
         """Whether the network trains at any x; if it does not, its optimum is meaningless."""
-        return self.optimum is not None and USELESS not in self.flags
+        return self.optimum is not None and UNTRAINED not in self.flags
 
 
 @dataclasses.dataclass(frozen=True)
 class Slope:
-    """Exponent of the optimum against a size, over the useful sizes whose optimum lies inside the grid.
+    """Exponent of the optimum against a size, over the sizes that train and have an optimum inside the grid.
 
     Attributes:
       estimate: d log2(x*) / d log2(size); ``None`` for fewer than three sizes.
@@ -121,7 +121,7 @@ class Study:
       surfaces: all losses, x along ``scale``.
       valleys: per surface, slope and interval of its optimal sublevel set, see `sublevel_slope`.
       variants: results, in the grid's order.
-      axes: the axes along which sizes vary.
+      axes: the axes along which sizes vary; one with a single size if none does.
     """
 
     scale: Scale
@@ -174,7 +174,7 @@ def analyze(
 
 
 def size_axes(info: SweepInfo, curves: Sequence[Curve]) -> list[SizeAxis]:
-    """Depth and width, if they have at least two values at one value of the other.
+    """Depth and width, if they have at least two values at one value of the other; depth if neither has.
 
     That value is the base's if possible; else the one with most sizes.
     """
@@ -187,7 +187,7 @@ def size_axes(info: SweepInfo, curves: Sequence[Curve]) -> list[SizeAxis]:
         fixed = base if len(sizes.get(base, ())) > 1 else max(sizes, key=lambda s: (len(sizes[s]), -s))
         if len(sizes[fixed]) > 1:
             axes.append(SizeAxis(name, tuple(sorted(sizes[fixed])), fixed))
-    return axes
+    return axes or [SizeAxis("depth", (curves[0].depth,), curves[0].width)]
 
 
 def _base_size(info: SweepInfo, name: str) -> int:
@@ -220,8 +220,8 @@ def _row(
     unknown = {opt.EDGE_LOW: any(missing < curve.x[0]), opt.EDGE_HIGH: any(missing > curve.x[-1])}
     flags = [] if best else [ALL_DIVERGED]
     flags += [best.flag] if best and best.flag and not unknown.get(best.flag) else []
-    if best and base_best and best.loss.value > max(USELESS_ABOVE * base_best.loss.value, base_best.loss.value):
-        flags.append(USELESS)
+    if best and base_best and best.loss.value > max(UNTRAINED_ABOVE * base_best.loss.value, base_best.loss.value):
+        flags.append(UNTRAINED)
     flags += [ONE_SEED] if seeds == 1 else [FEW_SEEDS] if seeds == 2 else []
     flags += [INCOMPLETE] if partial or len(missing) else []
     shift, bound = (None, "") if curve is base else _shift(best, base_best)
@@ -244,7 +244,7 @@ def _shift(best: opt.Optimum | None, base: opt.Optimum | None) -> tuple[opt.Esti
 
 def _slope(rows: Sequence[Row], axis: SizeAxis) -> Slope:
     rows = axis.rows(rows)
-    used = {r.curve.size(axis.name): r.optimum.at for r in rows if r.bracketed and r.useful and r.optimum}
+    used = {r.curve.size(axis.name): r.optimum.at for r in rows if r.bracketed and r.trains and r.optimum}
     estimate = opt.slope([math.log2(size) for size in used], list(used.values()))
     sizes = [row.curve.size(axis.name) for row in rows]
     return Slope(estimate, axis.fixed, tuple(used), tuple(size for size in sizes if size not in used))
@@ -252,7 +252,7 @@ def _slope(rows: Sequence[Row], axis: SizeAxis) -> Slope:
 
 def lowest_losses(rows: Sequence[Row]) -> list[tuple[Curve, opt.Estimate]]:
     """Curves and lowest losses of the rows whose lowest loss has a meaningful logarithm."""
-    return [(r.curve, r.optimum.loss) for r in rows if r.useful and r.optimum and r.optimum.loss.value > 0]
+    return [(r.curve, r.optimum.loss) for r in rows if r.trains and r.optimum and r.optimum.loss.value > 0]
 
 
 def power_laws(rows: Sequence[Row]) -> dict[str, dict[int, opt.Estimate]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from depthmup_flax.report.loss_surfaces import Scale
-from depthmup_flax.report.panel_grid import Panel, panel_axes, spread_sentence, variant_panels
+from depthmup_flax.report.panel_grid import Panel, spread_sentence, variant_panels
 from depthmup_flax.report.style import Color, canvas, format_slope, hyperparameter_axis, mean_and_spread, size_ticks
 from depthmup_flax.report.transfer import Row, SizeAxis, Study, Variant
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 def draw_transfer(study: Study) -> Figure:
     """Loss against x: a panel per variant, a row per size that varies, a line per size, the optimum marked."""
-    scale, rows = study.scale, [row for axis in panel_axes(study) for row in axis.rows(study.rows)]
+    scale, rows = study.scale, [row for axis in study.axes for row in axis.rows(study.rows)]
     best = f", each point at its best {study.other.name}" if study.other else ""
     figure, panels = variant_panels(study, f"Training loss against {scale.name}{best}\n{spread_sentence(study)}")
     low, top, log_y = loss_limits(rows)
     clipped = any(_clipped(row, top).any() for row in rows)
     diverged = any(row.curve.diverged.any() for row in rows)
-    strip = 0.05 + 0.028 * max(len(axis.sizes) for axis in panel_axes(study)) if diverged or clipped else 0.0
+    strip = 0.05 + 0.028 * max(len(axis.sizes) for axis in study.axes) if diverged or clipped else 0.0
     coordinates, margin = scale.coordinate(scale.values), 0.4 * _grid_step(scale)
     for panel in panels:
         axes = panel.axes
@@ -47,11 +47,11 @@ def draw_transfer(study: Study) -> Figure:
 def loss_limits(rows: Sequence[Row]) -> tuple[float, float, bool]:
     """Lowest and highest loss to show, and whether on a log scale (if they differ more than twenty-fold).
 
-    All optima of useful sizes and 80 % of their finite means are in view; extreme losses do not flatten the rest.
+    All optima of sizes that train and 80 % of their finite means are in view; extreme losses do not flatten the rest.
     """
-    means = np.concatenate([row.curve.losses.mean(0) for row in rows if row.useful] or [np.zeros(0)])
+    means = np.concatenate([row.curve.losses.mean(0) for row in rows if row.trains] or [np.zeros(0)])
     finite = means[np.isfinite(means)]
-    best = np.array([row.optimum.loss.value for row in rows if row.optimum and row.useful])
+    best = np.array([row.optimum.loss.value for row in rows if row.optimum and row.trains])
     if not len(best):
         return 0.0, 1.0, False
     most = min(float(np.quantile(finite, 0.8)), 3 * float(np.median(finite)))
@@ -140,7 +140,7 @@ def draw_optima(study: Study) -> Figure:
 
 
 def _optima(axes: Axes, axis: SizeAxis, variant: Variant, place: int, count: int) -> None:
-    rows = [row for row in axis.rows(variant.rows) if row.useful]
+    rows = [row for row in axis.rows(variant.rows) if row.trains]
     nudge = 2 ** (0.05 * (place - (count - 1) / 2))  # keeps the bars at one size apart
     sizes = np.array([row.curve.size(axis.name) for row in rows]) * nudge
     best = [row.optimum.at for row in rows if row.optimum]

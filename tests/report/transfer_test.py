@@ -203,7 +203,7 @@ def test_a_network_that_never_trains_is_flagged_and_left_out_of_slopes_and_limit
 
     sweep = sweep_of(loss, {X: RATES, "model.depth": (4, 8, 16, 32), "seed": range(3)})
     (variant,) = data_of(sweep)["variants"]
-    assert [row["flags"] for row in variant["rows"]] == [[], [], [], ["useless"]]
+    assert [row["flags"] for row in variant["rows"]] == [[], [], [], ["does not train"]]
     slope = variant["slopes"]["depth"]
     assert (slope["sizes"], slope["left_out"]) == ([4, 8, 16], [32])
     assert slope["value"] == pytest.approx(0, abs=1e-6)
