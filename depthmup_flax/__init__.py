@@ -1,6 +1,6 @@
 """Depth-muP for Flax and Optax: tune a small network once, train a deeper, wider one with the same hyperparameters.
 
-The rule is in `depthmup_flax.rule.parametrization`, whose docstring has the notation. Around it:
+The rule is in `depthmup_flax.rule.parametrization`; its docstring has the notation. Around it:
 
 * `param_info` says what each parameter is (`Role`, width ratios, inside a residual branch or not) for a model whose
   parameters are `annotated`, as those of `depthmup_flax.nn.layers` and `depthmup_flax.models` are.
@@ -10,22 +10,28 @@ The rule is in `depthmup_flax.rule.parametrization`, whose docstring has the not
 Importing this package starts no device and imports no TensorFlow.
 """
 
-from depthmup_flax.errors import InputError
-from depthmup_flax.infer.roles_from_shapes import infer_info, rescale_init
-from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
-from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
-from depthmup_flax.rule.annotations import Axes, annotated, residual_scope
-from depthmup_flax.rule.optimizer import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
-from depthmup_flax.rule.param_table import param_table
-from depthmup_flax.rule.parametrization import (
-    PRESETS,
-    Parametrization,
-    ParamInfo,
-    Role,
-    get_parametrization,
-)
-from depthmup_flax.rule.phase_diagram import Classification, classify
-from depthmup_flax.rule.roles import param_info
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from depthmup_flax.errors import InputError
+    from depthmup_flax.infer.roles_from_shapes import infer_info, rescale_init
+    from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
+    from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
+    from depthmup_flax.rule.annotations import Axes, annotated, residual_scope
+    from depthmup_flax.rule.optimizer import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
+    from depthmup_flax.rule.param_table import param_table
+    from depthmup_flax.rule.parametrization import (
+        PRESETS,
+        Parametrization,
+        ParamInfo,
+        Role,
+        get_parametrization,
+    )
+    from depthmup_flax.rule.phase_diagram import Classification, classify
+    from depthmup_flax.rule.roles import param_info
 
 __all__ = [
     "GPT",
@@ -61,3 +67,32 @@ __all__ = [
     "scale_by_depthmup",
     "sgd",
 ]
+
+# Module -> its public names. A name is imported at its first use, so that reading records needs neither Flax nor JAX.
+_NAMES = {
+    "errors": "InputError",
+    "infer.roles_from_shapes": "infer_info rescale_init",
+    "models": "GPT ResMLP ResNet SimpleResNet ViT create_model",
+    "nn.layers": "Conv Dense Norm Readout ResidualBranch",
+    "rule.annotations": "Axes annotated residual_scope",
+    "rule.optimizer": "adamw clip_by_global_rms depthmup freeze scale_by_depthmup sgd",
+    "rule.param_table": "param_table",
+    "rule.parametrization": "PRESETS Parametrization ParamInfo Role get_parametrization",
+    "rule.phase_diagram": "Classification classify",
+    "rule.roles": "param_info",
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

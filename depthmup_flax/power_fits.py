@@ -1,4 +1,4 @@
-"""Powers fitted to sizes: how a number follows width, depth or the number of examples."""
+"""Power laws fitted to sizes: how a number scales with width, depth or the number of examples."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import scipy.stats
 
 ZERO, EXPLODES = "zero", "explodes"
-BELOW_PRECISION = "below precision"  # some values are too small for floating point numbers
-HUGE = 1e15  # beyond this a network's output is of no use to anyone, whatever the slope
+BELOW_PRECISION = "below precision"  # some values underflow
+HUGE = 1e15  # larger outputs count as exploded, whatever the slope
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,11 +19,11 @@ class Fit:
     """``value ~ size^slope``: least squares of log value on log size over all sizes and seeds.
 
     Attributes:
-      slope: the exponent; NaN where there is none.
-      interval: half of its 95 % confidence interval, from the residuals (Student's t), so that both seeds and a curve
-        that is no power law widen it.
-      state: "fitted", or `ZERO` (all values are 0), or `EXPLODES` (some are not finite), or `BELOW_PRECISION` (too few
-        are above 0).
+      slope: the exponent; NaN if there is none.
+      interval: half-width of its 95 % confidence interval, from the residuals (Student's t): variation between seeds
+        and deviation from a power law both widen it.
+      state: "fitted"; `ZERO` (all values are 0), `EXPLODES` (some are not finite or huge) or `BELOW_PRECISION` (too
+        few are above 0).
     """
 
     slope: float
@@ -35,7 +35,7 @@ class Fit:
 
 
 def fit_power(values_of_size: Mapping[int, Sequence[float]]) -> Fit:
-    """Least squares of log value on log size, see `Fit`."""
+    """Least squares of log value on log size; keys are sizes, values one number per seed. See `Fit`."""
     pairs = [(size, value) for size, values in values_of_size.items() for value in values]
     values = np.array([value for _, value in pairs], np.float64)
     if len(values) and not values.any():
@@ -47,6 +47,6 @@ def fit_power(values_of_size: Mapping[int, Sequence[float]]) -> Fit:
     if len(set(x)) < 3:
         return Fit(math.nan, math.inf, "fitted" if positive.all() else BELOW_PRECISION)
     result = scipy.stats.linregress(x, y)
-    # Values that are all the same, such as those behind a norm, leave no residuals.
+    # Identical values, such as those after a norm, leave no residuals.
     error = np.nan_to_num(result.stderr)
     return Fit(float(result.slope), float(scipy.stats.t.ppf(0.975, len(x) - 2) * error))

@@ -1,8 +1,8 @@
-"""The table that a sweep writes and a report reads: one line of JSON per run, and what is common to all of them.
+"""The table that a sweep writes and a report reads: one line of JSON per run, and the metadata of the sweep.
 
-A sweep's directory holds ``sweep.json``, the base config with the meaning of the sweep, and one or more files
-``records*.jsonl`` (several when the grid was split into shards). A record is a difference to the base config and what
-came of it.
+A sweep's directory holds ``sweep.json`` (`SweepInfo`: the base config and the axes) and one or more files
+``records*.jsonl``, one per shard, optionally compressed as ``records*.jsonl.gz``. A `Record` is a run's difference from
+the base config and its results.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.files import JsonLines
+from depthmup_flax.files import JsonLines, read_lines
+from depthmup_flax.types import Json
 
 SCHEMA = 1
 COMPLETED, DIVERGED = "completed", "diverged"
 
 SEED, LEARNING_RATE = "seed", "optimizer.learning_rate"
-# Fields of a config whose values are numbers inside one compiled program, as the seed is; all others are structural.
+# Config fields that one compiled program takes as numbers, like the seed. A change of any other field recompiles.
 CONTINUOUS = (
     LEARNING_RATE,
     "optimizer.weight_decay",
@@ -42,33 +43,33 @@ CONTINUOUS = (
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One run that has ended.
+    """One finished run.
 
     Attributes:
-      run: hash of its whole config (`depthmup_flax.training.config.config_hash`), the same that ``train.py`` writes.
-      status: ``completed``, or ``diverged`` (its loss was not finite at some step); numbers of a diverged run that
+      run: hash of the run's config (`depthmup_flax.training.config.config_hash`), the same that ``train.py`` writes.
+      status: ``completed``, or ``diverged`` if the loss was not finite at some step; numbers of a diverged run that
         are not finite are ``None``.
       point: dotted config field -> value, for every axis of the sweep: ``{"model.depth": 8, "seed": 0}``. The base
         config with these values is the run's config.
-      width, depth, parameters: of the network.
-      seed: of initial values, data order and augmentation.
+      width, depth, parameters: size of the network.
+      seed: seed of initialization, data order and augmentation.
       steps: training steps taken.
-      train_loss: of the last step.
-      train_loss_avg: mean over the last epoch, or the last ``train.average_steps``; what the papers plot.
-      slice_steps: length of a time slice; the last one may be shorter.
+      train_loss: loss of the last step.
+      train_loss_avg: mean over the last epoch, or over the last ``train.average_steps``; what the papers plot.
+      slice_steps: steps per time slice; the last slice may be shorter.
       train_loss_slices: mean training loss of each time slice.
-      test_loss, test_accuracy: at the end; ``None`` for a diverged run.
+      test_loss, test_accuracy: after training; ``None`` for a diverged run.
       diverged_at_step: the first step whose loss was not finite, or ``None``.
-      wall_time_s: its share of the time that the program took.
-      lanes: how many runs the program trained at the same time on one device.
+      wall_time_s: the run's share of its program's wall time, in seconds.
+      lanes: number of runs that the program trained together on one device.
       device: kind and number of devices.
-      versions: of Python and packages.
-      commit: of the source tree, ``-dirty`` if files were changed; ``None`` outside one.
+      versions: Python and package versions.
+      commit: commit of the source tree, with ``-dirty`` if files were changed; ``None`` outside a repository.
     """
 
     run: str
     status: str
-    point: dict[str, Any]
+    point: Json
     width: int
     depth: int
     parameters: int
@@ -90,15 +91,15 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class SweepInfo:
-    """What the runs of a sweep have in common; the content of ``sweep.json``.
+    """Metadata of a sweep, the content of ``sweep.json``.
 
     Attributes:
-      figure: the id of the figure that it makes, such as ``lr-width-depth``.
-      title: a sentence for people.
+      figure: id of the figure that the sweep reproduces, such as ``lr-width-depth``.
+      title: title of the report.
       scale: ``smoke``, ``cpu``, ``gpu`` or ``paper``.
-      x: the axis along which an optimum is looked for, such as ``optimizer.learning_rate``.
+      x: the axis whose optimum is measured, such as ``optimizer.learning_rate``.
       axes: dotted config field -> its values in the whole grid, in the grid's order.
-      base: the base config, as a tree of JSON.
+      base: the base config, as JSON.
     """
 
     figure: str
@@ -106,17 +107,17 @@ class SweepInfo:
     scale: str
     x: str
     axes: dict[str, list[Any]]
-    base: dict[str, Any]
+    base: Json
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """One sweep's directories, read.
+    """A sweep as read from its directories.
 
     Attributes:
-      info: common to all; its axes have the values of every record.
-      records: of all runs that have ended.
-      notes: what is to be said about how they were read.
+      info: metadata; its axes include the values by which the sweep extended the grid.
+      records: all finished runs.
+      notes: warnings about the files, such as a truncated line.
       planned: axis -> the values of the grid before it was extended.
     """
 
@@ -127,22 +128,22 @@ class Sweep:
 
 
 class RecordWriter(JsonLines):
-    """`JsonLines` of records; a run whose line was torn is not recorded and so runs again."""
+    """`JsonLines` of records."""
 
     def write_records(self, records: Iterable[Record]) -> None:
-        """Appends, and waits for the disk."""
+        """Appends records and waits until they are on disk."""
         self.write(dataclasses.asdict(record) for record in records)
 
 
 def read_records(path: pathlib.Path) -> tuple[list[Record], list[str]]:
-    """The records of one file, and a sentence if its last line is torn.
+    """The records of one file, and a warning if its last line is truncated (that run is not recorded).
 
     Raises:
       InputError: another line is not a record.
     """
     names = {field.name for field in dataclasses.fields(Record)}
     records: list[Record] = []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = read_lines(path)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -151,54 +152,63 @@ def read_records(path: pathlib.Path) -> tuple[list[Record], list[str]]:
         except ValueError as error:
             if number == len(lines):  # no line end after it
                 return records, [
-                    f"{path}: the last line was torn by a crash and is left out; its run will be repeated."
+                    f"{path}: the last line was torn by a crash and is ignored. Rerunning the sweep repeats that run."
                 ]
             raise InputError(
-                f"{path}, line {number}: not JSON ({error}); delete the line, its run is repeated."
+                f"{path}, line {number}: not JSON ({error}). Delete the line; rerunning the sweep repeats that run."
             ) from error
         if not isinstance(fields, dict) or fields.keys() != names:
-            raise InputError(f"{path}, line {number}: not a record of this version; use another directory.")
+            raise InputError(f"{path}, line {number}: not a record of this version. Use another directory.")
         records.append(Record(**fields))
     return records, []
 
 
 def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
-    """Merges the shards of one sweep: every ``records*.jsonl`` of every directory; a run that occurs twice counts once.
+    """Merges the shards of one sweep: all record files of all directories; a run that occurs twice counts once.
 
     Raises:
-      InputError: a directory holds no sweep, or another sweep than the first (says which field differs).
+      InputError: no directory is given, one holds no sweep, or two hold different sweeps (names the field).
     """
-    info: SweepInfo | None = None
+    if not directories:
+        raise InputError("no directory was given: name at least one that a sweep wrote.")
+    infos = [read_info(directory) for directory in directories]
+    for info, directory in zip(infos, directories, strict=True):
+        _require_same(infos[0], info, directories[0], directory)
     records: dict[str, Record] = {}
     notes: list[str] = []
     for directory in directories:
-        found = read_info(directory)
-        if info is None:
-            info = found
-        else:
-            _require_same(info, found, directories[0], directory)
-            info = dataclasses.replace(info, axes=_merged(info.axes, found.axes))
-        for path in sorted(directory.glob("records*.jsonl")):
-            new, said = read_records(path)
+        for path in sorted([*directory.glob("records*.jsonl"), *directory.glob("records*.jsonl.gz")]):
+            new, warnings = read_records(path)
             records.update({record.run: record for record in new})
-            notes += said
-    if info is None:
-        raise InputError("no directory was given: name at least one that a sweep wrote.")
-    return Sweep(_with_values_of(info, records.values()), list(records.values()), notes, info.axes)
+            notes += warnings
+    planned = {axis: _union(info.axes[axis] for info in infos) for axis in infos[0].axes}
+    # A sweep may extend its grid beyond the planned values.
+    axes = {
+        axis: _union([values, *([record.point[axis]] for record in records.values() if axis in record.point)])
+        for axis, values in planned.items()
+    }
+    x = infos[0].x
+    if x in axes and all(isinstance(value, (int, float)) for value in axes[x]):
+        axes[x].sort()
+    return Sweep(dataclasses.replace(infos[0], axes=axes), list(records.values()), notes, planned)
 
 
 def read_info(directory: pathlib.Path) -> SweepInfo:
-    """``sweep.json``; InputError if it is absent or not this version's."""
+    """Reads ``sweep.json``.
+
+    Raises:
+      InputError: the file is absent, damaged or of another version.
+    """
     path = directory / "sweep.json"
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        if fields.pop("schema") != SCHEMA:
-            raise InputError(f"{path} was written by another version of this package: run the sweep again.")
-        return SweepInfo(**fields)
+        if fields.pop("schema") == SCHEMA:
+            return SweepInfo(**fields)
     except OSError as error:
         raise InputError(f"{str(directory)!r} holds no sweep ({path.name}: {error.strerror}).") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is not what a sweep writes ({error}): use another directory.") from error
+    raise InputError(f"{path} was written by another version of this package: run the sweep again.")
 
 
 def info_to_json(info: SweepInfo) -> str:
@@ -207,33 +217,18 @@ def info_to_json(info: SweepInfo) -> str:
 
 
 def _require_same(first: SweepInfo, other: SweepInfo, first_dir: pathlib.Path, other_dir: pathlib.Path) -> None:
-    for name in ("figure", "scale", "x", "base"):
-        if getattr(first, name) != getattr(other, name):
-            differ = (
-                f"{getattr(first, name)!r} and {getattr(other, name)!r}" if name != "base" else "another base config"
-            )
-            raise InputError(
-                f"{str(first_dir)!r} and {str(other_dir)!r} are not parts of one sweep ({name}: {differ}): "
-                "report them one by one."
-            )
-    if first.axes.keys() != other.axes.keys():
+    names = [name for name in ("figure", "scale", "x", "base") if getattr(first, name) != getattr(other, name)]
+    names += ["axes"] if first.axes.keys() != other.axes.keys() else []
+    if names:
         raise InputError(
-            f"{str(first_dir)!r} and {str(other_dir)!r} are not parts of one sweep (axes {', '.join(first.axes)} and "
-            f"{', '.join(other.axes)}): report them one by one."
+            f"{str(first_dir)!r} and {str(other_dir)!r} are not parts of one sweep: their {', '.join(names)} differ. "
+            "Report each by itself."
         )
 
 
-def _with_values_of(info: SweepInfo, records: Iterable[Record]) -> SweepInfo:
-    """With the values that records have beyond the grid, which a sweep may extend."""
-    axes = {path: list(values) for path, values in info.axes.items()}
-    for record in records:
-        for path, values in axes.items():
-            if path in record.point and record.point[path] not in values:
-                values.append(record.point[path])
-    if info.x in axes and all(isinstance(value, (int, float)) for value in axes[info.x]):
-        axes[info.x].sort()
-    return dataclasses.replace(info, axes=axes)
-
-
-def _merged(first: dict[str, list[Any]], other: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    return {name: values + [v for v in other[name] if v not in values] for name, values in first.items()}
+def _union(groups: Iterable[Sequence[Any]]) -> list[Any]:
+    """Every value once, in order of appearance."""
+    values: list[Any] = []
+    for group in groups:
+        values += [value for value in group if value not in values]
+    return values

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Runs the papers' figures, sweeps and limits, one after another; goes on where it was interrupted.
+# Runs the sweeps and the limits of the papers' figures one after another. Rerunning resumes an interrupted run.
 #
-#   docs/reproduction.sh SCALE [NAME ...]      SCALE: smoke, cpu, gpu or paper (sweeps only)
-#                                              NAME: a file of configs/sweeps or configs/limits
+#   docs/reproduction.sh SCALE [NAME ...]      SCALE: smoke, cpu, gpu or paper (paper: sweeps only)
+#                                              NAME: a file of configs/sweeps or configs/limits; default: all
 #
-# Records, tables and figures go to docs/reproduction/<NAME>-<SCALE>, everything of a sweep's report to its folder report.
-# DATA_DIR is where TFDS sets are prepared (default: TFDS's own), TINY_IMAGENET and TEXT are the paths of Tiny ImageNet's
-# directory and of a text file, MNIST is a data set's name (default: tfds:mnist).
+# Results go to docs/reproduction/<NAME>-<SCALE>: compressed records, tables (report.txt) and figures; a sweep's whole
+# report to its folder report. Records are decompressed while a run appends to them.
+# Environment: DATA_DIR is the directory of prepared TFDS data sets (default: TFDS's own), TINY_IMAGENET the directory of
+# Tiny ImageNet, TEXT a text file, MNIST the name of a data set (default: tfds:mnist).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -ge 1 ] || { grep '^#' "$0" | sed 1d; exit 2; }
@@ -17,40 +18,44 @@ shift
   block_multiplier layernorm megatron megatron_multiplier \
   ntk linear_kernel linear_limit limit_convergence phase_diagram diversity
 
-for name in "$@"; do
-  data=()
-  if [ -e "configs/limits/$name.py" ]; then
-    if [ "$scale" != smoke ]; then
-      case $name in
-        linear_limit) data=("--config.data.name=${MNIST:-tfds:mnist}" "--config.data.data_dir=${DATA_DIR:-}") ;;
-        diversity) data=("--config.data.name=tfds:cifar10" "--config.data.data_dir=${DATA_DIR:-}") ;;
-      esac
-    fi
-    echo "== $name"
-    python -m depthmup_flax.limits --config="configs/limits/$name.py" --config.scale="$scale" \
-      --workdir="docs/reproduction/$name-$scale" "${data[@]}"
-    continue
-  fi
-  if [ "$scale" != smoke ]; then
-    case $name in
-      megatron*) data=("--config.base.data.name=text:${TEXT:-tinyshakespeare.txt}") ;;
-      imagenet) data=("--config.base.data.name=folder:${TINY_IMAGENET:-tiny-imagenet-200}") ;;
-      *) data=("--config.base.data.data_dir=${DATA_DIR:-}") ;;
-    esac
-  elif [[ $name == megatron* ]]; then
-    data=("--config.base.data.name=text:README.md")
-  fi
-  echo "== $name"
-  workdir=docs/reproduction/$name-$scale
-  python -m depthmup_flax.sweep --config="configs/sweeps/$name.py" --config.scale="$scale" --workdir="$workdir" "${data[@]}"
-  python -m depthmup_flax.report "$workdir" | sed "/^written:/,\$d" > "$workdir/report.txt"
+run_limit() {
+  local data=()
+  case $name:$scale in
+    *:smoke) ;;
+    linear_limit:*) data=("--config.data.name=${MNIST:-tfds:mnist}" "--config.data.data_dir=${DATA_DIR:-}") ;;
+    diversity:*) data=("--config.data.name=tfds:cifar10" "--config.data.data_dir=${DATA_DIR:-}") ;;
+  esac
+  python -m depthmup_flax.limits --config="configs/limits/$name.py" --config.scale="$scale" --workdir="$workdir" \
+    "${data[@]}"
+}
+
+run_sweep() {
+  local data=() figure figures
+  case $name:$scale in
+    megatron*:smoke) data=("--config.base.data.name=text:README.md") ;;
+    *:smoke) ;;
+    megatron*) data=("--config.base.data.name=text:${TEXT:-tinyshakespeare.txt}") ;;
+    imagenet:*) data=("--config.base.data.name=folder:${TINY_IMAGENET:-tiny-imagenet-200}") ;;
+    *) data=("--config.base.data.data_dir=${DATA_DIR:-}") ;;
+  esac
+  python -m depthmup_flax.sweep --config="configs/sweeps/$name.py" --config.scale="$scale" --workdir="$workdir" \
+    "${data[@]}"
+  python -m depthmup_flax.report "$workdir" | sed '/^written:/,$d' | sed '$d' > "$workdir/report.txt"
   case $name in
     block_depth_heatmap) figures=(heatmap) ;;
-    other_hparams*) figures=(transfer curves) ;;
+    other_hparams* | imagenet) figures=(transfer curves) ;;
     how_long) figures=(over_time curves) ;;
     trade_off) figures=(parameters) ;;
-    imagenet) figures=(transfer curves) ;;
     *) figures=(transfer) ;;
   esac
   for figure in "${figures[@]}"; do cp "$workdir/report/$figure.png" "$workdir/"; done
+}
+
+for name in "$@"; do
+  echo "== $name"
+  workdir=docs/reproduction/$name-$scale
+  records=$workdir/records.jsonl
+  [ ! -e "$records.gz" ] || gunzip "$records.gz"
+  if [ -e "configs/limits/$name.py" ]; then run_limit; else run_sweep; fi
+  gzip -n -9 "$records" # -n: no time in the file, so that the same records give the same bytes
 done

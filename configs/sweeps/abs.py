@@ -1,8 +1,11 @@
-"""ReLU and absolute value in the branches: residual MLP, Adam (TP6 Fig. 3).
+"""ReLU and the absolute value in the branches: residual MLP, Adam (TP6 Fig. 3).
 
     python -m depthmup_flax.sweep --config=configs/sweeps/abs.py --workdir=runs/abs
 
-Claim: the absolute value, whose features are more diverse, trains deep networks to a lower loss.
+Claim: with the absolute value, whose features are more diverse, deep networks reach a lower loss.
+
+Measured at scale ``cpu`` on two CPU cores: 162 runs, under a minute of training. Lowest loss at depth 64: abs 2.018,
+ReLU 1.895 (n = 3). The claim does not show at this scale.
 """
 
 import pathlib

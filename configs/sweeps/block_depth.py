@@ -3,6 +3,10 @@
     python -m depthmup_flax.sweep --config=configs/sweeps/block_depth.py --workdir=runs/block_depth
 
 Claim: with two layers in a branch the loss is higher at the same number of layers, and the best rate moves.
+
+Measured at scale ``cpu`` on two CPU cores: 162 runs, under a minute of training. The best rate follows depth^(0.28 +-
+0.11) with two layers, depth^(0.17 +- 0.11) with one (n = 3); the loss at 64 layers is lower with two, 1.872 against
+1.895.
 """
 
 import pathlib

@@ -1,9 +1,12 @@
-"""Learning rate and branch multiplier together, with two layers in a branch: abs and LayerNorm, Adam (TP6 Fig. 7).
+"""Learning rate and branch multiplier together, with two layers in a branch: abs, LayerNorm, Adam (TP6 Fig. 7).
 
     python -m depthmup_flax.sweep --config=configs/sweeps/block_depth_heatmap.py --workdir=runs/heatmap
 
 Claim: in the plane of log2 rate (across) and log2 multiplier (up) the slope of the best region goes from -2 in shallow
 to -1 in deep networks, so that no scaling of both with depth keeps the optimum.
+
+Measured at scale ``cpu`` on two CPU cores: 594 runs, 9 minutes of training. Slopes -3.1, -2.1, -1.5 at depths 2, 16,
+128 (n = 2; 95 % interval at depth 128: -13.9 to -0.5).
 """
 
 import pathlib

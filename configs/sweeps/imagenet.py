@@ -1,9 +1,12 @@
-"""Learning rate over depth: ResNet-18 without norm and deeper ones, SGD with momentum (B24 Fig. B.6).
+"""Learning rate over depth: ResNet-18 without norm and deeper networks, SGD with momentum (B24 Fig. B.6).
 
     python -m depthmup_flax.sweep --config=configs/sweeps/imagenet.py --workdir=runs/imagenet
         --config.base.data.name=folder:path/to/tiny-imagenet-200
 
-Below ``paper`` on Tiny ImageNet's images. Claim: the best rate and the learning curves are those of the base.
+Scales below ``paper`` train on Tiny ImageNet. Claim: the best rate and the learning curves are those of the base.
+
+Measured at scale ``cpu`` on two CPU cores: 20 runs, 3 minutes of training. The shift from depth 8 to 16 is 0.15 +- 3.4
+octaves (n = 2): not resolved.
 """
 
 import pathlib

@@ -3,8 +3,12 @@
     python -m depthmup_flax.sweep --config=configs/sweeps/megatron.py --workdir=runs/megatron
         --config.base.data.name=text:path/to/tinyshakespeare.txt
 
-Claim: deeper is worse at first and better later, and how the best rate goes with depth depends on the time at which one
-looks. TP6 trains on Common Crawl, 4 billion tokens.
+Claim: deeper is worse at first and better later, and how the best rate depends on depth changes with training time.
+TP6 trains on Common Crawl, 4 billion tokens.
+
+Measured at scale ``cpu`` on two CPU cores: 122 runs, 14 minutes of training. Shift from depth 2 to 8 (n = 3): 0.3 +-
+0.2 octaves under Depth-muP, regret 0; -0.6 +- 1.0 under muP, regret 0.006 +- 0.02. Lowest losses at depth 8: 2.416 and
+2.449.
 """
 
 import pathlib

@@ -2,7 +2,10 @@
 
     python -m depthmup_flax.sweep --config=configs/sweeps/norm.py --workdir=runs/norm
 
-Claim: norms make deep networks trainable without depth scaling, but the best rate is steadier with it.
+Claim: norms make deep networks trainable without depth scaling, but the best rate varies less with it.
+
+Measured at scale ``cpu`` on two CPU cores: 120 runs, 10 minutes of training, n = 2. BatchNorm: from depth 8 to 16 the
+best rate stays at 0.31 with the scaling and falls by at least 1.3 octaves without. LayerNorm: not resolved.
 """
 
 import pathlib

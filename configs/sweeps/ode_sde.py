@@ -3,6 +3,10 @@
     python -m depthmup_flax.sweep --config=configs/sweeps/ode_sde.py --workdir=runs/ode_sde
 
 Claim: with alpha = 1 the best rate moves up with depth, and the loss is above that of Depth-muP.
+
+Measured at scale ``cpu`` on two CPU cores: 216 runs, 2 minutes of training. From depth 4 to 256 the best rate moves by
+0.13 +- 0.25 octaves under alpha = 1 (n = 3), and its loss is lower: 1.847 against 1.889. The claim does not show at
+this scale.
 """
 
 import pathlib

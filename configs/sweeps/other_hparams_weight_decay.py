@@ -3,6 +3,9 @@
     python -m depthmup_flax.sweep --config=configs/sweeps/other_hparams_weight_decay.py --workdir=runs/weight_decay
 
 Claim: the learning curves and the best weight decay are those of the base at every depth.
+
+Measured at scale ``cpu`` on two CPU cores: 45 runs, 1 minute of training, n = 3. The lowest weight decay of the grid is
+best at every depth: not resolved.
 """
 
 import pathlib

@@ -3,6 +3,10 @@
     python -m depthmup_flax.sweep --config=configs/sweeps/pre_nonlin.py --workdir=runs/pre_nonlin
 
 Claim: with the nonlinearity first the best rate transfers, but depth stops helping, and the loss is far higher.
+
+Measured at scale ``cpu`` on two CPU cores: 162 runs, under a minute of training. With the nonlinearity first the best
+rate moves by 0.4 +- 0.2 octaves from depth 4 to 64, regret 0, and the loss stays at 2.00; with it last the loss falls
+from 1.925 to 1.895 (n = 3).
 """
 
 import pathlib

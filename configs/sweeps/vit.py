@@ -2,8 +2,11 @@
 
     python -m depthmup_flax.sweep --config=configs/sweeps/vit.py --workdir=runs/vit
 
-Below ``paper`` the images are CIFAR-10's, because a few hundred steps say nothing about Tiny ImageNet. Claim: the best
-rate transfers in every case, and depth helps more with the 1/sqrt(L) scaling.
+Scales below ``paper`` train on CIFAR-10: a few hundred steps on Tiny ImageNet decide nothing. Claim: the best rate
+transfers in every case, and depth helps more with the 1/sqrt(L) scaling.
+
+Measured at scale ``cpu`` on two CPU cores: 270 runs, 6 minutes of training. Without norm, from depth 2 to 8 (n = 3):
+0.6 +- 2.1 octaves and regret 0 +- 0.03 under Depth-muP; 1.35 +- 0.8 octaves and regret 0.05 +- 0.04 under muP.
 """
 
 import pathlib

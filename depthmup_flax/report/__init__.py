@@ -1,4 +1,4 @@
-"""The report of a sweep: records in; figures, tables and one self-contained page out. No model runs here.
+"""The report of a sweep: reads records, writes figures, tables and one self-contained page. No model runs here.
 
 ``python -m depthmup_flax.report DIR`` is the command line of `make_report`.
 """

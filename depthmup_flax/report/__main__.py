@@ -1,6 +1,6 @@
 """Figures, tables and a page from the records of a sweep: python -m depthmup_flax.report DIR... [--out=DIR]
 
-Several directories are the shards of one sweep. Exit code 0; 2: bad input.
+Several directories are the shards of one sweep. Exit code 0 on success, 2 for bad input.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ _OUT = flags.DEFINE_string("out", None, "Directory for report.html and the figur
 
 
 def main(argv: list[str]) -> int:
-    """Prints tables, what is to be said about them, and the paths written; returns the exit code."""
+    """Prints tables, warnings and the paths of the files; returns the exit code."""
     directories = [pathlib.Path(argument) for argument in argv[1:]]
     if not directories:
         raise InputError("no directory was given: name the one that a sweep wrote, python -m depthmup_flax.report DIR.")

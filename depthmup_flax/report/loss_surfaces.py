@@ -1,4 +1,4 @@
-"""A sweep's records as arrays: which axis plays which part, and one loss surface per variant and size.
+"""A sweep's records as arrays: the role of each axis, and one loss surface per variant and size.
 
 Letters in shapes: S seeds, Y values of the second continuous axis (1 without one), X values of x, T time slices.
 """
@@ -14,15 +14,16 @@ import numpy as np
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import COMPLETED, CONTINUOUS, SEED, Record, SweepInfo
+from depthmup_flax.types import Json
 
-# How a network's depth and width are set; what came of it is in the records.
+# Config fields that set a network's depth and width; records have the resulting sizes.
 _SIZES = ("model.width", "model.depth")
 _STAGES = "model.stage_sizes"
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """An axis of numbers. Its coordinate is log2 of the value if all are positive, else the value.
+    """A numeric axis. Its coordinate is log2 of the value if all values are positive, else the value.
 
     Attributes:
       axis: dotted config field.
@@ -34,7 +35,7 @@ class Scale:
 
     @property
     def name(self) -> str:
-        """For people: ``learning rate``."""
+        """For labels: ``learning rate``."""
         return short(self.axis).replace("_", " ")
 
     @property
@@ -44,11 +45,11 @@ class Scale:
 
     @property
     def unit(self) -> str:
-        """Of differences of the coordinate."""
+        """The unit of coordinate differences."""
         return "octaves" if self.log else f"units of {self.name}"
 
     def coordinate(self, values: Any) -> Any:
-        """Value(s) -> coordinate(s)."""
+        """Number or array of values -> coordinates."""
         return np.log2(values) if self.log else np.asarray(values, np.float64)
 
     def value(self, coordinate: float) -> float:
@@ -58,7 +59,7 @@ class Scale:
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
-    """What each axis of a sweep is for; ``variants`` are those whose combinations are compared side by side."""
+    """The role of each axis of a sweep; combinations of ``variants`` are compared side by side."""
 
     x: Scale
     second: Scale | None
@@ -66,18 +67,14 @@ class Roles:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Surface:
-    """All runs of one variant at one size.
+class Network:
+    """One variant at one size.
 
     Attributes:
       variant: short name, empty if the sweep has only one.
-      width, depth, parameters: of the network.
-      seeds: (S,) those of any run here.
-      x, y: (X,), (Y,) axis values.
-      losses: (S, Y, X) mean training loss at the end; NaN if the run diverged or has not ended.
-      ended, diverged: (Y, X) how many runs did.
-      slices: (S, Y, X, T) mean training loss of each time slice, NaN as above.
-      slice_ends: (T,) steps.
+      width, depth, parameters: size of the network.
+      seeds: (S,) seeds of all runs here.
+      slice_ends: (T,) last step of each time slice.
     """
 
     variant: str
@@ -85,86 +82,103 @@ class Surface:
     depth: int
     parameters: int
     seeds: tuple[int, ...]
+    slice_ends: np.ndarray
+
+    def size(self, name: str) -> int:
+        """Its ``width`` or ``depth``."""
+        return self.width if name == "width" else self.depth
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Surface(Network):
+    """Losses of all runs of one variant at one size.
+
+    Attributes:
+      x, y: (X,), (Y,) axis values.
+      losses: (S, Y, X) mean training loss at the end; NaN if the run diverged or has not ended.
+      ended, diverged: (Y, X) number of runs.
+      slices: (S, Y, X, T) mean training loss of each time slice; NaN as above.
+    """
+
     x: np.ndarray
     y: np.ndarray
     losses: np.ndarray
     ended: np.ndarray
     diverged: np.ndarray
     slices: np.ndarray
-    slice_ends: np.ndarray
 
     def swapped(self) -> Surface:
-        """The same with x and y exchanged."""
-        turned = {name: getattr(self, name).swapaxes(1, 2) for name in ("losses", "slices")}
-        return dataclasses.replace(self, x=self.y, y=self.x, ended=self.ended.T, diverged=self.diverged.T, **turned)
+        """The surface with x and y exchanged."""
+        arrays = {name: getattr(self, name).swapaxes(1, 2) for name in ("losses", "slices")}
+        return dataclasses.replace(self, x=self.y, y=self.x, ended=self.ended.T, diverged=self.diverged.T, **arrays)
 
     def means(self) -> np.ndarray:
-        """(Y, X) over seeds; NaN where a seed diverged or has not ended: a mean of the survivors would flatter."""
+        """(Y, X) means over seeds; NaN if any seed diverged or has not ended, since survivors would bias the mean."""
         return self.losses.mean(0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Curve:
-    """Loss against x of one variant at one size, at the best y for each x.
+class Curve(Network):
+    """Loss against x of one variant at one size, at the best y for each x; only points where every seed has ended.
 
-    Only points where every seed has ended are in it. Attributes as of `Surface`, without Y; ``losses`` (S, X) is NaN
-    exactly where a run diverged. ``best_y``: (X,).
+    Attributes:
+      x: (X,) axis values.
+      losses: (S, X) as of `Surface`; NaN exactly where a run diverged.
+      diverged: (X,) number of runs.
+      slices: (S, X, T) as of `Surface`.
+      best_y: (X,) the best value of the second axis.
     """
 
-    variant: str
-    width: int
-    depth: int
-    parameters: int
-    seeds: tuple[int, ...]
     x: np.ndarray
     losses: np.ndarray
     diverged: np.ndarray
     slices: np.ndarray
-    slice_ends: np.ndarray
     best_y: np.ndarray
 
-    def index(self, x: float) -> int | None:
-        """The position of a grid value, if it was run."""
-        found = np.flatnonzero(self.x == x)
-        return int(found[0]) if len(found) else None
+    def index(self, x: float | None) -> int | None:
+        """The index of a grid value; ``None`` if it was not run."""
+        return self.x.tolist().index(x) if x in self.x.tolist() else None
 
 
 def profile(surface: Surface) -> Curve:
     """The curve of the lowest mean over y for each x; with one y that is the loss itself."""
     complete = surface.ended == len(surface.seeds)
     means = np.where(complete & (surface.diverged == 0), surface.means(), np.inf)
-    means = np.where(complete & np.isinf(means), np.finfo(np.float64).max, means)  # diverged: after all others
-    kept = np.flatnonzero(complete.any(0))
-    best = means[:, kept].argmin(0)
+    means = np.where(complete & np.isinf(means), np.finfo(np.float64).max, means)  # diverged points rank last
+    columns = np.flatnonzero(complete.any(0))
+    best = means[:, columns].argmin(0)
     return Curve(
-        **{name: getattr(surface, name) for name in ("variant", "width", "depth", "parameters", "seeds", "slice_ends")},
-        x=surface.x[kept],
-        losses=surface.losses[:, best, kept],
-        diverged=surface.diverged[best, kept],
-        slices=surface.slices[:, best, kept],
+        **{field.name: getattr(surface, field.name) for field in dataclasses.fields(Network)},
+        x=surface.x[columns],
+        losses=surface.losses[:, best, columns],
+        diverged=surface.diverged[best, columns],
+        slices=surface.slices[:, best, columns],
         best_y=surface.y[best],
     )
 
 
 def roles(info: SweepInfo) -> Roles:
-    """The part of each axis.
+    """The role of each axis.
 
     Raises:
-      InputError: x is no axis of numbers.
+      InputError: x is not a numeric axis.
     """
     if info.x not in info.axes:
         raise InputError(f"the sweep's x is {info.x!r}, which is not one of its axes: use {', '.join(info.axes)}.")
     x = _scale(info, info.x)
     if x is None:
         raise InputError(f"the sweep's x, {info.x}, has the values {info.axes[info.x]!r}: an optimum needs numbers.")
-    sizes = (*_SIZES, _STAGES) if _stages_are_depths(info) else _SIZES
+    # Blocks per stage either set the depth, or are shapes of networks of one depth.
+    depths = [sum(stages) for stages in info.axes.get(_STAGES, [])]
+    sizes = (*_SIZES, _STAGES) if len(set(depths)) == len(depths) else _SIZES
     others = [a for a, values in info.axes.items() if len(values) > 1 and a not in (info.x, SEED, *sizes)]
-    second = next((a for a in others if _is_direction(info, a)), None)
-    return Roles(x, _scale(info, second) if second else None, tuple(a for a in others if a != second))
+    continuous = (scale for a in others if a in CONTINUOUS and (scale := _scale(info, a)) and len(scale.values) >= 3)
+    second = next(continuous, None)
+    return Roles(x, second, tuple(a for a in others if second is None or a != second.axis))
 
 
 def surfaces(info: SweepInfo, records: Sequence[Record], parts: Roles) -> list[Surface]:
-    """One per variant and size, variants in the grid's order, sizes ascending.
+    """One surface per variant and size, variants in the grid's order, sizes ascending.
 
     Raises:
       InputError: a record has no value for an axis.
@@ -173,15 +187,15 @@ def surfaces(info: SweepInfo, records: Sequence[Record], parts: Roles) -> list[S
     for record in records:
         for axis in info.axes.keys() - record.point.keys():
             raise InputError(
-                f"run {record.run} has no value of the sweep's axis {axis}: delete its line and repeat it."
+                f"run {record.run} has no value of the sweep's axis {axis}: delete its line and rerun the sweep."
             )
-        order = tuple(_position(info.axes[axis], record.point[axis]) for axis in parts.variants)
+        order = tuple(info.axes[axis].index(record.point[axis]) for axis in parts.variants)
         groups.setdefault((order, record.width, record.depth), []).append(record)
     return [_surface(info, groups[key], parts) for key in sorted(groups)]
 
 
-def variant_name(info: SweepInfo, axes: Sequence[str], point: dict[str, Any]) -> str:
-    """``batch, alpha=0.5``: words by themselves unless they say little, everything else with its field's name."""
+def variant_name(info: SweepInfo, axes: Sequence[str], point: Json) -> str:
+    """``batch, alpha=0.5``: a word stands alone if it is unambiguous; every other value has its field's name."""
     words = [value for axis in axes for value in info.axes[axis] if isinstance(value, str)]
     names = []
     for axis in axes:
@@ -197,15 +211,17 @@ def short(axis: str) -> str:
 
 
 def number(value: Any) -> str:
-    """At most four digits of a float; other values as they are."""
+    """A float with at most four digits; other values unchanged."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _surface(info: SweepInfo, records: Sequence[Record], parts: Roles) -> Surface:
-    second = parts.second.axis if parts.second else None
+    def value(record: Record, scale: Scale | None) -> float:
+        return float(record.point[scale.axis]) if scale else 0.0
+
     seeds = sorted({record.seed for record in records})
-    x = sorted({float(record.point[parts.x.axis]) for record in records})
-    y = sorted({float(record.point[second]) for record in records}) if second else [math.nan]
+    x = sorted({value(record, parts.x) for record in records})
+    y = sorted({value(record, parts.second) for record in records})
     first = records[0]
     slices = max(len(record.train_loss_slices) for record in records)
     arrays = {
@@ -215,8 +231,7 @@ def _surface(info: SweepInfo, records: Sequence[Record], parts: Roles) -> Surfac
         "diverged": np.zeros((len(y), len(x)), int),
     }
     for record in records:
-        column = x.index(float(record.point[parts.x.axis]))
-        row = y.index(float(record.point[second])) if second else 0
+        row, column = y.index(value(record, parts.second)), x.index(value(record, parts.x))
         at = (seeds.index(record.seed), row, column)
         arrays["ended"][row, column] += 1
         arrays["slices"][at][: len(record.train_loss_slices)] = [_float(v) for v in record.train_loss_slices]
@@ -232,31 +247,15 @@ def _surface(info: SweepInfo, records: Sequence[Record], parts: Roles) -> Surfac
         depth=first.depth,
         parameters=first.parameters,
         seeds=tuple(seeds),
+        slice_ends=np.minimum(first.slice_steps * np.arange(1, slices + 1), steps),
         x=np.array(x),
         y=np.array(y),
-        slice_ends=np.minimum(first.slice_steps * np.arange(1, slices + 1), steps),
         **arrays,
     )
 
 
 def _float(value: float | None) -> float:
     return math.nan if value is None or not math.isfinite(value) else float(value)
-
-
-def _stages_are_depths(info: SweepInfo) -> bool:
-    """Whether blocks per stage are a way to set the depth, rather than shapes of networks of one depth."""
-    totals = [sum(stages) for stages in info.axes.get(_STAGES, [])]
-    return len(set(totals)) == len(totals)
-
-
-def _position(values: list[Any], value: Any) -> int:
-    return values.index(value) if value in values else len(values)
-
-
-def _is_direction(info: SweepInfo, axis: str) -> bool:
-    """Whether a second axis is one to optimize along; others make variants."""
-    scale = _scale(info, axis)
-    return scale is not None and len(scale.values) >= 3 and axis in CONTINUOUS
 
 
 def _scale(info: SweepInfo, axis: str) -> Scale | None:

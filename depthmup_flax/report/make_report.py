@@ -1,4 +1,4 @@
-"""From directories of records to files."""
+"""From directories of records to figures, tables and a page."""
 
 from __future__ import annotations
 
@@ -6,41 +6,45 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.files import write_atomically
 from depthmup_flax.records import Sweep, read_sweep
-from depthmup_flax.report import dynamics, figures, landscapes, page, tables
-from depthmup_flax.report.analysis import Study, analyze
+from depthmup_flax.report import landscape_figures, page, tables, time_figures, transfer_figures
 from depthmup_flax.report.loss_surfaces import roles, surfaces
 from depthmup_flax.report.style import require_matplotlib, save
+from depthmup_flax.report.transfer import Study, analyze
+from depthmup_flax.types import Json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What was found and written.
+    """Results of a sweep and the files that show them.
 
     Attributes:
       data: the content of ``report.json``.
-      text: tables and remarks for a terminal.
-      paths: of all files, ``report.html`` first.
+      text: tables and warnings for a terminal.
+      paths: all files, ``report.html`` first.
     """
 
-    data: dict[str, Any]
+    data: Json
     text: str
     paths: list[pathlib.Path]
 
 
 def make_report(directories: Sequence[str | pathlib.Path], out: str | pathlib.Path) -> Report:
-    """Reads one sweep, perhaps in several shards, and writes figures, ``report.html`` and ``report.json`` to ``out``.
+    """Reads the shards of one sweep and writes figures, ``report.html`` and ``report.json`` to ``out``.
 
     Raises:
       InputError: the directories hold no sweep or several; no run has ended; all runs diverged; no matplotlib.
     """
     require_matplotlib()
     sweep = read_sweep([pathlib.Path(directory) for directory in directories])
-    study, turned = _studies(sweep)
+    study, swapped = studies(sweep)
     out = pathlib.Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -48,48 +52,53 @@ def make_report(directories: Sequence[str | pathlib.Path], out: str | pathlib.Pa
         raise InputError(f"--out={out} cannot be a directory ({error.strerror}): name another.") from error
     data = tables.as_data(sweep, study)
     paths, pictures = [], []
-    for name, figure in _figures(study, turned):
-        written = save(figure, out, name)
-        paths += written
-        pictures.append((name, written[0], study if turned is None or not name.startswith("transfer_") else turned))
+    for name, shown, figure in _figures(study, swapped):
+        files = save(figure, out, name)
+        paths += files
+        pictures.append((name, files[0], shown))
     html, as_json = out / "report.html", out / "report.json"
     write_atomically(html, page.render(data, pictures, study))
     write_atomically(as_json, json.dumps(data, indent=1) + "\n")
     return Report(data, tables.as_text(data, study), [html, as_json, *paths])
 
 
-def _studies(sweep: Sweep) -> tuple[Study, Study | None]:
-    """Along x, and along the second continuous axis if there is one."""
+def studies(sweep: Sweep) -> tuple[Study, Study | None]:
+    """A sweep analyzed along x and, if there is one, along the second continuous axis.
+
+    Raises:
+      InputError: no run has ended, or all runs diverged.
+    """
     info, records = sweep.info, sweep.records
     if not records:
         raise InputError(f"no run of the sweep {info.figure!r} has ended: wait, or run it.")
     parts = roles(info)
-    found = surfaces(info, records, parts)
-    if all((surface.diverged == surface.ended).all() for surface in found):
+    grids = surfaces(info, records, parts)
+    if all((surface.diverged == surface.ended).all() for surface in grids):
         raise InputError(
             f"all {len(records)} runs diverged ({parts.x.axis} from {parts.x.values[0]:g} to {parts.x.values[-1]:g}): "
             "sweep lower values of optimizer.learning_rate, or check the data."
         )
-    study = analyze(info, found, parts.x, parts.second, sweep.planned.get(parts.x.axis, ()))
+    study = analyze(info, grids, parts.x, parts.second, sweep.planned.get(parts.x.axis, ()))
     if parts.second is None:
         return study, None
-    turned, planned = [surface.swapped() for surface in found], sweep.planned.get(parts.second.axis, ())
-    return study, analyze(info, turned, parts.second, parts.x, planned)
+    planned = sweep.planned.get(parts.second.axis, ())
+    return study, analyze(info, [surface.swapped() for surface in grids], parts.second, parts.x, planned)
 
 
-def _figures(study: Study, turned: Study | None) -> Iterator[tuple[str, Any]]:
-    """Names and pictures, those that the sweep has enough for."""
+def _figures(study: Study, swapped: Study | None) -> Iterator[tuple[str, Study, Figure]]:
+    """Name, study and figure, for each figure that the sweep has enough sizes for."""
     several = len(study.scale.values) > 1
     if several:
-        yield "transfer", figures.draw_transfer(study)
-    if turned is not None:
-        yield f"transfer_{turned.scale.name.replace(' ', '_')}", figures.draw_transfer(turned)
-    if several and study.axes:
-        yield "optima", figures.draw_optima(study)
-    yield "curves", dynamics.draw_curves(study)
+        yield "transfer", study, transfer_figures.draw_transfer(study)
+    if swapped is not None:
+        name = f"transfer_{swapped.scale.name.replace(' ', '_')}"
+        yield name, swapped, transfer_figures.draw_transfer(swapped)
+    if several and any(len(axis.sizes) > 1 for axis in study.axes):
+        yield "optima", study, transfer_figures.draw_optima(study)
+    yield "curves", study, time_figures.draw_curves(study)
     if several:
-        yield "over_time", dynamics.draw_over_time(study)
-    if turned is not None:
-        yield "heatmap", landscapes.draw_heatmap(study, turned.scale)
-    if len({row.curve.parameters for variant in study.variants for row in variant.rows}) >= 3:
-        yield "parameters", landscapes.draw_parameters(study)
+        yield "over_time", study, time_figures.draw_over_time(study)
+    if study.other is not None:
+        yield "heatmap", study, landscape_figures.draw_heatmap(study, study.other)
+    if len({row.curve.parameters for row in study.rows}) >= 3:
+        yield "parameters", study, landscape_figures.draw_parameters(study)

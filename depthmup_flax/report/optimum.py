@@ -1,4 +1,4 @@
-"""Where a loss curve is lowest, and how sure that is: parabolas, a bootstrap over seeds, slopes. Pure numpy.
+"""The minimum of a loss curve and its confidence interval: parabolas, a bootstrap over seeds, slopes. NumPy only.
 
 Letters in shapes: D bootstrap draws, S seeds, X grid points.
 """
@@ -13,22 +13,22 @@ import numpy as np
 import scipy.stats
 
 DRAWS = 1000
-# The lowest point is the first or last of the grid, or all of it; or one beside it diverged.
+# The lowest point is the first or last of the grid, or the only one; or a point next to it diverged.
 EDGE_LOW, EDGE_HIGH, ONE_VALUE = "lowest of the grid", "highest of the grid", "one value"
 NEXT_TO_DIVERGENCE = "next to divergence"
-# A finite loss this many times the lowest has diverged for a parabola, whose vertex it would drag to the middle.
+# A finite loss this many times the lowest counts as diverged: it would pull a parabola's vertex to the middle.
 _EXPLODED = 100.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Estimate:
-    """A number and its bootstrap.
+    """A number and its bootstrap distribution.
 
     Attributes:
       value: from the mean over all seeds.
-      draws: (D,) the same from resampled seeds; ``None`` if they say nothing (one seed, an optimum at the grid's edge).
+      draws: (D,) the same from resampled seeds; ``None`` if uninformative (one seed, an optimum at the grid's edge).
       seeds: S.
-      resolution: the interval's half-width is at least this; half a grid step for an optimum that is a grid point.
+      resolution: lower bound of the interval's half-width; half a grid step for an optimum that is a grid point.
     """
 
     value: float
@@ -40,9 +40,11 @@ class Estimate:
     def half_width(self) -> float | None:
         """Half of the 95 % interval: ``t_{0.975}(S - 1) sqrt(S / (S - 1)) std(draws)``; ``None`` if unknown.
 
-        For a mean over seeds this is Student's interval. A bootstrap's percentiles would be too narrow for the few
-        seeds of a sweep: from three they cover the truth three times in four (Efron and Tibshirani, An Introduction to
-        the Bootstrap, 1993, section 12.5).
+        For a mean over seeds this is Student's interval. A bootstrap's percentiles are too narrow for the few seeds of
+        a sweep: with three, they cover the truth three times in four.
+
+        References:
+          Efron and Tibshirani, An Introduction to the Bootstrap, 1993, section 12.5.
         """
         if self.draws is None or self.seeds < 2:
             return None
@@ -56,7 +58,7 @@ class Estimate:
         return None if half is None else (self.value - half, self.value + half)
 
     def __sub__(self, other: Estimate) -> Estimate:
-        """Of the difference; equal seeds were resampled together, so what they share cancels."""
+        """The difference. Equal seeds are resampled together, so noise that they share cancels."""
         known = self.draws is not None and other.draws is not None
         draws = self.draws - other.draws if known else None  # type: ignore[operator]
         resolution = math.hypot(self.resolution, other.resolution)
@@ -65,13 +67,13 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Optimum:
-    """Of one curve.
+    """The minimum of one curve.
 
     Attributes:
       grid: index of the lowest mean loss.
-      at: its coordinate, from the parabola.
+      at: coordinate of the minimum, from the parabola.
       loss: the lowest mean loss on the grid.
-      flag: why the coordinate is no vertex between finite neighbors; empty if it is one.
+      flag: why the coordinate is not a vertex between finite neighbors; empty if it is.
     """
 
     grid: int
@@ -81,13 +83,13 @@ class Optimum:
 
 
 def resampled_means(losses: np.ndarray, draws: int = DRAWS) -> np.ndarray:
-    """(S, ...) -> (D, ...): means over seeds that are drawn with replacement, the same draws for every curve.
+    """(S, ...) -> (D, ...): means over seeds drawn with replacement, the same draws for every curve.
 
-    A point at which any seed is NaN is NaN in every draw, whether that seed is in it or not.
+    A point where any seed is NaN is NaN in every draw, even in those without that seed.
     """
     seeds = len(losses)
-    chosen = np.random.default_rng(0).integers(seeds, size=(draws, seeds))
-    weights = (chosen[:, :, None] == np.arange(seeds)).mean(1)  # (D, S)
+    indices = np.random.default_rng(0).integers(seeds, size=(draws, seeds))
+    weights = (indices[:, :, None] == np.arange(seeds)).mean(1)  # (D, S)
     return np.einsum("ds,s...->d...", weights, losses)
 
 
@@ -96,8 +98,8 @@ def vertices(coordinates: np.ndarray, losses: np.ndarray) -> np.ndarray:
 
     With points (u0, l0), (u1, l1), (u2, l2), divided differences d1 = (l1 - l0)/(u1 - u0), d2 = (l2 - l1)/(u2 - u1) and
     c = (d2 - d1)/(u2 - u0), Newton's form l0 + d1 (u - u0) + c (u - u0)(u - u1) is lowest at
-    ``u = (u0 + u1)/2 - d1 / (2 c)``, which is clipped to [u0, u2]. Where a neighbor is absent, not finite or a hundred
-    times as high, or c <= 0, it is u1. NaN where nothing is finite.
+    ``u = (u0 + u1)/2 - d1 / (2 c)``, clipped to [u0, u2]. The result is u1 if a neighbor is absent, not finite or a
+    hundred times as high, or if c <= 0; NaN if nothing is finite.
     """
     filled = np.where(np.isfinite(losses), losses, np.inf)
     lowest = filled.argmin(-1)
@@ -114,12 +116,12 @@ def vertices(coordinates: np.ndarray, losses: np.ndarray) -> np.ndarray:
 
 
 def _comparable(neighbor: np.ndarray, lowest: np.ndarray) -> np.ndarray:
-    """Whether a loss is finite and no explosion beside the lowest one."""
+    """Whether a loss is finite and at most `_EXPLODED` times the lowest."""
     return np.isfinite(neighbor) & ((lowest <= 0) | (neighbor <= _EXPLODED * lowest))
 
 
 def find_optimum(coordinates: np.ndarray, losses: np.ndarray, draws: int = DRAWS) -> Optimum | None:
-    """Of a curve: coordinates (X,), losses (S, X) with NaN for diverged runs; ``None`` if every point has one."""
+    """The minimum of losses (S, X), NaN for diverged runs, at coordinates (X,); ``None`` if every point has a NaN."""
     means = losses.mean(0)
     if not np.isfinite(means).any():
         return None
@@ -131,7 +133,7 @@ def find_optimum(coordinates: np.ndarray, losses: np.ndarray, draws: int = DRAWS
         flag = NEXT_TO_DIVERGENCE
         resolution = float(coordinates[grid + 1] - coordinates[grid - 1]) / 4
     at = float(vertices(coordinates, means))
-    # At an edge all draws agree on the edge, which says nothing about the optimum beyond it.
+    # At an edge all draws agree, which says nothing about an optimum beyond the edge.
     known = seeds > 1 and not edge
     return Optimum(
         grid,
@@ -153,11 +155,11 @@ def regret(losses: np.ndarray, transferred: int, draws: int = DRAWS) -> Estimate
 
 
 def slope(positions: Sequence[float], estimates: Sequence[Estimate]) -> Estimate | None:
-    """Least squares of estimates on positions, (N,) each; refitted in every draw. ``None`` for fewer than 3."""
+    """Least-squares slope of estimates against positions, (N,) each, refitted in every draw; ``None`` for N < 3."""
     if len(positions) < 3:
         return None
-    centerd = np.asarray(positions, np.float64) - np.mean(positions)
-    weights = centerd / (centerd**2).sum()
+    centered = np.asarray(positions, np.float64) - np.mean(positions)
+    weights = centered / (centered**2).sum()
     value = float(weights @ [e.value for e in estimates])
     draws = [e.draws for e in estimates if e.draws is not None]
     known = weights @ np.stack(draws) if len(draws) == len(estimates) else None
@@ -165,7 +167,7 @@ def slope(positions: Sequence[float], estimates: Sequence[Estimate]) -> Estimate
 
 
 def sublevel_set(means: np.ndarray) -> np.ndarray:
-    """(Y, X) losses, NaN where missing -> (Y, X) whether loss <= min + 0.1 (median - min)."""
+    """Losses (Y, X), NaN where missing -> (Y, X) whether loss <= min + 0.1 (median - min)."""
     finite = means[np.isfinite(means)]
     if not len(finite):
         return np.zeros(means.shape, bool)
@@ -177,8 +179,9 @@ def direction(u: np.ndarray, v: np.ndarray) -> tuple[float, float]:
     """The first principal direction of points (N,), (N,) in a plane: total least squares.
 
     Returns:
-      Its angle in [-pi/2, pi/2], whose tangent is the slope of v against u; and the standard deviation of the points
-      along it. NaN for fewer than three points, or if they lie less than 1.5 times as long as wide.
+      Its angle in [-pi/2, pi/2], whose tangent is the slope of v against u, and the standard deviation of the points
+      along it. Both are NaN for fewer than three points, or if the points spread less than 1.5 times as far along it
+      as across.
     """
     if len(u) < 3:
         return math.nan, math.nan
@@ -192,9 +195,9 @@ def direction(u: np.ndarray, v: np.ndarray) -> tuple[float, float]:
 def valley_angle(u: np.ndarray, v: np.ndarray, losses: np.ndarray, draws: int = 200) -> Estimate | None:
     """The `direction` of the optimal `sublevel_set` of losses (S, Y, X); draws are taken modulo pi around it.
 
-    N points on a grid of cells du * dv know their place to sqrt(du dv / 12) each, and so the angle to
+    Each of N points on a grid of cells du * dv has the uncertainty sqrt(du dv / 12), so the angle has at least
     ``1.96 sqrt(du dv / 12) / (sqrt(N) * deviation along it)``, however little the seeds differ. ``None`` without a
-    direction; no draws if it is lost in one.
+    direction; no draws if any of them has none.
     """
 
     def of(means: np.ndarray) -> tuple[float, float, int]:

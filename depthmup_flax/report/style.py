@@ -1,4 +1,4 @@
-"""What all figures share: canvas, colors, ticks of an axis of hyperparameters, and files in two formats."""
+"""What all figures share: canvas, colors, lines, legends, ticks, and files in two formats."""
 
 from __future__ import annotations
 
@@ -6,27 +6,34 @@ import importlib.util
 import math
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.report.loss_surfaces import Scale
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
 _DPI = 130
 _MAX_TICKS = 7
 COLUMNS = 4  # panels side by side
+Color: TypeAlias = tuple[float, float, float, float]
 
 
 def require_matplotlib() -> None:
-    """InputError where matplotlib, an optional dependency, is not installed."""
+    """Raises InputError if matplotlib, an optional dependency, is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("matplotlib is not installed and draws the figures: pip install 'depthmup-flax[report]'.")
+        raise InputError("matplotlib, which draws the figures, is not installed: pip install 'depthmup-flax[report]'.")
 
 
-def canvas(rows: int, columns: int, *, width: float = 4.0, height: float = 3.6, **kwargs: Any) -> tuple[Any, Any]:
-    """A figure and its (rows, columns) panels; sizes per panel in inches."""
+def canvas(rows: int, columns: int, *, width: float = 4.0, height: float = 3.6, **kwargs: Any) -> tuple[Figure, Any]:
+    """A figure and its (rows, columns) array of panels; sizes per panel in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -35,33 +42,56 @@ def canvas(rows: int, columns: int, *, width: float = 4.0, height: float = 3.6, 
     return figure, figure.subplots(rows, columns, squeeze=False, **kwargs)
 
 
-def save(figure: Any, out: pathlib.Path, name: str) -> list[pathlib.Path]:
-    """``name.png`` and ``name.svg``, each complete or absent."""
+def save(figure: Figure, out: pathlib.Path, name: str) -> list[pathlib.Path]:
+    """Writes ``name.png`` and ``name.svg``, each complete or absent."""
     import matplotlib
 
     paths = []
-    name = name.replace(os.sep, "_")  # of an axis, from a file that may come from anywhere
+    name = name.replace(os.sep, "_")  # it may contain an axis of somebody's sweep.json
     for kind in ("png", "svg"):
         path = out / f"{name}.{kind}"
         temporary = out / f".{name}.{kind}.tmp"
         with matplotlib.rc_context({"svg.hashsalt": "depthmup"}):  # the same file from the same records
             figure.savefig(temporary, dpi=_DPI, format=kind, metadata={"Date": None} if kind == "svg" else None)
         os.replace(temporary, path)
-        figure.set_layout_engine("none")  # found once
+        figure.set_layout_engine("none")  # the layout is computed once
         paths.append(path)
     return paths
 
 
-def colors(sizes: Sequence[int]) -> dict[int, Any]:
-    """Size -> color, darker for larger ones; without the pale end of the map, which is hard to see on white."""
+def colors(sizes: Sequence[int]) -> dict[int, Color]:
+    """Size -> color, darker for larger ones; omits the pale end of the color map, which is hard to see on white."""
     from matplotlib import colormaps
 
     ranks = np.linspace(0.88, 0.0, len(sizes)) if len(sizes) > 1 else [0.3]
-    return {size: colormaps["viridis"](rank) for size, rank in zip(sorted(sizes), ranks, strict=True)}
+    return {size: colormaps["viridis"](float(rank)) for size, rank in zip(sorted(sizes), ranks, strict=True)}
 
 
-def hyperparameter_axis(axis: Any, scale: Scale) -> None:
-    """A label, and on a log scale ticks at values of the grid; the axis is drawn in coordinates of ``scale``."""
+def mean_and_spread(
+    panel: Axes, x: np.ndarray, losses: np.ndarray, color: Color, top: float, markersize: float
+) -> None:
+    """A line through the means of losses (S, N), shaded by one standard deviation where the mean is below ``top``.
+
+    The shade of a loss far above the panel would cover it.
+    """
+    means = losses.mean(0)
+    panel.plot(x, means, color=color, linewidth=1.5, marker="o", markersize=markersize, zorder=2)
+    if len(losses) > 1:
+        spread = np.where(means > top, np.nan, losses.std(0, ddof=1))
+        panel.fill_between(x, means - spread, means + spread, color=color, alpha=0.18, linewidth=0, zorder=1.5)
+
+
+def size_legend(panel: Axes, name: str, palette: Mapping[int, Color], others: Iterable[Line2D] = ()) -> None:
+    """A legend to the right of the panel: the color of each size, and ``others``."""
+    from matplotlib.lines import Line2D
+
+    lines = [Line2D([], [], color=color, marker="o", markersize=3, label=str(size)) for size, color in palette.items()]
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+    panel.legend(handles=[*lines, *others], title=name, fontsize=8, title_fontsize=9, **place)
+
+
+def hyperparameter_axis(axis: Axis, scale: Scale) -> None:
+    """A label and, on a log scale, ticks at values of the grid; the axis is drawn in coordinates of ``scale``."""
     axis.set_label_text(scale.name + (" (log scale)" if scale.log else ""))
     if not scale.log:
         return
@@ -71,28 +101,28 @@ def hyperparameter_axis(axis: Any, scale: Scale) -> None:
 
 
 def value_label(value: float, scale: Scale) -> str:
-    """A power of two if the whole grid is of them and some are no small whole numbers; else three digits."""
+    """A power of two if all of the grid's values are and some are no small whole numbers; else three digits."""
     powers = scale.log and all(math.frexp(v)[0] == 0.5 for v in scale.values)
     plain = all(v == int(v) and v < 1000 for v in scale.values)
     return f"$2^{{{round(math.log2(value))}}}$" if powers and not plain else f"{value:.3g}"
 
 
-def size_ticks(panel: Any, sizes: Sequence[int], name: str) -> None:
-    """A log2 axis of widths or depths, a tick at each."""
+def size_ticks(panel: Axes, sizes: Sequence[int], name: str) -> None:
+    """A log2 axis of widths or depths, with a tick at each."""
     panel.set_xscale("log", base=2)
     panel.set_xticks(list(sizes), labels=[str(size) for size in sizes], minor=False)
     panel.minorticks_off()
     panel.set_xlabel(name)
 
 
-def hide_unused(panels: Sequence[Any]) -> None:
-    """Panels of a wrapped row that hold nothing."""
+def hide_unused(panels: Iterable[Axes]) -> None:
+    """Hides the empty panels of a wrapped row."""
     for panel in panels:
         panel.set_visible(False)
 
 
 def title_of(name: str) -> str:
-    """A panel's; long names of variants are broken at commas."""
+    """A panel's title; long names of variants are broken at commas."""
     return name if len(name) < 40 else name.replace(", ", ",\n")
 
 

@@ -1,4 +1,4 @@
-"""A study as data for programs, as plain text, and as sentences about what to be careful with."""
+"""A study as data for programs, as plain text, and as warnings."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ from collections.abc import Sequence
 from typing import Any
 
 from depthmup_flax.records import DIVERGED, Sweep
-from depthmup_flax.report import analysis
 from depthmup_flax.report import optimum as opt
-from depthmup_flax.report.analysis import Row, Slope, Study, Variant, power_laws
-from depthmup_flax.report.landscapes import sublevel_slope
+from depthmup_flax.report import transfer
 from depthmup_flax.report.loss_surfaces import number, short
+from depthmup_flax.report.transfer import Row, Slope, Study, Variant
+from depthmup_flax.types import Json
 
 HEADER = ("width", "depth", "seeds", "best {x}", "95 % interval", "shift", "regret", "best loss", "remarks")
-_SENTENCES = {
-    opt.EDGE_LOW: "The lowest {x} of the grid is best at {where}: the optimum may lie below it, extend the grid.",
-    opt.EDGE_HIGH: "The highest {x} of the grid is best at {where}: the optimum may lie above it, extend the grid.",
+_WARNINGS = {
+    opt.EDGE_LOW: "The optimum is at the lowest {x} of the grid at {where}: it may lie below. Extend the grid.",
+    opt.EDGE_HIGH: "The optimum is at the highest {x} of the grid at {where}: it may lie above. Extend the grid.",
     opt.ONE_VALUE: "Only one {x} was run at {where}: there is nothing to compare it with.",
-    opt.NEXT_TO_DIVERGENCE: "Runs diverged right beside the best {x} at {where}: the optimum there is a grid point, "
+    opt.NEXT_TO_DIVERGENCE: "Runs diverged next to the best {x} at {where}: the optimum there is a grid point, "
     "known to half a grid step.",
-    analysis.ALL_DIVERGED: "Every {x} has a diverged run at {where}: there is no optimum, try lower learning rates.",
-    analysis.INCOMPLETE: "Some runs have not ended at {where}: points without all of their seeds are left out.",
-    analysis.USELESS: "At no {x} does the loss fall below twice the base's at {where}: that network does not train.",
-    analysis.FEW_SEEDS: "There are two seeds only at {where}: intervals are wide, and wrong if one seed is odd.",
-    analysis.ONE_SEED: "There is one seed only at {where}: nothing is known about the noise, no interval is given.",
+    transfer.ALL_DIVERGED: "Every {x} has a diverged run at {where}: there is no optimum. Try lower learning rates.",
+    transfer.INCOMPLETE: "Some runs have not ended at {where}: points that lack a seed are left out.",
+    transfer.UNTRAINED: "No {x} brings the loss below twice the base's at {where}: that network does not train.",
+    transfer.FEW_SEEDS: "There are only two seeds at {where}: intervals are wide, and wrong if one seed is an outlier.",
+    transfer.ONE_SEED: "There is only one seed at {where}: the noise is unknown, so no interval is given.",
 }
 
 
-def sentences(sweep: Sweep, study: Study) -> list[str]:
-    """Notes of the reader of files, what is missing, and every flag once with the sizes that it is about."""
-    said = list(sweep.notes)
+def warnings(sweep: Sweep, study: Study) -> list[str]:
+    """Notes on the files, missing sizes, and every flag once with the sizes that have it."""
+    lines = list(sweep.notes)
     if not study.scale.log:
-        said.append(f"The values of {study.scale.name} are not all positive: shifts are differences, not octaves.")
+        lines.append(f"Not all values of {study.scale.name} are positive: shifts are differences, not octaves.")
     for variant in study.variants:
         if variant.base_is_smallest:
-            curve, named = variant.base.curve, f"{variant.name}: t" if variant.name else "T"
-            said.append(
-                f"{named}he base size is not in the sweep; width {curve.width}, depth {curve.depth} stands in for it."
+            curve, start = variant.base.curve, f"{variant.name}: the" if variant.name else "The"
+            lines.append(
+                f"{start} base size is not in the sweep: width {curve.width}, depth {curve.depth} replaces it."
             )
-    for flag, sentence in _SENTENCES.items():
+    for flag, warning in _WARNINGS.items():
         where = [place for variant in study.variants if (place := _where(variant, flag))]
-        every = all(flag in row.flags for variant in study.variants for row in variant.rows)
         if where:
-            said.append(sentence.format(x=study.scale.name, where="every size" if every else "; ".join(where)))
-    return said
+            every = all(flag in row.flags for row in study.rows)
+            lines.append(warning.format(x=study.scale.name, where="every size" if every else "; ".join(where)))
+    return lines
 
 
 def _where(variant: Variant, flag: str) -> str:
@@ -52,12 +52,12 @@ def _where(variant: Variant, flag: str) -> str:
     for row in variant.rows:
         if flag in row.flags:
             depths.setdefault(row.curve.width, []).append(str(row.curve.depth))
-    sizes = ", ".join(f"width {width} depth {'/'.join(found)}" for width, found in depths.items())
+    sizes = ", ".join(f"width {width} depth {'/'.join(of_width)}" for width, of_width in depths.items())
     return f"{variant.name} ({sizes})" if sizes and variant.name else sizes
 
 
-def as_data(sweep: Sweep, study: Study) -> dict[str, Any]:
-    """What ``report.json`` holds: JSON values only, six digits, ``None`` for what is not known."""
+def as_data(sweep: Sweep, study: Study) -> Json:
+    """The content of ``report.json``: JSON values only, six digits, ``None`` for unknown numbers."""
     info, records = sweep.info, sweep.records
     return {
         "figure": info.figure,
@@ -73,13 +73,22 @@ def as_data(sweep: Sweep, study: Study) -> dict[str, Any]:
         "versions": sorted({f"{k} {v}" for record in records for k, v in record.versions.items()}),
         "commits": sorted({record.commit or "unknown" for record in records}),
         "hours": rounded(math.fsum(record.wall_time_s for record in records) / 3600),
-        "notes": sentences(sweep, study),
+        "notes": warnings(sweep, study),
         "variants": [_variant_data(study, variant) for variant in study.variants],
-        "sublevel_slopes": _sublevel_data(study),
+        "sublevel_slopes": [
+            {
+                "variant": surface.variant,
+                "width": surface.width,
+                "depth": surface.depth,
+                "slope": rounded(valley[0]) if valley else None,
+                "interval": _rounded_ends(valley[1]) if valley else None,
+            }
+            for surface, valley in zip(study.surfaces, study.valleys, strict=False)
+        ],
     }
 
 
-def _variant_data(study: Study, variant: Variant) -> dict[str, Any]:
+def _variant_data(study: Study, variant: Variant) -> Json:
     base = variant.base.curve
     return {
         "name": variant.name,
@@ -89,16 +98,15 @@ def _variant_data(study: Study, variant: Variant) -> dict[str, Any]:
         "slopes": {name: _slope_data(slope) for name, slope in variant.slopes.items()},
         "power_laws": {
             f"equal_{name}": {str(size): _estimate_data(law) for size, law in laws.items()}
-            for name, laws in power_laws(variant.rows).items()
+            for name, laws in variant.power_laws.items()
         },
     }
 
 
-def _row_data(study: Study, row: Row) -> dict[str, Any]:
+def _row_data(study: Study, row: Row) -> Json:
     curve, best, scale = row.curve, row.optimum, study.scale
     ends = best.at.interval if best else None
-    lost = row.regret if isinstance(row.regret, opt.Estimate) else None
-    grid = curve.x[best.grid] if best else None
+    regret = row.regret if isinstance(row.regret, opt.Estimate) else None
     return {
         "width": curve.width,
         "depth": curve.depth,
@@ -106,14 +114,14 @@ def _row_data(study: Study, row: Row) -> dict[str, Any]:
         "seeds": len(curve.seeds),
         "optimum": rounded(scale.value(best.at.value)) if best else None,
         "interval": [rounded(scale.value(end)) for end in ends] if ends else None,
-        "grid_optimum": rounded(grid),
+        "grid_optimum": rounded(curve.x[best.grid]) if best else None,
         "second_at_grid_optimum": rounded(curve.best_y[best.grid]) if best and study.other else None,
         "shift": rounded(row.shift.value) if row.shift else None,
         "shift_bound": row.bound,
         "shift_interval": _interval(row.shift),
-        "regret": rounded(lost.value) if lost else None,
-        "regret_interval": _interval(lost, least=0.0),
-        "transferred": "completed" if lost else row.regret,
+        "regret": rounded(regret.value) if regret else None,
+        "regret_interval": _interval(regret, least=0.0),
+        "transferred": "completed" if regret else row.regret,
         "best_loss": rounded(best.loss.value) if best else None,
         "best_loss_interval": _interval(best.loss) if best else None,
         "diverged": {
@@ -123,48 +131,45 @@ def _row_data(study: Study, row: Row) -> dict[str, Any]:
     }
 
 
-def _slope_data(slope: Slope) -> dict[str, Any]:
-    found = {"fixed": slope.fixed, "sizes": list(slope.used), "left_out": list(slope.left_out)}
-    return {**(_estimate_data(slope.estimate) if slope.estimate else {"value": None, "interval": None}), **found}
+def _slope_data(slope: Slope) -> Json:
+    sizes = {"fixed": slope.fixed, "sizes": list(slope.used), "left_out": list(slope.left_out)}
+    return {**_estimate_data(slope.estimate), **sizes}
 
 
-def _sublevel_data(study: Study) -> list[dict[str, Any]]:
-    if study.other is None:
-        return []
-    found = []
-    for surface in study.surfaces:
-        slope = sublevel_slope(surface, study.scale, study.other)
-        sizes = {"variant": surface.variant, "width": surface.width, "depth": surface.depth}
-        ends = [rounded(end) for end in slope[1]] if slope and slope[1] else None
-        found.append({**sizes, "slope": rounded(slope[0]) if slope else None, "interval": ends})
-    return found
-
-
-def _estimate_data(estimate: opt.Estimate) -> dict[str, Any]:
-    return {"value": rounded(estimate.value), "interval": _interval(estimate)}
+def _estimate_data(estimate: opt.Estimate | None) -> Json:
+    return {"value": rounded(estimate.value) if estimate else None, "interval": _interval(estimate)}
 
 
 def _interval(estimate: opt.Estimate | None, least: float = -math.inf) -> list[float | None] | None:
     ends = estimate.interval if estimate else None
-    return [rounded(max(end, least)) for end in ends] if ends else None
+    return _rounded_ends((max(ends[0], least), max(ends[1], least))) if ends else None
+
+
+def _rounded_ends(ends: tuple[float, float] | None) -> list[float | None] | None:
+    return [rounded(end) for end in ends] if ends else None
 
 
 def rounded(value: float | None) -> float | None:
-    """Six digits; ``None`` for what is not finite."""
+    """Six digits; ``None`` for NaN and infinity."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
-def table_rows(variant: dict[str, Any]) -> list[tuple[str, ...]]:
+def header(data: Json) -> tuple[str, ...]:
+    """`HEADER` with the name of x."""
+    return tuple(name.format(x=short(data["x"]).replace("_", " ")) for name in HEADER)
+
+
+def table_rows(variant: Json) -> list[tuple[str, ...]]:
     """A variant of `as_data` as the cells under `HEADER`."""
     base = (variant["base"]["width"], variant["base"]["depth"])
     return [_cells(row, (row["width"], row["depth"]) == base) for row in variant["rows"]]
 
 
-def _cells(row: dict[str, Any], is_base: bool) -> tuple[str, ...]:
+def _cells(row: Json, is_base: bool) -> tuple[str, ...]:
     bound = f"{row['shift_bound']} ".lstrip()
     shift = f"{bound}{row['shift']:+.2f}{_plus_minus(row, 'shift')}" if row["shift"] is not None else "?"
-    lost = _four(row["regret"]) if row["regret"] else "0"  # exactly: the same grid point is best
-    regret = lost + _plus_minus(row, "regret") if row["regret"] is not None else row["transferred"]
+    loss = _four(row["regret"]) if row["regret"] else "0"  # exactly: the same grid point is best
+    regret = loss + _plus_minus(row, "regret") if row["regret"] is not None else row["transferred"]
     return (
         str(row["width"]),
         str(row["depth"]),
@@ -174,8 +179,8 @@ def _cells(row: dict[str, Any], is_base: bool) -> tuple[str, ...]:
         "base" if is_base else shift,
         "base" if is_base else regret,
         "" if row["best_loss"] is None else _four(row["best_loss"]),
-        # The column of seeds says how few they are.
-        ", ".join(flag for flag in row["flags"] if flag not in (analysis.ONE_SEED, analysis.FEW_SEEDS)),
+        # The column of seeds shows how few they are.
+        ", ".join(flag for flag in row["flags"] if flag not in (transfer.ONE_SEED, transfer.FEW_SEEDS)),
     )
 
 
@@ -187,35 +192,30 @@ def _three(value: float | None) -> str:
     return "none" if value is None else f"{value:.3g}"
 
 
-def _plus_minus(row: dict[str, Any], name: str) -> str:
+def _plus_minus(row: Json, name: str) -> str:
     ends = row[f"{name}_interval"]
     return f" ± {ends[1] - row[name]:.2g}" if ends and ends[1] > row[name] else ""
 
 
-def slope_sentences(variant: dict[str, Any], x: str) -> list[str]:
+def slope_sentences(variant: Json, x: str) -> list[str]:
     """The fitted exponents of one variant of `as_data`."""
-    said = []
+    lines = []
     for name, slope in variant["slopes"].items():
         other = "width" if name == "depth" else "depth"
-        why = "useless or without an optimum inside the grid"
-        left = f"; {_sizes(slope['left_out'])} left out, {why}" if slope["left_out"] else ""
-        at = f"at {other} {slope['fixed']}, from {name} {_sizes(slope['sizes']) or 'none'}{left}"
+        at = f"at {other} {slope['fixed']}, from {name} {_listed(slope['sizes']) or 'none'}"
+        if slope["left_out"]:
+            at += f"; left out, as they do not train or have no optimum inside the grid: {_listed(slope['left_out'])}"
         if slope["value"] is None:
-            said.append(f"Best {x} against {name}: no exponent, three sizes are needed ({at}).")
+            lines.append(f"Best {x} against {name}: no exponent, which takes at least three sizes ({at}).")
             continue
         ends = slope["interval"]
         interval = f"95 % interval {ends[0]:+.2f} to {ends[1]:+.2f}" if ends else "no interval"
-        said.append(f"Best {x} ~ {name}^{slope['value']:+.2f} ({interval}; {at}); 0 is perfect transfer.")
-    return said
+        lines.append(f"Best {x} ~ {name}^{slope['value']:+.2f} ({interval}; {at}). 0 is perfect transfer.")
+    return lines
 
 
-def _sizes(sizes: Sequence[int]) -> str:
+def _listed(sizes: Sequence[Any]) -> str:
     return ", ".join(map(str, sizes))
-
-
-def header(data: dict[str, Any]) -> tuple[str, ...]:
-    """`HEADER` with the name of x."""
-    return tuple(name.format(x=short(data["x"]).replace("_", " ")) for name in HEADER)
 
 
 def explanation(study: Study) -> str:
@@ -223,22 +223,21 @@ def explanation(study: Study) -> str:
     x = study.scale.name
     return (
         f"shift: best {x} minus the base's, in {study.scale.unit}; 0 is perfect transfer. "
-        f"regret: what is lost, in training loss, by keeping the base's best {x} instead of tuning it anew. "
+        f"regret: training loss lost by using the base's best {x} instead of tuning it at this size. "
         f"± and intervals: 95 %, over seeds."
     )
 
 
-def as_text(data: dict[str, Any], study: Study) -> str:
-    """Everything for a terminal."""
+def as_text(data: Json, study: Study) -> str:
+    """The whole report for a terminal."""
     lines = [data["title"], f"{data['runs']} runs, {data['diverged']} diverged"]
     lines += ["", *(f"note: {note}" for note in data["notes"])] if data["notes"] else []
     for variant in data["variants"]:
         cells = [header(data), *table_rows(variant)]
         widths = [max(len(row[k]) for row in cells) for k in range(len(HEADER))]
         lines += ["", variant["name"]] if variant["name"] else [""]
-        lines += [
-            "  ".join(c.rjust(w) if k < 8 else c for k, (c, w) in enumerate(zip(row, widths, strict=True)))
-            for row in cells
-        ]
+        for row in cells:
+            numbers = [cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)]
+            lines.append("  ".join([*numbers, row[-1]]))
         lines += slope_sentences(variant, study.scale.name)
     return "\n".join([*lines, "", explanation(study)])

@@ -1,0 +1,156 @@
+"""Figures of two hyperparameters at once, and of loss against parameter count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from depthmup_flax.report import optimum as opt
+from depthmup_flax.report.loss_surfaces import Curve, Scale, Surface
+from depthmup_flax.report.style import (
+    COLUMNS,
+    canvas,
+    colors,
+    format_slope,
+    hide_unused,
+    hyperparameter_axis,
+    title_of,
+)
+from depthmup_flax.report.transfer import Study, Valley, lowest_losses
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_UPRIGHT = 20.0  # a steeper slope is not worth printing
+
+
+def draw_heatmap(study: Study, second: Scale) -> Figure:
+    """Mean loss over x and y: a panel per variant and size, with the optimum and the optimal sublevel set."""
+    columns = min(len(study.surfaces), COLUMNS)
+    figure, grid = canvas(math.ceil(len(study.surfaces) / columns), columns, width=4.2, height=3.9)
+    figure.suptitle(
+        "Training loss, mean over seeds; star: optimum; gray cross: a run diverged\n"
+        "red: losses up to min + 0.1 (median - min), and the slope along them with its 95 % interval",
+        fontsize=11,
+    )
+    image: Any = None
+    low, top = _limits(study.surfaces)
+    for surface, valley, panel in zip(study.surfaces, study.valleys, grid.flat, strict=False):
+        image = _heat(panel, study.scale, second, surface, low, top)
+        name = f"{title_of(surface.variant)}\n" if surface.variant else ""
+        title = f"{name}width {surface.width}, depth {surface.depth}: {_direction(valley)}"
+        panel.set_title(title, fontsize=9)
+    hide_unused(grid.flat[len(study.surfaces) :])
+    figure.colorbar(image, ax=grid, label="training loss", extend="max", shrink=0.8)
+    return figure
+
+
+def _heat(panel: Axes, x: Scale, y: Scale, surface: Surface, low: float, top: float) -> Any:
+    u, v, means = x.coordinate(surface.x), y.coordinate(surface.y), surface.means()
+    style: dict[str, Any] = {"cmap": "viridis_r", "vmin": low, "vmax": top, "rasterized": True}
+    image = panel.pcolormesh(_edges(u), _edges(v), np.ma.masked_invalid(means), **style)
+    panel.set_facecolor("0.9")
+    rows, columns = np.nonzero(surface.diverged)
+    panel.plot(u[columns], v[rows], "x", color="0.55", markersize=4)
+    _outline(panel, _edges(u), _edges(v), opt.sublevel_set(means))
+    if np.isfinite(means).any():
+        row, column = np.unravel_index(np.nanargmin(means), means.shape)
+        panel.plot(u[column], v[row], "*", color="white", markersize=14, markeredgecolor="black")
+    hyperparameter_axis(panel.xaxis, x)
+    hyperparameter_axis(panel.yaxis, y)
+    return image
+
+
+def _direction(valley: Valley | None) -> str:
+    if valley is None:
+        return "no clear direction"
+    slope, ends = valley
+    if abs(slope) > _UPRIGHT:
+        return "upright"
+    return f"slope {slope:.2f}" + (f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else "")
+
+
+def _limits(surfaces: Sequence[Surface]) -> tuple[float, float]:
+    """Limits of the colors: the lowest loss and the 80 % quantile."""
+    means = np.concatenate([surface.means().ravel() for surface in surfaces])
+    finite = means[np.isfinite(means)]
+    return (float(finite.min()), float(np.quantile(finite, 0.8))) if len(finite) else (0.0, 1.0)
+
+
+def _edges(coordinates: np.ndarray) -> np.ndarray:
+    """(N,) centers -> (N + 1,) borders of cells."""
+    if len(coordinates) == 1:
+        return coordinates[0] + np.array([-0.5, 0.5])
+    middle = (coordinates[1:] + coordinates[:-1]) / 2
+    return np.concatenate([[2 * coordinates[0] - middle[0]], middle, [2 * coordinates[-1] - middle[-1]]])
+
+
+def _outline(panel: Axes, u: np.ndarray, v: np.ndarray, inside: np.ndarray) -> None:
+    """Red lines around the cells of a set; ``u`` and ``v`` are the cells' borders."""
+    padded = np.pad(inside, 1)
+    style: dict[str, Any] = {"color": "tab:red", "linewidth": 1.6, "capstyle": "round"}
+    for i, j in np.argwhere(padded[1:-1, 1:] != padded[1:-1, :-1]):
+        panel.vlines(u[j], v[i], v[i + 1], **style)
+    for i, j in np.argwhere(padded[1:, 1:-1] != padded[:-1, 1:-1]):
+        panel.hlines(v[i], u[j], u[j + 1], **style)
+
+
+def draw_parameters(study: Study) -> Figure:
+    """Lowest loss against parameter count: lines of equal depth and of equal width, if any has two points."""
+    lowest = lowest_losses(study.rows)
+    lines = {name: [(curve.variant, curve.size(name)) for curve, _ in lowest] for name in ("depth", "width")}
+    names = [name for name, line_of in lines.items() if len(set(line_of)) < len(line_of)] or ["depth"]
+    figure, grid = canvas(len(study.variants), len(names), width=5.4, height=3.9, sharey=True)
+    bars = "; bars: 95 % interval over seeds" if any(len(curve.seeds) > 1 for curve, _ in lowest) else ""
+    title = f"Lowest loss over {study.scale.name} against parameters; lines: loss = c $P^{{-b}}$"
+    figure.suptitle(title + bars, fontsize=11)
+    losses = [loss.value for _, loss in lowest] or [1.0]
+    for variant, own in zip(study.variants, grid, strict=True):
+        for name, panel in zip(names, own, strict=True):
+            _power_lines(panel, lowest_losses(variant.rows), name, variant.power_laws[name])
+            panel.set_title(", ".join(filter(None, (variant.name, f"equal {name}"))), fontsize=10)
+            _log_log(panel, min(losses), max(losses))
+            panel.legend(fontsize=7, title=name, title_fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+        own[0].set_ylabel("lowest training loss")
+    return figure
+
+
+def _log_log(panel: Axes, low: float, high: float) -> None:
+    """Plain numbers at a few ticks; the limits follow the losses, not their error bars."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, ScalarFormatter
+
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.set_ylim(low / 1.1 * (low / high) ** 0.1, high * 1.1 * (high / low) ** 0.1)
+    subs = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if high < 10 * low else (1, 2, 5)
+    panel.yaxis.set_major_locator(LogLocator(subs=subs))
+    panel.yaxis.set_major_formatter(ScalarFormatter())
+    panel.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_minor_formatter(NullFormatter())
+    panel.set_xlabel("parameters")
+    panel.grid(alpha=0.25, which="both")
+
+
+def _power_lines(
+    panel: Axes, lowest: Sequence[tuple[Curve, opt.Estimate]], name: str, laws: dict[int, opt.Estimate]
+) -> None:
+    sizes = sorted({curve.size(name) for curve, _ in lowest})
+    for size, color in colors(sizes).items():
+        line = sorted(
+            (curve.parameters, loss.value, loss.half_width or 0.0) for curve, loss in lowest if curve.size(name) == size
+        )
+        counts, losses, errors = np.array(line, np.float64).T
+        law = laws.get(size)
+        label = f"{size}: b = {format_slope(law.value, law.half_width, 3)}" if law else str(size)
+        panel.errorbar(counts, losses, errors, linestyle="", marker="o", markersize=4, color=color, capsize=2)
+        if law:
+            middle = np.exp(np.log(losses).mean() + law.value * np.log(counts).mean())
+            panel.plot(counts, middle * counts**-law.value, color=color, linewidth=1.3, label=label)
+        else:
+            panel.plot(counts, losses, color=color, linewidth=0.8, linestyle=":", label=label)

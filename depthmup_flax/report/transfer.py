@@ -1,0 +1,290 @@
+"""What a sweep shows about transfer: optimum, shift and regret per size, and exponents, for each variant."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.records import SweepInfo
+from depthmup_flax.report import optimum as opt
+from depthmup_flax.report.loss_surfaces import Curve, Scale, Surface, profile
+
+ALL_DIVERGED, ONE_SEED, FEW_SEEDS, INCOMPLETE = "all diverged", "one seed", "few seeds", "incomplete"
+UNTRAINED = "does not train"  # its lowest loss is more than this many times the base's
+UNTRAINED_ABOVE = 2.0
+DIVERGED, NOT_RUN = "diverged", "not run"
+Valley = tuple[float, tuple[float, float] | None]  # slope and its 95 % interval
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Row:
+    """One variant at one size.
+
+    Attributes:
+      curve: its losses.
+      optimum: ``None`` if every point has a diverged run.
+      shift: optimum minus the base's, in coordinates of x; ``None`` for the base, and if unknown.
+      bound: ``<=`` or ``>=`` if an optimum at an edge of its grid only bounds the shift; else empty.
+      regret: loss at the base's grid optimum minus the lowest loss; `DIVERGED` or `NOT_RUN` if there is none.
+      flags: what limits the conclusions about it.
+    """
+
+    curve: Curve
+    optimum: opt.Optimum | None
+    shift: opt.Estimate | None
+    bound: str
+    regret: opt.Estimate | str
+    flags: tuple[str, ...]
+
+    @property
+    def bracketed(self) -> bool:
+        """Whether the optimum lies inside the grid."""
+        return self.optimum is not None and self.optimum.flag in ("", opt.NEXT_TO_DIVERGENCE)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the network trains at any x; if it does not, its optimum is meaningless."""
+        return self.optimum is not None and UNTRAINED not in self.flags
+
+
+@dataclasses.dataclass(frozen=True)
+class Slope:
+    """Exponent of the optimum against a size, over the sizes that train and have an optimum inside the grid.
+
+    Attributes:
+      estimate: d log2(x*) / d log2(size); ``None`` for fewer than three sizes.
+      fixed: the value of the other size.
+      used, left_out: sizes.
+    """
+
+    estimate: opt.Estimate | None
+    fixed: int
+    used: tuple[int, ...]
+    left_out: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """Results of one variant.
+
+    Attributes:
+      name: short; empty if the sweep has only one.
+      base: the size from which hyperparameters are transferred.
+      base_is_smallest: whether it replaces a base size that is not in the sweep.
+      rows: one per size, ascending.
+      slopes: by ``depth`` and ``width``, where at least three sizes were run.
+      power_laws: see `power_laws`.
+    """
+
+    name: str
+    base: Row
+    base_is_smallest: bool
+    rows: tuple[Row, ...]
+    slopes: dict[str, Slope]
+    power_laws: dict[str, dict[int, opt.Estimate]]
+
+    @property
+    def transferred(self) -> float | None:
+        """The grid value of x that is best at the base."""
+        return float(self.base.curve.x[self.base.optimum.grid]) if self.base.optimum else None
+
+
+@dataclasses.dataclass(frozen=True)
+class SizeAxis:
+    """A row of panels: sizes along ``name`` (width or depth) at one value of the other."""
+
+    name: str
+    sizes: tuple[int, ...]
+    fixed: int
+
+    @property
+    def other(self) -> str:
+        """The size that is fixed."""
+        return "width" if self.name == "depth" else "depth"
+
+    def rows(self, rows: Sequence[Row]) -> list[Row]:
+        """Those on this axis."""
+        return [r for r in rows if r.curve.size(self.name) in self.sizes and r.curve.size(self.other) == self.fixed]
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A sweep analyzed along one axis.
+
+    Attributes:
+      scale: the axis whose optimum is measured.
+      other: the second continuous axis, over which each point's mean is minimized, if there is one.
+      surfaces: all losses, x along ``scale``.
+      valleys: per surface, slope and interval of its optimal sublevel set, see `sublevel_slope`.
+      variants: results, in the grid's order.
+      axes: the axes along which sizes vary; one with a single size if none does.
+    """
+
+    scale: Scale
+    other: Scale | None
+    surfaces: tuple[Surface, ...]
+    valleys: tuple[Valley | None, ...]
+    variants: tuple[Variant, ...]
+    axes: tuple[SizeAxis, ...]
+
+    @property
+    def rows(self) -> list[Row]:
+        """Of all variants."""
+        return [row for variant in self.variants for row in variant.rows]
+
+
+def analyze(
+    info: SweepInfo,
+    surfaces: Sequence[Surface],
+    scale: Scale,
+    other: Scale | None = None,
+    planned: Sequence[float] = (),
+) -> Study:
+    """Optimum, shift, regret and exponents; ``scale`` is the surfaces' x axis, ``other`` their y axis.
+
+    Sizes that lack one of the ``planned`` values of x are flagged as incomplete.
+
+    Raises:
+      InputError: no point has all of its seeds.
+    """
+    curves = [curve for curve in map(profile, surfaces) if len(curve.x)]
+    if not curves:
+        raise InputError("no point of the sweep has all of its seeds: rerun the sweep command to resume it.")
+    # A point without any seed is either unplanned or pending.
+    incomplete = {(s.variant, s.width, s.depth) for s in surfaces if ((s.ended > 0) & (s.ended < len(s.seeds))).any()}
+    axes = size_axes(info, curves)
+    variants = []
+    for name in dict.fromkeys(curve.variant for curve in curves):
+        own = [curve for curve in curves if curve.variant == name]
+        optima = [opt.find_optimum(scale.coordinate(curve.x), curve.losses) for curve in own]
+        base, is_smallest = _base(info, own)
+        at = own.index(base)
+        rows = tuple(
+            _row(curve, best, base, optima[at], (name, curve.width, curve.depth) in incomplete, planned)
+            for curve, best in zip(own, optima, strict=True)
+        )
+        slopes = {axis.name: _slope(rows, axis) for axis in axes if scale.log and len(axis.sizes) > 2}
+        variants.append(Variant(name, rows[at], is_smallest, rows, slopes, power_laws(rows)))
+    valleys = tuple(sublevel_slope(surface, scale, other) for surface in surfaces) if other else ()
+    return Study(scale, other, tuple(surfaces), valleys, tuple(variants), tuple(axes))
+
+
+def size_axes(info: SweepInfo, curves: Sequence[Curve]) -> list[SizeAxis]:
+    """Depth and width, if they have at least two values at one value of the other; depth if neither has.
+
+    That value is the base's if possible; else the one with most sizes.
+    """
+    axes = []
+    for name, other in (("depth", "width"), ("width", "depth")):
+        sizes: dict[int, set[int]] = {}
+        for curve in curves:
+            sizes.setdefault(curve.size(other), set()).add(curve.size(name))
+        base = _base_size(info, other)
+        fixed = base if len(sizes.get(base, ())) > 1 else max(sizes, key=lambda s: (len(sizes[s]), -s))
+        if len(sizes[fixed]) > 1:
+            axes.append(SizeAxis(name, tuple(sorted(sizes[fixed])), fixed))
+    return axes or [SizeAxis("depth", (curves[0].depth,), curves[0].width)]
+
+
+def _base_size(info: SweepInfo, name: str) -> int:
+    """The configured base size; 0 in a config means the network's own size."""
+    model = info.base.get("model", {})
+    return model.get(f"base_{name}") or model.get(name) or 0
+
+
+def _base(info: SweepInfo, curves: Sequence[Curve]) -> tuple[Curve, bool]:
+    """The curve at the base size; else, and True, the one at the smallest depth and width."""
+    wanted = []
+    for name in ("width", "depth"):
+        sizes = {curve.size(name) for curve in curves}
+        wanted.append(sizes.pop() if len(sizes) == 1 else _base_size(info, name))
+    at_base = [curve for curve in curves if [curve.width, curve.depth] == wanted]
+    return (at_base[0], False) if at_base else (min(curves, key=lambda c: (c.depth, c.width)), True)
+
+
+def _row(
+    curve: Curve,
+    best: opt.Optimum | None,
+    base: Curve,
+    base_best: opt.Optimum | None,
+    partial: bool,
+    planned: Sequence[float],
+) -> Row:
+    seeds = len(curve.seeds)
+    missing = np.array([value for value in planned if not np.isclose(curve.x, value, rtol=1e-9, atol=0).any()])
+    # While values beyond an end are pending, an optimum at that end is not at the edge of the grid.
+    unknown = {opt.EDGE_LOW: any(missing < curve.x[0]), opt.EDGE_HIGH: any(missing > curve.x[-1])}
+    flags = [] if best else [ALL_DIVERGED]
+    flags += [best.flag] if best and best.flag and not unknown.get(best.flag) else []
+    if best and base_best and best.loss.value > max(UNTRAINED_ABOVE * base_best.loss.value, base_best.loss.value):
+        flags.append(UNTRAINED)
+    flags += [ONE_SEED] if seeds == 1 else [FEW_SEEDS] if seeds == 2 else []
+    flags += [INCOMPLETE] if partial or len(missing) else []
+    shift, bound = (None, "") if curve is base else _shift(best, base_best)
+    transferred = curve.index(float(base.x[base_best.grid])) if base_best else None
+    regret = NOT_RUN if transferred is None else opt.regret(curve.losses, transferred) or DIVERGED
+    return Row(curve, best, shift, bound, regret, tuple(flags))
+
+
+def _shift(best: opt.Optimum | None, base: opt.Optimum | None) -> tuple[opt.Estimate | None, str]:
+    """The difference and what it bounds; unknown if two edges bound it in opposite directions."""
+    if best is None or base is None:
+        return None, ""
+    above = {opt.EDGE_HIGH: ">=", opt.EDGE_LOW: "<="}.get(best.flag)
+    below = {opt.EDGE_HIGH: "<=", opt.EDGE_LOW: ">="}.get(base.flag)
+    bounds = {bound for bound in (above, below) if bound}
+    if len(bounds) == 2 or opt.ONE_VALUE in (best.flag, base.flag):
+        return None, ""
+    return best.at - base.at, "".join(bounds)
+
+
+def _slope(rows: Sequence[Row], axis: SizeAxis) -> Slope:
+    rows = axis.rows(rows)
+    used = {r.curve.size(axis.name): r.optimum.at for r in rows if r.bracketed and r.trains and r.optimum}
+    estimate = opt.slope([math.log2(size) for size in used], list(used.values()))
+    sizes = [row.curve.size(axis.name) for row in rows]
+    return Slope(estimate, axis.fixed, tuple(used), tuple(size for size in sizes if size not in used))
+
+
+def lowest_losses(rows: Sequence[Row]) -> list[tuple[Curve, opt.Estimate]]:
+    """Curves and lowest losses of the rows whose lowest loss has a meaningful logarithm."""
+    return [(r.curve, r.optimum.loss) for r in rows if r.trains and r.optimum and r.optimum.loss.value > 0]
+
+
+def power_laws(rows: Sequence[Row]) -> dict[str, dict[int, opt.Estimate]]:
+    """Exponents b of ``lowest loss = c * parameters^-b``, for lines of equal depth and of equal width.
+
+    Least squares of log loss on log parameters, refitted in every draw; lines of at least three sizes.
+    """
+    laws: dict[str, dict[int, opt.Estimate]] = {"depth": {}, "width": {}}
+    for name, of_size in laws.items():
+        for size in sorted({row.curve.size(name) for row in rows}):
+            line = [(curve, loss) for curve, loss in lowest_losses(rows) if curve.size(name) == size]
+            fit = opt.slope(
+                [math.log(curve.parameters) for curve, _ in line], [_negative_log(loss) for _, loss in line]
+            )
+            if fit is not None:
+                of_size[size] = fit
+    return laws
+
+
+def _negative_log(loss: opt.Estimate) -> opt.Estimate:
+    draws = None if loss.draws is None else -np.log(loss.draws)
+    return opt.Estimate(-math.log(loss.value), draws, loss.seeds)
+
+
+def sublevel_slope(surface: Surface, x: Scale, y: Scale) -> Valley | None:
+    """Slope of y against x along the optimal sublevel set and its 95 % interval, from `opt.valley_angle`.
+
+    ``None`` if the set has no direction; no interval for one seed, or where it reaches the vertical.
+    """
+    angle = opt.valley_angle(x.coordinate(surface.x), y.coordinate(surface.y), surface.losses)
+    if angle is None:
+        return None
+    ends = angle.interval
+    known = ends is not None and -math.pi / 2 < ends[0] and ends[1] < math.pi / 2
+    return math.tan(angle.value), (math.tan(ends[0]), math.tan(ends[1])) if known and ends else None

@@ -1,0 +1,78 @@
+"""Sweeps with planted optima: records without training."""
+
+import itertools
+import math
+
+import numpy as np
+
+from depthmup_flax.records import Record, RecordWriter, Sweep, SweepInfo, info_to_json
+from depthmup_flax.report.loss_surfaces import roles, surfaces
+from depthmup_flax.report.tables import as_data
+from depthmup_flax.report.transfer import analyze
+
+X = "optimizer.learning_rate"
+MULTIPLIER = "parametrization.branch_multiplier"
+RATES = tuple(2.0**k for k in range(-12, -3))
+
+
+def record(number, point, loss, *, width=64, depth=4):
+    """A run that completed with a loss, or with ``None`` diverged half-way."""
+    width, depth = point.get("model.width", width), point.get("model.depth", depth)
+    slices = [1.0 if loss is None else loss + 1.0, loss]
+    return Record(
+        run=f"r{number}",
+        status="diverged" if loss is None else "completed",
+        point=point,
+        width=width,
+        depth=depth,
+        parameters=width * width * depth,
+        seed=point.get("seed", 0),
+        steps=20,
+        train_loss=loss,
+        train_loss_avg=loss,
+        slice_steps=10,
+        train_loss_slices=slices,
+        test_loss=loss,
+        test_accuracy=None,
+        diverged_at_step=15 if loss is None else None,
+        wall_time_s=1.0,
+        lanes=1,
+        device="1 x test",
+        versions={"python": "3"},
+        commit="abc",
+    )
+
+
+def sweep_of(loss, axes, *, title="A sweep", model=None, x=X):
+    """All points of a grid; ``loss(point)`` is the loss, or ``None`` for a diverged run."""
+    model = {"width": 64, "depth": 4, "base_width": 64, "base_depth": 4} if model is None else model
+    info = SweepInfo("test", title, "smoke", x, {k: list(v) for k, v in axes.items()}, {"model": model})
+    points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    return Sweep(info, [record(i, point, loss(point)) for i, point in enumerate(points)], [])
+
+
+def write(directory, sweep):
+    """The sweep's files in a new directory."""
+    directory.mkdir()
+    (directory / "sweep.json").write_text(info_to_json(sweep.info))
+    writer = RecordWriter(directory / "records.jsonl")
+    writer.write_records(sweep.records)
+    writer.close()
+    return directory
+
+
+def study_of(sweep):
+    """A sweep analyzed along x, as if its axes were the whole planned grid."""
+    parts = roles(sweep.info)
+    return analyze(sweep.info, surfaces(sweep.info, sweep.records, parts), parts.x, parts.second)
+
+
+def data_of(sweep):
+    """The content of ``report.json``."""
+    return as_data(sweep, study_of(sweep))
+
+
+def parabola(point, *, best=-8.0, noise=0.0, seed=0):
+    """0.5 + 0.1 (log2 x - best)^2, with an optimum that moves between seeds."""
+    shift = noise * np.random.default_rng((seed, point.get("seed", 0))).normal()
+    return 0.5 + 0.1 * (math.log2(point[X]) - best - shift) ** 2

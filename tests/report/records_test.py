@@ -1,0 +1,71 @@
+"""Files of records: truncated, compressed, of several sweeps; and what reading them imports."""
+
+import gzip
+import subprocess
+import sys
+
+import pytest
+from planted_sweeps import RATES, X, parabola, sweep_of, write
+from processes import ROOT
+
+import depthmup_flax
+from depthmup_flax.errors import InputError
+from depthmup_flax.records import RecordWriter, read_sweep
+from depthmup_flax.report import make_report
+from depthmup_flax.report.make_report import studies
+from depthmup_flax.report.tables import as_data, as_text
+
+
+def test_a_torn_last_line_is_ignored_with_a_warning(tmp_path):
+    directory = write(tmp_path / "sweep", sweep_of(parabola, {X: RATES}))
+    path = directory / "records.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    sweep = read_sweep([directory])
+    study, _ = studies(sweep)
+    data = as_data(sweep, study)
+    assert data["runs"] == len(RATES) - 1
+    assert "torn by a crash" in data["notes"][0]
+    assert "torn by a crash" in as_text(data, study)
+
+
+def test_compressed_records_read_as_plain_ones_and_are_not_appended_to(tmp_path):
+    directory = write(tmp_path / "sweep", sweep_of(parabola, {X: RATES, "seed": range(2)}))
+    path = directory / "records.jsonl"
+    plain = read_sweep([directory])
+    compressed = path.with_name("records.jsonl.gz")
+    compressed.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+    path.unlink()
+    assert read_sweep([directory]) == plain
+    with pytest.raises(InputError, match=r"records.jsonl.gz is compressed: to resume, run gunzip"):
+        RecordWriter(path)
+    assert not path.exists()
+    compressed.write_bytes(compressed.read_bytes()[:-20])
+    with pytest.raises(InputError, match=r"records.jsonl.gz cannot be decompressed"):
+        read_sweep([directory])
+
+
+def test_sweeps_of_different_base_are_not_merged(tmp_path):
+    first = write(tmp_path / "a", sweep_of(parabola, {X: RATES}))
+    second = write(tmp_path / "b", sweep_of(parabola, {X: RATES}, model={"width": 8}))
+    with pytest.raises(InputError, match="not parts of one sweep"):
+        make_report([first, second], tmp_path / "out")
+
+
+def test_reading_records_and_reports_imports_neither_jax_nor_flax():
+    code = (
+        "import sys, depthmup_flax.records, depthmup_flax.report, depthmup_flax.types\n"
+        "print({'jax', 'flax', 'optax', 'tensorflow'} & {name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.stdout.strip(), done.stderr) == ("set()", "")
+
+
+def test_public_names_are_imported_at_first_use():
+    assert set(depthmup_flax.__all__) <= set(dir(depthmup_flax))
+    assert all(
+        getattr(depthmup_flax, name).__name__ == name
+        for name in depthmup_flax.__all__
+        if name not in ("PRESETS", "Axes")
+    )
+    with pytest.raises(AttributeError, match="no attribute 'adamv'"):
+        _ = depthmup_flax.adamv
