@@ -1,7 +1,7 @@
 """From a sweep's config to its runs: named grids over the fields of a base config.
 
-A sweep's config file has ``get_config(scale)``, which returns a `sweep_config`: the whole config of a base run, and grids.
-A grid is the product of its axes. The sweep is the union of its grids; each run is trained once.
+A sweep's config file has ``get_config(scale)``, which returns a `sweep_config`: the config of a base run, and grids. A
+grid is the product of its axes. The sweep is the union of its grids; each run is trained once.
 """
 
 from __future__ import annotations

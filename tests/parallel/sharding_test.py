@@ -11,7 +11,6 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from depthmup_flax import InputError
-from depthmup_flax.models import MODELS
 from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.roles import path_name
 from depthmup_flax.training.config import default_config
@@ -34,19 +33,21 @@ def on_eight_devices(tmp_path):
     return run
 
 
-ALL_AXES = "data 2, fsdp 2, tensor 2"
+EVERY_AXIS = "data 2, fsdp 2, tensor 2"
+OTHERS = ["data 8", "data 2, fsdp 4"]
+slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     ("model", "layouts"),
     [
-        *((model, [ALL_AXES]) for model in MODELS if model != "res_mlp"),
-        ("res_mlp", ["data 8", "data 2, fsdp 4", ALL_AXES]),
-        *(
-            pytest.param(model, ["data 8", "data 2, fsdp 4"], marks=pytest.mark.slow)
-            for model in MODELS
-            if model != "res_mlp"
-        ),
+        ("res_mlp", [EVERY_AXIS, *OTHERS]),
+        ("simple_resnet", [EVERY_AXIS]),
+        ("gpt", [EVERY_AXIS]),
+        pytest.param("simple_resnet", OTHERS, marks=slow),
+        pytest.param("gpt", OTHERS, marks=slow),
+        pytest.param("resnet", [EVERY_AXIS, *OTHERS], marks=slow),
+        pytest.param("vit", [EVERY_AXIS, *OTHERS], marks=slow),
     ],
 )
 def test_a_model_trains_on_eight_devices_as_on_one(model, layouts, on_eight_devices):
@@ -69,7 +70,7 @@ def test_a_dense_products_gradient_is_summed_over_devices_however_its_rows_are_s
         np.testing.assert_allclose(gradient, gradients["one"], rtol=1e-12, err_msg=layout)
 
 
-@pytest.mark.parametrize("model", ["res_mlp", pytest.param("vit", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", ["res_mlp", pytest.param("vit", marks=slow)])
 def test_parts_of_a_batch_and_recomputed_activations_train_like_the_whole(model, on_eight_devices):
     losses = on_eight_devices("in_parts", model)
     for other in ("parts", "dots", "full"):
