@@ -145,6 +145,17 @@ def test_print_params_shows_the_table_and_trains_nothing(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_the_parameter_table_shows_the_sharding_on_a_mesh_that_splits_parameters():
+    """Without the devices: a laptop shows what a pod will do."""
+    config = config_module("digits").get_config()
+    config.model.update(width=64, depth=4)
+    config.mesh.update(fsdp=4, tensor=2)
+    table = " ".join(build(config).parameter_table().split())
+    assert "| blocks/branch/dense_0/kernel | (4, 64, 64) | float32 | 16,384 | (None, 'fsdp', 'tensor') |" in table
+    config.mesh.update(fsdp=1, tensor=1)
+    assert "Sharding" not in build(config).parameter_table()
+
+
 def test_help_quotes_the_classification():
     text = run("train.py", "--help").stdout
     assert re.search(r"depth_mup +alpha 0.5 +gamma 0.5 .*feature diversity 0.5", text)
