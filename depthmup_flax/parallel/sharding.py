@@ -94,7 +94,7 @@ def require_divisible(batch_size: int, accumulate: int, mesh: Mesh) -> None:
         below = batch_size - batch_size % multiple
         sizes = f"{below} or {below + multiple}" if below else f"{multiple}"
         raise InputError(
-            f"train.batch_size is {batch_size}: it must be a multiple of {multiple} ({factors}); use {sizes}."
+            f"train.batch_size is {batch_size}: it must be a multiple of {multiple} ({factors}). Use {sizes}."
         )
 
 

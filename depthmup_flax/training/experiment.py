@@ -124,7 +124,7 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     total_steps = config.train.steps or max(1, math.ceil(min(config.train.epochs * epoch_steps, 2.0**40)))
     if total_steps >= 2**31:
         field = "steps" if config.train.steps else "epochs"
-        raise InputError(f"train.{field} is {config.train[field]}, which is {total_steps} steps: use fewer than 2^31.")
+        raise InputError(f"train.{field} is {config.train[field]}: use fewer than 2^31 steps.")
     return Experiment(
         config=config,
         dataset=dataset,
