@@ -31,7 +31,7 @@ from depthmup_flax.sweep.program import Chunk, Outcome, Program, put_data, sweep
 from depthmup_flax.sweep.unfinished import Keeper
 from depthmup_flax.training.config import differences, listed, run_differences
 from depthmup_flax.training.experiment import Experiment, build
-from depthmup_flax.training.workdir import keeping_compiled, make_writable, only_run_in, writing_to
+from depthmup_flax.training.workdir import make_writable, only_run_in, writing_to
 
 _SAY_EVERY_S = 5.0  # between lines of progress
 
@@ -112,7 +112,7 @@ def sweep(
     info = sweep_info(config)
     unfinished = directory / "unfinished" / path.stem
     opened = _opened(directory, path, info, overwrite)
-    with opened, writing_to(directory), keeping_compiled(directory), Preemption() as preemption:
+    with opened, writing_to(directory), Preemption() as preemption:
         if overwrite:
             shutil.rmtree(unfinished if shard[1] > 1 else unfinished.parent, ignore_errors=True)
         writer = RecordWriter(path)  # mends a torn last line, so before reading

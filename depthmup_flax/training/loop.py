@@ -28,7 +28,7 @@ from depthmup_flax.training.experiment import Experiment, build
 from depthmup_flax.training.metrics import MetricsWriter, NoMetrics, Progress, finite_or_none
 from depthmup_flax.training.sampling import generate
 from depthmup_flax.training.step import EvalMetrics, TrainState, make_eval_step, make_train_step
-from depthmup_flax.training.workdir import keeping_compiled, only_run_in, prepare_workdir, read_json, writing_to
+from depthmup_flax.training.workdir import only_run_in, prepare_workdir, read_json, writing_to
 
 PREEMPTED = "preempted"
 
@@ -79,7 +79,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
             if distributed.is_first():
                 print(f"{directory} holds this run already, {summary(finished)}. --overwrite runs it again.")
             return finished
-        with writing_to(directory), keeping_compiled(directory):
+        with writing_to(directory):
             return _train_in(directory, experiment, mesh)
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 import processes
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from depthmup_flax import InputError
 from depthmup_flax.rule.info_trees import info_from_json
@@ -425,29 +424,3 @@ def test_differences_names_every_leaf_that_differs():
         "b.c: 2 there, 3 here",
         "b.d: '(not set)' there, 4 here",
     ]
-
-
-def test_the_next_start_in_a_work_directory_compiles_nothing_that_the_last_one_compiled(tmp_path):
-    before = jax.config.jax_compilation_cache_dir
-    events: list[str] = []
-    jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
-    try:
-        jax.config.update("jax_compilation_cache_dir", None)
-        compilation_cache.reset_cache()
-        for start in ("first", "second"):
-            jax.clear_caches()
-            events.clear()
-            train_and_evaluate(tiny(), tmp_path / "run", overwrite=True)
-            read = events.count("/jax/compilation_cache/cache_hits")
-            compiled = events.count("/jax/compilation_cache/cache_misses")
-            assert compiled > 0 if start == "first" else read > compiled == 0, (start, read, compiled)
-            assert jax.config.jax_compilation_cache_dir is None
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
-        compilation_cache.reset_cache()
-
-
-def test_a_compilation_cache_of_the_users_own_takes_the_place_of_the_work_directorys(tmp_path):
-    assert jax.config.jax_compilation_cache_dir
-    train_and_evaluate(tiny(), tmp_path / "run")
-    assert not (tmp_path / "run" / "compiled").exists()
