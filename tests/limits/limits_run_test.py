@@ -74,7 +74,7 @@ def test_a_directory_that_cannot_be_written_is_one_sentence(tmp_path):
 def test_settings_that_cannot_be_read_are_one_sentence(text, tmp_path):
     (tmp_path / "limits.json").write_text(text)
     (tmp_path / "records.jsonl").write_text("")
-    with pytest.raises(InputError, match="is not what a figure writes"):
+    with pytest.raises(InputError, match="does not hold the settings of a figure"):
         run(smoke("ntk"), tmp_path)
 
 
@@ -82,7 +82,7 @@ def test_a_line_that_is_no_record_is_named(tmp_path):
     run(smoke("ntk"), tmp_path)
     records = tmp_path / "records.jsonl"
     records.write_text("garbage\n" + records.read_text())
-    with pytest.raises(InputError, match=r"records.jsonl, line 1: not a record; delete the line"):
+    with pytest.raises(InputError, match=r"records.jsonl, line 1: not a record. Delete the line"):
         run(smoke("ntk"), tmp_path)
 
 
@@ -115,7 +115,7 @@ def test_limit_convergence_runs_to_its_files_and_networks_are_near_their_theory(
     }  # fmt: skip
     records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     rows = [{**record["case"], **record["values"]} for record in records]
-    (study,) = limit_convergence._studies(rows)
+    (study,) = limit_convergence.studies(rows)
     assert study.widths == [8, 16]
     assert study.depths == [2, 4]
     for error in study.errors.values():

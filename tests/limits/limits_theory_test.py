@@ -9,7 +9,8 @@ import pytest
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits import linear_kernel, linear_limit, ntk
-from depthmup_flax.limits.rates import aligned, networks_of, rate, rates_table
+from depthmup_flax.limits.finite_networks import ensemble_sizes
+from depthmup_flax.limits.rates import aligned, rate, rates_table
 from depthmup_flax.limits.run import run
 from depthmup_flax.training.config import from_file
 
@@ -127,4 +128,4 @@ def test_rates_are_fitted_and_printed_beside_the_expected_ones():
 
 
 def test_narrower_networks_are_more_at_no_more_cost():
-    assert networks_of((64, 16), 8) == {16: 32, 64: 8}
+    assert ensemble_sizes((64, 16), 8) == {16: 32, 64: 8}

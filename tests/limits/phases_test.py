@@ -10,7 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.limits import diversity, phase_diagram, run
+from depthmup_flax.limits import diversity, phase_networks, phase_plane, run
 from depthmup_flax.limits import feature_paths as paths
 from depthmup_flax.limits import finite_networks as networks
 from depthmup_flax.power_fits import fit_power
@@ -48,7 +48,7 @@ def plane():
         path_steps=60,
     )
     with jax.enable_x64(True):
-        return [{**case, **phase_diagram.measure(config, case)} for case in phase_diagram.cases(config)]
+        return [{**case, **phase_plane.measure(config, case)} for case in phase_plane.cases(config)]
 
 
 def power_of_change(rows, alpha, gamma):
@@ -65,12 +65,12 @@ def test_steps_change_features_by_the_power_of_depth_that_tp6_claims(plane):
 
 
 def test_networks_are_in_the_class_that_tp6_claims(plane):
-    assert "The measured class is TP6's at 16 of 16 points." in phase_diagram.table(plane)
+    assert "The measured class is TP6's at 16 of 16 points." in phase_plane.table(plane)
 
 
 def test_networks_of_another_gamma_are_not_in_the_claimed_class(plane):
     shifted = [{**row, "gamma": row["gamma"] + 0.25} if row["what"] == "growth" else row for row in plane]
-    text = phase_diagram.table(shifted)
+    text = phase_plane.table(shifted)
     assert "The measured class is TP6's at 16 of 16 points." not in text
     assert text.count("differs") >= 4
 
@@ -90,11 +90,11 @@ def test_the_rules_powers_as_numbers_train_the_rules_network(name):
     """One compiled program serves the plane; the same steps come from the parametrization itself."""
     config = config_of("phase_diagram", optimizer=name, seeds=2)
     case = {"what": "growth", "depth": 8, "alpha": 0.75, "gamma": 0.5}
-    found = phase_diagram.measure(config, case)["change"]
+    found = phase_plane.measure(config, case)["change"]
 
     rule = get_parametrization(alpha=0.75, gamma=0.5)
     model = networks.network("relu", config.width, 8, rule=rule, pre_nonlin=False, mean_subtraction=True)
-    x_BxD, y_B = phase_diagram.examples(config)
+    x_BxD, y_B = phase_networks.examples(config)
     info = param_info(model, model.base(), x_BxD)
     direct = depthmup(direction(name), info, rule, config.learning_rate)
     direct = freeze(direct, info, ("stem", "readout"))
@@ -110,12 +110,12 @@ def test_features_that_overflow_are_missing_points(plane):
     over = [
         {**row, "initial": [None] * 4, "change": [[None] * 5] * 4} if row["alpha"] == 0.25 else row for row in plane
     ]
-    text = phase_diagram.table(over)
+    text = phase_plane.table(over)
     assert "explodes" in text
     assert "16 of 16" in text
-    phase_diagram.figure(over)
+    phase_plane.figure(over)
     config = config_of("phase_diagram", depths=(256, 512, 1024), alphas=(0.0,), gammas=(0.0,))
-    assert phase_diagram.measure(config, phase_diagram.cases(config)[2])["initial"] == [None, None]
+    assert phase_plane.measure(config, phase_plane.cases(config)[2])["initial"] == [None, None]
 
 
 def test_a_random_walk_has_slope_one_half_and_a_straight_path_slope_one():
