@@ -19,7 +19,7 @@ _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the records in --work
 def main(argv: list[str]) -> None:
     """Measures, writes and prints the report; bad input is one sentence and exit code 2."""
     cli.require_no_arguments(argv)
-    from depthmup_flax.limits.run import run
+    from depthmup_flax.limits.pipeline import run
 
     config = cli.resolved(_CONFIG)
     if not _WORKDIR.value:

@@ -25,7 +25,7 @@ from depthmup_flax.limits.config_fields import (
 )
 from depthmup_flax.limits.panels import Color, Page, Panel, finish, guide, page, points, size_axis
 from depthmup_flax.limits.rates import Rate, aligned, rate, rates_table
-from depthmup_flax.limits.run import Case, Row, Values
+from depthmup_flax.limits.pipeline import Case, Row, Values
 from depthmup_flax.report.style import colors
 from depthmup_flax.theory import (
     ACTIVATIONS,

@@ -20,7 +20,7 @@ from depthmup_flax.limits.config_fields import require, require_groups, require_
 from depthmup_flax.limits.finite_networks import GROUPS
 from depthmup_flax.limits.panels import Page, Panel, draw_groups, finish, guide, page, points, size_axis
 from depthmup_flax.limits.rates import Rate, aligned, rate, rates_table
-from depthmup_flax.limits.run import Case, Row, Values
+from depthmup_flax.limits.pipeline import Case, Row, Values
 from depthmup_flax.report.style import colors, hide_unused, size_ticks
 from depthmup_flax.theory import linear_training
 from depthmup_flax.types import ArrayTree

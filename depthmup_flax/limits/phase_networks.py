@@ -27,7 +27,7 @@ from depthmup_flax.limits.config_fields import (
     require_whole,
 )
 from depthmup_flax.limits.feature_paths import distances, four_digits, require_fractions
-from depthmup_flax.limits.run import Case, Values
+from depthmup_flax.limits.pipeline import Case, Values
 from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.optimizer import depthmup, freeze
 from depthmup_flax.rule.parametrization import ParamInfo, Role, get_parametrization

@@ -9,7 +9,7 @@ from processes import run_command
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits import limit_convergence, limits_config
-from depthmup_flax.limits.run import run
+from depthmup_flax.limits.pipeline import run
 from depthmup_flax.training.config import from_file
 
 pytestmark = pytest.mark.slow

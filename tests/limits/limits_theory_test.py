@@ -11,7 +11,7 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.limits import linear_kernel, linear_limit, ntk
 from depthmup_flax.limits.finite_networks import ensemble_sizes
 from depthmup_flax.limits.rates import aligned, rate, rates_table
-from depthmup_flax.limits.run import run
+from depthmup_flax.limits.pipeline import run
 from depthmup_flax.training.config import from_file
 
 pytestmark = pytest.mark.slow
