@@ -1,4 +1,4 @@
-"""The figures of TP6's phases: networks in the class that is claimed, diversity set by alpha, files, bad fields."""
+"""The figures of TP6's phases: networks in the claimed class, diversity set by alpha, complete runs, bad fields."""
 
 import json
 import pathlib
@@ -19,8 +19,6 @@ from depthmup_flax.rule.optimizer import depthmup, freeze
 from depthmup_flax.rule.parametrization import get_parametrization
 from depthmup_flax.rule.roles import param_info
 from depthmup_flax.training.config import from_file
-
-pytestmark = pytest.mark.slow
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs" / "limits"
 FIGURES = ("phase_diagram", "diversity")
@@ -57,6 +55,7 @@ def power_of_change(rows, alpha, gamma):
     )
 
 
+@pytest.mark.slow
 def test_steps_change_features_by_the_power_of_depth_that_tp6_claims(plane):
     growth = [row for row in plane if row["what"] == "growth"]
     for alpha, gamma in {(row["alpha"], row["gamma"]) for row in growth}:
@@ -64,10 +63,12 @@ def test_steps_change_features_by_the_power_of_depth_that_tp6_claims(plane):
             assert power_of_change(growth, alpha, gamma).slope == pytest.approx(1 - alpha - gamma, abs=0.12)
 
 
+@pytest.mark.slow
 def test_networks_are_in_the_class_that_tp6_claims(plane):
     assert "The measured class is TP6's at 16 of 16 points." in phase_plane.table(plane)
 
 
+@pytest.mark.slow
 def test_networks_of_another_gamma_are_not_in_the_claimed_class(plane):
     shifted = [{**row, "gamma": row["gamma"] + 0.25} if row["what"] == "growth" else row for row in plane]
     text = phase_plane.table(shifted)
@@ -75,6 +76,7 @@ def test_networks_of_another_gamma_are_not_in_the_claimed_class(plane):
     assert text.count("differs") >= 4
 
 
+@pytest.mark.slow
 def test_the_sum_of_squared_increments_stays_over_depth_at_one_half_and_falls_at_one(plane):
     def power(alpha):
         of_depth = {r["depth"]: r["layer"] for r in plane if (r["what"], r["alpha"]) == ("path", alpha)}
@@ -85,7 +87,7 @@ def test_the_sum_of_squared_increments_stays_over_depth_at_one_half_and_falls_at
     assert power(1.0) == pytest.approx(-1.0, abs=0.15)
 
 
-@pytest.mark.parametrize("name", ["adam", "sgd"])
+@pytest.mark.parametrize("name", ["adam", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_the_rules_powers_as_numbers_train_the_rules_network(name):
     """One compiled program serves the plane; the same steps come from the parametrization itself."""
     config = config_of("phase_diagram", optimizer=name, seeds=2)
@@ -106,6 +108,7 @@ def test_the_rules_powers_as_numbers_train_the_rules_network(name):
     np.testing.assert_allclose(found, moved, rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_features_that_overflow_are_missing_points(plane):
     over = [
         {**row, "initial": [None] * 4, "change": [[None] * 5] * 4} if row["alpha"] == 0.25 else row for row in plane
@@ -126,6 +129,7 @@ def test_a_random_walk_has_slope_one_half_and_a_straight_path_slope_one():
     assert found == pytest.approx([0.5, 1.0], abs=0.03)
 
 
+@pytest.mark.slow
 def test_trained_features_stay_rough_under_depth_mup_and_turn_smooth_with_depth_at_alpha_one():
     config = config_of("diversity", width=32, depths=(32, 128), fractions=(1 / 32, 1 / 16, 1 / 8, 1 / 4), times=(0, 20))
 
@@ -149,6 +153,7 @@ def test_networks_that_diverge_are_named_and_drawn_without():
     diversity.figure(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_smoke_scale_runs_to_its_files(name, tmp_path):
     text, paths = run(config_of(name), tmp_path)
@@ -179,7 +184,7 @@ def test_the_smoke_scale_runs_to_its_files(name, tmp_path):
     ],
 )
 def test_a_bad_field_is_one_sentence_before_anything_runs(name, fields, sentence, tmp_path):
-    with pytest.raises(InputError, match=sentence) as caught:
+    with pytest.raises(InputError, match=sentence) as error:
         run(config_of(name, **fields), tmp_path / "never")
-    assert str(caught.value).count(". ") == 0
+    assert str(error.value).count(". ") == 0
     assert not (tmp_path / "never").exists()
