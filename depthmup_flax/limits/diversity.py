@@ -23,8 +23,8 @@ from depthmup_flax.limits import finite_networks as networks
 from depthmup_flax.limits.config_fields import require, require_positive, require_sizes, require_whole
 from depthmup_flax.limits.feature_paths import distances, four_digits, mean_interval, require_fractions, slopes
 from depthmup_flax.limits.panels import Page, Panel, finish, page, points
-from depthmup_flax.limits.rates import aligned
 from depthmup_flax.limits.pipeline import Case, Row, Values
+from depthmup_flax.limits.rates import aligned
 from depthmup_flax.models import ResMLP
 from depthmup_flax.report.style import colors, format_slope
 from depthmup_flax.rule.optimizer import adamw, freeze

@@ -24,8 +24,8 @@ from depthmup_flax.limits.config_fields import (
     require_whole,
 )
 from depthmup_flax.limits.panels import Color, Page, Panel, finish, guide, page, points, size_axis
-from depthmup_flax.limits.rates import Rate, aligned, rate, rates_table
 from depthmup_flax.limits.pipeline import Case, Row, Values
+from depthmup_flax.limits.rates import Line, aligned, rate, rates_table
 from depthmup_flax.report.style import colors
 from depthmup_flax.theory import (
     ACTIVATIONS,
@@ -209,7 +209,7 @@ errors; values below {_ABOVE_NOISE:g} of them are left out of fits, the variance
 {_DEEP} up."""
 
 
-def _rate(label: str, errors: Mapping[int, SquareError], expected: float | None, n: str) -> Rate:
+def _rate(label: str, errors: Mapping[int, SquareError], expected: float | None, n: str) -> Line:
     """The power of those that are clearly above their own uncertainty."""
     resolved = {size: [error.value] for size, error in errors.items() if error.value > _ABOVE_NOISE * error.error}
     return rate(label, resolved, expected, n)

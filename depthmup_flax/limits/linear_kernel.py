@@ -18,8 +18,8 @@ from depthmup_flax.limits import finite_networks as networks
 from depthmup_flax.limits.config_fields import require_groups, require_positive, require_sizes, require_whole
 from depthmup_flax.limits.finite_networks import GROUPS
 from depthmup_flax.limits.panels import Page, Panel, draw_groups, finish, guide, page, points, size_axis
-from depthmup_flax.limits.rates import Rate, aligned, range_text, rate, rates_table
 from depthmup_flax.limits.pipeline import Case, Row, Values
+from depthmup_flax.limits.rates import Line, aligned, range_text, rate, rates_table
 from depthmup_flax.report.style import colors
 from depthmup_flax.theory import linear_training, one_step_kernel
 from depthmup_flax.types import ArrayTree
@@ -163,7 +163,7 @@ infinite depth. Theory's power is fitted from depth {_DEEP} up; networks' at the
 As printed: B24 Eq. 7, which inherits a slip from Eq. 92. Theory is the corrected formula."""
 
 
-def _rates(study: _Study, name: str) -> list[Rate]:
+def _rates(study: _Study, name: str) -> list[Line]:
     label, above = _NAMES[name], study.above_noise(name)
     deep = [depth for depth in study.theory if depth >= _DEEP]
     to_limit = f"{label}: {{}} to infinite depth, over depth"
@@ -179,7 +179,7 @@ def _rates(study: _Study, name: str) -> list[Rate]:
     ]
 
 
-def _last_layer(study: _Study) -> list[list[str]]:
+def _last_layer(study: _Study) -> list[Line]:
     """``H_1`` at the last layer: before plus change."""
     at_end = lambda row, name="change": f"{row['before'][-1] + row[name][-1]:.2f}"
     lines = [

@@ -19,8 +19,8 @@ from depthmup_flax.limits import finite_networks as networks
 from depthmup_flax.limits.config_fields import require, require_groups, require_positive, require_sizes, require_whole
 from depthmup_flax.limits.finite_networks import GROUPS
 from depthmup_flax.limits.panels import Page, Panel, draw_groups, finish, guide, page, points, size_axis
-from depthmup_flax.limits.rates import Rate, aligned, rate, rates_table
 from depthmup_flax.limits.pipeline import Case, Row, Values
+from depthmup_flax.limits.rates import Line, aligned, rate, rates_table
 from depthmup_flax.report.style import colors, hide_unused, size_ticks
 from depthmup_flax.theory import linear_training
 from depthmup_flax.types import ArrayTree
@@ -172,12 +172,12 @@ Errors over width: squares, mean over layers and steps, networks in {GROUPS} gro
 difference of theory to theory of twice the depth, from depth {_DEEP} up. n: networks at each size. |x|^2 / D = 1."""
 
 
-def _depth_rate(label: str, differences: dict[int, float]) -> Rate:
+def _depth_rate(label: str, differences: dict[int, float]) -> Line:
     deep = {depth: [value] for depth, value in differences.items() if depth >= _DEEP}
     return rate(f"{label}: theory to twice the depth, over depth", deep, -1, "exact")
 
 
-def _layers(study: _Study) -> list[list[str]]:
+def _layers(study: _Study) -> list[Line]:
     """Root mean squares of the widest networks beside theory's."""
     lines = [
         [f"rms of layers, depth {study.depth}", *_QUARTERS],
@@ -190,7 +190,7 @@ def _layers(study: _Study) -> list[list[str]]:
     return lines
 
 
-def _outputs(study: _Study) -> list[list[str]]:
+def _outputs(study: _Study) -> list[Line]:
     theory = study.at_depth
     pairs = zip(study.widest["outputs"], study.widest["spread_outputs"], strict=True)
     return [

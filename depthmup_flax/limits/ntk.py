@@ -18,8 +18,8 @@ from depthmup_flax.limits import finite_networks as networks
 from depthmup_flax.limits.config_fields import require, require_groups, require_positive, require_sizes, require_whole
 from depthmup_flax.limits.finite_networks import GROUPS
 from depthmup_flax.limits.panels import Page, Panel, draw_groups, finish, guide, page, points, size_axis
-from depthmup_flax.limits.rates import Rate, aligned, range_text, rate, rates_table
 from depthmup_flax.limits.pipeline import Case, Row, Values
+from depthmup_flax.limits.rates import Line, aligned, range_text, rate, rates_table
 from depthmup_flax.report.style import colors
 from depthmup_flax.theory import get_activation, gram, lazy_kernels
 from depthmup_flax.types import ArrayTree
@@ -149,36 +149,28 @@ width and depth. Powers of depth are fitted from {_DEEP} up; the ensemble's at t
 {_ABOVE_NOISE:g} times the noise of the ensemble's mean, with theory's there below. Networks are in {GROUPS} groups."""
 
 
-def _rates(study: _Study) -> list[Rate]:
+def _rates(study: _Study) -> list[Line]:
     widest = study.widths[-1]
     above = [d for d in study.depths if study.error_of_depth(d) > _ABOVE_NOISE * study.noise(widest, d)]
     ensemble = {depth: [study.error_of_ensemble(widest, depth)] for depth in above}
+    n, over_width, over_depth = range_text(study.seeds.values()), [], []
+    for depth in study.depths:
+        errors = {width: study.errors_of_network(width, depth) for width in study.widths}
+        over_width.append(rate(f"network of depth {depth} to theory of that depth, over width", errors, -1, n))
+    for width in study.widths:
+        errors = {depth: study.errors_of_network(width, depth) for depth in study.depths if depth >= _DEEP}
+        label = f"network of width {width} to theory of its depth, over depth"
+        over_depth.append(rate(label, errors, 0, study.seeds[width]))
     return [
         _theory_rate(study, [depth for depth in study.theory if depth >= _DEEP], -2),
         rate(f"mean of networks, width {widest}, to infinite depth, over depth", ensemble, -2, study.seeds[widest]),
         _theory_rate(study, above, None),
-        *(
-            rate(
-                f"network of depth {depth} to theory of that depth, over width",
-                {width: study.errors_of_network(width, depth) for width in study.widths},
-                -1,
-                range_text(study.seeds.values()),
-            )
-            for depth in study.depths
-        ),
-        *(
-            rate(
-                f"network of width {width} to theory of its depth, over depth",
-                {depth: study.errors_of_network(width, depth) for depth in study.depths if depth >= _DEEP},
-                0,
-                study.seeds[width],
-            )
-            for width in study.widths
-        ),
+        *over_width,
+        *over_depth,
     ]
 
 
-def _theory_rate(study: _Study, depths: Sequence[int], expected: float | None) -> Rate:
+def _theory_rate(study: _Study, depths: Sequence[int], expected: float | None) -> Line:
     values = {depth: [study.error_of_depth(depth)] for depth in depths}
     return rate("theory of depth L to infinite depth, over depth", values, expected, "exact")
 

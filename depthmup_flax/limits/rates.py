@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from depthmup_flax.power_fits import Fit, fit_power
+from depthmup_flax.power_fits import fit_power
+
+Line = list[str]  # cells of a table
 
 
-@dataclasses.dataclass(frozen=True)
-class Rate:
-    """A fitted power beside the expected one, if there is one: a line of a report."""
-
-    label: str
-    sizes: Sequence[int]
-    fit: Fit
-    expected: float | None
-    n: str
-
-    def cells(self) -> list[str]:
-        """The cells of the line."""
-        return [
-            self.label,
-            ", ".join(map(str, self.sizes)) if len(self.sizes) < 6 else f"{self.sizes[0]} .. {self.sizes[-1]}",
-            str(self.fit) if len(self.sizes) > 2 else "needs 3 sizes",
-            "" if self.expected is None else f"{self.expected:+g}",
-            self.n,
-        ]
-
-
-def rate(label: str, values_of_size: Mapping[int, Iterable[float]], expected: float | None, n: str | int) -> Rate:
-    """The power of values over sizes; ``n`` is the number of networks, or where the values come from."""
+def rate(label: str, values_of_size: Mapping[int, Iterable[float]], expected: float | None, n: str | int) -> Line:
+    """The fitted power of values over sizes; ``n`` is the number of networks, or where the values come from."""
     values = {size: [float(value) for value in of_size] for size, of_size in values_of_size.items()}
-    return Rate(label, sorted(values), fit_power(values), expected, str(n))
+    sizes = sorted(values)
+    return [
+        label,
+        ", ".join(map(str, sizes)) if len(sizes) < 6 else f"{sizes[0]} .. {sizes[-1]}",
+        str(fit_power(values)) if len(sizes) > 2 else "needs 3 sizes",
+        "" if expected is None else f"{expected:+g}",
+        str(n),
+    ]
 
 
-def rates_table(rates: Sequence[Rate]) -> str:
-    """All rates as aligned columns."""
-    return aligned([["what", "sizes", "fitted power", "expected", "n"], *(rate.cells() for rate in rates)])
+def rates_table(rates: Sequence[Line]) -> str:
+    """The lines of `rate` as aligned columns."""
+    return aligned([["what", "sizes", "fitted power", "expected", "n"], *rates])
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:

@@ -181,7 +181,7 @@ class _Numbers(NamedTuple):
     rate: Scalar  # eta_0 gamma0
     gamma0: Scalar
     a: Scalar  # branch multiplier, without 1 / sqrt(L)
-    kept_T: dict[str, jax.Array]  # c_t of each group of layers
+    remaining_T: dict[str, jax.Array]  # c_t of each group of layers
     learned_TxT: dict[str, jax.Array]  # k_ts
 
 
@@ -209,7 +209,7 @@ def _numbers(
 ) -> _Numbers:  # fmt: skip
     dtype, steps = start.dtype, len(shares)
     shrink = jnp.asarray(1 - learning_rate * decay, dtype)
-    kept = shrink ** jnp.arange(steps)
+    remaining = shrink ** jnp.arange(steps)
     # W_(t+1) = shrink W_t - v_t, where v_t holds the gradient of step s with weight mu^(t - s).
     gap = jnp.arange(steps)[:, None] - jnp.arange(steps)
     velocity_TxT = jnp.where(gap >= 0, jnp.asarray(momentum, dtype) ** jnp.maximum(gap, 0), 0)
@@ -221,7 +221,7 @@ def _numbers(
         learning_rate * gamma0,
         gamma0,
         a,
-        {name: kept if name in trained else jnp.ones(steps, dtype) for name in LAYERS},
+        {name: remaining if name in trained else jnp.ones(steps, dtype) for name in LAYERS},
         {name: learned if name in trained else jnp.zeros((steps, steps), dtype) for name in LAYERS},
     )
 
@@ -245,7 +245,7 @@ class _Blocks(NamedTuple):
 
     column: jax.Array  # t P, the first of the step's passes
     size: Scalar  # a / sqrt(L)
-    kept: jax.Array  # c_t
+    remaining: jax.Array  # c_t
     learned_M: jax.Array  # -eta_0 gamma0 k_ts chi_s
 
     def __call__(
@@ -262,7 +262,7 @@ class _Blocks(NamedTuple):
         response = other_noise_SxM.T @ (now_SxP - values[:, :P]) / S
         random = noise_SxM @ along + other.directions_SxM @ response
         moved = other.values_SxM @ (self.learned_M[:, None] * (mine.values_SxM.T @ now_SxP / S))
-        return self.size * (self.kept * random + self.size * moved), _Seen(values, directions)
+        return self.size * (self.remaining * random + self.size * moved), _Seen(values, directions)
 
 
 def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
@@ -276,9 +276,9 @@ def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
     def step(carry: Any, t: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:
         phis, gs, top_phi_SxM, bottom_g_SxM, chi_M = carry
         learned = {name: -numbers.rate * jnp.repeat(k[t], P) * chi_M for name, k in numbers.learned_TxT.items()}
-        kept = {name: c[t] for name, c in numbers.kept_T.items()}
+        remaining = {name: c[t] for name, c in numbers.remaining_T.items()}
         put = lambda all_SxM, now_SxP: jax.lax.dynamic_update_slice(all_SxM, now_SxP, (0, t * P))
-        blocks = _Blocks(t * P, numbers.a * L**-0.5, kept["blocks"], learned["blocks"])
+        blocks = _Blocks(t * P, numbers.a * L**-0.5, remaining["blocks"], learned["blocks"])
 
         def up(h_SxP: jax.Array, layer: Any) -> tuple[jax.Array, tuple[jax.Array, _Seen]]:
             seen_phi, seen_g, forward, backward = layer
@@ -291,14 +291,14 @@ def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
             return g_SxP + phi.slope(h_SxP) * added, seen_g
 
         seen_MxP = learned["stem"][:, None] * jnp.tile(numbers.start_PxP, (plan.steps, 1))
-        h_SxP = kept["stem"] * start_SxP + bottom_g_SxM @ seen_MxP
+        h_SxP = remaining["stem"] * start_SxP + bottom_g_SxM @ seen_MxP
         h_SxP, (h_LxSxP, phis) = jax.lax.scan(up, h_SxP, (phis, gs, forward_LxSxM, backward_LxSxM))
         top_SxP = phi.function(h_SxP)
         all_top = put(top_phi_SxM, top_SxP)
         # f starts at 0; the samples' estimate of it would be noise, enlarged by 1 / gamma0.
-        initial_P = kept["readout"] * (readout_S @ (top_SxP - all_top[:, :P])) / S
+        initial_P = remaining["readout"] * (readout_S @ (top_SxP - all_top[:, :P])) / S
         outputs_P = (initial_P + learned["readout"] @ (top_phi_SxM.T @ top_SxP) / S) / numbers.gamma0
-        weights_S = kept["readout"] * readout_S + top_phi_SxM @ learned["readout"]
+        weights_S = remaining["readout"] * readout_S + top_phi_SxM @ learned["readout"]
         g_SxP = phi.slope(h_SxP) * weights_S[:, None]
         layers = (h_LxSxP, phis, gs, forward_LxSxM, backward_LxSxM)
         g_SxP, gs = jax.lax.scan(down, g_SxP, layers, reverse=True)
