@@ -55,7 +55,7 @@ from depthmup_flax.theory.gaussian_averages import get_activation
 from depthmup_flax.theory.input_kernel import checked_kernel, gram
 from depthmup_flax.theory.lazy import lazy_kernels
 from depthmup_flax.theory.trajectory import Estimate, Loss, Training, slope_of, square_loss
-from depthmup_flax.types import Scalar
+from depthmup_flax.types import Dtype, Scalar
 
 _LEAST_SAMPLES = 4096
 # Half of the samples are mirror images; the other half must clearly outnumber the variables that are made orthogonal.
@@ -137,10 +137,9 @@ def nonlinear_training(
     targets = targets.astype(start.dtype)
     require_elementwise(loss, targets)
     plan = _Plan(activation, depth, steps, examples, _samples(samples, depth, steps * examples, examples), loss)
-    numbers = _numbers(
-        start, targets, jnp.broadcast_to(shares, (steps, examples)), learning_rate, gamma0, branch_multiplier, trained,
-        momentum, weight_decay,
-    )  # fmt: skip
+    memory = _memory(steps, trained, 1 - learning_rate * weight_decay, momentum, start.dtype)
+    shares_TxP = jnp.broadcast_to(shares, (steps, examples)).astype(start.dtype)
+    numbers = _Numbers(start, targets, shares_TxP, learning_rate * gamma0, gamma0, branch_multiplier, *memory)
     keys = jax.random.split(jax.random.key(0) if key is None else key, populations)
     estimate = _populations(plan, numbers, keys)
 
@@ -203,26 +202,19 @@ def _noises(depth: int, passes: int, examples: int) -> int:
     return 2 * depth * passes + examples + 1
 
 
-def _numbers(
-    start: jax.Array, targets: jax.Array, shares: jax.Array, learning_rate: Scalar, gamma0: Scalar, a: Scalar,
-    trained: Sequence[str], momentum: Scalar, decay: Scalar,
-) -> _Numbers:  # fmt: skip
-    dtype, steps = start.dtype, len(shares)
-    shrink = jnp.asarray(1 - learning_rate * decay, dtype)
+def _memory(
+    steps: int, trained: Sequence[str], shrink: Scalar, momentum: Scalar, dtype: Dtype
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """``c_t`` (T,) and ``k_ts`` (T, T) of each group of layers."""
+    shrink = jnp.asarray(shrink, dtype)
     remaining = shrink ** jnp.arange(steps)
     # W_(t+1) = shrink W_t - v_t, where v_t holds the gradient of step s with weight mu^(t - s).
     gap = jnp.arange(steps)[:, None] - jnp.arange(steps)
     velocity_TxT = jnp.where(gap >= 0, jnp.asarray(momentum, dtype) ** jnp.maximum(gap, 0), 0)
     _, learned = jax.lax.scan(lambda row, v: (shrink * row + v, row), jnp.zeros(steps, dtype), velocity_TxT)
-    return _Numbers(
-        start,
-        targets,
-        shares.astype(dtype),
-        learning_rate * gamma0,
-        gamma0,
-        a,
-        {name: remaining if name in trained else jnp.ones(steps, dtype) for name in LAYERS},
-        {name: learned if name in trained else jnp.zeros((steps, steps), dtype) for name in LAYERS},
+    return (
+        {name: remaining if name in trained else jnp.ones_like(remaining) for name in LAYERS},
+        {name: learned if name in trained else jnp.zeros_like(learned) for name in LAYERS},
     )
 
 
@@ -317,7 +309,7 @@ def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
     return Training(outputs, losses, features, gradients)
 
 
-def _noise(plan: _Plan, key: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def _noise(plan: _Plan, key: jax.Array, dtype: Dtype) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Standard Gaussian samples for the stem, the readout, u and r, exactly uncorrelated and of variance 1.
 
     Each sample has a mirror image: relu's averages over a pair are nearly those of |h|, with a tenth of the variance.
