@@ -138,7 +138,7 @@ def _run(
     place_KxUxB: jax.Array,
     key: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Of one network, (K + 1, E) distances before and after each of K rounds of steps, and (K,) their mean losses."""
+    """One network's (K + 1, E) distances before and after each of K rounds of steps, and (K,) mean losses of rounds."""
     info = param_info(model, model.base(), dataset.input_spec)
     optimizer = freeze(adamw(config.learning_rate, info, model.parametrization), info, ("stem", "readout"))
 
@@ -185,7 +185,7 @@ class _Study:
         return np.array(self.rows[*kind, depth]["distances"], np.float64)[:, self.times.index(time)]
 
     def slopes(self, kind: _Kind, depth: int, time: int) -> np.ndarray:
-        """(S,) of the fitted fractions."""
+        """(S,) fitted slopes."""
         return slopes(self.fractions[:_FITTED], self.distances(kind, depth, time)[:, :_FITTED])
 
     def loss(self, kind: _Kind, depth: int, time: int) -> float:

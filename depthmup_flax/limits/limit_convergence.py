@@ -210,7 +210,7 @@ errors; values below {_ABOVE_NOISE:g} of them are left out of fits, the variance
 
 
 def _rate(label: str, errors: Mapping[int, SquareError], expected: float | None, n: str) -> Line:
-    """The power of those that are clearly above their own uncertainty."""
+    """The power of the errors that are clearly above their own uncertainty."""
     resolved = {size: [error.value] for size, error in errors.items() if error.value > _ABOVE_NOISE * error.error}
     return rate(label, resolved, expected, n)
 
@@ -292,7 +292,7 @@ def _draw_over_depth(panel: Panel, study: Study) -> None:
 
 
 def _draw_errors(panel: Panel, errors: Mapping[int, SquareError], color: Color, label: str) -> None:
-    """Those that can be told from zero."""
+    """Draws the errors that differ from zero by more than their own error."""
     shown = {size: error for size, error in errors.items() if error.value > error.error}
     values, bars = ([getattr(error, name) for error in shown.values()] for name in ("value", "error"))
     points(panel, list(shown), values, bars, color=color, label=label, joined=True)

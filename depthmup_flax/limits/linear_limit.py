@@ -97,7 +97,7 @@ def _of_networks(config: ConfigDict, width: int, depth: int, seeds: int) -> Valu
     optimizer = networks.mean_field_sgd(model, x_TxD[:1], config.learning_rate)
 
     def observe(params: ArrayTree) -> tuple[jax.Array, jax.Array]:
-        """Of all examples at a time, which costs no more than of one: weights are what takes time to read."""
+        """Observes all examples at a time, which costs no more than one: reading the weights takes the time."""
         outputs_T, stream_LxTxN = networks.forward(model, params, x_TxD)
         return jnp.mean(stream_LxTxN[:: depth // 4] ** 2, -1), outputs_T
 
@@ -105,7 +105,7 @@ def _of_networks(config: ConfigDict, width: int, depth: int, seeds: int) -> Valu
     keys = networks.network_keys(config.seed, width, depth, seeds)
     observed = networks.trajectories(model, optimizer, x_TxD[:, None], y_TxB, observe, keys, lanes=config.lanes)
     squares_SxTxQxT, outputs_SxTxT = (np.asarray(values, np.float64) for values in observed)
-    # Of step t, what belongs to its own example.
+    # Of step t, the values of its own example.
     squares_SxTxQ = np.diagonal(squares_SxTxQxT, axis1=1, axis2=3).transpose(0, 2, 1)
     outputs_SxT = np.diagonal(outputs_SxTxT, axis1=1, axis2=2)
     theory_TxQ, theory_T = _theory(config, depth)
@@ -225,7 +225,7 @@ def figure(rows: list[Row]) -> Page:
 
 
 def _range(study: _Study) -> tuple[float, float]:
-    """Of root mean squares, with their spreads."""
+    """Limits of the axes of root mean squares, spreads included."""
     ends = [
         np.array(row["rms"]) + sign * np.array(row["spread"]) for row in study.networks.values() for sign in (-1, 1)
     ]

@@ -77,7 +77,7 @@ def _theory(config: ConfigDict, angles: np.ndarray, depth: int) -> np.ndarray:
 
 
 def _of_networks(config: ConfigDict, angles: np.ndarray, width: int, depth: int, seeds: int) -> jax.Array:
-    """(S, A) of networks: the gradient at angle 0 is a direction, along which all outputs are differentiated."""
+    """(S, A) kernels: all outputs are differentiated along one direction, the gradient at angle 0."""
     model = networks.network(config.nonlinearity, width, depth, branch_multiplier=config.branch_multiplier)
     x_AxD = jnp.asarray(_circle(angles), jnp.float32)
 
@@ -112,11 +112,11 @@ class _Study:
         return np.asarray(np.interp(self._angle, self.theory[depth]["angle"], self.theory[depth]["kernel"]))
 
     def error_of_depth(self, depth: int) -> float:
-        """Of theory at this depth, to infinite depth."""
+        """The distance of theory at this depth to infinite depth."""
         return float(np.mean((self.kernel(depth) - self.kernel(0)) ** 2)) / self._unit
 
     def error_of_ensemble(self, width: int, depth: int) -> float:
-        """Of the mean over networks, to infinite width and depth."""
+        """The distance of the mean over networks to infinite width and depth."""
         return float(np.mean((self.networks[width, depth]["kernel"] - self.kernel(0)) ** 2)) / self._unit
 
     def noise(self, width: int, depth: int) -> float:
@@ -124,7 +124,7 @@ class _Study:
         return float(np.mean(np.square(self.networks[width, depth]["spread"]))) / self.seeds[width] / self._unit
 
     def errors_of_network(self, width: int, depth: int) -> np.ndarray:
-        """(G,) of single networks to theory at their depth, the mean of each group."""
+        """(G,) distances of single networks to theory at their depth, the mean of each group."""
         return np.array(self.networks[width, depth]["square_errors"]) / self._unit
 
 

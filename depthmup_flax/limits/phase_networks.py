@@ -106,7 +106,7 @@ def cases(config: ConfigDict) -> list[Case]:
 
 
 def measure(config: ConfigDict, case: Case) -> Values:
-    """Of each seed: root mean squares of features and of their changes, or distances along the path over depth."""
+    """Root mean squares of features and of their changes, or distances along the path over depth, of each seed."""
     data = _Data(*examples(config), jax.random.split(jax.random.key(config.seed), config.seeds))
     rule = factors(case["alpha"], case["gamma"], config.branch_multiplier, case["depth"])
     program = _Program(config.nonlinearity, config.optimizer, config.width, case["depth"], config.steps)

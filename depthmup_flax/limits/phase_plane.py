@@ -142,7 +142,7 @@ class _Study:
 
 
 def _array(values: ArrayLike) -> np.ndarray:
-    """Of a record; what overflowed is infinite."""
+    """An array of a record; a value that overflowed is infinite."""
     array = np.array(values, np.float64)
     return np.where(np.isnan(array), np.inf, array)
 

@@ -101,7 +101,7 @@ def _estimate(result: Training | Estimate) -> Estimate:
 
 
 def _at_every(estimate: Estimate, stride: int) -> Estimate:
-    """The same at every ``stride``-th layer time."""
+    """The estimate at every ``stride``-th layer time."""
 
     def thin(training: Training) -> Training:
         features, gradients = training.features[::stride], training.gradients[::stride]
