@@ -109,7 +109,7 @@ def _measure(
                 values = module.measure(config, case)
             seconds = time.perf_counter() - started
             records.write([{"case": case, "values": values, "seconds": round(seconds, 2), **about}])
-            name = ", ".join(f"{key} {value}" for key, value in case.items())
+            name = ", ".join(str(value) if key == "what" else f"{key} {value}" for key, value in case.items())
             say(f"[{number}/{len(cases)}] {name}: {seconds:.1f} s")
         rows.append({**case, **values})
     records.close()
