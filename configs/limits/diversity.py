@@ -1,12 +1,12 @@
-"""How different the features of nearby layers are in trained residual MLPs (TP6 Fig. 17 to 19).
+"""Distances between the features of nearby layers in trained residual MLPs (TP6 Fig. 17 to 19).
 
     python -m depthmup_flax.limits --config=configs/limits/diversity.py --workdir=runs/diversity
         --config.data.name=tfds:cifar10
 
-Claim: the distance of features eps L layers apart grows like eps^(1/2) under Depth-muP, at every depth; with alpha = 1
-it turns to eps as depth grows; with the absolute value its slope is below ReLU's. The last is small: it shows at a rate
-an octave above the best. At half that rate it shows at depth 32 only, and at a quarter not in 2000 steps at depth 64.
-3 minutes on two cores.
+Claim: the distance of features eps L layers apart grows as eps^(1/2) under Depth-muP, at every depth; with alpha = 1
+it approaches eps as depth grows; with the absolute value its slope is below ReLU's. The last effect is small: it shows
+at twice the best learning rate; at half of that it shows at depth 32 only, and at a quarter not within 2000 steps at
+depth 64. 3 minutes on two cores.
 """
 
 from ml_collections import ConfigDict
@@ -25,16 +25,16 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         scale=scale,
         seed=0,
         seeds=at_scale(scale, smoke=2, other=5),
-        data=dict(DATA_DEFAULTS),  # images; digits, or --config.data.name=tfds:cifar10 as in the paper
+        data=dict(DATA_DEFAULTS),  # digits; the paper has --config.data.name=tfds:cifar10
         kinds=kinds[:2] if scale == "smoke" else kinds,
         width=at_scale(scale, smoke=16, cpu=64, gpu=256),
         base_depth=4,
-        branch_multiplier=1.0,  # TP6's 2 / sqrt(8) at base depth 8
+        branch_multiplier=1.0,  # TP6: 2 / sqrt(8) at base depth 8
         depths=at_scale(scale, smoke=(16,), cpu=(32, 128, 256), gpu=(32, 128, 512, 2048)),
         fractions=at_scale(scale, smoke=(1 / 8, 1 / 4), other=(1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)),
         times=at_scale(scale, smoke=(0, 5), cpu=(0, 20, 100, 300), gpu=(0, 100, 500, 1000)),
         batch_size=64,
-        # gpu: the paper's. cpu: an octave above the best of configs/sweeps/abs.py, for its width; see above.
+        # gpu: the paper's. cpu: twice the best of configs/sweeps/abs.py at its width; see above.
         learning_rate=at_scale(scale, gpu=2**-10, other=2**-6),
         inputs=16,  # held-out images on which distances are measured
     )

@@ -2,8 +2,8 @@
 
     python -m depthmup_flax.limits --config=configs/limits/linear_kernel.py --workdir=runs/linear_kernel
 
-Claim: profiles approach theory's at infinite depth at L^-1, and a network's its depth's at N^-1 in square error. The
-corrected formula is theory here; B24 Eq. 7 is drawn as printed beside it. 2 minutes on two cores.
+Claim: mean profiles approach theory at infinite depth as L^-1, and a network's profile approaches theory at its depth
+as N^-1 in square error. Theory is the corrected formula; B24 Eq. 7 as printed is drawn too. 2 minutes on two cores.
 """
 
 from ml_collections import ConfigDict
@@ -28,8 +28,6 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         profile_seeds=at_scale(scale, smoke=16, cpu=32, gpu=256),  # networks at each of these depths
         widths=at_scale(scale, smoke=(8, 16, 32), cpu=(32, 64, 128, 256, 512), gpu=(64, 128, 256, 512, 1024, 2048)),
         width_depth=at_scale(scale, smoke=2, other=16),
-        seeds=at_scale(
-            scale, smoke=16, cpu=128, gpu=256
-        ),  # networks of the largest of these widths; more of smaller ones
-        lanes=at_scale(scale, smoke=16, cpu=1, gpu=4),  # networks at a time
+        seeds=at_scale(scale, smoke=16, cpu=128, gpu=256),  # networks of the largest width; more of smaller ones
+        lanes=at_scale(scale, smoke=16, cpu=1, gpu=4),  # networks trained at a time
     )

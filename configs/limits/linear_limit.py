@@ -3,8 +3,8 @@
     python -m depthmup_flax.limits --config=configs/limits/linear_limit.py --workdir=runs/linear_limit
     ... --config.data.name=tfds:mnist                   # the paper's set, once prepared; or folder:DIR, see README
 
-Claim: root mean squares of layers after 1, 5 and 10 steps approach theory's of that depth at n^-1 in square error, and
-theory approaches infinite depth at L^-1. 2.5 minutes on two cores, with MNIST.
+Claim: root mean squares of layers after 1, 5 and 10 steps approach theory at their depth as n^-1 in square error, and
+theory approaches infinite depth as L^-1. 2.5 minutes on two cores, with MNIST.
 """
 
 from ml_collections import ConfigDict
@@ -22,7 +22,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         scale=scale,
         seed=0,
         data=dict(DATA_DEFAULTS),  # the bundled digits
-        learning_rate=0.3,  # eta_0: features move within 10 steps, and nothing diverges
+        learning_rate=0.3,  # eta_0: features move within 10 steps, and training does not diverge
         gamma0=1.0,
         steps=at_scale(scale, smoke=(1, 3), other=(1, 5, 10)),
         depth=at_scale(scale, smoke=8, other=64),
@@ -31,5 +31,5 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         network_width=at_scale(scale, smoke=32, cpu=256, gpu=1024),
         network_depths=at_scale(scale, smoke=(8,), cpu=(16, 32, 64, 128), gpu=(16, 32, 64, 128, 256, 512)),
         seeds=16,  # networks at each width and depth
-        lanes=at_scale(scale, smoke=16, other=1),  # networks at a time
+        lanes=at_scale(scale, smoke=16, other=1),  # networks trained at a time
     )

@@ -2,8 +2,8 @@
 
     python -m depthmup_flax.limits --config=configs/limits/ntk.py --workdir=runs/ntk
 
-Claim: at infinite width the kernel of depth L approaches that of infinite depth at L^-2 in square error; a network's
-approaches its depth's at N^-1, with a constant that does not grow with depth. 3.5 minutes on two cores.
+Claim: at infinite width the kernel of depth L approaches that of infinite depth as L^-2 in square error; a network's
+kernel approaches theory at its depth as N^-1, with a constant that does not grow with depth. 3.5 minutes on two cores.
 """
 
 from ml_collections import ConfigDict
@@ -22,10 +22,10 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         nonlinearity="relu",  # relu, abs, erf, linear, gelu, tanh
         branch_multiplier=1.0,
         angles=33,  # of theory, from 0 to pi
-        network_angles=9,  # of networks, among the theory's
+        network_angles=9,  # of networks, a subset of the theory's
         theory_depths=at_scale(scale, smoke=(1, 2, 4), other=tuple(2**k for k in range(10))),
         widths=at_scale(scale, smoke=(8, 16, 32), cpu=(32, 64, 128, 256), gpu=(64, 128, 256, 512, 1024)),
         depths=at_scale(scale, smoke=(2,), cpu=(1, 2, 4, 8, 16, 32, 64), gpu=(1, 2, 4, 8, 16, 32, 64, 128)),
         seeds=at_scale(scale, smoke=16, cpu=512, gpu=2048),  # networks of the largest width; more of smaller ones
-        lanes=at_scale(scale, smoke=16, cpu=8, gpu=32),  # networks at a time
+        lanes=at_scale(scale, smoke=16, cpu=8, gpu=32),  # networks computed at a time
     )

@@ -1,4 +1,7 @@
-"""How different the features of layers eps L apart are in trained residual MLPs (TP6 10.4, Fig. 17 to 19)."""
+"""How far apart the features of layers eps L apart are in trained residual MLPs (TP6 10.4, Fig. 17 to 19).
+
+TP6 is Yang et al. (arXiv:2310.02244).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +20,21 @@ from ml_collections import ConfigDict
 from depthmup_flax.data import Dataset, LoadOnce, batch_indices
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits import finite_networks as networks
-from depthmup_flax.limits.feature_paths import digits, distances, mean_interval, require_fractions, slopes
-from depthmup_flax.limits.rates import aligned, legend_below, require_positive, require_sizes, require_whole
-from depthmup_flax.limits.run import Case, Row, Values
+from depthmup_flax.limits.config_fields import require, require_positive, require_sizes, require_whole
+from depthmup_flax.limits.feature_paths import distances, four_digits, mean_interval, require_fractions, slopes
+from depthmup_flax.limits.panels import Page, Panel, finish, page, points
+from depthmup_flax.limits.pipeline import Case, Row, Values
+from depthmup_flax.limits.rates import aligned
 from depthmup_flax.models import ResMLP
-from depthmup_flax.report.style import canvas, colors, format_slope
+from depthmup_flax.report.style import colors, format_slope
 from depthmup_flax.rule.optimizer import adamw, freeze
 from depthmup_flax.rule.parametrization import get_parametrization
 from depthmup_flax.rule.roles import param_info
+from depthmup_flax.types import ArrayTree, Batch
 
-_FITTED = 4  # of the fractions, from the smallest on
+_FITTED = 4  # smallest fractions, to which slopes are fitted
 _CLAIMS = {"depth_mup": "1/2", "ode": "to 1 with depth"}
+_Kind = tuple[str, str]  # rule and nonlinearity
 _load = LoadOnce()
 
 
@@ -40,11 +46,11 @@ def cases(config: ConfigDict) -> list[Case]:
     require_sizes(config, "depths")
     require_sizes(config, "times", at_least=0)
     require_positive(config, "learning_rate", "branch_multiplier")
-    require_fractions(config.fractions, config.depths)
-    if list(config.times) != sorted(config.times) or config.times[-1] < 1:
-        raise InputError(f"config.times is {config.times!r}: give rising numbers of steps, such as (0, 10, 100).")
+    require_fractions(config, config.depths)
+    rising = list(config.times) == sorted(config.times) and config.times[-1] >= 1
+    require(config, "times", rising, "give rising numbers of steps, such as (0, 10, 100)")
     if config.data.augment == "resized_crop":
-        raise InputError("data.augment is 'resized_crop', whose crops are drawn as images are read: use 'imagenet'.")
+        raise InputError("data.augment is 'resized_crop', which crops images as they are read: use 'imagenet'.")
     for kind in config.kinds:
         if not isinstance(kind, (tuple, list)) or len(kind) != 2:
             raise InputError(f"config.kinds has {kind!r}: give pairs such as ('depth_mup', 'relu').")
@@ -61,7 +67,7 @@ def measure(config: ConfigDict, case: Case) -> Values:
     dataset = _load(config.data)
     if dataset.input_kind != "image":
         raise InputError(
-            f"data.name is {config.data.name!r}, which holds no images: use digits, tfds:<set> or another."
+            f"data.name is {config.data.name!r}, which holds no images: use digits, tfds:<set> or folder:DIR."
         )
     if config.inputs > len(dataset.test):
         raise InputError(f"config.inputs is {config.inputs}: the data set has {len(dataset.test)} held-out images.")
@@ -74,8 +80,8 @@ def measure(config: ConfigDict, case: Case) -> Values:
         "learning_rate": config.learning_rate,
         "times": list(config.times),
         "fractions": list(config.fractions),
-        "distances": digits(distances_SxTxE),
-        "losses": digits(losses_SxT),
+        "distances": four_digits(distances_SxTxE),
+        "losses": four_digits(losses_SxT),
     }
 
 
@@ -92,7 +98,7 @@ def _model(config: ConfigDict, rule: str, nonlinearity: str, *, depth: int, clas
 
 
 def _train(config: ConfigDict, model: ResMLP, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """(S, T, E) distances and (S, T) training losses at ``times``; a loss is the mean of a few steps before."""
+    """(S, T, E) distances and (S, T) training losses at ``times``; a loss is the mean of the few steps before."""
     steps, unit = config.times[-1], math.gcd(*config.times)
     order_SxTxB = np.array(
         [
@@ -108,8 +114,8 @@ def _train(config: ConfigDict, model: ResMLP, dataset: Dataset) -> tuple[np.ndar
     seen, _ = dataset.prepare("none", None, {name: jnp.asarray(array) for name, array in held_out.items()})
 
     @jax.jit
-    def run(keys: jax.Array) -> Any:
-        # Drawn one after another, as random numbers of several keys at a time take seconds to compile.
+    def run(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # One after another: random numbers of several keys at a time take seconds to compile.
         params = jax.lax.map(lambda key: networks.init(model, key, seen), keys)
         return jax.vmap(functools.partial(_run, config, model, dataset, seen, examples))(params, place_SxKxUxB, keys)
 
@@ -119,27 +125,29 @@ def _train(config: ConfigDict, model: ResMLP, dataset: Dataset) -> tuple[np.ndar
     return distances_SxKxE[:, at], losses_SxK[:, at]
 
 
+_State = tuple[ArrayTree, optax.OptState]
+
+
 def _run(
     config: ConfigDict,
     model: ResMLP,
     dataset: Dataset,
     seen_BxD: jax.Array,
-    examples: dict[str, jax.Array],
-    params: Any,
+    examples: Batch,
+    params: ArrayTree,
     place_KxUxB: jax.Array,
     key: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Of one network, (K + 1, E) distances before and after each of K rounds of steps, and (K,) their mean losses."""
+    """One network's (K + 1, E) distances before and after each of K rounds of steps, and (K,) mean losses of rounds."""
     info = param_info(model, model.base(), dataset.input_spec)
-    adam = adamw(config.learning_rate, info, model.parametrization)
-    optimizer = freeze(adam, info, ("stem", "readout"))
+    optimizer = freeze(adamw(config.learning_rate, info, model.parametrization), info, ("stem", "readout"))
 
-    def step(carry: tuple[Any, Any], batch: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, Any], jax.Array]:
+    def step(carry: _State, batch: tuple[jax.Array, jax.Array]) -> tuple[_State, jax.Array]:
         params, state = carry
         place_B, key = batch
         x, y_B = dataset.prepare(config.data.augment, key, {name: array[place_B] for name, array in examples.items()})
 
-        def loss(params: Any) -> jax.Array:
+        def loss(params: ArrayTree) -> jax.Array:
             logits_BxC = model.apply({"params": params}, x)
             return optax.softmax_cross_entropy_with_integer_labels(logits_BxC, y_B).mean()
 
@@ -147,21 +155,23 @@ def _run(
         updates, state = optimizer.update(gradients, state, params)
         return (optax.apply_updates(params, updates), state), value
 
-    def round_of_steps(carry: tuple[Any, Any], batches: Any) -> tuple[tuple[Any, Any], Any]:
+    def observe(params: ArrayTree) -> jax.Array:
+        return distances(networks.forward(model, params, seen_BxD)[1], config.fractions)
+
+    def round_of_steps(
+        carry: _State, batches: tuple[jax.Array, jax.Array]
+    ) -> tuple[_State, tuple[jax.Array, jax.Array]]:
         carry, losses_U = jax.lax.scan(step, carry, batches)
         return carry, (observe(carry[0]), losses_U.mean())
 
-    def observe(params: Any) -> jax.Array:
-        return distances(networks.forward(model, params, seen_BxD)[1], config.fractions)
-
     keys_KxU = jax.random.split(key, place_KxUxB.shape[:2])
     start = (params, optimizer.init(params))
-    _, (found_KxE, losses_K) = jax.lax.scan(round_of_steps, start, (place_KxUxB, keys_KxU))
-    return jnp.concatenate([observe(params)[None], found_KxE]), losses_K
+    _, (distances_KxE, losses_K) = jax.lax.scan(round_of_steps, start, (place_KxUxB, keys_KxU))
+    return jnp.concatenate([observe(params)[None], distances_KxE]), losses_K
 
 
 class _Study:
-    """What the rows say; ``kinds`` are pairs of rule and nonlinearity."""
+    """The rows by kind of network and depth."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = {(row["rule"], row["nonlinearity"], row["depth"]): row for row in rows}
@@ -170,44 +180,42 @@ class _Study:
         self.times, self.fractions = rows[0]["times"], np.array(rows[0]["fractions"])
         self.first, self.seeds = rows[0], len(rows[0]["distances"])
 
-    def distances(self, kind: tuple[str, str], depth: int, time: int) -> np.ndarray:
+    def distances(self, kind: _Kind, depth: int, time: int) -> np.ndarray:
         """(S, E); NaN where a network diverged."""
         return np.array(self.rows[*kind, depth]["distances"], np.float64)[:, self.times.index(time)]
 
-    def slopes(self, kind: tuple[str, str], depth: int, time: int) -> np.ndarray:
-        """(S,) of the fitted fractions."""
+    def slopes(self, kind: _Kind, depth: int, time: int) -> np.ndarray:
+        """(S,) fitted slopes."""
         return slopes(self.fractions[:_FITTED], self.distances(kind, depth, time)[:, :_FITTED])
 
-    def loss(self, kind: tuple[str, str], depth: int, time: int) -> float:
+    def loss(self, kind: _Kind, depth: int, time: int) -> float:
         """Mean over seeds of the training loss; NaN at the start, and where one diverged."""
         return float(np.array(self.rows[*kind, depth]["losses"], np.float64)[:, self.times.index(time)].mean())
 
 
-def _name(kind: tuple[str, str]) -> str:
+def _name(kind: _Kind) -> str:
     return ", ".join(kind)
 
 
 def table(rows: list[Row]) -> str:
     """Slopes beside TP6's, over depth and time, and how far apart kinds are."""
     study = _Study(rows)
-    lines = [["slope", "step", *(f"depth {depth}" for depth in study.depths), "TP6"]]
-    losses = [["training loss", "step", *(f"depth {depth}" for depth in study.depths)]]
+    first, *others = study.kinds
+    depths = [f"depth {depth}" for depth in study.depths]
+    slope_lines = [["slope", "step", *depths, "TP6"]]
+    # Seed by seed: kinds share data and initial weights.
+    differences = [[f"slope minus that of {_name(first)}", "step", *depths]]
+    losses = [["training loss", "step", *depths]]
     for kind, time in itertools.product(study.kinds, study.times):
-        found = [_slope(study.slopes(kind, depth, time)) for depth in study.depths]
-        lines.append([_name(kind), str(time), *found, _CLAIMS.get(kind[0], "") if time else "1/2"])
+        of_depth = [study.slopes(kind, depth, time) for depth in study.depths]
+        claim = _CLAIMS.get(kind[0], "") if time else "1/2"
+        slope_lines.append([_name(kind), str(time), *map(_slope, of_depth), claim])
+        if kind in others:
+            minus = [_slope(v - study.slopes(first, d, time)) for v, d in zip(of_depth, study.depths, strict=True)]
+            differences.append([_name(kind), str(time), *minus])
         if time:
             losses.append([_name(kind), str(time), *(f"{study.loss(kind, d, time):.3f}" for d in study.depths)])
-    return "\n\n".join([aligned(lines), aligned(_differences(study)), aligned(losses), _note(study)])
-
-
-def _differences(study: _Study) -> list[list[str]]:
-    """Slopes of each kind minus those of the first, seed by seed: their data and initial weights are the same."""
-    first, *others = study.kinds
-    lines = [[f"slope minus that of {_name(first)}", "step", *(f"depth {depth}" for depth in study.depths)]]
-    for kind, time in itertools.product(others, study.times):
-        found = [study.slopes(kind, depth, time) - study.slopes(first, depth, time) for depth in study.depths]
-        lines.append([_name(kind), str(time), *(_slope(values) for values in found)])
-    return lines
+    return "\n\n".join([*map(aligned, (slope_lines, differences, losses)), _note(study)])
 
 
 def _slope(values_S: np.ndarray) -> str:
@@ -224,18 +232,17 @@ TP6's is for infinite depth, then eps to 0. The training loss is the mean of the
 are those of the distances."""
 
 
-def figure(rows: list[Row]) -> Any:
+def figure(rows: list[Row]) -> Page:
     """``d`` over ``eps`` for each kind: over depth at the last step, and over time at the largest depth."""
     study = _Study(rows)
-    found, panels = canvas(2, len(study.kinds), width=4.3, height=4.3, sharey="row")
     row, last, deepest = study.first, study.times[-1], study.depths[-1]
-    found.suptitle(
+    title = (
         r"Feature diversity: distance $d(\epsilon)$ of features $\epsilon L$ layers apart, scaled to 1 at the smallest "
         rf"$\epsilon$ ({row['data']}, width {row['width']})"
         f"\nmean ± std over n = {study.seeds} seeds; numbers: slopes $1 - \\kappa$ ± 95 % interval, "
-        f"fitted to $\\epsilon$ up to {Fraction(float(study.fractions[:_FITTED][-1]))}",
-        fontsize=11,
+        f"fitted to $\\epsilon$ up to {Fraction(float(study.fractions[:_FITTED][-1]))}"
     )
+    drawing, panels = page(2, len(study.kinds), title, width=4.3, height=4.3, sharey="row")
     for kind, top, bottom in zip(study.kinds, *panels, strict=True):
         by_depth = {f"depth {depth}": (depth, last) for depth in study.depths}
         name = rf"{kind[0]} ($\alpha = {get_parametrization(kind[0]).alpha:g}$), {kind[1]}"
@@ -244,28 +251,26 @@ def figure(rows: list[Row]) -> Any:
         _draw(bottom, study, kind, by_time, rf"{name}: depth {deepest}, over $\epsilon^{{1/2}}$", 0.5)
     panels[0, 0].set_ylabel(r"$d(\epsilon)$")
     panels[1, 0].set_ylabel(r"$d(\epsilon)\; /\; \epsilon^{1/2}$")
-    return found
+    finish(panels.flat)
+    return drawing
 
 
 def _draw(
-    panel: Any, study: _Study, kind: tuple[str, str], curves: dict[str, tuple[int, int]], title: str, divided: float
+    panel: Panel, study: _Study, kind: _Kind, curves: dict[str, tuple[int, int]], title: str, power: float
 ) -> None:
-    """Curves of (depth, time), and guides of slope 1/2 and 1, all divided by a power of eps."""
+    """Curves of (depth, time), and guides of slope 1/2 and 1, all divided by ``eps^power``."""
     x = study.fractions / study.fractions[0]
-    for power, dashes, label in ((0.5, "--", r"$\epsilon^{1/2}$"), (1.0, ":", r"$\epsilon$")):
-        panel.plot(study.fractions, x ** (power - divided), dashes, color="0.45", linewidth=1.4, label=label)
+    for slope, dashes, label in ((0.5, "--", r"$\epsilon^{1/2}$"), (1.0, ":", r"$\epsilon$")):
+        panel.plot(study.fractions, x ** (slope - power), dashes, color="0.45", linewidth=1.4, label=label)
     for (label, curve), color in zip(curves.items(), colors(range(len(curves))).values(), strict=True):
-        found_SxE = study.distances(kind, *curve) / x**divided
-        found_SxE = found_SxE / found_SxE[:, :1].mean()
-        style: dict[str, Any] = {"fmt": "o-", "markersize": 4, "capsize": 2, "linewidth": 1.3}
+        distances_SxE = study.distances(kind, *curve) / x**power
+        distances_SxE = distances_SxE / distances_SxE[:, :1].mean()
+        mean, spread = distances_SxE.mean(0), distances_SxE.std(0, ddof=1)
         named = f"{label}: {_slope(study.slopes(kind, *curve))}"
-        spread = found_SxE.std(0, ddof=1)
-        panel.errorbar(study.fractions, found_SxE.mean(0), spread, color=color, label=named, **style)
+        points(panel, study.fractions, mean, spread, color=color, label=named, joined=True)
     panel.set_xscale("log", base=2)
     panel.set_yscale("log", base=2)
     panel.set_xticks(study.fractions, labels=[str(Fraction(float(x)).limit_denominator(9999)) for x in study.fractions])
     panel.yaxis.set_major_formatter("{x:g}")
     panel.set_xlabel(r"$\epsilon$, fraction of the depth")
     panel.set_title(title, fontsize=10)
-    panel.grid(alpha=0.25)
-    legend_below(panel)

@@ -1,4 +1,4 @@
-"""Finite networks in the parametrization of `depthmup_flax.theory`, in training, over many seeds at a time."""
+"""Ensembles of finite networks in the parametrization of `depthmup_flax.theory`, trained in one compiled program."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from depthmup_flax.models import ResMLP
 from depthmup_flax.rule.optimizer import freeze, sgd
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
 from depthmup_flax.rule.roles import param_info
-from depthmup_flax.theory.lazy import LAYERS
+from depthmup_flax.theory.arguments import LAYERS
+from depthmup_flax.types import ArrayTree
+
+GROUPS = 8  # of networks in an ensemble; the mean errors of groups are the points of a fit
 
 
 def network(
@@ -30,7 +34,7 @@ def network(
 ) -> ResMLP:
     """`ResMLP` as B24 Eq. 1 writes it: base width and depth 1, one output, no mean subtraction.
 
-    ``rule`` replaces the whole parametrization (other alpha and gamma).
+    ``rule`` replaces the whole parametrization, for other alpha and gamma.
     """
     rule = rule or get_parametrization("depth_mup", gamma0=gamma0, branch_multiplier=branch_multiplier)
     return ResMLP(
@@ -55,29 +59,29 @@ def mean_field_sgd(
     momentum: float | None = None,
     weight_decay: float = 0.0,
 ) -> optax.GradientTransformation:
-    """SGD at B24's rate eta_0, that is ``eta_0 gamma0^2 N`` in its mean-field form, on some of ``LAYERS``.
+    """SGD at B24's rate eta_0, that is ``eta_0 gamma0^2 N`` in its mean-field form, on ``trained`` of ``LAYERS``.
 
-    The paper's stem divides its input by sqrt(D) where ours starts at that scale: D times less rate for the same steps.
+    The paper's stem divides its input by sqrt(D); ours starts at that scale and takes the same steps at 1/D of the
+    rate.
     """
     rule = model.parametrization.replace(input_lr_factor=1 / x_BxD.shape[-1])
     info = param_info(model, model.base(), x_BxD)
-    made = sgd(rate, info, rule, momentum=momentum, weight_decay=weight_decay)
+    optimizer = sgd(rate, info, rule, momentum=momentum, weight_decay=weight_decay)
     frozen = [name for name in LAYERS if name not in trained]
-    return freeze(made, info, frozen) if frozen else made
+    return freeze(optimizer, info, frozen) if frozen else optimizer
 
 
-def init(model: ResMLP, key: jax.Array, x_BxD: jax.Array) -> Any:
+def init(model: ResMLP, key: jax.Array, x_BxD: jax.Array) -> ArrayTree:
     """Initial parameters, as plain arrays."""
     return nn.unbox(model.init(key, x_BxD))["params"]
 
 
-def forward(model: ResMLP, params: Any, x_BxD: jax.Array) -> tuple[jax.Array, jax.Array]:
+def forward(model: ResMLP, params: ArrayTree, x_BxD: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(B,) outputs and (L + 1, B, N) the residual stream from the stem to the last block."""
-    found: Any = model.apply({"params": params}, x_BxD, mutable=["intermediates"])
-    out, recorded = found
+    outputs, recorded = model.apply({"params": params}, x_BxD, mutable=["intermediates"])
     stream = recorded["intermediates"]["blocks"]["stream"][0]
     stem = x_BxD.reshape(len(x_BxD), -1) @ params["stem"]["kernel"]
-    return out[:, 0], jnp.concatenate([stem[None].astype(stream.dtype), stream])
+    return outputs[:, 0], jnp.concatenate([stem[None].astype(stream.dtype), stream])
 
 
 def trajectories(
@@ -85,20 +89,22 @@ def trajectories(
     optimizer: optax.GradientTransformation,
     x_TxBxD: jax.Array,
     y_TxB: jax.Array,
-    observe: Callable[[Any], Any],
+    observe: Callable[[ArrayTree], ArrayTree],
     keys: jax.Array,
     *,
     lanes: int,
 ) -> Any:
-    """Trains a network per key on the mean of ``(f - y)^2 / 2`` of each step's batch.
+    """Trains a network per key on the mean of ``(f - y)^2 / 2`` over each step's batch, ``lanes`` at a time.
 
-    Returns ``observe(params)`` before every step: leaves (keys, T, ...). ``lanes`` networks are trained at a time.
+    Returns ``observe(params)`` before every step: leaves (keys, T, ...).
     """
 
-    def run(key: jax.Array) -> Any:
+    def run(key: jax.Array) -> ArrayTree:
         params = init(model, key, x_TxBxD[0])
 
-        def step(carry: Any, batch: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+        def step(
+            carry: tuple[ArrayTree, optax.OptState], batch: tuple[jax.Array, jax.Array]
+        ) -> tuple[tuple[ArrayTree, optax.OptState], ArrayTree]:
             params, state = carry
             x_BxD, y_B = batch
             loss = lambda p: jnp.mean((forward(model, p, x_BxD)[0] - y_B) ** 2) / 2
@@ -108,3 +114,18 @@ def trajectories(
         return jax.lax.scan(step, (params, optimizer.init(params)), (x_TxBxD, y_TxB))[1]
 
     return jax.jit(lambda keys: jax.lax.map(run, keys, batch_size=lanes))(keys)
+
+
+def ensemble_sizes(widths: Sequence[int], seeds: int) -> dict[int, int]:
+    """Width -> number of networks: ``seeds`` of the widest, twice as many of half its width, at half the cost."""
+    return {width: seeds * (max(widths) // width) for width in sorted(widths)}
+
+
+def network_keys(seed: int, width: int, depth: int, count: int) -> jax.Array:
+    """Keys of ``count`` networks; networks of other sizes share none, so that errors of sizes are independent."""
+    return jax.random.split(jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), width), depth), count)
+
+
+def group_means(values_S: np.ndarray) -> list[float]:
+    """Means over `GROUPS` groups of networks."""
+    return [float(value) for value in values_S.reshape(GROUPS, -1).mean(1)]

@@ -1,13 +1,12 @@
 """Linear residual networks in training on images, one example a step, against theory (TP6 Fig. 8 and 9, section 10.1).
 
-Stem and readout are frozen. Root mean squares of layers are of the example of a step, before its update, so that those
-"after 5 steps" are of the sixth example.
+TP6 is Yang et al. (arXiv:2310.02244). Stem and readout are frozen. Root mean squares of layers are of a step's example,
+before its update: those "after 5 steps" are of the sixth example.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,25 +16,14 @@ from ml_collections import ConfigDict
 from depthmup_flax import data
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits import finite_networks as networks
-from depthmup_flax.limits.rates import (
-    GROUPS,
-    Rate,
-    aligned,
-    draw_groups,
-    guide,
-    in_groups,
-    keys_of,
-    legend_below,
-    rate,
-    rates_table,
-    require_in_groups,
-    require_positive,
-    require_sizes,
-    require_whole,
-)
-from depthmup_flax.limits.run import Case, Row, Values
-from depthmup_flax.report.style import canvas, colors, hide_unused, size_ticks
+from depthmup_flax.limits.config_fields import require, require_groups, require_positive, require_sizes, require_whole
+from depthmup_flax.limits.finite_networks import GROUPS
+from depthmup_flax.limits.panels import Page, Panel, draw_groups, finish, guide, page, points, size_axis
+from depthmup_flax.limits.pipeline import Case, Row, Values
+from depthmup_flax.limits.rates import Line, aligned, rate, rates_table
+from depthmup_flax.report.style import colors, hide_unused, size_ticks
 from depthmup_flax.theory import linear_training
+from depthmup_flax.types import ArrayTree
 
 _QUARTERS = ("0", "L/4", "L/2", "3L/4", "L")  # the layers that are shown
 _DEEP = 32  # from here on theory's differences are a power of depth
@@ -49,16 +37,13 @@ def cases(config: ConfigDict) -> list[Case]:
     require_whole(config, "seed", at_least=0)
     require_sizes(config, "steps", "widths", "theory_depths", "network_depths")
     require_positive(config, "learning_rate", "gamma0")
-    require_in_groups(config, "seeds")
+    require_groups(config, "seeds")
     depths = sorted({config.depth, *config.theory_depths, *config.network_depths})
     for depth in depths:
         if depth % 4:
             raise InputError(f"a depth is {depth}: use multiples of 4, whose quarters are layers.")
-    if not any(2 * depth in depths for depth in depths):
-        raise InputError(
-            f"config.theory_depths is {config.theory_depths!r}: give depths of which each is twice another, such as "
-            "(16, 32, 64)."
-        )
+    doubled = any(2 * depth in depths for depth in depths)
+    require(config, "theory_depths", doubled, "give depths of which each is twice another, such as (16, 32, 64)")
     _examples(config)
     sizes = [(width, config.depth) for width in config.widths]
     sizes += [(config.network_width, depth) for depth in config.network_depths]
@@ -73,12 +58,12 @@ def measure(config: ConfigDict, case: Case) -> Values:
     """Root mean squares (steps, quarters), and outputs of every pass."""
     targets_T = _examples(config)[1]
     about = {"steps": list(config.steps), "targets": targets_T.tolist(), "images": _load(config.data).describe()}
-    if case["what"] == "theory":
-        squares_TxQ, outputs_T = _theory(config, case["depth"])
-        rms_TxQ = np.sqrt(squares_TxQ)
-        found = {"start": rms_TxQ[0], "rms": rms_TxQ[list(config.steps)], "outputs": outputs_T}
-        return {**about, **{name: values.tolist() for name, values in found.items()}}
-    return {**about, **_of_networks(config, case["width"], case["depth"], case["seeds"])}
+    if case["what"] == "networks":
+        return {**about, **_of_networks(config, case["width"], case["depth"], case["seeds"])}
+    squares_TxQ, outputs_T = _theory(config, case["depth"])
+    rms_TxQ = np.sqrt(squares_TxQ)
+    rms = {"start": rms_TxQ[0].tolist(), "rms": rms_TxQ[list(config.steps)].tolist()}
+    return {**about, **rms, "outputs": outputs_T.tolist()}
 
 
 def _examples(config: ConfigDict) -> tuple[np.ndarray, np.ndarray]:
@@ -86,8 +71,8 @@ def _examples(config: ConfigDict) -> tuple[np.ndarray, np.ndarray]:
     dataset, count = _load(config.data), max(config.steps) + 1
     if dataset.input_kind != "image":
         raise InputError(f"config.data.name is {config.data.name!r}: use a set of images, as this figure does.")
-    if len(dataset.train) < count:
-        raise InputError(f"config.steps is {config.steps}: use at most {len(dataset.train) - 1}, one image for each.")
+    enough, most = len(dataset.train) >= count, len(dataset.train) - 1
+    require(config, "steps", enough, f"use at most {most}, one image for each")
     chosen = np.random.default_rng(config.seed).permutation(len(dataset.train))[:count]
     batch = {name: jnp.asarray(values) for name, values in dataset.train.read(chosen).items()}
     images, labels = dataset.prepare("none", None, batch)
@@ -98,16 +83,11 @@ def _examples(config: ConfigDict) -> tuple[np.ndarray, np.ndarray]:
 
 def _theory(config: ConfigDict, depth: int) -> tuple[np.ndarray, np.ndarray]:
     """(T, quarters) mean squares of layers and (T,) outputs, at infinite width."""
-    inputs_TxD, targets_T = _examples(config)
-    found = linear_training(
-        jnp.asarray(inputs_TxD[:, None]),
-        jnp.asarray(targets_T[:, None]),
-        depth=depth,
-        learning_rate=config.learning_rate,
-        gamma0=config.gamma0,
-    )
-    squares = jnp.diagonal(found.features[:: depth // 4], axis1=1, axis2=2)
-    return np.asarray(squares).T, np.asarray(found.outputs[:, 0])
+    inputs_TxBxD, targets_TxB = (jnp.asarray(values[:, None]) for values in _examples(config))
+    step = {"learning_rate": config.learning_rate, "gamma0": config.gamma0}
+    training = linear_training(inputs_TxBxD, targets_TxB, depth=depth, **step)
+    squares_QxT = jnp.diagonal(training.features[:: depth // 4], axis1=1, axis2=2)
+    return np.asarray(squares_QxT).T, np.asarray(training.outputs[:, 0])
 
 
 def _of_networks(config: ConfigDict, width: int, depth: int, seeds: int) -> Values:
@@ -116,16 +96,16 @@ def _of_networks(config: ConfigDict, width: int, depth: int, seeds: int) -> Valu
     model = networks.network("linear", width, depth, gamma0=config.gamma0)
     optimizer = networks.mean_field_sgd(model, x_TxD[:1], config.learning_rate)
 
-    def seen(params: Any) -> tuple[jax.Array, jax.Array]:
-        """Of all examples at a time, which costs no more than of one: weights are what takes time to read."""
+    def observe(params: ArrayTree) -> tuple[jax.Array, jax.Array]:
+        """Observes all examples at a time, which costs no more than one: reading the weights takes the time."""
         outputs_T, stream_LxTxN = networks.forward(model, params, x_TxD)
         return jnp.mean(stream_LxTxN[:: depth // 4] ** 2, -1), outputs_T
 
     y_TxB = jnp.asarray(targets_T[:, None], jnp.float32)
-    keys = keys_of(config.seed, width, depth, seeds)
-    found = networks.trajectories(model, optimizer, x_TxD[:, None], y_TxB, seen, keys, lanes=config.lanes)
-    squares_SxTxQxT, outputs_SxTxT = (np.asarray(values, np.float64) for values in found)
-    # Of step t, what belongs to its own example.
+    keys = networks.network_keys(config.seed, width, depth, seeds)
+    observed = networks.trajectories(model, optimizer, x_TxD[:, None], y_TxB, observe, keys, lanes=config.lanes)
+    squares_SxTxQxT, outputs_SxTxT = (np.asarray(values, np.float64) for values in observed)
+    # Of step t, the values of its own example.
     squares_SxTxQ = np.diagonal(squares_SxTxQxT, axis1=1, axis2=3).transpose(0, 2, 1)
     outputs_SxT = np.diagonal(outputs_SxTxT, axis1=1, axis2=2)
     theory_TxQ, theory_T = _theory(config, depth)
@@ -136,66 +116,55 @@ def _of_networks(config: ConfigDict, width: int, depth: int, seeds: int) -> Valu
         "spread": rms_SxPxQ.std(0, ddof=1).tolist(),
         "outputs": outputs_SxT.mean(0).tolist(),
         "spread_outputs": outputs_SxT.std(0, ddof=1).tolist(),
-        "square_errors": in_groups(np.mean((rms_SxPxQ - np.sqrt(theory_TxQ[steps])) ** 2, (1, 2))),
+        "square_errors": networks.group_means(np.mean((rms_SxPxQ - np.sqrt(theory_TxQ[steps])) ** 2, (1, 2))),
         # The last output, which no update follows, included.
-        "square_errors_outputs": in_groups(np.mean((outputs_SxT - theory_T) ** 2, 1)),
+        "square_errors_outputs": networks.group_means(np.mean((outputs_SxT - theory_T) ** 2, 1)),
     }
 
 
 class _Study:
-    """The rows, by what they are."""
+    """The rows by size: theory and networks, and which of the networks are over width and which over depth."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.theory = {row["depth"]: row for row in rows if row["what"] == "theory"}
         self.networks = {(row["width"], row["depth"]): row for row in rows if row["what"] == "networks"}
         first = next(iter(self.networks.values()))
         self.seeds, self.steps, self.images, self.depth = (
-            first["seeds"],
-            first["steps"],
-            first["images"],
-            first["depth"],
+            first[name] for name in ("seeds", "steps", "images", "depth")
         )
-        self.widths = sorted(width for width, depth in self.networks if depth == self.depth)
+        self.of_width = {width: row for (width, depth), row in sorted(self.networks.items()) if depth == self.depth}
+        self.widths = list(self.of_width)
         others = [width for width, depth in self.networks if depth != self.depth]
         self.network_width = others[0] if others else self.widths[-1]
         self.network_depths = sorted(depth for width, depth in self.networks if width == self.network_width)
+        self.widest, self.at_depth = self.of_width[self.widths[-1]], self.theory[self.depth]
 
     def differences(self, name: str, of_steps: Sequence[int] | None = None) -> dict[int, float]:
         """Depth -> root mean square difference of theory to that of twice the depth; of some steps or all."""
-        found = {}
+        differences = {}
         for depth in self.theory:
             if 2 * depth in self.theory:
                 here, there = (np.array(self.theory[d][name])[of_steps] for d in (depth, 2 * depth))
-                found[depth] = float(np.sqrt(np.mean((here - there) ** 2)))
-        return found
-
-
-def table(rows: list[Row]) -> str:
-    """Powers of errors over width and depth, and outputs beside theory's."""
-    study = _Study(rows)
-    of_width = {width: study.networks[width, study.depth] for width in study.widths}
-    where = f"network to theory, depth {study.depth}, over width"
-    rates = [
-        rate(f"layers: {where}", {w: row["square_errors"] for w, row in of_width.items()}, -1, str(study.seeds)),
-        rate(
-            f"outputs: {where}", {w: row["square_errors_outputs"] for w, row in of_width.items()}, -1, str(study.seeds)
-        ),
-        *(_depth_rate(study, f"layers after {step} step(s)", "rms", [i]) for i, step in enumerate(study.steps)),
-        _depth_rate(study, "outputs", "outputs", None),
-    ]
-    errors = [
-        ["n x square error", *(f"width {width}" for width in study.widths)],
-        *(_times_width(study, name, label) for name, label in _ERRORS.items()),
-    ]
-    return "\n\n".join([rates_table(rates), *map(aligned, (errors, _layers(study), _outputs(study))), _NOTE])
+                differences[depth] = float(np.sqrt(np.mean((here - there) ** 2)))
+        return differences
 
 
 _ERRORS = {"square_errors": "layers", "square_errors_outputs": "outputs"}
 
 
-def _times_width(study: _Study, name: str, label: str) -> list[str]:
-    means = [width * float(np.mean(study.networks[width, study.depth][name])) for width in study.widths]
-    return [label, *(f"{mean:.1f}" for mean in means)]
+def table(rows: list[Row]) -> str:
+    """Powers of errors over width and depth, and outputs beside theory's."""
+    study = _Study(rows)
+    rates, errors = [], [["n x square error", *(f"width {width}" for width in study.widths)]]
+    for name, label in _ERRORS.items():
+        of_width = {width: row[name] for width, row in study.of_width.items()}
+        label_of_rate = f"{label}: network to theory, depth {study.depth}, over width"
+        rates.append(rate(label_of_rate, of_width, -1, study.seeds))
+        errors.append([label, *(f"{width * float(np.mean(groups)):.1f}" for width, groups in of_width.items())])
+    for i, step in enumerate(study.steps):
+        rates.append(_depth_rate(f"layers after {step} step(s)", study.differences("rms", [i])))
+    rates.append(_depth_rate("outputs", study.differences("outputs")))
+    return "\n\n".join([rates_table(rates), *map(aligned, (errors, _layers(study), _outputs(study))), _NOTE])
 
 
 _NOTE = f"""\
@@ -203,28 +172,27 @@ Errors over width: squares, mean over layers and steps, networks in {GROUPS} gro
 difference of theory to theory of twice the depth, from depth {_DEEP} up. n: networks at each size. |x|^2 / D = 1."""
 
 
-def _depth_rate(study: _Study, what: str, name: str, of_steps: list[int] | None) -> Rate:
-    found = {depth: [value] for depth, value in study.differences(name, of_steps).items() if depth >= _DEEP}
-    return rate(f"{what}: theory to twice the depth, over depth", found, -1, "exact")
+def _depth_rate(label: str, differences: dict[int, float]) -> Line:
+    deep = {depth: [value] for depth, value in differences.items() if depth >= _DEEP}
+    return rate(f"{label}: theory to twice the depth, over depth", deep, -1, "exact")
 
 
-def _layers(study: _Study) -> list[list[str]]:
+def _layers(study: _Study) -> list[Line]:
     """Root mean squares of the widest networks beside theory's."""
-    widest, theory = study.networks[study.widths[-1], study.depth], study.theory[study.depth]
     lines = [
         [f"rms of layers, depth {study.depth}", *_QUARTERS],
-        ["before training: theory", *(f"{value:.3f}" for value in theory["start"])],
+        ["before training: theory", *(f"{value:.3f}" for value in study.at_depth["start"])],
     ]
     for i, step in enumerate(study.steps):
-        pairs = zip(widest["rms"][i], widest["spread"][i], strict=True)
-        lines.append([f"after {step} step(s): theory", *(f"{value:.3f}" for value in theory["rms"][i])])
+        pairs = zip(study.widest["rms"][i], study.widest["spread"][i], strict=True)
+        lines.append([f"after {step} step(s): theory", *(f"{value:.3f}" for value in study.at_depth["rms"][i])])
         lines.append([f"networks, width {study.widths[-1]}", *(f"{mean:.3f} ± {std:.3f}" for mean, std in pairs)])
     return lines
 
 
-def _outputs(study: _Study) -> list[list[str]]:
-    widest, theory = study.networks[study.widths[-1], study.depth], study.theory[study.depth]
-    pairs = zip(widest["outputs"], widest["spread_outputs"], strict=True)
+def _outputs(study: _Study) -> list[Line]:
+    theory = study.at_depth
+    pairs = zip(study.widest["outputs"], study.widest["spread_outputs"], strict=True)
     return [
         [f"outputs f_t, depth {study.depth}", *(f"t = {t}" for t in range(len(theory["outputs"])))],
         ["target", *(f"{value:+.0f}" for value in theory["targets"])],
@@ -233,110 +201,90 @@ def _outputs(study: _Study) -> list[list[str]]:
     ]
 
 
-def figure(rows: list[Row]) -> Any:
+def figure(rows: list[Row]) -> Page:
     """Root mean squares over width (Fig. 8) and depth (Fig. 9), a column per step; then errors and outputs."""
     study = _Study(rows)
-    columns = max(3, len(study.steps))
-    found, panels = canvas(3, columns, width=4.2, height=3.9)
-    found.suptitle(
+    title = (
         f"Linear residual networks trained by SGD, one example a step ({study.images})\n"
-        f"points: mean ± std of n = {study.seeds} networks at each size; lines: theory at infinite width",
-        fontsize=11,
+        f"points: mean ± std of n = {study.seeds} networks at each size; lines: theory at infinite width"
     )
-    low, high = _range(study)
+    drawing, panels = page(3, max(3, len(study.steps)), title, width=4.2, height=3.9)
     for i, step in enumerate(study.steps):
         _draw_widths(panels[0, i], study, i)
         _draw_depths(panels[1, i], study, i)
-        panels[0, i].set_title(f"after {step} step{'s' * (step > 1)}, depth {study.depth}")
-        panels[1, i].set_title(f"after {step} step{'s' * (step > 1)}")
-        for panel in panels[:2, i]:
-            panel.set_ylim(low, high)
+        after = f"after {step} step{'s' * (step > 1)}"
+        panels[0, i].set(title=f"{after}, depth {study.depth}", ylim=_range(study))
+        panels[1, i].set(title=after, ylim=_range(study))
     _draw_error_over_width(panels[2, 0], study)
     _draw_difference_over_depth(panels[2, 1], study)
     _draw_outputs(panels[2, 2], study)
+    finish(panels[:2, : len(study.steps)].flat, columns=3)
+    finish(panels[2, :3])
     hide_unused([*panels[:2, len(study.steps) :].flat, *panels[2, 3:]])
-    for number, row in enumerate(panels):
-        for panel in row:
-            panel.grid(alpha=0.25)
-            if panel.get_visible():
-                legend_below(panel, 3 if number < 2 else 2)
-    return found
+    return drawing
 
 
 def _range(study: _Study) -> tuple[float, float]:
-    """Of root mean squares, with their spreads."""
-    rows = study.networks.values()
-    ends = [np.array(row["rms"]) + sign * np.array(row["spread"]) for row in rows for sign in (-1, 1)]
+    """Limits of the axes of root mean squares, spreads included."""
+    ends = [
+        np.array(row["rms"]) + sign * np.array(row["spread"]) for row in study.networks.values() for sign in (-1, 1)
+    ]
     ends += [np.array(row["rms"]) for row in study.theory.values()]
     low, high = min(float(end.min()) for end in ends), max(float(end.max()) for end in ends)
     return low - 0.05 * (high - low), high + 0.05 * (high - low)
 
 
-def _draw_widths(panel: Any, study: _Study, step: int) -> None:
+def _draw_widths(panel: Panel, study: _Study, step: int) -> None:
     for quarter, color in colors(range(len(_QUARTERS))).items():
-        rows = [study.networks[width, study.depth] for width in study.widths]
-        means, stds = ([row[name][step][quarter] for row in rows] for name in ("rms", "spread"))
-        panel.errorbar(
-            study.widths, means, stds, color=color, fmt="o-", markersize=4, linewidth=1, capsize=2,
-            label=f"layer {_QUARTERS[quarter]}",
-        )  # fmt: skip
-        theory = study.theory[study.depth]
-        panel.axhline(theory["rms"][step][quarter], color=color, linestyle="--", linewidth=1.3)
-        panel.axhline(theory["start"][quarter], color=color, linestyle=":", linewidth=1.0)
+        means, stds = ([row[name][step][quarter] for row in study.of_width.values()] for name in ("rms", "spread"))
+        points(panel, study.widths, means, stds, color=color, label=f"layer {_QUARTERS[quarter]}", joined=True)
+        panel.axhline(study.at_depth["rms"][step][quarter], color=color, linestyle="--", linewidth=1.3)
+        panel.axhline(study.at_depth["start"][quarter], color=color, linestyle=":", linewidth=1.0)
     panel.plot([], [], "--", color="0.4", linewidth=1.3, label="theory")
     panel.plot([], [], ":", color="0.4", linewidth=1.0, label="before training")
     size_ticks(panel, study.widths, "width n")
     panel.set_ylabel("root mean square")
 
 
-def _draw_depths(panel: Any, study: _Study, step: int) -> None:
+def _draw_depths(panel: Panel, study: _Study, step: int) -> None:
     depths = sorted(study.theory)
+    rows = [study.networks[study.network_width, depth] for depth in study.network_depths]
     for quarter, color in colors(range(len(_QUARTERS))).items():
-        panel.plot(depths, [study.theory[d]["rms"][step][quarter] for d in depths], color=color, linewidth=1.5)
-        rows = [study.networks[study.network_width, depth] for depth in study.network_depths]
+        theory, label = [study.theory[d]["rms"][step][quarter] for d in depths], f"layer {_QUARTERS[quarter]}"
+        panel.plot(depths, theory, color=color, linewidth=1.5, label=label)
         means, stds = ([row[name][step][quarter] for row in rows] for name in ("rms", "spread"))
-        panel.errorbar(study.network_depths, means, stds, color=color, fmt="o", markersize=4, linewidth=1, capsize=2)
-        panel.plot([], [], color=color, linewidth=1.5, label=f"layer {_QUARTERS[quarter]}")
+        points(panel, study.network_depths, means, stds, color=color)
     panel.plot([], [], "o", color="0.4", markersize=4, label=f"networks, width {study.network_width}")
     size_ticks(panel, depths, "depth L")
     panel.set_ylabel("root mean square")
 
 
-def _draw_error_over_width(panel: Any, study: _Study) -> None:
+def _draw_error_over_width(panel: Panel, study: _Study) -> None:
     for (name, label), color in zip(_ERRORS.items(), ("tab:blue", "tab:orange"), strict=True):
-        groups = {width: study.networks[width, study.depth][name] for width in study.widths}
+        groups = {width: row[name] for width, row in study.of_width.items()}
         draw_groups(panel, groups, color, label)
         start = 2.5 * float(np.mean(groups[study.widths[0]]))
         guide(panel, study.widths, start, -1, "expected slope -1" if label == "layers" else None)
-    panel.set_yscale("log")
-    size_ticks(panel, study.widths, "width n")
-    panel.set(title=f"networks to theory, depth {study.depth}", ylabel=f"square error (± std of {GROUPS} groups)")
+    title, ylabel = f"networks to theory, depth {study.depth}", f"square error (± std of {GROUPS} groups)"
+    size_axis(panel, study.widths, "width n", title=title, ylabel=ylabel)
 
 
-def _draw_difference_over_depth(panel: Any, study: _Study) -> None:
+def _draw_difference_over_depth(panel: Panel, study: _Study) -> None:
     lines = {f"layers, step {step}": study.differences("rms", [i]) for i, step in enumerate(study.steps)}
     lines["outputs"] = study.differences("outputs")
-    for number, (label, found) in enumerate(lines.items()):
-        panel.plot(
-            list(found), list(found.values()), "o-", color=f"C{number}", markersize=4, linewidth=1.2, label=label
-        )
-    first = next(iter(lines.values()))
-    guide(panel, list(first), 2 * max(found[min(first)] for found in lines.values()), -1, "expected slope -1")
-    panel.set_yscale("log")
-    size_ticks(panel, list(first), "depth L")
-    panel.set(title="theory of depth L to that of 2 L", ylabel="root mean square difference")
+    depths = list(lines["outputs"])
+    for number, (label, values) in enumerate(lines.items()):
+        points(panel, depths, list(values.values()), color=f"C{number}", label=label, joined=True)
+    guide(panel, depths, 2 * max(values[min(depths)] for values in lines.values()), -1, "expected slope -1")
+    size_axis(panel, depths, "depth L", title="theory of depth L to that of 2 L", ylabel="root mean square difference")
 
 
-def _draw_outputs(panel: Any, study: _Study) -> None:
-    theory, palette = study.theory[study.depth], colors(study.widths)
-    times = range(len(theory["outputs"]))
-    panel.plot(times, theory["targets"], "_", color="tab:red", markersize=9, label="target")
-    panel.plot(times, theory["outputs"], "--", color="black", linewidth=1.3, label="theory")
+def _draw_outputs(panel: Panel, study: _Study) -> None:
+    palette, times = colors(study.widths), range(len(study.at_depth["outputs"]))
+    panel.plot(times, study.at_depth["targets"], "_", color="tab:red", markersize=9, label="target")
+    panel.plot(times, study.at_depth["outputs"], "--", color="black", linewidth=1.3, label="theory")
     for width in (study.widths[0], study.widths[-1]):
-        row = study.networks[width, study.depth]
-        panel.errorbar(
-            times, row["outputs"], row["spread_outputs"], color=palette[width], fmt="o", markersize=4, linewidth=1,
-            capsize=2, label=f"networks, width {width}",
-        )  # fmt: skip
+        row, label = study.of_width[width], f"networks, width {width}"
+        points(panel, times, row["outputs"], row["spread_outputs"], color=palette[width], label=label)
     panel.set_xticks(times)
     panel.set(title=f"outputs, depth {study.depth}", xlabel="step t", ylabel="f of the step's example")

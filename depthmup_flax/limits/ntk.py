@@ -1,44 +1,30 @@
 """The tangent kernel of a residual MLP over the angle between two inputs, width and depth (B24 Fig. 6).
 
-The blocks alone are trained: ``K = a^2 int G Phi dtau`` (B24 Prop. 2), without the terms of stem and readout.
+B24 is Bordelon et al. (arXiv:2309.16620). The blocks alone are trained: ``K = a^2 int G Phi dtau`` (Prop. 2), without
+the terms of stem and readout.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.limits import finite_networks as networks
-from depthmup_flax.limits.rates import (
-    GROUPS,
-    Rate,
-    aligned,
-    draw_groups,
-    guide,
-    in_groups,
-    keys_of,
-    legend_below,
-    networks_of,
-    rate,
-    rates_table,
-    require_in_groups,
-    require_positive,
-    require_sizes,
-    require_whole,
-    spoken_range,
-)
-from depthmup_flax.limits.run import Case, Row, Values
-from depthmup_flax.report.style import canvas, colors, size_ticks
+from depthmup_flax.limits.config_fields import require, require_groups, require_positive, require_sizes, require_whole
+from depthmup_flax.limits.finite_networks import GROUPS
+from depthmup_flax.limits.panels import Page, Panel, draw_groups, finish, guide, page, points, size_axis
+from depthmup_flax.limits.pipeline import Case, Row, Values
+from depthmup_flax.limits.rates import Line, aligned, range_text, rate, rates_table
+from depthmup_flax.report.style import colors
 from depthmup_flax.theory import get_activation, gram, lazy_kernels
+from depthmup_flax.types import ArrayTree
 
-_ABOVE_NOISE = 4.0  # an ensemble's error over depth is fitted where the theory's is so many times the noise
+_ABOVE_NOISE = 4.0  # an ensemble's error over depth is fitted where theory's is this many times the noise
 _DEEP = 16  # from here on errors are powers of depth
 
 
@@ -49,19 +35,17 @@ def cases(config: ConfigDict) -> list[Case]:
     require_whole(config, "angles", "network_angles", at_least=2)
     require_sizes(config, "theory_depths", "widths", "depths")
     require_positive(config, "branch_multiplier")
-    require_in_groups(config, "seeds")
+    require_groups(config, "seeds")
     get_activation(config.nonlinearity)
-    if (config.angles - 1) % (config.network_angles - 1):
-        raise InputError(
-            f"config.angles is {config.angles}: use a multiple of {config.network_angles - 1}, plus 1, so that theory "
-            "has networks' angles."
-        )
-    depths = sorted({*config.theory_depths, *config.depths})
+    spaces = config.network_angles - 1
+    remedy = f"use a multiple of {spaces}, plus 1, so that theory has networks' angles"
+    require(config, "angles", (config.angles - 1) % spaces == 0, remedy)
     ensembles = [
         {"what": "networks", "width": width, "depth": depth, "seeds": seeds, "nonlinearity": config.nonlinearity}
         for depth in config.depths
-        for width, seeds in networks_of(config.widths, config.seeds).items()
+        for width, seeds in networks.ensemble_sizes(config.widths, config.seeds).items()
     ]
+    depths = sorted({*config.theory_depths, *config.depths})
     return [{"what": "theory", "depth": depth} for depth in (0, *depths)] + ensembles
 
 
@@ -71,13 +55,13 @@ def measure(config: ConfigDict, case: Case) -> Values:
         angles = np.linspace(0, math.pi, config.angles)
         return {"angle": angles.tolist(), "kernel": _theory(config, angles, case["depth"]).tolist()}
     angles = np.linspace(0, math.pi, config.network_angles)
-    found_SxA = np.asarray(_of_networks(config, angles, case["width"], case["depth"], case["seeds"]), np.float64)
-    squares_S = np.mean((found_SxA - _theory(config, angles, case["depth"])) ** 2, 1)
+    kernel_SxA = np.asarray(_of_networks(config, angles, case["width"], case["depth"], case["seeds"]), np.float64)
+    squares_S = np.mean((kernel_SxA - _theory(config, angles, case["depth"])) ** 2, 1)
     return {
         "angle": angles.tolist(),
-        "kernel": found_SxA.mean(0).tolist(),
-        "spread": found_SxA.std(0, ddof=1).tolist(),
-        "square_errors": in_groups(squares_S),
+        "kernel": kernel_SxA.mean(0).tolist(),
+        "spread": kernel_SxA.std(0, ddof=1).tolist(),
+        "square_errors": networks.group_means(squares_S),
     }
 
 
@@ -87,27 +71,26 @@ def _circle(angles: np.ndarray) -> np.ndarray:
 
 
 def _theory(config: ConfigDict, angles: np.ndarray, depth: int) -> np.ndarray:
-    start = gram(jnp.asarray(_circle(angles)))
-    multiplier = config.branch_multiplier
-    found = lazy_kernels(start, config.nonlinearity, depth=depth or None, branch_multiplier=multiplier)
-    return np.asarray(found.tangent(["blocks"])[0])
+    start, multiplier = gram(jnp.asarray(_circle(angles))), config.branch_multiplier
+    kernels = lazy_kernels(start, config.nonlinearity, depth=depth or None, branch_multiplier=multiplier)
+    return np.asarray(kernels.tangent(["blocks"])[0])
 
 
 def _of_networks(config: ConfigDict, angles: np.ndarray, width: int, depth: int, seeds: int) -> jax.Array:
-    """(S, A) of networks: the gradient at angle 0 is a direction, along which all outputs are differentiated."""
+    """(S, A) kernels: all outputs are differentiated along one direction, the gradient at angle 0."""
     model = networks.network(config.nonlinearity, width, depth, branch_multiplier=config.branch_multiplier)
     x_AxD = jnp.asarray(_circle(angles), jnp.float32)
 
     def kernel(key: jax.Array) -> jax.Array:
         params = networks.init(model, key, x_AxD)
 
-        def outputs(blocks: Any) -> jax.Array:
+        def outputs(blocks: ArrayTree) -> jax.Array:
             return networks.forward(model, {**params, "blocks": blocks}, x_AxD)[0]
 
         direction = jax.grad(lambda blocks: outputs(blocks)[0])(params["blocks"])
         return jax.jvp(outputs, (params["blocks"],), (direction,))[1]
 
-    keys = keys_of(config.seed, width, depth, seeds)
+    keys = networks.network_keys(config.seed, width, depth, seeds)
     return jax.jit(lambda keys: jax.lax.map(kernel, keys, batch_size=config.lanes))(keys)
 
 
@@ -129,28 +112,25 @@ class _Study:
         return np.asarray(np.interp(self._angle, self.theory[depth]["angle"], self.theory[depth]["kernel"]))
 
     def error_of_depth(self, depth: int) -> float:
-        """Of theory at this depth, to infinite depth."""
+        """The distance of theory at this depth to infinite depth."""
         return float(np.mean((self.kernel(depth) - self.kernel(0)) ** 2)) / self._unit
 
     def error_of_ensemble(self, width: int, depth: int) -> float:
-        """Of the mean over networks, to infinite width and depth."""
+        """The distance of the mean over networks to infinite width and depth."""
         return float(np.mean((self.networks[width, depth]["kernel"] - self.kernel(0)) ** 2)) / self._unit
 
     def noise(self, width: int, depth: int) -> float:
-        """What finitely many networks add to `error_of_ensemble`."""
+        """What a finite number of networks adds to `error_of_ensemble`."""
         return float(np.mean(np.square(self.networks[width, depth]["spread"]))) / self.seeds[width] / self._unit
 
     def errors_of_network(self, width: int, depth: int) -> np.ndarray:
-        """Of single networks to theory at their depth, a mean per group."""
+        """(G,) distances of single networks to theory at their depth, the mean of each group."""
         return np.array(self.networks[width, depth]["square_errors"]) / self._unit
 
 
 def table(rows: list[Row]) -> str:
     """Powers of the errors over depth and width, and errors times width."""
     study = _Study(rows)
-    rates = [_theory_rate(study, [depth for depth in study.theory if depth >= _DEEP], -2)]
-    depths = [d for d in study.depths if study.error_of_depth(d) > _ABOVE_NOISE * study.noise(study.widths[-1], d)]
-    rates += [_ensemble_rate(study, depths), _theory_rate(study, depths, None), *_network_rates(study)]
     errors = [
         ["N x square error", *(f"depth {depth}" for depth in study.depths), "all depths", "power from half the width"]
     ]
@@ -160,7 +140,7 @@ def table(rows: list[Row]) -> str:
         half = means.get(width // 2)
         power = f"{math.log2(means[width] / half):+.2f}" if half else ""
         errors.append([f"width {width}", *(f"{v:.1f}" for v in values), f"{width * means[width]:.1f}", power])
-    return "\n\n".join([rates_table(rates), aligned(errors), _NOTE])
+    return "\n\n".join([rates_table(_rates(study)), aligned(errors), _NOTE])
 
 
 _NOTE = f"""\
@@ -169,112 +149,91 @@ width and depth. Powers of depth are fitted from {_DEEP} up; the ensemble's at t
 {_ABOVE_NOISE:g} times the noise of the ensemble's mean, with theory's there below. Networks are in {GROUPS} groups."""
 
 
-def _theory_rate(study: _Study, depths: Sequence[int], expected: float | None) -> Rate:
+def _rates(study: _Study) -> list[Line]:
+    widest = study.widths[-1]
+    above = [d for d in study.depths if study.error_of_depth(d) > _ABOVE_NOISE * study.noise(widest, d)]
+    ensemble = {depth: [study.error_of_ensemble(widest, depth)] for depth in above}
+    n, over_width, over_depth = range_text(study.seeds.values()), [], []
+    for depth in study.depths:
+        errors = {width: study.errors_of_network(width, depth) for width in study.widths}
+        over_width.append(rate(f"network of depth {depth} to theory of that depth, over width", errors, -1, n))
+    for width in study.widths:
+        errors = {depth: study.errors_of_network(width, depth) for depth in study.depths if depth >= _DEEP}
+        label = f"network of width {width} to theory of its depth, over depth"
+        over_depth.append(rate(label, errors, 0, study.seeds[width]))
+    return [
+        _theory_rate(study, [depth for depth in study.theory if depth >= _DEEP], -2),
+        rate(f"mean of networks, width {widest}, to infinite depth, over depth", ensemble, -2, study.seeds[widest]),
+        _theory_rate(study, above, None),
+        *over_width,
+        *over_depth,
+    ]
+
+
+def _theory_rate(study: _Study, depths: Sequence[int], expected: float | None) -> Line:
     values = {depth: [study.error_of_depth(depth)] for depth in depths}
     return rate("theory of depth L to infinite depth, over depth", values, expected, "exact")
 
 
-def _ensemble_rate(study: _Study, depths: Sequence[int]) -> Rate:
-    widest = study.widths[-1]
-    values = {depth: [study.error_of_ensemble(widest, depth)] for depth in depths}
-    return rate(
-        f"mean of networks, width {widest}, to infinite depth, over depth", values, -2, str(study.seeds[widest])
-    )
-
-
-def _network_rates(study: _Study) -> list[Rate]:
-    over_width = [
-        rate(
-            f"network of depth {depth} to theory of that depth, over width",
-            {width: study.errors_of_network(width, depth) for width in study.widths},
-            -1,
-            spoken_range(study.seeds.values()),
-        )
-        for depth in study.depths
-    ]
-    over_depth = [
-        rate(
-            f"network of width {width} to theory of its depth, over depth",
-            {depth: study.errors_of_network(width, depth) for depth in study.depths if depth >= _DEEP},
-            0,
-            str(study.seeds[width]),
-        )
-        for width in study.widths
-    ]
-    return [*over_width, *over_depth]
-
-
-def figure(rows: list[Row]) -> Any:
+def figure(rows: list[Row]) -> Page:
     """K over the angle; the mean's error over depth; a network's over width, and times width over depth."""
     study = _Study(rows)
-    found, panels = canvas(2, 2, width=4.8, height=4.2)
-    found.suptitle(
+    title = (
         f"Tangent kernel of the blocks of a residual MLP ({study.nonlinearity}) at initialization\n"
-        f"theory: infinite width; networks: n = {spoken_range(study.seeds.values())} at each width and depth",
-        fontsize=11,
+        f"theory: infinite width; networks: n = {range_text(study.seeds.values())} at each width and depth"
     )
+    drawing, panels = page(2, 2, title, width=4.8, height=4.2)
     _draw_kernels(panels[0, 0], study)
     _draw_over_depth(panels[0, 1], study)
     _draw_over_width(panels[1, 0], study)
     _draw_times_width(panels[1, 1], study)
-    for panel in panels.flat:
-        panel.grid(alpha=0.25)
-        legend_below(panel)
-    return found
+    finish(panels.flat)
+    return drawing
 
 
-def _draw_kernels(panel: Any, study: _Study) -> None:
+def _draw_kernels(panel: Panel, study: _Study) -> None:
     palette, widest = colors(study.depths), study.widths[-1]
     for depth in study.depths[:: math.ceil(len(study.depths) / 3)]:
         theory, row, color = study.theory[depth], study.networks[widest, depth], palette[depth]
         panel.plot(theory["angle"], theory["kernel"], color=color, linewidth=1.5, label=f"theory, depth {depth}")
-        panel.errorbar(
-            row["angle"], row["kernel"], row["spread"], color=color, fmt="o", markersize=4, capsize=2, linewidth=1
-        )
+        points(panel, row["angle"], row["kernel"], row["spread"], color=color)
     limit = study.theory[0]
     panel.plot(limit["angle"], limit["kernel"], color="black", linewidth=1.8, label="theory, infinite depth")
-    panel.errorbar(
-        [], [], [], color="0.4", fmt="o", markersize=4, capsize=2, label=f"networks, width {widest}:\nmean ± std of one"
-    )
+    points(panel, [], [], [], color="0.4", label=f"networks, width {widest}:\nmean ± std of one")
     panel.set_xticks(np.linspace(0, math.pi, 5), labels=["0", "π/4", "π/2", "3π/4", "π"])
     panel.set(title="(a) kernel", xlabel="angle between the inputs", ylabel="K")
 
 
-def _draw_over_depth(panel: Any, study: _Study) -> None:
+def _draw_over_depth(panel: Panel, study: _Study) -> None:
     depths = sorted(depth for depth in study.theory if depth)
     exact = [study.error_of_depth(depth) for depth in depths]
     panel.plot(depths, exact, color="black", linewidth=1.8, label="theory, infinite width")
-    palette = colors(study.widths)
-    for width in study.widths:
+    for width, color in colors(study.widths).items():
         errors = [study.error_of_ensemble(width, depth) for depth in study.depths]
+        points(panel, study.depths, errors, color=color, label=f"networks, width {width}")
         noise = [study.noise(width, depth) for depth in study.depths]
-        panel.plot(study.depths, errors, "o", color=palette[width], markersize=5, label=f"networks, width {width}")
-        panel.plot(study.depths, noise, ":", color=palette[width], linewidth=1)
+        panel.plot(study.depths, noise, ":", color=color, linewidth=1)
     panel.plot([], [], ":", color="0.4", linewidth=1, label="noise of n networks' mean")
     guide(panel, depths, 3 * exact[0], -2, "expected slope -2")
-    panel.set_yscale("log")
-    size_ticks(panel, depths, "depth L")
-    panel.set(title="(b) mean kernel to infinite depth", ylabel="relative square error")
+    size_axis(panel, depths, "depth L", title="(b) mean kernel to infinite depth", ylabel="relative square error")
 
 
-def _draw_over_width(panel: Any, study: _Study) -> None:
+def _draw_over_width(panel: Panel, study: _Study) -> None:
     for depth, color in colors(study.depths).items():
         groups = {width: study.errors_of_network(width, depth) for width in study.widths}
         draw_groups(panel, groups, color, f"depth {depth}")
     top = max(study.errors_of_network(study.widths[0], depth).mean() for depth in study.depths)
     guide(panel, study.widths, 1.7 * top, -1, "expected slope -1")
-    panel.set_yscale("log")
-    size_ticks(panel, study.widths, "width N")
-    panel.set(title="(c) one network to theory of its depth", ylabel=_ERROR_OF_ONE)
+    size_axis(panel, study.widths, "width N", title="(c) one network to theory of its depth", ylabel=_ERROR_OF_ONE)
 
 
-def _draw_times_width(panel: Any, study: _Study) -> None:
+def _draw_times_width(panel: Panel, study: _Study) -> None:
     for width, color in colors(study.widths).items():
         groups = {depth: width * study.errors_of_network(width, depth) for depth in study.depths}
         draw_groups(panel, groups, color, f"width {width}")
     panel.set_ylim(bottom=0)
-    size_ticks(panel, study.depths, "depth L")
-    panel.set(title="(d) the same, times width", ylabel="N x " + _ERROR_OF_ONE)
+    title = "(d) the same, times width"
+    size_axis(panel, study.depths, "depth L", title=title, ylabel="N x " + _ERROR_OF_ONE, log=False)
 
 
 _ERROR_OF_ONE = f"relative square error\n(± std over {GROUPS} groups of networks)"

@@ -1,19 +1,19 @@
-"""Limits of wide and deep residual networks, computed: what a finite network approaches, in a line of code.
+"""Limits of wide and deep residual networks, computed in a line of code.
 
 Pure JAX, without models: kernels in, kernels and predictions out. `lazy` is the limit of frozen features; `linear` and
-`nonlinear` train networks of infinite width, whose features move; `training` has what these two share, and their limit
-of infinite depth; `finite_size` splits the distance of finite networks from the limit.
+`nonlinear` train networks of infinite width, whose features move; `trajectory` is their result, and its limit of
+infinite depth; `finite_size` splits the distance of finite networks to the limit.
 
     from depthmup_flax.theory import gram, lazy_kernels, nonlinear_training, predict
 
     kernels = lazy_kernels(gram(x), "relu")             # infinite depth; depth=64 for a finite one
     train, _ = predict(kernels.tangent(), y, times)     # f(x, t) under gradient flow
-    found = nonlinear_training(x, y, activation="relu", steps=5, depth=16)      # SGD, features move
+    sgd = nonlinear_training(x, y, activation="relu", steps=5, depth=16)        # features move
 """
 
 from depthmup_flax.theory.finite_size import Ensemble, FiniteSizeError, SquareError, finite_size_error
-from depthmup_flax.theory.gaussian import ACTIVATIONS, Activation, get_activation
-from depthmup_flax.theory.kernels import gram
+from depthmup_flax.theory.gaussian_averages import ACTIVATIONS, Activation, get_activation
+from depthmup_flax.theory.input_kernel import gram
 from depthmup_flax.theory.lazy import LazyKernels, lazy_kernels, predict
 from depthmup_flax.theory.linear import linear_training, one_step_kernel
 from depthmup_flax.theory.nonlinear import nonlinear_training

@@ -1,27 +1,28 @@
-"""How far a finite network is from the limit, and what of that is width, what depth and what chance.
+"""The distance of a finite network to the limit, split into the parts of initial weights, width and depth.
 
 Bordelon et al. (arXiv:2309.16620), App. I, Eq. 112-116, for a network's outputs f_{N,L} with <> over initial weights:
 
-    variance    <(f_{N,L} - <f_{N,L}>)^2>         as N^-1, whatever L  (App. H)
+    variance    <(f_{N,L} - <f_{N,L}>)^2>         as N^-1, at every L  (App. H)
     mean error  (<f_{N,L}> - f_{inf,L})^2         as N^-2
     depth error (f_{inf,L} - f_{inf,inf})^2       as L^-2
 
-The paper states them as norms that add up at most; the first is exactly orthogonal to the others, so
+The paper bounds the total by the sum of their norms. The first is exactly orthogonal to the others, so
 
     <(f_{N,L} - f_{inf,inf})^2> = variance + (<f_{N,L}> - f_{inf,inf})^2,
 
-of which an ensemble of networks keeps the second term.
+and averaging over an ensemble removes the first term.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.theory.kernels import require_finite
+from depthmup_flax.theory.arguments import require_finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +35,13 @@ class Ensemble:
       count: E.
     """
 
-    mean: Any
-    variance: Any
+    mean: np.ndarray
+    variance: np.ndarray
     count: int
 
     @classmethod
-    def of(cls, outputs: Any) -> Ensemble:
-        """From (E, ...) outputs; InputError for fewer than two networks."""
+    def of(cls, outputs: ArrayLike) -> Ensemble:
+        """The statistics of (E, ...) outputs; InputError for fewer than two networks."""
         outputs = np.asarray(outputs, np.float64)
         require_finite("outputs", outputs)
         if outputs.ndim < 2 or len(outputs) < 2:
@@ -49,7 +50,7 @@ class Ensemble:
 
 
 class SquareError(NamedTuple):
-    """A mean square and its standard error, as if outputs for different inputs were independent."""
+    """A mean square and its standard error, which takes outputs for different inputs as independent."""
 
     value: float
     error: float
@@ -57,14 +58,14 @@ class SquareError(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FiniteSizeError:
-    """Mean square errors over outputs; estimates without bias, so those that are near zero may be negative.
+    """Mean square errors over outputs. The estimates are unbiased: those near zero may be negative.
 
     Attributes:
-      total: of one network to the limit.
-      ensembled: of the ensemble's mean, were it infinitely large, to the limit.
-      variance: of a network around that mean.
-      mean: of that mean to infinite width at the same depth.
-      depth: of infinite width at this depth to the limit.
+      total: one network to the limit.
+      ensembled: the mean of an infinitely large ensemble to the limit.
+      variance: a network to that mean.
+      mean: that mean to infinite width at the same depth.
+      depth: infinite width at this depth to the limit.
     """
 
     total: SquareError
@@ -75,20 +76,25 @@ class FiniteSizeError:
 
 
 def finite_size_error(
-    networks: Ensemble, at_depth: Any, limit: Any, *, at_depth_error: Any = 0.0, limit_error: Any = 0.0
+    networks: Ensemble,
+    at_depth: ArrayLike,
+    limit: ArrayLike,
+    *,
+    at_depth_error: ArrayLike = 0.0,
+    limit_error: ArrayLike = 0.0,
 ) -> FiniteSizeError:
     """The decomposition of this module's docstring.
 
     Args:
       networks: outputs f_{N,L}.
-      at_depth: (...) f_{inf,L}, such as `nonlinear_training`'s mean.outputs.
-      limit: (...) f_{inf,inf}, such as `infinite_depth`'s.
-      at_depth_error, limit_error: standard errors of these two, independent (`nonlinear_training` with another key).
+      at_depth: (...) f_{inf,L}, such as ``nonlinear_training(...).mean.outputs``.
+      limit: (...) f_{inf,inf}, such as ``infinite_depth(...).mean.outputs``.
+      at_depth_error, limit_error: independent standard errors of these two, from `nonlinear_training` with two keys.
 
     Raises:
-      InputError: shapes that do not fit.
+      InputError: shapes that do not match.
     """
-    mean, variance = np.asarray(networks.mean), np.asarray(networks.variance)
+    mean, variance = networks.mean, networks.variance
     at_depth, limit = np.asarray(at_depth, np.float64), np.asarray(limit, np.float64)
     for name, value in (("at_depth", at_depth), ("limit", limit)):
         if value.shape != mean.shape:
@@ -96,27 +102,22 @@ def finite_size_error(
     for name, error in (("at_depth_error", at_depth_error), ("limit_error", limit_error)):
         if np.shape(error) not in ((), mean.shape):
             raise InputError(f"{name} has shape {np.shape(error)}: give {mean.shape}, or one number.")
-    of_mean = variance / networks.count
-    of_depth, of_limit = (np.broadcast_to(np.asarray(e) ** 2, mean.shape) for e in (at_depth_error, limit_error))
-    spread = SquareError(float(variance.mean()), float((variance**2).sum() ** 0.5 / mean.size) * _of_variance(networks))
-    ensembled = _square(mean - limit, of_mean + of_limit)
-    total = SquareError(spread.value + ensembled.value, float(np.hypot(spread.error, ensembled.error)))
+    mean_noise = variance / networks.count
+    depth_noise, limit_noise = (np.broadcast_to(np.square(e), mean.shape) for e in (at_depth_error, limit_error))
+    relative = (2 / (networks.count - 1)) ** 0.5  # standard error of a variance of Gaussian outputs
+    spread = SquareError(float(variance.mean()), float((variance**2).sum() ** 0.5 / mean.size) * relative)
+    ensembled = _square(mean - limit, mean_noise + limit_noise)
     return FiniteSizeError(
-        total=total,
+        total=SquareError(spread.value + ensembled.value, float(np.hypot(spread.error, ensembled.error))),
         ensembled=ensembled,
         variance=spread,
-        mean=_square(mean - at_depth, of_mean + of_depth),
-        depth=_square(at_depth - limit, of_depth + of_limit),
+        mean=_square(mean - at_depth, mean_noise + depth_noise),
+        depth=_square(at_depth - limit, depth_noise + limit_noise),
     )
 
 
-def _of_variance(networks: Ensemble) -> float:
-    """Relative standard error of a variance of Gaussian outputs."""
-    return (2 / (networks.count - 1)) ** 0.5
-
-
 def _square(difference: np.ndarray, noise: np.ndarray) -> SquareError:
-    """Mean of the square of a difference that is known with variance ``noise``."""
+    """The mean square of a difference whose error has variance ``noise``."""
     value = (difference**2 - noise).mean()
     error = (4 * difference**2 * noise + 2 * noise**2).sum() ** 0.5 / difference.size
     return SquareError(float(value), float(error))

@@ -1,4 +1,4 @@
-"""The lazy limit: a wide residual network whose features do not move is a kernel machine, with a kernel from an ODE.
+"""The lazy limit: a wide residual network whose features do not move is a kernel machine; an ODE gives its kernel.
 
 The network is that of Bordelon et al. (arXiv:2309.16620), Eq. 1, with a branch multiplier a:
 
@@ -6,7 +6,7 @@ The network is that of Bordelon et al. (arXiv:2309.16620), Eq. 1, with a branch 
     h^(l+1) = h^l + a / sqrt(L N) W^l phi(h^l),    l = 1..L
     f       = w . phi(h^(L+1)) / (gamma0 N)
 
-with all weights from N(0, 1), the width N going to infinity and then gamma0 to 0. `depthmup_flax.models.ResMLP` is this
+with all weights from N(0, 1); the width N goes to infinity, then gamma0 to 0. `depthmup_flax.models.ResMLP` is this
 network with ``pre_nonlin=True``, ``mean_subtraction=False``, ``base_depth=1`` and ``branch_multiplier=a``.
 
 Kernels between inputs x and x' over layer time tau = l / L in [0, 1] (Prop. 2 and App. G.1):
@@ -15,7 +15,7 @@ Kernels between inputs x and x' over layer time tau = l / L in [0, 1] (Prop. 2 a
     Phi = <phi(h) phi(h')>,            (h, h') Gaussian with covariance H
     G   = <g g'>, g = N gamma0 df/dh,  dG/dtau = -a^2 G <phi'(h) phi'(h')>,   G(1) = <phi'(h) phi'(h')> at tau = 1
 
-Prop. 2 and Eq. 84 print no end value of G; this one is Eq. 130's, for a readout that sees phi(h).
+Prop. 2 and Eq. 84 do not print the end value of G; this one is Eq. 130's, for a readout of phi(h).
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.theory.gaussian import get_activation
-from depthmup_flax.theory.kernels import checked_kernel, require_number, require_whole
-
-LAYERS = ("stem", "blocks", "readout")
+from depthmup_flax.theory.arguments import require_layers, require_number, require_whole
+from depthmup_flax.theory.gaussian_averages import get_activation
+from depthmup_flax.theory.input_kernel import checked_kernel
 
 
 @jax.tree_util.register_dataclass
@@ -44,11 +43,11 @@ class LazyKernels:
       layer_time: (T,) from 0 to 1.
       H: (T, P, P) covariance of preactivations.
       Phi: (T, P, P) covariance of features.
-      G: (T, P, P) covariance of the gradients that arrive at the stream.
-      blocks: (P, P) the part of the tangent kernel that is due to the blocks, ``a^2 int G Phi dtau``.
-      error: () of integration over layer time, not of the averages of gelu and tanh: largest difference of ``H``, ``G``
-        and ``blocks`` to the same computed with half as many steps; an upper estimate, about 15 times too high for
-        smooth activations. 0 at finite depth.
+      G: (T, P, P) covariance of gradients by the residual stream.
+      blocks: (P, P) the blocks' part of the tangent kernel, ``a^2 int G Phi dtau``.
+      error: () error of integration over layer time, without that of the averages of gelu and tanh: the largest
+        difference of ``H``, ``G`` and ``blocks`` to those with half as many steps. An upper estimate, about 15 times
+        too high for smooth activations; 0 at finite depth.
     """
 
     layer_time: jax.Array
@@ -61,11 +60,11 @@ class LazyKernels:
     def tangent(self, trained: Sequence[str] = ("blocks",)) -> jax.Array:
         """(P, P): the tangent kernel K of ``f`` when these layers train at the rate eta_0 gamma0^2 N.
 
-        ``blocks`` alone is K of Eq. 87. The stem adds ``G(0) H(0)`` (Eq. 128; there K^x is H(0)); the readout adds
-        ``Phi(1)``, which Eq. 128 counts as one of L layers: a simulation shows that it has no factor 1/L.
+        ``blocks`` alone is K of Eq. 87. The stem adds ``G(0) H(0)`` (Eq. 128, where K^x is H(0)). The readout adds
+        ``Phi(1)``; Eq. 128 counts it as one of L layers, but a simulation shows that it has no factor 1/L.
 
         Raises:
-          InputError: a name that is not in ``LAYERS``, one twice, or none.
+          InputError: a name that is not one of stem, blocks and readout, a repeated name, or none.
         """
         require_layers(trained)
         parts = {"stem": self.G[0] * self.H[0], "blocks": self.blocks, "readout": self.Phi[-1]}
@@ -82,21 +81,21 @@ def lazy_kernels(
 ) -> LazyKernels:
     """Kernels of the lazy limit, at infinite depth or at depth L.
 
-    Differentiable, and may be used under ``jit`` and ``vmap``; computes in the dtype of ``start``.
+    Differentiable, works under ``jit`` and ``vmap``, and computes in the dtype of ``start``.
 
     Args:
       start: (P, P) H at layer time 0, from `gram`.
       activation: relu, abs, erf, linear, gelu or tanh.
-      depth: L; ``None`` is infinity, by Runge-Kutta steps of fourth order.
+      depth: L; ``None`` is infinity, by fourth-order Runge-Kutta steps.
       branch_multiplier: a.
-      steps: of layer time at infinite depth; a multiple of 4.
+      steps: number of steps of layer time at infinite depth; a multiple of 4.
 
     Returns:
       `LazyKernels` at ``steps + 1`` or ``L + 1`` layer times.
 
     Raises:
-      InputError: a kernel that is not square, symmetric or positive on its diagonal, an unknown activation, or a depth
-        or number of steps that cannot be.
+      InputError: a kernel that is not square, symmetric or positive on its diagonal, an unknown activation, or an
+        invalid depth or number of steps.
     """
     get_activation(activation)
     start = checked_kernel(start)
@@ -121,7 +120,7 @@ def predict(
 
     Args:
       kernel: (P, P) tangent kernel of the training examples.
-      targets: (P, C) or (P,) their labels y.
+      targets: (P, C) or (P,) labels y of these.
       times: (T,) training time: learning rate eta_0 times steps.
       cross: (Q, P) tangent kernel of other inputs with the training examples.
 
@@ -129,7 +128,7 @@ def predict(
       ``(T, P, C)`` and, given ``cross``, ``(T, Q, C)``; without the last axis if ``targets`` has none.
 
     Raises:
-      InputError: shapes that do not fit, or a kernel that is not symmetric.
+      InputError: shapes that do not match, or a kernel that is not symmetric.
     """
     kernel, targets, times = checked_kernel(kernel), jnp.asarray(targets), jnp.asarray(times)
     cross = None if cross is None else jnp.asarray(cross)
@@ -154,26 +153,19 @@ def predict(
     return train, test.reshape(len(times), cross.shape[0], *targets.shape[1:])
 
 
-def require_layers(trained: Sequence[str]) -> None:
-    """InputError unless ``trained`` names some of ``LAYERS``."""
-    named = isinstance(trained, (tuple, list)) and set(trained) <= set(LAYERS)
-    if not named or not trained or len(set(trained)) < len(trained):
-        raise InputError(f"trained is {trained!r}: use a list of some of {', '.join(LAYERS)}.")
-
-
 def _averages(activation: str, H: jax.Array) -> tuple[jax.Array, jax.Array]:
     """``<phi phi>`` and ``<phi' phi'>`` for covariances (..., P, P)."""
     variance = jnp.diagonal(H, axis1=-2, axis2=-1)
     p, q = jnp.broadcast_arrays(variance[..., :, None], variance[..., None, :])
-    found = get_activation(activation)
-    # Sums over points of u, and of v given u, are symmetric only as far as they are exact.
+    phi = get_activation(activation)
+    # Sums over points of u, and of v given u, are symmetric only up to their error.
     symmetric = lambda average: (average + average.mT) / 2
-    return symmetric(found.values(p, q, H)), symmetric(found.slopes(p, q, H))
+    return symmetric(phi.values(p, q, H)), symmetric(phi.slopes(p, q, H))
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _recursion(start: jax.Array, multiplier: float, activation: str, depth: int) -> LazyKernels:
-    """Depth L: dtau = 1 / L, H forwards and G backwards by one layer at a time (App. D at gamma0 = 0)."""
+    """Depth L: dtau = 1 / L, H forward and G backward, layer by layer (App. D at gamma0 = 0)."""
     share = multiplier**2 / depth
 
     def forward(H: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
@@ -188,7 +180,7 @@ def _recursion(start: jax.Array, multiplier: float, activation: str, depth: int)
 
     first, after = jax.lax.scan(backward, slopes[-1], slopes[:-1], reverse=True)
     G = jnp.concatenate([first[None], after])
-    # Layer l's weights see Phi^l and the gradient that arrives behind them, G^(l+1).
+    # The weights of layer l see Phi^l and the gradient by their output, G^(l+1).
     blocks = share * jnp.einsum("lij,lij->ij", G[1:], Phi[:-1])
     return LazyKernels(jnp.linspace(0.0, 1.0, depth + 1), H, Phi, G, blocks, jnp.zeros(()))
 
@@ -202,7 +194,7 @@ def _integrated(start: jax.Array, multiplier: float, activation: str, steps: int
 
 
 def _runge_kutta(start: jax.Array, multiplier: float, activation: str, steps: int) -> LazyKernels:
-    """H at steps of half the length, so that G, backwards, has H in the middle of its steps."""
+    """H takes steps of half the length, so that the backward steps of G have H in their middle."""
     scale, length = multiplier**2, 1.0 / steps
 
     def forward(H: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
@@ -226,7 +218,7 @@ def _runge_kutta(start: jax.Array, multiplier: float, activation: str, steps: in
 def _increment(
     slope: Callable[[jax.Array, Any], jax.Array], y: jax.Array, known: Sequence[Any], step: float
 ) -> jax.Array:
-    """Of one classical Runge-Kutta step; ``known`` holds what ``slope`` needs at its start, middle and end."""
+    """One classical Runge-Kutta step; ``known`` holds ``slope``'s second argument at its start, middle and end."""
     k1 = slope(y, known[0])
     k2 = slope(y + step / 2 * k1, known[1])
     k3 = slope(y + step / 2 * k2, known[1])

@@ -1,7 +1,7 @@
 """Residual networks of infinite width in training, with features that move: dynamical mean field theory by Monte Carlo.
 
-The network is `depthmup_flax.theory.lazy`'s (Bordelon et al., arXiv:2309.16620, Eq. 1 with a branch multiplier a), and
-trained by SGD, with momentum and weight decay, at the rate eta_0 gamma0^2 N. At infinite width all neurons of a layer
+The network is that of `depthmup_flax.theory.lazy` (Bordelon et al., arXiv:2309.16620, Eq. 1 with a branch multiplier
+a), trained by SGD with momentum and weight decay at the rate eta_0 gamma0^2 N. At infinite width the neurons of a layer
 are independent draws from one process, whose law depends on averages over itself (App. D.3, Eq. 38; in discrete time
 K.4):
 
@@ -13,22 +13,21 @@ K.4):
     Phi^l_ts = <phi(h^l_t) phi(h^l_s)>,  u^l Gaussian with covariance Phi^l,  A^l_ts = <d phi(h^l_t) / d r^l_s>
     G^l_ts   = <g^l_t g^l_s>,            r^l Gaussian with covariance G^(l+1), B^l_ts = <d g^(l+1)_t / d u^l_s>
 
-where t and s run over passes (a step and an example), chi is the slope of the loss times the example's share in it,
+where t and s run over passes (a step and an example), chi is the slope of the loss times the example's share in it, and
 ``c_t = (1 - eta_0 lambda)^t`` and ``k_ts = sum_(s<=t'<t) (1 - eta_0 lambda)^(t-1-t') mu^(t'-s)`` come from decay and
-momentum (App. K.5 and L). Where print and this part, a simulation decided:
+momentum (App. K.5 and L). Simulations decided where this differs from the print:
 
 * Eq. 131 writes the output as the learned part plus the response A^L scaled by sqrt(L); the response of the last layer
   to the readout has no such factor: ``f_t = <w_t phi(h^(L+1)_t)> / gamma0``.
-* Eq. 137 sums momentum over s < t'; as Eq. 136 it must be s <= t', or the first step does not move.
-* Eq. 51 (second line) and 67 (last) print C_h where C_g is meant, and Eq. 69 (second line) integrates to tau where it
-  must be from tau to 1.
+* Eq. 137 sums momentum over s < t'; it must be s <= t', as in Eq. 136, or the first step does not move.
+* Eq. 51 (second line) and 67 (last) print C_h for C_g, and Eq. 69 (second line) integrates to tau; it must be from tau
+  to 1.
 
-**How it is solved.** In discrete time every average above needs only what came before: earlier steps, and in this step
-layers below (forward) or above (backward). So one sweep through the steps, up and down the layers, with S samples of
-the process in place of its law, solves the equations; nothing is iterated and nothing needs damping. Responses are
-never differentiated (relu's second derivative is a delta function): with ``u = E c``, E white and c from Gram-Schmidt
-on the samples of phi(h), Stein's lemma gives ``B phi = Q <E g>`` where Q are phi's orthonormal directions, and A
-likewise.
+**Solution.** In discrete time every average above needs only earlier steps, and in this step the layers below (forward)
+or above (backward). One sweep through the steps, up and down the layers, with S samples of the process for its law,
+solves the equations without iteration or damping. Responses are never differentiated, as relu's second derivative is a
+delta function: with ``u = E c``, E white and c from Gram-Schmidt on the samples of phi(h), Stein's lemma gives
+``B phi = Q <E g>`` where Q are phi's orthonormal directions, and A likewise.
 """
 
 from __future__ import annotations
@@ -42,22 +41,24 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.theory.gaussian import get_activation
-from depthmup_flax.theory.kernels import checked_kernel, gram, require_finite, require_number, require_whole
-from depthmup_flax.theory.lazy import LAYERS, lazy_kernels, require_layers
-from depthmup_flax.theory.trajectory import (
-    Estimate,
-    Loss,
-    Training,
+from depthmup_flax.theory.arguments import (
+    LAYERS,
     require_convergence,
     require_elementwise,
+    require_finite,
+    require_layers,
+    require_number,
     require_training,
-    slope_of,
-    square_loss,
+    require_whole,
 )
+from depthmup_flax.theory.gaussian_averages import get_activation
+from depthmup_flax.theory.input_kernel import checked_kernel, gram
+from depthmup_flax.theory.lazy import lazy_kernels
+from depthmup_flax.theory.trajectory import Estimate, Loss, Training, slope_of, square_loss
+from depthmup_flax.types import Dtype, Scalar
 
 _LEAST_SAMPLES = 4096
-# Half of the samples are mirror images; the rest must be clearly more than the variables that are made orthogonal.
+# Half of the samples are mirror images; the other half must clearly outnumber the variables that are made orthogonal.
 _SAMPLES_PER_NOISE = 3
 
 
@@ -82,40 +83,40 @@ def nonlinear_training(
 ) -> Estimate:
     """SGD on a residual network of infinite width and depth L: the mean field theory of this module.
 
-    Takes O(L M^2 S) time and six arrays of L M S numbers for M = T P passes and S samples, one population at a time. As
-    S must be several times L M, memory grows as its square: 2.5 GB in single precision at L M = 3200. The limit of
-    infinite depth is ``infinite_depth(lambda depth: nonlinear_training(..., depth=depth))``.
+    Takes O(L M^2 S) time and six arrays of L M S numbers for M = T P passes and S samples, one population at a time. S
+    must be several times L M, so memory grows as the square of L M: 2.5 GB in single precision at L M = 3200. The limit
+    of infinite depth is ``infinite_depth(lambda depth: nonlinear_training(..., depth=depth))``.
 
-    The error is the standard error over independent populations, each with samples whose white noises are exactly
-    orthogonal: without a nonlinearity there is none. Populations of S samples also have a bias as 1/S, far below the
+    The error is the standard error over independent populations. The white noises of a population are exactly
+    orthogonal, so a linear network has no error. A population of S samples also has a bias of order 1/S, far below the
     error unless populations are many and small.
 
     Args:
-      inputs: (P, D) all examples, those to predict included.
-      targets: (P,) what ``loss`` compares outputs with.
+      inputs: (P, D) all examples, including those that are only predicted.
+      targets: (P,) second argument of ``loss``.
       activation: relu, abs, erf, linear, gelu or tanh.
       steps: T.
       depth: L.
       learning_rate: eta_0.
-      gamma0: the output's divisor.
+      gamma0: divisor of the output.
       branch_multiplier: a.
-      momentum: mu of ``v <- mu v + gradient`` as in optax; App. K.5's average has ``eta_0 (1 - mu)`` for our eta_0.
+      momentum: mu of ``v <- mu v + gradient``, as in optax; App. K.5 averages, which is our eta_0 times (1 - mu).
       weight_decay: lambda; a step removes ``eta_0 lambda`` of every trained weight.
-      shares: (P,) or (T, P): of each example in (each step's) loss; 0 for one that is only predicted. Default 1/P; they
-        need not sum to 1.
+      shares: (P,) or (T, P) weights of examples in the loss, or in each step's loss; 0 for one that is only predicted.
+        Default 1/P; they need not sum to 1.
       trained: some of stem, blocks and readout.
-      loss: (f, y) -> an example's loss, elementwise.
+      loss: (f, y) -> loss of an example, elementwise.
       samples: S, even; default the smallest power of two that is at least 4096 and three times the number of Gaussian
         variables.
-      populations: independent repetitions; at least 2.
-      key: of the samples.
+      populations: number of independent repetitions, at least 2.
+      key: random key of the samples; default ``jax.random.key(0)``.
 
     Returns:
       `Estimate` of a `Training` with B = P: ``outputs`` (T, P), and passes in the order of steps.
 
     Raises:
-      InputError: shapes that do not fit, an example of norm zero, an unknown activation or layer, sizes that cannot be,
-        too few samples, or a learning rate with which training diverges.
+      InputError: shapes that do not match, an example of norm zero, an unknown activation or layer, an invalid number,
+        too few samples, or training that diverges.
     """
     inputs, targets = jnp.asarray(inputs), jnp.asarray(targets)
     get_activation(activation)
@@ -136,12 +137,11 @@ def nonlinear_training(
     targets = targets.astype(start.dtype)
     require_elementwise(loss, targets)
     plan = _Plan(activation, depth, steps, examples, _samples(samples, depth, steps * examples, examples), loss)
-    numbers = _numbers(
-        start, targets, jnp.broadcast_to(shares, (steps, examples)), learning_rate, gamma0, branch_multiplier, trained,
-        momentum, weight_decay,
-    )  # fmt: skip
+    memory = _memory(steps, trained, 1 - learning_rate * weight_decay, momentum, start.dtype)
+    shares_TxP = jnp.broadcast_to(shares, (steps, examples)).astype(start.dtype)
+    numbers = _Numbers(start, targets, shares_TxP, learning_rate * gamma0, gamma0, branch_multiplier, *memory)
     keys = jax.random.split(jax.random.key(0) if key is None else key, populations)
-    found = _populations(plan, numbers, keys)
+    estimate = _populations(plan, numbers, keys)
 
     def stable_rate() -> float | None:
         """2 / (largest eigenvalue) of the tangent kernel before training, for plain SGD on the square loss."""
@@ -149,15 +149,15 @@ def nonlinear_training(
             return None
         kernel = lazy_kernels(start, activation, depth=depth, branch_multiplier=branch_multiplier).tangent(trained)
         root = jnp.sqrt(numbers.shares_TxP.max(0))
-        found = 2 / float(jnp.linalg.eigvalsh(root[:, None] * kernel * root).max())
-        return found if math.isfinite(found) else None
+        rate = 2 / float(jnp.linalg.eigvalsh(root[:, None] * kernel * root).max())
+        return rate if math.isfinite(rate) else None
 
-    require_convergence(found.mean.outputs, targets, learning_rate, stable_rate)
-    return found
+    require_convergence(estimate.mean.outputs, targets, learning_rate, stable_rate)
+    return estimate
 
 
 class _Plan(NamedTuple):
-    """What a program is compiled for."""
+    """The static arguments of a compiled program."""
 
     activation: str
     depth: int
@@ -172,15 +172,15 @@ class _Plan(NamedTuple):
 
 
 class _Numbers(NamedTuple):
-    """What a program computes with."""
+    """The arguments of a compiled program."""
 
     start_PxP: jax.Array  # x . x' / D
     targets_P: jax.Array
     shares_TxP: jax.Array
-    rate: Any  # eta_0 gamma0
-    gamma0: Any
-    a: Any  # of a branch, 1 / sqrt(L) not included
-    kept_T: dict[str, jax.Array]  # c_t of each group of layers
+    rate: Scalar  # eta_0 gamma0
+    gamma0: Scalar
+    a: Scalar  # branch multiplier, without 1 / sqrt(L)
+    remaining_T: dict[str, jax.Array]  # c_t of each group of layers
     learned_TxT: dict[str, jax.Array]  # k_ts
 
 
@@ -198,96 +198,99 @@ def _samples(samples: int | None, depth: int, passes: int, examples: int) -> int
 
 
 def _noises(depth: int, passes: int, examples: int) -> int:
-    """Of u and r of every layer and pass, of the stem's outputs and the readout."""
+    """The number of Gaussian variables: u and r of every layer and pass, the stem's outputs and the readout."""
     return 2 * depth * passes + examples + 1
 
 
-def _numbers(
-    start: jax.Array, targets: jax.Array, shares: jax.Array, learning_rate: Any, gamma0: Any, a: Any,
-    trained: Sequence[str], momentum: Any, decay: Any,
-) -> _Numbers:  # fmt: skip
-    dtype, steps = start.dtype, len(shares)
-    shrink = jnp.asarray(1 - learning_rate * decay, dtype)
-    kept = shrink ** jnp.arange(steps)
+def _memory(
+    steps: int, trained: Sequence[str], shrink: Scalar, momentum: Scalar, dtype: Dtype
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """``c_t`` (T,) and ``k_ts`` (T, T) of each group of layers."""
+    shrink = jnp.asarray(shrink, dtype)
+    remaining = shrink ** jnp.arange(steps)
     # W_(t+1) = shrink W_t - v_t, where v_t holds the gradient of step s with weight mu^(t - s).
     gap = jnp.arange(steps)[:, None] - jnp.arange(steps)
     velocity_TxT = jnp.where(gap >= 0, jnp.asarray(momentum, dtype) ** jnp.maximum(gap, 0), 0)
     _, learned = jax.lax.scan(lambda row, v: (shrink * row + v, row), jnp.zeros(steps, dtype), velocity_TxT)
-    return _Numbers(
-        start,
-        targets,
-        shares.astype(dtype),
-        learning_rate * gamma0,
-        gamma0,
-        a,
-        {name: kept if name in trained else jnp.ones(steps, dtype) for name in LAYERS},
-        {name: learned if name in trained else jnp.zeros((steps, steps), dtype) for name in LAYERS},
+    return (
+        {name: remaining if name in trained else jnp.ones_like(remaining) for name in LAYERS},
+        {name: learned if name in trained else jnp.zeros_like(learned) for name in LAYERS},
     )
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _populations(plan: _Plan, numbers: _Numbers, keys: jax.Array) -> Estimate:
-    found = jax.lax.map(lambda key: _population(plan, numbers, key), keys)
-    mean = jax.tree.map(lambda x: x.mean(0), found)
-    return Estimate(mean, jax.tree.map(lambda x: x.std(0, ddof=1) / len(keys) ** 0.5, found))
+    results = jax.lax.map(lambda key: _population(plan, numbers, key), keys)
+    mean = jax.tree.map(lambda x: x.mean(0), results)
+    return Estimate(mean, jax.tree.map(lambda x: x.std(0, ddof=1) / len(keys) ** 0.5, results))
 
 
 class _Seen(NamedTuple):
-    """What one direction of the sweep has brought to a layer's weights in all passes so far; zero for later passes."""
+    """The inputs of a layer's weights in one direction of the sweep, in all passes so far; zero for later passes."""
 
     values_SxM: jax.Array  # phi(h) of the layer below, or g of the layer above
     directions_SxM: jax.Array  # their orthonormal directions; sum over samples = S
 
 
+class _Blocks(NamedTuple):
+    """The weights of a layer of blocks at step t; the noises are those of its forward and backward direction."""
+
+    column: jax.Array  # t P, the first of the step's passes
+    size: Scalar  # a / sqrt(L)
+    remaining: jax.Array  # c_t
+    learned_M: jax.Array  # -eta_0 gamma0 k_ts chi_s
+
+    def __call__(
+        self, now_SxP: jax.Array, mine: _Seen, other: _Seen, noise_SxM: jax.Array, other_noise_SxM: jax.Array
+    ) -> tuple[jax.Array, _Seen]:
+        """``a / sqrt(L)`` times ``W_t phi`` or ``W_t^T g``, and the inputs seen so far.
+
+        W_0 is ``(forward phi_directions^T + g_directions backward^T) / S`` on everything that it was applied to.
+        """
+        S, P = now_SxP.shape
+        values = jax.lax.dynamic_update_slice(mine.values_SxM, now_SxP, (0, self.column))
+        directions, along = _orthonormal(mine.directions_SxM, now_SxP, self.column)
+        # The first step's values have no response; the samples' estimate of it would be noise.
+        response = other_noise_SxM.T @ (now_SxP - values[:, :P]) / S
+        random = noise_SxM @ along + other.directions_SxM @ response
+        moved = other.values_SxM @ (self.learned_M[:, None] * (mine.values_SxM.T @ now_SxP / S))
+        return self.size * (self.remaining * random + self.size * moved), _Seen(values, directions)
+
+
 def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
     S, L, P, M = plan.samples, plan.depth, plan.examples, plan.passes
     phi, dtype = get_activation(plan.activation), numbers.start_PxP.dtype
-    step_size = numbers.a * L**-0.5  # of a branch
     stem_SxP, readout_S, forward_LxSxM, backward_LxSxM = _noise(plan, key, dtype)
     values, vectors = jnp.linalg.eigh(numbers.start_PxP)
     start_SxP = stem_SxP @ (vectors * jnp.sqrt(jnp.maximum(values, 0))).T
     slope = slope_of(plan.loss)
 
-    def step(carry: Any, t: jax.Array) -> tuple[Any, Any]:
+    def step(carry: Any, t: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:
         phis, gs, top_phi_SxM, bottom_g_SxM, chi_M = carry
         learned = {name: -numbers.rate * jnp.repeat(k[t], P) * chi_M for name, k in numbers.learned_TxT.items()}
-        kept = {name: c[t] for name, c in numbers.kept_T.items()}
+        remaining = {name: c[t] for name, c in numbers.remaining_T.items()}
         put = lambda all_SxM, now_SxP: jax.lax.dynamic_update_slice(all_SxM, now_SxP, (0, t * P))
-
-        def branch(
-            now_SxP: jax.Array, mine: _Seen, other: _Seen, noise_SxM: jax.Array, other_noise_SxM: jax.Array
-        ) -> tuple[jax.Array, _Seen]:
-            """``W_t phi / sqrt(L)``, or ``W_t^T g / sqrt(L)``, and what has now been seen.
-
-            W_0 is ``(forward phi_directions^T + g_directions backward^T) / S`` on all that it has been applied to.
-            """
-            values = put(mine.values_SxM, now_SxP)
-            directions, along = _orthonormal(mine.directions_SxM, now_SxP, t * P)
-            # The first step's values do not respond; what the samples say of it would be noise.
-            response = other_noise_SxM.T @ (now_SxP - values[:, :P]) / S
-            random = noise_SxM @ along + other.directions_SxM @ response
-            moved = other.values_SxM @ (learned["blocks"][:, None] * (mine.values_SxM.T @ now_SxP / S))
-            return step_size * (kept["blocks"] * random + step_size * moved), _Seen(values, directions)
+        blocks = _Blocks(t * P, numbers.a * L**-0.5, remaining["blocks"], learned["blocks"])
 
         def up(h_SxP: jax.Array, layer: Any) -> tuple[jax.Array, tuple[jax.Array, _Seen]]:
             seen_phi, seen_g, forward, backward = layer
-            added, seen_phi = branch(phi.function(h_SxP), seen_phi, seen_g, forward, backward)
+            added, seen_phi = blocks(phi.function(h_SxP), seen_phi, seen_g, forward, backward)
             return h_SxP + added, (h_SxP, seen_phi)
 
         def down(g_SxP: jax.Array, layer: Any) -> tuple[jax.Array, _Seen]:
             h_SxP, seen_phi, seen_g, forward, backward = layer
-            added, seen_g = branch(g_SxP, seen_g, seen_phi, backward, forward)
+            added, seen_g = blocks(g_SxP, seen_g, seen_phi, backward, forward)
             return g_SxP + phi.slope(h_SxP) * added, seen_g
 
         seen_MxP = learned["stem"][:, None] * jnp.tile(numbers.start_PxP, (plan.steps, 1))
-        h_SxP = kept["stem"] * start_SxP + bottom_g_SxM @ seen_MxP
+        h_SxP = remaining["stem"] * start_SxP + bottom_g_SxM @ seen_MxP
         h_SxP, (h_LxSxP, phis) = jax.lax.scan(up, h_SxP, (phis, gs, forward_LxSxM, backward_LxSxM))
         top_SxP = phi.function(h_SxP)
         all_top = put(top_phi_SxM, top_SxP)
-        # At the start f is 0; what the samples say of it would be noise, enlarged by 1 / gamma0.
-        initial_P = kept["readout"] * (readout_S @ (top_SxP - all_top[:, :P])) / S
+        # f starts at 0; the samples' estimate of it would be noise, enlarged by 1 / gamma0.
+        initial_P = remaining["readout"] * (readout_S @ (top_SxP - all_top[:, :P])) / S
         outputs_P = (initial_P + learned["readout"] @ (top_phi_SxM.T @ top_SxP) / S) / numbers.gamma0
-        weights_S = kept["readout"] * readout_S + top_phi_SxM @ learned["readout"]
+        weights_S = remaining["readout"] * readout_S + top_phi_SxM @ learned["readout"]
         g_SxP = phi.slope(h_SxP) * weights_S[:, None]
         layers = (h_LxSxP, phis, gs, forward_LxSxM, backward_LxSxM)
         g_SxP, gs = jax.lax.scan(down, g_SxP, layers, reverse=True)
@@ -306,10 +309,10 @@ def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
     return Training(outputs, losses, features, gradients)
 
 
-def _noise(plan: _Plan, key: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def _noise(plan: _Plan, key: jax.Array, dtype: Dtype) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Standard Gaussian samples for the stem, the readout, u and r, exactly uncorrelated and of variance 1.
 
-    Each sample has a mirror image: relu's averages over a pair are nearly those of |h|, a tenth of the variance.
+    Each sample has a mirror image: relu's averages over a pair are nearly those of |h|, with a tenth of the variance.
     """
     S, L, P, M = plan.samples, plan.depth, plan.examples, plan.passes
     drawn = jax.random.normal(key, (S // 2, _noises(L, M, P)), dtype)
@@ -321,15 +324,15 @@ def _noise(plan: _Plan, key: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Arra
 
 
 def _orthonormal(directions_SxM: jax.Array, new_SxP: jax.Array, column: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Adds the directions of ``new`` from ``column`` on (Gram-Schmidt); also the components (M, P) of ``new``.
+    """Adds the directions of ``new`` from ``column`` on (Gram-Schmidt); also returns the (M, P) components of ``new``.
 
-    A vector that the directions already span (to rounding) adds none.
+    A vector that the directions span, up to rounding, adds none.
     """
     S, P = new_SxP.shape
     least_P = 1e3 * jnp.finfo(new_SxP.dtype).eps * jnp.sqrt((new_SxP**2).mean(0))
 
     def without(directions: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """What is left of x, and its components; twice is enough (Kahan)."""
+        """The part of x that the directions do not span, and the components of x; twice is enough (Kahan)."""
         along = directions.T @ x / S
         rest = x - directions @ along
         again = directions.T @ rest / S

@@ -1,4 +1,4 @@
-"""What a theory says of a network in training, its limit of infinite depth, and what is refused."""
+"""The result of a theory of training, and its limit of infinite depth."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.theory.kernels import require_finite, require_number, require_whole
+from depthmup_flax.theory.arguments import require_whole
 
 Loss = Callable[[jax.Array, jax.Array], jax.Array]
-
-_HUGE = 1e6  # outputs this many times the targets have diverged, even if they are finite
 
 
 def square_loss(outputs: jax.Array, targets: jax.Array) -> jax.Array:
@@ -23,20 +20,20 @@ def square_loss(outputs: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def slope_of(loss: Loss) -> Loss:
-    """Derivative of an elementwise loss by the outputs."""
+    """The derivative of an elementwise loss by the outputs."""
     return jax.grad(lambda outputs, targets: loss(outputs, targets).sum())
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """T steps with B examples each, in a network of L layers; M = T B passes, ordered by step, then by example.
+    """T steps of B examples each, in a network of L layers: M = T B passes, ordered by step, then by example.
 
     Attributes:
       outputs: (T, B) f of each step's examples, before that step's update.
       losses: (T,) of each step's batch, before its update.
       features: (L + 1, M, M) Phi: ``<phi(h_i^l) phi(h_j^l)>`` between passes i and j, from the stem's output to the
-        last layer's; of a linear network the square root of its diagonal is the root mean square of a layer's entries.
+        last layer's. In a linear network the root of its diagonal is the root mean square of a layer's entries.
       gradients: (L + 1, M, M) G: ``<g_i^l g_j^l>`` with ``g = N gamma0 df/dh``.
     """
 
@@ -49,11 +46,11 @@ class Training:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A `Training` and how far off each of its numbers may be.
+    """A `Training` and the error of each of its numbers.
 
     Attributes:
       mean: the estimate.
-      error: of Monte Carlo: standard error of the mean; of an extrapolation: see `infinite_depth`.
+      error: the standard error of Monte Carlo, or the error that `infinite_depth` states.
     """
 
     mean: Training
@@ -61,11 +58,12 @@ class Estimate:
 
 
 def infinite_depth(compute: Callable[[int], Training | Estimate], depth: int = 32) -> Estimate:
-    """The limit of infinite depth, by refinement of layer time (B24 App. E.3: the error of a depth L is as 1/L).
+    """The limit of infinite depth, by refinement of layer time.
 
-    Two depths give ``2 f(2L) - f(L)``, whose error is as L^-2 (Richardson). It is computed for L and for L / 2, from
-    three depths; the error is their difference (about three times too large where the error is as L^-2) and that of
-    Monte Carlo, in squares, as of depths with samples of their own.
+    The error of depth L is of order 1/L (Bordelon et al., arXiv:2309.16620, App. E.3), that of ``2 f(2L) - f(L)`` of
+    order L^-2 (Richardson). The latter is computed for L and for L / 2, from three depths. The stated error is their
+    difference, about three times too large where the error is as L^-2, plus that of Monte Carlo, in squares: samples of
+    depths must be independent.
 
     Args:
       compute: depth -> `linear_training` or `nonlinear_training` of that depth.
@@ -75,7 +73,7 @@ def infinite_depth(compute: Callable[[int], Training | Estimate], depth: int = 3
       An `Estimate` at ``L / 2 + 1`` layer times.
 
     Raises:
-      InputError: a depth that is not even, or below 2.
+      InputError: a depth that is odd or below 2, or a ``compute`` that returns something else.
     """
     require_whole("depth", depth, 2)
     if depth % 2:
@@ -93,64 +91,20 @@ def infinite_depth(compute: Callable[[int], Training | Estimate], depth: int = 3
     return Estimate(better, error)
 
 
-def _estimate(found: Training | Estimate) -> Estimate:
-    if not isinstance(found, (Training, Estimate)):
+def _estimate(result: Training | Estimate) -> Estimate:
+    if not isinstance(result, (Training, Estimate)):
         raise InputError(
-            f"compute gives a {type(found).__name__}: let it return what linear_training or nonlinear_training does; "
+            f"compute gives a {type(result).__name__}: return the result of linear_training or nonlinear_training; "
             "lazy_kernels has its own limit."
         )
-    return found if isinstance(found, Estimate) else Estimate(found, jax.tree.map(jnp.zeros_like, found))
+    return result if isinstance(result, Estimate) else Estimate(result, jax.tree.map(jnp.zeros_like, result))
 
 
-def _at_every(found: Estimate, stride: int) -> Estimate:
+def _at_every(estimate: Estimate, stride: int) -> Estimate:
+    """The estimate at every ``stride``-th layer time."""
+
     def thin(training: Training) -> Training:
-        return dataclasses.replace(
-            training, features=training.features[::stride], gradients=training.gradients[::stride]
-        )
+        features, gradients = training.features[::stride], training.gradients[::stride]
+        return dataclasses.replace(training, features=features, gradients=gradients)
 
-    return Estimate(thin(found.mean), thin(found.error))
-
-
-def require_training(
-    depth: int, gamma0: float, learning_rate: float, branch_multiplier: float, targets: jax.Array, lazy: str
-) -> None:
-    """Checks what all theories of training take; ``lazy`` says what to call for the limit of gamma0 = 0."""
-    require_whole("depth", depth)
-    if isinstance(gamma0, (int, float)) and gamma0 <= 0:
-        raise InputError(f"gamma0 is {gamma0}: use a positive number; the limit of 0 is {lazy}.")
-    require_number("gamma0", gamma0, above=0.0)
-    require_number("learning_rate", learning_rate, at_least=0.0)
-    require_number("branch_multiplier", branch_multiplier)
-    require_finite("targets", targets)
-
-
-def require_elementwise(loss: Loss, targets: jax.Array) -> None:
-    """InputError for a loss that is a mean or a sum over examples."""
-    shape = jax.eval_shape(loss, targets, targets).shape
-    if shape != targets.shape:
-        raise InputError(f"loss gives shape {shape} for {targets.shape}: give one number for each example, no mean.")
-
-
-def require_convergence(
-    outputs_TxB: jax.Array, targets: jax.Array, learning_rate: float, stable_rate: Callable[[], float | None]
-) -> None:
-    """InputError if training left all bounds.
-
-    ``stable_rate`` gives a rate that is stable before features move, if one is known; where the rate is below it, large
-    targets have moved them too far.
-    """
-    if isinstance(outputs_TxB, jax.core.Tracer):
-        return
-    largest = float(np.abs(np.asarray(targets)).max())
-    inside = np.abs(np.asarray(outputs_TxB)).max(1) < _HUGE * max(1.0, largest)  # not of NaN
-    if inside.all():
-        return
-    stable = stable_rate()
-    if stable is not None and stable < learning_rate:
-        remedy = f"use less than {stable:.2g}, which is stable as long as features stand still"
-    else:
-        remedy = f"use a smaller one, or smaller targets (up to {largest:g} here) or gamma0, which move features less"
-    raise InputError(
-        f"learning_rate is {learning_rate}: training diverges, outputs leave all bounds at step "
-        f"{int(np.argmin(inside))}; {remedy}."
-    )
+    return Estimate(thin(estimate.mean), thin(estimate.error))

@@ -1,4 +1,4 @@
-"""Figures of theory over networks: they run to their files, and their networks decide what theory is right."""
+"""Figures of theory over networks: complete runs, networks that decide which theory is right, and bad fields."""
 
 import json
 import pathlib
@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.limits import linear_kernel, linear_limit, ntk
-from depthmup_flax.limits.rates import aligned, networks_of, rate, rates_table
-from depthmup_flax.limits.run import run
+from depthmup_flax.limits import limit_convergence, linear_kernel, linear_limit, ntk, run
+from depthmup_flax.limits.finite_networks import ensemble_sizes
+from depthmup_flax.limits.rates import aligned, rate, rates_table
 from depthmup_flax.training.config import from_file
-
-pytestmark = pytest.mark.slow
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs" / "limits"
 MODULES = {"ntk": ntk, "linear_kernel": linear_kernel, "linear_limit": linear_limit}
@@ -25,12 +23,13 @@ def smoke(name, **fields):
     return config
 
 
-def measured(module, config, kept):
-    """Rows of the cases that are kept."""
+def measured(module, config, selected=lambda case: True):
+    """Rows of the selected cases."""
     with jax.enable_x64(True):
-        return [{**case, **module.measure(config, case)} for case in module.cases(config) if kept(case)]
+        return [{**case, **module.measure(config, case)} for case in module.cases(config) if selected(case)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_a_figure_runs_to_its_files_and_its_table_is_made_from_records_alone(name, tmp_path):
     text, paths = run(smoke(name), tmp_path)
@@ -87,7 +86,7 @@ def test_text_is_refused_where_images_are_needed(tmp_path):
 def test_tangent_kernels_of_networks_are_those_of_their_depth_and_approach_it_as_one_over_width():
     config = smoke("ntk", widths=(32, 128), seeds=256)
     config.theory_depths = (2,)
-    rows = measured(ntk, config, lambda case: True)
+    rows = measured(ntk, config)
     limit, finite = (np.array(row["kernel"])[::4] for row in rows[:2])
     narrow, wide = rows[2:]
     noise = np.array(wide["spread"]) / np.sqrt(wide["seeds"])
@@ -96,6 +95,7 @@ def test_tangent_kernels_of_networks_are_those_of_their_depth_and_approach_it_as
     assert 2.5 < np.mean(narrow["square_errors"]) / np.mean(wide["square_errors"]) < 7
 
 
+@pytest.mark.slow
 def test_networks_decide_for_the_corrected_kernel_against_the_printed_one():
     config = smoke("linear_kernel", profile_width=256, depths=(64,), theory_depths=(64,), profile_seeds=32)
     rows = measured(linear_kernel, config, lambda case: case.get("panel") != "width" and case["depth"] in (0, 64))
@@ -119,6 +119,47 @@ def test_trained_linear_networks_approach_theory_as_one_over_width():
     assert np.abs(np.array(theory["rms"]) - theory["start"]).max() > 0.06
 
 
+@pytest.mark.slow
+def test_limit_convergence_runs_to_its_files_and_networks_are_near_their_theory(tmp_path):
+    _, paths = run(smoke("limit_convergence"), tmp_path)
+    assert {path.name for path in paths} == {
+        "records.jsonl", "report.txt", "limit_convergence.png", "limit_convergence.svg",
+    }  # fmt: skip
+    records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    rows = [{**record["case"], **record["values"]} for record in records]
+    (study,) = limit_convergence.studies(rows)
+    assert study.widths == [8, 16]
+    assert study.depths == [2, 4]
+    for error in study.errors.values():
+        # A network of width 8 varies by a third of what it learns; the mean of hundreds is nearer to theory.
+        assert 0.01 < error.variance.value < 0.2
+        assert error.mean.value < 0.2 * error.variance.value
+        assert error.total.value > error.variance.value
+    losses = np.array(study.limit["losses"])
+    assert (np.diff(losses) < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"nonlinearities": ("relu", "erf")}, "config.learning_rates is .*give one for each"),
+        ({"nonlinearities": ("swish",)}, "config.nonlinearities has 'swish'"),
+        ({"widths": (8, 8)}, "config.widths is"),
+        ({"limit_depth": 5}, "config.limit_depth is 5: use an even number"),
+        ({"seeds_times_width": 32}, "config.seeds_times_width is 32: use at least 64"),
+        ({"steps": 0}, "config.steps is 0"),
+        ({"seed": -1}, "config.seed is -1"),
+        ({"nonlinearities": ()}, "config.nonlinearities is"),
+        ({"nonlinearities": ("relu", "relu"), "learning_rates": (0.1, 0.1)}, "config.nonlinearities is .*different"),
+        ({"learning_rates": ("a",)}, "config.learning_rates is .*positive numbers"),
+        ({"learning_rates": (-1.0,)}, "config.learning_rates is .*positive numbers"),
+    ],
+)
+def test_a_bad_field_of_limit_convergence_is_one_sentence(fields, sentence):
+    with pytest.raises(InputError, match=sentence):
+        limit_convergence.cases(smoke("limit_convergence", **fields))
+
+
 def test_rates_are_fitted_and_printed_beside_the_expected_ones():
     text = rates_table([rate("error", {size: [size**-2.0] for size in (2, 4, 8)}, -2, "exact")])
     assert text.splitlines()[1].split() == ["error", "2,", "4,", "8", "-2.00", "+-", "0.00", "-2", "exact"]
@@ -127,4 +168,4 @@ def test_rates_are_fitted_and_printed_beside_the_expected_ones():
 
 
 def test_narrower_networks_are_more_at_no_more_cost():
-    assert networks_of((64, 16), 8) == {16: 32, 64: 8}
+    assert ensemble_sizes((64, 16), 8) == {16: 32, 64: 8}

@@ -6,9 +6,9 @@ For ``(u, v)`` with mean zero, variances ``p, q`` and covariance ``c``:
 * ``slopes``: ``<phi'(u) phi'(v)>``.
 
 relu and abs are the arc-cosine kernels of Cho & Saul (2009), section 2; erf is Williams (1997), eq. 11, for an erf
-without the factor 1/sqrt(2) (its derivative: Price's theorem, ``<phi' phi'> = d<phi phi>/dc``). gelu and tanh are sums
-over equally spaced points, which converge exponentially for smooth functions: to 1e-7 for variances up to 10, to 1e-2
-at 100, where tanh is nearly a step.
+without the factor 1/sqrt(2), and its slopes are by Price's theorem, ``<phi' phi'> = d<phi phi>/dc``. gelu and tanh are
+sums over equally spaced points, which converge exponentially for smooth functions: errors are 1e-7 for variances up to
+10, and 1e-2 at 100, where tanh is nearly a step.
 """
 
 from __future__ import annotations
@@ -23,34 +23,31 @@ import numpy as np
 
 from depthmup_flax.errors import InputError, did_you_mean
 
+Elementwise = Callable[[jax.Array], jax.Array]
 Average = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
-_NODES, _SPAN = 128, 6.5  # of a sum in each direction, in standard deviations
+_NODES, _SPAN = 128, 6.5  # points of a sum in each direction, and where they end, in standard deviations
 
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """One activation: the function, elementwise, and its averages.
+    """An elementwise function and its averages, which map ``(p, q, c)`` to the shape to which they broadcast."""
 
-    Averages map ``(p, q, c)``, arrays that broadcast, to their common shape.
-    """
-
-    function: Callable[[jax.Array], jax.Array]
+    function: Elementwise
     values: Average
     slopes: Average
 
     def slope(self, x: jax.Array) -> jax.Array:
-        """Its derivative, elementwise."""
+        """The derivative, elementwise."""
         return _derivative(self.function)(x)
 
 
-def _derivative(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    """Of an elementwise function."""
+def _derivative(function: Elementwise) -> Elementwise:
     return jax.grad(lambda x: function(x).sum())
 
 
 def get_activation(name: str) -> Activation:
-    """The averages of an activation by name; InputError for one without them."""
+    """The activation of a name; InputError for one that is not in ``ACTIVATIONS``."""
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise InputError(
             f"activation is {name!r}, whose Gaussian averages are not known: {did_you_mean(str(name), ACTIVATIONS)}"
@@ -61,7 +58,7 @@ def get_activation(name: str) -> Activation:
 def _angle(p: jax.Array, q: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """``sqrt(p q)``, the angle between u and v, and its sine.
 
-    An input and itself stay at angle 0 whatever p, so there the angle has no slope (of arccos it would be infinite).
+    An input and itself stay at angle 0 for every p: there the angle's slope is 0, where that of arccos is infinite.
     """
     size = jnp.sqrt(p * q)
     cosine = c / size
@@ -97,7 +94,7 @@ def _erf_slopes(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
     return 4 / math.pi / jnp.sqrt((1 + 2 * p) * (1 + 2 * q) - 4 * c**2)
 
 
-def _quadrature(function: Callable[[jax.Array], jax.Array]) -> Average:
+def _quadrature(function: Elementwise) -> Average:
     """``<function(u) function(v)>`` by the trapezoidal rule."""
     nodes = np.linspace(-_SPAN, _SPAN, _NODES)
     weights = np.exp(-(nodes**2) / 2)
@@ -106,17 +103,19 @@ def _quadrature(function: Callable[[jax.Array], jax.Array]) -> Average:
     def average(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
         p, q, c = (x[..., None] for x in jnp.broadcast_arrays(p, q, c))
         slope = c / jnp.sqrt(p)
-        left = q - slope**2  # of v, given u; an input and itself leave nothing, whatever p
-        some = left > 4 * jnp.finfo(left.dtype).eps * q
-        rest = jnp.where(some, jnp.sqrt(jnp.where(some, left, 1.0)), 0.0)
+        variance = q - slope**2  # of v, given u; 0 for an input and itself, for every p
+        positive = variance > 4 * jnp.finfo(variance.dtype).eps * q
+        deviation = jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1.0)), 0.0)
         at_u = function(jnp.sqrt(p) * nodes)
-        at_v = jax.vmap(lambda node: function(slope * nodes + rest * node), out_axes=-1)(jnp.asarray(nodes, p.dtype))
+        at_v = jax.vmap(lambda node: function(slope * nodes + deviation * node), out_axes=-1)(
+            jnp.asarray(nodes, p.dtype)
+        )
         return jnp.einsum("...u,...uv,u,v->...", at_u, at_v, weights, weights).astype(p.dtype)
 
     return average
 
 
-def _by_quadrature(function: Callable[[jax.Array], jax.Array]) -> Activation:
+def _by_quadrature(function: Elementwise) -> Activation:
     return Activation(function, _quadrature(function), _quadrature(_derivative(function)))
 
 

@@ -1,4 +1,4 @@
-"""From a config to records, and from records to a report and a figure."""
+"""The steps of every figure: config -> cases -> records -> report and figure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pathlib
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import jax
 from ml_collections import ConfigDict
@@ -18,34 +18,53 @@ from depthmup_flax.provenance import commit, versions
 from depthmup_flax.report.style import require_matplotlib, save
 from depthmup_flax.training import config as configs
 from depthmup_flax.training.workdir import make_writable, only_run_in
+from depthmup_flax.types import Json
 
-FIGURES = ("ntk", "linear_kernel", "linear_limit", "limit_convergence", "phase_diagram", "diversity")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Page
+
+# config.figure -> its module of this package
+FIGURES = {
+    "ntk": "ntk",
+    "linear_kernel": "linear_kernel",
+    "linear_limit": "linear_limit",
+    "limit_convergence": "limit_convergence",
+    "phase_diagram": "phase_plane",
+    "diversity": "diversity",
+}
 SCHEMA = 1
 _FREE = ("title", "lanes")  # settings that change no number
 
-Case = dict[str, Any]  # what is measured: the key of a record, as JSON
-Values = dict[str, Any]  # what came of it: numbers and nested lists of numbers
-Row = dict[str, Any]  # both together
+Case: TypeAlias = Json  # what is measured: the key of a record
+Values: TypeAlias = Json  # the result: numbers and nested lists of numbers
+Row: TypeAlias = Json  # both together
 
 
 class Figure(Protocol):
-    """What a module of this package has that makes a figure."""
+    """The functions of a module that makes a figure."""
 
     def cases(self, config: ConfigDict) -> list[Case]:
-        """Everything that is to be measured; checks the config, InputError before anything runs."""
+        """Everything to measure; checks the config, InputError before anything runs."""
 
     def measure(self, config: ConfigDict, case: Case) -> Values:
         """Computes one case, a theory's or a network's, with JAX in float64 unless it asks for float32."""
 
     def table(self, rows: list[Row]) -> str:
-        """Fitted rates beside the expected ones, with intervals."""
+        """Fitted powers beside the expected ones, with intervals."""
 
-    def figure(self, rows: list[Row]) -> Any:
-        """A matplotlib figure: theory as lines, networks as points with n and spread."""
+    def figure(self, rows: list[Row]) -> Page:
+        """Theory as lines, networks as points with n and spread."""
+
+
+def figure_module(name: str) -> Figure:
+    """The module of a figure; InputError for an unknown one."""
+    if name not in FIGURES:
+        raise InputError(f"config.figure is {name!r}: {did_you_mean(str(name), FIGURES)}")
+    return cast(Figure, importlib.import_module(f"depthmup_flax.limits.{FIGURES[name]}"))
 
 
 def limits_config(figure: str, *, title: str, scale: str, **settings: Any) -> ConfigDict:
-    """The config of a figure; ``settings`` are the fields that its module reads."""
+    """The config of a figure of `FIGURES`; ``settings`` are the fields that its module reads."""
     return ConfigDict({"figure": figure, "title": title, "scale": scale, **settings})
 
 
@@ -56,16 +75,13 @@ def run(
     overwrite: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[str, list[pathlib.Path]]:
-    """Measures what the work directory lacks; returns the report's text and the files that were written.
+    """Measures the cases that the work directory lacks; returns the report's text and the files that were written.
 
     Raises:
-      InputError: an unknown figure or bad field, a work directory of other settings, no matplotlib.
+      InputError: an unknown figure, a bad field, a work directory of other settings, or no matplotlib.
     """
-    if config.get("figure") not in FIGURES:
-        found = config.get("figure")
-        raise InputError(f"config.figure is {found!r}: {did_you_mean(str(found), FIGURES)}")
     require_matplotlib()
-    module: Any = importlib.import_module(f"depthmup_flax.limits.{config.figure}")
+    module = figure_module(config.get("figure"))
     cases = module.cases(config)
     directory = pathlib.Path(workdir)
     make_writable(directory)
@@ -81,7 +97,7 @@ def run(
 def _measure(
     module: Figure, config: ConfigDict, cases: list[Case], path: pathlib.Path, say: Callable[[str], None]
 ) -> list[Row]:
-    records = JsonLines(path)  # mends a torn last line, so before reading
+    records = JsonLines(path)  # repairs a torn last line, so before reading
     known = _known(path)
     about = {"versions": versions(), "commit": commit(), "device": jax.devices()[0].device_kind}
     rows = []
@@ -93,7 +109,7 @@ def _measure(
                 values = module.measure(config, case)
             seconds = time.perf_counter() - started
             records.write([{"case": case, "values": values, "seconds": round(seconds, 2), **about}])
-            name = ", ".join(f"{key} {value}" for key, value in case.items())
+            name = ", ".join(str(value) if key == "what" else f"{key} {value}" for key, value in case.items())
             say(f"[{number}/{len(cases)}] {name}: {seconds:.1f} s")
         rows.append({**case, **values})
     records.close()
@@ -101,18 +117,20 @@ def _measure(
 
 
 def _known(path: pathlib.Path) -> dict[str, Values]:
-    found = {}
+    values = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             record = json.loads(line)
-            found[_key(record["case"])] = record["values"]
+            values[_key(record["case"])] = record["values"]
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path}, line {number}: not a record; delete the line, its case is repeated.") from error
-    return found
+            raise InputError(
+                f"{path}, line {number}: not a record. Delete the line; its case is measured again."
+            ) from error
+    return values
 
 
 def _claim(directory: pathlib.Path, config: ConfigDict, overwrite: bool) -> None:
-    """``limits.json`` says which settings the records belong to."""
+    """Writes ``limits.json``, the settings of the records; InputError if the directory has others."""
     path, records = directory / "limits.json", directory / "records.jsonl"
     ours = json.loads(configs.to_json(config))
     if not path.exists():
@@ -121,26 +139,26 @@ def _claim(directory: pathlib.Path, config: ConfigDict, overwrite: bool) -> None
     elif overwrite:
         records.unlink(missing_ok=True)
     elif records.exists():
-        found = configs.differences(_binding(_stored(path)), _binding(ours))
-        if found:
+        differences = configs.differences(_binding(_stored(path)), _binding(ours))
+        if differences:
             raise InputError(
-                f"workdir {str(directory)!r} holds other settings ({configs.listed(found)}): choose another directory, "
-                "or pass --overwrite to delete its records."
+                f"workdir {str(directory)!r} holds other settings ({configs.listed(differences)}): choose another "
+                "directory, or pass --overwrite to delete its records."
             )
     write_atomically(path, json.dumps({"schema": SCHEMA, "config": ours}, indent=1) + "\n")
 
 
-def _binding(settings: dict[str, Any]) -> dict[str, Any]:
-    """Those that change a number."""
+def _binding(settings: Json) -> Json:
+    """The settings that change a number."""
     return {name: value for name, value in settings.items() if name not in _FREE}
 
 
-def _stored(path: pathlib.Path) -> dict[str, Any]:
+def _stored(path: pathlib.Path) -> Json:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))["config"])
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"{path} is not what a figure writes: choose another directory, or pass --overwrite."
+            f"{path} does not hold the settings of a figure: choose another directory, or pass --overwrite."
         ) from error
 
 

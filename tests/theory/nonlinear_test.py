@@ -1,7 +1,6 @@
-"""Networks of infinite width in training: the theories meet each other, and plain networks that grow wide."""
+"""Networks of infinite width in training against the other theories, and against plain networks that grow wide."""
 
 import functools
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -11,24 +10,15 @@ import pytest
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits import finite_networks as networks
 from depthmup_flax.nn.layers import NONLINEARITIES
-from depthmup_flax.theory import (
-    ACTIVATIONS,
-    Ensemble,
-    finite_size_error,
-    gram,
-    infinite_depth,
-    lazy_kernels,
-    linear_training,
-    nonlinear_training,
-    one_step_kernel,
-)
+from depthmup_flax.theory import gram, lazy_kernels, linear_training, nonlinear_training
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("float64")]
-haste = pytest.mark.usefixtures("compiled_in_haste")
+pytestmark = pytest.mark.usefixtures("float64")
 
 X = np.random.default_rng(0).normal(size=(3, 5))
 Y = np.array([1.0, -1.0, 0.5])
 EVERY_LAYER = ("stem", "blocks", "readout")
+QUANTITIES = ("outputs", "features", "gradients")
+WIDTHS = (64, 256)
 
 
 def training(activation="relu", *, steps=4, depth=4, learning_rate=0.4, **kwargs):
@@ -37,31 +27,24 @@ def training(activation="relu", *, steps=4, depth=4, learning_rate=0.4, **kwargs
     )
 
 
-def linear(steps=4, **kwargs):
-    repeated = [jnp.repeat(values[None], steps, axis=0) for values in (X, Y)]
-    return linear_training(*repeated, **{"depth": 4, "learning_rate": 0.4, **kwargs})
-
-
 def largest_of(training):
     return {name: float(jnp.abs(getattr(training, name)).max()) for name in QUANTITIES}
 
 
-# -- the theories meet each other ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("depth", [1, 5])
+@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_without_a_nonlinearity_monte_carlo_is_the_recursion_of_linear_networks_to_rounding(depth):
     fields = {"depth": depth, "gamma0": 0.7, "branch_multiplier": 0.8}
-    found = training("linear", samples=1024, populations=2, **fields)
-    exact = linear(**fields)
+    monte_carlo = training("linear", samples=1024, populations=2, **fields)
+    batches = [jnp.repeat(values[None], 4, axis=0) for values in (X, Y)]
+    exact = linear_training(*batches, learning_rate=0.4, **fields)
     for name, scale in largest_of(exact).items():
-        np.testing.assert_allclose(getattr(found.mean, name), getattr(exact, name), atol=1e-12 * scale)
-    np.testing.assert_allclose(found.mean.losses, exact.losses, atol=1e-12)
-    assert largest_of(found.error)["features"] < 1e-12
+        np.testing.assert_allclose(getattr(monte_carlo.mean, name), getattr(exact, name), atol=1e-12 * scale)
+    np.testing.assert_allclose(monte_carlo.mean.losses, exact.losses, atol=1e-12)
+    assert largest_of(monte_carlo.error)["features"] < 1e-12
     assert float(jnp.abs(exact.features[:, -1, -1] - exact.features[:, 2, 2]).max()) > 0.005  # features moved
 
 
-@pytest.mark.parametrize("activation", ["relu", "erf"])
+@pytest.mark.parametrize("activation", [pytest.param("relu", marks=pytest.mark.slow), "erf"])
 def test_without_feature_learning_monte_carlo_is_descent_with_the_lazy_kernel(activation):
     rate, steps, depth = 0.2, 5, 4
     found = training(
@@ -82,9 +65,6 @@ def within(found, exact, error):
     """Root mean square of the difference in units of its error; 1 is right, and errors are correlated."""
     sizes = np.asarray(jnp.abs(found - exact) / (error + 1e-6))
     assert np.sqrt(np.mean(sizes**2)) < 2.0, sizes
-
-
-# -- and plain networks ----------------------------------------------------------------------------------------------
 
 
 def plain_network(activation, width, depth, *, steps, rate, gamma0, a, momentum, decay, shares, key):
@@ -127,17 +107,12 @@ def plain_network(activation, width, depth, *, steps, rate, gamma0, a, momentum,
     return outputs, kernel(features), kernel(gradients)
 
 
-WIDTHS = (64, 256)
-QUANTITIES = ("outputs", "features", "gradients")
-
-
 def power(errors):
-    """Of the size that the two errors are of."""
+    """The power of size between the errors of two sizes."""
     (small, first), (large, last) = errors.items()
     return np.log(last / first) / np.log(large / small)
 
 
-@functools.cache
 def networks_and_theory(activation, momentum, decay):
     """name -> width -> square error of single networks, root mean square error of their mean; the scale of theory's."""
     steps, depth, rate, gamma0, a = 4, 3, 0.5, 1.2, 0.9
@@ -162,30 +137,32 @@ def networks_and_theory(activation, momentum, decay):
     return single, mean, scale
 
 
-@pytest.mark.parametrize("quantity", QUANTITIES)
-@pytest.mark.parametrize(("activation", "momentum", "decay"), [("relu", 0.0, 0.0), ("tanh", 0.6, 0.3)])
-def test_networks_approach_monte_carlo_as_one_over_width(activation, momentum, decay, quantity):
+@pytest.mark.parametrize(
+    ("activation", "momentum", "decay"),
+    [("relu", 0.0, 0.0), pytest.param("tanh", 0.6, 0.3, marks=pytest.mark.slow)],
+)
+def test_networks_approach_monte_carlo_as_one_over_width(activation, momentum, decay):
     """All layers trained, batches that differ from step to step; kernels of all layers and pairs of passes."""
     single, mean, scale = networks_and_theory(activation, momentum, decay)
-    assert abs(power(single[quantity]) + 1) < 0.2, single
-    assert mean[quantity][WIDTHS[-1]] < 0.02 * scale[quantity], (mean, scale)
+    for quantity in QUANTITIES:
+        assert abs(power(single[quantity]) + 1) < 0.2, single
+        assert mean[quantity][WIDTHS[-1]] < 0.02 * scale[quantity], (mean, scale)
 
 
-# -- Monte Carlo -----------------------------------------------------------------------------------------------------
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["abs", "gelu"])
 def test_the_stated_error_is_that_of_repetitions_and_falls_with_samples(activation):
     few = [training(activation, samples=512, key=jax.random.key(seed)) for seed in range(8)]
     many = training(activation, samples=8192)
-    spread = jnp.stack([found.mean.outputs[-1] for found in few]).std(0, ddof=1)
-    stated = jnp.stack([found.error.outputs[-1] for found in few]).mean(0)
+    spread = jnp.stack([estimate.mean.outputs[-1] for estimate in few]).std(0, ddof=1)
+    stated = jnp.stack([estimate.error.outputs[-1] for estimate in few]).mean(0)
     assert 0.5 < float((spread / stated).mean()) < 1.8, (spread, stated)
     assert 0.1 < float((many.error.outputs[-1] / stated).mean()) < 0.5  # a quarter
-    mean = jnp.stack([found.mean.outputs[-1] for found in few]).mean(0)
+    mean = jnp.stack([estimate.mean.outputs[-1] for estimate in few]).mean(0)
     within(mean, many.mean.outputs[-1], jnp.sqrt(stated**2 / 8 + many.error.outputs[-1] ** 2))
 
 
+@pytest.mark.slow
 def test_single_precision_gives_the_same_within_the_error():
     double = training("relu")
     with jax.enable_x64(False):
@@ -195,6 +172,7 @@ def test_single_precision_gives_the_same_within_the_error():
     within(np.asarray(single.mean.outputs[1:]), double.mean.outputs[1:], error)
 
 
+@pytest.mark.slow
 def test_an_example_twice_is_that_example_with_both_shares():
     """Their kernel is singular, and directions that are already spanned add nothing."""
     twice = nonlinear_training(
@@ -208,70 +186,6 @@ def test_an_example_twice_is_that_example_with_both_shares():
     within(
         twice.mean.outputs[1:, 1:], once.mean.outputs[1:], np.hypot(twice.error.outputs[1:, 1:], once.error.outputs[1:])
     )
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_the_activation_is_that_of_the_networks(activation):
-    x = jnp.linspace(-2.0, 2.0, 8)
-    np.testing.assert_allclose(ACTIVATIONS[activation].function(x), NONLINEARITIES[activation](x), rtol=1e-12)
-
-
-# -- infinite depth --------------------------------------------------------------------------------------------------
-
-
-@haste
-def test_infinite_depth_is_the_closed_form_of_one_step_and_its_error_falls_as_depth_to_the_minus_two():
-    x, y = jnp.ones((2, 1, 1)), jnp.ones((2, 1))
-    errors = {}
-    for depth in (16, 32):
-        found = infinite_depth(lambda depth: linear_training(x, y, depth=depth, learning_rate=0.8), depth)
-        exact = one_step_kernel(jnp.linspace(0, 1, depth // 2 + 1), 0.8)
-        difference = jnp.abs(found.mean.features[:, 1, 1] - exact)
-        assert 0.5 * difference.max() < found.error.features[:, 1, 1].max() < 8 * difference.max()
-        errors[depth] = float(difference.max())
-    assert abs(power(errors) + 2) < 0.2, errors
-
-
-@haste
-def test_infinite_depth_of_linear_training_converges_and_states_its_error():
-    """Prop. 4.4 for several steps and examples, against three times the depth."""
-    limit = lambda depth: infinite_depth(lambda n: linear(depth=n), depth)
-    exact = limit(48).mean.outputs
-    for depth in (8, 16):
-        found = limit(depth)
-        difference = jnp.abs(found.mean.outputs - exact)
-        assert 0.5 * difference.max() < found.error.outputs.max() < 8 * difference.max()
-        assert float(difference.max()) < 0.2 * float(jnp.abs(linear(depth=2 * depth).outputs - exact).max())
-
-
-@haste
-def test_infinite_depth_of_monte_carlo_is_that_of_the_recursion():
-    fields = {"samples": 2048, "populations": 2}
-    found = infinite_depth(lambda depth: training("linear", depth=depth, **fields), 8)
-    exact = infinite_depth(lambda depth: linear(depth=depth), 8)
-    np.testing.assert_allclose(found.mean.gradients, exact.mean.gradients, atol=1e-10)
-    np.testing.assert_allclose(found.error.outputs, exact.error.outputs, atol=1e-10)
-
-
-# -- finite size -----------------------------------------------------------------------------------------------------
-
-
-def test_parts_of_the_error_are_recovered_without_bias():
-    """Four networks in an ensemble, many ensembles: variance 0.3, mean off by 0.2, depth off by 0.1."""
-    rng = np.random.default_rng(0)
-    at_depth, limit = np.array([1.0, 2.0]), np.array([1.1, 1.9])
-    outputs = at_depth + 0.2 + np.sqrt(0.3) * rng.normal(size=(4000, 4, 2))
-    found = [finite_size_error(Ensemble.of(four), at_depth, limit) for four in outputs]
-    expected = {"variance": 0.3, "mean": 0.04, "depth": 0.01, "ensembled": (0.01 + 0.09) / 2, "total": 0.35}
-    for part, value in expected.items():
-        mean = np.mean([getattr(error, part).value for error in found])
-        spread = np.std([getattr(error, part).value for error in found])
-        assert abs(mean - value) < 4 * spread / 4000**0.5 + 1e-12, (part, mean)
-    stated = np.sqrt(np.mean([error.mean.error**2 for error in found]))
-    assert 0.7 < stated / np.std([error.mean.value for error in found]) < 1.5
-
-
-# -- bad input -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -298,21 +212,8 @@ def test_parts_of_the_error_are_recovered_without_bias():
         (lambda: training(shares=jnp.array([jnp.nan, 1.0, 0.0])), "shares has entries that are not finite"),
         (lambda: nonlinear_training(X, Y * np.nan, activation="relu", steps=2, depth=2), "targets has entries"),
         (lambda: training(loss=lambda f, y: ((f - y) ** 2).mean()), r"loss gives shape \(\) for \(3,\)"),
-        (lambda: linear(loss=lambda f, y: ((f - y) ** 2).mean()), r"loss gives shape \(\) for \(4, 3\)"),
-        (lambda: infinite_depth(lambda depth: lazy_kernels(gram(X), "relu", depth=depth), 4), "compute gives a LazyK"),
-        (lambda: infinite_depth(lambda depth: linear(depth=depth), 4.0), "depth is 4.0"),
-        (
-            lambda: finite_size_error(Ensemble.of(np.ones((2, 3))), *np.ones((2, 3)), limit_error=np.ones(2)),
-            "limit_err",
-        ),
-        (lambda: Ensemble.of(3.0), "at least two networks"),
-        (lambda: Ensemble.of(np.array([[1.0], [np.nan]])), "outputs has entries that are not finite"),
         (lambda: nonlinear_training(X, Y[:2], activation="relu", steps=2, depth=2), r"targets has shape \(2,\)"),
         (lambda: nonlinear_training(0 * X, Y, activation="relu", steps=2, depth=2), "norm zero in row 0"),
-        (lambda: linear(learning_rate=30.0), r"learning_rate is 30\.0: training diverges, .* use a smaller one"),
-        (lambda: infinite_depth(lambda depth: linear(depth=depth), 5), "depth is 5"),
-        (lambda: finite_size_error(Ensemble.of(np.ones((2, 3))), np.ones(2), np.ones(3)), "at_depth has shape"),
-        (lambda: Ensemble.of(np.ones((1, 3))), "at least two networks"),
     ],
 )
 def test_bad_input_is_one_sentence(call, sentence):
@@ -333,6 +234,7 @@ def test_targets_that_move_features_too_far_are_named_where_the_rate_would_be_st
         nonlinear_training(X, 1000 * Y, activation="relu", steps=8, depth=4, learning_rate=0.5, populations=2)
 
 
+@pytest.mark.slow
 def test_our_network_and_optimizer_with_all_layers_momentum_and_decay_approach_monte_carlo_as_one_over_width():
     """`ResMLP` and `sgd` in the theory's parametrization, as the figures of the limits train them."""
     fields = {"momentum": 0.6, "weight_decay": 0.2}
@@ -348,14 +250,3 @@ def test_our_network_and_optimizer_with_all_layers_momentum_and_decay_approach_m
         )  # fmt: skip
         errors[width] = float(jnp.mean((outputs - theory.mean.outputs) ** 2))
     assert abs(power(errors) + 1) < 0.2, errors
-
-
-def test_the_readme_computes_what_it_says():
-    readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    blocks = [block.split("```")[0] for block in readme.split("```python\n")[1:]]
-    (code,) = (block for block in blocks if "depthmup_flax.theory" in block)
-    names = {"x": X, "y": Y, "times": jnp.linspace(0, 1, 3), "inputs": X[:, None], "targets": Y[:, None]}
-    exec(code, names)
-    assert names["outputs"].shape == (3, 3)
-    assert names["training"].mean.features.shape == (17, 15, 15)
-    np.testing.assert_allclose(names["limit"].mean.outputs, names["exact"].outputs, atol=0.05)
