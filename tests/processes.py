@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.util
 import multiprocessing
 import os
 import pathlib
@@ -14,11 +15,20 @@ import traceback
 
 from depthmup_flax import errors
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [f"depthmup_flax.{name}" for name in ("coord_check", "limits.run", "report.make", "sweep.proxy", "trainer")]
-    + ["processes", "sklearn.datasets", "sklearn.model_selection"]
+# The fork server skips a module that it cannot import, silently: the assertion below does not.
+_PRELOADED = (
+    "depthmup_flax.coord_check.from_config",
+    "depthmup_flax.limits.run",
+    "depthmup_flax.report.make_report",
+    "depthmup_flax.sweep.runner",
+    "depthmup_flax.training.loop",
+    "depthmup_flax.tune.proxy",
+    "sklearn.datasets",
+    "sklearn.model_selection",
 )
+assert all(importlib.util.find_spec(name) for name in _PRELOADED)
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["processes", *_PRELOADED])
 ROOT = pathlib.Path(__file__).parents[1]
 
 
