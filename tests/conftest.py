@@ -1,4 +1,4 @@
-"""What all tests share: compiler flags, one compilation cache, precision."""
+"""Compiler flags, the compilation cache and fixtures that all tests share."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import tempfile
 
 import pytest
 
-# JAX reads these variables when it is imported, and the workers and the programs under test inherit them.
-# The suite compiles much and computes little. Tests of speed ask for the default optimization level, 3. In jaxlib 0.10,
-# fusion emitters are a third of the compilation; later versions have no such flag.
+# JAX reads these variables when it is imported; workers and programs under test inherit them. Most tests compile for
+# longer than they compute. In jaxlib 0.10, fusion emitters take a third of the compilation; later versions have no such
+# flag.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["XLA_FLAGS"] = " ".join(
     [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=1"]
     + ["--xla_cpu_use_fusion_emitters=false"] * importlib.metadata.version("jaxlib").startswith("0.10.")
@@ -38,11 +39,22 @@ def float64():
         yield
 
 
-@pytest.fixture
-def compiled_in_haste():
-    """Less optimization still, for programs that compile for longer than they run."""
+@pytest.fixture(scope="module")
+def optimized():
+    """Programs of the module are optimized: for tests that compute for longer than they compile."""
     import jax
 
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture
+def compiled_in_haste():
+    """One test of an `optimized` module without optimizations."""
+    import jax
+
+    before = jax.config.jax_disable_most_optimizations
     jax.config.update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_disable_most_optimizations", before)

@@ -1,4 +1,4 @@
-"""Runs in processes that can be killed; they are forked from one that has imported everything, and so start soon."""
+"""Runs and commands in processes of their own, which start fast: they are forked from one that has imported everything."""
 
 import contextlib
 import functools
@@ -78,11 +78,10 @@ def run_command(*command, cwd=ROOT):
 
 
 def on_devices(count, function, *args, **kwargs):
-    """``function(*args)`` on so many devices of the host, compiled in haste."""
+    """``function(*args)`` on ``count`` devices of the host."""
     import jax
 
     jax.config.update("jax_num_cpu_devices", count)
-    jax.config.update("jax_disable_most_optimizations", True)
     return function(*args, **kwargs)
 
 
