@@ -1,4 +1,4 @@
-"""What benchmarks/ relies on: counted operations, fair turns, equal networks, and a table that is what was measured."""
+"""benchmarks/: operation counts, fair turns, equal networks, and tables that match the results."""
 
 from __future__ import annotations
 
@@ -154,9 +154,12 @@ def test_a_figure_is_measured_written_and_shown_and_the_others_are_kept(tmp_path
     assert result == json.loads(out.read_text())
     assert result["figures"]["curve"] == kept
     (row,) = result["figures"]["importing"]["rows"]
-    # A process that imports the package imports its foundations.
-    assert 0.5 < row["value"]["median"] < 5 < len(table(result).splitlines()[2].split("|"))
+    # Importing the package imports jax, flax and optax. One round, with other tests on the machine: wide bounds.
+    assert row["value"]["n"] == 1
+    assert 0.5 < row["value"]["median"] < 2.5
     assert row["met"] is (row["value"]["median"] <= 1.1)
+    header, _, line = table(result).splitlines()
+    assert line.count("|") == header.count("|") == 7
 
 
 def test_the_pages_show_the_results_in_the_repository(tmp_path, monkeypatch):

@@ -30,8 +30,8 @@ def saving(workdir):
     return any(workdir.glob("checkpoints/*.orbax-checkpoint-tmp*"))
 
 
-def assert_resumes_to_the_same_end(run, workdir, log, undisturbed):
-    last = processes.Process(log, processes.train, run, workdir)
+def assert_resumes_to_the_same_end(workdir, log, undisturbed):
+    last = processes.Process(log, processes.train, config(), workdir)
     assert last.wait() == 0, last.text()
     assert "resuming after step" in last.text()
     assert "step 240/240" in last.text()
@@ -39,7 +39,7 @@ def assert_resumes_to_the_same_end(run, workdir, log, undisturbed):
 
 
 def test_a_run_killed_while_it_starts_trains_and_saves_ends_as_an_undisturbed_one(undisturbed, tmp_path):
-    run, workdir = config(checkpoint_every=3), tmp_path / "run"
+    run, workdir = config(checkpoint_every=5), tmp_path / "run"
 
     def kill(log, moment):
         process = processes.Process(tmp_path / log, processes.train, run, workdir)
@@ -59,7 +59,7 @@ def test_a_run_killed_while_it_starts_trains_and_saves_ends_as_an_undisturbed_on
         saves += 1
         kill(f"save-{saves}", until_saving)
     assert not (workdir / "result.json").exists()
-    assert_resumes_to_the_same_end(run, workdir, tmp_path / "last.log", undisturbed)
+    assert_resumes_to_the_same_end(workdir, tmp_path / "last.log", undisturbed)
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_a_run_killed_at_twenty_random_moments_ends_as_an_undisturbed_one(undist
     record_property("kills during a save", in_a_save)
     assert in_a_save  # or the moments are badly chosen
     assert not (workdir / "result.json").exists()
-    assert_resumes_to_the_same_end(run, workdir, tmp_path / "last.log", undisturbed)
+    assert_resumes_to_the_same_end(workdir, tmp_path / "last.log", undisturbed)
 
 
 def test_a_sweep_killed_between_its_records_has_the_records_of_an_undisturbed_one(tmp_path):
