@@ -21,7 +21,8 @@ requeue() {
   exit 0
 }
 
-# The number of crashes is kept in the job's comment, which survives requeueing. SLURM_RESTART_COUNT counts preemptions too.
+# The number of crashes is kept in the job's comment, which survives requeueing. SLURM_RESTART_COUNT counts preemptions
+# too.
 crashes() {
   local comment
   comment=$(squeue --noheader --jobs="$job" --format=%k)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs one task of a Slurm step. srun exits with the highest code of all tasks, so codes are mapped to their severity: bad
-# input to 255, a crash below 75 to its code plus 100, preempted is 75, completed 0. slurm_run.sh maps them back. 143, a
-# program that SIGTERM ended before its handler was installed, counts as preempted.
+# Runs one task of a Slurm step. srun exits with the highest code of all tasks, so codes are mapped to their severity:
+# bad input to 255, a crash below 75 to its code plus 100, preempted is 75, completed 0. slurm_run.sh maps them back.
+# 143, a program that SIGTERM ended before its handler was installed, counts as preempted.
 #
 #   srun bash launch/slurm_task.sh python train.py --config=...
 set -euo pipefail

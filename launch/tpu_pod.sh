@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Trains on a Cloud TPU pod: requests the pod, copies this code to it, runs it on all workers, shows the output of worker 0,
-# requests a new pod after a preemption, and deletes the pod when the run has ended.
+# Trains on a Cloud TPU pod: requests the pod, copies this code to it, runs it on all workers, shows the output of
+# worker 0, requests a new pod after a preemption, and deletes the pod when the run has ended.
 #
 #   launch/tpu_pod.sh --name=vit --zone=us-west4-a --accelerator=v5litepod-256 --spot --setup="$(cat setup.sh)" -- \
 #     --config=configs/imagenet_vit.py --workdir=/mnt/runs/vit
 #
-# Arguments after -- go to train.py, or with --sweep to python -m depthmup_flax.sweep. --workdir must be storage that all
-# workers share and that outlives them: mount it in --setup.
+# Arguments after -- go to train.py, or with --sweep to python -m depthmup_flax.sweep. --workdir must be storage that
+# all workers share and that outlives them: mount it in --setup.
 #
 #   --name=NAME           name of the queued resource and of the TPU
 #   --zone=ZONE           Google Cloud zone
@@ -26,8 +26,8 @@
 #                         interrupted, after a checkpoint; never
 #   --follow              attach to a run that was started before
 #
-# Interrupting this script stops neither the program nor the costs: it prints what still exists. Exit codes: 0 completed;
-# 2 bad input, never retried; 75 interrupted; otherwise that of the crash.
+# Interrupting this script stops neither the program nor the costs: it prints what still exists. Exit codes: 0
+# completed; 2 bad input, never retried; 75 interrupted; otherwise that of the crash.
 set -euo pipefail
 # shellcheck source=/dev/null
 . "$(dirname "$0")/common.sh"

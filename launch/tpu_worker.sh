@@ -6,7 +6,8 @@
 #   tpu_worker.sh code [SECONDS]               waits for its end, kills it after SECONDS, and prints code=EXIT_CODE
 #   tpu_worker.sh stop                         sends SIGTERM and waits for the checkpoint
 #
-# With --sweep the program gets --shard=I/N, for worker I of N, and only this worker's chips. Files are in ~/depthmup-run.
+# With --sweep the program gets --shard=I/N, for worker I of N, and only this worker's chips. Files are in
+# ~/depthmup-run.
 set -euo pipefail
 directory=$HOME/depthmup-run
 metadata="http://metadata.google.internal/computeMetadata/v1/instance/attributes"

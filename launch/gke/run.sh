@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains on TPUs of a GKE cluster: fills in a manifest, creates it, shows the output of worker 0, and deletes it when the
-# run has ended.
+# Trains on TPUs of a GKE cluster: fills in a manifest, creates it, shows the output of worker 0, and deletes it when
+# the run has ended.
 #
 #   launch/gke/run.sh --name=vit --image=IMAGE --accelerator=tpu-v5-lite-podslice --topology=16x16 --claim=runs -- \
 #     --config=configs/imagenet_vit.py --workdir=/runs/vit
@@ -8,8 +8,8 @@
 #     --claim=runs -- --config=configs/sweeps/vit.py --workdir=/runs/sweep
 #
 # Arguments after -- go to train.py (jobset.yaml: a pod on every host of a slice), or with --sweep to python -m
-# depthmup_flax.sweep (sweep.yaml: independent parts). Requires kubectl with access to the cluster and, for a run, JobSet in
-# the cluster (https://jobset.sigs.k8s.io). Dockerfile builds the image.
+# depthmup_flax.sweep (sweep.yaml: independent parts). Requires kubectl with access to the cluster and, for a run,
+# JobSet in the cluster (https://jobset.sigs.k8s.io). Dockerfile builds the image.
 #
 #   --name=NAME            name of the JobSet or Job
 #   --image=IMAGE          container image with this code in its working directory
