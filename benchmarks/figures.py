@@ -24,7 +24,7 @@ def parametrization(setting: Setting) -> Iterator[Row]:
     """A step with the rule against the same network with Optax alone, and against plain Flax."""
     title = "cost of the rule: step with / without"
     for name, model in setting.networks("ResMLP 256x64", "ViT 128x6", "SimpleResNet 128x12").items():
-        args = {"model": model, "batch": setting.batch(name), "seconds": setting.seconds}
+        args: dict[str, Any] = {"model": model, "batch": setting.batch(name), "seconds": setting.seconds}
         rules = ["on", "off", *(["plain"] if model["name"] != "resnet" else [])]
         contenders = [setting.jax(rule, "train_step", rule=rule, **args) for rule in rules]
         measured = measure(contenders, 3 * setting.rounds)
@@ -65,7 +65,7 @@ WAYS: dict[str, Model] = {"scanned": {}, "scanned, remat=dots": {"remat": "dots"
 def scanned(setting: Setting) -> Iterator[Row]:
     """The scanned network against the unrolled one."""
     for name, model in setting.networks("ResMLP 256x8", "ResMLP 256x64", "ViT 128x6", "SimpleResNet 128x12").items():
-        args = {"batch": setting.batch(name), "seconds": setting.seconds}
+        args: dict[str, Any] = {"batch": setting.batch(name), "seconds": setting.seconds}
         contenders = [setting.jax(way, "train_step", model={**model, **fields}, **args) for way, fields in WAYS.items()]
         measured = measure(contenders, setting.rounds)
         for way in ("scanned", "scanned, remat=dots"):
@@ -151,7 +151,7 @@ def curve(setting: Setting) -> Iterator[Row]:
     }
     tiny, quick = [(8, 8, 0.0)], setting.quick
     for width, side, bar in tiny if quick else cases[setting.device]:
-        args = {
+        args: dict[str, Any] = {
             "model": with_base({"name": "res_mlp", "width": width, "depth": 2 if quick else 16}),
             "rates": [1e-4 * 2**i for i in range(2 if quick else 8)],
             "seeds": 1 if quick else 4,
@@ -183,9 +183,11 @@ def achieved(setting: Setting) -> Iterator[Row]:
     kinds: dict[str, Model] = {"res_mlp": {"depth": 16}, "vit": {"depth": 6, "patch_size": 8}}
     dtypes = ("float32",) if setting.device == "cpu" else ("float32", "bfloat16")
     for (name, fields), dtype in itertools.product(kinds.items(), dtypes):
-        args = {"model": {"name": name, "width": width, **fields, "dtype": dtype}, "batch": 64}
+        model = {"name": name, "width": width, **fields, "dtype": dtype}
         steps = [
-            setting.jax(f"{k} lanes", "lanes_step", f"lanes{k}", lanes=k, seconds=setting.seconds, **args)
+            setting.jax(
+                f"{k} lanes", "lanes_step", f"lanes{k}", model=model, batch=64, lanes=k, seconds=setting.seconds
+            )
             for k in lanes
         ]
         peak = setting.jax("peak", "matrix_product", "peak", size=size, dtype=dtype, seconds=setting.seconds)
@@ -208,7 +210,7 @@ def input_share(setting: Setting) -> Iterator[Row]:
     """Share of a CIFAR step that gathering and augmenting the batch takes."""
     names = ("ResNet-18", "ResNet-18, width 16", "SimpleResNet 128x12")
     for name, model in setting.networks(*names).items():
-        args = {"model": model, "batch": setting.batch(name), "seconds": setting.seconds}
+        args: dict[str, Any] = {"model": model, "batch": setting.batch(name), "seconds": setting.seconds}
         measured = measure(
             [setting.jax(data, "train_step", data=data, **args) for data in ("ready", "cifar")], setting.rounds
         )

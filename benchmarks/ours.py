@@ -62,6 +62,7 @@ def train_step(
     def prepare(key: jax.Array | None, stored: Any) -> tuple[jax.Array, jax.Array]:
         if data == "ready":
             return stored["image"], stored["label"]
+        assert key is not None  # the step gives a key where it trains
         rows = jax.random.randint(jax.random.fold_in(key, 1), (batch,), 0, examples)
         return experiment.dataset.prepare(data, key, jax.tree.map(lambda x: x[rows], stored))
 

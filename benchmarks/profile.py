@@ -27,10 +27,10 @@ def profiled(model: dict[str, object], batch: int, side: int, steps: int) -> tup
         with jax.profiler.trace(directory):
             seconds = sum(measure()["seconds"] for _ in range(steps)) / steps
         (path,) = pathlib.Path(directory).rglob("*.xplane.pb")
-        events = collections.Counter[str]()
+        events: collections.defaultdict[str, float] = collections.defaultdict(float)
         for name, nanoseconds in _events(path):
             events[name] += nanoseconds / 1e9 / steps
-    return seconds, dict(events.most_common())
+    return seconds, dict(sorted(events.items(), key=lambda item: -item[1]))
 
 
 def _events(path: pathlib.Path) -> Iterator[tuple[str, float]]:

@@ -150,11 +150,8 @@ def depth_ratio(name, depth, base_depth):
 def make_network(name, width, depth, base_width, base_depth, side, **fields):
     """The network with mup's base shapes, which mup's optimizers read."""
     fields = {"depth": depth, "branch": 1 / math.sqrt(depth_ratio(name, depth, base_depth)), **fields}
-    if name == "res_mlp":
-        make, fields["inputs"] = ResMLP, 3 * side**2
-    else:
-        make = {"simple_resnet": SimpleResNet, "resnet": ResNet, "vit": ViT}[name]
-        fields["side"] = side
+    make = {"res_mlp": ResMLP, "simple_resnet": SimpleResNet, "resnet": ResNet, "vit": ViT}[name]
+    fields |= {"inputs": 3 * side**2} if name == "res_mlp" else {"side": side}
     if name == "vit":
         fields["base_width"] = base_width
     network, base, delta = (make(n, **fields) for n in (width, base_width, 2 * base_width))
