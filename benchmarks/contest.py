@@ -1,4 +1,4 @@
-"""Contenders that take turns, each in a process that it has to itself or shares with others, and how two compare."""
+"""Interleaved measurements of contenders, each in a process of its own or in a shared one, and ratios of two."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from typing import Any
 import numpy as np
 
 ROOT = pathlib.Path(__file__).parents[1]
-Measurements = dict[str, list[dict[str, Any]]]  # contender -> what each round found
+Measurements = dict[str, list[dict[str, Any]]]  # contender -> its result in each round
 
 
 class Unavailable(Exception):
-    """A contender cannot run here; the message is the last line that it wrote."""
+    """A contender cannot run here. The message is the last line of its output."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """What is measured.
+    """One thing to measure.
 
     Attributes:
       name: for the table.
-      make: ``module:function``, called once in the contender's process with ``args``; returns what is called in every
-        round, ``() -> {"seconds": ...}`` with whatever else it found.
-      args: JSON.
-      process: contenders of one name share a process; empty is one of its own.
+      make: ``module:function``, called once in the contender's process with ``args``. It returns the function that is
+        called in every round, ``() -> {"seconds": ...}``, which may return other facts as well.
+      args: values that JSON can represent.
+      process: contenders with the same name here share a process; empty: a process of its own.
       python: the interpreter.
-      env: set in the process, besides what is set here.
-      cores: how many it may use; 0: all.
-      optional: whether the others are measured without it where it cannot run.
+      env: environment variables, added to those of this process.
+      cores: number of cores that it may use; 0: all.
+      optional: whether the others are measured without it if it cannot run.
     """
 
     name: str
@@ -50,12 +50,15 @@ class Contender:
 
 
 def measure(contenders: Sequence[Contender], rounds: int, *, warm: bool = True) -> Measurements:
-    """Makes all contenders and lets them run ``rounds`` times in turn, every other round backwards.
+    """Runs all contenders ``rounds`` times in turn, in reverse order in every other round.
 
-    ``warm``: each runs once before, for nothing.
+    Args:
+      contenders: what to measure.
+      rounds: number of rounds.
+      warm: whether each runs once before, unmeasured.
 
     Raises:
-      Unavailable: one of them cannot be made or run, and is not optional.
+      Unavailable: a contender that is not optional cannot run.
     """
     with contextlib.ExitStack() as stack:
         workers: dict[str, _Worker] = {}
@@ -74,12 +77,12 @@ def measure(contenders: Sequence[Contender], rounds: int, *, warm: bool = True) 
                     continue
                 raise
             places[contender.name] = (worker, place)
-        found: Measurements = {name: [] for name in places}
+        measurements: Measurements = {name: [] for name in places}
         for turn in range(rounds):
             for name in list(places)[:: -1 if turn % 2 else 1]:
                 worker, place = places[name]
-                found[name].append(worker.ask({"run": place}))
-        return found
+                measurements[name].append(worker.ask({"run": place}))
+        return measurements
 
 
 class _Worker:
@@ -93,11 +96,11 @@ class _Worker:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended, and said why
+            pass  # it has ended: the reason is in its errors
         line = self._process.stdout.readline()
         if not line:
-            said = self._errors.read_text().strip().splitlines() or ["it ended without a word"]
-            raise Unavailable(said[-1])
+            output = self._errors.read_text().strip().splitlines() or ["it ended without output"]
+            raise Unavailable(output[-1])
         return json.loads(line)
 
 
@@ -126,23 +129,23 @@ def _worker(contender: Contender) -> Iterator[_Worker]:
 
 
 def _environment() -> dict[str, str]:
-    """Without what is kept of an earlier compilation, which would not be measured; errors end with what is wrong."""
-    kept = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
-    return kept | {"JAX_TRACEBACK_FILTERING": "off"}
+    """Without a compilation cache, so that compilation is measured; tracebacks end with the error."""
+    inherited = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    return inherited | {"JAX_TRACEBACK_FILTERING": "off"}
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles and number."""
+    """Median, quartiles and number of values."""
     low, median, high = np.percentile(values, [25, 50, 75]).tolist()
     return {"median": median, "low": low, "high": high, "n": len(values)}
 
 
-def ratio(found: Measurements, above: str, below: str) -> dict[str, float]:
+def ratio(measurements: Measurements, above: str, below: str) -> dict[str, float]:
     """`spread` of the ratio of two contenders' seconds in the same round."""
-    pairs = zip(found[above], found[below], strict=True)
+    pairs = zip(measurements[above], measurements[below], strict=True)
     return spread([one["seconds"] / other["seconds"] for one, other in pairs])
 
 
-def fastest(found: Measurements, names: Sequence[str]) -> str:
-    """The one of ``names`` with the lowest median of seconds."""
-    return min(names, key=lambda name: float(np.median([one["seconds"] for one in found[name]])))
+def fastest(measurements: Measurements, names: Sequence[str]) -> str:
+    """Of ``names``, the contender with the lowest median time."""
+    return min(names, key=lambda name: float(np.median([one["seconds"] for one in measurements[name]])))

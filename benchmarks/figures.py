@@ -1,4 +1,4 @@
-"""What is measured: each figure is a function that yields rows, a ratio against a named alternative and its bar."""
+"""The figures: each is a function that yields rows of ratios to a named alternative, with their bounds."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from benchmarks.setting import Model, Setting, with_base
 from depthmup_flax.power_fits import fit_power
 
 
-def _seconds(found: Measurements) -> dict[str, Spread]:
-    return {name: spread([one["seconds"] for one in rounds]) for name, rounds in found.items()}
+def _seconds(measured: Measurements) -> dict[str, Spread]:
+    return {name: spread([one["seconds"] for one in rounds]) for name, rounds in measured.items()}
 
 
 def parametrization(setting: Setting) -> Iterator[Row]:
-    """The step with the rule against the same network with optax alone, and against plain Flax."""
+    """A step with the rule against the same network with Optax alone, and against plain Flax."""
     title = "cost of the rule: step with / without"
     for name, model in setting.networks("ResMLP 256x64", "ViT 128x6", "SimpleResNet 128x12").items():
-        args = {"model": model, "batch": setting.batch(name), "seconds": setting.seconds}
+        args: dict[str, Any] = {"model": model, "batch": setting.batch(name), "seconds": setting.seconds}
         rules = ["on", "off", *(["plain"] if model["name"] != "resnet" else [])]
         contenders = [setting.jax(rule, "train_step", rule=rule, **args) for rule in rules]
-        found = measure(contenders, 3 * setting.rounds)
-        yield Row(title, name, "no multipliers, optax.adam", ratio(found, "on", "off"), 1.02, seconds=_seconds(found))
+        measured = measure(contenders, 3 * setting.rounds)
+        yield Row(
+            title, name, "no multipliers, optax.adam", ratio(measured, "on", "off"), 1.02, seconds=_seconds(measured)
+        )
         if "plain" in rules:
             note = "its convolutions are not scanned" if model["name"] == "simple_resnet" else ""
-            yield Row(title, name, "the network written in plain Flax", ratio(found, "on", "plain"), note=note)
+            yield Row(title, name, "the network written in plain Flax", ratio(measured, "on", "plain"), note=note)
 
 
 def set_up(setting: Setting) -> Iterator[Row]:
@@ -44,35 +46,35 @@ def set_up(setting: Setting) -> Iterator[Row]:
         contenders = [
             setting.jax(kind, "set_up", model=model) for kind, model in (("shallow", shallow), ("deep", deep))
         ]
-        found = measure(contenders, max(3, setting.rounds // 2), warm=False)
+        measured = measure(contenders, max(3, setting.rounds // 2), warm=False)
         case = f"{name} width {fields['width']}"
         yield Row(
             f"set-up, depth {high} / {low}",
             case,
             f"depth {low}",
-            ratio(found, "deep", "shallow"),
+            ratio(measured, "deep", "shallow"),
             1.5,
-            seconds=_seconds(found),
+            seconds=_seconds(measured),
         )
 
 
-# Ways to run one network: a loop, a loop that recomputes all but products in the backward pass, and block by block.
+# Ways to run a network: a scan, a scan that recomputes all but products in the backward pass, and a loop over blocks.
 WAYS: dict[str, Model] = {"scanned": {}, "scanned, remat=dots": {"remat": "dots"}, "unrolled": {"scan": False}}
 
 
 def scanned(setting: Setting) -> Iterator[Row]:
     """The scanned network against the unrolled one."""
     for name, model in setting.networks("ResMLP 256x8", "ResMLP 256x64", "ViT 128x6", "SimpleResNet 128x12").items():
-        args = {"batch": setting.batch(name), "seconds": setting.seconds}
+        args: dict[str, Any] = {"batch": setting.batch(name), "seconds": setting.seconds}
         contenders = [setting.jax(way, "train_step", model={**model, **fields}, **args) for way, fields in WAYS.items()]
-        found = measure(contenders, setting.rounds)
+        measured = measure(contenders, setting.rounds)
         for way in ("scanned", "scanned, remat=dots"):
-            value = ratio(found, way, "unrolled")
-            yield Row(f"step, {way} / unrolled", name, "scan=False", value, 1.1, seconds=_seconds(found))
+            value = ratio(measured, way, "unrolled")
+            yield Row(f"step, {way} / unrolled", name, "scan=False", value, 1.1, seconds=_seconds(measured))
 
 
 def features(setting: Setting) -> Iterator[Row]:
-    """What is there for CPUs alone: the step without it against the step with it; and larger pages of memory."""
+    """Features for CPUs: a step without each against a step with it, and the effect of larger memory pages."""
     if setting.device != "cpu":
         return
     title = "step on CPU, without / with"
@@ -84,27 +86,27 @@ def features(setting: Setting) -> Iterator[Row]:
             setting.jax(kind, "train_step", kind, without=without if kind == "without" else "", **args)
             for kind in ("with", "without")
         ]
-        found = measure(contenders, max(3, setting.rounds // 2))
-        value = ratio(found, "without", "with")
-        yield Row(title, name, f"JAX's gradient of {without} layers", value, seconds=_seconds(found))
+        measured = measure(contenders, max(3, setting.rounds // 2))
+        value = ratio(measured, "without", "with")
+        yield Row(title, name, f"JAX's gradient of {without} layers", value, seconds=_seconds(measured))
     for name, model in setting.networks("ViT 128x6", "SimpleResNet 128x12", "ResMLP 256x64").items():
         args = {"model": model, "batch": setting.batch(name), "seconds": setting.seconds}
         contenders = [setting.jax(kind, "train_step", kind, **args) for kind in ("usual", "large pages")]
         contenders[1] = dataclasses.replace(contenders[1], env={**contenders[1].env, "GLIBC_TUNABLES": LARGE_PAGES})
-        found = measure(contenders, setting.rounds)
-        value, note = ratio(found, "usual", "large pages"), f"GLIBC_TUNABLES={LARGE_PAGES}"
-        yield Row("step on CPU, usual / large pages", name, "4 kB pages", value, note=note, seconds=_seconds(found))
+        measured = measure(contenders, setting.rounds)
+        value, note = ratio(measured, "usual", "large pages"), f"GLIBC_TUNABLES={LARGE_PAGES}"
+        yield Row("step on CPU, usual / large pages", name, "4 kB pages", value, note=note, seconds=_seconds(measured))
 
 
-# XLA asks for the temporary memory of a step anew in every step, and the system maps it page by page.
+# XLA allocates temporary memory anew in every step, and the system maps it page by page.
 LARGE_PAGES = "glibc.malloc.hugetlb=1"
 STEP_BARS = {"res_mlp": 1.5, "vit": 0.8, "simple_resnet": 0.65, "resnet": 0.65}
 
 
 def against_torch(setting: Setting) -> Iterator[Row]:
-    """A training step, the best of PyTorch's modes against the best of ours."""
+    """A training step: the fastest of PyTorch's modes against the fastest of ours."""
     names = ["ResMLP 256x64", "SimpleResNet 128x12", "ResNet-18", "ViT 128x6"]
-    # One core shows what the programs are worth; all cores also how well they are spread.
+    # One core compares the programs; all cores also compare how they are distributed.
     for cores in (1, 0) if setting.device == "cpu" else (0,):
         for name, model in setting.networks(*names).items():
             yield from _against_torch(setting, name, model, cores)
@@ -117,14 +119,14 @@ def _against_torch(setting: Setting, name: str, model: Model, cores: int) -> Ite
     ]
     modes = ["eager", "fused", "compile", *(["channels_last"] if model["name"] in ("simple_resnet", "resnet") else [])]
     theirs = [setting.torch(mode, "train_step", model=model, mode=mode, **args) for mode in modes]
-    found = measure([dataclasses.replace(one, cores=cores) for one in (*ours, *theirs)], setting.rounds)
-    sizes = {one["parameters"] for rounds in found.values() for one in rounds}
-    assert len(sizes) == 1, f"{name}: not the same network, {sizes} parameters"
-    modes = [mode for mode in modes if mode in found]
+    measured = measure([dataclasses.replace(one, cores=cores) for one in (*ours, *theirs)], setting.rounds)
+    sizes = {one["parameters"] for rounds in measured.values() for one in rounds}
+    assert len(sizes) == 1, f"{name}: networks differ, {sizes} parameters"
+    modes = [mode for mode in modes if mode in measured]
     if not modes:
         yield unavailable("step, PyTorch + mup / ours", f"{setting.python} runs none of its modes")
         return
-    mode, kind = fastest(found, modes), fastest(found, list(WAYS))
+    mode, kind = fastest(measured, modes), fastest(measured, list(WAYS))
     bar = STEP_BARS[model["name"]] if setting.device == "cpu" else 1.0
     title = "step, PyTorch + mup / ours"
     case = f"{name}, one core" if cores else name
@@ -132,16 +134,16 @@ def _against_torch(setting: Setting, name: str, model: Model, cores: int) -> Ite
         title,
         case,
         f"PyTorch, {mode}",
-        ratio(found, mode, kind),
+        ratio(measured, mode, kind),
         bar,
         at_most=False,
         note=kind,
-        seconds=_seconds(found),
+        seconds=_seconds(measured),
     )
 
 
 def curve(setting: Setting) -> Iterator[Row]:
-    """A whole curve, learning rates by seeds, against the same runs in PyTorch one after another."""
+    """A curve, learning rates x seeds, against the same runs in PyTorch one after another."""
     title = "a curve, PyTorch + mup / ours"
     cases = {
         "cpu": [(128, 32, 4.0), (128, 8, 4.0), (32, 32, 8.0), (32, 8, 8.0)],
@@ -149,7 +151,7 @@ def curve(setting: Setting) -> Iterator[Row]:
     }
     tiny, quick = [(8, 8, 0.0)], setting.quick
     for width, side, bar in tiny if quick else cases[setting.device]:
-        args = {
+        args: dict[str, Any] = {
             "model": with_base({"name": "res_mlp", "width": width, "depth": 2 if quick else 16}),
             "rates": [1e-4 * 2**i for i in range(2 if quick else 8)],
             "seeds": 1 if quick else 4,
@@ -161,34 +163,36 @@ def curve(setting: Setting) -> Iterator[Row]:
         }
         theirs = setting.torch("PyTorch", "curve", measured=1 if quick else 4, **args)
         rounds = 1 if quick else min(3, setting.rounds)
-        found = measure([setting.jax("ours", "curve", **args), theirs], rounds, warm=False)
-        if "PyTorch" not in found:
+        measured = measure([setting.jax("ours", "curve", **args), theirs], rounds, warm=False)
+        if "PyTorch" not in measured:
             yield unavailable(title, f"{setting.python} cannot run PyTorch and mup")
             continue
-        seconds = _seconds(found)
+        seconds = _seconds(measured)
         runs = f"{len(args['rates'])} rates x {args['seeds']} seeds x {args['steps']} steps"
         case = f"ResMLP {width}x16, {side}x{side} pixels, {runs}"
         note = f"{seconds['ours']['median']:.0f} s with compilation"
-        value = ratio(found, "PyTorch", "ours")
+        value = ratio(measured, "PyTorch", "ours")
         yield Row(title, case, "one after another, fused", value, bar, at_most=False, note=note, seconds=seconds)
 
 
 def achieved(setting: Setting) -> Iterator[Row]:
-    """FLOP/s of lanes at width 512 against the product of two matrices."""
+    """FLOP/s of lanes at width 512 against a matrix product."""
     width, lanes, size = (16, (1, 2), 64) if setting.quick else (512, (1, 4, 16), 8192)
     if setting.device == "cpu" and not setting.quick:
         lanes, size = (1, 4), 2048
     kinds: dict[str, Model] = {"res_mlp": {"depth": 16}, "vit": {"depth": 6, "patch_size": 8}}
     dtypes = ("float32",) if setting.device == "cpu" else ("float32", "bfloat16")
     for (name, fields), dtype in itertools.product(kinds.items(), dtypes):
-        args = {"model": {"name": name, "width": width, **fields, "dtype": dtype}, "batch": 64}
+        model = {"name": name, "width": width, **fields, "dtype": dtype}
         steps = [
-            setting.jax(f"{k} lanes", "lanes_step", f"lanes{k}", lanes=k, seconds=setting.seconds, **args)
+            setting.jax(
+                f"{k} lanes", "lanes_step", f"lanes{k}", model=model, batch=64, lanes=k, seconds=setting.seconds
+            )
             for k in lanes
         ]
         peak = setting.jax("peak", "matrix_product", "peak", size=size, dtype=dtype, seconds=setting.seconds)
-        found = measure([*steps, peak], max(3, setting.rounds // 2))
-        speed = {k: [one["flops"] / one["seconds"] for one in rounds] for k, rounds in found.items()}
+        measured = measure([*steps, peak], max(3, setting.rounds // 2))
+        speed = {k: [one["flops"] / one["seconds"] for one in rounds] for k, rounds in measured.items()}
         for step in steps:
             share = [mine / best for mine, best in zip(speed[step.name], speed["peak"], strict=True)]
             note = f"{np.median(speed[step.name]) / 1e12:.3g} of {np.median(speed['peak']) / 1e12:.3g} TFLOP/s"
@@ -203,14 +207,14 @@ def achieved(setting: Setting) -> Iterator[Row]:
 
 
 def input_share(setting: Setting) -> Iterator[Row]:
-    """What gathering and augmenting a batch takes of a CIFAR step."""
+    """Share of a CIFAR step that gathering and augmenting the batch takes."""
     names = ("ResNet-18", "ResNet-18, width 16", "SimpleResNet 128x12")
     for name, model in setting.networks(*names).items():
-        args = {"model": model, "batch": setting.batch(name), "seconds": setting.seconds}
-        found = measure(
+        args: dict[str, Any] = {"model": model, "batch": setting.batch(name), "seconds": setting.seconds}
+        measured = measure(
             [setting.jax(data, "train_step", data=data, **args) for data in ("ready", "cifar")], setting.rounds
         )
-        pairs = zip(found["ready"], found["cifar"], strict=True)
+        pairs = zip(measured["ready"], measured["cifar"], strict=True)
         shares = [1 - ready["seconds"] / whole["seconds"] for ready, whole in pairs]
         yield Row(
             "input and augmentation, share of a step",
@@ -219,12 +223,12 @@ def input_share(setting: Setting) -> Iterator[Row]:
             spread(shares),
             0.1,
             unit="",
-            seconds=_seconds(found),
+            seconds=_seconds(measured),
         )
 
 
 def streaming(setting: Setting) -> Iterator[Row]:
-    """Images per second of one core, random resized crops, against other readers of the same files."""
+    """Images per second on one core, with random resized crops, against other readers of the same files."""
     from benchmarks import streams
 
     with streams.image_folder(setting.images, 16 if setting.quick else 512) as folder:
@@ -239,20 +243,20 @@ def streaming(setting: Setting) -> Iterator[Row]:
             function = {"DataLoader": "data_loader", "tf.data": "tf_data"}[name]
             other = Contender(name, f"benchmarks.streams:{function}", args, python=setting.python, cores=1)
             try:
-                found = measure([ours, other], setting.rounds)
+                measured = measure([ours, other], setting.rounds)
             except Unavailable:
                 yield unavailable(f"images/s of a core, ours / {name}", f"{setting.python} cannot run it")
                 continue
-            speed = spread([1 / one["seconds"] for one in found["ours"]])
+            speed = spread([1 / one["seconds"] for one in measured["ours"]])
             yield Row(
                 "images/s of a core, ours / theirs",
                 f"{args['size']} px from JPEG",
                 name,
-                ratio(found, name, "ours"),
+                ratio(measured, name, "ours"),
                 1.0,
                 at_most=False,
                 note=f"ours {speed['median']:.0f}/s",
-                seconds=_seconds(found),
+                seconds=_seconds(measured),
             )
 
 
@@ -276,10 +280,10 @@ def memory(setting: Setting) -> Iterator[Row]:
             )
             for remat in ("none", "dots", "full")
         ]
-        found = measure(contenders, max(3, setting.rounds // 2))
-        bytes_of = {remat: rounds[0]["temporary_bytes"] for remat, rounds in found.items()}
+        measured = measure(contenders, max(3, setting.rounds // 2))
+        bytes_of = {remat: rounds[0]["temporary_bytes"] for remat, rounds in measured.items()}
         for remat in ("dots", "full"):
-            price = ratio(found, remat, "none")
+            price = ratio(measured, remat, "none")
             yield Row(
                 f"memory of a step, remat={remat} / none",
                 f"{name}x{depth}",
@@ -287,12 +291,12 @@ def memory(setting: Setting) -> Iterator[Row]:
                 spread([bytes_of[remat] / bytes_of["none"]]),
                 note=f"{bytes_of[remat] / 1e6:.0f} of {bytes_of['none'] / 1e6:.0f} MB, "
                 f"step time x {price['median']:.2f} ({price['low']:.2f}-{price['high']:.2f})",
-                seconds=_seconds(found),
+                seconds=_seconds(measured),
             )
 
 
 def restart(setting: Setting) -> Iterator[Row]:
-    """From the start of the command to its first step: with what an earlier start compiled, and without."""
+    """Time from the command to its first step, with and without the compilation cache of an earlier start."""
     cases = {
         "ResNet-34, 32 px": ["resnet", "--config.model.depth=16"],
         "ViT 192x12, 32 px": ["vit", "--config.model.patch_size=4"],
@@ -314,19 +318,19 @@ def importing(setting: Setting) -> Iterator[Row]:
     contenders = [
         Contender(name, "benchmarks.starts:importing", {"modules": modules[name]}, "starts") for name in modules
     ]
-    found = measure(contenders, 1 if setting.quick else 3 * setting.rounds)
+    measured = measure(contenders, 1 if setting.quick else 3 * setting.rounds)
     yield Row(
         "import depthmup_flax",
         "a new process",
         "import jax, flax, optax",
-        ratio(found, "ours", "theirs"),
+        ratio(measured, "ours", "theirs"),
         1.1,
-        seconds=_seconds(found),
+        seconds=_seconds(measured),
     )
 
 
 def growth(setting: Setting) -> Iterator[Row]:
-    """Exponents of step time and memory against the network's FLOPs."""
+    """Exponents of step time and memory in the network's FLOPs."""
     tiny = setting.quick
     base: dict[str, dict[str, Any]] = {
         "ResMLP": {"name": "res_mlp", "width": 128, "depth": 16},
@@ -354,15 +358,21 @@ def growth(setting: Setting) -> Iterator[Row]:
 
 
 def _exponents(case: str, contenders: list[Contender], setting: Setting) -> Iterator[Row]:
-    found = measure(contenders, max(3, setting.rounds // 2))
-    flops = [found[c.name][0]["flops"] for c in contenders]
-    rounds = len(next(iter(found.values())))
-    times = [_exponent(flops, [found[c.name][i]["seconds"] for c in contenders]) for i in range(rounds)]
-    size = _exponent(flops, [found[c.name][0]["temporary_bytes"] for c in contenders])
-    ends = [np.median([one["seconds"] for one in found[c.name]]) for c in (contenders[0], contenders[-1])]
+    measured = measure(contenders, max(3, setting.rounds // 2))
+    flops = [measured[c.name][0]["flops"] for c in contenders]
+    rounds = len(next(iter(measured.values())))
+    times = [_exponent(flops, [measured[c.name][i]["seconds"] for c in contenders]) for i in range(rounds)]
+    size = _exponent(flops, [measured[c.name][0]["temporary_bytes"] for c in contenders])
+    ends = [np.median([one["seconds"] for one in measured[c.name]]) for c in (contenders[0], contenders[-1])]
     note = f"{1e3 * ends[0]:.3g} to {1e3 * ends[1]:.3g} ms; temporary memory ~ FLOPs^{size:.2f}"
     yield Row(
-        "growth: exponent of step time in FLOPs", case, "1", spread(times), unit="", note=note, seconds=_seconds(found)
+        "growth: exponent of step time in FLOPs",
+        case,
+        "1",
+        spread(times),
+        unit="",
+        note=note,
+        seconds=_seconds(measured),
     )
 
 

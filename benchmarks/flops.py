@@ -1,7 +1,7 @@
-"""Floating-point operations of a function's matrix products and convolutions, from its jaxpr; all else is not counted.
+"""Floating-point operations of the matrix products and convolutions in a function, counted in its jaxpr.
 
-A multiplication and an addition count as two. Loops of known length count as often as they run, which XLA's own
-``cost_analysis`` does not do.
+A multiplication and an addition count as two operations. The body of a scan counts once per iteration, unlike in XLA's
+``cost_analysis``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax
 
 
 def count_flops(function: Callable[..., Any], *args: Any) -> int:
-    """Of ``function(*args)``; ``args`` may be `jax.ShapeDtypeStruct`."""
+    """Operations of ``function(*args)``; ``args`` may be `jax.ShapeDtypeStruct`."""
     return _of_jaxpr(jax.make_jaxpr(function)(*args).jaxpr)
 
 

@@ -1,12 +1,12 @@
-"""How many images per second the input pipeline reads, decodes and crops on one core and on several.
+"""Images per second that the input pipeline reads, decodes and crops, on one core and on several.
 
     python -m benchmarks.input [--size=224] [--images=DIR] [--cores=1,2] [--repeats=5] [--out=input.json]
 
-Reads the training images of ``DIR`` (a folder as ``data.name=folder:DIR`` takes it) or, without it, makes photographs
-of ImageNet's usual size: cut-outs of 500x375 from the two photographs that come with scikit-learn, as JPEG of quality
-95 without chroma subsampling, 107 kB on average (ImageNet: 110 kB). The same files are read as a folder and as a TFDS
-set (array_record). Each measurement is a process of its own, bound to its cores before it starts any thread;
-repeats of all take turns. Files are in the page cache: disks and networks are not measured.
+Reads the training images of ``DIR`` (a folder as in ``data.name=folder:DIR``). By default it generates images of
+ImageNet's usual size: 500x375 crops of the two photographs of scikit-learn, as JPEG of quality 95 without chroma
+subsampling, 107 kB on average (ImageNet: 110 kB). The same files are read as a folder and as a TFDS set (array_record).
+Each measurement runs in a process that is bound to its cores before it starts any thread; repeats are interleaved.
+Files are in the page cache: disks and networks are not measured.
 """
 
 import argparse
@@ -37,7 +37,7 @@ WARM_BATCHES = 4
 
 
 def made_images(count: int) -> Iterator[bytes]:
-    """JPEG files of cut-outs of the two photographs of scikit-learn."""
+    """JPEG files of crops of the two photographs of scikit-learn."""
     from PIL import Image
     from sklearn.datasets import load_sample_images
 
@@ -51,7 +51,7 @@ def made_images(count: int) -> Iterator[bytes]:
 
 
 def make_folder(root: pathlib.Path, count: int = MADE_IMAGES) -> str:
-    """Writes the made images as training files, and a few for testing; the folder's path."""
+    """Writes generated images as training files, and two as test files; returns the folder's path."""
     for i, content in enumerate(made_images(count)):
         for split in ("train", "test")[: 2 if i < 2 else 1]:
             path = root / split / f"class{i % 2}" / f"{i}.jpg"
@@ -90,13 +90,13 @@ def make_tfds(files: list[tuple[str, int]], directory: pathlib.Path) -> None:
 
 
 def config(name: str, size: int, **fields: Any) -> Any:
-    """``config.data`` for a stream of random resized crops."""
-    asked = {"name": name, "image_size": size, "augment": "resized_crop", **fields}
-    return types.SimpleNamespace(**{**data.DATA_DEFAULTS, **asked})
+    """``config.data`` of a stream of random resized crops."""
+    settings = {"name": name, "image_size": size, "augment": "resized_crop", **fields}
+    return types.SimpleNamespace(**{**data.DATA_DEFAULTS, **settings})
 
 
 def measure(name: str, data_dir: str, size: int, seconds: float) -> dict[str, float]:
-    """Speed of ``train_stream`` in this process, on the cores that it is bound to."""
+    """Speed of ``train_stream`` on the cores that this process is bound to."""
     started = time.perf_counter()
     dataset = data.load(config(name, size, data_dir=data_dir))
     opened = time.perf_counter() - started
@@ -112,7 +112,7 @@ def measure(name: str, data_dir: str, size: int, seconds: float) -> dict[str, fl
 
 
 def in_new_process(cores: int, *arguments: Any) -> dict[str, float]:
-    """``measure(*arguments)`` on that many cores."""
+    """``measure(*arguments)`` in a new process on ``cores`` cores."""
     program = (
         "import os, sys, json\n"
         f"os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{cores}])\n"
@@ -130,10 +130,10 @@ def in_new_process(cores: int, *arguments: Any) -> dict[str, float]:
 
 
 def variants(files: list[str], size: int, repeats: int) -> dict[str, dict[str, float]]:
-    """Milliseconds per image, in one thread, of ways to get a random crop out of a JPEG; the last is ours.
+    """Milliseconds per image and thread of ways to read a random crop of a JPEG; the last is ours.
 
-    ``python_only`` is ours on a JPEG of 8x8 pixels: nearly all of it is Python, which one thread of a process runs at a
-    time, so it bounds what more cores can bring.
+    ``python_only`` is ours on a JPEG of 8x8 pixels. Nearly all of its time is Python code, which holds the
+    interpreter's lock, so it bounds the speed-up by more cores.
     """
     from PIL import Image
 
@@ -195,14 +195,14 @@ def _summary(values: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measures, prints a table and JSON."""
+    """Measures and prints JSON and a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=224, help="data.image_size")
-    parser.add_argument("--images", default="", help="a folder of images instead of those that are made")
-    parser.add_argument("--cores", default="1,2", help="how many cores to use, with commas between")
+    parser.add_argument("--images", default="", help="folder of images; default: generated images")
+    parser.add_argument("--cores", default="1,2", help="comma-separated numbers of cores")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of one measurement")
-    parser.add_argument("--out", default="", help="a file for the JSON")
+    parser.add_argument("--seconds", type=float, default=6.0, help="duration of one measurement")
+    parser.add_argument("--out", default="", help="file to write the JSON to")
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         result = run(flags, pathlib.Path(scratch))
@@ -225,10 +225,12 @@ def run(flags: argparse.Namespace, scratch: pathlib.Path) -> dict[str, Any]:
         for cores in map(int, flags.cores.split(","))
         for source, name in (("folder", f"folder:{folder}"), ("tfds", "tfds:photographs"))
     ]
-    found: dict[tuple[str, int], list[dict[str, float]]] = {(source, cores): [] for source, _, cores in cases}
+    measured: dict[tuple[str, int], list[dict[str, float]]] = {(source, cores): [] for source, _, cores in cases}
     for _ in range(flags.repeats):
         for source, name, cores in cases:
-            found[source, cores].append(in_new_process(cores, name, str(scratch / "tfds"), flags.size, flags.seconds))
+            measured[source, cores].append(
+                in_new_process(cores, name, str(scratch / "tfds"), flags.size, flags.seconds)
+            )
     return {
         "size": flags.size,
         "images": len(files),
@@ -236,14 +238,14 @@ def run(flags: argparse.Namespace, scratch: pathlib.Path) -> dict[str, Any]:
         "repeats": flags.repeats,
         "streams": [
             {"source": source, "cores": cores, **{key: _summary([one[key] for one in runs]) for key in runs[0]}}
-            for (source, cores), runs in found.items()
+            for (source, cores), runs in measured.items()
         ],
         "ms_per_image": variants([path for path, _ in files[:128]], flags.size, flags.repeats),
     }
 
 
 def print_table(result: dict[str, Any]) -> None:
-    """The same as Markdown."""
+    """Prints the results as Markdown tables."""
     print("\n| source | cores | images/s | per second of a core | opening, s |\n|---|---|---|---|---|")
     for row in result["streams"]:
         speed, share, opening = (_cell(row[key]) for key in ("images_per_s", "images_per_core_s", "open_s"))

@@ -1,4 +1,4 @@
-"""Contenders that are this package, with and without what is measured."""
+"""Contenders of this package, with and without the features that are measured."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def train_step(
     seconds: float = 0.4,
     without: str = "",
 ) -> Measure:
-    """The trainer's step on one device.
+    """A training step on one device.
 
     Args:
       model: fields of ``config.model``.
-      batch: examples.
-      side: of images, in pixels.
-      rule: ``on``; ``off``, no multipliers and optax's own Adam; or ``plain``, the network of `benchmarks.plain`, too.
-      data: ``ready``, the same normalized images in every step; or an augmentation, of images that are gathered from
-        50,000 on the device.
-      seconds: of a measurement.
-      without: a form of a gradient that is for CPUs, ``dense`` or ``conv``, replaced by JAX's own in this process.
+      batch: batch size.
+      side: side of the images in pixels.
+      rule: ``on``; ``off``: no multipliers and Optax's Adam; ``plain``: also the network of `benchmarks.plain`.
+      data: ``ready``: the same normalized images in every step; otherwise an augmentation, of images that are gathered
+        from 50,000 on the device.
+      seconds: duration of a measurement.
+      without: ``dense`` or ``conv`` replaces the CPU form of this gradient by JAX's in the whole process.
     """
     if without == "dense":
         layers.dense_product = jnp.matmul
@@ -62,6 +62,7 @@ def train_step(
     def prepare(key: jax.Array | None, stored: Any) -> tuple[jax.Array, jax.Array]:
         if data == "ready":
             return stored["image"], stored["label"]
+        assert key is not None  # the step gives a key where it trains
         rows = jax.random.randint(jax.random.fold_in(key, 1), (batch,), 0, examples)
         return experiment.dataset.prepare(data, key, jax.tree.map(lambda x: x[rows], stored))
 
@@ -118,7 +119,7 @@ def _steps(experiment: Experiment, network: Any, optimizer: Any, prepare: Any, s
 
 
 def set_up(model: Mapping[str, Any], batch: int = 16, side: int = 32) -> Measure:
-    """From a config to the first step: model, optimizer, initial state, tracing, compilation."""
+    """Time from a config to a compiled step: model, optimizer, initial state, tracing, compilation."""
 
     def once() -> None:
         jax.clear_caches()
@@ -142,7 +143,7 @@ def curve(
     examples: int,
     tests: int,
 ) -> Measure:
-    """The runs of a curve as ``python -m depthmup_flax.sweep`` trains them: compilation, choice of lanes, records."""
+    """A curve as ``python -m depthmup_flax.sweep`` trains it, including compilation, choice of lanes and records."""
     cli.one_device_per_core()
     from depthmup_flax.sweep.runner import sweep
 
@@ -152,7 +153,7 @@ def curve(
     grid = {"optimizer.learning_rate": tuple(rates), "seed": tuple(range(seeds))}
     config = sweep_config(base, {"curve": grid}, figure="benchmark", title="A curve.", scale="cpu")
     load = LoadOnce()
-    load(base.data)  # making it up takes seconds
+    load(base.data)  # synthetic data take seconds to generate
 
     def once() -> None:
         jax.clear_caches()
@@ -164,7 +165,7 @@ def curve(
 
 
 def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32, seconds: float = 0.4) -> Measure:
-    """A step of the sweep's program with ``lanes`` networks on the one device."""
+    """A step of the sweep's program with ``lanes`` networks on one device."""
     from depthmup_flax.sweep.grid import expand
     from depthmup_flax.sweep.program import Program, put_data, sweep_mesh
 
@@ -178,7 +179,7 @@ def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32,
     data = put_data(experiment.dataset, mesh)
     program = Program(experiment, ["optimizer.learning_rate"], mesh, lanes, True, 1, data)
     chunk = program.begin(runs)
-    program.seconds_per_run_step(runs)  # and so how many steps in a call
+    program.seconds_per_run_step(runs)  # sets the number of steps per call
     batches = program._batches(chunk.placed)
     ready = next(batches)
     state = experiment.state_shapes()
@@ -200,7 +201,7 @@ def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32,
 
 
 def matrix_product(size: int, dtype: str, seconds: float = 0.4) -> Measure:
-    """A product of two square matrices: what the device can do at most."""
+    """A product of two square matrices, as the peak of the device."""
     a = jax.random.normal(jax.random.key(0), (size, size), dtype)
     product = jax.jit(jnp.matmul)
 

@@ -1,4 +1,4 @@
-"""The networks as one writes them with Flax and optax alone: what the package's must not be slower than."""
+"""The networks as usually written with Flax and Optax alone; the package's must not be slower."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class _Layer(nn.Module):
 
 
 class SimpleResNet(nn.Module):
-    """`depthmup_flax.models.SimpleResNet` without multipliers; a loop, as a scan of convolutions is slow on CPU."""
+    """`depthmup_flax.models.SimpleResNet` without multipliers; unrolled, as scans of convolutions are slow on CPU."""
 
     width: int
     depth: int

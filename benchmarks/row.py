@@ -1,4 +1,4 @@
-"""A line of the table."""
+"""A row of the table."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ Spread = dict[str, float]
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of the table.
+    """One row of the table.
 
     Attributes:
-      figure: the title of what is measured.
-      case: on which network.
+      figure: title of the measurement.
+      case: the network.
       against: the alternative.
-      value: spread of the ratio (or of what ``unit`` says).
-      bar: the bound, ``None`` where the value is only stated.
-      at_most: whether the bound is from above.
+      value: spread of the ratio, or of another quantity in ``unit``.
+      bar: bound of the median; ``None``: no bound.
+      at_most: whether the bound is an upper bound.
       unit: ``x`` for ratios.
-      note: a few words.
-      seconds: contender -> spread of its seconds.
+      note: remark in the table.
+      seconds: contender -> spread of its times.
     """
 
     figure: str
@@ -43,6 +43,6 @@ class Row:
 
 
 def unavailable(title: str, why: str) -> Row:
-    """In place of a row whose alternative cannot be run here."""
-    nothing = {"median": math.nan, "low": math.nan, "high": math.nan, "n": 0}
-    return Row(title, "-", "-", nothing, note=f"not measured: {why}")
+    """A row that says why the figure was not measured."""
+    no_value = {"median": math.nan, "low": math.nan, "high": math.nan, "n": 0}
+    return Row(title, "-", "-", no_value, note=f"not measured: {why}")

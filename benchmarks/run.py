@@ -1,7 +1,7 @@
-"""Speed against what one would use instead: python -m benchmarks.run [--device=cpu|gpu] [--only=curve,restart]
+"""Speed compared with alternatives: python -m benchmarks.run [--device=cpu|gpu] [--only=curve,restart]
 
-Each figure is a ratio of two measurements that took turns in this run: the median over rounds, with quartiles. Results
-are written to benchmarks/results/<device>.json as they come, and figures that are not asked for are kept there.
+Each figure is a ratio of two interleaved measurements: the median over rounds, with quartiles. Each result is written
+to benchmarks/results/<device>.json when it is measured; figures that are not measured keep their results there.
 PyTorch, mup and TensorFlow may be in another virtual environment: --python=/path/to/its/python.
 """
 
@@ -19,32 +19,36 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from benchmarks.contest import ROOT, Unavailable
 from benchmarks.figures import FIGURES, RESULTS
 from benchmarks.row import Row, unavailable
 from benchmarks.setting import Setting
 from depthmup_flax.files import write_atomically
+from depthmup_flax.types import Json
 
 PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 _VERSIONS = ("jax", "jaxlib", "flax", "optax", "torch", "mup", "tensorflow", "tensorflow_cpu")
 
 
 def main() -> None:
-    """Measures, writes JSON, prints the table."""
+    """Measures, writes JSON and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
-    parser.add_argument("--only", default="", help=f"figures, with commas between: {', '.join(FIGURES)}")
-    parser.add_argument("--rounds", type=int, default=7, help="of each comparison")
+    parser.add_argument("--only", default="", help=f"comma-separated figures: {', '.join(FIGURES)}")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each comparison")
     parser.add_argument("--python", default=sys.executable, help="interpreter with PyTorch, mup and TensorFlow")
-    parser.add_argument("--images", default="", help="a folder with train/ and test/ for the streaming figure")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that everything runs")
+    parser.add_argument("--images", default="", help="folder with train/ and test/ for the streaming figure")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to check that everything runs")
     parser.add_argument(
         "--out", default="", help="default: benchmarks/results/<device>.json, with --quick a temporary file"
     )
-    parser.add_argument("--show", default="", help="print the table of such a file, and measure nothing")
-    parser.add_argument("--document", action="store_true", help="put the tables of benchmarks/results into the pages")
+    parser.add_argument("--show", default="", help="print the table of a file of results and exit")
+    parser.add_argument(
+        "--document",
+        action="store_true",
+        help="write the tables of benchmarks/results into README.md and docs/performance.md, and exit",
+    )
     flags = parser.parse_args()
     if flags.show:
         print(table(json.loads(pathlib.Path(flags.show).read_text())))
@@ -55,41 +59,41 @@ def main() -> None:
     names = [name for name in flags.only.split(",") if name] or list(FIGURES)
     unknown = sorted(set(names) - set(FIGURES))
     if unknown:
-        parser.error(f"--only names {unknown[0]!r}: use {', '.join(FIGURES)}")
+        parser.error(f"--only has {unknown[0]!r}: must be among {', '.join(FIGURES)}")
     if flags.rounds < 1:
-        parser.error(f"--rounds={flags.rounds}: use at least 1")
+        parser.error(f"--rounds={flags.rounds}: must be at least 1")
     quick = pathlib.Path(tempfile.gettempdir(), "quick.json")
     out = pathlib.Path(flags.out or (quick if flags.quick else RESULTS / f"{flags.device}.json"))
     setting = Setting(flags.device, flags.rounds, flags.python, flags.quick, flags.images)
     print(table(run(setting, names, out)))
 
 
-def run(setting: Setting, names: Sequence[str], out: pathlib.Path) -> dict[str, Any]:
-    """The content of ``out``, with ``names`` measured anew."""
-    result: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"figures": {}}
+def run(setting: Setting, names: Sequence[str], out: pathlib.Path) -> Json:
+    """Measures ``names`` and writes them to ``out``; returns its new content."""
+    result: Json = json.loads(out.read_text()) if out.exists() else {"figures": {}}
     out.parent.mkdir(parents=True, exist_ok=True)
     facts = machine(setting)
     for name in names:
         started = time.perf_counter()
-        rows: list[dict[str, Any]] = []
+        rows: list[Json] = []
 
-        def keep(row: Row, rows: list[dict[str, Any]] = rows, name: str = name, started: float = started) -> None:
+        def add(row: Row, rows: list[Json] = rows, name: str = name, started: float = started) -> None:
             rows.append(_as_json(row))
             print(_line(rows[-1]), flush=True)
-            took = round(time.perf_counter() - started)
-            result["figures"][name] = {"rows": rows, "rounds": setting.rounds, "took_s": took, **facts}
+            duration = round(time.perf_counter() - started)
+            result["figures"][name] = {"rows": rows, "rounds": setting.rounds, "took_s": duration, **facts}
             write_atomically(out, json.dumps(result, indent=1, allow_nan=False) + "\n")
 
         try:
             for row in FIGURES[name](setting):
-                keep(row)
+                add(row)
         except Unavailable as error:
-            keep(unavailable(name.replace("_", " "), str(error)))
+            add(unavailable(name.replace("_", " "), str(error)))
     return result
 
 
-def machine(setting: Setting) -> dict[str, Any]:
-    """Hardware, versions and day."""
+def machine(setting: Setting) -> Json:
+    """Hardware, versions, date and load."""
     versions = {name: _version(name, setting.python) for name in _VERSIONS}
     return {
         "hardware": _gpu() if setting.device == "gpu" else f"{_processor()}, {len(os.sched_getaffinity(0))} cores",
@@ -100,7 +104,7 @@ def machine(setting: Setting) -> dict[str, Any]:
 
 
 def _version(name: str, python: str) -> str:
-    """In the interpreter of what it belongs to; empty if it is not there."""
+    """Version of a package in the interpreter that uses it; empty if it is not installed."""
     program = f"import importlib.metadata as m; print(m.version({name!r}))"
     where = python if name in ("torch", "mup", "tensorflow", "tensorflow_cpu") else sys.executable
     try:
@@ -122,7 +126,7 @@ def _gpu() -> str:
         return "no GPU"
 
 
-def _as_json(row: Row) -> dict[str, Any]:
+def _as_json(row: Row) -> Json:
     fields = dataclasses.asdict(row)
     if math.isnan(row.value["median"]):
         fields["value"] = None
@@ -130,22 +134,22 @@ def _as_json(row: Row) -> dict[str, Any]:
 
 
 def document() -> None:
-    """Replaces the tables between ``<!-- benchmarks: cpu -->`` and ``<!-- end -->`` by those of the results."""
+    """Replaces the tables between ``<!-- benchmarks: cpu -->`` and ``<!-- end -->`` in the pages by the results."""
     for page in PAGES:
         text = page.read_text()
         for path in RESULTS.glob("*.json"):
             result = json.loads(path.read_text())
             for mark, bounded in ((path.stem, False), (f"{path.stem}, bounded", True)):
                 begin = f"<!-- benchmarks: {mark} -->\n"
-                before, found, after = text.partition(begin)
-                if found:
+                before, mark_found, after = text.partition(begin)
+                if mark_found:
                     rest = after[after.index("<!-- end -->") :]
                     text = f"{before}{begin}{where(result)}\n\n{table(result, bounded=bounded)}\n{rest}"
         page.write_text(text)
 
 
-def where(result: dict[str, Any]) -> str:
-    """Hardware and versions, of each figure that differs once."""
+def where(result: Json) -> str:
+    """Hardware and versions of the figures, each combination once."""
     facts = (figure for figure in result["figures"].values())
     lines = (
         f"{one['hardware']}; Python {' '.join(f'{k} {v},' for k, v in one['versions'].items()).removeprefix('python ')}"
@@ -155,9 +159,9 @@ def where(result: dict[str, Any]) -> str:
     return "\n".join(dict.fromkeys(lines))
 
 
-def table(result: dict[str, Any], *, bounded: bool = False) -> str:
-    """Markdown; ``bounded``: only what has a bound."""
-    lines = ["| figure | case | against | measured (quartiles, n) | bar | |", "|---|---|---|---|---|---|"]
+def table(result: Json, *, bounded: bool = False) -> str:
+    """The results as a Markdown table; ``bounded``: only rows with a bound."""
+    lines = ["| figure | case | against | measured (quartiles, n) | bound | |", "|---|---|---|---|---|---|"]
     lines += [
         _line(row)
         for name in FIGURES
@@ -168,7 +172,7 @@ def table(result: dict[str, Any], *, bounded: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _line(row: dict[str, Any]) -> str:
+def _line(row: Json) -> str:
     value = row["value"]
     measured = row["note"]
     if value is not None:

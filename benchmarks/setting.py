@@ -1,4 +1,4 @@
-"""How figures are measured: on which networks, device and environment."""
+"""How figures are measured: networks, batch sizes, device and environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.contest import Contender
 
 Model = Mapping[str, Any]
 
-# A quarter of the width and half the depth (at least 4) are tuned, so that no multiplier is 1.
+# `with_base` adds the proxy's sizes, so that no multiplier is 1.
 NETWORKS: dict[str, dict[str, Any]] = {
     "ResMLP 256x8": {"name": "res_mlp", "width": 256, "depth": 8},
     "ResMLP 256x64": {"name": "res_mlp", "width": 256, "depth": 64},
@@ -21,7 +21,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "ResNet-18, width 16": {"name": "resnet", "width": 16, "depth": 8},
     "ViT 128x6": {"name": "vit", "width": 128, "depth": 6, "patch_size": 4},
 }
-# What a GPU needs to be busy.
+# Large enough to keep a GPU busy.
 GPU_NETWORKS: dict[str, dict[str, Any]] = {
     "ResMLP 1024x64": {"name": "res_mlp", "width": 1024, "depth": 64},
     "SimpleResNet 512x12": {"name": "simple_resnet", "width": 512, "depth": 12},
@@ -42,10 +42,10 @@ class Setting:
 
     Attributes:
       device: ``cpu`` or ``gpu``.
-      rounds: of each comparison.
+      rounds: rounds of each comparison.
       python: interpreter with PyTorch, mup and TensorFlow.
-      quick: sizes that show that everything runs, and nothing else.
-      images: a folder of images for the streaming figure; empty: they are made.
+      quick: tiny sizes, which only show that everything runs.
+      images: folder of images for the streaming figure; empty: generated images.
     """
 
     device: str = "cpu"
@@ -55,39 +55,39 @@ class Setting:
     images: str = ""
 
     def networks(self, *names: str) -> dict[str, dict[str, Any]]:
-        """Those names, with base sizes; on a GPU its own."""
+        """The named networks with base sizes; on a GPU, all of `GPU_NETWORKS`."""
         known = TINY if self.quick else NETWORKS if self.device == "cpu" else GPU_NETWORKS
         chosen = known if self.device == "gpu" and not self.quick else {name: known[name] for name in names}
         return {name: with_base(fields) for name, fields in chosen.items()}
 
     def batch(self, name: str) -> int:
-        """Examples in a step."""
+        """Batch size of a network."""
         return 8 if self.quick else CPU_BATCH.get(name, BATCH["cpu"]) if self.device == "cpu" else BATCH["gpu"]
 
     @property
     def env(self) -> dict[str, str]:
-        """Of JAX: the device that was asked for or none, one of it, and not all of its memory."""
+        """Environment of JAX: one device of the requested kind, without preallocated memory."""
         if self.device == "cpu":
             return {"JAX_PLATFORMS": "cpu"}
         return {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
     @property
     def seconds(self) -> float:
-        """Of one measurement of a step."""
+        """Duration of one measurement of a step."""
         return 0.01 if self.quick else 0.4
 
     def jax(self, name: str, function: str, process: str = "ours", **args: Any) -> Contender:
-        """A contender in JAX; ``process`` is shared unless it says otherwise."""
+        """A contender in JAX; by default all share one process."""
         return Contender(name, f"benchmarks.ours:{function}", args, process, env=self.env)
 
     def torch(self, name: str, function: str, **args: Any) -> Contender:
-        """A contender in PyTorch, in a process of its own."""
+        """A contender in PyTorch, in its own process."""
         on = {"device": "cpu", "precision": "highest"}
         if self.device == "gpu":
-            on = {"device": "cuda", "precision": "high"}  # JAX's default is TF32, too
+            on = {"device": "cuda", "precision": "high"}  # TF32, as is JAX's default
         return Contender(name, f"benchmarks.theirs:{function}", {**on, **args}, "", self.python, optional=True)
 
 
 def with_base(fields: Model) -> dict[str, Any]:
-    """The same with the sizes of the model that would be tuned."""
+    """``fields`` with the proxy's sizes: a quarter of the width, at least 8, and half of the depth, at least 4."""
     return {**fields, "base_width": max(8, fields["width"] // 4), "base_depth": max(4, fields["depth"] // 2)}

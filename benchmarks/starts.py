@@ -1,4 +1,4 @@
-"""Commands from their start: how long until the first step, or until a module is imported."""
+"""Contenders that start a process: time to the first step, time of an import."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def get_config():
 
 
 def first_step(fields: Sequence[str]) -> Callable[[], dict[str, float]]:
-    """``train.py`` until it prints the loss of a step: in a new work directory, then in the same once more.
+    """Time until ``train.py`` prints the loss of a step, in a new work directory and after a restart in the same one.
 
     Args:
-      fields: the model's name and flags.
+      fields: the model's name, then flags.
     """
 
     def start(directory: pathlib.Path) -> float:
@@ -40,7 +40,7 @@ def first_step(fields: Sequence[str]) -> Callable[[], dict[str, float]]:
         seconds = time.perf_counter() - started
         process.send_signal(signal.SIGTERM)
         process.communicate()
-        assert line, "it ended before its first step"
+        assert line, "train.py ended before its first step"
         return seconds
 
     def measure() -> dict[str, float]:
@@ -53,6 +53,6 @@ def first_step(fields: Sequence[str]) -> Callable[[], dict[str, float]]:
 
 
 def importing(modules: str) -> Callable[[], dict[str, float]]:
-    """A Python process that imports ``modules`` and ends."""
+    """Time of a Python process that imports ``modules``."""
     command = [sys.executable, "-c", f"import {modules}"]
     return lambda: {"seconds": timed(lambda: subprocess.run(command, cwd=ROOT, check=True))}

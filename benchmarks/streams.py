@@ -1,6 +1,6 @@
-"""Readers of the same image files on one core: random resized crops of a batch, as arrays of bytes.
+"""Readers of the same image files on one core: batches of random resized crops, as arrays of bytes.
 
-PyTorch's and TensorFlow's are what their tutorials show, without worker processes, which one core does not carry.
+Those of PyTorch and TensorFlow follow their tutorials, without worker processes, because there is one core.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ def data_loader(folder, size, batch, seconds):
 
 
 def tf_data(folder, size, batch, seconds):
-    """tf.data, which decodes the crop alone."""
+    """tf.data, which decodes only the crop."""
     import tensorflow as tf
 
     def crop(path):
@@ -84,7 +84,7 @@ def tf_data(folder, size, batch, seconds):
 
 
 def _images_per_batch(batches, batch, seconds):
-    """A contender that gives the seconds of an image."""
+    """A contender that returns the seconds per image."""
 
     def run(count):
         for _ in range(count):
@@ -92,17 +92,17 @@ def _images_per_batch(batches, batch, seconds):
 
     measure = repeated(run, seconds)
 
-    def after_what_was_read_ahead():  # while others were measured
+    def after_prefetched_batches():  # read ahead while others were measured
         until = time.perf_counter() + seconds / 2
         while time.perf_counter() < until:
             run(1)
         return {name: value / batch for name, value in measure().items()}
 
-    return after_what_was_read_ahead
+    return after_prefetched_batches
 
 
 def _random_box(width, height):
-    """A fraction 0.08 to 1 of the area, aspect ratio 3/4 to 4/3."""
+    """A box of 0.08 to 1 of the area, with an aspect ratio of 3/4 to 4/3."""
     while True:
         area, ratio = random.uniform(0.08, 1.0) * width * height, 2 ** random.uniform(-0.415, 0.415)
         w, h = (area * ratio) ** 0.5, (area / ratio) ** 0.5

@@ -1,6 +1,6 @@
 """The same networks in PyTorch, with the multipliers and learning rates of microsoft/mup and 1/sqrt(depth) branches.
 
-Imports nothing of JAX, so that the interpreter may be one that has PyTorch and mup alone.
+Does not import JAX: the interpreter needs only PyTorch and mup.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from benchmarks.timing import RATE, repeated, timed
 
 
 class ResMLP(nn.Module):
-    """As depthmup_flax.models.ResMLP's default."""
+    """The default `depthmup_flax.models.ResMLP`."""
 
     def __init__(self, width, depth, branch, inputs, classes=10):
         super().__init__()
@@ -33,7 +33,7 @@ class ResMLP(nn.Module):
 
 
 class SimpleResNet(nn.Module):
-    """As depthmup_flax.models.SimpleResNet's default; ``width`` counts channels at the end."""
+    """The default `depthmup_flax.models.SimpleResNet`; ``width`` is the number of channels at the end."""
 
     def __init__(self, width, depth, branch, side, classes=10):
         super().__init__()
@@ -59,7 +59,7 @@ class SimpleResNet(nn.Module):
 
 
 class ResNet(nn.Module):
-    """As depthmup_flax.models.ResNet's default, BatchNorm and the CIFAR stem: ResNet-18 at depth 8."""
+    """The default `depthmup_flax.models.ResNet`, with BatchNorm and the CIFAR stem: ResNet-18 at depth 8."""
 
     def __init__(self, width, depth, branch, side, classes=10):
         super().__init__()
@@ -97,7 +97,7 @@ class _TwoConvs(nn.Module):
 
 
 class ViT(nn.Module):
-    """As depthmup_flax.models.ViT's default: pre-LN, class token, learned positions, 4 heads."""
+    """The default `depthmup_flax.models.ViT`: pre-LN, class token, learned positions, 4 heads."""
 
     def __init__(self, width, depth, branch, side, patch_size, base_width, classes=10):
         super().__init__()
@@ -143,18 +143,15 @@ def _conv3x3(inputs, outputs, stride=1):
 
 
 def depth_ratio(name, depth, base_depth):
-    """Branches over the base's; SimpleResNet counts its three other convolutions, too."""
+    """Number of branches relative to the base; SimpleResNet counts its three other convolutions, too."""
     return (3 + depth) / (3 + base_depth) if name == "simple_resnet" else depth / base_depth
 
 
 def make_network(name, width, depth, base_width, base_depth, side, **fields):
-    """The network with mup's base shapes, which its optimizers read."""
+    """The network with mup's base shapes, which mup's optimizers read."""
     fields = {"depth": depth, "branch": 1 / math.sqrt(depth_ratio(name, depth, base_depth)), **fields}
-    if name == "res_mlp":
-        make, fields["inputs"] = ResMLP, 3 * side**2
-    else:
-        make = {"simple_resnet": SimpleResNet, "resnet": ResNet, "vit": ViT}[name]
-        fields["side"] = side
+    make = {"res_mlp": ResMLP, "simple_resnet": SimpleResNet, "resnet": ResNet, "vit": ViT}[name]
+    fields |= {"inputs": 3 * side**2} if name == "res_mlp" else {"side": side}
     if name == "vit":
         fields["base_width"] = base_width
     network, base, delta = (make(n, **fields) for n in (width, base_width, 2 * base_width))
@@ -166,7 +163,7 @@ def make_network(name, width, depth, base_width, base_depth, side, **fields):
 
 
 def make_optimizer(network, ratio, rate, fused):
-    """MuAdam; in branches the rate is divided by the square root of the depth ratio as well."""
+    """MuAdam; in branches the learning rate is also divided by the square root of the depth ratio."""
     hidden = [p for name, p in network.named_parameters() if name.startswith(("blocks", "segments"))]
     inside = {id(p) for p in hidden}
     others = [p for p in network.parameters() if id(p) not in inside]
@@ -175,9 +172,10 @@ def make_optimizer(network, ratio, rate, fused):
 
 
 def train_step(model, batch, side=32, device="cpu", mode="eager", seconds=0.4, precision="highest"):
-    """A training step on a batch that is on the device. Modes: eager, fused, channels_last, compile.
+    """A training step on a batch that is already on the device.
 
-    All but eager have the fused Adam; compile has channels_last too, where that was faster for convolutions.
+    Modes: eager; fused, with the fused Adam; channels_last, with fused; compile, with channels_last, which was faster
+    for convolutions.
     """
     torch.manual_seed(0)
     torch.set_float32_matmul_precision(precision)
@@ -202,9 +200,9 @@ def train_step(model, batch, side=32, device="cpu", mode="eager", seconds=0.4, p
 
 
 def curve(model, rates, seeds, steps, batch, side, examples, tests, measured, device="cpu", precision="highest"):
-    """The runs of a curve after one another: networks made, trained on batches from the device, evaluated.
+    """The runs of a curve one after another: make a network, train on batches from the device, evaluate.
 
-    ``measured`` of them are run, and count for all: what comes one after another takes as long each time.
+    Runs ``measured`` of them and scales the time to all, because runs one after another take the same time each.
     """
     torch.set_float32_matmul_precision(precision)
     images = torch.randn(examples, 3, side, side, device=device)

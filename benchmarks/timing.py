@@ -1,16 +1,18 @@
-"""The clock of all contenders, whatever they are written in."""
+"""Timing of all contenders. Imports neither JAX nor PyTorch."""
 
 import time
 
-# Of timed training steps. A network that has fitted its one batch has gradients that are subnormal numbers, with
-# which PyTorch is tens of times slower; training on data does not get there.
+# Learning rate of timed training steps. A network that has fitted its one batch has subnormal gradients, which slow
+# PyTorch down by more than ten times and do not occur in training on data.
 RATE = 1e-6
 
 
 def repeated(run, seconds=0.4):
-    """``run(count)`` takes ``count`` steps and waits for them -> a contender that gives the seconds of one step.
+    """A contender that returns the seconds of one step.
 
-    The number of steps fills ``seconds``; it is found in the first call.
+    Args:
+      run: ``run(count)`` takes ``count`` steps and waits for them.
+      seconds: duration of a measurement; the first call chooses the number of steps accordingly.
     """
     count = None
 
@@ -25,7 +27,7 @@ def repeated(run, seconds=0.4):
 
 
 def timed(function, *args):
-    """Seconds of a call."""
+    """Seconds that a call takes."""
     started = time.perf_counter()
     function(*args)
     return time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""The process of contenders: makes and runs what the lines of its input ask for, and answers in lines of JSON."""
+"""The process of contenders: makes and runs them on request. Requests and answers are lines of JSON."""
 
 import importlib
 import json
@@ -7,21 +7,21 @@ import sys
 
 
 def main() -> None:
-    """Until the input ends; `benchmarks.contest` has the other side. The argument: how many cores to use, 0 for all."""
+    """Serves `benchmarks.contest` until the input ends. The argument is the number of cores to use, 0 for all."""
     cores = int(sys.argv[1])
-    if cores:  # before anything counts them
+    if cores:  # before a library counts them
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-cores:])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what contenders print is no answer
-    made = []
+    os.dup2(2, 1)  # output of contenders must not mix with answers
+    contenders = []
     for line in sys.stdin:
         request = json.loads(line)
         if "make" in request:
             module, _, function = request["make"].partition(":")
-            made.append(getattr(importlib.import_module(module), function)(**request["args"]))
-            answer = len(made) - 1
+            contenders.append(getattr(importlib.import_module(module), function)(**request["args"]))
+            answer = len(contenders) - 1
         else:
-            answer = made[request["run"]]()
+            answer = contenders[request["run"]]()
         answers.write(json.dumps(answer) + "\n")
 
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Runs a Python program as a step of this Slurm job and decides, by its exit code, whether the job is queued again.
-# slurm.sbatch and slurm_array.sbatch call it; it is not for people.
+# Runs a Python program as a step of this Slurm job, and requeues the job depending on the exit code. Called by
+# slurm.sbatch and slurm_array.sbatch.
 #
 #   bash launch/slurm_run.sh train.py --config=... --workdir=...
 set -euo pipefail
 [ -n "${SLURM_JOB_ID:-}" ] || { echo "error: this is not a Slurm job: submit with sbatch launch/slurm.sbatch." >&2; exit 2; }
 max_restarts=${MAX_RESTARTS:-3}
-[[ $max_restarts =~ ^[0-9]+$ ]] || { echo "error: MAX_RESTARTS is '$max_restarts': use a whole number." >&2; exit 2; }
+[[ $max_restarts =~ ^[0-9]+$ ]] || { echo "error: MAX_RESTARTS is '$max_restarts': must be a whole number." >&2; exit 2; }
 
-# The last task of an array has the array's own number as its job id, which names all tasks.
+# The last task of an array has the array's number as its job id, which would name all tasks.
 job=$SLURM_JOB_ID
 [ -z "${SLURM_ARRAY_JOB_ID:-}" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 
@@ -21,27 +21,28 @@ requeue() {
   exit 0
 }
 
-# The crashes so far are the job's comment, which survives the queue; SLURM_RESTART_COUNT has preemptions as well.
+# The number of crashes is kept in the job's comment, which survives requeueing. SLURM_RESTART_COUNT counts preemptions
+# too.
 crashes() {
   local comment
   comment=$(squeue --noheader --jobs="$job" --format=%k)
   [[ $comment =~ crashes=([0-9]+) ]] && echo "${BASH_REMATCH[1]}" || echo 0
 }
 
-# JAX gives a Slurm task one GPU, that of its number on the node. A task that has the node to itself uses all.
+# By default JAX uses one GPU per Slurm task, that of the task's number on the node. A task alone on its node uses all.
 if [ "${SLURM_GPUS_ON_NODE:-0}" -gt 1 ] && [ "${SLURM_NTASKS:-1}" -eq "${SLURM_NNODES:-1}" ]; then
   JAX_LOCAL_DEVICE_IDS=$(seq -s, 0 $((SLURM_GPUS_ON_NODE - 1)))
   export JAX_LOCAL_DEVICE_IDS
 fi
 
-# A signal to this shell, and not to the step alone, is Slurm's: the job was cancelled, or Slurm itself queues it again.
-told_to_end=""
-trap 'told_to_end=1' TERM INT
+# A signal to this shell, not only to the step, means that Slurm cancels or requeues the job itself.
+ended_by_slurm=""
+trap 'ended_by_slurm=1' TERM INT
 srun --kill-on-bad-exit=1 bash launch/slurm_task.sh "${LAUNCH_PYTHON:-python}" "$@" &
 step=$!
 code=0
 wait "$step" || code=$?
-while kill -0 "$step" 2>/dev/null; do # a trap ended the wait, not the step
+while kill -0 "$step" 2>/dev/null; do # the trap interrupted the wait
   code=0
   wait "$step" || code=$?
 done
@@ -50,18 +51,18 @@ case $code in # see slurm_task.sh
   1[0-6][0-9] | 17[0-4]) code=$((code - 100)) ;;
 esac
 
-if [ "$code" -eq 0 ] || [ "$code" -eq 2 ] || [ -n "$told_to_end" ]; then
+if [ "$code" -eq 0 ] || [ "$code" -eq 2 ] || [ -n "$ended_by_slurm" ]; then
   exit "$code"
 fi
 if [ "$code" -eq 75 ]; then
-  say "preempted (exit code 75), queued again"
+  say "preempted (exit code 75): requeued"
   requeue
 fi
 count=$(($(crashes) + 1))
 if [ "$count" -gt "$max_restarts" ]; then
-  say "crashed with exit code $code; not tried again after $max_restarts restarts (MAX_RESTARTS)"
+  say "crashed with exit code $code: giving up after $max_restarts restarts (MAX_RESTARTS)"
   exit "$code"
 fi
-say "crashed with exit code $code; queued again, restart $count of $max_restarts"
+say "crashed with exit code $code: requeued, restart $count of $max_restarts"
 scontrol update "JobId=$job" "Comment=crashes=$count"
 requeue

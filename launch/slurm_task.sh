@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs one task of a Slurm step. srun's exit code is the highest of all tasks, so the most important is made the highest:
-# bad input 255, a crash with a code below 75 that code plus 100, preempted 75, ended 0. slurm_run.sh undoes it.
-# A program that SIGTERM ends before it is ready for it (143) is preempted, too.
+# Runs one task of a Slurm step. srun exits with the highest code of all tasks, so codes are mapped to their severity:
+# bad input to 255, a crash below 75 to its code plus 100, preempted is 75, completed 0. slurm_run.sh maps them back.
+# 143, a program that SIGTERM ended before its handler was installed, counts as preempted.
 #
 #   srun bash launch/slurm_task.sh python train.py --config=...
 set -euo pipefail
-trap : TERM # Slurm signals all processes of a task: the program decides, this waits for it
+trap : TERM # Slurm signals all processes of a task: the program handles it, this shell waits
 code=0
 "$@" || code=$?
 if [ "$code" -eq 2 ]; then

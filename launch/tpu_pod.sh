@@ -1,33 +1,36 @@
 #!/usr/bin/env bash
-# Trains on a Cloud TPU pod: requests it, copies this code there, runs it on all workers, shows the output of the first,
-# requests the pod again when it was preempted, and deletes it when the run has ended.
+# Trains on a Cloud TPU pod: requests the pod, copies this code to it, runs it on all workers, shows the output of
+# worker 0, requests a new pod after a preemption, and deletes the pod when the run has ended.
 #
 #   launch/tpu_pod.sh --name=vit --zone=us-west4-a --accelerator=v5litepod-256 --spot --setup="$(cat setup.sh)" -- \
 #     --config=configs/imagenet_vit.py --workdir=/mnt/runs/vit
 #
-# What follows -- goes to train.py, or with --sweep to python -m depthmup_flax.sweep. --workdir must be the same storage
-# on all workers, and outlive them: mount it in --setup.
+# Arguments after -- go to train.py, or with --sweep to python -m depthmup_flax.sweep. --workdir must be storage that
+# all workers share and that outlives them: mount it in --setup.
 #
-#   --name=NAME           of the queued resource and of the TPU
-#   --zone=ZONE           where
-#   --project=PROJECT     default: gcloud's
-#   --accelerator=TYPE    such as v5litepod-256
-#   --runtime=VERSION     of the TPU's software; default v2-alpha-tpuv5-lite, that of v5e
+#   --name=NAME           name of the queued resource and of the TPU
+#   --zone=ZONE           Google Cloud zone
+#   --project=PROJECT     Google Cloud project; default: gcloud's
+#   --accelerator=TYPE    for example v5litepod-256
+#   --runtime=VERSION     TPU software version; default v2-alpha-tpuv5-lite, for v5e
 #   --spot                cheaper, may be preempted at any time
-#   --setup=COMMAND       run on every new worker, in the copy of this code; default: Python 3.12 and this package in ~/venv
-#   --python=FILE         the interpreter there; default ~/venv/bin/python
-#   --program=FILE        a Python file there, run with the same flags
+#   --setup=COMMAND       run once on every new worker, in the copy of this code; default: installs Python 3.12 and this
+#                         package in ~/venv
+#   --python=FILE         interpreter on the workers; default ~/venv/bin/python
+#   --program=FILE        Python file on the workers to run instead, with the same flags
 #   --sweep               worker i of N trains part i of N of a sweep, on its own chips
-#   --max_restarts=R      so often is a crash tried again, on the same pod; default 3
-#   --requests=N          so often in a row may a request for a pod fail; default 20
-#   --poll=SECONDS        between looks at the pod's state; default 30
-#   --delete=WHEN         ended (default): when the run has ended, well or not; always: also when this script is
+#   --max_restarts=R      restarts after crashes, on the same pod; default 3
+#   --requests=N          give up after N failed requests for a pod in a row; default 20
+#   --poll=SECONDS        time between queries of the pod's state; default 30
+#   --delete=WHEN         ended (default): when the run has ended, successfully or not; always: also when this script is
 #                         interrupted, after a checkpoint; never
-#   --follow              the run has been started before: shows it again, and goes on from there
+#   --follow              attach to a run that was started before
 #
-# The program goes on if this script is interrupted, and so do the costs: it says what still exists. Exit code: 0 ended;
-# 2 bad input, which is never tried again; 75 interrupted; else the crash's.
+# Interrupting this script stops neither the program nor the costs: it prints what still exists. Exit codes: 0
+# completed; 2 bad input, never retried; 75 interrupted; otherwise that of the crash.
 set -euo pipefail
+# shellcheck source=/dev/null
+. "$(dirname "$0")/common.sh"
 
 name="" zone="" project="" accelerator="" runtime=v2-alpha-tpuv5-lite spot="" python="" program=train.py sweep=""
 max_restarts=3 requests=20 poll=30 delete=ended follow=""
@@ -35,26 +38,11 @@ max_restarts=3 requests=20 poll=30 delete=ended follow=""
 setup='python3 -m pip install -q uv && python3 -m uv venv -q --allow-existing --python 3.12 ~/venv &&
   python3 -m uv pip install -q --python ~/venv/bin/python ".[tpu]"'
 
-fail() {
-  echo "error: $1" >&2
-  exit 2
-}
-
-say() {
-  echo "launch: $1" >&2
-}
-
-whole() { # NAME VALUE SMALLEST
-  if ! [[ $2 =~ ^[0-9]{1,9}$ ]] || [ "$2" -lt "$3" ]; then
-    fail "$1=$2: use a whole number of at least $3."
-  fi
-}
-
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
   value=${1#*=}
   case $1 in
     --help | -h)
-      awk 'NR > 1 && !/^#/ {exit} NR > 1 {sub(/^# ?/, ""); print}' "$0"
+      show_help
       exit
       ;;
     --name=*) name=$value ;;
@@ -72,11 +60,11 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
     --poll=*) poll=$value ;;
     --delete=*) delete=$value ;;
     --follow) follow=1 ;;
-    *) fail "unknown option '$1': see --help; flags of the program come after --." ;;
+    *) fail "unknown option '$1': see --help. Flags of the program go after --." ;;
   esac
   shift
 done
-[ $# -gt 1 ] || fail "nothing to run: write -- and then the program's flags, such as -- --config=configs/imagenet_vit.py --workdir=/mnt/runs/vit."
+[ $# -gt 1 ] || fail "nothing to run: add -- and the program's flags. For example: -- --config=configs/imagenet_vit.py --workdir=/mnt/runs/vit."
 shift
 for option in name zone accelerator; do
   [ -n "${!option}" ] || fail "--$option is not set: see --help."
@@ -84,13 +72,10 @@ done
 whole --max_restarts "$max_restarts" 0
 whole --requests "$requests" 1
 whole --poll "$poll" 0
-case $delete in
-  ended | always | never) ;;
-  *) fail "--delete=$delete: use ended, always or never." ;;
-esac
-command -v gcloud >/dev/null || fail "gcloud is not installed: get the Google Cloud CLI."
+one_of --delete "$delete" ended always never
+command -v gcloud >/dev/null || fail "gcloud is not installed: install the Google Cloud CLI."
 cd "$(dirname "$0")/.."
-git rev-parse --is-inside-work-tree >/dev/null 2>&1 || fail "$PWD is not a git checkout: its files tell what to copy."
+git rev-parse --is-inside-work-tree >/dev/null 2>&1 || fail "$PWD is not a git checkout: only a checkout can be copied to the pod."
 
 where=("--zone=$zone" "--quiet")
 [ -z "$project" ] || where+=("--project=$project")
@@ -103,18 +88,17 @@ else
 fi
 command+=$(quoted "$@")
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/depthmup-launch.XXXXXX")
-code=0 # of the program
-child=""
+code=0 # exit code of the program
 
 on_interrupt() {
   trap '' INT TERM
   [ -z "$child" ] || kill -- "-$child" 2>/dev/null || true
   if [ "$delete" = always ] && pod_exists; then
-    say "interrupted: the run writes a checkpoint and ends"
+    say "interrupted: the run writes a checkpoint and stops"
     on_workers all "bash depthmup/launch/tpu_worker.sh stop" || true
     delete_pod
   elif pod_exists; then
-    say "interrupted, but $name in $zone exists, runs on, and costs. See it again: the same command with --follow. End it:"
+    say "interrupted: $name in $zone still runs and is billed. To attach again, add --follow to the command. To delete it:"
     say "  gcloud compute tpus queued-resources delete $name ${where[*]} --force"
   fi
   exit 75
@@ -122,37 +106,26 @@ on_interrupt() {
 trap on_interrupt INT TERM
 trap 'rm -rf "$scratch"' EXIT
 
-waiting() { # a command whose end this shell awaits without being deaf to signals; it ends with all that it has started
-  local status=0
-  set -m
-  "$@" </dev/null &
-  child=$!
-  set +m
-  wait "$child" || status=$?
-  child=""
-  return "$status"
-}
-
 on_workers() { # WORKERS COMMAND
   waiting gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" --worker="$1" --ssh-flag="-o ServerAliveInterval=30" \
     --command="$2"
 }
 
-state() { # NONE, PREEMPTED, or what the queued resource says: ACTIVE, WAITING_FOR_RESOURCES, FAILED, SUSPENDED, ...
-  local found
-  if ! found=$(gcloud compute tpus queued-resources describe "$name" "${where[@]}" --format="value(state.state)" 2>&1); then
-    case $found in
+state() { # NONE, PREEMPTED, or the state of the queued resource: ACTIVE, WAITING_FOR_RESOURCES, FAILED, SUSPENDED, ...
+  local current
+  if ! current=$(gcloud compute tpus queued-resources describe "$name" "${where[@]}" --format="value(state.state)" 2>&1); then
+    case $current in
       *NOT_FOUND* | *"not found"* | *"not exist"*) echo NONE ;;
-      *) echo "UNKNOWN ($(echo "$found" | tail -n 1))" ;;
+      *) echo "UNKNOWN ($(echo "$current" | tail -n 1))" ;;
     esac
     return
   fi
-  if [ "$found" = ACTIVE ]; then
+  if [ "$current" = ACTIVE ]; then
     case $(gcloud compute tpus tpu-vm describe "$name" "${where[@]}" --format="value(state)" 2>&1) in
-      PREEMPTED | TERMINATED | STOPPED | *NOT_FOUND*) found=PREEMPTED ;;
+      PREEMPTED | TERMINATED | STOPPED | *NOT_FOUND*) current=PREEMPTED ;;
     esac
   fi
-  echo "$found"
+  echo "$current"
 }
 
 pod_exists() {
@@ -162,12 +135,12 @@ pod_exists() {
 delete_pod() {
   say "deleting $name"
   if ! gcloud compute tpus queued-resources delete "$name" "${where[@]}" --force; then
-    say "$name in $zone could not be deleted: it may still exist, and cost"
+    say "$name in $zone could not be deleted: it may still be billed"
     return 1
   fi
 }
 
-request_pod() { # whether a request was accepted; a wrong one ends the script
+request_pod() { # fails if no pod is available; exits if the request is invalid
   local output options=()
   [ -z "$spot" ] || options+=(--spot)
   if output=$(gcloud compute tpus queued-resources create "$name" "${where[@]}" --node-id="$name" \
@@ -178,14 +151,14 @@ request_pod() { # whether a request was accepted; a wrong one ends the script
     *RESOURCE_EXHAUSTED* | *UNAVAILABLE* | *INTERNAL* | *"no more capacity"* | *ALREADY_EXISTS*) ;;
     *)
       echo "$output" >&2
-      fail "gcloud refused the request for $accelerator in $zone: see above."
+      fail "gcloud rejected the request for $accelerator in $zone: see above."
       ;;
   esac
   say "no pod: $(echo "$output" | tail -n 1)"
   return 1
 }
 
-get_pod() { # waits until the pod is there; sets $new if it was not before
+get_pod() { # waits for the pod; sets $new if it did not exist before
   local now="" last="" failed=0
   new=""
   while true; do
@@ -203,10 +176,10 @@ get_pod() { # waits until the pod is there; sets $new if it was not before
         delete_pod || failed=$((failed + 1))
         ;;
       UNKNOWN*) failed=$((failed + 1)) ;;
-      *) new=1 ;; # in the queue, or on its way out
+      *) new=1 ;; # in the queue, or being deleted
     esac
     if [ "$failed" -ge "$requests" ]; then
-      say "no pod after $failed failures (--requests)"
+      say "no pod after $failed failed requests (--requests)"
       code=1
       finish
     fi
@@ -225,9 +198,9 @@ $setup
 }"
 }
 
-follow_program() { # shows output until the program ends; sets $code. Fails if the workers cannot be reached.
+follow_program() { # shows output until the program ends; sets $code. Fails if the workers are unreachable.
   local number lines=+1 seconds=60
-  [ -z "$sweep" ] || seconds="" # the parts of a sweep end when they end, the workers of a run together
+  [ -z "$sweep" ] || seconds="" # parts of a sweep end independently, the workers of a run together
   [ -z "$follow" ] || lines=20
   follow=""
   on_workers 0 "bash depthmup/launch/tpu_worker.sh follow $lines" || return 1
@@ -243,7 +216,7 @@ follow_program() { # shows output until the program ends; sets $code. Fails if t
   done < <(sed -n 's/.*code=\([0-9][0-9]*\).*/\1/p' "$scratch/codes")
 }
 
-run_once() { # on a pod that is there. Fails if the workers cannot be reached, or --setup fails.
+run_once() { # on an existing pod. Fails if the workers are unreachable or --setup fails.
   if [ -n "$new" ] || { [ -z "$prepared" ] && [ -z "$follow" ]; }; then
     prepared="" follow=""
     prepare_workers || return 1
@@ -255,10 +228,10 @@ run_once() { # on a pod that is there. Fails if the workers cannot be reached, o
   follow_program
 }
 
-finish() { # with $code
+finish() { # exits with $code
   trap - INT TERM
   if [ "$delete" = never ]; then
-    say "$name in $zone still exists, and costs (--delete=never)"
+    say "$name in $zone still exists and is billed (--delete=never)"
   elif pod_exists; then
     delete_pod || [ "$code" -ne 0 ] || code=1
   fi
@@ -269,11 +242,11 @@ crashes=0 unreachable=0 prepared=""
 while true; do
   get_pod
   if ! run_once; then
-    # Preempted, most likely, and the state says so soon; else it is the network, or --setup that fails.
+    # Most likely a preemption, which the state will show. Otherwise the network or --setup fails.
     [ "$(state)" = ACTIVE ] || continue
     unreachable=$((unreachable + 1))
     if [ "$unreachable" -gt "$max_restarts" ]; then
-      say "the workers cannot be reached or prepared, see above; not tried again (--max_restarts)"
+      say "the workers cannot be reached or set up, see above: giving up after $max_restarts retries (--max_restarts)"
       code=1
       finish
     fi
@@ -283,14 +256,14 @@ while true; do
   unreachable=0
   case $code in
     0 | 2) finish ;;
-    75) say "preempted (exit code 75), running again" ;;
+    75) say "preempted (exit code 75): restarting" ;;
     *)
       if [ "$crashes" -ge "$max_restarts" ]; then
-        say "crashed with exit code $code; not tried again after $max_restarts restarts (--max_restarts)"
+        say "crashed with exit code $code: giving up after $max_restarts restarts (--max_restarts)"
         finish
       fi
       crashes=$((crashes + 1))
-      say "crashed with exit code $code; restart $crashes of $max_restarts"
+      say "crashed with exit code $code: restart $crashes of $max_restarts"
       ;;
   esac
 done

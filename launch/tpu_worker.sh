@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# The part of tpu_pod.sh that runs on every worker: a program that outlives the connection that started it.
+# The part of tpu_pod.sh that runs on every worker: keeps a program running when the connection ends.
 #
-#   tpu_worker.sh start [--sweep] PROGRAM...   ends what runs here, and starts the program in the background
-#   tpu_worker.sh follow                       shows its output until it ends
-#   tpu_worker.sh code [SECONDS]               waits for its end, ends it after so long, and prints code=ITS EXIT CODE
-#   tpu_worker.sh stop                         asks it to write a checkpoint and end, and waits for that
+#   tpu_worker.sh start [--sweep] PROGRAM...   stops a running program, and starts this one in the background
+#   tpu_worker.sh follow [LINE]                shows its output until it ends
+#   tpu_worker.sh code [SECONDS]               waits for its end, kills it after SECONDS, and prints code=EXIT_CODE
+#   tpu_worker.sh stop                         sends SIGTERM and waits for the checkpoint
 #
-# --sweep gives the program --shard=I/N, worker I of N, and the chips of this worker alone. Files are in ~/depthmup-run.
+# With --sweep the program gets --shard=I/N, for worker I of N, and only this worker's chips. Files are in
+# ~/depthmup-run.
 set -euo pipefail
 directory=$HOME/depthmup-run
 metadata="http://metadata.google.internal/computeMetadata/v1/instance/attributes"
 
-alive() { # the program, or whoever is to note its exit code
+alive() { # whether the keeper runs, which outlives the program and records its exit code
   [ -f "$directory/keeper" ] && kill -0 "$(cat "$directory/keeper")" 2>/dev/null
 }
 
@@ -24,15 +25,15 @@ await_end() { # [SECONDS]
 stop() {
   alive || return 0
   kill -TERM "$(cat "$directory/pid")" 2>/dev/null || true
-  await_end "${TPU_STOP_SECONDS:-120}" || end_now
+  await_end "${TPU_STOP_SECONDS:-120}" || kill_now
 }
 
-end_now() {
+kill_now() {
   kill -KILL "$(cat "$directory/pid")" 2>/dev/null || true
   await_end 10 || true
 }
 
-alone() { # what confines libtpu to this worker of a pod: a process that waits for no other
+confine_libtpu() { # to the chips of this worker, so that it does not wait for other workers
   local chips bounds
   chips=$(find /dev/ -maxdepth 1 -name 'accel*' | wc -l)
   [ "$chips" -gt 0 ] || [ ! -d /dev/vfio ] || chips=$(find /dev/vfio/ -name '[0-9]*' | wc -l)
@@ -56,7 +57,7 @@ case ${1:-} in
     arguments=()
     if [ "${1:-}" = --sweep ]; then
       shift
-      alone
+      confine_libtpu
       arguments=("--shard=$(attribute agent-worker-number)/$(attribute worker-network-endpoints | tr , '\n' | grep -c .)")
     fi
     mkdir -p "$directory"
@@ -66,7 +67,7 @@ case ${1:-} in
     echo $! >"$directory/keeper"
     while alive && [ ! -s "$directory/pid" ]; do sleep 0.1; done
     ;;
-  keep) # PROGRAM...: runs it and notes its exit code
+  keep) # PROGRAM...: runs it and records its exit code
     shift
     "$@" &
     echo $! >"$directory/pid"
@@ -78,15 +79,15 @@ case ${1:-} in
     tail --lines="${2:-+1}" --follow=name --sleep-interval=0.2 --pid="$(cat "$directory/keeper")" "$directory/log"
     ;;
   code)
-    await_end "${2:-}" || end_now
-    # None is written if the machine went down with the program: preempted.
+    await_end "${2:-}" || kill_now
+    # A preempted machine records no code.
     echo "code=$(cat "$directory/code" 2>/dev/null || echo 75)"
     ;;
   stop)
     stop
     ;;
   *)
-    echo "error: tpu_worker.sh ${1:-}: tpu_pod.sh calls it with start, follow, code or stop." >&2
+    echo "error: tpu_worker.sh ${1:-}: must be start, follow, code or stop. It is called by tpu_pod.sh." >&2
     exit 2
     ;;
 esac

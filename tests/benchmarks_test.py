@@ -1,4 +1,4 @@
-"""What benchmarks/ relies on: counted operations, fair turns, equal networks, and a table that is what was measured."""
+"""benchmarks/: operation counts, fair turns, equal networks, and tables that match the results."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def test_flops_of_a_scanned_network_are_those_of_the_unrolled_one():
 
 @pytest.mark.parametrize("depth", [3, 6])
 def test_flops_of_a_residual_mlp_are_six_per_weight_and_example_but_for_the_inputs_gradient(depth):
-    found = train_step({"name": "res_mlp", "width": 32, "depth": depth}, batch=4, side=8, seconds=0.0)()
+    facts = train_step({"name": "res_mlp", "width": 32, "depth": depth}, batch=4, side=8, seconds=0.0)()
     weights = {"stem": 3 * 8 * 8 * 32, "blocks": depth * 32 * 32, "readout": 32 * 10}
-    assert found["parameters"] == sum(weights.values())
-    assert found["flops"] == 4 * (4 * weights["stem"] + 6 * (weights["blocks"] + weights["readout"]))
+    assert facts["parameters"] == sum(weights.values())
+    assert facts["flops"] == 4 * (4 * weights["stem"] + 6 * (weights["blocks"] + weights["readout"]))
 
 
 CONTENDERS = """
@@ -74,20 +74,20 @@ def contenders(tmp_path, monkeypatch):
     return tmp_path / "log"
 
 
-def test_contenders_take_turns_in_their_own_processes_after_a_first_one_that_does_not_count(contenders):
-    made = [
+def test_contenders_take_turns_in_their_processes_after_a_warm_up(contenders):
+    runners = [
         Contender(name, "made_up:steady", {"name": name, "log": str(contenders), "seconds": seconds}, process)
         for name, seconds, process in (("a", 0.01, "one"), ("b", 0.02, "one"), ("c", 0.04, ""))
     ]
-    found = measure(made, rounds=3)
-    said = [line.split() for line in contenders.read_text().splitlines()]
-    assert [name for name, _ in said] == [*"abc", *"abc", *"cba", *"abc"]
-    process = dict(said)
+    measurements = measure(runners, rounds=3)
+    log = [line.split() for line in contenders.read_text().splitlines()]
+    assert [name for name, _ in log] == [*"abc", *"abc", *"cba", *"abc"]
+    process = dict(log)
     assert process["a"] == process["b"] != process["c"]
-    assert ratio(found, "c", "a") == {"median": 4.0, "low": 4.0, "high": 4.0, "n": 3}
+    assert ratio(measurements, "c", "a") == {"median": 4.0, "low": 4.0, "high": 4.0, "n": 3}
 
 
-def test_a_contender_that_cannot_run_says_why(contenders):
+def test_a_contender_that_cannot_run_gives_the_reason(contenders):
     with pytest.raises(Unavailable, match="ValueError: there is no such device"):
         measure([Contender("broken", "made_up:broken")], 1)
     with pytest.raises(Unavailable, match="no/such/python"):
@@ -115,7 +115,7 @@ def test_the_plain_networks_have_the_parameters_and_operations_of_ours(ours, nam
         return sum(a.size for a in jax.tree.leaves(variables)), flops
 
     theirs, mine = facts(plain.NETWORKS[name](**fields)), facts(ours)
-    # Flax's attention and ours count the same; its patches are a convolution, which is the same product.
+    # Flax computes the patches by a convolution, which counts as the same product.
     assert theirs == mine
 
 
@@ -146,17 +146,20 @@ def test_a_bound_is_met_by_the_median_and_from_the_right_side():
     assert Row("f", "c", "a", value).met is None
 
 
-def test_a_figure_is_measured_written_and_shown_and_the_others_are_kept(tmp_path):
+def test_a_measured_figure_is_written_and_shown_and_other_figures_stay(tmp_path):
     out = tmp_path / "results.json"
-    kept = {"rows": [], "rounds": 1, "took_s": 0}
-    out.write_text(json.dumps({"figures": {"curve": kept}}))
+    other = {"rows": [], "rounds": 1, "took_s": 0}
+    out.write_text(json.dumps({"figures": {"curve": other}}))
     result = run(Setting(rounds=1, quick=True), ["importing"], out)
     assert result == json.loads(out.read_text())
-    assert result["figures"]["curve"] == kept
+    assert result["figures"]["curve"] == other
     (row,) = result["figures"]["importing"]["rows"]
-    # A process that imports the package imports its foundations.
-    assert 0.5 < row["value"]["median"] < 5 < len(table(result).splitlines()[2].split("|"))
+    # Importing the package imports jax, flax and optax. One round, with other tests on the machine: wide bounds.
+    assert row["value"]["n"] == 1
+    assert 0.5 < row["value"]["median"] < 2.5
     assert row["met"] is (row["value"]["median"] <= 1.1)
+    header, _, line = table(result).splitlines()
+    assert line.count("|") == header.count("|") == 7
 
 
 def test_the_pages_show_the_results_in_the_repository(tmp_path, monkeypatch):

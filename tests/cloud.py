@@ -1,4 +1,4 @@
-"""False programs of a cloud, which record what they are asked and fail to order."""
+"""Fake cloud programs: they record their arguments, and fail as told."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LAUNCH = pathlib.Path(__file__).parents[1] / "launch"
 
 
 class Cloud:
-    """A directory with false programs, what they record, and what they are to do."""
+    """A directory with fake programs, their recorded calls and their instructions."""
 
     def __init__(self, directory: pathlib.Path, **programs: str) -> None:
         self.directory = directory
@@ -26,11 +26,11 @@ class Cloud:
         self.bin.mkdir()
         for name, code in programs.items():
             path = self.bin / name
-            path.write_text(f"#!{sys.executable} -IS\n{code}")  # quick to start
+            path.write_text(f"#!{sys.executable} -IS\n{code}")  # starts fast
             path.chmod(0o755)
 
     def tell(self, **files) -> None:
-        """Writes the orders: a dictionary as JSON, a list as lines."""
+        """Writes instructions: a dictionary as JSON, a list as lines."""
         for name, content in files.items():
             text = json.dumps(content) if isinstance(content, dict) else "\n".join(content)
             (self.directory / name).write_text(text)
@@ -53,11 +53,11 @@ class Cloud:
 
     def calls(self, verb: str) -> list[list[str]]:
         path = self.directory / "calls"
-        found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [call for call in found if verb in call]
+        recorded = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [call for call in recorded if verb in call]
 
     def until(self, condition) -> None:
         end = time.monotonic() + 30
         while not condition():
             assert time.monotonic() < end
-            time.sleep(0.1)
+            time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Shared by the tests."""
+"""Compiler flags, the compilation cache and fixtures that all tests share."""
 
 from __future__ import annotations
 
@@ -9,28 +9,21 @@ import shutil
 import signal
 import tempfile
 
-# Before JAX starts: the suite compiles much and computes little. Tests of speed ask for the default, 3.
-# Of jaxlib 0.10, fusion emitters are a third of the compilation; later ones have no such flag.
+import pytest
+
+# JAX reads these variables when it is imported; workers and programs under test inherit them. Most tests compile for
+# longer than they compute: they compile without optimizations, `optimized` ones at level 1 instead of the default 3. In
+# jaxlib 0.10, fusion emitters take a third of the compilation; later versions have no such flag.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["XLA_FLAGS"] = " ".join(
     [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=1"]
     + ["--xla_cpu_use_fusion_emitters=false"] * importlib.metadata.version("jaxlib").startswith("0.10.")
 ).strip()
-
-import jax
-import pytest
-
-# What one test compiled, the next (and the programs that tests start) need not compile again.
-_CACHE = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
-if not _CACHE:
-    _CACHE = tempfile.mkdtemp(prefix="compiled-")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE = tempfile.mkdtemp(prefix="depthmup-compiled-")
     atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
-for _name, _value in (
-    ("jax_compilation_cache_dir", _CACHE),
-    ("jax_persistent_cache_min_compile_time_secs", 0),
-    ("jax_persistent_cache_min_entry_size_bytes", -1),
-):
-    os.environ[_name.upper()] = str(_value)
-    jax.config.update(_name, _value)
 
 # A shell ignores Ctrl-C in what it starts in the background, and the launchers under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -40,48 +33,28 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture
 def float64():
     """Double precision, for comparisons of two forms of the same network."""
+    import jax
+
     with jax.enable_x64(True):
         yield
 
 
+@pytest.fixture(scope="module")
+def optimized():
+    """Programs of the module are optimized: for tests that compute for longer than they compile."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 @pytest.fixture
 def compiled_in_haste():
-    """For programs that compile for longer than they run."""
+    """One test of an `optimized` module without optimizations."""
+    import jax
+
+    before = jax.config.jax_disable_most_optimizations
     jax.config.update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-# Files that take longest, first: a worker that begins one of them last would keep the others waiting.
-_LONGEST = [
-    "coord_check",
-    "fault",
-    "sweep_figures",
-    "sweep",
-    "models",
-    "distributed",
-    "growth",
-    "theory_training",
-    "trainer",
-    "theory",
-    "foreign",
-    "sharding",
-    "limits_theory",
-    "limits_phases",
-    "text",
-    "limits_run",
-    "slurm",
-    "optim",
-    "launch_tpu",
-    "launch_gke",
-    "cli",
-    "models_optimized",
-    "launch",
-    "input",
-]
-
-
-def pytest_collection_modifyitems(items):
-    """The order of `_LONGEST`; within a file it stays."""
-    places = {f"{name}_test.py": place for place, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+    jax.config.update("jax_disable_most_optimizations", before)

@@ -1,7 +1,8 @@
-"""Runs in processes that can be killed; they are forked from one that has imported everything, and so start soon."""
+"""Runs and commands in processes that start fast: they are forked from one that has imported the package."""
 
 import contextlib
 import functools
+import importlib.util
 import multiprocessing
 import os
 import pathlib
@@ -14,16 +15,25 @@ import traceback
 
 from depthmup_flax import errors
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [f"depthmup_flax.{name}" for name in ("coord_check", "limits.run", "report.make", "sweep.proxy", "trainer")]
-    + ["processes", "sklearn.datasets", "sklearn.model_selection"]
+# The fork server skips a module that it cannot import, silently: the assertion below does not.
+_PRELOADED = (
+    "depthmup_flax.coord_check.from_config",
+    "depthmup_flax.limits.run",
+    "depthmup_flax.report.make_report",
+    "depthmup_flax.sweep.runner",
+    "depthmup_flax.training.loop",
+    "depthmup_flax.tune.proxy",
+    "sklearn.datasets",
+    "sklearn.model_selection",
 )
+assert all(importlib.util.find_spec(name) for name in _PRELOADED)
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["processes", *_PRELOADED])
 ROOT = pathlib.Path(__file__).parents[1]
 
 
 class Process:
-    """``function(*args)`` in another process; ``log`` has what it prints, ``wait`` its exit code."""
+    """``function(*args)`` in another process, whose output goes to ``log``."""
 
     def __init__(self, log: pathlib.Path, function, *args, **kwargs):
         self.log = log
@@ -36,6 +46,7 @@ class Process:
             os.kill(self.pid, signal_number)
 
     def wait(self, timeout_s=120.0):
+        """The exit code, once it has ended."""
         self._process.join(timeout_s)
         if self._process.exitcode is None:
             self._process.kill()
@@ -49,7 +60,7 @@ class Process:
         return self.log.read_text() if self.log.exists() else ""
 
     def wait_for(self, *texts, timeout_s=60.0):
-        """Until it has printed one of ``texts``, or has ended."""
+        """Waits until it has printed one of ``texts`` or has ended."""
         until = time.monotonic() + timeout_s
         while self.running() and not any(text in self.text() for text in texts):
             if time.monotonic() > until:
@@ -58,7 +69,7 @@ class Process:
 
 
 def run_command(*command, cwd=ROOT):
-    """What ``python *command`` prints in ``cwd``, and its exit code: ``-m module ...`` or ``script ...``."""
+    """Runs ``python *command`` in ``cwd``, where command is ``-m module ...`` or ``script ...``."""
     with tempfile.TemporaryDirectory() as directory:
         out, error = (pathlib.Path(directory, name) for name in ("out", "error"))
         process = _CONTEXT.Process(target=_run_command, args=([str(word) for word in command], cwd, out, error))
@@ -68,11 +79,10 @@ def run_command(*command, cwd=ROOT):
 
 
 def on_devices(count, function, *args, **kwargs):
-    """``function(*args)`` on so many devices of the host, compiled in haste."""
+    """``function(*args)`` on ``count`` devices of the host."""
     import jax
 
     jax.config.update("jax_num_cpu_devices", count)
-    jax.config.update("jax_disable_most_optimizations", True)
     return function(*args, **kwargs)
 
 
@@ -83,10 +93,10 @@ def train(config, workdir):
 
 
 def train_with_slow_evaluation(config, workdir):
-    """Says so when it begins to evaluate, and takes a second for every batch."""
-    import depthmup_flax.training.loop as trainer
+    """Trains; prints "evaluating" at each evaluation, which takes a second per batch."""
+    from depthmup_flax.training import loop
 
-    batches = trainer.held_out_batches
+    batches = loop.held_out_batches
 
     def slow(*args, **kwargs):
         print("evaluating")
@@ -95,7 +105,7 @@ def train_with_slow_evaluation(config, workdir):
             yield batch
 
     config.train.eval_batch_size = 4
-    trainer.held_out_batches = slow
+    loop.held_out_batches = slow
     return train(config, workdir)
 
 

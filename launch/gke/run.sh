@@ -1,61 +1,48 @@
 #!/usr/bin/env bash
-# Trains on TPUs of a GKE cluster: fills in a manifest, applies it, shows the output of the first worker, and deletes it
-# when the run has ended.
+# Trains on TPUs of a GKE cluster: fills in a manifest, creates it, shows the output of worker 0, and deletes it when
+# the run has ended.
 #
 #   launch/gke/run.sh --name=vit --image=IMAGE --accelerator=tpu-v5-lite-podslice --topology=16x16 --claim=runs -- \
 #     --config=configs/imagenet_vit.py --workdir=/runs/vit
 #   launch/gke/run.sh --name=sweep --sweep=64 --image=IMAGE --accelerator=tpu-v5-lite-podslice --topology=2x2 \
 #     --claim=runs -- --config=configs/sweeps/vit.py --workdir=/runs/sweep
 #
-# What follows -- goes to train.py (jobset.yaml: a pod on every host of a slice), or with --sweep to python -m
-# depthmup_flax.sweep (sweep.yaml: parts that know nothing of each other). It needs kubectl with access to the cluster,
-# and for a run JobSet there (https://jobset.sigs.k8s.io). Dockerfile makes the image.
+# Arguments after -- go to train.py (jobset.yaml: a pod on every host of a slice), or with --sweep to python -m
+# depthmup_flax.sweep (sweep.yaml: independent parts). Requires kubectl with access to the cluster and, for a run,
+# JobSet in the cluster (https://jobset.sigs.k8s.io). Dockerfile builds the image.
 #
-#   --name=NAME            of the JobSet or Job
-#   --image=IMAGE          with this code at its working directory
+#   --name=NAME            name of the JobSet or Job
+#   --image=IMAGE          container image with this code in its working directory
 #   --accelerator=TYPE     of the nodes: tpu-v5-lite-podslice, tpu-v5p-slice, tpu-v6e-slice, ...
-#   --topology=AxB         of the slice; its chips by --chips are the hosts
-#   --chips=C              of a host; default 4
-#   --claim=NAME           a persistent volume claim, mounted at /runs, that all pods can write (ReadWriteMany)
-#   --spot                 nodes that are cheaper and may be preempted at any time
-#   --sweep=N              N parts of a sweep, each on a host of its own; the topology is one host's
-#   --max_restarts=R       so often is a crash tried again (in a sweep, each part's); default 3
-#   --grace=SECONDS        from SIGTERM to SIGKILL, for the checkpoint; default 120
-#   --namespace=NAME       default: kubectl's
-#   --poll=SECONDS         between looks; default 10
-#   --delete=WHEN          ended (default): when the run has ended, well or not; always: also when this script is
+#   --topology=AxB         chips of the slice along each side; chips / --chips is the number of hosts
+#   --chips=C              chips per host; default 4
+#   --claim=NAME           persistent volume claim, mounted at /runs, that all pods can write to (ReadWriteMany)
+#   --spot                 cheaper nodes that may be preempted at any time
+#   --sweep=N              N parts of a sweep, each on one host; --topology is that of one host
+#   --max_restarts=R       restarts after crashes, of the run or of each part; default 3
+#   --grace=SECONDS        time from SIGTERM to SIGKILL, for the checkpoint; default 120
+#   --namespace=NAME       Kubernetes namespace; default: kubectl's
+#   --poll=SECONDS         time between queries of the state; default 10
+#   --delete=WHEN          ended (default): when the run has ended, successfully or not; always: also when this script is
 #                          interrupted, after a checkpoint; never
-#   --follow               the run has been started before: shows it again
-#   --dry_run              prints the manifest
+#   --follow               attach to a run that was started before
+#   --dry_run              print the manifest and exit
 #
-# The run goes on if this script is interrupted, and so do the costs: it says what still exists. Exit code: 0 ended;
-# 2 bad input, which is never tried again; 75 interrupted; else the crash's.
+# Interrupting this script stops neither the run nor the costs: it prints what still exists. Exit codes: 0 completed;
+# 2 bad input, never retried; 75 interrupted; otherwise that of the crash.
 set -euo pipefail
+# shellcheck source=/dev/null
+. "$(dirname "$0")/../common.sh"
 
 name="" image="" accelerator="" topology="" chips=4 claim="" spot="" sweep="" max_restarts=3 grace=120 poll=10
 delete=ended follow="" dry_run=""
 kubectl=(kubectl)
 
-fail() {
-  echo "error: $1" >&2
-  exit 2
-}
-
-say() {
-  echo "launch: $1" >&2
-}
-
-whole() { # NAME VALUE SMALLEST
-  if ! [[ $2 =~ ^[0-9]{1,9}$ ]] || [ "$2" -lt "$3" ]; then
-    fail "$1=$2: use a whole number of at least $3."
-  fi
-}
-
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
   value=${1#*=}
   case $1 in
     --help | -h)
-      awk 'NR > 1 && !/^#/ {exit} NR > 1 {sub(/^# ?/, ""); print}' "$0"
+      show_help
       exit
       ;;
     --name=*) name=$value ;;
@@ -73,39 +60,36 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
     --delete=*) delete=$value ;;
     --follow) follow=1 ;;
     --dry_run) dry_run=1 ;;
-    *) fail "unknown option '$1': see --help; flags of the program come after --." ;;
+    *) fail "unknown option '$1': see --help. Flags of the program go after --." ;;
   esac
   shift
 done
-[ $# -gt 1 ] || fail "nothing to run: write -- and then the program's flags, such as -- --config=configs/imagenet_vit.py --workdir=/runs/vit."
+[ $# -gt 1 ] || fail "nothing to run: add -- and the program's flags. For example: -- --config=configs/imagenet_vit.py --workdir=/runs/vit."
 shift
 for option in name image accelerator topology claim; do
   [ -n "${!option}" ] || fail "--$option is not set: see --help."
 done
-# A label of Kubernetes, short enough for the names of pods: NAME-workers-0-63-abcde.
+# A Kubernetes label, short enough for pod names: NAME-workers-0-63-abcde.
 [[ $name =~ ^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$ ]] ||
-  fail "--name=$name: use at most 40 small letters, digits and -, beginning with a letter."
-[[ $topology =~ ^[1-9][0-9]*(x[1-9][0-9]*){1,2}$ ]] || fail "--topology=$topology: use chips along each side, such as 4x4."
+  fail "--name=$name: must be at most 40 lower-case letters, digits and -, starting with a letter."
+[[ $topology =~ ^[1-9][0-9]*(x[1-9][0-9]*){1,2}$ ]] || fail "--topology=$topology: must be the chips along each side. For example: --topology=4x4."
 whole --chips "$chips" 1
 whole --max_restarts "$max_restarts" 0
 whole --grace "$grace" 0
 whole --poll "$poll" 0
-case $delete in
-  ended | always | never) ;;
-  *) fail "--delete=$delete: use ended, always or never." ;;
-esac
+one_of --delete "$delete" ended always never
 size=$((${topology//x/*}))
-[ $((size % chips)) -eq 0 ] || fail "--chips=$chips does not divide the $size chips of --topology=$topology."
+[ $((size % chips)) -eq 0 ] || fail "--chips=$chips: must divide the $size chips of --topology=$topology."
 hosts=$((size / chips))
 kind=jobset program=(python train.py)
 if [ -n "$sweep" ]; then
   whole --sweep "$sweep" 1
-  [ "$hosts" -eq 1 ] || fail "--topology=$topology is $hosts hosts of $chips chips: a part of a sweep has one, such as --topology=2x2."
-  # shellcheck disable=SC2016 # the pod's shell is to replace it
+  [ "$hosts" -eq 1 ] || fail "--topology=$topology is $hosts hosts of $chips chips: a part of a sweep uses one host. For example: --topology=2x2."
+  # shellcheck disable=SC2016 # the pod's shell expands it
   kind=job program=(bash -c 'exec python -m depthmup_flax.sweep --shard="$JOB_COMPLETION_INDEX/'"$sweep"'" "$@"' sweep)
 fi
 
-quoted() { # a JSON string, which YAML understands
+quoted() { # TEXT: as a JSON string, which is valid YAML
   local text=$1
   text=${text//\\/\\\\}
   text=${text//\"/\\\"}
@@ -114,12 +98,12 @@ quoted() { # a JSON string, which YAML understands
   echo "\"$text\""
 }
 
-list() { # of arguments; Kubernetes would replace $(NAME) in them
-  local text found="" open="\$("
+list() { # ARGUMENT...: as a YAML list; $(NAME) is escaped, because Kubernetes expands it
+  local text items="" open="\$("
   for text in "$@"; do
-    found+=", $(quoted "${text//"$open"/"\$$open"}")"
+    items+=", $(quoted "${text//"$open"/"\$$open"}")"
   done
-  echo "[${found#, }]"
+  echo "[${items#, }]"
 }
 
 manifest() {
@@ -138,37 +122,25 @@ if [ -n "$dry_run" ]; then
   manifest "$@"
   exit
 fi
-command -v kubectl >/dev/null || fail "kubectl is not installed."
+command -v kubectl >/dev/null || fail "kubectl is not installed: install it and give it access to the cluster."
 
-child=""
 on_interrupt() {
   trap '' INT TERM
   [ -z "$child" ] || kill -- "-$child" 2>/dev/null || true
   if [ "$delete" = always ]; then
-    say "interrupted: the run writes a checkpoint and ends"
+    say "interrupted: the run writes a checkpoint and stops"
     delete_run || true
   else
-    say "interrupted, but $kind $name exists, runs on, and costs. See it again: the same command with --follow. End it:"
+    say "interrupted: $kind $name still runs and is billed. To attach again, add --follow to the command. To delete it:"
     say "  ${kubectl[*]} delete $kind $name"
   fi
   exit 75
 }
 
-waiting() { # a command whose end this shell awaits without being deaf to signals; it ends with all that it has started
-  local status=0
-  set -m
-  "$@" </dev/null &
-  child=$!
-  set +m
-  wait "$child" || status=$?
-  child=""
-  return "$status"
-}
-
 delete_run() { # pods get SIGTERM, and --grace seconds
   say "deleting $kind $name"
   if ! "${kubectl[@]}" delete "$kind" "$name" --cascade=foreground --timeout=$((grace + 60))s; then
-    say "$kind $name could not be deleted: it may still exist, and cost"
+    say "$kind $name could not be deleted: it may still be billed"
     return 1
   fi
 }
@@ -180,12 +152,12 @@ first_pod() { # the running pod of worker 0, or nothing
     --field-selector=status.phase=Running --output=name | tail -n 1
 }
 
-conditions() { # TYPE=REASON of those that hold
+conditions() { # TYPE=REASON of each condition that holds
   "${kubectl[@]}" get "$kind" "$name" \
     --output='jsonpath={range .status.conditions[?(@.status=="True")]}{.type}={.reason} {end}'
 }
 
-crash_code() { # of a pod that crashed, as far as one is left
+crash_code() { # exit code of a crashed pod; 1 if none is left
   local label=job-name=$name codes code
   [ "$kind" = job ] || label=jobset.sigs.k8s.io/jobset-name=$name
   codes=$("${kubectl[@]}" get pods --selector="$label" \
@@ -206,7 +178,7 @@ finish() { # CODE
   local code=$1
   trap - INT TERM
   if [ "$delete" = never ]; then
-    say "$kind $name still exists (--delete=never)"
+    say "$kind $name still exists and may be billed (--delete=never)"
   else
     delete_run || [ "$code" -ne 0 ] || code=1
   fi
@@ -214,11 +186,11 @@ finish() { # CODE
 }
 
 if [ -z "$follow" ]; then
-  if ! refused=$(manifest "$@" | "${kubectl[@]}" create --filename=- 2>&1); then
-    echo "$refused" >&2
-    case $refused in
-      *AlreadyExists*) fail "a $kind $name exists already: delete it, see it with --follow, or choose another --name." ;;
-      *"no matches for kind"*) fail "the cluster has no JobSet: see https://jobset.sigs.k8s.io/docs/installation." ;;
+  if ! rejected=$(manifest "$@" | "${kubectl[@]}" create --filename=- 2>&1); then
+    echo "$rejected" >&2
+    case $rejected in
+      *AlreadyExists*) fail "a $kind $name already exists: delete it, attach to it with --follow, or use another --name." ;;
+      *"no matches for kind"*) fail "JobSet is not installed in the cluster: see https://jobset.sigs.k8s.io/docs/installation." ;;
       *) fail "kubectl could not create $kind $name: see above." ;;
     esac
   fi
@@ -228,10 +200,10 @@ trap on_interrupt INT TERM
 shown="" failures=0
 while true; do
   if ! now=$(conditions); then
-    # The cluster's own upgrades make it unreachable for minutes.
+    # A cluster is unreachable for minutes while its control plane is upgraded.
     failures=$((failures + 1))
     if [ "$failures" -gt 30 ]; then
-      say "the cluster cannot be reached; $kind $name may still exist, and cost"
+      say "the cluster cannot be reached: $kind $name may still run and be billed"
       exit 1
     fi
     waiting sleep "$poll"
@@ -241,12 +213,12 @@ while true; do
   case " $now" in
     *" Completed="* | *" Complete="*) finish 0 ;;
     *" Failed=FailJobSetFailurePolicyAction"* | *" Failed=PodFailurePolicy"*)
-      say "bad input (exit code 2), not tried again"
+      say "bad input (exit code 2): not retried"
       finish 2
       ;;
     *" Failed="*)
       code=$(crash_code)
-      say "crashed with exit code $code, not tried again after $max_restarts restarts (--max_restarts)"
+      say "crashed with exit code $code: giving up after $max_restarts restarts (--max_restarts)"
       finish "$code"
       ;;
   esac

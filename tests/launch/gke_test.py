@@ -1,4 +1,4 @@
-"""launch/gke/run.sh, against a kubectl that records what it is asked and fails to order; manifests, against APIs."""
+"""launch/gke/run.sh, against a fake kubectl that records its arguments and fails as told; manifests, against APIs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import pytest
 from cloud import Cloud
 
-# Answers of `get ... jsonpath=...conditions` and of `logs` are taken from lists, the last one stays.
+# Answers to `get ... jsonpath=...conditions` and `logs` come from lists; the last one is repeated.
 KUBECTL = r"""
 import json, os, pathlib, sys, time
 here = pathlib.Path(os.environ["FAKE"])
@@ -54,9 +54,9 @@ else:
 
 @pytest.fixture
 def gke(tmp_path):
-    found = Cloud(tmp_path, kubectl=KUBECTL)
-    found.tell(answers={})
-    return found
+    cloud = Cloud(tmp_path, kubectl=KUBECTL)
+    cloud.tell(answers={})
+    return cloud
 
 
 def gke_options(*more, topology="4x4"):
@@ -78,13 +78,13 @@ def test_a_jobset_is_created_shown_and_deleted(gke):
     assert done.stdout == "step 10/20\nstep 20/20\n"
     first, second = gke.calls("logs")
     assert "--tail=20" not in first
-    assert "--tail=20" in second  # the connection broke, the pod is the same
+    assert "--tail=20" in second  # the connection broke; the pod is the same
     (delete,) = gke.calls("delete")
     assert delete[:3] == ["--namespace=ml", "delete", "jobset"]
     assert (gke.directory / "manifest").read_text() == gke.run(*gke_options("--dry_run")).stdout
 
 
-def test_a_cluster_that_cannot_be_reached_for_a_while_is_asked_again(gke):
+def test_an_unreachable_cluster_is_queried_again(gke):
     gke.tell(answers={"conditions": ["unreachable", "unreachable", "Completed=AllJobsCompleted "]})
     done = gke.run(*gke_options())
     assert done.returncode == 0, done.stderr
@@ -113,12 +113,12 @@ def test_the_end_of_a_run_is_the_scripts_code_and_everything_is_deleted(gke, swe
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ("AlreadyExists", "a jobset vit exists already: delete it, see it with --follow"),
-        ('no matches for kind "JobSet"', "the cluster has no JobSet"),
+        ("AlreadyExists", "a jobset vit already exists: delete it, attach to it with --follow"),
+        ('no matches for kind "JobSet"', "JobSet is not installed in the cluster"),
         ("Forbidden", "kubectl could not create jobset vit"),
     ],
 )
-def test_a_manifest_that_is_refused_ends_the_script_and_deletes_nothing(gke, answer, message):
+def test_a_rejected_manifest_ends_the_script_and_deletes_nothing(gke, answer, message):
     gke.tell(answers={"create": [answer]})
     done = gke.run(*gke_options())
     assert done.returncode == 2
@@ -126,15 +126,15 @@ def test_a_manifest_that_is_refused_ends_the_script_and_deletes_nothing(gke, ans
     assert not gke.calls("delete")
 
 
-def test_what_could_not_be_deleted_is_said(gke):
+def test_a_failed_deletion_is_reported(gke):
     gke.tell(answers={"conditions": ["Completed=AllJobsCompleted "], "delete": ["timed out"]})
     done = gke.run(*gke_options())
     assert done.returncode == 1
-    assert "jobset vit could not be deleted: it may still exist, and cost" in done.stderr
+    assert "jobset vit could not be deleted: it may still be billed" in done.stderr
 
 
 @pytest.mark.parametrize("delete", ["ended", "always"])
-def test_interrupted_it_says_what_still_exists_or_deletes_it(gke, delete):
+def test_interrupted_it_names_what_still_exists_or_deletes_it(gke, delete):
     gke.tell(answers={"pods": ["pod/vit-workers-0-0-abcde"], "logs last": ["30"]})
     process = gke.start(*gke_options(f"--delete={delete}"))
     gke.until(lambda: gke.calls("logs"))
@@ -143,11 +143,11 @@ def test_interrupted_it_says_what_still_exists_or_deletes_it(gke, delete):
     assert process.returncode == 75
     assert len(gke.calls("delete")) == (delete == "always")
     if delete == "ended":
-        assert "jobset vit exists, runs on, and costs" in error
+        assert "jobset vit still runs and is billed" in error
         assert "kubectl delete jobset vit" in error
 
 
-def test_a_run_that_exists_is_followed_without_being_created(gke):
+def test_an_existing_run_is_followed_without_being_created(gke):
     gke.tell(answers={"conditions": ["Completed=AllJobsCompleted "]})
     done = gke.run(*gke_options("--follow"))
     assert done.returncode == 0, done.stderr
@@ -157,12 +157,12 @@ def test_a_run_that_exists_is_followed_without_being_created(gke):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--name=Vit"], "--name=Vit: use at most 40 small letters"),
-        (["--topology=4-4"], "--topology=4-4: use chips along each side"),
-        (["--chips=3"], "--chips=3 does not divide the 16 chips of --topology=4x4"),
-        (["--sweep=4"], "--topology=4x4 is 4 hosts of 4 chips: a part of a sweep has one"),
+        (["--name=Vit"], "--name=Vit: must be at most 40 lower-case letters"),
+        (["--topology=4-4"], "--topology=4-4: must be the chips along each side"),
+        (["--chips=3"], "--chips=3: must divide the 16 chips of --topology=4x4"),
+        (["--sweep=4"], "--topology=4x4 is 4 hosts of 4 chips: a part of a sweep uses one host"),
         (["--claim="], "--claim is not set"),
-        (["--grace=long"], "--grace=long: use a whole number"),
+        (["--grace=long"], "--grace=long: must be a whole number"),
     ],
 )
 def test_bad_use_of_gke_is_one_sentence_and_asks_nothing_of_kubectl(gke, more, message):
@@ -173,9 +173,6 @@ def test_bad_use_of_gke_is_one_sentence_and_asks_nothing_of_kubectl(gke, more, m
     assert not (gke.directory / "calls").exists()
 
 
-# -- manifests
-
-
 def manifest(gke, *more, topology="16x16"):
     yaml = pytest.importorskip("yaml", reason="no PyYAML: pip install pyyaml")
     done = gke.run(*gke_options("--dry_run", *more, topology=topology))
@@ -184,33 +181,33 @@ def manifest(gke, *more, topology="16x16"):
 
 
 def container(template):
-    (found,) = template["spec"]["template"]["spec"]["containers"]
-    return found
+    (only,) = template["spec"]["template"]["spec"]["containers"]
+    return only
 
 
-def test_the_jobset_is_what_its_api_publishes(gke):
-    # JobSet v1alpha2 and the Kubernetes API that kubeflow-trainer-api has models of. A field that they do not know is
-    # dropped on the way, so that what comes back differs.
+def test_the_jobset_is_valid_in_its_api(gke):
+    # kubeflow-trainer-api has models of JobSet v1alpha2 and of the Kubernetes API. They drop unknown fields, so a round
+    # trip changes a manifest that has one.
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install kubeflow-trainer-api")
-    for found in (manifest(gke), manifest(gke, "--spot", topology="4x4")):
-        assert models.JobsetV1alpha2JobSet.from_dict(found).to_dict() == found
-        found["spec"]["failurePolicy"]["maxRestart"] = 3
-        assert models.JobsetV1alpha2JobSet.from_dict(found).to_dict() != found
+    for jobset in (manifest(gke), manifest(gke, "--spot", topology="4x4")):
+        assert models.JobsetV1alpha2JobSet.from_dict(jobset).to_dict() == jobset
+        jobset["spec"]["failurePolicy"]["maxRestart"] = 3
+        assert models.JobsetV1alpha2JobSet.from_dict(jobset).to_dict() != jobset
 
 
-def test_the_sweeps_job_is_what_its_api_publishes(gke):
+def test_the_sweeps_job_is_valid_in_its_api(gke):
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install kubeflow-trainer-api")
-    found = manifest(gke, "--sweep=64", topology="2x2")
-    assert models.IoK8sApiBatchV1Job.from_dict(found).to_dict() == found
+    job = manifest(gke, "--sweep=64", topology="2x2")
+    assert models.IoK8sApiBatchV1Job.from_dict(job).to_dict() == job
 
 
 def test_the_jobset_has_a_pod_on_every_host_and_knows_the_exit_codes(gke):
-    found = manifest(gke, "--spot", "--max_restarts=7", "--grace=300")
-    assert found["spec"]["failurePolicy"]["maxRestarts"] == 7
-    (rule,) = found["spec"]["failurePolicy"]["rules"]
+    jobset = manifest(gke, "--spot", "--max_restarts=7", "--grace=300")
+    assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 7
+    (rule,) = jobset["spec"]["failurePolicy"]["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
     assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"])  # JobSet's webhook
-    (replicated,) = found["spec"]["replicatedJobs"]
+    (replicated,) = jobset["spec"]["replicatedJobs"]
     job = replicated["template"]["spec"]
     assert (job["completions"], job["parallelism"], job["completionMode"]) == (64, 64, "Indexed")
     assert job["backoffLimit"] == 0
@@ -221,14 +218,14 @@ def test_the_jobset_has_a_pod_on_every_host_and_knows_the_exit_codes(gke):
     }
     assert policy == {2: "FailJob", 75: "Ignore", 143: "Ignore", "disruption": "Ignore"}
     pod = job["template"]["spec"]
-    assert pod["restartPolicy"] == "Never"  # podFailurePolicy wants it
+    assert pod["restartPolicy"] == "Never"  # required by podFailurePolicy
     assert pod["terminationGracePeriodSeconds"] == 300
     assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
     assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "16x16"
     assert container(replicated["template"])["resources"]["limits"] == {"google.com/tpu": 4}
 
 
-def test_flags_reach_the_program_as_they_were_written(gke):
+def test_flags_reach_the_program_unchanged(gke):
     flags = ["--config=a.py", '--workdir=/runs/a "b" $(HOME) \\ & c']
     as_kubernetes_replaces = [flag.replace("$(", "$$(") for flag in flags]
     (replicated,) = manifest(gke)["spec"]["replicatedJobs"]

@@ -1,4 +1,4 @@
-"""launch/: all scripts, and local.sh, mostly with a stand-in for train.py that does what a plan says."""
+"""launch/: all scripts, and local.sh, mostly with a stand-in for train.py that follows a plan."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ LAUNCH = ROOT / "launch"
 SCRIPTS = sorted(path for path in LAUNCH.rglob("*") if path.suffix in (".sh", ".sbatch"))
 FOR_PEOPLE = ("local.sh", "slurm.sbatch", "slurm_array.sbatch", "tpu_pod.sh", "gke/run.sh")
 
-# What a process does at its first, second, ... start: an exit code, after 0.3 s; "wait" for SIGTERM, then 75; "deaf",
-# SIGTERM does not end it.
+# The plan says what a process does at its first, second, ... start: exit with a code; "wait" for SIGTERM and exit
+# with 75; "deaf": ignore SIGTERM.
 STAND_IN = """
 import json, os, pathlib, signal, sys, time
 flags = dict(argument.lstrip("-").split("=", 1) for argument in sys.argv[1:])
 me = flags.get("process_id") or flags.get("shard", "0/1").split("/")[0]
 starts = pathlib.Path(flags["workdir"]) / f"process-{me}"
-with starts.open("a") as file:
-    names = ("XLA_FLAGS", "CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS")
-    print(json.dumps({"pid": os.getpid(), "flags": flags, **{name: os.environ.get(name) for name in names}}), file=file)
-start = len(starts.read_text().splitlines())
+start = 1 + (len(starts.read_text().splitlines()) if starts.exists() else 0)
 plan = json.loads(os.environ["PLAN"]).get(me, [])
 todo = plan[start - 1] if start <= len(plan) else 0
 signal.signal(signal.SIGTERM, signal.SIG_IGN if todo == "deaf" else lambda *_: sys.exit(75))
+with starts.open("a") as file:
+    names = ("XLA_FLAGS", "CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS")
+    print(json.dumps({"pid": os.getpid(), "flags": flags, **{name: os.environ.get(name) for name in names}}), file=file)
 print(f"this is {me}, start {start}", flush=True)
-time.sleep(60 if todo in ("wait", "deaf") else 0.3)
+time.sleep(60 if todo in ("wait", "deaf") else 0.1)
 sys.exit(todo)
 """
 
@@ -73,13 +73,12 @@ class Local:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def until_started(self, processes: int) -> list[int]:
-        """Waits until all have been started once; their process ids."""
+        """Waits until all have started and handle signals; returns their process ids."""
         end = time.monotonic() + 30
         while time.monotonic() < end:
             if all(self.starts(i) for i in range(processes)):
-                time.sleep(0.5)  # until the handler is there
                 return [self.starts(i)[-1]["pid"] for i in range(processes)]
-            time.sleep(0.1)
+            time.sleep(0.02)
         raise AssertionError("not started")
 
 
@@ -93,9 +92,6 @@ def lives(pid: int) -> bool:
         return "Z" not in pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return False
-
-
-# -- all scripts
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck: apt-get install shellcheck")
@@ -115,7 +111,7 @@ def test_scripts_stop_at_errors_and_hold_no_hyperparameters(path):
 
 
 @pytest.mark.parametrize("name", FOR_PEOPLE)
-def test_help_prints_the_usage_with_a_command_to_copy(name):
+def test_help_prints_the_usage_with_an_example(name):
     done = subprocess.run(["bash", LAUNCH / name, "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert f"launch/{name}" in done.stdout
@@ -129,16 +125,16 @@ def test_help_prints_the_usage_with_a_command_to_copy(name):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--processes=2"], "nothing to run: write -- and then the program's flags"),
-        (["--processes=two", "--", "x"], "--processes=two: use a whole number of at least 1"),
-        (["--processes=0", "--", "x"], "--processes=0: use a whole number of at least 1"),
+        (["--processes=2"], "nothing to run: add -- and the program's flags"),
+        (["--processes=two", "--", "x"], "--processes=two: must be a whole number of at least 1"),
+        (["--processes=0", "--", "x"], "--processes=0: must be a whole number of at least 1"),
         (["--", "x"], "--processes is not set"),
-        (["--processes=2", "--devices=1", "--gpus=1", "--", "x"], "--devices and --gpus: choose one"),
+        (["--processes=2", "--devices=1", "--gpus=1", "--", "x"], "--devices and --gpus are both set: use one"),
         (["--process=2", "--", "x"], "unknown option '--process=2'"),
         (["--processes=1", "--program=none.py", "--", "x"], "--program=none.py is not a file"),
         (["--processes=1", "--logs=/dev/null/x", "--", "x"], "--logs=/dev/null/x cannot be created"),
         (["--processes=1", "--python=none", "--", "x"], "--python=none is not a program"),
-        (["--processes=3", "--gpus=2", "--", "x"], "CUDA_VISIBLE_DEVICES has only 5"),
+        (["--processes=3", "--gpus=2", "--", "x"], "CUDA_VISIBLE_DEVICES has 5"),
     ],
 )
 def test_bad_use_of_local_is_one_sentence_and_code_2(arguments, message):
@@ -156,7 +152,7 @@ def test_bad_use_of_local_is_one_sentence_and_code_2(arguments, message):
 
 
 @pytest.mark.parametrize("name", ["slurm.sbatch", "slurm_array.sbatch"])
-def test_a_job_script_outside_of_slurm_says_how_to_submit_it(name):
+def test_a_job_script_run_outside_slurm_explains_how_to_submit_it(name):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
     done = subprocess.run(
         ["bash", LAUNCH / name, "--workdir=x"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -165,7 +161,7 @@ def test_a_job_script_outside_of_slurm_says_how_to_submit_it(name):
     assert re.fullmatch(r"error: .*submit with sbatch .*\.\n", done.stderr)
 
 
-def test_the_page_on_scale_uses_options_that_the_scripts_have():
+def test_the_scale_page_uses_existing_options():
     page = (ROOT / "docs" / "running_at_scale.md").read_text().replace("\\\n", " ")
     commands = re.findall(r"(launch/\S+\.sh) (.*?) -- ", page)
     assert {name for name, _ in commands} == {"launch/local.sh", "launch/tpu_pod.sh", "launch/gke/run.sh"}
@@ -174,9 +170,6 @@ def test_the_page_on_scale_uses_options_that_the_scripts_have():
             assert f"    --{option}" in (ROOT / name).read_text(), f"{name} --{option}"
     for path in set(re.findall(r"(?:launch|configs)/[\w/]+\.\w+", page)):
         assert (ROOT / path).exists(), path
-
-
-# -- local.sh
 
 
 def test_processes_find_each_other_and_only_the_first_is_shown(local):
@@ -193,29 +186,29 @@ def test_processes_find_each_other_and_only_the_first_is_shown(local):
     assert not list(local.directory.glob("depthmup-launch*"))  # logs of a success
 
 
-def test_one_process_needs_no_address_but_is_started_again_too(local):
+def test_one_process_needs_no_address_and_restarts(local):
     done = local.run({"0": [1, 75, 0]}, "--processes=1", "--max_restarts=1")
     assert done.returncode == 0, done.stderr
     assert [start["flags"] for start in local.starts(0)] == [{"workdir": str(local.workdir)}] * 3
 
 
-def test_a_crash_ends_the_others_and_all_start_again_together(local):
+def test_after_a_crash_all_processes_restart_together(local):
     done = local.run({"0": ["wait"], "1": [3], "2": ["deaf"]}, "--processes=3", "--max_restarts=1", "--grace=1")
     assert done.returncode == 0, done.stderr
-    assert "the run crashed, restart 1 of 1" in done.stderr
+    assert "the run crashed: restart 1 of 1" in done.stderr
     assert [len(local.starts(i)) for i in range(3)] == [2, 2, 2]
     assert not lives(local.starts(2)[0]["pid"])
     assert local.starts(0)[0]["flags"]["coordinator"] != local.starts(0)[1]["flags"]["coordinator"]
 
 
-def test_a_run_that_crashes_too_often_ends_with_the_crashs_code_and_last_words(local):
+def test_a_run_that_crashes_too_often_exits_with_the_last_code_and_shows_the_output(local):
     done = local.run({"0": [0, 0], "1": [7, 8]}, "--processes=2", "--max_restarts=1", "--grace=1")
     assert done.returncode == 8
     assert "[process 1] this is 1, start 2" in done.stderr
-    assert "not tried again after 1 restarts (--max_restarts)" in done.stderr
+    assert "the run crashed: giving up after 1 restarts (--max_restarts)" in done.stderr
     assert len(local.starts(1)) == 2
-    (kept,) = re.findall(r"output of the other processes: (\S+)/process-\*\.log", done.stderr)
-    assert "this is 1, start 1" in (pathlib.Path(kept) / "process-1.log").read_text()
+    (logs,) = re.findall(r"output of the other processes: (\S+)/process-\*\.log", done.stderr)
+    assert "this is 1, start 1" in (pathlib.Path(logs) / "process-1.log").read_text()
 
 
 def test_a_process_that_is_killed_is_a_crash(local):
@@ -225,20 +218,20 @@ def test_a_process_that_is_killed_is_a_crash(local):
     assert process.returncode == 128 + signal.SIGKILL
 
 
-def test_bad_input_is_never_tried_again_whatever_the_others_do(local):
+def test_bad_input_is_never_retried(local):
     done = local.run({"0": [1], "1": [2]}, "--processes=2", "--max_restarts=5", "--grace=1")
     assert done.returncode == 2
     assert [len(local.starts(i)) for i in range(2)] == [1, 1]
 
 
-def test_a_preempted_run_starts_again_and_that_does_not_count(local):
+def test_a_preempted_run_restarts_without_being_counted(local):
     done = local.run({"0": [75, 75], "1": [75, 75]}, "--processes=2", "--max_restarts=0")
     assert done.returncode == 0, done.stderr
     assert len(local.starts(0)) == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_passed_on_and_the_code_says_run_me_again(local, number):
+def test_a_signal_is_forwarded_and_the_exit_code_is_75(local, number):
     process = local.start({"0": ["wait"], "1": ["wait"]}, "--processes=2")
     pids = local.until_started(2)
     process.send_signal(number)
@@ -248,11 +241,11 @@ def test_a_signal_is_passed_on_and_the_code_says_run_me_again(local, number):
     assert not any(lives(pid) for pid in pids)
 
 
-def test_a_second_signal_ends_at_once_what_does_not_end(local):
+def test_a_second_signal_kills_processes_that_ignore_the_first(local):
     process = local.start({"0": ["deaf"], "1": ["deaf"]}, "--processes=2", "--grace=100")
     pids = local.until_started(2)
     process.send_signal(signal.SIGINT)
-    time.sleep(1)
+    time.sleep(0.6)
     assert process.poll() is None  # it waits for checkpoints
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=10)
@@ -260,7 +253,7 @@ def test_a_second_signal_ends_at_once_what_does_not_end(local):
     assert not any(lives(pid) for pid in pids)
 
 
-def test_parts_of_a_sweep_start_again_by_themselves_and_the_gravest_code_is_the_scripts(local):
+def test_parts_of_a_sweep_restart_alone_and_the_most_severe_code_is_the_scripts(local):
     plan = {"0": [5, 75, 0], "1": [4, 4], "2": [0], "3": [2]}
     done = local.run(plan, "--sweep", "--processes=4", "--max_restarts=1", "--gpus=2", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2, done.stderr
@@ -292,6 +285,6 @@ def test_two_processes_train_as_one_does(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "on 4 cpu device(s) of 2 processes" in done.stdout
-    found = json.loads((tmp_path / "two" / "result.json").read_text())
-    assert found["status"] == "completed"
-    assert found["test_loss"] == pytest.approx(expected["test_loss"], rel=1e-5)
+    result = json.loads((tmp_path / "two" / "result.json").read_text())
+    assert result["status"] == "completed"
+    assert result["test_loss"] == pytest.approx(expected["test_loss"], rel=1e-5)

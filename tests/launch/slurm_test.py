@@ -1,7 +1,7 @@
-"""launch/*.sbatch under a real Slurm, which the tests start on this machine and stop again.
+"""launch/*.sbatch on a real Slurm, which the tests start on this machine.
 
-It needs Debian's slurmctld, slurmd, slurm-client and munge, and root, because slurmd starts jobs; else the tests are
-skipped. The jobs are all submitted at the beginning and run at the same time.
+Requires Debian's slurmctld, slurmd, slurm-client and munge, and root, because slurmd starts jobs; otherwise the tests
+are skipped. All jobs are submitted at the beginning and run concurrently.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
-# A requeued job waits for its credential's end, 5 s at least.
+# A requeued job waits until its credential expires, at least 5 s.
 CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -61,7 +61,7 @@ NodeName=localhost NodeHostname={host} NodeAddr=127.0.0.1 CPUs=16 Gres=gpu:8 Sta
 PartitionName=all Nodes=localhost Default=YES MaxTime=INFINITE State=UP
 """
 
-# Behaves as train.py and the sweep do, without training: SIGTERM -> 75; what to do is in the environment.
+# Behaves like train.py and the sweep without training: exits with 75 on SIGTERM. The environment says what it does.
 STAND_IN = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
@@ -76,7 +76,7 @@ time.sleep(600 if waits or "FAILING_TASK" in os.environ else 0)
 
 
 class Slurm:
-    """One controller and one node, in a directory; `run` is for its commands."""
+    """One controller and one node, with their files in ``directory``."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory
@@ -86,7 +86,7 @@ class Slurm:
         self._idle: set[int] = set()
 
     def start(self) -> None:
-        """Starts the daemons and waits for the node; skips the test if it does not come."""
+        """Starts the daemons and waits for the node; skips the test if it stays down."""
         text = CONFIG.format(
             host=socket.gethostname().split(".")[0],
             directory=self.directory,
@@ -94,7 +94,7 @@ class Slurm:
             daemon_port=free_port(),
         )
         (self.directory / "slurm.conf").write_text(text)
-        for i in range(8):  # files for the devices that there need not be
+        for i in range(8):  # files that stand for the devices
             (self.directory / f"gpu{i}").touch()
         (self.directory / "gres.conf").write_text(f"Name=gpu File={self.directory}/gpu[0-7]\n")
         for name in ("state", "spool"):
@@ -112,28 +112,28 @@ class Slurm:
         self._idle = self._processes()
 
     def stop(self) -> None:
-        """Ends jobs and daemons, and whatever they have left behind."""
+        """Ends jobs, daemons and their children."""
         self.run("scancel", "--user=root", check=False)
-        with contextlib.suppress(AssertionError):  # a step's last process may wait for long
+        with contextlib.suppress(AssertionError):  # a step's last process may wait long
             self.until(lambda: not self._processes() - self._idle, 2)
-        for pid in self._processes():  # nothing of theirs is kept, so that they need not end in order
+        for pid in self._processes():  # their state is deleted, so they need no orderly shutdown
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for daemon in self._daemons:
             daemon.wait()
 
     def _processes(self) -> set[int]:
-        """Daemons, steps and tasks: their environment names this configuration."""
+        """Ids of daemons, steps and tasks, whose environment names this configuration."""
         mark = f"SLURM_CONF={self.directory}/slurm.conf\0".encode()
-        found = set()
+        pids = set()
         for entry in pathlib.Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
                 if mark in entry.read_bytes():
-                    found.add(int(entry.parent.name))
-        return found
+                    pids.add(int(entry.parent.name))
+        return pids
 
     def run(self, *command: str, check: bool = True, **environment: str) -> str:
-        """The output of one of Slurm's commands."""
+        """The output of a Slurm command."""
         done = subprocess.run(
             command, cwd=ROOT, env=self.environment | environment, capture_output=True, text=True, check=False
         )
@@ -141,7 +141,7 @@ class Slurm:
         return done.stdout
 
     def submit(self, *arguments: str, **environment: str) -> str:
-        """The number of a job, whose output goes to NUMBER.log (of an array's task, NUMBER_TASK.log)."""
+        """Submits a job; returns its number. Its output goes to NUMBER.log (a task of an array: NUMBER_TASK.log)."""
         name = "%A_%a.log" if any(argument.startswith("--array") for argument in arguments) else "%j.log"
         return self.run("sbatch", "--parsable", f"--output={self.directory / name}", *arguments, **environment).strip()
 
@@ -150,21 +150,21 @@ class Slurm:
         return path.read_text() if path.exists() else ""
 
     def fields(self, job: str) -> dict[str, str]:
-        """What Slurm knows of a job, or of an array's task, ``NUMBER_TASK``."""
+        """Slurm's description of a job, or of a task of an array, ``NUMBER_TASK``."""
         line = self.run("scontrol", "--oneliner", "show", "job", job)
         return dict(pair.split("=", 1) for pair in line.split() if "=" in pair)
 
     def until(self, condition, seconds: float = 120):
-        """Waits for ``condition`` and returns what it returned."""
+        """Waits until ``condition`` is true and returns its value."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            if found := condition():
-                return found
+            if value := condition():
+                return value
             time.sleep(0.2)
         raise AssertionError(f"nothing after {seconds} s:\n{self.logs()}")
 
     def ended(self, job: str) -> dict[str, str]:
-        """Waits for the end; what Slurm then knows."""
+        """Waits until a job has ended; returns its description."""
 
         def look():
             fields = self.fields(job)
@@ -172,7 +172,7 @@ class Slurm:
 
         return self.until(look)
 
-    def said(self, job: str, text: str) -> None:
+    def wait_for(self, job: str, text: str) -> None:
         """Waits for ``text`` in a job's output."""
         self.until(lambda: text in self.output(job))
 
@@ -209,7 +209,7 @@ def slurm():
         cannot(f"no {', '.join(missing)}: apt-get install slurmctld slurmd slurm-client munge")
     if os.geteuid() != 0:
         cannot("slurmd starts jobs as root only")
-    # Not pytest's: the path of a socket is short, and munge wants all users to reach it.
+    # Not pytest's directory: socket paths are limited in length, and munge requires access by all users.
     directory = pathlib.Path(tempfile.mkdtemp(prefix="slurm-"))
     directory.chmod(0o755)
     found = Slurm(directory)
@@ -234,7 +234,7 @@ TRAINING = (
 
 @pytest.fixture(scope="module")
 def jobs(slurm, tmp_path_factory):
-    """The jobs of all tests, by name, with what happens to them."""
+    """Submits the jobs of all tests and signals some; their numbers by name."""
     stand_in = slurm.directory / "stand_in.py"
     stand_in.write_text(STAND_IN)
 
@@ -256,19 +256,19 @@ def jobs(slurm, tmp_path_factory):
         "a task with 4 GPUs": submit("slurm.sbatch", "--nodes=1", "--gpus-per-node=4"),
         "4 tasks with a GPU": submit("slurm.sbatch", "--nodes=1", "--ntasks-per-node=4", "--gpus-per-node=4"),
     }
-    slurm.said(found["cancelled"], "task 1")
+    slurm.wait_for(found["cancelled"], "task 1")
     slurm.run("scancel", found["cancelled"])
-    slurm.said(found["taken by Slurm"], "task 1")
+    slurm.wait_for(found["taken by Slurm"], "task 1")
     slurm.run("scontrol", "requeue", found["taken by Slurm"])
     for i in range(3):
-        slurm.said(f"{found['array']}_{i}", f"run first task 0 --workdir=x --shard={i}/3")
+        slurm.wait_for(f"{found['array']}_{i}", f"run first task 0 --workdir=x --shard={i}/3")
     slurm.run("scancel", "--signal=TERM", f"{found['array']}_2")
-    slurm.said(found["training"], "step 20/400")
+    slurm.wait_for(found["training"], "step 20/400")
     slurm.run("scancel", "--signal=TERM", found["training"])
     return found
 
 
-def test_a_preempted_training_of_two_tasks_is_queued_again_and_ends_as_if_nothing_had_happened(slurm, jobs, tmp_path):
+def test_a_preempted_run_of_two_tasks_is_requeued_and_ends_as_an_undisturbed_one(slurm, jobs, tmp_path):
     job = jobs["training"]
     whole = subprocess.run(
         [sys.executable, "train.py", *TRAINING, f"--workdir={tmp_path / 'whole'}"],
@@ -281,40 +281,40 @@ def test_a_preempted_training_of_two_tasks_is_queued_again_and_ends_as_if_nothin
     assert whole.returncode == 0, whole.stderr
     fields = slurm.ended(job)
     output = slurm.output(job)
-    if log := os.environ.get("SLURM_TEST_LOG"):  # to keep it
+    if log := os.environ.get("SLURM_TEST_LOG"):  # a copy for inspection
         pathlib.Path(log).write_text(output)
     assert fields["JobState"] == "COMPLETED", output
     assert fields["Restarts"] == "1"
     assert "2 processes" in output
-    assert "preempted (exit code 75), queued again" in output
-    # Only steps after the checkpoint are trained again: none is printed twice.
+    assert "preempted (exit code 75): requeued" in output
+    # The resumed run starts at the checkpoint: no step is printed twice.
     steps = [int(step) for step in re.findall(r"^step (\d+)/400", output, re.MULTILINE)]
     assert steps == sorted(set(steps)), output
     result = json.loads((jobs["workdir"] / "result.json").read_text())
     expected = json.loads((tmp_path / "whole" / "result.json").read_text())
     for name in ("status", "steps", "config_hash"):
         assert result[name] == expected[name]
-    for name in ("train_loss", "train_loss_avg", "test_loss"):  # one device adds in another order than two
+    for name in ("train_loss", "train_loss_avg", "test_loss"):  # the order of sums depends on the number of devices
         assert result[name] == pytest.approx(expected[name], rel=1e-3)
-    assert result["test_accuracy"] == pytest.approx(expected["test_accuracy"], abs=1.5 / 297)  # an image
+    assert result["test_accuracy"] == pytest.approx(expected["test_accuracy"], abs=1.5 / 297)  # one image
 
 
-def test_a_crash_is_tried_again_so_often_and_its_code_is_the_jobs_even_if_others_are_preempted(slurm, jobs):
+def test_a_crash_is_retried_and_its_code_is_the_jobs_even_if_other_tasks_are_preempted(slurm, jobs):
     fields = slurm.ended(jobs["crash"])
     output = slurm.output(jobs["crash"])
     assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("FAILED", "7:0", "1"), output
-    assert "crashed with exit code 7; queued again, restart 1 of 1" in output
+    assert "crashed with exit code 7: requeued, restart 1 of 1" in output
     assert output.count("task 1 --workdir=x") == 2
 
 
-def test_a_task_that_has_a_node_to_itself_uses_all_its_gpus(slurm, jobs):
-    # JAX takes of a Slurm task's GPUs the one with the task's number on the node, unless it is told.
+def test_a_task_alone_on_its_node_uses_all_gpus(slurm, jobs):
+    # Without JAX_LOCAL_DEVICE_IDS, JAX uses one GPU per Slurm task, that of the task's number on the node.
     for name, expected in (("a task with 4 GPUs", ["GPUs 0,1,2,3"]), ("4 tasks with a GPU", ["GPUs None"] * 4)):
         assert slurm.ended(jobs[name])["JobState"] == "COMPLETED"
         assert re.findall("GPUs .*", slurm.output(jobs[name])) == expected
 
 
-def test_bad_input_is_not_tried_again(slurm, jobs):
+def test_bad_input_is_not_retried(slurm, jobs):
     fields = slurm.ended(jobs["bad input"])
     assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("FAILED", "2:0", "0")
 
@@ -322,11 +322,11 @@ def test_bad_input_is_not_tried_again(slurm, jobs):
 def test_a_cancelled_job_stays_cancelled(slurm, jobs):
     fields = slurm.ended(jobs["cancelled"])
     assert (fields["JobState"], fields["Restarts"]) == ("CANCELLED", "0")
-    assert "queued again" not in slurm.output(jobs["cancelled"])
+    assert "requeued" not in slurm.output(jobs["cancelled"])
 
 
-def test_a_job_that_slurm_itself_queues_again_is_queued_once_and_goes_on(slurm, jobs):
-    # As it is when a partition preempts without a GraceTime: this shell gets SIGTERM, too.
+def test_a_job_that_slurm_requeues_itself_is_requeued_once_and_resumes(slurm, jobs):
+    # As when a partition preempts without a GraceTime: the job's shell gets SIGTERM, too.
     fields = slurm.ended(jobs["taken by Slurm"])
     output = slurm.output(jobs["taken by Slurm"])
     assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "1"), output
@@ -334,7 +334,7 @@ def test_a_job_that_slurm_itself_queues_again_is_queued_once_and_goes_on(slurm, 
     assert "launch: " not in output
 
 
-def test_a_preempted_part_of_a_sweep_is_queued_again_alone(slurm, jobs):
+def test_a_preempted_part_of_a_sweep_is_requeued_alone(slurm, jobs):
     parts = [f"{jobs['array']}_{i}" for i in range(3)]
     # The last part's job has the array's own number.
     assert slurm.fields(parts[2])["JobId"] == jobs["array"]

@@ -1,6 +1,6 @@
-"""launch/tpu_pod.sh, against a gcloud that records what it is asked and fails to order.
+"""launch/tpu_pod.sh, against a fake gcloud that records its arguments and fails as told.
 
-It runs what is sent to the workers for real, each in a home of its own on this machine.
+Commands for the workers run on this machine, in a home directory per worker.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import time
 import pytest
 from cloud import Cloud
 
-# Faults are files next to its state: create holds what successive requests say, "" for success; states, what
-# successive questions for the state are answered while the pod exists, ACTIVE after the last.
+# Files beside its state are its instructions. create: errors of successive requests, "" for success. states: successive
+# states of an existing pod, ACTIVE after the last.
 GCLOUD = r"""
 import json, os, pathlib, shutil, subprocess, sys, time
 here = pathlib.Path(os.environ["FAKE"])
@@ -69,15 +69,15 @@ else:
     sys.exit(f"ERROR: unknown command {arguments}")
 """
 
-# What the metadata server of a worker says.
+# The metadata server of a worker.
 CURL = r"""
 import os, sys
 says = {"agent-worker-number": os.environ["WORKER"], "worker-network-endpoints": "h0,h1"}
 print(says[sys.argv[-1].rpartition("/")[2]])
 """
 
-# What a worker does at its first, second, ... start, over all pods: an exit code, "wait" for SIGTERM, "preempt": the
-# pod vanishes while it runs.
+# The plan says what a worker does at its first, second, ... start, over all pods: exit with a code; "wait" for SIGTERM;
+# "preempt": its pod vanishes.
 PROGRAM = r"""
 import json, os, pathlib, signal, sys, time
 here, me = pathlib.Path(os.environ["FAKE"]), os.environ["WORKER"]
@@ -100,7 +100,7 @@ sys.exit(todo)
 
 
 class Tpu(Cloud):
-    """With two workers, and a program for them."""
+    """Two workers, and a program for them."""
 
     def __init__(self, directory) -> None:
         super().__init__(directory, gcloud=GCLOUD, curl=CURL)
@@ -128,7 +128,7 @@ def test_a_pod_is_requested_set_up_used_and_deleted(tpu):
     done = tpu.run(*tpu_options(tpu, "--spot", "--project=mine"))
     assert done.returncode == 0, done.stderr
     (create,) = tpu.calls("create")
-    # The flags of gcloud compute tpus queued-resources create, Google Cloud SDK 528.
+    # Flags of gcloud compute tpus queued-resources create, Google Cloud SDK 528.
     assert create == [
         *("compute", "tpus", "queued-resources", "create", "vit", "--zone=us-west4-a", "--quiet", "--project=mine"),
         *("--node-id=vit", "--accelerator-type=v5litepod-8", "--runtime-version=v2-alpha-tpuv5-lite", "--spot"),
@@ -145,7 +145,7 @@ def test_a_pod_is_requested_set_up_used_and_deleted(tpu):
     assert not (tpu.directory / "pod").exists()
 
 
-def test_a_request_without_capacity_is_made_again(tpu):
+def test_a_request_without_capacity_is_retried(tpu):
     tpu.tell(create=["RESOURCE_EXHAUSTED: There is no more capacity in the zone", "UNAVAILABLE: try later", ""])
     done = tpu.run(*tpu_options(tpu))
     assert done.returncode == 0, done.stderr
@@ -153,24 +153,24 @@ def test_a_request_without_capacity_is_made_again(tpu):
     assert "no pod: ERROR: (gcloud.compute.tpus.queued-resources.create) RESOURCE_EXHAUSTED" in done.stderr
 
 
-def test_requests_that_never_succeed_end(tpu):
+def test_requests_that_always_fail_end_the_script(tpu):
     tpu.tell(create=["UNAVAILABLE: try later"] * 9)
     done = tpu.run(*tpu_options(tpu, "--requests=3"))
     assert done.returncode == 1
     assert len(tpu.calls("create")) == 3
-    assert "no pod after 3 failures (--requests)" in done.stderr
+    assert "no pod after 3 failed requests (--requests)" in done.stderr
 
 
-def test_a_wrong_request_is_refused_at_once(tpu):
+def test_an_invalid_request_is_not_retried(tpu):
     tpu.tell(create=["INVALID_ARGUMENT: accelerator type v5litepod-9 not found"])
     done = tpu.run(*tpu_options(tpu))
     assert done.returncode == 2
     assert len(tpu.calls("create")) == 1
     assert "v5litepod-9 not found" in done.stderr
-    assert "error: gcloud refused the request for v5litepod-8 in us-west4-a: see above." in done.stderr
+    assert "error: gcloud rejected the request for v5litepod-8 in us-west4-a: see above." in done.stderr
 
 
-def test_a_pod_that_waits_in_the_queue_and_then_fails_is_requested_anew(tpu):
+def test_a_pod_that_fails_in_the_queue_is_requested_again(tpu):
     tpu.tell(states=["WAITING_FOR_RESOURCES", "PROVISIONING", "FAILED"])
     done = tpu.run(*tpu_options(tpu))
     assert done.returncode == 0, done.stderr
@@ -179,7 +179,7 @@ def test_a_pod_that_waits_in_the_queue_and_then_fails_is_requested_anew(tpu):
     assert "vit: WAITING_FOR_RESOURCES" in done.stderr
 
 
-def test_a_pod_preempted_in_mid_run_is_recreated_and_the_run_goes_on(tpu):
+def test_a_preempted_pod_is_recreated_and_the_run_resumes(tpu):
     tpu.tell(plan={"0": ["preempt"], "1": ["wait"]})
     done = tpu.run(*tpu_options(tpu, "--max_restarts=0"))
     assert done.returncode == 0, done.stderr
@@ -187,18 +187,18 @@ def test_a_pod_preempted_in_mid_run_is_recreated_and_the_run_goes_on(tpu):
     assert len(tpu.starts(0)) == 2
     assert "worker 0, start 2" in done.stdout
     with contextlib.suppress(ProcessLookupError):
-        os.kill(tpu.starts(1)[0]["pid"], signal.SIGTERM)  # its machine is not really gone
+        os.kill(tpu.starts(1)[0]["pid"], signal.SIGTERM)  # its machine still exists
 
 
-def test_a_suspended_pod_is_deleted_and_requested_anew(tpu):
+def test_a_suspended_pod_is_deleted_and_requested_again(tpu):
     tpu.tell(plan={"0": [75], "1": [75]}, states=["ACTIVE", "SUSPENDING", "SUSPENDED"])
     done = tpu.run(*tpu_options(tpu, "--max_restarts=0"))
     assert done.returncode == 0, done.stderr
     assert len(tpu.calls("create")) == 2
-    assert "preempted (exit code 75), running again" in done.stderr
+    assert "preempted (exit code 75): restarting" in done.stderr
 
 
-def test_bad_input_is_not_tried_again_and_the_pod_is_deleted(tpu):
+def test_bad_input_is_not_retried_and_the_pod_is_deleted(tpu):
     tpu.tell(plan={"0": [1], "1": [2]})
     done = tpu.run(*tpu_options(tpu))
     assert done.returncode == 2, done.stderr
@@ -206,7 +206,7 @@ def test_bad_input_is_not_tried_again_and_the_pod_is_deleted(tpu):
     assert not (tpu.directory / "pod").exists()
 
 
-def test_a_crash_is_tried_again_on_the_same_pod_so_often(tpu):
+def test_a_crash_is_retried_on_the_same_pod(tpu):
     tpu.tell(plan={"1": [5, 6, 7]})
     done = tpu.run(*tpu_options(tpu, "--max_restarts=1"))
     assert done.returncode == 6, done.stderr
@@ -219,11 +219,11 @@ def test_workers_that_cannot_be_set_up_end_the_script_and_the_pod(tpu):
     done = tpu.run(*tpu_options(tpu, "--setup=echo no such mount >&2; false", "--max_restarts=1"))
     assert done.returncode == 1
     assert done.stderr.count("no such mount") == 4  # two workers, twice
-    assert "cannot be reached or prepared" in done.stderr
+    assert "cannot be reached or set up" in done.stderr
     assert not (tpu.directory / "pod").exists()
 
 
-def test_interrupted_it_says_what_still_exists_and_can_follow_it_later(tpu):
+def test_interrupted_it_names_what_still_exists_and_can_attach_later(tpu):
     tpu.tell(plan={"0": ["wait"], "1": ["wait"]})
     process = tpu.start(*tpu_options(tpu))
     tpu.until(lambda: tpu.starts(0) and tpu.starts(1))
@@ -231,11 +231,11 @@ def test_interrupted_it_says_what_still_exists_and_can_follow_it_later(tpu):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, error = process.communicate(timeout=30)
     assert process.returncode == 75
-    assert "vit in us-west4-a exists, runs on, and costs" in error
+    assert "vit in us-west4-a still runs and is billed" in error
     command = "gcloud compute tpus queued-resources delete vit --zone=us-west4-a --quiet --force"
     assert command in error
     assert (tpu.directory / "pod").exists()
-    os.kill(tpu.starts(0)[0]["pid"], 0)  # the program is still there
+    os.kill(tpu.starts(0)[0]["pid"], 0)  # the program still runs
     following = tpu.start(*tpu_options(tpu, "--follow"))
     time.sleep(1)
     for i in range(2):
@@ -260,7 +260,7 @@ def test_interrupted_with_delete_it_waits_for_the_checkpoint_and_deletes(tpu):
     assert not (tpu.directory / "pod").exists()
 
 
-def test_every_worker_trains_its_part_of_a_sweep_alone(tpu):
+def test_every_worker_trains_its_part_of_a_sweep(tpu):
     tpu.tell(plan={"1": [1]})
     done = tpu.run(*tpu_options(tpu, "--sweep", "--delete=never"))
     assert done.returncode == 0, done.stderr
@@ -270,15 +270,18 @@ def test_every_worker_trains_its_part_of_a_sweep_alone(tpu):
         assert start["bounds"] == "1,1,1"
     assert len(tpu.starts(1)) == 2
     assert (tpu.directory / "pod").exists()
-    assert "still exists, and costs (--delete=never)" in done.stderr
+    assert "still exists and is billed (--delete=never)" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--zone=z", "--accelerator=v5litepod-8", "--", "x"], "--name is not set"),
-        (["--name=a", "--zone=z", "--accelerator=v", "--delete=maybe", "--", "x"], "--delete=maybe: use ended"),
-        (["--name=a", "--zone=z", "--accelerator=v", "--poll=-1", "--", "x"], "--poll=-1: use a whole number"),
+        (
+            ["--name=a", "--zone=z", "--accelerator=v", "--delete=maybe", "--", "x"],
+            "--delete=maybe: must be one of: ended always never.",
+        ),
+        (["--name=a", "--zone=z", "--accelerator=v", "--poll=-1", "--", "x"], "--poll=-1: must be a whole number"),
         (["--name=a", "--zone=z", "--accelerator=v"], "nothing to run"),
         (["--spto"], "unknown option '--spto'"),
     ],

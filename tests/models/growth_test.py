@@ -16,7 +16,7 @@ import pytest
 
 import depthmup_flax as dm
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized")]
 
 GROUPS = ("blocks", "stem", "readout", "biases", "all")
 TIMES = (1, 5)

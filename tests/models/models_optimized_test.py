@@ -7,8 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import depthmup_flax as dm
+
+pytestmark = pytest.mark.usefixtures("optimized")
 
 VECTORS = jax.random.normal(jax.random.key(1), (4, 20))
 # Of what users compile, and not of what conftest.py has the tests compile.

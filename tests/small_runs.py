@@ -1,0 +1,63 @@
+"""A small run and a small sweep for tests of faults, and how their results are compared."""
+
+import json
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from depthmup_flax.records import read_records
+from depthmup_flax.sweep.grid import sweep_config
+from depthmup_flax.training.config import default_config
+
+
+def config(**train):
+    """A run of 240 steps, evaluated and saved every 60."""
+    run = default_config()
+    run.model.update(width=16, depth=4)
+    run.train.update(batch_size=16, steps=240, eval_every=60, log_every=20, **train)
+    return run
+
+
+def a_sweep(rates=9, depths=(2, 3)):
+    """A sweep over rates, depths and two seeds."""
+    base = default_config()
+    base.model.update(width=8, depth=2)
+    base.data.update(name="synthetic", train_examples=64, test_examples=16)
+    base.train.update(batch_size=8, steps=6, log_every=2)
+    learning_rates = [2.0**-k for k in range(4, 4 + rates)]
+    grid = {"optimizer.learning_rate": learning_rates, "seed": (0, 1), "model.depth": depths}
+    return sweep_config(base, {"rates": grid}, figure="faults", title="Faults.", scale="smoke")
+
+
+def last_state(workdir):
+    """The state in the last checkpoint of a run."""
+    steps = [int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()]
+    path = workdir / "checkpoints" / str(max(steps)) / "state"
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here),
+        dict(ocp.StandardCheckpointer().metadata(path.absolute()).item_metadata),
+    )
+    return ocp.StandardCheckpointer().restore(path.absolute(), shapes)
+
+
+def assert_same_run(workdir, expected):
+    """Two runs agree bit for bit in their last checkpoint, their metrics and their result, but for times."""
+    jax.tree.map(np.testing.assert_array_equal, last_state(workdir), last_state(expected))
+    for name, time in (("metrics.jsonl", "images_per_s"), ("result.json", "wall_time_s")):
+        ours, theirs = (_json_without(directory / name, time) for directory in (workdir, expected))
+        assert ours == theirs
+
+
+def outcomes(workdir):
+    """The records of a sweep without times, by run; each run is recorded once."""
+    records = [record for path in workdir.glob("records*.jsonl") for record in read_records(path)[0]]
+    assert len({record.run for record in records}) == len(records)
+    return {record.run: {**vars(record), "wall_time_s": None} for record in records}
+
+
+def _json_without(path, key):
+    text = path.read_text()
+    rows = [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else [json.loads(text)]
+    return [{name: value for name, value in row.items() if name != key} for row in rows]
