@@ -22,7 +22,31 @@ from depthmup_flax.types import Dtype
 _Config = TypeVar("_Config", bound=LayerConfig)
 
 
-class ResidualNetwork(nn.Module, kw_only=True):
+class Classifier(nn.Module):
+    """A model of images; the second base of its class, so that its number of outputs is the first argument.
+
+    Attributes:
+      num_classes: number of outputs.
+    """
+
+    input_kind: ClassVar[str] = "image"
+
+    num_classes: int
+
+
+class LanguageModel(nn.Module):
+    """A model of sequences of tokens; see `Classifier`.
+
+    Attributes:
+      vocab_size: number of tokens.
+    """
+
+    input_kind: ClassVar[str] = "tokens"
+
+    vocab_size: int
+
+
+class ResidualNetwork(nn.Module):
     """What every model has.
 
     Attributes:
@@ -41,7 +65,6 @@ class ResidualNetwork(nn.Module, kw_only=True):
       param_dtype: of parameters and of the residual stream.
     """
 
-    input_kind: ClassVar[str] = "image"
     # The values of fields that are names.
     choices: ClassVar[Mapping[str, Collection[str]]] = {"norm": ("none", "layer"), "remat": REMAT}
 
@@ -103,7 +126,7 @@ class ResidualNetwork(nn.Module, kw_only=True):
         )(h)
 
 
-class TransformerNetwork(ResidualNetwork, kw_only=True):
+class TransformerNetwork(ResidualNetwork):
     """What `ViT` and `GPT` share.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 import flax.linen as nn
@@ -10,25 +9,22 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.models.base import TransformerNetwork
+from depthmup_flax.models.base import LanguageModel, TransformerNetwork
 from depthmup_flax.nn.transformer import Embed, sincos_positions
 
 
-class GPT(TransformerNetwork, kw_only=True):
+class GPT(TransformerNetwork, LanguageModel):
     """Token and position embeddings, causal transformer blocks as in `ViT`, a readout over the vocabulary.
 
     Fields that are not listed here are those of `TransformerNetwork`.
 
     Attributes:
-      vocab_size: number of tokens.
       positions: ``learned``, as many as the tokens that the model is initialized with; or ``sincos``.
       tied: the readout's weights are the token embedding. Excludes ``zero_init_readout``.
     """
 
-    input_kind: ClassVar[str] = "tokens"
     sincos_divisor: ClassVar[int] = 2
 
-    vocab_size: int = dataclasses.field(kw_only=False)
     width: int = 128
     depth: int = 4
     tied: bool = False

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Mapping
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.models.base import ResidualNetwork
+from depthmup_flax.models.base import Classifier, ResidualNetwork
 from depthmup_flax.nn.blocks import LayerConfig, stacked
 from depthmup_flax.nn.layers import NONLINEARITIES, STEM, mean_subtraction
 
@@ -24,7 +26,7 @@ class _Config(LayerConfig):
     zero_init_branch: bool = False
 
 
-class ResMLP(ResidualNetwork, kw_only=True):
+class ResMLP(ResidualNetwork, Classifier):
     """``x^l = x^(l-1) + a r^-alpha MS(phi(W^l x^(l-1)))`` with ``x^0 = U xi`` and ``f = V^T x^L`` (TP6 6.3, 10.2).
 
     ``pre_nonlin`` gives B24's Eq. 1 instead: ``W phi(h)`` in the branch and a readout of ``phi(h^L)``. ``block_depth``
@@ -32,7 +34,6 @@ class ResMLP(ResidualNetwork, kw_only=True):
     not listed here are those of `ResidualNetwork`.
 
     Attributes:
-      num_classes: number of outputs.
       depth: L, the number of residual branches.
       nonlinearity: relu, abs, linear, gelu, tanh or erf.
       pre_nonlin: the nonlinearity comes before the weights.
@@ -42,9 +43,8 @@ class ResMLP(ResidualNetwork, kw_only=True):
       zero_init_branch: the branch's last weights start at zero (B24 App. M).
     """
 
-    choices = {**ResidualNetwork.choices, "nonlinearity": NONLINEARITIES}
+    choices: ClassVar[Mapping[str, Collection[str]]] = {**ResidualNetwork.choices, "nonlinearity": NONLINEARITIES}
 
-    num_classes: int = dataclasses.field(kw_only=False)
     width: int = 128
     depth: int = 8
     nonlinearity: str = "relu"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Collection, Mapping
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.models.base import ResidualNetwork
+from depthmup_flax.models.base import Classifier, ResidualNetwork
 from depthmup_flax.nn.blocks import LayerConfig, stacked
 from depthmup_flax.nn.layers import HIDDEN, INTO, NONLINEARITIES, NORMS, OUT_OF, STEM, Conv
 from depthmup_flax.parallel.sharding import inner
@@ -71,7 +73,7 @@ class _NormedConv(nn.Module):
         return config.normalization("norm")(conv(x)).astype(config.param_dtype)
 
 
-class ConvNetwork(ResidualNetwork, kw_only=True):
+class ConvNetwork(ResidualNetwork):
     """What `SimpleResNet` and `ResNet` share.
 
     Attributes:
@@ -80,13 +82,17 @@ class ConvNetwork(ResidualNetwork, kw_only=True):
       zero_init_branch: the last convolution of a branch starts at zero (B24 App. M).
     """
 
-    choices = {**ResidualNetwork.choices, "norm": NORMS, "nonlinearity": NONLINEARITIES}
+    choices: ClassVar[Mapping[str, Collection[str]]] = {
+        **ResidualNetwork.choices,
+        "norm": NORMS,
+        "nonlinearity": NONLINEARITIES,
+    }
 
     nonlinearity: str = "relu"
     zero_init_branch: bool = False
 
 
-class SimpleResNet(ConvNetwork, kw_only=True):
+class SimpleResNet(ConvNetwork, Classifier):
     """B24's Eq. 1 with 3x3 stride-1 convolutions: ``h <- h + a r^-alpha conv(phi(h))``, one per branch (App. A.1).
 
     After each of three points equally spaced over depth comes a 2x2 average pool and a convolution that doubles the
@@ -95,12 +101,10 @@ class SimpleResNet(ConvNetwork, kw_only=True):
     once, and this is average pooling. Fields that are not listed here are those of `ConvNetwork` and `ResidualNetwork`.
 
     Attributes:
-      num_classes: number of outputs.
       width: channels at the end, as the paper reports it; the stem has ``width / 8``.
       depth: number of residual blocks, at least 3.
     """
 
-    num_classes: int = dataclasses.field(kw_only=False)
     width: int = 128
     depth: int = 6
 
@@ -163,7 +167,7 @@ class _Block(nn.Module):
         return h, None
 
 
-class ResNet(ConvNetwork, kw_only=True):
+class ResNet(ConvNetwork, Classifier):
     """The residual networks of He et al. (2016), two 3x3 convolutions in a branch (B24 App. A.2).
 
     ``h <- shortcut(h) + a r^-alpha norm(conv(phi(norm(conv(phi(h))))))`` with ``r = depth / base_depth``. The first
@@ -176,16 +180,14 @@ class ResNet(ConvNetwork, kw_only=True):
     listed here are those of `ConvNetwork` and `ResidualNetwork`.
 
     Attributes:
-      num_classes: number of outputs.
       width: channels of the stem and of the first stage (64 in ResNet-18); the last stage has 8 times as many.
       depth: L, the number of residual branches, at least 4.
       stage_sizes: branches in each of the stages, which sum to ``depth``; () spreads them evenly over four.
       stem: ``cifar``, a 3x3 convolution; or ``imagenet``, a 7x7 convolution and a 3x3 maximum, both with stride 2.
     """
 
-    choices = {**ConvNetwork.choices, "stem": ("cifar", "imagenet")}
+    choices: ClassVar[Mapping[str, Collection[str]]] = {**ConvNetwork.choices, "stem": ("cifar", "imagenet")}
 
-    num_classes: int = dataclasses.field(kw_only=False)
     width: int = 64
     depth: int = 8
     stage_sizes: tuple[int, ...] = ()

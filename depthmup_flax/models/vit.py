@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 import flax.linen as nn
@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.models.base import TransformerNetwork
+from depthmup_flax.models.base import Classifier, TransformerNetwork
 from depthmup_flax.nn.blocks import LayerConfig
 from depthmup_flax.nn.layers import STEM, normal
 from depthmup_flax.nn.transformer import sincos_positions_2d
 
 
-class ViT(TransformerNetwork, kw_only=True):
+class ViT(TransformerNetwork, Classifier):
     """Patches, a class token, positions, pre-norm or norm-free transformer blocks, a readout (B24 A.3).
 
     Attention logits are scaled by ``sqrt(d_base) / d`` and queries start at zero. Other weights start with standard
@@ -24,16 +24,14 @@ class ViT(TransformerNetwork, kw_only=True):
     `TransformerNetwork`.
 
     Attributes:
-      num_classes: number of outputs.
       patch_size: side of a square patch in pixels.
       pool: ``token``, a class token; or ``mean`` over patches.
       positions: ``learned`` or ``sincos`` (two-dimensional).
     """
 
-    choices = {**TransformerNetwork.choices, "pool": ("token", "mean")}
+    choices: ClassVar[Mapping[str, Collection[str]]] = {**TransformerNetwork.choices, "pool": ("token", "mean")}
     sincos_divisor: ClassVar[int] = 4
 
-    num_classes: int = dataclasses.field(kw_only=False)
     width: int = 192
     depth: int = 12
     patch_size: int = 8

@@ -59,7 +59,7 @@ class LayerConfig:
 
 REMAT: dict[str, Callable[..., Any] | None] = {
     "none": None,  # saves what the backward pass needs
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # saves products with weights, recomputes the rest
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # saves products with weights alone
     "full": jax.checkpoint_policies.nothing_saveable,  # saves the stream between blocks
 }
 

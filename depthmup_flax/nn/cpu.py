@@ -1,9 +1,9 @@
-"""Products and convolutions whose gradients have a form for XLA:CPU, chosen when a program is lowered for a platform."""
+"""Products and convolutions whose gradients take a form for XLA:CPU in programs that are lowered for a CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -103,6 +103,8 @@ def _linear(function: _Function, cpu_transpose: _Function, fixed: jax.Array, tan
     It is the second part of the solution ``(u, y)`` of ``u = tangent, y - function(fixed, u) = 0``: of JAX's operations
     with a transpose of the caller's, a linear solve is the one that can be mapped and differentiated further.
     """
+    if _typed_as_split(fixed) or _typed_as_split(tangent):
+        return function(fixed, tangent)
     output = jax.eval_shape(function, fixed, tangent)
 
     def zero(x: jax.Array) -> jax.Array:
@@ -123,3 +125,9 @@ def _linear(function: _Function, cpu_transpose: _Function, fixed: jax.Array, tan
         transpose_solve=transpose_solve,
     )
     return y + zero(u)  # reverse mode over forward mode needs every part of the solution to be used
+
+
+def _typed_as_split(x: jax.Array) -> bool:
+    """Whether the type of ``x`` says how it is split: with ``check_vma`` of ``shard_map``, with explicit axes."""
+    kind: Any = jax.typeof(x)
+    return bool(kind.manual_axis_type.varying) or any(axis is not None for axis in kind.sharding.spec)

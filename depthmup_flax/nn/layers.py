@@ -1,4 +1,4 @@
-"""Annotated layers: Flax modules that declare every parameter once, with its logical axes. Build your own models of them.
+"""Annotated layers: Flax modules that declare every parameter once, with its logical axes, to build models of.
 
 Layers compute in ``dtype`` (``bfloat16`` for speed); parameters stay in ``param_dtype``, float32. The residual stream
 keeps its own dtype, float32 in our models: at depth 1024 a branch adds about 2^-5 of the stream and its update 2^-10,
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax

@@ -192,6 +192,6 @@ def learned_positions(module: nn.Module, count: int, features: int, std: float, 
     if module.has_variable("params", "positions"):
         rows = nn.unbox(module.get_variable("params", "positions")).shape[0]
     if count > rows:
-        raise InputError(f"the sequence has {count} tokens, but the model was initialized with {rows}: use at most {rows}.")
+        raise InputError(f"the sequence has {count} tokens, but the model was initialized with {rows}.")
     table = module.param("positions", normal(std, STEM, decay=False), (rows, features), param_dtype)
     return gathered(table, STEM)[:count]
