@@ -32,9 +32,10 @@ def _of_equation(equation: Any) -> int:
         kernel = equation.invars[1].aval.shape
         output_features = kernel[params["dimension_numbers"].rhs_spec[0]]
         return 2 * equation.outvars[0].aval.size * math.prod(kernel) // output_features
-    if equation.primitive.name in ("kernel_product", "kernel_gradient"):  # of depthmup_flax.nn.layers
-        left, right = (variable.aval for variable in equation.invars)
-        return 2 * left.size * right.shape[-1]
+    if equation.primitive.name == "custom_linear_solve":  # a gradient of depthmup_flax.nn.cpu
+        return _of_jaxpr(params["jaxprs"].solve.jaxpr)
+    if equation.primitive.name == "cond":  # one branch runs, such as that of the platform
+        return max(_of_jaxpr(branch.jaxpr) for branch in params["branches"])
     times = params["length"] if equation.primitive.name == "scan" else 1
     return times * sum(_of_jaxpr(inner) for value in params.values() for inner in _jaxprs(value))
 

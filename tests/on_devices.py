@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from depthmup_flax.nn.layers import dense_product
+from depthmup_flax.nn.cpu import dense_product
 from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.training.config import default_config

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.nn.transformer import SelfAttention, sincos_positions, sincos_positions_2d
+from depthmup_flax.nn.transformer import SelfAttention, TransformerConfig, sincos_positions, sincos_positions_2d
 from depthmup_flax.rule.info_trees import flatten_info
 
 IMAGES = jax.random.normal(jax.random.key(1), (3, 16, 16, 3))
@@ -103,7 +103,7 @@ def test_gpt_takes_shorter_sequences_than_it_was_made_for_and_learned_positions_
     if positions == "sincos":
         assert model.apply({"params": params}, longer).shape == (3, 24, 7)
     else:
-        with pytest.raises(dm.InputError, match="24 tokens, but the model was made for 12"):
+        with pytest.raises(dm.InputError, match="24 tokens, but the model was initialized with 12"):
             model.apply({"params": params}, longer)
 
 
@@ -188,5 +188,5 @@ def test_sincos_positions_are_the_transformers():
 
 
 def test_attention_whose_heads_do_not_divide_the_width_is_refused():
-    with pytest.raises(dm.InputError, match="num_heads is 3, which does not divide the width 16"):
-        SelfAttention(3).init(jax.random.key(0), jnp.zeros((1, 4, 16)))
+    with pytest.raises(dm.InputError, match="num_heads is 3: it must divide the width 16"):
+        SelfAttention(TransformerConfig(num_heads=3)).init(jax.random.key(0), jnp.zeros((1, 4, 16)))

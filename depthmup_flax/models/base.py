@@ -1,0 +1,198 @@
+"""The fields, checks and readout that the models share."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Self, TypeVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.nn.blocks import REMAT, LayerConfig
+from depthmup_flax.nn.layers import Readout
+from depthmup_flax.nn.transformer import Transformer, TransformerConfig, learned_positions
+from depthmup_flax.rule.parametrization import PRESETS, Parametrization
+from depthmup_flax.types import Dtype
+
+_Config = TypeVar("_Config", bound=LayerConfig)
+
+
+class Classifier(nn.Module):
+    """A model of images; the second base of its class, so that its number of outputs is the first argument.
+
+    Attributes:
+      num_classes: number of outputs.
+    """
+
+    input_kind: ClassVar[str] = "image"
+
+    num_classes: int
+
+
+class LanguageModel(nn.Module):
+    """A model of sequences of tokens; see `Classifier`.
+
+    Attributes:
+      vocab_size: number of tokens.
+    """
+
+    input_kind: ClassVar[str] = "tokens"
+
+    vocab_size: int
+
+
+class ResidualNetwork(nn.Module):
+    """What every model has.
+
+    Attributes:
+      width: n, the dimension of hidden representations.
+      depth: L, the number of residual blocks.
+      base_width, base_depth: the tuned proxy's; 0 means this model is its own base.
+      parametrization: the rule.
+      norm: kind of normalization, inside the residual branches; ``none`` for none.
+      zero_init_readout: the readout starts at zero.
+      use_bias: biases in every layer, the readout included.
+      sigma: initial standard deviation of the weights in units of ``1/sqrt(fan_in)``.
+      scan: compile one block and loop over it, or compile every block.
+      remat: what the backward pass computes again to save memory: ``none``, ``dots`` (all but products with weights)
+        or ``full``.
+      dtype: of the computation inside layers.
+      param_dtype: of parameters and of the residual stream.
+    """
+
+    # The values of fields that are names.
+    choices: ClassVar[Mapping[str, Collection[str]]] = {"norm": ("none", "layer"), "remat": REMAT}
+
+    width: int
+    depth: int
+    base_width: int = 0
+    base_depth: int = 0
+    parametrization: Parametrization = PRESETS["depth_mup"]
+    norm: str = "none"
+    zero_init_readout: bool = False
+    use_bias: bool = False
+    sigma: float = 1.0
+    scan: bool = True
+    remat: str = "none"
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.parametrization, Parametrization):
+            raise InputError(f"model.parametrization is {self.parametrization!r}: use get_parametrization(name).")
+        for name in ("dtype", "param_dtype"):
+            value = getattr(self, name)
+            try:
+                jnp.dtype(jnp.float32 if value is None else value)
+            except TypeError as error:
+                raise InputError(f"model.{name} is {value!r}: use 'float32', 'bfloat16' or 'float16'.") from error
+        for field in dataclasses.fields(self):
+            if field.type == "int":
+                _require_size(field.name, getattr(self, field.name), or_zero=field.default == 0)
+        for name, names in self.choices.items():
+            if getattr(self, name) not in names:
+                raise InputError(f"model.{name} is {getattr(self, name)!r}: {did_you_mean(getattr(self, name), names)}")
+        super().__post_init__()
+
+    def base(self) -> Self:
+        """The same network at the base width (and this depth), whose shapes define the width ratios."""
+        return self.clone(width=self.base_width or self.width)
+
+    @property
+    def width_ratio(self) -> float:
+        """``m``, the width over the base model's."""
+        return self.width / (self.base_width or self.width)
+
+    @property
+    def depth_ratio(self) -> float:
+        """``r``, the number of residual branches over the base model's."""
+        return self.depth / (self.base_depth or self.depth)
+
+    def config(self, kind: type[_Config], **fields: Any) -> _Config:
+        """A configuration of blocks, with this model's values of all fields that are not given."""
+        names = {field.name for field in dataclasses.fields(kind)} - fields.keys()
+        return kind(**{name: getattr(self, name) for name in names}, **fields)
+
+    def readout(self, h: jax.Array, features: int) -> jax.Array:
+        """``[..., n] -> [..., features]``: logits, at least float32."""
+        sigma = 0.0 if self.zero_init_readout else self.sigma
+        return Readout(
+            features, self.parametrization, self.width_ratio, sigma, self.use_bias, self.param_dtype, name="readout"
+        )(h)
+
+
+class TransformerNetwork(ResidualNetwork):
+    """What `ViT` and `GPT` share.
+
+    Attributes:
+      width: n, the model dimension.
+      depth: transformer layers (TP6's L in 10.3); each has two residual branches, attention and feed-forward.
+      num_heads: heads at every width, so that their dimension grows with it.
+      head_dim: if above 0, the dimension of a head at every width, so that their number grows; ``num_heads`` is then
+        not used. Both transfer; which is better at a given cost is an open question.
+      mlp_ratio: hidden features of the feed-forward branch in units of ``width``.
+      norm: ``layer`` (at the beginning of each branch, and before the readout) or ``none``.
+      positions: ``learned`` or ``sincos`` (fixed).
+      dropout: of branch outputs in training.
+    """
+
+    choices: ClassVar[Mapping[str, Collection[str]]] = {
+        **ResidualNetwork.choices,
+        "positions": ("learned", "sincos"),
+    }
+    sincos_divisor: ClassVar[int]  # of the width
+
+    num_heads: int = 4
+    head_dim: int = 0
+    mlp_ratio: int = 4
+    norm: str = "layer"
+    positions: str = "learned"
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name, divisor = ("head_dim", self.head_dim) if self.head_dim else ("num_heads", self.num_heads)
+        for field, value in (("width", self.width), ("base_width", self.base_width)):
+            if value % divisor:
+                near = max(1, round(value / divisor)) * divisor
+                raise InputError(
+                    f"model.{field} is {value}, which model.{name} = {divisor} does not divide. For example, use "
+                    f"{field} {near}."
+                )
+        if isinstance(self.dropout, bool) or not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
+            raise InputError(f"model.dropout is {self.dropout!r}: use a probability of at least 0 and below 1.")
+        if self.positions == "sincos" and self.width % self.sincos_divisor:
+            raise InputError(
+                f"model.width is {self.width}: positions 'sincos' need a multiple of {self.sincos_divisor}."
+            )
+
+    @property
+    def embedding_std(self) -> float:
+        """Of learned positions and class tokens: B24's ``1/sqrt(N)`` at the base width, so that it does not shrink."""
+        return self.sigma / math.sqrt(self.base_width or self.width)
+
+    def position_table(self, count: int) -> jax.Array:
+        """``[count, width]``: learned positions."""
+        return learned_positions(self, count, self.width, self.embedding_std, self.param_dtype)
+
+    def blocks(self, h: jax.Array, *, train: bool, causal: bool) -> jax.Array:
+        """``[B, T, n] -> [B, T, n]``: attention, feed-forward and the last norm."""
+        config = self.config(
+            TransformerConfig,
+            num_heads=self.width // self.head_dim if self.head_dim else self.num_heads,
+            base_head_dim=self.head_dim or (self.base_width or self.width) // self.num_heads,
+            causal=causal,
+            train=train,
+        )
+        return Transformer(config, name="transformer")(h)
+
+
+def _require_size(name: str, value: object, *, or_zero: bool) -> None:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < (0 if or_zero else 1):
+        allowed = "a positive whole number, or 0 for the model's own" if or_zero else "a positive whole number"
+        raise InputError(f"model.{name} is {value!r}: use {allowed}.")

@@ -1,0 +1,94 @@
+"""Stacks of residual blocks, and the configuration that their layers share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from depthmup_flax.nn.layers import HIDDEN, Dense, Norm, ResidualBranch
+from depthmup_flax.parallel.sharding import gathers, keeps_all_but_gathered
+from depthmup_flax.rule.annotations import AxisNames
+from depthmup_flax.rule.parametrization import PRESETS, Parametrization
+from depthmup_flax.types import Dtype
+
+Layer = Callable[[jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerConfig:
+    """What the layers of a network share. Its methods make layers inside a module's ``__call__``.
+
+    Attributes:
+      parametrization, depth_ratio: of `ResidualBranch`.
+      norm: kind of `Norm`.
+      sigma: initial standard deviation of weights in units of ``1/sqrt(fan_in)``.
+      use_bias: biases in every layer.
+      dtype: of the computation inside layers.
+      param_dtype: of parameters and of the residual stream.
+      train: training rather than evaluation, for BatchNorm and dropout.
+    """
+
+    parametrization: Parametrization = PRESETS["depth_mup"]
+    depth_ratio: float = 1.0
+    norm: str = "none"
+    sigma: float = 1.0
+    use_bias: bool = False
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+    train: bool = False
+
+    def dense(self, features: int, axes: AxisNames = HIDDEN, *, name: str, sigma: float | None = None) -> Dense:
+        """A `Dense` layer, with the network's ``sigma`` by default."""
+        sigma = self.sigma if sigma is None else sigma
+        return Dense(features, axes, sigma, self.use_bias, self.dtype, self.param_dtype, name=name)
+
+    def normalization(self, name: str) -> Layer:
+        """``x -> Norm(x)``, in training or evaluation as configured."""
+        norm = Norm(self.norm, self.dtype, self.param_dtype, name=name)
+        return lambda x: norm(x, train=self.train)
+
+    def residual(self, branch: Layer, shortcut: Layer | None = None) -> ResidualBranch:
+        """The residual connection around ``branch``."""
+        return ResidualBranch(branch, self.parametrization, self.depth_ratio, shortcut)
+
+
+REMAT: dict[str, Callable[..., Any] | None] = {
+    "none": None,  # saves what the backward pass needs
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # saves products with weights alone
+    "full": jax.checkpoint_policies.nothing_saveable,  # saves the stream between blocks
+}
+
+
+def stacked(block: type[nn.Module], length: int, *, scan: bool, remat: str = "none") -> Callable[..., nn.Module]:
+    """``length`` copies of ``block`` in sequence, their parameters stacked along a leading ``layers`` axis.
+
+    Both values of ``scan`` have the same parameters, initial values, outputs and gradients, so a checkpoint of one is a
+    checkpoint of the other.
+
+    Args:
+      block: maps ``(carry, None) -> (carry, None)``.
+      length: number of copies.
+      scan: compile the block once, in a time that does not depend on ``length``; otherwise compile it ``length`` times,
+        which XLA may optimize further.
+      remat: a key of `REMAT`, what the forward pass saves for the backward pass; the rest is computed again. Changes
+        memory and time, and no value.
+    """
+    policy = REMAT[remat]
+    if policy is None and gathers():
+        policy = keeps_all_but_gathered
+    if policy is not None:
+        # In a loop's body the compiler cannot undo remat, so it needs no barrier.
+        block = nn.remat(block, policy=policy, prevent_cse=not scan)
+    return nn.scan(
+        block,
+        variable_axes={"params": 0, "batch_stats": 0, "intermediates": 0},
+        split_rngs={"params": True, "dropout": True},
+        length=length,
+        unroll=1 if scan else length,
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )
