@@ -1,10 +1,10 @@
-"""Train a network with Depth-muP: python train.py --config=configs/digits.py --workdir=runs/digits
+"""Trains a network with Depth-muP: python train.py --config=configs/digits.py --workdir=runs/digits
 
-Any field of the config can be set on the command line, --config.model.depth=24. The same command again resumes the
-run. --print_params shows what the rule gives every parameter, and trains nothing.
+Set any field of the config on the command line, such as --config.model.depth=24. Rerunning the command resumes the run.
+--print_params shows what the rule gives every parameter, and trains nothing.
 
-Exit codes: 0 the run has ended, 2 bad input, 74 the disk or the data failed, 75 asked to leave by a signal; then the
-state is saved, and the same command goes on.
+Exit codes: 0 the run has ended, 2 bad input, 74 the disk or the data failed, 75 preempted by a signal: the state is
+saved, and rerunning the command resumes the run.
 """
 
 import pathlib
@@ -19,7 +19,7 @@ DEFAULT_CONFIG = pathlib.Path(__file__).parent / "configs" / "digits.py"
 
 _CONFIG = cli.define_config("Python file with get_config(). Default: configs/digits.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; created if absent, resumed if it holds the run.")
-_OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the run that --workdir holds, and start anew.")
+_OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the run in --workdir and start again.")
 cli.define_processes()
 _PRINT_PARAMS = flags.DEFINE_bool("print_params", False, "Print the parameter table and exit.")
 
@@ -27,7 +27,7 @@ __doc__ = f"{__doc__}\n--config.parametrization.preset is one of\n{describe_pres
 
 
 def main(argv: list[str]) -> int:
-    """Runs what the flags say; bad input ends with one sentence. Exit codes are in `depthmup_flax.errors`."""
+    """Trains the config; returns an exit code of `depthmup_flax.errors`."""
     cli.require_no_arguments(argv)
     # Imported here, so that --help and a wrong flag answer at once.
     from depthmup_flax.training.experiment import build
@@ -39,6 +39,7 @@ def main(argv: list[str]) -> int:
         return 0
     if not _WORKDIR.value:
         raise InputError("--workdir is not set: name a directory for the run, such as --workdir=runs/digits.")
+    cli.cache_compilations_in(_WORKDIR.value)
     cli.start_processes()
     result = train_and_evaluate(config, _WORKDIR.value, overwrite=_OVERWRITE.value)
     return errors.PREEMPTED if result["status"] == PREEMPTED else 0

@@ -1,84 +1,97 @@
-"""What the command lines share: a config file with fields to override, and one sentence for a wrong one."""
+"""What the command lines share: config flags, process start-up, process-wide settings, exit codes."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import pathlib
 import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
-from absl import app, flags, logging
+from absl import app, flags
+from absl import logging as absl_logging
 from ml_collections import ConfigDict, config_flags
 
 from depthmup_flax.errors import BAD_INPUT, PREEMPTED, STOPPED, InputError, Preempted, RunStopped
 from depthmup_flax.parallel import distributed
 
 
-def define_config(help_text: str) -> Any:
-    """The flag ``--config``, a Python file with ``get_config()``; any field is a flag ``--config.section.field``."""
+def define_config(help_text: str) -> flags.FlagHolder[ConfigDict]:
+    """Defines ``--config``, a Python file with ``get_config()``, and a flag ``--config.section.field`` per field."""
     return config_flags.DEFINE_config_file("config", None, help_text)
 
 
-def resolved(flag: Any) -> ConfigDict:
-    """The config of `define_config`'s flag, with what the command line sets.
+def resolved(flag: flags.FlagHolder[ConfigDict]) -> ConfigDict:
+    """The config of `define_config`'s flag, with the fields that the command line sets.
 
     Raises:
-      InputError: no file was named, or it cannot be read.
+      InputError: ``--config`` is missing, or its file cannot be read.
     """
     if not flags.FLAGS["config"].present:
         raise InputError("--config is not set: name a Python file with get_config(), such as configs/digits.py.")
-    path = config_path()
     try:
-        flag.value.to_dict()  # a file that was not found fails when it is looked at
+        flag.value.to_dict()  # absl reports a missing file only on access
     except OSError as error:
-        raise InputError(f"--config={path} cannot be read: name a Python file with get_config().") from error
+        raise InputError(f"--config={config_path()} cannot be read: name a Python file with get_config().") from error
     return flag.value
 
 
 def config_path() -> str:
-    """The file that ``--config`` names, with what follows its colon."""
+    """The file that ``--config`` names, including any ``:argument``."""
     return config_flags.get_config_filename(flags.FLAGS["config"])
 
 
 def one_device_per_core() -> None:
-    """Makes the CPU one JAX device per core, which serves many small runs best; call before JAX is used.
+    """Gives JAX one CPU device per core, which is fastest for many small runs; call before JAX starts.
 
-    Without effect on a GPU or TPU, or if ``XLA_FLAGS`` sets a number.
+    Has no effect on a GPU or TPU, or if ``XLA_FLAGS`` sets the number of devices.
     """
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         jax.config.update("jax_num_cpu_devices", cores)
 
 
+def cache_compilations_in(workdir: str | pathlib.Path) -> None:
+    """Makes JAX write compiled programs to ``workdir/compiled`` and read them on the next start; call before it starts.
+
+    Has no effect if ``JAX_COMPILATION_CACHE_DIR`` is set. The directory appears with the first compilation.
+    """
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(workdir).absolute() / "compiled"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles many small programs
+
+
 def define_processes() -> None:
-    """The flags ``--coordinator``, ``--num_processes``, ``--process_id`` of `start_processes`."""
+    """Defines the flags of `start_processes`: ``--coordinator``, ``--num_processes``, ``--process_id``."""
     flags.DEFINE_string("coordinator", None, "Several processes: host:port of process 0. Default: the environment's.")
-    flags.DEFINE_integer("num_processes", None, "Several processes: how many, with --coordinator.")
-    flags.DEFINE_integer("process_id", None, "Several processes: which one this is, from 0, with --coordinator.")
+    flags.DEFINE_integer("num_processes", None, "Several processes: their number, with --coordinator.")
+    flags.DEFINE_integer("process_id", None, "Several processes: the number of this one, from 0, with --coordinator.")
 
 
 def start_processes() -> None:
-    """`depthmup_flax.parallel.distributed.start` with the flags; call before JAX is used."""
+    """Calls `depthmup_flax.parallel.distributed.start` with the flags; call before JAX starts."""
     distributed.start(*(flags.FLAGS[name].value for name in ("coordinator", "num_processes", "process_id")))
 
 
 def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path | None = None) -> None:
-    """Parses flags and calls ``main``, whose result is the exit code.
+    """Parses the flags and calls ``main``, which returns the exit code.
 
-    `InputError` and `RunStopped` are printed as one sentence; their exit codes are in `depthmup_flax.errors`.
+    `InputError` and `RunStopped` are printed as one sentence; see `depthmup_flax.errors` for their exit codes.
     """
-    logging.set_verbosity(logging.WARNING)
+    absl_logging.set_verbosity(absl_logging.WARNING)
+    # Orbax warns about every checkpoint without metrics; those between evaluations have none.
+    logging.getLogger("absl").addFilter(lambda record: "did not provide metrics" not in record.getMessage())
     try:
         app.run(main, flags_parser=functools.partial(_parse, default_config))
+    except Preempted as error:
+        print(error, file=sys.stderr)
+        _exit(PREEMPTED)
     except (InputError, RunStopped) as error:
-        if isinstance(error, Preempted):
-            print(error, file=sys.stderr)
-            _exit(PREEMPTED)
         print(f"error: {error}", file=sys.stderr)
         _exit(BAD_INPUT if isinstance(error, InputError) else STOPPED)
     except KeyboardInterrupt:
@@ -89,8 +102,8 @@ def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path
             raise
         traceback.print_exc()
         print(
-            f"error: process {distributed.process_id()} cannot go on, and the others end with it. If a connection was "
-            "closed above, look for the cause in the output of another process. The same command goes on from the last "
+            f"error: process {distributed.process_id()} failed; the other processes stop with it. If the cause above "
+            "is a closed connection, see the log of another process. Rerunning the command resumes from the last "
             "checkpoint.",
             file=sys.stderr,
         )
@@ -98,12 +111,12 @@ def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path
 
 
 def _exit(code: int) -> NoReturn:
-    """Not by ``sys.exit``, which waits for threads that read data and may hang, and for the other processes."""
+    # sys.exit would wait for reader threads, which may hang, and for the other processes.
     distributed.leave(code)
 
 
 def require_no_arguments(argv: list[str]) -> None:
-    """What is left after the flags is a mistake."""
+    """Refuses positional arguments."""
     if len(argv) > 1:
         raise InputError(f"unexpected argument {argv[1]!r}: flags are written --config.model.depth=24.")
 
@@ -117,36 +130,35 @@ def _parse(default_config: pathlib.Path | None, argv: list[str]) -> list[str]:
         return flags.FLAGS(argv)
     except flags.Error as error:
         if "get_config() takes 0 positional arguments" in str(error):
-            raise InputError("this config has no scale: leave out --config.scale and what follows a colon.") from error
-        raise _refusal_of_the_file(error) or InputError(str(error)) from error
+            raise InputError("this config has no scale: remove --config.scale, or the colon in --config.") from error
+        raise _error_of_config_file(error) or InputError(str(error)) from error
     except (AttributeError, KeyError) as error:
         if "ml_collections" not in traceback.extract_tb(error.__traceback__)[-1].filename:
-            raise  # from inside the config file
+            raise  # a bug in the config file
         cause = error.args[0] if isinstance(error.args[0], KeyError) else error
         name, *hint = str(cause.args[0]).splitlines()  # 'dpth', then perhaps: Did you mean "depth" instead of "dpth"?
         raise InputError(f"config has no field {name}. {' '.join(hint)}".rstrip()) from error
 
 
-def _refusal_of_the_file(error: BaseException | None) -> InputError | None:
-    """The sentence that ``get_config`` refused with; ml_collections buries it in a traceback within a flag error."""
-    found = None
-    while error is not None:  # the innermost is the file's own
-        found = error if isinstance(error, InputError) else found
+def _error_of_config_file(error: BaseException | None) -> InputError | None:
+    """The innermost `InputError` among the causes: ml_collections hides one from ``get_config`` in a flag error."""
+    innermost = None
+    while error is not None:
+        innermost = error if isinstance(error, InputError) else innermost
         error = error.__cause__ or error.__context__
-    return found
+    return innermost
 
 
 def _with_scale(argv: list[str]) -> list[str]:
-    """``--config=file.py --config.scale=gpu`` as ``--config=file.py:gpu``, because a scale is for ``get_config``."""
+    """Rewrites ``--config=file.py --config.scale=gpu`` as ``--config=file.py:gpu``: ``get_config`` takes the scale."""
     joined: list[str] = []  # --flag value as --flag=value
     for argument in argv:
-        if joined and joined[-1] in ("--config", "-config", "--config.scale", "-config.scale"):
+        if joined and joined[-1].lstrip("-") in ("config", "config.scale"):
             joined[-1] += f"={argument}"
         else:
             joined.append(argument)
     scales = [argument.partition("=")[2] for argument in joined if argument.lstrip("-").startswith("config.scale=")]
     if not scales:
         return argv
-    kept = [argument for argument in joined if not argument.lstrip("-").startswith("config.scale=")]
-    named = ("--config=", "-config=")
-    return [f"{argument}:{scales[-1]}" if argument.startswith(named) else argument for argument in kept]
+    others = (argument for argument in joined if not argument.lstrip("-").startswith("config.scale="))
+    return [f"{word}:{scales[-1]}" if word.lstrip("-").startswith("config=") else word for word in others]

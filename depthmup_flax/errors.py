@@ -1,4 +1,4 @@
-"""What ends a run early, and how a program says so: exceptions that are one sentence, and exit codes."""
+"""Exceptions that end a run with one sentence, and the exit codes of the command lines."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Bad input: one sentence that names the field, its value and the remedy.
+    """Bad input: one sentence with the field, its value and the remedy.
 
-    A command line prints it without a traceback and exits with `BAD_INPUT`; a library user catches it as a
-    ``ValueError``.
+    A command line prints the sentence without a traceback and exits with `BAD_INPUT`.
     """
 
 
 class RunStopped(RuntimeError):
-    """A run cannot go on, and its config is not the reason: a full disk, storage that stalls.
+    """The environment stopped the run, such as a full disk or stalled storage; the config is fine.
 
-    One sentence. What is written is whole, and the same command goes on once the cause is gone. A command line prints
-    it and exits with `STOPPED`.
+    All files written so far are complete, and rerunning the command resumes the run. A command line prints the
+    sentence and exits with `STOPPED`.
     """
 
 
 class Preempted(RunStopped):
-    """The process was asked to leave, has saved what it had, and is to be run again; exit code `PREEMPTED`."""
+    """The process was preempted and has saved its state; a command line exits with `PREEMPTED`."""
 
 
-# Exit codes of the command lines, besides 0 and Python's own 1. Numbers of sysexits.h: EX_IOERR and EX_TEMPFAIL.
-BAD_INPUT = 2  # the same command fails again
+# Exit codes besides 0 and Python's own 1. The last two are EX_IOERR and EX_TEMPFAIL of sysexits.h.
+BAD_INPUT = 2  # rerunning the same command fails again
 STOPPED = 74
-PREEMPTED = 75  # asked to leave: saved, and to be run again
+PREEMPTED = 75  # the state is saved: rerun the command
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

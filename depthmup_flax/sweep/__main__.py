@@ -1,8 +1,8 @@
 """Trains a grid of runs: python -m depthmup_flax.sweep --config=configs/sweeps/digits.py --workdir=runs/sweep
 
-Runs that differ in learning rate, momentum, seed and other numbers share one compiled program, vectorized where a
-measurement says that it pays. Records are appended to DIR/records.jsonl as runs end; the same command again continues.
-Make figures of them with: python -m depthmup_flax.report DIR
+Runs that differ only in learning rate, momentum, seed and other numbers share one compiled program; a short benchmark
+chooses how many train together. Records are appended to DIR/records.jsonl as runs end; rerunning the command resumes the
+sweep. Make its figures with: python -m depthmup_flax.report DIR
 """
 
 from absl import flags
@@ -11,23 +11,24 @@ from depthmup_flax import cli
 from depthmup_flax.errors import InputError
 
 _CONFIG = cli.define_config(
-    "Python file with get_config(scale); --config.scale=smoke|cpu|gpu|paper, any field of the base config is "
-    "--config.base.model.norm=layer, a grid's axis --config.grids.<name>.model.depth='(4, 8)'."
+    "Python file with get_config(scale); --config.scale=smoke|cpu|gpu|paper. Set a field of the base config with "
+    "--config.base.model.norm=layer, an axis of a grid with --config.grids.<name>.model.depth='(4, 8)'."
 )
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory for sweep.json and records.jsonl; continued if it has them.")
-_OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the sweep that --workdir holds, and start anew.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory for sweep.json and records.jsonl; resumed if it has them.")
+_OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the sweep in --workdir and start again.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the grid, the number of runs and a time estimate; train nothing.")
-_SHARD = flags.DEFINE_string("shard", "0/1", "i/n: only the i-th of n parts of the grid, counted from 0.")
-_LANES = flags.DEFINE_string("lanes", "auto", "Runs at a time on each device: auto (measure), all, 1, or a number.")
+_SHARD = flags.DEFINE_string("shard", "0/1", "i/n: train only the i-th of n parts of the grid, counted from 0.")
+_LANES = flags.DEFINE_string("lanes", "auto", "Runs together on each device: auto (benchmark), all, or a number.")
 
 
 def main(argv: list[str]) -> None:
-    """Runs what the flags say; bad input ends with one sentence. Exit codes are in `depthmup_flax.errors`."""
+    """Runs the sweep, or prints what it would run."""
     cli.require_no_arguments(argv)
     cli.one_device_per_core()
     # Imported here, so that --help and a wrong flag answer at once.
+    from depthmup_flax.sweep.dry_run import describe
     from depthmup_flax.sweep.lane_count import parse_lanes
-    from depthmup_flax.sweep.runner import describe, sweep
+    from depthmup_flax.sweep.runner import sweep
 
     config, lanes, shard = cli.resolved(_CONFIG), parse_lanes(_LANES.value), _parse_shard(_SHARD.value)
     if _DRY_RUN.value:
@@ -35,15 +36,16 @@ def main(argv: list[str]) -> None:
         return
     if not _WORKDIR.value:
         raise InputError("--workdir is not set: name a directory for the records, such as --workdir=runs/sweep.")
+    cli.cache_compilations_in(_WORKDIR.value)
     sweep(config, _WORKDIR.value, shard=shard, lanes=lanes, overwrite=_OVERWRITE.value)
-    print(f"records in {_WORKDIR.value}; figures: python -m depthmup_flax.report {_WORKDIR.value}")
+    print(f"records: {_WORKDIR.value}; make figures: python -m depthmup_flax.report {_WORKDIR.value}")
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
     index, _, count = text.partition("/")
     if index.isdigit() and count.isdigit() and int(index) < int(count):
         return int(index), int(count)
-    raise InputError(f"--shard={text}: write i/n with i from 0 to n - 1, such as --shard=0/4.")
+    raise InputError(f"--shard is {text}: write i/n with i from 0 to n - 1, such as --shard=0/4.")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 import clu.metrics
@@ -33,7 +33,7 @@ from depthmup_flax.sweep.lane_layout import cohorts, lay_out
 from depthmup_flax.training.calls import Call, CallLength, Periods, most_steps, take_steps
 from depthmup_flax.training.config import get_field
 from depthmup_flax.training.device_batches import Closing, Waiting, batch_of, calls, read_ahead_if_streamed
-from depthmup_flax.training.experiment import Experiment, traced_parts
+from depthmup_flax.training.experiment import Experiment, traced_model, traced_optimizer
 from depthmup_flax.training.step import TrainState, evaluate, init_state, make_eval_step, make_train_step
 from depthmup_flax.types import ArrayTree, Batch
 
@@ -223,7 +223,7 @@ class Program:
 
     def _init_lanes(self, values_V: LaneValues) -> TrainState:
         def init(fields: dict[str, jax.Array]) -> TrainState:
-            model, optimizer = self._parts(fields)
+            model, optimizer = self._model(fields), self._optimizer(fields)
             return init_state(model, optimizer, fields["seed"], self.experiment.dataset.input_spec)
 
         return _mapped(init, self.per_device)(values_V.fields_K)
@@ -232,9 +232,7 @@ class Program:
         step = functools.partial(self._step_lanes, values_V, data)
         return take_steps(step, state_V, call, self.call_length.most)
 
-    def _step_lanes(
-        self, values_V: LaneValues, data: Batch | None, state_V: TrainState, examples_U: Any
-    ) -> TrainState:
+    def _step_lanes(self, values_V: LaneValues, data: Batch | None, state_V: TrainState, examples_U: Any) -> TrainState:
         experiment, config = self.experiment, self.experiment.config
         step = state_V.step[0]  # the same in all lanes
 
@@ -243,11 +241,10 @@ class Program:
             return experiment.dataset.prepare(config.data.augment, key, batch_of(data, examples))
 
         def train(state: TrainState, fields: dict[str, jax.Array], batch: Any) -> TrainState:
-            model, optimizer = self._parts(fields)
             average_steps = config.train.average_steps or experiment.epoch_steps
             train_step = make_train_step(
-                model,
-                optimizer,
+                self._model(fields),
+                self._optimizer(fields),
                 prepare=lambda _, prepared: prepared,
                 seed=fields["seed"],
                 log_every=config.train.log_every,
@@ -268,13 +265,15 @@ class Program:
         prepare = functools.partial(self.experiment.dataset.prepare, self.experiment.config.data.augment)
 
         def eval_lane(state: TrainState, fields: dict[str, jax.Array]) -> clu.metrics.Collection:
-            model = traced_model(self.experiment, fields)
-            return make_eval_step(model, prepare=prepare)(state.params, state.batch_stats, batch)
+            return make_eval_step(self._model(fields), prepare=prepare)(state.params, state.batch_stats, batch)
 
         return _mapped(eval_lane, self.per_device)(state_V, values_V.fields_K)
 
-    def _parts(self, fields: dict[str, jax.Array]) -> tuple[nn.Module, optax.GradientTransformation]:
-        return traced_parts(self.experiment, {path: value for path, value in fields.items() if path != "seed"})
+    def _model(self, fields: dict[str, jax.Array]) -> nn.Module:
+        return traced_model(self.experiment, _without_seed(fields))
+
+    def _optimizer(self, fields: dict[str, jax.Array]) -> optax.GradientTransformation:
+        return traced_optimizer(self.experiment, _without_seed(fields))
 
     # -- how it is compiled ---------------------------------------------------------------------------------------
 
@@ -308,6 +307,10 @@ class Program:
     def _watched(self, items: Generator[T, None, None]) -> Closing[T]:
         waiting = Waiting(self.experiment.config.train.stall_timeout_s)
         return read_ahead_if_streamed(self.experiment.dataset, items, waiting)
+
+
+def _without_seed(fields: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return {path: value for path, value in fields.items() if path != "seed"}
 
 
 def _dtype(path: str) -> Any:

@@ -80,8 +80,8 @@ def take_steps(step: Callable[[State, Any], State], state: State, call: Call, mo
 def most_steps(experiment: Experiment) -> int:
     """How many steps a call of the experiment's program may take; 1 where a loop does not pay or cannot be used.
 
-    Streamed examples arrive one batch at a time, and several processes agree on every step on whether to stop. In a loop
-    XLA:CPU runs some convolutions ten times slower. Other devices than the CPU were not measured.
+    Streamed examples arrive one batch at a time. Several processes agree after every step on whether to stop. In a
+    loop XLA:CPU runs some convolutions ten times slower. Devices other than the CPU were not measured.
     """
     streamed, several = experiment.dataset.placement == "stream", jax.process_count() > 1
     convolves = any(len(names) > 3 for names in experiment.axes.values())  # more than layers, in, out

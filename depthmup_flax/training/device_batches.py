@@ -62,7 +62,7 @@ def batch_of(data: Batch | None, examples: Any) -> Any:
 def calls(
     dataset: Dataset, seeds: Sequence[int], batch_size: int, first_step: int, length: CallLength
 ) -> Generator[Call, None, None]:
-    """Calls, on the host, for U runs of these seeds from ``first_step`` on; their steps are a function of (seed, step)."""
+    """Calls, on the host, for U seeds from ``first_step`` on; a batch is a pure function of (seed, step)."""
     split, step = dataset.train, first_step
     distinct = set(seeds)
     while True:

@@ -31,7 +31,7 @@ from depthmup_flax.training.outcome import PREEMPTED, Reading, outcome, read
 from depthmup_flax.training.sampling import printable, sample_text
 from depthmup_flax.training.step import TrainState
 from depthmup_flax.training.summary import describe_run, summary
-from depthmup_flax.training.workdir import keeping_compiled, only_run_in, prepare_workdir, read_json, writing_to
+from depthmup_flax.training.workdir import only_run_in, prepare_workdir, read_json, writing_to
 from depthmup_flax.types import Json
 
 
@@ -77,7 +77,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
             if distributed.is_first():
                 print(f"{directory} holds this run already, {summary(finished)}. --overwrite runs it again.")
             return finished
-        with writing_to(directory), keeping_compiled(directory):
+        with writing_to(directory):
             return _train_in(directory, experiment, mesh)
 
 
@@ -199,9 +199,7 @@ class _Run:
         """The data of the calls from the current step on."""
         config, dataset = self._experiment.config, self._experiment.dataset
         length = self.program.call_length
-        return train_calls(
-            dataset, config.seed, config.train.batch_size, self.step, self._mesh, length, self._waiting
-        )
+        return train_calls(dataset, config.seed, config.train.batch_size, self.step, self._mesh, length, self._waiting)
 
     def next_call(self, calls: Iterator[Call]) -> Call:
         """The next of ``calls``; if the data fail, the state is saved first."""

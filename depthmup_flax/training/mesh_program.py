@@ -30,7 +30,8 @@ class MeshProgram:
 
     def __init__(self, experiment: Experiment, mesh: Mesh) -> None:
         train, total = experiment.config.train, experiment.total_steps
-        self.periods = Periods(total, train.log_every, train.eval_every or experiment.epoch_steps, train.checkpoint_every)
+        eval_every = train.eval_every or experiment.epoch_steps
+        self.periods = Periods(total, train.log_every, eval_every, train.checkpoint_every)
         self.call_length = CallLength(most_steps(experiment), self.periods)
         self._experiment, self._mesh = experiment, mesh
         self._shardings = sharding.state_shardings(experiment.state_shapes(), experiment.axes, mesh)
@@ -71,9 +72,7 @@ class MeshProgram:
         def step(state: TrainState, examples: Any) -> TrainState:
             if data is None:
                 return self._train_step(state, examples)
-            split = functools.partial(
-                jax.lax.with_sharding_constraint, shardings=sharding.batch_sharding(self._mesh)
-            )
+            split = functools.partial(jax.lax.with_sharding_constraint, shardings=sharding.batch_sharding(self._mesh))
             return self._train_step(state, jax.tree.map(split, batch_of(data, split(examples[0]))))
 
         return take_steps(step, state, call, self.call_length.most)

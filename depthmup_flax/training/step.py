@@ -187,9 +187,7 @@ def make_eval_step(
     return eval_step
 
 
-def evaluate(
-    eval_step: Callable[[Batch], clu.metrics.Collection], batches: Iterable[Batch]
-) -> clu.metrics.Collection:
+def evaluate(eval_step: Callable[[Batch], clu.metrics.Collection], batches: Iterable[Batch]) -> clu.metrics.Collection:
     """The `EvalMetrics` of all ``batches``."""
     return functools.reduce(lambda total, new: total.merge(new), map(eval_step, batches))
 

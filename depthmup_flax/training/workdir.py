@@ -1,4 +1,4 @@
-"""A run's directory: that it can be written, is used once at a time, and holds this run and no other."""
+"""A run's work directory: that it is writable, locked by one process, and holds this run and no other."""
 
 from __future__ import annotations
 
@@ -9,35 +9,39 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-import jax
-from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import ConfigDict
 
 from depthmup_flax.errors import InputError, RunStopped
-from depthmup_flax.training import config as configs
+from depthmup_flax.training.config import listed, run_differences, to_json
+from depthmup_flax.types import Json
 
 
 def make_writable(directory: pathlib.Path) -> None:
-    """Creates the directory; InputError if it cannot be, or cannot be written to."""
+    """Creates the directory if absent.
+
+    Raises:
+      InputError: it cannot be created or written to.
+    """
     probe = directory / ".write_test"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise InputError(
-            f"workdir {str(directory)!r} cannot be written to ({error.strerror}): choose another."
-        ) from error
+        raise _not_writable(directory, error) from error
+
+
+def _not_writable(directory: pathlib.Path, error: OSError) -> InputError:
+    return InputError(f"workdir {str(directory)!r} cannot be written to ({error.strerror}): choose another.")
 
 
 def prepare_workdir(directory: pathlib.Path, config: ConfigDict, *, overwrite: bool) -> pathlib.Path:
-    """Creates the directory and makes sure that it can be written and holds no other run.
+    """Creates the directory, or checks that the one there belongs to the run of ``config``.
 
     Raises:
-      InputError: it cannot be written, or its ``config.json`` differs from ``config`` (says in what).
+      InputError: it is not writable, or its ``config.json`` differs from ``config``; the sentence lists the fields.
     """
     make_writable(directory)
     if overwrite:
@@ -45,121 +49,100 @@ def prepare_workdir(directory: pathlib.Path, config: ConfigDict, *, overwrite: b
             _delete_run(directory)
     stored = directory / "config.json"
     if stored.exists():
-        ours = json.loads(configs.to_json(config))
-        found = configs.run_differences(read_json(stored), ours)
-        if found:
+        differing = run_differences(read_json(stored), json.loads(to_json(config)))
+        if differing:
             raise InputError(
-                f"workdir {str(directory)!r} holds a run with another config ({configs.listed(found)}): "
+                f"workdir {str(directory)!r} holds a run with another config ({listed(differing)}): "
                 "choose another directory, or pass --overwrite to delete that run."
             )
     checkpoints = directory / "checkpoints"
     if checkpoints.exists() and not checkpoints.is_dir():
-        raise InputError(f"{str(checkpoints)!r} is a file, where checkpoints are to be: remove it.")
+        raise InputError(f"{str(checkpoints)!r} is a file: remove it, because checkpoints go there.")
     return directory
 
 
 @contextlib.contextmanager
 def only_run_in(directory: pathlib.Path, lock: str = ".lock") -> Iterator[None]:
-    """Holds a lock that the system releases with the process, however it ends; InputError if another process has it."""
+    """Holds a lock file, which the system releases when the process ends.
+
+    Raises:
+      InputError: another process holds the lock, or the directory is not writable.
+    """
     try:
         opened = (directory / lock).open("a")
     except OSError as error:
-        raise InputError(
-            f"workdir {str(directory)!r} cannot be written to ({error.strerror}): choose another."
-        ) from error
+        raise _not_writable(directory, error) from error
     with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InputError(f"workdir {str(directory)!r} is in use by another run: wait or choose another.") from error
+            raise InputError(
+                f"workdir {str(directory)!r} is in use by another run: wait for it, or choose another directory."
+            ) from error
         except OSError:  # a file system without locks
             pass
         yield
 
 
 @contextlib.contextmanager
-def keeping_compiled(directory: pathlib.Path) -> Iterator[None]:
-    """Programs compiled here are written to ``directory/compiled``, and read from there by the next start.
-
-    Without effect where JAX keeps them already (``JAX_COMPILATION_CACHE_DIR``). A program that is read is the one that
-    was written, so results do not change.
-    """
-    settings = {
-        "jax_compilation_cache_dir": str(directory.absolute() / "compiled"),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,  # many small programs are a start, too
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    if before["jax_compilation_cache_dir"]:
-        yield
-        return
-    _set(settings)
-    try:
-        yield
-    finally:
-        _set(before)
-
-
-def _set(settings: Mapping[str, Any]) -> None:
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()  # which has looked at them before
-
-
-@contextlib.contextmanager
 def writing_to(directory: pathlib.Path) -> Iterator[None]:
-    """Turns what the system says when ``directory`` cannot be written any more into one sentence.
+    """Turns write errors of any library into one sentence.
 
     Raises:
-      RunStopped: the disk is full, read-only, or does not answer.
+      RunStopped: the disk is full, read-only or unreachable.
     """
     try:
         yield
     except (InputError, RunStopped):
         raise
     except Exception as error:
-        reason = _full_or_readonly(error)
+        reason = _write_failure(error)
         if reason is None:
             raise
         raise RunStopped(
-            f"workdir {str(directory)!r} cannot be written any more ({reason}): make room or make it writable, and "
-            "run the same command again, which goes on from the last checkpoint."
+            f"workdir {str(directory)!r} cannot be written any more ({reason}): make room or make it writable, "
+            "and rerun the command, which resumes from the last checkpoint."
         ) from error
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """What a run has written; InputError if it is damaged."""
+def read_json(path: pathlib.Path) -> Json:
+    """Reads a JSON object that a run has written.
+
+    Raises:
+      InputError: the file is damaged.
+    """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InputError(f"{path} is not JSON ({error}): delete it, or pass --overwrite to start anew.") from error
-    if not isinstance(found, dict):
-        raise InputError(f"{path} is not what a run writes: delete it, or pass --overwrite to start anew.")
-    return found
+        raise InputError(f"{path} is not JSON ({error}): delete it, or pass --overwrite to restart the run.") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is not a JSON object: delete it, or pass --overwrite to restart the run.")
+    return content
 
 
-_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM)
+_FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_WRITE_ERRORS = (*_FULL_OR_READ_ONLY, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM)
 
 
-def _full_or_readonly(error: BaseException | None) -> str | None:
-    """The system's words, if ``error`` or what caused it is that a file could not be written."""
-    words = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)]
+def _write_failure(error: BaseException | None) -> str | None:
+    """The system's message, if ``error`` or one of its causes is a failed write."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _WRITE_ERRORS:
             return error.strerror or os.strerror(error.errno)
-        # Orbax's storage library gives the words alone.
-        for word in words:
-            if word in str(error):
-                return word
+        # Orbax's storage library reports the message without the number.
+        for message in map(os.strerror, _FULL_OR_READ_ONLY):
+            if message in str(error):
+                return message
         error = error.__cause__ or error.__context__
     return None
 
 
 def _delete_run(directory: pathlib.Path) -> None:
-    """Deletes what a run writes, and nothing else."""
-    # config.json guards the rest, so it goes last.
+    """Deletes the files of a run, and no others."""
     if (directory / "checkpoints").is_dir():
         shutil.rmtree(directory / "checkpoints")
     for events in directory.glob("events.out.tfevents.*"):
         events.unlink()
+    # config.json protects the other files, so it is deleted last.
     for name in ("result.json", "sample.txt", "metrics.jsonl", "params.txt", "config.json"):
         (directory / name).unlink(missing_ok=True)

@@ -3,9 +3,9 @@
     python -m depthmup_flax.tune --config=configs/cifar10_resnet.py --proxy.width=64 --proxy.depth=6 --workdir=runs/tune
     python train.py --config=runs/tune/tuned.py --workdir=runs/large
 
-The proxy is the target with another width and depth, which become the base of both: Depth-muP then gives the large
-network the proxy's hyperparameters. The proxy's learning rates (and whatever --tune names) are swept with several
-seeds, the grid growing while the best lies at its end.
+The proxy is the target at another width and depth, which become the base sizes of both: Depth-muP then transfers the
+proxy's hyperparameters to the target. The search sweeps the proxy's learning rate, and what --tune names, with several
+seeds. It extends the grid while the optimum lies at its edge.
 """
 
 from absl import flags
@@ -14,25 +14,26 @@ from depthmup_flax import cli
 from depthmup_flax.errors import InputError
 
 _CONFIG = cli.define_config("Python file with get_config(): the large network.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory for records and tuned.py; continued if it has them.")
-_OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the search that --workdir holds, and start anew.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory for records and tuned.py; resumed if it has them.")
+_OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the search in --workdir and start again.")
 _WIDTH = flags.DEFINE_integer("proxy.width", 0, "Width of the proxy; default: the target's model.base_width.")
 _DEPTH = flags.DEFINE_integer("proxy.depth", 0, "Depth of the proxy; default: the target's model.base_depth.")
-_STEPS = flags.DEFINE_integer("proxy.steps", 0, "Training steps of a proxy's run; default: the target's.")
+_STEPS = flags.DEFINE_integer("proxy.steps", 0, "Training steps of each proxy run; default: the target's.")
 _TUNE = flags.DEFINE_list("tune", [], "Also tune these: branch_multiplier, gamma0, input_lr_factor, output_lr_factor.")
 _OCTAVES = flags.DEFINE_integer("octaves", 4, "Factors of two to try on each side of the config's learning rate.")
-_SEEDS = flags.DEFINE_integer("seeds", 3, "Runs per point, from different seeds.")
-_LANES = flags.DEFINE_string("lanes", "auto", "Runs at a time on each device: auto (measure), all, 1, or a number.")
+_SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds per point.")
+_LANES = flags.DEFINE_string("lanes", "auto", "Runs together on each device: auto (benchmark), all, or a number.")
 
 
 def main(argv: list[str]) -> None:
-    """Runs what the flags say; bad input ends with one sentence and exit code 2."""
-    from depthmup_flax.sweep.lane_count import parse_lanes
-    from depthmup_flax.training.config import from_file, validate
-    from depthmup_flax.tune.proxy import tune
-
+    """Runs the search and writes ``tuned.py``."""
     cli.require_no_arguments(argv)
     cli.one_device_per_core()
+    # Imported here, so that --help and a wrong flag answer at once.
+    from depthmup_flax.sweep.lane_count import parse_lanes
+    from depthmup_flax.training.config import from_file, validate
+    from depthmup_flax.tune.search import tune
+
     target = cli.resolved(_CONFIG)
     validate(target)
     if not _WORKDIR.value:
@@ -41,8 +42,9 @@ def main(argv: list[str]) -> None:
     for name, flag in (("width", _WIDTH), ("depth", _DEPTH)):
         sizes[name] = flag.value or target.model[f"base_{name}"]
         if not sizes[name]:
-            raise InputError(f"--proxy.{name} is not set, and the config has no model.base_{name}: say one.")
+            raise InputError(f"--proxy.{name} is not set, and neither is model.base_{name}: set --proxy.{name}.")
     file, *arguments = cli.config_path().split(":", 1)
+    cli.cache_compilations_in(_WORKDIR.value)
     tune(
         target,
         file,

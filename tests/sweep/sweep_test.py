@@ -1,7 +1,6 @@
 """A sweep trains what train.py trains, loses and repeats nothing, and says what is wrong with its grid."""
 
 import dataclasses
-import json
 import math
 import signal
 import time
@@ -15,15 +14,13 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.records import Record, read_records, read_sweep
 from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
 from depthmup_flax.sweep import lane_count as choose
-from depthmup_flax.sweep.extension import extension, next_value
 from depthmup_flax.sweep.grid import curves, expand, shard_of, structural_groups
 from depthmup_flax.sweep.lane_layout import chunks, lay_out, one_seed_fits
 from depthmup_flax.sweep.program import Program, put_data, sweep_mesh, varying_fields
 from depthmup_flax.sweep.runner import describe, sweep
-from depthmup_flax.training.config import default_config, from_file, get_field, set_field, validate
+from depthmup_flax.training.config import default_config, validate
 from depthmup_flax.training.experiment import build
 from depthmup_flax.training.loop import train_and_evaluate
-from depthmup_flax.tune.proxy import best, proxy_config, tuned_file, tuning_sweep
 
 pytestmark = pytest.mark.usefixtures("compiled_in_haste")
 
@@ -406,34 +403,6 @@ def test_a_curve_whose_minimum_is_at_the_end_of_the_grid_is_extended_and_said(tm
     assert len(read_records(tmp_path / "sweep" / "records.jsonl")[0]) == 8
 
 
-@pytest.mark.parametrize(
-    ("losses", "expected"),
-    [
-        ({1.0: 3.0, 2.0: 2.0, 4.0: 1.0}, 8.0),
-        ({1.0: 1.0, 2.0: 2.0, 4.0: 3.0}, 0.5),
-        ({1.0: 2.0, 2.0: 1.0, 4.0: 3.0}, None),
-        ({1.0: 2.0, 2.0: 1.0, 4.0: math.inf}, None),  # divergence is an end, too
-        ({1.0: math.inf, 2.0: math.inf}, 0.5),
-        ({1.0: 1.0}, None),
-        ({0.0: 1.0, 0.9: 2.0}, None),  # no ratio
-    ],
-)
-def test_the_next_value_continues_the_ratio_beyond_the_minimum(losses, expected):
-    assert next_value(losses) == expected
-
-
-@pytest.mark.parametrize(("known", "expected"), [((), 0.2), ((0.20000000000000004,), 0.20000000000000004)])
-def test_an_extended_value_is_that_of_a_longer_grid_or_one_that_was_run(known, expected):
-    """0.1^2 / 0.05 is 0.20000000000000004, another run than 0.2."""
-    config = small_sweep(grids={"g": {RATE: (0.05, 0.1)}}, extend=1)
-    runs = expand(config)
-    done = {run.hash: planted_records([run.point[RATE]], [1.0], (0,))[0] for run in runs}
-    done = {k: dataclasses.replace(r, train_loss_avg=1 - r.point[RATE]) for k, r in done.items()}
-    done |= {str(rate): planted_records([rate], [1.0], (0,))[0] for rate in known}
-    (((run,), _),) = extension(config, runs, done)
-    assert run.point[RATE] == expected
-
-
 def test_more_values_on_an_axis_continue_a_sweep_and_another_base_does_not(tmp_path):
     sweep(small_sweep(grids={"rates": {RATE: (1e-3, 2e-3)}}), tmp_path, lanes=0)
     records = sweep(small_sweep(grids={"rates": {RATE: (1e-3, 2e-3, 4e-3)}}), tmp_path, lanes=0)
@@ -527,136 +496,10 @@ def test_the_commands_sweep_report_and_refuse(tmp_path):
         ([config, "--config.scale", "huge"], "config.scale is 'huge'"),
         ([config, "--config.scale=smoke"], "--workdir is not set"),
         ([f"--config={ROOT / 'configs/digits.py'}", "--config.scale=cpu"], "this config has no scale"),
-        ([config, "--config.scale=smoke", "--workdir=s", "--shard=4/4"], "--shard=4/4: write i/n"),
+        ([config, "--config.scale=smoke", "--workdir=s", "--shard=4/4"], "--shard is 4/4: write i/n"),
         ([config, "--config.scale=smoke", "--workdir=s", "--lanes=many"], "--lanes=many: use auto"),
     ):
         refused = run_command("-m", "depthmup_flax.sweep", *arguments, cwd=tmp_path)
         assert refused.returncode == 2
         assert sentence in refused.stderr
         assert "Traceback" not in refused.stderr
-
-
-# -- the tuner -------------------------------------------------------------------------------------------------------
-
-
-def planted(rate, a, seed):
-    """Lowest at rate 3e-3 and a = 2."""
-    return 1.0 + 0.05 * math.log2(rate / 3e-3) ** 2 + 0.1 * math.log2(a / 2) ** 2 + 0.003 * math.sin(seed * 7 + a)
-
-
-def planted_records(rates, multipliers, seeds=(0, 1, 2)):
-    return [
-        Record(
-            run=f"{rate}/{a}/{seed}",
-            status="completed",
-            point={RATE: rate, "parametrization.branch_multiplier": a, "seed": seed},
-            width=8,
-            depth=2,
-            parameters=1,
-            seed=seed,
-            steps=1,
-            train_loss=0.0,
-            train_loss_avg=planted(rate, a, seed),
-            slice_steps=1,
-            train_loss_slices=[],
-            test_loss=None,
-            test_accuracy=None,
-            diverged_at_step=None,
-            wall_time_s=0.0,
-            lanes=1,
-            device="",
-            versions={},
-            commit=None,
-        )
-        for rate in rates
-        for a in multipliers
-        for seed in seeds
-    ]
-
-
-def test_the_tuner_recovers_a_planted_optimum_and_says_how_sure_it_is():
-    choice = best(planted_records([1e-3 * 2.0**k for k in range(-3, 5)], [0.5, 1.0, 2.0, 4.0]))
-    assert choice.values["parametrization.branch_multiplier"] == 2.0
-    assert choice.values[RATE] == pytest.approx(3e-3, rel=0.03)
-    assert choice.interval[0] <= 3e-3 * 1.03
-    assert choice.interval[1] >= 3e-3 * 0.97
-    assert choice.flag == ""
-    # 0.05 log2(rate / 3e-3)^2 <= 1 % of 1 within 0.45 octaves.
-    assert choice.as_good == (2e-3, 4e-3) or choice.as_good[0] == choice.as_good[1]
-    edge = best(planted_records([1e-3 * 2.0**k for k in range(-3, 1)], [0.5, 1.0]))
-    assert edge.flag == "highest of the grid, branch_multiplier at the end of its grid"
-
-
-def test_the_tuner_writes_a_config_that_train_py_trains_at_the_tuned_rate(tmp_path):
-    done = run_command(
-        "-m",
-        "depthmup_flax.tune",
-        f"--config={ROOT / 'configs/digits.py'}",
-        "--proxy.width=16",
-        "--proxy.depth=2",
-        "--proxy.steps=20",
-        "--octaves=2",
-        "--seeds=2",
-        "--lanes=1",
-        "--config.model.width=32",
-        "--config.train.steps=10",
-        "--workdir=t",
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "Best on the proxy (width 16, depth 2): optimizer.learning_rate" in done.stdout
-    assert "times the work" in done.stdout
-    config = from_file(tmp_path / "t" / "tuned.py")
-    assert (config.model.base_width, config.model.base_depth, config.model.width) == (16, 2, 32)
-    assert f"learning_rate {config.optimizer.learning_rate:.4g}" in done.stdout
-    assert config.train.steps == 10
-    assert train_and_evaluate(config, tmp_path / "large")["status"] == "completed"
-
-
-def test_a_proxy_that_cannot_serve_is_refused():
-    target = small_base(width=32, depth=8)
-    for change, sizes, message in (
-        ({}, (64, 8), "--proxy.width=64: use between 1 and the target's model.width, 32"),
-        ({}, (32, 8), "is the target itself"),
-        ({"parametrization.preset": "sp"}, (8, 2), "do not transfer"),
-        ({"parametrization.preset": "mup"}, (8, 2), "transfers over width alone"),
-    ):
-        config = target.copy_and_resolve_references()
-        for path, value in change.items():
-            set_field(config, path, value)
-        with pytest.raises(InputError, match=message):
-            proxy_config(config, *sizes)
-    with pytest.raises(InputError, match="--tune has 'gama0': did you mean 'gamma0'"):
-        tuning_sweep(target, ["gama0"], 2, 2)
-    still = target.copy_and_resolve_references()
-    still.optimizer.learning_rate = 0.0
-    with pytest.raises(InputError, match=r"optimizer\.learning_rate is 0\.0: set a positive one"):
-        tuning_sweep(still, [], 2, 2)
-    with pytest.raises(InputError, match="every run of the proxy diverged"):
-        best([dataclasses.replace(r, status="diverged") for r in planted_records([1e-3, 2e-3], [1.0])])
-
-
-def test_the_tuned_file_differs_from_its_parent_in_what_was_set_alone(tmp_path):
-    parent = from_file(ROOT / "configs/cifar10_resnet.py")
-    config = parent.copy_and_resolve_references()
-    set_field(config, RATE, 0.125)
-    set_field(config, "parametrization.gamma0", 2.0)
-    path = tmp_path / "tuned.py"
-    path.write_text(tuned_file(ROOT / "configs/cifar10_resnet.py", [], config, parent, "Said."))
-    assert json.loads(from_file(path).to_json()) == json.loads(config.to_json())
-    assert get_field(from_file(path), RATE) == 0.125
-
-
-def test_the_tuned_file_calls_its_parent_as_the_target_was_called(tmp_path):
-    parent = tmp_path / "sized.py"
-    parent.write_text(
-        "from depthmup_flax.training.config import default_config\n"
-        "def get_config(size='small'):\n"
-        "    config = default_config('res_mlp')\n"
-        "    config.model.width = {'small': 8, 'large': 64}[size]\n"
-        "    return config\n"
-    )
-    config = from_file(parent, "large")
-    path = tmp_path / "tuned.py"
-    path.write_text(tuned_file(parent, ["large"], config, from_file(parent, "large"), "Said."))
-    assert from_file(path).model.width == 64

@@ -1,0 +1,146 @@
+"""The tuner finds a planted optimum, says how certain it is, and writes a config that trains at the tuned values."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+from processes import ROOT, run_command
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.records import Record
+from depthmup_flax.training.config import default_config, from_file, get_field, set_field
+from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.tune.choice import best, describe
+from depthmup_flax.tune.proxy import proxy_config, tuning_sweep
+from depthmup_flax.tune.search import tuned_file
+
+pytestmark = pytest.mark.usefixtures("compiled_in_haste")
+
+RATE = "optimizer.learning_rate"
+
+
+def planted_loss(rate, multiplier, seed):
+    """Lowest at rate 3e-3 and multiplier 2."""
+    noise = 0.003 * math.sin(seed * 7 + multiplier)
+    return 1.0 + 0.05 * math.log2(rate / 3e-3) ** 2 + 0.1 * math.log2(multiplier / 2) ** 2 + noise
+
+
+def planted_records(rates, multipliers, seeds=(0, 1, 2)):
+    fields = dict.fromkeys(field.name for field in dataclasses.fields(Record))
+    return [
+        Record(
+            **fields
+            | {
+                "status": "completed",
+                "point": {RATE: rate, "parametrization.branch_multiplier": multiplier, "seed": seed},
+                "seed": seed,
+                "train_loss_avg": planted_loss(rate, multiplier, seed),
+            }
+        )
+        for rate in rates
+        for multiplier in multipliers
+        for seed in seeds
+    ]
+
+
+def test_the_tuner_recovers_a_planted_optimum_and_says_how_certain_it_is():
+    choice = best(planted_records([1e-3 * 2.0**k for k in range(-3, 5)], [0.5, 1.0, 2.0, 4.0]))
+    assert choice.values["parametrization.branch_multiplier"] == 2.0
+    assert choice.values[RATE] == pytest.approx(3e-3, rel=0.03)
+    assert choice.interval[0] <= 3e-3 * 1.03
+    assert choice.interval[1] >= 3e-3 * 0.97
+    assert choice.flag == ""
+    assert choice.as_good == (2e-3, 4e-3)  # 0.05 log2(rate / 3e-3)^2 exceeds that of 4e-3 by 0.8 % of 1, by 9 % at 1e-3
+    edge = best(planted_records([1e-3 * 2.0**k for k in range(-3, 1)], [0.5, 1.0]))
+    assert edge.flag == "highest of the grid, branch_multiplier at the end of its grid"
+    assert f"Warning: the optimum lies at the edge of the grid ({edge.flag})" in describe(edge, default_config())
+
+
+def test_the_tuner_writes_a_config_that_train_py_trains_at_the_tuned_rate(tmp_path):
+    done = run_command(
+        "-m",
+        "depthmup_flax.tune",
+        f"--config={ROOT / 'configs/digits.py'}",
+        "--proxy.width=16",
+        "--proxy.depth=2",
+        "--proxy.steps=20",
+        "--octaves=2",
+        "--seeds=2",
+        "--lanes=1",
+        "--config.model.width=32",
+        "--config.train.steps=10",
+        "--workdir=t",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "Best on the proxy (width 16, depth 2): optimizer.learning_rate" in done.stdout
+    assert "times the work" in done.stdout
+    config = from_file(tmp_path / "t" / "tuned.py")
+    assert (config.model.base_width, config.model.base_depth, config.model.width) == (16, 2, 32)
+    assert f"learning_rate {config.optimizer.learning_rate:.4g}" in done.stdout
+    assert config.train.steps == 10
+    assert train_and_evaluate(config, tmp_path / "large")["status"] == "completed"
+
+
+def target_config():
+    config = default_config()
+    config.model.update(width=32, depth=8, base_width=8, base_depth=2)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("fields", "sizes", "message"),
+    [
+        ({}, (64, 8), "--proxy.width is 64: use between 1 and the target's model.width, 32"),
+        ({}, (32, 8), "is the target itself"),
+        ({"parametrization.preset": "sp"}, (8, 2), "do not transfer"),
+        ({"parametrization.preset": "mup"}, (8, 2), "transfers over width only"),
+    ],
+)
+def test_a_proxy_that_cannot_serve_is_refused(fields, sizes, message):
+    config = target_config()
+    for path, value in fields.items():
+        set_field(config, path, value)
+    with pytest.raises(InputError, match=message):
+        proxy_config(config, *sizes)
+
+
+def test_a_search_that_cannot_succeed_is_refused():
+    target = target_config()
+    with pytest.raises(InputError, match="--tune has 'gama0': did you mean 'gamma0'"):
+        tuning_sweep(target, ["gama0"], 2, 2)
+    with pytest.raises(InputError, match="--seeds is 0: use a whole number of at least 1"):
+        tuning_sweep(target, [], 2, 0)
+    target.optimizer.learning_rate = 0.0
+    with pytest.raises(InputError, match=r"optimizer\.learning_rate is 0\.0: set a positive one"):
+        tuning_sweep(target, [], 2, 2)
+    with pytest.raises(InputError, match="every run of the proxy diverged"):
+        best([dataclasses.replace(r, status="diverged") for r in planted_records([1e-3, 2e-3], [1.0])])
+
+
+def test_the_tuned_file_sets_only_the_fields_that_differ_from_its_parent(tmp_path):
+    parent = from_file(ROOT / "configs/cifar10_resnet.py")
+    config = parent.copy_and_resolve_references()
+    set_field(config, RATE, 0.125)
+    set_field(config, "parametrization.gamma0", 2.0)
+    path = tmp_path / "tuned.py"
+    path.write_text(tuned_file(ROOT / "configs/cifar10_resnet.py", [], config, parent, "Summary."))
+    assert path.read_text().count("            '") == 2
+    assert json.loads(from_file(path).to_json()) == json.loads(config.to_json())
+    assert get_field(from_file(path), RATE) == 0.125
+
+
+def test_the_tuned_file_calls_its_parent_as_the_target_was_called(tmp_path):
+    parent = tmp_path / "sized.py"
+    parent.write_text(
+        "from depthmup_flax.training.config import default_config\n"
+        "def get_config(size='small'):\n"
+        "    config = default_config('res_mlp')\n"
+        "    config.model.width = {'small': 8, 'large': 64}[size]\n"
+        "    return config\n"
+    )
+    config = from_file(parent, "large")
+    path = tmp_path / "tuned.py"
+    path.write_text(tuned_file(parent, ["large"], config, from_file(parent, "large"), "Summary."))
+    assert from_file(path).model.width == 64
