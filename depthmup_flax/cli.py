@@ -61,7 +61,7 @@ def cache_compilations_in(workdir: str | pathlib.Path) -> None:
 
     Has no effect if ``JAX_COMPILATION_CACHE_DIR`` is set. The directory appears with the first compilation.
     """
-    if not jax.config.jax_compilation_cache_dir:
+    if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(workdir).absolute() / "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles many small programs
 

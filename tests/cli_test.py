@@ -105,7 +105,7 @@ runpy.run_path("train.py", run_name="__main__")
 """
     done = run("-c", code)
     assert done.returncode == 2, done.stderr
-    assert "train.batch_size is 20, which does not divide over 8 devices: use 16 or 24" in done.stderr
+    assert "train.batch_size is 20: it must be a multiple of 8 (8 devices). Use 16 or 24." in done.stderr
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "configs").glob("*.py")))

@@ -1,1 +1,1 @@
-"""Many devices and many processes: meshes and shardings, process start-up, preemption."""
+"""Meshes and shardings, several processes, preemption."""

@@ -1,7 +1,7 @@
-"""Several processes as one program: how they start, agree on an outcome, and leave together.
+"""Several processes as one program: start-up, shared decisions, exit.
 
-Every process runs the same program on its own devices and sees the same config; the first one alone writes metrics and
-talks. With one process all of this is nothing.
+Every process runs the same program with the same config on its own devices; only process 0 logs and writes metrics.
+With one process these calls are no-ops.
 """
 
 from __future__ import annotations
@@ -14,55 +14,54 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 from depthmup_flax.errors import InputError, RunStopped
+from depthmup_flax.types import Json
 
 T = TypeVar("T")
 
-# A process that is not heard of for so long is dead, and then all end. Much longer than a compilation pauses a thread.
+# All processes stop when one of them is silent for this long. A compilation may block its thread for many seconds.
 HEARTBEAT_TIMEOUT_S = 60
 START_TIMEOUT_S = 300
-# At the end the others are waited for as long: the first may still be writing.
-_SHUTDOWN_TIMEOUT_S = 300
-_LAST_S = 2.0
+_SHUTDOWN_TIMEOUT_S = 300  # process 0 may still be writing a checkpoint
+_COORDINATOR_LINGERS_S = 2.0
 
 _SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
-# The address's name is JAX's own; the other two complete it where no cluster is recognized.
+# JAX reads the first by itself, and needs the others where it recognizes no cluster.
 _ADDRESS, _COUNT, _ID = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 
 def start(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> bool:
-    """Joins the other processes, before JAX is used; returns whether there is anything to join.
+    """Joins the other processes; call before JAX starts. Returns whether there are others.
 
     Without arguments the environment decides: ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and
-    ``JAX_PROCESS_ID``; a Slurm step with more than one task; a Cloud TPU machine (also under Kubernetes), where JAX
-    finds the others by itself. Nothing of these: one process.
+    ``JAX_PROCESS_ID``; a Slurm step with more than one task; or a Cloud TPU machine (also under Kubernetes), where JAX
+    finds the others. Otherwise there is one process.
 
     Args:
-      coordinator: ``host:port`` where process 0 can be reached by all.
-      num_processes: of the whole program.
-      process_id: of this one, from 0.
+      coordinator: ``host:port`` at which all processes reach process 0.
+      num_processes: in the whole program.
+      process_id: of this process, from 0.
 
     Raises:
-      InputError: the three are not given together, or do not fit.
+      InputError: an argument is missing or invalid.
     """
     if (coordinator, num_processes, process_id) == (None, None, None):
         coordinator, num_processes, process_id = _from_environment()
-    if (coordinator, num_processes, process_id) == (None, None, None):
-        if not (_in_slurm_step() or _on_cloud_tpu()):
-            return False
-        cluster: dict[str, Any] = {}
-    else:
-        found = _complete(coordinator, num_processes, process_id)
-        cluster = dict(zip(("coordinator_address", "num_processes", "process_id"), found, strict=True))
-        # Else JAX would look for a cluster to tell which devices of the machine are ours.
+    cluster: Json = {}
+    if (coordinator, num_processes, process_id) != (None, None, None):
+        address = _complete(coordinator, num_processes, process_id)
+        _require_reachable(*address)
+        cluster = dict(zip(("coordinator_address", "num_processes", "process_id"), address, strict=True))
+        # Otherwise JAX would ask a cluster which of the machine's devices are ours.
         cluster["cluster_detection_method"] = "deactivate"
-        _require_reachable(*found)
+    elif not (_in_slurm_step() or _on_cloud_tpu()):
+        return False
     jax.distributed.initialize(
         **cluster,
         initialization_timeout=START_TIMEOUT_S,
@@ -73,37 +72,37 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
 
 
 def joined() -> bool:
-    """Whether `start` has found other processes."""
+    """Whether `start` has joined other processes."""
     return jax.distributed.is_initialized()
 
 
 def process_id() -> int:
-    """Of this process, from 0."""
+    """The number of this process, from 0."""
     return jax.process_index()
 
 
-def leave(code: int) -> NoReturn:
-    """Ends this process without waiting for the others, which notice that it is gone.
+def is_first() -> bool:
+    """Whether this is process 0, which logs and writes metrics."""
+    return jax.process_index() == 0
 
-    The first, which connects them, leaves last, so that those that know themselves why can say it.
+
+def leave(code: int) -> NoReturn:
+    """Exits without waiting for the other processes, which notice the lost connection.
+
+    Process 0 hosts the coordinator, so it exits last: the others can still report their own errors.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     if joined() and is_first():
-        time.sleep(_LAST_S)
+        time.sleep(_COORDINATOR_LINGERS_S)
     os._exit(code)
 
 
-def is_first() -> bool:
-    """Whether this is the process that writes metrics and talks."""
-    return jax.process_index() == 0
-
-
 def in_all(function: Callable[[], T]) -> T:
-    """What ``function`` returns in each process, if none refuses; else all refuse.
+    """The result of ``function`` in each process, if it succeeds in all of them.
 
     Raises:
-      InputError: from ``function``, here or in another process.
+      InputError: ``function`` raised it in this process or in another one.
     """
     if jax.process_count() == 1:
         return function()
@@ -114,21 +113,21 @@ def in_all(function: Callable[[], T]) -> T:
     except InputError as error:
         refusal = error
     if not everywhere(refusal is None):
-        raise refusal or InputError("another process refuses to start: see what it says.")
+        raise refusal or InputError("another process failed validation: see its log.")
     return cast(T, result)
 
 
-def on_first(function: Callable[[], Any]) -> Any:
-    """What ``function`` returns (JSON) in the first process, in all; what it refuses there is refused by all.
+def on_first(function: Callable[[], T]) -> T:
+    """The result of ``function`` (JSON) in process 0, or its error, in all processes.
 
-    For what concerns shared files: were each process to look by itself, one could see what another has just written.
+    For decisions on shared files, which another process could see half written.
 
     Raises:
       InputError, RunStopped: from ``function``.
     """
     if jax.process_count() == 1:
         return function()
-    outcome: dict[str, Any] = {}
+    outcome: Json = {}
     if is_first():
         try:
             outcome["value"] = function()
@@ -148,7 +147,7 @@ def everywhere(condition: bool) -> bool:
 
 
 def barrier(name: str) -> None:
-    """Waits for all processes to come here."""
+    """Waits until all processes reach the barrier of this name."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
 
@@ -160,27 +159,23 @@ def _from_environment() -> tuple[str | None, int | None, int | None]:
         try:
             numbers.append(None if text is None else int(text))
         except ValueError as error:
-            raise InputError(f"the environment's {name} is {text!r}: use a whole number.") from error
-    if numbers == [None, None]:  # the address alone: of a cluster that JAX recognizes
+            raise InputError(f"the environment variable {name} is {text!r}: use a whole number.") from error
+    if numbers == [None, None]:  # the address alone belongs to a cluster that JAX recognizes
         return None, None, None
     return os.environ.get(_ADDRESS), numbers[0], numbers[1]
 
 
 def _complete(coordinator: str | None, num_processes: int | None, process_id: int | None) -> tuple[str, int, int]:
-    given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
-    missing = [name for name, value in given.items() if value is None]
-    if missing:
+    if coordinator is None or num_processes is None or process_id is None:
+        fields = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
+        missing = " and ".join(name for name, value in fields.items() if value is None)
         raise InputError(
-            f"{' and '.join(name for name in given if name not in missing)} came without {' and '.join(missing)}: give "
-            "all three, as --coordinator=HOST:PORT --num_processes=N --process_id=I (or JAX_COORDINATOR_ADDRESS, "
-            "JAX_NUM_PROCESSES, JAX_PROCESS_ID)."
+            f"{missing} not set: set all of --coordinator=HOST:PORT --num_processes=N --process_id=I (or "
+            f"{_ADDRESS}, {_COUNT} and {_ID} in the environment)."
         )
-    assert coordinator is not None
-    assert num_processes is not None
-    assert process_id is not None
     host, colon, port = coordinator.rpartition(":")
     if not (host and colon and port.isdigit()):
-        raise InputError(f"coordinator is {coordinator!r}: use HOST:PORT, where process 0 can be reached.")
+        raise InputError(f"coordinator is {coordinator!r}: use HOST:PORT of process 0.")
     if num_processes < 1:
         raise InputError(f"num_processes is {num_processes}: use a whole number of at least 1.")
     if not 0 <= process_id < num_processes:
@@ -189,7 +184,7 @@ def _complete(coordinator: str | None, num_processes: int | None, process_id: in
 
 
 def _require_reachable(coordinator: str, num_processes: int, process_id: int) -> None:
-    """What JAX would say with a core dump, if at all."""
+    """Refuses an address at which JAX would abort or wait for ever."""
     host, _, port = coordinator.rpartition(":")
     try:
         socket.getaddrinfo(host.strip("[]"), int(port))
@@ -198,9 +193,9 @@ def _require_reachable(coordinator: str, num_processes: int, process_id: int) ->
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(("", int(port)))
     except (OSError, OverflowError) as error:
-        raise InputError(f"coordinator is {coordinator!r}, which cannot be used ({error}): choose another.") from error
+        raise InputError(f"coordinator is {coordinator!r}, which cannot be used ({error}): use another.") from error
     if process_id == 0 and num_processes > 1:
-        print(f"waiting for {num_processes} processes at {coordinator}, {START_TIMEOUT_S} s at most", flush=True)
+        print(f"waiting for {num_processes} processes at {coordinator}, for at most {START_TIMEOUT_S} s", flush=True)
 
 
 def _in_slurm_step() -> bool:
@@ -208,14 +203,15 @@ def _in_slurm_step() -> bool:
 
 
 def _on_cloud_tpu() -> bool:
-    wanted = os.environ.get("JAX_PLATFORMS", "tpu").split(",")
+    platforms = os.environ.get("JAX_PLATFORMS", "tpu").split(",")
     chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
-    return "tpu" in wanted and bool(chips) and importlib.util.find_spec("libtpu") is not None
+    return "tpu" in platforms and bool(chips) and importlib.util.find_spec("libtpu") is not None
 
 
 def _broadcast(text: str) -> str:
+    """Process 0's ``text``; those of other processes are ignored."""
     encoded = np.frombuffer(text.encode(), np.uint8)
     (length,) = multihost_utils.broadcast_one_to_all(np.array([len(encoded)], np.int32))
     padded = np.zeros(int(length), np.uint8)
-    padded[: len(encoded)] = encoded[: int(length)]  # of another process's text, nothing is taken
+    padded[: len(encoded)] = encoded[: int(length)]
     return bytes(np.asarray(multihost_utils.broadcast_one_to_all(padded), np.uint8)).decode()

@@ -1,17 +1,16 @@
-"""Devices: the mesh, and how batches, parameters, optimizer state and activations lie on it.
+"""The device mesh, and the sharding of batches, parameters, optimizer state and activations on it.
 
-The mesh has three axes. ``data`` and ``fsdp`` split batches; ``fsdp`` splits parameters and optimizer state as well
-(each device gathers a layer's when it computes it); ``tensor`` splits the features inside layers. Where a parameter is
-split follows from the logical axes that it is `depthmup_flax.annotated` with, by `PARAM_RULES`; values are those of one
-device, up to the order of sums. GSPMD inserts the communication.
+The mesh has three axes. ``data`` and ``fsdp`` split batches; ``fsdp`` also splits parameters and optimizer state (a
+device gathers the parameters of a layer when it computes the layer); ``tensor`` splits the features inside layers.
+`PARAM_RULES` derives the sharding of a parameter from the logical axes with which it is `depthmup_flax.annotated`.
+GSPMD inserts the communication. Results equal those of one device up to the order of sums.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -19,14 +18,16 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.rule.roles import AxisNames, path_name
+from depthmup_flax.types import ArrayTree, HostBatch
 
 MESH_AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
 TENSOR_AXIS = "tensor"
 
-# Mesh axis -> logical axes of a parameter, best first: the first that the parameter has, and whose size it divides, is
-# split. Features inside a branch come before the stream's, so that a branch needs one sum over ``tensor`` (Megatron-LM,
-# arXiv:1909.08053, sec. 3). What no rule fits is on every device: vectors are small.
+# Mesh axis -> logical axes of a parameter, in order of preference. The first one that the parameter has, and that
+# divides by the mesh axis, is split. Features inside a branch precede those of the stream, so that a branch needs one
+# sum over ``tensor`` (Megatron-LM, arXiv:1909.08053, sec. 3). Parameters that fit no rule are replicated, as are
+# vectors, which are small.
 PARAM_RULES: Mapping[str, tuple[str, ...]] = {
     "tensor": ("inner_out", "inner_in", "width_out"),
     "fsdp": ("width_in", "width_out", "inner_in", "inner_out", "fixed_in", "fixed_out"),
@@ -34,31 +35,29 @@ PARAM_RULES: Mapping[str, tuple[str, ...]] = {
 
 
 def mesh_shape(axes: Mapping[str, int], devices: int) -> tuple[int, ...]:
-    """Devices along `MESH_AXES`, for ``config.mesh``: one number may be -1, which is all that are left.
+    """Number of devices along each of `MESH_AXES`. One number in ``axes`` may be -1: all other devices.
 
     Raises:
-      InputError: the numbers do not multiply to ``devices``.
+      InputError: the product is not ``devices``.
     """
     sizes = {name: axes[name] for name in MESH_AXES}
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != -1):
-            raise InputError(f"mesh.{name} is {size!r}: use a number of devices, or -1 for all that are left.")
-    said = ", ".join(f"{name}={size}" for name, size in sizes.items())
+            raise InputError(f"mesh.{name} is {size!r}: use a number of devices, or -1 for all other devices.")
+    mesh = ", ".join(f"{name}={size}" for name, size in sizes.items())
     if list(sizes.values()).count(-1) > 1:
-        raise InputError(f"mesh is {said}: only one number can be -1.")
+        raise InputError(f"mesh is {mesh}: only one number can be -1.")
     known = math.prod(size for size in sizes.values() if size != -1)
     if devices % known or (known != devices and -1 not in sizes.values()):
-        remedy = (
-            "set mesh.data=-1" if devices % known == 0 else f"use numbers that divide {devices}, such as mesh.data=-1"
-        )
-        raise InputError(f"mesh is {said}, but there are {devices} devices: {remedy}.")
+        remedy = "set mesh.data=-1"
+        if devices % known:
+            remedy = f"use numbers that divide {devices}, such as mesh.data=-1"
+        raise InputError(f"mesh is {mesh}, but there are {devices} devices: {remedy}.")
     return tuple(devices // known if size == -1 else size for size in sizes.values())
 
 
 def make_mesh(axes: Mapping[str, int] | None = None, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh over all devices of all processes, or over some; without ``axes`` they are all along ``data``.
-
-    Axes are automatic: GSPMD propagates shardings.
+    """A mesh of ``devices``, by default all devices of all processes; without ``axes`` all along ``data``.
 
     Raises:
       InputError: see `mesh_shape`.
@@ -68,7 +67,7 @@ def make_mesh(axes: Mapping[str, int] | None = None, devices: Sequence[jax.Devic
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """Parts that a batch is split into."""
+    """Number of parts that `batch_sharding` splits a batch into."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
@@ -83,49 +82,49 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def require_divisible(batch_size: int, accumulate: int, mesh: Mesh) -> None:
-    """``train.batch_size`` must be a multiple of its parts on devices times ``train.accumulate``."""
+    """``train.batch_size`` must be a multiple of ``data`` times ``fsdp`` times ``train.accumulate``.
+
+    Raises:
+      InputError: it is not.
+    """
     shards = batch_shards(mesh)
-    parts = shards * accumulate
-    if batch_size % parts:
-        below = batch_size - batch_size % parts
-        suggestion = f"{below} or {below + parts}" if below else f"{parts}"
-        each = f"{shards} devices" + (f" times train.accumulate = {accumulate}" if accumulate > 1 else "")
-        raise InputError(f"train.batch_size is {batch_size}, which does not divide over {each}: use {suggestion}, say.")
-
-
-# -- parameters ---------------------------------------------------------------------------------------------------
+    multiple = shards * accumulate
+    if batch_size % multiple:
+        factors = f"{shards} devices" + (f" times train.accumulate={accumulate}" if accumulate > 1 else "")
+        below = batch_size - batch_size % multiple
+        sizes = f"{below} or {below + multiple}" if below else f"{multiple}"
+        raise InputError(
+            f"train.batch_size is {batch_size}: it must be a multiple of {multiple} ({factors}); use {sizes}."
+        )
 
 
 def param_spec(names: AxisNames, shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
-    """How a parameter with these logical axes lies on ``mesh``: `PARAM_RULES`."""
-    placed: list[str | None] = [None] * len(shape)
+    """The sharding on ``mesh`` of a parameter with these logical axes, by `PARAM_RULES`."""
+    split: list[str | None] = [None] * len(shape)
     if sum(name not in (None, "layers") for name in names) > 1:
         for mesh_axis, rule in PARAM_RULES.items():
             size = mesh.shape[mesh_axis]
-            fitting = (
-                names.index(name)
-                for name in rule
-                if name in names and placed[names.index(name)] is None and shape[names.index(name)] % size == 0
-            )
+            dimensions = (names.index(name) for name in rule if name in names)
+            fitting = (d for d in dimensions if split[d] is None and shape[d] % size == 0)
             dimension = next(fitting, None) if size > 1 else None
             if dimension is not None:
-                placed[dimension] = mesh_axis
-    return PartitionSpec(*placed)
+                split[dimension] = mesh_axis
+    return PartitionSpec(*split)
 
 
-def state_shardings(state: Any, axes: Mapping[str, AxisNames], mesh: Mesh) -> Any:
-    """A tree of shardings for a training state, or any part of one.
+def state_shardings(state: ArrayTree, axes: Mapping[str, AxisNames], mesh: Mesh) -> ArrayTree:
+    """A tree of `NamedSharding` for a training state, or for a part of one.
 
-    An array whose path ends with a parameter's path and has its shape lies as the parameter does: the parameter itself,
-    and what an optimizer keeps for it (momentum, second moments, averages). All else is on every device.
+    An array whose path ends with the path of a parameter, and that has its rank, is sharded like the parameter: the
+    parameter itself, and the optimizer's momentum, second moments and averages. All other arrays are replicated.
 
     Args:
-      state: tree of arrays or of shapes.
-      axes: path of a parameter -> its logical axes, from `depthmup_flax.rule.roles.param_axes`.
-      mesh: where.
+      state: tree of arrays or of their shapes.
+      axes: path of a parameter -> its logical axes, from `depthmup_flax.rule.roles.axes_from_annotations`.
+      mesh: the devices.
     """
 
-    def place(path: Any, leaf: Any) -> NamedSharding:
+    def place(path: jax.tree_util.KeyPath, leaf: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
         parts = path_name(path).split("/")
         for start in range(len(parts)):
             names = axes.get("/".join(parts[start:]))
@@ -136,84 +135,80 @@ def state_shardings(state: Any, axes: Mapping[str, AxisNames], mesh: Mesh) -> An
     return jax.tree_util.tree_map_with_path(place, state)
 
 
-# -- batches ------------------------------------------------------------------------------------------------------
-
-
 def local_rows(mesh: Mesh, size: int) -> np.ndarray:
-    """The rows of a batch of ``size`` that the devices of this process hold, ascending."""
-    parts = batch_sharding(mesh).addressable_devices_indices_map((size,)).values()
-    return np.unique(np.concatenate([np.arange(size)[index] for index in parts if index is not None]))
+    """Indices, ascending, of the rows of a batch of ``size`` that the devices of this process hold."""
+    slices = batch_sharding(mesh).addressable_devices_indices_map((size,)).values()
+    return np.unique(np.concatenate([np.arange(size)[index] for index in slices if index is not None]))
 
 
-def put_batch(batch: Any, rows: np.ndarray, size: int, mesh: Mesh) -> Any:
-    """Arrays over all processes, split as `batch_sharding` says, from the `local_rows` that this one has read."""
-    split = batch_sharding(mesh)
+def put_batch(batch: HostBatch, rows: np.ndarray, size: int, mesh: Mesh) -> dict[str, jax.Array]:
+    """A batch of ``size`` over all processes, sharded by `batch_sharding`; this one has read the `local_rows`."""
 
     def put(x: np.ndarray) -> jax.Array:
-        def part(index: Any) -> np.ndarray:  # a tuple of slices
+        def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None  # the mesh has devices of this process
             start, stop, _ = index[0].indices(size)
             first = int(np.searchsorted(rows, start))
             return x[first : first + stop - start]
 
-        return jax.make_array_from_callback((size, *x.shape[1:]), split, part)
+        return jax.make_array_from_callback((size, *x.shape[1:]), batch_sharding(mesh), shard)
 
     return jax.tree.map(put, batch)
 
 
-def put_everywhere(tree: Any, mesh: Mesh) -> Any:
-    """Host arrays, the same in all processes, whole on every device."""
-    put: Callable[[np.ndarray], jax.Array] = lambda x: jax.make_array_from_callback(
-        x.shape, replicated(mesh), lambda _: x
-    )
+def put_everywhere(tree: HostBatch, mesh: Mesh) -> dict[str, jax.Array]:
+    """Replicates host arrays, which are the same in all processes, on every device."""
+
+    def put(x: np.ndarray) -> jax.Array:
+        return jax.make_array_from_callback(x.shape, replicated(mesh), lambda _: x)
+
     return jax.tree.map(put, tree)
 
 
-# -- activations --------------------------------------------------------------------------------------------------
-
-# The mesh that a program is traced for. A JAX context, so that programs for other meshes do not share a trace.
+# The mesh that a program is traced for, as a JAX context: programs for different meshes then do not share a trace.
 _mesh = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
 def activations_on(mesh: Mesh) -> Iterator[None]:
-    """Within, `stream` and `inner` tell the compiler where activations lie; outside they do nothing."""
+    """A context in which `stream`, `inner` and `gathered` constrain shardings; outside they return their argument."""
     with _mesh(mesh if mesh.size > 1 else None):
         yield
 
 
 def gathered(param: jax.Array, names: AxisNames) -> jax.Array:
-    """A parameter as a layer computes with it: whole along ``fsdp``, so that its gradient is first summed whole, too.
+    """A parameter as a layer uses it: whole along ``fsdp``, which also makes GSPMD sum the whole gradient first.
 
-    Left to itself, GSPMD may divide the sum over the batch among both of its axes, and on a mesh of three axes of two
-    devices each it then sums wrongly (seen with jax 0.10.2 on CPU: ``x @ w`` with ``w`` split both ways).
+    Otherwise GSPMD may divide the sum over the batch among both axes of the gradient, and it then computes wrong sums
+    on a mesh of 2 x 2 x 2 devices (jax 0.10.2 on CPU, ``x @ w`` with ``w`` split both ways).
     """
     mesh = _mesh.value
     if mesh is None or mesh.shape["fsdp"] == 1:
         return param
     spec = param_spec(names, param.shape, mesh)
     whole = PartitionSpec(*(axis if axis != "fsdp" else None for axis in spec))
-    # First as it lies: a loop over layers would else carry the whole stack gathered.
+    # The first constraint keeps a loop over layers from carrying the whole stack gathered.
     param = jax.lax.with_sharding_constraint(param, NamedSharding(mesh, spec))
     return jax.lax.with_sharding_constraint(param, NamedSharding(mesh, whole))
 
 
 def gathers() -> bool:
-    """Whether `gathered` does anything in the program that is being traced."""
+    """Whether `gathered` has an effect in the program that is being traced."""
     return _mesh.value is not None and _mesh.value.shape["fsdp"] > 1
 
 
-def keeps_all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy of ``jax.checkpoint``: the backward pass gathers again, or all parameters would lie whole till then."""
+def keeps_all_but_gathered(primitive: jax.extend.core.Primitive, *_: object, **__: object) -> bool:
+    """A policy of ``jax.checkpoint`` that gathers again in the backward pass, instead of keeping whole parameters."""
     return primitive.name != "sharding_constraint"
 
 
 def stream(x: jax.Array) -> jax.Array:
-    """``[B, ...]``: a residual stream is split along the batch, and whole along its features."""
+    """``[B, ...]``: splits a residual stream along the batch, and keeps its features whole."""
     return _constrain(x, PartitionSpec(BATCH_AXES))
 
 
 def inner(x: jax.Array) -> jax.Array:
-    """``[B, ..., features]``: features inside a branch are split over ``tensor``, as the weights that make them are."""
+    """``[B, ..., features]``: splits features inside a branch over ``tensor``, like the weights that produce them."""
     return _constrain(x, PartitionSpec(BATCH_AXES, *[None] * (x.ndim - 2), TENSOR_AXIS))
 
 
@@ -221,9 +216,8 @@ def _constrain(x: jax.Array, spec: PartitionSpec) -> jax.Array:
     mesh = _mesh.value
     if mesh is None or x.ndim < 2:
         return x
-    whole = (*spec, *[None] * (x.ndim - len(spec)))
-    for size, axes in zip(x.shape, whole, strict=True):
+    for size, axes in zip(x.shape, (*spec, *[None] * (x.ndim - len(spec))), strict=True):
         names = (axes,) if isinstance(axes, str) else axes or ()
         if size % math.prod(mesh.shape[name] for name in names):
-            return x  # such as the one example of an initialization
+            return x  # such as the single example of an initialization
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))

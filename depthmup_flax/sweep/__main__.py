@@ -1,8 +1,8 @@
 """Trains a grid of runs: python -m depthmup_flax.sweep --config=configs/sweeps/digits.py --workdir=runs/sweep
 
 Runs that differ only in learning rate, momentum, seed and other numbers share one compiled program; a short benchmark
-chooses how many train together. Records are appended to DIR/records.jsonl as runs end; rerunning the command resumes the
-sweep. Make its figures with: python -m depthmup_flax.report DIR
+chooses how many train together. Each run appends a record to DIR/records.jsonl when it ends, and rerunning the command
+resumes the sweep. Make figures with: python -m depthmup_flax.report DIR
 """
 
 from absl import flags

@@ -1,8 +1,8 @@
-"""The configuration tree: every field with its default, in one place; and the checks that need no model.
+"""The config tree: every field with its default, the checks that need no model, and comparison of configs.
 
-A config file is Python: ``get_config()`` returns `default_config` with some fields changed. Sections pass straight to
-what they configure, so their reference is there: ``parametrization`` to `Parametrization`, ``model`` to the model's
-class, ``data`` to `depthmup_flax.data`, ``optimizer.kwargs`` to optax.
+A config file is Python: ``get_config()`` returns `default_config` with some fields changed. For the fields of a section
+see what it configures: ``parametrization`` `Parametrization`, ``model`` the model's class, ``data``
+`depthmup_flax.data`, ``optimizer.kwargs`` optax.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.models import MODELS, model_fields
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
+from depthmup_flax.types import Json
 
-# Fields that keep the preset's value unless set.
+# Unset, these fields have the preset's value.
 _RULE_FIELDS: Mapping[str, type] = {
     "alpha": float,
     "gamma": float,
@@ -36,7 +37,7 @@ _RULE_FIELDS: Mapping[str, type] = {
     "fixed_lr_factor": float,
 }
 
-# How a run is computed, watched and saved, but not what is trained: a run may go on with other values of these.
+# Fields that do not change what is trained: a run may be resumed with other values.
 EXECUTION = (
     "mesh",
     "model.scan",
@@ -56,22 +57,22 @@ EXECUTION = (
 
 
 def default_config(model: str = "res_mlp") -> ConfigDict:
-    """The whole tree for a model of `depthmup_flax.models.MODELS`, with every field that a command line can set."""
+    """The config tree of a model of `depthmup_flax.models.MODELS`, with every field that a command line can set."""
     return ConfigDict(
         {
-            "seed": 0,  # initial weights, data order, augmentation, dropout, and the sample of a language model
+            "seed": 0,  # of initial weights, data order, augmentation, dropout and a language model's sample
             "parametrization": {"preset": "depth_mup", **{k: placeholder(t) for k, t in _RULE_FIELDS.items()}},
             "model": {"name": model, **model_fields(model), "dtype": "float32"},
             "data": dict(DATA_DEFAULTS),
             "optimizer": {
                 "name": "adam",  # sgd, momentum, adam, adamw, or any optax direction: lion, rmsprop, ...
-                "learning_rate": 1e-3,  # eta, at the base model and at every size
+                "learning_rate": 1e-3,  # eta; the same at the base model and at every size
                 "schedule": "constant",  # after the warm-up: constant, or cosine to zero at the last step
                 "warmup_steps": 0,  # linear from 0
                 "weight_decay": 0.0,  # decoupled: a step removes eta(t) * this from a matrix, at every size
-                "clip_rms": 0.0,  # largest root mean square of the scaled gradients; 0 is off
-                "frozen": (),  # globs of parameter paths that stay at their initial values: ("stem", "readout")
-                # To optax as they are, those that are set; a config file may add others that the optimizer takes.
+                "clip_rms": 0.0,  # largest root mean square of the scaled gradients; 0: no clipping
+                "frozen": (),  # globs of parameter paths that keep their initial values: ("stem", "readout")
+                # Arguments of the optax direction; unset ones have optax's default. A config file may add others.
                 "kwargs": {
                     "momentum": placeholder(float),
                     "nesterov": placeholder(bool),
@@ -80,74 +81,97 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                     "eps": placeholder(float),
                 },
             },
-            # Devices along each axis; one may be -1, all that are left (`depthmup_flax.parallel.sharding`).
+            # Devices along each axis; one may be -1, all the others (`depthmup_flax.parallel.sharding`).
             "mesh": {
                 "data": -1,  # copies of the parameters, each with a part of the batch
-                "fsdp": 1,  # parts of the batch, of the parameters and of the optimizer's state
+                "fsdp": 1,  # parts of the batch, the parameters and the optimizer state
                 "tensor": 1,  # parts of the features inside layers
             },
             "train": {
                 "batch_size": 64,
-                "accumulate": 1,  # parts of a batch whose gradients are computed one after another, for less memory
+                "accumulate": 1,  # sequential parts of a batch, for less memory
                 "epochs": 20.0,
-                "steps": 0,  # instead of epochs, if above 0
-                "average_steps": 0,  # train_loss_avg is over this many last steps; 0 is the last epoch
+                "steps": 0,  # if above 0, replaces epochs
+                "average_steps": 0,  # train_loss_avg is the mean over this many last steps; 0: the last epoch
                 "eval_batch_size": 500,
-                "eval_every": 0,  # steps between evaluations, each with a checkpoint; 0 is an epoch
-                "log_every": 50,  # steps between lines of metrics
+                "eval_every": 0,  # steps between evaluations, each with a checkpoint; 0: an epoch
+                "log_every": 50,  # steps between rows of metrics
                 "checkpoint": True,
-                "checkpoint_every": 0,  # steps between checkpoints besides those of evaluations; 0 is none
+                "checkpoint_every": 0,  # steps between further checkpoints; 0: none
                 "keep_checkpoints": 2,  # the latest; the one with the best test accuracy is kept as well
-                "stall_timeout_s": 600.0,  # streamed data: a batch that takes longer ends the run
+                "stall_timeout_s": 600.0,  # the run stops if streamed data delivers no batch for this long
             },
         }
     )
 
 
+# Smallest value and the fields it is for; an int asks for whole numbers.
+_AT_LEAST: Sequence[tuple[float, Sequence[str]]] = (
+    (1, ("train.batch_size", "train.accumulate", "train.eval_batch_size", "train.log_every", "train.keep_checkpoints")),
+    (0, ("train.steps", "train.average_steps", "train.eval_every", "train.checkpoint_every", "optimizer.warmup_steps")),
+    (0.0, ("train.epochs", "optimizer.learning_rate", "optimizer.weight_decay", "optimizer.clip_rms")),
+    (0.1, ("train.stall_timeout_s",)),
+)
+
+
 def validate(config: ConfigDict) -> None:
-    """Checks names, types and ranges of everything that needs neither data nor a model.
+    """Checks all names, types and ranges that need neither data nor a model.
 
     Raises:
-      InputError: one sentence naming the field, its value and the remedy.
+      InputError: one sentence with the field, its value and the remedy.
     """
     if "grids" in config:
         raise InputError("this config is a sweep's: run it with python -m depthmup_flax.sweep.")
-    model_name = config.get("model", {}).get("name", "res_mlp")
-    _require_known(config, default_config(model_name), "")
+    _require_same_fields(config, default_config(config.get("model", {}).get("name", "res_mlp")), "")
     if not isinstance(config.seed, int) or not 0 <= config.seed < 2**31:
         raise InputError(f"seed is {config.seed!r}: use a whole number from 0 to 2^31 - 1.")
-    train, optimizer = config.train, config.optimizer
-    for name in ("batch_size", "accumulate", "eval_batch_size", "log_every", "keep_checkpoints"):
-        _require(f"train.{name}", train[name], whole=True, at_least=1)
-    for name in ("steps", "average_steps", "eval_every", "checkpoint_every"):
-        _require(f"train.{name}", train[name], whole=True, at_least=0)
-    _require("train.epochs", train.epochs, at_least=0)
-    _require("train.stall_timeout_s", train.stall_timeout_s, at_least=0.1)
-    if not train.steps and not train.epochs:
+    for lowest, paths in _AT_LEAST:
+        for path in paths:
+            _require_at_least(lowest, path, get_field(config, path))
+    if not config.train.steps and not config.train.epochs:
         raise InputError("train.epochs and train.steps are both 0: set one of them.")
-    _require("optimizer.learning_rate", optimizer.learning_rate, at_least=0)
-    _require("optimizer.weight_decay", optimizer.weight_decay, at_least=0)
-    _require("optimizer.clip_rms", optimizer.clip_rms, at_least=0)
-    _require("optimizer.warmup_steps", optimizer.warmup_steps, whole=True, at_least=0)
-    if optimizer.schedule not in ("constant", "cosine"):
-        raise InputError(f"optimizer.schedule is {optimizer.schedule!r}: use 'constant' or 'cosine'.")
+    if config.optimizer.schedule not in ("constant", "cosine"):
+        raise InputError(f"optimizer.schedule is {config.optimizer.schedule!r}: use 'constant' or 'cosine'.")
     make_parametrization(config)
 
 
+def _require_at_least(lowest: float, path: str, value: object) -> None:
+    whole = isinstance(lowest, int)
+    number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if not number or not lowest <= value < float("inf"):  # type: ignore[operator]
+        raise InputError(f"{path} is {value!r}: use a {'whole ' * whole}number of at least {lowest:g}.")
+
+
+def _require_same_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:
+    """``config`` must have the fields of ``default`` and no others, except in ``kwargs``, which is optax's."""
+    for name, value in config.items():
+        if name not in default:
+            raise InputError(f"config has no field '{path}{name}': {did_you_mean(name, default)}")
+        if isinstance(default[name], ConfigDict) and name != "kwargs":
+            if not isinstance(value, ConfigDict):
+                raise InputError(f"config.{path}{name} is {value!r}: it is a section; set its fields.")
+            _require_same_fields(value, default[name], f"{path}{name}.")
+    for name in default:
+        if name not in config:
+            raise InputError(
+                f"config lacks the field '{path}{name}': start from depthmup_flax.training.config.default_config()."
+            )
+
+
 def make_parametrization(config: ConfigDict) -> Parametrization:
-    """The rule that ``config.parametrization`` describes: a preset with the fields that are set."""
+    """The rule of ``config.parametrization``: its preset, with the fields that are set."""
     fields = config.parametrization.to_dict()
     preset = fields.pop("preset")
     return get_parametrization(preset, **{k: v for k, v in fields.items() if v is not None})
 
 
 def optimizer_kwargs(config: ConfigDict) -> dict[str, Any]:
-    """What ``config.optimizer.kwargs`` sets."""
+    """The fields of ``config.optimizer.kwargs`` that are set."""
     return {k: v for k, v in config.optimizer.kwargs.to_dict().items() if v is not None}
 
 
 def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
-    """What ``get_config(*arguments)`` of another config file returns, for a config that is derived from it.
+    """``get_config(*arguments)`` of another config file, for a config that is derived from it.
 
     A config names its parent by ``pathlib.Path(__file__).with_name("parent.py")``.
     """
@@ -159,14 +183,8 @@ def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
     return module.get_config(*arguments)
 
 
-def listed(differences: Sequence[str], most: int = 5) -> str:
-    """The first few of `differences`, for a sentence."""
-    more = len(differences) - most
-    return "; ".join(differences[:most]) + (f"; and {more} more" if more > 0 else "")
-
-
 def field_paths(config: ConfigDict, prefix: str = "") -> list[str]:
-    """Dotted names of all fields that are not sections: ``optimizer.learning_rate``."""
+    """Dotted names of all fields that are not sections, such as ``optimizer.learning_rate``."""
     paths: list[str] = []
     for name, value in config.items():
         paths += field_paths(value, f"{prefix}{name}.") if isinstance(value, ConfigDict) else [prefix + name]
@@ -174,7 +192,7 @@ def field_paths(config: ConfigDict, prefix: str = "") -> list[str]:
 
 
 def get_field(config: ConfigDict, path: str) -> Any:
-    """The value of a dotted field; ``None`` for one that is not set."""
+    """The value of a dotted field; ``None`` if it is not set."""
     for name in path.split("."):
         config = config[name]
     return config
@@ -184,84 +202,66 @@ def set_field(config: ConfigDict, path: str, value: Any) -> None:
     """Sets a dotted field in place.
 
     Raises:
-      InputError: there is no such field, or it is of another type.
+      InputError: no such field, or a value of another type.
     """
     *sections, name = path.split(".")
     try:
         for section in sections:
             config = config[section]
+        config[name]  # raises KeyError; an assignment could add the field
         config[name] = value
     except KeyError as error:
         raise InputError(f"config has no field {path!r}: {did_you_mean(name, config)}") from error
     except TypeError as error:
-        raise InputError(f"{path} cannot be {value!r}: its type is that of {config[name]!r}.") from error
+        raise InputError(f"{path} is {value!r}: use a value of type {config.get_type(name).__name__}.") from error
 
 
 def to_json(config: ConfigDict) -> str:
-    """The resolved config as indented JSON with sorted keys; the same text for equal configs."""
-    return json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n"
+    """The resolved config as indented JSON with sorted keys; equal configs give equal text."""
+    return _json_text(config.to_dict())
+
+
+def _json_text(tree: Json) -> str:
+    return json.dumps(tree, indent=2, sort_keys=True) + "\n"
 
 
 def config_hash(config: ConfigDict) -> str:
-    """Twelve hexadecimal digits of SHA-256 over everything but `EXECUTION`; the same for runs that train the same."""
-    text = json.dumps(_without_execution(config.to_dict()), indent=2, sort_keys=True) + "\n"
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    """Twelve hexadecimal digits of SHA-256 over all fields but `EXECUTION`: equal for configs that train the same."""
+    return hashlib.sha256(_json_text(_without_execution(config.to_dict())).encode()).hexdigest()[:12]
 
 
-def run_differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """`differences` of two configs as JSON, but for `EXECUTION`: none if one run can go on as the other.
+def run_differences(stored: Json, current: Json) -> list[str]:
+    """`differences` of two configs as JSON, without `EXECUTION`; empty if one run can be resumed as the other.
 
-    A field that ``stored`` lacks was added since, and stands for its default.
+    A field that ``stored`` lacks has its default: it is newer than the stored config.
     """
     name = stored.get("model", {}).get("name")
     defaults = json.loads(to_json(default_config(name))) if name in MODELS else {}
-    return differences(_without_execution(_filled(stored, defaults)), _without_execution(current))
+    return differences(_without_execution(_with_defaults(stored, defaults)), _without_execution(current))
 
 
-def _filled(tree: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    filled = {**defaults, **tree}
-    for name, value in filled.items():
-        if isinstance(value, Mapping) and isinstance(defaults.get(name), Mapping):
-            filled[name] = _filled(value, defaults[name])
-    return filled
+def _with_defaults(tree: Json, defaults: Json) -> Json:
+    sections = {k: _with_defaults(v, defaults[k]) for k, v in tree.items() if isinstance(defaults.get(k), dict)}
+    return {**defaults, **tree, **sections}
 
 
-def _without_execution(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    kept = {name: value for name, value in tree.items() if path + name not in EXECUTION}
-    return {k: _without_execution(v, f"{path}{k}.") if isinstance(v, Mapping) else v for k, v in kept.items()}
+def _without_execution(tree: Json, path: str = "") -> Json:
+    trained = {name: value for name, value in tree.items() if path + name not in EXECUTION}
+    return {k: _without_execution(v, f"{path}{k}.") if isinstance(v, dict) else v for k, v in trained.items()}
 
 
-def differences(stored: Any, current: Any, path: str = "") -> list[str]:
+def differences(stored: object, current: object, path: str = "") -> list[str]:
     """``train.epochs: 3 there, 5 here`` for every leaf in which two JSON trees differ."""
     if not (isinstance(stored, dict) and isinstance(current, dict)):
         return [] if stored == current else [f"{path}: {stored!r} there, {current!r} here"]
-    missing = "(not set)"
-    found = []
+    unset = "(not set)"
+    result = []
     for key in sorted(stored.keys() | current.keys()):
-        where = f"{path}.{key}" if path else key
-        found += differences(stored.get(key, missing), current.get(key, missing), where)
-    return found
+        result += differences(stored.get(key, unset), current.get(key, unset), f"{path}.{key}" if path else key)
+    return result
 
 
-def _require_known(config: Any, known: Any, path: str) -> None:
-    """Every field of ``config`` must be one of the defaults and the other way round; ``kwargs`` is optax's own."""
-    for name in config:
-        where = f"{path}{name}"
-        if name not in known:
-            raise InputError(f"config has no field {where!r}: {did_you_mean(name, known)}")
-        if isinstance(known[name], ConfigDict) and name != "kwargs":
-            if not isinstance(config[name], ConfigDict):
-                raise InputError(f"config.{where} is {config[name]!r}: it is a section; set its fields.")
-            _require_known(config[name], known[name], f"{where}.")
-    for name in known:
-        if name not in config:
-            raise InputError(
-                f"config lacks the field '{path}{name}': start from depthmup_flax.training.config.default_config()."
-            )
-
-
-def _require(name: str, value: Any, *, at_least: float, whole: bool = False) -> None:
-    kinds = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not at_least <= value < float("inf"):
-        kind = "a whole number" if whole else "a number"
-        raise InputError(f"{name} is {value!r}: use {kind} of at least {at_least:g}.")
+def listed(differences: Sequence[str], most: int = 5) -> str:
+    """The first ``most`` of `differences`, and the number of others, for a sentence."""
+    more = len(differences) - most
+    return "; ".join(differences[:most]) + (f"; and {more} more" if more > 0 else "")

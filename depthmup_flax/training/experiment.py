@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -29,20 +29,21 @@ from depthmup_flax.rule.roles import (
 )
 from depthmup_flax.training.config import make_parametrization, optimizer_kwargs, set_field, validate
 from depthmup_flax.training.step import TrainState, init_state
+from depthmup_flax.types import InfoTree, Scalar
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What a validated config stands for.
+    """What a validated config describes.
 
     Attributes:
       config: the resolved config.
       dataset: train and test split.
-      model: the Flax module; called with what ``dataset.prepare`` gives.
+      model: the Flax module; reads the output of ``dataset.prepare``.
       parametrization: the rule.
       info: tree of `ParamInfo` with the structure of the model's parameters.
       axes: path of a parameter -> its logical axes.
-      optimizer: finished optax transformation.
+      optimizer: the optax transformation of the whole update.
       epoch_steps: training steps in an epoch.
       total_steps: training steps in the run.
     """
@@ -51,7 +52,7 @@ class Experiment:
     dataset: Dataset
     model: nn.Module
     parametrization: Parametrization
-    info: Any
+    info: InfoTree
     axes: dict[str, AxisNames]
     optimizer: optax.GradientTransformation
     epoch_steps: int
@@ -59,20 +60,20 @@ class Experiment:
 
     @property
     def parameters(self) -> int:
-        """Numbers in the model's parameters."""
+        """Number of the model's parameters."""
         return param_count(self.info)
 
     @property
     def cost(self) -> float:
-        """Parameters times steps times examples in a batch: proportional to a run's work in a family of networks."""
+        """Parameters times steps times batch size: proportional to the work of a run in a family of networks."""
         return float(self.parameters) * self.total_steps * self.config.train.batch_size
 
     def init_state(self) -> TrainState:
-        """A fresh training state; pure, as `depthmup_flax.training.step.init_state` is."""
+        """A new training state; pure, as `depthmup_flax.training.step.init_state` is."""
         return init_state(self.model, self.optimizer, self.config.seed, self.dataset.input_spec)
 
-    def state_shapes(self) -> Any:
-        """Shapes and types of `init_state`; computes nothing."""
+    def state_shapes(self) -> TrainState:
+        """`init_state` with shapes and dtypes in place of arrays; computes nothing."""
         return jax.eval_shape(self.init_state)
 
     def parameter_table(self) -> str:
@@ -90,28 +91,27 @@ class Experiment:
 
 
 def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -> Experiment:
-    """Checks ``config`` and builds what it describes; opens the data with ``load``, computes nothing on it.
+    """Checks ``config`` and builds what it describes; opens the data with ``load``, and trains nothing.
 
     Raises:
-      InputError: anything a user can put right, in one sentence.
+      InputError: a config, or data, that the user can correct.
     """
     validate(config)
     parametrization = make_parametrization(config)
-    inner = direction(config.optimizer.name, **optimizer_kwargs(config))
-    require_direction(inner, parametrization)
-    # The model's own checks come before the data, which may take a while to load; classes are not known yet.
-    create_model(num_classes=1, parametrization=parametrization, **config.model)
+    require_direction(direction(config.optimizer.name, **optimizer_kwargs(config)), parametrization)
+    new_model = functools.partial(create_model, parametrization=parametrization, **config.model)
+    new_model(num_classes=1)  # refuses bad fields before the data are opened, which may take minutes
     dataset = load(config.data)
     _require_fit(config.model.name, dataset)
-    model = create_model(num_classes=dataset.num_classes, parametrization=parametrization, **config.model)
-    # The shapes of a deep network take a second to trace, so once.
-    shapes = init_shapes(model, dataset.input_spec)
+    model = new_model(num_classes=dataset.num_classes)
+    shapes = init_shapes(model, dataset.input_spec)  # a deep network takes a second to trace
     is_base = model.base_width in (0, model.width)
     info = info_from_annotations(shapes, shapes if is_base else init_shapes(model.base(), dataset.input_spec))
     epoch_steps = steps_per_epoch(len(dataset.train), config.train.batch_size)
     total_steps = config.train.steps or max(1, math.ceil(min(config.train.epochs * epoch_steps, 2.0**40)))
     if total_steps >= 2**31:
-        raise InputError(f"train.epochs or train.steps asks for {total_steps} steps: use fewer than 2^31.")
+        field = "steps" if config.train.steps else "epochs"
+        raise InputError(f"train.{field} is {config.train[field]}, which is {total_steps} steps: use fewer than 2^31.")
     return Experiment(
         config=config,
         dataset=dataset,
@@ -125,30 +125,36 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     )
 
 
-def traced_parts(
-    experiment: Experiment, values: Mapping[str, Any]
-) -> tuple[nn.Module, optax.GradientTransformationExtraArgs | optax.GradientTransformation]:
-    """Model and optimizer of ``experiment`` with other values of continuous fields, which may be traced.
+def traced_model(experiment: Experiment, values: Mapping[str, Scalar]) -> nn.Module:
+    """The model of ``experiment`` with other values of continuous fields; see `traced_optimizer`."""
+    return experiment.model.clone(parametrization=make_parametrization(_with_values(experiment, values)))
+
+
+def traced_optimizer(experiment: Experiment, values: Mapping[str, Scalar]) -> optax.GradientTransformation:
+    """The optimizer of ``experiment`` with other values of continuous fields.
 
     Args:
-      experiment: gives shapes, roles and everything else.
+      experiment: gives everything else.
       values: dotted field -> number or traced scalar, such as ``{"optimizer.learning_rate": eta}``.
     """
+    config = _with_values(experiment, values)
+    schedule = _schedule(config, experiment.total_steps)
+    return make_optimizer(config, experiment.info, make_parametrization(config), schedule)
+
+
+def traced_parts(
+    experiment: Experiment, values: Mapping[str, Scalar]
+) -> tuple[nn.Module, optax.GradientTransformation]:
+    """`traced_model` and `traced_optimizer`."""
+    return traced_model(experiment, values), traced_optimizer(experiment, values)
+
+
+def _with_values(experiment: Experiment, values: Mapping[str, Scalar]) -> ConfigDict:
     config = experiment.config.copy_and_resolve_references()
     with config.ignore_type():
         for path, value in values.items():
             set_field(config, path, value)
-    rule = make_parametrization(config)
-    schedule = _schedule(config, experiment.total_steps)
-    model = experiment.model.clone(parametrization=rule)
-    return model, make_optimizer(config, experiment.info, rule, schedule)
-
-
-def _clip(clip_rms: Any) -> Any:
-    """0 is off; a traced 0, too."""
-    if isinstance(clip_rms, (int, float)):
-        return clip_rms or None
-    return jnp.where(clip_rms == 0, jnp.inf, clip_rms)
+    return config
 
 
 def _schedule(config: ConfigDict, total_steps: int) -> optax.Schedule:
@@ -168,25 +174,26 @@ def _require_fit(name: str, dataset: Dataset) -> None:
 
 
 def make_optimizer(
-    config: ConfigDict, info: Any, parametrization: Parametrization, schedule: optax.Schedule | None = None
+    config: ConfigDict, info: InfoTree, parametrization: Parametrization, schedule: optax.Schedule | None = None
 ) -> optax.GradientTransformation:
-    """The optimizer that ``config.optimizer`` names.
+    """The optimizer that ``config.optimizer`` describes.
 
     Args:
       config: the whole config.
       info: tree of `ParamInfo`.
       parametrization: the rule.
-      schedule: step -> fraction of the learning rate; ``None`` is 1 throughout.
+      schedule: step -> fraction of the learning rate; ``None``: 1 at every step.
     """
-    kwargs = optimizer_kwargs(config)
-    config = config.optimizer
+    fields = config.optimizer
     fraction = schedule or optax.constant_schedule(1.0)
+    clip = fields.clip_rms  # 0 turns clipping off, traced or not
+    clip = clip or None if isinstance(clip, (int, float)) else jnp.where(clip == 0, jnp.inf, clip)
     optimizer = depthmup(
-        direction(config.name, **kwargs),
+        direction(fields.name, **optimizer_kwargs(config)),
         info,
         parametrization,
-        lambda step: config.learning_rate * fraction(step),
-        weight_decay=config.weight_decay,
-        clip_rms=_clip(config.clip_rms),
+        lambda step: fields.learning_rate * fraction(step),
+        weight_decay=fields.weight_decay,
+        clip_rms=clip,
     )
-    return freeze(optimizer, info, config.frozen) if config.frozen else optimizer
+    return freeze(optimizer, info, fields.frozen) if fields.frozen else optimizer

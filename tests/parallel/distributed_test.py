@@ -156,7 +156,7 @@ def test_a_process_that_lacks_the_data_makes_all_refuse(tmp_path):
     pair = Processes(tmp_path / "logs", 2, 1, f"--workdir={tmp_path / 'run'}", "--config.train.steps=2", own=own)
     assert pair.wait() == [errors.BAD_INPUT] * 2, pair.said()
     assert "there is no folder 'nowhere'" in pair.outputs[0].read_text()
-    assert "another process refuses to start" in pair.outputs[1].read_text()
+    assert "another process failed validation: see its log" in pair.outputs[1].read_text()
 
 
 def test_bad_input_is_one_sentence_and_exit_code_two_in_every_process(settings, tmp_path):
@@ -187,7 +187,7 @@ def test_the_rows_of_all_hosts_are_disjoint_and_complete(hosts):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (("host:1", 2, None), "coordinator and num_processes came without process_id: give all three"),
+        (("host:1", 2, None), "process_id not set: set all of --coordinator=HOST:PORT"),
         (("host", 2, 0), "coordinator is 'host': use HOST:PORT"),
         (("host:1", 0, 0), "num_processes is 0: use a whole number of at least 1"),
         (("host:1", 2, 2), "process_id is 2: use a whole number from 0 to 1"),
@@ -221,5 +221,5 @@ def test_the_environment_says_which_process_this_is(monkeypatch):
     assert called[-1]["coordinator_address"] == "127.0.0.1:1234"
     assert (called[-1]["num_processes"], called[-1]["process_id"]) == (4, 3)
     monkeypatch.setenv("JAX_PROCESS_ID", "three")
-    with pytest.raises(InputError, match="the environment's JAX_PROCESS_ID is 'three': use a whole number"):
+    with pytest.raises(InputError, match="the environment variable JAX_PROCESS_ID is 'three': use a whole number"):
         distributed.start()

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -136,7 +137,8 @@ def test_a_mesh_that_does_not_fit_is_refused_before_anything_is_written(mesh, se
 def test_a_batch_that_does_not_divide_is_refused(tmp_path):
     config = default_config()
     config.train.update(batch_size=64, accumulate=3)
-    with pytest.raises(InputError, match=r"train.batch_size is 64.*train.accumulate = 3: use 63 or 66, say"):
+    sentence = "train.batch_size is 64: it must be a multiple of 3 (1 devices times train.accumulate=3). Use 63 or 66."
+    with pytest.raises(InputError, match=re.escape(sentence)):
         train_and_evaluate(config, tmp_path)
 
 

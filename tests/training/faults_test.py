@@ -180,7 +180,7 @@ def test_sigterm_in_the_middle_of_an_evaluation_is_answered_before_its_end(undis
     first.wait_for("evaluating")
     first.send(signal.SIGTERM)
     assert first.wait(30) == errors.PREEMPTED, first.text()
-    assert "asked to leave: saving first" in first.text()
+    assert "preempted: saving the state" in first.text()
     assert "asked to leave after step 60," in first.text()
     second = processes.Process(tmp_path / "second.log", processes.train, config(), tmp_path / "run")
     assert second.wait() == 0, second.text()
