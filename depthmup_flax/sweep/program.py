@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import clu.metrics
@@ -66,9 +66,9 @@ class LaneValues:
       seeds_DU: the seeds of each device, device after device.
     """
 
-    fields_K: dict[str, jax.Array]
-    seed_place_K: jax.Array
-    seeds_DU: jax.Array
+    fields_K: Mapping[str, jax.typing.ArrayLike]
+    seed_place_K: jax.typing.ArrayLike
+    seeds_DU: jax.typing.ArrayLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Program:
         train, data = self.experiment.config.train, self.experiment.dataset
         place = NamedSharding(self.mesh, self._examples_spec)
         on_devices = (
-            call.replace(examples=jax.device_put(call.examples, place))
+            Call(call.count, jax.device_put(call.examples, place))
             for call in calls(data, lanes.seeds_DU, train.batch_size, first_step, self.call_length)
         )
         return self._watched(on_devices)
@@ -245,7 +245,7 @@ class Program:
             train_step = make_train_step(
                 self._model(fields),
                 self._optimizer(fields),
-                prepare=lambda _, prepared: prepared,
+                prepare=_already_prepared,
                 seed=fields["seed"],
                 log_every=config.train.log_every,
                 average_from=max(0, experiment.total_steps - average_steps),
@@ -288,7 +288,7 @@ class Program:
         if self._data is None:
             one = dataset.train.read(np.arange(1))
             examples = {name: np.empty((*leading, *x.shape[1:]), x.dtype) for name, x in one.items()}
-        specs = P(SWEEP_AXIS), P(SWEEP_AXIS), Call(P(), self._examples_spec), P()
+        specs = P(SWEEP_AXIS), P(SWEEP_AXIS), Call(P(), self._examples_spec), P()  # type: ignore[arg-type]
         steps = jax.jit(self._sharded(self._take_steps, *specs), donate_argnums=0)
         call = Call(self._abstract(np.int32(0), P()), self._abstract(examples, self._examples_spec))
         data = self._abstract(self._data, P())
@@ -307,6 +307,12 @@ class Program:
     def _watched(self, items: Generator[T, None, None]) -> Closing[T]:
         waiting = Waiting(self.experiment.config.train.stall_timeout_s)
         return read_ahead_if_streamed(self.experiment.dataset, items, waiting)
+
+
+def _already_prepared(key: jax.Array | None, batch: Any) -> Any:
+    """In place of ``dataset.prepare``: lanes of one seed share a prepared batch."""
+    del key
+    return batch
 
 
 def _without_seed(fields: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -95,4 +95,4 @@ def outcome(
 
 def _scalars(state: TrainState) -> TrainState:
     """``state`` without its large arrays."""
-    return state.replace(params=None, batch_stats=None, opt_state=None)
+    return dataclasses.replace(state, params=None, batch_stats=None, opt_state=None)

@@ -4,7 +4,6 @@ import pytest
 from processes import ROOT
 
 from depthmup_flax.report.make_report import make_report
-from depthmup_flax.sweep import program as lanes
 from depthmup_flax.sweep.grid import expand
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.config import from_file
@@ -16,7 +15,7 @@ SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
 @pytest.mark.usefixtures("compiled_in_haste")
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_figure_has_a_smoke_scale_from_config_to_page(path, tmp_path, monkeypatch):
-    monkeypatch.setattr(lanes, "_TIMED_STEPS", 1)  # it says how long the sweep will take
+    monkeypatch.setattr("depthmup_flax.sweep.program.TIMED_CALLS", 1)  # it says how long the sweep will take
     config = from_file(path, "smoke")
     config.extend = 0
     config.base.data.update(test_examples=8)

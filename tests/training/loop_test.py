@@ -1,6 +1,5 @@
 """The training run: resuming, devices, divergence, the files it leaves, and what it refuses."""
 
-import contextlib
 import functools
 import json
 import os
@@ -12,6 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import processes
 import pytest
+from interruption import interrupted_before
 from jax.experimental.compilation_cache import compilation_cache
 
 from depthmup_flax import InputError
@@ -61,10 +61,6 @@ def losses(workdir):
     return [{k: v for k, v in row.items() if k != "images_per_s"} for row in rows(workdir)]
 
 
-class StopHere(Exception):
-    pass
-
-
 def mlp_run():
     return tiny(optimizer={"schedule": "cosine", "warmup_steps": 3, "weight_decay": 0.1, "clip_rms": 0.5})
 
@@ -76,28 +72,6 @@ def conv_run():
         optimizer={"name": "momentum", "frozen": ("stem",)},
         data={"augment": "cifar", "placement": "stream", "train_examples": 200},
     )
-
-
-def interrupt_after(step, monkeypatch):
-    """Training fails when it asks for the batch after ``step``."""
-    import depthmup_flax.training.loop as trainer
-
-    original = trainer.train_batches
-
-    @contextlib.contextmanager
-    def stopping(*args, **kwargs):
-        first = args[3]
-
-        def until(batches):
-            for i, batch in enumerate(batches):
-                if first + i == step:
-                    raise StopHere
-                yield batch
-
-        with original(*args, **kwargs) as batches:
-            yield until(batches)
-
-    monkeypatch.setattr(trainer, "train_batches", stopping)
 
 
 def test_a_run_leaves_every_file_and_a_result_with_every_key(tmp_path):
@@ -158,13 +132,11 @@ def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(tmp_path):
     ],
     ids=["mlp-adam-in-memory-4", "mlp-adam-in-memory-5", "mlp-adam-in-memory-11", "conv-momentum-streamed-augmented-5"],
 )
-def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(config, stop, tmp_path, monkeypatch):
+def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(config, stop, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     expected = train_and_evaluate(config(), whole)
-    with monkeypatch.context() as patched:
-        interrupt_after(stop, patched)
-        with pytest.raises(StopHere):
-            train_and_evaluate(config(), parts)
+    with interrupted_before(stop):
+        train_and_evaluate(config(), parts)
     with (parts / "metrics.jsonl").open("a") as torn:
         torn.write('{"step": 99, "tra')
     result = train_and_evaluate(config(), parts)
@@ -267,13 +239,11 @@ def test_a_mapped_learning_rate_gives_the_losses_of_single_runs():
     assert not jnp.isfinite(together[3, -1])
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_previous_one_and_says_so(tmp_path, monkeypatch, caplog):
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one_and_says_so(tmp_path, caplog):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train_and_evaluate(tiny(), whole)
-    with monkeypatch.context() as patched:
-        interrupt_after(9, patched)
-        with pytest.raises(StopHere):
-            train_and_evaluate(tiny(), parts)
+    with interrupted_before(9):
+        train_and_evaluate(tiny(), parts)
     damaged = parts / "checkpoints" / "8"
     for file in (damaged / "state").rglob("*"):
         if file.is_file():
