@@ -10,7 +10,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
 
 import jax
 from absl import app, flags
@@ -90,29 +89,24 @@ def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path
         app.run(main, flags_parser=functools.partial(_parse, default_config))
     except Preempted as error:
         print(error, file=sys.stderr)
-        _exit(PREEMPTED)
+        distributed.leave(PREEMPTED)
     except (InputError, RunStopped) as error:
         print(f"error: {error}", file=sys.stderr)
-        _exit(BAD_INPUT if isinstance(error, InputError) else STOPPED)
+        distributed.leave(BAD_INPUT if isinstance(error, InputError) else STOPPED)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        _exit(128 + signal.SIGINT)
+        distributed.leave(128 + signal.SIGINT)
     except Exception:
-        if not distributed.joined():
+        if not jax.distributed.is_initialized():
             raise
         traceback.print_exc()
         print(
-            f"error: process {distributed.process_id()} failed; the other processes stop with it. If the cause above "
+            f"error: process {jax.process_index()} failed; the other processes stop with it. If the cause above "
             "is a closed connection, see the log of another process. Rerunning the command resumes from the last "
             "checkpoint.",
             file=sys.stderr,
         )
-        _exit(1)
-
-
-def _exit(code: int) -> NoReturn:
-    # sys.exit would wait for reader threads, which may hang, and for the other processes.
-    distributed.leave(code)
+        distributed.leave(1)
 
 
 def require_no_arguments(argv: list[str]) -> None:

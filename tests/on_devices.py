@@ -1,9 +1,8 @@
-"""A program for `sharding_test`: trains every model in double precision on layouts of eight devices; prints JSON."""
+"""Programs on eight devices for `sharding_test`, each for a process of its own; they return JSON."""
 
 import dataclasses
 import json
-import os
-import sys
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -138,12 +137,9 @@ def memory():
     return found
 
 
-if __name__ == "__main__":
+def write(path, program, *arguments):
+    """Writes the result of ``program``, one of the functions above, to ``path``; with double precision allowed."""
     jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_disable_most_optimizations", True)  # compiles for longer than it runs
-    assert jax.device_count() == 8, os.environ.get("XLA_FLAGS")
-    models = sys.argv[1].split(",")
-    result = {"compared": {model: compared(model, LAYOUTS) for model in models}, "memory": memory()}
-    result["dense"] = dense_gradients()
-    result["parts"] = {model: in_parts(model) for model in sys.argv[2].split(",")}
-    print(json.dumps(result))
+    assert jax.device_count() == 8
+    pathlib.Path(path).write_text(json.dumps(globals()[program](*arguments)))
+    return 0

@@ -71,29 +71,19 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
     return True
 
 
-def joined() -> bool:
-    """Whether `start` has joined other processes."""
-    return jax.distributed.is_initialized()
-
-
-def process_id() -> int:
-    """The number of this process, from 0."""
-    return jax.process_index()
-
-
 def is_first() -> bool:
     """Whether this is process 0, which logs and writes metrics."""
     return jax.process_index() == 0
 
 
 def leave(code: int) -> NoReturn:
-    """Exits without waiting for the other processes, which notice the lost connection.
+    """Exits at once: unlike ``sys.exit``, waits neither for reader threads, which may hang, nor for other processes.
 
     Process 0 hosts the coordinator, so it exits last: the others can still report their own errors.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    if joined() and is_first():
+    if jax.distributed.is_initialized() and is_first():
         time.sleep(_COORDINATOR_LINGERS_S)
     os._exit(code)
 

@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -23,19 +23,9 @@ from depthmup_flax.models import MODELS, model_fields
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
 from depthmup_flax.types import Json
 
-# Unset, these fields have the preset's value.
-_RULE_FIELDS: Mapping[str, type] = {
-    "alpha": float,
-    "gamma": float,
-    "width": str,
-    "gamma0": float,
-    "branch_multiplier": float,
-    "input_lr_factor": float,
-    "hidden_lr_factor": float,
-    "output_lr_factor": float,
-    "vector_lr_factor": float,
-    "fixed_lr_factor": float,
-}
+# Unset, these fields of `Parametrization` have the preset's value.
+_LR_FACTORS = ("input_lr_factor", "hidden_lr_factor", "output_lr_factor", "vector_lr_factor", "fixed_lr_factor")
+_RULE_FIELDS = {"width": str, **dict.fromkeys(("alpha", "gamma", "gamma0", "branch_multiplier", *_LR_FACTORS), float)}
 
 # Fields that do not change what is trained: a run may be resumed with other values.
 EXECUTION = (

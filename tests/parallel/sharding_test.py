@@ -1,77 +1,87 @@
 """Layouts of devices: the same training on each, memory that falls, and what is refused."""
 
 import json
-import os
-import pathlib
 import re
-import subprocess
-import sys
 
 import jax
 import numpy as np
+import on_devices
+import processes
 import pytest
 from jax.sharding import PartitionSpec as P
 
 from depthmup_flax import InputError
-from depthmup_flax.models import MODELS
 from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.roles import path_name
 from depthmup_flax.training.config import default_config
 from depthmup_flax.training.experiment import build
 from depthmup_flax.training.loop import train_and_evaluate
 
-ROOT = pathlib.Path(__file__).parents[2]
-LAYOUTS = ("data 8", "data 2, fsdp 4", "data 2, fsdp 2, tensor 2")
+
+@pytest.fixture
+def on_eight_devices(tmp_path):
+    """The result of a program of `on_devices`, in a process with eight devices."""
+
+    def run(program, *arguments):
+        path = tmp_path / "result.json"
+        process = processes.Process(
+            tmp_path / "log", processes.on_devices, 8, on_devices.write, str(path), program, *arguments
+        )
+        assert process.wait(600) == 0, process.text()
+        return json.loads(path.read_text())
+
+    return run
 
 
-@pytest.fixture(scope="module")
-def on_devices():
-    """What `on_devices.py` found on eight devices, in double precision."""
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(ROOT),
-    }
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "on_devices.py"), ",".join(MODELS), "res_mlp,vit"],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+EVERY_AXIS = "data 2, fsdp 2, tensor 2"
+OTHERS = ["data 8", "data 2, fsdp 4"]
+slow = pytest.mark.slow
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("model", list(MODELS))
-def test_a_model_trains_on_eight_devices_as_on_one(on_devices, model, layout):
+@pytest.mark.parametrize(
+    ("model", "layouts"),
+    [
+        ("res_mlp", [EVERY_AXIS, *OTHERS]),
+        ("simple_resnet", [EVERY_AXIS]),
+        ("gpt", [EVERY_AXIS]),
+        pytest.param("simple_resnet", OTHERS, marks=slow),
+        pytest.param("gpt", OTHERS, marks=slow),
+        pytest.param("resnet", [EVERY_AXIS, *OTHERS], marks=slow),
+        pytest.param("vit", [EVERY_AXIS, *OTHERS], marks=slow),
+    ],
+)
+def test_a_model_trains_on_eight_devices_as_on_one(model, layouts, on_eight_devices):
     """In double precision: losses are stored in single, projections of parameters to its rounding of Adam's epsilon."""
-    one, found = on_devices["compared"][model]["one"], on_devices["compared"][model][layout]
-    np.testing.assert_allclose(found["losses"], one["losses"], rtol=3e-7)
-    np.testing.assert_allclose(found["marks"], one["marks"], rtol=3e-6, atol=3e-6)
+    results = on_eight_devices("compared", model, ["one", *layouts])
+    one = results["one"]
     assert len(set(one["losses"])) > 2  # it does train
     assert one["split"] == []
-    assert bool(found["split"]) == (layout != "data 8")
+    for layout in layouts:
+        result = results[layout]
+        np.testing.assert_allclose(result["losses"], one["losses"], rtol=3e-7)
+        np.testing.assert_allclose(result["marks"], one["marks"], rtol=3e-6, atol=3e-6)
+        assert bool(result["split"]) == (layout != "data 8")
 
 
-def test_a_dense_products_gradient_is_summed_over_devices_however_its_rows_are_split(on_devices):
-    found = on_devices["dense"]
-    assert len(found) == 4
-    for layout, gradient in found.items():
-        np.testing.assert_allclose(gradient, found["one"], rtol=1e-12, err_msg=layout)
+def test_a_dense_products_gradient_is_summed_over_devices_however_its_rows_are_split(on_eight_devices):
+    gradients = on_eight_devices("dense_gradients")
+    assert len(gradients) == 4
+    for layout, gradient in gradients.items():
+        np.testing.assert_allclose(gradient, gradients["one"], rtol=1e-12, err_msg=layout)
 
 
-@pytest.mark.parametrize("model", ["res_mlp", "vit"])
-def test_parts_of_a_batch_and_recomputed_activations_train_like_the_whole(on_devices, model):
-    found = on_devices["parts"][model]
+@pytest.mark.parametrize("model", ["res_mlp", pytest.param("vit", marks=slow)])
+def test_parts_of_a_batch_and_recomputed_activations_train_like_the_whole(model, on_eight_devices):
+    losses = on_eight_devices("in_parts", model)
     for other in ("parts", "dots", "full"):
-        np.testing.assert_allclose(found[other], found["whole"], rtol=3e-7)
+        np.testing.assert_allclose(losses[other], losses["whole"], rtol=3e-7)
 
 
-def test_memory_for_the_state_falls_as_one_over_fsdp(on_devices):
+def test_memory_for_the_state_falls_as_one_over_fsdp(on_eight_devices):
     """Also that no copy of all parameters is made whole: temporaries stay below a quarter of them."""
-    found = {int(fsdp): value for fsdp, value in on_devices["memory"].items()}
-    whole = found[1]["whole_state"]
-    for fsdp, of_one_device in found.items():
+    results = {int(fsdp): value for fsdp, value in on_eight_devices("memory").items()}
+    whole = results[1]["whole_state"]
+    for fsdp, of_one_device in results.items():
         assert of_one_device["arguments"] == pytest.approx(whole / fsdp, rel=0.02)
         parameters = whole / 3  # Adam keeps two numbers beside each
         assert of_one_device["temporaries"] < parameters / 4
@@ -134,12 +144,26 @@ def test_a_mesh_that_does_not_fit_is_refused_before_anything_is_written(mesh, se
     assert not (tmp_path / "run").exists()
 
 
-def test_a_batch_that_does_not_divide_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("batch_size", "accumulate", "devices", "sentence"),
+    [
+        (20, 1, 8, "train.batch_size is 20: it must be a multiple of 8 (8 devices). Use 16 or 24."),
+        (64, 3, 1, "is 64: it must be a multiple of 3 (1 devices times train.accumulate=3). Use 63 or 66."),
+        (4, 2, 4, "is 4: it must be a multiple of 8 (4 devices times train.accumulate=2). Use 8."),
+    ],
+)
+def test_a_batch_that_does_not_divide_is_refused(batch_size, accumulate, devices, sentence):
+    mesh = jax.sharding.AbstractMesh((devices, 1, 1), sharding.MESH_AXES)
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        sharding.require_divisible(batch_size, accumulate, mesh)
+
+
+def test_a_run_whose_batch_does_not_divide_is_refused_before_anything_is_written(tmp_path):
     config = default_config()
     config.train.update(batch_size=64, accumulate=3)
-    sentence = "train.batch_size is 64: it must be a multiple of 3 (1 devices times train.accumulate=3). Use 63 or 66."
-    with pytest.raises(InputError, match=re.escape(sentence)):
-        train_and_evaluate(config, tmp_path)
+    with pytest.raises(InputError, match=r"train.batch_size is 64: it must be a multiple of 3"):
+        train_and_evaluate(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_batch_is_put_together_from_the_rows_that_a_process_has():

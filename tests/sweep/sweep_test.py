@@ -404,7 +404,7 @@ def test_a_curve_whose_minimum_is_at_the_end_of_the_grid_is_extended_and_said(tm
     records = sweep(config, tmp_path / "sweep", lanes=0)
     assert sorted({record.point[RATE] for record in records}) == pytest.approx([1e-6, 2e-6, 4e-6, 8e-6])
     assert len(records) == 8
-    assert "the best optimizer.learning_rate is at the end of the grid; trying 4e-06 too" in capsys.readouterr().out
+    assert "the best optimizer.learning_rate is at the edge of the grid; trying 4e-06 too" in capsys.readouterr().out
     assert read_sweep([tmp_path / "sweep"]).info.axes[RATE] == pytest.approx([1e-6, 2e-6, 4e-6, 8e-6])
     again = sweep(config, tmp_path / "sweep", lanes=0)
     said = capsys.readouterr().out
@@ -430,18 +430,18 @@ def test_more_values_on_an_axis_continue_a_sweep_and_another_base_does_not(tmp_p
 @pytest.mark.parametrize(
     ("grids", "kwargs", "message"),
     [
-        ({"g": {"optimizer.lr": (1.0,)}}, {}, "config.grids.g.optimizer.lr is no field of the base config"),
-        ({"g": {"model.patch_size": (4,)}}, {}, "config.grids.g.model.patch_size is no field of the base config"),
+        ({"g": {"optimizer.lr": (1.0,)}}, {}, "config.grids.g.optimizer.lr is not a field of the base config"),
+        ({"g": {"model.patch_size": (4,)}}, {}, "config.grids.g.model.patch_size is not a field of the base config"),
         ({"g": {RATE: ()}}, {}, "optimizer.learning_rate is empty: give it at least one value"),
         ({"g": {RATE: (1e-3, 2e-3, 1e-3)}}, {}, "optimizer.learning_rate has 0.001 twice"),
         ({"g": {RATE: (1e-3, 0.0)}}, {}, "optimizer.learning_rate has 0.0: use positive numbers"),
         ({"g": {RATE: (1e-3, -1.0)}}, {}, "optimizer.learning_rate has -1.0: use positive numbers"),
         ({"g": {"seed": (0,)}}, {}, "config.x is 'optimizer.learning_rate', which no grid has"),
-        ({"g": {RATE: (1e-3,), "model.depth": (2, "x")}}, {}, "model.depth cannot be 'x'"),
+        ({"g": {RATE: (1e-3,), "model.depth": (2, "x")}}, {}, "model.depth is 'x': use a value of type int"),
         ({"g": {RATE: (1e-3,), "model.depth": (2, 0)}}, {}, "in the runs with depth 0: model.depth is 0"),
         ({"g": {RATE: (1e-3,), "optimizer.warmup_steps": (0, 8)}}, {}, "optimizer.warmup_steps is 8: use fewer than"),
         ({"g": {RATE: (1e-3,), "parametrization.preset": ("mup", "nup")}}, {}, "parametrization.preset is 'nup'"),
-        ({"g": {}}, {}, "config.grids.g has no axis"),
+        ({"g": {}}, {}, "config.grids.g is empty: give it at least one axis"),
         ({}, {"extend": -1}, "config.extend is -1"),
         ({"g": {RATE: (1e-3,), "seed": (2**31,)}}, {}, "seed is 2147483648: use a whole number from 0 to 2^31 - 1"),
         ({"g": {RATE: (1e-3,), "model.depth": (2, 4)}}, {"x": "model.depth"}, "config.x is 'model.depth': an optimum"),
@@ -468,7 +468,7 @@ def test_a_single_value_is_an_axis_of_one_and_numbers_of_numpy_are_numbers():
 
 
 def test_configs_of_runs_and_of_sweeps_are_told_apart():
-    with pytest.raises(InputError, match="this config is a run's, without grids"):
+    with pytest.raises(InputError, match="this config has no grids"):
         expand(small_base())
     with pytest.raises(InputError, match="this config is a sweep's: run it with"):
         validate(small_sweep())

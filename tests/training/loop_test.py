@@ -65,6 +65,7 @@ def losses(workdir):
 def finished(tmp_path_factory):
     """The work directory of a completed run of `tiny`; to be copied before it is changed."""
     workdir = tmp_path_factory.mktemp("finished") / "run"
+    jax.config.update("jax_disable_most_optimizations", True)  # as in the tests, which compare with it
     train_and_evaluate(tiny(), workdir)
     return workdir
 
@@ -194,13 +195,13 @@ def test_batch_norm_has_the_statistics_of_the_whole_batch_on_eight_devices(tmp_p
     """Per device, a batch of 16 would be normalized two images at a time."""
     config = tiny(
         "simple_resnet",
-        model={"width": 4, "depth": 3, "norm": "batch"},
+        model={"width": 8, "depth": 3, "norm": "batch"},
         optimizer={"name": "sgd", "learning_rate": 0.05},
         train={"steps": 3, "eval_every": 0},
     )
     one, eight = trained_on_one_and_on_eight_devices(config, tmp_path)
     (mean,) = (x for path, x in jax.tree_util.tree_leaves_with_path(one["batch_stats"]) if "mean" in str(path[-1]))
-    assert mean.shape[-1] == 4
+    assert mean.shape[-1] == 8
     for part in ("batch_stats", "params"):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-4), one[part], eight[part])
 
