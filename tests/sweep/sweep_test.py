@@ -6,6 +6,7 @@ import signal
 import time
 import types
 
+import jax
 import numpy as np
 import processes
 import pytest
@@ -52,6 +53,13 @@ def small_sweep(base=None, grids=None, **kwargs):
     return sweep_config(base or small_base(), grids, figure="test", title="A test", scale="smoke", **kwargs)
 
 
+@pytest.fixture(scope="module")
+def vectorized(tmp_path_factory):
+    """The records of `small_sweep`, whose six runs are trained at a time."""
+    jax.config.update("jax_disable_most_optimizations", True)  # as in the tests, which compare with them
+    return sweep(small_sweep(), tmp_path_factory.mktemp("vectorized"), lanes=0)
+
+
 def by_run(records):
     return {record.run: record for record in records}
 
@@ -71,13 +79,16 @@ def assert_same(found: dict[str, Record], expected: dict[str, Record], rtol=2e-5
             )
 
 
-def assert_is_what_train_py_trains(config, records, tmp_path, rtol=2e-5):
-    """Of the first and the last run, which differ in every axis."""
+def trained_by_train_py(config, tmp_path):
+    """The results of the first and the last run, which differ in every axis."""
     runs = expand(config)
-    for run in (runs[0], runs[-1]):
-        result = train_and_evaluate(run.config, tmp_path / run.hash)
-        record = by_run(records)[run.hash]
-        assert record.run == result["config_hash"]
+    return [(run, train_and_evaluate(run.config, tmp_path / run.hash)) for run in (runs[0], runs[-1])]
+
+
+def assert_same_results(records, results, rtol=2e-5):
+    records = {tuple(record.point.items()): record for record in records}
+    for run, result in results:
+        record = records[tuple(run.point.items())]
         for name in ("status", "seed", "parameters", "diverged_at_step"):
             assert getattr(record, name) == result[name], (name, run.point)
         for name in ("train_loss", "train_loss_avg", "test_loss", "test_accuracy"):
@@ -87,9 +98,14 @@ def assert_is_what_train_py_trains(config, records, tmp_path, rtol=2e-5):
                 )
 
 
-def test_vectorized_runs_are_runs_one_after_another_are_runs_of_train_py(tmp_path):
+def assert_is_what_train_py_trains(config, records, tmp_path, rtol=2e-5):
+    results = trained_by_train_py(config, tmp_path)
+    assert {result["config_hash"] for _, result in results} <= by_run(records).keys()
+    assert_same_results(records, results, rtol)
+
+
+def test_vectorized_runs_are_runs_one_after_another_are_runs_of_train_py(vectorized, tmp_path):
     config = small_sweep()
-    vectorized = sweep(config, tmp_path / "all", lanes=0)
     alone = sweep(config, tmp_path / "one", lanes=1)
     assert {record.lanes for record in vectorized} == {6}
     assert {record.lanes for record in alone} == {1}
@@ -142,16 +158,20 @@ def test_momentum_and_cosine_lanes_are_those_of_train_py(tmp_path):
     assert_is_what_train_py_trains(config, sweep(config, tmp_path / "sweep", lanes=0), tmp_path)
 
 
-@pytest.mark.parametrize(("placement", "lanes"), [("device", 0), ("device", 2), ("stream", 2)])
-def test_augmented_batch_norm_lanes_of_several_seeds_are_those_of_train_py(tmp_path, placement, lanes):
+def test_augmented_batch_norm_lanes_of_several_seeds_are_those_of_train_py(tmp_path):
     """Two lanes have one seed, and share its images; four have two seeds."""
     base = small_base("simple_resnet", width=8, depth=3, base_depth=3, norm="batch")
-    base.data.update(augment="cifar", placement=placement)
+    base.data.augment = "cifar"
     base.optimizer.update(name="sgd", learning_rate=0.02)
     base.train.update(steps=3, average_steps=2)
-    config = small_sweep(base, {"rates": {RATE: (0.01, 0.02), "seed": (0, 3)}})
-    records = sweep(config, tmp_path / "sweep", lanes=lanes)
-    assert_is_what_train_py_trains(config, records, tmp_path, rtol=1e-4)
+    results = None
+    for placement, lanes in (("device", 0), ("device", 2), ("stream", 2)):
+        base.data.placement = placement
+        config = small_sweep(base, {"rates": {RATE: (0.01, 0.02), "seed": (0, 3)}})
+        results = results or trained_by_train_py(config, tmp_path)
+        records = sweep(config, tmp_path / f"{placement}-{lanes}", lanes=lanes)
+        assert {record.lanes for record in records} == {lanes or 4}
+        assert_same_results(records, results, rtol=1e-4)
 
 
 def test_every_run_has_a_lane_and_neighbors_of_one_seed_a_device_where_seeds_fill_devices():
@@ -255,7 +275,8 @@ def test_runs_that_are_left_keep_their_networks_in_a_smaller_program(rates, seed
             np.testing.assert_allclose(found.test_loss, expected.test_loss, rtol=1e-5)
 
 
-def test_dropout_and_text_lanes_are_those_of_train_py(tmp_path):
+def test_dropout_and_text_lanes_are_those_of_train_py(tmp_path, monkeypatch):
+    monkeypatch.setattr("depthmup_flax.training.loop.sample_text", lambda *args: "")  # takes long to compile
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 60)
     base = small_base("gpt", num_heads=2, dropout=0.1)
@@ -278,16 +299,15 @@ def test_diverged_runs_are_records_and_do_not_touch_their_neighbors(tmp_path):
     assert records[1e6].steps < records[0.01].steps == 8
 
 
-def test_less_memory_means_fewer_lanes_and_the_same_numbers(tmp_path, monkeypatch):
+def test_less_memory_means_fewer_lanes_and_the_same_numbers(vectorized, tmp_path, monkeypatch):
     config = small_sweep()
-    expected = sweep(config, tmp_path / "all", lanes=0)
     programs = programs_of(config)
     six, three = (programs.for_runs(programs.group.runs, n) for n in (6, 3))
     assert three.bytes_per_device < six.bytes_per_device
     monkeypatch.setattr(lane_count, "memory_limit", lambda: six.bytes_per_device - 1)
     found = sweep(config, tmp_path / "less", lanes=0)
     assert {record.lanes for record in found} == {3}
-    assert_same(by_run(found), by_run(expected))
+    assert_same(by_run(found), by_run(vectorized))
 
 
 def test_measuring_takes_more_lanes_only_where_they_are_faster():
@@ -317,22 +337,19 @@ def test_measuring_takes_more_lanes_only_where_they_are_faster():
     assert chosen(lambda n: 1.0 / n, compile_s=1e9) == 1
 
 
-def test_devices_share_the_lanes_and_give_the_numbers_of_one(tmp_path):
-    config = small_sweep()
-    one = sweep(config, tmp_path / "one", lanes=0)
-    for lanes in (0, 1):
-        arguments = (config, tmp_path / f"four{lanes}")
-        process = processes.Process(tmp_path / "log", processes.on_devices, 4, processes.sweep, *arguments, lanes=lanes)
-        assert process.wait() == 0, process.text()
+def test_devices_share_the_lanes_and_give_the_numbers_of_one(vectorized, tmp_path):
+    lanes = {tmp_path / f"four{number}": number for number in (0, 1)}
+    process = processes.Process(tmp_path / "log", processes.on_devices, 4, processes.sweeps, small_sweep(), lanes)
+    assert process.wait() == 0, process.text()
     for lanes in (0, 1):
         four = read_records(tmp_path / f"four{lanes}" / "records.jsonl")[0]
         assert {record.lanes for record in four} == {2 if lanes == 0 else 1}
         assert four[0].device.startswith("4 x")
-        assert_same(by_run(four), by_run(one))
+        assert_same(by_run(four), by_run(vectorized))
 
 
-def test_a_sweep_killed_with_signal_9_goes_on_without_repeating_or_losing_a_run(tmp_path):
-    grids = {"rates": {RATE: powers_of_two(-10, -5), "model.depth": (2, 3), "seed": (0, 1)}}
+def test_a_sweep_killed_with_signal_9_resumes_without_repeating_or_losing_a_run(tmp_path):
+    grids = {"rates": {RATE: powers_of_two(-10, -8), "model.depth": (2, 3), "seed": (0, 1)}}
     config = small_sweep(grids=grids)
     expected = by_run(sweep(config, tmp_path / "whole", lanes=2))
     process = processes.Process(tmp_path / "log", processes.sweep, config, tmp_path / "killed", lanes=2)
@@ -407,9 +424,9 @@ def test_a_curve_whose_minimum_is_at_the_end_of_the_grid_is_extended_and_said(tm
     assert "the best optimizer.learning_rate is at the edge of the grid; trying 4e-06 too" in capsys.readouterr().out
     assert read_sweep([tmp_path / "sweep"]).info.axes[RATE] == pytest.approx([1e-6, 2e-6, 4e-6, 8e-6])
     again = sweep(config, tmp_path / "sweep", lanes=0)
-    said = capsys.readouterr().out
-    assert "trying" not in said
-    assert "8 runs, 0 diverged now" in said
+    printed = capsys.readouterr().out
+    assert "trying" not in printed
+    assert "8 runs, 0 diverged now" in printed
     assert by_run(again).keys() == by_run(records).keys()  # resuming extends nothing twice
     assert len(read_records(tmp_path / "sweep" / "records.jsonl")[0]) == 8
 
@@ -508,7 +525,7 @@ def test_the_commands_sweep_report_and_refuse(tmp_path):
         ([config, "--config.scale=smoke"], "--workdir is not set"),
         ([f"--config={ROOT / 'configs/digits.py'}", "--config.scale=cpu"], "this config has no scale"),
         ([config, "--config.scale=smoke", "--workdir=s", "--shard=4/4"], "--shard is 4/4: write i/n"),
-        ([config, "--config.scale=smoke", "--workdir=s", "--lanes=many"], "--lanes=many: use auto"),
+        ([config, "--config.scale=smoke", "--workdir=s", "--lanes=many"], "--lanes is many: use auto"),
     ):
         refused = run_command("-m", "depthmup_flax.sweep", *arguments, cwd=tmp_path)
         assert refused.returncode == 2
