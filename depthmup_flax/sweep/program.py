@@ -30,11 +30,11 @@ from depthmup_flax.data import eval_batches
 from depthmup_flax.records import CONTINUOUS, SEED
 from depthmup_flax.sweep.grid import Run
 from depthmup_flax.sweep.lane_layout import cohorts, lay_out
-from depthmup_flax.training.calls import Call, CallLength, Periods, most_steps, take_steps
+from depthmup_flax.training.calls import Call, CallLength, Periods, most_steps, take_steps, train_step_of
 from depthmup_flax.training.config import get_field
 from depthmup_flax.training.device_batches import Closing, Waiting, batch_of, calls, read_ahead_if_streamed
 from depthmup_flax.training.experiment import Experiment, traced_model, traced_optimizer
-from depthmup_flax.training.step import TrainState, evaluate, init_state, make_eval_step, make_train_step
+from depthmup_flax.training.step import TrainState, evaluate, init_state, make_eval_step
 from depthmup_flax.types import ArrayTree, Batch
 
 T = TypeVar("T")
@@ -223,8 +223,8 @@ class Program:
 
     def _init_lanes(self, values_V: LaneValues) -> TrainState:
         def init(fields: dict[str, jax.Array]) -> TrainState:
-            model, optimizer = self._model(fields), self._optimizer(fields)
-            return init_state(model, optimizer, fields["seed"], self.experiment.dataset.input_spec)
+            input_spec = self.experiment.dataset.input_spec
+            return init_state(self._model(fields), self._optimizer(fields), fields["seed"], input_spec)
 
         return _mapped(init, self.per_device)(values_V.fields_K)
 
@@ -233,25 +233,16 @@ class Program:
         return take_steps(step, state_V, call, self.call_length.most)
 
     def _step_lanes(self, values_V: LaneValues, data: Batch | None, state_V: TrainState, examples_U: Any) -> TrainState:
-        experiment, config = self.experiment, self.experiment.config
+        experiment = self.experiment
         step = state_V.step[0]  # the same in all lanes
 
         def prepare(seed: jax.Array, examples: Any) -> tuple[jax.Array, jax.Array]:
             key = jax.random.fold_in(jax.random.key(seed), step)
-            return experiment.dataset.prepare(config.data.augment, key, batch_of(data, examples))
+            return experiment.dataset.prepare(experiment.config.data.augment, key, batch_of(data, examples))
 
         def train(state: TrainState, fields: dict[str, jax.Array], batch: Any) -> TrainState:
-            average_steps = config.train.average_steps or experiment.epoch_steps
-            train_step = make_train_step(
-                self._model(fields),
-                self._optimizer(fields),
-                prepare=_already_prepared,
-                seed=fields["seed"],
-                log_every=config.train.log_every,
-                average_from=max(0, experiment.total_steps - average_steps),
-                accumulate=config.train.accumulate,
-            )
-            return train_step(state, batch)
+            model, optimizer = self._model(fields), self._optimizer(fields)
+            return train_step_of(experiment, model, optimizer, _already_prepared, fields["seed"])(state, batch)
 
         batch_U = _mapped(prepare, self._seeds_per_device)(values_V.seeds_DU, examples_U)
         if self._seeds_per_device == 1:

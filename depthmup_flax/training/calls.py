@@ -6,11 +6,14 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import flax.linen as nn
 import jax
 import numpy as np
+import optax
 from flax import struct
 
 from depthmup_flax.training.experiment import Experiment
+from depthmup_flax.training.step import Prepare, TrainState, make_train_step
 
 State = TypeVar("State")
 
@@ -64,6 +67,26 @@ class Call:
 
     count: np.int32
     examples: Any
+
+
+def train_step_of(
+    experiment: Experiment,
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    prepare: Prepare,
+    seed: jax.Array | int,
+) -> Callable[[TrainState, Any], TrainState]:
+    """`make_train_step` with the averages and the accumulation of ``experiment``."""
+    train = experiment.config.train
+    return make_train_step(
+        model,
+        optimizer,
+        prepare=prepare,
+        seed=seed,
+        log_every=train.log_every,
+        average_from=max(0, experiment.total_steps - (train.average_steps or experiment.epoch_steps)),
+        accumulate=train.accumulate,
+    )
 
 
 def take_steps(step: Callable[[State, Any], State], state: State, call: Call, most: int) -> State:

@@ -10,10 +10,10 @@ import jax
 from jax.sharding import Mesh
 
 from depthmup_flax.parallel import sharding
-from depthmup_flax.training.calls import Call, CallLength, Periods, most_steps, take_steps
+from depthmup_flax.training.calls import Call, CallLength, Periods, most_steps, take_steps, train_step_of
 from depthmup_flax.training.device_batches import batch_of, put_train_data
 from depthmup_flax.training.experiment import Experiment
-from depthmup_flax.training.step import EvalMetrics, TrainState, evaluate, make_eval_step, make_train_step
+from depthmup_flax.training.step import EvalMetrics, TrainState, evaluate, make_eval_step
 from depthmup_flax.types import Batch
 
 Args = ParamSpec("Args")
@@ -29,23 +29,15 @@ class MeshProgram:
     """
 
     def __init__(self, experiment: Experiment, mesh: Mesh) -> None:
-        train, total = experiment.config.train, experiment.total_steps
-        eval_every = train.eval_every or experiment.epoch_steps
-        self.periods = Periods(total, train.log_every, eval_every, train.checkpoint_every)
+        train, eval_every = experiment.config.train, experiment.config.train.eval_every or experiment.epoch_steps
+        self.periods = Periods(experiment.total_steps, train.log_every, eval_every, train.checkpoint_every)
         self.call_length = CallLength(most_steps(experiment), self.periods)
         self._experiment, self._mesh = experiment, mesh
         self._shardings = sharding.state_shardings(experiment.state_shapes(), experiment.axes, mesh)
         self._data = put_train_data(experiment.dataset, mesh)
         prepare = functools.partial(experiment.dataset.prepare, experiment.config.data.augment)
-        self._train_step = make_train_step(
-            experiment.model,
-            experiment.optimizer,
-            prepare=prepare,
-            seed=experiment.config.seed,
-            log_every=train.log_every,
-            average_from=max(0, total - (train.average_steps or experiment.epoch_steps)),
-            accumulate=train.accumulate,
-        )
+        seed = experiment.config.seed
+        self._train_step = train_step_of(experiment, experiment.model, experiment.optimizer, prepare, seed)
         eval_step = make_eval_step(experiment.model, prepare=prepare)
         self._take = jax.jit(_on(mesh, self._take_steps), donate_argnums=0, out_shardings=self._shardings)
         self._evaluate = jax.jit(_on(mesh, eval_step), out_shardings=sharding.replicated(mesh))

@@ -11,9 +11,12 @@ from depthmup_flax.training.config import from_file
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
 
 
-@pytest.mark.slow
+# One of them in every run of the tests.
+SMOKE = [pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "block_multiplier")) for path in SWEEPS]
+
+
 @pytest.mark.usefixtures("compiled_in_haste")
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SMOKE, ids=lambda path: path.stem)
 def test_every_figure_has_a_smoke_scale_from_config_to_page(path, tmp_path, monkeypatch):
     monkeypatch.setattr("depthmup_flax.sweep.program.TIMED_CALLS", 1)  # it says how long the sweep will take
     config = from_file(path, "smoke")
@@ -28,7 +31,9 @@ def test_every_figure_has_a_smoke_scale_from_config_to_page(path, tmp_path, monk
     assert len(records) == len(expand(config))
     report = make_report([tmp_path / "sweep"], tmp_path / "report")
     assert (tmp_path / "report" / "report.html").exists()
-    assert config.figure in report.text or config.title in report.text
+    diverged = sum(record.status == "diverged" for record in records)
+    assert report.text.splitlines()[:2] == [config.title, f"{len(records)} runs, {diverged} diverged"]
+    assert report.data["figure"] == config.figure
 
 
 @pytest.mark.parametrize("scale", ["cpu", "gpu", "paper"])
