@@ -57,14 +57,14 @@ class Cohort:
 
     def end_slice(self) -> list[Run]:
         """Appends to `slices`, and records runs that diverged; returns the others."""
-        readings = read_lanes(self.state)
+        numbers = read_lanes(self.state)
         alive = []
         for run_hash, lane in self.lanes.lane_of.items():
             if run_hash in self.outcomes:
                 continue
-            self.slices[run_hash].append(seven_digits(readings[lane].recent[0]))
-            if readings[lane].nonfinite_step >= 0:
-                self.outcomes[run_hash] = outcome(readings[lane], None, seven_digits)
+            self.slices[run_hash].append(seven_digits(numbers[lane].recent.means()[0]))
+            if numbers[lane].nonfinite_step >= 0:
+                self.outcomes[run_hash] = outcome(numbers[lane], None, seven_digits)
             else:
                 alive.append(self.lanes.runs_K[lane])
         return alive
@@ -80,10 +80,10 @@ class Cohort:
         """Evaluates the runs that have not diverged."""
         if len(self.outcomes) == len(self.runs):
             return
-        tests, readings = self.program.test(self.state, self.lanes), read_lanes(self.state)
+        tests, numbers = self.program.test(self.state, self.lanes), read_lanes(self.state)
         for run_hash, lane in self.lanes.lane_of.items():
             if run_hash not in self.outcomes:
-                self.outcomes[run_hash] = outcome(readings[lane], tests[lane], seven_digits)
+                self.outcomes[run_hash] = outcome(numbers[lane], tests[lane], seven_digits)
 
 
 def train(

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import Protocol
 
 import jax
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.sweep.grid import Run
+from depthmup_flax.sweep.group import GroupPrograms
 from depthmup_flax.sweep.program import Program
 
 # Another number of lanes is tried while the runs are expected to take this many times the last compilation.
@@ -21,17 +21,6 @@ _WORTH = 8.0
 _GAIN = 0.95  # a smaller share of the time per step counts as a gain
 _RATIO = 4  # between numbers of lanes that are tried
 _MEMORY_SHARE = 0.8
-
-
-class Programs(Protocol):
-    """Compiled programs with different numbers of lanes."""
-
-    @property
-    def mesh(self) -> jax.sharding.Mesh:
-        """The devices over which lanes are spread."""
-
-    def for_runs(self, runs: Sequence[Run], per_device: int) -> Program:
-        """The program that trains ``runs`` with ``per_device`` lanes on each device."""
 
 
 def parse_lanes(text: str) -> int | None:
@@ -56,7 +45,9 @@ def candidates(runs: int, devices: int) -> list[int]:
     return sorted(lanes)
 
 
-def choose_program(programs: Programs, runs: Sequence[Run], lanes: int | None, hint: int = 1) -> tuple[Program, float]:
+def choose_program(
+    programs: GroupPrograms, runs: Sequence[Run], lanes: int | None, hint: int = 1
+) -> tuple[Program, float]:
     """The fastest program for ``runs`` that fits into memory, and its measured seconds per run and step.
 
     Args:
@@ -95,7 +86,7 @@ def _after(ordered: Sequence[int], lanes: int) -> int | None:
 
 
 def _better(
-    programs: Programs, runs: Sequence[Run], option: int | None, program: Program, seconds: float
+    programs: GroupPrograms, runs: Sequence[Run], option: int | None, program: Program, seconds: float
 ) -> tuple[Program, float] | None:
     """The program with another number of lanes, if it is worth a compilation and faster."""
     left = len(runs) * program.experiment.total_steps * seconds
@@ -108,7 +99,7 @@ def _better(
     return (other, measured) if measured < _GAIN * seconds else None
 
 
-def _largest_that_fits(programs: Programs, runs: Sequence[Run], lanes: int) -> tuple[Program, float]:
+def _largest_that_fits(programs: GroupPrograms, runs: Sequence[Run], lanes: int) -> tuple[Program, float]:
     while (program := programs.for_runs(runs, lanes)).bytes_per_device > memory_limit() and lanes > 1:
         lanes = math.ceil(lanes / 2)
     return program, program.seconds_per_run_step(runs)

@@ -32,7 +32,7 @@ from depthmup_flax.sweep.grid import Run
 from depthmup_flax.sweep.lane_layout import cohorts, lay_out
 from depthmup_flax.training.calls import Call, CallLength, Periods, most_steps, take_steps, train_step_of
 from depthmup_flax.training.config import get_field
-from depthmup_flax.training.device_batches import Closing, Waiting, batch_of, calls, read_ahead_if_streamed
+from depthmup_flax.training.device_batches import Waiting, batch_of, calls, read_ahead_if_streamed
 from depthmup_flax.training.experiment import Experiment, traced_model, traced_optimizer
 from depthmup_flax.training.step import TrainState, evaluate, init_state, make_eval_step
 from depthmup_flax.types import ArrayTree, Batch
@@ -167,7 +167,7 @@ class Program:
         """Fresh networks."""
         return self._init(lanes.values)
 
-    def calls(self, lanes: Lanes, first_step: int) -> Closing[Call]:
+    def calls(self, lanes: Lanes, first_step: int) -> Generator[Call, None, None]:
         """The data of the calls from ``first_step`` on; to be closed."""
         train, data = self.experiment.config.train, self.experiment.dataset
         place = NamedSharding(self.mesh, self._examples_spec)
@@ -295,7 +295,7 @@ class Program:
         place = NamedSharding(self.mesh, spec)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=place), tree)
 
-    def _watched(self, items: Generator[T, None, None]) -> Closing[T]:
+    def _watched(self, items: Generator[T, None, None]) -> Generator[T, None, None]:
         waiting = Waiting(self.experiment.config.train.stall_timeout_s)
         return read_ahead_if_streamed(self.experiment.dataset, items, waiting)
 

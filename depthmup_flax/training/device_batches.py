@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -22,7 +22,6 @@ from depthmup_flax.training.calls import Call, CallLength
 from depthmup_flax.types import Batch
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 _READ_AHEAD = 2  # batches on the devices that wait for the step
 _POLL_S = 0.5  # seconds between checks for a preemption
@@ -40,13 +39,6 @@ class Waiting:
 
     stall_timeout_s: float = math.inf
     preempted: Callable[[], bool] = lambda: False
-
-
-class Closing(Iterator[T_co], Protocol[T_co]):
-    """An iterator that must be closed after use, as a generator."""
-
-    def close(self) -> None:
-        """Ends the iteration."""
 
 
 def put_train_data(dataset: Dataset, mesh: jax.sharding.Mesh) -> Batch | None:
@@ -130,11 +122,67 @@ def held_out_batches(
             yield batch
 
 
-def read_ahead_if_streamed(dataset: Dataset, items: Generator[T, None, None], waiting: Waiting) -> Closing[T]:
+def read_ahead_if_streamed(
+    dataset: Dataset, items: Generator[T, None, None], waiting: Waiting
+) -> Generator[T, None, None]:
     """``items``; read ahead in a thread, and with a time limit, where they come from files."""
     if dataset.placement != "stream":
         return items
-    return ReadAhead(items, _READ_AHEAD, waiting, f"data set {dataset.name!r}")
+    return read_ahead(items, _READ_AHEAD, waiting, f"data set {dataset.name!r}")
+
+
+def read_ahead(items: Iterator[T], size: int, waiting: Waiting, source: str) -> Generator[T, None, None]:
+    """Yields ``items``, which a thread makes before they are needed; to be closed.
+
+    Args:
+      items: their exception is raised in place of an item.
+      size: largest number of items that wait.
+      waiting: when to raise `RunStopped` or `Preempted` instead of waiting longer.
+      source: name of the source in that message.
+    """
+    ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(size)
+    closed = threading.Event()
+
+    def put(item: Any, error: BaseException | None) -> None:
+        while not closed.is_set():
+            with contextlib.suppress(queue.Full):
+                return ready.put((item, error), timeout=_POLL_S)
+
+    def fill() -> None:
+        try:
+            for item in items:
+                put(item, None)
+                if closed.is_set():
+                    return
+            put(None, StopIteration())
+        except BaseException as error:  # raised again by the reader
+            put(None, error)
+
+    # A daemon: a read that hangs must not keep the process alive.
+    threading.Thread(target=fill, daemon=True, name="read-ahead").start()
+    try:
+        while True:
+            item, error = _next_of(ready, waiting, source)
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield item
+    finally:
+        closed.set()
+
+
+def _next_of(ready: queue.Queue[T], waiting: Waiting, source: str) -> T:
+    until = time.monotonic() + waiting.stall_timeout_s
+    while (left := until - time.monotonic()) > 0:
+        with contextlib.suppress(queue.Empty):
+            return ready.get(timeout=min(left, _POLL_S))
+        if waiting.preempted():
+            raise Preempted(_PREEMPTED)
+    raise RunStopped(
+        f"{source} gave no batch for {waiting.stall_timeout_s:g} s: check its storage, then rerun the same command to "
+        "resume. train.stall_timeout_s sets how long to wait."
+    )
 
 
 def _streamed(
@@ -143,65 +191,3 @@ def _streamed(
     rows = sharding.local_rows(mesh, batch_size)
     for batch in train_stream(dataset.train, seed, batch_size, start_step=first_step, rows=rows):
         yield Call(np.int32(1), sharding.put_batch(batch, rows, batch_size, mesh))
-
-
-class ReadAhead(Generic[T]):
-    """Makes the items of an iterator in a thread, before they are needed.
-
-    Args:
-      items: what to make; ``next`` raises their exception in place of an item.
-      size: largest number of items that wait.
-      waiting: when ``next`` raises `RunStopped` or `Preempted` instead of waiting longer.
-      source: name of the source in that message.
-    """
-
-    def __init__(self, items: Iterator[T], size: int, waiting: Waiting, source: str) -> None:
-        self._queue: queue.Queue[Any] = queue.Queue(size)
-        self._waiting, self._source = waiting, source
-        self._closed = threading.Event()
-        # A daemon: a read that hangs must not keep the process alive.
-        self._thread = threading.Thread(target=self._fill, args=(items,), daemon=True, name="read-ahead")
-        self._thread.start()
-
-    def __iter__(self) -> ReadAhead[T]:
-        return self
-
-    def __next__(self) -> T:
-        until = time.monotonic() + self._waiting.stall_timeout_s
-        while (left := until - time.monotonic()) > 0:
-            try:
-                item, error = self._queue.get(timeout=min(left, _POLL_S))
-            except queue.Empty:
-                if self._waiting.preempted():
-                    raise Preempted(_PREEMPTED) from None
-                continue
-            if error is not None:
-                raise error
-            return item
-        raise RunStopped(
-            f"{self._source} gave no batch for {self._waiting.stall_timeout_s:g} s: check its storage, then rerun the "
-            "same command to resume. train.stall_timeout_s sets how long to wait."
-        )
-
-    def close(self) -> None:
-        """Ends the thread after its current item."""
-        self._closed.set()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._queue.get_nowait()
-
-    def _fill(self, items: Iterator[T]) -> None:
-        try:
-            for item in items:
-                self._put((item, None))
-                if self._closed.is_set():
-                    return
-            self._put((None, StopIteration()))
-        except BaseException as error:  # raised again by `next`
-            self._put((None, error))
-
-    def _put(self, entry: tuple[Any, BaseException | None]) -> None:
-        while not self._closed.is_set():
-            with contextlib.suppress(queue.Full):
-                self._queue.put(entry, timeout=0.5)
-                return

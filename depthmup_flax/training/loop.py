@@ -27,7 +27,7 @@ from depthmup_flax.training.device_batches import Waiting, held_out_batches, tra
 from depthmup_flax.training.experiment import Experiment, build
 from depthmup_flax.training.mesh_program import MeshProgram
 from depthmup_flax.training.metrics import MetricsWriter, NoMetrics, Progress
-from depthmup_flax.training.outcome import PREEMPTED, Reading, outcome, read
+from depthmup_flax.training.outcome import PREEMPTED, outcome, read
 from depthmup_flax.training.sampling import printable, sample_text
 from depthmup_flax.training.step import TrainState
 from depthmup_flax.training.summary import describe_run, summary
@@ -90,10 +90,10 @@ def _train(run: _Run) -> Json:
             run.take(run.next_call(calls))
             evaluates = periods.evaluates_at(run.step)
             if evaluates or periods.logs_at(run.step):
-                reading = read(run.state)
+                numbers = read(run.state)
                 if periods.logs_at(run.step):
-                    run.log(reading)
-                if reading.nonfinite_step >= 0:
+                    run.log(*numbers.recent.means())
+                if numbers.nonfinite_step >= 0:
                     return run.result()
             if evaluates:
                 test = run.evaluate_and_save()
@@ -215,9 +215,8 @@ class _Run:
             jax.block_until_ready(self.state)
             self._progress.restart(self.step)
 
-    def log(self, reading: Reading) -> None:
-        """Shows and writes the averages since the last log."""
-        loss, accuracy = reading.recent
+    def log(self, loss: float, accuracy: float) -> None:
+        """Shows and writes averages since the last log."""
         rate = self._progress.update(self.step, loss, accuracy)
         speed = {}
         if rate is not None:

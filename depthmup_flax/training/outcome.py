@@ -17,25 +17,6 @@ PREEMPTED = "preempted"
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
-    """The numbers of a `TrainState`.
-
-    Attributes:
-      step: steps taken.
-      last_loss: of the last step.
-      nonfinite_step: the first step whose loss was not finite, or -1.
-      recent: mean loss and accuracy since the last multiple of ``log_every``.
-      final: mean loss and accuracy over the last ``average_steps`` steps of the run.
-    """
-
-    step: int
-    last_loss: float
-    nonfinite_step: int
-    recent: tuple[float, float]
-    final: tuple[float, float]
-
-
-@dataclasses.dataclass(frozen=True)
 class Outcome:
     """How a run ended; fields are those of `depthmup_flax.records.Record`."""
 
@@ -48,51 +29,37 @@ class Outcome:
     diverged_at_step: int | None
 
 
-def read(state: TrainState) -> Reading:
-    """The numbers of ``state``; waits for the device."""
-    state = jax.device_get(_scalars(state))
-    return Reading(
-        step=int(state.step),
-        last_loss=float(state.last_loss),
-        nonfinite_step=int(state.nonfinite_step),
-        recent=state.recent.means(),
-        final=state.final.means(),
-    )
+def read(state: TrainState) -> TrainState:
+    """The numbers of ``state`` on the host, without its parameters and optimizer state; waits for the device."""
+    return jax.device_get(dataclasses.replace(state, params=None, batch_stats=None, opt_state=None))
 
 
-def read_lanes(state: TrainState) -> list[Reading]:
-    """The numbers of every lane of a state whose arrays have a leading axis of lanes."""
-    numbers = jax.device_get(_scalars(state))
-    return [read(jax.tree.map(lambda x, lane=lane: x[lane], numbers)) for lane in range(len(numbers.step))]
+def read_lanes(state: TrainState) -> list[TrainState]:
+    """`read` for every lane of a state whose arrays have a leading axis of lanes."""
+    numbers = read(state)
+    return [jax.tree.map(lambda x, lane=lane: x[lane], numbers) for lane in range(len(numbers.step))]
 
 
 def outcome(
-    reading: Reading,
-    test: Mapping[str, float] | None,
-    number: Callable[[float], float | None] = finite_or_none,
+    numbers: TrainState, test: Mapping[str, float] | None, to_json: Callable[[float], float | None] = finite_or_none
 ) -> Outcome:
     """The outcome of a run that has ended: diverged if a training loss or the test loss was not finite.
 
     Args:
-      reading: of the run's last state.
+      numbers: `read` of the last state.
       test: ``test_loss`` and ``test_accuracy``; ``None`` if the run was not evaluated.
-      number: turns a number into JSON; ``None`` stands for what is not finite.
+      to_json: rounds a number; gives ``None`` for one that is not finite.
     """
-    diverged_at = reading.nonfinite_step if reading.nonfinite_step >= 0 else None
+    diverged_at = int(numbers.nonfinite_step) if numbers.nonfinite_step >= 0 else None
     if diverged_at is None and test is not None and not math.isfinite(test["test_loss"]):
-        diverged_at = reading.step  # the last update was one too many
-    evaluated = test if diverged_at is None and test is not None else {}
+        diverged_at = int(numbers.step)  # the last update was one too many
+    evaluated = test if diverged_at is None else None
     return Outcome(
         status=COMPLETED if diverged_at is None else DIVERGED,
-        train_loss=number(reading.last_loss),
-        train_loss_avg=number(reading.final[0]),
-        test_loss=number(evaluated["test_loss"]) if evaluated else None,
-        test_accuracy=number(evaluated["test_accuracy"]) if evaluated else None,
-        steps=reading.step,
+        train_loss=to_json(float(numbers.last_loss)),
+        train_loss_avg=to_json(numbers.final.means()[0]),
+        test_loss=to_json(evaluated["test_loss"]) if evaluated else None,
+        test_accuracy=to_json(evaluated["test_accuracy"]) if evaluated else None,
+        steps=int(numbers.step),
         diverged_at_step=diverged_at,
     )
-
-
-def _scalars(state: TrainState) -> TrainState:
-    """``state`` without its large arrays."""
-    return dataclasses.replace(state, params=None, batch_stats=None, opt_state=None)

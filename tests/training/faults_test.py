@@ -30,7 +30,7 @@ from depthmup_flax.sweep.grid import sweep_config
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.checkpoint import Checkpointer, fingerprint
 from depthmup_flax.training.config import default_config
-from depthmup_flax.training.device_batches import ReadAhead, Waiting
+from depthmup_flax.training.device_batches import Waiting, read_ahead
 from depthmup_flax.training.experiment import build
 from depthmup_flax.training.loop import train_and_evaluate
 
@@ -477,14 +477,14 @@ def test_reading_ahead_gives_every_item_in_order_and_then_what_went_wrong():
         yield from range(5)
         raise InputError("the sixth is damaged")
 
-    ahead = ReadAhead(items(), 2, Waiting(10.0), "the source")
+    ahead = read_ahead(items(), 2, Waiting(10.0), "the source")
     assert [next(ahead) for _ in range(5)] == list(range(5))
     with pytest.raises(InputError, match="the sixth is damaged"):
         next(ahead)
-    slow = ReadAhead(iter(lambda: time.sleep(5), 1), 1, Waiting(0.1), "the source")
+    slow = read_ahead(iter(lambda: time.sleep(5), 1), 1, Waiting(0.1), "the source")
     with pytest.raises(RunStopped, match=r"the source gave no batch for 0\.1 s"):
         next(slow)
-    with contextlib.closing(ReadAhead(iter([1]), 1, Waiting(5.0), "the source")) as short:
+    with contextlib.closing(read_ahead(iter([1]), 1, Waiting(5.0), "the source")) as short:
         assert list(short) == [1]
 
 
