@@ -167,7 +167,8 @@ def curve(
 def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32, seconds: float = 0.4) -> Measure:
     """A step of the sweep's program with ``lanes`` networks on one device."""
     from depthmup_flax.sweep.grid import expand
-    from depthmup_flax.sweep.program import Program, put_data, sweep_mesh
+    from depthmup_flax.sweep.program import Program, sweep_mesh
+    from depthmup_flax.training.device_batches import put_train_data
 
     rates = tuple(1e-4 * 2 ** (i / 8) for i in range(lanes))
     base = _config(model, batch, side)
@@ -176,28 +177,28 @@ def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32,
     config = sweep_config(base, {"curve": grid}, figure="benchmark", title="Lanes.", scale="cpu")
     runs = expand(config)
     experiment, mesh = build(runs[0].config), sweep_mesh()
-    data = put_data(experiment.dataset, mesh)
+    data = put_train_data(experiment.dataset, mesh)
     program = Program(experiment, ["optimizer.learning_rate"], mesh, lanes, True, 1, data)
-    chunk = program.begin(runs)
     program.seconds_per_run_step(runs)  # sets the number of steps per call
-    batches = program._batches(chunk.placed)
-    ready = next(batches)
-    state = experiment.state_shapes()
+    placed = program.place(runs)
+    call = next(program.calls(placed, 0))
     inputs = jax.ShapeDtypeStruct((batch, side, side, 3), jnp.float32)
     prepare = lambda key, x: (x, jnp.zeros(batch, jnp.int32))
     function = _step_of(experiment.model, experiment.optimizer, prepare)
     facts = {
-        "flops": count_flops(function, state, inputs) * len(runs),
+        "flops": count_flops(function, experiment.state_shapes(), inputs) * len(runs),
         "temporary_bytes": program.bytes_per_device,
     }
+    state = program.init(placed)
 
     def run(count: int) -> None:
+        nonlocal state
         for _ in range(count):
-            chunk.take_steps(ready)
-        jax.block_until_ready(chunk.state)
+            state = program.take(state, placed, call)
+        jax.block_until_ready(state)
 
     measure = repeated(run, seconds)
-    return lambda: {"seconds": measure()["seconds"] / ready[0], **facts}
+    return lambda: {"seconds": measure()["seconds"] / int(call.count), **facts}
 
 
 def matrix_product(size: int, dtype: str, seconds: float = 0.4) -> Measure:

@@ -1,6 +1,6 @@
 """Programs on eight devices for `sharding_test`, each for a process of its own; they return JSON."""
 
-import functools
+import dataclasses
 import json
 import pathlib
 
@@ -14,9 +14,9 @@ from depthmup_flax.nn.cpu import dense_product
 from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.training.config import default_config
-from depthmup_flax.training.device_batches import train_batches
+from depthmup_flax.training.device_batches import Waiting, train_calls
 from depthmup_flax.training.experiment import build
-from depthmup_flax.training.step import init_state, make_train_step
+from depthmup_flax.training.mesh_program import MeshProgram
 
 STEPS = 4
 LAYOUTS = {
@@ -45,39 +45,21 @@ def config_of(model, dropout=True):
     return config
 
 
-def in_float64(experiment):
-    return experiment.model.clone(param_dtype=jnp.float64, dtype="float64")
-
-
-def jitted_step(experiment, model, mesh, accumulate=1):
-    config = experiment.config
-    init = functools.partial(init_state, model, experiment.optimizer, 0, experiment.dataset.input_spec)
-    shardings = sharding.state_shardings(jax.eval_shape(init), experiment.axes, mesh)
-    step = make_train_step(
-        model,
-        experiment.optimizer,
-        prepare=functools.partial(experiment.dataset.prepare, config.data.augment),
-        seed=0,
-        log_every=1,
-        average_from=0,
-        accumulate=accumulate,
-    )
-
-    def traced(state, batch):
-        with sharding.activations_on(mesh):
-            return step(state, batch)
-
-    return jax.jit(init, out_shardings=shardings), jax.jit(traced, out_shardings=shardings)
+def program_of(experiment, mesh, accumulate=1, **fields):
+    """The experiment in double precision, with other fields of the model."""
+    config = experiment.config.copy_and_resolve_references()
+    config.train.accumulate = accumulate
+    model = experiment.model.clone(param_dtype=jnp.float64, dtype="float64", **fields)
+    return MeshProgram(dataclasses.replace(experiment, config=config, model=model), mesh)
 
 
 def trained(experiment, mesh, accumulate=1, **fields):
     """Losses of every step, and the last parameters."""
-    model = in_float64(experiment).clone(**fields)
-    init, step = jitted_step(experiment, model, mesh, accumulate)
-    state, losses = init(), []
-    with train_batches(experiment.dataset, 0, experiment.config.train.batch_size, 0, mesh) as batches:
+    program, batch_size = program_of(experiment, mesh, accumulate, **fields), experiment.config.train.batch_size
+    state, losses = program.initial_state(), []
+    with train_calls(experiment.dataset, 0, batch_size, 0, mesh, program.call_length, Waiting()) as calls:
         for _ in range(STEPS):
-            state = step(state, next(batches))
+            state = program.take(state, next(calls))
             losses.append(float(state.last_loss))
     return losses, state
 
@@ -142,12 +124,10 @@ def memory():
     experiment, found = build(config), {}
     for fsdp in (1, 2, 4, 8):
         mesh = sharding.make_mesh({"data": -1, "fsdp": fsdp, "tensor": 1})
-        init, step = jitted_step(experiment, experiment.model, mesh)
-        with train_batches(experiment.dataset, 0, 16, 0, mesh) as batches:
-            shapes = jax.eval_shape(init)
-            placed = sharding.state_shardings(shapes, experiment.axes, mesh)
-            state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, placed)
-            analysis = step.lower(state, next(batches)).compile().memory_analysis()
+        program = MeshProgram(experiment, mesh)
+        with train_calls(experiment.dataset, 0, 16, 0, mesh, program.call_length, Waiting()) as calls:
+            analysis = program.lower(next(calls)).compile().memory_analysis()
+        shapes = experiment.state_shapes()
         whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
         found[fsdp] = {
             "whole_state": whole,

@@ -26,8 +26,9 @@ def main(argv: list[str]) -> None:
     cli.require_no_arguments(argv)
     cli.one_device_per_core()
     # Imported here, so that --help and a wrong flag answer at once.
+    from depthmup_flax.sweep.dry_run import describe
     from depthmup_flax.sweep.lane_count import parse_lanes
-    from depthmup_flax.sweep.runner import describe, sweep
+    from depthmup_flax.sweep.runner import sweep
 
     config, lanes, shard = cli.resolved(_CONFIG), parse_lanes(_LANES.value), _parse_shard(_SHARD.value)
     if _DRY_RUN.value:

@@ -1,6 +1,6 @@
 """Which lane of a program trains which run.
 
-Runs of one seed see the same examples. Where a device's lanes can all have one seed they do: its examples are prepared
+Runs of one seed see the same examples. If possible all lanes of a device have one seed: its examples are then prepared
 once, and the first layers of all its lanes are one product with them.
 """
 
@@ -11,46 +11,42 @@ from collections.abc import Sequence
 from depthmup_flax.sweep.grid import Run
 
 
-def arranged(runs: Sequence[Run], per_device: int) -> list[Run]:
-    """In the order in which they fill program after program.
+def cohorts(runs: Sequence[Run], per_device: int, devices: int) -> list[list[Run]]:
+    """``runs`` in groups that train together, each with as many runs as there are lanes.
 
-    Each device gets runs of one seed, neighbors in the given order, where every seed's runs fill devices; otherwise
-    the order stays.
+    Where every seed's runs fill devices, each device gets runs of one seed, neighbors in the given order; otherwise the
+    order is unchanged.
     """
-    pieces = _pieces(runs, per_device)
-    if any(len(piece) < per_device for piece in pieces):
-        return list(runs)
-    rank = {run.hash: i for i, run in enumerate(runs)}
-    return [run for piece in sorted(pieces, key=lambda piece: rank[piece[0].hash]) for run in piece]
-
-
-def chunks(runs: Sequence[Run], per_device: int, devices: int) -> list[list[Run]]:
-    """`arranged` runs, as many at a time as there are lanes."""
-    order, capacity = arranged(runs, per_device), per_device * devices
+    order, pieces, capacity = list(runs), _pieces(runs, per_device), per_device * devices
+    if all(len(piece) == per_device for piece in pieces):
+        rank = {run.hash: i for i, run in enumerate(runs)}
+        order = [run for piece in sorted(pieces, key=lambda piece: rank[piece[0].hash]) for run in piece]
     return [order[i : i + capacity] for i in range(0, len(order), capacity)]
 
 
 def one_seed_fits(runs: Sequence[Run], per_device: int, devices: int) -> bool:
-    """Whether ``runs`` have their own lanes if all lanes of a device are to have one seed."""
+    """Whether every one of ``runs`` gets a lane if all lanes of a device have one seed."""
     return len(_pieces(runs, per_device)) <= devices
 
 
-def lay_out(runs: Sequence[Run], per_device: int, devices: int, one_seed: bool) -> tuple[list[Run], list[int]]:
-    """The run of every lane, device after device, and the lanes that do not repeat others to fill their device.
+def lay_out(runs: Sequence[Run], per_device: int, devices: int, one_seed: bool) -> tuple[list[Run], dict[str, int]]:
+    """The run of every lane, device after device, and the lane of every run's hash; other lanes repeat a run.
 
     Args:
       runs: at most as many as lanes; with ``one_seed`` such that `one_seed_fits`.
       per_device: lanes of a device.
       devices: number of devices.
-      one_seed: all lanes of a device have the seed of one. Otherwise runs are laid out in their order.
+      one_seed: all lanes of a device have the same seed. Otherwise runs keep their order.
     """
     size = per_device if one_seed else 1
     pieces = _pieces(runs, per_device) if one_seed else [[run] for run in runs]
     assert len(pieces) * size <= per_device * devices
     pieces += [[runs[0]]] * (per_device * devices // size - len(pieces))
     lanes = [run for piece in pieces for run in [*piece, *[piece[-1]] * (size - len(piece))]]
-    first = {run.hash: lane for lane, run in reversed(list(enumerate(lanes)))}
-    return lanes, sorted(first.values())
+    lane_of: dict[str, int] = {}
+    for lane, run in enumerate(lanes):
+        lane_of.setdefault(run.hash, lane)
+    return lanes, lane_of
 
 
 def _pieces(runs: Sequence[Run], size: int) -> list[list[Run]]:

@@ -1,4 +1,4 @@
-"""What is kept of runs in training, so that a sweep that is interrupted goes on in the middle of them."""
+"""Checkpoints of the runs in training, from which an interrupted sweep resumes mid-run."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ import pathlib
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 
 from depthmup_flax.errors import InputError, Preempted
 from depthmup_flax.parallel.preemption import Preemption
+from depthmup_flax.sweep.cohort import Cohort
 from depthmup_flax.sweep.grid import Run
-from depthmup_flax.sweep.program import Chunk, Outcome, Program, resumed_chunk
+from depthmup_flax.sweep.program import Program
 from depthmup_flax.training.checkpoint import Checkpointer
+from depthmup_flax.training.outcome import Outcome
+from depthmup_flax.types import Json
 
 
-class Keeper:
-    """Saves the chunk in training every so often, and when the process is asked to leave.
+class Unfinished:
+    """Saves the cohort in training at intervals, and on a preemption.
 
     Args:
-      directory: holds the latest state of one chunk.
+      directory: holds the latest state of one cohort.
       every_s: seconds between saves.
       preemption: entered by the caller.
     """
@@ -32,57 +34,66 @@ class Keeper:
         self._checkpointer: Checkpointer | None = None
         self._last = time.monotonic()
 
-    def resumed(self, runs: Sequence[Run], make: Callable[[int, bool], Program]) -> Chunk | None:
-        """The chunk that was in training, if all its runs are among ``runs``."""
-        if not self._directory.is_dir():
-            return None
-        checkpointer = self._opened()
-        meta = checkpointer.latest_meta()
-        by_hash = {run.hash: run for run in runs}
+    def restore(self, runs: Sequence[Run], make: Callable[[int, bool], Program]) -> Cohort | None:
+        """The saved cohort, if all its runs are among ``runs``.
+
+        Args:
+          runs: of one group.
+          make: lanes per device and whether they have one seed -> program.
+        """
+        meta, by_hash = self._meta(), {run.hash: run for run in runs}
         if meta is None or not by_hash.keys() >= set(meta["runs"]):
             return None
         if meta["devices"] != jax.device_count():
             print(
-                f"{len(meta['runs'])} runs were left after step {meta['step']} on {meta['devices']} devices, and here "
-                f"are {jax.device_count()}: they begin anew",
+                f"{len(meta['runs'])} unfinished runs were saved on {meta['devices']} devices, but there are "
+                f"{jax.device_count()}: restarting them from step 0",
                 flush=True,
             )
             return None
-        program = make(meta["per_device"], meta.get("one_seed", False))  # which earlier versions did not have
+        program = make(meta["per_device"], meta["one_seed"])
         try:
-            restored = checkpointer.restore(program.abstract_state)
+            restored = self._opened().restore(program.abstract_state)
         except InputError:
             restored = None
         if restored is None:
-            print(f"what was kept of {len(meta['runs'])} runs cannot be read: they begin anew", flush=True)
+            print(
+                f"the saved state of {len(meta['runs'])} unfinished runs cannot be read: restarting them from step 0",
+                flush=True,
+            )
             return None
         state, meta = restored
-        ended = {run: Outcome(**outcome) for run, outcome in meta["ended"].items()}
-        chunk_runs = [by_hash[run] for run in meta["runs"]]
-        chunk = resumed_chunk(program, chunk_runs, meta["lanes"], state, meta["step"], meta["slices"], ended)
-        chunk.elapsed_before_s = meta["elapsed_s"]
-        return chunk
+        fields = [field.name for field in dataclasses.fields(Outcome)]
+        return Cohort(
+            [by_hash[run] for run in meta["runs"]],
+            program,
+            program.place([by_hash[run] for run in meta["lanes"]]),
+            state,
+            meta["step"],
+            meta["slices"],
+            {run: Outcome(**{name: ended[name] for name in fields}) for run, ended in meta["ended"].items()},
+            elapsed_before_s=meta["elapsed_s"],
+        )
 
-    def kept_runs(self) -> set[str]:
-        """Hashes of the runs that were in training."""
-        meta = self._opened().latest_meta() if self._directory.is_dir() else None
+    def saved_runs(self) -> set[str]:
+        """Hashes of the runs of the saved cohort."""
+        meta = self._meta()
         return set() if meta is None else set(meta["runs"])
 
-    def after_step(self, chunk: Chunk) -> None:
-        """Saves if it is time to; `Preempted` if the process is asked to leave."""
-        leaving = self._preemption.reached(chunk.step)
-        if leaving or time.monotonic() - self._last >= self._every_s:
-            self._save(chunk)
+    def after_call(self, cohort: Cohort) -> None:
+        """Saves if it is time; on a preemption saves and raises `Preempted`."""
+        preempted = self._preemption.reached(cohort.step)
+        if preempted or time.monotonic() - self._last >= self._every_s:
+            self._save(cohort)
             self._last = time.monotonic()
-        if leaving:
-            assert self._checkpointer is not None
-            self._checkpointer.wait()
+        if preempted:
+            self._opened().wait()
             raise Preempted(
-                f"asked to leave after step {chunk.step} of {len(chunk.runs)} runs; the same command goes on."
+                f"preempted after step {cohort.step} of {len(cohort.runs)} runs; rerun the same command to resume."
             )
 
-    def forget(self) -> None:
-        """Deletes what is kept: its chunk is recorded, or another one begins."""
+    def delete(self) -> None:
+        """Deletes the saved cohort: it is recorded, or another one starts."""
         if self._checkpointer is not None:
             self._checkpointer.wait()
             self._checkpointer.close()
@@ -90,22 +101,29 @@ class Keeper:
         shutil.rmtree(self._directory, ignore_errors=True)
         self._last = time.monotonic()
 
+    def _meta(self) -> Json | None:
+        return self._opened().latest_meta() if self._directory.is_dir() else None
+
     def _opened(self) -> Checkpointer:
         if self._checkpointer is None:
             self._checkpointer = Checkpointer(self._directory, keep=1)
         return self._checkpointer
 
-    def _save(self, chunk: Chunk) -> None:
-        meta: dict[str, Any] = {
-            "runs": [run.hash for run in chunk.runs],
-            "lanes": chunk.lanes(),
-            "per_device": chunk.program.per_device,
-            "one_seed": chunk.program.one_seed,
-            "devices": jax.device_count(),
-            "elapsed_s": chunk.elapsed_s(),
-            "step": chunk.step,
-            "slices": chunk.slices,
-            "ended": {run: dataclasses.asdict(outcome) for run, outcome in chunk.ended.items()},
+    def _save(self, cohort: Cohort) -> None:
+        ended = {
+            run: {**dataclasses.asdict(outcome), "train_loss_slices": cohort.slices[run]}
+            for run, outcome in cohort.outcomes.items()
         }
-        if chunk.step > self._opened().latest_step:
-            self._opened().save(chunk.step, chunk.state, meta)
+        meta = {
+            "runs": [run.hash for run in cohort.runs],
+            "lanes": list(cohort.lanes.lane_of),
+            "per_device": cohort.program.per_device,
+            "one_seed": cohort.program.one_seed,
+            "devices": jax.device_count(),
+            "elapsed_s": cohort.elapsed_s(),
+            "step": cohort.step,
+            "slices": cohort.slices,
+            "ended": ended,
+        }
+        if cohort.step > self._opened().latest_step:
+            self._opened().save(cohort.step, cohort.state, meta)

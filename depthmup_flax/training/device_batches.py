@@ -1,64 +1,101 @@
-"""Batches on the devices: every process brings the rows that its own devices hold."""
+"""Data on the devices: training examples that lie there or are streamed, batches for evaluation, read-ahead."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
-from depthmup_flax.data import Dataset, batch_indices, eval_batches, train_stream
+from depthmup_flax.data import Dataset, batch_indices, eval_batches, train_batch, train_stream
 from depthmup_flax.errors import Preempted, RunStopped
 from depthmup_flax.parallel import sharding
+from depthmup_flax.training.calls import Call, CallLength
+from depthmup_flax.types import Batch
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
-# Batches on the devices that wait for the step.
-_READ_AHEAD = 2
-_LOOK_S = 0.5  # between looks whether to leave
-_ASKED = "asked to leave while data were read; the same command goes on."
+_READ_AHEAD = 2  # batches on the devices that wait for the step
+_POLL_S = 0.5  # seconds between checks for a preemption
+_PREEMPTED = "preempted while reading data; rerun the same command to resume."
 
 
-def _never() -> bool:
-    return False
+@dataclasses.dataclass(frozen=True)
+class Waiting:
+    """When to stop waiting for a streamed batch.
+
+    Attributes:
+      stall_timeout_s: `RunStopped` after so many seconds.
+      preempted: `Preempted` as soon as this returns true.
+    """
+
+    stall_timeout_s: float = math.inf
+    preempted: Callable[[], bool] = lambda: False
 
 
-class Closing(Iterator[T_co], Protocol[T_co]):
-    """An iterator that is closed after use, as a generator is."""
+def put_train_data(dataset: Dataset, mesh: jax.sharding.Mesh) -> Batch | None:
+    """The training examples, whole on every device; ``None`` if they are streamed."""
+    return None if dataset.placement == "stream" else sharding.put_everywhere(dataset.train.arrays(), mesh)
 
-    def close(self) -> None:
-        """Nothing more is asked for."""
+
+def batch_of(data: Batch | None, examples: Any) -> Any:
+    """The batch that `Call.examples` stands for: rows of ``data``, or, without ``data``, the examples themselves."""
+    return examples if data is None else jax.tree.map(lambda x: x[examples], data)
+
+
+def calls(
+    dataset: Dataset, seeds: Sequence[int], batch_size: int, first_step: int, length: CallLength
+) -> Generator[Call, None, None]:
+    """Calls, on the host, for U seeds from ``first_step`` on; a batch is a pure function of (seed, step)."""
+    split, step = dataset.train, first_step
+    distinct = set(seeds)
+    while True:
+        count = length.at(step)
+        if dataset.placement == "stream":
+            batches = {seed: train_batch(split, seed, step, batch_size) for seed in distinct}
+            examples: Any = jax.tree.map(lambda *x: np.stack(x), *[batches[seed] for seed in seeds])
+        else:
+            examples = np.zeros((length.most, len(seeds), batch_size), np.int32)
+            for i, (place, seed) in itertools.product(range(count), enumerate(seeds)):
+                examples[i, place] = batch_indices(seed, step + i, len(split), batch_size)
+            if length.most == 1:
+                examples = examples[0]
+        yield Call(np.int32(count), examples)
+        step += count
 
 
 @contextlib.contextmanager
-def train_batches(
+def train_calls(
     dataset: Dataset,
     seed: int,
     batch_size: int,
     first_step: int,
     mesh: jax.sharding.Mesh,
-    *,
-    stall_timeout_s: float = math.inf,
-    asked: Callable[[], bool] = _never,
-) -> Iterator[Iterator[dict[str, jax.Array]]]:
-    """An iterator over batches from ``first_step`` on; the batch of a step is a pure function of (seed, step).
+    length: CallLength,
+    waiting: Waiting,
+) -> Iterator[Iterator[Call]]:
+    """An iterator over the calls of one run; every process contributes the rows of a batch that its devices hold.
 
-    A set that is placed on the device is gathered there, from indices that are computed on the host; another is read
-    ahead in threads and put on the devices while they compute. Both give the same batches, on any number of processes.
+    Rows of data on the devices are computed on the host. A streamed set is read ahead in threads and put on the devices
+    while they compute. Both give the same batches, on any number of processes.
 
     Raises:
-      RunStopped: from ``next``: a batch takes longer than ``stall_timeout_s``.
-      Preempted: from ``next``: ``asked`` says so while a batch is waited for.
+      RunStopped: from ``next``: a batch takes longer than ``waiting.stall_timeout_s``.
+      Preempted: from ``next``: ``waiting.preempted`` while a batch is awaited.
     """
-    make = _streamed if dataset.placement == "stream" else _gathered
-    batches = make(dataset, seed, batch_size, first_step, mesh)
-    with contextlib.closing(ahead_if_streamed(dataset, batches, stall_timeout_s, asked)) as watched:
+    if dataset.placement == "stream":
+        source = _streamed(dataset, seed, batch_size, first_step, mesh)
+    else:
+        source = calls(dataset, [seed], batch_size, first_step, length)
+    with contextlib.closing(read_ahead_if_streamed(dataset, source, waiting)) as watched:
         yield watched
 
 
@@ -66,122 +103,91 @@ def held_out_batches(
     dataset: Dataset,
     batch_size: int,
     mesh: jax.sharding.Mesh,
-    *,
-    stall_timeout_s: float = math.inf,
-    asked: Callable[[], bool] = _never,
-) -> Iterator[dict[str, jax.Array]]:
-    """The whole test split once, with a ``mask``; ``batch_size`` is rounded up to a multiple of a batch's parts.
+    waiting: Waiting,
+) -> Iterator[Batch]:
+    """The test split once, with a ``mask``; ``batch_size`` is rounded up to a multiple of the mesh's parts of a batch.
 
     Raises:
-      RunStopped: as `train_batches`.
-      Preempted: ``asked`` says so between two batches, or while one is waited for.
+      RunStopped: as `train_calls`.
+      Preempted: ``waiting.preempted`` between two batches, or while one is awaited.
     """
     parts = sharding.batch_shards(mesh)
     size = parts * math.ceil(min(batch_size, len(dataset.test)) / parts)
     rows = sharding.local_rows(mesh, size)
     batches = (sharding.put_batch(batch, rows, size, mesh) for batch in eval_batches(dataset.test, size, rows=rows))
-    watched = ahead_if_streamed(dataset, batches, stall_timeout_s, asked)
-    try:
+    with contextlib.closing(read_ahead_if_streamed(dataset, batches, waiting)) as watched:
         for batch in watched:
-            if asked():
-                raise Preempted(_ASKED)
+            if waiting.preempted():
+                raise Preempted(_PREEMPTED)
             yield batch
-    finally:
-        watched.close()
 
 
-def ahead_if_streamed(
-    dataset: Dataset, batches: Generator[T, None, None], stall_timeout_s: float, asked: Callable[[], bool] = _never
-) -> Closing[T]:
-    """``batches``, read ahead in a thread and watched where they are read from files; to be closed."""
+def read_ahead_if_streamed(
+    dataset: Dataset, items: Generator[T, None, None], waiting: Waiting
+) -> Generator[T, None, None]:
+    """``items``; read ahead in a thread, and with a time limit, where they come from files."""
     if dataset.placement != "stream":
-        return batches
-    return ReadAhead(batches, _READ_AHEAD, stall_timeout_s, f"data set {dataset.name!r}", asked)
+        return items
+    return read_ahead(items, _READ_AHEAD, waiting, f"data set {dataset.name!r}")
+
+
+def read_ahead(items: Iterator[T], size: int, waiting: Waiting, source: str) -> Generator[T, None, None]:
+    """Yields ``items``, which a thread makes before they are needed; to be closed.
+
+    Args:
+      items: their exception is raised in place of an item.
+      size: largest number of items that wait.
+      waiting: when to raise `RunStopped` or `Preempted` instead of waiting longer.
+      source: name of the source in that message.
+    """
+    ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(size)
+    closed = threading.Event()
+
+    def put(item: Any, error: BaseException | None) -> None:
+        while not closed.is_set():
+            with contextlib.suppress(queue.Full):
+                return ready.put((item, error), timeout=_POLL_S)
+
+    def fill() -> None:
+        try:
+            for item in items:
+                put(item, None)
+                if closed.is_set():
+                    return
+            put(None, StopIteration())
+        except BaseException as error:  # raised again by the reader
+            put(None, error)
+
+    # A daemon: a read that hangs must not keep the process alive.
+    threading.Thread(target=fill, daemon=True, name="read-ahead").start()
+    try:
+        while True:
+            item, error = _next_of(ready, waiting, source)
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield item
+    finally:
+        closed.set()
+
+
+def _next_of(ready: queue.Queue[T], waiting: Waiting, source: str) -> T:
+    until = time.monotonic() + waiting.stall_timeout_s
+    while (left := until - time.monotonic()) > 0:
+        with contextlib.suppress(queue.Empty):
+            return ready.get(timeout=min(left, _POLL_S))
+        if waiting.preempted():
+            raise Preempted(_PREEMPTED)
+    raise RunStopped(
+        f"{source} gave no batch for {waiting.stall_timeout_s:g} s: check its storage, then rerun the same command to "
+        "resume. train.stall_timeout_s sets how long to wait."
+    )
 
 
 def _streamed(
     dataset: Dataset, seed: int, batch_size: int, first_step: int, mesh: jax.sharding.Mesh
-) -> Generator[dict[str, jax.Array], None, None]:
+) -> Generator[Call, None, None]:
     rows = sharding.local_rows(mesh, batch_size)
     for batch in train_stream(dataset.train, seed, batch_size, start_step=first_step, rows=rows):
-        yield sharding.put_batch(batch, rows, batch_size, mesh)
-
-
-def _gathered(
-    dataset: Dataset, seed: int, batch_size: int, first_step: int, mesh: jax.sharding.Mesh
-) -> Generator[dict[str, jax.Array], None, None]:
-    arrays = sharding.put_everywhere(dataset.train.arrays(), mesh)
-    rows = sharding.local_rows(mesh, batch_size)
-    gather = jax.jit(
-        lambda arrays, rows: jax.tree.map(lambda a: a[rows], arrays), out_shardings=sharding.batch_sharding(mesh)
-    )
-    step = first_step
-    while True:
-        indices = batch_indices(seed, step, len(dataset.train), batch_size)
-        yield gather(arrays, sharding.put_batch(indices[rows], rows, batch_size, mesh))
-        step += 1
-
-
-class ReadAhead(Generic[T]):
-    """The items of an iterator, made in a thread before they are asked for.
-
-    Args:
-      items: what to make; an exception of theirs is raised by ``next`` in its place.
-      size: items that wait, at most.
-      timeout_s: ``next`` raises `RunStopped` if there is nothing for so long.
-      what: the source, for that sentence.
-      asked: whether to leave; then ``next`` raises `Preempted` instead of waiting.
-    """
-
-    def __init__(
-        self, items: Iterator[T], size: int, timeout_s: float, what: str, asked: Callable[[], bool] = _never
-    ) -> None:
-        self._queue: queue.Queue[Any] = queue.Queue(size)
-        self._timeout_s, self._what, self._asked = timeout_s, what, asked
-        self._closed = threading.Event()
-        # A daemon: a read that hangs must not keep the process.
-        self._thread = threading.Thread(target=self._fill, args=(items,), daemon=True, name="read-ahead")
-        self._thread.start()
-
-    def __iter__(self) -> ReadAhead[T]:
-        return self
-
-    def __next__(self) -> T:
-        until = time.monotonic() + self._timeout_s
-        while (left := until - time.monotonic()) > 0:
-            try:
-                item, error = self._queue.get(timeout=min(left, _LOOK_S))
-            except queue.Empty:
-                if self._asked():
-                    raise Preempted(_ASKED) from None
-                continue
-            if error is not None:
-                raise error
-            return item
-        raise RunStopped(
-            f"{self._what} gave no batch for {self._timeout_s:g} s: look at its storage, then run the same command "
-            "again; train.stall_timeout_s sets how long to wait."
-        )
-
-    def close(self) -> None:
-        """Ends the thread, after the item that it is making."""
-        self._closed.set()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._queue.get_nowait()
-
-    def _fill(self, items: Iterator[T]) -> None:
-        try:
-            for item in items:
-                self._put((item, None))
-                if self._closed.is_set():
-                    return
-            self._put((None, StopIteration()))
-        except BaseException as error:  # the main thread's to handle
-            self._put((None, error))
-
-    def _put(self, entry: tuple[Any, BaseException | None]) -> None:
-        while not self._closed.is_set():
-            with contextlib.suppress(queue.Full):
-                self._queue.put(entry, timeout=0.5)
-                return
+        yield Call(np.int32(1), sharding.put_batch(batch, rows, batch_size, mesh))

@@ -1,20 +1,19 @@
-"""The training run: devices, data, the loop, checkpoints, and the files it leaves in its work directory."""
+"""A training run: the loop, its checkpoints, and the files in its work directory."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import dataclasses
 import json
 import math
 import pathlib
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 from ml_collections import ConfigDict
 
-from depthmup_flax.data import Dataset, TextDataset
+from depthmup_flax.data import TextDataset
 from depthmup_flax.errors import InputError, Preempted, RunStopped
 from depthmup_flax.files import write_atomically
 from depthmup_flax.parallel import distributed, sharding
@@ -22,37 +21,36 @@ from depthmup_flax.parallel.preemption import Preemption
 from depthmup_flax.provenance import versions
 from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.training import config as configs
+from depthmup_flax.training.calls import Call
 from depthmup_flax.training.checkpoint import Checkpointer
-from depthmup_flax.training.device_batches import held_out_batches, train_batches
+from depthmup_flax.training.device_batches import Waiting, held_out_batches, train_calls
 from depthmup_flax.training.experiment import Experiment, build
-from depthmup_flax.training.metrics import MetricsWriter, NoMetrics, Progress, finite_or_none
-from depthmup_flax.training.sampling import generate
-from depthmup_flax.training.step import EvalMetrics, TrainState, make_eval_step, make_train_step
+from depthmup_flax.training.mesh_program import MeshProgram
+from depthmup_flax.training.metrics import MetricsWriter, NoMetrics, Progress
+from depthmup_flax.training.outcome import PREEMPTED, outcome, read
+from depthmup_flax.training.sampling import printable, sample_text
+from depthmup_flax.training.step import TrainState
+from depthmup_flax.training.summary import describe_run, summary
 from depthmup_flax.training.workdir import only_run_in, prepare_workdir, read_json, writing_to
-
-PREEMPTED = "preempted"
-
-# What a language model writes at the end of its run. A temperature below 1 makes a small model's text more orderly.
-SAMPLE_TOKENS = 300
-SAMPLE_TEMPERATURE = 0.8
+from depthmup_flax.types import Json
 
 
-def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overwrite: bool = False) -> dict[str, Any]:
-    """Trains what ``config`` describes, or goes on where an earlier call with the same ``workdir`` ended.
+def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overwrite: bool = False) -> Json:
+    """Trains what ``config`` describes, or resumes the run that ``workdir`` holds.
 
     Writes ``config.json``, ``params.txt`` (the parameter table), ``metrics.jsonl``, TensorBoard events,
-    ``checkpoints/`` and at the end ``result.json``; for a language model also ``sample.txt``, a text that it made. A
-    resumed run has the same parameters, bit for bit, as one that was not interrupted; on another number of devices,
-    the same up to the order of sums. A loss that is not finite ends the run with the status ``diverged``.
+    ``checkpoints/`` and at the end ``result.json``; for a language model also ``sample.txt``, a generated text. A
+    resumed run has the same parameters as an uninterrupted one, bit for bit; on another number of devices, up to the
+    order of sums. A loss that is not finite ends the run with the status ``diverged``.
 
-    SIGTERM, or the first Ctrl-C, ends a call early: the state is saved, and the status is ``preempted``. With several
-    processes (`depthmup_flax.parallel.distributed`), each of which makes this call, the first one writes all but the
-    checkpoints, to which every process writes what its devices hold; ``workdir`` is a directory that all share.
+    On SIGTERM, or the first Ctrl-C, the run writes a checkpoint and returns with the status ``preempted``. With several
+    processes (`depthmup_flax.parallel.distributed`), each makes this call. Process 0 writes everything but checkpoints,
+    to which every process writes the arrays of its devices; ``workdir`` is a directory that all processes share.
 
     Args:
       config: from a config file (see `depthmup_flax.training.config.default_config`).
       workdir: created if absent.
-      overwrite: delete an earlier run's files in ``workdir`` and start anew.
+      overwrite: delete an earlier run's files in ``workdir`` and start from step 0.
 
     Returns:
       The content of ``result.json``: ``status`` (``completed``, ``diverged`` or, with no such file, ``preempted``),
@@ -61,17 +59,17 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
       ``versions``. Numbers that are not finite are ``None``.
 
     Raises:
-      InputError: bad configuration or work directory, in one sentence, before anything is compiled or overwritten.
-      RunStopped: the work directory cannot be written any more, or the data do not come.
+      InputError: bad configuration or work directory, before anything is compiled or overwritten.
+      RunStopped: the work directory cannot be written, or the data do not arrive.
     """
     experiment, mesh = distributed.in_all(lambda: _built(config))
     directory = pathlib.Path(workdir)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
 
-        def claim() -> dict[str, Any] | None:
+        def claim() -> Json | None:
             with writing_to(directory):
                 prepare_workdir(directory, config, overwrite=overwrite)
-                held.enter_context(only_run_in(directory))
+                stack.enter_context(only_run_in(directory))
                 return _finished_result(directory, config)
 
         finished = distributed.on_first(claim)
@@ -83,6 +81,36 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
             return _train_in(directory, experiment, mesh)
 
 
+def _train(run: _Run) -> Json:
+    """Trains to the end, to divergence or to a preemption; returns the content of ``result.json``."""
+    periods = run.program.periods
+    test = run.evaluate_and_save() if run.lacks_evaluation else None
+    with run.calls() as calls:
+        while run.step < periods.total:
+            run.take(run.next_call(calls))
+            evaluates = periods.evaluates_at(run.step)
+            if evaluates or periods.logs_at(run.step):
+                numbers = read(run.state)
+                if periods.logs_at(run.step):
+                    run.log(*numbers.recent.means())
+                if numbers.nonfinite_step >= 0:
+                    return run.result()
+            if evaluates:
+                test = run.evaluate_and_save()
+                if not math.isfinite(test["test_loss"]):
+                    return run.result(test)
+            elif periods.saves_at(run.step):
+                run.save()
+            if run.preemption.reached(run.step) and run.step < periods.total:
+                return run.save_and_leave()
+    if test is None:  # resumed after the last step
+        test = run.evaluate()
+    result = run.result(test)
+    run.write_sample()
+    run.save(test, wait=True)
+    return result
+
+
 def _built(config: ConfigDict) -> tuple[Experiment, jax.sharding.Mesh]:
     experiment = build(config)
     mesh = sharding.make_mesh(config.mesh)
@@ -90,7 +118,7 @@ def _built(config: ConfigDict) -> tuple[Experiment, jax.sharding.Mesh]:
     return experiment, mesh
 
 
-def _finished_result(directory: pathlib.Path, config: ConfigDict) -> dict[str, Any] | None:
+def _finished_result(directory: pathlib.Path, config: ConfigDict) -> Json | None:
     path = directory / "result.json"
     if not path.exists():
         return None
@@ -100,321 +128,201 @@ def _finished_result(directory: pathlib.Path, config: ConfigDict) -> dict[str, A
     return result
 
 
-def _train_in(directory: pathlib.Path, experiment: Experiment, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+def _train_in(directory: pathlib.Path, experiment: Experiment, mesh: jax.sharding.Mesh) -> Json:
     run = _Run(experiment, mesh, directory)
     try:
         if distributed.is_first():
             write_atomically(directory / "config.json", configs.to_json(experiment.config))
             write_atomically(directory / "params.txt", experiment.parameter_table() + "\n")
-        result = run.train()
+        with run.preemption:
+            try:
+                result = _train(run)
+            except Preempted:  # while reading data
+                result = run.save_and_leave()
     except BaseException:
         if jax.process_count() == 1:  # else closing may wait for a process that is gone
             run.close()
         raise
     run.close()
     if distributed.is_first():
-        where = directory / "result.json"
+        last = "Rerun the same command to resume"
         if result["status"] != PREEMPTED:
-            write_atomically(where, json.dumps(result, indent=2) + "\n")
-        said = "The same command goes on" if result["status"] == PREEMPTED else f"Written to {where}"
-        print(f"{summary(result)}. {said}", flush=True)
+            write_atomically(directory / "result.json", json.dumps(result, indent=2) + "\n")
+            last = f"Written to {directory / 'result.json'}"
+        print(f"{summary(result)}. {last}", flush=True)
     return result
 
 
-def evaluate(
-    eval_step: Callable[[Any, Any, Any], Any],
-    state: TrainState,
-    dataset: Dataset,
-    batch_size: int,
-    mesh: jax.sharding.Mesh,
-    **feed: Any,
-) -> dict[str, float]:
-    """Mean ``test_loss`` and ``test_accuracy`` over the whole test split; ``feed`` goes to `held_out_batches`."""
-    total = EvalMetrics.empty()
-    for batch in held_out_batches(dataset, batch_size, mesh, **feed):
-        total = total.merge(eval_step(state.params, state.batch_stats, batch))
-    values = total.compute()
-    return {"test_loss": float(values["loss"]), "test_accuracy": float(values["accuracy"])}
-
-
-def summary(result: dict[str, Any]) -> str:
-    """``completed: 700 steps, test accuracy 97.3%, ...`` for the terminal."""
-    if result["status"] == PREEMPTED:
-        return f"asked to leave after step {result['steps']}, {result['wall_time_s']:.0f} s"
-    if result["status"] == "diverged":
-        return f"diverged: the loss was not finite at step {result['diverged_at_step']}, {result['wall_time_s']:.0f} s"
-    return (
-        f"completed: {result['steps']} steps, train loss {result['train_loss_avg']:.4f}, "
-        f"test loss {result['test_loss']:.4f}, test accuracy {result['test_accuracy']:.1%}, "
-        f"{result['wall_time_s']:.0f} s"
-    )
-
-
 class _Run:
-    """One process's part of a run: compiled functions, open files, and where training is."""
+    """One process's part of a run.
+
+    Attributes:
+      program: compiled for the mesh.
+      preemption: signals; entered by the caller.
+      state: of training.
+      step: steps taken, on the host.
+    """
 
     def __init__(self, experiment: Experiment, mesh: jax.sharding.Mesh, directory: pathlib.Path) -> None:
         self._experiment, self._mesh, self._directory = experiment, mesh, directory
-        config, dataset = experiment.config, experiment.dataset
-        total = experiment.total_steps
-        prepare = functools.partial(dataset.prepare, config.data.augment)
-        self._shapes = experiment.state_shapes()
-        self._shardings = sharding.state_shardings(self._shapes, experiment.axes, mesh)
-        average_steps = config.train.average_steps or experiment.epoch_steps
-        train_step = make_train_step(
-            experiment.model,
-            experiment.optimizer,
-            prepare=prepare,
-            seed=config.seed,
-            log_every=config.train.log_every,
-            average_from=max(0, total - average_steps),
-            accumulate=config.train.accumulate,
-        )
-        eval_step = make_eval_step(experiment.model, prepare=prepare)
-        self._train_step = jax.jit(_on(mesh, train_step), donate_argnums=0, out_shardings=self._shardings)
-        self._eval_step = jax.jit(_on(mesh, eval_step), out_shardings=sharding.replicated(mesh))
-        self._eval_every = config.train.eval_every or experiment.epoch_steps
-        self._preemption = Preemption()
-        self._feed = {"stall_timeout_s": config.train.stall_timeout_s, "asked": lambda: self._preemption.asked}
+        train = experiment.config.train
+        self.program, self.preemption = MeshProgram(experiment, mesh), Preemption()
+        self._waiting = Waiting(train.stall_timeout_s, lambda: self.preemption.asked)
         self._checkpointer = None
-        # A run that has checkpoints goes on from them also if it is to write no more.
-        if config.train.checkpoint or (directory / "checkpoints").exists():
-            self._checkpointer = Checkpointer(directory / "checkpoints", config.train.keep_checkpoints)
-        self._evaluated = False
-        self._state, self._elapsed_before = self._initial_state()
+        # A run that has checkpoints resumes from them even if it writes no more.
+        if train.checkpoint or (directory / "checkpoints").exists():
+            self._checkpointer = Checkpointer(directory / "checkpoints", train.keep_checkpoints)
+        self.state, self._elapsed_before_s, self._evaluated = self._initial()
+        self.step = self._first_step = int(self.state.step)
         self._started = time.perf_counter()
-        first, speaks = int(self._state.step), distributed.is_first()
-        self._writer = MetricsWriter(directory, first, evaluated=self._evaluated) if speaks else NoMetrics()
+        speaks = distributed.is_first()
+        self._writer = MetricsWriter(directory, self.step, evaluated=self._evaluated) if speaks else NoMetrics()
         if speaks:
-            self._say_what_runs(first)
+            print(describe_run(experiment, mesh, directory), flush=True)
+            if self.step:
+                print(f"resuming after step {self.step}", flush=True)
         self._progress = Progress(
-            total,
-            first,
+            experiment.total_steps,
+            self.step,
             experiment.epoch_steps,
-            units_per_step=config.train.batch_size * dataset.units_per_example,
-            unit=dataset.unit,
+            units_per_step=train.batch_size * experiment.dataset.units_per_example,
+            unit=experiment.dataset.unit,
             silent=not speaks,
         )
 
-    def train(self) -> dict[str, Any]:
-        """Trains to the end, or until it is asked to leave; returns the content of ``result.json``."""
-        with self._preemption:
-            try:
-                return self._train()
-            except Preempted:  # while data were read
-                return self._leave()
+    @property
+    def lacks_evaluation(self) -> bool:
+        """Whether the last attempt ended before or during the evaluation of its last step."""
+        return bool(self.step) and self.program.periods.evaluates_at(self.step) and not self._evaluated
 
-    def _train(self) -> dict[str, Any]:
-        experiment, config = self._experiment, self._experiment.config
-        total, first = experiment.total_steps, int(self._state.step)
-        test: dict[str, float] = {}
-        if first and (first % self._eval_every == 0 or first == total) and not self._evaluated:
-            test = self._evaluate_and_save(first)  # what the attempt before could not do
-        batches = train_batches(
-            experiment.dataset, config.seed, config.train.batch_size, first, self._mesh, **self._feed
-        )
-        with batches as upcoming:
-            for step in range(first + 1, total + 1):
-                self._state = self._train_step(self._state, self._next(upcoming))
-                if step == first + 1:  # compilation is not training speed
-                    jax.block_until_ready(self._state)
-                    self._progress.restart(step)
-                logs = step % config.train.log_every == 0 or step == total
-                evaluates = step % self._eval_every == 0 or step == total
-                if logs:
-                    self._log(step)
-                if (logs or evaluates) and int(self._state.nonfinite_step) >= 0:
-                    return self._result("diverged", {})
-                if evaluates:
-                    test = self._evaluate_and_save(step)
-                    if not math.isfinite(test["test_loss"]):  # the last update was one too many
-                        return self._result("diverged", {})
-                elif config.train.checkpoint_every and step % config.train.checkpoint_every == 0:
-                    self._save()
-                if self._preemption.reached(step) and step < total:
-                    return self._leave()
-        if not test:  # resumed after the last step
-            test = self._evaluate()
-        result = self._result("completed", test)
-        if isinstance(experiment.dataset, TextDataset):
-            self._write_sample(experiment.dataset)
-        self._save_now(test)
-        return result
+    def calls(self) -> contextlib.AbstractContextManager[Iterator[Call]]:
+        """The data of the calls from the current step on."""
+        config, dataset = self._experiment.config, self._experiment.dataset
+        length = self.program.call_length
+        return train_calls(dataset, config.seed, config.train.batch_size, self.step, self._mesh, length, self._waiting)
+
+    def next_call(self, calls: Iterator[Call]) -> Call:
+        """The next of ``calls``; if the data fail, the state is saved first."""
+        with self._saving_if_data_fail():
+            return next(calls)
+
+    def take(self, call: Call) -> None:
+        """Takes the steps of one call."""
+        self.state = self.program.take(self.state, call)
+        first = self.step == self._first_step
+        self.step += int(call.count)
+        if first:  # compilation does not count as training time
+            jax.block_until_ready(self.state)
+            self._progress.restart(self.step)
+
+    def log(self, loss: float, accuracy: float) -> None:
+        """Shows and writes averages since the last log."""
+        rate = self._progress.update(self.step, loss, accuracy)
+        speed = {}
+        if rate is not None:
+            speed = {f"{self._experiment.dataset.unit}_per_s": rate}
+            self.program.call_length.adapt(rate / self._progress.units_per_step)
+        self._writer.write(self.step, {"train_loss": loss, "train_accuracy": accuracy, **speed})
+
+    def evaluate(self) -> dict[str, float]:
+        """``test_loss`` and ``test_accuracy`` of the current state over the test split."""
+        size = self._experiment.config.train.eval_batch_size
+        with self._saving_if_data_fail():
+            batches = held_out_batches(self._experiment.dataset, size, self._mesh, self._waiting)
+            values = self.program.evaluate(self.state, batches).compute()
+        return {"test_loss": float(values["loss"]), "test_accuracy": float(values["accuracy"])}
+
+    def evaluate_and_save(self) -> dict[str, float]:
+        """Evaluates, writes a line of metrics, and, unless the loss is not finite, a checkpoint."""
+        with self._progress.paused():
+            test = self.evaluate()
+            self._writer.write(self.step, test)
+            self._progress.note(
+                f"step {self.step}  test loss {test['test_loss']:.4f}  test acc {test['test_accuracy']:.1%}"
+            )
+            if math.isfinite(test["test_loss"]):
+                self.save(test)
+        return test
+
+    def save(self, test: dict[str, float] | None = None, *, wait: bool = False) -> None:
+        """Writes a checkpoint of the current step, unless it exists or checkpoints are switched off.
+
+        Args:
+          test: values of the current step, if it was evaluated.
+          wait: until the checkpoint is on the disk.
+        """
+        config = self._experiment.config
+        if self._checkpointer is None or not config.train.checkpoint:
+            return
+        if self.step > self._checkpointer.latest_step:
+            meta = {
+                "config": config.to_dict(),
+                "param_info": info_to_json(self._experiment.info),
+                "data_position": self.step * config.train.batch_size,  # examples read since step 0
+                "elapsed_s": self._elapsed_s(),
+                "evaluated": test is not None,
+            }
+            self._checkpointer.save(self.step, self.state, meta, test)
+        if wait:
+            self._checkpointer.wait()
+
+    def save_and_leave(self) -> Json:
+        """Saves the current step; returns a result with the status ``preempted``."""
+        if not self._experiment.config.train.checkpoint:
+            raise RunStopped("preempted, but train.checkpoint is False: progress since the start is lost.")
+        self.save(wait=True)
+        return {**self.result(), "status": PREEMPTED}
+
+    def write_sample(self) -> None:
+        """Writes and shows ``sample.txt``, for a language model."""
+        if not isinstance(self._experiment.dataset, TextDataset):
+            return
+        text = sample_text(self._experiment, self._experiment.dataset, self.state)
+        if distributed.is_first():
+            write_atomically(self._directory / "sample.txt", text + "\n")
+            self._progress.note("\n  ".join(["sample", *printable(text.strip()).split("\n")]))
+
+    def result(self, test: dict[str, float] | None = None) -> Json:
+        """The content of ``result.json``."""
+        return {
+            **dataclasses.asdict(outcome(read(self.state), test)),
+            "wall_time_s": round(self._elapsed_s(), 2),
+            "config_hash": configs.config_hash(self._experiment.config),
+            "seed": self._experiment.config.seed,
+            "parameters": self._experiment.parameters,
+            "versions": versions(),
+        }
 
     def close(self) -> None:
-        """Ends the bar, closes the files."""
+        """Ends the progress bar and closes files."""
         self._progress.close()
         self._writer.close()
         if self._checkpointer is not None:
             self._checkpointer.close()
 
-    def _initial_state(self) -> tuple[TrainState, float]:
-        """The latest checkpoint or a fresh state, and the seconds spent before."""
-        experiment = self._experiment
-        if self._checkpointer is not None:
-            abstract = jax.tree.map(
-                lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-                self._shapes,
-                self._shardings,
+    def _initial(self) -> tuple[TrainState, float, bool]:
+        """The latest checkpoint or a fresh state, the seconds spent before, and whether that step was evaluated."""
+        restored = self._checkpointer and self._checkpointer.restore(self.program.abstract_state)
+        if not restored:
+            return self.program.initial_state(), 0.0, False
+        state, meta = restored
+        if configs.run_differences(meta["config"], json.loads(configs.to_json(self._experiment.config))):
+            raise InputError(
+                f"the checkpoints in {str(self._directory)!r} are of another config: choose another workdir, or pass "
+                "--overwrite to delete them."
             )
-            restored = self._checkpointer.restore(abstract)
-            if restored is not None:
-                state, meta = restored
-                if configs.run_differences(meta["config"], json.loads(configs.to_json(experiment.config))):
-                    raise InputError(
-                        f"the checkpoints in {str(self._directory)!r} are of another config: choose another workdir, "
-                        "or pass --overwrite to delete them."
-                    )
-                self._evaluated = meta.get("evaluated", True)
-                return state, meta["elapsed_s"]
-        return jax.jit(experiment.init_state, out_shardings=self._shardings)(), 0.0
-
-    def _next(self, batches: Iterator[Any]) -> Any:
-        with self._saving_if_data_fail():
-            return next(batches)
+        return state, meta["elapsed_s"], meta["evaluated"]
 
     @contextlib.contextmanager
     def _saving_if_data_fail(self) -> Iterator[None]:
-        """What was computed is not to be lost because the data are."""
+        """Saves the computed steps before an error of the data ends the run."""
         try:
             yield
         except (InputError, RunStopped):
             # Several processes would have to save together, and the others may have got their batch.
             if jax.process_count() == 1:
-                self._save_now()
+                self.save(wait=True)
             raise
 
-    def _leave(self) -> dict[str, Any]:
-        if not self._experiment.config.train.checkpoint:
-            raise RunStopped("asked to leave, and train.checkpoint is False: nothing is saved.")
-        self._save_now()
-        return self._result(PREEMPTED, {})
-
-    def _log(self, step: int) -> None:
-        """Writes the averages since the last line."""
-        loss, accuracy = self._state.recent.means()
-        rate = self._progress.update(step, loss, accuracy)
-        speed = {} if rate is None else {f"{self._experiment.dataset.unit}_per_s": rate}
-        self._writer.write(step, {"train_loss": loss, "train_accuracy": accuracy, **speed})
-
-    def _evaluate(self) -> dict[str, float]:
-        train = self._experiment.config.train
-        with self._saving_if_data_fail():
-            return evaluate(
-                self._eval_step,
-                self._state,
-                self._experiment.dataset,
-                train.eval_batch_size,
-                self._mesh,
-                **self._feed,
-            )
-
-    def _evaluate_and_save(self, step: int) -> dict[str, float]:
-        self._progress.pause()
-        test = self._evaluate()
-        self._writer.write(step, test)
-        self._progress.say(f"step {step}  test loss {test['test_loss']:.4f}  test acc {test['test_accuracy']:.1%}")
-        if math.isfinite(test["test_loss"]):
-            self._save(test)
-        self._progress.go_on()
-        return test
-
-    def _save_now(self, metrics: dict[str, float] | None = None) -> None:
-        """`_save`, and waits until it is on the disk."""
-        if self._checkpointer is None or not self._experiment.config.train.checkpoint:
-            return
-        self._save(metrics)
-        self._checkpointer.wait()
-
-    def _save(self, metrics: dict[str, float] | None = None) -> None:
-        """A checkpoint of the current step, unless there is one or nothing is to be kept."""
-        step = int(self._state.step)
-        wanted = self._experiment.config.train.checkpoint
-        if self._checkpointer is None or not wanted or step <= self._checkpointer.latest_step:
-            return
-        meta = {
-            "config": self._experiment.config.to_dict(),
-            "param_info": info_to_json(self._experiment.info),
-            "data_position": step * self._experiment.config.train.batch_size,  # examples read since the start
-            "elapsed_s": self._elapsed(),
-            "evaluated": metrics is not None,
-        }
-        self._checkpointer.save(step, self._state, meta, metrics)
-
-    def _write_sample(self, dataset: TextDataset) -> None:
-        """``sample.txt``: what the model writes after a line's end; the same for the same parameters and seed."""
-        tokens = generate(
-            self._experiment.model,
-            {"params": self._state.params, "batch_stats": self._state.batch_stats},
-            [dataset.tokenizer.newline],
-            SAMPLE_TOKENS,
-            key=jax.random.key(self._experiment.config.seed),
-            context=dataset.context,
-            temperature=SAMPLE_TEMPERATURE,
-        )
-        if not distributed.is_first():
-            return
-        text = dataset.tokenizer.decode(tokens)
-        write_atomically(self._directory / "sample.txt", text + "\n")
-        # Bytes of an untrained model may be commands to a terminal.
-        shown = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text.strip())
-        self._progress.say("\n  ".join(["sample", *shown.split("\n")]))
-
-    def _elapsed(self) -> float:
-        return self._elapsed_before + time.perf_counter() - self._started
-
-    def _result(self, status: str, test: dict[str, float]) -> dict[str, Any]:
-        state, diverged = self._state, int(self._state.nonfinite_step)
-        if status == "diverged" and diverged < 0:
-            diverged = int(state.step)
-        values = {
-            "status": status,
-            "train_loss": float(state.last_loss),
-            "train_loss_avg": state.final.means()[0],
-            "test_loss": test.get("test_loss"),
-            "test_accuracy": test.get("test_accuracy"),
-            "steps": int(state.step),
-            "diverged_at_step": None if diverged < 0 else diverged,
-            "wall_time_s": round(self._elapsed(), 2),
-            "config_hash": configs.config_hash(self._experiment.config),
-            "seed": self._experiment.config.seed,
-            "parameters": sum(x.size for x in jax.tree.leaves(state.params)),
-            "versions": versions(),
-        }
-        return {name: finite_or_none(value) for name, value in values.items()}
-
-    def _say_what_runs(self, first_step: int) -> None:
-        experiment, config, data = self._experiment, self._experiment.config, self._experiment.dataset
-        rule, model = experiment.parametrization, config.model
-        place = "streamed" if data.placement == "stream" else "on the device"
-        device = jax.devices()[0]
-        print(
-            f"model  {model.name}, width {model.width} (base {model.base_width or model.width}), "
-            f"depth {model.depth} (base {model.base_depth or model.depth}), {experiment.parameters:,} parameters\n"
-            f"rule   {config.parametrization.preset}, alpha {rule.alpha:g}, gamma {rule.gamma:g}; "
-            f"{config.optimizer.name}, learning rate {config.optimizer.learning_rate:g}\n"
-            f"data   {data.name}, {len(data.train):,} train and {len(data.test):,} test "
-            f"{data.describe()}, {place}\n"
-            f"run    {experiment.total_steps} steps of {config.train.batch_size} on {jax.device_count()} "
-            f"{device.device_kind} device(s){self._layout()}, work directory {self._directory}",
-            flush=True,
-        )
-        if first_step:
-            print(f"resuming after step {first_step}", flush=True)
-
-    def _layout(self) -> str:
-        """`` (data 2, fsdp 4) of 2 processes``, as far as there is something to say."""
-        sizes = [f"{axis} {size}" for axis, size in self._mesh.shape.items() if size > 1]
-        layout = f" ({', '.join(sizes)})" if sizes and self._mesh.shape["data"] != self._mesh.size else ""
-        return layout + (f" of {jax.process_count()} processes" if jax.process_count() > 1 else "")
-
-
-def _on(mesh: jax.sharding.Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, traced for ``mesh``."""
-
-    @functools.wraps(function)
-    def traced(*args: Any) -> Any:
-        with sharding.activations_on(mesh):
-            return function(*args)
-
-    return traced
+    def _elapsed_s(self) -> float:
+        return self._elapsed_before_s + time.perf_counter() - self._started

@@ -1,14 +1,14 @@
-"""What a run writes for people and programs: ``metrics.jsonl``, TensorBoard events, a progress line."""
+"""Metrics of a run: ``metrics.jsonl``, TensorBoard events, and progress on the terminal."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import pathlib
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import tqdm
 from tensorboardX import SummaryWriter
@@ -21,24 +21,23 @@ class MetricsWriter:
 
     Args:
       directory: of the run.
-      resume_step: rows after this step are of a part that will be computed again; they are dropped first, with a last
-        line that was torn by a crash.
-      evaluated: the evaluation after that step is done; else it will be done again, and its row is dropped, too.
+      resume_step: later rows will be computed again and are dropped, as is a last line that a crash has cut off.
+      evaluated: whether the evaluation after that step is complete; otherwise its row is dropped, too.
     """
 
     def __init__(self, directory: pathlib.Path, resume_step: int, *, evaluated: bool = True) -> None:
         path = directory / "metrics.jsonl"
         if path.exists():
-            _keep_rows_until(path, resume_step, evaluated)
+            _drop_rows_after(path, resume_step, evaluated)
         self._rows = path.open("a", encoding="utf-8")
-        if not resume_step:  # nothing of an earlier attempt goes on
+        if not resume_step:  # events of an earlier attempt
             for events in directory.glob("events.out.tfevents.*"):
                 events.unlink()
         # TensorBoard drops events from purge_step on.
         self._events = SummaryWriter(str(directory), purge_step=resume_step + 1 if resume_step else None)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """One row; values that are not finite are written as null (JSON has no NaN)."""
+        """Appends a row; values that are not finite become null (JSON has no NaN)."""
         row = {"step": step, **{k: finite_or_none(v) for k, v in values.items()}}
         self._rows.write(json.dumps(row) + "\n")
         self._rows.flush()
@@ -53,19 +52,19 @@ class MetricsWriter:
 
 
 class NoMetrics:
-    """In the place of `MetricsWriter` in all processes but the first."""
+    """Replaces `MetricsWriter` in all processes but the first; its calls are no-ops."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes nothing."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Has nothing to close."""
+        """Does nothing."""
 
 
 class Progress:
-    """Steps, loss, accuracy, speed and time left: a bar on a terminal, plain lines elsewhere.
+    """Shows steps, loss, accuracy, speed and time left: a bar on a terminal, plain lines elsewhere.
 
-    Speed is over the time since the previous line, evaluations not counted; time left is at that speed.
+    Speed is measured since the previous line, without evaluations; time left assumes that speed.
 
     Args:
       total_steps: of the run.
@@ -73,7 +72,7 @@ class Progress:
       steps_per_epoch: training steps in an epoch.
       units_per_step: images or tokens that a step reads.
       unit: "images" or "tokens".
-      silent: shows nothing.
+      silent: print nothing.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Progress:
         silent: bool = False,
     ) -> None:
         self._total, self._steps_per_epoch = total_steps, steps_per_epoch
-        self._units_per_step, self._unit = units_per_step, unit
+        self.units_per_step, self._unit = units_per_step, unit
         self._step, self._seconds, self._since = first_step, 0.0, time.perf_counter()
         self._bar, self._silent = None, silent
         if sys.stdout.isatty() and not silent:
@@ -95,25 +94,23 @@ class Progress:
                 total=total_steps, initial=first_step, unit="step", file=sys.stdout, dynamic_ncols=True
             )
 
-    def pause(self) -> None:
-        """Stops the clock (for an evaluation)."""
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the clock, for an evaluation."""
         self._seconds += time.perf_counter() - self._since
-
-    def go_on(self) -> None:
-        """Starts the clock again."""
+        yield
         self._since = time.perf_counter()
 
     def restart(self, step: int) -> None:
-        """Counts speed from here (after the first step, which compiles)."""
+        """Measures speed from ``step`` on (after the first call, which compiles)."""
         if self._bar is not None:
             self._bar.update(step - self._step)
         self._step, self._seconds, self._since = step, 0.0, time.perf_counter()
 
     def update(self, step: int, loss: float, accuracy: float) -> float | None:
-        """Shows where training is; returns units per second, ``None`` while that is not known."""
-        self.pause()
-        steps = step - self._step
-        rate = steps * self._units_per_step / self._seconds if steps and self._seconds else None
+        """Shows the progress; returns units per second, ``None`` while the speed is unknown."""
+        steps, seconds = step - self._step, self._seconds + time.perf_counter() - self._since
+        rate = steps * self.units_per_step / seconds if steps and seconds else None
         speed = "" if rate is None else f"{rate:,.0f} {self._unit}/s"
         if self._bar is not None:
             self._bar.update(step - self._step)
@@ -122,15 +119,14 @@ class Progress:
             line = f"step {step}/{self._total}  epoch {step / self._steps_per_epoch:.1f}"
             line += f"  loss {loss:.4f}  acc {accuracy:.1%}"
             if rate is not None:
-                left = (self._total - step) * self._units_per_step / rate
+                left = (self._total - step) * self.units_per_step / rate
                 line += f"  {speed}  ETA {tqdm.tqdm.format_interval(left)}"
             print(line, flush=True)
-        self._step, self._seconds = step, 0.0
-        self.go_on()
+        self._step, self._seconds, self._since = step, 0.0, time.perf_counter()
         return rate
 
-    def say(self, text: str) -> None:
-        """A line that stays, above the bar."""
+    def note(self, text: str) -> None:
+        """Prints a line, above the bar."""
         if self._bar is not None:
             self._bar.write(text)
         elif not self._silent:
@@ -142,19 +138,19 @@ class Progress:
             self._bar.close()
 
 
-def finite_or_none(value: Any) -> Any:
+def finite_or_none(value: float) -> float | None:
     """``None`` for NaN and infinities, which JSON does not have."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return value if math.isfinite(value) else None
 
 
-def _keep_rows_until(path: pathlib.Path, step: int, evaluated: bool) -> None:
-    kept = []
+def _drop_rows_after(path: pathlib.Path, step: int, evaluated: bool) -> None:
+    rows = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             row = json.loads(line)
-        except ValueError:  # torn by a crash
+        except ValueError:  # cut off by a crash
             continue
-        again = row["step"] == step and "test_loss" in row and not evaluated
-        if row["step"] <= step and not again:
-            kept.append(line)
-    write_atomically(path, "".join(line + "\n" for line in kept))
+        incomplete = row["step"] == step and "test_loss" in row and not evaluated
+        if row["step"] <= step and not incomplete:
+            rows.append(line)
+    write_atomically(path, "".join(line + "\n" for line in rows))

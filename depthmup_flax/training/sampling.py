@@ -1,4 +1,4 @@
-"""Text from a language model, one token after the other."""
+"""Text from a language model, token by token."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from depthmup_flax.data import TextDataset
 from depthmup_flax.errors import InputError
+from depthmup_flax.training.experiment import Experiment
+from depthmup_flax.training.step import TrainState
+from depthmup_flax.types import ArrayTree
+
+# The text at the end of a run. A temperature below 1 makes a small model's text more orderly.
+SAMPLE_TOKENS = 300
+SAMPLE_TEMPERATURE = 0.8
 
 
 def generate(
     model: nn.Module,
-    variables: Any,
+    variables: ArrayTree,
     prompt: np.ndarray | jax.Array | Sequence[int],
     length: int,
     *,
@@ -26,8 +34,8 @@ def generate(
 ) -> np.ndarray:
     """Continues ``prompt`` by ``length`` tokens, each drawn from the model's softmax given those before it.
 
-    One compiled loop over a buffer of ``context`` tokens, filled from the left: what is behind the last token does not
-    matter to a causal model. Once the buffer is full, the oldest token leaves it.
+    One compiled loop over a buffer of ``context`` tokens, filled from the left: a causal model ignores what follows the
+    last token. A full buffer drops its oldest token.
 
     Args:
       model: causal; called as ``model.apply(variables, tokens, train=False)`` with int32 ``[1, context]``, returns
@@ -35,16 +43,16 @@ def generate(
       variables: of the model, without annotations.
       prompt: tokens ``[P]``, at least one; the model sees the last ``context`` of them.
       length: number of tokens to draw.
-      key: a PRNG key; the same key gives the same tokens.
-      context: tokens that the model sees, at most as many as it was initialized with.
-      temperature: logits are divided by it: below 1 the likely tokens become likelier.
+      key: PRNG key; the same key gives the same tokens.
+      context: number of tokens that the model sees, at most as many as it was initialized with.
+      temperature: divides the logits; below 1, likely tokens become likelier.
 
     Returns:
       int32 ``[length]``, without the prompt.
 
     Raises:
-      InputError: a length or context below 1, a temperature that is not above 0, an empty prompt, or a token in it
-        that the model does not have.
+      InputError: length or context below 1, temperature not above 0, an empty prompt, or a token outside the model's
+        vocabulary.
     """
     _require_whole("length", length)
     _require_whole("context", context)
@@ -61,12 +69,11 @@ def generate(
     if bad.size:
         raise InputError(f"prompt has the token {bad[0]}: use 0..{vocab_size - 1}, the vocabulary of the model.")
 
-    def draw(variables: Any, buffer: jax.Array, used: jax.Array, key: jax.Array) -> jax.Array:
+    def draw(variables: ArrayTree, buffer: jax.Array, used: jax.Array, key: jax.Array) -> jax.Array:
         def step(carry: tuple[jax.Array, jax.Array], key: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
             buffer, used = carry
             logits: Any = model.apply(variables, buffer[None], train=False)
             token = jax.random.categorical(key, logits[0, used - 1] / temperature).astype(buffer.dtype)
-            # A full buffer first makes room.
             full = used == context
             buffer = jnp.where(full, jnp.roll(buffer, -1), buffer)
             used = jnp.where(full, used, used + 1)
@@ -80,6 +87,25 @@ def generate(
     return np.asarray(jax.jit(draw)(variables, buffer, np.int32(len(seen)), key))
 
 
-def _require_whole(name: str, value: Any) -> None:
+def sample_text(experiment: Experiment, dataset: TextDataset, state: TrainState) -> str:
+    """What a language model writes after a line's end; a function of its parameters and seed."""
+    tokens = generate(
+        experiment.model,
+        {"params": state.params, "batch_stats": state.batch_stats},
+        [dataset.tokenizer.newline],
+        SAMPLE_TOKENS,
+        key=jax.random.key(experiment.config.seed),
+        context=dataset.context,
+        temperature=SAMPLE_TEMPERATURE,
+    )
+    return dataset.tokenizer.decode(tokens)
+
+
+def printable(text: str) -> str:
+    """``text`` without control characters, which a terminal would obey."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _require_whole(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InputError(f"{name} is {value!r}: use a whole number of at least 1.")

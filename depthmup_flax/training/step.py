@@ -1,9 +1,10 @@
-"""The pure part of training: state, train step, eval step. No files, no devices, no loop."""
+"""The pure part of training: state, train step, eval step."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import clu.metrics
@@ -14,11 +15,14 @@ import numpy as np
 import optax
 from flax import struct
 
-Batch = Mapping[str, jax.Array]
+from depthmup_flax.types import ArrayTree, Batch
+
 # A key (None: no augmentation) and a batch -> inputs [B, ...] and labels [B, ...].
 Prepare = Callable[[jax.Array | None, Batch], tuple[jax.Array, jax.Array]]
+# Gradients, loss and accuracy of a batch, or of a part of one.
+Means = tuple[ArrayTree, jax.Array, jax.Array]
 
-# Folded into the seed in place of a step, which is below 2^31, so that dropout's keys are not augmentation's.
+# Folded into the seed in place of a step, which is below 2^31, so that dropout and augmentation have different keys.
 _DROPOUT = np.uint32(2**32 - 1)
 
 
@@ -37,9 +41,9 @@ class Running:
         return cls(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
 
     def add(self, loss: jax.Array, accuracy: jax.Array, restart: jax.Array) -> Running:
-        """With one more step; alone, if ``restart``."""
-        kept = jax.tree.map(lambda total: jnp.where(restart, jnp.zeros_like(total), total), self)
-        return Running(kept.loss + loss, kept.accuracy + accuracy, kept.count + 1)
+        """The sums with one more step; of this step alone if ``restart``."""
+        before = jax.tree.map(lambda total: jnp.where(restart, jnp.zeros_like(total), total), self)
+        return Running(before.loss + loss, before.accuracy + accuracy, before.count + 1)
 
     def means(self) -> tuple[float, float]:
         """Mean loss and accuracy; waits for the device."""
@@ -49,23 +53,23 @@ class Running:
 
 @struct.dataclass
 class TrainState:
-    """Everything a training step reads and writes; a checkpoint is this.
+    """Everything that a training step reads and writes, and that a checkpoint holds.
 
     Attributes:
       step: int32, steps taken.
       params: parameters, without annotations.
       batch_stats: BatchNorm's running averages; empty without BatchNorm.
-      opt_state: optax's.
+      opt_state: state of the optax transformation.
       last_loss: float32, of the last batch.
-      nonfinite_step: int32, the first step whose loss was not finite; -1 while there is none.
-      recent: since the last line of metrics.
-      final: over the run's last ``average_steps`` steps.
+      nonfinite_step: int32, the first step whose loss was not finite, or -1.
+      recent: sums since the last multiple of ``log_every``.
+      final: sums over the last ``average_steps`` steps of the run.
     """
 
     step: jax.Array
-    params: Any
-    batch_stats: Any
-    opt_state: Any
+    params: ArrayTree
+    batch_stats: ArrayTree
+    opt_state: ArrayTree
     last_loss: jax.Array
     nonfinite_step: jax.Array
     recent: Running
@@ -81,7 +85,7 @@ EvalMetrics = clu.metrics.Collection.create(
 def init_state(
     model: nn.Module, optimizer: optax.GradientTransformation, seed: jax.Array | int, input_spec: jax.ShapeDtypeStruct
 ) -> TrainState:
-    """A fresh state; pure, so that it can be jitted with shardings, mapped over seeds, or only its shapes asked for."""
+    """A fresh state; a pure function, to be jitted with shardings, mapped over seeds, or evaluated for shapes alone."""
     variables = nn.unbox(model.init(jax.random.key(seed), jnp.zeros(input_spec.shape, input_spec.dtype)))
     params = variables["params"]
     return TrainState(
@@ -106,22 +110,19 @@ def make_train_step(
     average_from: int,
     accumulate: int = 1,
 ) -> Callable[[TrainState, Batch], TrainState]:
-    """The training step ``(state, batch) -> state``, pure; its randomness is folded from (seed, step).
+    """The training step ``(state, batch) -> state``: a pure function whose random keys are folded from (seed, step).
 
     Args:
-      model: called as ``model.apply(variables, inputs, train=True, rngs={"dropout": key})``; returns logits, one
-        axis more than the labels have.
-      optimizer: finished optax transformation.
+      model: called as ``model.apply(variables, inputs, train=True, rngs={"dropout": key})``; returns logits, which
+        have one axis more than the labels.
+      optimizer: whole optax transformation, with the learning rate.
       prepare: ``(key, batch) -> (inputs, labels)``, such as ``functools.partial(dataset.prepare, "cifar")`` of a
         `depthmup_flax.data.Dataset`. Labels are int32; the loss and accuracy are means over all of them.
       seed: of augmentation and dropout.
       log_every: `TrainState.recent` restarts after each multiple.
-      average_from: `TrainState.final` holds the steps after this many.
-      accumulate: computes the gradient in so many parts of the batch after one another, for less memory. The mean is
-        the same; BatchNorm sees each part by itself, and dropout draws anew.
-
-    Returns:
-      A function of a state and a batch that ``prepare`` takes.
+      average_from: `TrainState.final` sums the steps after this one.
+      accumulate: number of parts of the batch whose gradients are computed one after another, to save memory. The mean
+        is the same; BatchNorm normalizes each part by itself, and each part has its own dropout masks.
     """
 
     def train_step(state: TrainState, batch: Batch) -> TrainState:
@@ -129,10 +130,10 @@ def make_train_step(
         inputs, labels = prepare(jax.random.fold_in(root, state.step), batch)
         dropout = jax.random.fold_in(jax.random.fold_in(root, _DROPOUT), state.step)
 
-        def gradient(batch_stats: Any, inputs: jax.Array, labels: jax.Array, dropout: jax.Array) -> tuple[Any, Any]:
-            """Running averages, and what is to be averaged over parts: gradients, loss, accuracy."""
-
-            def loss_fn(params: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+        def gradient(
+            batch_stats: ArrayTree, inputs: jax.Array, labels: jax.Array, dropout: jax.Array
+        ) -> tuple[ArrayTree, Means]:
+            def loss_fn(params: ArrayTree) -> tuple[jax.Array, tuple[jax.Array, ArrayTree]]:
                 variables = {"params": params, "batch_stats": batch_stats}
                 logits, updated = model.apply(
                     variables, inputs, train=True, mutable=["batch_stats"], rngs={"dropout": dropout}
@@ -166,14 +167,15 @@ def make_train_step(
     return train_step
 
 
-def make_eval_step(model: nn.Module, *, prepare: Prepare) -> Callable[[Any, Any, Batch], clu.metrics.Collection]:
-    """``(params, batch_stats, batch) -> EvalMetrics``, mergeable sums over the examples of a batch with a ``mask`` [B].
+def make_eval_step(
+    model: nn.Module, *, prepare: Prepare
+) -> Callable[[ArrayTree, ArrayTree, Batch], clu.metrics.Collection]:
+    """The evaluation ``(params, batch_stats, batch) -> EvalMetrics`` of a batch with a ``mask`` [B].
 
-    ``prepare`` is as in `make_train_step`, and is called without a key. Loss and accuracy of an example are means over
-    its labels.
+    ``prepare`` is as in `make_train_step`, but gets no key. Loss and accuracy of an example are means over its labels.
     """
 
-    def eval_step(params: Any, batch_stats: Any, batch: Batch) -> clu.metrics.Collection:
+    def eval_step(params: ArrayTree, batch_stats: ArrayTree, batch: Batch) -> clu.metrics.Collection:
         inputs, labels = prepare(None, batch)
         logits: Any = model.apply({"params": params, "batch_stats": batch_stats}, inputs, train=False)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
@@ -185,15 +187,22 @@ def make_eval_step(model: nn.Module, *, prepare: Prepare) -> Callable[[Any, Any,
     return eval_step
 
 
+def evaluate(eval_step: Callable[[Batch], clu.metrics.Collection], batches: Iterable[Batch]) -> clu.metrics.Collection:
+    """The `EvalMetrics` of all ``batches``."""
+    return functools.reduce(lambda total, new: total.merge(new), map(eval_step, batches))
+
+
 def _parts(x: jax.Array, count: int) -> jax.Array:
-    """``[B, ...] -> [count, B / count, ...]``; part i has every count-th example, so each device keeps its own."""
+    """``[B, ...] -> [count, B / count, ...]``; part i has every count-th example, so examples stay on their device."""
     return x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1)
 
 
-def _mean_over_parts(gradient: Callable[..., tuple[Any, Any]], batch_stats: Any, parts: Any) -> tuple[Any, Any]:
-    """The running averages after all parts, and the mean of what ``gradient`` gives for each."""
+def _mean_over_parts(
+    gradient: Callable[..., tuple[ArrayTree, Means]], batch_stats: ArrayTree, parts: tuple[jax.Array, ...]
+) -> tuple[ArrayTree, Means]:
+    """BatchNorm's averages after all parts, and the mean over parts of gradients, loss and accuracy."""
 
-    def add(carry: tuple[Any, Any], part: Any) -> tuple[tuple[Any, Any], None]:
+    def add(carry: tuple[ArrayTree, Means], part: Any) -> tuple[tuple[ArrayTree, Means], None]:
         stats, values = gradient(carry[0], *part)
         return (stats, jax.tree.map(jnp.add, carry[1], values)), None
 

@@ -4,7 +4,6 @@ import pytest
 from processes import ROOT
 
 from depthmup_flax.report.make_report import make_report
-from depthmup_flax.sweep import program as lanes
 from depthmup_flax.sweep.grid import expand
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.config import from_file
@@ -12,11 +11,14 @@ from depthmup_flax.training.config import from_file
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
 
 
-@pytest.mark.slow
+# One of them in every run of the tests.
+SMOKE = [pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "block_multiplier")) for path in SWEEPS]
+
+
 @pytest.mark.usefixtures("compiled_in_haste")
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SMOKE, ids=lambda path: path.stem)
 def test_every_figure_has_a_smoke_scale_from_config_to_page(path, tmp_path, monkeypatch):
-    monkeypatch.setattr(lanes, "_TIMED_STEPS", 1)  # it says how long the sweep will take
+    monkeypatch.setattr("depthmup_flax.sweep.program.TIMED_CALLS", 1)  # it says how long the sweep will take
     config = from_file(path, "smoke")
     config.extend = 0
     config.base.data.update(test_examples=8)
@@ -29,7 +31,9 @@ def test_every_figure_has_a_smoke_scale_from_config_to_page(path, tmp_path, monk
     assert len(records) == len(expand(config))
     report = make_report([tmp_path / "sweep"], tmp_path / "report")
     assert (tmp_path / "report" / "report.html").exists()
-    assert config.figure in report.text or config.title in report.text
+    diverged = sum(record.status == "diverged" for record in records)
+    assert report.text.splitlines()[:2] == [config.title, f"{len(records)} runs, {diverged} diverged"]
+    assert report.data["figure"] == config.figure
 
 
 @pytest.mark.parametrize("scale", ["cpu", "gpu", "paper"])

@@ -4,22 +4,28 @@ import dataclasses
 import math
 import signal
 import time
+import types
 
+import jax
 import numpy as np
 import processes
 import pytest
 from processes import ROOT, run_command
 
+from depthmup_flax.data import LoadOnce
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import Record, read_records, read_sweep
-from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
-from depthmup_flax.sweep import lane_count as choose
+from depthmup_flax.sweep import at_scale, lane_count, powers_of_two, sweep_config
+from depthmup_flax.sweep.cohort import Cohort, train
+from depthmup_flax.sweep.dry_run import describe
 from depthmup_flax.sweep.grid import curves, expand, shard_of, structural_groups
-from depthmup_flax.sweep.lane_layout import chunks, lay_out, one_seed_fits
-from depthmup_flax.sweep.program import Program, put_data, sweep_mesh, varying_fields
-from depthmup_flax.sweep.runner import describe, sweep
+from depthmup_flax.sweep.group import GroupPrograms, plan
+from depthmup_flax.sweep.lane_layout import cohorts, lay_out, one_seed_fits
+from depthmup_flax.sweep.program import sweep_mesh
+from depthmup_flax.sweep.runner import sweep
+from depthmup_flax.training.calls import CallLength, Periods
 from depthmup_flax.training.config import default_config, validate
-from depthmup_flax.training.experiment import build
+from depthmup_flax.training.device_batches import put_train_data
 from depthmup_flax.training.loop import train_and_evaluate
 
 pytestmark = pytest.mark.usefixtures("compiled_in_haste")
@@ -30,7 +36,7 @@ RATE = "optimizer.learning_rate"
 @pytest.fixture(autouse=True)
 def briefly_timed(monkeypatch):
     """A sweep times a few steps of every program, to say how long it will take."""
-    monkeypatch.setattr("depthmup_flax.sweep.program._TIMED_STEPS", 1)
+    monkeypatch.setattr("depthmup_flax.sweep.program.TIMED_CALLS", 1)
 
 
 def small_base(model="res_mlp", **model_fields):
@@ -45,6 +51,13 @@ def small_base(model="res_mlp", **model_fields):
 def small_sweep(base=None, grids=None, **kwargs):
     grids = grids or {"rates": {RATE: (1e-3, 4e-3, 1.6e-2), "seed": (0, 1)}}
     return sweep_config(base or small_base(), grids, figure="test", title="A test", scale="smoke", **kwargs)
+
+
+@pytest.fixture(scope="module")
+def vectorized(tmp_path_factory):
+    """The records of `small_sweep`, whose six runs are trained at a time."""
+    jax.config.update("jax_disable_most_optimizations", True)  # as in the tests, which compare with them
+    return sweep(small_sweep(), tmp_path_factory.mktemp("vectorized"), lanes=0)
 
 
 def by_run(records):
@@ -66,13 +79,16 @@ def assert_same(found: dict[str, Record], expected: dict[str, Record], rtol=2e-5
             )
 
 
-def assert_is_what_train_py_trains(config, records, tmp_path, rtol=2e-5):
-    """Of the first and the last run, which differ in every axis."""
+def trained_by_train_py(config, tmp_path):
+    """The results of the first and the last run, which differ in every axis."""
     runs = expand(config)
-    for run in (runs[0], runs[-1]):
-        result = train_and_evaluate(run.config, tmp_path / run.hash)
-        record = by_run(records)[run.hash]
-        assert record.run == result["config_hash"]
+    return [(run, train_and_evaluate(run.config, tmp_path / run.hash)) for run in (runs[0], runs[-1])]
+
+
+def assert_same_results(records, results, rtol=2e-5):
+    records = {tuple(record.point.items()): record for record in records}
+    for run, result in results:
+        record = records[tuple(run.point.items())]
         for name in ("status", "seed", "parameters", "diverged_at_step"):
             assert getattr(record, name) == result[name], (name, run.point)
         for name in ("train_loss", "train_loss_avg", "test_loss", "test_accuracy"):
@@ -82,9 +98,14 @@ def assert_is_what_train_py_trains(config, records, tmp_path, rtol=2e-5):
                 )
 
 
-def test_vectorized_runs_are_runs_one_after_another_are_runs_of_train_py(tmp_path):
+def assert_is_what_train_py_trains(config, records, tmp_path, rtol=2e-5):
+    results = trained_by_train_py(config, tmp_path)
+    assert {result["config_hash"] for _, result in results} <= by_run(records).keys()
+    assert_same_results(records, results, rtol)
+
+
+def test_vectorized_runs_are_runs_one_after_another_are_runs_of_train_py(vectorized, tmp_path):
     config = small_sweep()
-    vectorized = sweep(config, tmp_path / "all", lanes=0)
     alone = sweep(config, tmp_path / "one", lanes=1)
     assert {record.lanes for record in vectorized} == {6}
     assert {record.lanes for record in alone} == {1}
@@ -137,34 +158,39 @@ def test_momentum_and_cosine_lanes_are_those_of_train_py(tmp_path):
     assert_is_what_train_py_trains(config, sweep(config, tmp_path / "sweep", lanes=0), tmp_path)
 
 
-@pytest.mark.parametrize(("placement", "lanes"), [("device", 0), ("device", 2), ("stream", 2)])
-def test_augmented_batch_norm_lanes_of_several_seeds_are_those_of_train_py(tmp_path, placement, lanes):
+def test_augmented_batch_norm_lanes_of_several_seeds_are_those_of_train_py(tmp_path):
     """Two lanes have one seed, and share its images; four have two seeds."""
     base = small_base("simple_resnet", width=8, depth=3, base_depth=3, norm="batch")
-    base.data.update(augment="cifar", placement=placement)
+    base.data.augment = "cifar"
     base.optimizer.update(name="sgd", learning_rate=0.02)
     base.train.update(steps=3, average_steps=2)
-    config = small_sweep(base, {"rates": {RATE: (0.01, 0.02), "seed": (0, 3)}})
-    records = sweep(config, tmp_path / "sweep", lanes=lanes)
-    assert_is_what_train_py_trains(config, records, tmp_path, rtol=1e-4)
+    results = None
+    for placement, lanes in (("device", 0), ("device", 2), ("stream", 2)):
+        base.data.placement = placement
+        config = small_sweep(base, {"rates": {RATE: (0.01, 0.02), "seed": (0, 3)}})
+        results = results or trained_by_train_py(config, tmp_path)
+        records = sweep(config, tmp_path / f"{placement}-{lanes}", lanes=lanes)
+        assert {record.lanes for record in records} == {lanes or 4}
+        assert_same_results(records, results, rtol=1e-4)
 
 
 def test_every_run_has_a_lane_and_neighbors_of_one_seed_a_device_where_seeds_fill_devices():
     runs = expand(small_sweep(grids={"rates": {RATE: powers_of_two(-10, -3), "seed": (0, 1, 2)}}))
     (group,) = structural_groups(runs)
     for per_device, devices, one_seed in [(1, 2, True), (4, 2, True), (8, 1, True), (3, 2, False), (24, 1, False)]:
-        parts = chunks(group, per_device, devices)
+        parts = cohorts(group, per_device, devices)
         assert sorted(run.hash for part in parts for run in part) == sorted(run.hash for run in group)
         assert all(one_seed_fits(part, per_device, devices) for part in parts) == one_seed
         for part in parts:
-            lanes, taken = lay_out(part, per_device, devices, one_seed)
+            lanes, lane_of = lay_out(part, per_device, devices, one_seed)
             assert len(lanes) == per_device * devices
-            assert sorted(lanes[lane].hash for lane in taken) == sorted(run.hash for run in part)
+            assert sorted(lane_of) == sorted(run.hash for run in part)
+            assert all(lanes[lane].hash == run for run, lane in lane_of.items())
             if one_seed:
                 for i in range(0, len(lanes), per_device):
                     assert len({run.config.seed for run in lanes[i : i + per_device]}) == 1
     # High learning rates diverge together, so they stay together.
-    rates = [run.point[RATE] for part in chunks(group, 4, 1) for run in part]
+    rates = [run.point[RATE] for part in cohorts(group, 4, 1) for run in part]
     assert min(rates[:12]) > max(rates[12:])
 
 
@@ -173,49 +199,84 @@ def test_runs_that_are_left_of_several_seeds_are_laid_out_as_they_may():
     three, one, _, _ = [run for run in runs if run.config.seed == 0], *[run for run in runs if run.config.seed == 1]
     assert not one_seed_fits([*three, one], 4, 1)
     assert one_seed_fits([*three, one], 3, 2)
-    lanes, taken = lay_out([one, *three], 3, 2, one_seed=True)
+    lanes, lane_of = lay_out([one, *three], 3, 2, one_seed=True)
     assert [run.config.seed for run in lanes] == [1, 1, 1, 0, 0, 0]
-    assert taken == [0, 3, 4, 5]  # the others repeat one
-    assert lay_out([one, *three], 4, 1, one_seed=False) == ([one, *three], [0, 1, 2, 3])
+    assert list(lane_of.values()) == [0, 3, 4, 5]  # the others repeat one
+    lanes, lane_of = lay_out([one, *three], 4, 1, one_seed=False)
+    assert lanes == [one, *three]
+    assert list(lane_of.values()) == [0, 1, 2, 3]
 
 
-def outcomes_of(program, runs, **kwargs):
-    return {run.hash: out for run, out in zip(runs, program.train(runs, **kwargs), strict=True)}
+def programs_of(config):
+    """Compiles programs for the only group of ``config``."""
+    (group,), mesh = plan(config, expand(config), LoadOnce()), sweep_mesh()
+    return GroupPrograms(group, mesh, put_train_data(group.experiment.dataset, mesh))
+
+
+def outcomes_of(program, runs, shrink=lambda alive: None):
+    """Hash of a run -> its outcome and mean losses of time slices."""
+    cohort = Cohort.of(program, runs)
+    outcomes = train(cohort, shrink, lambda cohort: None)
+    return {run.hash: (out, cohort.slices[run.hash]) for run, out in zip(runs, outcomes, strict=True)}
+
+
+@pytest.mark.parametrize(("steps", "counts"), [(1, [1, 1, 1]), (3, [3, 1, 3]), (16, [4, 4, 3])])
+def test_a_call_ends_at_the_end_of_a_slice_and_of_the_run(steps, counts):
+    length, step, found = CallLength(16, Periods(11, 4)), 0, []
+    length.steps = steps
+    while len(found) < 3:
+        found.append(length.at(step))
+        step += found[-1]
+    assert found == counts
 
 
 def test_the_number_of_steps_in_a_call_changes_no_number(monkeypatch):
     base = small_base()
     base.data.augment = "cifar"
     base.train.update(steps=11, log_every=4)
-    runs, (program,) = programs(small_sweep(base), (3,))
-    (part, _), found = chunks(runs, 3, 1), []
+    programs = programs_of(small_sweep(base))
+    program, part = programs.get(3, one_seed=True), cohorts(programs.group.runs, 3, 1)[0]
+    found = []
     for steps in (1, 3, 16):  # beyond the end of a slice, and of the run
-        monkeypatch.setattr(Program, "adapt_calls", lambda *args: None)
-        program.steps_in_call = steps
-        counts = [count for (count, *_), _ in zip(program._batches(program._place(part)), range(3), strict=False)]
-        assert counts == {1: [1, 1, 1], 3: [3, 1, 3], 16: [4, 4, 3]}[steps]
+        monkeypatch.setattr(CallLength, "adapt", lambda *args: None)
+        program.call_length.steps = steps
         found.append(outcomes_of(program, part))
     assert found[0] == found[1] == found[2]
 
 
-def test_survivors_of_several_seeds_keep_their_networks_in_a_smaller_program():
+@pytest.mark.parametrize(
+    ("rates", "seeds", "lanes"),
+    [((1e8, 1e7, 1e6, 0.01, 0.02), (5,), (5, 2)), ((1e8, 1e7, 0.01, 0.02), (0, 5), (8, 4))],
+    ids=["one-seed", "several-seeds"],
+)
+def test_runs_that_are_left_keep_their_networks_in_a_smaller_program(rates, seeds, lanes):
     base = small_base()
     base.optimizer.name = "sgd"
     base.train.update(steps=12, log_every=2)
-    config = small_sweep(base, {"rates": {RATE: (1e8, 1e7, 0.01, 0.02), "seed": (0, 5)}})
-    (runs,) = structural_groups(expand(config))
-    order = chunks(runs, 8, 1)[0]
-    (_, (large,)), (_, (small,)) = programs(config, (8,), runs), programs(config, (4,), order[4:])
-    plain, shrunk = outcomes_of(large, order), outcomes_of(large, order, shrink=lambda alive: small)
-    assert sum(outcome.status == "completed" for outcome in plain.values()) == 4
-    for run, outcome in plain.items():
-        assert (outcome.status, outcome.steps) == (shrunk[run].status, shrunk[run].steps)
-        if outcome.status == "completed":
-            np.testing.assert_allclose(outcome.train_loss_slices, shrunk[run].train_loss_slices, rtol=1e-5)
-            np.testing.assert_allclose(outcome.test_loss, shrunk[run].test_loss, rtol=1e-5)
+    programs = programs_of(small_sweep(base, {"rates": {RATE: rates, "seed": seeds}}))
+    runs = cohorts(programs.group.runs, lanes[0], 1)[0]
+    large, small = (programs.get(n, one_seed=len(seeds) == 1) for n in lanes)
+    left = []
+
+    def shrink(alive):
+        left.append(len(alive))
+        return small
+
+    plain, shrunk = outcomes_of(large, runs), outcomes_of(large, runs, shrink)
+    assert left[0] == lanes[1]
+    assert sum(outcome.status == "completed" for outcome, _ in plain.values()) == lanes[1]
+    for run, (expected, slices) in plain.items():
+        found, found_slices = shrunk[run]
+        assert (found.status, found.steps, found.diverged_at_step) == (
+            expected.status, expected.steps, expected.diverged_at_step
+        )  # fmt: skip
+        if expected.status == "completed":
+            np.testing.assert_allclose(found_slices, slices, rtol=1e-5)
+            np.testing.assert_allclose(found.test_loss, expected.test_loss, rtol=1e-5)
 
 
-def test_dropout_and_text_lanes_are_those_of_train_py(tmp_path):
+def test_dropout_and_text_lanes_are_those_of_train_py(tmp_path, monkeypatch):
+    monkeypatch.setattr("depthmup_flax.training.loop.sample_text", lambda *args: "")  # takes long to compile
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 60)
     base = small_base("gpt", num_heads=2, dropout=0.1)
@@ -238,46 +299,15 @@ def test_diverged_runs_are_records_and_do_not_touch_their_neighbors(tmp_path):
     assert records[1e6].steps < records[0.01].steps == 8
 
 
-def programs(config, lanes, runs=None):
-    runs = runs or expand(config)
-    experiment, mesh = build(runs[0].config), sweep_mesh()
-    seeds, data = len({run.config.seed for run in runs}), put_data(experiment.dataset, mesh)
-    one_seed = lambda n: one_seed_fits(chunks(runs, n, 1)[0], n, 1)
-    make = lambda n: Program(experiment, varying_fields(runs), mesh, n, one_seed(n), seeds, data)
-    return runs, [make(n) for n in lanes]
-
-
-def test_lanes_that_are_left_go_on_in_a_smaller_program_as_before():
-    base = small_base()
-    base.optimizer.name = "sgd"
-    base.train.update(steps=12, log_every=2)
-    config = small_sweep(base, {"rates": {RATE: (1e8, 1e7, 1e6, 0.01, 0.02), "seed": (5,)}})
-    runs, (large, small) = programs(config, (5, 2))
-    asked = []
-
-    def shrink(alive):
-        asked.append(len(alive))
-        return small
-
-    plain, shrunk = large.train(runs), large.train(runs, shrink)
-    assert asked[0] == 2
-    for a, b in zip(plain, shrunk, strict=True):
-        assert (a.status, a.steps, a.diverged_at_step) == (b.status, b.steps, b.diverged_at_step)
-        if a.status == "completed":
-            np.testing.assert_allclose(a.train_loss_slices, b.train_loss_slices, rtol=1e-5)
-            np.testing.assert_allclose(a.test_loss, b.test_loss, rtol=1e-5)
-
-
-def test_less_memory_means_fewer_lanes_and_the_same_numbers(tmp_path, monkeypatch):
+def test_less_memory_means_fewer_lanes_and_the_same_numbers(vectorized, tmp_path, monkeypatch):
     config = small_sweep()
-    expected = sweep(config, tmp_path / "all", lanes=0)
-    runs, (six, three) = programs(config, (6, 3))
+    programs = programs_of(config)
+    six, three = (programs.for_runs(programs.group.runs, n) for n in (6, 3))
     assert three.bytes_per_device < six.bytes_per_device
-    monkeypatch.setattr(choose, "memory_limit", lambda: six.bytes_per_device - 1)
+    monkeypatch.setattr(lane_count, "memory_limit", lambda: six.bytes_per_device - 1)
     found = sweep(config, tmp_path / "less", lanes=0)
     assert {record.lanes for record in found} == {3}
-    assert_same(by_run(found), by_run(expected))
-    del runs
+    assert_same(by_run(found), by_run(vectorized))
 
 
 def test_measuring_takes_more_lanes_only_where_they_are_faster():
@@ -293,10 +323,11 @@ def test_measuring_takes_more_lanes_only_where_they_are_faster():
             return self.per_lane(self.per_device)
 
     def chosen(per_lane, hint=1, compile_s=0.0):
-        make = lambda n: Fake(n, per_lane=per_lane, compile_s=compile_s)
-        return choose.choose(make, list(range(64)), 1, None, hint)[0].per_device
+        for_runs = lambda runs, n: Fake(n, per_lane=per_lane, compile_s=compile_s)
+        programs = types.SimpleNamespace(mesh=sweep_mesh(), for_runs=for_runs)
+        return lane_count.choose_program(programs, list(range(64)), None, hint)[0].per_device
 
-    assert choose.candidates(64, 1) == [1, 4, 16, 64]
+    assert lane_count.candidates(64, 1) == [1, 4, 16, 64]
     assert chosen(lambda n: 1.0 / n) == 64
     assert chosen(lambda n: float(n)) == 1
     assert chosen(lambda n: abs(math.log2(n / 16)) + 1) == 16
@@ -306,22 +337,19 @@ def test_measuring_takes_more_lanes_only_where_they_are_faster():
     assert chosen(lambda n: 1.0 / n, compile_s=1e9) == 1
 
 
-def test_devices_share_the_lanes_and_give_the_numbers_of_one(tmp_path):
-    config = small_sweep()
-    one = sweep(config, tmp_path / "one", lanes=0)
-    for lanes in (0, 1):
-        arguments = (config, tmp_path / f"four{lanes}")
-        process = processes.Process(tmp_path / "log", processes.on_devices, 4, processes.sweep, *arguments, lanes=lanes)
-        assert process.wait() == 0, process.text()
+def test_devices_share_the_lanes_and_give_the_numbers_of_one(vectorized, tmp_path):
+    lanes = {tmp_path / f"four{number}": number for number in (0, 1)}
+    process = processes.Process(tmp_path / "log", processes.on_devices, 4, processes.sweeps, small_sweep(), lanes)
+    assert process.wait() == 0, process.text()
     for lanes in (0, 1):
         four = read_records(tmp_path / f"four{lanes}" / "records.jsonl")[0]
         assert {record.lanes for record in four} == {2 if lanes == 0 else 1}
         assert four[0].device.startswith("4 x")
-        assert_same(by_run(four), by_run(one))
+        assert_same(by_run(four), by_run(vectorized))
 
 
-def test_a_sweep_killed_with_signal_9_goes_on_without_repeating_or_losing_a_run(tmp_path):
-    grids = {"rates": {RATE: powers_of_two(-10, -5), "model.depth": (2, 3), "seed": (0, 1)}}
+def test_a_sweep_killed_with_signal_9_resumes_without_repeating_or_losing_a_run(tmp_path):
+    grids = {"rates": {RATE: powers_of_two(-10, -8), "model.depth": (2, 3), "seed": (0, 1)}}
     config = small_sweep(grids=grids)
     expected = by_run(sweep(config, tmp_path / "whole", lanes=2))
     process = processes.Process(tmp_path / "log", processes.sweep, config, tmp_path / "killed", lanes=2)
@@ -396,9 +424,9 @@ def test_a_curve_whose_minimum_is_at_the_end_of_the_grid_is_extended_and_said(tm
     assert "the best optimizer.learning_rate is at the edge of the grid; trying 4e-06 too" in capsys.readouterr().out
     assert read_sweep([tmp_path / "sweep"]).info.axes[RATE] == pytest.approx([1e-6, 2e-6, 4e-6, 8e-6])
     again = sweep(config, tmp_path / "sweep", lanes=0)
-    said = capsys.readouterr().out
-    assert "trying" not in said
-    assert "8 runs, 0 diverged now" in said
+    printed = capsys.readouterr().out
+    assert "trying" not in printed
+    assert "8 runs, 0 diverged now" in printed
     assert by_run(again).keys() == by_run(records).keys()  # resuming extends nothing twice
     assert len(read_records(tmp_path / "sweep" / "records.jsonl")[0]) == 8
 
@@ -497,7 +525,7 @@ def test_the_commands_sweep_report_and_refuse(tmp_path):
         ([config, "--config.scale=smoke"], "--workdir is not set"),
         ([f"--config={ROOT / 'configs/digits.py'}", "--config.scale=cpu"], "this config has no scale"),
         ([config, "--config.scale=smoke", "--workdir=s", "--shard=4/4"], "--shard is 4/4: write i/n"),
-        ([config, "--config.scale=smoke", "--workdir=s", "--lanes=many"], "--lanes=many: use auto"),
+        ([config, "--config.scale=smoke", "--workdir=s", "--lanes=many"], "--lanes is many: use auto"),
     ):
         refused = run_command("-m", "depthmup_flax.sweep", *arguments, cwd=tmp_path)
         assert refused.returncode == 2

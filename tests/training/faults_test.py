@@ -19,7 +19,7 @@ from small_runs import a_sweep, assert_same_run, config, outcomes
 from depthmup_flax import InputError, errors
 from depthmup_flax.errors import RunStopped
 from depthmup_flax.sweep.runner import sweep
-from depthmup_flax.training.device_batches import ReadAhead
+from depthmup_flax.training.device_batches import Waiting, read_ahead
 from depthmup_flax.training.loop import train_and_evaluate
 
 KILLS, SWEEP_KILLS = 20, 8
@@ -105,7 +105,7 @@ def test_a_sweep_killed_at_random_moments_has_the_records_of_an_undisturbed_one(
         log = tmp_path / f"{kills}-{len(workdirs)}.log"
         process = processes.Process(log, processes.sweep, a_sweep(), workdirs[-1], lanes=2, keep_every_s=0.0)
         if kills % 4:
-            process.wait_for("at a time", "go on after step")
+            process.wait_for("at a time", "resume after step")
         records = workdirs[-1] / "records.jsonl"
         if kills == SWEEP_KILLS - 1:  # random moments may miss this one
             while process.running() and not (records.exists() and records.stat().st_size):
@@ -134,7 +134,7 @@ def test_sigterm_saves_the_current_step_and_the_run_resumes_from_it(undisturbed,
     process.wait_for("step 20/240")
     process.send(signal.SIGTERM)
     assert process.wait() == errors.PREEMPTED, process.text()
-    step = int(process.text().partition("asked to leave after step ")[2].split(",")[0])
+    step = int(process.text().partition("preempted after step ")[2].split(",")[0])
     assert 20 <= step < 240
     second = processes.Process(tmp_path / "second.log", processes.train, config(), tmp_path / "run")
     assert second.wait() == 0, second.text()
@@ -152,7 +152,7 @@ def test_sigterm_stops_a_sweep_in_mid_training_and_it_resumes_to_the_same_record
     assert process.wait() == errors.PREEMPTED, process.text()
     second = processes.Process(tmp_path / "second.log", processes.sweep, longer, tmp_path / "parts", lanes=2)
     assert second.wait() == 0, second.text()
-    assert "go on after step" in second.text()
+    assert "resume after step" in second.text()
     assert outcomes(tmp_path / "parts") == outcomes(tmp_path / "whole")
 
 
@@ -162,7 +162,7 @@ def test_sigterm_during_an_evaluation_interrupts_it(undisturbed, tmp_path):
     first.send(signal.SIGTERM)
     assert first.wait(30) == errors.PREEMPTED, first.text()
     assert "preempted: saving the state" in first.text()
-    assert "asked to leave after step 60," in first.text()
+    assert "preempted after step 60," in first.text()
     second = processes.Process(tmp_path / "second.log", processes.train, config(), tmp_path / "run")
     assert second.wait() == 0, second.text()
     assert_same_run(tmp_path / "run", undisturbed)  # including the row of that evaluation
@@ -182,7 +182,7 @@ def test_a_run_with_checkpoints_switched_off_resumes_from_existing_ones(undistur
     stopped.wait_for("step 20/240")
     stopped.send(signal.SIGTERM)
     assert stopped.wait() == errors.STOPPED, stopped.text()  # a launcher must not count on it
-    assert "train.checkpoint is False: nothing is saved" in stopped.text()
+    assert "train.checkpoint is False: progress since the start is lost" in stopped.text()
 
 
 def test_overwriting_a_sweep_deletes_its_saved_runs_in_training(tmp_path):
@@ -329,7 +329,7 @@ def test_a_read_that_hangs_stops_the_run_in_bounded_time_and_it_resumes_later(st
     aside = stuck.rename(tmp_path / "aside.png")
     os.mkfifo(stuck)  # opening it waits for a writer
     assert first.wait(60) == errors.STOPPED, first.text()
-    assert "gave no batch for 2 s: look at its storage" in first.text()
+    assert "gave no batch for 2 s: check its storage" in first.text()
     stuck.unlink()
     aside.rename(stuck)
     second = processes.Process(tmp_path / "second.log", processes.train, run, tmp_path / "run")
@@ -342,14 +342,14 @@ def test_reading_ahead_gives_every_item_in_order_and_then_the_error():
         yield from range(5)
         raise InputError("the sixth is damaged")
 
-    ahead = ReadAhead(items(), 2, 10.0, "the source")
+    ahead = read_ahead(items(), 2, Waiting(10.0), "the source")
     assert [next(ahead) for _ in range(5)] == list(range(5))
     with pytest.raises(InputError, match="the sixth is damaged"):
         next(ahead)
-    slow = ReadAhead(iter(lambda: time.sleep(5), 1), 1, 0.1, "the source")
+    slow = read_ahead(iter(lambda: time.sleep(5), 1), 1, Waiting(0.1), "the source")
     with pytest.raises(RunStopped, match=r"the source gave no batch for 0\.1 s"):
         next(slow)
-    with contextlib.closing(ReadAhead(iter([1]), 1, 5.0, "the source")) as short:
+    with contextlib.closing(read_ahead(iter([1]), 1, Waiting(5.0), "the source")) as short:
         assert list(short) == [1]
 
 

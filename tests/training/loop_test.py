@@ -1,10 +1,10 @@
 """The training run: resuming, devices, divergence, the files it leaves, and what it refuses."""
 
-import contextlib
 import functools
 import json
 import os
 import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import processes
 import pytest
+from interruption import interrupted_before
 
 from depthmup_flax import InputError
 from depthmup_flax.rule.info_trees import info_from_json
@@ -60,8 +61,18 @@ def losses(workdir):
     return [{k: v for k, v in row.items() if k != "images_per_s"} for row in rows(workdir)]
 
 
-class StopHere(Exception):
-    pass
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The work directory of a completed run of `tiny`; to be copied before it is changed."""
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    jax.config.update("jax_disable_most_optimizations", True)  # as in the tests, which compare with it
+    train_and_evaluate(tiny(), workdir)
+    return workdir
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    return pathlib.Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 def mlp_run():
@@ -75,28 +86,6 @@ def conv_run():
         optimizer={"name": "momentum", "frozen": ("stem",)},
         data={"augment": "cifar", "placement": "stream", "train_examples": 200},
     )
-
-
-def interrupt_after(step, monkeypatch):
-    """Training fails when it asks for the batch after ``step``."""
-    import depthmup_flax.training.loop as trainer
-
-    original = trainer.train_batches
-
-    @contextlib.contextmanager
-    def stopping(*args, **kwargs):
-        first = args[3]
-
-        def until(batches):
-            for i, batch in enumerate(batches):
-                if first + i == step:
-                    raise StopHere
-                yield batch
-
-        with original(*args, **kwargs) as batches:
-            yield until(batches)
-
-    monkeypatch.setattr(trainer, "train_batches", stopping)
 
 
 def test_a_run_leaves_every_file_and_a_result_with_every_key(tmp_path):
@@ -150,34 +139,30 @@ def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("config", "stop"),
-    [
-        *((mlp_run, stop) for stop in (4, 5, 11)),
-        (conv_run, 5),
-    ],
-    ids=["mlp-adam-in-memory-4", "mlp-adam-in-memory-5", "mlp-adam-in-memory-11", "conv-momentum-streamed-augmented-5"],
+    ("config", "stops"),
+    [(mlp_run, (4, 5, 11)), (conv_run, (5,))],
+    ids=["mlp-adam-in-memory", "conv-momentum-streamed-augmented"],
 )
-def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(config, stop, tmp_path, monkeypatch):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(config, stops, tmp_path):
+    whole = tmp_path / "whole"
     expected = train_and_evaluate(config(), whole)
-    with monkeypatch.context() as patched:
-        interrupt_after(stop, patched)
-        with pytest.raises(StopHere):
+    for stop in stops:
+        parts = tmp_path / str(stop)
+        with interrupted_before(stop):
             train_and_evaluate(config(), parts)
-    with (parts / "metrics.jsonl").open("a") as torn:
-        torn.write('{"step": 99, "tra')
-    result = train_and_evaluate(config(), parts)
-    assert_same_run(whole, parts)
-    assert losses(whole) == losses(parts)
-    for key in ("train_loss", "train_loss_avg", "test_loss", "test_accuracy", "steps"):
-        assert result[key] == expected[key]
+        with (parts / "metrics.jsonl").open("a") as torn:
+            torn.write('{"step": 99, "tra')
+        result = train_and_evaluate(config(), parts)
+        assert_same_run(whole, parts)
+        assert losses(whole) == losses(parts)
+        for key in ("train_loss", "train_loss_avg", "test_loss", "test_accuracy", "steps"):
+            assert result[key] == expected[key]
 
 
-def test_running_a_finished_run_again_computes_nothing_and_returns_its_result(tmp_path, capsys):
-    first = train_and_evaluate(tiny(), tmp_path)
-    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
-    assert train_and_evaluate(tiny(), tmp_path) == first
-    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()} == before
+def test_running_a_finished_run_again_computes_nothing_and_returns_its_result(copied, capsys):
+    before = {p: p.stat().st_mtime_ns for p in copied.rglob("*") if p.is_file()}
+    assert train_and_evaluate(tiny(), copied) == json.loads((copied / "result.json").read_text())
+    assert {p: p.stat().st_mtime_ns for p in copied.rglob("*") if p.is_file()} == before
     assert "holds this run already" in capsys.readouterr().out
 
 
@@ -187,20 +172,20 @@ def test_streamed_and_in_memory_training_are_bit_identical(tmp_path):
     assert_same_run(tmp_path / "device", tmp_path / "stream")
 
 
-def trained_on(devices, config, tmp_path):
-    workdir = tmp_path / str(devices)
-    process = processes.Process(
-        tmp_path / f"{devices}.log", processes.on_devices, devices, processes.train, config, workdir
-    )
+def trained_on_one_and_on_eight_devices(config, tmp_path):
+    """The last states; one device is that of this process."""
+    process = processes.Process(tmp_path / "8.log", processes.on_devices, 8, processes.train, config, tmp_path / "8")
+    assert jax.device_count() == 1
+    train_and_evaluate(config, tmp_path / "1")
     assert process.wait() == 0, process.text()
-    assert f"on {devices} cpu device(s)" in process.text()
-    return saved_state(workdir, config.train.steps)
+    assert "on 8 cpu device(s)" in process.text()
+    return (saved_state(tmp_path / devices, config.train.steps) for devices in ("1", "8"))
 
 
 def test_eight_devices_train_like_one(tmp_path):
     """Float sums in another order: the tolerance is rounding, not luck."""
     config = tiny(data={"augment": "cifar"}, train={"batch_size": 64, "steps": 20, "eval_every": 10})
-    one, eight = (trained_on(n, config, tmp_path)["params"] for n in (1, 8))
+    one, eight = (state["params"] for state in trained_on_one_and_on_eight_devices(config, tmp_path))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), one, eight)
     first, last = (json.loads((tmp_path / n / "result.json").read_text()) for n in ("1", "8"))
     assert first["train_loss"] == pytest.approx(last["train_loss"], rel=1e-4)
@@ -209,13 +194,14 @@ def test_eight_devices_train_like_one(tmp_path):
 def test_batch_norm_has_the_statistics_of_the_whole_batch_on_eight_devices(tmp_path):
     """Per device, a batch of 16 would be normalized two images at a time."""
     config = tiny(
-        "resnet",
-        model={"width": 4, "norm": "batch"},
+        "simple_resnet",
+        model={"width": 8, "depth": 3, "norm": "batch"},
         optimizer={"name": "sgd", "learning_rate": 0.05},
         train={"steps": 3, "eval_every": 0},
     )
-    one, eight = (trained_on(n, config, tmp_path) for n in (1, 8))
-    assert one["batch_stats"]["stem"]["norm"]["batch"]["mean"].shape == (4,)
+    one, eight = trained_on_one_and_on_eight_devices(config, tmp_path)
+    (mean,) = (x for path, x in jax.tree_util.tree_leaves_with_path(one["batch_stats"]) if "mean" in str(path[-1]))
+    assert mean.shape[-1] == 8
     for part in ("batch_stats", "params"):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-4), one[part], eight[part])
 
@@ -266,13 +252,10 @@ def test_a_mapped_learning_rate_gives_the_losses_of_single_runs():
     assert not jnp.isfinite(together[3, -1])
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_previous_one_and_says_so(tmp_path, monkeypatch, caplog):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train_and_evaluate(tiny(), whole)
-    with monkeypatch.context() as patched:
-        interrupt_after(9, patched)
-        with pytest.raises(StopHere):
-            train_and_evaluate(tiny(), parts)
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one_and_says_so(finished, tmp_path, caplog):
+    parts = tmp_path / "parts"
+    with interrupted_before(9):
+        train_and_evaluate(tiny(), parts)
     damaged = parts / "checkpoints" / "8"
     for file in (damaged / "state").rglob("*"):
         if file.is_file():
@@ -280,8 +263,8 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous_one_and_says_so(tmp_pat
     train_and_evaluate(tiny(), parts)
     assert "checkpoints/8 cannot be read" in caplog.text
     assert "8.damaged" in caplog.text
-    assert (parts / "checkpoints" / "8.damaged").is_dir()  # kept
-    assert_same_run(whole, parts)
+    assert (parts / "checkpoints" / "8.damaged").is_dir()  # not deleted
+    assert_same_run(finished, parts)
 
 
 def test_the_best_checkpoint_is_kept_beside_the_latest(tmp_path):
@@ -308,29 +291,27 @@ def test_the_best_checkpoint_is_still_kept_after_a_restart(tmp_path):
     assert save([(4, 0.5), (5, 0.4)]) == {1, 5}
 
 
-def test_when_no_checkpoint_can_be_read_nothing_is_touched_and_nothing_starts(tmp_path):
-    train_and_evaluate(tiny(), tmp_path)
-    (tmp_path / "result.json").unlink()
-    for file in (tmp_path / "checkpoints").glob("*/state/**/*"):
+def test_when_no_checkpoint_can_be_read_nothing_is_touched_and_nothing_starts(copied):
+    (copied / "result.json").unlink()
+    for file in (copied / "checkpoints").glob("*/state/**/*"):
         if file.is_file():
             os.truncate(file, 0)
-    names = {p.name for p in (tmp_path / "checkpoints").iterdir()}
+    names = {p.name for p in (copied / "checkpoints").iterdir()}
     with pytest.raises(InputError, match=r"no checkpoint in .* can be read"):
-        train_and_evaluate(tiny(), tmp_path)
-    assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == names
-    assert rows(tmp_path)[-1]["step"] == 12
+        train_and_evaluate(tiny(), copied)
+    assert {p.name for p in (copied / "checkpoints").iterdir()} == names
+    assert rows(copied)[-1]["step"] == 12
 
 
-def test_checkpoints_and_results_of_another_config_are_not_taken_for_this_one(tmp_path):
-    train_and_evaluate(tiny(), tmp_path)
-    (tmp_path / "config.json").unlink()
+def test_checkpoints_and_results_of_another_config_are_not_taken_for_this_one(copied):
+    (copied / "config.json").unlink()
     other = tiny(optimizer={"learning_rate": 0.5})
     with pytest.raises(InputError, match=r"result.json is of another config"):
-        train_and_evaluate(other, tmp_path)
-    (tmp_path / "result.json").unlink()
+        train_and_evaluate(other, copied)
+    (copied / "result.json").unlink()
     with pytest.raises(InputError, match=r"the checkpoints in .* are of another config"):
-        train_and_evaluate(other, tmp_path)
-    assert not (tmp_path / "config.json").exists()
+        train_and_evaluate(other, copied)
+    assert not (copied / "config.json").exists()
 
 
 def test_a_work_directory_in_use_is_refused(tmp_path):
@@ -345,29 +326,27 @@ def test_a_last_update_that_blows_up_is_divergence_too(tmp_path):
     assert train_and_evaluate(config, tmp_path) == result
 
 
-def test_a_work_directory_with_another_config_is_refused_and_untouched(tmp_path):
-    train_and_evaluate(tiny(), tmp_path)
-    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+def test_a_work_directory_with_another_config_is_refused_and_untouched(copied):
+    before = {p: p.read_bytes() for p in copied.rglob("*") if p.is_file()}
     with pytest.raises(InputError) as error:
-        train_and_evaluate(tiny(optimizer={"learning_rate": 0.5}), tmp_path)
+        train_and_evaluate(tiny(optimizer={"learning_rate": 0.5}), copied)
     assert "optimizer.learning_rate: 0.001 there, 0.5 here" in str(error.value)
     assert "--overwrite" in str(error.value)
-    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
-    other = tmp_path / "notes.txt"
+    assert {p: p.read_bytes() for p in copied.rglob("*") if p.is_file()} == before
+    other = copied / "notes.txt"
     other.write_text("mine")
-    result = train_and_evaluate(tiny(optimizer={"learning_rate": 0.5}), tmp_path, overwrite=True)
+    result = train_and_evaluate(tiny(optimizer={"learning_rate": 0.5}), copied, overwrite=True)
     assert result["steps"] == 12
-    assert rows(tmp_path)[0]["step"] == 3
+    assert rows(copied)[0]["step"] == 3
     assert other.read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["config.json", "result.json"])
-def test_a_garbled_file_of_a_run_is_named_and_kept(name, tmp_path):
-    train_and_evaluate(tiny(), tmp_path)
-    (tmp_path / name).write_text("{")
+def test_a_garbled_file_of_a_run_is_named_and_kept(name, copied):
+    (copied / name).write_text("{")
     with pytest.raises(InputError, match=f"{name} is not JSON .*--overwrite"):
-        train_and_evaluate(tiny(), tmp_path)
-    assert (tmp_path / name).read_text() == "{"
+        train_and_evaluate(tiny(), copied)
+    assert (copied / name).read_text() == "{"
 
 
 def test_a_work_directory_that_cannot_be_written_is_refused(tmp_path):

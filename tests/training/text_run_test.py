@@ -1,6 +1,5 @@
 """Training a GPT on a text: it learns, writes a sample and resumes bit for bit, and its dropout is its own."""
 
-import contextlib
 import functools
 import math
 
@@ -12,6 +11,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from data_sets import error, load
+from interruption import interrupted_before
 
 from depthmup_flax import data
 from depthmup_flax.training.config import default_config
@@ -64,9 +64,8 @@ def test_a_gpt_learns_a_repeated_line_and_writes_a_sample_of_it(pattern, tmp_pat
 def test_control_characters_of_a_sample_stay_in_its_file_and_overwriting_deletes_it(
     pattern, tmp_path, monkeypatch, capsys
 ):
-    import depthmup_flax.training.loop as trainer
-
-    monkeypatch.setattr(trainer, "generate", lambda *args, **kwargs: np.array([27, 91, 65, 10, 66]))
+    tokens = np.array([27, 91, 65, 10, 66])
+    monkeypatch.setattr("depthmup_flax.training.sampling.generate", lambda *args, **kwargs: tokens)
     short = {"data": {"tokenizer": "byte"}, "train": {"steps": 2, "eval_every": 2, "log_every": 1}}
     train_and_evaluate(tiny(pattern, **short), tmp_path / "run")
     assert (tmp_path / "run" / "sample.txt").read_text() == "\x1b[A\nB\n"
@@ -82,30 +81,12 @@ def last_state(directory):
 
 
 @pytest.mark.parametrize("placement", ["device", "stream"])
-def test_a_resumed_text_run_is_bit_identical_with_dropout_and_shifts(pattern, placement, tmp_path, monkeypatch):
-    import depthmup_flax.training.loop as trainer
-
-    class StopHere(Exception):
-        pass
-
-    @contextlib.contextmanager
-    def stopping(original, *args, **kwargs):
-        with original(*args, **kwargs) as batches:
-            yield until_the_sixth(batches)
-
-    def until_the_sixth(batches):
-        for i, batch in enumerate(batches):
-            if i == 6:
-                raise StopHere
-            yield batch
-
+def test_a_resumed_text_run_is_bit_identical_with_dropout_and_shifts(pattern, placement, tmp_path):
     config = tiny(pattern, data={"placement": placement})
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     expected = train_and_evaluate(config, whole)
-    with monkeypatch.context() as patched:
-        patched.setattr(trainer, "train_batches", functools.partial(stopping, trainer.train_batches))
-        with pytest.raises(StopHere):
-            train_and_evaluate(config, parts)
+    with interrupted_before(6):
+        train_and_evaluate(config, parts)
     assert not (parts / "sample.txt").exists()
     result = train_and_evaluate(config, parts)
     assert result["train_loss"] == expected["train_loss"]

@@ -1,0 +1,131 @@
+"""Runs that train together, from their first or a saved step to their end."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from depthmup_flax.sweep.grid import Run
+from depthmup_flax.sweep.program import Lanes, Program
+from depthmup_flax.training.calls import Call
+from depthmup_flax.training.outcome import Outcome, outcome, read_lanes
+from depthmup_flax.training.step import TrainState
+
+
+@dataclasses.dataclass
+class Cohort:
+    """Runs in training, all at the same step.
+
+    Attributes:
+      runs: all of them.
+      program: trains those that are left.
+      lanes: of the runs that are left, in ``program``.
+      state: of those lanes.
+      step: steps taken.
+      slices: hash of a run -> its mean loss over each time slice so far.
+      outcomes: hash of a run -> its outcome, for those that have ended.
+      elapsed_before_s: seconds of training before an interruption.
+      started: `time.perf_counter` when training started or resumed.
+    """
+
+    runs: list[Run]
+    program: Program
+    lanes: Lanes
+    state: TrainState
+    step: int
+    slices: dict[str, list[float | None]]
+    outcomes: dict[str, Outcome]
+    elapsed_before_s: float = 0.0
+    started: float = dataclasses.field(default_factory=time.perf_counter)
+
+    @classmethod
+    def of(cls, program: Program, runs: Sequence[Run]) -> Cohort:
+        """Fresh networks for ``runs``, which fit into ``program`` (`depthmup_flax.sweep.lane_layout`)."""
+        lanes = program.place(runs)
+        return cls(list(runs), program, lanes, program.init(lanes), 0, {run.hash: [] for run in runs}, {})
+
+    def elapsed_s(self) -> float:
+        """Seconds of training, including those before an interruption."""
+        return self.elapsed_before_s + time.perf_counter() - self.started
+
+    def take(self, call: Call) -> None:
+        """Takes the steps of one call, in all lanes."""
+        self.state = self.program.take(self.state, self.lanes, call)
+        self.step += int(call.count)
+
+    def end_slice(self) -> list[Run]:
+        """Appends to `slices`, and records runs that diverged; returns the others."""
+        numbers = read_lanes(self.state)
+        alive = []
+        for run_hash, lane in self.lanes.lane_of.items():
+            if run_hash in self.outcomes:
+                continue
+            self.slices[run_hash].append(seven_digits(numbers[lane].recent.means()[0]))
+            if numbers[lane].nonfinite_step >= 0:
+                self.outcomes[run_hash] = outcome(numbers[lane], None, seven_digits)
+            else:
+                alive.append(self.lanes.runs_K[lane])
+        return alive
+
+    def move(self, program: Program, alive: Sequence[Run]) -> None:
+        """Moves the runs ``alive`` into a program with fewer lanes."""
+        lanes = program.place(alive)
+        self.state = program.select(self.state, [self.lanes.lane_of[run.hash] for run in lanes.runs_K])
+        program.call_length.steps = self.program.call_length.steps
+        self.program, self.lanes = program, lanes
+
+    def finish(self) -> None:
+        """Evaluates the runs that have not diverged."""
+        if len(self.outcomes) == len(self.runs):
+            return
+        tests, numbers = self.program.test(self.state, self.lanes), read_lanes(self.state)
+        for run_hash, lane in self.lanes.lane_of.items():
+            if run_hash not in self.outcomes:
+                self.outcomes[run_hash] = outcome(numbers[lane], tests[lane], seven_digits)
+
+
+def train(
+    cohort: Cohort, shrink: Callable[[list[Run]], Program | None], after_call: Callable[[Cohort], None]
+) -> list[Outcome]:
+    """Trains ``cohort`` to the end and evaluates the runs that have not diverged.
+
+    Args:
+      cohort: changed in place.
+      shrink: runs that are left -> a program with fewer lanes for them, or ``None``.
+      after_call: called after every call of the program but the last; its exceptions end the training.
+
+    Returns:
+      The outcome of each of ``cohort.runs``.
+    """
+    periods = cohort.program.periods
+    calls = cohort.program.calls(cohort.lanes, cohort.step)
+    since, started = cohort.step, time.perf_counter()
+    try:
+        while cohort.step < periods.total:
+            cohort.take(next(calls))
+            if periods.logs_at(cohort.step):
+                alive = cohort.end_slice()
+                if not alive:
+                    break
+                # A resumed cohort starts with single steps, and the load of the machine varies.
+                cohort.program.call_length.adapt((cohort.step - since) / (time.perf_counter() - started))
+                since, started = cohort.step, time.perf_counter()
+                few = cohort.step < periods.total and len(alive) <= cohort.program.capacity / 2
+                smaller = shrink(alive) if few else None
+                if smaller is not None:
+                    calls.close()
+                    cohort.move(smaller, alive)
+                    calls = smaller.calls(cohort.lanes, cohort.step)
+            if cohort.step < periods.total:
+                after_call(cohort)
+    finally:
+        calls.close()
+    cohort.finish()
+    return [cohort.outcomes[run.hash] for run in cohort.runs]
+
+
+def seven_digits(value: float) -> float | None:
+    """``value`` with the digits of a float32; ``None`` if it is not finite."""
+    return float(f"{float(value):.7g}") if math.isfinite(value) else None

@@ -1,0 +1,102 @@
+"""Structural groups of a sweep: runs that share compiled programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from depthmup_flax.data import LoadOnce
+from depthmup_flax.errors import InputError
+from depthmup_flax.records import SEED
+from depthmup_flax.rule.optimizer import warmup_schedule
+from depthmup_flax.sweep.grid import Run, shard_of, structural_groups, sweep_info
+from depthmup_flax.sweep.lane_layout import cohorts, one_seed_fits
+from depthmup_flax.sweep.program import Program, varying_fields
+from depthmup_flax.training.experiment import Experiment, build
+from depthmup_flax.types import Batch
+
+
+@dataclasses.dataclass
+class Group:
+    """Runs that differ only in the seed and in continuous fields.
+
+    Attributes:
+      experiment: of the first run.
+      runs: those of this shard.
+      label: the structural values, for people.
+    """
+
+    experiment: Experiment
+    runs: list[Run]
+    label: str
+
+
+def plan(config: ConfigDict, runs: Sequence[Run], load: LoadOnce) -> list[Group]:
+    """Builds the experiment of every group, so that bad input is reported before any run trains.
+
+    Raises:
+      InputError: from `depthmup_flax.training.experiment.build`, with the group's values.
+    """
+    structural = [path for path, values in sweep_info(config).axes.items() if len(values) > 1]
+    groups = []
+    for group_runs in structural_groups(runs):
+        first, varying = group_runs[0], varying_fields(group_runs)
+        values = {path: first.point[path] for path in structural if path not in varying and path != SEED}
+        label = ", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in values.items()) or "all runs"
+        try:
+            experiment = build(first.config, load=load)
+            for run in group_runs:
+                optimizer = run.config.optimizer
+                warmup_schedule(optimizer.schedule, optimizer.warmup_steps, experiment.total_steps)
+        except InputError as error:
+            raise InputError(f"in the runs with {label}: {error}") from error
+        groups.append(Group(experiment, group_runs, label))
+    return groups
+
+
+def groups_of_shard(config: ConfigDict, groups: Sequence[Group], shard: tuple[int, int]) -> list[Group]:
+    """Every group with its runs of this shard; groups without any are left out."""
+    runs = [run for group in groups for run in group.runs]
+    cost = {run.hash: group.experiment.cost for group in groups for run in group.runs}
+    mine = {run.hash for run in shard_of(runs, config.x, shard, cost)}
+    of_shard = [dataclasses.replace(group, runs=[run for run in group.runs if run.hash in mine]) for group in groups]
+    return [group for group in of_shard if group.runs]
+
+
+class GroupPrograms:
+    """Compiles programs for a group, each once.
+
+    A program depends on the whole group, not on the runs that are left of it, so that it is the same after a restart.
+
+    Args:
+      group: all runs of the group in this shard.
+      mesh: from `depthmup_flax.sweep.program.sweep_mesh`.
+      data: from `depthmup_flax.training.device_batches.put_train_data`.
+    """
+
+    def __init__(self, group: Group, mesh: Mesh, data: Batch | None) -> None:
+        self.group, self.mesh, self._data = group, mesh, data
+        self._compiled: dict[tuple[int, bool], Program] = {}
+
+    def has(self, per_device: int, one_seed: bool) -> bool:
+        """Whether the program of these arguments is compiled."""
+        return (per_device, one_seed) in self._compiled
+
+    def get(self, per_device: int, one_seed: bool) -> Program:
+        """The program with ``per_device`` lanes on each device, all of one seed or of any."""
+        if not self.has(per_device, one_seed):
+            runs = self.group.runs
+            seeds = len({run.config.seed for run in runs})
+            self._compiled[per_device, one_seed] = Program(
+                self.group.experiment, varying_fields(runs), self.mesh, per_device, one_seed, seeds, self._data
+            )
+        return self._compiled[per_device, one_seed]
+
+    def for_runs(self, runs: Sequence[Run], per_device: int) -> Program:
+        """The program that trains all of ``runs``, cohort after cohort, and the whole group."""
+        devices = self.mesh.size
+        parts = [*cohorts(self.group.runs, per_device, devices), *cohorts(runs, per_device, devices)]
+        return self.get(per_device, all(one_seed_fits(part, per_device, devices) for part in parts))

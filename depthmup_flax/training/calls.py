@@ -1,0 +1,132 @@
+"""Several training steps in one call of the compiled program, so that the host has less to do than for single steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+from flax import struct
+
+from depthmup_flax.training.experiment import Experiment
+from depthmup_flax.training.step import Prepare, TrainState, make_train_step
+
+State = TypeVar("State")
+
+# Most steps in a call, and how long a call may take: signals are answered between calls.
+MOST_STEPS, CALL_S = 16, 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Periods:
+    """After which steps of a run something happens; a period of 0 is never.
+
+    Attributes:
+      total: steps of the run.
+      log_every: steps between two lines of metrics.
+      eval_every: steps between two evaluations.
+      checkpoint_every: steps between two checkpoints that need no evaluation.
+    """
+
+    total: int
+    log_every: int
+    eval_every: int = 0
+    checkpoint_every: int = 0
+
+    def logs_at(self, step: int) -> bool:
+        """Whether a line of metrics follows ``step``."""
+        return step % self.log_every == 0 or step == self.total
+
+    def evaluates_at(self, step: int) -> bool:
+        """Whether an evaluation follows ``step``."""
+        return step == self.total or (bool(self.eval_every) and step % self.eval_every == 0)
+
+    def saves_at(self, step: int) -> bool:
+        """Whether a checkpoint without an evaluation follows ``step``."""
+        return bool(self.checkpoint_every) and step % self.checkpoint_every == 0
+
+    def steps_to_next(self, step: int) -> int:
+        """Steps from ``step`` until the next of these events."""
+        every = (period for period in (self.log_every, self.eval_every, self.checkpoint_every) if period)
+        return min([period - step % period for period in every] + [self.total - step] * (step < self.total))
+
+
+@struct.dataclass
+class Call:
+    """What one call of a training program reads.
+
+    Attributes:
+      count: int32, steps to take. An argument of the compiled program, so that it changes no result.
+      examples: for each of S possible steps and U seeds a batch: rows of the training data, int32 ``[S, U, B]``, or,
+        if the data are streamed, the examples themselves. Without the first axis if S is 1.
+    """
+
+    count: np.int32
+    examples: Any
+
+
+def train_step_of(
+    experiment: Experiment,
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    prepare: Prepare,
+    seed: jax.Array | int,
+) -> Callable[[TrainState, Any], TrainState]:
+    """`make_train_step` with the averages and the accumulation of ``experiment``."""
+    train = experiment.config.train
+    return make_train_step(
+        model,
+        optimizer,
+        prepare=prepare,
+        seed=seed,
+        log_every=train.log_every,
+        average_from=max(0, experiment.total_steps - (train.average_steps or experiment.epoch_steps)),
+        accumulate=train.accumulate,
+    )
+
+
+def take_steps(step: Callable[[State, Any], State], state: State, call: Call, most: int) -> State:
+    """Takes the steps of ``call``, which has room for ``most``."""
+    if most == 1:
+        return step(state, call.examples)
+
+    def take(i: jax.Array, state: State) -> State:
+        return step(state, jax.tree.map(lambda x: x[i], call.examples))
+
+    return jax.lax.fori_loop(0, call.count, take, state)
+
+
+def most_steps(experiment: Experiment) -> int:
+    """How many steps a call of the experiment's program may take; 1 where a loop does not pay or cannot be used.
+
+    Streamed examples arrive one batch at a time. Several processes agree after every step on whether to stop. In a
+    loop XLA:CPU runs some convolutions ten times slower. Devices other than the CPU were not measured.
+    """
+    streamed, several = experiment.dataset.placement == "stream", jax.process_count() > 1
+    convolves = any(len(names) > 3 for names in experiment.axes.values())  # more than layers, in, out
+    loops = jax.default_backend() == "cpu" and not (streamed or several or convolves)
+    return MOST_STEPS if loops else 1
+
+
+class CallLength:
+    """How many steps the next call takes: as many as run in `CALL_S`, and none beyond an event of ``periods``.
+
+    Attributes:
+      most: upper bound.
+      steps: the current number; 1 until a speed is known.
+    """
+
+    def __init__(self, most: int, periods: Periods) -> None:
+        self.most, self.steps, self._periods = most, 1, periods
+
+    def at(self, step: int) -> int:
+        """Steps of the call that begins after ``step``."""
+        return min(self.steps, self.most, self._periods.steps_to_next(step))
+
+    def adapt(self, steps_per_s: float) -> None:
+        """Sets `steps` by a measured speed."""
+        self.steps = max(1, min(self.most, int(steps_per_s * CALL_S)))

@@ -1,0 +1,85 @@
+"""The compiled programs of one run, sharded over a mesh."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+from jax.sharding import Mesh
+
+from depthmup_flax.parallel import sharding
+from depthmup_flax.training.calls import Call, CallLength, Periods, most_steps, take_steps, train_step_of
+from depthmup_flax.training.device_batches import batch_of, put_train_data
+from depthmup_flax.training.experiment import Experiment
+from depthmup_flax.training.step import EvalMetrics, TrainState, evaluate, make_eval_step
+from depthmup_flax.types import Batch
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+
+class MeshProgram:
+    """Initializes, trains and evaluates one run; compiled at first use.
+
+    Attributes:
+      periods: after which steps the run logs, evaluates and saves.
+      call_length: how many steps a call takes.
+    """
+
+    def __init__(self, experiment: Experiment, mesh: Mesh) -> None:
+        train, eval_every = experiment.config.train, experiment.config.train.eval_every or experiment.epoch_steps
+        self.periods = Periods(experiment.total_steps, train.log_every, eval_every, train.checkpoint_every)
+        self.call_length = CallLength(most_steps(experiment), self.periods)
+        self._experiment, self._mesh = experiment, mesh
+        self._shardings = sharding.state_shardings(experiment.state_shapes(), experiment.axes, mesh)
+        self._data = put_train_data(experiment.dataset, mesh)
+        prepare = functools.partial(experiment.dataset.prepare, experiment.config.data.augment)
+        seed = experiment.config.seed
+        self._train_step = train_step_of(experiment, experiment.model, experiment.optimizer, prepare, seed)
+        eval_step = make_eval_step(experiment.model, prepare=prepare)
+        self._take = jax.jit(_on(mesh, self._take_steps), donate_argnums=0, out_shardings=self._shardings)
+        self._evaluate = jax.jit(_on(mesh, eval_step), out_shardings=sharding.replicated(mesh))
+
+    def initial_state(self) -> TrainState:
+        """A fresh state."""
+        return jax.jit(self._experiment.init_state, out_shardings=self._shardings)()
+
+    @property
+    def abstract_state(self) -> TrainState:
+        """Shapes, types and shardings of the state."""
+        shaped = lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+        return jax.tree.map(shaped, self._experiment.state_shapes(), self._shardings)
+
+    def take(self, state: TrainState, call: Call) -> TrainState:
+        """The state after the steps of ``call``; ``state`` is donated."""
+        return self._take(state, call, self._data)
+
+    def lower(self, call: Call) -> jax.stages.Lowered:
+        """The program of `take`, lowered for its memory and cost analysis."""
+        return self._take.lower(self.abstract_state, call, self._data)
+
+    def evaluate(self, state: TrainState, batches: Iterator[Batch]) -> EvalMetrics:
+        """Loss and accuracy of ``state`` over ``batches``."""
+        return evaluate(lambda batch: self._evaluate(state.params, state.batch_stats, batch), batches)
+
+    def _take_steps(self, state: TrainState, call: Call, data: Batch | None) -> TrainState:
+        def step(state: TrainState, examples: Any) -> TrainState:
+            if data is None:
+                return self._train_step(state, examples)
+            split = functools.partial(jax.lax.with_sharding_constraint, shardings=sharding.batch_sharding(self._mesh))
+            return self._train_step(state, jax.tree.map(split, batch_of(data, split(examples[0]))))
+
+        return take_steps(step, state, call, self.call_length.most)
+
+
+def _on(mesh: Mesh, function: Callable[Args, Result]) -> Callable[Args, Result]:
+    """``function``, traced for ``mesh``."""
+
+    @functools.wraps(function)
+    def traced(*args: Args.args, **kwargs: Args.kwargs) -> Result:
+        with sharding.activations_on(mesh):
+            return function(*args, **kwargs)
+
+    return traced

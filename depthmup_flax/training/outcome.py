@@ -1,0 +1,65 @@
+"""What became of a run: the numbers of its state, on the host, and whether it completed or diverged."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+
+from depthmup_flax.records import COMPLETED, DIVERGED
+from depthmup_flax.training.metrics import finite_or_none
+from depthmup_flax.training.step import TrainState
+
+# The status of a run that a signal ended; it has no ``result.json``.
+PREEMPTED = "preempted"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended; fields are those of `depthmup_flax.records.Record`."""
+
+    status: str
+    train_loss: float | None
+    train_loss_avg: float | None
+    test_loss: float | None
+    test_accuracy: float | None
+    steps: int
+    diverged_at_step: int | None
+
+
+def read(state: TrainState) -> TrainState:
+    """The numbers of ``state`` on the host, without its parameters and optimizer state; waits for the device."""
+    return jax.device_get(dataclasses.replace(state, params=None, batch_stats=None, opt_state=None))
+
+
+def read_lanes(state: TrainState) -> list[TrainState]:
+    """`read` for every lane of a state whose arrays have a leading axis of lanes."""
+    numbers = read(state)
+    return [jax.tree.map(lambda x, lane=lane: x[lane], numbers) for lane in range(len(numbers.step))]
+
+
+def outcome(
+    numbers: TrainState, test: Mapping[str, float] | None, to_json: Callable[[float], float | None] = finite_or_none
+) -> Outcome:
+    """The outcome of a run that has ended: diverged if a training loss or the test loss was not finite.
+
+    Args:
+      numbers: `read` of the last state.
+      test: ``test_loss`` and ``test_accuracy``; ``None`` if the run was not evaluated.
+      to_json: rounds a number; gives ``None`` for one that is not finite.
+    """
+    diverged_at = int(numbers.nonfinite_step) if numbers.nonfinite_step >= 0 else None
+    if diverged_at is None and test is not None and not math.isfinite(test["test_loss"]):
+        diverged_at = int(numbers.step)  # the last update was one too many
+    evaluated = test if diverged_at is None else None
+    return Outcome(
+        status=COMPLETED if diverged_at is None else DIVERGED,
+        train_loss=to_json(float(numbers.last_loss)),
+        train_loss_avg=to_json(numbers.final.means()[0]),
+        test_loss=to_json(evaluated["test_loss"]) if evaluated else None,
+        test_accuracy=to_json(evaluated["test_accuracy"]) if evaluated else None,
+        steps=int(numbers.step),
+        diverged_at_step=diverged_at,
+    )
