@@ -7,21 +7,19 @@ import json
 import pathlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import jax
 from ml_collections import ConfigDict
 
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.files import JsonLines, write_atomically
+from depthmup_flax.limits.panels import Page
 from depthmup_flax.provenance import commit, versions
 from depthmup_flax.report.style import require_matplotlib, save
 from depthmup_flax.training import config as configs
 from depthmup_flax.training.workdir import make_writable, only_run_in
 from depthmup_flax.types import Json
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Page
 
 # config.figure -> its module of this package
 FIGURES = {
@@ -80,8 +78,8 @@ def run(
     Raises:
       InputError: an unknown figure, a bad field, a work directory of other settings, or no matplotlib.
     """
-    require_matplotlib()
     module = figure_module(config.get("figure"))
+    require_matplotlib()
     cases = module.cases(config)
     directory = pathlib.Path(workdir)
     make_writable(directory)
