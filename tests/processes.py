@@ -18,7 +18,7 @@ from depthmup_flax import errors
 # The fork server skips a module that it cannot import, silently: the assertion below does not.
 _PRELOADED = (
     "depthmup_flax.coord_check.from_config",
-    "depthmup_flax.limits.run",
+    "depthmup_flax.limits.pipeline",
     "depthmup_flax.report.make_report",
     "depthmup_flax.sweep.runner",
     "depthmup_flax.training.loop",

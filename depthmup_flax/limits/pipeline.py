@@ -129,14 +129,15 @@ def _known(path: pathlib.Path) -> dict[str, Values]:
 
 def _claim(directory: pathlib.Path, config: ConfigDict, overwrite: bool) -> None:
     """Writes ``limits.json``, the settings of the records; InputError if the directory has others."""
-    path, records = directory / "limits.json", directory / "records.jsonl"
+    path, records = directory / "limits.json", list(directory.glob("records.jsonl*"))
     ours = json.loads(configs.to_json(config))
     if not path.exists():
-        if any((directory / name).exists() for name in ("sweep.json", "config.json", "records.jsonl")):
+        if records or any((directory / name).exists() for name in ("sweep.json", "config.json")):
             raise InputError(f"workdir {str(directory)!r} holds something else: choose another directory.")
     elif overwrite:
-        records.unlink(missing_ok=True)
-    elif records.exists():
+        for old in records:
+            old.unlink()
+    elif records:
         differences = configs.differences(_binding(_stored(path)), _binding(ours))
         if differences:
             raise InputError(
