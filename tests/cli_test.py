@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import jax
+import joined
 import numpy as np
+import processes
 import pytest
 from PIL import Image
 from processes import ROOT, run_command
@@ -82,28 +84,20 @@ require_unchanged("train_and_evaluate")
 
 
 def test_the_next_start_in_a_work_directory_compiles_nothing_that_the_last_one_compiled(tmp_path):
-    code = """
-import atexit, runpy, jax
-events = []
-jax.monitoring.register_event_listener(lambda event, **_: events.append(event.rpartition("/")[2]))
-atexit.register(lambda: print("hits", events.count("cache_hits"), "misses", events.count("cache_misses")))
-runpy.run_path("train.py", run_name="__main__")
-"""
     fields = [f"--config.{field}" for field in ("model.width=8", "model.depth=2", "train.steps=2")]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
 
-    def start():
+    def start(name):
         arguments = [f"--workdir={tmp_path / 'run'}", "--overwrite", *fields]
-        done = run("-c", code, *arguments, env=environment | {"JAX_PLATFORMS": "cpu"})
-        assert done.returncode == 0, done.stderr
-        return [int(number) for number in re.search(r"hits (\d+) misses (\d+)", done.stdout).groups()]
+        process = processes.Process(tmp_path / name, joined.train_py_without_cache, arguments)
+        assert process.wait() == 0, process.text()
+        return [int(number) for number in re.search(r"read (\d+) compiled (\d+)", process.text()).groups()]
 
-    _, misses = start()
-    assert misses > 0
+    _, compiled = start("first")
+    assert compiled > 0
     assert list((tmp_path / "run" / "compiled").iterdir())
-    hits, misses = start()
-    assert hits > 0
-    assert misses == 0
+    read, compiled = start("second")
+    assert read > 0
+    assert compiled == 0
 
 
 def test_a_compilation_cache_of_the_users_own_takes_the_place_of_the_work_directorys(tmp_path):
@@ -113,10 +107,11 @@ def test_a_compilation_cache_of_the_users_own_takes_the_place_of_the_work_direct
     assert dict(jax.config.values) == before
 
 
-def test_the_readme_example_runs_and_prints_the_table():
+def test_the_readme_example_runs_and_prints_the_table(tmp_path):
     text = (ROOT / "README.md").read_text()
-    code = re.search(r"<!-- example -->\n```python\n(.*?)```", text, re.DOTALL).group(1)
-    done = run("-c", code)
+    example = tmp_path / "example.py"
+    example.write_text(re.search(r"<!-- example -->\n```python\n(.*?)```", text, re.DOTALL).group(1))
+    done = run_command(example)
     assert done.returncode == 0, done.stderr
     # m = 4, r = 4: forward 1/sqrt(r), Adam rate 1/(m sqrt(r))
     assert re.search(r"Dense_1/kernel +256x256 +hidden\+branch +\? +0.5 +0.125", done.stdout), done.stdout
@@ -145,8 +140,19 @@ def test_print_params_shows_the_table_and_trains_nothing(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_the_parameter_table_shows_the_sharding_on_a_mesh_that_splits_parameters():
+    """Without the devices: a laptop shows what a pod will do."""
+    config = config_module("digits").get_config()
+    config.model.update(width=64, depth=4)
+    config.mesh.update(fsdp=4, tensor=2)
+    table = " ".join(build(config).parameter_table().split())
+    assert "| blocks/branch/dense_0/kernel | (4, 64, 64) | float32 | 16,384 | (None, 'fsdp', 'tensor') |" in table
+    config.mesh.update(fsdp=1, tensor=1)
+    assert "Sharding" not in build(config).parameter_table()
+
+
 def test_help_quotes_the_classification():
-    text = run("train.py", "--help").stdout
+    text = run_command("train.py", "--help").stdout
     assert re.search(r"depth_mup +alpha 0.5 +gamma 0.5 .*feature diversity 0.5", text)
     assert re.search(r"sp +alpha 0 .*unstable at initialization", text)
 

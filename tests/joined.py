@@ -64,3 +64,15 @@ def train_py(arguments, devices):
         if jax.distributed.is_initialized():
             jax.distributed.shutdown()  # as when the interpreter exits, which a forked process does not
         return end.code or 0
+
+
+def train_py_without_cache(arguments):
+    """`train_py` where JAX has no compilation cache by default; prints how many programs it read and compiled."""
+    import jax
+
+    events = []
+    jax.monitoring.register_event_listener(lambda event, **_: events.append(event.rpartition("/")[2]))
+    jax.config.update("jax_compilation_cache_dir", None)
+    code = train_py(arguments, 1)
+    print("read", events.count("cache_hits"), "compiled", events.count("cache_misses"))
+    return code

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.rule.roles import AxisNames, path_name
@@ -76,7 +76,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """The whole array on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
@@ -94,11 +94,11 @@ def require_divisible(batch_size: int, accumulate: int, mesh: Mesh) -> None:
         below = batch_size - batch_size % multiple
         sizes = f"{below} or {below + multiple}" if below else f"{multiple}"
         raise InputError(
-            f"train.batch_size is {batch_size}: it must be a multiple of {multiple} ({factors}); use {sizes}."
+            f"train.batch_size is {batch_size}: it must be a multiple of {multiple} ({factors}). Use {sizes}."
         )
 
 
-def param_spec(names: AxisNames, shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
+def param_spec(names: AxisNames, shape: Sequence[int], mesh: Mesh | AbstractMesh) -> PartitionSpec:
     """The sharding on ``mesh`` of a parameter with these logical axes, by `PARAM_RULES`."""
     split: list[str | None] = [None] * len(shape)
     if sum(name not in (None, "layers") for name in names) > 1:
@@ -112,7 +112,7 @@ def param_spec(names: AxisNames, shape: Sequence[int], mesh: Mesh) -> PartitionS
     return PartitionSpec(*split)
 
 
-def state_shardings(state: ArrayTree, axes: Mapping[str, AxisNames], mesh: Mesh) -> ArrayTree:
+def state_shardings(state: ArrayTree, axes: Mapping[str, AxisNames], mesh: Mesh | AbstractMesh) -> ArrayTree:
     """A tree of `NamedSharding` for a training state, or for a part of one.
 
     An array whose path ends with the path of a parameter, and that has its rank, is sharded like the parameter: the

@@ -10,9 +10,10 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from depthmup_flax.errors import InputError, did_you_mean
@@ -61,7 +62,10 @@ def sweep_config(
       x: the axis along which the report finds optima.
       extend: largest number of values to add to ``x`` while the minimum of a curve lies at the edge of the grid.
     """
-    nested = {name: _nested(grid) for name, grid in grids.items()}
+    nested = {
+        name: unflatten_dict({path: _as_tuple(values) for path, values in grid.items()}, sep=".")
+        for name, grid in grids.items()
+    }
     return ConfigDict(
         {"figure": figure, "title": title, "scale": scale, "x": x, "extend": extend, "grids": nested, "base": base}
     )
@@ -212,28 +216,15 @@ def _validate_axis(base: ConfigDict, where: str, path: str, values: Sequence[Any
 
 
 def _grids(config: ConfigDict) -> dict[str, dict[str, tuple[Any, ...]]]:
-    return {name: dict(_leaves(grid, "")) for name, grid in config.grids.items()}
+    """Name -> dotted field -> values."""
+    flat = {name: flatten_dict(grid.to_dict(), sep=".") for name, grid in config.grids.items()}
+    return {name: {path: _as_tuple(values) for path, values in grid.items()} for name, grid in flat.items()}
 
 
-def _leaves(tree: ConfigDict, prefix: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    for name, value in tree.items():
-        if isinstance(value, ConfigDict):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-
-def _nested(grid: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, values in grid.items():
-        *sections, name = path.split(".")
-        node = tree
-        for section in sections:
-            node = node.setdefault(section, {})
-        single = isinstance(values, str) or not isinstance(values, Iterable)
-        # NumPy's numbers as Python's.
-        node[name] = tuple(v.item() if hasattr(v, "item") else v for v in ((values,) if single else values))
-    return tree
+def _as_tuple(values: Any) -> tuple[Any, ...]:
+    """One or several values, NumPy's numbers as Python's."""
+    single = isinstance(values, str) or not isinstance(values, Iterable)
+    return tuple(value.item() if hasattr(value, "item") else value for value in ((values,) if single else values))
 
 
 def _structure(config: ConfigDict) -> str:

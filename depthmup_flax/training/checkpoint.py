@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import math
+import operator
 import os
 import pathlib
 import shutil
@@ -35,10 +36,7 @@ class Checkpointer:
 
     def __init__(self, directory: pathlib.Path, keep: int) -> None:
         self._directory = directory.absolute()
-
-        def accuracy(metrics: Mapping[str, float]) -> float:
-            return metrics["test_accuracy"]
-
+        accuracy = operator.itemgetter("test_accuracy")
         latest = policies.LatestN(keep)
         best = policies.BestN(n=1, get_metric_fn=accuracy, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(

@@ -14,6 +14,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
@@ -173,12 +174,9 @@ def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
     return module.get_config(*arguments)
 
 
-def field_paths(config: ConfigDict, prefix: str = "") -> list[str]:
+def field_paths(config: ConfigDict) -> list[str]:
     """Dotted names of all fields that are not sections, such as ``optimizer.learning_rate``."""
-    paths: list[str] = []
-    for name, value in config.items():
-        paths += field_paths(value, f"{prefix}{name}.") if isinstance(value, ConfigDict) else [prefix + name]
-    return paths
+    return list(flatten_dict(config.to_dict(), sep="."))
 
 
 def get_field(config: ConfigDict, path: str) -> Any:

@@ -11,11 +11,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from clu.parameter_overview import get_parameter_overview
+from jax.sharding import AbstractMesh
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset, load, steps_per_epoch
 from depthmup_flax.errors import InputError
 from depthmup_flax.models import MODELS, create_model
+from depthmup_flax.parallel.sharding import MESH_AXES, state_shardings
 from depthmup_flax.rule.directions import direction, direction_eps, homogeneity, require_direction
 from depthmup_flax.rule.optimizer import depthmup, freeze, warmup_schedule
 from depthmup_flax.rule.param_table import param_table
@@ -77,10 +80,10 @@ class Experiment:
         return jax.eval_shape(self.init_state)
 
     def parameter_table(self) -> str:
-        """`param_table` for the optimizer of this run."""
+        """`param_table` for the optimizer of this run; with the sharding, if ``config.mesh`` splits parameters."""
         optimizer = self.config.optimizer
         name, kwargs = optimizer.name, optimizer_kwargs(self.config)
-        return param_table(
+        table = param_table(
             self.info,
             self.parametrization,
             degree=homogeneity(direction(name, **kwargs)),
@@ -88,6 +91,16 @@ class Experiment:
             weight_decay=optimizer.weight_decay,
             frozen=optimizer.frozen,
         )
+        mesh = AbstractMesh(tuple(max(1, self.config.mesh[axis]) for axis in MESH_AXES), MESH_AXES)
+        if mesh.shape["fsdp"] * mesh.shape["tensor"] == 1:
+            return table
+        shapes = self.state_shapes().params
+        sharded = jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+            shapes,
+            state_shardings(shapes, self.axes, mesh),
+        )
+        return f"{table}\n\n{get_parameter_overview(sharded, include_stats='sharding')}"
 
 
 def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -> Experiment:
@@ -111,7 +124,7 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     total_steps = config.train.steps or max(1, math.ceil(min(config.train.epochs * epoch_steps, 2.0**40)))
     if total_steps >= 2**31:
         field = "steps" if config.train.steps else "epochs"
-        raise InputError(f"train.{field} is {config.train[field]}, which is {total_steps} steps: use fewer than 2^31.")
+        raise InputError(f"train.{field} is {config.train[field]}: use fewer than 2^31 steps.")
     return Experiment(
         config=config,
         dataset=dataset,

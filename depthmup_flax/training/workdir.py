@@ -37,7 +37,7 @@ def _not_writable(directory: pathlib.Path, error: OSError) -> InputError:
     return InputError(f"workdir {str(directory)!r} cannot be written to ({error.strerror}): choose another.")
 
 
-def prepare_workdir(directory: pathlib.Path, config: ConfigDict, *, overwrite: bool) -> pathlib.Path:
+def prepare_workdir(directory: pathlib.Path, config: ConfigDict, *, overwrite: bool) -> None:
     """Creates the directory, or checks that the one there belongs to the run of ``config``.
 
     Raises:
@@ -58,7 +58,6 @@ def prepare_workdir(directory: pathlib.Path, config: ConfigDict, *, overwrite: b
     checkpoints = directory / "checkpoints"
     if checkpoints.exists() and not checkpoints.is_dir():
         raise InputError(f"{str(checkpoints)!r} is a file: remove it, because checkpoints go there.")
-    return directory
 
 
 @contextlib.contextmanager
