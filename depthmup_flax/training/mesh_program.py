@@ -54,10 +54,6 @@ class MeshProgram:
         """The state after the steps of ``call``; ``state`` is donated."""
         return self._take(state, call, self._data)
 
-    def lower(self, call: Call) -> jax.stages.Lowered:
-        """The program of `take`, lowered for its memory and cost analysis."""
-        return self._take.lower(self.abstract_state, call, self._data)
-
     def evaluate(self, state: TrainState, batches: Iterator[Batch]) -> EvalMetrics:
         """Loss and accuracy of ``state`` over ``batches``."""
         return evaluate(lambda batch: self._evaluate(state.params, state.batch_stats, batch), batches)
