@@ -1,6 +1,7 @@
 """Programs on eight devices for `sharding_test`, each for a process of its own; they return JSON."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 
@@ -13,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from depthmup_flax.nn.cpu import dense_product
 from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.info_trees import path_name
+from depthmup_flax.training.calls import train_step_of
 from depthmup_flax.training.config import default_config
 from depthmup_flax.training.device_batches import Waiting, train_calls
 from depthmup_flax.training.experiment import build
@@ -117,17 +119,32 @@ def dense_gradients():
     return {name: np.asarray(value).tolist() for name, value in found.items()}
 
 
+def step_of(experiment):
+    prepare = functools.partial(experiment.dataset.prepare, experiment.config.data.augment)
+    return train_step_of(experiment, experiment.model, experiment.optimizer, prepare, 0)
+
+
+def on_mesh(mesh, step, state, batch):
+    with sharding.activations_on(mesh):
+        return step(state, batch)
+
+
 def memory():
     """Bytes of the training state and of all arguments and temporaries on one device, of the compiled step."""
     config = config_of("res_mlp")
     config.model.update(width=256, depth=8)
+    config.data.placement = "stream"  # else the data are an argument, too
     experiment, found = build(config), {}
     for fsdp in (1, 2, 4, 8):
         mesh = sharding.make_mesh({"data": -1, "fsdp": fsdp, "tensor": 1})
         program = MeshProgram(experiment, mesh)
+        shapes = program.abstract_state
+        shardings = jax.tree.map(lambda x: x.sharding, shapes)
         with train_calls(experiment.dataset, 0, 16, 0, mesh, program.call_length, Waiting()) as calls:
-            analysis = program.lower(next(calls)).compile().memory_analysis()
-        shapes = experiment.state_shapes()
+            batch = next(calls).examples
+        # Without donation: what is written to the next state's arrays is no temporary.
+        step = jax.jit(functools.partial(on_mesh, mesh, step_of(experiment)), out_shardings=shardings)
+        analysis = step.lower(shapes, batch).compile().memory_analysis()
         whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
         found[fsdp] = {
             "whole_state": whole,

@@ -26,6 +26,7 @@ class MeshProgram:
     Attributes:
       periods: after which steps the run logs, evaluates and saves.
       call_length: how many steps a call takes.
+      abstract_state: shapes, types and shardings of the state.
     """
 
     def __init__(self, experiment: Experiment, mesh: Mesh) -> None:
@@ -33,7 +34,10 @@ class MeshProgram:
         self.periods = Periods(experiment.total_steps, train.log_every, eval_every, train.checkpoint_every)
         self.call_length = CallLength(most_steps(experiment), self.periods)
         self._experiment, self._mesh = experiment, mesh
-        self._shardings = sharding.state_shardings(experiment.state_shapes(), experiment.axes, mesh)
+        shapes = experiment.state_shapes()
+        self._shardings = sharding.state_shardings(shapes, experiment.axes, mesh)
+        shaped = lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+        self.abstract_state: TrainState = jax.tree.map(shaped, shapes, self._shardings)
         self._data = put_train_data(experiment.dataset, mesh)
         prepare = functools.partial(experiment.dataset.prepare, experiment.config.data.augment)
         seed = experiment.config.seed
@@ -46,19 +50,9 @@ class MeshProgram:
         """A fresh state."""
         return jax.jit(self._experiment.init_state, out_shardings=self._shardings)()
 
-    @property
-    def abstract_state(self) -> TrainState:
-        """Shapes, types and shardings of the state."""
-        shaped = lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
-        return jax.tree.map(shaped, self._experiment.state_shapes(), self._shardings)
-
     def take(self, state: TrainState, call: Call) -> TrainState:
         """The state after the steps of ``call``; ``state`` is donated."""
         return self._take(state, call, self._data)
-
-    def lower(self, call: Call) -> jax.stages.Lowered:
-        """The program of `take`, lowered for its memory and cost analysis."""
-        return self._take.lower(self.abstract_state, call, self._data)
 
     def evaluate(self, state: TrainState, batches: Iterator[Batch]) -> EvalMetrics:
         """Loss and accuracy of ``state`` over ``batches``."""
