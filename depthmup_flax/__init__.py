@@ -11,7 +11,7 @@ Importing this package starts no device and imports no TensorFlow.
 """
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.infer.roles_from_shapes import infer_info, rescale_init
+from depthmup_flax.infer import infer_info, rescale_init
 from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
 from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
 from depthmup_flax.rule.optimizer import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd

@@ -26,7 +26,7 @@ from depthmup_flax import (
     param_info,
     param_table,
 )
-from depthmup_flax.infer.roles_from_shapes import infer_info, rescale_init
+from depthmup_flax.infer import infer_info, rescale_init
 from depthmup_flax.rule.roles import flatten_info, info_to_json
 
 pytestmark = pytest.mark.usefixtures("compiled_in_haste")
@@ -104,11 +104,11 @@ def test_what_shapes_tell_is_resolved(path, shape, base, expected):
         ({"blocks/bias": ((4, 16), (2, 8))}, {}, "a vector by its name but grows in 2 dimensions: if one counts"),
         ({"q/bias": ((4, 16), (2, 8))}, {}, "overrides={'q/bias': Axes(('width_out', 'width_out'))}"),
         ({"pos_emb": ((9, 16), (7, 8))}, {}, "looks like a table by its name but grows in 2 dimensions"),
-        ({"w": ((16, 24), (8, 8))}, {}, "grows 2 and 3 times, and only of a 'kernel' is it known which is the input"),
+        ({"w": ((16, 24), (8, 8))}, {}, "grows 2 and 3 times, and its layout is unknown, as it is no 'kernel': name its axes"),
         (
             {"blocks/layer_scale": ((4, 16), (4, 8)), "other": ((16,), (8,))},
             {"in_branch": "blocks"},
-            "may be a vector of every layer of a stack, a vector with more dimensions (heads and their size), or a "
+            "may be one vector per layer of a stack, a vector with more dimensions (heads and their size), or a "
             "weight whose input does not grow: if the first, pass stacked='blocks/layer_scale'; if the second, "
             "overrides={'blocks/layer_scale': Axes((None, 'width_out'))}; if the third, "
             "overrides={'blocks/layer_scale': Axes(('fixed_in', 'width_out'))}",
@@ -119,10 +119,10 @@ def test_what_shapes_tell_is_resolved(path, shape, base, expected):
         ({}, {"readout": "haed"}, "readout has 'haed', which matches no parameter"),
         ({}, {"stacked": "blocks"}, "stacked has 'blocks', which matches no parameter"),
         ({}, {"overrides": {"x": Axes(("width_in",))}}, "overrides has 'x', which matches no parameter"),
-        ({}, {"in_branch": "Blok_*"}, "in_branch has 'Blok_*', which matches no parameter: write a glob of paths such"),
+        ({}, {"in_branch": "Blok_*"}, "in_branch has 'Blok_*', which matches no parameter: use a glob of paths, such"),
         ({}, {"in_branch": lambda path: False}, "in_branch is false for every path, such as 'head/kernel'"),
         ({}, {"in_branch": "*"}, "in_branch = '*' matches every parameter"),
-        ({}, {"in_branch": 3.0}, "in_branch is 3.0: write globs of paths such as 'head/kernel'"),
+        ({}, {"in_branch": 3.0}, "in_branch is 3.0: use globs of paths, such as 'head/kernel'"),
         ({"w": ((8, 8), (4, 4))}, {"in_branch": "w", "depth_ratio": None}, "in_branch is given but depth_ratio is not"),
         ({}, {"depth_ratio": 2.0}, "depth_ratio is 2 but in_branch is missing"),
         ({}, {"depth_ratio": None}, "nothing says which parameters are inside residual branches: pass in_branch='Blo"),
@@ -160,7 +160,7 @@ def test_what_shapes_do_not_tell_is_refused_with_what_to_write(leaves, kwargs, m
         (
             {"block_0": (8, 8), "block_1": (8, 8)},
             {"block_0": (4, 4)},
-            "'block_1' is in the model but not in the base model: build both alike and at the same depth",
+            "'block_1' is in the model but not in the base model: build both at the same depth; only the width may differ",
         ),
         ({"block_0": (8, 8)}, {"block_0": (4, 4), "x": ()}, "'x' is in the base model but not in the model"),
         (
@@ -227,10 +227,10 @@ def infer_unnamed(in_branch, tokens=False, readout="head", **kwargs):
 @pytest.mark.parametrize(
     ("in_branch", "kwargs", "message"),
     [
-        ("Dense_*", {"readout": "Dense_4"}, "takes 'Dense_4/kernel' of shape (16, 10) into the residual branches"),
-        ("Dense_*", {}, "takes 'Dense_0/kernel' of shape (6, 16) into the residual branches, which looks like the mod"),
-        ("Dense_*", {"tokens": True}, "'Dense_0/kernel' of shape (6, 16) into the residual branches, which looks like"),
-        (["Dense_[123]", "LayerNorm_*"], {}, "takes 4 modules LayerNorm_*, one more than 3 in 3 layers, so it"),
+        ("Dense_*", {"readout": "Dense_4"}, "matches 'Dense_4/kernel' of shape (16, 10), which leaves no readout outside the residual branches"),
+        ("Dense_*", {}, "matches 'Dense_0/kernel' of shape (6, 16), which looks like the model's stem"),
+        ("Dense_*", {"tokens": True}, "'Dense_0/kernel' of shape (6, 16), which looks like the model's stem"),
+        (["Dense_[123]", "LayerNorm_*"], {}, "matches 4 modules LayerNorm_*, one more than 3 in 3 layers, so LayerNorm_3"),
         (lambda path: "Dense" in path, {}, "name the blocks in the model (name='block_0', ...) and write "),
     ],
 )  # fmt: skip
@@ -271,9 +271,9 @@ def test_low_rank_weights_inside_branches_are_right():
 @pytest.mark.parametrize(
     ("in_branch", "message"),
     [
-        ("layers/1", "takes 'layers/1/kernel' but not 'layers/0/kernel', which is alike: name all blocks, such "),
-        (lambda path: path[:8] in ("layers/0", "layers/2"), "takes 'layers/0/kernel' but not 'layers/1/kernel', which"),
-        ("layers/*/kernel", "in_branch takes 'layers/0/kernel' but not 'layers/0/bias', which are of one layer: take"),
+        ("layers/1", "matches 'layers/1/kernel' but not 'layers/0/kernel' of an equal block: match all blocks, such "),
+        (lambda path: path[:8] in ("layers/0", "layers/2"), "matches 'layers/0/kernel' but not 'layers/1/kernel' of "),
+        ("layers/*/kernel", "in_branch matches 'layers/0/kernel' but not 'layers/0/bias', which belong to one layer: "),
     ],
 )  # fmt: skip
 def test_branches_that_are_named_in_part_are_refused(in_branch, message):
