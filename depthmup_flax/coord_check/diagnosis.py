@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from depthmup_flax.coord_check.layer_names import Layers
 from depthmup_flax.coord_check.table import BRANCH_VECTORS, BRANCHES, EVERYTHING, OUTPUT, Table
@@ -103,9 +103,9 @@ def diagnose(evidence: Evidence) -> list[Cause]:
         text = "the outputs do not move when everything trains: set a learning rate above 0, without warm-up."
         return [Cause("nothing_trains", (OUTPUT,), text)]
     causes = []
-    for mistake in _MISTAKES:
-        layers = tuple(mistake.layers(evidence))
-        causes += [Cause(mistake.name, layers, mistake.text.format(rule=evidence.rule))] if layers else []
+    for name, (find_layers, text) in _MISTAKES.items():
+        layers = tuple(find_layers(evidence))
+        causes += [Cause(name, layers, text.format(rule=evidence.rule))] if layers else []
     return causes or [_without_known_mistake(failures)]
 
 
@@ -130,14 +130,10 @@ def _without_known_mistake(failures: Sequence[Quantity]) -> Cause:
 # Each function below returns the layers that show a mistake, none if there is no sign of it.
 
 
-def _unstable_alpha(e: Evidence) -> Iterable[str]:
-    fails = e.failed("depth", "activation") or e.failed("depth", "change")
-    return [BRANCHES] if e.rule.alpha < 0.5 and fails else []
-
-
-def _unstable_gamma(e: Evidence) -> Iterable[str]:
-    unstable = e.rule.alpha >= 0.5 and e.rule.alpha + e.rule.gamma < 1
-    return [BRANCHES] if unstable and e.failed("depth", "change") else []
+def _unstable_depth(e: Evidence) -> Iterable[str]:
+    unstable = e.rule.alpha < 0.5 or e.rule.alpha + e.rule.gamma < 1
+    grows = e.failed("depth", "change") or (e.rule.alpha < 0.5 and e.failed("depth", "activation"))
+    return [BRANCHES] if unstable and grows else []
 
 
 def _no_width_rule(e: Evidence) -> Iterable[str]:
@@ -221,104 +217,78 @@ def _small_updates(axis: str, e: Evidence) -> Iterable[str]:
     return [path for path in weights if e.excess_update_slope(axis, path) < -CLEARLY]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Mistake:
-    """A known mistake: the name and text of its `Cause`, and how to find its layers."""
-
-    name: str
-    layers: Callable[[Evidence], Iterable[str]]
-    text: str
-
-
-# In the order of a network: mistakes before training explain what is wrong after it.
-_MISTAKES = (
-    _Mistake(
-        "rule_not_stable_in_depth",
-        _unstable_alpha,
-        "alpha = {rule.alpha:g} is below 1/2 (TP6 Claim 7.1): use 'depth_mup'.",
+# Name -> (layers that show the mistake, text of the `Cause`). Mistakes before training come first: they explain what is
+# wrong after it.
+_MISTAKES: Mapping[str, tuple[Callable[[Evidence], Iterable[str]], str]] = {
+    "rule_not_stable_in_depth": (
+        _unstable_depth,
+        "alpha = {rule.alpha:g}, gamma = {rule.gamma:g} is unstable; depth needs alpha >= 1/2 (TP6 Claim 7.1) and "
+        "alpha + gamma >= 1 (Claim 7.2): use 'depth_mup'.",
     ),
-    _Mistake(
-        "rule_not_stable_in_depth",
-        _unstable_gamma,
-        "alpha + gamma = {rule.alpha:g} + {rule.gamma:g} is below 1 (TP6 Claim 7.2): use 'depth_mup'.",
-    ),
-    _Mistake(
-        "rule_without_width",
+    "rule_without_width": (
         _no_width_rule,
         "the rule's width factors are 'standard', not 'mup': use 'depth_mup' or 'mup'.",
     ),
-    _Mistake(
-        "lazy_rule",
+    "lazy_rule": (
         _lazy_rule,
         "gamma0 falls with width, so features stop moving (the lazy limit, B24 C.1): use gamma0_width_exponent=0.",
     ),
-    _Mistake(
-        "fixed_std_init",
+    "fixed_std_init": (
         _fixed_init,
         "hidden weights start with the same standard deviation at every width: use 1/sqrt(fan_in) (lecun_normal), or "
         "pass the parameters through rescale_init.",
     ),
-    _Mistake(
-        "input_init_falls_with_width",
+    "input_init_falls_with_width": (
         _shrinking_input,
         "the initial values of input weights shrink with width (as nn.Embed's do): use the same standard deviation at "
         "every width, or pass the parameters through rescale_init, here network.rescaled(base_init, rule).",
     ),
-    _Mistake(
-        "double_counted_init",
+    "double_counted_init": (
         _double_counted_init,
         "initial weights shrink with depth, and so does the branch multiplier, which counts depth twice: use the same "
         "standard deviation at every depth (no 1/sqrt(2 L)).",
     ),
-    _Mistake(
-        "branch_outputs_have_a_mean",
+    "branch_outputs_have_a_mean": (
         _branch_mean,
         "the outputs of the branches have a mean over features, and L of them add up to L^(1/2) in spite of the branch "
         "multiplier: end branches in weights instead of a ReLU, or subtract the mean (TP6 sec. 6.3).",
     ),
-    _Mistake(
-        "missing_branch_multiplier",
+    "missing_branch_multiplier": (
         _branch_multiplier,
         "activations grow with depth before any step, so a residual branch is not multiplied by r^-{rule.alpha:g}, or "
         "is multiplied before a norm that cancels it: multiply its output by rule.residual_multiplier(r), or use "
         "ResidualBranch.",
     ),
-    _Mistake(
-        "in_branch_incomplete",
+    "in_branch_incomplete": (
         _incomplete_branches,
         "parameters that info places outside residual branches have an effect that grows with depth, so some are "
         "inside: let in_branch match all parameters of all branches.",
     ),
-    _Mistake(
-        "readout_not_scaled",
+    "readout_not_scaled": (
         _unscaled_readout,
         "outputs grow with width when the readout trains, but features do not, so its product is not multiplied by "
         "1/m: use Readout, or multiply by rule.readout_multiplier(m).",
     ),
-    _Mistake(
-        "attention_scale",
+    "attention_scale": (
         _attention_scale,
         "attention logits grow with the head dimension d, so they are scaled by 1/sqrt(d): scale by "
         "rule.attention_scale(d, d_base), which is sqrt(d_base) / d.",
     ),
-    _Mistake(
-        "missing_width_update_factor",
+    "missing_width_update_factor": (
         _large_updates_in_width,
         "updates do not shrink with width as the rule says (hidden weights: 1/m for Adam): make the optimizer with "
         "depthmup(direction, info, rule, ...), and check the roles in param_table.",
     ),
-    _Mistake(
-        "missing_depth_update_factor",
+    "missing_depth_update_factor": (
         _large_updates_in_depth,
         "updates inside branches do not shrink with depth as r^-gamma: make the optimizer with depthmup(direction, "
         "info, rule, ...), where info records them as in_branch with their depth_ratio.",
     ),
-    *(
-        _Mistake(
-            f"updates_too_small_in_{axis}",
+    **{
+        f"updates_too_small_in_{axis}": (
             functools.partial(_small_updates, axis),
             f"updates shrink faster with {axis} than the rule says: look for a factor that is applied twice.",
         )
         for axis in ("width", "depth")
-    ),
-)
+    },
+}
