@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from depthmup_flax.coord_check.layer_names import Layers
-from depthmup_flax.coord_check.table import BRANCH_VECTORS, BRANCHES, EVERYTHING, OUTPUT, Table
+from depthmup_flax.coord_check.table import BRANCHES, EVERYTHING, OUTPUT, Table
 from depthmup_flax.coord_check.verdict import ATTENTION_SCALE, FEATURES, GROWS, NO_ANSWER, VANISHES, Quantity
 from depthmup_flax.power_fits import BELOW_PRECISION, EXPLODES, ZERO
 from depthmup_flax.rule.parametrization import WIDTH_RULES, Parametrization, Role
@@ -57,6 +57,10 @@ class Evidence:
             and group in (None, q.group)
             and name in (None, q.name)
         ]
+
+    def weights_of(self, groups: Container[str]) -> list[str]:
+        """Paths of the weights in any of these groups."""
+        return [path for path, group in self.known.group_of_weight.items() if group in groups]
 
     def weight_slope(self, axis: str, path: str) -> float:
         """Exponent of a parameter's initial root mean square; NaN if it starts at zero."""
@@ -178,9 +182,7 @@ def _incomplete_branches(e: Evidence) -> Iterable[str]:
     """Parameters outside branches move features by order 1 at every depth unless the rule or the forward is wrong."""
     if e.rule.alpha < 0.5 or e.failed("depth", "activation"):
         return []
-    known = e.known
-    inside = {known.group_of_weight[path] for path, leaf in known.weights.items() if leaf.in_branch} | {BRANCH_VECTORS}
-    return [group for group in e.growing_groups("depth") if group not in inside]
+    return [group for group in e.growing_groups("depth") if group not in e.known.branch_groups]
 
 
 def _unscaled_readout(e: Evidence) -> Iterable[str]:
@@ -197,24 +199,20 @@ def _attention_scale(e: Evidence) -> Iterable[str]:
 
 
 def _large_updates_in_width(e: Evidence) -> Iterable[str]:
-    growing = e.growing_groups("width") if e.rule.width == "mup" else []
-    weights = [path for path, group in e.known.group_of_weight.items() if group in growing]
-    return [path for path in weights if e.excess_update_slope("width", path) > CLEARLY]
+    groups = e.growing_groups("width") if e.rule.width == "mup" else []
+    return [path for path in e.weights_of(groups) if e.excess_update_slope("width", path) > CLEARLY]
 
 
 def _large_updates_in_depth(e: Evidence) -> Iterable[str]:
-    known = e.known
-    groups = {known.group_of_weight[path] for path, leaf in known.weights.items() if leaf.in_branch}
+    groups = e.known.branch_groups
     if not e.failed("depth", "change", BRANCHES):
-        groups &= set(e.growing_groups("depth"))
-    weights = [path for path, group in known.group_of_weight.items() if group in groups]
-    return [path for path in weights if e.excess_update_slope("depth", path) > CLEARLY]
+        groups = groups.intersection(e.growing_groups("depth"))
+    return [path for path in e.weights_of(groups) if e.excess_update_slope("depth", path) > CLEARLY]
 
 
 def _small_updates(axis: str, e: Evidence) -> Iterable[str]:
-    vanish = {q.group for q in e.quantities if (q.axis, q.kind, q.verdict) == (axis, "change", VANISHES)}
-    weights = [path for path, group in e.known.group_of_weight.items() if group in vanish]
-    return [path for path in weights if e.excess_update_slope(axis, path) < -CLEARLY]
+    groups = {q.group for q in e.quantities if (q.axis, q.kind, q.verdict) == (axis, "change", VANISHES)}
+    return [path for path in e.weights_of(groups) if e.excess_update_slope(axis, path) < -CLEARLY]
 
 
 # Name -> (layers that show the mistake, text of the `Cause`). Mistakes before training come first: they explain what is

@@ -51,7 +51,8 @@ class Report:
     def __str__(self) -> str:
         lines = [
             f"coordinate check: alpha {self.rule.alpha:g}, gamma {self.rule.gamma:g}, width rule {self.rule.width}",
-            f"exponents of size; 95 % intervals over {self.seeds} seeds; flat: within {self.tolerance:g} of 0",
+            "size ~ width^exponent or depth^exponent; "
+            f"95 % intervals of {self.seeds} seeds; flat within {self.tolerance:g}",
         ]
         for axis in sorted({q.axis for q in self.quantities}, reverse=True):
             lines += ["", *self._axis_lines(axis)]
@@ -68,7 +69,7 @@ class Report:
         failed = [q for q in quantities if not q.passed]
         sizes = sorted({r.size for r in self.records if r.axis == axis})
         word = "PASS" if not failed else "UNCLEAR" if all(q.verdict in NO_ANSWER for q in failed) else "FAIL"
-        passed = f"{len(quantities) - len(failed)} of {len(quantities)} right"
+        passed = f"{len(quantities) - len(failed)} of {len(quantities)} passed"
         return [
             f"{axis} {', '.join(map(str, sizes))}: {word}, {passed}",
             f"  {'':<4} {'size of':<{_COLUMN}} {'step':>4}  {'exponent':>16}  {'theory':>6}  verdict",
