@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -57,21 +57,26 @@ def measure(
 
     records = []
     for (seed, group), squares_SxK, weights_P in zip(pairs.tolist(), squares, weights, strict=True):
-        series = dict(zip(keys, np.sqrt(squares_SxK.T), strict=True))
-        series |= {("weight", path): rms[None] for path, rms in zip(info, np.sqrt(weights_P), strict=True)}
+        sizes = dict(zip(keys, np.sqrt(squares_SxK.T), strict=True))
+        sizes |= {("weight", path): rms[None] for path, rms in zip(info, np.sqrt(weights_P), strict=True)}
         untrained = {path for path, trains in zip(info, trains_GxP[group], strict=True) if not trains}
-        for key in [key for key in series if key[0] in ("update", "update_norm") and key[1] in untrained]:
-            del series[key]
-        for name in shapes:
-            # A change this small is rounding.
-            change, start = series["change", name], series["activation", name][0]
-            series["change", name] = np.where(change < 1e-5 * start, 0.0, change)
-        for (quantity, name), values in _collapsed(series, collapse).items():
+        for (quantity, name), values in _collapsed(_resolved(sizes, untrained), collapse).items():
             for step in _recorded_steps(quantity, group == 0, lengths_G[group]):
                 # The update of a step is computed from the gradient before it.
                 value = float(values[step - quantity.startswith("update")])
                 records.append(Record(*size, seed, groups[group], step, quantity, name, value))
     return records
+
+
+def _resolved(sizes: Mapping[_Key, np.ndarray], untrained: Container[str]) -> dict[_Key, np.ndarray]:
+    """``sizes`` without updates of untrained parameters; changes that are only rounding become 0."""
+    resolved = {}
+    for (quantity, name), values_S in sizes.items():
+        if quantity == "change":
+            resolved[quantity, name] = np.where(values_S < 1e-5 * sizes["activation", name][0], 0.0, values_S)
+        elif not (quantity.startswith("update") and name in untrained):
+            resolved[quantity, name] = values_S
+    return resolved
 
 
 def _recorded_steps(quantity: str, is_everything: bool, last: int) -> range:
