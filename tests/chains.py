@@ -43,7 +43,7 @@ class Chain:
         """All parameters from one draw of random numbers."""
         n, depth = self.width, self.depth
         std = (BASE_WIDTH if self.fixed_std else n) ** -0.5 / (math.sqrt(2 * depth) if self.depth_init else 1.0)
-        z = jax.random.normal(key, (12 + depth * n + 10, n))
+        z = jax.random.uniform(key, (12 + depth * n + 10, n), minval=-(3**0.5), maxval=3**0.5)  # of variance 1
         head_std = n**-0.5 if self.readout_std is None else self.readout_std
         return {
             "blocks": {"dense": {"kernel": std * z[12:-10].reshape(depth, n, n)}},

@@ -10,21 +10,24 @@ def command(*arguments):
     return run_command("-m", "depthmup_flax.coord_check", *arguments)
 
 
-@pytest.mark.parametrize(("preset", "code"), [pytest.param("depth_mup", 0, marks=pytest.mark.slow), ("sp", 1)])
-def test_the_command_exits_with_the_verdict_and_writes_records_report_and_figure(preset, code, tmp_path):
+@pytest.mark.parametrize(
+    ("preset", "widths", "code"),
+    [pytest.param("depth_mup", "128,256,512", 0, marks=pytest.mark.slow), ("sp", "64,128,256", 1)],
+)
+def test_the_command_exits_with_the_verdict_and_writes_records_report_and_figure(preset, widths, code, tmp_path):
     done = command(
         "--config=configs/digits.py",
         "--config.model.base_width=16",
         f"--config.parametrization.preset={preset}",
         f"--workdir={tmp_path}",
-        "--widths=128,256,512",
+        f"--widths={widths}",
         "--depths=",
         "--steps=2",
         "--seeds=3",
         "--batch_size=4",
     )
     assert done.returncode == code, done.stdout + done.stderr
-    assert f"width 128, 256, 512: {'PASS' if code == 0 else 'FAIL'}" in done.stdout
+    assert f"width {widths.replace(',', ', ')}: {'PASS' if code == 0 else 'FAIL'}" in done.stdout
     assert ("likely cause (rule_without_width)" in done.stdout) == (code == 1)
     assert (tmp_path / "report.txt").read_text().strip() in done.stdout
     records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]

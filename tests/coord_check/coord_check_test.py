@@ -56,7 +56,7 @@ def build_linen(width, depth):
     return linen_network(Net(width, depth), X, info=info, optimizer=dm.adamw(3e-3, info, RULE))
 
 
-@pytest.mark.parametrize("axis", ["width", "depth"])
+@pytest.mark.parametrize("axis", ["width", pytest.param("depth", marks=pytest.mark.slow)])
 def test_a_right_linen_network_passes(axis):
     sizes = {"widths": WIDTHS} if axis == "width" else {"depths": DEPTHS}
     report = coord_check(build_linen, Y, rule=RULE, width=64, depth=4, steps=3, seeds=3, **sizes)
@@ -136,7 +136,7 @@ def small_config(preset="depth_mup"):
 @pytest.mark.parametrize(
     ("preset", "axis", "ok", "cause"),
     [
-        ("mup", "depth", False, "rule_not_stable_in_depth"),
+        pytest.param("mup", "depth", False, "rule_not_stable_in_depth", marks=pytest.mark.slow),
         ("block_only", "depth", False, "rule_not_stable_in_depth"),
         ("ode", "depth", True, None),
         ("ntk", "width", False, "lazy_rule"),

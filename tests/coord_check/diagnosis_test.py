@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("compiled_in_haste")
 SEQUENCES = jax.random.normal(jax.random.key(0), (4, 3, 12))
 
 
-@pytest.mark.parametrize("axis", ["width", "depth"])
+@pytest.mark.parametrize("axis", [pytest.param("width", marks=pytest.mark.slow), "depth"])
 def test_right_networks_have_no_causes(axis):
     report = check(axis, make_optimizer=lambda info: dm.sgd(0.05, info, RULE), seeds=5)
     assert report.ok, str(report)
