@@ -1,4 +1,4 @@
-"""An ImageNet-style ResNet in plain Linen, with the lines that Depth-muP adds marked by "depth-muP"."""
+"""An ImageNet-style ResNet in plain Linen; the lines that Depth-muP adds are marked."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 import depthmup_flax as dm
 
 STAGES = (2, 2)  # residual blocks at each resolution
-BASE_WIDTH, BASE_STAGES = 8, (1, 1)  # the small network that was tuned
+BASE_WIDTH, BASE_STAGES = 8, (1, 1)  # of the tuned proxy
 
 
 class ResNetBlock(nn.Module):
@@ -30,12 +30,12 @@ class ResNetBlock(nn.Module):
         y = self.norm()(self.conv(self.filters, (3, 3))(y))
         if x.shape != y.shape:
             x = self.norm(name="norm_proj")(self.conv(self.filters, (1, 1), self.strides, name="conv_proj")(x))
-        # After the branch's last norm, which would undo it.
+        # After the branch's last norm, which would cancel the multiplier.
         return nn.relu(x + self.multiplier * y)  # depth-muP
 
 
 class ResNet(nn.Module):
-    """Stages of blocks, each with half the resolution and twice the channels of the one before."""
+    """Stages of blocks; each stage halves the resolution and doubles the channels."""
 
     classes: int
     width: int = BASE_WIDTH
@@ -68,7 +68,7 @@ def main(width: int = 16, stages: tuple[int, ...] = STAGES, steps: int = 30) -> 
     """Trains on scikit-learn's digits; returns the losses."""
     digits = load_digits()
     images, labels = jnp.asarray(digits.images[..., None] / 16.0, jnp.float32), jnp.asarray(digits.target)
-    model, base = ResNet(10, width, stages), ResNet(10, BASE_WIDTH, stages)  # the base: its width, this depth
+    model, base = ResNet(10, width, stages), ResNet(10, BASE_WIDTH, stages)  # the base width, this depth
     rule = model.rule
     variables, base_variables = (
         jax.jit(partial(m.init, train=True))(jax.random.key(0), images[:1]) for m in (model, base)
@@ -112,7 +112,7 @@ def main(width: int = 16, stages: tuple[int, ...] = STAGES, steps: int = 30) -> 
 
 
 def delta_params(stages: tuple[int, ...]) -> dict:
-    """Parameters of another width than the base's, as shapes: which dimensions grow, to train the base itself."""
+    """Shapes at twice the base width: they show which dimensions grow if the base itself is trained."""
     init = partial(ResNet(10, 2 * BASE_WIDTH, stages).init, train=True)
     return jax.eval_shape(init, jax.random.key(0), jnp.zeros((1, 8, 8, 1)))["params"]
 

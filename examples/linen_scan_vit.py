@@ -1,4 +1,4 @@
-"""A Vision Transformer in plain Linen: pre-LN blocks under nn.scan; Depth-muP's lines are marked."""
+"""A vision transformer in plain Linen, with blocks under nn.scan; the lines that Depth-muP adds are marked."""
 
 import functools
 
@@ -10,17 +10,17 @@ from sklearn.datasets import load_digits
 
 import depthmup_flax as dm
 
-BASE_WIDTH, BASE_DEPTH = 16, 2  # the small network that was tuned
-HEADS = 4  # the same at every width, so that the heads' size grows
+BASE_WIDTH, BASE_DEPTH = 16, 2  # of the tuned proxy
+HEADS = 4  # fixed, so the head dimension grows with width
 RULE = dm.get_parametrization("depth_mup")
 
 
 def attention_fn(width: int):
-    """Flax's attention with the rule's scale instead of 1/sqrt(d); not needed if the heads' size stays."""
+    """Flax's attention with the rule's scale instead of 1/sqrt(d); needed only if the head dimension d grows."""
     d, base_d = width // HEADS, BASE_WIDTH // HEADS
     factor = RULE.attention_scale(d, base_d) * d**0.5  # Flax divides by sqrt(d)
 
-    # wraps: Flax passes a mask, dropout, ... only to arguments that it finds in the signature.
+    # wraps: Flax passes a mask, dropout, ... only if the signature has these arguments.
     @functools.wraps(nn.dot_product_attention)
     def attention(query, *args, **kwargs):
         return nn.dot_product_attention(query * factor, *args, **kwargs)
@@ -36,7 +36,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x, _):
-        """``[batch, length, width]`` to the same, in the form that nn.scan takes."""
+        """``[batch, length, width] -> ([batch, length, width], None)``, the signature that nn.scan needs."""
         y = nn.LayerNorm()(x)
         y = nn.MultiHeadDotProductAttention(HEADS, attention_fn=attention_fn(self.width))(y, y)  # depth-muP
         x = x + self.multiplier * y  # depth-muP
@@ -70,7 +70,7 @@ def main(width: int = 32, depth: int = 4, steps: int = 30) -> list[float]:
     """Trains on scikit-learn's digits; returns the losses."""
     digits = load_digits()
     images, labels = jnp.asarray(digits.images[..., None] / 16.0, jnp.float32), jnp.asarray(digits.target)
-    model, base = ViT(10, width, depth), ViT(10, BASE_WIDTH, depth)  # the base: its width, this depth
+    model, base = ViT(10, width, depth), ViT(10, BASE_WIDTH, depth)  # the base width, this depth
     params, base_params = (jax.jit(m.init)(jax.random.key(0), images[:1])["params"] for m in (model, base))
 
     info = dm.infer_info(

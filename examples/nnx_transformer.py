@@ -1,4 +1,4 @@
-"""A causal transformer in NNX whose embedding is the readout too; Depth-muP's lines are marked."""
+"""A causal transformer in NNX with tied embeddings; the lines that Depth-muP adds are marked."""
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +7,8 @@ from flax import nnx
 
 import depthmup_flax as dm
 
-BASE_WIDTH, BASE_DEPTH = 16, 2  # the small network that was tuned
-HEAD_SIZE, VOCABULARY, LENGTH = 8, 32, 16  # heads grow in number, so that 1/sqrt(d) stays
+BASE_WIDTH, BASE_DEPTH = 16, 2  # of the tuned proxy
+HEAD_SIZE, VOCABULARY, LENGTH = 8, 32, 16  # the number of heads grows, their dimension does not
 RULE = dm.get_parametrization("depth_mup")
 
 
@@ -22,13 +22,13 @@ class Block(nnx.Module):
         self.up, self.down = nnx.Linear(width, 4 * width, rngs=rngs), nnx.Linear(4 * width, width, rngs=rngs)
 
     def __call__(self, x, mask):
-        """``[batch, length, width]`` to the same."""
+        """``[batch, length, width] -> [batch, length, width]``."""
         x = x + self.multiplier * self.attention(self.norm_1(x), mask=mask)  # depth-muP
         return x + self.multiplier * self.down(nnx.gelu(self.up(self.norm_2(x))))  # depth-muP
 
 
 class Transformer(nnx.Module):
-    """Tokens to the logits of the next."""
+    """Embedding, blocks, and the logits of the next token."""
 
     def __init__(self, width: int, depth: int, rngs: nnx.Rngs):
         self.width = width
@@ -49,9 +49,9 @@ class Transformer(nnx.Module):
 
 
 def main(width: int = 32, depth: int = 4, steps: int = 30) -> list[float]:
-    """Learns to continue sequences that count upwards; returns the losses."""
+    """Trains on sequences that count upwards; returns the losses."""
     model = Transformer(width, depth, nnx.Rngs(0))
-    base = Transformer(BASE_WIDTH, depth, nnx.Rngs(0))  # the base: its width, this depth
+    base = Transformer(BASE_WIDTH, depth, nnx.Rngs(0))  # the base width, this depth
     params, base_params = nnx.state(model, nnx.Param), nnx.state(base, nnx.Param)
 
     info = dm.infer_info(

@@ -1,4 +1,4 @@
-"""Depth-muP's own Linen modules inside NNX code: their parameters carry their roles with them."""
+"""Linen modules of this package in NNX code: their annotations give the roles of the parameters."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ RULE = dm.get_parametrization("depth_mup")
 
 
 def build(width: int, depth: int, image: jax.Array) -> nnx.Module:
-    """A residual MLP as an NNX module; multipliers, roles and initial values are in it."""
+    """A residual MLP as an NNX module, with multipliers, roles and initial values."""
     mlp = dm.ResMLP(10, width=width, depth=depth, base_width=16, base_depth=2, parametrization=RULE)
     return nnx.bridge.ToNNX(mlp, rngs=nnx.Rngs(0)).lazy_init(image)
 
@@ -22,7 +22,7 @@ def main(width: int = 64, depth: int = 8, steps: int = 30) -> list[float]:
     digits = load_digits()
     images, labels = jnp.asarray(digits.images[..., None] / 16.0, jnp.float32), jnp.asarray(digits.target)
     model, base = build(width, depth, images[:1]), build(16, depth, images[:1])
-    info = dm.infer_info(model, base)  # nothing to say: everything is annotated
+    info = dm.infer_info(model, base)  # no more arguments: all parameters are annotated
     tx = dm.depthmup(optax.scale_by_adam(), info, RULE, 3e-3)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
     print(dm.param_table(info, RULE, eps=1e-8))

@@ -1,4 +1,4 @@
-"""A plain Linen model that uses two of our modules, ResidualBranch and Readout, for the multipliers."""
+"""A plain Linen model that takes the multipliers from two modules of this package, ResidualBranch and Readout."""
 
 import flax.linen as nn
 import jax
@@ -8,12 +8,12 @@ from sklearn.datasets import load_digits
 
 import depthmup_flax as dm
 
-BASE_WIDTH, BASE_DEPTH = 16, 2  # the small network that was tuned
+BASE_WIDTH, BASE_DEPTH = 16, 2  # of the tuned proxy
 RULE = dm.get_parametrization("depth_mup")
 
 
 class Branch(nn.Module):
-    """Someone's block: an ordinary module of ordinary layers."""
+    """A block of a model without Depth-muP."""
 
     width: int
 
@@ -24,7 +24,7 @@ class Branch(nn.Module):
 
 
 class Net(nn.Module):
-    """Our ResidualBranch multiplies the blocks, our Readout the output."""
+    """ResidualBranch multiplies the blocks, Readout the output."""
 
     width: int
     depth: int
@@ -42,8 +42,8 @@ def main(width: int = 64, depth: int = 8, steps: int = 30) -> list[float]:
     """Trains on scikit-learn's digits; returns the losses."""
     digits = load_digits()
     images, labels = jnp.asarray(digits.data / 16.0, jnp.float32), jnp.asarray(digits.target)
-    model, base = Net(width, depth), Net(BASE_WIDTH, depth)  # the base: its width, this depth
-    # As `init` returns them: the readout is in its annotation, so it need not be named.
+    model, base = Net(width, depth), Net(BASE_WIDTH, depth)  # the base width, this depth
+    # Boxed, as `init` returns them: the readout is annotated, so `readout=` is not needed.
     params, base_params = (jax.jit(m.init)(jax.random.key(0), images[:1])["params"] for m in (model, base))
     info = dm.infer_info(params, base_params, in_branch="block_*", depth_ratio=depth / BASE_DEPTH)
     params = nn.unbox(dm.rescale_init(params, base_params, info, RULE))

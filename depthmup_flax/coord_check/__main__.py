@@ -1,10 +1,10 @@
-"""Checks that a config's network keeps its sizes: python -m depthmup_flax.coord_check --config=configs/digits.py
+"""Checks a config's parametrization: python -m depthmup_flax.coord_check --config=configs/digits.py
 
-Networks of several widths and depths train for a few steps on one batch of the config's data, with its optimizer and
-learning rate. Exit code 0: everything is flat; 1: something is not, and the report says what and why; 2: bad input.
+Trains networks of several widths and depths for a few steps on one batch of the config's data, with its optimizer and
+learning rate. Exit code 0: the check passes; 1: it fails, and the report names what and why; 2: bad input.
 """
 
-from typing import Any
+from collections.abc import Mapping
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -14,13 +14,17 @@ from depthmup_flax.coord_check.from_config import check_config
 from depthmup_flax.errors import InputError
 
 _CONFIG = cli.define_config(
-    "Python file with get_config(); any field but width and depth can be set, --config.model.norm=layer."
+    "Python file with get_config(). Set any field but width and depth, as in --config.model.norm=layer."
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory for records.jsonl, report.txt and coord_check.png.")
-_WIDTHS = flags.DEFINE_list("widths", None, "Widths to try; default 4, 8 and 16 times the base. Empty: none.")
-_DEPTHS = flags.DEFINE_list("depths", None, "Depths to try; default 4, 8 and 16 times the base. Empty: none.")
-_WIDTH = flags.DEFINE_integer("width", 0, "Width at which depths are tried; default the base's.")
-_DEPTH = flags.DEFINE_integer("depth", 0, "Depth at which widths are tried; default the base's.")
+_WIDTHS = flags.DEFINE_list(
+    "widths", None, "Widths to try; default 4, 8 and 16 times the base. Empty: do not vary the width."
+)
+_DEPTHS = flags.DEFINE_list(
+    "depths", None, "Depths to try; default 4, 8 and 16 times the base. Empty: do not vary the depth."
+)
+_WIDTH = flags.DEFINE_integer("width", 0, "Width of the networks whose depth varies; default the base's.")
+_DEPTH = flags.DEFINE_integer("depth", 0, "Depth of the networks whose width varies; default the base's.")
 _STEPS = flags.DEFINE_integer("steps", 10, "Training steps.")
 _SEEDS = flags.DEFINE_integer("seeds", 4, "Initial values per size.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Training examples in the batch.")
@@ -48,16 +52,16 @@ def main(argv: list[str]) -> int:
     print(report)
     if _WORKDIR.value:
         report.save(_WORKDIR.value)
-        print(f"\nwritten to {_WORKDIR.value}")
+        print(f"\nThe records, report and figure are in {_WORKDIR.value}.")
     return 0 if report.ok else 1
 
 
-def _require_sizes_by_flags(model_config: ConfigDict, overrides: dict[str, Any]) -> None:
-    """Width and depth of the config are not used where it has a base; what is set and not used is a mistake."""
+def _require_sizes_by_flags(model_config: ConfigDict, overrides: Mapping[str, object]) -> None:
+    """Raises `InputError` for --config.model.width and depth, which the check does not use if the config has a base."""
     for name in ("width", "depth"):
         if f"model.{name}" in overrides and model_config[f"base_{name}"]:
             raise InputError(
-                f"--config.model.{name}={overrides[f'model.{name}']} is not used by the check: choose the sizes with "
+                f"--config.model.{name}={overrides[f'model.{name}']} is not used by the check: set the sizes with "
                 f"--{name}s=A,B,C and --{name}=N, or the base with --config.model.base_{name}."
             )
 
@@ -69,7 +73,7 @@ def _sizes(name: str, values: list[str] | None) -> list[int] | None:
         return [int(value) for value in values if value]
     except ValueError as error:
         raise InputError(
-            f"--{name}={','.join(values)}: write whole numbers with commas, --{name}=64,128,256."
+            f"--{name} is {','.join(values)}: use whole numbers with commas, as in --{name}=64,128,256."
         ) from error
 
 

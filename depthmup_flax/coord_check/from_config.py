@@ -8,8 +8,9 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.coord_check.check import Report, coord_check
+from depthmup_flax.coord_check.check import coord_check
 from depthmup_flax.coord_check.networks import Network, linen_network
+from depthmup_flax.coord_check.report import Report
 from depthmup_flax.errors import InputError
 from depthmup_flax.rule.roles import param_info
 from depthmup_flax.training.experiment import build as build_experiment
@@ -26,11 +27,17 @@ def check_config(
     batch_size: int = 16,
     **kwargs: Any,
 ) -> Report:
-    """`coord_check` of a config's network, data, rule and optimizer; ``kwargs`` go to it.
+    """`coord_check` of a config's network, data, rule and optimizer.
 
-    Sizes are 4, 8 and 16 times the base unless given; ``width`` (0: the base's) is that of the networks whose depth
-    varies, ``depth`` likewise. The config's own are not used, unless they are the base's. The first ``batch_size``
-    training examples are the batch, unaugmented; the learning rate is constant.
+    The batch is the first ``batch_size`` training examples without augmentation; the learning rate is constant. The
+    config's width and depth are used only where it has no base sizes.
+
+    Args:
+      config: of a run.
+      widths, depths: sizes to try; ``None``: 4, 8 and 16 times the base's.
+      width, depth: of the networks whose depth or width varies; 0: the base's.
+      batch_size: training examples.
+      **kwargs: of `coord_check`.
     """
     config = config.copy_and_resolve_references()
     model_config = config.model
@@ -38,11 +45,11 @@ def check_config(
         if model_config[name] < 0:
             raise InputError(f"model.{name} is {model_config[name]}: use a positive number, or 0 for the model's own.")
     base_width, base_depth = (model_config[f"base_{name}"] or model_config[name] for name in ("width", "depth"))
-    # Both sizes given: a base of 0 would be each network's own.
+    # With a base of 0, each network would be its own base.
     model_config.update(width=base_width, depth=base_depth, base_width=base_width, base_depth=base_depth)
     if "stage_sizes" in model_config:
         model_config.stage_sizes = ()
-    # The check has a batch and a learning rate of its own: what a run would need must not fail it.
+    # The check does not use these: values that only suit the config's own run must not fail it.
     config.train.batch_size, config.optimizer.warmup_steps = 1, 0
     experiment = build_experiment(config)
     dataset = experiment.dataset

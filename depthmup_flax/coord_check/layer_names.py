@@ -1,32 +1,77 @@
-"""One name for the same layer of networks of different depths."""
+"""Layers of networks of different depths under one name, and which of them are inside residual branches."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from depthmup_flax.coord_check.table import BRANCH_VECTORS, BRANCHES, OTHER_VECTORS
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 
+Collapse = Callable[[str], str]  # path -> path with layer indices as ``*``
+_Place = tuple[str, str, str]  # (collapsed parent, name with digits as ``*``, kind of module)
 
-def collapsers(
-    names_of_networks: Sequence[Sequence[str]], infos: Sequence[Mapping[str, ParamInfo]]
-) -> list[Callable[[str], str]]:
-    """For each network, a function of a path that writes ``*`` for an index which counts layers.
+_WEIGHT_NAMES = ("kernel", "embedding", "weight", "w")
 
-    That is one whose values differ between networks: ``block_7`` of a deep network becomes ``block_*``, while
-    ``Dense_1`` of every block stays apart from ``Dense_0``. Modules that are different things are not counted together:
-    of ``Dense_0`` (a stem), ``Dense_1`` to ``Dense_8`` (blocks) and ``Dense_9`` (the readout) become ``Dense_0``,
-    ``Dense_*`` and ``Dense_* (output)``.
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """The layers of all networks of a check, by collapsed name.
+
+    Attributes:
+      weights: collapsed path -> role and ratios of the parameter, without vectors and fixed parameters.
+      group_of_weight: collapsed path -> the group in which the weight trains alone.
+      branch_groups: groups inside residual branches.
+      branch_activations: activations of modules inside residual branches.
+    """
+
+    weights: Mapping[str, ParamInfo]
+    group_of_weight: Mapping[str, str]
+    branch_groups: frozenset[str]
+    branch_activations: frozenset[str]
+
+
+def collect_layers(
+    infos: Sequence[Mapping[str, ParamInfo]], activations: Sequence[Iterable[str]], collapses: Sequence[Collapse]
+) -> Layers:
+    """`Layers` from the parameters, the names of the activations and the `collapsers` of each network."""
+    weights: dict[str, ParamInfo] = {}
+    branch_activations: set[str] = set()
+    for info, names, collapse in zip(infos, activations, collapses, strict=True):
+        weights |= {collapse(path): leaf for path, leaf in info.items() if not _is_vector(leaf)}
+        kinds = _kinds(info)
+        branch_activations |= {collapse(name) for name in names if _kind_around(name, kinds) == "branch"}
+    groups = {path: _group_of(path) for path in weights}
+    inside = {groups[path] for path, leaf in weights.items() if leaf.in_branch} | {BRANCHES, BRANCH_VECTORS}
+    return Layers(weights, groups, frozenset(inside), frozenset(branch_activations))
+
+
+def groups_of_parameter(path: str, leaf: ParamInfo, collapse: Collapse) -> list[str]:
+    """The groups other than `EVERYTHING` in which a parameter trains."""
+    own = _group_of(collapse(path))
+    if _is_vector(leaf):
+        own = BRANCH_VECTORS if leaf.in_branch else OTHER_VECTORS
+    return [own, BRANCHES] if leaf.in_branch else [own]
+
+
+def collapsers(names_of_networks: Sequence[Sequence[str]], infos: Sequence[Mapping[str, ParamInfo]]) -> list[Collapse]:
+    """For each network, a function of a path that replaces indices that count layers by ``*``.
+
+    An index counts layers if its values differ between the networks: ``block_7`` of a deep network becomes
+    ``block_*``, while ``Dense_0`` and ``Dense_1`` of every block stay apart. Different kinds of modules are not
+    counted together: ``Dense_0`` (a stem), ``Dense_1`` to ``Dense_8`` (blocks) and ``Dense_9`` (the readout) become
+    ``Dense_0``, ``Dense_*`` and ``Dense_* (output)``.
 
     Args:
       names_of_networks: paths of parameters and activations of each network.
-      infos: path -> `ParamInfo` of each.
+      infos: path -> `ParamInfo` of each network.
     """
     kinds = [_kinds(info) for info in infos]
-    counting: set[tuple[str, str, str]] = set()
+    counting: set[_Place] = set()
 
-    def walk(i: int, name: str, visit: Callable[[tuple[str, str, str], str], None]) -> str:
+    def walk(i: int, name: str, visit: Callable[[_Place, str], None]) -> str:
         done, path = "", ""
         for part in name.split("/"):
             path = f"{path}/{part}"
@@ -36,45 +81,50 @@ def collapsers(
             done = f"{done}/{template + label if (done, template, kind) in counting else part}"
         return done[1:]
 
-    def note(seen: dict[tuple[str, str, str], list[set[str]]], i: int, key: tuple[str, str, str], part: str) -> None:
-        seen.setdefault(key, [set() for _ in names_of_networks])[i].add(part)
+    def note(parts: dict[_Place, list[set[str]]], i: int, place: _Place, part: str) -> None:
+        parts.setdefault(place, [set() for _ in names_of_networks])[i].add(part)
 
     deepest = max((name.count("/") for names in names_of_networks for name in names), default=0)
     for _ in range(deepest + 1):  # a level is decided once those above it are
-        seen: dict[tuple[str, str, str], list[set[str]]] = {}
+        parts: dict[_Place, list[set[str]]] = {}
         for i, names in enumerate(names_of_networks):
             for name in names:
-                walk(i, name, functools.partial(note, seen, i))
-        # A place that some networks do not have at all (a fourth stage, say) counts nothing.
-        differing = {key for key, sets in seen.items() if len({frozenset(s) for s in sets if s}) > 1}
+                walk(i, name, functools.partial(note, parts, i))
+        # A place that some networks lack, such as a fourth stage, counts nothing.
+        differing = {place for place, sets in parts.items() if len({frozenset(s) for s in sets if s}) > 1}
         if differing <= counting:
             break
         counting |= differing
-    return [functools.partial(walk, i, visit=lambda key, part: None) for i in range(len(kinds))]
+    return [functools.partial(walk, i, visit=lambda place, part: None) for i in range(len(kinds))]
 
 
-def in_branches(info: Mapping[str, ParamInfo], activations: Iterable[str]) -> list[str]:
-    """The activations of modules that have, or are in modules that have, parameters inside residual branches."""
-    kinds = _kinds(info)
+def _is_vector(leaf: ParamInfo) -> bool:
+    return leaf.role in (Role.VECTOR, Role.FIXED)
 
-    def kind(name: str) -> str:
-        while name and name not in kinds:
-            name = name.rpartition("/")[0]
-        return kinds.get(name, "")
 
-    return [name for name in activations if kind(name) == "branch"]
+def _group_of(path: str) -> str:
+    """The group of a weight of this collapsed path: its module."""
+    parent, _, last = path.rpartition("/")
+    return parent if parent and last in _WEIGHT_NAMES else path
+
+
+def _kind_around(name: str, kinds: Mapping[str, str]) -> str:
+    """The kind of the innermost module with parameters that an activation belongs to."""
+    while name and name not in kinds:
+        name = name.rpartition("/")[0]
+    return kinds.get(name, "")
 
 
 def _kinds(info: Mapping[str, ParamInfo]) -> dict[str, str]:
-    """Path of a module or parameter -> what it has: ``branch`` or the roles of its weights."""
-    below: dict[str, set[ParamInfo]] = {}
+    """Path of a module or parameter -> ``branch``, or the roles of its weights."""
+    leaves_below: dict[str, set[ParamInfo]] = {}
     for path, leaf in info.items():
         parts = path.split("/")
         for end in range(1, len(parts) + 1):
-            below.setdefault("/".join(parts[:end]), set()).add(leaf)
-    found = {}
-    for path, leaves in below.items():
+            leaves_below.setdefault("/".join(parts[:end]), set()).add(leaf)
+    kinds = {}
+    for path, leaves in leaves_below.items():
         roles = {leaf.role.value for leaf in leaves}
-        weights = roles - {Role.VECTOR.value, Role.FIXED.value}
-        found[path] = "branch" if any(leaf.in_branch for leaf in leaves) else ", ".join(sorted(weights or roles))
-    return found
+        weights = {leaf.role.value for leaf in leaves if not _is_vector(leaf)}
+        kinds[path] = "branch" if any(leaf.in_branch for leaf in leaves) else ", ".join(sorted(weights or roles))
+    return kinds

@@ -1,10 +1,10 @@
-"""What the coordinate check trains: any network as two pure functions, made from a Linen or an NNX module."""
+"""Networks for the check: a Linen or NNX module, or anything else, as two pure functions."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -13,15 +13,15 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from depthmup_flax.coord_check.table import OUTPUT, SCORES
 from depthmup_flax.errors import InputError
 from depthmup_flax.infer.initial_scale import init_factors, multiplied
 from depthmup_flax.rule.info_trees import is_info
 from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.types import ArrayTree, InfoTree
 
 Activations = dict[str, jax.Array]
-
-# Products of queries and keys before the attention's scale; see `_with_scores`.
-SCORES = "scores"
+Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,21 +30,21 @@ class Network:
 
     Attributes:
       init: key -> parameters; pure.
-      apply: parameters -> (outputs, activations by name); pure. Names are paths (``blocks/3/mlp``); a stack of layers
-        is one array or one name per layer.
+      apply: parameters -> (outputs, activations by name); pure. Names are paths (``blocks/3/mlp``). A stack of layers
+        is one array, or one name per layer.
       info: tree of `ParamInfo` with the structure of the parameters.
-      optimizer: finished optax transformation, the user's own.
+      optimizer: complete optax optimizer, as used in training.
     """
 
-    init: Callable[[jax.Array], Any]
-    apply: Callable[[Any], tuple[jax.Array, Activations]]
-    info: Any
+    init: Callable[[jax.Array], ArrayTree]
+    apply: Callable[[ArrayTree], tuple[jax.Array, Activations]]
+    info: InfoTree
     optimizer: optax.GradientTransformation
 
-    def rescaled(self, base_init: Callable[[jax.Array], Any], rule: Parametrization) -> Network:
-        """The network that starts from what `rescale_init` makes of its initial values.
+    def rescaled(self, base_init: Callable[[jax.Array], ArrayTree], rule: Parametrization) -> Network:
+        """The network with initial values corrected by `rescale_init`.
 
-        The factors are measured here, on one key, and hold for all; so the new ``init`` is pure again.
+        The factors are measured once, on one key; the new ``init`` is pure.
 
         Args:
           base_init: key -> parameters of the base model, ``lambda key: base.init(key, x)["params"]``.
@@ -56,32 +56,32 @@ class Network:
 
 
 def linen_network(
-    model: nn.Module, x: Any, *, info: Any, optimizer: optax.GradientTransformation, **kwargs: Any
+    model: nn.Module, x: ArrayTree, *, info: InfoTree, optimizer: optax.GradientTransformation, **kwargs: Any
 ) -> Network:
-    """A Linen module as a `Network`: the output of every submodule is recorded, and whatever is sown.
+    """A Linen module as a `Network`: records the output of every submodule, and sown intermediates.
 
-    What is inside an ``nn.scan`` is recorded if its ``variable_axes`` name ``intermediates``.
+    Modules under ``nn.scan`` are recorded if its ``variable_axes`` include ``intermediates``.
 
     Args:
       model: called as ``model.apply(variables, x, **kwargs)``; returns the outputs.
       x: the batch.
       info: from `param_info` or `infer_info`.
-      optimizer: finished optax transformation.
-      **kwargs: of the call, such as ``train=True``, which batch normalization needs. Running averages stay at their
-        initial values; dropout uses one key throughout.
+      optimizer: complete optax optimizer.
+      **kwargs: of the call, such as ``train=True`` for batch normalization. Running averages stay at their initial
+        values; dropout uses one key at every step.
     """
     dropout = jax.random.key(1)
 
-    def init_all(key: jax.Array) -> dict[str, Any]:
+    def init_all(key: jax.Array) -> dict[str, ArrayTree]:
         variables = nn.unbox(model.init({"params": key, "dropout": dropout}, x, **kwargs))
         return {name: value for name, value in variables.items() if name != "intermediates"}
 
     state_names = [name for name in jax.eval_shape(init_all, jax.random.key(0)) if name != "params"]
-    state: dict[str, Any] = {}
+    state: dict[str, ArrayTree] = {}
     if state_names:
         state = jax.jit(lambda key: {name: init_all(key)[name] for name in state_names})(jax.random.key(0))
 
-    def apply(params: Any) -> tuple[jax.Array, Activations]:
+    def apply(params: ArrayTree) -> tuple[jax.Array, Activations]:
         outputs, changed = model.apply(
             {"params": params, **state},
             x,
@@ -97,27 +97,27 @@ def linen_network(
 
 def nnx_network(
     make: Callable[[nnx.Rngs], nnx.Module],
-    x: Any,
+    x: ArrayTree,
     *,
-    info: Any,
+    info: InfoTree,
     optimizer: optax.GradientTransformation,
     **kwargs: Any,
 ) -> Network:
-    """An NNX module as a `Network`: the output of every submodule is recorded.
+    """An NNX module as a `Network`: records the output of every submodule.
 
     Args:
       make: ``rngs -> module``, in training mode if it has one; called as ``module(x, **kwargs)``.
       x: the batch.
       info: from `infer_info`.
-      optimizer: finished optax transformation.
+      optimizer: complete optax optimizer.
       **kwargs: of the call.
     """
 
-    def init(key: jax.Array) -> Any:
+    def init(key: jax.Array) -> ArrayTree:
         return nnx.state(make(nnx.Rngs(key)), nnx.Param)
 
-    def apply(params: Any) -> tuple[jax.Array, Activations]:
-        # Made anew, with constant keys, in every trace: averages and noise are the same at every step.
+    def apply(params: ArrayTree) -> tuple[jax.Array, Activations]:
+        # A new module with constant keys in every trace: averages and noise are the same at every step.
         module = make(nnx.Rngs(0))
         nnx.update(module, params)
         recorded = nnx.capture(module, nnx.Intermediate, method_outputs=nnx.Intermediate)
@@ -127,43 +127,48 @@ def nnx_network(
     return Network(init, apply, info, optimizer)
 
 
-def checked_outputs(network: Network) -> tuple[Any, dict[str, Any]]:
-    """Shapes of outputs and activations; `InputError` if the network's functions return something else."""
+def network_shapes(network: Network) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of the activations, with the output as `OUTPUT`.
+
+    Raises:
+      InputError: the functions return something else, or ``info`` does not describe the parameters.
+    """
     params = jax.eval_shape(network.init, jax.random.key(0))
     result = jax.eval_shape(network.apply, params)
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-        raise InputError("Network.apply must return (outputs, dictionary of activations): give {} to record none.")
-    if not hasattr(result[0], "shape"):
-        raise InputError(f"the network returns {type(result[0]).__name__}: the check needs one array of outputs.")
+        raise InputError("Network.apply must return (outputs, dictionary of activations): return {} to record none.")
+    outputs, activations = result
+    if not hasattr(outputs, "shape"):
+        raise InputError(f"the network returns {type(outputs).__name__}: it must return one array of outputs.")
     shapes, known = ([tuple(x.shape) for x in jax.tree.leaves(t, is_leaf=is_info)] for t in (params, network.info))
     if shapes != known:
         raise InputError(
-            f"info describes {len(known)} parameters, the network has {len(shapes)}, or their shapes differ: make it "
+            f"info describes {len(known)} parameters, the network has {len(shapes)}, or their shapes differ: make info "
             "from the same model, of the same width and depth."
         )
-    return result
+    return {**activations, OUTPUT: outputs}
 
 
-def _named(tree: Any) -> Activations:
-    """Floating point arrays of a nested record by path, without ``__call__`` and positions; the output left out."""
-    found: Activations = {}
+def _named(tree: ArrayTree) -> Activations:
+    """Floating-point arrays of a nested record by path, without ``__call__`` and positions; the output left out."""
+    activations: Activations = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         names = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
         name = "/".join(part for part in names if part != "__call__")
         if name and hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating):
-            found.setdefault(name, leaf)
-    return _with_scores(found)
+            activations.setdefault(name, leaf)
+    return activations | _scores(activations)
 
 
 _QUERY = re.compile(r"(^|/)(query|q|q_proj)$")
 
 
-def _with_scores(activations: Activations) -> Activations:
-    """Adds the products of recorded queries and keys ``[..., T, heads, head_dim]``, a mean over the last: scores.
+def _scores(activations: Activations) -> Activations:
+    """Products of queries and keys ``[..., T, heads, head_dim]``, averaged over the last axis, for every attention.
 
-    One dimension more than the output of the module around them tells heads from a stack of layers.
+    Their rank exceeds that of the attention's output by one; this tells heads from a stack of layers.
     """
-    found = dict(activations)
+    scores = {}
     for name, q in activations.items():
         match, parent = _QUERY.search(name), name.rpartition("/")[0]
         if match is None or parent not in activations or q.ndim != activations[parent].ndim + 1:
@@ -171,5 +176,5 @@ def _with_scores(activations: Activations) -> Activations:
         k = activations.get(f"{parent}/{match[2].replace('query', 'key').replace('q', 'k')}")
         if k is not None and k.shape == q.shape:
             q, k = (x.astype(jnp.float32) for x in (q, k))
-            found[f"{parent}/{SCORES}"] = jnp.einsum("...thd,...shd->...hts", q, k) / q.shape[-1]
-    return found
+            scores[f"{parent}/{SCORES}"] = jnp.einsum("...thd,...shd->...hts", q, k) / q.shape[-1]
+    return scores

@@ -1,1 +1,6 @@
-"""The rule on a model without annotations: Linen, NNX, or any pytree of parameters."""
+"""Roles and initial values of any model: Linen, NNX, or any pytree of parameters."""
+
+from depthmup_flax.infer.initial_scale import rescale_init
+from depthmup_flax.infer.roles_from_shapes import infer_info
+
+__all__ = ["infer_info", "rescale_init"]

@@ -1,8 +1,8 @@
-"""Whether ``in_branch`` names the residual branches: all of them, and neither the stem nor the readout.
+"""Checks that ``in_branch`` matches the residual branches: all of them, and neither the stem nor the readout.
 
-A parameter taken for what it is not gets the wrong rates, and a coordinate check need not see that: inside branches,
-the effect of single layers may vanish with depth. So what looks like a mistake is refused. What the model's own
-annotations or an override say (``Axes(names, in_branch=True)``, or ``False``) is believed.
+A parameter on the wrong side gets the wrong learning rate, and a coordinate check may miss it: inside branches, the
+effect of single layers may vanish with depth. So likely mistakes are refused. Annotations of the model and overrides
+(``Axes(names, in_branch=True)``, or ``False``) are not checked.
 """
 
 from __future__ import annotations
@@ -24,107 +24,106 @@ _REMEDY = (
 )
 
 
-def require_branches(found: Infos, said: Collection[str], tied: Collection[str]) -> None:
-    """Raises `InputError` if ``in_branch`` seems to take too much or too little.
+def require_branches(infos: Infos, explicit: Collection[str], tied: Collection[str]) -> None:
+    """Raises `InputError` if ``in_branch`` seems to match too much or too little.
 
     Args:
-      found: what every parameter is.
-      said: paths of which something else than ``in_branch`` says where they are.
-      tied: embeddings that are the readout too.
+      infos: path -> `ParamInfo` of every parameter.
+      explicit: paths that an annotation or override places inside or outside branches.
+      tied: embeddings that are readouts too.
     """
-    if not any(leaf.in_branch for leaf in found.values()):
+    if not any(leaf.in_branch for leaf in infos.values()):
         return
-    taken = {path for path, leaf in found.items() if leaf.in_branch and path not in said}
-    _require_readout_outside(found, taken, tied)
-    _require_stem_outside(found, taken)
+    taken = {path for path, leaf in infos.items() if leaf.in_branch and path not in explicit}
+    _require_readout_outside(infos, taken, tied)
+    _require_stem_outside(infos, taken)
     _require_final_norm_outside(taken)
-    _require_whole_modules(found, said)
-    _require_all_blocks(found, said)
+    _require_whole_modules(infos, explicit)
+    _require_all_blocks(infos, explicit)
 
 
-def _require_readout_outside(found: Infos, taken: set[str], tied: Collection[str]) -> None:
-    outputs = [path for path, leaf in found.items() if leaf.role is Role.OUTPUT]
+def _require_readout_outside(infos: Infos, taken: set[str], tied: Collection[str]) -> None:
+    outputs = [path for path, leaf in infos.items() if leaf.role is Role.OUTPUT]
     if not outputs or tied or not taken.issuperset(outputs):
         return
     raise InputError(
-        f"in_branch takes {outputs[-1]!r} of shape {found[outputs[-1]].shape} into the residual branches, which leaves "
-        f"no readout outside: {_REMEDY}."
+        f"in_branch matches {outputs[-1]!r} of shape {infos[outputs[-1]].shape}, which leaves no readout outside the "
+        f"residual branches: {_REMEDY}."
     )
 
 
-def _require_stem_outside(found: Infos, taken: set[str]) -> None:
-    """A stem is an input weight without an equal in other layers; a model has one unless it says otherwise."""
-    inputs = [path for path, leaf in found.items() if leaf.role is Role.INPUT]
-    like = Counter((_template(path), found[path].shape) for path in inputs)
-    alone = [path for path in inputs if path in taken and like[_template(path), found[path].shape] == 1]
+def _require_stem_outside(infos: Infos, taken: set[str]) -> None:
+    """A stem is an input weight with no equal in other layers; every model has one unless an override denies it."""
+    inputs = [path for path, leaf in infos.items() if leaf.role is Role.INPUT]
+    like = Counter((_template(path), infos[path].shape) for path in inputs)
+    alone = [path for path in inputs if path in taken and like[_template(path), infos[path].shape] == 1]
     none_outside = taken.issuperset(inputs)
-    among_layers = {_template(path) for path in taken if found[path].role is Role.HIDDEN and path.count("/") < 2}
+    among_layers = {_template(path) for path in taken if infos[path].role is Role.HIDDEN and path.count("/") < 2}
     for path in alone:
         if none_outside or _template(path) in among_layers:
-            shape = found[path].shape
+            shape = infos[path].shape
             names = (*[None] * (len(shape) - 2), "fixed_in", "width_out")
             raise InputError(
-                f"in_branch takes {path!r} of shape {shape} into the residual branches, which looks like the model's "
-                f"stem: {_REMEDY}; if it is inside a branch, say overrides={{{path!r}: Axes({names!r}, in_branch=True, "
-                "depth_ratio=...)}."
+                f"in_branch matches {path!r} of shape {shape}, which looks like the model's stem: {_REMEDY}; if it is "
+                f"inside a branch, pass overrides={{{path!r}: Axes({names!r}, in_branch=True, depth_ratio=...)}}."
             )
 
 
 def _require_final_norm_outside(taken: set[str]) -> None:
-    """Flax numbers the modules of a model without names; of one norm per layer and one at the end, a glob takes all."""
+    """Flax numbers unnamed modules, so a glob of the norms of all layers also matches the final norm."""
     modules = {path.split("/")[0] for path in taken if "/" in path}
     counts = Counter(module.rpartition("_")[0] for module in modules if re.fullmatch(r"[A-Z]\w*_\d+", module))
     layers = math.gcd(*(count for kind, count in counts.items() if not kind.endswith("Norm")))
     for kind, count in counts.items():
         if kind.endswith("Norm") and layers > 1 and count > layers and count % layers == 1:
             raise InputError(
-                f"in_branch takes {count} modules {kind}_*, one more than {count - 1} in {layers} layers, so it looks "
-                f"as if {kind}_{count - 1} is the final norm: {_REMEDY}."
+                f"in_branch matches {count} modules {kind}_*, one more than {count - 1} in {layers} layers, so "
+                f"{kind}_{count - 1} looks like the final norm: {_REMEDY}."
             )
 
 
-def _require_whole_modules(found: Infos, said: Collection[str]) -> None:
-    for path, leaf in found.items():
+def _require_whole_modules(infos: Infos, explicit: Collection[str]) -> None:
+    for path, leaf in infos.items():
         parent, _, name = path.rpartition("/")
-        if not parent or name not in _BIASES or path in said:
+        if not parent or name not in _BIASES or path in explicit:
             continue
         for weight in (f"{parent}/{name}" for name in _WEIGHTS):
-            if weight in found and weight not in said and found[weight].in_branch != leaf.in_branch:
+            if weight in infos and weight not in explicit and infos[weight].in_branch != leaf.in_branch:
                 inside, outside = (path, weight) if leaf.in_branch else (weight, path)
                 raise InputError(
-                    f"in_branch takes {inside!r} but not {outside!r}, which are of one layer: take both, such as "
-                    f"in_branch={_template(parent)!r}, or none."
+                    f"in_branch matches {inside!r} but not {outside!r}, which belong to one layer: match both, such "
+                    f"as in_branch={_template(parent)!r}, or neither."
                 )
 
 
-def _require_all_blocks(found: Infos, said: Collection[str]) -> None:
-    """Numbered modules with the same parameters, such as ``layers/0`` and ``layers/1``, are inside branches alike."""
+def _require_all_blocks(infos: Infos, explicit: Collection[str]) -> None:
+    """Numbered modules with equal parameters, such as ``layers/0`` and ``layers/1``, are all inside or all outside."""
     groups: dict[tuple[str, frozenset[tuple[str, tuple[int, ...]]]], list[str]] = {}
-    for module, below in _numbered(found).items():
-        has_weight = any(found[module + rest].role is Role.HIDDEN for rest in below)
-        unsaid = not any(module + rest in said for rest in below)
-        # Flax's own numbers of its layers, Dense_0 to Dense_9, are no sign of anything.
+    for module, below in _numbered(infos).items():
+        has_weight = any(infos[module + rest].role is Role.HIDDEN for rest in below)
+        unchecked = any(module + rest in explicit for rest in below)
+        # Flax's own numbers, Dense_0 to Dense_9, do not count layers of the model.
         is_automatic = re.fullmatch(r"[A-Z]\w*_\d+", module.rpartition("/")[2]) and all(r.count("/") < 2 for r in below)
-        if has_weight and unsaid and not is_automatic:
-            alike = frozenset((rest, found[module + rest].shape) for rest in below)
+        if has_weight and not unchecked and not is_automatic:
+            alike = frozenset((rest, infos[module + rest].shape) for rest in below)
             groups.setdefault((_last_template(module), alike), []).append(module)
     for (template, alike), modules in groups.items():
-        # Weights first: they are what the message should name.
-        for _, rest in sorted((found[modules[0] + rest].role is not Role.HIDDEN, rest) for rest, _ in alike):
-            inside = [module + rest for module in modules if found[module + rest].in_branch]
-            outside = [module + rest for module in modules if not found[module + rest].in_branch]
+        # Weights first: the message should name a weight.
+        for _, rest in sorted((infos[modules[0] + rest].role is not Role.HIDDEN, rest) for rest, _ in alike):
+            inside = [module + rest for module in modules if infos[module + rest].in_branch]
+            outside = [module + rest for module in modules if not infos[module + rest].in_branch]
             if inside and outside:
                 raise InputError(
-                    f"in_branch takes {inside[0]!r} but not {outside[0]!r}, which is alike: name all blocks, such as "
-                    f"in_branch={template!r}, or, if that one is outside of branches, say "
+                    f"in_branch matches {inside[0]!r} but not {outside[0]!r} of an equal block: match all blocks, such "
+                    f"as in_branch={template!r}, or, if that one is outside branches, pass "
                     f"overrides={{{outside[0]!r}: Axes(names, in_branch=False)}}."
                 )
 
 
-def _numbered(found: Infos) -> dict[str, list[str]]:
-    """Every module or parameter with a number in its own name -> the rest of the paths below it."""
+def _numbered(infos: Infos) -> dict[str, list[str]]:
+    """Path of every module or parameter with a number in its own name -> the rest of the paths below it."""
     modules: dict[str, list[str]] = {}
-    for path in found:
+    for path in infos:
         parts = path.split("/")
         for end, part in enumerate(parts, 1):
             if re.search(r"\d", part):

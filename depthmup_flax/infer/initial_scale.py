@@ -1,34 +1,35 @@
-"""Initial values of any model as the rule wants them, from those it has."""
+"""Initial values with the rule's standard deviations, for models with any initializers."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.infer.trees import flatten, require_same_paths, shape_of, value_of
+from depthmup_flax.infer.trees import Leaf, flatten, require_same_paths, shape_of, value_of
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
+from depthmup_flax.types import ArrayTree, InfoTree
 
 
-def rescale_init(params: Any, base_params: Any, info: Any, parametrization: Parametrization) -> Any:
-    """``params`` with every weight's standard deviation as the rule wants it, given the base model's.
+def rescale_init(
+    params: ArrayTree, base_params: ArrayTree, info: InfoTree, parametrization: Parametrization
+) -> ArrayTree:
+    """``params`` with the rule's standard deviation of every weight, given the base model's.
 
     Hidden weights get ``std_base / sqrt(m_in)``, input and output weights ``std_base``; the output's 1/m is in the
-    forward pass. So a model may start from ``lecun_normal``, whose hidden weights are right already, or from a fixed
-    0.02. Vectors, fixed parameters and constants (zeros, ones) stay as they are, and ``standard`` changes nothing.
+    forward pass. A model may start from ``lecun_normal``, whose hidden weights are already right, or from a fixed 0.02.
+    Vectors, fixed parameters and constants (zeros, ones) are unchanged; under ``standard``, everything is.
 
-    Both standard deviations are measured, hence known up to a sampling error. Initializers that exist scale with powers
-    of the fan-in or fan-out, so the correction is set to the closest ``m_in^a m_out^b`` with a, b in {-1/2, 0, 1/2} if
-    that is within four standard errors: exactly 1 for a hidden ``lecun_normal`` and ``m^-1/2`` for a fixed 0.02.
-    Otherwise it is the measured one.
+    Both standard deviations are measured, so they have a sampling error. Common initializers scale with powers of the
+    fan-in or fan-out. If the closest ``m_in^a m_out^b`` with a, b in {-1/2, 0, 1/2} is within four standard errors of
+    the measured correction, it is used instead: exactly 1 for a hidden ``lecun_normal``, ``m^-1/2`` for a fixed 0.02.
 
-    Not for use under ``jit``: it looks at values. There, measure `init_factors` outside and multiply by them.
+    Not for use under ``jit``: the factors depend on values. Measure `init_factors` outside and apply `multiplied`.
 
     Args:
       params: fresh parameters of the model to train; arrays in any pytree, an ``nnx.State`` or a module.
@@ -40,13 +41,15 @@ def rescale_init(params: Any, base_params: Any, info: Any, parametrization: Para
       Parameters in the containers of ``params``; the ``nnx.State`` of a module, for ``nnx.update(model, state)``.
 
     Raises:
-      InputError: something other than arrays, or not what ``info`` was made for.
+      InputError: leaves are not concrete arrays, or ``info`` was made for other parameters.
     """
     return multiplied(params, init_factors(params, base_params, info, parametrization))
 
 
-def init_factors(params: Any, base_params: Any, info: Any, parametrization: Parametrization) -> dict[str, float]:
-    """What `rescale_init`, which has the same arguments, multiplies the parameter of each path by."""
+def init_factors(
+    params: ArrayTree, base_params: ArrayTree, info: InfoTree, parametrization: Parametrization
+) -> dict[str, float]:
+    """Path -> the factor that `rescale_init`, with the same arguments, multiplies the parameter by."""
     leaves, base = flatten(params, "params")[0], flatten(base_params, "base_params")[0]
     known = flatten_info(info)
     require_same_paths(leaves, base, "the model", "the base model")
@@ -63,10 +66,10 @@ def init_factors(params: Any, base_params: Any, info: Any, parametrization: Para
     }
 
 
-def multiplied(params: Any, factors: Mapping[str, float]) -> Any:
-    """``params`` times a number per path; for use under ``jit`` too."""
+def multiplied(params: ArrayTree, factors: Mapping[str, float]) -> ArrayTree:
+    """``params`` times one factor per path; works under ``jit``."""
     leaves, structure = flatten(params, "params")
-    # An array is a leaf, a box or an nnx.Variable a node with one; the type of the array stays.
+    # A leaf is an array, or a box or nnx.Variable around one. The array keeps its type.
     new = [
         leaf if factors[path] == 1.0 else jax.tree.map(lambda x, f=factors[path]: x * jnp.asarray(f, x.dtype), leaf)
         for path, leaf in leaves.items()
@@ -74,7 +77,7 @@ def multiplied(params: Any, factors: Mapping[str, float]) -> Any:
     return jax.tree_util.tree_unflatten(structure, new)
 
 
-def _array(path: str, leaf: Any) -> jax.Array:
+def _array(path: str, leaf: Leaf) -> jax.Array:
     value = value_of(leaf)
     if isinstance(value, (jax.ShapeDtypeStruct, jax.core.Tracer)):
         raise InputError(
@@ -85,7 +88,7 @@ def _array(path: str, leaf: Any) -> jax.Array:
 
 
 def _factor(path: str, array: jax.Array, base: jax.Array, info: ParamInfo, rule: Parametrization) -> float:
-    """What a weight is multiplied by at initialization."""
+    """The factor of one parameter."""
     if rule.width == "standard" or info.role in (Role.VECTOR, Role.FIXED):
         return 1.0
     constant, base_constant = (float(jnp.max(x)) == float(jnp.min(x)) for x in (array, base))
@@ -93,8 +96,8 @@ def _factor(path: str, array: jax.Array, base: jax.Array, info: ParamInfo, rule:
         return 1.0
     if constant or base_constant:
         raise InputError(
-            f"parameter {path!r} is constant in {'the model' if constant else 'the base model'} alone: initialize both "
-            "models with the same initializers."
+            f"parameter {path!r} is constant in {'the model' if constant else 'the base model'} alone: use the same "
+            "initializers in both models."
         )
     wanted = info.width_in**-0.5 if info.role is Role.HIDDEN else 1.0
     measured = wanted * _std(base) / _std(array)

@@ -1,4 +1,4 @@
-"""The trees that models without annotations come in: their paths, their shapes, and globs of paths."""
+"""Parameter trees of models without annotations: their paths, shapes, and globs of paths."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ import numpy as np
 from depthmup_flax.errors import InputError
 from depthmup_flax.rule.info_trees import is_nnx, matches, path_name
 from depthmup_flax.rule.parametrization import ParamInfo
+from depthmup_flax.types import ArrayTree
 
-# A glob, or several, over paths such as "blocks/0/attn/query/kernel"; it also matches everything below.
+# A glob, or several, over paths such as "blocks/0/attn/query/kernel"; each also matches everything below.
 Globs: TypeAlias = str | Collection[str]
+# A parameter in a tree: an array, its shape, a number, a Linen box or an nnx.Variable.
+Leaf: TypeAlias = Any
 
 
-def flatten(tree: Any, argument: str) -> tuple[dict[str, Any], Any]:
-    """Path -> leaf (an array, a Linen box or an nnx.Variable), and the structure around them."""
+def flatten(tree: ArrayTree, argument: str) -> tuple[dict[str, Leaf], jax.tree_util.PyTreeDef]:
+    """Path -> leaf, and the structure around the leaves; ``argument`` names the tree in errors."""
     if is_nnx(tree, "Module"):
         from flax import nnx
 
         tree = nnx.state(tree, nnx.Param)
     elif isinstance(tree, Mapping) and not is_nnx(tree, "State") and "params" in tree:
         raise InputError(f"{argument} has an entry 'params': pass variables['params'], not all variables.")
-    flat, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_node_of_one)
+    flat, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_box)
     leaves = {path_name(path): leaf for path, leaf in flat}
     if not leaves:
         raise InputError(f"{argument} has no parameters: pass the tree that the optimizer will train.")
     for path, leaf in leaves.items():
         if is_nnx(leaf, "RngState", "BatchStat"):
-            raise InputError(f"{path!r} of {argument} is no parameter: pass nnx.state(model, nnx.Param).")
+            raise InputError(f"{path!r} of {argument} is not a parameter: pass nnx.state(model, nnx.Param).")
         if not hasattr(value_of(leaf), "shape") and not isinstance(value_of(leaf), numbers.Number):
             what = f"{argument} has" if path else f"{argument} is"
             at = f" at {path!r}" if path else ""
@@ -44,36 +47,36 @@ def flatten(tree: Any, argument: str) -> tuple[dict[str, Any], Any]:
     return leaves, structure
 
 
-def value_of(leaf: Any) -> Any:
+def value_of(leaf: Leaf) -> Any:
     """The array in a leaf of `flatten`."""
     return jax.tree.leaves(leaf)[0]
 
 
-def shape_of(leaf: Any) -> tuple[int, ...]:
+def shape_of(leaf: Leaf | ParamInfo) -> tuple[int, ...]:
     """The shape of a leaf of `flatten`, or of a `ParamInfo`."""
     value = leaf if isinstance(leaf, ParamInfo) else value_of(leaf)
     return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
 
 
-def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+def abstract(leaf: Leaf) -> jax.ShapeDtypeStruct:
     """Shape and type of a leaf of `flatten`."""
     return jax.ShapeDtypeStruct(shape_of(leaf), getattr(value_of(leaf), "dtype", jnp.float32))
 
 
-def require_same_paths(one: Mapping[str, Any], other: Mapping[str, Any], one_name: str, other_name: str) -> None:
-    """Raises `InputError` unless both have the same paths, and the same number of dimensions at each."""
+def require_same_paths(one: Mapping[str, Leaf], other: Mapping[str, Leaf], one_name: str, other_name: str) -> None:
+    """Raises `InputError` unless both trees have the same paths, and the same rank at each."""
     for here, there, here_name, there_name in ((one, other, one_name, other_name), (other, one, other_name, one_name)):
         for path in here:
             if path not in there:
                 raise InputError(
-                    f"parameter {path!r} is in {here_name} but not in {there_name}: build both alike and at the same "
-                    "depth, with another width only."
+                    f"parameter {path!r} is in {here_name} but not in {there_name}: build both at the same depth; "
+                    "only the width may differ."
                 )
     for path in one:
         if len(shape_of(one[path])) != len(shape_of(other[path])):
             raise InputError(
                 f"parameter {path!r} has shape {shape_of(one[path])} in {one_name} and {shape_of(other[path])} in "
-                f"{other_name}: build both alike, with another width only."
+                f"{other_name}: build both from the same model; only the width may differ."
             )
 
 
@@ -83,28 +86,28 @@ def examples(paths: Sequence[str]) -> str:
     return ", ".join(repr(path) for path in list(reversed(first.values()))[:4])
 
 
-def globs(argument: str, patterns: Any, paths: Sequence[str]) -> list[str]:
+def globs(argument: str, patterns: Globs, paths: Sequence[str]) -> list[str]:
     """One glob or several as a list."""
     if isinstance(patterns, str):
         return [patterns]
     if not isinstance(patterns, Collection) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise InputError(f"{argument} is {patterns!r}: write globs of paths such as {examples(paths)}.")
+        raise InputError(f"{argument} is {patterns!r}: use globs of paths, such as {examples(paths)}.")
     return list(patterns)
 
 
-def matching(argument: str, patterns: Any, paths: Sequence[str]) -> set[str]:
-    """The paths that match; every pattern must match one."""
-    found = set()
+def matching(argument: str, patterns: Globs, paths: Sequence[str]) -> set[str]:
+    """The paths that match a pattern; raises `InputError` for a pattern that matches none."""
+    union = set()
     for pattern in globs(argument, patterns, paths):
         matched = {path for path in paths if matches(path, pattern)}
         if not matched:
             raise InputError(
-                f"{argument} has {pattern!r}, which matches no parameter: write a glob of paths such as "
+                f"{argument} has {pattern!r}, which matches no parameter: use a glob of paths, such as "
                 f"{examples(paths)}."
             )
-        found |= matched
-    return found
+        union |= matched
+    return union
 
 
-def _is_node_of_one(x: Any) -> bool:
+def _is_box(x: object) -> bool:
     return isinstance(x, nn.meta.AxisMetadata) or is_nnx(x, "Variable")

@@ -1,5 +1,7 @@
 """Initial values as the rule wants them, from any initializers."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -10,8 +12,10 @@ from flax import nnx
 from depthmup_flax import InputError, get_parametrization, infer_info, rescale_init
 
 RULE = get_parametrization("depth_mup")
+NORMAL = nn.initializers.normal(0.02)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def weights(init, n, rng):
     keys = jax.random.split(jax.random.key(rng), 4)
     sizes = {"stem": (50, n), "w": (n, n), "head": (n, 60)}
@@ -24,7 +28,7 @@ def weights(init, n, rng):
     [
         (nn.initializers.lecun_normal(), {"head": 4**0.5}),
         (nn.initializers.kaiming_uniform(), {"head": 4**0.5}),
-        (nn.initializers.normal(0.02), {"w": 4**-0.5}),
+        (NORMAL, {"w": 4**-0.5}),
         (nn.initializers.variance_scaling(1.0, "fan_out", "normal"), {"stem": 4**0.5}),
     ],
 )
@@ -39,7 +43,7 @@ def test_initial_deviations_are_corrected_by_exact_powers_of_the_ratio(init, fac
 
 def test_a_correction_that_is_no_power_is_the_measured_one():
     init = nn.initializers.xavier_normal()
-    params, base = weights(init, 512, 0), weights(init, 64, 1)
+    params, base = weights(init, 128, 0), weights(init, 32, 1)
     info = infer_info(params, base, depth_ratio=1.0, readout="head")
     new = rescale_init(params, base, info, RULE)
     assert float(new["head"].std()) == pytest.approx(float(base["head"].std()), rel=1e-5)
@@ -47,7 +51,7 @@ def test_a_correction_that_is_no_power_is_the_measured_one():
 
 
 def test_the_standard_parametrization_changes_no_initial_value():
-    params, base = weights(nn.initializers.normal(0.02), 64, 0), weights(nn.initializers.normal(0.02), 16, 1)
+    params, base = weights(NORMAL, 128, 0), weights(NORMAL, 32, 1)
     info = infer_info(params, base, depth_ratio=1.0, readout="head")
     new = rescale_init(params, base, info, get_parametrization("sp"))
     assert all(new[path] is params[path] for path in params)
@@ -69,16 +73,16 @@ def test_initial_values_of_an_nnx_model_can_be_corrected():
 
 
 def test_what_cannot_be_rescaled_is_named():
-    params, base = weights(nn.initializers.normal(0.02), 64, 0), weights(nn.initializers.normal(0.02), 16, 1)
+    params, base = weights(NORMAL, 128, 0), weights(NORMAL, 32, 1)
     info = infer_info(params, base, depth_ratio=1.0, readout="head")
     abstract = jax.eval_shape(lambda: params)
     with pytest.raises(InputError, match="is ShapeDtypeStruct, which has no values: call rescale_init outside jit"):
         rescale_init(abstract, base, info, RULE)
     with pytest.raises(InputError, match="which has no values: call rescale_init outside jit"):
         jax.jit(lambda p: rescale_init(p, base, info, RULE))(params)
-    with pytest.raises(InputError, match=r"'bias' has shape \(16,\), but info was made for \(64,\)"):
+    with pytest.raises(InputError, match=r"'bias' has shape \(32,\), but info was made for \(128,\)"):
         rescale_init(base, base, info, RULE)
     with pytest.raises(InputError, match="'w' is constant in the model alone"):
-        rescale_init({**params, "w": jnp.zeros((64, 64))}, base, info, RULE)
+        rescale_init({**params, "w": jnp.zeros((128, 128))}, base, info, RULE)
     with pytest.raises(InputError, match="'zero' is in the model but not in info"):
         rescale_init(params, base, {path: leaf for path, leaf in info.items() if path != "zero"}, RULE)

@@ -1,8 +1,5 @@
-"""Roles from shapes, or an error that says what to write; the same rule as by annotation; NNX; initial values."""
+"""Roles from shapes, or an error that says what to write; the same rule as by annotation."""
 
-import importlib.util
-import math
-import pathlib
 import re
 
 import flax.linen as nn
@@ -12,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx, struct
+from shapes import infer, shapes
 
 from depthmup_flax import (
     Axes,
@@ -19,31 +17,18 @@ from depthmup_flax import (
     ResidualBranch,
     ResMLP,
     Role,
-    ViT,
     depthmup,
-    freeze,
     get_parametrization,
+    infer_info,
     param_info,
     param_table,
+    rescale_init,
 )
-from depthmup_flax.infer.roles_from_shapes import infer_info, rescale_init
 from depthmup_flax.rule.info_trees import flatten_info, info_to_json
 
 pytestmark = pytest.mark.usefixtures("compiled_in_haste")
 
 RULE = get_parametrization("depth_mup")
-ROOT = pathlib.Path(__file__).parents[2]
-
-
-def shapes(leaves: dict) -> dict:
-    return {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in leaves.items()}
-
-
-def infer(leaves: dict, **kwargs) -> dict:
-    """From ``path -> (shape, base shape)``, with a readout added."""
-    both = {"head/kernel": ((16, 10), (8, 10)), **leaves}
-    kwargs = {"depth_ratio": 1.0, "readout": "head", **kwargs}
-    return infer_info(*(shapes({path: pair[i] for path, pair in both.items()}) for i in (0, 1)), **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -104,11 +89,11 @@ def test_what_shapes_tell_is_resolved(path, shape, base, expected):
         ({"blocks/bias": ((4, 16), (2, 8))}, {}, "a vector by its name but grows in 2 dimensions: if one counts"),
         ({"q/bias": ((4, 16), (2, 8))}, {}, "overrides={'q/bias': Axes(('width_out', 'width_out'))}"),
         ({"pos_emb": ((9, 16), (7, 8))}, {}, "looks like a table by its name but grows in 2 dimensions"),
-        ({"w": ((16, 24), (8, 8))}, {}, "grows 2 and 3 times, and only of a 'kernel' is it known which is the input"),
+        ({"w": ((16, 24), (8, 8))}, {}, "grows 2 and 3 times, and its layout is unknown, as it is no 'kernel'"),
         (
             {"blocks/layer_scale": ((4, 16), (4, 8)), "other": ((16,), (8,))},
             {"in_branch": "blocks"},
-            "may be a vector of every layer of a stack, a vector with more dimensions (heads and their size), or a "
+            "may be one vector per layer of a stack, a vector with more dimensions (heads and their size), or a "
             "weight whose input does not grow: if the first, pass stacked='blocks/layer_scale'; if the second, "
             "overrides={'blocks/layer_scale': Axes((None, 'width_out'))}; if the third, "
             "overrides={'blocks/layer_scale': Axes(('fixed_in', 'width_out'))}",
@@ -119,10 +104,10 @@ def test_what_shapes_tell_is_resolved(path, shape, base, expected):
         ({}, {"readout": "haed"}, "readout has 'haed', which matches no parameter"),
         ({}, {"stacked": "blocks"}, "stacked has 'blocks', which matches no parameter"),
         ({}, {"overrides": {"x": Axes(("width_in",))}}, "overrides has 'x', which matches no parameter"),
-        ({}, {"in_branch": "Blok_*"}, "in_branch has 'Blok_*', which matches no parameter: write a glob of paths such"),
+        ({}, {"in_branch": "Blok_*"}, "in_branch has 'Blok_*', which matches no parameter: use a glob of paths, such"),
         ({}, {"in_branch": lambda path: False}, "in_branch is false for every path, such as 'head/kernel'"),
         ({}, {"in_branch": "*"}, "in_branch = '*' matches every parameter"),
-        ({}, {"in_branch": 3.0}, "in_branch is 3.0: write globs of paths such as 'head/kernel'"),
+        ({}, {"in_branch": 3.0}, "in_branch is 3.0: use globs of paths, such as 'head/kernel'"),
         ({"w": ((8, 8), (4, 4))}, {"in_branch": "w", "depth_ratio": None}, "in_branch is given but depth_ratio is not"),
         ({}, {"depth_ratio": 2.0}, "depth_ratio is 2 but in_branch is missing"),
         ({}, {"depth_ratio": None}, "nothing says which parameters are inside residual branches: pass in_branch='Blo"),
@@ -160,7 +145,7 @@ def test_what_shapes_do_not_tell_is_refused_with_what_to_write(leaves, kwargs, m
         (
             {"block_0": (8, 8), "block_1": (8, 8)},
             {"block_0": (4, 4)},
-            "'block_1' is in the model but not in the base model: build both alike and at the same depth",
+            "'block_1' is in the model but not in the base model: build both at the same depth; only the",
         ),
         ({"block_0": (8, 8)}, {"block_0": (4, 4), "x": ()}, "'x' is in the base model but not in the model"),
         (
@@ -200,95 +185,6 @@ def test_functions_and_modules_in_place_of_parameters_are_named():
 @pytest.mark.parametrize("two", [jnp.float32(2), np.float32(2), np.array(2.0), 2])
 def test_a_depth_ratio_is_a_number_or_an_array_of_one(two):
     assert infer({"w": ((16, 16), (8, 8))}, in_branch="w", depth_ratio=two)["w"].depth_ratio == 2
-
-
-class Unnamed(nn.Module):
-    """A residual network whose modules Flax numbers."""
-
-    width: int
-    tokens: bool = False
-
-    @nn.compact
-    def __call__(self, x):
-        h = nn.Dense(self.width)(x)
-        h = h + nn.Embed(5, self.width)(jnp.arange(1)) if self.tokens else h
-        for _ in range(3):
-            h = h + nn.Dense(self.width)(nn.LayerNorm()(h))
-        return nn.Dense(10, name="head")(nn.LayerNorm()(h))
-
-
-def infer_unnamed(in_branch, tokens=False, readout="head", **kwargs):
-    both = [jax.eval_shape(Unnamed(n, tokens).init, jax.random.key(0), jnp.ones((1, 6)))["params"] for n in (16, 8)]
-    if readout == "Dense_4":  # the head without its name, too
-        both = [{**{k: v for k, v in params.items() if k != "head"}, "Dense_4": params["head"]} for params in both]
-    return infer_info(*both, in_branch=in_branch, depth_ratio=2.0, readout=readout, **kwargs)
-
-
-@pytest.mark.parametrize(
-    ("in_branch", "kwargs", "message"),
-    [
-        ("Dense_*", {"readout": "Dense_4"}, "takes 'Dense_4/kernel' of shape (16, 10) into the residual branches"),
-        ("Dense_*", {}, "takes 'Dense_0/kernel' of shape (6, 16) into the residual branches, which looks like the mod"),
-        ("Dense_*", {"tokens": True}, "'Dense_0/kernel' of shape (6, 16) into the residual branches, which looks like"),
-        (["Dense_[123]", "LayerNorm_*"], {}, "takes 4 modules LayerNorm_*, one more than 3 in 3 layers, so it"),
-        (lambda path: "Dense" in path, {}, "name the blocks in the model (name='block_0', ...) and write "),
-    ],
-)  # fmt: skip
-def test_a_stem_a_readout_or_a_final_norm_in_branches_is_refused(in_branch, kwargs, message):
-    with pytest.raises(InputError) as error:
-        infer_unnamed(in_branch, **kwargs)
-    assert message in str(error.value)
-
-
-def test_numbered_layers_that_are_the_branches_alone_are_right():
-    info = flatten_info(infer_unnamed(["Dense_[123]", "LayerNorm_[012]"]))
-    assert {path.split("/")[0] for path, leaf in info.items() if leaf.in_branch} == {
-        "Dense_1", "Dense_2", "Dense_3", "LayerNorm_0", "LayerNorm_1", "LayerNorm_2",
-    }  # fmt: skip
-
-
-def test_a_model_without_a_stem_says_so_of_what_looks_like_one():
-    leaves = {"blocks/mix/kernel": ((3, 3, 1, 16), (3, 3, 1, 8)), "blocks/w": ((16, 16), (8, 8))}
-    with pytest.raises(InputError, match=re.escape("Axes((None, None, 'fixed_in', 'width_out'), in_branch=True, ")):
-        infer(leaves, in_branch="blocks", depth_ratio=2.0)
-    axes = Axes((None, None, "fixed_in", "width_out"), in_branch=True, depth_ratio=2.0)
-    leaf = infer(leaves, in_branch="blocks", depth_ratio=2.0, overrides={"blocks/mix/kernel": axes})
-    assert leaf["blocks/mix/kernel"].in_branch
-    # Layers that have one each are no stem, nor is one besides a stem.
-    two = {f"blocks/{i}/{path[7:]}": shape for path, shape in leaves.items() for i in (0, 1)}
-    assert infer(two, in_branch="blocks", depth_ratio=2.0)["blocks/1/mix/kernel"].in_branch
-    stem = {"stem/kernel": ((3, 16), (3, 8))}
-    assert infer({**leaves, **stem}, in_branch="blocks", depth_ratio=2.0)["blocks/mix/kernel"].in_branch
-
-
-def test_low_rank_weights_inside_branches_are_right():
-    leaves = {"emb": ((50, 16), (50, 8)), "blocks/w": ((16, 16), (8, 8)), "blocks/down": ((16, 2), (8, 2))}
-    leaves["blocks/up/kernel"] = ((2, 16), (2, 8))
-    info = infer(leaves, in_branch="blocks", depth_ratio=2.0, readout=("head", "blocks/down"))
-    assert [info[path].role for path in ("blocks/down", "blocks/up/kernel")] == [Role.OUTPUT, Role.INPUT]
-
-
-@pytest.mark.parametrize(
-    ("in_branch", "message"),
-    [
-        ("layers/1", "takes 'layers/1/kernel' but not 'layers/0/kernel', which is alike: name all blocks, such "),
-        (lambda path: path[:8] in ("layers/0", "layers/2"), "takes 'layers/0/kernel' but not 'layers/1/kernel', which"),
-        ("layers/*/kernel", "in_branch takes 'layers/0/kernel' but not 'layers/0/bias', which are of one layer: take"),
-    ],
-)  # fmt: skip
-def test_branches_that_are_named_in_part_are_refused(in_branch, message):
-    layers = {
-        f"layers/{i}/{name}": shape
-        for i in range(4)
-        for name, shape in {"kernel": ((16, 16), (8, 8)), "bias": ((16,), (8,))}.items()
-    }
-    with pytest.raises(InputError) as error:
-        infer(layers, in_branch=in_branch, depth_ratio=2.0)
-    assert message in str(error.value)
-    axes = {"layers/3/kernel": (None, "width_in", "width_out"), "layers/3/bias": (None, "width_out")}
-    outside = {path: Axes(names[1:], in_branch=False) for path, names in axes.items()}
-    info = infer(layers, in_branch="layers/[012]", depth_ratio=2.0, overrides=outside)
-    assert not info["layers/3/kernel"].in_branch
 
 
 def test_all_variables_of_linen_or_nnx_are_refused():
@@ -458,135 +354,6 @@ def test_info_has_the_containers_of_the_parameters():
     optimizer = depthmup(optax.scale_by_adam(), info, RULE, 0.1, weight_decay=0.1)
     updates, _ = optimizer.update(params, optimizer.init(params), params)
     assert jax.tree.structure(updates) == jax.tree.structure(params)
-
-
-class TheirNNX(nnx.Module):
-    def __init__(self, width, rngs):
-        self.stem = nnx.Linear(3, width, rngs=rngs)
-        self.blocks = nnx.List([nnx.Linear(width, width, rngs=rngs) for _ in range(2)])
-        self.head = nnx.Linear(width, 2, rngs=rngs)
-        self.norm = nnx.BatchNorm(width, rngs=rngs)
-
-    def __call__(self, x):
-        h = self.norm(self.stem(x))
-        for block in self.blocks:
-            h = h + RULE.residual_multiplier(4.0) * jnp.tanh(block(h))
-        return self.head(h)
-
-
-def nnx_models():
-    model, base = (TheirNNX(n, nnx.Rngs(0)) for n in (8, 4))
-    states = [nnx.state(m, nnx.Param) for m in (model, base)]
-    return model, infer_info(*states, in_branch="blocks", depth_ratio=4.0, readout="head")
-
-
-def nnx_loss(model):
-    return jnp.mean(model(jnp.sin(jnp.arange(12.0) ** 1.3).reshape(4, 3)) ** 2)
-
-
-def test_an_update_of_nnx_optimizer_is_that_of_learning_rates_by_hand():
-    model, info = nnx_models()
-    # m = 2, r = 4; Adam's first update is the gradient's sign.
-    rate = {
-        "blocks/0/bias": 1 / 2, "blocks/0/kernel": 1 / 4, "blocks/1/bias": 1 / 2, "blocks/1/kernel": 1 / 4,
-        "head/bias": 1, "head/kernel": 1, "norm/bias": 1, "norm/scale": 1, "stem/bias": 1, "stem/kernel": 1,
-    }  # fmt: skip
-    assert list(flatten_info(info)) == list(rate)
-    before = flat_nnx(nnx.state(model, nnx.Param))
-    grads = flat_nnx(nnx.grad(nnx_loss)(model))
-    tx = depthmup(optax.scale_by_adam(), info, RULE, 0.1, weight_decay=0.5)
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-
-    @nnx.jit
-    def step(model, optimizer):
-        _, grads = nnx.value_and_grad(nnx_loss)(model)
-        optimizer.update(model, grads)
-
-    step(model, optimizer)
-    for path, after in flat_nnx(nnx.state(model, nnx.Param)).items():
-        # The batch norm takes the stem's bias out again: its gradient is rounding, without a sure sign.
-        if path != "stem/bias":
-            decay = 0.5 * before[path] if "kernel" in path else 0.0
-            expected = before[path] - 0.1 * (rate[path] * np.sign(grads[path]) + decay)
-            np.testing.assert_allclose(after, expected, atol=1e-4, err_msg=path)
-
-
-def flat_nnx(state):
-    leaves = jax.tree_util.tree_flatten_with_path(nnx.as_pure(state))[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
-
-
-def test_freezing_and_functional_updates_work_on_an_nnx_state():
-    model, info = nnx_models()
-    tx = freeze(depthmup(optax.scale_by_adam(), info, RULE, 0.1, weight_decay=0.5), info, ("stem", "head"))
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    before = flat_nnx(nnx.state(model, nnx.Param))
-    params, grads = nnx.state(model, nnx.Param), nnx.grad(nnx_loss)(model)
-    updates, _ = tx.update(grads, tx.init(params), params)
-    optimizer.update(model, grads)
-    after = flat_nnx(nnx.state(model, nnx.Param))
-    moved = {path for path in before if not np.array_equal(before[path], after[path])}
-    assert moved == {path for path in before if path.startswith(("blocks", "norm"))}
-    for path, update in flat_nnx(updates).items():
-        np.testing.assert_allclose(before[path] + update, after[path], atol=1e-6)
-
-
-def test_an_optimizer_of_another_nnx_model_is_refused():
-    _, info = nnx_models()
-    optimizer = depthmup(optax.scale_by_adam(), info, RULE, 0.1)
-    with pytest.raises(InputError, match=r"parameter 'blocks/0/bias' has shape \(16,\), but info was made for \(8,\)"):
-        nnx.Optimizer(TheirNNX(16, nnx.Rngs(0)), optimizer, wrt=nnx.Param)
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize(
-    ("name", "kwargs"),
-    [
-        ("linen_resnet", {"stages": (1, 2), "steps": 20}),
-        ("linen_resnet", {"width": 8, "stages": (1, 1), "steps": 2}),
-        ("linen_scan_vit", {"steps": 20}),
-        ("nnx_transformer", {"depth": 2, "steps": 20}),
-        ("nnx_with_our_modules", {"depth": 4, "steps": 20}),
-        ("plain_linen", {"depth": 4, "steps": 20}),
-    ],
-)
-def test_examples_run_and_learn(name, kwargs, capsys):
-    losses = load(name).main(**kwargs)
-    assert all(map(math.isfinite, losses))
-    assert kwargs["steps"] < 10 or losses[-1] < 0.9 * losses[0]
-    assert "+branch" in capsys.readouterr().out
-
-
-def test_the_page_on_your_model_runs_and_shows_the_table_it_prints(capsys):
-    page = (ROOT / "docs" / "your_model.md").read_text()
-    scope: dict = {"__name__": "page"}
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(compile(block, "your_model.md", "exec"), scope)
-    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
-    (table,) = re.findall(r"```\n(parameter.*?)```", page, re.DOTALL)
-    for line in table.splitlines():
-        assert line == "..." or line.startswith("---") or line.split() in printed
-
-
-def test_the_vit_example_passes_masks_through_its_attention():
-    attention = load("linen_scan_vit").attention_fn(32)
-    module = nn.MultiHeadDotProductAttention(4, attention_fn=attention)
-    x = jax.random.normal(jax.random.key(0), (1, 5, 32))
-    mask = nn.make_causal_mask(jnp.ones((1, 5)))
-    masked, free = (module.init_with_output(jax.random.key(1), x, mask=m)[0] for m in (mask, None))
-    assert not np.allclose(masked[:, 0], free[:, 0])
-    assert np.allclose(masked[:, -1], free[:, -1], atol=1e-5)
-
-
-def test_an_image_without_a_batch_dimension_is_named():
-    with pytest.raises(InputError, match=r"x has shape \(32, 32, 3\), but images are \[batch, height,"):
-        ViT(10, width=16, patch_size=4).init(jax.random.key(0), jnp.ones((32, 32, 3)))
 
 
 def test_the_table_of_an_inferred_model_prints():

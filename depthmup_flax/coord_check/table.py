@@ -1,0 +1,134 @@
+"""The numbers a check records, and powers fitted to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from depthmup_flax.power_fits import EXPLODES, HUGE, ZERO, Fit, fit_power
+
+OUTPUT = "output"
+SCORES = "scores"  # last part of an activation's name: products of queries and keys, before the attention scale
+
+# Groups of parameters that train together. A weight's own group has the path of its module.
+EVERYTHING = "everything"  # all parameters, from a readout at zero
+BRANCHES = "branches"  # all parameters inside residual branches
+BRANCH_VECTORS, OTHER_VECTORS = "vectors in branches", "vectors outside"
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One number of one network.
+
+    Attributes:
+      axis: ``width`` or ``depth``: the size that varies.
+      size: the network's value of ``axis``.
+      width, depth: of the network.
+      seed: of its initial values.
+      group: the parameters that train.
+      step: optimizer steps taken.
+      quantity: ``weight`` (RMS of a parameter), ``activation`` (RMS), ``mean`` (RMS of an activation's mean over its
+        last axis, at step 0), ``change`` (RMS of an activation's change since step 0), ``update`` (RMS of a
+        parameter's last change), or ``update_norm`` (largest spectral norm of an update's matrices over the last two
+        axes).
+      name: the activation or parameter; layer indices are ``*``.
+      value: the number.
+    """
+
+    axis: str
+    size: int
+    width: int
+    depth: int
+    seed: int
+    group: str
+    step: int
+    quantity: str
+    name: str
+    value: float
+
+
+class Table:
+    """Records indexed by what they measure."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._values: dict[tuple[str, str, str, str, int], dict[int, list[float]]] = {}
+        for r in records:
+            by_size = self._values.setdefault((r.axis, r.group, r.quantity, r.name, r.step), {})
+            by_size.setdefault(r.size, []).append(r.value)
+        self._activations = {axis: self._distinct_activations(axis) for axis in self.axes()}
+
+    def axes(self) -> list[str]:
+        """The axes that vary, width first."""
+        return sorted({key[0] for key in self._values}, reverse=True)
+
+    def sizes(self, axis: str) -> list[int]:
+        """The sizes along an axis."""
+        return sorted({size for key, by_size in self._values.items() if key[0] == axis for size in by_size})
+
+    def groups(self, axis: str) -> list[str]:
+        """`EVERYTHING`, `BRANCHES`, then the others by name."""
+        order = {EVERYTHING: 0, BRANCHES: 1}
+        return sorted({key[1] for key in self._values if key[0] == axis}, key=lambda g: (order.get(g, 2), g))
+
+    def names(self, axis: str, group: str, quantity: str) -> list[str]:
+        """Names that have a record at every size."""
+        count = len(self.sizes(axis))
+        keys = (key for key, by_size in self._values.items() if len(by_size) == count)
+        return list(dict.fromkeys(key[3] for key in keys if key[:3] == (axis, group, quantity)))
+
+    def activations(self, axis: str) -> list[str]:
+        """Activations at every size, without copies: a block often returns its stream, for example."""
+        return self._activations[axis]
+
+    def features(self, axis: str) -> list[str]:
+        """`activations` without the attention's scores, whose size is judged by a ratio instead."""
+        return [name for name in self.activations(axis) if name.rpartition("/")[2] != SCORES]
+
+    def steps(self, axis: str, group: str, quantity: str) -> list[int]:
+        """The recorded steps."""
+        return sorted({key[4] for key in self._values if key[:3] == (axis, group, quantity)})
+
+    def values(self, axis: str, group: str, quantity: str, name: str, step: int) -> dict[int, list[float]]:
+        """Size -> one value per seed."""
+        return self._values.get((axis, group, quantity, name, step), {})
+
+    def fit(self, axis: str, group: str, quantity: str, name: str, step: int) -> Fit:
+        """The exponent of one quantity over an axis."""
+        return fit_power(self.values(axis, group, quantity, name, step))
+
+    def fit_features(self, axis: str, group: str, step: int) -> Fit:
+        """The exponent of the change of the features.
+
+        Over width it is that of the geometric mean of all activations that change. Over depth it is that of the
+        activation that changes most in the deepest network, which is the stream: a change inside a branch may come
+        from that branch's own weights, which move by ``L^-gamma``.
+        """
+        logs: dict[str, dict[int, list[float]]] = {}
+        for name in self.features(axis):
+            by_size = self.values(axis, group, "change", name, step)
+            values = [v for seeds in by_size.values() for v in seeds]
+            if name == OUTPUT or not by_size or min(values) == 0:
+                continue
+            if not all(math.isfinite(v) and v < HUGE for v in values):
+                return Fit(math.nan, math.nan, EXPLODES)
+            logs[name] = {size: [math.log(v) for v in seeds] for size, seeds in by_size.items()}
+        if not logs:
+            return Fit(math.nan, math.nan, ZERO)
+        if axis == "depth":
+            largest = self.sizes(axis)[-1]
+            name = max(logs, key=lambda n: float(np.mean(logs[n][largest])))
+            return self.fit(axis, group, "change", name, step)
+        sizes = next(iter(logs.values()))
+        return fit_power({s: list(np.exp(np.mean([log[s] for log in logs.values()], axis=0))) for s in sizes})
+
+    def _distinct_activations(self, axis: str) -> list[str]:
+        steps = self.steps(axis, EVERYTHING, "activation")
+        names = self.names(axis, EVERYTHING, "activation")
+        first_with_values: dict[str, str] = {}
+        for name in sorted(names, key=lambda n: (n != OUTPUT, n.count("/"), names.index(n))):
+            values = [self.values(axis, EVERYTHING, "activation", name, step) for step in steps]
+            first_with_values.setdefault(repr(values), name)
+        return [name for name in names if name in first_with_values.values()]

@@ -1,0 +1,190 @@
+"""The logical axes of one parameter without an annotation, from its shapes at two widths."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.rule.annotations import AnnotatedParam, AxisNames
+
+# Names of biases and scales, in Flax and elsewhere. Such a parameter is added or multiplied entrywise, so it is a
+# vector of any rank: an attention bias has heads and their size, a scanned bias has a layer axis.
+VECTOR_NAMES = frozenset({"bias", "scale", "beta", "gamma", "b", "g"})
+
+# Tables of positions and learned tokens are input weights like an embedding, but by custom not decayed.
+_POSITION = re.compile(r"(^|_)pos(?![a-z])|pos_?emb|position|^wpe$")
+_TOKEN = re.compile(r"^cls|class_token|^register|(^|_)tokens?$")
+_TABLE = re.compile(r"emb|pos|token")
+_ENTRYWISE = re.compile(r"bias|scale|gain|temperature")
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamShapes:
+    """The shapes of one parameter.
+
+    Attributes:
+      path: of the parameter.
+      shape: in the model.
+      witness: in the model that shows which dimensions grow; usually the model itself.
+      base: in the base model.
+      stacked: whether the leading dimension counts layers.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    witness: tuple[int, ...]
+    base: tuple[int, ...]
+    stacked: bool
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rsplit("/", 1)[-1]
+
+    @property
+    def growing(self) -> list[int]:
+        """The dimensions that grow."""
+        return [i for i, (size, base) in enumerate(zip(self.witness, self.base, strict=True)) if size != base]
+
+    def growth(self, i: int) -> float:
+        """By how much dimension ``i`` grows."""
+        return self.witness[i] / self.base[i]
+
+    def override(self, *names: str | None) -> str:
+        """What to write for these axes."""
+        return f"overrides={{{self.path!r}: Axes({names!r})}}"
+
+    def override_growing(self, *names: str) -> str:
+        """What to write for these axes of the growing dimensions."""
+        axes: list[str | None] = [None] * len(self.shape)
+        for i, name in zip(self.growing, names, strict=True):
+            axes[i] = name
+        return self.override(*axes)
+
+    def __str__(self) -> str:
+        return f"parameter {self.path!r} of shape {self.witness}, {self.base} in the base model,"
+
+
+def infer_axes(shapes: ParamShapes, in_branch: bool) -> AxisNames:
+    """The axes of a parameter; raises `InputError` where the shapes are ambiguous."""
+    rank, growing = len(shapes.shape), shapes.growing
+    _require_consistent(shapes)
+    axes: list[str | None] = [None] * rank
+    if shapes.stacked:
+        axes[0] = "layers"
+    if len(growing) == 2:
+        _require_hidden(shapes)
+        axes[growing[0]], axes[growing[1]] = "width_in", "width_out"
+    elif growing and (rank - shapes.stacked == 1 or shapes.name in VECTOR_NAMES):
+        axes[growing[0]] = "width_out"
+    elif growing and growing[0] == rank - 1:
+        _require_input(shapes, in_branch)
+        axes[-2:] = ["fixed_in", "width_out"]
+    elif growing:
+        axes[growing[0]], axes[-1] = "width_in", "fixed_out"
+    return tuple(axes)
+
+
+def infer_decay(shapes: ParamShapes) -> bool | None:
+    """Whether to decay a parameter; ``None`` where its role decides.
+
+    Tables of positions, learned tokens and vectors are not decayed; matrices in which nothing grows are.
+    """
+    if shapes.name in VECTOR_NAMES or _is_undecayed_table(shapes):
+        return False
+    name, sides = shapes.name.lower(), [n for n in shapes.shape[shapes.stacked :] if n > 1]
+    entrywise = _ENTRYWISE.search(name) or _TABLE.search(name)
+    is_matrix = shapes.name == "kernel" or (len(sides) >= 2 and not entrywise)
+    return True if not shapes.growing and is_matrix else None
+
+
+def with_readout_ratio(box: AnnotatedParam, shapes: ParamShapes, is_readout: bool) -> AnnotatedParam:
+    """``box`` with the width ratio of its shapes if it is a readout; refuses output weights that are not."""
+    names = box.names
+    is_output = "width_in" in names and "width_out" not in names and "fixed_out" in names
+    if not is_output or box.width_ratio is not None or len(names) != len(shapes.shape):
+        return box
+    sizes = zip(shapes.shape, shapes.base, names, strict=True)
+    ratio = math.prod(size / base for size, base, name in sizes if name == "width_in")
+    if is_readout:
+        return box.replace(width_ratio=ratio)
+    turned = ["width_out" if n == "width_in" else "fixed_in" if n == "fixed_out" else n for n in names]
+    depth = ", or give the base model the same depth if it counts layers" if shapes.growing[:1] == [0] else ""
+    raise InputError(
+        f"{shapes} is an output weight, as its input grows and its output does not: multiply its product by "
+        f"rule.readout_multiplier({ratio:g}) and name it, readout={shapes.path!r}; if that growing dimension is its "
+        f"output, name its axes, {shapes.override(*turned)}{depth}."
+    )
+
+
+def _require_consistent(shapes: ParamShapes) -> None:
+    """A stack's leading dimension does not grow, no other dimension differs from the base, and at most two grow."""
+    growing = shapes.growing
+    if shapes.stacked and (not shapes.shape or 0 in growing or shapes.shape[0] != shapes.base[0]):
+        raise InputError(
+            f"{shapes} is named by stacked, so its first dimension counts layers: give the base model the same depth."
+        )
+    for i, (size, base) in enumerate(zip(shapes.shape, shapes.base, strict=True)):
+        if i not in growing and size != base:
+            raise InputError(
+                f"parameter {shapes.path!r} has size {size} along dimension {i} and {base} in the base model, as in "
+                "delta_params: let delta_params differ from the base wherever the model does."
+            )
+    if len(growing) > 2:
+        axes = shapes.override_growing("width_in", *["width_out"] * (len(growing) - 1))
+        raise InputError(
+            f"{shapes} has {len(growing)} growing dimensions: give the base model the same depth if one counts layers, "
+            f"let heads or their size grow but not both, or name the axes, {axes} if the first is the input."
+        )
+
+
+def _require_hidden(shapes: ParamShapes) -> None:
+    """Two growing dimensions make a hidden weight, unless its name denies it or its layout is unknown."""
+    first, second = shapes.growing
+    if shapes.name in VECTOR_NAMES:
+        raise InputError(
+            f"{shapes} is a vector by its name but grows in 2 dimensions: if one counts layers, give the base model "
+            "the same depth; if both are widths, such as heads and their size, name its axes, "
+            f"{shapes.override_growing('width_out', 'width_out')}."
+        )
+    if shapes.name == "kernel":
+        return
+    as_weight = shapes.override_growing("width_in", "width_out")
+    if _TABLE.search(shapes.name.lower()):
+        raise InputError(
+            f"{shapes} looks like a table by its name but grows in 2 dimensions: give the base model the same "
+            f"vocabulary, sequence length and depth, or name its axes, {as_weight}."
+        )
+    if not math.isclose(shapes.growth(first), shapes.growth(second)):
+        raise InputError(
+            f"{shapes} grows {shapes.growth(first):g} and {shapes.growth(second):g} times, and its layout is unknown, "
+            f"as it is no 'kernel': name its axes, {as_weight} or the other way round."
+        )
+
+
+def _require_input(shapes: ParamShapes, in_branch: bool) -> None:
+    """In a branch, a last dimension that grows alone may be that of a stack of vectors; not in a kernel or a table."""
+    if shapes.name == "kernel" or not in_branch or shapes.stacked or _is_undecayed_table(shapes):
+        return
+    names = [None] * (len(shapes.shape) - 1)
+    raise InputError(
+        f"{shapes} may be one vector per layer of a stack, a vector with more dimensions (heads and their size), or a "
+        f"weight whose input does not grow: if the first, pass stacked={shapes.path!r}; if the second, "
+        f"{shapes.override(*names, 'width_out')}; if the third, "
+        f"{shapes.override(*names[:-1], 'fixed_in', 'width_out')}."
+    )
+
+
+def _is_undecayed_table(shapes: ParamShapes) -> bool:
+    """Whether it is a table of positions, a class token or the like: by name, or as one vector with more dimensions."""
+    *parents, name = shapes.path.lower().split("/")
+    if name == "kernel":
+        return False
+    if name == "embedding" and parents:  # the module's name says what it embeds
+        return bool(_POSITION.search(parents[-1]))
+    one_vector = (
+        len(shapes.growing) == 1 and math.prod(shapes.shape[shapes.stacked :]) == shapes.shape[shapes.growing[0]]
+    )
+    return one_vector or bool(_POSITION.search(name) or _TOKEN.search(name))

@@ -1,0 +1,94 @@
+"""A residual network as two functions, which compiles fast, and the ways to get it wrong that the check must name."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+import depthmup_flax as dm
+from depthmup_flax.coord_check import Network, coord_check
+
+RULE = dm.get_parametrization(branch_multiplier=0.5)
+BASE_WIDTH, BASE_DEPTH = 8, 4
+X = jax.random.normal(jax.random.key(0), (4, 12))
+Y = jnp.arange(4)
+WIDTHS, DEPTHS = (64, 128, 256), (16, 32, 64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """Blocks ``h + a * W relu(norm(h))`` of one stacked weight, between a stem and a readout."""
+
+    width: int
+    depth: int
+    branch_multiplier: bool = True
+    readout_multiplier: bool = True
+    depth_init: bool = False  # 1/sqrt(2 L), as in GPT-2
+    fixed_std: bool = False
+    relu_last: bool = False
+    readout_std: float | None = BASE_WIDTH**-0.5  # None: falls with width
+
+    @property
+    def shapes(self):
+        """Shapes of the parameters."""
+        n = self.width
+        return {
+            "blocks": {"dense": {"kernel": (self.depth, n, n)}},
+            "head": {"kernel": (n, 10)},
+            "stem": {"kernel": (12, n)},
+        }
+
+    def init(self, key):
+        """All parameters from one draw of random numbers."""
+        n, depth = self.width, self.depth
+        std = (BASE_WIDTH if self.fixed_std else n) ** -0.5 / (math.sqrt(2 * depth) if self.depth_init else 1.0)
+        z = jax.random.uniform(key, (12 + depth * n + 10, n), minval=-(3**0.5), maxval=3**0.5)  # of variance 1
+        head_std = n**-0.5 if self.readout_std is None else self.readout_std
+        return {
+            "blocks": {"dense": {"kernel": std * z[12:-10].reshape(depth, n, n)}},
+            "head": {"kernel": head_std * z[-10:].T},
+            "stem": {"kernel": 12**-0.5 * z[:12]},
+        }
+
+    def apply(self, params):
+        """The outputs, and the activations of the stem, the blocks and their layers."""
+        multiplier = RULE.residual_multiplier(self.depth / BASE_DEPTH if self.branch_multiplier else 1.0)
+
+        def block(h, kernel):
+            y = h * jax.lax.rsqrt(jnp.mean(h**2, -1, keepdims=True))
+            y = (y if self.relu_last else jax.nn.relu(y)) @ kernel
+            h = h + multiplier * (jax.nn.relu(y) if self.relu_last else y)
+            return h, (h, y)
+
+        stem = X @ params["stem"]["kernel"]
+        h, (blocks, dense) = jax.lax.scan(block, stem, params["blocks"]["dense"]["kernel"])
+        factor = RULE.readout_multiplier(self.width / BASE_WIDTH) if self.readout_multiplier else 1.0
+        return factor * h @ params["head"]["kernel"], {"stem": stem, "blocks": blocks, "blocks/dense": dense}
+
+    def info(self):
+        """Roles, from the shapes."""
+        shapes = (
+            jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, jnp.float32), c.shapes, is_leaf=lambda s: type(s) is tuple)
+            for c in (self, dataclasses.replace(self, width=BASE_WIDTH))
+        )
+        ratio = self.depth / BASE_DEPTH
+        return dm.infer_info(*shapes, in_branch="blocks", depth_ratio=ratio, readout="head", stacked="blocks")
+
+    def network(self, make_optimizer=None):
+        """With ``make_optimizer(info)``, or the rule's own."""
+        info = self.info()
+        optimizer = make_optimizer(info) if make_optimizer else dm.adamw(3e-3, info, RULE)
+        return Network(self.init, self.apply, info, optimizer)
+
+
+def check(axis, *, make_optimizer=None, seeds=3, **wrong):
+    """The report on chains over one axis."""
+    build = lambda width, depth: Chain(width, depth, **wrong).network(make_optimizer)
+    sizes = {"widths": WIDTHS} if axis == "width" else {"depths": DEPTHS}
+    return coord_check(build, Y, rule=RULE, width=64, depth=4, steps=3, seeds=seeds, **sizes)
+
+
+def causes(report):
+    """Name -> layers."""
+    return {cause.name: cause.layers for cause in report.causes}

@@ -1,0 +1,59 @@
+"""python -m depthmup_flax.coord_check: its verdict, its files, its errors."""
+
+import json
+
+import pytest
+from processes import run_command
+
+
+def command(*arguments):
+    return run_command("-m", "depthmup_flax.coord_check", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("preset", "widths", "code"),
+    [pytest.param("depth_mup", "128,256,512", 0, marks=pytest.mark.slow), ("sp", "64,128,256", 1)],
+)
+def test_the_command_exits_with_the_verdict_and_writes_records_report_and_figure(preset, widths, code, tmp_path):
+    done = command(
+        "--config=configs/digits.py",
+        "--config.model.base_width=16",
+        f"--config.parametrization.preset={preset}",
+        f"--workdir={tmp_path}",
+        f"--widths={widths}",
+        "--depths=",
+        "--steps=2",
+        "--seeds=3",
+        "--batch_size=4",
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert f"width {widths.replace(',', ', ')}: {'PASS' if code == 0 else 'FAIL'}" in done.stdout
+    assert ("likely cause (rule_without_width)" in done.stdout) == (code == 1)
+    assert (tmp_path / "report.txt").read_text().strip() in done.stdout
+    records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert {r["quantity"] for r in records} == {"weight", "activation", "mean", "change", "update"}
+    assert {r["seed"] for r in records} == {0, 1, 2}
+    assert (tmp_path / "coord_check.png").read_bytes()[1:4] == b"PNG"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--config is not set"),
+        (("--config=configs/digits.py", "--widths=64,wide"), "--widths is 64,wide: use whole numbers with commas"),
+        (("--config=configs/digits.py", "--config.model.dpth=3"), "config has no field"),
+        (("--config=configs/digits.py", "--batch_size=0"), "batch_size is 0: use between 1 and the 1500"),
+        (
+            ("--config=configs/digits.py", "--config.model.depth=24"),
+            "--config.model.depth=24 is not used by the check: set the sizes with --depths=A,B,C and --depth=N",
+        ),
+        (("--config=configs/digits.py", "--config.model.base_depth=-1"), "model.base_depth is -1: use a positive"),
+        (("--config=configs/digits.py", "--depth=-3", "--widths="), "depth is -3: use a positive number"),
+    ],
+)
+def test_a_wrong_command_is_one_sentence_and_exit_code_2(arguments, message):
+    done = command(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,60 @@
+"""From numbers to verdicts, and one name for the same layer of every network."""
+
+import math
+
+import numpy as np
+import pytest
+
+import depthmup_flax as dm
+from depthmup_flax.coord_check.layer_names import collapsers
+from depthmup_flax.coord_check.verdict import verdict_of
+from depthmup_flax.power_fits import fit_power
+
+
+@pytest.mark.parametrize("slope", [-0.5, 0.0, 0.37, 2.0])
+def test_a_power_is_found_inside_its_interval(slope):
+    rng = np.random.default_rng(0)
+    inside = 0
+    for _ in range(200):
+        fit = fit_power({size: list(3 * size**slope * np.exp(0.1 * rng.normal(size=4))) for size in (32, 64, 128)})
+        inside += abs(fit.slope - slope) < fit.interval
+    assert 180 <= inside <= 198  # 95 % of 200, give or take 2.5 standard deviations
+
+
+def test_zero_overflow_and_noise_have_their_own_verdicts():
+    sizes = (1, 2, 4)
+    verdict = lambda values: verdict_of(fit_power(dict(zip(sizes, values, strict=True))), 0.2)
+    assert verdict([[0.0, 0.0]] * 3) == "zero"
+    assert verdict([[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]]) == "below precision"
+    assert verdict([[1.0, 1.0], [2.0, 2.0], [math.inf, 8.0]]) == "explodes"
+    assert verdict([[1.0, 1.0], [1e9, 1e9], [1e18, 1e18]]) == "explodes"
+    assert verdict([[1.0, 9.0], [9.0, 1.0], [1.0, 9.0]]) == "unclear"
+    assert verdict([[1.0, 1.01], [1.0, 1.02], [1.01, 1.0]]) == "flat"
+    assert verdict([[1.0, 1.01], [1.41, 1.42], [2.0, 2.01]]) == "grows"
+    assert verdict([[2.0, 2.01], [1.41, 1.42], [1.0, 1.01]]) == "vanishes"
+
+
+def test_only_indices_that_count_layers_become_a_star():
+    names = [
+        [f"Block_{i}/Dense_{j}" for i in range(depth) for j in range(2)] + ["head", f"block_{depth - 1}_norm", "in_1"]
+        for depth in (2, 4, 8)
+    ]
+    collapse = collapsers(names, [{}, {}, {}])[2]
+    assert collapse("Block_7/Dense_1") == "Block_*/Dense_1"
+    assert collapse("block_3_norm") == "block_*_norm"
+    assert collapse("in_1") == "in_1"
+    # Nothing is counted at one depth.
+    assert collapsers([names[0]] * 3, [{}, {}, {}])[0]("Block_1/Dense_1") == "Block_1/Dense_1"
+
+
+def test_stem_blocks_and_readout_that_share_a_name_stay_apart():
+    leaf = lambda role, in_branch=False: dm.ParamInfo(dm.Role(role), (1,), in_branch=in_branch)
+    infos = [
+        {"Dense_0/kernel": leaf("input")}
+        | {f"Dense_{i}/kernel": leaf("hidden", True) for i in range(1, depth + 1)}
+        | {f"Dense_{depth + 1}/kernel": leaf("output")}
+        for depth in (4, 8, 16)
+    ]
+    four, eight, _ = collapsers([list(info) for info in infos], infos)
+    assert [four(f"Dense_{i}") for i in (0, 1, 4, 5)] == ["Dense_0", "Dense_*", "Dense_*", "Dense_* (output)"]
+    assert eight("Dense_5/kernel") == "Dense_*/kernel"
