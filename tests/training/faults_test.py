@@ -30,6 +30,11 @@ def saving(workdir):
     return any(workdir.glob("checkpoints/*.orbax-checkpoint-tmp*"))
 
 
+def checkpoints(workdir):
+    """The steps of the complete checkpoints."""
+    return {path.name for path in workdir.glob("checkpoints/*") if path.name.isdigit()}
+
+
 def assert_resumes_to_the_same_end(workdir, log, undisturbed):
     last = processes.Process(log, processes.train, config(), workdir)
     assert last.wait() == 0, last.text()
@@ -68,10 +73,14 @@ def test_a_run_killed_at_twenty_random_moments_ends_as_an_undisturbed_one(undist
     run, workdir = config(checkpoint_every=3), tmp_path / "run"
     for kill in range(KILLS):
         process = processes.Process(tmp_path / f"{kill}.log", processes.train, run, workdir)
-        # Every fourth kill falls into the start, the others into training and its checkpoints.
+        # A quarter of the kills falls into the start, a quarter into compilation, half into training and saves.
         if kill % 4:
             process.wait_for("model  ")
-        time.sleep(rng.uniform(0.0, 0.8))
+        if kill % 4 > 1:
+            saved = checkpoints(workdir)
+            while process.running() and checkpoints(workdir) == saved:
+                time.sleep(0.001)
+        time.sleep(rng.uniform(0.0, (0.8, 0.4, 0.03, 0.03)[kill % 4]))
         process.send(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL, process.text()
         in_a_save += saving(workdir)
