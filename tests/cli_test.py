@@ -199,7 +199,6 @@ def test_every_config_is_valid_documents_its_command_and_is_in_the_readme(name):
     assert f"configs/{name}.py" in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.usefixtures("compiled_in_haste")
 @pytest.mark.parametrize("name", ["imagenet_resnet18", "imagenet_vit"])
 def test_the_imagenet_configs_train_on_files_in_imagenets_own_layout(name, tmp_path):
     """Class folders of JPEGs of many sizes, one of them gray, and a flat val/ with Kaggle's list of its classes."""

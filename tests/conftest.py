@@ -50,11 +50,10 @@ def optimized():
 
 
 @pytest.fixture
-def compiled_in_haste():
+def unoptimized():
     """One test of an `optimized` module without optimizations."""
     import jax
 
-    before = jax.config.jax_disable_most_optimizations
     jax.config.update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    jax.config.update("jax_disable_most_optimizations", False)

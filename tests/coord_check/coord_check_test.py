@@ -18,8 +18,6 @@ from depthmup_flax.power_fits import fit_power
 from depthmup_flax.rule.info_trees import is_info
 from depthmup_flax.training.config import default_config
 
-pytestmark = pytest.mark.usefixtures("compiled_in_haste")
-
 
 class Block(nn.Module):
     """Pre-norm, one layer in the branch."""

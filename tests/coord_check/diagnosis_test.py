@@ -15,8 +15,6 @@ import depthmup_flax as dm
 from depthmup_flax.coord_check import Network, coord_check, linen_network
 from depthmup_flax.rule.info_trees import flatten_info
 
-pytestmark = pytest.mark.usefixtures("compiled_in_haste")
-
 SEQUENCES = jax.random.normal(jax.random.key(0), (4, 3, 12))
 
 

@@ -12,8 +12,6 @@ from jax.scipy.ndimage import map_coordinates
 from depthmup_flax import data
 from depthmup_flax.data import augmentation
 
-pytestmark = pytest.mark.usefixtures("compiled_in_haste")
-
 IMAGES = np.stack([noise(16, 16, seed=i) for i in range(8)])
 
 # Compiled once for a name and a shape.

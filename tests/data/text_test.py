@@ -10,8 +10,6 @@ from data_sets import load as load_set
 from depthmup_flax import data
 from depthmup_flax.data import text
 
-pytestmark = pytest.mark.usefixtures("compiled_in_haste")
-
 
 def load(path, **fields):
     return load_set(f"text:{path}", **fields)

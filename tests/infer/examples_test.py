@@ -11,8 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.usefixtures("compiled_in_haste")
-
 ROOT = pathlib.Path(__file__).parents[2]
 
 

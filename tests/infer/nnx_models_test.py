@@ -16,8 +16,6 @@ from depthmup_flax import (
 )
 from depthmup_flax.rule.info_trees import flatten_info
 
-pytestmark = pytest.mark.usefixtures("compiled_in_haste")
-
 RULE = get_parametrization("depth_mup")
 
 

@@ -26,8 +26,6 @@ from depthmup_flax import (
 )
 from depthmup_flax.rule.info_trees import flatten_info, info_to_json
 
-pytestmark = pytest.mark.usefixtures("compiled_in_haste")
-
 RULE = get_parametrization("depth_mup")
 
 

@@ -174,7 +174,7 @@ def test_gamma0_sets_how_much_features_move_at_fixed_logit_change(name):
     assert features > 0.8
 
 
-@pytest.mark.usefixtures("compiled_in_haste")
+@pytest.mark.usefixtures("unoptimized")
 def test_convolutional_blocks_are_flat_under_depth_mup_and_not_under_sp_or_mup():
     """With SGD, as in B24. LayerNorm, or the narrow stem's randomness hides every exponent; after five steps."""
     x = jax.random.normal(jax.random.key(100), (8, 8, 8, 3))
@@ -195,7 +195,7 @@ def test_convolutional_blocks_are_flat_under_depth_mup_and_not_under_sp_or_mup()
     assert slope("mup", (8, 64), width=32).min() > 0.4
 
 
-@pytest.mark.usefixtures("compiled_in_haste")
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize(
     ("model", "name", "sizes"),
     [

@@ -15,8 +15,6 @@ from depthmup_flax.models.resnet import even_stages, segment_lengths
 from depthmup_flax.nn.layers import NONLINEARITIES, conv_same, dense_product
 from depthmup_flax.rule.info_trees import flatten_info, path_name
 
-pytestmark = pytest.mark.usefixtures("compiled_in_haste")
-
 VECTORS = jax.random.normal(jax.random.key(1), (4, 20))
 IMAGES = jax.random.normal(jax.random.key(1), (4, 16, 16, 3))
 TOKENS = jax.random.randint(jax.random.key(1), (4, 12), 0, 5)

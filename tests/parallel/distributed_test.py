@@ -47,7 +47,6 @@ def rows(workdir):
     return [{key: value for key, value in row.items() if key != "images_per_s"} for row in found]
 
 
-@pytest.mark.usefixtures("compiled_in_haste")
 @pytest.mark.parametrize("by_way_of_four", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_run_goes_from_two_processes_to_one_with_the_losses_of_one_that_never_moved(
     by_way_of_four, settings, tmp_path

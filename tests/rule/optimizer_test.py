@@ -14,8 +14,6 @@ from depthmup_flax.rule.directions import direction, homogeneity
 from depthmup_flax.rule.optimizer import clip_by_global_rms, depthmup, warmup_schedule
 from depthmup_flax.rule.parametrization import PRESETS, ParamInfo, Role
 
-pytestmark = pytest.mark.usefixtures("compiled_in_haste")
-
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (32, 24))
 Y = jax.random.randint(jax.random.key(2), (32,), 0, 10)

@@ -15,7 +15,6 @@ SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
 SMOKE = [pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "block_multiplier")) for path in SWEEPS]
 
 
-@pytest.mark.usefixtures("compiled_in_haste")
 @pytest.mark.parametrize("path", SMOKE, ids=lambda path: path.stem)
 def test_every_figure_has_a_smoke_scale_from_config_to_page(path, tmp_path, monkeypatch):
     monkeypatch.setattr("depthmup_flax.sweep.program.TIMED_CALLS", 1)  # it says how long the sweep will take

@@ -28,8 +28,6 @@ from depthmup_flax.training.config import default_config, validate
 from depthmup_flax.training.device_batches import put_train_data
 from depthmup_flax.training.loop import train_and_evaluate
 
-pytestmark = pytest.mark.usefixtures("compiled_in_haste")
-
 RATE = "optimizer.learning_rate"
 
 

@@ -12,8 +12,8 @@ import depthmup_flax as dm
 from depthmup_flax.errors import InputError
 from depthmup_flax.theory import ACTIVATIONS, get_activation, gram, lazy_kernels, predict
 
-pytestmark = pytest.mark.usefixtures("float64")
-haste = pytest.mark.usefixtures("compiled_in_haste")
+pytestmark = pytest.mark.usefixtures("float64", "optimized")
+unoptimized = pytest.mark.usefixtures("unoptimized")
 
 # A power has two ends; a size between them would hardly move it.
 DEPTHS = (32, 128)
@@ -111,7 +111,7 @@ def test_the_integration_is_of_fourth_order_and_states_its_error(name):
 
 
 # The limit's integration (no depth) with an activation in closed form and a sum.
-@haste
+@unoptimized
 @pytest.mark.parametrize(
     ("name", "depth"),
     [
@@ -137,7 +137,7 @@ def test_kernels_are_differentiable_by_inputs_and_multiplier(name, depth):
     np.testing.assert_allclose(by_a, (entry(x, 0.7 + step) - entry(x, 0.7 - step)) / (2 * step), rtol=1e-4)
 
 
-@haste
+@unoptimized
 def test_kernels_are_differentiable_and_map_over_batches():
     batch = jnp.stack([gram(inputs()), 2 * gram(inputs())])
     mapped = jax.jit(jax.vmap(lambda start: lazy_kernels(start, "tanh", depth=8).tangent()))(batch)
@@ -228,7 +228,7 @@ def test_training_of_a_wide_lazy_network_follows_the_prediction():
     assert errors[1] < 2e-3, errors
 
 
-@haste
+@unoptimized
 def test_predictions_are_the_exponential_of_the_kernel_and_in_the_end_its_regression():
     kernel, y = lazy_kernels(gram(inputs(6)), "relu").tangent(), jnp.array([[1.0, 0], [0, 1], [1, 1], [2, 0]])
     train, test = predict(kernel[:4, :4], y, jnp.array([0.0, 1.5, 1e6]), cross=kernel[4:, :4])

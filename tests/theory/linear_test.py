@@ -13,8 +13,8 @@ import depthmup_flax as dm
 from depthmup_flax.errors import InputError
 from depthmup_flax.theory import gram, lazy_kernels, linear_training, one_step_kernel
 
-pytestmark = pytest.mark.usefixtures("float64")
-haste = pytest.mark.usefixtures("compiled_in_haste")
+pytestmark = pytest.mark.usefixtures("float64", "optimized")
+unoptimized = pytest.mark.usefixtures("unoptimized")
 
 
 def power(sizes, errors):
@@ -26,7 +26,7 @@ def steps_of(shape, seed=3):
     return jax.random.normal(keys[0], shape), jax.random.normal(keys[1], shape[:2])
 
 
-@haste
+@unoptimized
 @pytest.mark.parametrize("norm", [1.0, 1.6])
 def test_one_step_of_a_linear_network_approaches_the_corrected_formula_as_one_over_depth(norm):
     """And not the printed one, which is 20.0 at layer time 1 where this is 15.03."""
@@ -90,7 +90,7 @@ def test_linear_networks_in_training_approach_the_recursion_as_one_over_width():
     assert biases[-1] < 0.05, biases
 
 
-@haste
+@unoptimized
 def test_without_feature_learning_linear_training_is_descent_with_the_lazy_kernel():
     (x, y), depth, rate, steps = steps_of((1, 3, 4)), 6, 0.3, 8
     data = [jnp.repeat(values, steps, axis=0) for values in (x, y)]
@@ -104,7 +104,7 @@ def test_without_feature_learning_linear_training_is_descent_with_the_lazy_kerne
     assert jnp.abs(moving.outputs - found.outputs).max() > 0.01
 
 
-@haste
+@unoptimized
 @pytest.mark.slow
 def test_linear_training_converges_in_depth_as_one_over_depth():
     data = steps_of((5, 1, 2))
@@ -114,7 +114,7 @@ def test_linear_training_converges_in_depth_as_one_over_depth():
     assert abs(power(depths[:-1], between) + 1) < 0.2, between
 
 
-@haste
+@unoptimized
 def test_an_example_twice_in_a_step_is_that_example_once():
     x, y = steps_of((2, 1, 2))
     once = linear_training(x, y, depth=3)
@@ -127,7 +127,7 @@ def half_loss(outputs, targets):
     return (outputs - targets) ** 2 / 4
 
 
-@haste
+@unoptimized
 def test_half_the_loss_at_twice_the_rate_is_the_same_training():
     x, y = steps_of((2, 1, 2))
     square = linear_training(x, y, depth=3)

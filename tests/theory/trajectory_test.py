@@ -16,8 +16,8 @@ from depthmup_flax.theory import (
     one_step_kernel,
 )
 
-pytestmark = pytest.mark.usefixtures("float64")
-haste = pytest.mark.usefixtures("compiled_in_haste")
+pytestmark = pytest.mark.usefixtures("float64", "optimized")
+unoptimized = pytest.mark.usefixtures("unoptimized")
 
 X = np.random.default_rng(0).normal(size=(3, 5))
 Y = np.array([1.0, -1.0, 0.5])
@@ -34,7 +34,7 @@ def linear(steps=4, **kwargs):
     return linear_training(*repeated, **{"depth": 4, "learning_rate": 0.4, **kwargs})
 
 
-@haste
+@unoptimized
 def test_infinite_depth_is_the_closed_form_of_one_step_and_its_error_falls_as_depth_to_the_minus_two():
     x, y = jnp.ones((2, 1, 1)), jnp.ones((2, 1))
     errors = {}
@@ -47,7 +47,7 @@ def test_infinite_depth_is_the_closed_form_of_one_step_and_its_error_falls_as_de
     assert abs(power(errors) + 2) < 0.2, errors
 
 
-@haste
+@unoptimized
 @pytest.mark.slow
 def test_infinite_depth_of_linear_training_converges_and_states_its_error():
     """Prop. 4.4 for several steps and examples, against three times the depth."""
@@ -60,7 +60,7 @@ def test_infinite_depth_of_linear_training_converges_and_states_its_error():
         assert float(difference.max()) < 0.2 * float(jnp.abs(linear(depth=2 * depth).outputs - exact).max())
 
 
-@haste
+@unoptimized
 @pytest.mark.slow
 def test_infinite_depth_of_monte_carlo_is_that_of_the_recursion():
     fields = {"steps": 4, "learning_rate": 0.4, "samples": 2048, "populations": 2}

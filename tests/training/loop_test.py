@@ -23,8 +23,6 @@ from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.training.step import init_state, make_train_step
 from depthmup_flax.training.workdir import only_run_in
 
-pytestmark = pytest.mark.usefixtures("compiled_in_haste")
-
 
 def tiny(architecture="res_mlp", /, **sections):
     """A run of 12 steps in three parts."""

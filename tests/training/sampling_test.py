@@ -12,8 +12,6 @@ from data_sets import error
 from depthmup_flax import create_model, get_parametrization
 from depthmup_flax.training.sampling import generate
 
-pytestmark = pytest.mark.usefixtures("compiled_in_haste")
-
 
 class Counter(nn.Module):
     """The next token is surely the last one plus the first one that the model sees, modulo 7."""

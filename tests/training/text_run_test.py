@@ -19,8 +19,6 @@ from depthmup_flax.training.experiment import build
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.training.step import EvalMetrics, init_state, make_eval_step, make_train_step
 
-pytestmark = pytest.mark.usefixtures("compiled_in_haste")
-
 PATTERN = "the rain in spain stays mainly in the plain.\n"
 
 

@@ -15,8 +15,6 @@ from depthmup_flax.tune.choice import best, describe
 from depthmup_flax.tune.proxy import proxy_config, tuning_sweep
 from depthmup_flax.tune.search import tuned_file
 
-pytestmark = pytest.mark.usefixtures("compiled_in_haste")
-
 RATE = "optimizer.learning_rate"
 
 
