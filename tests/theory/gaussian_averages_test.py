@@ -8,7 +8,7 @@ import pytest
 from depthmup_flax.nn.layers import NONLINEARITIES
 from depthmup_flax.theory import ACTIVATIONS, get_activation
 
-pytestmark = pytest.mark.usefixtures("float64", "optimized")
+pytestmark = pytest.mark.usefixtures("float64")
 # gelu and tanh share the sum over points, which compiles slowly.
 EACH_ACTIVATION = [pytest.param(name, marks=pytest.mark.slow) if name == "gelu" else name for name in ACTIVATIONS]
 

@@ -12,7 +12,7 @@ import depthmup_flax as dm
 from depthmup_flax.errors import InputError
 from depthmup_flax.theory import ACTIVATIONS, get_activation, gram, lazy_kernels, predict
 
-pytestmark = pytest.mark.usefixtures("float64", "optimized")
+pytestmark = pytest.mark.usefixtures("float64")
 unoptimized = pytest.mark.usefixtures("unoptimized")
 
 # A power has two ends; a size between them would hardly move it.

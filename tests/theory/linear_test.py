@@ -13,7 +13,7 @@ import depthmup_flax as dm
 from depthmup_flax.errors import InputError
 from depthmup_flax.theory import gram, lazy_kernels, linear_training, one_step_kernel
 
-pytestmark = pytest.mark.usefixtures("float64", "optimized")
+pytestmark = pytest.mark.usefixtures("float64")
 unoptimized = pytest.mark.usefixtures("unoptimized")
 
 

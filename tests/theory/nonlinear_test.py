@@ -12,7 +12,7 @@ from depthmup_flax.limits import finite_networks as networks
 from depthmup_flax.nn.layers import NONLINEARITIES
 from depthmup_flax.theory import gram, lazy_kernels, linear_training, nonlinear_training
 
-pytestmark = pytest.mark.usefixtures("float64", "optimized")
+pytestmark = pytest.mark.usefixtures("float64")
 
 X = np.random.default_rng(0).normal(size=(3, 5))
 Y = np.array([1.0, -1.0, 0.5])

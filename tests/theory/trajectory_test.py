@@ -16,7 +16,7 @@ from depthmup_flax.theory import (
     one_step_kernel,
 )
 
-pytestmark = pytest.mark.usefixtures("float64", "optimized")
+pytestmark = pytest.mark.usefixtures("float64")
 unoptimized = pytest.mark.usefixtures("unoptimized")
 
 X = np.random.default_rng(0).normal(size=(3, 5))
