@@ -117,6 +117,7 @@ def _half(kernel_shape: tuple[int, ...]) -> list[tuple[int, int]]:
 _conv_odd.defjvp(_conv_odd_jvp, symbolic_zeros=True)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 @functools.partial(jax.jit, static_argnums=(0, 1), inline=True)  # traced once for equal shapes
 def _linear(function: _Function, cpu_transpose: _Transpose, fixed: jax.Array, tangent: jax.Array) -> jax.Array:
     """``function(fixed, tangent)``, linear in ``tangent``, whose transpose on a CPU is ``cpu_transpose``.
@@ -150,6 +151,18 @@ def _linear(function: _Function, cpu_transpose: _Transpose, fixed: jax.Array, ta
         transpose_solve=transpose_solve,
     )
     return y + zero(u)  # reverse mode over forward mode needs every part of the solution to be used
+
+
+@_linear.defjvp
+def _linear_jvp(
+    function: _Function,
+    cpu_transpose: _Transpose,
+    primals: tuple[jax.Array, jax.Array],
+    tangents: tuple[jax.Array, jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    (fixed, tangent), (fixed_dot, tangent_dot) = primals, tangents
+    value = _linear(function, cpu_transpose, fixed, tangent)
+    return value, function(fixed_dot, tangent) + _linear(function, cpu_transpose, fixed, tangent_dot)
 
 
 def _typed_as_split(x: jax.Array) -> bool:
