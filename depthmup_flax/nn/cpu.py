@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 _Function: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
+_Transpose: TypeAlias = Callable[[jax.Array, jax.Array, tuple[int, ...]], jax.Array]
 _Tangents: TypeAlias = tuple[jax.Array | SymbolicZero, jax.Array | SymbolicZero]
 
 
@@ -32,19 +34,29 @@ def _dense_product_jvp(primals: tuple[jax.Array, jax.Array], tangents: _Tangents
     if not isinstance(kernel_tangent, SymbolicZero):
         # Runs of a sweep share their data: one product then has the gradients of all kernels, in the kernels' order.
         x_first = isinstance(x_tangent, SymbolicZero) or x.shape[-1] <= kernel.shape[-1]
-        gradient = _sum_over_rows if x_first else lambda x, g: _sum_over_rows(g, x).T
-        # The barrier: g is computed once, in its own order.
-        on_cpu = lambda x, g: gradient(x, jax.lax.optimization_barrier(g))
-        terms.append(_linear(jnp.matmul, on_cpu, x, kernel_tangent))
+        terms.append(_linear(jnp.matmul, _sum_x_first if x_first else _sum_g_first, x, kernel_tangent))
     return x @ kernel, sum(terms[1:], terms[0])
 
 
 dense_product.defjvp(_dense_product_jvp, symbolic_zeros=True)
 
 
+def _sum_x_first(x: jax.Array, g: jax.Array, _: tuple[int, ...]) -> jax.Array:
+    return _sum_over_rows(x, _computed_once(g))
+
+
+def _sum_g_first(x: jax.Array, g: jax.Array, _: tuple[int, ...]) -> jax.Array:
+    return _sum_over_rows(_computed_once(g), x).T
+
+
 def _sum_over_rows(a: jax.Array, b: jax.Array) -> jax.Array:
     rows = tuple(range(a.ndim - 1))
     return jax.lax.dot_general(a, b, ((rows, rows), ((), ())))
+
+
+def _computed_once(g: jax.Array) -> jax.Array:
+    """Otherwise XLA:CPU computes what makes ``g`` again, in the transposed order of a copy."""
+    return jax.lax.optimization_barrier(g)
 
 
 def convolve(
@@ -77,28 +89,40 @@ def _conv_odd(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 def _conv_odd_jvp(primals: tuple[jax.Array, jax.Array], tangents: _Tangents) -> tuple[jax.Array, jax.Array]:
     (x, kernel), (x_tangent, kernel_tangent) = primals, tangents
-    half = [(side // 2, side // 2) for side in kernel.shape[:2]]
-
-    def x_gradient(kernel: jax.Array, g: jax.Array) -> jax.Array:
-        return convolve(g, jnp.flip(kernel, (0, 1)).swapaxes(2, 3), half)
-
-    def kernel_gradient(x: jax.Array, g: jax.Array) -> jax.Array:
-        # The correlation of x with g: channels take the place of the batch.
-        return convolve(x.transpose(3, 1, 2, 0), g.transpose(1, 2, 0, 3), half).transpose(1, 2, 0, 3)
-
     terms = []
     if not isinstance(x_tangent, SymbolicZero):
-        terms.append(_linear(lambda kernel, t: convolve(t, kernel), x_gradient, kernel, x_tangent))
+        terms.append(_linear(_convolve_with, _x_gradient, kernel, x_tangent))
     if not isinstance(kernel_tangent, SymbolicZero):
-        terms.append(_linear(convolve, kernel_gradient, x, kernel_tangent))
+        terms.append(_linear(convolve, _kernel_gradient, x, kernel_tangent))
     return convolve(x, kernel), sum(terms[1:], terms[0])
+
+
+def _convolve_with(kernel: jax.Array, x: jax.Array) -> jax.Array:
+    return convolve(x, kernel)
+
+
+def _x_gradient(kernel: jax.Array, g: jax.Array, _: tuple[int, ...]) -> jax.Array:
+    return convolve(g, jnp.flip(kernel, (0, 1)).swapaxes(2, 3), _half(kernel.shape))
+
+
+def _kernel_gradient(x: jax.Array, g: jax.Array, kernel_shape: tuple[int, ...]) -> jax.Array:
+    # The correlation of x with g: channels take the place of the batch.
+    return convolve(x.transpose(3, 1, 2, 0), g.transpose(1, 2, 0, 3), _half(kernel_shape)).transpose(1, 2, 0, 3)
+
+
+def _half(kernel_shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    return [(side // 2, side // 2) for side in kernel_shape[:2]]
 
 
 _conv_odd.defjvp(_conv_odd_jvp, symbolic_zeros=True)
 
 
-def _linear(function: _Function, cpu_transpose: _Function, fixed: jax.Array, tangent: jax.Array) -> jax.Array:
-    """``function(fixed, tangent)``, linear in ``tangent``, whose transpose on a CPU is ``cpu_transpose(fixed, g)``.
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1), inline=True)  # traced once for equal shapes
+def _linear(function: _Function, cpu_transpose: _Transpose, fixed: jax.Array, tangent: jax.Array) -> jax.Array:
+    """``function(fixed, tangent)``, linear in ``tangent``, whose transpose on a CPU is ``cpu_transpose``.
+
+    ``cpu_transpose`` maps ``fixed``, the cotangent and the tangent's shape to the cotangent of the tangent.
 
     It is the second part of the solution ``(u, y)`` of ``u = tangent, y - function(fixed, u) = 0``: of JAX's operations
     with a transpose of the caller's, a linear solve is the one that can be mapped and differentiated further.
@@ -109,22 +133,36 @@ def _linear(function: _Function, cpu_transpose: _Function, fixed: jax.Array, tan
 
     def zero(x: jax.Array) -> jax.Array:
         """A 0 that JAX takes for a linear function of ``x``: it asks that of a right-hand side. XLA removes it."""
-        return jnp.where(False, x.sum(), 0)
+        total = jax.lax.reduce_sum(x, tuple(range(x.ndim)))
+        return jax.lax.select(False, total, jax.lax.full_like(total, 0))
 
     def default_transpose(fixed: jax.Array, g: jax.Array) -> jax.Array:
         return jax.linear_transpose(lambda t: function(fixed, t), tangent)(g)[0]
 
     def transpose_solve(_: object, b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         u, g = b
-        return u + jax.lax.platform_dependent(fixed, g, cpu=cpu_transpose, default=default_transpose), g
+        on_cpu = lambda fixed, g: cpu_transpose(fixed, g, tangent.shape)
+        return u + jax.lax.platform_dependent(fixed, g, cpu=on_cpu, default=default_transpose), g
 
     u, y = jax.lax.custom_linear_solve(
         lambda v: (v[0], v[1] - function(fixed, v[0])),
-        (tangent, jnp.broadcast_to(zero(tangent), output.shape)),
+        (tangent, jax.lax.broadcast(zero(tangent), output.shape)),
         solve=lambda _, b: (b[0], b[1] + function(fixed, b[0])),
         transpose_solve=transpose_solve,
     )
     return y + zero(u)  # reverse mode over forward mode needs every part of the solution to be used
+
+
+@_linear.defjvp
+def _linear_jvp(
+    function: _Function,
+    cpu_transpose: _Transpose,
+    primals: tuple[jax.Array, jax.Array],
+    tangents: tuple[jax.Array, jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    (fixed, tangent), (fixed_dot, tangent_dot) = primals, tangents
+    value = _linear(function, cpu_transpose, fixed, tangent)
+    return value, function(fixed_dot, tangent) + _linear(function, cpu_transpose, fixed, tangent_dot)
 
 
 def _typed_as_split(x: jax.Array) -> bool:

@@ -16,7 +16,7 @@ import pytest
 
 import depthmup_flax as dm
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized")]
+pytestmark = pytest.mark.usefixtures("optimized")
 
 GROUPS = ("blocks", "stem", "readout", "biases", "all")
 TIMES = (1, 5)
@@ -111,6 +111,18 @@ def slopes(sizes, found) -> np.ndarray:
         return np.tensordot(from_mean / np.sum(from_mean**2), np.stack(found), 1)
 
 
+@pytest.mark.usefixtures("unoptimized")
+@pytest.mark.parametrize(
+    ("axis", "sizes", "wrong", "at_least"), [("width", (128, 512), "sp", 0.5), ("depth", (32, 128), "mup", 0.7)]
+)
+def test_blocks_move_as_much_at_every_size_under_depth_mup_alone(axis, sizes, wrong, at_least):
+    """The first step with Adam; the tests below have more steps, groups, optimizers and networks."""
+    settings = {"groups": ("blocks",), "times": (1,)}
+    assert np.abs(exponents("adam", "depth_mup", axis, sizes, **settings)).max() < FLAT
+    assert exponents("adam", wrong, axis, sizes, **settings).min() > at_least
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize(("axis", "sizes"), [("width", WIDTHS), ("depth", DEPTHS)])
 @pytest.mark.parametrize("name", ["sgd", "adam"])
@@ -122,6 +134,7 @@ def test_depth_mup_moves_are_flat_in_width_and_depth_for_each_group_alone(name, 
         assert np.abs(features).max() < FLAT, of_group
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "features", "logits"), [("sgd", 0.5, 1.0), ("adam", 0.9, 1.3)])
 def test_standard_parametrization_blocks_grow_with_width(name, features, logits):
     blocks, everything = exponents(name, "sp", "width", WIDTHS, ("blocks", "all"), times=(1,))[:, 0]
@@ -130,24 +143,28 @@ def test_standard_parametrization_blocks_grow_with_width(name, features, logits)
     assert everything.min() > 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_mup_explodes_with_depth(name):
     # The first step; later ones overflow.
     assert exponents(name, "mup", "depth", (16, 64), ("blocks",), times=(1,)).min() > 1.0
 
 
+@pytest.mark.slow
 def test_block_only_grows_like_the_square_root_of_depth_under_adam():
     """gamma = 0 in place of 1/2 (TP6 Fig. 10, middle)."""
     (blocks,) = exponents("adam", "block_only", "depth", DEPTHS, ("blocks",))
     np.testing.assert_allclose(blocks, 0.45, atol=0.1)
 
 
+@pytest.mark.slow
 def test_ode_blocks_move_as_much_at_every_depth():
     """(1, 0) is on the stable line too (TP6 Claim 7.2); diversity, not size, is what it loses."""
     (blocks,) = exponents("adam", "ode", "depth", DEPTHS, ("blocks",))
     assert np.abs(blocks).max() < FLAT
 
 
+@pytest.mark.slow
 def test_ntk_features_stop_moving_with_width_while_logits_go_on():
     """B24 C.1: h moves as N^-1/2, f as N^0."""
     ((everything,),) = exponents("sgd", "ntk", "width", WIDTHS, ("all",), times=(1,))
@@ -155,6 +172,7 @@ def test_ntk_features_stop_moving_with_width_while_logits_go_on():
     assert abs(everything[1]) < 0.15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_gamma0_sets_how_much_features_move_at_fixed_logit_change(name):
     """Features move in proportion to gamma0, logits do not depend on it, for SGD (B24) and Adam (our extension)."""
@@ -174,6 +192,7 @@ def test_gamma0_sets_how_much_features_move_at_fixed_logit_change(name):
     assert features > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unoptimized")
 def test_convolutional_blocks_are_flat_under_depth_mup_and_not_under_sp_or_mup():
     """With SGD, as in B24. LayerNorm, or the narrow stem's randomness hides every exponent; after five steps."""
@@ -195,6 +214,7 @@ def test_convolutional_blocks_are_flat_under_depth_mup_and_not_under_sp_or_mup()
     assert slope("mup", (8, 64), width=32).min() > 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize(
     ("model", "name", "sizes"),

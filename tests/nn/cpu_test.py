@@ -1,0 +1,103 @@
+"""Products and convolutions with gradients for the CPU: every derivative is JAX's own, on every platform."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import depthmup_flax as dm
+from depthmup_flax.nn.cpu import conv_same, convolve, dense_product
+
+pytestmark = pytest.mark.usefixtures("compiled_in_haste")
+
+
+def normal(seed, *shape):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+@pytest.mark.parametrize(
+    ("ours", "plain", "x_shape", "kernel_shape"),
+    [
+        (dense_product, jnp.matmul, (2, 4, 5), (5, 3)),
+        (dense_product, jnp.matmul, (2, 4, 3), (3, 5)),
+        (conv_same, convolve, (2, 5, 4, 3), (3, 3, 3, 4)),
+        (conv_same, convolve, (2, 5, 4, 3), (5, 1, 3, 2)),
+        (conv_same, convolve, (2, 4, 4, 2), (2, 2, 2, 2)),
+    ],
+    ids=["wide to narrow", "narrow to wide", "3x3", "5x1", "even window"],
+)
+def test_every_derivative_is_that_of_the_plain_operation(ours, plain, x_shape, kernel_shape, float64):
+    x, kernel, towards = normal(0, *x_shape), normal(1, *kernel_shape), normal(2, *kernel_shape)
+    transformations = {
+        "gradient": lambda f: jax.grad(f, (0, 1))(x, kernel),
+        "forward": lambda f: jax.jvp(f, (x, kernel), (2 * x, towards)),
+        "forward over reverse": lambda f: jax.jvp(lambda k: jax.grad(f, (0, 1))(x, k), (kernel,), (towards,)),
+        "reverse over reverse": lambda f: jax.grad(lambda k: (jax.grad(f, 1)(x, k) ** 2).sum())(kernel),
+        "reverse over forward": lambda f: jax.grad(lambda k: jax.jvp(lambda k: f(x, k), (k,), (towards,))[1])(kernel),
+        "hessian": lambda f: jax.hessian(f, 1)(x, kernel),
+        "mapped gradients": lambda f: jax.vmap(jax.grad(f, (0, 1)), (None, 0))(x, jnp.stack([kernel, towards])),
+        "gradient of mapped": lambda f: jax.grad(lambda k: jax.vmap(f, (0, None))(jnp.stack([x, -x]), k).sum())(kernel),
+        "remat": lambda f: jax.grad(jax.checkpoint(f), (0, 1))(x, kernel),
+    }
+
+    @jax.jit
+    def derivatives(x, kernel):
+        def values(product):
+            return {name: t(lambda x, k: jnp.tanh(product(x, k)).sum()) for name, t in transformations.items()}
+
+        return values(ours), values(plain)
+
+    for name, (a, b) in zip(transformations, zip(*map(dict.values, derivatives(x, kernel)), strict=True), strict=True):
+        jax.tree.map(
+            lambda a, b, name=name: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13, err_msg=name), a, b
+        )
+
+
+@pytest.mark.parametrize(
+    "model",
+    [dm.ResNet(3, width=2, depth=2, stage_sizes=(2,), norm="layer"), dm.SimpleResNet(3, width=8, depth=3)],
+    ids=["ResNet", "SimpleResNet"],
+)
+def test_forward_mode_goes_through_convolutional_networks(model, float64):
+    """``jax.jvp`` is the inner product with the gradient, alone, mapped, and under ``jax.grad``."""
+    model, x = model.clone(param_dtype="float64", nonlinearity="tanh"), normal(1, 2, 8, 8, 3)
+
+    @jax.jit
+    def derivatives(key):
+        params = nn.unbox(model.init(key, x))["params"]
+        towards = jax.tree.map(lambda p: jax.random.normal(key, p.shape), params)
+        loss = lambda p: jnp.sum(model.apply({"params": p}, x) ** 2)
+        inner = lambda a, b: sum(jnp.vdot(u, v) for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+        forward = lambda p, t: jax.jvp(loss, (p,), (t,))[1]
+        mapped = jax.vmap(forward, (None, 0))(params, jax.tree.map(lambda t: jnp.stack([t, 2 * t]), towards))
+        expected = inner(jax.grad(loss)(params), towards)
+        curvature = inner(jax.grad(forward)(params, towards), towards)
+        step = 1e-5  # of a central difference of first derivatives
+        at = lambda s: forward(jax.tree.map(lambda p, t: p + s * t, params, towards), towards)
+        return forward(params, towards), mapped, expected, curvature, (at(step) - at(-step)) / (2 * step)
+
+    forward, mapped, expected, curvature, difference = derivatives(jax.random.key(0))
+    np.testing.assert_allclose(forward, expected, rtol=1e-9)
+    np.testing.assert_allclose(mapped, [expected, 2 * expected], rtol=1e-9)
+    np.testing.assert_allclose(curvature, difference, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("ours", "plain", "x", "kernel", "operation"),
+    [
+        (dense_product, jnp.matmul, normal(0, 6, 3), normal(1, 3, 5), "stablehlo.dot_general"),
+        (conv_same, convolve, normal(0, 2, 5, 5, 3), normal(1, 3, 3, 3, 4), "stablehlo.convolution"),
+    ],
+    ids=["dense", "conv"],
+)
+def test_the_platform_that_is_lowered_for_decides_and_not_the_host(ours, plain, x, kernel, operation):
+    def operations(product, platform):
+        gradient = jax.jit(jax.grad(lambda kernel, x: product(x, kernel).sum()))
+        lines = gradient.trace(kernel, x).lower(lowering_platforms=(platform,)).as_text().splitlines()
+        # Without the names of values, which differ.
+        return [line.split(operation)[1].split(" ", 2 if "," in line else 1)[-1] for line in lines if operation in line]
+
+    for platform in ("tpu", "cuda"):
+        assert operations(ours, platform) == operations(plain, platform) != []
+    assert operations(ours, "cpu") != operations(plain, "cpu")
