@@ -16,6 +16,7 @@ from interruption import interrupted_before
 
 from depthmup_flax import InputError
 from depthmup_flax.rule.roles import info_from_json
+from depthmup_flax.training.calls import CallLength
 from depthmup_flax.training.checkpoint import Checkpointer
 from depthmup_flax.training.config import config_hash, default_config, differences, to_json
 from depthmup_flax.training.experiment import build
@@ -157,6 +158,13 @@ def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(config, stops, t
         assert losses(whole) == losses(parts)
         for key in ("train_loss", "train_loss_avg", "test_loss", "test_accuracy", "steps"):
             assert result[key] == expected[key]
+
+
+def test_several_steps_in_a_call_are_single_steps_bit_for_bit(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(CallLength, "adapt", lambda *args: None)
+    train_and_evaluate(tiny(), tmp_path)
+    assert_same_run(finished, tmp_path)
+    assert losses(finished) == losses(tmp_path)
 
 
 def test_running_a_finished_run_again_computes_nothing_and_returns_its_result(copied, capsys):
