@@ -51,8 +51,11 @@ class Periods:
 
     def steps_to_next(self, step: int) -> int:
         """Steps from ``step`` until the next of these events."""
-        every = (period for period in (self.log_every, self.eval_every, self.checkpoint_every) if period)
-        return min([period - step % period for period in every] + [self.total - step] * (step < self.total))
+        periods = (self.log_every, self.eval_every, self.checkpoint_every)
+        steps = [period - step % period for period in periods if period]
+        if step < self.total:  # a measurement of speed may go beyond the end
+            steps.append(self.total - step)
+        return min(steps)
 
 
 @struct.dataclass
@@ -62,7 +65,8 @@ class Call:
     Attributes:
       count: int32, steps to take. An argument of the compiled program, so that it changes no result.
       examples: for each of S possible steps and U seeds a batch: rows of the training data, int32 ``[S, U, B]``, or,
-        if the data are streamed, the examples themselves. Without the first axis if S is 1.
+        if the data are streamed, the examples themselves. Without the axis S if it is 1, and, for a single run's
+        streamed batches, without U.
     """
 
     count: np.int32

@@ -9,8 +9,6 @@ import pytest
 import depthmup_flax as dm
 from depthmup_flax.nn.cpu import conv_same, convolve, dense_product
 
-pytestmark = pytest.mark.usefixtures("compiled_in_haste")
-
 
 def normal(seed, *shape):
     return jax.random.normal(jax.random.key(seed), shape)

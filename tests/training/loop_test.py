@@ -16,6 +16,7 @@ from interruption import interrupted_before
 
 from depthmup_flax import InputError
 from depthmup_flax.rule.info_trees import info_from_json
+from depthmup_flax.training.calls import CallLength
 from depthmup_flax.training.checkpoint import Checkpointer
 from depthmup_flax.training.config import config_hash, default_config, differences, to_json
 from depthmup_flax.training.experiment import build
@@ -157,6 +158,13 @@ def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(config, stops, t
             assert result[key] == expected[key]
 
 
+def test_several_steps_in_a_call_are_single_steps_bit_for_bit(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(CallLength, "adapt", lambda *args: None)
+    train_and_evaluate(tiny(), tmp_path)
+    assert_same_run(finished, tmp_path)
+    assert losses(finished) == losses(tmp_path)
+
+
 def test_running_a_finished_run_again_computes_nothing_and_returns_its_result(copied, capsys):
     before = {p: p.stat().st_mtime_ns for p in copied.rglob("*") if p.is_file()}
     assert train_and_evaluate(tiny(), copied) == json.loads((copied / "result.json").read_text())
@@ -198,7 +206,7 @@ def test_batch_norm_has_the_statistics_of_the_whole_batch_on_eight_devices(tmp_p
         train={"steps": 3, "eval_every": 0},
     )
     one, eight = trained_on_one_and_on_eight_devices(config, tmp_path)
-    assert {x.shape[-1] for x in jax.tree.leaves(one["batch_stats"])} == {8}
+    assert {x.shape[-1] for x in jax.tree.leaves(one["batch_stats"])} == {1, 2, 4, 8}  # channels of the stages
     for part in ("batch_stats", "params"):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-4), one[part], eight[part])
 
