@@ -233,12 +233,12 @@ def _opened(directory: pathlib.Path, path: pathlib.Path, info: SweepInfo, overwr
     with only_run_in(directory, f".lock-{path.stem}"):
         if overwrite:
             whole = path.name == "records.jsonl"  # other shards may be running
-            for old in [*directory.glob("records*.jsonl"), directory / "sweep.json"] if whole else [path]:
+            for old in [*directory.glob("records*.jsonl*"), directory / "sweep.json"] if whole else [path]:
                 old.unlink(missing_ok=True)
         if (directory / "sweep.json").exists():
             _require_same_sweep(directory, info)
         else:
-            if any(directory.glob("records*.jsonl")):
+            if any(directory.glob("records*.jsonl*")):
                 raise InputError(f"{str(directory)!r} holds records without sweep.json: choose another workdir.")
             write_atomically(directory / "sweep.json", info_to_json(info))
         yield

@@ -151,13 +151,6 @@ def traced_optimizer(experiment: Experiment, values: Mapping[str, Scalar]) -> op
     return make_optimizer(config, experiment.info, make_parametrization(config), schedule)
 
 
-def traced_parts(
-    experiment: Experiment, values: Mapping[str, Scalar]
-) -> tuple[nn.Module, optax.GradientTransformation]:
-    """`traced_model` and `traced_optimizer`."""
-    return traced_model(experiment, values), traced_optimizer(experiment, values)
-
-
 def _with_values(experiment: Experiment, values: Mapping[str, Scalar]) -> ConfigDict:
     config = experiment.config.copy_and_resolve_references()
     with config.ignore_type():
