@@ -328,7 +328,10 @@ def test_stages_are_as_equal_as_the_depth_allows(depth, expected):
         (lambda: dm.ResNet(10, depth=3), "model.depth is 3: four stages need a depth of at least 4"),
         (lambda: dm.ResNet(10, stage_sizes=(3, 4, 6, 3)), "model.stage_sizes is (3, 4, 6, 3), but model.depth is 8"),
         (lambda: dm.ResNet(10).init(jax.random.key(0), jnp.zeros((1, 4, 4, 3))), "at least 8 x 8 pixels"),
-        (lambda: dm.ViT(10, width=30), "model.width is 30, which model.num_heads = 4 does not divide: use width 32"),
+        (
+            lambda: dm.ViT(10, width=30),
+            "model.width is 30, which model.num_heads = 4 does not divide. For example, use width 32",
+        ),
         (lambda: dm.ViT(10, width=64, base_width=30), "model.base_width is 30"),
         (lambda: dm.ViT(10, width=30, head_dim=8), "model.width is 30, which model.head_dim = 8 does not divide"),
         (lambda: dm.ViT(10, head_dim=-1), "model.head_dim is -1"),
