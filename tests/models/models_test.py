@@ -166,11 +166,12 @@ def test_norm_in_the_branch_does_not_cancel_the_multiplier():
 
 
 def test_batch_norm_uses_batch_statistics_in_training_and_running_ones_in_evaluation():
+    images = jax.random.normal(jax.random.key(1), (4, 16, 16, 3))
     model = dm.SimpleResNet(5, width=16, depth=4, norm="batch")
-    variables = init(model, IMAGES)
+    variables = init(model, images)
     assert jax.tree.leaves(variables["batch_stats"])[0].shape[0] == 1  # stacked with the block
-    train = jax.jit(lambda v: model.apply(v, IMAGES, train=True, mutable=["batch_stats"]))
-    evaluate = jax.jit(lambda v: model.apply(v, IMAGES, train=False))
+    train = jax.jit(lambda v: model.apply(v, images, train=True, mutable=["batch_stats"]))
+    evaluate = jax.jit(lambda v: model.apply(v, images, train=False))
     trained, updated = train(variables)
     assert float(jnp.abs(trained - evaluate(variables)).max()) > 1e-3
     # After many passes over one batch the running averages are that batch's.

@@ -54,7 +54,7 @@ def test_every_derivative_is_that_of_the_plain_operation(ours, plain, x_shape, k
 
 @pytest.mark.parametrize(
     "model",
-    [dm.ResNet(3, width=2, depth=2, stage_sizes=(2,), norm="layer"), dm.SimpleResNet(3, width=8, depth=3)],
+    [dm.ResNet(3, width=2, depth=2, stage_sizes=(2,), norm="none"), dm.SimpleResNet(3, width=8, depth=3)],
     ids=["ResNet", "SimpleResNet"],
 )
 def test_forward_mode_goes_through_convolutional_networks(model, float64):
