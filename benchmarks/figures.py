@@ -313,10 +313,11 @@ def restart(setting: Setting) -> Iterator[Row]:
 
 
 def importing(setting: Setting) -> Iterator[Row]:
-    """``import depthmup_flax`` against its three foundations."""
-    modules = {"ours": "depthmup_flax", "theirs": "jax, flax, optax"}
+    """``import depthmup_flax`` and the first use of every public name, against its three foundations."""
+    statements = {"ours": "from depthmup_flax import *", "theirs": "import jax, flax, optax"}
     contenders = [
-        Contender(name, "benchmarks.starts:importing", {"modules": modules[name]}, "starts") for name in modules
+        Contender(name, "benchmarks.starts:importing", {"statement": code}, "starts")
+        for name, code in statements.items()
     ]
     measured = measure(contenders, 1 if setting.quick else 3 * setting.rounds)
     yield Row(
