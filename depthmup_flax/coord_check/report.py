@@ -20,23 +20,14 @@ _COLUMN = 58  # characters
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The result of a check; ``print`` it.
+    """The result of a check; ``print`` it."""
 
-    Attributes:
-      records: all numbers measured.
-      quantities: exponents and verdicts.
-      causes: of a failure, with the layers at fault.
-      rule: the parametrization that was checked.
-      seeds: networks per size.
-      tolerance: largest exponent that counts as flat.
-    """
-
-    records: list[Record]
-    quantities: list[Quantity]
-    causes: list[Cause]
+    records: list[Record]  # all numbers measured
+    quantities: list[Quantity]  # exponents and verdicts
+    causes: list[Cause]  # of a failure, with the layers at fault
     rule: Parametrization
-    seeds: int
-    tolerance: float
+    seeds: int  # networks per size
+    tolerance: float  # largest exponent that counts as flat
 
     @property
     def ok(self) -> bool:
