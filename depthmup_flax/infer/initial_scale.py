@@ -70,10 +70,8 @@ def multiplied(params: ArrayTree, factors: Mapping[str, float]) -> ArrayTree:
     """``params`` times one factor per path; works under ``jit``."""
     leaves, structure = flatten(params, "params")
     # A leaf is an array, or a box or nnx.Variable around one. The array keeps its type.
-    new = [
-        leaf if factors[path] == 1.0 else jax.tree.map(lambda x, f=factors[path]: x * jnp.asarray(f, x.dtype), leaf)
-        for path, leaf in leaves.items()
-    ]
+    times = lambda leaf, factor: jax.tree.map(lambda x: x * jnp.asarray(factor, x.dtype), leaf)
+    new = [leaf if factors[path] == 1.0 else times(leaf, factors[path]) for path, leaf in leaves.items()]
     return jax.tree_util.tree_unflatten(structure, new)
 
 
@@ -88,7 +86,6 @@ def _array(path: str, leaf: Leaf) -> jax.Array:
 
 
 def _factor(path: str, array: jax.Array, base: jax.Array, info: ParamInfo, rule: Parametrization) -> float:
-    """The factor of one parameter."""
     if rule.width == "standard" or info.role in (Role.VECTOR, Role.FIXED):
         return 1.0
     constant, base_constant = (float(jnp.max(x)) == float(jnp.min(x)) for x in (array, base))
@@ -100,14 +97,11 @@ def _factor(path: str, array: jax.Array, base: jax.Array, info: ParamInfo, rule:
             "initializers in both models."
         )
     wanted = info.width_in**-0.5 if info.role is Role.HIDDEN else 1.0
-    measured = wanted * _std(base) / _std(array)
+    std, base_std = (float(jnp.std(x.astype(jnp.float32))) for x in (array, base))
+    measured = wanted * base_std / std
     # The relative standard error of a normal sample's standard deviation is 1 / sqrt(2 n).
     tolerance = 4 * math.sqrt(0.5 / array.size + 0.5 / base.size)
     halves = (0.0, -0.5, 0.5)
     powers = [info.width_in**a * info.width_out**b for a, b in itertools.product(halves, halves)]
     closest = min(powers, key=lambda power: abs(math.log(measured / power)))
     return closest if abs(math.log(measured / closest)) <= tolerance else measured
-
-
-def _std(array: jax.Array) -> float:
-    return float(jnp.std(array.astype(jnp.float32)))

@@ -1,11 +1,8 @@
 """Roles of the parameters of a model without annotations, from their shapes at two widths.
 
-`infer_info` compares the parameters of two widths, finds the dimensions that grow, and passes the axes to the code that
-reads annotations. Where shapes are ambiguous it raises an error that says what to write; it never guesses.
-
-The author of the model adds the multipliers of the forward pass: ``rule.residual_multiplier(r)`` at the end of every
-branch, ``rule.readout_multiplier(m)`` on the readout's product, and ``rule.attention_scale(d, d_base)`` if the head
-dimension grows.
+Where shapes are ambiguous `infer_info` raises an error that says what to write; it never guesses. The author of the
+model adds the multipliers of the forward pass: ``rule.residual_multiplier(r)`` at the end of every branch,
+``rule.readout_multiplier(m)`` on the readout's product, and ``rule.attention_scale(d, d_base)`` if heads grow.
 """
 
 from __future__ import annotations
@@ -13,24 +10,17 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.infer import trees
 from depthmup_flax.infer.branch_checks import require_branches
 from depthmup_flax.infer.parameter_axes import ParamShapes, infer_axes, infer_decay, with_readout_ratio
 from depthmup_flax.infer.readouts import tied_embeddings, with_tied_width
-from depthmup_flax.infer.trees import (
-    Globs,
-    Leaf,
-    abstract,
-    examples,
-    flatten,
-    matching,
-    require_same_paths,
-    shape_of,
-)
+from depthmup_flax.infer.trees import Globs, Leaf, shape_of
 from depthmup_flax.rule.annotations import AnnotatedParam, Axes
 from depthmup_flax.rule.info_trees import is_nnx, matches
 from depthmup_flax.rule.roles import info_from_annotations
@@ -81,18 +71,18 @@ def infer_info(
     Raises:
       InputError: a role is ambiguous, a glob matches nothing or too much, the trees differ, or nothing grows.
     """
-    leaves, structure = flatten(params, "params")
-    base, _ = flatten(base_params, "base_params")
-    witness = leaves if delta_params is None else flatten(delta_params, "delta_params")[0]
-    require_same_paths(leaves, base, "the model", "the base model")
-    require_same_paths(witness, base, "delta_params", "the base model")
+    leaves, structure = trees.flatten(params, "params")
+    base, _ = trees.flatten(base_params, "base_params")
+    witness = leaves if delta_params is None else trees.flatten(delta_params, "delta_params")[0]
+    trees.require_same_paths(leaves, base, "the model", "the base model")
+    trees.require_same_paths(witness, base, "delta_params", "the base model")
     _require_growth(leaves, witness, base)
     paths, overrides = list(leaves), dict(overrides or {})
     inside = _branch_paths(in_branch, paths)
     ratio = _depth_ratio(depth_ratio, inside)
-    stacks = matching("stacked", stacked, paths)
-    readouts = matching("readout", () if readout is None else readout, paths)
-    matching("overrides", overrides, paths)
+    stacks = trees.matching("stacked", stacked, paths)
+    readouts = trees.matching("readout", () if readout is None else readout, paths)
+    trees.matching("overrides", overrides, paths)
 
     boxes, explicit = {}, set()
     for path, leaf in leaves.items():
@@ -109,10 +99,10 @@ def infer_info(
     if depth_ratio is None and not any(box.in_branch for box in boxes.values()):
         raise InputError(
             "nothing says which parameters are inside residual branches: pass in_branch='Block_*' (a glob of their "
-            f"paths, which are like {examples(paths)}) and depth_ratio=depth / base_depth, or depth_ratio=1.0 for a "
-            "model that has none."
+            f"paths, which are like {trees.examples(paths)}) and depth_ratio=depth / base_depth, or depth_ratio=1.0 "
+            "for a model that has none."
         )
-    infos = info_from_annotations(boxes, {path: abstract(leaf) for path, leaf in base.items()})
+    infos = info_from_annotations(boxes, {path: trees.abstract(leaf) for path, leaf in base.items()})
     tied = tied_embeddings(infos, readout, overrides)
     require_branches(infos, explicit, tied)
     infos = with_tied_width(infos, tied)
@@ -121,20 +111,17 @@ def infer_info(
 
 def _require_growth(leaves: Mapping[str, Leaf], witness: Mapping[str, Leaf], base: Mapping[str, Leaf]) -> None:
     """Raises `InputError` unless the witness differs from the base model, and the model is not narrower."""
-    changes = [
-        (path, size, other)
-        for path in witness
-        for size, other in zip(shape_of(witness[path]), shape_of(base[path]), strict=True)
-        if size != other
-    ]
-    if not changes and witness is not leaves:
-        raise InputError("nothing grows: delta_params have the base model's shapes; build them with any other width.")
-    if not changes:
+    pairs = {path: list(zip(shape_of(leaf), shape_of(base[path]), strict=True)) for path, leaf in witness.items()}
+    changes = [(path, size, other) for path, sizes in pairs.items() for size, other in sizes if size != other]
+    if witness is not leaves:
+        if not changes:
+            raise InputError("nothing grows: delta_params have the base model's shapes; build them at any other width.")
+    elif not changes:
         raise InputError(
             "nothing grows: params and base_params have the same shapes; build base_params with the tuned width or, to "
             "train the base model itself, pass delta_params=, the parameters of the model at any other width."
         )
-    if witness is leaves and all(size < other for _, size, other in changes):
+    elif all(size < other for _, size, other in changes):
         path = changes[0][0]
         raise InputError(
             f"params are narrower than base_params, such as {path!r} of shape {shape_of(leaves[path])} and "
@@ -148,11 +135,11 @@ def _branch_paths(in_branch: Globs | Callable[[str], bool], paths: Sequence[str]
         inside = {path for path in paths if in_branch(path)}
         if not inside:
             raise InputError(
-                f"in_branch is false for every path, such as {examples(paths)}: it must be true for the parameters "
-                "inside residual branches."
+                f"in_branch is false for every path, such as {trees.examples(paths)}: it must be true for the "
+                "parameters inside residual branches."
             )
     else:
-        inside = matching("in_branch", in_branch, paths)
+        inside = trees.matching("in_branch", in_branch, paths)
     if inside == set(paths):
         raise InputError(
             f"in_branch = {in_branch!r} matches every parameter, stem and readout too: match the residual branches "
@@ -161,13 +148,16 @@ def _branch_paths(in_branch: Globs | Callable[[str], bool], paths: Sequence[str]
     return inside
 
 
-def _depth_ratio(depth_ratio: object, inside: set[str]) -> float:
+def _depth_ratio(depth_ratio: Any, inside: set[str]) -> float:
+    """A number, or a concrete array of rank 0, as a float."""
     if depth_ratio is None:
         if inside:
             raise InputError("in_branch is given but depth_ratio is not: pass depth_ratio=depth / base_depth.")
         return 1.0
-    ratio = _as_float(depth_ratio)
-    if ratio is None or not 0 < ratio < math.inf:
+    is_array = isinstance(depth_ratio, (np.ndarray, jax.Array)) and not isinstance(depth_ratio, jax.core.Tracer)
+    number = depth_ratio.item() if is_array and depth_ratio.ndim == 0 else depth_ratio
+    ratio = float(number) if isinstance(number, numbers.Real) and not isinstance(number, bool) else math.nan
+    if not 0 < ratio < math.inf:
         raise InputError(f"depth_ratio is {depth_ratio!r}: use depth / base_depth, a number above 0.")
     if ratio != 1 and not inside:
         raise InputError(
@@ -177,20 +167,12 @@ def _depth_ratio(depth_ratio: object, inside: set[str]) -> float:
     return ratio
 
 
-def _as_float(value: object) -> float | None:
-    """A number, or a concrete array of rank 0; ``None`` for anything else."""
-    is_array = isinstance(value, (np.ndarray, jax.Array)) and not isinstance(value, jax.core.Tracer) and value.ndim == 0
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return float(value) if is_array or is_number else None  # type: ignore[arg-type]
-
-
 def _located(path: str, leaf: Leaf, inside: bool, depth_ratio: float) -> AnnotatedParam:
     """The parameter with its own annotation, or without axes (``names=()``), and with the branch it is in."""
-    box = AnnotatedParam(abstract(leaf), names=())
-    if isinstance(leaf, AnnotatedParam):
-        box = leaf.replace(value=abstract(leaf))
-    elif is_nnx(leaf, "Variable") and leaf.get_metadata().get("linen_meta_type") is AnnotatedParam:
-        box = AnnotatedParam.from_nnx_metadata({**leaf.get_metadata(), "value": abstract(leaf)})
+    value = trees.abstract(leaf)
+    box = leaf.replace(value=value) if isinstance(leaf, AnnotatedParam) else AnnotatedParam(value, names=())
+    if is_nnx(leaf, "Variable") and leaf.get_metadata().get("linen_meta_type") is AnnotatedParam:
+        box = AnnotatedParam.from_nnx_metadata({**leaf.get_metadata(), "value": value})
     if box.in_branch and inside and not math.isclose(box.depth_ratio, depth_ratio):
         raise InputError(
             f"parameter {path!r} is in a ResidualBranch with depth_ratio {box.depth_ratio:g}, but depth_ratio here is "
