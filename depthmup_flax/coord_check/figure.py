@@ -33,7 +33,7 @@ def draw(path: pathlib.Path, records: Sequence[Record], failures: Sequence[Quant
     for row, axis in zip(figure.subplots(len(axes), 3, squeeze=False), axes, strict=True):
         failed = {(q.kind, q.group, q.name) for q in failures if q.axis == axis}
         last = table.steps(axis, EVERYTHING, "change")[-1]
-        for panel, kind, step, title in (
+        for panel, kind, step, heading in (
             (row[0], "activation", 0, "activations before training"),
             (row[1], "change", last, f"change after {last} steps of training everything"),
         ):
@@ -41,7 +41,7 @@ def draw(path: pathlib.Path, records: Sequence[Record], failures: Sequence[Quant
                 (name, table.values(axis, EVERYTHING, kind, name, step), (kind, EVERYTHING, name) in failed)
                 for name in table.features(axis)
             ]
-            _panel(panel, axis, title, lines)
+            _panel(panel, axis, heading, lines)
         lines = []
         for group in table.groups(axis)[1:]:
             bad = not failed.isdisjoint({("change", group, OUTPUT), ("change", group, FEATURES)})

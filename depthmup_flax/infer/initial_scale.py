@@ -22,8 +22,7 @@ def rescale_init(
     """``params`` with the rule's standard deviation of every weight, given the base model's.
 
     Hidden weights get ``std_base / sqrt(m_in)``, input and output weights ``std_base``; the output's 1/m is in the
-    forward pass. A model may start from ``lecun_normal``, whose hidden weights are already right, or from a fixed 0.02.
-    Vectors, fixed parameters and constants (zeros, ones) are unchanged; under ``standard``, everything is.
+    forward pass. Vectors, fixed parameters and constants (zeros, ones) keep their values; under ``standard``, all do.
 
     Both standard deviations are measured, so they have a sampling error. Common initializers scale with powers of the
     fan-in or fan-out. If the closest ``m_in^a m_out^b`` with a, b in {-1/2, 0, 1/2} is within four standard errors of
@@ -50,8 +49,7 @@ def init_factors(
     params: ArrayTree, base_params: ArrayTree, info: InfoTree, parametrization: Parametrization
 ) -> dict[str, float]:
     """Path -> the factor that `rescale_init`, with the same arguments, multiplies the parameter by."""
-    leaves, base = flatten(params, "params")[0], flatten(base_params, "base_params")[0]
-    known = flatten_info(info)
+    (leaves, _), (base, _), known = flatten(params, "params"), flatten(base_params, "base_params"), flatten_info(info)
     require_same_paths(leaves, base, "the model", "the base model")
     require_same_paths(leaves, known, "the model", "info")
     for path, leaf in leaves.items():

@@ -46,10 +46,8 @@ class ParamShapes:
 
     def override_growing(self, *names: str) -> str:
         """What to write for these axes of the growing dimensions."""
-        axes: list[str | None] = [None] * len(self.shape)
-        for i, name in zip(self.growing, names, strict=True):
-            axes[i] = name
-        return self.override(*axes)
+        name_of = dict(zip(self.growing, names, strict=True))
+        return self.override(*(name_of.get(i) for i in range(len(self.shape))))
 
     def __str__(self) -> str:
         return f"parameter {self.path!r} of shape {self.witness}, {self.base} in the base model,"
@@ -74,10 +72,7 @@ def infer_axes(shapes: ParamShapes, in_branch: bool) -> AxisNames:
 
 
 def infer_decay(shapes: ParamShapes) -> bool | None:
-    """Whether to decay a parameter; ``None`` where its role decides.
-
-    Tables of positions, learned tokens and vectors are not decayed; matrices in which nothing grows are.
-    """
+    """Whether to decay a parameter; ``None`` where its role decides. Matrices in which nothing grows are decayed."""
     if shapes.name in VECTOR_NAMES or _is_undecayed_table(shapes):
         return False
     name, sides = shapes.name.lower(), [n for n in shapes.shape[shapes.stacked :] if n > 1]

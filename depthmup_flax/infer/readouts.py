@@ -16,17 +16,13 @@ _EMBEDDING = re.compile(r"emb|tok|vocab|^wte$")
 
 
 def tied_embeddings(infos: Mapping[str, ParamInfo], readout: Globs | None, overrides: Mapping[str, Axes]) -> list[str]:
-    """The paths of the embeddings that ``readout`` names.
-
-    Raises:
-      InputError: ``readout`` names something that is no readout, or the model has no readout.
-    """
+    """The embeddings that ``readout`` names; raises `InputError` if it names anything else, or there is no readout."""
     paths, tied, outputs = list(infos), [], []
     for pattern in globs("readout", () if readout is None else readout, paths):
         named = [path for path in paths if matches(path, pattern)]
+        hidden = [path for path in named if infos[path].role is Role.HIDDEN]
         named_outputs = [path for path in named if infos[path].role is Role.OUTPUT]
         tables = [path for path in named if _is_table(infos[path])]
-        hidden = [path for path in named if infos[path].role is Role.HIDDEN]
         if hidden or not (tables or named_outputs):
             path = (hidden or named)[0]
             raise InputError(
@@ -54,19 +50,13 @@ def tied_embeddings(infos: Mapping[str, ParamInfo], readout: Globs | None, overr
 
 
 def with_tied_width(infos: Mapping[str, ParamInfo], tied: Sequence[str]) -> dict[str, ParamInfo]:
-    """``infos`` with the width ratio of the tied embeddings as that of the model.
-
-    Raises:
-      InputError: readouts have different width ratios.
-    """
+    """``infos`` with the width ratio of tied embeddings as the model's; raises `InputError` if readouts' ratios differ."""
     outputs = {leaf.width_in for leaf in infos.values() if leaf.role is Role.OUTPUT and not leaf.in_branch}
     ratios = outputs | {infos[path].width_out for path in tied}
     if len(ratios) > 1:
         raise InputError(f"readouts have different width ratios {sorted(ratios)}: they must grow together.")
-    if not tied:
-        return dict(infos)
-    (model_width,) = ratios
-    return {path: dataclasses.replace(leaf, model_width=model_width) for path, leaf in infos.items()}
+    fields = {"model_width": ratios.pop()} if tied else {}
+    return {path: dataclasses.replace(leaf, **fields) for path, leaf in infos.items()}
 
 
 def _is_table(info: ParamInfo) -> bool:

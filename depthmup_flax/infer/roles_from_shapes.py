@@ -46,8 +46,7 @@ def infer_info(
     even those in which nothing grows (a token-mixing kernel). Biases, norms and, by name, tables of positions, class
     tokens and the like are not. Annotated parameters keep their annotation.
 
-    Globs match paths as `param_table` prints them, and everything below: ``"head"`` matches ``head/kernel`` and
-    ``head/bias``.
+    Globs match paths as `param_table` prints them, and everything below: ``"head"`` matches ``head/kernel``.
 
     Args:
       params: of the model to train: arrays or ``jax.ShapeDtypeStruct`` in any pytree, an ``nnx.State`` or a module.
@@ -134,25 +133,22 @@ def _branch_paths(in_branch: Globs | Callable[[str], bool], paths: Sequence[str]
     if callable(in_branch):
         inside = {path for path in paths if in_branch(path)}
         if not inside:
+            some = trees.examples(paths)
             raise InputError(
-                f"in_branch is false for every path, such as {trees.examples(paths)}: it must be true for the "
-                "parameters inside residual branches."
+                f"in_branch is false for every path, such as {some}: it must be true in residual branches."
             )
     else:
         inside = trees.matching("in_branch", in_branch, paths)
     if inside == set(paths):
-        raise InputError(
-            f"in_branch = {in_branch!r} matches every parameter, stem and readout too: match the residual branches "
-            "alone."
-        )
+        raise InputError(f"in_branch = {in_branch!r} matches every parameter: match the residual branches alone.")
     return inside
 
 
 def _depth_ratio(depth_ratio: Any, inside: set[str]) -> float:
-    """A number, or a concrete array of rank 0, as a float."""
+    """A number, or a concrete array of rank 0, as a float; 1 for ``None``."""
+    if depth_ratio is None and inside:
+        raise InputError("in_branch is given but depth_ratio is not: pass depth_ratio=depth / base_depth.")
     if depth_ratio is None:
-        if inside:
-            raise InputError("in_branch is given but depth_ratio is not: pass depth_ratio=depth / base_depth.")
         return 1.0
     is_array = isinstance(depth_ratio, (np.ndarray, jax.Array)) and not isinstance(depth_ratio, jax.core.Tracer)
     number = depth_ratio.item() if is_array and depth_ratio.ndim == 0 else depth_ratio
@@ -160,10 +156,7 @@ def _depth_ratio(depth_ratio: Any, inside: set[str]) -> float:
     if not 0 < ratio < math.inf:
         raise InputError(f"depth_ratio is {depth_ratio!r}: use depth / base_depth, a number above 0.")
     if ratio != 1 and not inside:
-        raise InputError(
-            f"depth_ratio is {ratio:g} but in_branch is missing: pass in_branch=, a glob of the paths of "
-            "the residual branches' parameters."
-        )
+        raise InputError(f"depth_ratio is {ratio:g} but in_branch is missing: pass in_branch=, a glob of paths.")
     return ratio
 
 

@@ -55,8 +55,7 @@ def value_of(leaf: Leaf) -> Any:
 
 def shape_of(leaf: Leaf | ParamInfo) -> tuple[int, ...]:
     """The shape of a leaf of `flatten`, or of a `ParamInfo`."""
-    value = leaf if isinstance(leaf, ParamInfo) else value_of(leaf)
-    return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
+    return tuple(np.shape(leaf if isinstance(leaf, ParamInfo) else value_of(leaf)))
 
 
 def abstract(leaf: Leaf) -> jax.ShapeDtypeStruct:
