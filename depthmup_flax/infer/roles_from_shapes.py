@@ -7,8 +7,10 @@ model adds the multipliers of the forward pass: ``rule.residual_multiplier(r)`` 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import numbers
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,12 +21,14 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.infer import trees
 from depthmup_flax.infer.branch_checks import require_branches
 from depthmup_flax.infer.parameter_axes import ParamShapes, infer_axes, infer_decay, with_readout_ratio
-from depthmup_flax.infer.readouts import tied_embeddings, with_tied_width
 from depthmup_flax.infer.trees import Globs, Leaf, shape_of
 from depthmup_flax.rule.annotations import AnnotatedParam, Axes
 from depthmup_flax.rule.info_trees import is_nnx, matches
+from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.rule.roles import info_from_annotations
 from depthmup_flax.types import ArrayTree, InfoTree
+
+_EMBEDDING = re.compile(r"emb|tok|vocab|^wte$")
 
 
 def infer_info(
@@ -102,9 +106,9 @@ def infer_info(
             "for a model that has none."
         )
     infos = info_from_annotations(boxes, {path: trees.abstract(leaf) for path, leaf in base.items()})
-    tied = tied_embeddings(infos, readout, overrides)
+    tied = _tied_embeddings(infos, readout, overrides)
     require_branches(infos, explicit, tied)
-    infos = with_tied_width(infos, tied)
+    infos = _with_tied_width(infos, tied)
     return jax.tree_util.tree_unflatten(structure, [infos[path] for path in paths])
 
 
@@ -134,9 +138,7 @@ def _branch_paths(in_branch: Globs | Callable[[str], bool], paths: Sequence[str]
         inside = {path for path in paths if in_branch(path)}
         if not inside:
             some = trees.examples(paths)
-            raise InputError(
-                f"in_branch is false for every path, such as {some}: it must be true in residual branches."
-            )
+            raise InputError(f"in_branch is false for every path, such as {some}: it must be true inside branches.")
     else:
         inside = trees.matching("in_branch", in_branch, paths)
     if inside == set(paths):
@@ -156,7 +158,9 @@ def _depth_ratio(depth_ratio: Any, inside: set[str]) -> float:
     if not 0 < ratio < math.inf:
         raise InputError(f"depth_ratio is {depth_ratio!r}: use depth / base_depth, a number above 0.")
     if ratio != 1 and not inside:
-        raise InputError(f"depth_ratio is {ratio:g} but in_branch is missing: pass in_branch=, a glob of paths.")
+        raise InputError(
+            f"depth_ratio is {ratio:g} but in_branch is missing: pass in_branch=, globs of the branches' parameters."
+        )
     return ratio
 
 
@@ -172,3 +176,54 @@ def _located(path: str, leaf: Leaf, inside: bool, depth_ratio: float) -> Annotat
             f"{depth_ratio:g}: use one number, or leave {path!r} out of in_branch."
         )
     return box.replace(in_branch=True, depth_ratio=depth_ratio) if inside and not box.in_branch else box
+
+
+def _tied_embeddings(infos: Mapping[str, ParamInfo], readout: Globs | None, overrides: Mapping[str, Axes]) -> list[str]:
+    """The embeddings that ``readout`` names; raises `InputError` if it names anything else, or there is no readout."""
+    paths, tied, outputs = list(infos), [], []
+    for pattern in trees.globs("readout", () if readout is None else readout, paths):
+        named = [path for path in paths if matches(path, pattern)]
+        hidden = [path for path in named if infos[path].role is Role.HIDDEN]
+        named_outputs = [path for path in named if infos[path].role is Role.OUTPUT]
+        tables = [path for path in named if _is_table(infos[path])]
+        if hidden or not (tables or named_outputs):
+            path = (hidden or named)[0]
+            raise InputError(
+                f"readout has {pattern!r}, but {path!r} of shape {infos[path].shape} is a {infos[path].role} "
+                "parameter: name the output weight alone (its input grows, its output does not), or a tied "
+                "embedding (vocabulary x width)."
+            )
+        outputs += named_outputs
+        tied += tables
+    for path in tied:
+        if outputs and not _EMBEDDING.search(path.lower()) and not any(matches(path, glob) for glob in overrides):
+            raise InputError(
+                f"readout names {path!r} of shape {infos[path].shape}, an input weight, besides {outputs[0]!r}: name "
+                f"the output weight alone or, if the first is an embedding tied to the output, pass "
+                f"overrides={{{path!r}: Axes(('fixed_in', 'width_out'))}}."
+            )
+    if readout is None and not any(leaf.role is Role.OUTPUT for leaf in infos.values()):
+        tables = [path for path in paths if _is_table(infos[path])]
+        likely = [path for path in tables if "embed" in path.lower()] or tables or paths[:1]
+        raise InputError(
+            "the model has no readout: if an embedding is the readout too (tied), multiply its logits by "
+            f"rule.readout_multiplier(m) and name it, such as readout={likely[0]!r}; if it has none, pass readout=()."
+        )
+    return tied
+
+
+def _with_tied_width(infos: Mapping[str, ParamInfo], tied: Sequence[str]) -> dict[str, ParamInfo]:
+    """``infos`` with the width ratio of tied embeddings as the model's; raises `InputError` if readouts' differ."""
+    outputs = {leaf.width_in for leaf in infos.values() if leaf.role is Role.OUTPUT and not leaf.in_branch}
+    ratios = outputs | {infos[path].width_out for path in tied}
+    if len(ratios) > 1:
+        raise InputError(f"readouts have different width ratios {sorted(ratios)}: they must grow together.")
+    if not tied:
+        return dict(infos)
+    (model_width,) = ratios
+    return {path: dataclasses.replace(leaf, model_width=model_width) for path, leaf in infos.items()}
+
+
+def _is_table(info: ParamInfo) -> bool:
+    """Vocabulary x width; the width grows."""
+    return info.role is Role.INPUT and len(info.shape) == 2 and not info.in_branch
