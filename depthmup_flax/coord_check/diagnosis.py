@@ -83,10 +83,7 @@ class Evidence:
         return [g for g in self.growing_groups(axis) if g in with_role and self.failed(axis, "change", g, OUTPUT)]
 
     def mean_takes_over(self, name: str) -> bool:
-        """Whether an activation's mean over features dominates it in the deepest network, and less so in shallow ones.
-
-        A branch that ends in a ReLU, for example, only ever adds to the stream.
-        """
+        """Whether an activation's mean over features dominates it in the deepest network, more than in shallow ones."""
         sizes = self.table.sizes("depth")
         means, totals = (self.table.values("depth", EVERYTHING, kind, name, 0) for kind in ("mean", "activation"))
         if len(means) < len(sizes):

@@ -19,8 +19,7 @@ from depthmup_flax.types import ArrayTree
 
 Loss = Callable[[jax.Array], jax.Array]
 _Key = tuple[str, str]  # quantity, name
-
-ALONE_STEPS = 2  # of a group that trains alone
+_ALONE_STEPS = 2  # of a group that trains alone
 
 
 def measure(
@@ -41,14 +40,14 @@ def measure(
     scale, whatever the network's own. Behind a readout at zero no other group gets a gradient; behind one that shrinks
     with width, outputs move ever less.
 
-    ``shapes`` are those of the activations and the output. One compilation. Seeds and groups run one after another:
+    ``shapes`` are those of the activations and the output. Seeds and groups run one after another in one program:
     convolutions under ``vmap`` are slow on CPU.
     """
     info = flatten_info(network.info)
     membership = [groups_of_parameter(path, leaf, collapse) for path, leaf in info.items()]
     groups = [EVERYTHING, *sorted({group for names in membership for group in names})]
     trains_GxP = np.array([[group in (EVERYTHING, *names) for names in membership] for group in groups])
-    lengths_G = np.array([steps] + [min(steps, ALONE_STEPS)] * (len(groups) - 1))
+    lengths_G = np.array([steps] + [min(steps, _ALONE_STEPS)] * (len(groups) - 1))
     keys = _keys(shapes, info, spectral)
     pairs = np.array([(seed, group) for seed in range(seeds) for group in range(len(groups))])
     run = _compiled(network, shapes, loss, keys, trains_GxP, lengths_G)

@@ -66,25 +66,21 @@ def linen_network(
       **kwargs: of the call, such as ``train=True`` for batch normalization. Running averages stay at their initial
         values; dropout uses one key at every step.
     """
-    dropout = jax.random.key(1)
+    rngs = {"dropout": jax.random.key(1)}
 
     def init_all(key: jax.Array) -> dict[str, ArrayTree]:
-        variables = nn.unbox(model.init({"params": key, "dropout": dropout}, x, **kwargs))
+        variables = nn.unbox(model.init({"params": key, **rngs}, x, **kwargs))
         return {name: value for name, value in variables.items() if name != "intermediates"}
 
     def init_state(key: jax.Array) -> dict[str, ArrayTree]:
         return {name: value for name, value in init_all(key).items() if name != "params"}
 
     state = jax.jit(init_state)(jax.random.key(0))
+    mutable = [*state, "intermediates"]
 
     def apply(params: ArrayTree) -> tuple[jax.Array, Activations]:
         outputs, changed = model.apply(
-            {"params": params, **state},
-            x,
-            rngs={"dropout": dropout},
-            mutable=[*state, "intermediates"],
-            capture_intermediates=True,
-            **kwargs,
+            {"params": params, **state}, x, rngs=rngs, mutable=mutable, capture_intermediates=True, **kwargs
         )
         return outputs, _named(changed.get("intermediates", {}))
 

@@ -48,10 +48,9 @@ class Report:
         for axis in sorted({q.axis for q in self.quantities}, reverse=True):
             lines += ["", *self._axis_lines(axis)]
         for cause in self.causes:
-            shown = ", ".join(cause.layers[:_SHOWN_LAYERS])
             more = len(cause.layers) - _SHOWN_LAYERS
-            lines += ["", f"likely cause ({cause.name}): {cause.text}"]
-            lines.append(f"  at {shown}" + (f" and {more} more" if more > 0 else ""))
+            shown = ", ".join(cause.layers[:_SHOWN_LAYERS]) + (f" and {more} more" if more > 0 else "")
+            lines += ["", f"likely cause ({cause.name}): {cause.text}", f"  at {shown}"]
         return "\n".join(lines)
 
     def _axis_lines(self, axis: str) -> list[str]:
@@ -81,11 +80,8 @@ class Report:
             print('No figure: matplotlib is not installed. Run pip install "depthmup-flax[report]".')
             return
         verdict = "PASS" if self.ok else "FAIL: " + ", ".join(cause.name.replace("_", " ") for cause in self.causes)
-        title = (
-            f"Coordinate check, alpha = {self.rule.alpha:g}, gamma = {self.rule.gamma:g}, width rule "
-            f"{self.rule.width}: {verdict}\n"
-            f"flat lines pass, thick red lines fail; mean and range over n = {self.seeds} seeds"
-        )
+        legend = f"flat lines pass, thick red lines fail; mean and range over n = {self.seeds} seeds"
+        title = f"{str(self).splitlines()[0]}: {verdict}\n{legend}"
         draw(path / "coord_check.png", self.records, self.failures, title)
 
 

@@ -75,13 +75,12 @@ def _require_final_norm_outside(taken: set[str]) -> None:
 
 
 def _require_whole_modules(infos: Infos, explicit: Collection[str]) -> None:
-    for path, leaf in infos.items():
+    unchecked = {path: leaf.in_branch for path, leaf in infos.items() if path not in explicit}
+    for path, in_branch in unchecked.items():
         parent, _, name = path.rpartition("/")
-        if not parent or name not in _BIASES or path in explicit:
-            continue
-        for weight in (f"{parent}/{name}" for name in _WEIGHTS):
-            if weight in infos and weight not in explicit and infos[weight].in_branch != leaf.in_branch:
-                inside, outside = (path, weight) if leaf.in_branch else (weight, path)
+        for weight in (f"{parent}/{weight}" for weight in _WEIGHTS if parent and name in _BIASES):
+            if unchecked.get(weight, in_branch) != in_branch:
+                inside, outside = (path, weight) if in_branch else (weight, path)
                 raise InputError(
                     f"in_branch matches {inside!r} but not {outside!r}, which belong to one layer: match both, such "
                     f"as in_branch={_template(parent)!r}, or neither."

@@ -58,10 +58,7 @@ def init_factors(
                 f"parameter {path!r} has shape {shape_of(leaf)}, but info was made for {known[path].shape}: call "
                 "infer_info with these parameters."
             )
-    return {
-        path: _factor(path, _array(path, leaf), _array(path, base[path]), known[path], parametrization)
-        for path, leaf in leaves.items()
-    }
+    return {path: _factor(path, leaf, base[path], known[path], parametrization) for path, leaf in leaves.items()}
 
 
 def multiplied(params: ArrayTree, factors: Mapping[str, float]) -> ArrayTree:
@@ -83,7 +80,8 @@ def _array(path: str, leaf: Leaf) -> jax.Array:
     return jnp.asarray(value)
 
 
-def _factor(path: str, array: jax.Array, base: jax.Array, info: ParamInfo, rule: Parametrization) -> float:
+def _factor(path: str, leaf: Leaf, base_leaf: Leaf, info: ParamInfo, rule: Parametrization) -> float:
+    array, base = _array(path, leaf), _array(path, base_leaf)
     if rule.width == "standard" or info.role in (Role.VECTOR, Role.FIXED):
         return 1.0
     constant, base_constant = (float(jnp.max(x)) == float(jnp.min(x)) for x in (array, base))

@@ -134,13 +134,11 @@ def _require_growth(leaves: Mapping[str, Leaf], witness: Mapping[str, Leaf], bas
 
 
 def _branch_paths(in_branch: Globs | Callable[[str], bool], paths: Sequence[str]) -> set[str]:
-    if callable(in_branch):
-        inside = {path for path in paths if in_branch(path)}
-        if not inside:
-            some = trees.examples(paths)
-            raise InputError(f"in_branch is false for every path, such as {some}: it must be true inside branches.")
-    else:
-        inside = trees.matching("in_branch", in_branch, paths)
+    is_inside = in_branch if callable(in_branch) else trees.matching("in_branch", in_branch, paths).__contains__
+    inside = {path for path in paths if is_inside(path)}
+    if callable(in_branch) and not inside:
+        some = trees.examples(paths)
+        raise InputError(f"in_branch is false for every path, such as {some}: it must be true inside branches.")
     if inside == set(paths):
         raise InputError(f"in_branch = {in_branch!r} matches every parameter: match the residual branches alone.")
     return inside
