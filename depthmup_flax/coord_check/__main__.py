@@ -4,10 +4,8 @@ Trains networks of several widths and depths for a few steps on one batch of the
 learning rate. Exit code 0: the check passes; 1: it fails, and the report names what and why; 2: bad input.
 """
 
-from collections.abc import Mapping
-
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
 from depthmup_flax import cli
 from depthmup_flax.coord_check.from_config import check_config
@@ -17,12 +15,8 @@ _CONFIG = cli.define_config(
     "Python file with get_config(). Set any field but width and depth, as in --config.model.norm=layer."
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory for records.jsonl, report.txt and coord_check.png.")
-_WIDTHS = flags.DEFINE_list(
-    "widths", None, "Widths to try; default 4, 8 and 16 times the base. Empty: do not vary the width."
-)
-_DEPTHS = flags.DEFINE_list(
-    "depths", None, "Depths to try; default 4, 8 and 16 times the base. Empty: do not vary the depth."
-)
+_WIDTHS = flags.DEFINE_list("widths", None, "Widths to try; default 4, 8 and 16 times the base. Empty: none.")
+_DEPTHS = flags.DEFINE_list("depths", None, "Depths to try; default 4, 8 and 16 times the base. Empty: none.")
 _WIDTH = flags.DEFINE_integer("width", 0, "Width of the networks whose depth varies; default the base's.")
 _DEPTH = flags.DEFINE_integer("depth", 0, "Depth of the networks whose width varies; default the base's.")
 _STEPS = flags.DEFINE_integer("steps", 10, "Training steps.")
@@ -36,7 +30,13 @@ def main(argv: list[str]) -> int:
     """Prints the report; returns the exit code."""
     cli.require_no_arguments(argv)
     config = cli.resolved(_CONFIG)
-    _require_sizes_by_flags(config.model, config_flags.get_override_values(flags.FLAGS["config"]))
+    overrides = config_flags.get_override_values(flags.FLAGS["config"])
+    for name in ("width", "depth"):
+        if f"model.{name}" in overrides and config.model[f"base_{name}"]:
+            raise InputError(
+                f"--config.model.{name}={overrides[f'model.{name}']} is not used by the check: set the sizes with "
+                f"--{name}s=A,B,C and --{name}=N, or the base with --config.model.base_{name}."
+            )
     report = check_config(
         config,
         widths=_sizes("widths", _WIDTHS.value),
@@ -56,24 +56,12 @@ def main(argv: list[str]) -> int:
     return 0 if report.ok else 1
 
 
-def _require_sizes_by_flags(model_config: ConfigDict, overrides: Mapping[str, object]) -> None:
-    """Raises `InputError` for --config.model.width and depth, which the check does not use if the config has a base."""
-    for name in ("width", "depth"):
-        if f"model.{name}" in overrides and model_config[f"base_{name}"]:
-            raise InputError(
-                f"--config.model.{name}={overrides[f'model.{name}']} is not used by the check: set the sizes with "
-                f"--{name}s=A,B,C and --{name}=N, or the base with --config.model.base_{name}."
-            )
-
-
 def _sizes(name: str, values: list[str] | None) -> list[int] | None:
-    if values is None:
-        return None
     try:
-        return [int(value) for value in values if value]
+        return None if values is None else [int(value) for value in values if value]
     except ValueError as error:
         raise InputError(
-            f"--{name} is {','.join(values)}: use whole numbers with commas, as in --{name}=64,128,256."
+            f"--{name} is {','.join(values or ())}: use whole numbers with commas, as in --{name}=64,128,256."
         ) from error
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import numbers
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +15,12 @@ from depthmup_flax.coord_check.diagnosis import Evidence, diagnose
 from depthmup_flax.coord_check.layer_names import collapsers, collect_layers
 from depthmup_flax.coord_check.measure import Loss, measure
 from depthmup_flax.coord_check.networks import Network, network_shapes
-from depthmup_flax.coord_check.plan import Size, require_growth, require_plan
 from depthmup_flax.coord_check.report import Report
-from depthmup_flax.coord_check.table import EVERYTHING, OUTPUT, Record, Table
+from depthmup_flax.coord_check.table import EVERYTHING, OUTPUT, Record, Size, Table
 from depthmup_flax.coord_check.verdict import judge
 from depthmup_flax.errors import InputError
-from depthmup_flax.rule.info_trees import flatten_info
-from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.rule.info_trees import flatten_info, param_count
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
 
 
 def coord_check(
@@ -69,34 +70,81 @@ def coord_check(
       InputError: too few sizes or seeds, networks that do not grow with their sizes, or labels that do not fit the
         outputs; before anything trains.
     """
-    require_plan(widths, depths, width, depth, steps, seeds, tolerance)
+    _require_plan(widths, depths, width, depth, steps, seeds, tolerance)
     sizes = [Size("width", w, w, depth) for w in widths] + [Size("depth", d, width, d) for d in depths]
     networks = [build(size.width, size.depth) for size in sizes]
     shapes = [network_shapes(network) for network in networks]
     infos = [flatten_info(network.info) for network in networks]
-    require_growth("width", widths, infos[: len(widths)])
-    require_growth("depth", depths, infos[len(widths) :])
+    _require_growth("width", widths, infos[: len(widths)])
+    _require_growth("depth", depths, infos[len(widths) :])
     loss = _checked_loss(labels, loss, shapes[0][OUTPUT])
     collapses = collapsers([[*info, *names] for info, names in zip(infos, shapes, strict=True)], infos)
     records: list[Record] = []
     for size, network, shape, collapse in zip(sizes, networks, shapes, collapses, strict=True):
         new = measure(network, shape, loss, rule, size, steps=steps, seeds=seeds, spectral=spectral, collapse=collapse)
         records += new
-        key = (EVERYTHING, "change", OUTPUT, steps)
-        change = np.mean([r.value for r in new if (r.group, r.quantity, r.name, r.step) == key])
+        change = np.mean(Table(new).values(size.axis, EVERYTHING, "change", OUTPUT, steps)[size.size])
         say(f"width {size.width}, depth {size.depth}: outputs changed by {change:.3g} in {steps} steps")
-    layers = collect_layers(infos, shapes, collapses)
-    table = Table(records)
+    table, layers = Table(records), collect_layers(infos, shapes, collapses)
     quantities = judge(table, rule, tolerance, layers)
     causes = diagnose(Evidence(table, quantities, rule, layers))
     return Report(records, quantities, causes, rule, seeds, tolerance)
 
 
+def _require_plan(
+    widths: Sequence[int], depths: Sequence[int], width: int, depth: int, steps: int, seeds: int, tolerance: float
+) -> None:
+    """Raises `InputError` for arguments that `coord_check` cannot use."""
+    if not widths and not depths:
+        raise InputError("widths and depths are both empty: give at least three sizes of one.")
+    for name, sizes in (("widths", widths), ("depths", depths)):
+        if sizes and (len(set(sizes)) < 3 or min(sizes) < 1):
+            raise InputError(f"{name} is {tuple(sizes)}: an exponent needs at least three different positive sizes.")
+    for name, value, least, use in (
+        ("width", width, 1, "use a positive number"),
+        ("depth", depth, 1, "use a positive number"),
+        ("steps", steps, 1, "use at least 1"),
+        ("seeds", seeds, 2, "a confidence interval needs at least 2"),
+    ):
+        if value < least:
+            raise InputError(f"{name} is {value}: {use}.")
+    if not isinstance(tolerance, numbers.Real) or not 0 < float(tolerance) < 0.5:
+        raise InputError(
+            f"tolerance is {tolerance}: use a number above 0 and below 0.5; mistakes have exponents of 1/2 or more."
+        )
+
+
+def _require_growth(axis: str, sizes: Sequence[int], infos: Sequence[Mapping[str, ParamInfo]]) -> None:
+    """Raises `InputError` unless networks grow with their sizes: in equal networks everything is flat, and passes."""
+    of_size = dict(sorted(zip(sizes, infos, strict=True), key=lambda pair: pair[0]))
+    for (small, few), (large, many) in itertools.pairwise(of_size.items()):
+        if param_count(many) <= param_count(few):
+            raise InputError(
+                f"build makes a network of {param_count(few)} parameters at {axis} {small} and of {param_count(many)} "
+                f"at {axis} {large}: build the model with the {axis} that build is called with."
+            )
+        few, many = ({path: leaf for path, leaf in info.items() if leaf.in_branch} for info in (few, many))
+        if axis == "width" or not few or not many:
+            continue
+        if param_count(many) <= param_count(few):
+            raise InputError(
+                f"info has {param_count(few)} parameters inside residual branches at depth {small} and "
+                f"{param_count(many)} at depth {large}, but the network grows: in_branch must match the branches of "
+                "every layer."
+            )
+        ratios = [max(leaf.depth_ratio for leaf in leaves.values()) for leaves in (few, many)]
+        if ratios[1] < ratios[0]:
+            raise InputError(
+                f"depth_ratio falls from {ratios[0]:g} at depth {small} to {ratios[1]:g} at depth {large}: pass "
+                "depth / base_depth, not its inverse."
+            )
+
+
 def _checked_loss(labels: jax.typing.ArrayLike | None, loss: Loss | None, outputs: jax.ShapeDtypeStruct) -> Loss:
     """``loss``, or the cross-entropy of ``labels``; raises `InputError`."""
-    if loss is not None and labels is not None:
-        raise InputError("labels and loss are both given: give one; a loss has its own targets.")
     if loss is not None:
+        if labels is not None:
+            raise InputError("labels and loss are both given: give one; a loss has its own targets.")
         return loss
     if labels is None:
         raise InputError("labels and loss are both missing: give integer labels, or a loss of the outputs.")

@@ -33,40 +33,38 @@ def draw(path: pathlib.Path, records: Sequence[Record], failures: Sequence[Quant
     for row, axis in zip(figure.subplots(len(axes), 3, squeeze=False), axes, strict=True):
         failed = {(q.kind, q.group, q.name) for q in failures if q.axis == axis}
         last = table.steps(axis, EVERYTHING, "change")[-1]
-
-        def lines(kind: str, step: int, axis: str = axis, failed: set[tuple[str, str, str]] = failed) -> list[_Line]:
-            return [
+        for panel, kind, step, heading in (
+            (row[0], "activation", 0, "activations before training"),
+            (row[1], "change", last, f"change after {last} steps of training everything"),
+        ):
+            lines = [
                 (name, table.values(axis, EVERYTHING, kind, name, step), (kind, EVERYTHING, name) in failed)
                 for name in table.features(axis)
             ]
-
-        alone = [
-            (
-                group,
-                table.values(axis, group, "change", OUTPUT, 1),
-                any(("change", group, name) in failed for name in (OUTPUT, FEATURES)),
-            )
-            for group in table.groups(axis)[1:]
-        ]
-        _panel(row[0], axis, "activations before training", lines("activation", 0))
-        _panel(row[1], axis, f"change after {last} steps of training everything", lines("change", last))
-        _panel(row[2], axis, "change of the output after 1 step of one group alone", alone)
+            _panel(panel, axis, heading, lines)
+        lines = []
+        for group in table.groups(axis)[1:]:
+            bad = not failed.isdisjoint({("change", group, OUTPUT), ("change", group, FEATURES)})
+            lines.append((group, table.values(axis, group, "change", OUTPUT, 1), bad))
+        _panel(row[2], axis, "change of the output after 1 step of one group alone", lines)
     figure.savefig(path, dpi=110)
 
 
 def _panel(panel: Axes, axis: str, title: str, lines: Sequence[_Line]) -> None:
     """Log-log; one line per name with the range over seeds; lines that are zero or not finite are left out."""
     panel.set(title=title, xlabel=axis, ylabel="root mean square", xscale="log", yscale="log")
-    drawn = [(name, values, bad) for name, values, bad in lines if _drawable(values)]
-    for i, (name, values, bad) in enumerate(sorted(drawn, key=lambda line: not line[2])):
-        sizes = sorted(values)
-        logs = [np.log([v for v in values[size] if v > 0 and math.isfinite(v)]) for size in sizes]
-        mean, low, high = (np.exp([f(log) for log in logs]) for f in (np.mean, np.min, np.max))
+    drawn = []
+    for name, values, bad in sorted(lines, key=lambda line: not line[2]):
+        logs = {size: np.log([v for v in values[size] if v > 0 and math.isfinite(v)]) for size in sorted(values)}
+        if logs and all(len(log) for log in logs.values()):
+            drawn.append((name, logs, bad))
+    for i, (name, logs, bad) in enumerate(drawn):
+        mean, low, high = (np.exp([f(log) for log in logs.values()]) for f in (np.mean, np.min, np.max))
         color, width = ("tab:red", 2.2) if bad else (f"C{(i * 2) % 10}", 1.1)
         marker, label = "os^vD*Px+<"[i % 10], name if i < _SHOWN else None
-        panel.plot(sizes, mean, marker=marker, markersize=4, alpha=0.9, label=label, color=color, linewidth=width)
-        panel.fill_between(sizes, low, high, alpha=0.12, color=color, linewidth=0)
-    sizes = sorted({size for _, values, _ in drawn for size in values})
+        panel.plot([*logs], mean, marker=marker, markersize=4, alpha=0.9, label=label, color=color, linewidth=width)
+        panel.fill_between([*logs], low, high, alpha=0.12, color=color, linewidth=0)
+    sizes = sorted({size for _, logs, _ in drawn for size in logs})
     panel.set_xticks(sizes, labels=[str(size) for size in sizes], minor=False)
     panel.minorticks_off()
     bottom, top = panel.get_ylim()
@@ -77,7 +75,3 @@ def _panel(panel: Axes, axis: str, title: str, lines: Sequence[_Line]) -> None:
     if drawn:
         more = len(drawn) - _SHOWN
         panel.legend(fontsize=7, loc="best", title=f"and {more} more" if more > 0 else None, title_fontsize=7)
-
-
-def _drawable(values: Mapping[int, Sequence[float]]) -> bool:
-    return bool(values) and all(any(v > 0 and math.isfinite(v) for v in seeds) for seeds in values.values())

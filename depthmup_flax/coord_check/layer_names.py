@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -18,17 +19,10 @@ _WEIGHT_NAMES = ("kernel", "embedding", "weight", "w")
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """The layers of all networks of a check, by collapsed name.
+    """The layers of all networks of a check, by collapsed name."""
 
-    Attributes:
-      weights: collapsed path -> role and ratios of the parameter, without vectors and fixed parameters.
-      group_of_weight: collapsed path -> the group in which the weight trains alone.
-      branch_groups: groups inside residual branches.
-      branch_activations: activations of modules inside residual branches.
-    """
-
-    weights: Mapping[str, ParamInfo]
-    group_of_weight: Mapping[str, str]
+    weights: Mapping[str, ParamInfo]  # without vectors and fixed parameters
+    group_of_weight: Mapping[str, str]  # the group in which the weight trains alone
     branch_groups: frozenset[str]
     branch_activations: frozenset[str]
 
@@ -42,7 +36,12 @@ def collect_layers(
     for info, names, collapse in zip(infos, activations, collapses, strict=True):
         weights |= {collapse(path): leaf for path, leaf in info.items() if not _is_vector(leaf)}
         kinds = _kinds(info)
-        branch_activations |= {collapse(name) for name in names if _kind_around(name, kinds) == "branch"}
+        for name in names:
+            module = name  # innermost, with parameters
+            while module and module not in kinds:
+                module = module.rpartition("/")[0]
+            if kinds.get(module) == "branch":
+                branch_activations.add(collapse(name))
     groups = {path: _group_of(path) for path in weights}
     inside = {groups[path] for path, leaf in weights.items() if leaf.in_branch} | {BRANCHES, BRANCH_VECTORS}
     return Layers(weights, groups, frozenset(inside), frozenset(branch_activations))
@@ -71,31 +70,28 @@ def collapsers(names_of_networks: Sequence[Sequence[str]], infos: Sequence[Mappi
     kinds = [_kinds(info) for info in infos]
     counting: set[_Place] = set()
 
-    def walk(i: int, name: str, visit: Callable[[_Place, str], None]) -> str:
+    def collapsed(i: int, name: str, seen: dict[_Place, list[set[str]]] | None = None) -> str:
+        """``name`` with the indices in ``counting`` as ``*``; adds its parts, as they are, to ``seen``."""
         done, path = "", ""
         for part in name.split("/"):
             path = f"{path}/{part}"
-            template, kind = re.sub(r"\d+", "*", part), kinds[i].get(path[1:], "")
-            visit((done, template, kind), part)
-            label = f" ({kind})" if kind and "branch" not in kind else ""
-            done = f"{done}/{template + label if (done, template, kind) in counting else part}"
+            place = (done, re.sub(r"\d+", "*", part), kinds[i].get(path[1:], ""))
+            if seen is not None:
+                seen.setdefault(place, [set() for _ in kinds])[i].add(part)
+            label = f" ({place[2]})" if place[2] and "branch" not in place[2] else ""
+            done = f"{done}/{place[1] + label if place in counting else part}"
         return done[1:]
 
-    def note(parts: dict[_Place, list[set[str]]], i: int, place: _Place, part: str) -> None:
-        parts.setdefault(place, [set() for _ in names_of_networks])[i].add(part)
-
-    deepest = max((name.count("/") for names in names_of_networks for name in names), default=0)
-    for _ in range(deepest + 1):  # a level is decided once those above it are
-        parts: dict[_Place, list[set[str]]] = {}
+    while True:  # a level is decided once those above it are
+        seen: dict[_Place, list[set[str]]] = {}
         for i, names in enumerate(names_of_networks):
             for name in names:
-                walk(i, name, functools.partial(note, parts, i))
+                collapsed(i, name, seen)
         # A place that some networks lack, such as a fourth stage, counts nothing.
-        differing = {place for place, sets in parts.items() if len({frozenset(s) for s in sets if s}) > 1}
+        differing = {place for place, sets in seen.items() if len({frozenset(s) for s in sets if s}) > 1}
         if differing <= counting:
-            break
+            return [functools.partial(collapsed, i) for i in range(len(kinds))]
         counting |= differing
-    return [functools.partial(walk, i, visit=lambda place, part: None) for i in range(len(kinds))]
 
 
 def _is_vector(leaf: ParamInfo) -> bool:
@@ -108,23 +104,15 @@ def _group_of(path: str) -> str:
     return parent if parent and last in _WEIGHT_NAMES else path
 
 
-def _kind_around(name: str, kinds: Mapping[str, str]) -> str:
-    """The kind of the innermost module with parameters that an activation belongs to."""
-    while name and name not in kinds:
-        name = name.rpartition("/")[0]
-    return kinds.get(name, "")
-
-
 def _kinds(info: Mapping[str, ParamInfo]) -> dict[str, str]:
     """Path of a module or parameter -> ``branch``, or the roles of its weights."""
     leaves_below: dict[str, set[ParamInfo]] = {}
     for path, leaf in info.items():
-        parts = path.split("/")
-        for end in range(1, len(parts) + 1):
-            leaves_below.setdefault("/".join(parts[:end]), set()).add(leaf)
+        for module in itertools.accumulate(path.split("/"), "{}/{}".format):
+            leaves_below.setdefault(module, set()).add(leaf)
     kinds = {}
     for path, leaves in leaves_below.items():
-        roles = {leaf.role.value for leaf in leaves}
-        weights = {leaf.role.value for leaf in leaves if not _is_vector(leaf)}
-        kinds[path] = "branch" if any(leaf.in_branch for leaf in leaves) else ", ".join(sorted(weights or roles))
+        weights = [leaf for leaf in leaves if not _is_vector(leaf)]
+        roles = ", ".join(sorted({leaf.role.value for leaf in weights or leaves}))
+        kinds[path] = "branch" if any(leaf.in_branch for leaf in leaves) else roles
     return kinds

@@ -12,16 +12,14 @@ import optax
 
 from depthmup_flax.coord_check.layer_names import Collapse, groups_of_parameter
 from depthmup_flax.coord_check.networks import Activations, Network, Shapes
-from depthmup_flax.coord_check.plan import Size
-from depthmup_flax.coord_check.table import EVERYTHING, OUTPUT, Record
+from depthmup_flax.coord_check.table import EVERYTHING, OUTPUT, Record, Size
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 from depthmup_flax.types import ArrayTree
 
 Loss = Callable[[jax.Array], jax.Array]
 _Key = tuple[str, str]  # quantity, name
-
-ALONE_STEPS = 2  # of a group that trains alone
+_ALONE_STEPS = 2  # of a group that trains alone
 
 
 def measure(
@@ -42,14 +40,14 @@ def measure(
     scale, whatever the network's own. Behind a readout at zero no other group gets a gradient; behind one that shrinks
     with width, outputs move ever less.
 
-    ``shapes`` are those of the activations and the output. One compilation. Seeds and groups run one after another:
+    ``shapes`` are those of the activations and the output. Seeds and groups run one after another in one program:
     convolutions under ``vmap`` are slow on CPU.
     """
     info = flatten_info(network.info)
     membership = [groups_of_parameter(path, leaf, collapse) for path, leaf in info.items()]
     groups = [EVERYTHING, *sorted({group for names in membership for group in names})]
     trains_GxP = np.array([[group in (EVERYTHING, *names) for names in membership] for group in groups])
-    lengths_G = np.array([steps] + [min(steps, ALONE_STEPS)] * (len(groups) - 1))
+    lengths_G = np.array([steps] + [min(steps, _ALONE_STEPS)] * (len(groups) - 1))
     keys = _keys(shapes, info, spectral)
     pairs = np.array([(seed, group) for seed in range(seeds) for group in range(len(groups))])
     run = _compiled(network, shapes, loss, keys, trains_GxP, lengths_G)
@@ -60,29 +58,30 @@ def measure(
         sizes = dict(zip(keys, np.sqrt(squares_SxK.T), strict=True))
         sizes |= {("weight", path): rms[None] for path, rms in zip(info, np.sqrt(weights_P), strict=True)}
         untrained = {path for path, trains in zip(info, trains_GxP[group], strict=True) if not trains}
-        for (quantity, name), values in _collapsed(_resolved(sizes, untrained), collapse).items():
-            for step in _recorded_steps(quantity, group == 0, lengths_G[group]):
+        for (quantity, name), values in _collapsed(sizes, untrained, collapse).items():
+            steps_recorded = range(0 if quantity == "activation" else 1, lengths_G[group] + 1)
+            if quantity in ("weight", "mean"):  # at the start, where groups differ in the readout alone
+                steps_recorded = range(int(group == 0))
+            for step in steps_recorded:
                 # The update of a step is computed from the gradient before it.
                 value = float(values[step - quantity.startswith("update")])
                 records.append(Record(*size, seed, groups[group], step, quantity, name, value))
     return records
 
 
-def _resolved(sizes: Mapping[_Key, np.ndarray], untrained: Container[str]) -> dict[_Key, np.ndarray]:
-    """``sizes`` without updates of untrained parameters; changes that are only rounding become 0."""
-    resolved = {}
+def _collapsed(
+    sizes: Mapping[_Key, np.ndarray], untrained: Container[str], collapse: Collapse
+) -> dict[_Key, np.ndarray]:
+    """RMS over the layers that share a collapsed name; without updates of untrained parameters, rounding as 0."""
+    together: dict[_Key, list[np.ndarray]] = {}
     for (quantity, name), values_S in sizes.items():
-        if quantity == "change":
-            resolved[quantity, name] = np.where(values_S < 1e-5 * sizes["activation", name][0], 0.0, values_S)
-        elif not (quantity.startswith("update") and name in untrained):
-            resolved[quantity, name] = values_S
-    return resolved
-
-
-def _recorded_steps(quantity: str, is_everything: bool, last: int) -> range:
-    if quantity in ("weight", "mean"):
-        return range(int(is_everything))  # at the start, where groups differ in the readout alone
-    return range(0 if quantity == "activation" else 1, last + 1)
+        if quantity.startswith("update") and name in untrained:
+            continue
+        is_rounding = quantity == "change" and values_S < 1e-5 * sizes["activation", name][0]
+        together.setdefault((quantity, collapse(name)), []).append(np.where(is_rounding, 0.0, values_S))
+    return {
+        key: np.sqrt(np.mean(np.square(np.stack(layers), dtype=np.float64), axis=0)) for key, layers in together.items()
+    }
 
 
 def _keys(shapes: Shapes, info: Mapping[str, ParamInfo], spectral: bool) -> list[_Key]:
@@ -96,12 +95,7 @@ def _keys(shapes: Shapes, info: Mapping[str, ParamInfo], spectral: bool) -> list
 
 
 def _compiled(
-    network: Network,
-    shapes: Shapes,
-    loss: Loss,
-    keys: Sequence[_Key],
-    trains_GxP: np.ndarray,
-    lengths_G: np.ndarray,
+    network: Network, shapes: Shapes, loss: Loss, keys: Sequence[_Key], trains_GxP: np.ndarray, lengths_G: np.ndarray
 ) -> Callable[[np.ndarray, Sequence[np.ndarray | None]], tuple[jax.Array, jax.Array]]:
     """A function of (seed, group) pairs ``[N, 2]`` and the values of `_random_readout` for every parameter.
 
@@ -163,7 +157,7 @@ def _squares(
         "change": lambda name: _mean_square(now[name].astype(jnp.float32) - start[name].astype(jnp.float32)),
         "mean": lambda name: _mean_square(now[name].astype(jnp.float32).mean(-1)),
         "update": lambda path: _mean_square(updates[path]),
-        "update_norm": lambda path: _spectral_norm(updates[path]) ** 2,
+        "update_norm": lambda path: jnp.linalg.norm(updates[path], ord=2, axis=(-2, -1)).max() ** 2,
     }
     return [squares[quantity](name) for quantity, name in keys]
 
@@ -186,19 +180,3 @@ def _rescaled(leaf: jax.Array, random: jax.Array) -> jax.Array:
 
 def _mean_square(x: jax.Array) -> jax.Array:
     return jnp.mean(jnp.square(x.astype(jnp.float32)))
-
-
-def _spectral_norm(update: jax.Array) -> jax.Array:
-    """The largest spectral norm of the matrices over the last two axes."""
-    matrices = update.reshape(-1, *update.shape[-2:])
-    return jnp.linalg.norm(matrices, ord=2, axis=(-2, -1)).max()
-
-
-def _collapsed(series: Mapping[_Key, np.ndarray], collapse: Collapse) -> dict[_Key, np.ndarray]:
-    """Root mean square over the layers that share a collapsed name."""
-    together: dict[_Key, list[np.ndarray]] = {}
-    for (quantity, name), values in series.items():
-        together.setdefault((quantity, collapse(name)), []).append(values)
-    return {
-        key: np.sqrt(np.mean(np.square(np.stack(layers), dtype=np.float64), axis=0)) for key, layers in together.items()
-    }

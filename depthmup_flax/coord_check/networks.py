@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,11 +43,8 @@ class Network:
     def rescaled(self, base_init: Callable[[jax.Array], ArrayTree], rule: Parametrization) -> Network:
         """The network with initial values corrected by `rescale_init`.
 
-        The factors are measured once, on one key; the new ``init`` is pure.
-
-        Args:
-          base_init: key -> parameters of the base model, ``lambda key: base.init(key, x)["params"]``.
-          rule: the parametrization.
+        The factors are measured once, on one key. ``base_init`` gives the parameters of the base model, such as
+        ``lambda key: base.init(key, x)["params"]``.
         """
         params, base_params = (jax.jit(init)(jax.random.key(0)) for init in (self.init, base_init))
         factors = init_factors(params, base_params, self.info, rule)
@@ -70,25 +66,21 @@ def linen_network(
       **kwargs: of the call, such as ``train=True`` for batch normalization. Running averages stay at their initial
         values; dropout uses one key at every step.
     """
-    dropout = jax.random.key(1)
+    rngs = {"dropout": jax.random.key(1)}
 
     def init_all(key: jax.Array) -> dict[str, ArrayTree]:
-        variables = nn.unbox(model.init({"params": key, "dropout": dropout}, x, **kwargs))
+        variables = nn.unbox(model.init({"params": key, **rngs}, x, **kwargs))
         return {name: value for name, value in variables.items() if name != "intermediates"}
 
-    state_names = [name for name in jax.eval_shape(init_all, jax.random.key(0)) if name != "params"]
-    state: dict[str, ArrayTree] = {}
-    if state_names:
-        state = jax.jit(lambda key: {name: init_all(key)[name] for name in state_names})(jax.random.key(0))
+    def init_state(key: jax.Array) -> dict[str, ArrayTree]:
+        return {name: value for name, value in init_all(key).items() if name != "params"}
+
+    state = jax.jit(init_state)(jax.random.key(0))
+    mutable = [*state, "intermediates"]
 
     def apply(params: ArrayTree) -> tuple[jax.Array, Activations]:
         outputs, changed = model.apply(
-            {"params": params, **state},
-            x,
-            rngs={"dropout": dropout},
-            mutable=[*state_names, "intermediates"],
-            capture_intermediates=True,
-            **kwargs,
+            {"params": params, **state}, x, rngs=rngs, mutable=mutable, capture_intermediates=True, **kwargs
         )
         return outputs, _named(changed.get("intermediates", {}))
 
@@ -103,18 +95,10 @@ def nnx_network(
     optimizer: optax.GradientTransformation,
     **kwargs: Any,
 ) -> Network:
-    """An NNX module as a `Network`: records the output of every submodule.
+    """An NNX module as a `Network`, with the arguments of `linen_network`: records the output of every submodule.
 
-    Args:
-      make: ``rngs -> module``, in training mode if it has one; called as ``module(x, **kwargs)``.
-      x: the batch.
-      info: from `infer_info`.
-      optimizer: complete optax optimizer.
-      **kwargs: of the call.
+    ``make`` is ``rngs -> module``, in training mode if it has one; the module is called as ``module(x, **kwargs)``.
     """
-
-    def init(key: jax.Array) -> ArrayTree:
-        return nnx.state(make(nnx.Rngs(key)), nnx.Param)
 
     def apply(params: ArrayTree) -> tuple[jax.Array, Activations]:
         # A new module with constant keys in every trace: averages and noise are the same at every step.
@@ -124,7 +108,7 @@ def nnx_network(
         outputs, intermediates = recorded(x, **kwargs)
         return outputs, _named(nnx.to_pure_dict(intermediates))
 
-    return Network(init, apply, info, optimizer)
+    return Network(lambda key: nnx.state(make(nnx.Rngs(key)), nnx.Param), apply, info, optimizer)
 
 
 def network_shapes(network: Network) -> dict[str, jax.ShapeDtypeStruct]:
@@ -160,7 +144,7 @@ def _named(tree: ArrayTree) -> Activations:
     return activations | _scores(activations)
 
 
-_QUERY = re.compile(r"(^|/)(query|q|q_proj)$")
+_KEY_OF_QUERY = {"query": "key", "q": "k", "q_proj": "k_proj"}
 
 
 def _scores(activations: Activations) -> Activations:
@@ -170,11 +154,9 @@ def _scores(activations: Activations) -> Activations:
     """
     scores = {}
     for name, q in activations.items():
-        match, parent = _QUERY.search(name), name.rpartition("/")[0]
-        if match is None or parent not in activations or q.ndim != activations[parent].ndim + 1:
-            continue
-        k = activations.get(f"{parent}/{match[2].replace('query', 'key').replace('q', 'k')}")
-        if k is not None and k.shape == q.shape:
+        parent, _, query = name.rpartition("/")
+        k = activations.get(f"{parent}/{_KEY_OF_QUERY.get(query, '')}")
+        if parent in activations and q.ndim == activations[parent].ndim + 1 and k is not None and k.shape == q.shape:
             q, k = (x.astype(jnp.float32) for x in (q, k))
             scores[f"{parent}/{SCORES}"] = jnp.einsum("...thd,...shd->...hts", q, k) / q.shape[-1]
     return scores

@@ -20,23 +20,14 @@ _COLUMN = 58  # characters
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The result of a check; ``print`` it.
+    """The result of a check; ``print`` it."""
 
-    Attributes:
-      records: all numbers measured.
-      quantities: exponents and verdicts.
-      causes: of a failure, with the layers at fault.
-      rule: the parametrization that was checked.
-      seeds: networks per size.
-      tolerance: largest exponent that counts as flat.
-    """
-
-    records: list[Record]
-    quantities: list[Quantity]
-    causes: list[Cause]
+    records: list[Record]  # all numbers measured
+    quantities: list[Quantity]  # exponents and verdicts
+    causes: list[Cause]  # of a failure, with the layers at fault
     rule: Parametrization
-    seeds: int
-    tolerance: float
+    seeds: int  # networks per size
+    tolerance: float  # largest exponent that counts as flat
 
     @property
     def ok(self) -> bool:
@@ -57,10 +48,9 @@ class Report:
         for axis in sorted({q.axis for q in self.quantities}, reverse=True):
             lines += ["", *self._axis_lines(axis)]
         for cause in self.causes:
-            shown = ", ".join(cause.layers[:_SHOWN_LAYERS])
             more = len(cause.layers) - _SHOWN_LAYERS
-            lines += ["", f"likely cause ({cause.name}): {cause.text}"]
-            lines.append(f"  at {shown}" + (f" and {more} more" if more > 0 else ""))
+            shown = ", ".join(cause.layers[:_SHOWN_LAYERS]) + (f" and {more} more" if more > 0 else "")
+            lines += ["", f"likely cause ({cause.name}): {cause.text}", f"  at {shown}"]
         return "\n".join(lines)
 
     def _axis_lines(self, axis: str) -> list[str]:
@@ -90,11 +80,8 @@ class Report:
             print('No figure: matplotlib is not installed. Run pip install "depthmup-flax[report]".')
             return
         verdict = "PASS" if self.ok else "FAIL: " + ", ".join(cause.name.replace("_", " ") for cause in self.causes)
-        title = (
-            f"Coordinate check, alpha = {self.rule.alpha:g}, gamma = {self.rule.gamma:g}, width rule "
-            f"{self.rule.width}: {verdict}\n"
-            f"flat lines pass, thick red lines fail; mean and range over n = {self.seeds} seeds"
-        )
+        legend = f"flat lines pass, thick red lines fail; mean and range over n = {self.seeds} seeds"
+        title = f"{str(self).splitlines()[0]}: {verdict}\n{legend}"
         draw(path / "coord_check.png", self.records, self.failures, title)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,23 +20,22 @@ BRANCHES = "branches"  # all parameters inside residual branches
 BRANCH_VECTORS, OTHER_VECTORS = "vectors in branches", "vectors outside"
 
 
+class Size(NamedTuple):
+    """One network of a check; the first four fields of its records."""
+
+    axis: str  # "width" or "depth": what varies
+    size: int  # the network's value of ``axis``
+    width: int
+    depth: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One number of one network.
+    """One number of one network; see `Size`.
 
-    Attributes:
-      axis: ``width`` or ``depth``: the size that varies.
-      size: the network's value of ``axis``.
-      width, depth: of the network.
-      seed: of its initial values.
-      group: the parameters that train.
-      step: optimizer steps taken.
-      quantity: ``weight`` (RMS of a parameter), ``activation`` (RMS), ``mean`` (RMS of an activation's mean over its
-        last axis, at step 0), ``change`` (RMS of an activation's change since step 0), ``update`` (RMS of a
-        parameter's last change), or ``update_norm`` (largest spectral norm of an update's matrices over the last two
-        axes).
-      name: the activation or parameter; layer indices are ``*``.
-      value: the number.
+    Quantities are ``weight`` (RMS of a parameter), ``activation`` (RMS), ``mean`` (RMS of an activation's mean over its
+    last axis, at step 0), ``change`` (RMS of an activation's change since step 0), ``update`` (RMS of a parameter's
+    last change), and ``update_norm`` (largest spectral norm of an update's matrices over the last two axes).
     """
 
     axis: str
@@ -43,10 +43,10 @@ class Record:
     width: int
     depth: int
     seed: int
-    group: str
-    step: int
+    group: str  # the parameters that train
+    step: int  # optimizer steps taken
     quantity: str
-    name: str
+    name: str  # the activation or parameter; layer indices are ``*``
     value: float
 
 
@@ -58,7 +58,8 @@ class Table:
         for r in records:
             by_size = self._values.setdefault((r.axis, r.group, r.quantity, r.name, r.step), {})
             by_size.setdefault(r.size, []).append(r.value)
-        self._activations = {axis: self._distinct_activations(axis) for axis in self.axes()}
+        # Activations at every size, without copies: a block often returns its stream, for example.
+        self.activations = {axis: self._distinct_activations(axis) for axis in self.axes()}
 
     def axes(self) -> list[str]:
         """The axes that vary, width first."""
@@ -79,13 +80,9 @@ class Table:
         keys = (key for key, by_size in self._values.items() if len(by_size) == count)
         return list(dict.fromkeys(key[3] for key in keys if key[:3] == (axis, group, quantity)))
 
-    def activations(self, axis: str) -> list[str]:
-        """Activations at every size, without copies: a block often returns its stream, for example."""
-        return self._activations[axis]
-
     def features(self, axis: str) -> list[str]:
-        """`activations` without the attention's scores, whose size is judged by a ratio instead."""
-        return [name for name in self.activations(axis) if name.rpartition("/")[2] != SCORES]
+        """``activations`` without the attention's scores, whose size is judged by a ratio instead."""
+        return [name for name in self.activations[axis] if name.rpartition("/")[2] != SCORES]
 
     def steps(self, axis: str, group: str, quantity: str) -> list[int]:
         """The recorded steps."""

@@ -18,40 +18,21 @@ ATTENTION_SCALE = "attention scale"
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """One judged exponent.
+    """One judged exponent."""
 
-    Attributes:
-      axis: ``width`` or ``depth``.
-      group: the parameters that train.
-      kind: ``activation`` (before training), ``change`` (after it), or `ATTENTION_SCALE`.
-      name: of the activation; `FEATURES` stands for all but the output.
-      step: optimizer steps taken.
-      fit: the exponent.
-      theory: the exponent that theory gives for the rule in use; ``None`` if it gives none.
-      verdict: flat, grows, vanishes, zero, explodes, below precision or unclear.
-      passed: whether the verdict is acceptable for this quantity.
-    """
-
-    axis: str
-    group: str
-    kind: str
-    name: str
-    step: int
+    axis: str  # "width" or "depth"
+    group: str  # the parameters that train
+    kind: str  # "activation" (before training), "change" (after it), or `ATTENTION_SCALE`
+    name: str  # of the activation, or `FEATURES`
+    step: int  # optimizer steps taken
     fit: Fit
-    theory: float | None
-    verdict: str
-    passed: bool
+    theory: float | None  # the exponent that theory gives for the rule in use, if it gives one
+    verdict: str  # flat, grows, vanishes, unclear, or the state of the fit
+    passed: bool  # whether the verdict is acceptable for this quantity
 
 
 def judge(table: Table, rule: Parametrization, tolerance: float, layers: Layers) -> list[Quantity]:
-    """All quantities: activations before training, changes when everything trains, and changes by each group alone.
-
-    Args:
-      table: of all records.
-      rule: the parametrization in use.
-      tolerance: largest exponent that counts as flat.
-      layers: of the networks.
-    """
+    """All quantities: activations before training, changes when everything trains, and changes by each group alone."""
     return [quantity for axis in table.axes() for quantity in _Judge(table, rule, tolerance, layers, axis).judge()]
 
 
@@ -61,13 +42,10 @@ def expected_exponent(axis: str, kind: str, name: str, in_branch: bool | None, r
     Depth (TP6 Claims 7.1, 7.2): with alpha >= 1/2 activations start flat, and L branches that each move by
     ``L^-(alpha + gamma)`` move the features by ``L^(1 - alpha - gamma)``. Width (TP6 Table 2): flat under muP. If
     gamma0 follows ``m^e``, features move as ``m^e`` and outputs as 1 (B24 C.1). Under ``standard``, growing exponents
-    depend on the optimizer, so there is no single number; attention logits are too large by ``d^(1/2)``.
+    depend on the optimizer, so there is no single number.
     """
-    standard = rule.width != "mup"
-    if kind == ATTENTION_SCALE:
-        return 0.5 if standard else 0.0
     if axis == "width":
-        if standard:
+        if rule.width != "mup":
             return 0.0 if kind == "activation" else None
         return rule.gamma0_width_exponent if kind == "change" and name != OUTPUT else 0.0
     if rule.alpha < 0.5:
@@ -154,7 +132,7 @@ class _Judge:
 
         d is the head dimension; queries train alone. Scores are averages over d, before the scale; the output comes
         after it. The ratio does not depend on the alignment of queries and keys, which settles only at head dimensions
-        above the number of tokens. ``1/sqrt(d)`` shows as +1/2.
+        above the number of tokens. ``1/sqrt(d)``, which ``standard`` uses, shows as +1/2.
         """
         quantities = []
         for name in self.table.names(self.axis, EVERYTHING, "activation"):
@@ -168,8 +146,7 @@ class _Judge:
                 continue
             scores, outputs = changes
             fit = fit_power({s: [o / c for o, c in zip(outputs[s], scores[s], strict=True)] for s in scores})
-            verdict = verdict_of(fit, self.tolerance)
-            theory = expected_exponent(self.axis, ATTENTION_SCALE, name, True, self.rule)
-            passed = verdict == FLAT
-            quantities.append(Quantity(self.axis, queries[0], ATTENTION_SCALE, parent, 1, fit, theory, verdict, passed))
+            verdict, theory = verdict_of(fit, self.tolerance), 0.5 if self.rule.width != "mup" else 0.0
+            fields = (self.axis, queries[0], ATTENTION_SCALE, parent, 1, fit, theory, verdict)
+            quantities.append(Quantity(*fields, passed=verdict == FLAT))
         return quantities

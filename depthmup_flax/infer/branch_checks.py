@@ -7,6 +7,7 @@ effect of single layers may vanish with depth. So likely mistakes are refused. A
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import Counter
@@ -27,41 +28,32 @@ _REMEDY = (
 def require_branches(infos: Infos, explicit: Collection[str], tied: Collection[str]) -> None:
     """Raises `InputError` if ``in_branch`` seems to match too much or too little.
 
-    Args:
-      infos: path -> `ParamInfo` of every parameter.
-      explicit: paths that an annotation or override places inside or outside branches.
-      tied: embeddings that are readouts too.
+    ``explicit`` are the paths that an annotation or override places inside or outside branches; ``tied`` are the
+    embeddings that are readouts too.
     """
     if not any(leaf.in_branch for leaf in infos.values()):
         return
     taken = {path for path, leaf in infos.items() if leaf.in_branch and path not in explicit}
-    _require_readout_outside(infos, taken, tied)
+    outputs = [path for path, leaf in infos.items() if leaf.role is Role.OUTPUT]
+    if outputs and not tied and taken.issuperset(outputs):
+        raise InputError(
+            f"in_branch matches {outputs[-1]!r} of shape {infos[outputs[-1]].shape}, which leaves no readout outside "
+            f"the residual branches: {_REMEDY}."
+        )
     _require_stem_outside(infos, taken)
     _require_final_norm_outside(taken)
     _require_whole_modules(infos, explicit)
     _require_all_blocks(infos, explicit)
 
 
-def _require_readout_outside(infos: Infos, taken: set[str], tied: Collection[str]) -> None:
-    outputs = [path for path, leaf in infos.items() if leaf.role is Role.OUTPUT]
-    if not outputs or tied or not taken.issuperset(outputs):
-        return
-    raise InputError(
-        f"in_branch matches {outputs[-1]!r} of shape {infos[outputs[-1]].shape}, which leaves no readout outside the "
-        f"residual branches: {_REMEDY}."
-    )
-
-
 def _require_stem_outside(infos: Infos, taken: set[str]) -> None:
     """A stem is an input weight with no equal in other layers; every model has one unless an override denies it."""
-    inputs = [path for path, leaf in infos.items() if leaf.role is Role.INPUT]
-    like = Counter((_template(path), infos[path].shape) for path in inputs)
-    alone = [path for path in inputs if path in taken and like[_template(path), infos[path].shape] == 1]
-    none_outside = taken.issuperset(inputs)
+    inputs = {path: (_template(path), leaf.shape) for path, leaf in infos.items() if leaf.role is Role.INPUT}
+    count = Counter(inputs.values())
     among_layers = {_template(path) for path in taken if infos[path].role is Role.HIDDEN and path.count("/") < 2}
-    for path in alone:
-        if none_outside or _template(path) in among_layers:
-            shape = infos[path].shape
+    for path, (template, shape) in inputs.items():
+        alone = path in taken and count[template, shape] == 1
+        if alone and (template in among_layers or taken.issuperset(inputs)):
             names = (*[None] * (len(shape) - 2), "fixed_in", "width_out")
             raise InputError(
                 f"in_branch matches {path!r} of shape {shape}, which looks like the model's stem: {_REMEDY}; if it is "
@@ -83,13 +75,12 @@ def _require_final_norm_outside(taken: set[str]) -> None:
 
 
 def _require_whole_modules(infos: Infos, explicit: Collection[str]) -> None:
-    for path, leaf in infos.items():
+    unchecked = {path: leaf.in_branch for path, leaf in infos.items() if path not in explicit}
+    for path, in_branch in unchecked.items():
         parent, _, name = path.rpartition("/")
-        if not parent or name not in _BIASES or path in explicit:
-            continue
-        for weight in (f"{parent}/{name}" for name in _WEIGHTS):
-            if weight in infos and weight not in explicit and infos[weight].in_branch != leaf.in_branch:
-                inside, outside = (path, weight) if leaf.in_branch else (weight, path)
+        for weight in (f"{parent}/{weight}" for weight in _WEIGHTS if parent and name in _BIASES):
+            if unchecked.get(weight, in_branch) != in_branch:
+                inside, outside = (path, weight) if in_branch else (weight, path)
                 raise InputError(
                     f"in_branch matches {inside!r} but not {outside!r}, which belong to one layer: match both, such "
                     f"as in_branch={_template(parent)!r}, or neither."
@@ -98,20 +89,26 @@ def _require_whole_modules(infos: Infos, explicit: Collection[str]) -> None:
 
 def _require_all_blocks(infos: Infos, explicit: Collection[str]) -> None:
     """Numbered modules with equal parameters, such as ``layers/0`` and ``layers/1``, are all inside or all outside."""
+    modules: dict[str, list[str]] = {}  # path with a number in its last part -> the rest of the paths below it
+    for path in infos:
+        for module in itertools.accumulate(path.split("/"), "{}/{}".format):
+            if re.search(r"\d", module.rpartition("/")[2]):
+                modules.setdefault(module, []).append(path[len(module) :])
     groups: dict[tuple[str, frozenset[tuple[str, tuple[int, ...]]]], list[str]] = {}
-    for module, below in _numbered(infos).items():
+    for module, below in modules.items():
+        parent, slash, name = module.rpartition("/")
         has_weight = any(infos[module + rest].role is Role.HIDDEN for rest in below)
         unchecked = any(module + rest in explicit for rest in below)
         # Flax's own numbers, Dense_0 to Dense_9, do not count layers of the model.
-        is_automatic = re.fullmatch(r"[A-Z]\w*_\d+", module.rpartition("/")[2]) and all(r.count("/") < 2 for r in below)
+        is_automatic = re.fullmatch(r"[A-Z]\w*_\d+", name) and all(rest.count("/") < 2 for rest in below)
         if has_weight and not unchecked and not is_automatic:
             alike = frozenset((rest, infos[module + rest].shape) for rest in below)
-            groups.setdefault((_last_template(module), alike), []).append(module)
-    for (template, alike), modules in groups.items():
+            groups.setdefault((f"{parent}{slash}{_template(name)}", alike), []).append(module)
+    for (template, alike), group in groups.items():
         # Weights first: the message should name a weight.
-        for _, rest in sorted((infos[modules[0] + rest].role is not Role.HIDDEN, rest) for rest, _ in alike):
-            inside = [module + rest for module in modules if infos[module + rest].in_branch]
-            outside = [module + rest for module in modules if not infos[module + rest].in_branch]
+        for _, rest in sorted((infos[group[0] + rest].role is not Role.HIDDEN, rest) for rest, _ in alike):
+            inside = [module + rest for module in group if infos[module + rest].in_branch]
+            outside = [module + rest for module in group if not infos[module + rest].in_branch]
             if inside and outside:
                 raise InputError(
                     f"in_branch matches {inside[0]!r} but not {outside[0]!r} of an equal block: match all blocks, such "
@@ -120,22 +117,5 @@ def _require_all_blocks(infos: Infos, explicit: Collection[str]) -> None:
                 )
 
 
-def _numbered(infos: Infos) -> dict[str, list[str]]:
-    """Path of every module or parameter with a number in its own name -> the rest of the paths below it."""
-    modules: dict[str, list[str]] = {}
-    for path in infos:
-        parts = path.split("/")
-        for end, part in enumerate(parts, 1):
-            if re.search(r"\d", part):
-                module = "/".join(parts[:end])
-                modules.setdefault(module, []).append(path[len(module) :])
-    return modules
-
-
 def _template(path: str) -> str:
     return re.sub(r"\d+", "*", path)
-
-
-def _last_template(module: str) -> str:
-    parent, slash, name = module.rpartition("/")
-    return f"{parent}{slash}{_template(name)}"

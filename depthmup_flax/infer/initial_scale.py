@@ -22,8 +22,7 @@ def rescale_init(
     """``params`` with the rule's standard deviation of every weight, given the base model's.
 
     Hidden weights get ``std_base / sqrt(m_in)``, input and output weights ``std_base``; the output's 1/m is in the
-    forward pass. A model may start from ``lecun_normal``, whose hidden weights are already right, or from a fixed 0.02.
-    Vectors, fixed parameters and constants (zeros, ones) are unchanged; under ``standard``, everything is.
+    forward pass. Vectors, fixed parameters and constants (zeros, ones) keep their values; under ``standard``, all do.
 
     Both standard deviations are measured, so they have a sampling error. Common initializers scale with powers of the
     fan-in or fan-out. If the closest ``m_in^a m_out^b`` with a, b in {-1/2, 0, 1/2} is within four standard errors of
@@ -50,8 +49,7 @@ def init_factors(
     params: ArrayTree, base_params: ArrayTree, info: InfoTree, parametrization: Parametrization
 ) -> dict[str, float]:
     """Path -> the factor that `rescale_init`, with the same arguments, multiplies the parameter by."""
-    leaves, base = flatten(params, "params")[0], flatten(base_params, "base_params")[0]
-    known = flatten_info(info)
+    (leaves, _), (base, _), known = flatten(params, "params"), flatten(base_params, "base_params"), flatten_info(info)
     require_same_paths(leaves, base, "the model", "the base model")
     require_same_paths(leaves, known, "the model", "info")
     for path, leaf in leaves.items():
@@ -60,20 +58,15 @@ def init_factors(
                 f"parameter {path!r} has shape {shape_of(leaf)}, but info was made for {known[path].shape}: call "
                 "infer_info with these parameters."
             )
-    return {
-        path: _factor(path, _array(path, leaf), _array(path, base[path]), known[path], parametrization)
-        for path, leaf in leaves.items()
-    }
+    return {path: _factor(path, leaf, base[path], known[path], parametrization) for path, leaf in leaves.items()}
 
 
 def multiplied(params: ArrayTree, factors: Mapping[str, float]) -> ArrayTree:
     """``params`` times one factor per path; works under ``jit``."""
     leaves, structure = flatten(params, "params")
     # A leaf is an array, or a box or nnx.Variable around one. The array keeps its type.
-    new = [
-        leaf if factors[path] == 1.0 else jax.tree.map(lambda x, f=factors[path]: x * jnp.asarray(f, x.dtype), leaf)
-        for path, leaf in leaves.items()
-    ]
+    times = lambda leaf, factor: jax.tree.map(lambda x: x * jnp.asarray(factor, x.dtype), leaf)
+    new = [leaf if factors[path] == 1.0 else times(leaf, factors[path]) for path, leaf in leaves.items()]
     return jax.tree_util.tree_unflatten(structure, new)
 
 
@@ -87,8 +80,8 @@ def _array(path: str, leaf: Leaf) -> jax.Array:
     return jnp.asarray(value)
 
 
-def _factor(path: str, array: jax.Array, base: jax.Array, info: ParamInfo, rule: Parametrization) -> float:
-    """The factor of one parameter."""
+def _factor(path: str, leaf: Leaf, base_leaf: Leaf, info: ParamInfo, rule: Parametrization) -> float:
+    array, base = _array(path, leaf), _array(path, base_leaf)
     if rule.width == "standard" or info.role in (Role.VECTOR, Role.FIXED):
         return 1.0
     constant, base_constant = (float(jnp.max(x)) == float(jnp.min(x)) for x in (array, base))
@@ -100,14 +93,11 @@ def _factor(path: str, array: jax.Array, base: jax.Array, info: ParamInfo, rule:
             "initializers in both models."
         )
     wanted = info.width_in**-0.5 if info.role is Role.HIDDEN else 1.0
-    measured = wanted * _std(base) / _std(array)
+    std, base_std = (float(jnp.std(x.astype(jnp.float32))) for x in (array, base))
+    measured = wanted * base_std / std
     # The relative standard error of a normal sample's standard deviation is 1 / sqrt(2 n).
     tolerance = 4 * math.sqrt(0.5 / array.size + 0.5 / base.size)
     halves = (0.0, -0.5, 0.5)
     powers = [info.width_in**a * info.width_out**b for a, b in itertools.product(halves, halves)]
     closest = min(powers, key=lambda power: abs(math.log(measured / power)))
     return closest if abs(math.log(measured / closest)) <= tolerance else measured
-
-
-def _std(array: jax.Array) -> float:
-    return float(jnp.std(array.astype(jnp.float32)))

@@ -22,21 +22,13 @@ _ENTRYWISE = re.compile(r"bias|scale|gain|temperature")
 
 @dataclasses.dataclass(frozen=True)
 class ParamShapes:
-    """The shapes of one parameter.
-
-    Attributes:
-      path: of the parameter.
-      shape: in the model.
-      witness: in the model that shows which dimensions grow; usually the model itself.
-      base: in the base model.
-      stacked: whether the leading dimension counts layers.
-    """
+    """The shapes of one parameter."""
 
     path: str
-    shape: tuple[int, ...]
-    witness: tuple[int, ...]
-    base: tuple[int, ...]
-    stacked: bool
+    shape: tuple[int, ...]  # in the model
+    witness: tuple[int, ...]  # in the model that shows which dimensions grow; usually the model itself
+    base: tuple[int, ...]  # in the base model
+    stacked: bool  # whether the leading dimension counts layers
 
     @property
     def name(self) -> str:
@@ -48,20 +40,14 @@ class ParamShapes:
         """The dimensions that grow."""
         return [i for i, (size, base) in enumerate(zip(self.witness, self.base, strict=True)) if size != base]
 
-    def growth(self, i: int) -> float:
-        """By how much dimension ``i`` grows."""
-        return self.witness[i] / self.base[i]
-
     def override(self, *names: str | None) -> str:
         """What to write for these axes."""
         return f"overrides={{{self.path!r}: Axes({names!r})}}"
 
     def override_growing(self, *names: str) -> str:
         """What to write for these axes of the growing dimensions."""
-        axes: list[str | None] = [None] * len(self.shape)
-        for i, name in zip(self.growing, names, strict=True):
-            axes[i] = name
-        return self.override(*axes)
+        name_of = dict(zip(self.growing, names, strict=True))
+        return self.override(*(name_of.get(i) for i in range(len(self.shape))))
 
     def __str__(self) -> str:
         return f"parameter {self.path!r} of shape {self.witness}, {self.base} in the base model,"
@@ -69,11 +55,9 @@ class ParamShapes:
 
 def infer_axes(shapes: ParamShapes, in_branch: bool) -> AxisNames:
     """The axes of a parameter; raises `InputError` where the shapes are ambiguous."""
-    rank, growing = len(shapes.shape), shapes.growing
     _require_consistent(shapes)
-    axes: list[str | None] = [None] * rank
-    if shapes.stacked:
-        axes[0] = "layers"
+    rank, growing = len(shapes.shape), shapes.growing
+    axes: list[str | None] = ["layers" if shapes.stacked and i == 0 else None for i in range(rank)]
     if len(growing) == 2:
         _require_hidden(shapes)
         axes[growing[0]], axes[growing[1]] = "width_in", "width_out"
@@ -88,10 +72,7 @@ def infer_axes(shapes: ParamShapes, in_branch: bool) -> AxisNames:
 
 
 def infer_decay(shapes: ParamShapes) -> bool | None:
-    """Whether to decay a parameter; ``None`` where its role decides.
-
-    Tables of positions, learned tokens and vectors are not decayed; matrices in which nothing grows are.
-    """
+    """Whether to decay a parameter; ``None`` where its role decides. Matrices in which nothing grows are decayed."""
     if shapes.name in VECTOR_NAMES or _is_undecayed_table(shapes):
         return False
     name, sides = shapes.name.lower(), [n for n in shapes.shape[shapes.stacked :] if n > 1]
@@ -142,7 +123,6 @@ def _require_consistent(shapes: ParamShapes) -> None:
 
 def _require_hidden(shapes: ParamShapes) -> None:
     """Two growing dimensions make a hidden weight, unless its name denies it or its layout is unknown."""
-    first, second = shapes.growing
     if shapes.name in VECTOR_NAMES:
         raise InputError(
             f"{shapes} is a vector by its name but grows in 2 dimensions: if one counts layers, give the base model "
@@ -157,10 +137,11 @@ def _require_hidden(shapes: ParamShapes) -> None:
             f"{shapes} looks like a table by its name but grows in 2 dimensions: give the base model the same "
             f"vocabulary, sequence length and depth, or name its axes, {as_weight}."
         )
-    if not math.isclose(shapes.growth(first), shapes.growth(second)):
+    first, second = (shapes.witness[i] / shapes.base[i] for i in shapes.growing)
+    if not math.isclose(first, second):
         raise InputError(
-            f"{shapes} grows {shapes.growth(first):g} and {shapes.growth(second):g} times, and its layout is unknown, "
-            f"as it is no 'kernel': name its axes, {as_weight} or the other way round."
+            f"{shapes} grows {first:g} and {second:g} times, and its layout is unknown, as it is no 'kernel': name its "
+            f"axes, {as_weight} or the other way round."
         )
 
 
@@ -184,7 +165,5 @@ def _is_undecayed_table(shapes: ParamShapes) -> bool:
         return False
     if name == "embedding" and parents:  # the module's name says what it embeds
         return bool(_POSITION.search(parents[-1]))
-    one_vector = (
-        len(shapes.growing) == 1 and math.prod(shapes.shape[shapes.stacked :]) == shapes.shape[shapes.growing[0]]
-    )
+    one_vector = [shapes.shape[i] for i in shapes.growing] == [math.prod(shapes.shape[shapes.stacked :])]
     return one_vector or bool(_POSITION.search(name) or _TOKEN.search(name))

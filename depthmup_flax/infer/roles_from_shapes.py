@@ -1,40 +1,34 @@
 """Roles of the parameters of a model without annotations, from their shapes at two widths.
 
-`infer_info` compares the parameters of two widths, finds the dimensions that grow, and passes the axes to the code that
-reads annotations. Where shapes are ambiguous it raises an error that says what to write; it never guesses.
-
-The author of the model adds the multipliers of the forward pass: ``rule.residual_multiplier(r)`` at the end of every
-branch, ``rule.readout_multiplier(m)`` on the readout's product, and ``rule.attention_scale(d, d_base)`` if the head
-dimension grows.
+Where shapes are ambiguous `infer_info` raises an error that says what to write; it never guesses. The author of the
+model adds the multipliers of the forward pass: ``rule.residual_multiplier(r)`` at the end of every branch,
+``rule.readout_multiplier(m)`` on the readout's product, and ``rule.attention_scale(d, d_base)`` if heads grow.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import numbers
+import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.infer import trees
 from depthmup_flax.infer.branch_checks import require_branches
 from depthmup_flax.infer.parameter_axes import ParamShapes, infer_axes, infer_decay, with_readout_ratio
-from depthmup_flax.infer.readouts import tied_embeddings, with_tied_width
-from depthmup_flax.infer.trees import (
-    Globs,
-    Leaf,
-    abstract,
-    examples,
-    flatten,
-    matching,
-    require_same_paths,
-    shape_of,
-)
+from depthmup_flax.infer.trees import Globs, Leaf, shape_of
 from depthmup_flax.rule.annotations import AnnotatedParam, Axes
 from depthmup_flax.rule.info_trees import is_nnx, matches
+from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.rule.roles import info_from_annotations
 from depthmup_flax.types import ArrayTree, InfoTree
+
+_EMBEDDING = re.compile(r"emb|tok|vocab|^wte$")
 
 
 def infer_info(
@@ -56,8 +50,7 @@ def infer_info(
     even those in which nothing grows (a token-mixing kernel). Biases, norms and, by name, tables of positions, class
     tokens and the like are not. Annotated parameters keep their annotation.
 
-    Globs match paths as `param_table` prints them, and everything below: ``"head"`` matches ``head/kernel`` and
-    ``head/bias``.
+    Globs match paths as `param_table` prints them, and everything below: ``"head"`` matches ``head/kernel``.
 
     Args:
       params: of the model to train: arrays or ``jax.ShapeDtypeStruct`` in any pytree, an ``nnx.State`` or a module.
@@ -81,18 +74,18 @@ def infer_info(
     Raises:
       InputError: a role is ambiguous, a glob matches nothing or too much, the trees differ, or nothing grows.
     """
-    leaves, structure = flatten(params, "params")
-    base, _ = flatten(base_params, "base_params")
-    witness = leaves if delta_params is None else flatten(delta_params, "delta_params")[0]
-    require_same_paths(leaves, base, "the model", "the base model")
-    require_same_paths(witness, base, "delta_params", "the base model")
+    leaves, structure = trees.flatten(params, "params")
+    base, _ = trees.flatten(base_params, "base_params")
+    witness = leaves if delta_params is None else trees.flatten(delta_params, "delta_params")[0]
+    trees.require_same_paths(leaves, base, "the model", "the base model")
+    trees.require_same_paths(witness, base, "delta_params", "the base model")
     _require_growth(leaves, witness, base)
     paths, overrides = list(leaves), dict(overrides or {})
     inside = _branch_paths(in_branch, paths)
     ratio = _depth_ratio(depth_ratio, inside)
-    stacks = matching("stacked", stacked, paths)
-    readouts = matching("readout", () if readout is None else readout, paths)
-    matching("overrides", overrides, paths)
+    stacks = trees.matching("stacked", stacked, paths)
+    readouts = trees.matching("readout", () if readout is None else readout, paths)
+    trees.matching("overrides", overrides, paths)
 
     boxes, explicit = {}, set()
     for path, leaf in leaves.items():
@@ -109,32 +102,29 @@ def infer_info(
     if depth_ratio is None and not any(box.in_branch for box in boxes.values()):
         raise InputError(
             "nothing says which parameters are inside residual branches: pass in_branch='Block_*' (a glob of their "
-            f"paths, which are like {examples(paths)}) and depth_ratio=depth / base_depth, or depth_ratio=1.0 for a "
-            "model that has none."
+            f"paths, which are like {trees.examples(paths)}) and depth_ratio=depth / base_depth, or depth_ratio=1.0 "
+            "for a model that has none."
         )
-    infos = info_from_annotations(boxes, {path: abstract(leaf) for path, leaf in base.items()})
-    tied = tied_embeddings(infos, readout, overrides)
+    infos = info_from_annotations(boxes, {path: trees.abstract(leaf) for path, leaf in base.items()})
+    tied = _tied_embeddings(infos, readout, overrides)
     require_branches(infos, explicit, tied)
-    infos = with_tied_width(infos, tied)
+    infos = _with_tied_width(infos, tied)
     return jax.tree_util.tree_unflatten(structure, [infos[path] for path in paths])
 
 
 def _require_growth(leaves: Mapping[str, Leaf], witness: Mapping[str, Leaf], base: Mapping[str, Leaf]) -> None:
     """Raises `InputError` unless the witness differs from the base model, and the model is not narrower."""
-    changes = [
-        (path, size, other)
-        for path in witness
-        for size, other in zip(shape_of(witness[path]), shape_of(base[path]), strict=True)
-        if size != other
-    ]
-    if not changes and witness is not leaves:
-        raise InputError("nothing grows: delta_params have the base model's shapes; build them with any other width.")
-    if not changes:
+    pairs = {path: list(zip(shape_of(leaf), shape_of(base[path]), strict=True)) for path, leaf in witness.items()}
+    changes = [(path, size, other) for path, sizes in pairs.items() for size, other in sizes if size != other]
+    if witness is not leaves:
+        if not changes:
+            raise InputError("nothing grows: delta_params have the base model's shapes; build them at any other width.")
+    elif not changes:
         raise InputError(
             "nothing grows: params and base_params have the same shapes; build base_params with the tuned width or, to "
             "train the base model itself, pass delta_params=, the parameters of the model at any other width."
         )
-    if witness is leaves and all(size < other for _, size, other in changes):
+    elif all(size < other for _, size, other in changes):
         path = changes[0][0]
         raise InputError(
             f"params are narrower than base_params, such as {path!r} of shape {shape_of(leaves[path])} and "
@@ -144,56 +134,94 @@ def _require_growth(leaves: Mapping[str, Leaf], witness: Mapping[str, Leaf], bas
 
 
 def _branch_paths(in_branch: Globs | Callable[[str], bool], paths: Sequence[str]) -> set[str]:
-    if callable(in_branch):
-        inside = {path for path in paths if in_branch(path)}
-        if not inside:
-            raise InputError(
-                f"in_branch is false for every path, such as {examples(paths)}: it must be true for the parameters "
-                "inside residual branches."
-            )
-    else:
-        inside = matching("in_branch", in_branch, paths)
+    is_inside = in_branch if callable(in_branch) else trees.matching("in_branch", in_branch, paths).__contains__
+    inside = {path for path in paths if is_inside(path)}
+    if callable(in_branch) and not inside:
+        some = trees.examples(paths)
+        raise InputError(f"in_branch is false for every path, such as {some}: it must be true inside branches.")
     if inside == set(paths):
-        raise InputError(
-            f"in_branch = {in_branch!r} matches every parameter, stem and readout too: match the residual branches "
-            "alone."
-        )
+        raise InputError(f"in_branch = {in_branch!r} matches every parameter: match the residual branches alone.")
     return inside
 
 
-def _depth_ratio(depth_ratio: object, inside: set[str]) -> float:
+def _depth_ratio(depth_ratio: Any, inside: set[str]) -> float:
+    """A number, or a concrete array of rank 0, as a float; 1 for ``None``."""
+    if depth_ratio is None and inside:
+        raise InputError("in_branch is given but depth_ratio is not: pass depth_ratio=depth / base_depth.")
     if depth_ratio is None:
-        if inside:
-            raise InputError("in_branch is given but depth_ratio is not: pass depth_ratio=depth / base_depth.")
         return 1.0
-    ratio = _as_float(depth_ratio)
-    if ratio is None or not 0 < ratio < math.inf:
+    is_array = isinstance(depth_ratio, (np.ndarray, jax.Array)) and not isinstance(depth_ratio, jax.core.Tracer)
+    number = depth_ratio.item() if is_array and depth_ratio.ndim == 0 else depth_ratio
+    ratio = float(number) if isinstance(number, numbers.Real) and not isinstance(number, bool) else math.nan
+    if not 0 < ratio < math.inf:
         raise InputError(f"depth_ratio is {depth_ratio!r}: use depth / base_depth, a number above 0.")
     if ratio != 1 and not inside:
         raise InputError(
-            f"depth_ratio is {ratio:g} but in_branch is missing: pass in_branch=, a glob of the paths of "
-            "the residual branches' parameters."
+            f"depth_ratio is {ratio:g} but in_branch is missing: pass in_branch=, globs of the branches' parameters."
         )
     return ratio
 
 
-def _as_float(value: object) -> float | None:
-    """A number, or a concrete array of rank 0; ``None`` for anything else."""
-    is_array = isinstance(value, (np.ndarray, jax.Array)) and not isinstance(value, jax.core.Tracer) and value.ndim == 0
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return float(value) if is_array or is_number else None  # type: ignore[arg-type]
-
-
 def _located(path: str, leaf: Leaf, inside: bool, depth_ratio: float) -> AnnotatedParam:
     """The parameter with its own annotation, or without axes (``names=()``), and with the branch it is in."""
-    box = AnnotatedParam(abstract(leaf), names=())
-    if isinstance(leaf, AnnotatedParam):
-        box = leaf.replace(value=abstract(leaf))
-    elif is_nnx(leaf, "Variable") and leaf.get_metadata().get("linen_meta_type") is AnnotatedParam:
-        box = AnnotatedParam.from_nnx_metadata({**leaf.get_metadata(), "value": abstract(leaf)})
+    value = trees.abstract(leaf)
+    box = leaf.replace(value=value) if isinstance(leaf, AnnotatedParam) else AnnotatedParam(value, names=())
+    if is_nnx(leaf, "Variable") and leaf.get_metadata().get("linen_meta_type") is AnnotatedParam:
+        box = AnnotatedParam.from_nnx_metadata({**leaf.get_metadata(), "value": value})
     if box.in_branch and inside and not math.isclose(box.depth_ratio, depth_ratio):
         raise InputError(
             f"parameter {path!r} is in a ResidualBranch with depth_ratio {box.depth_ratio:g}, but depth_ratio here is "
             f"{depth_ratio:g}: use one number, or leave {path!r} out of in_branch."
         )
     return box.replace(in_branch=True, depth_ratio=depth_ratio) if inside and not box.in_branch else box
+
+
+def _tied_embeddings(infos: Mapping[str, ParamInfo], readout: Globs | None, overrides: Mapping[str, Axes]) -> list[str]:
+    """The embeddings that ``readout`` names; raises `InputError` if it names anything else, or there is no readout."""
+    paths, tied, outputs = list(infos), [], []
+    for pattern in trees.globs("readout", () if readout is None else readout, paths):
+        named = [path for path in paths if matches(path, pattern)]
+        hidden = [path for path in named if infos[path].role is Role.HIDDEN]
+        named_outputs = [path for path in named if infos[path].role is Role.OUTPUT]
+        tables = [path for path in named if _is_table(infos[path])]
+        if hidden or not (tables or named_outputs):
+            path = (hidden or named)[0]
+            raise InputError(
+                f"readout has {pattern!r}, but {path!r} of shape {infos[path].shape} is a {infos[path].role} "
+                "parameter: name the output weight alone (its input grows, its output does not), or a tied "
+                "embedding (vocabulary x width)."
+            )
+        outputs += named_outputs
+        tied += tables
+    for path in tied:
+        if outputs and not _EMBEDDING.search(path.lower()) and not any(matches(path, glob) for glob in overrides):
+            raise InputError(
+                f"readout names {path!r} of shape {infos[path].shape}, an input weight, besides {outputs[0]!r}: name "
+                f"the output weight alone or, if the first is an embedding tied to the output, pass "
+                f"overrides={{{path!r}: Axes(('fixed_in', 'width_out'))}}."
+            )
+    if readout is None and not any(leaf.role is Role.OUTPUT for leaf in infos.values()):
+        tables = [path for path in paths if _is_table(infos[path])]
+        likely = [path for path in tables if "embed" in path.lower()] or tables or paths[:1]
+        raise InputError(
+            "the model has no readout: if an embedding is the readout too (tied), multiply its logits by "
+            f"rule.readout_multiplier(m) and name it, such as readout={likely[0]!r}; if it has none, pass readout=()."
+        )
+    return tied
+
+
+def _with_tied_width(infos: Mapping[str, ParamInfo], tied: Sequence[str]) -> dict[str, ParamInfo]:
+    """``infos`` with the width ratio of tied embeddings as the model's; raises `InputError` if readouts' differ."""
+    outputs = {leaf.width_in for leaf in infos.values() if leaf.role is Role.OUTPUT and not leaf.in_branch}
+    ratios = outputs | {infos[path].width_out for path in tied}
+    if len(ratios) > 1:
+        raise InputError(f"readouts have different width ratios {sorted(ratios)}: they must grow together.")
+    if not tied:
+        return dict(infos)
+    (model_width,) = ratios
+    return {path: dataclasses.replace(leaf, model_width=model_width) for path, leaf in infos.items()}
+
+
+def _is_table(info: ParamInfo) -> bool:
+    """Vocabulary x width; the width grows."""
+    return info.role is Role.INPUT and len(info.shape) == 2 and not info.in_branch

@@ -30,7 +30,8 @@ def flatten(tree: ArrayTree, argument: str) -> tuple[dict[str, Leaf], jax.tree_u
         tree = nnx.state(tree, nnx.Param)
     elif isinstance(tree, Mapping) and not is_nnx(tree, "State") and "params" in tree:
         raise InputError(f"{argument} has an entry 'params': pass variables['params'], not all variables.")
-    flat, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_box)
+    is_box = lambda x: isinstance(x, nn.meta.AxisMetadata) or is_nnx(x, "Variable")
+    flat, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_box)
     leaves = {path_name(path): leaf for path, leaf in flat}
     if not leaves:
         raise InputError(f"{argument} has no parameters: pass the tree that the optimizer will train.")
@@ -38,11 +39,11 @@ def flatten(tree: ArrayTree, argument: str) -> tuple[dict[str, Leaf], jax.tree_u
         if is_nnx(leaf, "RngState", "BatchStat"):
             raise InputError(f"{path!r} of {argument} is not a parameter: pass nnx.state(model, nnx.Param).")
         if not hasattr(value_of(leaf), "shape") and not isinstance(value_of(leaf), numbers.Number):
-            what = f"{argument} has" if path else f"{argument} is"
-            at = f" at {path!r}" if path else ""
+            kind = type(value_of(leaf)).__name__
+            what = f"{argument} has a {kind} at {path!r}" if path else f"{argument} is a {kind}"
             raise InputError(
-                f"{what} a {type(value_of(leaf)).__name__}{at} where an array belongs: pass the parameters, or their "
-                "shapes, such as jax.eval_shape(init, key)."
+                f"{what} where an array belongs: pass the parameters, or their shapes, such as jax.eval_shape(init, "
+                "key)."
             )
     return leaves, structure
 
@@ -54,8 +55,7 @@ def value_of(leaf: Leaf) -> Any:
 
 def shape_of(leaf: Leaf | ParamInfo) -> tuple[int, ...]:
     """The shape of a leaf of `flatten`, or of a `ParamInfo`."""
-    value = leaf if isinstance(leaf, ParamInfo) else value_of(leaf)
-    return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
+    return tuple(np.shape(leaf if isinstance(leaf, ParamInfo) else value_of(leaf)))
 
 
 def abstract(leaf: Leaf) -> jax.ShapeDtypeStruct:
@@ -65,13 +65,13 @@ def abstract(leaf: Leaf) -> jax.ShapeDtypeStruct:
 
 def require_same_paths(one: Mapping[str, Leaf], other: Mapping[str, Leaf], one_name: str, other_name: str) -> None:
     """Raises `InputError` unless both trees have the same paths, and the same rank at each."""
-    for here, there, here_name, there_name in ((one, other, one_name, other_name), (other, one, other_name, one_name)):
-        for path in here:
-            if path not in there:
-                raise InputError(
-                    f"parameter {path!r} is in {here_name} but not in {there_name}: build both at the same depth; "
-                    "only the width may differ."
-                )
+    for path in (*one, *other):
+        if path not in one or path not in other:
+            here, there = (one_name, other_name) if path in one else (other_name, one_name)
+            raise InputError(
+                f"parameter {path!r} is in {here} but not in {there}: build both at the same depth; only the width may "
+                "differ."
+            )
     for path in one:
         if len(shape_of(one[path])) != len(shape_of(other[path])):
             raise InputError(
@@ -101,13 +101,9 @@ def matching(argument: str, patterns: Globs, paths: Sequence[str]) -> set[str]:
     for pattern in globs(argument, patterns, paths):
         matched = {path for path in paths if matches(path, pattern)}
         if not matched:
+            some = examples(paths)
             raise InputError(
-                f"{argument} has {pattern!r}, which matches no parameter: use a glob of paths, such as "
-                f"{examples(paths)}."
+                f"{argument} has {pattern!r}, which matches no parameter: use a glob of paths, such as {some}."
             )
         union |= matched
     return union
-
-
-def _is_box(x: object) -> bool:
-    return isinstance(x, nn.meta.AxisMetadata) or is_nnx(x, "Variable")

@@ -31,7 +31,8 @@ def main(argv: list[str]) -> None:
     cli.one_device_per_core()
     # Imported here, so that --help and a wrong flag answer at once.
     from depthmup_flax.sweep.lane_count import parse_lanes
-    from depthmup_flax.training.config import from_file, validate
+    from depthmup_flax.training.config import validate
+    from depthmup_flax.tune.proxy import proxy_config, tuning_sweep
     from depthmup_flax.tune.search import tune
 
     target = cli.resolved(_CONFIG)
@@ -43,22 +44,10 @@ def main(argv: list[str]) -> None:
         sizes[name] = flag.value or target.model[f"base_{name}"]
         if not sizes[name]:
             raise InputError(f"--proxy.{name} is not set, and neither is model.base_{name}: set --proxy.{name}.")
-    file, *arguments = cli.config_path().split(":", 1)
     cli.cache_compilations_in(_WORKDIR.value)
-    tune(
-        target,
-        file,
-        from_file(file, *arguments),
-        _WORKDIR.value,
-        **sizes,
-        steps=_STEPS.value,
-        names=[name for name in _TUNE.value if name],
-        arguments=arguments,
-        overwrite=_OVERWRITE.value,
-        octaves=_OCTAVES.value,
-        seeds=_SEEDS.value,
-        lanes=parse_lanes(_LANES.value),
-    )
+    proxy, large = proxy_config(target, sizes["width"], sizes["depth"], _STEPS.value)
+    grid = tuning_sweep(proxy, [name for name in _TUNE.value if name], _OCTAVES.value, _SEEDS.value)
+    tune(proxy, large, grid, cli.config_path(), _WORKDIR.value, parse_lanes(_LANES.value), _OVERWRITE.value)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -20,22 +19,16 @@ _WITHIN = 0.01  # relative difference of losses that counts as equally good
 class Choice:
     """The optimum of a tuned proxy.
 
-    Attributes:
-      values: dotted field -> its best value; the learning rate is the vertex of a parabola in its logarithm.
-      loss: lowest mean loss of the proxy on the grid.
-      interval: 95 % interval of the best learning rate, from resampled seeds; ``None`` with fewer than two seeds or an
-        optimum at the edge of the grid.
-      as_good: lowest and highest rate of the grid whose mean loss is within 1 % of the best.
-      seeds: number of seeds.
-      flag: the edges of the grid at which the optimum lies; empty if it lies inside.
+    ``interval`` is that of the best learning rate, 95 %, from resampled seeds: ``None`` for one seed or an optimum at
+    the edge of the grid.
     """
 
-    values: dict[str, float]
-    loss: float
+    values: dict[str, float]  # dotted field -> its best value
+    loss: float  # lowest mean loss on the grid
     interval: tuple[float, float] | None
-    as_good: tuple[float, float]
-    seeds: int
-    flag: str
+    as_good: tuple[float, float]  # lowest and highest rate of the grid whose mean loss is within 1 % of the best
+    seeds: int  # number of seeds
+    flag: str  # the edges of the grid at which the optimum lies; empty if it lies inside
 
 
 def best(records: Sequence[Record]) -> Choice:
@@ -45,16 +38,15 @@ def best(records: Sequence[Record]) -> Choice:
       InputError: every run diverged.
     """
     seeds = sorted({record.seed for record in records})
-    curves: dict[tuple[tuple[str, float], ...], dict[float, dict[int, float]]] = {}
+    curves: dict[tuple[tuple[str, float], ...], dict[tuple[float, int], float | None]] = {}
     for record in records:
         others = tuple((path, value) for path, value in record.point.items() if path not in (LEARNING_RATE, SEED))
         loss = record.train_loss_avg if record.status == COMPLETED else None
-        by_seed = curves.setdefault(others, {}).setdefault(record.point[LEARNING_RATE], {})
-        by_seed[record.seed] = math.nan if loss is None else loss
+        curves.setdefault(others, {})[record.point[LEARNING_RATE], record.seed] = loss
     optima = []
     for others, curve in curves.items():
-        rates = np.array(sorted(curve))
-        losses = np.array([[curve[rate].get(seed, math.nan) for rate in rates] for seed in seeds])
+        rates = np.array(sorted({rate for rate, _ in curve}))
+        losses = np.array([[curve.get((rate, seed)) for rate in rates] for seed in seeds], np.float64)  # None: NaN
         optimum = find_optimum(np.log2(rates), losses)
         if optimum is not None:
             optima.append((optimum.loss.value, others, rates, losses.mean(0), optimum))
@@ -65,6 +57,11 @@ def best(records: Sequence[Record]) -> Choice:
         )
     loss, others, rates, means, optimum = min(optima, key=lambda entry: entry[0])
     as_good = rates[means <= loss * (1 + _WITHIN)]
+    flags = [optimum.flag]
+    for path, value in others:
+        axis = {record.point[path] for record in records}
+        if len(axis) > 1 and value in (min(axis), max(axis)):
+            flags.append(f"{path.rpartition('.')[2]} at the end of its grid")
     interval = optimum.at.interval
     return Choice(
         values={LEARNING_RATE: float(2**optimum.at.value), **dict(others)},
@@ -72,25 +69,16 @@ def best(records: Sequence[Record]) -> Choice:
         interval=None if interval is None else (2 ** interval[0], 2 ** interval[1]),
         as_good=(float(as_good.min()), float(as_good.max())),
         seeds=len(seeds),
-        flag=", ".join(filter(None, (optimum.flag, *_edges(dict(others), records)))),
+        flag=", ".join(filter(None, flags)),
     )
-
-
-def _edges(values: Mapping[str, float], records: Sequence[Record]) -> list[str]:
-    """Names the values that lie at an end of their axis."""
-    axes = {path: {record.point[path] for record in records} for path in values}
-    at_end = [path for path, axis in axes.items() if len(axis) > 1 and values[path] in (min(axis), max(axis))]
-    return [f"{path.rpartition('.')[2]} at the end of its grid" for path in at_end]
 
 
 def describe(choice: Choice, proxy: ConfigDict) -> str:
     """The optimum, its number of seeds and its uncertainty, in sentences."""
-    rate = choice.values[LEARNING_RATE]
-    others = "".join(f", {path} {value:.4g}" for path, value in choice.values.items() if path != LEARNING_RATE)
-    sizes = f"width {proxy.model.width}, depth {proxy.model.depth}"
+    values = ", ".join(f"{path} {value:.4g}" for path, value in choice.values.items())
     lines = [
-        f"Best on the proxy ({sizes}): {LEARNING_RATE} {rate:.4g}{others}; training loss {choice.loss:.4f}, "
-        f"n = {choice.seeds} seeds."
+        f"Best on the proxy (width {proxy.model.width}, depth {proxy.model.depth}): {values}; training loss "
+        f"{choice.loss:.4f}, n = {choice.seeds} seeds."
     ]
     if choice.interval is not None:
         low, high = choice.interval

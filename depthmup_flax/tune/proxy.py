@@ -9,20 +9,20 @@ from ml_collections import ConfigDict
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.records import LEARNING_RATE, SEED
 from depthmup_flax.sweep.grid import powers_of_two, sweep_config
-from depthmup_flax.training.config import default_config, get_field
+from depthmup_flax.training.config import default_config
 
-# Name for --tune -> field, and the factors of its present value that are tried.
-TUNABLE: Mapping[str, tuple[str, tuple[float, ...]]] = {
-    "branch_multiplier": ("parametrization.branch_multiplier", powers_of_two(-2, 2)),
-    "gamma0": ("parametrization.gamma0", powers_of_two(-2, 2)),
-    "input_lr_factor": ("parametrization.input_lr_factor", powers_of_two(-4, 4, 2)),
-    "output_lr_factor": ("parametrization.output_lr_factor", powers_of_two(-4, 4, 2)),
+# Field of the parametrization that --tune may name -> factors of its present value that are tried.
+TUNABLE: Mapping[str, Sequence[float]] = {
+    **dict.fromkeys(("branch_multiplier", "gamma0"), powers_of_two(-2, 2)),
+    **dict.fromkeys(("input_lr_factor", "output_lr_factor"), powers_of_two(-4, 4, 2)),
 }
 _EXTEND = 4  # learning rates that may be added at each end of the grid
 
 
-def proxy_config(target: ConfigDict, width: int, depth: int) -> tuple[ConfigDict, ConfigDict]:
+def proxy_config(target: ConfigDict, width: int, depth: int, steps: int = 0) -> tuple[ConfigDict, ConfigDict]:
     """``(proxy, target)``: configs that both have the proxy's width and depth as their base.
+
+    The proxy trains for ``steps`` steps, or for the target's.
 
     Raises:
       InputError: the proxy is not smaller than the target, or the parametrization does not transfer.
@@ -46,6 +46,10 @@ def proxy_config(target: ConfigDict, width: int, depth: int) -> tuple[ConfigDict
             "parametrization.preset is 'mup', which transfers over width only: use 'depth_mup', or a proxy of the "
             f"target's depth, --proxy.depth={target.model.depth}."
         )
+    if steps:
+        # Averaged over a whole short run, the loss would measure how early it falls.
+        average = proxy.train.average_steps or max(1, steps // 5)
+        proxy.train.update(steps=steps, epochs=0.0, average_steps=min(average, steps))
     return proxy, large
 
 
@@ -64,7 +68,7 @@ def tuning_sweep(proxy: ConfigDict, names: Sequence[str], octaves: int, seeds: i
     for name in names:
         if name not in TUNABLE:
             raise InputError(f"--tune has {name!r}: {did_you_mean(name, TUNABLE)}")
-        path, factors = TUNABLE[name]
-        present = get_field(proxy, path)
-        grid[path] = [(1.0 if present is None else present) * factor for factor in factors]
+        present = proxy.parametrization[name]
+        start = 1.0 if present is None else present
+        grid[f"parametrization.{name}"] = [start * factor for factor in TUNABLE[name]]
     return sweep_config(proxy, {"proxy": grid}, figure="tune", title="Tuning of a proxy", scale="proxy", extend=_EXTEND)

@@ -11,65 +11,39 @@ from ml_collections import ConfigDict
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.files import write_atomically
 from depthmup_flax.sweep.runner import sweep
-from depthmup_flax.training.config import field_paths, get_field, set_field
+from depthmup_flax.training.config import field_paths, from_file, get_field, set_field
 from depthmup_flax.training.experiment import build
-from depthmup_flax.tune.choice import Choice, best, describe
-from depthmup_flax.tune.proxy import proxy_config, tuning_sweep
+from depthmup_flax.tune.choice import best, describe
 
 
 def tune(
-    target: ConfigDict,
-    target_file: str | pathlib.Path,
-    parent: ConfigDict,
-    workdir: str | pathlib.Path,
-    *,
-    width: int,
-    depth: int,
-    steps: int = 0,
-    names: Sequence[str] = (),
-    arguments: Sequence[str] = (),
-    overwrite: bool = False,
-    octaves: int = 4,
-    seeds: int = 3,
-    lanes: int | None = None,
-) -> Choice:
+    proxy: ConfigDict, large: ConfigDict, grid: ConfigDict, file: str, workdir: str, lanes: int | None, overwrite: bool
+) -> None:
     """Sweeps the proxy, or resumes its sweep; prints the optimum and writes ``workdir/tuned.py``.
 
     Args:
-      target: the large network's config, with the fields that the command line sets.
-      target_file: the config file of ``target``, which ``tuned.py`` loads.
-      parent: the config as the file has it.
+      proxy, large: from `proxy_config`; ``large`` gets the best values.
+      grid: from `tuning_sweep`.
+      file: the large network's config file with any ``:argument``, which ``tuned.py`` loads.
       workdir: directory for the sweep's records and ``tuned.py``.
-      width, depth: of the proxy.
-      steps: training steps of a proxy run; 0: the target's.
-      names: keys of `TUNABLE` to tune together with the learning rate.
-      arguments: arguments of ``get_config`` in ``target_file``.
-      overwrite: delete the search in ``workdir``.
-      octaves: factors of two to try on each side of the config's learning rate.
-      seeds: per point.
-      lanes: see `depthmup_flax.sweep.runner.sweep`.
+      lanes, overwrite: see `depthmup_flax.sweep.runner.sweep`.
 
     Raises:
-      InputError: an invalid proxy or option, or every run diverged.
+      InputError: every run diverged.
     """
-    proxy, large = proxy_config(target, width, depth)
-    if steps:
-        # Averaged over a whole short run, the loss would measure how early it falls.
-        average = proxy.train.average_steps or max(1, steps // 5)
-        proxy.train.update(steps=steps, epochs=0.0, average_steps=min(average, steps))
-    config = tuning_sweep(proxy, names, octaves, seeds)
     load = LoadOnce()
     ratio = build(large, load=load).cost / build(proxy, load=load).cost
-    print(
-        f"proxy: width {width} (target {target.model.width}), depth {depth} (target {target.model.depth})", flush=True
-    )
-    records = sweep(config, workdir, lanes=lanes, load=load, overwrite=overwrite)
+    sizes = (f"{name} {proxy.model[name]} (target {large.model[name]})" for name in ("width", "depth"))
+    print(f"proxy: {', '.join(sizes)}", flush=True)
+    records = sweep(grid, workdir, lanes=lanes, load=load, overwrite=overwrite)
     choice = best(records)
     for path, value in choice.values.items():
         set_field(large, path, float(f"{value:.4g}"))
     summary = describe(choice, proxy)
     tuned = pathlib.Path(workdir) / "tuned.py"
-    write_atomically(tuned, tuned_file(pathlib.Path(target_file), arguments, large, parent, summary))
+    parent, *arguments = file.split(":", 1)
+    text = tuned_file(pathlib.Path(parent), arguments, large, from_file(parent, *arguments), summary)
+    write_atomically(tuned, text)
     seconds = sum(record.wall_time_s for record in records)
     print(
         f"{summary}\n\n{len(records)} runs of the proxy took {seconds:,.0f} s. The same search on the target would be "
@@ -78,7 +52,6 @@ def tune(
         f"Figures of the search: python -m depthmup_flax.report {workdir}",
         flush=True,
     )
-    return choice
 
 
 def tuned_file(
