@@ -39,9 +39,9 @@ def is_json(text: str | bytes) -> bool:
     """Whether ``text`` is valid JSON."""
     try:
         json.loads(text)
+        return True
     except ValueError:
         return False
-    return True
 
 
 class JsonLines:
@@ -58,16 +58,13 @@ class JsonLines:
         compressed = path.with_name(path.name + ".gz")
         if compressed.exists():
             raise InputError(f"{compressed} is compressed: to resume, run gunzip {compressed} first.")
-        if path.exists():
-            content = path.read_bytes()
-            complete = content.rfind(b"\n") + 1
-            if complete != len(content):
-                with path.open("r+b") as file:
-                    if is_json(content[complete:]):
-                        file.seek(0, os.SEEK_END)
-                        file.write(b"\n")
-                    else:
-                        file.truncate(complete)
+        content = path.read_bytes() if path.exists() else b""
+        complete = content.rfind(b"\n") + 1
+        if is_json(content[complete:]):
+            with path.open("ab") as file:
+                file.write(b"\n")
+        elif complete != len(content):
+            os.truncate(path, complete)
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, values: Iterable[Any]) -> None:

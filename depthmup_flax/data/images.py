@@ -13,27 +13,19 @@ from depthmup_flax.data.decoding import CHUNK, EncodedSplit, in_threads, pixels
 from depthmup_flax.errors import InputError
 from depthmup_flax.types import Batch, HostBatch
 
-# Streamed sets: the normalization is estimated from this many training images. On CIFAR-10 the error of the mean is
-# 0.9 % of the deviation, that of the deviation 0.5 % (average of 200 samples; docs/input.md).
+# The normalization of streamed sets is estimated from this many images; docs/input.md has its error.
 STATISTICS_SAMPLE = 2_000
 _PART = 8  # images that one thread sums
-# Sums of squares about the middle of the scale do not cancel.
-_GRAY = np.float64(127.5)
+_GRAY = np.float64(127.5)  # sums of squares about the middle of the scale do not cancel
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageDataset(Dataset):
-    """An image classification set; see ``Dataset`` for the other attributes.
+    """An image classification set."""
 
-    Attributes:
-      image_shape: (height, width, channels), the same for every image.
-      mean: float32 [C], per-channel mean of the training images on a 0..1 scale.
-      std: float32 [C], their standard deviation; 1 for a constant channel.
-    """
-
-    image_shape: tuple[int, int, int]
-    mean: np.ndarray
-    std: np.ndarray
+    image_shape: tuple[int, int, int]  # height, width, channels
+    mean: np.ndarray  # float32 [C], per-channel mean of the training images on a 0..1 scale
+    std: np.ndarray  # float32 [C], their standard deviation; 1 for a constant channel
 
     input_kind: ClassVar[str] = "image"
     unit: ClassVar[str] = "images"
@@ -63,13 +55,8 @@ def from_arrays(
 ) -> ImageDataset:
     """An ``ImageDataset`` from arrays in memory.
 
-    Args:
-      train_images: [N, H, W, C], uint8, or floating point on the same 0..255 scale.
-      train_labels: integers [N] in [0, num_classes).
-      test_images: [M, H, W, C].
-      test_labels: integers [M].
-      num_classes: by default the largest label plus one.
-      name: of the set, for messages.
+    Images are [N, H, W, C], uint8 or floating point on the same 0..255 scale; labels are integers [N] in
+    [0, num_classes), which is the largest label plus one by default. ``name`` is for messages.
 
     Raises:
       InputError: lengths differ, an array is empty or of the wrong rank or type, a value is NaN or infinite, a label
@@ -83,8 +70,10 @@ def checked_dataset(
     name: str, train_arrays: HostBatch, test_arrays: HostBatch, num_classes: int | None, placement: Placement
 ) -> ImageDataset:
     """``from_arrays`` of splits in the format of ``Split.read``, with their ``placement``."""
-    train = _checked_split(f"data set {name!r}, train split", **train_arrays, num_classes=num_classes)
-    test = _checked_split(f"data set {name!r}, test split", **test_arrays, num_classes=num_classes)
+    train, test = (
+        _checked_split(f"data set {name!r}, {kind} split", **arrays, num_classes=num_classes)
+        for kind, arrays in (("train", train_arrays), ("test", test_arrays))
+    )
     shape, test_shape = (split.fields["image"].shape[1:] for split in (train, test))
     if shape != test_shape:
         raise InputError(
@@ -101,7 +90,7 @@ def channel_statistics(train: ArraySplit | EncodedSplit) -> tuple[np.ndarray, np
     """Mean and standard deviation per channel, float32 [C], on a 0..1 scale.
 
     Exact for arrays in memory, else from a fixed sample of ``STATISTICS_SAMPLE`` images. The deviation of a constant
-    channel is 1, so that normalizing it yields zeros rather than NaN.
+    channel is 1, so that it is normalized to zeros.
     """
     indices, threads = np.arange(len(train)), 0
     if isinstance(train, EncodedSplit):

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from depthmup_flax.data import bundled
 from depthmup_flax.data.augmentation import check_augmentation
+from depthmup_flax.data.crops import fit
 from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, Placement
 from depthmup_flax.data.decoding import EncodedSplit
 from depthmup_flax.data.image_folder import open_folder
@@ -19,9 +19,8 @@ from depthmup_flax.errors import InputError
 
 AnySplit = TypeVar("AnySplit", ArraySplit, EncodedSplit)
 
-
 DATA_DEFAULTS = dataclasses.asdict(DataConfig())
-
+_BUNDLED_CLASSES = 10
 _PLACEMENTS = ("auto", "device", "stream")
 
 
@@ -61,12 +60,10 @@ def load(config: object) -> Dataset:
         return _text(rest, fields)
     _check_images(fields)
     if fields.name == "synthetic":
-        train, test = bundled.synthetic(
-            fields.image_size or 8, fields.train_examples or 2048, fields.test_examples or 512
-        )
-        return _in_memory(fields, train, test, bundled.NUM_CLASSES)
+        sizes = (fields.image_size or 8, fields.train_examples or 2048, fields.test_examples or 512)
+        return _in_memory(fields, *_synthetic(*sizes), _BUNDLED_CLASSES)
     if fields.name == "digits":
-        return _in_memory(fields, *_limited(fields, *bundled.digits(fields.image_size)), bundled.NUM_CLASSES)
+        return _in_memory(fields, *_limited(fields, *_digits(fields.image_size)), _BUNDLED_CLASSES)
     if kind == "tfds" and rest:
         encoded = open_tfds(rest, fields.data_dir)
     elif kind == "folder" and rest:
@@ -121,10 +118,8 @@ def _check_images(fields: DataConfig) -> None:
 def _unknown_name(name: str) -> InputError:
     kind, colon, rest = name.partition(":")
     close = difflib.get_close_matches(kind, ["digits", "synthetic", "tfds", "folder", "text"], n=1)
-    if kind.endswith(".txt"):
-        guess = f"text:{name}"
-    elif not close:
-        guess = f"tfds:{kind}"
+    if kind.endswith(".txt") or not close:
+        guess = f"text:{name}" if kind.endswith(".txt") else f"tfds:{kind}"
     else:
         guess = close[0] if close[0] in ("digits", "synthetic") else f"{close[0]}{colon}{rest}"
     hint = f" (did you mean {guess!r}?)" if kind and guess != name else ""
@@ -166,3 +161,32 @@ def _text(path: str, fields: DataConfig) -> TextDataset:
     train, test = _limited(fields, *(ArraySplit({"tokens": part}) for part in parts))
     placement = _placement(fields, train.fields["tokens"].nbytes)
     return TextDataset(fields.name, train, test, tokenizer.vocab_size, placement, fields.context, tokenizer)
+
+
+def _digits(image_size: int) -> tuple[ArraySplit, ArraySplit]:
+    from PIL import Image
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    bundle = load_digits()
+    images = np.round(bundle.images * (255 / 16)).astype(np.uint8)
+    resized = np.stack([np.asarray(fit(Image.fromarray(image), "L", image_size)) for image in images])
+    split = ArraySplit({"image": resized[..., None], "label": bundle.target})
+    train, test = train_test_split(
+        np.arange(len(images)), train_size=1500, test_size=297, stratify=bundle.target, random_state=0
+    )
+    return split.take(train), split.take(test)
+
+
+def _synthetic(side: int, train: int, test: int) -> tuple[ArraySplit, ArraySplit]:
+    blocks = np.arange(side) * 8 // side
+    templates = np.random.default_rng(0).normal(size=(_BUNDLED_CLASSES, 8, 8, 3))[:, blocks][:, :, blocks]
+
+    def draw(count: int, seed: int) -> ArraySplit:
+        rng = np.random.default_rng(seed)
+        labels = rng.permutation(np.arange(count) % _BUNDLED_CLASSES)
+        noise = rng.normal(size=(count, side, side, 3))
+        images = np.clip(128 + 32 * templates[labels] + 48 * noise, 0, 255).astype(np.uint8)
+        return ArraySplit({"image": images, "label": labels})
+
+    return draw(train, 1), draw(test, 2)

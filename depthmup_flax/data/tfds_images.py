@@ -31,12 +31,8 @@ def open_tfds(name: str, data_dir: str) -> EncodedSet:
     builder = source.builder()
     keys = source.supervised_keys(builder)
     image, label = (builder.info.features[key] for key in keys)
-    return EncodedSet(
-        source.examples(builder, keys, ["train"]),
-        source.examples(builder, keys, ["test", "validation"]),
-        num_classes=label.num_classes,
-        channels=image.shape[-1] or 3,
-    )
+    train, test = (source.examples(builder, keys, splits) for splits in (["train"], ["test", "validation"]))
+    return EncodedSet(train, test, label.num_classes, image.shape[-1] or 3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +109,9 @@ class _Set:
                 raise self.error(f"{problem}; run {self.build_command(overwrite=True)} once.") from error
             fetch = functools.partial(self.fetch, split, records, keys)
             if fetch([0])[0].label >= 0:  # -1 marks an unlabeled example, such as those of ImageNet's test split
-                return EncodedExamples(fetch, len(records))
-        splits = ", ".join(builder.info.splits)
-        problem = f"which has no labeled {' or '.join(candidates)} split (its splits are {splits})"
-        raise self.error(f"{problem}; choose another set.")
+                return fetch, len(records)
+        problem = f"which has no labeled {' or '.join(candidates)} split (its splits are"
+        raise self.error(f"{problem} {', '.join(builder.info.splits)}); choose another set.")
 
     def fetch(self, split: str, records: BaseDataSource, keys: tuple[str, str], positions: list[int]) -> list[Encoded]:
         image, label = keys

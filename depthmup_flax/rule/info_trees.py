@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+from flax import traverse_util
 
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.rule.parametrization import ParamInfo, Role
@@ -69,14 +70,13 @@ def info_to_json(info: InfoTree) -> dict[str, dict[str, Any]]:
 
 def info_from_json(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """A nested dictionary of `ParamInfo` from what `info_to_json` wrote."""
-    tree: dict[str, Any] = {}
-    for name, fields in data.items():
-        *parents, last = name.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = ParamInfo(**{**fields, "role": Role(fields["role"]), "shape": tuple(fields["shape"])})
-    return tree
+    return traverse_util.unflatten_dict(
+        {
+            name: ParamInfo(**{**fields, "role": Role(fields["role"]), "shape": tuple(fields["shape"])})
+            for name, fields in data.items()
+        },
+        sep="/",
+    )
 
 
 def param_count(info: InfoTree) -> int:

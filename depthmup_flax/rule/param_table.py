@@ -26,8 +26,7 @@ def param_table(
     Args:
       info: from `param_info`.
       parametrization: the rule.
-      degree: power with which the optimizer's updates follow the gradient: 1 for SGD and momentum, 0 for Adam-like
-        ones; ``None`` if unknown, which prints "?" for the multiplier.
+      degree: of the direction (see `directions.Traits`); ``None``, unknown, prints "?" for the multiplier.
       eps: the optimizer's epsilon, or ``None`` if it has none.
       weight_decay: lambda; decayed leaves lose ``learning_rate * lambda`` of themselves a step.
       frozen: as in `depthmup_flax.freeze`; these show "frozen" for a rate.
@@ -49,18 +48,10 @@ def param_table(
                 f"{weight_decay:g}" if leaf.decay and name not in frozen_names else "0",
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    left = 3  # text columns are left-aligned, numbers right-aligned
-    lines = [
-        "  ".join(
-            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligns = "<<<>>>>>"  # text left, numbers right
+    lines = ["  ".join(f"{cell:{a}{w}}" for cell, a, w in zip(row, aligns, widths, strict=True)) for row in rows]
     rule = "-" * len(lines[0])
-    inside = {name: leaf for name, leaf in leaves.items() if leaf.in_branch}
-    total = (
-        f"{len(leaves)} arrays, {param_count(leaves):,} parameters, {param_count(inside):,} of them inside residual "
-        "branches"
-    )
+    inside = param_count({name: leaf for name, leaf in leaves.items() if leaf.in_branch})
+    total = f"{len(leaves)} arrays, {param_count(leaves):,} parameters, {inside:,} of them inside residual branches"
     return "\n".join(line.rstrip() for line in [lines[0], rule, *lines[1:], rule, total])

@@ -15,15 +15,7 @@ import flax.linen as nn
 import jax
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.rule.annotations import (
-    AXES,
-    AXIS_NAMES,
-    AnnotatedParam,
-    Axes,
-    AxisNames,
-    is_annotated,
-    require_axis_names,
-)
+from depthmup_flax.rule.annotations import AXES, AXIS_NAMES, AnnotatedParam, Axes, is_annotated, require_axis_names
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.types import ArrayTree, InfoTree
@@ -89,7 +81,7 @@ def info_from_annotations(
     return jax.tree_util.tree_unflatten(structure, _with_model_width(labeled))
 
 
-def axes_from_annotations(params: ArrayTree) -> dict[str, AxisNames]:
+def axes_from_annotations(params: ArrayTree) -> dict[str, tuple[str | None, ...]]:
     """Path -> logical axes of every annotated parameter (arrays or shapes), for `depthmup_flax.parallel.sharding`."""
     leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_annotated)[0]
     return {path_name(path): leaf.names for path, leaf in leaves if isinstance(leaf, AnnotatedParam)}
@@ -115,7 +107,6 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
             f"parameter {name!r} has shape {shape}, and {base_shape} in the base model: use the same model."
         )
     ratio, grows = {"in": 1.0, "out": 1.0}, {"in": False, "out": False}
-    has_input, has_output = ({AXES[axis][0] for axis in box.names} >= {direction} for direction in ("in", "out"))
     for axis, size, base_size in zip(box.names, shape, base_shape, strict=True):
         direction, growing = AXES[axis]
         if growing and direction is not None:
@@ -127,10 +118,19 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
                 "does not grow: name it 'width_in' or 'width_out', or give the base model the same depth and data."
             )
     role = _ROLE_OF_GROWTH[grows["in"], grows["out"]]
-    if role in (Role.INPUT, Role.OUTPUT) and not (has_input and has_output):  # a lone direction is a vector
+    directions = {AXES[axis][0] for axis in box.names}
+    if role in (Role.INPUT, Role.OUTPUT) and not directions >= {"in", "out"}:  # a lone direction is a vector
         role, ratio = Role.VECTOR, {"in": 1.0, "out": ratio["in"] * ratio["out"]}
-    if role is Role.OUTPUT:
-        _require_readout(name, box.width_ratio, ratio["in"])
+    if role is Role.OUTPUT and box.width_ratio is None:
+        raise InputError(
+            f"parameter {name!r} is a readout (its input grows, its output does not), but nothing says that its "
+            "product is multiplied by 1/m: use depthmup_flax.Readout, or do that and annotate it with width_ratio=m."
+        )
+    if role is Role.OUTPUT and not math.isclose(box.width_ratio or 0, ratio["in"]):
+        raise InputError(
+            f"parameter {name!r} is of a readout with width_ratio {box.width_ratio:g}, but it is {ratio['in']:g} times "
+            "as wide as in the base model: give the readout width_ratio = width / base width, with the same base."
+        )
     return ParamInfo(
         role=role,
         shape=shape,
@@ -141,20 +141,6 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
         init_std=box.init_std,
         decay=role not in (Role.VECTOR, Role.FIXED) if box.decay is None else box.decay,
     )
-
-
-def _require_readout(name: str, declared: float | None, measured: float) -> None:
-    """An output matrix must be multiplied by 1/m in the forward pass, by the m that the shapes say."""
-    if declared is None:
-        raise InputError(
-            f"parameter {name!r} is a readout (its input grows, its output does not), but nothing says that its "
-            "product is multiplied by 1/m: use depthmup_flax.Readout, or do that and annotate it with width_ratio=m."
-        )
-    if not math.isclose(declared, measured):
-        raise InputError(
-            f"parameter {name!r} is of a readout with width_ratio {declared:g}, but it is {measured:g} times as wide "
-            "as in the base model: give the readout width_ratio = width / base width, with the same base."
-        )
 
 
 # (the input dimension grows, the output dimension grows) -> role
