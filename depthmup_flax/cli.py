@@ -48,7 +48,7 @@ def config_path() -> str:
 def one_device_per_core() -> None:
     """Gives JAX one CPU device per core, which is fastest for many small runs; call before JAX starts.
 
-    Has no effect on a GPU or TPU, or if ``XLA_FLAGS`` sets the number of devices.
+    Does nothing on a GPU or TPU, or if ``XLA_FLAGS`` sets the number of devices.
     """
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -151,8 +151,8 @@ def _with_scale(argv: list[str]) -> list[str]:
             joined[-1] += f"={argument}"
         else:
             joined.append(argument)
-    scales = [argument.partition("=")[2] for argument in joined if argument.lstrip("-").startswith("config.scale=")]
+    scales = [word for word in joined if word.lstrip("-").startswith("config.scale=")]
     if not scales:
         return argv
-    others = (argument for argument in joined if not argument.lstrip("-").startswith("config.scale="))
-    return [f"{word}:{scales[-1]}" if word.lstrip("-").startswith("config=") else word for word in others]
+    end = ":" + scales[-1].partition("=")[2]
+    return [word + end if word.lstrip("-").startswith("config=") else word for word in joined if word not in scales]

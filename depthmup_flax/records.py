@@ -24,20 +24,10 @@ SEED, LEARNING_RATE = "seed", "optimizer.learning_rate"
 # Config fields that one compiled program takes as numbers, like the seed. A change of any other field recompiles.
 CONTINUOUS = (
     LEARNING_RATE,
-    "optimizer.weight_decay",
-    "optimizer.clip_rms",
-    "optimizer.warmup_steps",
-    "optimizer.kwargs.momentum",
-    "optimizer.kwargs.b1",
-    "optimizer.kwargs.b2",
-    "optimizer.kwargs.eps",
-    "parametrization.gamma0",
-    "parametrization.branch_multiplier",
-    "parametrization.input_lr_factor",
-    "parametrization.hidden_lr_factor",
-    "parametrization.output_lr_factor",
-    "parametrization.vector_lr_factor",
-    "parametrization.fixed_lr_factor",
+    *(f"optimizer.{name}" for name in ("weight_decay", "clip_rms", "warmup_steps")),
+    *(f"optimizer.kwargs.{name}" for name in ("momentum", "b1", "b2", "eps")),
+    *(f"parametrization.{name}" for name in ("gamma0", "branch_multiplier")),
+    *(f"parametrization.{role}_lr_factor" for role in ("input", "hidden", "output", "vector", "fixed")),
 )
 
 
@@ -103,7 +93,7 @@ def read_records(path: pathlib.Path) -> tuple[list[Record], list[str]]:
     Raises:
       InputError: another line is not a record.
     """
-    names = {field.name for field in dataclasses.fields(Record)}
+    names = set(Record.__annotations__)
     records: list[Record] = []
     lines = read_lines(path)
     for number, line in enumerate(lines, 1):
@@ -132,12 +122,12 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
     """
     if not directories:
         raise InputError("no directory was given: name at least one that a sweep wrote.")
-    infos = [read_info(directory) for directory in directories]
-    for info, directory in zip(infos, directories, strict=True):
-        _require_same(infos[0], info, directories[0], directory)
+    infos: list[SweepInfo] = []
     records: dict[str, Record] = {}
     notes: list[str] = []
     for directory in directories:
+        infos.append(read_info(directory))
+        _require_same(infos[0], infos[-1], directories[0], directory)
         for path in sorted([*directory.glob("records*.jsonl"), *directory.glob("records*.jsonl.gz")]):
             new, warnings = read_records(path)
             records.update({record.run: record for record in new})

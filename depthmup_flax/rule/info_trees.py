@@ -51,14 +51,13 @@ def frozen_paths(info: InfoTree, patterns: Sequence[str]) -> set[str]:
     """
     if isinstance(patterns, str):
         raise InputError(f"optimizer.frozen is the string {patterns!r}: use a tuple of patterns, ({patterns!r},).")
-    paths, frozen = list(flatten_info(info)), set()
+    paths = list(flatten_info(info))
+    frozen = {path for path in paths if any(matches(path, pattern) for pattern in patterns)}
     for pattern in patterns:
-        matched = {path for path in paths if matches(path, pattern)}
-        if not matched:
+        if not any(matches(path, pattern) for path in paths):
             hint = did_you_mean(pattern, {path.split("/")[0] for path in paths})
             raise InputError(f"optimizer.frozen has {pattern!r}, which matches no parameter: {hint}")
-        frozen |= matched
-    if paths and frozen == set(paths):
+    if paths and len(frozen) == len(paths):
         raise InputError(f"optimizer.frozen = {tuple(patterns)} freezes every parameter: leave something to train.")
     return frozen
 

@@ -22,15 +22,11 @@ from depthmup_flax.types import ArrayTree, InfoTree
 
 
 def param_info(
-    model: nn.Module,
-    base_model: nn.Module,
-    *inputs: Any,
-    overrides: Mapping[str, Axes] | None = None,
-    **kwargs: Any,
+    model: nn.Module, base_model: nn.Module, *inputs: Any, overrides: Mapping[str, Axes] | None = None, **kwargs: Any
 ) -> InfoTree:
     """The `ParamInfo` of every parameter of ``model``: a pytree with the structure of its ``"params"`` collection.
 
-    Shapes come from ``jax.eval_shape``: nothing is computed or allocated, at any size.
+    Nothing is computed or allocated, at any size.
 
     Args:
       model: the model that will be trained.
@@ -55,8 +51,7 @@ def info_from_annotations(
     leaves, structure = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_annotated)
     base_leaves = dict(jax.tree_util.tree_flatten_with_path(base_params, is_leaf=is_annotated)[0])
     unused = set(overrides or {})
-    extra = base_leaves.keys() - {path for path, _ in leaves}
-    if extra:
+    if extra := base_leaves.keys() - {path for path, _ in leaves}:
         raise InputError(
             f"parameter {path_name(min(extra, key=path_name))!r} is in the base model but not in the model."
         )
@@ -78,7 +73,12 @@ def info_from_annotations(
         labeled.append(_info_of_leaf(name, leaf, nn.unbox(base_leaves[path]).shape))
     if unused:
         raise InputError(f"override {sorted(unused)[0]!r} matches no parameter: write a glob of one of the paths.")
-    return jax.tree_util.tree_unflatten(structure, _with_model_width(labeled))
+    # The readout's input ratio is the whole model's width ratio m, which every leaf carries.
+    ratios = {leaf.width_in for leaf in labeled if leaf.role is Role.OUTPUT and not leaf.in_branch}
+    if len(ratios) > 1:
+        raise InputError(f"readouts have different width ratios {sorted(ratios)}: they must grow together.")
+    width = ratios.pop() if ratios else max((leaf.width_out for leaf in labeled), default=1.0)
+    return jax.tree_util.tree_unflatten(structure, [dataclasses.replace(leaf, model_width=width) for leaf in labeled])
 
 
 def axes_from_annotations(params: ArrayTree) -> dict[str, tuple[str | None, ...]]:
@@ -117,7 +117,7 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
                 f"parameter {name!r} has size {size} along {axis!r} and {base_size} in the base model, but that axis "
                 "does not grow: name it 'width_in' or 'width_out', or give the base model the same depth and data."
             )
-    role = _ROLE_OF_GROWTH[grows["in"], grows["out"]]
+    role = ((Role.FIXED, Role.INPUT), (Role.OUTPUT, Role.HIDDEN))[grows["in"]][grows["out"]]
     directions = {AXES[axis][0] for axis in box.names}
     if role in (Role.INPUT, Role.OUTPUT) and not directions >= {"in", "out"}:  # a lone direction is a vector
         role, ratio = Role.VECTOR, {"in": 1.0, "out": ratio["in"] * ratio["out"]}
@@ -141,21 +141,3 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
         init_std=box.init_std,
         decay=role not in (Role.VECTOR, Role.FIXED) if box.decay is None else box.decay,
     )
-
-
-# (the input dimension grows, the output dimension grows) -> role
-_ROLE_OF_GROWTH = {
-    (True, True): Role.HIDDEN,
-    (False, True): Role.INPUT,
-    (True, False): Role.OUTPUT,
-    (False, False): Role.FIXED,
-}
-
-
-def _with_model_width(labeled: list[ParamInfo]) -> list[ParamInfo]:
-    """The readout's input ratio is the whole model's width ratio m, which every leaf carries."""
-    ratios = {leaf.width_in for leaf in labeled if leaf.role is Role.OUTPUT and not leaf.in_branch}
-    if len(ratios) > 1:
-        raise InputError(f"readouts have different width ratios {sorted(ratios)}: they must grow together.")
-    model_width = ratios.pop() if ratios else max((leaf.width_out for leaf in labeled), default=1.0)
-    return [dataclasses.replace(leaf, model_width=model_width) for leaf in labeled]
