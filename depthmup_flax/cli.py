@@ -1,7 +1,5 @@
 """What the command lines share: config flags, process start-up, process-wide settings, exit codes."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

@@ -1,7 +1,5 @@
 """Exceptions that end a run with one sentence, and the exit codes of the command lines."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

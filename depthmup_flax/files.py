@@ -1,7 +1,5 @@
 """Files that stay complete when the process is killed."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

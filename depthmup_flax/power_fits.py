@@ -1,7 +1,5 @@
 """Power laws fitted to sizes: how a number scales with width, depth or the number of examples."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence

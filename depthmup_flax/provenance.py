@@ -1,7 +1,5 @@
 """Provenance of a result: package versions and the commit of the source."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import pathlib
 import platform

@@ -5,8 +5,6 @@ A sweep's directory holds ``sweep.json`` (`SweepInfo`: the base config and the a
 the base config and its results.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

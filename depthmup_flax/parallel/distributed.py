@@ -4,8 +4,6 @@ Every process runs the same program with the same config on its own devices; onl
 With one process these calls are no-ops.
 """
 
-from __future__ import annotations
-
 import glob
 import importlib.util
 import json

@@ -6,8 +6,6 @@ a device gathers those of the layer that it computes; ``tensor`` splits the feat
 GSPMD inserts the communication. Results equal those of one device up to the order of sums.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Trees of `ParamInfo`: paths, globs, JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import math

@@ -1,7 +1,5 @@
 """The printed table: what every parameter is, and every factor that the rule gives it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from depthmup_flax.rule.info_trees import flatten_info, frozen_paths, param_count

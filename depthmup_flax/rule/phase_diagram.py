@@ -1,7 +1,5 @@
 """TP6's phase diagram: stability, faithfulness and feature diversity of (alpha, gamma)."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -3,8 +3,6 @@
 The result is a pytree of `ParamInfo` with the structure of the parameters and no arrays in it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import math
