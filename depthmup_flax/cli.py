@@ -24,11 +24,7 @@ def define_config(help_text: str) -> flags.FlagHolder[ConfigDict]:
 
 
 def resolved(flag: flags.FlagHolder[ConfigDict]) -> ConfigDict:
-    """The config of `define_config`'s flag, with the fields that the command line sets.
-
-    Raises:
-      InputError: ``--config`` is missing, or its file cannot be read.
-    """
+    """The config of `define_config`'s flag, with the fields that the command line sets."""
     if not flags.FLAGS["config"].present:
         raise InputError("--config is not set: name a Python file with get_config(), such as configs/digits.py.")
     try:
@@ -98,12 +94,9 @@ def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path
         if not jax.distributed.is_initialized():
             raise
         traceback.print_exc()
-        print(
-            f"error: process {jax.process_index()} failed; the other processes stop with it. If the cause above "
-            "is a closed connection, see the log of another process. Rerunning the command resumes from the last "
-            "checkpoint.",
-            file=sys.stderr,
-        )
+        hint = "see the log of another process. Rerunning the command resumes from the last checkpoint."
+        failed = f"process {jax.process_index()} failed; the other processes stop with it."
+        print(f"error: {failed} If the cause above is a closed connection, {hint}", file=sys.stderr)
         distributed.leave(1)
 
 

@@ -19,11 +19,7 @@ def write_atomically(path: pathlib.Path, text: str) -> None:
 
 
 def read_lines(path: pathlib.Path) -> list[str]:
-    """The lines of a text file, decompressed if its name ends in ``.gz``; the last is empty if the file is complete.
-
-    Raises:
-      InputError: the compressed file is damaged.
-    """
+    """The lines of a text file, decompressed if its name ends in ``.gz``; the last is empty if the file is complete."""
     content = path.read_bytes()
     if path.suffix == ".gz":
         try:
@@ -46,10 +42,7 @@ class JsonLines:
     """An append-only file with one JSON value per line.
 
     Opening repairs the end of a file whose writer was killed: a torn last line is removed, and a complete last line
-    without its newline gets one.
-
-    Raises:
-      InputError: the file was compressed. Appending to a new one would repeat all of its work.
+    without its newline gets one. It refuses a compressed file: appending to a new one would repeat all of its work.
     """
 
     def __init__(self, path: pathlib.Path) -> None:

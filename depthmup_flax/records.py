@@ -86,11 +86,7 @@ class RecordWriter(JsonLines):
 
 
 def read_records(path: pathlib.Path) -> tuple[list[Record], list[str]]:
-    """The records of one file, and a warning if its last line is truncated (that run is not recorded).
-
-    Raises:
-      InputError: another line is not a record.
-    """
+    """The records of one file, and a warning if its last line is truncated; `InputError` if another is no record."""
     names = set(Record.__annotations__)
     records: list[Record] = []
     lines = read_lines(path)
@@ -124,8 +120,14 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
     records: dict[str, Record] = {}
     notes: list[str] = []
     for directory in directories:
-        infos.append(read_info(directory))
-        _require_same(infos[0], infos[-1], directories[0], directory)
+        infos.append(info := read_info(directory))
+        names = [name for name in ("figure", "scale", "x", "base") if getattr(info, name) != getattr(infos[0], name)]
+        names += ["axes"] if info.axes.keys() != infos[0].axes.keys() else []
+        if names:
+            raise InputError(
+                f"{str(directories[0])!r} and {str(directory)!r} are not parts of one sweep: their {', '.join(names)} "
+                "differ. Report each by itself."
+            )
         for path in sorted([*directory.glob("records*.jsonl"), *directory.glob("records*.jsonl.gz")]):
             new, warnings = read_records(path)
             records.update({record.run: record for record in new})
@@ -143,11 +145,7 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
 
 
 def read_info(directory: pathlib.Path) -> SweepInfo:
-    """Reads ``sweep.json``.
-
-    Raises:
-      InputError: the file is absent, damaged or of another version.
-    """
+    """Reads ``sweep.json``; `InputError` if it is absent, damaged or of another version."""
     path = directory / "sweep.json"
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
@@ -163,16 +161,6 @@ def read_info(directory: pathlib.Path) -> SweepInfo:
 def info_to_json(info: SweepInfo) -> str:
     """The text of ``sweep.json``."""
     return json.dumps({"schema": SCHEMA, **dataclasses.asdict(info)}, indent=1) + "\n"
-
-
-def _require_same(first: SweepInfo, other: SweepInfo, first_dir: pathlib.Path, other_dir: pathlib.Path) -> None:
-    names = [name for name in ("figure", "scale", "x", "base") if getattr(first, name) != getattr(other, name)]
-    names += ["axes"] if first.axes.keys() != other.axes.keys() else []
-    if names:
-        raise InputError(
-            f"{str(first_dir)!r} and {str(other_dir)!r} are not parts of one sweep: their {', '.join(names)} differ. "
-            "Report each by itself."
-        )
 
 
 def _union(groups: Iterable[Sequence[Any]]) -> list[Any]:

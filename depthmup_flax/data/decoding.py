@@ -73,11 +73,7 @@ class EncodedSplit:
         return len(self.order)
 
     def read(self, indices: np.ndarray, draws: np.ndarray | None = None) -> HostBatch:
-        """See ``Split.read``; ``draws`` [B, ATTEMPTS, 4], of ``crops.crop_draws``, crop each image at random.
-
-        Raises:
-          InputError: an image cannot be read or has another size, or a label is out of range.
-        """
+        """See ``Split.read``; ``draws`` [B, ATTEMPTS, 4], of ``crops.crop_draws``, crop each image at random."""
         examples = self.fetch(self.order[indices].tolist()) if len(indices) else []
         images = np.empty((len(examples), *self.image_shape), np.uint8)
 
@@ -120,9 +116,6 @@ def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarra
 
     Files of other modes are converted to 1, 3 or 4 ``channels``: sets of color photographs hold gray and CMYK files.
     If ``augment`` is "resized_crop", ``draws`` [ATTEMPTS, 4] crop the image at random, ``None`` at the center.
-
-    Raises:
-      InputError: the image cannot be read.
     """
     from PIL import Image
 

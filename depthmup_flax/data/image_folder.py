@@ -14,12 +14,12 @@ Files = list[tuple[str, int]]
 
 def open_folder(directory: str) -> EncodedSet:
     """The images that ``list_folder`` lists, to be read as RGB."""
+
+    def examples(files: Files) -> EncodedExamples:
+        return lambda positions: [Encoded(files[i][0], *files[i]) for i in positions], len(files)
+
     train, test, classes = list_folder(directory)
-    return EncodedSet(_examples(train), _examples(test), num_classes=len(classes), channels=3)
-
-
-def _examples(files: Files) -> EncodedExamples:
-    return lambda positions: [Encoded(files[i][0], *files[i]) for i in positions], len(files)
+    return EncodedSet(examples(train), examples(test), num_classes=len(classes), channels=3)
 
 
 def list_folder(directory: str) -> tuple[Files, Files, list[str]]:

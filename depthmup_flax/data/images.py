@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.data.augmentation import augment, normalize
-from depthmup_flax.data.dataset import ArraySplit, Dataset, Placement
+from depthmup_flax.data.dataset import ArraySplit, Dataset
 from depthmup_flax.data.decoding import CHUNK, EncodedSplit, in_threads, pixels
 from depthmup_flax.errors import InputError
-from depthmup_flax.types import Batch, HostBatch
+from depthmup_flax.types import Batch
 
 # The normalization of streamed sets is estimated from this many images; docs/input.md has its error.
 STATISTICS_SAMPLE = 2_000
@@ -62,18 +62,8 @@ def from_arrays(
       InputError: lengths differ, an array is empty or of the wrong rank or type, a value is NaN or infinite, a label
         is out of range, or the two splits' image shapes differ.
     """
-    train, test = {"image": train_images, "label": train_labels}, {"image": test_images, "label": test_labels}
-    return checked_dataset(name, train, test, num_classes, "device")
-
-
-def checked_dataset(
-    name: str, train_arrays: HostBatch, test_arrays: HostBatch, num_classes: int | None, placement: Placement
-) -> ImageDataset:
-    """``from_arrays`` of splits in the format of ``Split.read``, with their ``placement``."""
-    train, test = (
-        _checked_split(f"data set {name!r}, {kind} split", **arrays, num_classes=num_classes)
-        for kind, arrays in (("train", train_arrays), ("test", test_arrays))
-    )
+    train = _checked_split(f"data set {name!r}, train split", train_images, train_labels, num_classes)
+    test = _checked_split(f"data set {name!r}, test split", test_images, test_labels, num_classes)
     shape, test_shape = (split.fields["image"].shape[1:] for split in (train, test))
     if shape != test_shape:
         raise InputError(
@@ -83,7 +73,7 @@ def checked_dataset(
     if num_classes is None:
         num_classes = 1 + max(int(split.fields["label"].max()) for split in (train, test))
     mean, std = channel_statistics(train)
-    return ImageDataset(name, train, test, num_classes, placement, shape, mean, std)
+    return ImageDataset(name, train, test, num_classes, "device", shape, mean, std)
 
 
 def channel_statistics(train: ArraySplit | EncodedSplit) -> tuple[np.ndarray, np.ndarray]:
@@ -116,9 +106,9 @@ def _centered_sums(images: np.ndarray) -> np.ndarray:
     return columns.reshape(2, width, channels).sum(1)
 
 
-def _checked_split(where: str, image: np.ndarray, label: np.ndarray, num_classes: int | None) -> ArraySplit:
+def _checked_split(where: str, images: np.ndarray, labels: np.ndarray, num_classes: int | None) -> ArraySplit:
     """Images as uint8 or float32 and labels as int32, after every check that needs no other split."""
-    images, labels = np.asarray(image), np.asarray(label)
+    images, labels = np.asarray(images), np.asarray(labels)
     if images.ndim != 4 or labels.ndim != 1 or len(images) != len(labels) or images.size == 0:
         raise InputError(
             f"{where}: images are {list(images.shape)} and labels {list(labels.shape)}; "

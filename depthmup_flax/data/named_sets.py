@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import functools
+from collections.abc import Iterable
 from typing import TypeVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from depthmup_flax.data.crops import fit
 from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, Placement
 from depthmup_flax.data.decoding import EncodedSplit
 from depthmup_flax.data.image_folder import open_folder
-from depthmup_flax.data.images import ImageDataset, channel_statistics, checked_dataset
+from depthmup_flax.data.images import ImageDataset, channel_statistics, from_arrays
 from depthmup_flax.data.text import TOKENIZERS, TextDataset, read_tokens, windows
 from depthmup_flax.data.tfds_images import open_tfds
 from depthmup_flax.errors import InputError
@@ -63,14 +64,14 @@ def load(config: object) -> Dataset:
         sizes = (fields.image_size or 8, fields.train_examples or 2048, fields.test_examples or 512)
         return _in_memory(fields, *_synthetic(*sizes), _BUNDLED_CLASSES)
     if fields.name == "digits":
-        return _in_memory(fields, *_limited(fields, *_digits(fields.image_size)), _BUNDLED_CLASSES)
+        return _in_memory(fields, *_limited(fields, _digits(fields.image_size)), _BUNDLED_CLASSES)
     if kind == "tfds" and rest:
         encoded = open_tfds(rest, fields.data_dir)
     elif kind == "folder" and rest:
         encoded = open_folder(rest)
     else:
         raise _unknown_name(fields.name)
-    files, held_out = _limited(fields, *encoded.split(fields))
+    files, held_out = _limited(fields, encoded.split(fields))
     if _placement(fields, len(files) * int(np.prod(files.image_shape))) == "device":
         return _in_memory(fields, files, held_out, files.num_classes)
     mean, std = channel_statistics(files)
@@ -94,10 +95,8 @@ def _check_images(fields: DataConfig) -> None:
     for field in ("context", "tokenizer"):
         value, default = getattr(fields, field), DATA_DEFAULTS[field]
         if value != default:
-            raise InputError(
-                f"data.{field} is {value!r}, which is for text; leave it at {default!r} or use data.name = "
-                "'text:<file>'."
-            )
+            remedy = f"leave it at {default!r} or use data.name = 'text:<file>'."
+            raise InputError(f"data.{field} is {value!r}, which is for text; {remedy}")
     if fields.augment != "resized_crop":
         return
     field = "data.augment is 'resized_crop'"
@@ -133,20 +132,20 @@ def _placement(fields: DataConfig, train_bytes: int) -> Placement:
     return "stream" if fields.placement == "auto" and train_bytes > fields.device_limit_mib * 2**20 else "device"
 
 
-def _limited(fields: DataConfig, train: AnySplit, test: AnySplit) -> tuple[AnySplit, AnySplit]:
-    """The splits cut to ``train_examples`` and ``test_examples``."""
-    return _limit(train, "train_examples", fields.train_examples), _limit(test, "test_examples", fields.test_examples)
-
-
-def _limit(split: AnySplit, field: str, count: int) -> AnySplit:
-    if count > len(split):
-        raise InputError(f"data.{field} is {count}, but there are {len(split)}; use 0 for all of them.")
-    return split.take(np.random.default_rng(0).permutation(len(split))[:count]) if count else split
+def _limited(fields: DataConfig, splits: Iterable[AnySplit]) -> list[AnySplit]:
+    """The training and test split, cut to ``train_examples`` and ``test_examples``."""
+    limited = []
+    for split, field in zip(splits, ("train_examples", "test_examples"), strict=True):
+        if (count := getattr(fields, field)) > len(split):
+            raise InputError(f"data.{field} is {count}, but there are {len(split)}; use 0 for all of them.")
+        limited.append(split.take(np.random.default_rng(0).permutation(len(split))[:count]) if count else split)
+    return limited
 
 
 def _in_memory(fields: DataConfig, train: AnySplit, test: AnySplit, num_classes: int) -> ImageDataset:
-    images = train.arrays()
-    return checked_dataset(fields.name, images, test.arrays(), num_classes, _placement(fields, images["image"].nbytes))
+    a, b = train.arrays(), test.arrays()
+    dataset = from_arrays(a["image"], a["label"], b["image"], b["label"], num_classes, fields.name)
+    return dataclasses.replace(dataset, placement=_placement(fields, a["image"].nbytes))
 
 
 def _text(path: str, fields: DataConfig) -> TextDataset:
@@ -158,7 +157,7 @@ def _text(path: str, fields: DataConfig) -> TextDataset:
         raise InputError(f"data.tokenizer is {fields.tokenizer!r}; use one of {', '.join(TOKENIZERS)}.")
     tokens, tokenizer = read_tokens(path, fields.tokenizer)
     parts = windows(tokens, fields.context, fields.name)
-    train, test = _limited(fields, *(ArraySplit({"tokens": part}) for part in parts))
+    train, test = _limited(fields, (ArraySplit({"tokens": part}) for part in parts))
     placement = _placement(fields, train.fields["tokens"].nbytes)
     return TextDataset(fields.name, train, test, tokenizer.vocab_size, placement, fields.context, tokenizer)
 

@@ -101,7 +101,11 @@ class _Set:
         # The images stay encoded: TFDS's decoder without TensorFlow returns gray files of a color set with two axes.
         decoders = {keys[0]: tfds.decode.SkipDecoding()}
         for split in (candidate for candidate in candidates if candidate in builder.info.splits):
-            self.check_files(builder, split)
+            directory = os.path.normpath(os.fspath(builder.data_path))
+            for path in map(os.fspath, builder.info.splits[split].filepaths):  # as dataset_info.json names them
+                if os.path.dirname(os.path.normpath(path)) != directory:
+                    problem = f"but its dataset_info.json places the {split} split at {path!r}, outside {directory!r}"
+                    raise self.error(f"{problem}; correct its filepathTemplate.")
             try:
                 records = builder.as_data_source(split=split, decoders=decoders)
             except NotImplementedError as error:
@@ -126,11 +130,3 @@ class _Set:
             Encoded(f"number {position} {where}", example[image], int(example[label]))
             for position, example in zip(positions, examples, strict=True)
         ]
-
-    def check_files(self, builder: DatasetBuilder, split: str) -> None:
-        """InputError if a file of the split is outside the set's own directory: dataset_info.json names the files."""
-        directory = os.path.normpath(os.fspath(builder.data_path))
-        for path in map(os.fspath, builder.info.splits[split].filepaths):
-            if os.path.dirname(os.path.normpath(path)) != directory:
-                problem = f"but its dataset_info.json places the {split} split at {path!r}, outside {directory!r}"
-                raise self.error(f"{problem}; correct its filepathTemplate.")

@@ -40,10 +40,8 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
     ``JAX_PROCESS_ID``; a Slurm step with more than one task; or a Cloud TPU machine (also under Kubernetes), where JAX
     finds the others. Otherwise there is one process.
 
-    ``coordinator`` is the ``host:port`` at which all processes reach process 0; ``process_id`` counts from 0.
-
-    Raises:
-      InputError: an argument is missing or invalid.
+    ``coordinator`` is the ``host:port`` at which all processes reach process 0; ``process_id`` counts from 0. Missing
+    and invalid arguments raise `InputError`.
     """
     if (coordinator, num_processes, process_id) == (None, None, None):
         coordinator, num_processes, process_id = _from_environment()
@@ -76,11 +74,7 @@ def leave(code: int) -> NoReturn:
 
 
 def in_all(function: Callable[[], T]) -> T:
-    """The result of ``function`` in each process, if it succeeds in all of them.
-
-    Raises:
-      InputError: ``function`` raised it in this process or in another one.
-    """
+    """The result of ``function`` in each process; `InputError` in all of them if it raises one in any."""
     if jax.process_count() == 1:
         return function()
     refusal: InputError | None = None
@@ -94,12 +88,9 @@ def in_all(function: Callable[[], T]) -> T:
 
 
 def on_first(function: Callable[[], T]) -> T:
-    """The result of ``function`` (JSON) in process 0, or its error, in all processes.
+    """The result of ``function`` (JSON) in process 0, or its `InputError` or `RunStopped`, in all processes.
 
     For decisions on shared files, which another process could see half written.
-
-    Raises:
-      InputError, RunStopped: from ``function``.
     """
     if jax.process_count() == 1:
         return function()

@@ -1,11 +1,10 @@
 """Preemption: a signal is noted, and acted on between two steps, after the same step in all processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
 from types import FrameType
+from typing import Self
 
 import jax
 from jax.experimental import multihost_utils
@@ -22,7 +21,7 @@ class Preemption:
         self._signal: int | None = None
         self._previous_handlers: dict[int, signal._HANDLER] = {}
 
-    def __enter__(self) -> Preemption:
+    def __enter__(self) -> Self:
         if jax.process_count() == 1 and threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._previous_handlers[number] = signal.signal(number, self._note)

@@ -32,11 +32,7 @@ PARAM_RULES: Mapping[str, tuple[str, ...]] = {
 
 
 def mesh_shape(axes: Mapping[str, int], devices: int) -> tuple[int, ...]:
-    """Number of devices along each of `MESH_AXES`. One number in ``axes`` may be -1: all other devices.
-
-    Raises:
-      InputError: the product is not ``devices``.
-    """
+    """Number of devices along each of `MESH_AXES`. One number in ``axes`` may be -1: all other devices."""
     sizes = {name: axes[name] for name in MESH_AXES}
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != -1):

@@ -6,14 +6,12 @@ The axes say which dimensions grow, hence the parameter's `Role`, and sharding r
 records whether a parameter is inside a residual branch while the branch runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import flax.linen as nn
 import jax
@@ -57,7 +55,7 @@ class AnnotatedParam(nn.LogicallyPartitioned):
         return dict(vars(self))
 
     @classmethod
-    def from_nnx_metadata(cls, metadata: dict[str, Any]) -> AnnotatedParam:
+    def from_nnx_metadata(cls, metadata: dict[str, Any]) -> Self:
         """The inverse, for the way back into Linen."""
         return cls(**{field.name: metadata[field.name] for field in dataclasses.fields(cls)})
 
@@ -101,13 +99,10 @@ def annotated(
 
     Args:
       init: ``(key, shape, dtype) -> array``.
-      axes: one name of `AXES` per dimension of the parameter, in the order of its shape.
+      axes: one name of `AXES` per dimension, in the order of the shape; `InputError` for another name.
       init_std: standard deviation of ``init``, for the printed table; ``None`` prints as "?".
       decay: whether weight decay applies; ``None``: to matrices (roles input, hidden, output), not to vectors.
       width_ratio: the ``m`` that the forward pass divides by, if it does; `param_info` checks it against the shapes.
-
-    Raises:
-      InputError: an unknown axis name. `param_info` checks that there is one name per dimension.
     """
     require_axis_names(axes)
     declared: dict[str, Any] = {"init_std": init_std, "decay": decay, "width_ratio": width_ratio}

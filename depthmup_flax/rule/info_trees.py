@@ -42,11 +42,7 @@ def matches(path: str, pattern: str) -> bool:
 
 
 def frozen_paths(info: InfoTree, patterns: Sequence[str]) -> set[str]:
-    """Paths that match a glob of ``patterns``, or whose beginning does: ``"stem"`` is everything below it.
-
-    Raises:
-      InputError: a pattern matches no parameter, or together they match all.
-    """
+    """Paths that match a glob of ``patterns``; `InputError` if one matches no parameter, or together they match all."""
     if isinstance(patterns, str):
         raise InputError(f"optimizer.frozen is the string {patterns!r}: use a tuple of patterns, ({patterns!r},).")
     paths = list(flatten_info(info))

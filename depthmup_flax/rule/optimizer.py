@@ -41,14 +41,11 @@ def scale_by_depthmup(
     The result is not yet multiplied by ``-learning_rate``.
 
     Args:
-      inner: an optax *direction*: no learning rate, no decay (``optax.scale_by_adam()``, ``optax.trace(0.9)``,
-        ``optax.scale_by_lion()``, ``optax.identity()`` for SGD). The rule would scale a finished optimizer's decay,
-        too; use `depthmup` for decay.
+      inner: an optax *direction* (`depthmup_flax.rule.directions.require_direction`): no learning rate, no decay, such
+        as ``optax.scale_by_adam()``, ``optax.trace(0.9)`` or ``optax.identity()`` for SGD. The rule would scale a
+        finished optimizer's decay, too; use `depthmup` for decay.
       info: tree of `ParamInfo` with the parameters' structure.
       parametrization: the rule.
-
-    Raises:
-      InputError: `depthmup_flax.rule.directions.require_direction` refuses ``inner``.
     """
     require_direction(inner, parametrization)
     before, after = parametrization.gradient_scale, parametrization.update_scale
@@ -125,10 +122,8 @@ def freeze(
 ) -> optax.GradientTransformationExtraArgs:
     """A finished ``optimizer`` without updates, optimizer state and share in clipping of the frozen parameters.
 
-    ``patterns`` are globs of parameter paths or of their first parts: TP6 10.2 freezes ``("stem", "readout")``.
-
-    Raises:
-      InputError: a pattern matches no parameter, or everything is frozen.
+    ``patterns`` are globs of parameter paths or of their first parts: TP6 10.2 freezes ``("stem", "readout")``. Each
+    must match a parameter, and together not all.
     """
     frozen = frozen_paths(info, patterns)
     labels = jax.tree_util.tree_map_with_path(

@@ -18,8 +18,7 @@ def param_table(
 ) -> str:
     """One line per parameter, with its role and factors, and a line of totals.
 
-    Columns: path, shape, role (``+branch`` inside a residual branch), standard deviation at initialization, forward
-    multiplier, effective learning-rate multiplier, epsilon relative to the raw gradient, decay rate.
+    The learning-rate multiplier is the effective one, and epsilon is relative to the raw gradient.
 
     Args:
       info: from `param_info`.
@@ -34,18 +33,17 @@ def param_table(
     frozen_names = frozen_paths(info, frozen)
     for name, leaf in leaves.items():
         rate = "?" if degree is None else f"{float(parametrization.lr_multiplier(leaf, degree)):.4g}"
-        rows.append(
-            (
-                name,
-                "x".join(map(str, leaf.shape)) or "scalar",
-                leaf.role + ("+branch" if leaf.in_branch else ""),
-                "?" if leaf.init_std is None else f"{leaf.init_std:.4g}",
-                f"{float(parametrization.forward_multiplier(leaf)):.4g}",
-                "frozen" if name in frozen_names else rate,
-                "-" if eps is None else f"{eps / float(parametrization.gradient_scale(leaf)):.3g}",
-                f"{weight_decay:g}" if leaf.decay and name not in frozen_names else "0",
-            )
+        row = (
+            name,
+            "x".join(map(str, leaf.shape)) or "scalar",
+            leaf.role + ("+branch" if leaf.in_branch else ""),
+            "?" if leaf.init_std is None else f"{leaf.init_std:.4g}",
+            f"{float(parametrization.forward_multiplier(leaf)):.4g}",
+            "frozen" if name in frozen_names else rate,
+            "-" if eps is None else f"{eps / float(parametrization.gradient_scale(leaf)):.3g}",
+            f"{weight_decay:g}" if leaf.decay and name not in frozen_names else "0",
         )
+        rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligns = "<<<>>>>>"  # text left, numbers right
     lines = ["  ".join(f"{cell:{a}{w}}" for cell, a, w in zip(row, aligns, widths, strict=True)) for row in rows]

@@ -106,11 +106,7 @@ class ParamInfo:
 class Parametrization:
     """One point of the (alpha, gamma) family on top of a width rule. ``depth_mup`` is the default.
 
-    ``gamma0``, ``branch_multiplier`` and the ``*_lr_factor`` constants may be traced JAX scalars. Exponents and the
-    width rule are static.
-
-    Raises:
-      InputError: a field is out of range.
+    Fields of type `Scalar` may be traced; the others are static. A field that is out of range raises `InputError`.
     """
 
     alpha: float = 0.5  # branches are multiplied by a * r^-alpha (TP6 Def. 6.2); delta = alpha for their gradients
@@ -219,11 +215,7 @@ PRESETS: Mapping[str, Parametrization] = {
 
 
 def get_parametrization(preset: str = "depth_mup", **overrides: Any) -> Parametrization:
-    """A preset by name, with any field overridden: ``get_parametrization("depth_mup", gamma0=0.5)``.
-
-    Raises:
-      InputError: unknown preset or field.
-    """
+    """A preset by name, with any field overridden: ``get_parametrization("depth_mup", gamma0=0.5)``."""
     if preset not in PRESETS:
         raise InputError(f"parametrization.preset is {preset!r}: {did_you_mean(preset, PRESETS)}")
     fields = [f.name for f in dataclasses.fields(Parametrization)]

@@ -33,10 +33,10 @@ def param_info(
       *inputs: what the models are called with, arrays or ``jax.ShapeDtypeStruct``.
       **kwargs: static arguments of the call, such as ``train=False``.
       overrides: glob of a parameter's path (``"encoder/*/kernel"``) to its `Axes`, for parameters without an
-        annotation or to correct one.
+        annotation or to correct one; each must match.
 
     Raises:
-      InputError: a parameter has no role, an override matches nothing, or the two models have different trees.
+      InputError: a parameter has no role, or the two models have different trees.
     """
     shapes, base_shapes = (init_shapes(m, *inputs, **kwargs) for m in (model, base_model))
     return info_from_annotations(shapes, base_shapes, overrides)
