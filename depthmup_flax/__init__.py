@@ -23,13 +23,7 @@ if TYPE_CHECKING:
     from depthmup_flax.rule.annotations import Axes, annotated, residual_scope
     from depthmup_flax.rule.optimizer import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
     from depthmup_flax.rule.param_table import param_table
-    from depthmup_flax.rule.parametrization import (
-        PRESETS,
-        Parametrization,
-        ParamInfo,
-        Role,
-        get_parametrization,
-    )
+    from depthmup_flax.rule.parametrization import PRESETS, Parametrization, ParamInfo, Role, get_parametrization
     from depthmup_flax.rule.phase_diagram import Classification, classify
     from depthmup_flax.rule.roles import param_info
 

@@ -1,7 +1,5 @@
 """What the command lines share: config flags, process start-up, process-wide settings, exit codes."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os
@@ -26,11 +24,7 @@ def define_config(help_text: str) -> flags.FlagHolder[ConfigDict]:
 
 
 def resolved(flag: flags.FlagHolder[ConfigDict]) -> ConfigDict:
-    """The config of `define_config`'s flag, with the fields that the command line sets.
-
-    Raises:
-      InputError: ``--config`` is missing, or its file cannot be read.
-    """
+    """The config of `define_config`'s flag, with the fields that the command line sets."""
     if not flags.FLAGS["config"].present:
         raise InputError("--config is not set: name a Python file with get_config(), such as configs/digits.py.")
     try:
@@ -48,7 +42,7 @@ def config_path() -> str:
 def one_device_per_core() -> None:
     """Gives JAX one CPU device per core, which is fastest for many small runs; call before JAX starts.
 
-    Has no effect on a GPU or TPU, or if ``XLA_FLAGS`` sets the number of devices.
+    Does nothing on a GPU or TPU, or if ``XLA_FLAGS`` sets the number of devices.
     """
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -100,12 +94,9 @@ def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path
         if not jax.distributed.is_initialized():
             raise
         traceback.print_exc()
-        print(
-            f"error: process {jax.process_index()} failed; the other processes stop with it. If the cause above "
-            "is a closed connection, see the log of another process. Rerunning the command resumes from the last "
-            "checkpoint.",
-            file=sys.stderr,
-        )
+        hint = "see the log of another process. Rerunning the command resumes from the last checkpoint."
+        failed = f"process {jax.process_index()} failed; the other processes stop with it."
+        print(f"error: {failed} If the cause above is a closed connection, {hint}", file=sys.stderr)
         distributed.leave(1)
 
 
@@ -151,8 +142,8 @@ def _with_scale(argv: list[str]) -> list[str]:
             joined[-1] += f"={argument}"
         else:
             joined.append(argument)
-    scales = [argument.partition("=")[2] for argument in joined if argument.lstrip("-").startswith("config.scale=")]
+    scales = [word for word in joined if word.lstrip("-").startswith("config.scale=")]
     if not scales:
         return argv
-    others = (argument for argument in joined if not argument.lstrip("-").startswith("config.scale="))
-    return [f"{word}:{scales[-1]}" if word.lstrip("-").startswith("config=") else word for word in others]
+    end = ":" + scales[-1].partition("=")[2]
+    return [word + end if word.lstrip("-").startswith("config=") else word for word in joined if word not in scales]

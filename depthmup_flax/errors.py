@@ -1,23 +1,17 @@
 """Exceptions that end a run with one sentence, and the exit codes of the command lines."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Bad input: one sentence with the field, its value and the remedy.
-
-    A command line prints the sentence without a traceback and exits with `BAD_INPUT`.
-    """
+    """Bad input: one sentence with the field, its value and the remedy. A command line prints it (`BAD_INPUT`)."""
 
 
 class RunStopped(RuntimeError):
-    """The environment stopped the run, such as a full disk or stalled storage; the config is fine.
+    """The environment stopped the run, such as a full disk; the config is fine. A command line prints it (`STOPPED`).
 
-    All files written so far are complete, and rerunning the command resumes the run. A command line prints the
-    sentence and exits with `STOPPED`.
+    All files written so far are complete, and rerunning the command resumes the run.
     """
 
 

@@ -1,7 +1,5 @@
 """Files that stay complete when the process is killed."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -21,11 +19,7 @@ def write_atomically(path: pathlib.Path, text: str) -> None:
 
 
 def read_lines(path: pathlib.Path) -> list[str]:
-    """The lines of a text file, decompressed if its name ends in ``.gz``; the last is empty if the file is complete.
-
-    Raises:
-      InputError: the compressed file is damaged.
-    """
+    """The lines of a text file, decompressed if its name ends in ``.gz``; the last is empty if the file is complete."""
     content = path.read_bytes()
     if path.suffix == ".gz":
         try:
@@ -39,35 +33,29 @@ def is_json(text: str | bytes) -> bool:
     """Whether ``text`` is valid JSON."""
     try:
         json.loads(text)
+        return True
     except ValueError:
         return False
-    return True
 
 
 class JsonLines:
     """An append-only file with one JSON value per line.
 
     Opening repairs the end of a file whose writer was killed: a torn last line is removed, and a complete last line
-    without its newline gets one.
-
-    Raises:
-      InputError: the file was compressed. Appending to a new one would repeat all of its work.
+    without its newline gets one. It refuses a compressed file: appending to a new one would repeat all of its work.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
         compressed = path.with_name(path.name + ".gz")
         if compressed.exists():
             raise InputError(f"{compressed} is compressed: to resume, run gunzip {compressed} first.")
-        if path.exists():
-            content = path.read_bytes()
-            complete = content.rfind(b"\n") + 1
-            if complete != len(content):
-                with path.open("r+b") as file:
-                    if is_json(content[complete:]):
-                        file.seek(0, os.SEEK_END)
-                        file.write(b"\n")
-                    else:
-                        file.truncate(complete)
+        content = path.read_bytes() if path.exists() else b""
+        complete = content.rfind(b"\n") + 1
+        if is_json(content[complete:]):
+            with path.open("ab") as file:
+                file.write(b"\n")
+        elif complete != len(content):
+            os.truncate(path, complete)
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, values: Iterable[Any]) -> None:

@@ -1,7 +1,5 @@
 """Power laws fitted to sizes: how a number scales with width, depth or the number of examples."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -9,26 +7,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import scipy.stats
 
-ZERO, EXPLODES = "zero", "explodes"
-BELOW_PRECISION = "below precision"  # some values underflow
+ZERO = "zero"  # all values
+EXPLODES = "explodes"  # some values are not finite or huge
+BELOW_PRECISION = "below precision"  # too few values are above 0
 HUGE = 1e15  # larger outputs count as exploded, whatever the slope
 
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """``value ~ size^slope``: least squares of log value on log size over all sizes and seeds.
+    """``value ~ size^slope``: least squares of log value on log size over all sizes and seeds."""
 
-    Attributes:
-      slope: the exponent; NaN if there is none.
-      interval: half-width of its 95 % confidence interval, from the residuals (Student's t): variation between seeds
-        and deviation from a power law both widen it.
-      state: "fitted"; `ZERO` (all values are 0), `EXPLODES` (some are not finite or huge) or `BELOW_PRECISION` (too
-        few are above 0).
-    """
-
-    slope: float
+    slope: float  # NaN if there is none
+    # Half-width of its 95 % confidence interval, from the residuals (Student's t): variation between seeds and
+    # deviation from a power law both widen it.
     interval: float
-    state: str = "fitted"
+    state: str = "fitted"  # or one of the constants above
 
     def __str__(self) -> str:
         return f"{self.slope:+.2f} +- {self.interval:.2f}" if self.state == "fitted" else self.state
@@ -47,6 +40,5 @@ def fit_power(values_of_size: Mapping[int, Sequence[float]]) -> Fit:
     if len(set(x)) < 3:
         return Fit(math.nan, math.inf, "fitted" if positive.all() else BELOW_PRECISION)
     result = scipy.stats.linregress(x, y)
-    # Identical values, such as those after a norm, leave no residuals.
-    error = np.nan_to_num(result.stderr)
+    error = np.nan_to_num(result.stderr)  # identical values, such as those after a norm, leave no residuals
     return Fit(float(result.slope), float(scipy.stats.t.ppf(0.975, len(x) - 2) * error))

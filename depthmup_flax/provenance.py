@@ -1,7 +1,5 @@
 """Provenance of a result: package versions and the commit of the source."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import pathlib
 import platform
@@ -26,14 +24,14 @@ def commit() -> str | None:
 
     ``None`` outside a git checkout, and for a package installed inside another repository.
     """
-    root = pathlib.Path(__file__).parent
+    root = str(pathlib.Path(__file__).parent)
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True).stdout
+        return subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, check=True).stdout
 
     try:
         git("ls-files", "--error-unmatch", "provenance.py")  # fails unless the repository tracks this file
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(root)).strip()
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", root).strip()
         return git("rev-parse", "--short=12", "HEAD").strip() + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -5,8 +5,6 @@ A sweep's directory holds ``sweep.json`` (`SweepInfo`: the base config and the a
 the base config and its results.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib
@@ -24,107 +22,59 @@ SEED, LEARNING_RATE = "seed", "optimizer.learning_rate"
 # Config fields that one compiled program takes as numbers, like the seed. A change of any other field recompiles.
 CONTINUOUS = (
     LEARNING_RATE,
-    "optimizer.weight_decay",
-    "optimizer.clip_rms",
-    "optimizer.warmup_steps",
-    "optimizer.kwargs.momentum",
-    "optimizer.kwargs.b1",
-    "optimizer.kwargs.b2",
-    "optimizer.kwargs.eps",
-    "parametrization.gamma0",
-    "parametrization.branch_multiplier",
-    "parametrization.input_lr_factor",
-    "parametrization.hidden_lr_factor",
-    "parametrization.output_lr_factor",
-    "parametrization.vector_lr_factor",
-    "parametrization.fixed_lr_factor",
+    *(f"optimizer.{name}" for name in ("weight_decay", "clip_rms", "warmup_steps")),
+    *(f"optimizer.kwargs.{name}" for name in ("momentum", "b1", "b2", "eps")),
+    *(f"parametrization.{name}" for name in ("gamma0", "branch_multiplier")),
+    *(f"parametrization.{role}_lr_factor" for role in ("input", "hidden", "output", "vector", "fixed")),
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One finished run.
+    """One finished run. Numbers of a diverged run that are not finite are ``None``."""
 
-    Attributes:
-      run: hash of the run's config (`depthmup_flax.training.config.config_hash`), the same that ``train.py`` writes.
-      status: ``completed``, or ``diverged`` if the loss was not finite at some step; numbers of a diverged run that
-        are not finite are ``None``.
-      point: dotted config field -> value, for every axis of the sweep: ``{"model.depth": 8, "seed": 0}``. The base
-        config with these values is the run's config.
-      width, depth, parameters: size of the network.
-      seed: seed of initialization, data order and augmentation.
-      steps: training steps taken.
-      train_loss: loss of the last step.
-      train_loss_avg: mean over the last epoch, or over the last ``train.average_steps``; what the papers plot.
-      slice_steps: steps per time slice; the last slice may be shorter.
-      train_loss_slices: mean training loss of each time slice.
-      test_loss, test_accuracy: after training; ``None`` for a diverged run.
-      diverged_at_step: the first step whose loss was not finite, or ``None``.
-      wall_time_s: the run's share of its program's wall time, in seconds.
-      lanes: number of runs that the program trained together on one device.
-      device: kind and number of devices.
-      versions: Python and package versions.
-      commit: commit of the source tree, with ``-dirty`` if files were changed; ``None`` outside a repository.
-    """
-
-    run: str
-    status: str
-    point: Json
+    run: str  # hash of the run's config, the same that train.py writes (`training.config.config_hash`)
+    status: str  # "completed", or "diverged" if the loss was not finite at some step
+    point: Json  # dotted config field -> value for every axis; the base config with these is the run's config
     width: int
     depth: int
     parameters: int
-    seed: int
-    steps: int
-    train_loss: float | None
-    train_loss_avg: float | None
-    slice_steps: int
-    train_loss_slices: list[float | None]
-    test_loss: float | None
+    seed: int  # of initialization, data order and augmentation
+    steps: int  # training steps taken
+    train_loss: float | None  # of the last step
+    train_loss_avg: float | None  # over the last epoch or train.average_steps; what the papers plot
+    slice_steps: int  # per time slice; the last slice may be shorter
+    train_loss_slices: list[float | None]  # mean training loss of each time slice
+    test_loss: float | None  # after training, like the accuracy; None for a diverged run
     test_accuracy: float | None
-    diverged_at_step: int | None
-    wall_time_s: float
-    lanes: int
-    device: str
-    versions: dict[str, str]
-    commit: str | None
+    diverged_at_step: int | None  # the first step whose loss was not finite
+    wall_time_s: float  # the run's share of its program's wall time
+    lanes: int  # number of runs that the program trained together on one device
+    device: str  # kind and number of devices
+    versions: dict[str, str]  # of Python and packages
+    commit: str | None  # of the source tree, with -dirty if files were changed; None outside a repository
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepInfo:
-    """Metadata of a sweep, the content of ``sweep.json``.
+    """Metadata of a sweep, the content of ``sweep.json``."""
 
-    Attributes:
-      figure: id of the figure that the sweep reproduces, such as ``lr-width-depth``.
-      title: title of the report.
-      scale: ``smoke``, ``cpu``, ``gpu`` or ``paper``.
-      x: the axis whose optimum is measured, such as ``optimizer.learning_rate``.
-      axes: dotted config field -> its values in the whole grid, in the grid's order.
-      base: the base config, as JSON.
-    """
-
-    figure: str
-    title: str
-    scale: str
-    x: str
-    axes: dict[str, list[Any]]
-    base: Json
+    figure: str  # id of the figure that the sweep reproduces, such as "lr-width-depth"
+    title: str  # of the report
+    scale: str  # smoke, cpu, gpu or paper
+    x: str  # the axis whose optimum is measured, such as optimizer.learning_rate
+    axes: dict[str, list[Any]]  # dotted config field -> its values in the whole grid, in the grid's order
+    base: Json  # the base config
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """A sweep as read from its directories.
+    """A sweep as read from its directories."""
 
-    Attributes:
-      info: metadata; its axes include the values by which the sweep extended the grid.
-      records: all finished runs.
-      notes: warnings about the files, such as a truncated line.
-      planned: axis -> the values of the grid before it was extended.
-    """
-
-    info: SweepInfo
+    info: SweepInfo  # its axes include the values by which the sweep extended the grid
     records: list[Record]
-    notes: list[str]
-    planned: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+    notes: list[str]  # warnings about the files, such as a truncated line
+    planned: dict[str, list[Any]] = dataclasses.field(default_factory=dict)  # axis -> values before the extension
 
 
 class RecordWriter(JsonLines):
@@ -136,12 +86,8 @@ class RecordWriter(JsonLines):
 
 
 def read_records(path: pathlib.Path) -> tuple[list[Record], list[str]]:
-    """The records of one file, and a warning if its last line is truncated (that run is not recorded).
-
-    Raises:
-      InputError: another line is not a record.
-    """
-    names = {field.name for field in dataclasses.fields(Record)}
+    """The records of one file, and a warning if its last line is truncated; `InputError` if another is no record."""
+    names = set(Record.__annotations__)
     records: list[Record] = []
     lines = read_lines(path)
     for number, line in enumerate(lines, 1):
@@ -151,9 +97,8 @@ def read_records(path: pathlib.Path) -> tuple[list[Record], list[str]]:
             fields = json.loads(line)
         except ValueError as error:
             if number == len(lines):  # no line end after it
-                return records, [
-                    f"{path}: the last line was torn by a crash and is ignored. Rerunning the sweep repeats that run."
-                ]
+                note = "the last line was torn by a crash and is ignored. Rerunning the sweep repeats that run."
+                return records, [f"{path}: {note}"]
             raise InputError(
                 f"{path}, line {number}: not JSON ({error}). Delete the line; rerunning the sweep repeats that run."
             ) from error
@@ -171,12 +116,18 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
     """
     if not directories:
         raise InputError("no directory was given: name at least one that a sweep wrote.")
-    infos = [read_info(directory) for directory in directories]
-    for info, directory in zip(infos, directories, strict=True):
-        _require_same(infos[0], info, directories[0], directory)
+    infos: list[SweepInfo] = []
     records: dict[str, Record] = {}
     notes: list[str] = []
     for directory in directories:
+        infos.append(info := read_info(directory))
+        names = [name for name in ("figure", "scale", "x", "base") if getattr(info, name) != getattr(infos[0], name)]
+        names += ["axes"] if info.axes.keys() != infos[0].axes.keys() else []
+        if names:
+            raise InputError(
+                f"{str(directories[0])!r} and {str(directory)!r} are not parts of one sweep: their {', '.join(names)} "
+                "differ. Report each by itself."
+            )
         for path in sorted([*directory.glob("records*.jsonl"), *directory.glob("records*.jsonl.gz")]):
             new, warnings = read_records(path)
             records.update({record.run: record for record in new})
@@ -194,11 +145,7 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
 
 
 def read_info(directory: pathlib.Path) -> SweepInfo:
-    """Reads ``sweep.json``.
-
-    Raises:
-      InputError: the file is absent, damaged or of another version.
-    """
+    """Reads ``sweep.json``; `InputError` if it is absent, damaged or of another version."""
     path = directory / "sweep.json"
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
@@ -214,16 +161,6 @@ def read_info(directory: pathlib.Path) -> SweepInfo:
 def info_to_json(info: SweepInfo) -> str:
     """The text of ``sweep.json``."""
     return json.dumps({"schema": SCHEMA, **dataclasses.asdict(info)}, indent=1) + "\n"
-
-
-def _require_same(first: SweepInfo, other: SweepInfo, first_dir: pathlib.Path, other_dir: pathlib.Path) -> None:
-    names = [name for name in ("figure", "scale", "x", "base") if getattr(first, name) != getattr(other, name)]
-    names += ["axes"] if first.axes.keys() != other.axes.keys() else []
-    if names:
-        raise InputError(
-            f"{str(first_dir)!r} and {str(other_dir)!r} are not parts of one sweep: their {', '.join(names)} differ. "
-            "Report each by itself."
-        )
 
 
 def _union(groups: Iterable[Sequence[Any]]) -> list[Any]:

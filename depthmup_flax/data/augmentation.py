@@ -1,9 +1,8 @@
 """Random image transformations on the device, with one key per example.
 
 The paper (arXiv 2309.16620, appendix A.4) names the transformations, "horizontal flips, 10-degree rotations, affine
-transformations, color jittering" for CIFAR-10 and "crops, horizontal flips" for Tiny ImageNet and ImageNet, but not
-their ranges; those below are the common torchvision recipe. "resized_crop" crops on the host, which has the whole image
-(``crops``), and flips on the device.
+transformations, color jittering" for CIFAR-10 and "crops, horizontal flips" for Tiny ImageNet and ImageNet; the ranges
+are torchvision's common recipe. "resized_crop" crops on the host, which has the whole image (``crops``).
 """
 
 from collections.abc import Callable
@@ -27,12 +26,9 @@ def augment(name: str, key: jax.Array | None, images: jax.Array) -> jax.Array:
 
     Args:
       name: "none", "cifar", "imagenet" or "resized_crop" (only flips: the host has cropped).
-      key: a PRNG key; example i uses the i-th of ``jax.random.split(key, B)``, so its result does not depend on the
-        other examples or on how the batch is sharded. "none" needs none.
-      images: [B, H, W, C], uint8 or floating point, 0..255.
-
-    Returns:
-      float32 [B, H, W, C] in 0..1, not normalized.
+      key: a PRNG key; example i uses the i-th of ``jax.random.split(key, B)``, whatever the other examples and the
+        sharding. "none" needs none.
+      images: [B, H, W, C], uint8 or floating point, 0..255. The result is float32 in 0..1, not normalized.
 
     Raises:
       InputError: an unknown name, or no key for a random transformation.
@@ -75,10 +71,9 @@ def random_crop(key: jax.Array, image: jax.Array) -> jax.Array:
 def affine_warp(
     image: jax.Array, angle: jax.typing.ArrayLike, shear: jax.typing.ArrayLike, scale: jax.typing.ArrayLike
 ) -> jax.Array:
-    """Rotates, then shears, then scales the image [H, W, C] about its center, in one bilinear interpolation.
+    """Rotates, shears, then scales the image [H, W, C], zero outside, about its center, in one bilinear interpolation.
 
     Args:
-      image: [H, W, C]; zero outside.
       angle: rotation in radians, counter-clockwise as displayed.
       shear: horizontal shear angle in radians: a point y below the center moves right by y tan(shear).
       scale: magnification.
@@ -111,10 +106,11 @@ def interpolate(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Ar
 
 def random_affine(key: jax.Array, image: jax.Array) -> jax.Array:
     """``affine_warp`` of the image [H, W, C] by a random angle, shear and scale."""
-    angle_key, shear_key, scale_key = jax.random.split(key, 3)
-    angle = jax.random.uniform(angle_key, minval=-MAX_ROTATION, maxval=MAX_ROTATION)
-    shear = jax.random.uniform(shear_key, minval=-MAX_SHEAR, maxval=MAX_SHEAR)
-    scale = jax.random.uniform(scale_key, minval=SCALE_RANGE[0], maxval=SCALE_RANGE[1])
+    ranges = ((-MAX_ROTATION, MAX_ROTATION), (-MAX_SHEAR, MAX_SHEAR), SCALE_RANGE)
+    keys = jax.random.split(key, 3)
+    angle, shear, scale = (
+        jax.random.uniform(k, minval=low, maxval=high) for k, (low, high) in zip(keys, ranges, strict=True)
+    )
     return affine_warp(image, jnp.radians(angle), jnp.radians(shear), scale)
 
 

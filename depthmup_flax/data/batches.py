@@ -1,6 +1,6 @@
 """Training batches as a pure function of (seed, step), streams of them, and evaluation batches.
 
-Training in memory and from a stream sees the same batches, and a resumed run needs no saved position.
+Training in memory and from a stream sees the same batches; a resumed run needs no saved position.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     import grain
 
 Rows = slice | np.ndarray
-
-# Grain needs a length; no run reaches it.
-_MAX_STEPS = 2**40
+_MAX_STEPS = 2**40  # Grain needs a length
 
 
 def steps_per_epoch(num_examples: int, batch_size: int) -> int:
@@ -57,12 +55,8 @@ def batch_indices(seed: int, step: int, num_examples: int, batch_size: int) -> n
 def train_batch(split: Split, seed: int, step: int, batch_size: int, rows: Rows = slice(None)) -> HostBatch:
     """The training batch of a step, or its part ``rows``: a pure function of (seed, step, place in the batch).
 
-    Args:
-      split: the training examples; an ``EncodedSplit`` with ``resized_crop`` crops them at random.
-      seed: of the data order and of the crops.
-      step: counted from 0.
-      batch_size: of the whole, global batch.
-      rows: the places in the global batch to read, if several hosts share it.
+    An ``EncodedSplit`` with ``resized_crop`` crops at random. ``batch_size`` is of the global batch; ``rows`` are the
+    places in it to read, if several hosts share it.
 
     Raises:
       InputError: ``batch_size`` exceeds the split, or an example cannot be read.
@@ -104,13 +98,10 @@ def eval_batches(split: Split, batch_size: int, rows: Rows = slice(None)) -> Ite
     for start in range(0, len(split), batch_size):
         real = start + places < len(split)
         batch = {**split.read(start + places[real]), "mask": np.ones(int(real.sum()), np.float32)}
-        yield {field: _fill(values, real) for field, values in batch.items()}
+        yield {field: values if real.all() else _fill(values, real) for field, values in batch.items()}
 
 
 def _fill(values: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """``values`` where ``real``, zeros elsewhere."""
-    if real.all():
-        return values
     filled = np.zeros((len(real), *values.shape[1:]), values.dtype)
     filled[real] = values
     return filled

@@ -19,20 +19,15 @@ if TYPE_CHECKING:
 AREA = (0.08, 1.0)  # of the image
 RATIO = (3 / 4, 4 / 3)  # width / height
 ATTEMPTS = 10
-# Evaluation resizes the shorter side to this multiple of the image size, then crops the center.
-EVAL_RESIZE = 256 / 224
+EVAL_RESIZE = 256 / 224  # evaluation resizes the shorter side to this multiple of the size, then crops the center
+_STREAM = 0xC209  # separates the random numbers of crops from those of the data order, keyed by (seed, epoch)
 
-# Separates the random numbers of crops from those of the data order, which are keyed by (seed, epoch).
-_STREAM = 0xC209
-
+_BILINEAR = 2  # PIL.Image.Resampling.BILINEAR; Pillow is imported only where images are read
 Box = tuple[float, float, float, float]
 
 
 def crop_draws(seed: int, step: int, batch_size: int) -> np.ndarray:
-    """Random numbers for ``random_box`` at each place in the global batch: float64 [batch_size, ATTEMPTS, 4] in [0, 1).
-
-    A pure function of (seed, step, place).
-    """
+    """For ``random_box``, by (seed, step, place in the global batch): float64 [batch_size, ATTEMPTS, 4] in [0, 1)."""
     return np.random.default_rng((seed, step, _STREAM)).random((batch_size, ATTEMPTS, 4))
 
 
@@ -74,7 +69,7 @@ def resize_box(image: Image.Image, mode: str, size: int, box: Box) -> Image.Imag
     if drafted is not None:
         scale = drafted[1][2] / width
         left, top, right, bottom = (edge * scale for edge in box)
-    return _convert(image, mode).resize((size, size), _bilinear(), box=(left, top, right, bottom))
+    return _convert(image, mode).resize((size, size), _BILINEAR, box=(left, top, right, bottom))
 
 
 def fit(image: Image.Image, mode: str, size: int) -> Image.Image:
@@ -90,14 +85,8 @@ def fit(image: Image.Image, mode: str, size: int) -> Image.Image:
     scale = size / min(image.size)
     width, height = (max(size, round(side * scale)) for side in image.size)
     left, top = (width - size) // 2, (height - size) // 2
-    return image.resize((width, height), _bilinear()).crop((left, top, left + size, top + size))
+    return image.resize((width, height), _BILINEAR).crop((left, top, left + size, top + size))
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)  # which copies
-
-
-def _bilinear() -> Image.Resampling:
-    from PIL import Image
-
-    return Image.Resampling.BILINEAR

@@ -50,36 +50,23 @@ class Split(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Dataset(abc.ABC):
-    """A named data set.
+    """A named data set."""
 
-    Attributes:
-      name: as given to ``load`` or ``from_arrays``.
-      train: training examples.
-      test: held-out examples.
-      num_classes: labels run from 0 to ``num_classes - 1``.
-      placement: "device" if both splits are arrays in memory, which the trainer copies to the device; "stream" if
-        every batch is read from its split.
-    """
-
-    name: str
+    name: str  # as given to ``load`` or ``from_arrays``
     train: Split
     test: Split
-    num_classes: int
+    num_classes: int  # labels run from 0 to num_classes - 1
+    # "device": both splits are arrays in memory, which the trainer copies to the device. "stream": batches are read.
     placement: Placement
 
-    input_kind: ClassVar[str]
-    """"image" or "tokens"; a model must have the same."""
-    unit: ClassVar[str]
-    """The unit of throughput: "images" or "tokens"."""
+    input_kind: ClassVar[str]  # "image" or "tokens"; a model must have the same
+    unit: ClassVar[str]  # of throughput: "images" or "tokens"
 
     @abc.abstractmethod
     def prepare(self, augmentation: str, key: jax.Array | None, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """The model's inputs ``[B, ...]`` and labels, int32 ``[B, ...]``; for use inside a jitted step.
 
-        Args:
-          augmentation: ``data.augment``.
-          key: a PRNG key; ``None`` turns augmentation off.
-          batch: in the format of ``Split.read``.
+        ``batch`` has the format of ``Split.read``, ``augmentation`` is ``data.augment``; without ``key`` it is off.
         """
 
     @property

@@ -19,15 +19,13 @@ from depthmup_flax.data.dataset import DataConfig
 from depthmup_flax.errors import InputError
 from depthmup_flax.types import HostBatch
 
-Shape = tuple[int, ...]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 # Images in memory at a time, before they are copied or summed: at 224x224 the statistics then take some 500 MB.
 CHUNK = 128
-# Largest number of items in a task: handing one to another thread takes about as long as decoding a small image.
-_TASK = 8
+_TASK = 8  # items at most: handing a task to another thread takes about as long as decoding a small image
 
 
 class Encoded(NamedTuple):
@@ -38,11 +36,8 @@ class Encoded(NamedTuple):
     label: int
 
 
-class EncodedExamples(NamedTuple):
-    """Random access to ``length`` encoded examples: ``fetch`` returns those at the given positions."""
-
-    fetch: Callable[[list[int]], list[Encoded]]
-    length: int
+Fetch = Callable[[list[int]], list[Encoded]]  # positions -> the examples there
+EncodedExamples = tuple[Fetch, int]  # and their number
 
 
 class EncodedSet(NamedTuple):
@@ -53,46 +48,32 @@ class EncodedSet(NamedTuple):
     num_classes: int
     channels: int
 
-    def split(self, config: DataConfig) -> tuple[EncodedSplit, EncodedSplit]:
+    def split(self, config: DataConfig) -> list[EncodedSplit]:
         """The training and test split; the first training image sets the shape of all."""
-        (first,) = self.train.fetch([0])
+        (first,) = self.train[0]([0])
         shape = decode(first, self.channels, config).shape
-        train, test = (
+        return [
             EncodedSplit(config, fetch, np.arange(length), self.num_classes, shape, first.where)
             for fetch, length in (self.train, self.test)
-        )
-        return train, test
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
 class EncodedSplit:
-    """A split of encoded images, decoded when read.
+    """A split of encoded images, decoded when read."""
 
-    Attributes:
-      config: decides crops, size and number of threads.
-      fetch: positions in the source -> their encoded examples.
-      order: int64 [N], the source position of each example.
-      num_classes: labels must lie in [0, num_classes).
-      image_shape: the shape every decoded image must have.
-      first: the image that ``image_shape`` was taken from, for messages.
-    """
-
-    config: DataConfig
-    fetch: Callable[[list[int]], list[Encoded]]
-    order: np.ndarray
+    config: DataConfig  # decides crops, size and number of threads
+    fetch: Fetch
+    order: np.ndarray  # int64 [N], the source position of each example
     num_classes: int
-    image_shape: tuple[int, int, int]
-    first: str
+    image_shape: tuple[int, int, int]  # of every decoded image
+    first: str  # the image that image_shape was taken from, for messages
 
     def __len__(self) -> int:
         return len(self.order)
 
     def read(self, indices: np.ndarray, draws: np.ndarray | None = None) -> HostBatch:
-        """See ``Split.read``; ``draws`` [B, ATTEMPTS, 4], of ``crops.crop_draws``, crop each image at random.
-
-        Raises:
-          InputError: an image cannot be read or has another size, or a label is out of range.
-        """
+        """See ``Split.read``; ``draws`` [B, ATTEMPTS, 4], of ``crops.crop_draws``, crop each image at random."""
         examples = self.fetch(self.order[indices].tolist()) if len(indices) else []
         images = np.empty((len(examples), *self.image_shape), np.uint8)
 
@@ -107,9 +88,8 @@ class EncodedSplit:
     def arrays(self) -> HostBatch:
         """See ``Split.arrays``."""
         images, labels = np.empty((len(self), *self.image_shape), np.uint8), np.empty(len(self), np.int32)
-        for start in range(0, len(self), CHUNK):
-            part = slice(start, min(start + CHUNK, len(self)))
-            batch = self.read(np.arange(part.start, part.stop))
+        for part in np.split(np.arange(len(self)), range(CHUNK, len(self), CHUNK)):
+            batch = self.read(part)
             images[part], labels[part] = batch["image"], batch["label"]
         return {"image": images, "label": labels}
 
@@ -117,7 +97,7 @@ class EncodedSplit:
         """The examples ``order``, in that order."""
         return dataclasses.replace(self, order=self.order[order])
 
-    def _check(self, example: Encoded, shape: Shape) -> None:
+    def _check(self, example: Encoded, shape: tuple[int, ...]) -> None:
         if shape != self.image_shape:
             raise InputError(
                 f"data.image_size is {self.config.image_size}, which needs images of one size, but {self.first} is "
@@ -134,11 +114,8 @@ class EncodedSplit:
 def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarray | None = None) -> np.ndarray:
     """Decodes, crops and resizes one image to uint8 [H, W, channels].
 
-    With 1, 3 or 4 ``channels``; files of other modes are converted: sets of color photographs hold gray and CMYK files.
+    Files of other modes are converted to 1, 3 or 4 ``channels``: sets of color photographs hold gray and CMYK files.
     If ``augment`` is "resized_crop", ``draws`` [ATTEMPTS, 4] crop the image at random, ``None`` at the center.
-
-    Raises:
-      InputError: the image cannot be read.
     """
     from PIL import Image
 
@@ -159,7 +136,7 @@ def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarra
     return array.reshape(*array.shape[:2], channels)
 
 
-def pixels(shape: Shape) -> str:
+def pixels(shape: tuple[int, ...]) -> str:
     """A shape for messages, such as 8x8x1."""
     return "x".join(map(str, shape))
 

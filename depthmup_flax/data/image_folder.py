@@ -7,27 +7,25 @@ from depthmup_flax.data.decoding import Encoded, EncodedExamples, EncodedSet
 from depthmup_flax.errors import InputError
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png")
-# Kaggle's list of the classes of ImageNet's flat val/. It lies in the root, the images further down.
-_KAGGLE_LIST = "LOC_val_solution.csv"
-_KAGGLE_IMAGES = os.path.join("ILSVRC", "Data", "CLS-LOC")
+_KAGGLE_LIST = "LOC_val_solution.csv"  # the classes of ImageNet's flat val/, in the root; the images are further down
 
 Files = list[tuple[str, int]]
 
 
 def open_folder(directory: str) -> EncodedSet:
     """The images that ``list_folder`` lists, to be read as RGB."""
+
+    def examples(files: Files) -> EncodedExamples:
+        return lambda positions: [Encoded(files[i][0], *files[i]) for i in positions], len(files)
+
     train, test, classes = list_folder(directory)
-    return EncodedSet(_examples(train), _examples(test), num_classes=len(classes), channels=3)
-
-
-def _examples(files: Files) -> EncodedExamples:
-    return EncodedExamples(lambda positions: [Encoded(files[i][0], *files[i]) for i in positions], len(files))
+    return EncodedSet(examples(train), examples(test), num_classes=len(classes), channels=3)
 
 
 def list_folder(directory: str) -> tuple[Files, Files, list[str]]:
-    """The (path, label) pairs of the training and test images, and the class names.
+    """(path, label) of the training and test images, and the class names: the sorted folders of ``train/``.
 
-    Classes are the sorted names of the folders in ``train/``. Images are .jpg, .jpeg or .png files, in any case:
+    Images are .jpg, .jpeg or .png files, in any case:
 
     * ``train/<class>/``, and ``test/<class>/`` or, if ``test/`` has no class folders, ``val/<class>/``.
     * Tiny ImageNet: ``train/<class>/images/`` and ``val/images/``, with the latter's classes in
@@ -43,16 +41,15 @@ def list_folder(directory: str) -> tuple[Files, Files, list[str]]:
     root = os.path.expanduser(directory)
     if not os.path.isdir(root):
         raise InputError(f"{field}, but there is no folder {root!r}; give the folder that holds train/ and test/.")
-    kaggle = os.path.join(root, _KAGGLE_IMAGES)
+    kaggle = os.path.join(root, "ILSVRC", "Data", "CLS-LOC")
     base = kaggle if os.path.isdir(kaggle) else root
     train = os.path.join(base, "train")
     classes = _subfolders(train)
     if not classes:
         raise InputError(f"{field}, but {train!r} has no class folders; put the images into train/<class>/.")
     labels = {name: label for label, name in enumerate(classes)}
-    train_files = _class_files(train, classes, labels, field)
-    empty = set(range(len(classes))) - {label for _, label in train_files}
-    if empty:
+    train_files = _class_files(train, labels, field)
+    if empty := set(range(len(classes))) - {label for _, label in train_files}:
         raise InputError(
             f"{field}, but {os.path.join(train, classes[min(empty)])!r} contains no .jpg, .jpeg or .png image; "
             "add images or remove that folder."
@@ -71,11 +68,10 @@ def _test_files(base: str, kaggle_list: str, labels: dict[str, int], field: str)
         return _listed_files(kaggle_list, val, flat, labels, field)
     folders = [os.path.join(base, split) for split in ("test", "val")]
     for folder in folders:
-        if classes := _subfolders(folder):
-            files = _class_files(folder, classes, labels, field)
-            if not files:
-                raise InputError(f"{field}, but the class folders of {folder!r} contain no images; add some.")
-            return files
+        if _subfolders(folder):
+            if files := _class_files(folder, labels, field):
+                return files
+            raise InputError(f"{field}, but the class folders of {folder!r} contain no images; add some.")
     if flat:
         raise InputError(
             f"{field}, but the images in {val!r} have no class folders; put them into val/<class>/, or ImageNet's "
@@ -87,9 +83,9 @@ def _test_files(base: str, kaggle_list: str, labels: dict[str, int], field: str)
     raise InputError(f"{field}, but {base!r} has neither test/ nor val/; put held-out images into test/<class>/.")
 
 
-def _class_files(folder: str, classes: list[str], labels: dict[str, int], field: str) -> Files:
+def _class_files(folder: str, labels: dict[str, int], field: str) -> Files:
     files: Files = []
-    for name in classes:
+    for name in _subfolders(folder):
         directory = os.path.join(folder, name)
         paths = _images(directory) or _images(os.path.join(directory, "images"))
         files += [(path, _label(name, labels, directory, field)) for path in paths]
@@ -113,7 +109,7 @@ def _annotated_files(annotations: str, labels: dict[str, int], field: str) -> Fi
 
 
 def _listed_files(kaggle_list: str, folder: str, paths: list[str], labels: dict[str, int], field: str) -> Files:
-    """The images ``paths`` of ``folder``; the class of each is the first word of its prediction in the list."""
+    """The images ``paths`` of ``folder``; a class is the first word of the prediction in the list."""
     with open(kaggle_list, encoding="utf-8", errors="replace", newline="") as lines:
         rows = list(csv.DictReader(lines))
     predictions = {row.get("ImageId"): (row.get("PredictionString") or "").split() for row in rows}
@@ -122,10 +118,10 @@ def _listed_files(kaggle_list: str, folder: str, paths: list[str], labels: dict[
             f"{field}, but {kaggle_list!r} is not lines of ImageId,PredictionString with a class in each; restore it."
         )
     images = {os.path.splitext(os.path.basename(path))[0]: path for path in paths}
-    for path in (path for name, path in images.items() if name not in predictions):
-        raise InputError(f"{field}, but {kaggle_list!r} has no line for {path!r}; add it or remove that image.")
-    for name in (name for name in predictions if name not in images):
-        raise InputError(f"{field}, but {folder!r} has no image {name!r}, which {kaggle_list!r} lists; restore it.")
+    if extra := [path for name, path in images.items() if name not in predictions]:
+        raise InputError(f"{field}, but {kaggle_list!r} has no line for {extra[0]!r}; add it or remove that image.")
+    if lost := [name for name in predictions if name not in images]:
+        raise InputError(f"{field}, but {folder!r} has no image {lost[0]!r}, which {kaggle_list!r} lists; restore it.")
     return [(path, _label(predictions[name][0], labels, kaggle_list, field)) for name, path in images.items()]
 
 

@@ -8,32 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.data.augmentation import augment, normalize
-from depthmup_flax.data.dataset import ArraySplit, Dataset, Placement
+from depthmup_flax.data.dataset import ArraySplit, Dataset
 from depthmup_flax.data.decoding import CHUNK, EncodedSplit, in_threads, pixels
 from depthmup_flax.errors import InputError
-from depthmup_flax.types import Batch, HostBatch
+from depthmup_flax.types import Batch
 
-# Streamed sets: the normalization is estimated from this many training images. On CIFAR-10 the error of the mean is
-# 0.9 % of the deviation, that of the deviation 0.5 % (average of 200 samples; docs/input.md).
+# The normalization of streamed sets is estimated from this many images; docs/input.md has its error.
 STATISTICS_SAMPLE = 2_000
 _PART = 8  # images that one thread sums
-# Sums of squares about the middle of the scale do not cancel.
-_GRAY = np.float64(127.5)
+_GRAY = np.float64(127.5)  # sums of squares about the middle of the scale do not cancel
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageDataset(Dataset):
-    """An image classification set; see ``Dataset`` for the other attributes.
+    """An image classification set."""
 
-    Attributes:
-      image_shape: (height, width, channels), the same for every image.
-      mean: float32 [C], per-channel mean of the training images on a 0..1 scale.
-      std: float32 [C], their standard deviation; 1 for a constant channel.
-    """
-
-    image_shape: tuple[int, int, int]
-    mean: np.ndarray
-    std: np.ndarray
+    image_shape: tuple[int, int, int]  # height, width, channels
+    mean: np.ndarray  # float32 [C], per-channel mean of the training images on a 0..1 scale
+    std: np.ndarray  # float32 [C], their standard deviation; 1 for a constant channel
 
     input_kind: ClassVar[str] = "image"
     unit: ClassVar[str] = "images"
@@ -63,28 +55,15 @@ def from_arrays(
 ) -> ImageDataset:
     """An ``ImageDataset`` from arrays in memory.
 
-    Args:
-      train_images: [N, H, W, C], uint8, or floating point on the same 0..255 scale.
-      train_labels: integers [N] in [0, num_classes).
-      test_images: [M, H, W, C].
-      test_labels: integers [M].
-      num_classes: by default the largest label plus one.
-      name: of the set, for messages.
+    Images are [N, H, W, C], uint8 or floating point on the same 0..255 scale; labels are integers [N] in
+    [0, num_classes), which is the largest label plus one by default. ``name`` is for messages.
 
     Raises:
       InputError: lengths differ, an array is empty or of the wrong rank or type, a value is NaN or infinite, a label
         is out of range, or the two splits' image shapes differ.
     """
-    train, test = {"image": train_images, "label": train_labels}, {"image": test_images, "label": test_labels}
-    return checked_dataset(name, train, test, num_classes, "device")
-
-
-def checked_dataset(
-    name: str, train_arrays: HostBatch, test_arrays: HostBatch, num_classes: int | None, placement: Placement
-) -> ImageDataset:
-    """``from_arrays`` of splits in the format of ``Split.read``, with their ``placement``."""
-    train = _checked_split(f"data set {name!r}, train split", **train_arrays, num_classes=num_classes)
-    test = _checked_split(f"data set {name!r}, test split", **test_arrays, num_classes=num_classes)
+    train = _checked_split(f"data set {name!r}, train split", train_images, train_labels, num_classes)
+    test = _checked_split(f"data set {name!r}, test split", test_images, test_labels, num_classes)
     shape, test_shape = (split.fields["image"].shape[1:] for split in (train, test))
     if shape != test_shape:
         raise InputError(
@@ -94,14 +73,14 @@ def checked_dataset(
     if num_classes is None:
         num_classes = 1 + max(int(split.fields["label"].max()) for split in (train, test))
     mean, std = channel_statistics(train)
-    return ImageDataset(name, train, test, num_classes, placement, shape, mean, std)
+    return ImageDataset(name, train, test, num_classes, "device", shape, mean, std)
 
 
 def channel_statistics(train: ArraySplit | EncodedSplit) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation per channel, float32 [C], on a 0..1 scale.
 
     Exact for arrays in memory, else from a fixed sample of ``STATISTICS_SAMPLE`` images. The deviation of a constant
-    channel is 1, so that normalizing it yields zeros rather than NaN.
+    channel is 1, so that it is normalized to zeros.
     """
     indices, threads = np.arange(len(train)), 0
     if isinstance(train, EncodedSplit):
@@ -127,9 +106,9 @@ def _centered_sums(images: np.ndarray) -> np.ndarray:
     return columns.reshape(2, width, channels).sum(1)
 
 
-def _checked_split(where: str, image: np.ndarray, label: np.ndarray, num_classes: int | None) -> ArraySplit:
+def _checked_split(where: str, images: np.ndarray, labels: np.ndarray, num_classes: int | None) -> ArraySplit:
     """Images as uint8 or float32 and labels as int32, after every check that needs no other split."""
-    images, labels = np.asarray(image), np.asarray(label)
+    images, labels = np.asarray(images), np.asarray(labels)
     if images.ndim != 4 or labels.ndim != 1 or len(images) != len(labels) or images.size == 0:
         raise InputError(
             f"{where}: images are {list(images.shape)} and labels {list(labels.shape)}; "

@@ -3,25 +3,25 @@
 import dataclasses
 import difflib
 import functools
+from collections.abc import Iterable
 from typing import TypeVar
 
 import numpy as np
 
-from depthmup_flax.data import bundled
 from depthmup_flax.data.augmentation import check_augmentation
+from depthmup_flax.data.crops import fit
 from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, Placement
 from depthmup_flax.data.decoding import EncodedSplit
 from depthmup_flax.data.image_folder import open_folder
-from depthmup_flax.data.images import ImageDataset, channel_statistics, checked_dataset
+from depthmup_flax.data.images import ImageDataset, channel_statistics, from_arrays
 from depthmup_flax.data.text import TOKENIZERS, TextDataset, read_tokens, windows
 from depthmup_flax.data.tfds_images import open_tfds
 from depthmup_flax.errors import InputError
 
 AnySplit = TypeVar("AnySplit", ArraySplit, EncodedSplit)
 
-
 DATA_DEFAULTS = dataclasses.asdict(DataConfig())
-
+_BUNDLED_CLASSES = 10
 _PLACEMENTS = ("auto", "device", "stream")
 
 
@@ -61,19 +61,17 @@ def load(config: object) -> Dataset:
         return _text(rest, fields)
     _check_images(fields)
     if fields.name == "synthetic":
-        train, test = bundled.synthetic(
-            fields.image_size or 8, fields.train_examples or 2048, fields.test_examples or 512
-        )
-        return _in_memory(fields, train, test, bundled.NUM_CLASSES)
+        sizes = (fields.image_size or 8, fields.train_examples or 2048, fields.test_examples or 512)
+        return _in_memory(fields, *_synthetic(*sizes), _BUNDLED_CLASSES)
     if fields.name == "digits":
-        return _in_memory(fields, *_limited(fields, *bundled.digits(fields.image_size)), bundled.NUM_CLASSES)
+        return _in_memory(fields, *_limited(fields, _digits(fields.image_size)), _BUNDLED_CLASSES)
     if kind == "tfds" and rest:
         encoded = open_tfds(rest, fields.data_dir)
     elif kind == "folder" and rest:
         encoded = open_folder(rest)
     else:
         raise _unknown_name(fields.name)
-    files, held_out = _limited(fields, *encoded.split(fields))
+    files, held_out = _limited(fields, encoded.split(fields))
     if _placement(fields, len(files) * int(np.prod(files.image_shape))) == "device":
         return _in_memory(fields, files, held_out, files.num_classes)
     mean, std = channel_statistics(files)
@@ -97,10 +95,8 @@ def _check_images(fields: DataConfig) -> None:
     for field in ("context", "tokenizer"):
         value, default = getattr(fields, field), DATA_DEFAULTS[field]
         if value != default:
-            raise InputError(
-                f"data.{field} is {value!r}, which is for text; leave it at {default!r} or use data.name = "
-                "'text:<file>'."
-            )
+            remedy = f"leave it at {default!r} or use data.name = 'text:<file>'."
+            raise InputError(f"data.{field} is {value!r}, which is for text; {remedy}")
     if fields.augment != "resized_crop":
         return
     field = "data.augment is 'resized_crop'"
@@ -121,10 +117,8 @@ def _check_images(fields: DataConfig) -> None:
 def _unknown_name(name: str) -> InputError:
     kind, colon, rest = name.partition(":")
     close = difflib.get_close_matches(kind, ["digits", "synthetic", "tfds", "folder", "text"], n=1)
-    if kind.endswith(".txt"):
-        guess = f"text:{name}"
-    elif not close:
-        guess = f"tfds:{kind}"
+    if kind.endswith(".txt") or not close:
+        guess = f"text:{name}" if kind.endswith(".txt") else f"tfds:{kind}"
     else:
         guess = close[0] if close[0] in ("digits", "synthetic") else f"{close[0]}{colon}{rest}"
     hint = f" (did you mean {guess!r}?)" if kind and guess != name else ""
@@ -138,20 +132,20 @@ def _placement(fields: DataConfig, train_bytes: int) -> Placement:
     return "stream" if fields.placement == "auto" and train_bytes > fields.device_limit_mib * 2**20 else "device"
 
 
-def _limited(fields: DataConfig, train: AnySplit, test: AnySplit) -> tuple[AnySplit, AnySplit]:
-    """The splits cut to ``train_examples`` and ``test_examples``."""
-    return _limit(train, "train_examples", fields.train_examples), _limit(test, "test_examples", fields.test_examples)
-
-
-def _limit(split: AnySplit, field: str, count: int) -> AnySplit:
-    if count > len(split):
-        raise InputError(f"data.{field} is {count}, but there are {len(split)}; use 0 for all of them.")
-    return split.take(np.random.default_rng(0).permutation(len(split))[:count]) if count else split
+def _limited(fields: DataConfig, splits: Iterable[AnySplit]) -> list[AnySplit]:
+    """The training and test split, cut to ``train_examples`` and ``test_examples``."""
+    limited = []
+    for split, field in zip(splits, ("train_examples", "test_examples"), strict=True):
+        if (count := getattr(fields, field)) > len(split):
+            raise InputError(f"data.{field} is {count}, but there are {len(split)}; use 0 for all of them.")
+        limited.append(split.take(np.random.default_rng(0).permutation(len(split))[:count]) if count else split)
+    return limited
 
 
 def _in_memory(fields: DataConfig, train: AnySplit, test: AnySplit, num_classes: int) -> ImageDataset:
-    images = train.arrays()
-    return checked_dataset(fields.name, images, test.arrays(), num_classes, _placement(fields, images["image"].nbytes))
+    a, b = train.arrays(), test.arrays()
+    dataset = from_arrays(a["image"], a["label"], b["image"], b["label"], num_classes, fields.name)
+    return dataclasses.replace(dataset, placement=_placement(fields, a["image"].nbytes))
 
 
 def _text(path: str, fields: DataConfig) -> TextDataset:
@@ -163,6 +157,35 @@ def _text(path: str, fields: DataConfig) -> TextDataset:
         raise InputError(f"data.tokenizer is {fields.tokenizer!r}; use one of {', '.join(TOKENIZERS)}.")
     tokens, tokenizer = read_tokens(path, fields.tokenizer)
     parts = windows(tokens, fields.context, fields.name)
-    train, test = _limited(fields, *(ArraySplit({"tokens": part}) for part in parts))
+    train, test = _limited(fields, (ArraySplit({"tokens": part}) for part in parts))
     placement = _placement(fields, train.fields["tokens"].nbytes)
     return TextDataset(fields.name, train, test, tokenizer.vocab_size, placement, fields.context, tokenizer)
+
+
+def _digits(image_size: int) -> tuple[ArraySplit, ArraySplit]:
+    from PIL import Image
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    bundle = load_digits()
+    images = np.round(bundle.images * (255 / 16)).astype(np.uint8)
+    resized = np.stack([np.asarray(fit(Image.fromarray(image), "L", image_size)) for image in images])
+    split = ArraySplit({"image": resized[..., None], "label": bundle.target})
+    train, test = train_test_split(
+        np.arange(len(images)), train_size=1500, test_size=297, stratify=bundle.target, random_state=0
+    )
+    return split.take(train), split.take(test)
+
+
+def _synthetic(side: int, train: int, test: int) -> tuple[ArraySplit, ArraySplit]:
+    blocks = np.arange(side) * 8 // side
+    templates = np.random.default_rng(0).normal(size=(_BUNDLED_CLASSES, 8, 8, 3))[:, blocks][:, :, blocks]
+
+    def draw(count: int, seed: int) -> ArraySplit:
+        rng = np.random.default_rng(seed)
+        labels = rng.permutation(np.arange(count) % _BUNDLED_CLASSES)
+        noise = rng.normal(size=(count, side, side, 3))
+        images = np.clip(128 + 32 * templates[labels] + 48 * noise, 0, 255).astype(np.uint8)
+        return ArraySplit({"image": images, "label": labels})
+
+    return draw(train, 1), draw(test, 2)

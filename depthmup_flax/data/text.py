@@ -19,13 +19,9 @@ TOKENIZERS = ("char", "byte")
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    """Text <-> tokens, which are integers from 0.
+    """Text <-> tokens, which are integers from 0."""
 
-    Attributes:
-      characters: token i stands for the i-th of these sorted, distinct characters; ``None``: tokens are bytes of UTF-8.
-    """
-
-    characters: str | None = None
+    characters: str | None = None  # sorted and distinct, token i is the i-th; None: tokens are bytes of UTF-8
 
     @property
     def vocab_size(self) -> int:
@@ -65,14 +61,9 @@ class Tokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class TextDataset(Dataset):
-    """A text for next-token prediction; see ``Dataset`` for the other attributes, ``windows`` for its examples.
+    """A text for next-token prediction; see ``windows`` for its examples."""
 
-    Attributes:
-      context: the number of tokens that a model sees.
-      tokenizer: turns tokens into text.
-    """
-
-    context: int
+    context: int  # tokens that a model sees
     tokenizer: Tokenizer
 
     input_kind: ClassVar[str] = "tokens"
@@ -105,9 +96,7 @@ class TextDataset(Dataset):
 def read_tokens(path: str, tokenizer: str) -> tuple[np.ndarray, Tokenizer]:
     """The tokens [N] of a file, uint8 or the smallest type that the vocabulary needs, and its tokenizer.
 
-    Args:
-      path: of the file. "char" needs UTF-8; its vocabulary is the sorted set of the file's characters.
-      tokenizer: "char" or "byte".
+    The ``tokenizer`` "char" needs UTF-8, and its vocabulary is the sorted set of the file's characters.
 
     Raises:
       InputError: the file cannot be read, is empty, or is not UTF-8.
@@ -138,10 +127,9 @@ def read_tokens(path: str, tokenizer: str) -> tuple[np.ndarray, Tokenizer]:
 def windows(tokens: np.ndarray, context: int, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Views of ``tokens`` [N]: training examples [A, 2 context], test examples [B, context + 1].
 
-    The first nine tenths of the tokens are for training, the rest for testing. Windows start at multiples of
-    ``context`` in each part; an incomplete last window is dropped. A training window is long enough for ``shift`` to
-    move the model's input by any offset below ``context``. The last token of a test window is only a label, and the
-    first input of the next window: every test token but the first is predicted once.
+    The first nine tenths of the tokens are for training. Windows start at multiples of ``context`` in each part; an
+    incomplete last window is dropped. ``shift`` moves the model's input inside a training window. The last token of a
+    test window is a label there, and the next window's first input: every test token but the first is predicted once.
 
     Raises:
       InputError: the text, named ``name``, is too short for one window of each kind.

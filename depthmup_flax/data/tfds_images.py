@@ -31,12 +31,8 @@ def open_tfds(name: str, data_dir: str) -> EncodedSet:
     builder = source.builder()
     keys = source.supervised_keys(builder)
     image, label = (builder.info.features[key] for key in keys)
-    return EncodedSet(
-        source.examples(builder, keys, ["train"]),
-        source.examples(builder, keys, ["test", "validation"]),
-        num_classes=label.num_classes,
-        channels=image.shape[-1] or 3,
-    )
+    train, test = (source.examples(builder, keys, splits) for splits in (["train"], ["test", "validation"]))
+    return EncodedSet(train, test, label.num_classes, image.shape[-1] or 3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +101,11 @@ class _Set:
         # The images stay encoded: TFDS's decoder without TensorFlow returns gray files of a color set with two axes.
         decoders = {keys[0]: tfds.decode.SkipDecoding()}
         for split in (candidate for candidate in candidates if candidate in builder.info.splits):
-            self.check_files(builder, split)
+            directory = os.path.normpath(os.fspath(builder.data_path))
+            for path in map(os.fspath, builder.info.splits[split].filepaths):  # as dataset_info.json names them
+                if os.path.dirname(os.path.normpath(path)) != directory:
+                    problem = f"but its dataset_info.json places the {split} split at {path!r}, outside {directory!r}"
+                    raise self.error(f"{problem}; correct its filepathTemplate.")
             try:
                 records = builder.as_data_source(split=split, decoders=decoders)
             except NotImplementedError as error:
@@ -113,10 +113,9 @@ class _Set:
                 raise self.error(f"{problem}; run {self.build_command(overwrite=True)} once.") from error
             fetch = functools.partial(self.fetch, split, records, keys)
             if fetch([0])[0].label >= 0:  # -1 marks an unlabeled example, such as those of ImageNet's test split
-                return EncodedExamples(fetch, len(records))
-        splits = ", ".join(builder.info.splits)
-        problem = f"which has no labeled {' or '.join(candidates)} split (its splits are {splits})"
-        raise self.error(f"{problem}; choose another set.")
+                return fetch, len(records)
+        problem = f"which has no labeled {' or '.join(candidates)} split (its splits are"
+        raise self.error(f"{problem} {', '.join(builder.info.splits)}); choose another set.")
 
     def fetch(self, split: str, records: BaseDataSource, keys: tuple[str, str], positions: list[int]) -> list[Encoded]:
         image, label = keys
@@ -131,11 +130,3 @@ class _Set:
             Encoded(f"number {position} {where}", example[image], int(example[label]))
             for position, example in zip(positions, examples, strict=True)
         ]
-
-    def check_files(self, builder: DatasetBuilder, split: str) -> None:
-        """InputError if a file of the split is outside the set's own directory: dataset_info.json names the files."""
-        directory = os.path.normpath(os.fspath(builder.data_path))
-        for path in map(os.fspath, builder.info.splits[split].filepaths):
-            if os.path.dirname(os.path.normpath(path)) != directory:
-                problem = f"but its dataset_info.json places the {split} split at {path!r}, outside {directory!r}"
-                raise self.error(f"{problem}; correct its filepathTemplate.")

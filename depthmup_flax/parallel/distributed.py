@@ -4,8 +4,6 @@ Every process runs the same program with the same config on its own devices; onl
 With one process these calls are no-ops.
 """
 
-from __future__ import annotations
-
 import glob
 import importlib.util
 import json
@@ -14,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import NoReturn, TypeVar, cast
+from typing import NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -27,9 +25,8 @@ T = TypeVar("T")
 
 # All processes stop when one of them is silent for this long. A compilation may block its thread for many seconds.
 HEARTBEAT_TIMEOUT_S = 60
-START_TIMEOUT_S = 300
+_START_TIMEOUT_S = 300
 _SHUTDOWN_TIMEOUT_S = 300  # process 0 may still be writing a checkpoint
-_COORDINATOR_LINGERS_S = 2.0
 
 _SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 # JAX reads the first by itself, and needs the others where it recognizes no cluster.
@@ -43,28 +40,19 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
     ``JAX_PROCESS_ID``; a Slurm step with more than one task; or a Cloud TPU machine (also under Kubernetes), where JAX
     finds the others. Otherwise there is one process.
 
-    Args:
-      coordinator: ``host:port`` at which all processes reach process 0.
-      num_processes: in the whole program.
-      process_id: of this process, from 0.
-
-    Raises:
-      InputError: an argument is missing or invalid.
+    ``coordinator`` is the ``host:port`` at which all processes reach process 0; ``process_id`` counts from 0. Missing
+    and invalid arguments raise `InputError`.
     """
     if (coordinator, num_processes, process_id) == (None, None, None):
         coordinator, num_processes, process_id = _from_environment()
     cluster: Json = {}
     if (coordinator, num_processes, process_id) != (None, None, None):
-        address = _complete(coordinator, num_processes, process_id)
-        _require_reachable(*address)
-        cluster = dict(zip(("coordinator_address", "num_processes", "process_id"), address, strict=True))
-        # Otherwise JAX would ask a cluster which of the machine's devices are ours.
-        cluster["cluster_detection_method"] = "deactivate"
+        cluster = _checked_cluster(coordinator, num_processes, process_id)
     elif not (_in_slurm_step() or _on_cloud_tpu()):
         return False
     jax.distributed.initialize(
         **cluster,
-        initialization_timeout=START_TIMEOUT_S,
+        initialization_timeout=_START_TIMEOUT_S,
         heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
         shutdown_timeout_seconds=_SHUTDOWN_TIMEOUT_S,
     )
@@ -77,43 +65,32 @@ def is_first() -> bool:
 
 
 def leave(code: int) -> NoReturn:
-    """Exits at once: unlike ``sys.exit``, waits neither for reader threads, which may hang, nor for other processes.
-
-    Process 0 hosts the coordinator, so it exits last: the others can still report their own errors.
-    """
+    """Exits at once: unlike ``sys.exit``, waits neither for reader threads, which may hang, nor for other processes."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if jax.distributed.is_initialized() and is_first():
-        time.sleep(_COORDINATOR_LINGERS_S)
+    if jax.distributed.is_initialized() and is_first():  # it hosts the coordinator; the others report errors first
+        time.sleep(2)
     os._exit(code)
 
 
 def in_all(function: Callable[[], T]) -> T:
-    """The result of ``function`` in each process, if it succeeds in all of them.
-
-    Raises:
-      InputError: ``function`` raised it in this process or in another one.
-    """
+    """The result of ``function`` in each process; `InputError` in all of them if it raises one in any."""
     if jax.process_count() == 1:
         return function()
     refusal: InputError | None = None
-    result: T | None = None
     try:
         result = function()
     except InputError as error:
         refusal = error
     if not everywhere(refusal is None):
         raise refusal or InputError("another process failed validation: see its log.")
-    return cast(T, result)
+    return result
 
 
 def on_first(function: Callable[[], T]) -> T:
-    """The result of ``function`` (JSON) in process 0, or its error, in all processes.
+    """The result of ``function`` (JSON) in process 0, or its `InputError` or `RunStopped`, in all processes.
 
     For decisions on shared files, which another process could see half written.
-
-    Raises:
-      InputError, RunStopped: from ``function``.
     """
     if jax.process_count() == 1:
         return function()
@@ -123,12 +100,10 @@ def on_first(function: Callable[[], T]) -> T:
             outcome["value"] = function()
         except (InputError, RunStopped) as error:
             outcome["stopped" if isinstance(error, RunStopped) else "refused"] = str(error)
-    outcome = json.loads(_broadcast(json.dumps(outcome)))
-    if "refused" in outcome:
-        raise InputError(outcome["refused"])
-    if "stopped" in outcome:
-        raise RunStopped(outcome["stopped"])
-    return outcome["value"]
+    ((kind, value),) = json.loads(_broadcast(json.dumps(outcome))).items()
+    if kind != "value":
+        raise (RunStopped if kind == "stopped" else InputError)(value)
+    return value
 
 
 def everywhere(condition: bool) -> bool:
@@ -143,19 +118,18 @@ def barrier(name: str) -> None:
 
 
 def _from_environment() -> tuple[str | None, int | None, int | None]:
-    numbers: list[int | None] = []
-    for name in (_COUNT, _ID):
-        text = os.environ.get(name)
-        try:
-            numbers.append(None if text is None else int(text))
-        except ValueError as error:
-            raise InputError(f"the environment variable {name} is {text!r}: use a whole number.") from error
-    if numbers == [None, None]:  # the address alone belongs to a cluster that JAX recognizes
+    numbers = {name: os.environ[name] for name in (_COUNT, _ID) if name in os.environ}
+    for name, text in numbers.items():
+        if not text.strip().removeprefix("-").isdecimal():
+            raise InputError(f"the environment variable {name} is {text!r}: use a whole number.")
+    if not numbers:  # the address alone belongs to a cluster that JAX recognizes
         return None, None, None
-    return os.environ.get(_ADDRESS), numbers[0], numbers[1]
+    count, number = (int(numbers[name]) if name in numbers else None for name in (_COUNT, _ID))
+    return os.environ.get(_ADDRESS), count, number
 
 
-def _complete(coordinator: str | None, num_processes: int | None, process_id: int | None) -> tuple[str, int, int]:
+def _checked_cluster(coordinator: str | None, num_processes: int | None, process_id: int | None) -> Json:
+    """Arguments of ``jax.distributed.initialize``; refuses an address at which JAX would abort or wait for ever."""
     if coordinator is None or num_processes is None or process_id is None:
         fields = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
         missing = " and ".join(name for name, value in fields.items() if value is None)
@@ -170,12 +144,6 @@ def _complete(coordinator: str | None, num_processes: int | None, process_id: in
         raise InputError(f"num_processes is {num_processes}: use a whole number of at least 1.")
     if not 0 <= process_id < num_processes:
         raise InputError(f"process_id is {process_id}: use a whole number from 0 to {num_processes - 1}.")
-    return coordinator, num_processes, process_id
-
-
-def _require_reachable(coordinator: str, num_processes: int, process_id: int) -> None:
-    """Refuses an address at which JAX would abort or wait for ever."""
-    host, _, port = coordinator.rpartition(":")
     try:
         socket.getaddrinfo(host.strip("[]"), int(port))
         if process_id == 0:
@@ -185,7 +153,13 @@ def _require_reachable(coordinator: str, num_processes: int, process_id: int) ->
     except (OSError, OverflowError) as error:
         raise InputError(f"coordinator is {coordinator!r}, which cannot be used ({error}): use another.") from error
     if process_id == 0 and num_processes > 1:
-        print(f"waiting for {num_processes} processes at {coordinator}, for at most {START_TIMEOUT_S} s", flush=True)
+        print(f"waiting for {num_processes} processes at {coordinator}, for at most {_START_TIMEOUT_S} s", flush=True)
+    return {
+        "coordinator_address": coordinator,
+        "num_processes": num_processes,
+        "process_id": process_id,
+        "cluster_detection_method": "deactivate",  # else JAX would ask a cluster which of the devices are ours
+    }
 
 
 def _in_slurm_step() -> bool:

@@ -1,12 +1,10 @@
 """The device mesh, and the sharding of batches, parameters, optimizer state and activations on it.
 
-The mesh has three axes. ``data`` and ``fsdp`` split batches; ``fsdp`` also splits parameters and optimizer state (a
-device gathers the parameters of a layer when it computes the layer); ``tensor`` splits the features inside layers.
+The mesh has three axes. ``data`` and ``fsdp`` split batches; ``fsdp`` also splits parameters and optimizer state, and
+a device gathers those of the layer that it computes; ``tensor`` splits the features inside layers.
 `PARAM_RULES` derives the sharding of a parameter from the logical axes with which it is `depthmup_flax.annotated`.
 GSPMD inserts the communication. Results equal those of one device up to the order of sums.
 """
-
-from __future__ import annotations
 
 import contextlib
 import math
@@ -23,12 +21,10 @@ from depthmup_flax.types import ArrayTree, HostBatch
 
 MESH_AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
-TENSOR_AXIS = "tensor"
 
-# Mesh axis -> logical axes of a parameter, in order of preference. The first one that the parameter has, and that
-# divides by the mesh axis, is split. Features inside a branch precede those of the stream, so that a branch needs one
-# sum over ``tensor`` (Megatron-LM, arXiv:1909.08053, sec. 3). Parameters that fit no rule are replicated, as are
-# vectors, which are small.
+# Mesh axis -> logical axes of a parameter: the first one that it has, and that divides by the mesh axis, is split.
+# Features inside a branch precede those of the stream, so that a branch needs one sum over ``tensor`` (Megatron-LM,
+# arXiv:1909.08053, sec. 3). Vectors, and parameters that fit no rule, are replicated.
 PARAM_RULES: Mapping[str, tuple[str, ...]] = {
     "tensor": ("inner_out", "inner_in", "width_out"),
     "fsdp": ("width_in", "width_out", "inner_in", "inner_out", "fixed_in", "fixed_out"),
@@ -36,11 +32,7 @@ PARAM_RULES: Mapping[str, tuple[str, ...]] = {
 
 
 def mesh_shape(axes: Mapping[str, int], devices: int) -> tuple[int, ...]:
-    """Number of devices along each of `MESH_AXES`. One number in ``axes`` may be -1: all other devices.
-
-    Raises:
-      InputError: the product is not ``devices``.
-    """
+    """Number of devices along each of `MESH_AXES`. One number in ``axes`` may be -1: all other devices."""
     sizes = {name: axes[name] for name in MESH_AXES}
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != -1):
@@ -50,19 +42,13 @@ def mesh_shape(axes: Mapping[str, int], devices: int) -> tuple[int, ...]:
         raise InputError(f"mesh is {mesh}: only one number can be -1.")
     known = math.prod(size for size in sizes.values() if size != -1)
     if devices % known or (known != devices and -1 not in sizes.values()):
-        remedy = "set mesh.data=-1"
-        if devices % known:
-            remedy = f"use numbers that divide {devices}, such as mesh.data=-1"
+        remedy = f"use numbers that divide {devices}, such as mesh.data=-1" if devices % known else "set mesh.data=-1"
         raise InputError(f"mesh is {mesh}, but there are {devices} devices: {remedy}.")
     return tuple(devices // known if size == -1 else size for size in sizes.values())
 
 
 def make_mesh(axes: Mapping[str, int] | None = None, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh of ``devices``, by default all devices of all processes; without ``axes`` all along ``data``.
-
-    Raises:
-      InputError: see `mesh_shape`.
-    """
+    """A mesh of ``devices``, by default of all processes; without ``axes`` all along ``data``. See `mesh_shape`."""
     shape = mesh_shape(axes or {"data": -1, "fsdp": 1, "tensor": 1}, len(devices or jax.devices()))
     return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=devices)
 
@@ -83,11 +69,7 @@ def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
 
 
 def require_divisible(batch_size: int, accumulate: int, mesh: Mesh) -> None:
-    """``train.batch_size`` must be a multiple of ``data`` times ``fsdp`` times ``train.accumulate``.
-
-    Raises:
-      InputError: it is not.
-    """
+    """Raises `InputError` unless ``train.batch_size`` is a multiple of ``data * fsdp * train.accumulate``."""
     shards = batch_shards(mesh)
     multiple = shards * accumulate
     if batch_size % multiple:
@@ -106,10 +88,9 @@ def param_spec(names: AxisNames, shape: Sequence[int], mesh: Mesh | AbstractMesh
         for mesh_axis, rule in PARAM_RULES.items():
             size = mesh.shape[mesh_axis]
             dimensions = (names.index(name) for name in rule if name in names)
-            fitting = (d for d in dimensions if split[d] is None and shape[d] % size == 0)
-            dimension = next(fitting, None) if size > 1 else None
-            if dimension is not None:
-                split[dimension] = mesh_axis
+            fitting = [d for d in dimensions if split[d] is None and shape[d] % size == 0]
+            if size > 1 and fitting:
+                split[fitting[0]] = mesh_axis
     return PartitionSpec(*split)
 
 
@@ -118,11 +99,7 @@ def state_shardings(state: ArrayTree, axes: Mapping[str, AxisNames], mesh: Mesh 
 
     An array whose path ends with the path of a parameter, and that has its rank, is sharded like the parameter: the
     parameter itself, and the optimizer's momentum, second moments and averages. All other arrays are replicated.
-
-    Args:
-      state: tree of arrays or of their shapes.
-      axes: path of a parameter -> its logical axes, from `depthmup_flax.rule.roles.axes_from_annotations`.
-      mesh: the devices.
+    ``axes`` maps paths of parameters to their logical axes (`depthmup_flax.rule.roles.axes_from_annotations`).
     """
 
     def place(path: jax.tree_util.KeyPath, leaf: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
@@ -159,14 +136,10 @@ def put_batch(batch: HostBatch, rows: np.ndarray, size: int, mesh: Mesh) -> dict
 
 def put_everywhere(tree: HostBatch, mesh: Mesh) -> dict[str, jax.Array]:
     """Replicates host arrays, which are the same in all processes, on every device."""
-
-    def put(x: np.ndarray) -> jax.Array:
-        return jax.make_array_from_callback(x.shape, replicated(mesh), lambda _: x)
-
-    return jax.tree.map(put, tree)
+    return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, replicated(mesh), lambda _: x), tree)
 
 
-# The mesh that a program is traced for, as a JAX context: programs for different meshes then do not share a trace.
+# The mesh that a program is traced for; a JAX context, so programs for different meshes do not share a trace.
 _mesh = jax.make_user_context(None)
 
 
@@ -180,8 +153,8 @@ def activations_on(mesh: Mesh) -> Iterator[None]:
 def gathered(param: jax.Array, names: AxisNames) -> jax.Array:
     """A parameter as a layer uses it: whole along ``fsdp``, which also makes GSPMD sum the whole gradient first.
 
-    Otherwise GSPMD may divide the sum over the batch among both axes of the gradient, and it then computes wrong sums
-    on a mesh of 2 x 2 x 2 devices (jax 0.10.2 on CPU, ``x @ w`` with ``w`` split both ways).
+    Otherwise GSPMD may divide the sum over the batch among both axes of the gradient, which gives wrong sums on a mesh
+    of 2 x 2 x 2 devices (jax 0.10.2 on CPU, ``x @ w`` with ``w`` split both ways).
     """
     mesh = _mesh.value
     if mesh is None or mesh.shape["fsdp"] == 1:
@@ -210,14 +183,14 @@ def stream(x: jax.Array) -> jax.Array:
 
 def inner(x: jax.Array) -> jax.Array:
     """``[B, ..., features]``: splits features inside a branch over ``tensor``, like the weights that produce them."""
-    return _constrain(x, PartitionSpec(BATCH_AXES, *[None] * (x.ndim - 2), TENSOR_AXIS))
+    return _constrain(x, PartitionSpec(BATCH_AXES, *[None] * (x.ndim - 2), "tensor"))
 
 
 def _constrain(x: jax.Array, spec: PartitionSpec) -> jax.Array:
     mesh = _mesh.value
     if mesh is None or x.ndim < 2:
         return x
-    for size, axes in zip(x.shape, (*spec, *[None] * (x.ndim - len(spec))), strict=True):
+    for size, axes in zip(x.shape, spec, strict=False):
         names = (axes,) if isinstance(axes, str) else axes or ()
         if size % math.prod(mesh.shape[name] for name in names):
             return x  # such as the single example of an initialization

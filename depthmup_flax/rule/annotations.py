@@ -2,18 +2,16 @@
 
     kernel = self.param("kernel", annotated(nn.initializers.lecun_normal(), ("width_in", "width_out")), shape)
 
-The axes say which dimensions grow, hence the parameter's `Role`, and sharding rules refer to them. Whether a parameter
-is inside a residual branch is recorded while the branch runs (`residual_scope`).
+The axes say which dimensions grow, hence the parameter's `Role`, and sharding rules refer to them. `residual_scope`
+records whether a parameter is inside a residual branch while the branch runs.
 """
-
-from __future__ import annotations
 
 import contextlib
 import dataclasses
 import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import flax.linen as nn
 import jax
@@ -25,22 +23,17 @@ from depthmup_flax.types import ArrayTree
 
 AxisNames = tuple[str | None, ...]
 
-
-# Logical axis name -> (direction, grows with the model). ``None`` is an axis without a direction, such as a
-# convolution's window; ``layers`` is the leading axis of a scanned stack, and is not a width.
+# Logical axis name -> (direction, grows with the model).
 AXES: Mapping[str | None, tuple[str | None, bool]] = {
     "fixed_in": ("in", False),  # pixels, vocabulary, positions
     "width_in": ("in", True),
     "width_out": ("out", True),
-    # Of a width, too, but of features inside a branch: attention heads, a feed-forward's hidden layer.
-    "inner_in": ("in", True),
+    "inner_in": ("in", True),  # a width inside a branch: attention heads, a feed-forward's hidden layer
     "inner_out": ("out", True),
     "fixed_out": ("out", False),  # classes
-    "layers": (None, False),
-    None: (None, False),
+    "layers": (None, False),  # the leading axis of a scanned stack
+    None: (None, False),  # such as a convolution's window
 }
-
-
 AXIS_NAMES = ", ".join(map(repr, AXES))
 
 
@@ -58,17 +51,17 @@ class AnnotatedParam(nn.LogicallyPartitioned):
     width_ratio: float | None = struct.field(default=None, pytree_node=False)  # what a Readout divides by
 
     def to_nnx_metadata(self) -> dict[str, Any]:
-        """For ``nnx.bridge.ToNNX``: every field as it is. NNX would place an array that names its axes on a mesh."""
+        """Every field as it is, for ``nnx.bridge.ToNNX``, which would place an array that names its axes on a mesh."""
         return dict(vars(self))
 
     @classmethod
-    def from_nnx_metadata(cls, metadata: dict[str, Any]) -> AnnotatedParam:
+    def from_nnx_metadata(cls, metadata: dict[str, Any]) -> Self:
         """The inverse, for the way back into Linen."""
         return cls(**{field.name: metadata[field.name] for field in dataclasses.fields(cls)})
 
 
-# The depth ratio of the residual branch that is running. A JAX context rather than a Python one: it belongs to the key
-# of JAX's trace cache, so equal modules inside and outside branches do not share a trace.
+# The depth ratio of the running residual branch. JAX contexts are part of the key of JAX's trace cache, so equal
+# modules inside and outside branches do not share a trace.
 _branch_depth_ratio = jax.make_user_context(None)
 
 
@@ -85,10 +78,7 @@ def residual_scope(depth_ratio: float) -> Iterator[None]:
 
 
 def require_in_branch(module: str, params: ArrayTree) -> None:
-    """Raises `InputError` if a parameter of a branch's ``module`` is recorded as outside any branch.
-
-    That happens to a module that is called outside a branch first.
-    """
+    """Raises `InputError` if a parameter of a branch's ``module``, called elsewhere first, is recorded as outside."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(params, is_leaf=is_annotated)[0]:
         if isinstance(leaf, AnnotatedParam) and not leaf.in_branch:
             raise InputError(
@@ -109,48 +99,31 @@ def annotated(
 
     Args:
       init: ``(key, shape, dtype) -> array``.
-      axes: one name of `AXES` per dimension of the parameter, in the order of its shape.
+      axes: one name of `AXES` per dimension, in the order of the shape; `InputError` for another name.
       init_std: standard deviation of ``init``, for the printed table; ``None`` prints as "?".
       decay: whether weight decay applies; ``None``: to matrices (roles input, hidden, output), not to vectors.
       width_ratio: the ``m`` that the forward pass divides by, if it does; `param_info` checks it against the shapes.
-
-    Raises:
-      InputError: an unknown axis name. `param_info` checks that there is one name per dimension.
     """
     require_axis_names(axes)
+    declared: dict[str, Any] = {"init_std": init_std, "decay": decay, "width_ratio": width_ratio}
 
     def init_annotated(key: jax.Array, shape: tuple[int, ...], *args: Any, **kwargs: Any) -> AnnotatedParam:
         # flax.linen.DenseGeneral passes a flattened shape here, so the number of axes is checked later.
         ratio = _branch_depth_ratio.value
-        return AnnotatedParam(
-            init(key, shape, *args, **kwargs),
-            names=axes,
-            in_branch=ratio is not None,
-            depth_ratio=1.0 if ratio is None else float(ratio),
-            init_std=init_std,
-            decay=decay,
-            width_ratio=width_ratio,
-        )
+        place: dict[str, Any] = {"in_branch": ratio is not None, "depth_ratio": 1.0 if ratio is None else float(ratio)}
+        return AnnotatedParam(init(key, shape, *args, **kwargs), names=axes, **place, **declared)
 
     return init_annotated
 
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """The annotation of a parameter that carries none, or a correction of one.
+    """The annotation of a parameter that carries none, or a correction of one: ``None`` keeps what was recorded."""
 
-    Attributes:
-      names: one of `AXES` per dimension.
-      in_branch: inside a residual branch or not; ``None`` keeps what the annotation recorded, and is an error for a
-        parameter without one.
-      depth_ratio: of the branch, for ``in_branch=True``; ``None`` keeps what was recorded.
-      decay, width_ratio: as in `annotated`; ``None`` keeps what was recorded.
-    """
-
-    names: AxisNames
-    in_branch: bool | None = None
-    depth_ratio: float | None = None
-    decay: bool | None = None
+    names: AxisNames  # one of `AXES` per dimension
+    in_branch: bool | None = None  # inside a residual branch or not
+    depth_ratio: float | None = None  # of the branch
+    decay: bool | None = None  # as in `annotated`, like width_ratio
     width_ratio: float | None = None
 
     def __post_init__(self) -> None:
@@ -158,23 +131,17 @@ class Axes:
 
     def annotate(self, path: str, leaf: ArrayTree) -> AnnotatedParam:
         """``leaf`` (an annotated parameter, or anything with a shape) with this annotation."""
-        recorded = isinstance(leaf, AnnotatedParam)
-        in_branch = leaf.in_branch if recorded and self.in_branch is None else self.in_branch
-        depth_ratio = leaf.depth_ratio if recorded and self.depth_ratio is None else self.depth_ratio
+        fields = dataclasses.asdict(self)
+        if isinstance(leaf, AnnotatedParam):
+            recorded = {name: getattr(leaf, name) for name, value in fields.items() if value is None}
+            fields |= recorded | {"init_std": leaf.init_std}
+        in_branch, depth_ratio = fields["in_branch"], fields["depth_ratio"]
         if in_branch is None or (in_branch and depth_ratio is None):
             raise InputError(
                 f"the override of parameter {path!r} does not say where it is: write Axes(names, in_branch=False), or "
                 "in_branch=True with depth_ratio=depth / base_depth."
             )
-        return AnnotatedParam(
-            nn.unbox(leaf),
-            names=self.names,
-            in_branch=in_branch,
-            depth_ratio=depth_ratio if in_branch and depth_ratio is not None else 1.0,
-            init_std=leaf.init_std if recorded else None,
-            decay=leaf.decay if recorded and self.decay is None else self.decay,
-            width_ratio=leaf.width_ratio if recorded and self.width_ratio is None else self.width_ratio,
-        )
+        return AnnotatedParam(nn.unbox(leaf), **{**fields, "depth_ratio": depth_ratio if in_branch else 1.0})
 
 
 def require_axis_names(axes: AxisNames) -> None:

@@ -12,9 +12,8 @@ import dataclasses
 import functools
 import inspect
 import math
-import numbers
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,16 +26,10 @@ from depthmup_flax.types import ArrayTree, Scalar
 
 @dataclasses.dataclass(frozen=True)
 class Traits:
-    """Properties of a transformation's update.
+    """Properties of a transformation's update."""
 
-    Attributes:
-      degree: power with which updates follow the gradients: 1 for SGD and momentum, 0 for Adam, Lion, RMSprop
-        (epsilon aside).
-      entrywise: the update of an entry depends on the gradients of that entry alone, as TP6 Definition 6.1 requires.
-    """
-
-    degree: int
-    entrywise: bool = True
+    degree: int  # the power with which it follows the gradients: 1 for SGD, 0 for Adam (epsilon aside)
+    entrywise: bool = True  # each entry depends on its own gradients alone, as TP6 Definition 6.1 requires
 
 
 # The function that makes an optax transformation -> its traits. Tests measure every row.
@@ -64,14 +57,10 @@ def sgd_direction(momentum: Scalar | None = None, nesterov: bool = False) -> opt
     return optax.identity() if momentum is None else optax.trace(momentum, nesterov)
 
 
-def _momentum_direction(momentum: Scalar = 0.9, nesterov: bool = False) -> optax.GradientTransformation:
-    return optax.trace(momentum, nesterov)
-
-
 # Names of directions that differ from optax's ``scale_by_<name>``.
 DIRECTIONS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
     "sgd": sgd_direction,
-    "momentum": _momentum_direction,
+    "momentum": functools.partial(sgd_direction, momentum=0.9),
     "adam": optax.scale_by_adam,
     "adamw": optax.scale_by_adam,
     "nadam": functools.partial(optax.scale_by_adam, nesterov=True),
@@ -85,9 +74,8 @@ DIRECTIONS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
 def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
     """An entrywise optax direction by name; ``kwargs`` go to optax as they are.
 
-    ``sgd`` (with an optional ``momentum``), ``momentum`` (0.9 by default), ``adam``, ``adamw`` (the same: a direction
-    has no decay), ``nadam``, ``adabelief``, ``adagrad``, ``rmsprop``, ``sign_sgd``, and ``<name>`` for every other
-    ``optax.scale_by_<name>``: ``lion``, ``radam``, ``yogi``, ...
+    ``sgd`` (with an optional ``momentum``), ``momentum`` (0.9 by default), the other names of `DIRECTIONS`, and
+    ``<name>`` for every other ``optax.scale_by_<name>``: ``lion``, ``radam``, ``yogi``, ...
 
     Raises:
       InputError: there is no such direction, it does not take an argument, or its update of an entry depends on other
@@ -100,7 +88,7 @@ def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
         takes = ", ".join(inspect.signature(factory).parameters)
         raise InputError(f"optimizer.kwargs of {name!r}: {error}; it takes {takes or 'nothing'}.") from error
     traits = [TRAITS.get(part.name) for part in _parts(inner.update)]
-    if any(trait is not None and not trait.entrywise for trait in traits):
+    if any(trait and not trait.entrywise for trait in traits):
         raise _not_entrywise(name)
     return inner if all(traits) else _checked_by_shapes(inner, name)
 
@@ -108,7 +96,7 @@ def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
 def direction_eps(name: str, **kwargs: Any) -> float | None:
     """The epsilon that a direction adds to a gradient's size, ``None`` if it has none; for the printed table.
 
-    Where optax adds it under the square root (rmsprop, adagrad), this is its square root.
+    Where optax adds it under the square root (rmsprop, adagrad), it is the square root.
     """
     parameters = inspect.signature(_direction_factory(name)).parameters
     if "eps" not in parameters:
@@ -129,11 +117,8 @@ def homogeneity(inner: optax.GradientTransformation) -> int | None:
 def require_direction(inner: optax.GradientTransformation, parametrization: Parametrization) -> None:
     """Raises `InputError` unless ``inner`` is a direction that ``parametrization`` allows.
 
-    Optax's own transformations are recognized, alone or composed. Others are taken for normalized directions.
-
-    Raises:
-      InputError: ``inner`` is a finished optimizer, orthogonalizes its update (Muon), or is linear in the gradient
-        where the parametrization allows normalized updates only; ``parametrization`` is not a `Parametrization`.
+    Refused are finished optimizers, Muon, and directions that are linear in the gradient where the parametrization
+    allows normalized updates only. Transformations that are not optax's are taken for normalized directions.
     """
     if not isinstance(parametrization, Parametrization):
         raise InputError(f"parametrization is {parametrization!r}: use depthmup_flax.get_parametrization(name).")
@@ -149,52 +134,36 @@ def require_direction(inner: optax.GradientTransformation, parametrization: Para
             "directions such as optax.scale_by_adam()."
         )
     if parametrization.normalized_updates_only and homogeneity(inner) == 1:
-        refuse_linear(parametrization)
+        alpha, gamma = parametrization.alpha, parametrization.gamma
+        raise InputError(
+            f"this parametrization (alpha={alpha:g}, gamma={gamma:g}) scales only the block and is for Adam-like "
+            f"optimizers: with SGD its learning rate would grow as r^{alpha - gamma:g} and be unstable, and scaling "
+            "only the block with SGD is 'depth_mup' already; use parametrization.preset='depth_mup' or an Adam-like "
+            "optimizer."
+        )
 
 
-def refuse_linear(parametrization: Parametrization) -> None:
-    """Raises the `InputError` of a parametrization that allows normalized updates only."""
-    alpha, gamma = parametrization.alpha, parametrization.gamma
-    raise InputError(
-        f"this parametrization (alpha={alpha:g}, gamma={gamma:g}) scales only the block and is for Adam-like "
-        f"optimizers: with SGD its learning rate would grow as r^{alpha - gamma:g} and be unstable, and scaling only "
-        "the block with SGD is 'depth_mup' already; use parametrization.preset='depth_mup' or an Adam-like optimizer."
-    )
+class _Part(NamedTuple):
+    """An update function that is not composed of others."""
 
-
-# -- structure ------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """An update function that is not composed of others.
-
-    Attributes:
-      name: the optax function that made it, or "" for one that is not from optax.
-      closure: the variables that it closes over.
-    """
-
-    name: str
-    closure: Mapping[str, Any]
+    name: str  # of the optax function that made it; "" for one that is not from optax
+    closure: Mapping[str, Any]  # the variables that it closes over
 
 
 def _parts(update: Callable[..., Any]) -> Iterator[_Part]:
     """The elementary transformations that an ``update`` function consists of."""
-    closure = _closure(update)
+    closure, name, children = _closure(update), _optax_name(update), _children(update)
     if inspect.isfunction(factory := closure.get("inner_factory")):  # of optax.inject_hyperparams
         yield _Part(_optax_name(factory), closure.get("other_hps", {}))
         return
-    children = _children(update)
     for child in children:
         yield from _parts(child)
-    name = _optax_name(update)
     if not children or not name:
         yield _Part(name, closure)
 
 
 def _degree(update: Callable[..., Any]) -> int | None:
-    degrees = [_degree(child) for child in _children(update)]
-    name = _optax_name(update)
+    degrees, name = [_degree(child) for child in _children(update)], _optax_name(update)
     if not degrees:
         return TRAITS[name].degree if name in TRAITS else None
     if name == "partition":  # alternatives, not steps
@@ -242,31 +211,24 @@ def _steps_downhill(part: _Part) -> bool:
         return _optax_name(part.closure.get("step_size_fn")) == "scale_by_learning_rate"
     if part.name == "scale":
         return _is_negative(part.closure.get("step_size"))
-    # A factory in optax.inject_hyperparams: optax.adam, ...
-    return part.name not in TRAITS and "learning_rate" in _parameters(part.name)
+    factory = getattr(optax, part.name, None)  # of optax.inject_hyperparams: optax.adam, ...
+    signature = inspect.signature(factory).parameters if inspect.isfunction(factory) else {}
+    return part.name not in TRAITS and "learning_rate" in signature
 
 
 def _is_negative(value: Any) -> bool:
-    if isinstance(value, numbers.Real):
-        return value < 0
     try:
         return bool(np.all(np.asarray(value) < 0))
     except (jax.errors.TracerArrayConversionError, TypeError):  # a mapped value cannot be looked at
         return False
 
 
-def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
-    function = getattr(optax, name, None) if name else None
-    return inspect.signature(function).parameters if inspect.isfunction(function) else {}
-
-
 def _direction_factory(name: str) -> Callable[..., optax.GradientTransformation]:
     prefix = "scale_by_"
-    factory = DIRECTIONS.get(name) or getattr(optax, prefix + str(name), None)
-    not_directions = {"learning_rate", "schedule"}
-    if factory is None or name in not_directions:
-        known = {*DIRECTIONS, *(n.removeprefix(prefix) for n in dir(optax) if n.startswith(prefix))} - not_directions
-        raise InputError(f"optimizer.name is {name!r}: {did_you_mean(name, known)}")
+    optax_names = {n.removeprefix(prefix) for n in dir(optax) if n.startswith(prefix)} - {"learning_rate", "schedule"}
+    factory = DIRECTIONS.get(name) or (getattr(optax, prefix + name) if name in optax_names else None)
+    if factory is None:
+        raise InputError(f"optimizer.name is {name!r}: {did_you_mean(name, {*DIRECTIONS, *optax_names})}")
     return factory
 
 

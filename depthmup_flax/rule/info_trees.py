@@ -1,7 +1,5 @@
 """Trees of `ParamInfo`: paths, globs, JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import math
@@ -10,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+from flax import traverse_util
 
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.rule.parametrization import ParamInfo, Role
@@ -43,21 +42,16 @@ def matches(path: str, pattern: str) -> bool:
 
 
 def frozen_paths(info: InfoTree, patterns: Sequence[str]) -> set[str]:
-    """Paths that match a glob of ``patterns``, or whose beginning does: ``"stem"`` is everything below it.
-
-    Raises:
-      InputError: a pattern matches no parameter, or together they match all.
-    """
+    """Paths that match a glob of ``patterns``; `InputError` if one matches no parameter, or together they match all."""
     if isinstance(patterns, str):
         raise InputError(f"optimizer.frozen is the string {patterns!r}: use a tuple of patterns, ({patterns!r},).")
-    paths, frozen = list(flatten_info(info)), set()
+    paths = list(flatten_info(info))
+    frozen = {path for path in paths if any(matches(path, pattern) for pattern in patterns)}
     for pattern in patterns:
-        matched = {path for path in paths if matches(path, pattern)}
-        if not matched:
+        if not any(matches(path, pattern) for path in paths):
             hint = did_you_mean(pattern, {path.split("/")[0] for path in paths})
             raise InputError(f"optimizer.frozen has {pattern!r}, which matches no parameter: {hint}")
-        frozen |= matched
-    if paths and frozen == set(paths):
+    if paths and len(frozen) == len(paths):
         raise InputError(f"optimizer.frozen = {tuple(patterns)} freezes every parameter: leave something to train.")
     return frozen
 
@@ -69,14 +63,13 @@ def info_to_json(info: InfoTree) -> dict[str, dict[str, Any]]:
 
 def info_from_json(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """A nested dictionary of `ParamInfo` from what `info_to_json` wrote."""
-    tree: dict[str, Any] = {}
-    for name, fields in data.items():
-        *parents, last = name.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = ParamInfo(**{**fields, "role": Role(fields["role"]), "shape": tuple(fields["shape"])})
-    return tree
+    return traverse_util.unflatten_dict(
+        {
+            name: ParamInfo(**{**fields, "role": Role(fields["role"]), "shape": tuple(fields["shape"])})
+            for name, fields in data.items()
+        },
+        sep="/",
+    )
 
 
 def param_count(info: InfoTree) -> int:

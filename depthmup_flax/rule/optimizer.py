@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import optax
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.rule.directions import refuse_linear, require_direction, sgd_direction
+from depthmup_flax.rule.directions import require_direction, sgd_direction
 from depthmup_flax.rule.info_trees import frozen_paths, is_info, is_nnx, path_name
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
 from depthmup_flax.types import ArrayTree, Dtype, InfoTree, Scalar
@@ -38,22 +38,18 @@ def scale_by_depthmup(
 ) -> optax.GradientTransformationExtraArgs:
     """Steps 1, 3 and 4 of the contract: ``inner`` between the gradient scale and the update scale (TP6 Def. 6.1).
 
+    The result is not yet multiplied by ``-learning_rate``.
+
     Args:
-      inner: an optax *direction*: no learning rate, no decay (``optax.scale_by_adam()``, ``optax.trace(0.9)``,
-        ``optax.scale_by_lion()``, ``optax.identity()`` for SGD). A finished ``optax.adamw(lr)`` would have its decay
-        scaled too, which shrinks it with width; use `depthmup` for decay.
+      inner: an optax *direction* (`depthmup_flax.rule.directions.require_direction`): no learning rate, no decay, such
+        as ``optax.scale_by_adam()``, ``optax.trace(0.9)`` or ``optax.identity()`` for SGD. The rule would scale a
+        finished optimizer's decay, too; use `depthmup` for decay.
       info: tree of `ParamInfo` with the parameters' structure.
       parametrization: the rule.
-
-    Returns:
-      The direction, not yet multiplied by ``-learning_rate``.
-
-    Raises:
-      InputError: ``inner`` is a finished optimizer, or linear in the gradient where the parametrization allows
-        normalized updates only (see `depthmup_flax.rule.directions.require_direction`).
     """
     require_direction(inner, parametrization)
-    return optax.chain(_scale_gradients(info, parametrization), inner, _scale_updates(info, parametrization))
+    before, after = parametrization.gradient_scale, parametrization.update_scale
+    return optax.chain(_scale_by_info(info, before), inner, _scale_by_info(info, after))
 
 
 def depthmup(
@@ -68,24 +64,19 @@ def depthmup(
     """A finished optimizer from any optax direction: the six steps of this module's docstring.
 
     Args:
-      inner: the direction (see `scale_by_depthmup`).
-      info: tree of `ParamInfo` with the parameters' structure.
-      parametrization: the rule.
+      inner, info, parametrization: as in `scale_by_depthmup`, and so are the errors.
       learning_rate: eta, or a schedule ``step -> eta``; the one rate that transfers.
       weight_decay: lambda. Where ``info.decay``, a step removes ``eta(t) * lambda`` of the parameter, whatever its
         width and depth (B24 App. L, Eq. 138).
       clip_rms: largest root mean square of all scaled gradients together (see `clip_by_global_rms`).
-
-    Raises:
-      InputError: as `scale_by_depthmup`.
     """
     require_direction(inner, parametrization)
-    parts = [_scale_gradients(info, parametrization)]
-    if clip_rms is not None:
-        parts.append(clip_by_global_rms(clip_rms))
-    parts += [inner, _scale_updates(info, parametrization)]
-    if not _is_zero(weight_decay):
-        parts.append(optax.add_decayed_weights(weight_decay, mask=lambda _: decay_mask(info)))
+    clip = () if clip_rms is None else (clip_by_global_rms(clip_rms),)
+    parts = [_scale_by_info(info, parametrization.gradient_scale), *clip, inner]
+    parts.append(_scale_by_info(info, parametrization.update_scale))
+    if not isinstance(weight_decay, (int, float)) or weight_decay != 0:
+        decayed = jax.tree.map(lambda leaf: leaf.decay, info, is_leaf=is_info)
+        parts.append(optax.add_decayed_weights(weight_decay, mask=lambda _: decayed))
     return optax.chain(*parts, optax.scale_by_learning_rate(learning_rate))
 
 
@@ -100,8 +91,6 @@ def sgd(
     clip_rms: Scalar | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """SGD, with momentum if given. Momentum transfers unscaled (B24 K.5); decay is decoupled from the gradient."""
-    if parametrization.normalized_updates_only:
-        refuse_linear(parametrization)
     inner = sgd_direction(momentum, nesterov)
     return depthmup(inner, info, parametrization, learning_rate, weight_decay=weight_decay, clip_rms=clip_rms)
 
@@ -120,10 +109,9 @@ def adamw(
     weight_decay: Scalar = 0.0,
     clip_rms: Scalar | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adam (``weight_decay=0``) or AdamW.
+    """Adam (``weight_decay=0``) or AdamW, with the arguments of ``optax.scale_by_adam``.
 
-    ``eps`` is compared with the *scaled* gradient, so it transfers too. ``b1`` to ``nesterov`` are the arguments of
-    ``optax.scale_by_adam``.
+    ``eps`` is compared with the *scaled* gradient, so it transfers too.
     """
     inner = optax.scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
     return depthmup(inner, info, parametrization, learning_rate, weight_decay=weight_decay, clip_rms=clip_rms)
@@ -132,17 +120,10 @@ def adamw(
 def freeze(
     optimizer: optax.GradientTransformation, info: InfoTree, patterns: Sequence[str]
 ) -> optax.GradientTransformationExtraArgs:
-    """``optimizer`` with some parameters frozen: their updates are zero.
+    """A finished ``optimizer`` without updates, optimizer state and share in clipping of the frozen parameters.
 
-    Frozen parameters have no optimizer state and do not count in clipping.
-
-    Args:
-      optimizer: finished, as `depthmup` returns it.
-      info: tree of `ParamInfo` with the parameters' structure.
-      patterns: globs of parameter paths or of their first parts: TP6 10.2 freezes ``("stem", "readout")``.
-
-    Raises:
-      InputError: a pattern matches no parameter, or everything is frozen.
+    ``patterns`` are globs of parameter paths or of their first parts: TP6 10.2 freezes ``("stem", "readout")``. Each
+    must match a parameter, and together not all.
     """
     frozen = frozen_paths(info, patterns)
     labels = jax.tree_util.tree_map_with_path(
@@ -154,11 +135,8 @@ def freeze(
 def warmup_schedule(kind: str, warmup_steps: Scalar, total_steps: int) -> optax.Schedule:
     """The fraction of eta at a step: linear warm-up from 0, then ``constant`` at 1 or ``cosine`` to 0 at the end.
 
-    B24 Fig. 3 uses 1000 warm-up steps alone, or 2000 followed by a cosine. ``warmup_steps`` may be traced, which the
-    joined schedules of optax do not allow.
-
-    Raises:
-      InputError: ``warmup_steps`` is not below ``total_steps``.
+    B24 Fig. 3 uses 1000 warm-up steps alone, or 2000 followed by a cosine. ``warmup_steps`` may be traced, unlike in
+    optax's joined schedules; a number that is not below ``total_steps`` raises `InputError`.
     """
     if isinstance(warmup_steps, int) and warmup_steps >= total_steps:
         raise InputError(f"optimizer.warmup_steps is {warmup_steps}: use fewer than the {total_steps} training steps.")
@@ -183,30 +161,15 @@ def clip_by_global_rms(threshold: Scalar) -> optax.GradientTransformation:
     does not. At the base model it is ``optax.clip_by_global_norm(threshold * sqrt(number of parameters))``.
     """
 
-    def update(
-        updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None
-    ) -> tuple[ArrayTree, optax.EmptyState]:
+    def update(updates: ArrayTree, params: ArrayTree = None) -> ArrayTree:
         del params
         count = sum(leaf.size for leaf in jax.tree.leaves(updates))
         rms = optax.tree.norm(updates) / jnp.sqrt(float(max(count, 1)))
         # A NaN gradient stays NaN, so that the run ends as diverged.
         factor = jnp.where(rms > threshold, threshold / rms, 1.0)
-        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
 
-    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
-
-
-def decay_mask(info: InfoTree) -> ArrayTree:
-    """Where weight decay applies: a tree of booleans (matrices, unless an annotation says otherwise)."""
-    return jax.tree.map(lambda leaf: leaf.decay, info, is_leaf=is_info)
-
-
-def _scale_gradients(info: InfoTree, parametrization: Parametrization) -> optax.GradientTransformation:
-    return _scale_by_info(info, parametrization.gradient_scale)
-
-
-def _scale_updates(info: InfoTree, parametrization: Parametrization) -> optax.GradientTransformation:
-    return _scale_by_info(info, parametrization.update_scale)
+    return optax.stateless(update)
 
 
 def _scale_by_info(info: InfoTree, scale_of: Callable[[ParamInfo], Scalar]) -> optax.GradientTransformation:
@@ -219,12 +182,7 @@ def _scale_by_info(info: InfoTree, scale_of: Callable[[ParamInfo], Scalar]) -> o
     def scale(_: str, leaf_info: ParamInfo, g: Leaf) -> Leaf:
         return g if isinstance(g, optax.MaskedNode) else g * jnp.asarray(scale_of(leaf_info), g.dtype)
 
-    def update(
-        updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None
-    ) -> tuple[ArrayTree, optax.EmptyState]:
-        del params
-        return _map_info(scale, info, updates), state
-
+    update = optax.stateless(lambda updates, _: _map_info(scale, info, updates)).update
     return optax.GradientTransformation(init, update)
 
 
@@ -258,7 +216,3 @@ def _require_match(path: str, leaf_info: ParamInfo, leaf: Leaf) -> Leaf:
             "for the model that is trained."
         )
     return leaf
-
-
-def _is_zero(value: Scalar) -> bool:
-    return isinstance(value, (int, float)) and value == 0

@@ -1,7 +1,5 @@
 """The printed table: what every parameter is, and every factor that the rule gives it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from depthmup_flax.rule.info_trees import flatten_info, frozen_paths, param_count
@@ -20,14 +18,12 @@ def param_table(
 ) -> str:
     """One line per parameter, with its role and factors, and a line of totals.
 
-    Columns: path, shape, role (``+branch`` inside a residual branch), standard deviation at initialization, forward
-    multiplier, effective learning-rate multiplier, epsilon relative to the raw gradient, decay rate.
+    The learning-rate multiplier is the effective one, and epsilon is relative to the raw gradient.
 
     Args:
       info: from `param_info`.
       parametrization: the rule.
-      degree: power with which the optimizer's updates follow the gradient: 1 for SGD and momentum, 0 for Adam-like
-        ones; ``None`` if unknown, which prints "?" for the multiplier.
+      degree: of the direction (see `directions.Traits`); ``None``, unknown, prints "?" for the multiplier.
       eps: the optimizer's epsilon, or ``None`` if it has none.
       weight_decay: lambda; decayed leaves lose ``learning_rate * lambda`` of themselves a step.
       frozen: as in `depthmup_flax.freeze`; these show "frozen" for a rate.
@@ -37,30 +33,21 @@ def param_table(
     frozen_names = frozen_paths(info, frozen)
     for name, leaf in leaves.items():
         rate = "?" if degree is None else f"{float(parametrization.lr_multiplier(leaf, degree)):.4g}"
-        rows.append(
-            (
-                name,
-                "x".join(map(str, leaf.shape)) or "scalar",
-                leaf.role + ("+branch" if leaf.in_branch else ""),
-                "?" if leaf.init_std is None else f"{leaf.init_std:.4g}",
-                f"{float(parametrization.forward_multiplier(leaf)):.4g}",
-                "frozen" if name in frozen_names else rate,
-                "-" if eps is None else f"{eps / float(parametrization.gradient_scale(leaf)):.3g}",
-                f"{weight_decay:g}" if leaf.decay and name not in frozen_names else "0",
-            )
+        row = (
+            name,
+            "x".join(map(str, leaf.shape)) or "scalar",
+            leaf.role + ("+branch" if leaf.in_branch else ""),
+            "?" if leaf.init_std is None else f"{leaf.init_std:.4g}",
+            f"{float(parametrization.forward_multiplier(leaf)):.4g}",
+            "frozen" if name in frozen_names else rate,
+            "-" if eps is None else f"{eps / float(parametrization.gradient_scale(leaf)):.3g}",
+            f"{weight_decay:g}" if leaf.decay and name not in frozen_names else "0",
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    left = 3  # text columns are left-aligned, numbers right-aligned
-    lines = [
-        "  ".join(
-            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+        rows.append(row)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligns = "<<<>>>>>"  # text left, numbers right
+    lines = ["  ".join(f"{cell:{a}{w}}" for cell, a, w in zip(row, aligns, widths, strict=True)) for row in rows]
     rule = "-" * len(lines[0])
-    inside = {name: leaf for name, leaf in leaves.items() if leaf.in_branch}
-    total = (
-        f"{len(leaves)} arrays, {param_count(leaves):,} parameters, {param_count(inside):,} of them inside residual "
-        "branches"
-    )
+    inside = param_count({name: leaf for name, leaf in leaves.items() if leaf.in_branch})
+    total = f"{len(leaves)} arrays, {param_count(leaves):,} parameters, {inside:,} of them inside residual branches"
     return "\n".join(line.rstrip() for line in [lines[0], rule, *lines[1:], rule, total])

@@ -67,15 +67,11 @@ class Role(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Exponents:
-    """Powers of the leaf's own width ratios ``m_in`` and ``m_out``.
+    """Powers of the leaf's own width ratios ``m_in`` and ``m_out`` (TP6 Definition 6.1)."""
 
-    gradient scale = m_in^gradient_in * m_out^gradient_out  (n^d in TP6 Definition 6.1),
-    update scale   = m_in^update_in                         (n^-c).
-    """
-
-    gradient_in: int = 0
+    gradient_in: int = 0  # gradient scale n^d = m_in^gradient_in * m_out^gradient_out
     gradient_out: int = 0
-    update_in: int = 0
+    update_in: int = 0  # update scale n^-c = m_in^update_in
 
 
 # TP6 Table 2 and Definition 6.1, with the readout written as (1/m) * (weights at the base model's scale).
@@ -92,7 +88,7 @@ WIDTH_RULES: Mapping[Role, Exponents] = {
 class ParamInfo:
     """Everything the rule needs to know about one parameter.
 
-    A stacked parameter (with a leading axis of layers) has one `ParamInfo`: its layers share their ratios.
+    A stacked parameter (with a leading axis of layers) has one: its layers share their ratios.
     """
 
     role: Role
@@ -110,37 +106,24 @@ class ParamInfo:
 class Parametrization:
     """One point of the (alpha, gamma) family on top of a width rule. ``depth_mup`` is the default.
 
-    ``gamma0``, ``branch_multiplier`` and the ``*_lr_factor`` constants may be traced JAX scalars. Exponents and the
-    width rule are static.
-
-    Attributes:
-      alpha: branches are multiplied by ``a * r^-alpha`` (TP6 Def. 6.2); ``delta = alpha`` for their gradients.
-      gamma: updates inside branches are multiplied by ``r^-gamma`` (TP6 Def. 6.1).
-      width: ``"mup"`` (TP6 Table 2) or ``"standard"`` (no width factor at all).
-      gamma0: the output is divided by it; gradient and update scales of every leaf are multiplied by it, which gives
-        SGD ``eta * gamma0^2`` (B24 Eq. 3) and Adam ``eta * gamma0`` with a faithful epsilon (our extension).
-      gamma0_width_exponent: gamma0 is multiplied by ``m^this``; -1/2 turns features off as width grows (B24 C.1).
-      branch_multiplier: ``a``, the tuned constant of every branch.
-      input_lr_factor, hidden_lr_factor, output_lr_factor, vector_lr_factor, fixed_lr_factor: learning-rate constants
-        per `Role`, free of width and depth; tuned on the base model and transferred like eta.
-      normalized_updates_only: refuse optimizers whose update is linear in the gradient (SGD, momentum).
-
-    Raises:
-      InputError: a field is out of range.
+    Fields of type `Scalar` may be traced; the others are static. A field that is out of range raises `InputError`.
     """
 
-    alpha: float = 0.5
-    gamma: float = 0.5
-    width: str = "mup"
+    alpha: float = 0.5  # branches are multiplied by a * r^-alpha (TP6 Def. 6.2); delta = alpha for their gradients
+    gamma: float = 0.5  # updates inside branches are multiplied by r^-gamma (TP6 Def. 6.1)
+    width: str = "mup"  # TP6 Table 2, or "standard": no width factor at all
+    # Divides the output, and multiplies gradient and update scales of every leaf, which gives SGD eta * gamma0^2
+    # (B24 Eq. 3) and Adam eta * gamma0 with a faithful epsilon (our extension).
     gamma0: Scalar = 1.0
-    gamma0_width_exponent: float = 0.0
-    branch_multiplier: Scalar = 1.0
+    gamma0_width_exponent: float = 0.0  # gamma0 is multiplied by m^this; -1/2: features stop moving (B24 C.1)
+    branch_multiplier: Scalar = 1.0  # a, the tuned constant of every branch
+    # Learning-rate constants per `Role`, free of width and depth; tuned on the base model and transferred like eta.
     input_lr_factor: Scalar = 1.0
     hidden_lr_factor: Scalar = 1.0
     output_lr_factor: Scalar = 1.0
     vector_lr_factor: Scalar = 1.0
     fixed_lr_factor: Scalar = 1.0
-    normalized_updates_only: bool = False
+    normalized_updates_only: bool = False  # refuse optimizers that are linear in the gradient (SGD, momentum)
 
     def __post_init__(self) -> None:
         for name in ("alpha", "gamma", "gamma0_width_exponent"):
@@ -153,8 +136,6 @@ class Parametrization:
         require_finite("branch_multiplier", self.branch_multiplier)
         for role in Role:
             require_finite(f"{role}_lr_factor", self.lr_factor(role), at_least=0.0)
-
-    # -- forward multipliers ------------------------------------------------------------------------------------
 
     def residual_multiplier(self, depth_ratio: float) -> Scalar:
         """``a * r^-alpha``, the factor on a branch's output (TP6 10.2; B24 Table 1 with alpha = 1/2)."""
@@ -175,22 +156,17 @@ class Parametrization:
     def attention_scale(self, head_dim: int, base_head_dim: int) -> float:
         """``sqrt(d_base) / d``, the factor on products of queries and keys (arXiv:2203.03466 Def. 4.1; B24 A.3).
 
-        It is the usual ``1 / sqrt(d)`` if the head dimension does not grow, and under ``standard``.
+        It is ``1 / sqrt(d)`` if the head dimension does not grow, and under ``standard``.
         """
         return (head_dim * self._width(head_dim / base_head_dim)) ** -0.5
 
     def forward_multiplier(self, info: ParamInfo) -> Scalar:
         """The constant between this parameter and the sum it enters, for the printed table."""
+        multiplier = self.readout_multiplier(info.width_in) if info.role is Role.OUTPUT else 1.0
         if info.in_branch:
-            inside = self.readout_multiplier(info.width_in) if info.role is Role.OUTPUT else 1.0
-            return inside * self.residual_multiplier(info.depth_ratio)
-        if info.role is Role.OUTPUT:
-            return self.readout_multiplier(info.width_in) / self.output_divisor(info.model_width)
-        if info.role is Role.FIXED:  # the output bias is divided by gamma0 together with the output
-            return 1.0 / self.output_divisor(info.model_width)
-        return 1.0
-
-    # -- optimizer scales ---------------------------------------------------------------------------------------
+            return multiplier * self.residual_multiplier(info.depth_ratio)
+        # Gamma0 divides the output bias, a fixed parameter, together with the output.
+        return multiplier / self.output_divisor(info.model_width) if info.role in (Role.OUTPUT, Role.FIXED) else 1.0
 
     def gradient_scale(self, info: ParamInfo) -> Scalar:
         """``gamma0 * n^d * r^delta``: keeps the optimizer's input of order one (TP6 Definition 6.1)."""
@@ -206,10 +182,7 @@ class Parametrization:
         return self.lr_factor(info.role) * width * depth * self.output_divisor(info.model_width)
 
     def lr_multiplier(self, info: ParamInfo, degree: float) -> Scalar:
-        """Effective learning-rate multiplier; ``degree`` is the power with which updates follow the gradient.
-
-        Degree 1 is SGD with or without momentum, degree 0 is Adam, Lion, RMSprop (epsilon aside).
-        """
+        """Effective learning-rate multiplier of a direction of this degree (see `directions.Traits`)."""
         return self.update_scale(info) * self.gradient_scale(info) ** degree
 
     def lr_factor(self, role: Role) -> Scalar:
@@ -242,13 +215,7 @@ PRESETS: Mapping[str, Parametrization] = {
 
 
 def get_parametrization(preset: str = "depth_mup", **overrides: Any) -> Parametrization:
-    """A preset by name, with any field overridden: ``get_parametrization("depth_mup", gamma0=0.5)``.
-
-    ``get_parametrization(alpha=0.7, gamma=0.3)`` is a point of the family that has no name.
-
-    Raises:
-      InputError: unknown preset or field.
-    """
+    """A preset by name, with any field overridden: ``get_parametrization("depth_mup", gamma0=0.5)``."""
     if preset not in PRESETS:
         raise InputError(f"parametrization.preset is {preset!r}: {did_you_mean(preset, PRESETS)}")
     fields = [f.name for f in dataclasses.fields(Parametrization)]

@@ -1,7 +1,5 @@
 """TP6's phase diagram: stability, faithfulness and feature diversity of (alpha, gamma)."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -32,12 +30,9 @@ class Classification:
             ("redundant", self.redundant, "7.4: alpha in (1/2, 1]"),
             ("feature-diversity exponent", self.feature_diversity_exponent, "7.4, 7.5: 1/2 only at alpha = 1/2"),
         ]
-        words = {True: "yes", False: "no", None: "claim does not apply"}
-        lines = [f"alpha = {self.alpha:g}, gamma = {self.gamma:g}"]
-        for name, value, claim in rows:
-            answer = words[value] if value is None or isinstance(value, bool) else f"{value:g}"
-            lines.append(f"  {name:<28}{answer:<22}TP6 Claim {claim}")
-        return "\n".join(lines)
+        words = {"True": "yes", "False": "no", "None": "claim does not apply", "0.0": "0"}
+        lines = [f"  {name:<28}{words.get(str(value), str(value)):<22}TP6 Claim {claim}" for name, value, claim in rows]
+        return "\n".join([f"alpha = {self.alpha:g}, gamma = {self.gamma:g}", *lines])
 
 
 def classify(alpha: float, gamma: float) -> Classification:

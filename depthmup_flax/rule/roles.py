@@ -3,8 +3,6 @@
 The result is a pytree of `ParamInfo` with the structure of the parameters and no arrays in it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import math
@@ -15,30 +13,18 @@ import flax.linen as nn
 import jax
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.rule.annotations import (
-    AXES,
-    AXIS_NAMES,
-    AnnotatedParam,
-    Axes,
-    AxisNames,
-    is_annotated,
-    require_axis_names,
-)
+from depthmup_flax.rule.annotations import AXES, AXIS_NAMES, AnnotatedParam, Axes, is_annotated, require_axis_names
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.types import ArrayTree, InfoTree
 
 
 def param_info(
-    model: nn.Module,
-    base_model: nn.Module,
-    *inputs: Any,
-    overrides: Mapping[str, Axes] | None = None,
-    **kwargs: Any,
+    model: nn.Module, base_model: nn.Module, *inputs: Any, overrides: Mapping[str, Axes] | None = None, **kwargs: Any
 ) -> InfoTree:
     """The `ParamInfo` of every parameter of ``model``: a pytree with the structure of its ``"params"`` collection.
 
-    Shapes come from ``jax.eval_shape``: nothing is computed or allocated, at any size.
+    Nothing is computed or allocated, at any size.
 
     Args:
       model: the model that will be trained.
@@ -47,10 +33,10 @@ def param_info(
       *inputs: what the models are called with, arrays or ``jax.ShapeDtypeStruct``.
       **kwargs: static arguments of the call, such as ``train=False``.
       overrides: glob of a parameter's path (``"encoder/*/kernel"``) to its `Axes`, for parameters without an
-        annotation or to correct one.
+        annotation or to correct one; each must match.
 
     Raises:
-      InputError: a parameter has no role, an override matches nothing, or the two models have different trees.
+      InputError: a parameter has no role, or the two models have different trees.
     """
     shapes, base_shapes = (init_shapes(m, *inputs, **kwargs) for m in (model, base_model))
     return info_from_annotations(shapes, base_shapes, overrides)
@@ -63,8 +49,7 @@ def info_from_annotations(
     leaves, structure = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_annotated)
     base_leaves = dict(jax.tree_util.tree_flatten_with_path(base_params, is_leaf=is_annotated)[0])
     unused = set(overrides or {})
-    extra = base_leaves.keys() - {path for path, _ in leaves}
-    if extra:
+    if extra := base_leaves.keys() - {path for path, _ in leaves}:
         raise InputError(
             f"parameter {path_name(min(extra, key=path_name))!r} is in the base model but not in the model."
         )
@@ -86,10 +71,15 @@ def info_from_annotations(
         labeled.append(_info_of_leaf(name, leaf, nn.unbox(base_leaves[path]).shape))
     if unused:
         raise InputError(f"override {sorted(unused)[0]!r} matches no parameter: write a glob of one of the paths.")
-    return jax.tree_util.tree_unflatten(structure, _with_model_width(labeled))
+    # The readout's input ratio is the whole model's width ratio m, which every leaf carries.
+    ratios = {leaf.width_in for leaf in labeled if leaf.role is Role.OUTPUT and not leaf.in_branch}
+    if len(ratios) > 1:
+        raise InputError(f"readouts have different width ratios {sorted(ratios)}: they must grow together.")
+    width = ratios.pop() if ratios else max((leaf.width_out for leaf in labeled), default=1.0)
+    return jax.tree_util.tree_unflatten(structure, [dataclasses.replace(leaf, model_width=width) for leaf in labeled])
 
 
-def axes_from_annotations(params: ArrayTree) -> dict[str, AxisNames]:
+def axes_from_annotations(params: ArrayTree) -> dict[str, tuple[str | None, ...]]:
     """Path -> logical axes of every annotated parameter (arrays or shapes), for `depthmup_flax.parallel.sharding`."""
     leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_annotated)[0]
     return {path_name(path): leaf.names for path, leaf in leaves if isinstance(leaf, AnnotatedParam)}
@@ -115,7 +105,6 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
             f"parameter {name!r} has shape {shape}, and {base_shape} in the base model: use the same model."
         )
     ratio, grows = {"in": 1.0, "out": 1.0}, {"in": False, "out": False}
-    has_input, has_output = ({AXES[axis][0] for axis in box.names} >= {direction} for direction in ("in", "out"))
     for axis, size, base_size in zip(box.names, shape, base_shape, strict=True):
         direction, growing = AXES[axis]
         if growing and direction is not None:
@@ -126,11 +115,20 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
                 f"parameter {name!r} has size {size} along {axis!r} and {base_size} in the base model, but that axis "
                 "does not grow: name it 'width_in' or 'width_out', or give the base model the same depth and data."
             )
-    role = _ROLE_OF_GROWTH[grows["in"], grows["out"]]
-    if role in (Role.INPUT, Role.OUTPUT) and not (has_input and has_output):  # a lone direction is a vector
+    role = ((Role.FIXED, Role.INPUT), (Role.OUTPUT, Role.HIDDEN))[grows["in"]][grows["out"]]
+    directions = {AXES[axis][0] for axis in box.names}
+    if role in (Role.INPUT, Role.OUTPUT) and not directions >= {"in", "out"}:  # a lone direction is a vector
         role, ratio = Role.VECTOR, {"in": 1.0, "out": ratio["in"] * ratio["out"]}
-    if role is Role.OUTPUT:
-        _require_readout(name, box.width_ratio, ratio["in"])
+    if role is Role.OUTPUT and box.width_ratio is None:
+        raise InputError(
+            f"parameter {name!r} is a readout (its input grows, its output does not), but nothing says that its "
+            "product is multiplied by 1/m: use depthmup_flax.Readout, or do that and annotate it with width_ratio=m."
+        )
+    if role is Role.OUTPUT and not math.isclose(box.width_ratio or 0, ratio["in"]):
+        raise InputError(
+            f"parameter {name!r} is of a readout with width_ratio {box.width_ratio:g}, but it is {ratio['in']:g} times "
+            "as wide as in the base model: give the readout width_ratio = width / base width, with the same base."
+        )
     return ParamInfo(
         role=role,
         shape=shape,
@@ -141,35 +139,3 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
         init_std=box.init_std,
         decay=role not in (Role.VECTOR, Role.FIXED) if box.decay is None else box.decay,
     )
-
-
-def _require_readout(name: str, declared: float | None, measured: float) -> None:
-    """An output matrix must be multiplied by 1/m in the forward pass, by the m that the shapes say."""
-    if declared is None:
-        raise InputError(
-            f"parameter {name!r} is a readout (its input grows, its output does not), but nothing says that its "
-            "product is multiplied by 1/m: use depthmup_flax.Readout, or do that and annotate it with width_ratio=m."
-        )
-    if not math.isclose(declared, measured):
-        raise InputError(
-            f"parameter {name!r} is of a readout with width_ratio {declared:g}, but it is {measured:g} times as wide "
-            "as in the base model: give the readout width_ratio = width / base width, with the same base."
-        )
-
-
-# (the input dimension grows, the output dimension grows) -> role
-_ROLE_OF_GROWTH = {
-    (True, True): Role.HIDDEN,
-    (False, True): Role.INPUT,
-    (True, False): Role.OUTPUT,
-    (False, False): Role.FIXED,
-}
-
-
-def _with_model_width(labeled: list[ParamInfo]) -> list[ParamInfo]:
-    """The readout's input ratio is the whole model's width ratio m, which every leaf carries."""
-    ratios = {leaf.width_in for leaf in labeled if leaf.role is Role.OUTPUT and not leaf.in_branch}
-    if len(ratios) > 1:
-        raise InputError(f"readouts have different width ratios {sorted(ratios)}: they must grow together.")
-    model_width = ratios.pop() if ratios else max((leaf.width_out for leaf in labeled), default=1.0)
-    return [dataclasses.replace(leaf, model_width=model_width) for leaf in labeled]
