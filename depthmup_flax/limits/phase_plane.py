@@ -66,34 +66,29 @@ class _Cell:
     @property
     def measured(self) -> str:
         """What the powers say, in the same words."""
-        initial, change, faithful = (not _grows(fit) for fit in (self.initial, self.change, self.preactivation))
-        return _word((initial, change, not self.change.slope < -_FLAT, faithful), self.kappa)
+        initial, change, preactivation = (
+            fit.state != EXPLODES and not fit.slope > _FLAT for fit in (self.initial, self.change, self.preactivation)
+        )
+        return _word((initial, change, not self.change.slope < -_FLAT, preactivation), self.kappa)
 
     def cells(self) -> list[str]:
         """A line of the table."""
-        return [
-            f"{self.alpha:g}",
-            f"{self.gamma:g}",
-            *map(str, (self.initial, self.first_change, self.change)),
-            _signed(self.expected_change),
-            str(self.preactivation),
-            _signed(self.expected_preactivation),
-            self.measured,
-            self.claimed,
-            "" if self.measured == self.claimed else "differs",
-        ]
+        changes = *map(str, (self.initial, self.first_change, self.change)), _signed(self.expected_change)
+        preactivation = str(self.preactivation), _signed(self.expected_preactivation)
+        differs = "" if self.measured == self.claimed else "differs"
+        point = f"{self.alpha:g}", f"{self.gamma:g}"
+        return [*point, *changes, *preactivation, self.measured, self.claimed, differs]
 
 
-def _grows(fit: Fit) -> bool:
-    return fit.state == EXPLODES or fit.slope > _FLAT
+def _signed(value: float | None) -> str:
+    return "none" if value is None else f"{value:+.2f}"
 
 
 def _word(claims: Sequence[bool | None], kappa: float | None) -> str:
     """The class: stable at initialization, stable in training, nontrivial, faithful; each presumes those before it."""
-    for name, holds in zip(("explodes at init", "unstable", "trivial", "unfaithful"), claims, strict=True):
-        if not holds:
-            return name
-    return "diverse" if (kappa or 0.0) > 0.25 else "redundant"
+    names = zip(("explodes at init", "unstable", "trivial", "unfaithful"), claims, strict=True)
+    diverse = "diverse" if (kappa or 0.0) > 0.25 else "redundant"
+    return next((name for name, holds in names if not holds), diverse)
 
 
 class _Study:
@@ -105,8 +100,7 @@ class _Study:
         self.depths = sorted({row["depth"] for row in self.growth})
         self.path_depths = sorted({depth for _, depth in self.paths})
         self.path_alphas = sorted({alpha for alpha, _ in self.paths})
-        first_path = next(iter(self.paths.values()))
-        self.path_steps, self.fractions = first_path["steps"], first_path["fractions"]
+        self.path_steps, self.fractions = (next(iter(self.paths.values()))[name] for name in ("steps", "fractions"))
         self.alphas, self.gammas = (sorted({row[name] for row in self.growth}) for name in ("alpha", "gamma"))
         self.width, self.steps = self.growth[0]["width"], self.growth[0]["steps"]
         self.seeds = len(self.growth[0]["initial"])
@@ -130,21 +124,13 @@ class _Study:
             values = {depth: _array(row[name]).reshape(self.seeds, -1)[:, step] for depth, row in rows.items()}
             return fit_power({depth: of_seeds.tolist() for depth, of_seeds in values.items()})
 
-        return _Cell(
-            alpha,
-            gamma,
-            initial=fit("initial", 0),
-            first_change=fit("change", 0),
-            change=fit("change", -1),
-            preactivation=fit("preactivation", -1),
-            kappa=self.kappa(alpha, self.path_depths[-1])[0] if known else None,
-        )
+        fits = fit("initial", 0), fit("change", 0), fit("change", -1), fit("preactivation", -1)
+        return _Cell(alpha, gamma, *fits, kappa=self.kappa(alpha, self.path_depths[-1])[0] if known else None)
 
 
 def _array(values: ArrayLike) -> np.ndarray:
     """An array of a record; a value that overflowed is infinite."""
-    array = np.array(values, np.float64)
-    return np.where(np.isnan(array), np.inf, array)
+    return np.nan_to_num(np.array(values, np.float64), nan=np.inf, posinf=np.inf)
 
 
 def table(rows: list[Row]) -> str:
@@ -154,10 +140,6 @@ def table(rows: list[Row]) -> str:
     lines = [[*head, "TP6", ""], *(cell.cells() for cell in study.cells.values())]
     counted = f"The measured class is TP6's at {study.agreeing} of {len(study.cells)} points."
     return "\n\n".join([aligned(lines), counted, _path_table(study), _note(study)])
-
-
-def _signed(value: float | None) -> str:
-    return "none" if value is None else f"{value:+.2f}"
 
 
 def _path_table(study: _Study) -> str:
@@ -213,7 +195,12 @@ def figure(rows: list[Row]) -> Page:
 
 
 def _draw_map(panel: Panel, study: _Study, name: str, title: str) -> QuadMesh:
-    """Powers over the plane; the colors end at ``_MAP``, the numbers do not."""
+    """Powers over the plane; the colors end at ``_MAP``, the numbers do not.
+
+    A line is left of alpha = 1/2, which is stable, and boxes are around the stable and nontrivial points.
+    """
+    from matplotlib.patches import Rectangle
+
     fits = [[getattr(study.cells[alpha, gamma], name) for alpha in study.alphas] for gamma in study.gammas]
     powers = np.array([[_MAP if fit.state == EXPLODES else fit.slope for fit in line] for line in fits])
     columns, lines = range(len(study.alphas)), range(len(study.gammas))
@@ -221,11 +208,15 @@ def _draw_map(panel: Panel, study: _Study, name: str, title: str) -> QuadMesh:
     for column, line in itertools.product(columns, lines):
         color = "white" if abs(powers[line, column]) > 0.6 * _MAP else "black"
         panel.text(column, line, _number(fits[line][column]), ha="center", va="center", fontsize=8.5, color=color)
+        phase = classify(study.alphas[column], study.gammas[line])
+        if phase.stable_in_training and phase.nontrivial:
+            corner = (column - 0.47, line - 0.47)
+            panel.add_patch(Rectangle(corner, 0.94, 0.94, fill=False, edgecolor="black", linewidth=1.6))
+    panel.axvline(sum(alpha < 0.5 for alpha in study.alphas) - 0.5, color="black", linewidth=2.5)
     panel.set_xticks(columns, labels=[f"{alpha:g}" for alpha in study.alphas])
     panel.set_yticks(lines, labels=[f"{gamma:g}" for gamma in study.gammas])
     panel.set(xlabel=r"$\alpha$", ylabel=r"$\gamma$")
     panel.set_title(title, fontsize=9.5)
-    _draw_boundaries(panel, study)
     return image
 
 
@@ -233,19 +224,6 @@ def _number(fit: Fit) -> str:
     if fit.state == EXPLODES:
         return "explodes"
     return f"{fit.slope + 0.0:+.2f}".replace("-0.00", "0.00") if abs(fit.slope) < 10 else f"{fit.slope:+.0f}"
-
-
-def _draw_boundaries(panel: Panel, study: _Study) -> None:
-    """A line left of alpha = 1/2, which is stable, and boxes around the stable and nontrivial points."""
-    from matplotlib.patches import Rectangle
-
-    unstable = sum(alpha < 0.5 for alpha in study.alphas)
-    panel.axvline(unstable - 0.5, color="black", linewidth=2.5)
-    for (column, alpha), (line, gamma) in itertools.product(enumerate(study.alphas), enumerate(study.gammas)):
-        phase = classify(alpha, gamma)
-        if phase.stable_in_training and phase.nontrivial:
-            corner = (column - 0.47, line - 0.47)
-            panel.add_patch(Rectangle(corner, 0.94, 0.94, fill=False, edgecolor="black", linewidth=1.6))
 
 
 def _draw_presets(panel: Panel, study: _Study) -> None:
