@@ -52,20 +52,16 @@ def cases(config: ConfigDict) -> list[Case]:
         if not isinstance(kind, (tuple, list)) or len(kind) != 2:
             raise InputError(f"config.kinds has {kind!r}: give pairs such as ('depth_mup', 'relu').")
         _model(config, kind[0], kind[1], depth=1, classes=1)
-    return [
-        {"rule": rule, "nonlinearity": nonlinearity, "depth": depth}
-        for rule, nonlinearity in config.kinds
-        for depth in config.depths
-    ]
+    kinds = itertools.product(config.kinds, config.depths)
+    return [{"rule": rule, "nonlinearity": nonlinearity, "depth": depth} for (rule, nonlinearity), depth in kinds]
 
 
 def measure(config: ConfigDict, case: Case) -> Values:
     """``d(eps)`` and the training loss of each seed at each time."""
     dataset = _load(config.data)
     if dataset.input_kind != "image":
-        raise InputError(
-            f"data.name is {config.data.name!r}, which holds no images: use digits, tfds:<set> or folder:DIR."
-        )
+        name = repr(config.data.name)
+        raise InputError(f"data.name is {name}, which holds no images: use digits, tfds:<set> or folder:DIR.")
     if config.inputs > len(dataset.test):
         raise InputError(f"config.inputs is {config.inputs}: the data set has {len(dataset.test)} held-out images.")
     model = _model(config, **case, classes=dataset.num_classes)
@@ -80,15 +76,9 @@ def measure(config: ConfigDict, case: Case) -> Values:
 
 
 def _model(config: ConfigDict, rule: str, nonlinearity: str, *, depth: int, classes: int) -> ResMLP:
-    return ResMLP(
-        classes,
-        width=config.width,
-        depth=depth,
-        base_width=config.width,
-        base_depth=config.base_depth,
-        nonlinearity=nonlinearity,
-        parametrization=get_parametrization(rule, branch_multiplier=config.branch_multiplier),
-    )
+    powers = get_parametrization(rule, branch_multiplier=config.branch_multiplier)
+    sizes = {"width": config.width, "base_width": config.width, "base_depth": config.base_depth}
+    return ResMLP(classes, depth=depth, nonlinearity=nonlinearity, parametrization=powers, **sizes)
 
 
 def _train(config: ConfigDict, model: ResMLP, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
@@ -137,10 +127,8 @@ def _run(
         (params, state), (place_B, key) = carry, batch
         x, y_B = dataset.prepare(config.data.augment, key, {name: array[place_B] for name, array in examples.items()})
 
-        def loss(params: ArrayTree) -> jax.Array:
-            logits_BxC = model.apply({"params": params}, x)
-            return optax.softmax_cross_entropy_with_integer_labels(logits_BxC, y_B).mean()
-
+        logits_BxC = lambda params: model.apply({"params": params}, x)
+        loss = lambda p: optax.softmax_cross_entropy_with_integer_labels(logits_BxC(p), y_B).mean()
         value, gradients = jax.value_and_grad(loss)(params)
         updates, state = optimizer.update(gradients, state, params)
         return (optax.apply_updates(params, updates), state), value

@@ -38,21 +38,15 @@ def network(
 
 
 def mean_field_sgd(
-    model: ResMLP,
-    x_BxD: jax.Array,
-    rate: float,
-    *,
-    trained: Sequence[str] = ("blocks",),
-    momentum: float | None = None,
-    weight_decay: float = 0.0,
+    model: ResMLP, x_BxD: jax.Array, rate: float, *, trained: Sequence[str] = ("blocks",), **kwargs: Any
 ) -> optax.GradientTransformation:
-    """SGD at B24's rate eta_0, that is ``eta_0 gamma0^2 N`` in its mean-field form, on ``trained`` of ``LAYERS``.
+    """`sgd` at B24's rate eta_0, that is ``eta_0 gamma0^2 N`` in its mean-field form, on ``trained`` of ``LAYERS``.
 
     The paper's stem divides its input by sqrt(D); ours starts at that scale and takes the same steps at rate / D.
     """
     rule = model.parametrization.replace(input_lr_factor=1 / x_BxD.shape[-1])
     info = param_info(model, model.base(), x_BxD)
-    optimizer = sgd(rate, info, rule, momentum=momentum, weight_decay=weight_decay)
+    optimizer = sgd(rate, info, rule, **kwargs)
     frozen = [name for name in LAYERS if name not in trained]
     return freeze(optimizer, info, frozen) if frozen else optimizer
 

@@ -84,10 +84,6 @@ def _examples() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return (x - x.mean()) / x.std(), np.where(digits.target[chosen] == 0, 1.0, -1.0), shares
 
 
-def _learning_rate(config: ConfigDict, nonlinearity: str) -> float:
-    return dict(zip(config.nonlinearities, config.learning_rates, strict=True))[nonlinearity]
-
-
 def _theory(config: ConfigDict, nonlinearity: str, key: jax.Array, depth: int) -> theory.Estimate:
     x, y, shares = map(jnp.asarray, _examples())
     samples = max(_SAMPLES, 8 * depth * (config.steps + 1) * len(x))  # four for each Gaussian variable
@@ -97,7 +93,7 @@ def _theory(config: ConfigDict, nonlinearity: str, key: jax.Array, depth: int) -
         activation=nonlinearity,
         steps=config.steps + 1,
         depth=depth,
-        learning_rate=_learning_rate(config, nonlinearity),
+        learning_rate=config.learning_rates[config.nonlinearities.index(nonlinearity)],
         gamma0=config.gamma0,
         shares=shares,
         samples=samples,
@@ -110,7 +106,8 @@ def _theory(config: ConfigDict, nonlinearity: str, key: jax.Array, depth: int) -
 def _networks(config: ConfigDict, nonlinearity: str, width: int, depth: int) -> Values:
     x, y, shares = (jnp.asarray(values, jnp.float32) for values in _examples())
     model = networks.network(nonlinearity, width, depth, gamma0=config.gamma0)
-    optimizer = networks.mean_field_sgd(model, x, _learning_rate(config, nonlinearity))
+    learning_rate = config.learning_rates[config.nonlinearities.index(nonlinearity)]
+    optimizer = networks.mean_field_sgd(model, x, learning_rate)
     count = config.seeds_times_width // width
     trained_x, trained_y = (jnp.repeat(values[None, :-1], config.steps + 1, axis=0) for values in (x, y))
     observe = lambda params: networks.forward(model, params, x)[0]

@@ -47,16 +47,6 @@ class _Cell:
     kappa: float | None  # of the deepest trained path
 
     @property
-    def expected_change(self) -> float | None:
-        """TP6 Claim 7.2, which presumes stability at initialization."""
-        return 1 - self.alpha - self.gamma if self.alpha >= 0.5 else None
-
-    @property
-    def expected_preactivation(self) -> float | None:
-        """The larger of the parts ``dW x ~ L^-gamma`` and ``W dx``."""
-        return None if self.expected_change is None else max(-self.gamma, self.expected_change)
-
-    @property
     def claimed(self) -> str:
         """What TP6's claims say, in a word."""
         phase = classify(self.alpha, self.gamma)
@@ -66,22 +56,19 @@ class _Cell:
     @property
     def measured(self) -> str:
         """What the powers say, in the same words."""
-        initial, change, preactivation = (
-            fit.state != EXPLODES and not fit.slope > _FLAT for fit in (self.initial, self.change, self.preactivation)
-        )
-        return _word((initial, change, not self.change.slope < -_FLAT, preactivation), self.kappa)
+        bounded = lambda fit: fit.state != EXPLODES and not fit.slope > _FLAT
+        changed = not self.change.slope < -_FLAT
+        return _word((bounded(self.initial), bounded(self.change), changed, bounded(self.preactivation)), self.kappa)
 
     def cells(self) -> list[str]:
         """A line of the table."""
-        changes = *map(str, (self.initial, self.first_change, self.change)), _signed(self.expected_change)
-        preactivation = str(self.preactivation), _signed(self.expected_preactivation)
+        change = 1 - self.alpha - self.gamma  # TP6 Claim 7.2, which presumes stability at initialization
+        preactivation = max(-self.gamma, change)  # the larger of the parts ``dW x ~ L^-gamma`` and ``W dx``
+        claims = [f"{power:+.2f}" if self.alpha >= 0.5 else "none" for power in (change, preactivation)]
+        fits = [str(fit) for fit in (self.initial, self.first_change, self.change, self.preactivation)]
+        powers = [*fits[:3], claims[0], fits[3], claims[1]]
         differs = "" if self.measured == self.claimed else "differs"
-        point = f"{self.alpha:g}", f"{self.gamma:g}"
-        return [*point, *changes, *preactivation, self.measured, self.claimed, differs]
-
-
-def _signed(value: float | None) -> str:
-    return "none" if value is None else f"{value:+.2f}"
+        return [f"{self.alpha:g}", f"{self.gamma:g}", *powers, self.measured, self.claimed, differs]
 
 
 def _word(claims: Sequence[bool | None], kappa: float | None) -> str:
@@ -151,7 +138,7 @@ def _path_table(study: _Study) -> str:
         local = format_slope(*study.kappa(alpha, deepest, 2))
         claim = f"{classify(alpha, 1 - alpha).feature_diversity_exponent:g}"
         power = str(study.roughness(alpha)) if len(study.path_depths) > 2 else "needs 3 depths"
-        lines.append([f"{alpha:g}", *kappas, local, claim, power, _signed(1 - 2 * alpha)])
+        lines.append([f"{alpha:g}", *kappas, local, claim, power, f"{1 - 2 * alpha:+.2f}"])
     return aligned(lines)
 
 

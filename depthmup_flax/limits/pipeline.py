@@ -77,8 +77,7 @@ def run(
 ) -> tuple[str, list[pathlib.Path]]:
     """Measures the cases that the work directory lacks; returns the report's text and the files that were written.
 
-    Raises:
-      InputError: an unknown figure, a bad field, a work directory of other settings, or no matplotlib.
+    InputError for an unknown figure, a bad field, a work directory of other settings, or no matplotlib.
     """
     module = figure_module(config.get("figure"))
     require_matplotlib()
