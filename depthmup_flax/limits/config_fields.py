@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -57,3 +57,13 @@ def check_fields(config: ConfigDict, **names: str) -> None:
         valid, remedy = _KINDS[kind]
         for name in of_kind.split():
             require(config, name, valid(config[name]), remedy)
+
+
+def require_fractions(config: ConfigDict, depths: Sequence[int]) -> None:
+    """InputError unless ``config.fractions`` rise and are whole numbers of layers at each of ``depths``."""
+    values = config.fractions
+    rise = is_distinct(values, is_number) and list(values) == sorted(values) and len(values) > 1 and values[-1] < 1
+    layers = [depth * fraction for depth in depths for fraction in values] if rise else []
+    remedy = "give two or more rising fractions below 1 that are whole numbers of layers at depths "
+    remedy += f"{', '.join(map(str, depths))}, such as (0.125, 0.25)"
+    require(config, "fractions", rise and all(layer >= 1 and layer == round(layer) for layer in layers), remedy)

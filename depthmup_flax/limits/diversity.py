@@ -20,8 +20,8 @@ from ml_collections import ConfigDict
 from depthmup_flax.data import Dataset, LoadOnce, batch_indices
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits import finite_networks as networks
-from depthmup_flax.limits.config_fields import check_fields, is_distinct, is_whole, require
-from depthmup_flax.limits.feature_paths import distances, four_digits, mean_interval, require_fractions, slopes
+from depthmup_flax.limits.config_fields import check_fields, is_distinct, is_whole, require, require_fractions
+from depthmup_flax.limits.feature_paths import distances, four_digits, mean_interval, slopes
 from depthmup_flax.limits.panels import Page, Panel, finish, page, points
 from depthmup_flax.limits.pipeline import Case, Row, Values
 from depthmup_flax.limits.rates import aligned

@@ -10,9 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.stats
-from ml_collections import ConfigDict
-
-from depthmup_flax.limits.config_fields import is_distinct, is_number, require
 
 
 def distances(stream_LxBxN: jax.Array, fractions: Sequence[float]) -> jax.Array:
@@ -35,16 +32,6 @@ def mean_interval(values_S: np.ndarray) -> tuple[float, float]:
     """The mean over seeds and half of its 95 % interval (Student's t)."""
     error = values_S.std(ddof=1) / math.sqrt(len(values_S))
     return float(values_S.mean()), float(scipy.stats.t.ppf(0.975, len(values_S) - 1) * error)
-
-
-def require_fractions(config: ConfigDict, depths: Sequence[int]) -> None:
-    """InputError unless ``config.fractions`` rise and are whole numbers of layers at each of ``depths``."""
-    values = config.fractions
-    rise = is_distinct(values, is_number) and list(values) == sorted(values) and len(values) > 1 and values[-1] < 1
-    layers = [depth * fraction for depth in depths for fraction in values] if rise else []
-    remedy = "give two or more rising fractions below 1 that are whole numbers of layers at depths "
-    remedy += f"{', '.join(map(str, depths))}, such as (0.125, 0.25)"
-    require(config, "fractions", rise and all(layer >= 1 and layer == round(layer) for layer in layers), remedy)
 
 
 def four_digits(values: Any) -> Any:

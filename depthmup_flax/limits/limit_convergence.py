@@ -66,12 +66,8 @@ def measure(config: ConfigDict, case: Case) -> Values:
     compute = functools.partial(_theory, config, case["nonlinearity"], key)
     at_depth = case["what"] == THEORY
     estimate = compute(case["depth"]) if at_depth else theory.infinite_depth(compute, config.limit_depth)
-    return {
-        "outputs": estimate.mean.outputs.tolist(),
-        "outputs_error": estimate.error.outputs.tolist(),
-        "losses": estimate.mean.losses.tolist(),
-        "losses_error": estimate.error.losses.tolist(),
-    }
+    parts = (("", estimate.mean), ("_error", estimate.error))
+    return {name + suffix: getattr(part, name).tolist() for name in ("outputs", "losses") for suffix, part in parts}
 
 
 def _examples() -> tuple[np.ndarray, np.ndarray, np.ndarray]:

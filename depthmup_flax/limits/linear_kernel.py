@@ -50,9 +50,8 @@ def measure(config: ConfigDict, case: Case) -> Values:
     times = np.linspace(0, 1, (depth or _LIMIT_TIMES) + 1)
     before, change = _theory(config, depth) if depth else _limit(times, scale)
     profiles = {"time": times.tolist(), "before": before.tolist(), "change": change.tolist()}
-    if depth:
-        return {**profiles, **_errors(before, change, scale)}
-    return {**profiles, "printed": (printed_kernel(times, scale) - before).tolist()}
+    printed = {"printed": (printed_kernel(times, scale) - before).tolist()}
+    return {**profiles, **(_errors(before, change, scale) if depth else printed)}
 
 
 def _limit(times: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
@@ -81,9 +80,9 @@ def printed_kernel(times: np.ndarray, scale: float) -> np.ndarray:
 
 def _theory(config: ConfigDict, depth: int) -> tuple[np.ndarray, np.ndarray]:
     """``H_0`` and ``H_1 - H_0`` at infinite width and this depth."""
-    inputs, targets = jnp.ones((2, 1, 1)), jnp.full((2, 1), config.target)
-    step = {"learning_rate": config.learning_rate, "gamma0": config.gamma0}
-    features = np.asarray(linear_training(inputs, targets, depth=depth, **step).features)
+    batches, rate = (jnp.ones((2, 1, 1)), jnp.full((2, 1), config.target)), config.learning_rate
+    training = linear_training(*batches, depth=depth, learning_rate=rate, gamma0=config.gamma0)
+    features = np.asarray(training.features)
     return features[:, 0, 0], features[:, 1, 1] - features[:, 0, 0]
 
 

@@ -78,9 +78,8 @@ def _examples(config: ConfigDict) -> tuple[np.ndarray, np.ndarray]:
 
 def _theory(config: ConfigDict, depth: int) -> tuple[np.ndarray, np.ndarray]:
     """(T, quarters) root mean squares of layers and (T,) outputs, at infinite width."""
-    inputs_TxBxD, targets_TxB = (jnp.asarray(values[:, None]) for values in _examples(config))
-    step = {"learning_rate": config.learning_rate, "gamma0": config.gamma0}
-    training = linear_training(inputs_TxBxD, targets_TxB, depth=depth, **step)
+    batches = (jnp.asarray(values[:, None]) for values in _examples(config))
+    training = linear_training(*batches, depth=depth, learning_rate=config.learning_rate, gamma0=config.gamma0)
     squares_QxT = np.diagonal(training.features[:: depth // 4], axis1=1, axis2=2)
     return np.sqrt(squares_QxT).T, np.asarray(training.outputs[:, 0])
 
@@ -103,8 +102,7 @@ def _of_networks(config: ConfigDict, width: int, depth: int, seeds: int) -> Valu
     squares_SxTxQxT, outputs_SxTxT = (np.asarray(values, np.float64) for values in observed)
     squares_SxTxQ = np.diagonal(squares_SxTxQxT, axis1=1, axis2=3).transpose(0, 2, 1)
     outputs_SxT = np.diagonal(outputs_SxTxT, axis1=1, axis2=2)
-    theory_TxQ, theory_T = _theory(config, depth)
-    steps = list(config.steps)
+    (theory_TxQ, theory_T), steps = _theory(config, depth), list(config.steps)
     rms_SxPxQ = np.sqrt(squares_SxTxQ[:, steps])
     return {
         "rms": rms_SxPxQ.mean(0).tolist(),
@@ -148,20 +146,16 @@ def table(rows: list[Row]) -> str:
         what = f"{label}: network to theory, depth {study.depth}, over width"
         rates.append(rate(what, of_width, -1, study.seeds))
         errors.append([label, *(f"{width * float(np.mean(groups)):.1f}" for width, groups in of_width.items())])
-    for i, step in enumerate(study.steps):
-        rates.append(_depth_rate(f"layers after {step} step(s)", study.differences("rms", i)))
-    rates.append(_depth_rate("outputs", study.differences("outputs")))
+    over_depth = {f"layers after {step} step(s)": study.differences("rms", i) for i, step in enumerate(study.steps)}
+    for label, differences in {**over_depth, "outputs": study.differences("outputs")}.items():
+        deep = {depth: [value] for depth, value in differences.items() if depth >= _DEEP}
+        rates.append(rate(f"{label}: theory to twice the depth, over depth", deep, -1, "exact"))
     return "\n\n".join([rates_table(rates), *map(aligned, (errors, _layers(study), _outputs(study))), _NOTE])
 
 
 _NOTE = f"""\
 Errors over width: squares, mean over layers and steps, networks in {GROUPS} groups. Over depth: root mean square
 difference of theory to theory of twice the depth, from depth {_DEEP} up. n: networks at each size. |x|^2 / D = 1."""
-
-
-def _depth_rate(label: str, differences: dict[int, float]) -> Line:
-    deep = {depth: [value] for depth, value in differences.items() if depth >= _DEEP}
-    return rate(f"{label}: theory to twice the depth, over depth", deep, -1, "exact")
 
 
 def _line(label: str, values: Sequence[float], spec: str, spread: Sequence[float] = ()) -> Line:

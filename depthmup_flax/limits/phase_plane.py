@@ -130,12 +130,11 @@ def table(rows: list[Row]) -> str:
 
 
 def _path_table(study: _Study) -> str:
-    deepest, below = study.path_depths[-1], f"eps to {study.fractions[1]:g}"
-    head = ["kappa at alpha", *(f"depth {depth}" for depth in study.path_depths), below, "TP6"]
-    lines = [[*head, "roughness", "1 - 2 alpha"]]
+    depths = [f"depth {depth}" for depth in study.path_depths]
+    lines = [["kappa at alpha", *depths, f"eps to {study.fractions[1]:g}", "TP6", "roughness", "1 - 2 alpha"]]
     for alpha in study.path_alphas:
         kappas = [format_slope(*study.kappa(alpha, depth)) for depth in study.path_depths]
-        local = format_slope(*study.kappa(alpha, deepest, 2))
+        local = format_slope(*study.kappa(alpha, study.path_depths[-1], 2))
         claim = f"{classify(alpha, 1 - alpha).feature_diversity_exponent:g}"
         power = str(study.roughness(alpha)) if len(study.path_depths) > 2 else "needs 3 depths"
         lines.append([f"{alpha:g}", *kappas, local, claim, power, f"{1 - 2 * alpha:+.2f}"])

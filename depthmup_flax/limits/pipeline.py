@@ -23,14 +23,8 @@ from depthmup_flax.training.workdir import make_writable, only_run_in
 from depthmup_flax.types import Json
 
 # config.figure -> its module of this package
-FIGURES = {
-    "ntk": "ntk",
-    "linear_kernel": "linear_kernel",
-    "linear_limit": "linear_limit",
-    "limit_convergence": "limit_convergence",
-    "phase_diagram": "phase_plane",
-    "diversity": "diversity",
-}
+FIGURES = {name: name for name in ("ntk", "linear_kernel", "linear_limit", "limit_convergence", "diversity")}
+FIGURES["phase_diagram"] = "phase_plane"
 SCHEMA = 1
 _FREE = ("title", "lanes")  # settings that change no number
 _key = functools.partial(json.dumps, sort_keys=True)

@@ -40,11 +40,7 @@ class Activation:
 
     def slope(self, x: jax.Array) -> jax.Array:
         """The derivative, elementwise."""
-        return _derivative(self.function)(x)
-
-
-def _derivative(function: Elementwise) -> Elementwise:
-    return jax.grad(lambda x: function(x).sum())
+        return jax.grad(lambda x: self.function(x).sum())(x)
 
 
 def get_activation(name: str) -> Activation:
@@ -95,8 +91,8 @@ def _quadrature(function: Elementwise, p: jax.Array, q: jax.Array, c: jax.Array)
 
 
 def _by_quadrature(function: Elementwise) -> Activation:
-    averages = (functools.partial(_quadrature, phi) for phi in (function, _derivative(function)))
-    return Activation(function, *averages)
+    slope = jax.grad(lambda x: function(x).sum())
+    return Activation(function, functools.partial(_quadrature, function), functools.partial(_quadrature, slope))
 
 
 ACTIVATIONS: dict[str, Activation] = {

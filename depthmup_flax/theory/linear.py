@@ -41,7 +41,8 @@ def linear_training(
     ``W_0^mT dx_i^m`` (Gamma in the paper, times sqrt(L)), whose covariances are those of features and gradients (C in
     the paper). Both are computed layer by layer. Several examples in a step add an index; its loss is their mean.
     Takes O(M^2 L^2) memory and O(M^3 L^2) time for M = T B passes, in one compiled program. Prop. 4.4's limit
-    of infinite depth is ``infinite_depth(lambda depth: linear_training(..., depth=depth))``.
+    of infinite depth is ``infinite_depth(lambda depth: linear_training(..., depth=depth))``. InputError for shapes that
+    do not match, an example of norm zero, an invalid number, or training that diverges.
 
     Args:
       inputs: (T, B, D) examples of each step.
@@ -51,9 +52,6 @@ def linear_training(
       gamma0: divisor of the output.
       branch_multiplier: a.
       loss: (f, y) -> loss of an example, elementwise.
-
-    Raises:
-      InputError: shapes that do not match, an example of norm zero, a depth below 1, or training that diverges.
     """
     inputs, targets = jnp.asarray(inputs), jnp.asarray(targets)
     if inputs.ndim != 3:

@@ -80,7 +80,8 @@ def nonlinear_training(
 
     The error is the standard error over independent populations. The white noises of a population are exactly
     orthogonal, so a linear network has no error. A population of S samples also has a bias of order 1/S, far below the
-    error unless populations are many and small.
+    error unless populations are many and small. InputError for bad shapes or numbers, an example of norm zero, an
+    unknown name, too few samples, or training that diverges.
 
     Args:
       inputs: (P, D) all examples, including those that are only predicted.
@@ -101,9 +102,6 @@ def nonlinear_training(
 
     Returns:
       `Estimate` of a `Training` with B = P: ``outputs`` (T, P), and passes in the order of steps.
-
-    Raises:
-      InputError: bad shapes or numbers, an example of norm zero, an unknown name, too few samples, or divergence.
     """
     inputs, targets = jnp.asarray(inputs), jnp.asarray(targets)
     get_activation(activation)
@@ -143,8 +141,6 @@ def nonlinear_training(
 
 
 class _Plan(NamedTuple):
-    """The static arguments of a compiled program."""
-
     activation: str
     depth: int
     steps: int
@@ -154,8 +150,6 @@ class _Plan(NamedTuple):
 
 
 class _Numbers(NamedTuple):
-    """The arguments of a compiled program."""
-
     start_PxP: jax.Array  # x . x' / D
     targets_P: jax.Array
     shares_TxP: jax.Array
