@@ -3,12 +3,46 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits.finite_networks import GROUPS
+
+
+def is_number(value: Any) -> bool:
+    """Whether ``value`` is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: Any, at_least: int = 1) -> bool:
+    """Whether ``value`` is a whole number of at least ``at_least``."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
+
+
+def is_distinct(values: Any, valid: Callable[[Any], bool]) -> bool:
+    """Whether ``values`` is a tuple or list of one or more different, valid elements."""
+    listed = isinstance(values, (tuple, list)) and bool(values) and all(map(valid, values))
+    return listed and len(set(values)) == len(values)
+
+
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "seed": (lambda value: is_whole(value, 0), "use a whole number of at least 0"),
+    "whole": (is_whole, "use a whole number of at least 1"),
+    "several": (lambda value: is_whole(value, 2), "use a whole number of at least 2"),
+    "positive": (lambda value: is_number(value) and value > 0, "use a positive number"),
+    "groups": (
+        lambda value: is_whole(value, 2 * GROUPS) and value % GROUPS == 0,
+        f"use a multiple of {GROUPS} from {2 * GROUPS} up",
+    ),
+    "sizes": (
+        lambda value: is_distinct(value, is_whole),
+        "give different whole numbers of at least 1, such as (64, 128)",
+    ),
+    "numbers": (lambda value: is_distinct(value, is_number), "give different numbers, such as (0.5, 1.0)"),
+}
 
 
 def require(config: ConfigDict, name: str, valid: bool, remedy: str) -> None:
@@ -17,43 +51,19 @@ def require(config: ConfigDict, name: str, valid: bool, remedy: str) -> None:
         raise InputError(f"config.{name} is {config[name]!r}: {remedy}.")
 
 
-def require_whole(config: ConfigDict, *names: str, at_least: int = 1) -> None:
-    """InputError unless each field is a whole number of at least ``at_least``."""
-    for name in names:
-        require(config, name, _is_whole(config[name], at_least), f"use a whole number of at least {at_least}")
+def check_fields(config: ConfigDict, **names: str) -> None:
+    """InputError unless ``seed`` and these fields are of their kind, such as ``whole="width depth"``."""
+    for kind, of_kind in {"seed": "seed", **names}.items():
+        valid, remedy = _KINDS[kind]
+        for name in of_kind.split():
+            require(config, name, valid(config[name]), remedy)
 
 
-def require_positive(config: ConfigDict, *names: str) -> None:
-    """InputError unless each field is a finite number above 0."""
-    for name in names:
-        require(config, name, is_number(config[name]) and config[name] > 0, "use a positive number")
-
-
-def require_groups(config: ConfigDict, *names: str) -> None:
-    """InputError unless each field is a number of networks that `GROUPS` divides."""
-    for name in names:
-        valid = _is_whole(config[name], 2 * GROUPS) and config[name] % GROUPS == 0
-        require(config, name, valid, f"use a multiple of {GROUPS} from {2 * GROUPS} up")
-
-
-def require_sizes(config: ConfigDict, *names: str, at_least: int = 1) -> None:
-    """InputError unless each field is a tuple of different whole numbers of at least ``at_least``."""
-    remedy = f"give different whole numbers of at least {at_least}, such as (64, 128)"
-    for name in names:
-        require(config, name, is_distinct(config[name], lambda size: _is_whole(size, at_least)), remedy)
-
-
-def is_distinct(values: object, valid: Callable[[object], bool]) -> bool:
-    """Whether ``values`` is a tuple or list of one or more different, valid elements."""
-    if not isinstance(values, (tuple, list)) or not values or not all(map(valid, values)):
-        return False
-    return len(set(values)) == len(values)
-
-
-def is_number(value: object) -> bool:
-    """Whether ``value`` is a finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_whole(value: object, at_least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
+def require_fractions(config: ConfigDict, depths: Sequence[int]) -> None:
+    """InputError unless ``config.fractions`` rise and are whole numbers of layers at each of ``depths``."""
+    values = config.fractions
+    rise = is_distinct(values, is_number) and list(values) == sorted(values) and len(values) > 1 and values[-1] < 1
+    layers = [depth * fraction for depth in depths for fraction in values] if rise else []
+    remedy = "give two or more rising fractions below 1 that are whole numbers of layers at depths "
+    remedy += f"{', '.join(map(str, depths))}, such as (0.125, 0.25)"
+    require(config, "fractions", rise and all(layer >= 1 and layer == round(layer) for layer in layers), remedy)

@@ -20,8 +20,8 @@ from ml_collections import ConfigDict
 from depthmup_flax.data import Dataset, LoadOnce, batch_indices
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits import finite_networks as networks
-from depthmup_flax.limits.config_fields import require, require_positive, require_sizes, require_whole
-from depthmup_flax.limits.feature_paths import distances, four_digits, mean_interval, require_fractions, slopes
+from depthmup_flax.limits.config_fields import check_fields, is_distinct, is_whole, require, require_fractions
+from depthmup_flax.limits.feature_paths import distances, four_digits, mean_interval, slopes
 from depthmup_flax.limits.panels import Page, Panel, finish, page, points
 from depthmup_flax.limits.pipeline import Case, Row, Values
 from depthmup_flax.limits.rates import aligned
@@ -40,14 +40,11 @@ _load = LoadOnce()
 
 def cases(config: ConfigDict) -> list[Case]:
     """A few seeds of each kind of network at each depth."""
-    require_whole(config, "width", "base_depth", "batch_size", "inputs")
-    require_whole(config, "seeds", at_least=2)
-    require_whole(config, "seed", at_least=0)
-    require_sizes(config, "depths")
-    require_sizes(config, "times", at_least=0)
-    require_positive(config, "learning_rate", "branch_multiplier")
+    check_fields(config, whole="width base_depth batch_size inputs", several="seeds", sizes="depths")
+    check_fields(config, positive="learning_rate branch_multiplier")
     require_fractions(config, config.depths)
-    rising = list(config.times) == sorted(config.times) and config.times[-1] >= 1
+    times = config.times
+    rising = is_distinct(times, lambda step: is_whole(step, 0)) and list(times) == sorted(times) and times[-1] >= 1
     require(config, "times", rising, "give rising numbers of steps, such as (0, 10, 100)")
     if config.data.augment == "resized_crop":
         raise InputError("data.augment is 'resized_crop', which crops images as they are read: use 'imagenet'.")
@@ -55,57 +52,40 @@ def cases(config: ConfigDict) -> list[Case]:
         if not isinstance(kind, (tuple, list)) or len(kind) != 2:
             raise InputError(f"config.kinds has {kind!r}: give pairs such as ('depth_mup', 'relu').")
         _model(config, kind[0], kind[1], depth=1, classes=1)
-    return [
-        {"rule": rule, "nonlinearity": nonlinearity, "depth": depth}
-        for rule, nonlinearity in config.kinds
-        for depth in config.depths
-    ]
+    kinds = itertools.product(config.kinds, config.depths)
+    return [{"rule": rule, "nonlinearity": nonlinearity, "depth": depth} for (rule, nonlinearity), depth in kinds]
 
 
 def measure(config: ConfigDict, case: Case) -> Values:
     """``d(eps)`` and the training loss of each seed at each time."""
     dataset = _load(config.data)
     if dataset.input_kind != "image":
-        raise InputError(
-            f"data.name is {config.data.name!r}, which holds no images: use digits, tfds:<set> or folder:DIR."
-        )
+        name = repr(config.data.name)
+        raise InputError(f"data.name is {name}, which holds no images: use digits, tfds:<set> or folder:DIR.")
     if config.inputs > len(dataset.test):
         raise InputError(f"config.inputs is {config.inputs}: the data set has {len(dataset.test)} held-out images.")
     model = _model(config, **case, classes=dataset.num_classes)
     distances_SxTxE, losses_SxT = _train(config, model, dataset)
     return {
         "data": config.data.name,
-        "width": config.width,
-        "batch_size": config.batch_size,
-        "learning_rate": config.learning_rate,
-        "times": list(config.times),
-        "fractions": list(config.fractions),
+        **{name: config[name] for name in ("width", "batch_size", "learning_rate")},
+        **{name: list(config[name]) for name in ("times", "fractions")},
         "distances": four_digits(distances_SxTxE),
         "losses": four_digits(losses_SxT),
     }
 
 
 def _model(config: ConfigDict, rule: str, nonlinearity: str, *, depth: int, classes: int) -> ResMLP:
-    return ResMLP(
-        classes,
-        width=config.width,
-        depth=depth,
-        base_width=config.width,
-        base_depth=config.base_depth,
-        nonlinearity=nonlinearity,
-        parametrization=get_parametrization(rule, branch_multiplier=config.branch_multiplier),
-    )
+    powers = get_parametrization(rule, branch_multiplier=config.branch_multiplier)
+    sizes = {"width": config.width, "base_width": config.width, "base_depth": config.base_depth}
+    return ResMLP(classes, depth=depth, nonlinearity=nonlinearity, parametrization=powers, **sizes)
 
 
 def _train(config: ConfigDict, model: ResMLP, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
     """(S, T, E) distances and (S, T) training losses at ``times``; a loss is the mean of the few steps before."""
     steps, unit = config.times[-1], math.gcd(*config.times)
-    order_SxTxB = np.array(
-        [
-            [batch_indices(config.seed + s, step, len(dataset.train), config.batch_size) for step in range(steps)]
-            for s in range(config.seeds)
-        ]
-    )
+    indices = lambda s, step: batch_indices(config.seed + s, step, len(dataset.train), config.batch_size)
+    order_SxTxB = np.array([[indices(s, step) for step in range(steps)] for s in range(config.seeds)])
     needed, place = np.unique(order_SxTxB, return_inverse=True)
     place_SxKxUxB = jnp.asarray(place.reshape(config.seeds, steps // unit, unit, config.batch_size))
     keys = jax.random.split(jax.random.key(config.seed), config.seeds)
@@ -126,6 +106,7 @@ def _train(config: ConfigDict, model: ResMLP, dataset: Dataset) -> tuple[np.ndar
 
 
 _State = tuple[ArrayTree, optax.OptState]
+_Batches = tuple[jax.Array, jax.Array]  # places of examples, and random keys
 
 
 def _run(
@@ -142,25 +123,19 @@ def _run(
     info = param_info(model, model.base(), dataset.input_spec)
     optimizer = freeze(adamw(config.learning_rate, info, model.parametrization), info, ("stem", "readout"))
 
-    def step(carry: _State, batch: tuple[jax.Array, jax.Array]) -> tuple[_State, jax.Array]:
-        params, state = carry
-        place_B, key = batch
+    def step(carry: _State, batch: _Batches) -> tuple[_State, jax.Array]:
+        (params, state), (place_B, key) = carry, batch
         x, y_B = dataset.prepare(config.data.augment, key, {name: array[place_B] for name, array in examples.items()})
 
-        def loss(params: ArrayTree) -> jax.Array:
-            logits_BxC = model.apply({"params": params}, x)
-            return optax.softmax_cross_entropy_with_integer_labels(logits_BxC, y_B).mean()
-
+        logits_BxC = lambda params: model.apply({"params": params}, x)
+        loss = lambda p: optax.softmax_cross_entropy_with_integer_labels(logits_BxC(p), y_B).mean()
         value, gradients = jax.value_and_grad(loss)(params)
         updates, state = optimizer.update(gradients, state, params)
         return (optax.apply_updates(params, updates), state), value
 
-    def observe(params: ArrayTree) -> jax.Array:
-        return distances(networks.forward(model, params, seen_BxD)[1], config.fractions)
+    observe = lambda params: distances(networks.forward(model, params, seen_BxD)[1], config.fractions)
 
-    def round_of_steps(
-        carry: _State, batches: tuple[jax.Array, jax.Array]
-    ) -> tuple[_State, tuple[jax.Array, jax.Array]]:
+    def round_of_steps(carry: _State, batches: _Batches) -> tuple[_State, tuple[jax.Array, jax.Array]]:
         carry, losses_U = jax.lax.scan(step, carry, batches)
         return carry, (observe(carry[0]), losses_U.mean())
 
@@ -178,44 +153,43 @@ class _Study:
         self.kinds = list(dict.fromkeys((row["rule"], row["nonlinearity"]) for row in rows))
         self.depths = sorted({row["depth"] for row in rows})
         self.times, self.fractions = rows[0]["times"], np.array(rows[0]["fractions"])
-        self.first, self.seeds = rows[0], len(rows[0]["distances"])
+        self.seeds = len(rows[0]["distances"])
 
-    def distances(self, kind: _Kind, depth: int, time: int) -> np.ndarray:
-        """(S, E); NaN where a network diverged."""
-        return np.array(self.rows[*kind, depth]["distances"], np.float64)[:, self.times.index(time)]
+    def values(self, name: str, kind: _Kind, depth: int, time: int) -> np.ndarray:
+        """(S, E) distances or (S,) losses; NaN where a network diverged, and of losses at the start."""
+        return np.array(self.rows[*kind, depth][name], np.float64)[:, self.times.index(time)]
 
     def slopes(self, kind: _Kind, depth: int, time: int) -> np.ndarray:
         """(S,) fitted slopes."""
-        return slopes(self.fractions[:_FITTED], self.distances(kind, depth, time)[:, :_FITTED])
-
-    def loss(self, kind: _Kind, depth: int, time: int) -> float:
-        """Mean over seeds of the training loss; NaN at the start, and where one diverged."""
-        return float(np.array(self.rows[*kind, depth]["losses"], np.float64)[:, self.times.index(time)].mean())
-
-
-def _name(kind: _Kind) -> str:
-    return ", ".join(kind)
+        return slopes(self.fractions[:_FITTED], self.values("distances", kind, depth, time)[:, :_FITTED])
 
 
 def table(rows: list[Row]) -> str:
     """Slopes beside TP6's, over depth and time, and how far apart kinds are."""
     study = _Study(rows)
-    first, *others = study.kinds
-    depths = [f"depth {depth}" for depth in study.depths]
+    first, depths = study.kinds[0], [f"depth {depth}" for depth in study.depths]
     slope_lines = [["slope", "step", *depths, "TP6"]]
     # Seed by seed: kinds share data and initial weights.
-    differences = [[f"slope minus that of {_name(first)}", "step", *depths]]
+    differences = [[f"slope minus that of {', '.join(first)}", "step", *depths]]
     losses = [["training loss", "step", *depths]]
     for kind, time in itertools.product(study.kinds, study.times):
-        of_depth = [study.slopes(kind, depth, time) for depth in study.depths]
-        claim = _CLAIMS.get(kind[0], "") if time else "1/2"
-        slope_lines.append([_name(kind), str(time), *map(_slope, of_depth), claim])
-        if kind in others:
-            minus = [_slope(v - study.slopes(first, d, time)) for v, d in zip(of_depth, study.depths, strict=True)]
-            differences.append([_name(kind), str(time), *minus])
+        start, claim = [", ".join(kind), str(time)], _CLAIMS.get(kind[0], "") if time else "1/2"
+        of_depth = {depth: study.slopes(kind, depth, time) for depth in study.depths}
+        slope_lines.append([*start, *map(_slope, of_depth.values()), claim])
+        if kind != first:
+            minus = [_slope(values_S - study.slopes(first, depth, time)) for depth, values_S in of_depth.items()]
+            differences.append([*start, *minus])
         if time:
-            losses.append([_name(kind), str(time), *(f"{study.loss(kind, d, time):.3f}" for d in study.depths)])
-    return "\n\n".join([*map(aligned, (slope_lines, differences, losses)), _note(study)])
+            means = [study.values("losses", kind, depth, time).mean() for depth in study.depths]
+            losses.append([*start, *(f"{mean:.3f}" for mean in means)])
+    row, fitted = rows[0], study.fractions[:_FITTED]
+    note = f"""\
+{row["data"]}, width {row["width"]}, Adam at {row["learning_rate"]:g}, batches of {row["batch_size"]}, \
+n = {study.seeds} seeds, ± 95 % interval.
+slope: of log d(eps) over log eps from {fitted[0]:g} to {fitted[-1]:g}, which is 1 - kappa.
+TP6's is for infinite depth, then eps to 0. The training loss is the mean of the last few steps, held-out images
+are those of the distances."""
+    return "\n\n".join([*map(aligned, (slope_lines, differences, losses)), note])
 
 
 def _slope(values_S: np.ndarray) -> str:
@@ -223,22 +197,13 @@ def _slope(values_S: np.ndarray) -> str:
     return format_slope(mean, half, 3) if math.isfinite(mean) else "diverged"
 
 
-def _note(study: _Study) -> str:
-    row, fitted = study.first, study.fractions[:_FITTED]
-    network = f"width {row['width']}, Adam at {row['learning_rate']:g}, batches of {row['batch_size']}"
-    return f"""{row["data"]}, {network}, n = {study.seeds} seeds, ± 95 % interval.
-slope: of log d(eps) over log eps from {fitted[0]:g} to {fitted[-1]:g}, which is 1 - kappa.
-TP6's is for infinite depth, then eps to 0. The training loss is the mean of the last few steps, held-out images
-are those of the distances."""
-
-
 def figure(rows: list[Row]) -> Page:
     """``d`` over ``eps`` for each kind: over depth at the last step, and over time at the largest depth."""
     study = _Study(rows)
-    row, last, deepest = study.first, study.times[-1], study.depths[-1]
+    last, deepest = study.times[-1], study.depths[-1]
     title = (
         r"Feature diversity: distance $d(\epsilon)$ of features $\epsilon L$ layers apart, scaled to 1 at the smallest "
-        rf"$\epsilon$ ({row['data']}, width {row['width']})"
+        rf"$\epsilon$ ({rows[0]['data']}, width {rows[0]['width']})"
         f"\nmean ± std over n = {study.seeds} seeds; numbers: slopes $1 - \\kappa$ ± 95 % interval, "
         f"fitted to $\\epsilon$ up to {Fraction(float(study.fractions[:_FITTED][-1]))}"
     )
@@ -263,8 +228,8 @@ def _draw(
     for slope, dashes, label in ((0.5, "--", r"$\epsilon^{1/2}$"), (1.0, ":", r"$\epsilon$")):
         panel.plot(study.fractions, x ** (slope - power), dashes, color="0.45", linewidth=1.4, label=label)
     for (label, curve), color in zip(curves.items(), colors(range(len(curves))).values(), strict=True):
-        distances_SxE = study.distances(kind, *curve) / x**power
-        distances_SxE = distances_SxE / distances_SxE[:, :1].mean()
+        distances_SxE = study.values("distances", kind, *curve) / x**power
+        distances_SxE /= distances_SxE[:, :1].mean()
         mean, spread = distances_SxE.mean(0), distances_SxE.std(0, ddof=1)
         named = f"{label}: {_slope(study.slopes(kind, *curve))}"
         points(panel, study.fractions, mean, spread, color=color, label=named, joined=True)

@@ -10,22 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.stats
-from ml_collections import ConfigDict
-
-from depthmup_flax.limits.config_fields import is_distinct, is_number, require
 
 
 def distances(stream_LxBxN: jax.Array, fractions: Sequence[float]) -> jax.Array:
-    """``d(eps)``, the root mean square of ``x^((lambda + eps) L) - x^(lambda L)``.
+    """(E,) ``d(eps)``, the root mean square of ``x^((lambda + eps) L) - x^(lambda L)``, for each fraction eps.
 
     Yang et al. (arXiv:2310.02244), Def. 7.6; the mean is over coordinates, inputs and ``lambda`` in steps of a layer.
-
-    Args:
-      stream_LxBxN: the residual stream from ``x^0`` to ``x^L``.
-      fractions: (E,) eps; ``eps L`` is a whole number of layers.
-
-    Returns:
-      (E,) distances.
+    The stream is from ``x^0`` to ``x^L``; ``eps L`` is a whole number of layers.
     """
     layers = [round(fraction * (len(stream_LxBxN) - 1)) for fraction in fractions]
     return jnp.stack([jnp.sqrt(jnp.mean((stream_LxBxN[k:] - stream_LxBxN[:-k]) ** 2)) for k in layers])
@@ -33,28 +24,14 @@ def distances(stream_LxBxN: jax.Array, fractions: Sequence[float]) -> jax.Array:
 
 def slopes(fractions: Sequence[float] | np.ndarray, distances_SxE: np.ndarray) -> np.ndarray:
     """(S,) least-squares slopes of log d over log eps, ``1 - kappa``, one per network; NaN where it diverged."""
-    x, y_SxE = np.log(fractions), np.log(distances_SxE)
-    x = x - x.mean()
-    return y_SxE @ x / (x @ x)
+    x = np.log(fractions) - np.log(fractions).mean()
+    return np.log(distances_SxE) @ x / (x @ x)
 
 
 def mean_interval(values_S: np.ndarray) -> tuple[float, float]:
     """The mean over seeds and half of its 95 % interval (Student's t)."""
     error = values_S.std(ddof=1) / math.sqrt(len(values_S))
     return float(values_S.mean()), float(scipy.stats.t.ppf(0.975, len(values_S) - 1) * error)
-
-
-def require_fractions(config: ConfigDict, depths: Sequence[int]) -> None:
-    """InputError unless ``config.fractions`` rise and are whole numbers of layers at each of ``depths``."""
-    fractions = config.fractions
-    valid = is_distinct(fractions, is_number) and list(fractions) == sorted(fractions) and len(fractions) > 1
-    layers = [depth * fraction for depth in depths for fraction in fractions] if valid else []
-    remedy = (
-        "give two or more rising fractions below 1 that are whole numbers of layers at depths "
-        f"{', '.join(map(str, depths))}, such as (0.125, 0.25)"
-    )
-    whole = all(layer >= 1 and layer == round(layer) for layer in layers)
-    require(config, "fractions", valid and whole and fractions[-1] < 1, remedy)
 
 
 def four_digits(values: Any) -> Any:

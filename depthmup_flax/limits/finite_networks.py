@@ -26,47 +26,27 @@ def network(
     width: int,
     depth: int,
     *,
-    gamma0: float = 1.0,
-    branch_multiplier: float = 1.0,
+    rule: Parametrization | None = None,
     pre_nonlin: bool = True,
     mean_subtraction: bool = False,
-    rule: Parametrization | None = None,
+    **settings: float,
 ) -> ResMLP:
-    """`ResMLP` as B24 Eq. 1 writes it: base width and depth 1, one output, no mean subtraction.
-
-    ``rule`` replaces the whole parametrization, for other alpha and gamma.
-    """
-    rule = rule or get_parametrization("depth_mup", gamma0=gamma0, branch_multiplier=branch_multiplier)
-    return ResMLP(
-        1,
-        width=width,
-        depth=depth,
-        base_width=1,
-        base_depth=1,
-        nonlinearity=nonlinearity,
-        pre_nonlin=pre_nonlin,
-        mean_subtraction=mean_subtraction,
-        parametrization=rule,
-    )
+    """`ResMLP` as B24 Eq. 1 writes it, with one output; in Depth-muP with ``settings``, or in another rule."""
+    rule = rule or get_parametrization("depth_mup", **settings)
+    form: dict[str, Any] = {"pre_nonlin": pre_nonlin, "mean_subtraction": mean_subtraction, "parametrization": rule}
+    return ResMLP(1, nonlinearity=nonlinearity, width=width, depth=depth, base_width=1, base_depth=1, **form)
 
 
 def mean_field_sgd(
-    model: ResMLP,
-    x_BxD: jax.Array,
-    rate: float,
-    *,
-    trained: Sequence[str] = ("blocks",),
-    momentum: float | None = None,
-    weight_decay: float = 0.0,
+    model: ResMLP, x_BxD: jax.Array, rate: float, *, trained: Sequence[str] = ("blocks",), **kwargs: Any
 ) -> optax.GradientTransformation:
-    """SGD at B24's rate eta_0, that is ``eta_0 gamma0^2 N`` in its mean-field form, on ``trained`` of ``LAYERS``.
+    """`sgd` at B24's rate eta_0, that is ``eta_0 gamma0^2 N`` in its mean-field form, on ``trained`` of ``LAYERS``.
 
-    The paper's stem divides its input by sqrt(D); ours starts at that scale and takes the same steps at 1/D of the
-    rate.
+    The paper's stem divides its input by sqrt(D); ours starts at that scale and takes the same steps at rate / D.
     """
     rule = model.parametrization.replace(input_lr_factor=1 / x_BxD.shape[-1])
     info = param_info(model, model.base(), x_BxD)
-    optimizer = sgd(rate, info, rule, momentum=momentum, weight_decay=weight_decay)
+    optimizer = sgd(rate, info, rule, **kwargs)
     frozen = [name for name in LAYERS if name not in trained]
     return freeze(optimizer, info, frozen) if frozen else optimizer
 
@@ -102,11 +82,8 @@ def trajectories(
     def run(key: jax.Array) -> ArrayTree:
         params = init(model, key, x_TxBxD[0])
 
-        def step(
-            carry: tuple[ArrayTree, optax.OptState], batch: tuple[jax.Array, jax.Array]
-        ) -> tuple[tuple[ArrayTree, optax.OptState], ArrayTree]:
-            params, state = carry
-            x_BxD, y_B = batch
+        def step(carry: Any, batch: tuple[jax.Array, jax.Array]) -> tuple[Any, ArrayTree]:
+            (params, state), (x_BxD, y_B) = carry, batch
             loss = lambda p: jnp.mean((forward(model, p, x_BxD)[0] - y_B) ** 2) / 2
             updates, new_state = optimizer.update(jax.grad(loss)(params), state, params)
             return (optax.apply_updates(params, updates), new_state), observe(params)

@@ -5,7 +5,9 @@ B24 is Bordelon et al. (arXiv:2309.16620); `depthmup_flax.theory.finite_size` ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,30 +15,14 @@ import numpy as np
 from ml_collections import ConfigDict
 from sklearn.datasets import load_digits
 
+from depthmup_flax import theory
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits import finite_networks as networks
-from depthmup_flax.limits.config_fields import (
-    is_distinct,
-    is_number,
-    require,
-    require_positive,
-    require_sizes,
-    require_whole,
-)
+from depthmup_flax.limits.config_fields import check_fields, is_distinct, is_number, is_whole, require
 from depthmup_flax.limits.panels import Color, Page, Panel, finish, guide, page, points, size_axis
 from depthmup_flax.limits.pipeline import Case, Row, Values
 from depthmup_flax.limits.rates import Line, aligned, rate, rates_table
 from depthmup_flax.report.style import colors
-from depthmup_flax.theory import (
-    ACTIVATIONS,
-    Ensemble,
-    Estimate,
-    FiniteSizeError,
-    SquareError,
-    finite_size_error,
-    infinite_depth,
-    nonlinear_training,
-)
 
 THEORY, LIMIT, NETWORK = "theory", "limit", "network"
 _DIGITS = (0, 0, 1, 1)  # the last is predicted, not trained on
@@ -51,30 +37,24 @@ def cases(config: ConfigDict) -> list[Case]:
     different = is_distinct(names, lambda name: isinstance(name, str))
     require(config, "nonlinearities", different, "give different names, such as ('relu', 'linear')")
     one_each = isinstance(rates, (tuple, list)) and len(names) == len(rates)
-    require(config, "learning_rates", one_each, f"give one for each of {', '.join(names)}")
-    require(config, "learning_rates", all(is_number(rate) and rate > 0 for rate in rates), "use positive numbers")
+    positive = one_each and all(is_number(rate) and rate > 0 for rate in rates)
+    require(config, "learning_rates", positive, f"give one for each of {', '.join(names)}, all positive numbers")
     for name in names:
-        if name not in ACTIVATIONS:
-            raise InputError(f"config.nonlinearities has {name!r}: use some of {', '.join(ACTIVATIONS)}.")
-    require_whole(config, "seed", at_least=0)
-    require_sizes(config, "widths", "depths")
-    require_positive(config, "gamma0")
-    require_whole(config, "steps", "lanes", "seeds_times_width", "samples")
-    require_whole(config, "limit_depth", at_least=2)
-    require(config, "limit_depth", config.limit_depth % 2 == 0, "use an even number, half of it is a depth too")
+        if name not in theory.ACTIVATIONS:
+            raise InputError(f"config.nonlinearities has {name!r}: use some of {', '.join(theory.ACTIVATIONS)}.")
+    whole = "steps lanes seeds_times_width samples"
+    check_fields(config, whole=whole, sizes="widths depths", positive="gamma0")
+    even = is_whole(config.limit_depth, 2) and config.limit_depth % 2 == 0
+    require(config, "limit_depth", even, "use an even number from 2 up, half of it is a depth too")
     least = 4 * max(config.widths)
     enough = config.seeds_times_width >= least
     require(config, "seeds_times_width", enough, f"use at least {least}, four networks at the largest width")
-    sizes = [(depth, width) for depth in config.depths for width in config.widths]
-    return [
-        {"nonlinearity": name, **case}
-        for name in names
-        for case in (
-            *({"what": THEORY, "depth": depth} for depth in config.depths),
-            {"what": LIMIT},
-            *({"what": NETWORK, "depth": depth, "width": width} for depth, width in sizes),
-        )
+    cases = [
+        *({"what": THEORY, "depth": depth} for depth in config.depths),
+        {"what": LIMIT},
+        *({"what": NETWORK, "depth": d, "width": w} for d, w in itertools.product(config.depths, config.widths)),
     ]
+    return [{"nonlinearity": name, **case} for name in names for case in cases]
 
 
 def measure(config: ConfigDict, case: Case) -> Values:
@@ -83,14 +63,11 @@ def measure(config: ConfigDict, case: Case) -> Values:
         return _networks(config, case["nonlinearity"], case["width"], case["depth"])
     # Theory has samples of its own for every depth, and for the limit, so that errors are independent.
     key = jax.random.fold_in(jax.random.key(config.seed), [THEORY, LIMIT].index(case["what"]))
-    theory = _theory(config, case["nonlinearity"], key)
-    estimate = theory(case["depth"]) if case["what"] == THEORY else infinite_depth(theory, config.limit_depth)
-    return {
-        "outputs": estimate.mean.outputs.tolist(),
-        "outputs_error": estimate.error.outputs.tolist(),
-        "losses": estimate.mean.losses.tolist(),
-        "losses_error": estimate.error.losses.tolist(),
-    }
+    compute = functools.partial(_theory, config, case["nonlinearity"], key)
+    at_depth = case["what"] == THEORY
+    estimate = compute(case["depth"]) if at_depth else theory.infinite_depth(compute, config.limit_depth)
+    parts = (("", estimate.mean), ("_error", estimate.error))
+    return {name + suffix: getattr(part, name).tolist() for name in ("outputs", "losses") for suffix, part in parts}
 
 
 def _examples() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -103,51 +80,38 @@ def _examples() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return (x - x.mean()) / x.std(), np.where(digits.target[chosen] == 0, 1.0, -1.0), shares
 
 
-def _learning_rate(config: ConfigDict, nonlinearity: str) -> float:
-    return dict(zip(config.nonlinearities, config.learning_rates, strict=True))[nonlinearity]
-
-
-def _theory(config: ConfigDict, nonlinearity: str, key: jax.Array) -> Callable[[int], Estimate]:
+def _theory(config: ConfigDict, nonlinearity: str, key: jax.Array, depth: int) -> theory.Estimate:
     x, y, shares = map(jnp.asarray, _examples())
-
-    def at(depth: int) -> Estimate:
-        samples = max(_SAMPLES, 8 * depth * (config.steps + 1) * len(x))  # four for each Gaussian variable
-        return nonlinear_training(
-            x,
-            y,
-            activation=nonlinearity,
-            steps=config.steps + 1,
-            depth=depth,
-            learning_rate=_learning_rate(config, nonlinearity),
-            gamma0=config.gamma0,
-            shares=shares,
-            samples=samples,
-            # Without a nonlinearity there is no Monte Carlo error.
-            populations=2 if nonlinearity == "linear" else max(_POPULATIONS, config.samples // samples),
-            key=jax.random.fold_in(key, depth),
-        )
-
-    return at
+    samples = max(_SAMPLES, 8 * depth * (config.steps + 1) * len(x))  # four for each Gaussian variable
+    return theory.nonlinear_training(
+        x,
+        y,
+        activation=nonlinearity,
+        steps=config.steps + 1,
+        depth=depth,
+        learning_rate=config.learning_rates[config.nonlinearities.index(nonlinearity)],
+        gamma0=config.gamma0,
+        shares=shares,
+        samples=samples,
+        # Without a nonlinearity there is no Monte Carlo error.
+        populations=2 if nonlinearity == "linear" else max(_POPULATIONS, config.samples // samples),
+        key=jax.random.fold_in(key, depth),
+    )
 
 
 def _networks(config: ConfigDict, nonlinearity: str, width: int, depth: int) -> Values:
     x, y, shares = (jnp.asarray(values, jnp.float32) for values in _examples())
     model = networks.network(nonlinearity, width, depth, gamma0=config.gamma0)
-    optimizer = networks.mean_field_sgd(model, x, _learning_rate(config, nonlinearity))
+    learning_rate = config.learning_rates[config.nonlinearities.index(nonlinearity)]
+    optimizer = networks.mean_field_sgd(model, x, learning_rate)
     count = config.seeds_times_width // width
     trained_x, trained_y = (jnp.repeat(values[None, :-1], config.steps + 1, axis=0) for values in (x, y))
-    outputs = networks.trajectories(
-        model,
-        optimizer,
-        trained_x,
-        trained_y,
-        lambda params: networks.forward(model, params, x)[0],
-        networks.network_keys(config.seed, width, depth, count),
-        lanes=min(config.lanes, count),
-    )
+    observe = lambda params: networks.forward(model, params, x)[0]
+    keys, lanes = networks.network_keys(config.seed, width, depth, count), min(config.lanes, count)
+    outputs = networks.trajectories(model, optimizer, trained_x, trained_y, observe, keys, lanes=lanes)
     outputs = np.asarray(outputs, np.float64)
     losses = ((outputs - np.asarray(y)) ** 2 / 2) @ np.asarray(shares, np.float64)
-    ensemble = Ensemble.of(outputs)
+    ensemble = theory.Ensemble.of(outputs)
     return {
         "outputs": ensemble.mean.tolist(),
         "variance": ensemble.variance.tolist(),
@@ -155,6 +119,9 @@ def _networks(config: ConfigDict, nonlinearity: str, width: int, depth: int) -> 
         "losses_error": (losses.std(0, ddof=1) / count**0.5).tolist(),
         "networks": count,
     }
+
+
+_Errors = Mapping[int, theory.SquareError]  # of each size
 
 
 class Study:
@@ -170,25 +137,21 @@ class Study:
         self.depths = sorted(self.theory)
         self.errors = {size: self._error(*size) for size in self.networks}
 
-    def _error(self, width: int, depth: int) -> FiniteSizeError:
-        row, theory = self.networks[width, depth], self.theory[depth]
-        return finite_size_error(
-            Ensemble(np.array(row["outputs"][-1]), np.array(row["variance"][-1]), row["networks"]),
-            theory["outputs"][-1],
+    def _error(self, width: int, depth: int) -> theory.FiniteSizeError:
+        row, at_depth = self.networks[width, depth], self.theory[depth]
+        return theory.finite_size_error(
+            theory.Ensemble(np.array(row["outputs"][-1]), np.array(row["variance"][-1]), row["networks"]),
+            at_depth["outputs"][-1],
             self.limit["outputs"][-1],
-            at_depth_error=theory["outputs_error"][-1],
+            at_depth_error=at_depth["outputs_error"][-1],
             limit_error=self.limit["outputs_error"][-1],
         )
 
-    def over_width(self, part: str, depth: int, start: int = 0) -> dict[int, SquareError]:
-        """Width -> this part of the error, from width ``start`` up where there is one."""
-        widths = [width for width in self.widths if width >= start] or self.widths
-        return {width: getattr(self.errors[width, depth], part) for width in widths}
-
-    def over_depth(self, part: str, width: int, start: int = 0) -> dict[int, SquareError]:
-        """Depth -> this part of the error, from depth ``start`` up where there is one."""
-        depths = [depth for depth in self.depths if depth >= start] or self.depths
-        return {depth: getattr(self.errors[width, depth], part) for depth in depths}
+    def over(self, part: str, start: int = 0, *, width: int = 0, depth: int = 0) -> _Errors:
+        """Part of the error over the size that is not given, from ``start`` up where there is one."""
+        sizes = self.depths if width else self.widths
+        shown = [size for size in sizes if size >= start] or sizes
+        return {size: getattr(self.errors[width or size, depth or size], part) for size in shown}
 
 
 def studies(rows: Sequence[Row]) -> list[Study]:
@@ -209,46 +172,42 @@ errors; values below {_ABOVE_NOISE:g} of them are left out of fits, the variance
 {_DEEP} up."""
 
 
-def _rate(label: str, errors: Mapping[int, SquareError], expected: float | None, n: str) -> Line:
+def _rate(label: str, errors: _Errors, expected: float | None, n: str) -> Line:
     """The power of the errors that are clearly above their own uncertainty."""
     resolved = {size: [error.value] for size, error in errors.items() if error.value > _ABOVE_NOISE * error.error}
     return rate(label, resolved, expected, n)
 
 
 def _table_of(study: Study) -> str:
-    widest = study.widths[-1]
-    most, count = (study.networks[width, study.depths[0]]["networks"] for width in (study.widths[0], widest))
-    n, n_widest = f"{most} .. {count}", str(count)
-    variance = [
-        _rate(f"variance, depth {depth}, over width", study.over_width("variance", depth, _WIDE), -1, n)
+    widest, over = study.widths[-1], study.over
+    most, count = (str(study.networks[width, study.depths[0]]["networks"]) for width in (study.widths[0], widest))
+    rates = [
+        _rate(f"{part}, depth {depth}, over width", over(part, start, depth=depth), power, f"{most} .. {count}")
+        for part, start, power in (("variance", _WIDE, -1), ("mean", 0, -2))
         for depth in study.depths
     ]
-    mean = [_rate(f"mean, depth {depth}, over width", study.over_width("mean", depth), -2, n) for depth in study.depths]
     at_widest = f"width {widest}, over depth"
-    over_depth = [
-        _rate(f"variance, {at_widest}", study.over_depth("variance", widest, _DEEP), 0, n_widest),
-        _rate("depth, over depth", study.over_depth("depth", widest), -2, "theory"),
-        _rate("depth, over larger depths", study.over_depth("depth", widest, _DEEP), -2, "theory"),
-        _rate(f"ensembled, {at_widest}", study.over_depth("ensembled", widest), -2, n_widest),
-        _rate(f"total, {at_widest}", study.over_depth("total", widest), None, n_widest),
+    rates += [
+        _rate(f"variance, {at_widest}", over("variance", _DEEP, width=widest), 0, count),
+        _rate("depth, over depth", over("depth", width=widest), -2, "theory"),
+        _rate("depth, over larger depths", over("depth", _DEEP, width=widest), -2, "theory"),
+        _rate(f"ensembled, {at_widest}", over("ensembled", width=widest), -2, count),
+        _rate(f"total, {at_widest}", over("total", width=widest), None, count),
     ]
     parts = ("variance", "mean", "depth", "ensembled", "total")
     values = [["width, depth", *parts]]
-    for width in study.widths:
-        for depth in study.depths:
-            errors = [getattr(study.errors[width, depth], part) for part in parts]
-            values.append([f"{width}, {depth}", *(f"{e.value:.1e} ± {e.error:.0e}" for e in errors)])
-    return f"{study.nonlinearity}\n\n{rates_table([*variance, *mean, *over_depth])}\n\n{aligned(values)}"
+    for width, depth in itertools.product(study.widths, study.depths):
+        errors = [getattr(study.errors[width, depth], part) for part in parts]
+        values.append([f"{width}, {depth}", *(f"{e.value:.1e} ± {e.error:.0e}" for e in errors)])
+    return f"{study.nonlinearity}\n\n{rates_table(rates)}\n\n{aligned(values)}"
 
 
 def figure(rows: list[Row]) -> Page:
     """A row for each nonlinearity: loss, variance and mean error over width, what is left over depth."""
     counts = {row["width"]: row["networks"] for row in rows if row["what"] == NETWORK}
-    title = (
-        "Residual MLPs and the limit of infinite width and depth\nensembles of n = "
-        + ", ".join(f"{n} (width {width})" for width, n in counts.items())
-        + "; bars: standard errors"
-    )
+    ensembles = ", ".join(f"{n} (width {width})" for width, n in counts.items())
+    title = "Residual MLPs and the limit of infinite width and depth\n"
+    title += f"ensembles of n = {ensembles}; bars: standard errors"
     drawing, panels = page(len(studies(rows)), 4, title, width=3.9, height=4.4)
     for line, study in zip(panels, studies(rows), strict=True):
         _draw_losses(line[0], study)
@@ -273,7 +232,7 @@ def _draw_losses(panel: Panel, study: Study) -> None:
 
 def _draw_over_width(panel: Panel, study: Study, part: str, power: int, title: str) -> None:
     for depth, color in colors(study.depths).items():
-        _draw_errors(panel, study.over_width(part, depth), color, f"depth {depth}")
+        _draw_errors(panel, study.over(part, depth=depth), color, f"depth {depth}")
     largest = max(getattr(study.errors[study.widths[0], depth], part).value for depth in study.depths)
     guide(panel, study.widths, 1.6 * largest, power, f"slope {power}")
     size_axis(panel, study.widths, "width N", title=title, ylabel="square error")
@@ -282,16 +241,16 @@ def _draw_over_width(panel: Panel, study: Study, part: str, power: int, title: s
 def _draw_over_depth(panel: Panel, study: Study) -> None:
     widest = study.widths[-1]
     for width, color in colors(study.widths).items():
-        _draw_errors(panel, study.over_depth("ensembled", width), color, f"mean, width {width}")
-    total = [error.value for error in study.over_depth("total", widest).values()]
+        _draw_errors(panel, study.over("ensembled", width=width), color, f"mean, width {width}")
+    total = [error.value for error in study.over("total", width=widest).values()]
     panel.plot(study.depths, total, ":", color="0.3", label=f"one network, width {widest}")
-    exact = study.over_depth("depth", widest)
+    exact = study.over("depth", width=widest)
     _draw_errors(panel, exact, "black", "theory, infinite width")
     guide(panel, study.depths, 0.6 * exact[study.depths[0]].value, -2, "slope -2")
     size_axis(panel, study.depths, "depth L", title="to infinite width and depth", ylabel="square error")
 
 
-def _draw_errors(panel: Panel, errors: Mapping[int, SquareError], color: Color, label: str) -> None:
+def _draw_errors(panel: Panel, errors: _Errors, color: Color, label: str) -> None:
     """Draws the errors that differ from zero by more than their own error."""
     shown = {size: error for size, error in errors.items() if error.value > error.error}
     values, bars = ([getattr(error, name) for error in shown.values()] for name in ("value", "error"))

@@ -9,44 +9,36 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.limits import finite_networks as networks
-from depthmup_flax.limits.config_fields import require_groups, require_positive, require_sizes, require_whole
-from depthmup_flax.limits.finite_networks import GROUPS
+from depthmup_flax.limits.config_fields import check_fields
 from depthmup_flax.limits.panels import Page, Panel, draw_groups, finish, guide, page, points, size_axis
 from depthmup_flax.limits.pipeline import Case, Row, Values
 from depthmup_flax.limits.rates import Line, aligned, range_text, rate, rates_table
 from depthmup_flax.report.style import colors
 from depthmup_flax.theory import linear_training, one_step_kernel
-from depthmup_flax.types import ArrayTree
 
 _ABOVE_NOISE = 2.0  # an ensemble is fitted where the error of theory is this many times the noise of its mean
 _DEEP = 16  # from here on theory's error is a power of depth
 _MARKS = 8  # points of a profile, at most
 _LIMIT_TIMES = 64  # intervals of layer time at which the limit is computed
+_NAMES, _COLORS = {"before": "H_0", "change": "H_1 - H_0"}, {"before": "tab:blue", "change": "tab:orange"}
 
 
 def cases(config: ConfigDict) -> list[Case]:
     """Theory, where depth 0 is infinity; wide networks over depth; networks of one depth over width."""
-    require_whole(config, "profile_width", "width_depth", "lanes")
-    require_whole(config, "seed", at_least=0)
-    require_sizes(config, "theory_depths", "depths", "widths")
-    require_positive(config, "learning_rate", "gamma0", "target")
-    require_groups(config, "profile_seeds", "seeds")
-    depths = sorted({*config.theory_depths, *config.depths, config.width_depth})
+    check_fields(config, whole="profile_width width_depth lanes", sizes="theory_depths depths widths")
+    check_fields(config, positive="learning_rate gamma0 target", groups="profile_seeds seeds")
     ensembles = [("depth", config.profile_width, depth, config.profile_seeds) for depth in config.depths]
     for width, seeds in networks.ensemble_sizes(config.widths, config.seeds).items():
         ensembles.append(("width", width, config.width_depth, seeds))
-    return [
-        *({"what": "theory", "depth": depth} for depth in (0, *depths)),
-        *(
-            {"what": "networks", "width": width, "depth": depth, "seeds": seeds, "panel": panel}
-            for panel, width, depth, seeds in ensembles
-        ),
+    depths = sorted({0, *config.theory_depths, *config.depths, config.width_depth})
+    return [{"what": "theory", "depth": depth} for depth in depths] + [
+        {"what": "networks", "width": width, "depth": depth, "seeds": seeds, "panel": panel}
+        for panel, width, depth, seeds in ensembles
     ]
 
 
@@ -55,16 +47,11 @@ def measure(config: ConfigDict, case: Case) -> Values:
     depth, scale = case["depth"], config.learning_rate * config.gamma0 * config.target
     if case["what"] == "networks":
         return _of_networks(config, case["width"], depth, case["seeds"], scale)
-    times = _times(depth or _LIMIT_TIMES)
+    times = np.linspace(0, 1, (depth or _LIMIT_TIMES) + 1)
     before, change = _theory(config, depth) if depth else _limit(times, scale)
     profiles = {"time": times.tolist(), "before": before.tolist(), "change": change.tolist()}
-    if depth:
-        return {**profiles, **_errors(before, change, scale)}
-    return {**profiles, "printed": (printed_kernel(times, scale) - before).tolist()}
-
-
-def _times(depth: int) -> np.ndarray:
-    return np.linspace(0, 1, depth + 1)
+    printed = {"printed": (printed_kernel(times, scale) - before).tolist()}
+    return {**profiles, **(_errors(before, change, scale) if depth else printed)}
 
 
 def _limit(times: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
@@ -75,7 +62,7 @@ def _limit(times: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
 
 def _errors(before_L: np.ndarray, change_L: np.ndarray, scale: float) -> dict[str, float]:
     """Root mean square over layers of the differences to infinite depth."""
-    limit_before, limit_change = _limit(_times(len(before_L) - 1), scale)
+    limit_before, limit_change = _limit(np.linspace(0, 1, len(before_L)), scale)
     rms = lambda difference_L: float(np.sqrt(np.mean(difference_L**2)))
     return {"error_before": rms(before_L - limit_before), "error_change": rms(change_L - limit_change)}
 
@@ -93,9 +80,9 @@ def printed_kernel(times: np.ndarray, scale: float) -> np.ndarray:
 
 def _theory(config: ConfigDict, depth: int) -> tuple[np.ndarray, np.ndarray]:
     """``H_0`` and ``H_1 - H_0`` at infinite width and this depth."""
-    inputs, targets = jnp.ones((2, 1, 1)), jnp.full((2, 1), config.target)
-    step = {"learning_rate": config.learning_rate, "gamma0": config.gamma0}
-    features = np.asarray(linear_training(inputs, targets, depth=depth, **step).features)
+    batches, rate = (jnp.ones((2, 1, 1)), jnp.full((2, 1), config.target)), config.learning_rate
+    training = linear_training(*batches, depth=depth, learning_rate=rate, gamma0=config.gamma0)
+    features = np.asarray(training.features)
     return features[:, 0, 0], features[:, 1, 1] - features[:, 0, 0]
 
 
@@ -104,24 +91,17 @@ def _of_networks(config: ConfigDict, width: int, depth: int, seeds: int, scale: 
     x_TxBxD = jnp.ones((2, 1, 1), jnp.float32)
     y_TxB = jnp.full((2, 1), config.target, jnp.float32)
     optimizer = networks.mean_field_sgd(model, x_TxBxD[0], config.learning_rate)
-
-    def kernel(params: ArrayTree) -> jax.Array:
-        return jnp.mean(networks.forward(model, params, x_TxBxD[0])[1][:, 0] ** 2, axis=-1)
-
+    kernel = lambda params: jnp.mean(networks.forward(model, params, x_TxBxD[0])[1][:, 0] ** 2, axis=-1)
     keys = networks.network_keys(config.seed, width, depth, seeds)
     kernels_SxTxL = networks.trajectories(model, optimizer, x_TxBxD, y_TxB, kernel, keys, lanes=config.lanes)
     before_SxL, after_SxL = np.moveaxis(np.asarray(kernels_SxTxL, np.float64), 1, 0)
     change_SxL = after_SxL - before_SxL
-    theory_before, theory_change = _theory(config, depth)
-    return {
-        **_errors(before_SxL.mean(0), change_SxL.mean(0), scale),
-        "before": before_SxL.mean(0).tolist(),
-        "change": change_SxL.mean(0).tolist(),
-        "spread_before": before_SxL.std(0, ddof=1).tolist(),
-        "spread_change": change_SxL.std(0, ddof=1).tolist(),
-        "square_errors_before": networks.group_means(np.mean((before_SxL - theory_before) ** 2, 1)),
-        "square_errors_change": networks.group_means(np.mean((change_SxL - theory_change) ** 2, 1)),
-    }
+    values: Values = _errors(before_SxL.mean(0), change_SxL.mean(0), scale)
+    for name, kernel_SxL, theory_L in zip(_NAMES, (before_SxL, change_SxL), _theory(config, depth), strict=True):
+        values[name] = kernel_SxL.mean(0).tolist()
+        values[f"spread_{name}"] = kernel_SxL.std(0, ddof=1).tolist()
+        values[f"square_errors_{name}"] = networks.group_means(np.mean((kernel_SxL - theory_L) ** 2, 1))
+    return values
 
 
 class _Study:
@@ -131,9 +111,9 @@ class _Study:
         self.theory = {row["depth"]: row for row in rows if row["what"] == "theory"}
         self.of_depth = {row["depth"]: row for row in rows if row.get("panel") == "depth"}
         self.of_width = {row["width"]: row for row in rows if row.get("panel") == "width"}
-        first, other = next(iter(self.of_depth.values())), next(iter(self.of_width.values()))
-        self.wide, self.seeds = first["width"], first["seeds"]
-        self.width_depth = other["depth"]
+        profile = next(iter(self.of_depth.values()))
+        self.wide, self.seeds = profile["width"], profile["seeds"]
+        self.width_depth = next(iter(self.of_width.values()))["depth"]
         self.width_seeds = range_text(row["seeds"] for row in self.of_width.values())
 
     def noise(self, name: str, depth: int) -> float:
@@ -144,9 +124,6 @@ class _Study:
     def above_noise(self, name: str) -> list[int]:
         """Depths at which an ensemble can tell its depth from infinity."""
         return [d for d in self.of_depth if self.theory[d][f"error_{name}"] > _ABOVE_NOISE * self.noise(name, d)]
-
-
-_NAMES = {"before": "H_0", "change": "H_1 - H_0"}
 
 
 def table(rows: list[Row]) -> str:
@@ -182,16 +159,13 @@ def _rates(study: _Study, name: str) -> list[Line]:
 def _last_layer(study: _Study) -> list[Line]:
     """``H_1`` at the last layer: before plus change."""
     at_end = lambda row, name="change": f"{row['before'][-1] + row[name][-1]:.2f}"
-    lines = [
-        ["H_1 at tau = 1", "theory", f"networks, width {study.wide}: mean", "± std of H_1 - H_0", "± std of its mean"]
-    ]
+    head = ["theory", f"networks, width {study.wide}: mean", "± std of H_1 - H_0", "± std of its mean"]
+    lines = [["H_1 at tau = 1", *head]]
     for depth, row in study.of_depth.items():
-        spread = row["spread_change"][-1]
-        theory, error = at_end(study.theory[depth]), spread / math.sqrt(study.seeds)
-        lines.append([f"depth {depth}", theory, at_end(row), f"{spread:.2f}", f"{error:.2f}"])
-    limit = study.theory[0]
-    lines.append(["infinite depth", at_end(limit), "", "", ""])
-    return [*lines, ["infinite depth, as printed", at_end(limit, "printed"), "", "", ""]]
+        spreads = [f"{row['spread_change'][-1] / math.sqrt(n):.2f}" for n in (1, study.seeds)]
+        lines.append([f"depth {depth}", at_end(study.theory[depth]), at_end(row), *spreads])
+    lines.append(["infinite depth", at_end(study.theory[0]), "", "", ""])
+    return [*lines, ["infinite depth, as printed", at_end(study.theory[0], "printed"), "", "", ""]]
 
 
 def figure(rows: list[Row]) -> Page:
@@ -203,42 +177,41 @@ def figure(rows: list[Row]) -> Page:
         "that depth"
     )
     drawing, panels = page(2, 2, title, width=4.8, height=4.2)
-    for panel, name in zip(panels[0], _NAMES, strict=True):
-        _draw_profiles(panel, study, name)
+    for panel, name, letter in zip(panels[0], _NAMES, "ab", strict=True):
+        _draw_profiles(panel, study, name, letter)
     _draw_over_depth(panels[1, 0], study)
     _draw_over_width(panels[1, 1], study)
     finish(panels.flat)
     return drawing
 
 
-def _draw_profiles(panel: Panel, study: _Study, name: str) -> None:
+def _draw_profiles(panel: Panel, study: _Study, name: str, letter: str) -> None:
     for depth, color in colors(list(study.of_depth)).items():
         theory, row = study.theory[depth], study.of_depth[depth]
         panel.plot(theory["time"], theory[name], color=color, linewidth=1)
         marks = slice(None, None, math.ceil(depth / _MARKS))
         error = np.array(row[f"spread_{name}"][marks]) / math.sqrt(study.seeds)
-        label = f"networks, depth {depth}"
-        points(panel, theory["time"][marks], row[name][marks], error, color=color, label=label)
+        times, label = theory["time"][marks], f"networks, depth {depth}"
+        points(panel, times, row[name][marks], error, color=color, label=label)
     limit = study.theory[0]
     if name == "change":
         panel.plot(limit["time"], limit["printed"], ":", color="tab:red", linewidth=1.8, label="Eq. 7 as printed")
     panel.plot(limit["time"], limit[name], "--", color="black", linewidth=1.8, label="theory, infinite depth")
-    number = "(a)" if name == "before" else "(b)"
-    panel.set(title=f"{number} ${_NAMES[name]}$", xlabel=r"layer time $\tau = l / L$", ylabel=f"${_NAMES[name]}$")
+    panel.set(title=f"({letter}) ${_NAMES[name]}$", xlabel=r"layer time $\tau = l / L$", ylabel=f"${_NAMES[name]}$")
 
 
 def _draw_over_depth(panel: Panel, study: _Study) -> None:
     depths, network_depths = sorted(depth for depth in study.theory if depth), list(study.of_depth)
     for name, color in _COLORS.items():
         exact = [study.theory[depth][f"error_{name}"] for depth in depths]
-        panel.plot(depths, exact, color=color, linewidth=1.5, label=f"${_NAMES[name]}$, theory")
         measured = [row[f"error_{name}"] for row in study.of_depth.values()]
+        panel.plot(depths, exact, color=color, linewidth=1.5, label=f"${_NAMES[name]}$, theory")
         points(panel, network_depths, measured, color=color, label=f"${_NAMES[name]}$, networks")
         panel.plot(network_depths, [study.noise(name, d) for d in network_depths], ":", color=color, linewidth=1)
     panel.plot([], [], ":", color="0.4", linewidth=1, label="noise of n networks' mean")
     guide(panel, depths, 1.6 * study.theory[depths[0]]["error_change"], -1, "expected slope -1")
-    title = "(c) mean profile to infinite depth"
-    size_axis(panel, depths, "depth L", title=title, ylabel="root mean square difference")
+    ylabel = "root mean square difference"
+    size_axis(panel, depths, "depth L", title="(c) mean profile to infinite depth", ylabel=ylabel)
 
 
 def _draw_over_width(panel: Panel, study: _Study) -> None:
@@ -249,8 +222,5 @@ def _draw_over_width(panel: Panel, study: _Study) -> None:
         start = 2 * float(np.mean(groups[min(widths)]))
         guide(panel, widths, start, -1, "expected slope -1" if name == "change" else None)
     title = f"(d) one network to theory, depth {study.width_depth}, n = {study.width_seeds}"
-    ylabel = f"mean square difference\n(± std over {GROUPS} groups of networks)"
+    ylabel = f"mean square difference\n(± std over {networks.GROUPS} groups of networks)"
     size_axis(panel, widths, "width N", title=title, ylabel=ylabel)
-
-
-_COLORS = {"before": "tab:blue", "change": "tab:orange"}

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from depthmup_flax import data
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits import finite_networks as networks
-from depthmup_flax.limits.config_fields import require, require_groups, require_positive, require_sizes, require_whole
+from depthmup_flax.limits.config_fields import check_fields, require
 from depthmup_flax.limits.finite_networks import GROUPS
 from depthmup_flax.limits.panels import Page, Panel, draw_groups, finish, guide, page, points, size_axis
 from depthmup_flax.limits.pipeline import Case, Row, Values
@@ -27,17 +27,14 @@ from depthmup_flax.types import ArrayTree
 
 _QUARTERS = ("0", "L/4", "L/2", "3L/4", "L")  # the layers that are shown
 _DEEP = 32  # from here on theory's differences are a power of depth
-
+_ERRORS = {"square_errors": "layers", "square_errors_outputs": "outputs"}
 _load = data.LoadOnce()
 
 
 def cases(config: ConfigDict) -> list[Case]:
     """Theory over depth, networks of one depth over width, and of one width over some depths."""
-    require_whole(config, "depth", "network_width", "lanes")
-    require_whole(config, "seed", at_least=0)
-    require_sizes(config, "steps", "widths", "theory_depths", "network_depths")
-    require_positive(config, "learning_rate", "gamma0")
-    require_groups(config, "seeds")
+    check_fields(config, whole="depth network_width lanes", sizes="steps widths theory_depths network_depths")
+    check_fields(config, positive="learning_rate gamma0", groups="seeds")
     depths = sorted({config.depth, *config.theory_depths, *config.network_depths})
     for depth in depths:
         if depth % 4:
@@ -47,11 +44,10 @@ def cases(config: ConfigDict) -> list[Case]:
     _examples(config)
     sizes = [(width, config.depth) for width in config.widths]
     sizes += [(config.network_width, depth) for depth in config.network_depths]
-    ensembles = [
+    return [{"what": "theory", "depth": depth} for depth in depths] + [
         {"what": "networks", "width": width, "depth": depth, "seeds": config.seeds}
         for width, depth in dict.fromkeys(sizes)
     ]
-    return [{"what": "theory", "depth": depth} for depth in depths] + ensembles
 
 
 def measure(config: ConfigDict, case: Case) -> Values:
@@ -60,8 +56,7 @@ def measure(config: ConfigDict, case: Case) -> Values:
     about = {"steps": list(config.steps), "targets": targets_T.tolist(), "images": _load(config.data).describe()}
     if case["what"] == "networks":
         return {**about, **_of_networks(config, case["width"], case["depth"], case["seeds"])}
-    squares_TxQ, outputs_T = _theory(config, case["depth"])
-    rms_TxQ = np.sqrt(squares_TxQ)
+    rms_TxQ, outputs_T = _theory(config, case["depth"])
     rms = {"start": rms_TxQ[0].tolist(), "rms": rms_TxQ[list(config.steps)].tolist()}
     return {**about, **rms, "outputs": outputs_T.tolist()}
 
@@ -71,8 +66,8 @@ def _examples(config: ConfigDict) -> tuple[np.ndarray, np.ndarray]:
     dataset, count = _load(config.data), max(config.steps) + 1
     if dataset.input_kind != "image":
         raise InputError(f"config.data.name is {config.data.name!r}: use a set of images, as this figure does.")
-    enough, most = len(dataset.train) >= count, len(dataset.train) - 1
-    require(config, "steps", enough, f"use at most {most}, one image for each")
+    most = len(dataset.train) - 1
+    require(config, "steps", count <= most + 1, f"use at most {most}, one image for each")
     chosen = np.random.default_rng(config.seed).permutation(len(dataset.train))[:count]
     batch = {name: jnp.asarray(values) for name, values in dataset.train.read(chosen).items()}
     images, labels = dataset.prepare("none", None, batch)
@@ -82,12 +77,11 @@ def _examples(config: ConfigDict) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _theory(config: ConfigDict, depth: int) -> tuple[np.ndarray, np.ndarray]:
-    """(T, quarters) mean squares of layers and (T,) outputs, at infinite width."""
-    inputs_TxBxD, targets_TxB = (jnp.asarray(values[:, None]) for values in _examples(config))
-    step = {"learning_rate": config.learning_rate, "gamma0": config.gamma0}
-    training = linear_training(inputs_TxBxD, targets_TxB, depth=depth, **step)
-    squares_QxT = jnp.diagonal(training.features[:: depth // 4], axis1=1, axis2=2)
-    return np.asarray(squares_QxT).T, np.asarray(training.outputs[:, 0])
+    """(T, quarters) root mean squares of layers and (T,) outputs, at infinite width."""
+    batches = (jnp.asarray(values[:, None]) for values in _examples(config))
+    training = linear_training(*batches, depth=depth, learning_rate=config.learning_rate, gamma0=config.gamma0)
+    squares_QxT = np.diagonal(training.features[:: depth // 4], axis1=1, axis2=2)
+    return np.sqrt(squares_QxT).T, np.asarray(training.outputs[:, 0])
 
 
 def _of_networks(config: ConfigDict, width: int, depth: int, seeds: int) -> Values:
@@ -104,19 +98,18 @@ def _of_networks(config: ConfigDict, width: int, depth: int, seeds: int) -> Valu
     y_TxB = jnp.asarray(targets_T[:, None], jnp.float32)
     keys = networks.network_keys(config.seed, width, depth, seeds)
     observed = networks.trajectories(model, optimizer, x_TxD[:, None], y_TxB, observe, keys, lanes=config.lanes)
-    squares_SxTxQxT, outputs_SxTxT = (np.asarray(values, np.float64) for values in observed)
     # Of step t, the values of its own example.
+    squares_SxTxQxT, outputs_SxTxT = (np.asarray(values, np.float64) for values in observed)
     squares_SxTxQ = np.diagonal(squares_SxTxQxT, axis1=1, axis2=3).transpose(0, 2, 1)
     outputs_SxT = np.diagonal(outputs_SxTxT, axis1=1, axis2=2)
-    theory_TxQ, theory_T = _theory(config, depth)
-    steps = list(config.steps)
+    (theory_TxQ, theory_T), steps = _theory(config, depth), list(config.steps)
     rms_SxPxQ = np.sqrt(squares_SxTxQ[:, steps])
     return {
         "rms": rms_SxPxQ.mean(0).tolist(),
         "spread": rms_SxPxQ.std(0, ddof=1).tolist(),
         "outputs": outputs_SxT.mean(0).tolist(),
         "spread_outputs": outputs_SxT.std(0, ddof=1).tolist(),
-        "square_errors": networks.group_means(np.mean((rms_SxPxQ - np.sqrt(theory_TxQ[steps])) ** 2, (1, 2))),
+        "square_errors": networks.group_means(np.mean((rms_SxPxQ - theory_TxQ[steps]) ** 2, (1, 2))),
         # The last output, which no update follows, included.
         "square_errors_outputs": networks.group_means(np.mean((outputs_SxT - theory_T) ** 2, 1)),
     }
@@ -129,9 +122,7 @@ class _Study:
         self.theory = {row["depth"]: row for row in rows if row["what"] == "theory"}
         self.networks = {(row["width"], row["depth"]): row for row in rows if row["what"] == "networks"}
         first = next(iter(self.networks.values()))
-        self.seeds, self.steps, self.images, self.depth = (
-            first[name] for name in ("seeds", "steps", "images", "depth")
-        )
+        self.seeds, self.steps, self.depth = (first[name] for name in ("seeds", "steps", "depth"))
         self.of_width = {width: row for (width, depth), row in sorted(self.networks.items()) if depth == self.depth}
         self.widths = list(self.of_width)
         others = [width for width, depth in self.networks if depth != self.depth]
@@ -139,17 +130,11 @@ class _Study:
         self.network_depths = sorted(depth for width, depth in self.networks if width == self.network_width)
         self.widest, self.at_depth = self.of_width[self.widths[-1]], self.theory[self.depth]
 
-    def differences(self, name: str, of_steps: Sequence[int] | None = None) -> dict[int, float]:
-        """Depth -> root mean square difference of theory to that of twice the depth; of some steps or all."""
-        differences = {}
-        for depth in self.theory:
-            if 2 * depth in self.theory:
-                here, there = (np.array(self.theory[d][name])[of_steps] for d in (depth, 2 * depth))
-                differences[depth] = float(np.sqrt(np.mean((here - there) ** 2)))
-        return differences
-
-
-_ERRORS = {"square_errors": "layers", "square_errors_outputs": "outputs"}
+    def differences(self, name: str, step: int | None = None) -> dict[int, float]:
+        """Depth -> root mean square difference of theory to that of twice the depth; of one step or all."""
+        values = {depth: np.array(row[name])[step] for depth, row in self.theory.items()}
+        pairs = {depth: (here, values[2 * depth]) for depth, here in values.items() if 2 * depth in values}
+        return {depth: float(np.sqrt(np.mean((here - there) ** 2))) for depth, (here, there) in pairs.items()}
 
 
 def table(rows: list[Row]) -> str:
@@ -158,12 +143,13 @@ def table(rows: list[Row]) -> str:
     rates, errors = [], [["n x square error", *(f"width {width}" for width in study.widths)]]
     for name, label in _ERRORS.items():
         of_width = {width: row[name] for width, row in study.of_width.items()}
-        label_of_rate = f"{label}: network to theory, depth {study.depth}, over width"
-        rates.append(rate(label_of_rate, of_width, -1, study.seeds))
+        what = f"{label}: network to theory, depth {study.depth}, over width"
+        rates.append(rate(what, of_width, -1, study.seeds))
         errors.append([label, *(f"{width * float(np.mean(groups)):.1f}" for width, groups in of_width.items())])
-    for i, step in enumerate(study.steps):
-        rates.append(_depth_rate(f"layers after {step} step(s)", study.differences("rms", [i])))
-    rates.append(_depth_rate("outputs", study.differences("outputs")))
+    over_depth = {f"layers after {step} step(s)": study.differences("rms", i) for i, step in enumerate(study.steps)}
+    for label, differences in {**over_depth, "outputs": study.differences("outputs")}.items():
+        deep = {depth: [value] for depth, value in differences.items() if depth >= _DEEP}
+        rates.append(rate(f"{label}: theory to twice the depth, over depth", deep, -1, "exact"))
     return "\n\n".join([rates_table(rates), *map(aligned, (errors, _layers(study), _outputs(study))), _NOTE])
 
 
@@ -172,32 +158,29 @@ Errors over width: squares, mean over layers and steps, networks in {GROUPS} gro
 difference of theory to theory of twice the depth, from depth {_DEEP} up. n: networks at each size. |x|^2 / D = 1."""
 
 
-def _depth_rate(label: str, differences: dict[int, float]) -> Line:
-    deep = {depth: [value] for depth, value in differences.items() if depth >= _DEEP}
-    return rate(f"{label}: theory to twice the depth, over depth", deep, -1, "exact")
+def _line(label: str, values: Sequence[float], spec: str, spread: Sequence[float] = ()) -> Line:
+    spreads = [f" ± {std:{spec}}" for std in spread] or [""] * len(values)
+    return [label, *(f"{value:{spec}}{std}" for value, std in zip(values, spreads, strict=True))]
 
 
 def _layers(study: _Study) -> list[Line]:
     """Root mean squares of the widest networks beside theory's."""
-    lines = [
-        [f"rms of layers, depth {study.depth}", *_QUARTERS],
-        ["before training: theory", *(f"{value:.3f}" for value in study.at_depth["start"])],
-    ]
+    theory, widest, named = study.at_depth, study.widest, f"networks, width {study.widths[-1]}"
+    lines = [[f"rms of layers, depth {study.depth}", *_QUARTERS]]
+    lines.append(_line("before training: theory", theory["start"], ".3f"))
     for i, step in enumerate(study.steps):
-        pairs = zip(study.widest["rms"][i], study.widest["spread"][i], strict=True)
-        lines.append([f"after {step} step(s): theory", *(f"{value:.3f}" for value in study.at_depth["rms"][i])])
-        lines.append([f"networks, width {study.widths[-1]}", *(f"{mean:.3f} ± {std:.3f}" for mean, std in pairs)])
+        lines.append(_line(f"after {step} step(s): theory", theory["rms"][i], ".3f"))
+        lines.append(_line(named, widest["rms"][i], ".3f", widest["spread"][i]))
     return lines
 
 
 def _outputs(study: _Study) -> list[Line]:
-    theory = study.at_depth
-    pairs = zip(study.widest["outputs"], study.widest["spread_outputs"], strict=True)
+    theory, widest = study.at_depth, study.widest
     return [
         [f"outputs f_t, depth {study.depth}", *(f"t = {t}" for t in range(len(theory["outputs"])))],
-        ["target", *(f"{value:+.0f}" for value in theory["targets"])],
-        ["theory", *(f"{value:.2f}" for value in theory["outputs"])],
-        [f"networks, width {study.widths[-1]}", *(f"{mean:.2f} ± {std:.2f}" for mean, std in pairs)],
+        _line("target", theory["targets"], "+.0f"),
+        _line("theory", theory["outputs"], ".2f"),
+        _line(f"networks, width {study.widths[-1]}", widest["outputs"], ".2f", widest["spread_outputs"]),
     ]
 
 
@@ -205,7 +188,7 @@ def figure(rows: list[Row]) -> Page:
     """Root mean squares over width (Fig. 8) and depth (Fig. 9), a column per step; then errors and outputs."""
     study = _Study(rows)
     title = (
-        f"Linear residual networks trained by SGD, one example a step ({study.images})\n"
+        f"Linear residual networks trained by SGD, one example a step ({rows[0]['images']})\n"
         f"points: mean ± std of n = {study.seeds} networks at each size; lines: theory at infinite width"
     )
     drawing, panels = page(3, max(3, len(study.steps)), title, width=4.2, height=3.9)
@@ -213,8 +196,8 @@ def figure(rows: list[Row]) -> Page:
         _draw_widths(panels[0, i], study, i)
         _draw_depths(panels[1, i], study, i)
         after = f"after {step} step{'s' * (step > 1)}"
-        panels[0, i].set(title=f"{after}, depth {study.depth}", ylim=_range(study))
-        panels[1, i].set(title=after, ylim=_range(study))
+        for panel, title in zip(panels[:, i], (f"{after}, depth {study.depth}", after), strict=False):
+            panel.set(title=title, ylim=_range(study), ylabel="root mean square")
     _draw_error_over_width(panels[2, 0], study)
     _draw_difference_over_depth(panels[2, 1], study)
     _draw_outputs(panels[2, 2], study)
@@ -226,10 +209,8 @@ def figure(rows: list[Row]) -> Page:
 
 def _range(study: _Study) -> tuple[float, float]:
     """Limits of the axes of root mean squares, spreads included."""
-    ends = [
-        np.array(row["rms"]) + sign * np.array(row["spread"]) for row in study.networks.values() for sign in (-1, 1)
-    ]
-    ends += [np.array(row["rms"]) for row in study.theory.values()]
+    rows = [*study.networks.values(), *study.theory.values()]
+    ends = [np.array(row["rms"]) + sign * np.array(row.get("spread", 0.0)) for row in rows for sign in (-1, 1)]
     low, high = min(float(end.min()) for end in ends), max(float(end.max()) for end in ends)
     return low - 0.05 * (high - low), high + 0.05 * (high - low)
 
@@ -243,7 +224,6 @@ def _draw_widths(panel: Panel, study: _Study, step: int) -> None:
     panel.plot([], [], "--", color="0.4", linewidth=1.3, label="theory")
     panel.plot([], [], ":", color="0.4", linewidth=1.0, label="before training")
     size_ticks(panel, study.widths, "width n")
-    panel.set_ylabel("root mean square")
 
 
 def _draw_depths(panel: Panel, study: _Study, step: int) -> None:
@@ -256,7 +236,6 @@ def _draw_depths(panel: Panel, study: _Study, step: int) -> None:
         points(panel, study.network_depths, means, stds, color=color)
     panel.plot([], [], "o", color="0.4", markersize=4, label=f"networks, width {study.network_width}")
     size_ticks(panel, depths, "depth L")
-    panel.set_ylabel("root mean square")
 
 
 def _draw_error_over_width(panel: Panel, study: _Study) -> None:
@@ -270,7 +249,7 @@ def _draw_error_over_width(panel: Panel, study: _Study) -> None:
 
 
 def _draw_difference_over_depth(panel: Panel, study: _Study) -> None:
-    lines = {f"layers, step {step}": study.differences("rms", [i]) for i, step in enumerate(study.steps)}
+    lines = {f"layers, step {step}": study.differences("rms", i) for i, step in enumerate(study.steps)}
     lines["outputs"] = study.differences("outputs")
     depths = list(lines["outputs"])
     for number, (label, values) in enumerate(lines.items()):

@@ -15,14 +15,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.limits import finite_networks as networks
-from depthmup_flax.limits.config_fields import require, require_groups, require_positive, require_sizes, require_whole
+from depthmup_flax.limits.config_fields import check_fields, require
 from depthmup_flax.limits.finite_networks import GROUPS
 from depthmup_flax.limits.panels import Page, Panel, draw_groups, finish, guide, page, points, size_axis
 from depthmup_flax.limits.pipeline import Case, Row, Values
 from depthmup_flax.limits.rates import Line, aligned, range_text, rate, rates_table
 from depthmup_flax.report.style import colors
 from depthmup_flax.theory import get_activation, gram, lazy_kernels
-from depthmup_flax.types import ArrayTree
 
 _ABOVE_NOISE = 4.0  # an ensemble's error over depth is fitted where theory's is this many times the noise
 _DEEP = 16  # from here on errors are powers of depth
@@ -30,12 +29,9 @@ _DEEP = 16  # from here on errors are powers of depth
 
 def cases(config: ConfigDict) -> list[Case]:
     """A theory per depth, of which 0 is infinity, and an ensemble of networks per width and depth."""
-    require_whole(config, "lanes")
-    require_whole(config, "seed", at_least=0)
-    require_whole(config, "angles", "network_angles", at_least=2)
-    require_sizes(config, "theory_depths", "widths", "depths")
-    require_positive(config, "branch_multiplier")
-    require_groups(config, "seeds")
+    sizes = "theory_depths widths depths"
+    check_fields(config, whole="lanes", several="angles network_angles", sizes=sizes, groups="seeds")
+    check_fields(config, positive="branch_multiplier")
     get_activation(config.nonlinearity)
     spaces = config.network_angles - 1
     remedy = f"use a multiple of {spaces}, plus 1, so that theory has networks' angles"
@@ -45,8 +41,8 @@ def cases(config: ConfigDict) -> list[Case]:
         for depth in config.depths
         for width, seeds in networks.ensemble_sizes(config.widths, config.seeds).items()
     ]
-    depths = sorted({*config.theory_depths, *config.depths})
-    return [{"what": "theory", "depth": depth} for depth in (0, *depths)] + ensembles
+    theory_depths = sorted({0, *config.theory_depths, *config.depths})
+    return [{"what": "theory", "depth": depth} for depth in theory_depths] + ensembles
 
 
 def measure(config: ConfigDict, case: Case) -> Values:
@@ -57,12 +53,8 @@ def measure(config: ConfigDict, case: Case) -> Values:
     angles = np.linspace(0, math.pi, config.network_angles)
     kernel_SxA = np.asarray(_of_networks(config, angles, case["width"], case["depth"], case["seeds"]), np.float64)
     squares_S = np.mean((kernel_SxA - _theory(config, angles, case["depth"])) ** 2, 1)
-    return {
-        "angle": angles.tolist(),
-        "kernel": kernel_SxA.mean(0).tolist(),
-        "spread": kernel_SxA.std(0, ddof=1).tolist(),
-        "square_errors": networks.group_means(squares_S),
-    }
+    statistics = {"kernel": kernel_SxA.mean(0).tolist(), "spread": kernel_SxA.std(0, ddof=1).tolist()}
+    return {"angle": angles.tolist(), **statistics, "square_errors": networks.group_means(squares_S)}
 
 
 def _circle(angles: np.ndarray) -> np.ndarray:
@@ -83,10 +75,7 @@ def _of_networks(config: ConfigDict, angles: np.ndarray, width: int, depth: int,
 
     def kernel(key: jax.Array) -> jax.Array:
         params = networks.init(model, key, x_AxD)
-
-        def outputs(blocks: ArrayTree) -> jax.Array:
-            return networks.forward(model, {**params, "blocks": blocks}, x_AxD)[0]
-
+        outputs = lambda blocks: networks.forward(model, {**params, "blocks": blocks}, x_AxD)[0]
         direction = jax.grad(lambda blocks: outputs(blocks)[0])(params["blocks"])
         return jax.jvp(outputs, (params["blocks"],), (direction,))[1]
 
@@ -102,25 +91,21 @@ class _Study:
         self.networks = {(row["width"], row["depth"]): row for row in rows if row["what"] == "networks"}
         self.widths = sorted({width for width, _ in self.networks})
         self.depths = sorted({depth for _, depth in self.networks})
-        first = next(iter(self.networks.values()))
         self.seeds = {width: row["seeds"] for (width, _), row in self.networks.items()}
-        self.nonlinearity, self._angle = first["nonlinearity"], first["angle"]
+        self._angle = next(iter(self.networks.values()))["angle"]
         self._unit = float(np.mean(self.kernel(0) ** 2))
 
     def kernel(self, depth: int) -> np.ndarray:
         """Theory at the networks' angles; depth 0 is infinity."""
         return np.asarray(np.interp(self._angle, self.theory[depth]["angle"], self.theory[depth]["kernel"]))
 
-    def error_of_depth(self, depth: int) -> float:
-        """The distance of theory at this depth to infinite depth."""
-        return float(np.mean((self.kernel(depth) - self.kernel(0)) ** 2)) / self._unit
-
-    def error_of_ensemble(self, width: int, depth: int) -> float:
-        """The distance of the mean over networks to infinite width and depth."""
-        return float(np.mean((self.networks[width, depth]["kernel"] - self.kernel(0)) ** 2)) / self._unit
+    def error(self, depth: int, width: int | None = None) -> float:
+        """The distance of theory at this depth, or of the mean over networks, to infinite width and depth."""
+        kernel = self.networks[width, depth]["kernel"] if width else self.kernel(depth)
+        return float(np.mean((kernel - self.kernel(0)) ** 2)) / self._unit
 
     def noise(self, width: int, depth: int) -> float:
-        """What a finite number of networks adds to `error_of_ensemble`."""
+        """What a finite number of networks adds to the error of their mean."""
         return float(np.mean(np.square(self.networks[width, depth]["spread"]))) / self.seeds[width] / self._unit
 
     def errors_of_network(self, width: int, depth: int) -> np.ndarray:
@@ -131,9 +116,8 @@ class _Study:
 def table(rows: list[Row]) -> str:
     """Powers of the errors over depth and width, and errors times width."""
     study = _Study(rows)
-    errors = [
-        ["N x square error", *(f"depth {depth}" for depth in study.depths), "all depths", "power from half the width"]
-    ]
+    depths = [f"depth {depth}" for depth in study.depths]
+    errors = [["N x square error", *depths, "all depths", "power from half the width"]]
     means = {width: float(np.mean([study.errors_of_network(width, d) for d in study.depths])) for width in study.widths}
     for width in study.widths:
         values = [width * study.errors_of_network(width, depth).mean() for depth in study.depths]
@@ -150,43 +134,35 @@ width and depth. Powers of depth are fitted from {_DEEP} up; the ensemble's at t
 
 
 def _rates(study: _Study) -> list[Line]:
-    widest = study.widths[-1]
-    above = [d for d in study.depths if study.error_of_depth(d) > _ABOVE_NOISE * study.noise(widest, d)]
-    ensemble = {depth: [study.error_of_ensemble(widest, depth)] for depth in above}
-    n, over_width, over_depth = range_text(study.seeds.values()), [], []
-    for depth in study.depths:
-        errors = {width: study.errors_of_network(width, depth) for width in study.widths}
-        over_width.append(rate(f"network of depth {depth} to theory of that depth, over width", errors, -1, n))
-    for width in study.widths:
-        errors = {depth: study.errors_of_network(width, depth) for depth in study.depths if depth >= _DEEP}
-        label = f"network of width {width} to theory of its depth, over depth"
-        over_depth.append(rate(label, errors, 0, study.seeds[width]))
-    return [
-        _theory_rate(study, [depth for depth in study.theory if depth >= _DEEP], -2),
+    widest, theory = study.widths[-1], "theory of depth L to infinite depth, over depth"
+    above = [d for d in study.depths if study.error(d) > _ABOVE_NOISE * study.noise(widest, d)]
+    deep = {depth: [study.error(depth)] for depth in study.theory if depth >= _DEEP}
+    ensemble = {depth: [study.error(depth, widest)] for depth in above}
+    rates = [
+        rate(theory, deep, -2, "exact"),
         rate(f"mean of networks, width {widest}, to infinite depth, over depth", ensemble, -2, study.seeds[widest]),
-        _theory_rate(study, above, None),
-        *over_width,
-        *over_depth,
+        rate(theory, {depth: [study.error(depth)] for depth in above}, None, "exact"),
     ]
-
-
-def _theory_rate(study: _Study, depths: Sequence[int], expected: float | None) -> Line:
-    values = {depth: [study.error_of_depth(depth)] for depth in depths}
-    return rate("theory of depth L to infinite depth, over depth", values, expected, "exact")
+    for depth in study.depths:
+        errors, n = {w: study.errors_of_network(w, depth) for w in study.widths}, range_text(study.seeds.values())
+        rates.append(rate(f"network of depth {depth} to theory of that depth, over width", errors, -1, n))
+    for width in study.widths:
+        errors, n = {d: study.errors_of_network(width, d) for d in study.depths if d >= _DEEP}, study.seeds[width]
+        rates.append(rate(f"network of width {width} to theory of its depth, over depth", errors, 0, n))
+    return rates
 
 
 def figure(rows: list[Row]) -> Page:
     """K over the angle; the mean's error over depth; a network's over width, and times width over depth."""
     study = _Study(rows)
     title = (
-        f"Tangent kernel of the blocks of a residual MLP ({study.nonlinearity}) at initialization\n"
+        f"Tangent kernel of the blocks of a residual MLP ({rows[-1]['nonlinearity']}) at initialization\n"
         f"theory: infinite width; networks: n = {range_text(study.seeds.values())} at each width and depth"
     )
     drawing, panels = page(2, 2, title, width=4.8, height=4.2)
     _draw_kernels(panels[0, 0], study)
     _draw_over_depth(panels[0, 1], study)
-    _draw_over_width(panels[1, 0], study)
-    _draw_times_width(panels[1, 1], study)
+    _draw_networks(panels[1], study)
     finish(panels.flat)
     return drawing
 
@@ -206,34 +182,29 @@ def _draw_kernels(panel: Panel, study: _Study) -> None:
 
 def _draw_over_depth(panel: Panel, study: _Study) -> None:
     depths = sorted(depth for depth in study.theory if depth)
-    exact = [study.error_of_depth(depth) for depth in depths]
+    exact = [study.error(depth) for depth in depths]
     panel.plot(depths, exact, color="black", linewidth=1.8, label="theory, infinite width")
     for width, color in colors(study.widths).items():
-        errors = [study.error_of_ensemble(width, depth) for depth in study.depths]
+        errors, noise = zip(*((study.error(d, width), study.noise(width, d)) for d in study.depths), strict=True)
         points(panel, study.depths, errors, color=color, label=f"networks, width {width}")
-        noise = [study.noise(width, depth) for depth in study.depths]
         panel.plot(study.depths, noise, ":", color=color, linewidth=1)
     panel.plot([], [], ":", color="0.4", linewidth=1, label="noise of n networks' mean")
     guide(panel, depths, 3 * exact[0], -2, "expected slope -2")
     size_axis(panel, depths, "depth L", title="(b) mean kernel to infinite depth", ylabel="relative square error")
 
 
-def _draw_over_width(panel: Panel, study: _Study) -> None:
+def _draw_networks(panels: Sequence[Panel], study: _Study) -> None:
+    over_width, times_width = panels
+    ylabel = f"relative square error\n(± std over {GROUPS} groups of networks)"
     for depth, color in colors(study.depths).items():
         groups = {width: study.errors_of_network(width, depth) for width in study.widths}
-        draw_groups(panel, groups, color, f"depth {depth}")
+        draw_groups(over_width, groups, color, f"depth {depth}")
     top = max(study.errors_of_network(study.widths[0], depth).mean() for depth in study.depths)
-    guide(panel, study.widths, 1.7 * top, -1, "expected slope -1")
-    size_axis(panel, study.widths, "width N", title="(c) one network to theory of its depth", ylabel=_ERROR_OF_ONE)
-
-
-def _draw_times_width(panel: Panel, study: _Study) -> None:
+    guide(over_width, study.widths, 1.7 * top, -1, "expected slope -1")
+    size_axis(over_width, study.widths, "width N", title="(c) one network to theory of its depth", ylabel=ylabel)
     for width, color in colors(study.widths).items():
         groups = {depth: width * study.errors_of_network(width, depth) for depth in study.depths}
-        draw_groups(panel, groups, color, f"width {width}")
-    panel.set_ylim(bottom=0)
-    title = "(d) the same, times width"
-    size_axis(panel, study.depths, "depth L", title=title, ylabel="N x " + _ERROR_OF_ONE, log=False)
-
-
-_ERROR_OF_ONE = f"relative square error\n(± std over {GROUPS} groups of networks)"
+        draw_groups(times_width, groups, color, f"width {width}")
+    times_width.set_ylim(bottom=0)
+    title, ylabel = "(d) the same, times width", "N x " + ylabel
+    size_axis(times_width, study.depths, "depth L", title=title, ylabel=ylabel, log=False)

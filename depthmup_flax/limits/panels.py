@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -30,18 +30,10 @@ def page(
 
 
 def points(
-    panel: Panel,
-    x: ArrayLike,
-    y: ArrayLike,
-    error: ArrayLike | None = None,
-    *,
-    color: Color,
-    label: str | None = None,
-    joined: bool = False,
+    panel: Panel, x: ArrayLike, y: ArrayLike, error: ArrayLike | None = None, *, joined: bool = False, **style: Any
 ) -> None:
-    """Points with error bars, joined by a line if asked for."""
-    fmt = "o-" if joined else "o"
-    panel.errorbar(x, y, error, color=color, label=label, fmt=fmt, markersize=4, linewidth=1.2, capsize=2)
+    """Points with error bars, joined by a line if asked for; ``style`` is a color and a label."""
+    panel.errorbar(x, y, error, fmt="o-" if joined else "o", markersize=4, linewidth=1.2, capsize=2, **style)
 
 
 def draw_groups(panel: Panel, groups_of_size: Mapping[int, Iterable[float]], color: Color, label: str) -> None:

@@ -18,15 +18,8 @@ import optax
 from ml_collections import ConfigDict
 
 from depthmup_flax.limits import finite_networks as networks
-from depthmup_flax.limits.config_fields import (
-    is_distinct,
-    is_number,
-    require,
-    require_positive,
-    require_sizes,
-    require_whole,
-)
-from depthmup_flax.limits.feature_paths import distances, four_digits, require_fractions
+from depthmup_flax.limits.config_fields import check_fields, require, require_fractions
+from depthmup_flax.limits.feature_paths import distances, four_digits
 from depthmup_flax.limits.pipeline import Case, Values
 from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.optimizer import depthmup, freeze
@@ -47,8 +40,6 @@ class Factors(NamedTuple):
 
 
 class _Program(NamedTuple):
-    """What a program is compiled for."""
-
     nonlinearity: str
     optimizer: str
     width: int
@@ -78,13 +69,9 @@ def has_diversity(alpha: float, gamma: float) -> bool:
 
 def cases(config: ConfigDict) -> list[Case]:
     """Growth at every depth and (alpha, gamma), and paths over depth along the line alpha + gamma = 1."""
-    require_whole(config, "width", "examples", "steps", "path_steps")
-    require_whole(config, "seeds", at_least=2)
-    require_whole(config, "seed", at_least=0)
-    require_sizes(config, "depths", "path_depths")
-    require_positive(config, "learning_rate", "path_learning_rate", "branch_multiplier")
-    for name in ("alphas", "gammas", "path_alphas"):
-        require(config, name, is_distinct(config[name], is_number), "give different numbers, such as (0.5, 1.0)")
+    check_fields(config, whole="width examples steps path_steps", several="seeds", sizes="depths path_depths")
+    positive, numbers = "learning_rate path_learning_rate branch_multiplier", "alphas gammas path_alphas"
+    check_fields(config, positive=positive, numbers=numbers)
     claimed = all(has_diversity(alpha, 1 - alpha) for alpha in config.path_alphas)
     require(config, "path_alphas", claimed, "diversity is claimed for alpha from 0.5 to 1; use those")
     direction(config.optimizer)
@@ -93,16 +80,15 @@ def cases(config: ConfigDict) -> list[Case]:
     require_fractions(config, config.path_depths)
     for alpha in (*config.alphas, *config.path_alphas):
         factors(alpha, 0.0, config.branch_multiplier, 1)
-    growth = [
+    on_line = {alpha for alpha, gamma in itertools.product(config.alphas, config.gammas) if has_diversity(alpha, gamma)}
+    path_alphas = sorted({*on_line, *config.path_alphas})
+    return [
         {"what": "growth", "depth": depth, "alpha": alpha, "gamma": gamma}
         for depth, alpha, gamma in itertools.product(config.depths, config.alphas, config.gammas)
-    ]
-    on_line = {alpha for alpha, gamma in itertools.product(config.alphas, config.gammas) if has_diversity(alpha, gamma)}
-    paths = [
+    ] + [
         {"what": "path", "depth": depth, "alpha": alpha, "gamma": round(1 - alpha, 12)}
-        for depth, alpha in itertools.product(config.path_depths, sorted({*on_line, *config.path_alphas}))
+        for depth, alpha in itertools.product(config.path_depths, path_alphas)
     ]
-    return growth + paths
 
 
 def measure(config: ConfigDict, case: Case) -> Values:
@@ -115,12 +101,8 @@ def measure(config: ConfigDict, case: Case) -> Values:
         return {"width": config.width, "steps": config.steps, **{k: four_digits(v) for k, v in growth.items()}}
     program = program._replace(steps=config.path_steps, fractions=(1 / case["depth"], *config.fractions))
     distances_SxE = _path(program, data, rule, jnp.float32(config.path_learning_rate))
-    return {
-        "steps": config.path_steps,
-        "fractions": list(config.fractions),
-        "distances": four_digits(distances_SxE[:, 1:]),
-        "layer": four_digits(distances_SxE[:, 0]),
-    }
+    measured = {"distances": four_digits(distances_SxE[:, 1:]), "layer": four_digits(distances_SxE[:, 0])}
+    return {"steps": config.path_steps, "fractions": list(config.fractions), **measured}
 
 
 def examples(config: ConfigDict) -> tuple[jax.Array, jax.Array]:
@@ -158,8 +140,7 @@ def _train(
 ) -> Any:
     """``observe(params, stream)`` of all seeds before and after each full-batch step.
 
-    The parametrization has no power of depth of its own: ``rule`` has them as arguments, so that one program serves the
-    whole plane.
+    The parametrization has no powers of depth; ``rule`` has them, as arguments: one program serves the whole plane.
     """
     flat = get_parametrization(alpha=0.0, gamma=0.0, branch_multiplier=rule.branch)
     sizes = (program.nonlinearity, program.width, program.depth)

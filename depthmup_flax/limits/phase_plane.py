@@ -47,16 +47,6 @@ class _Cell:
     kappa: float | None  # of the deepest trained path
 
     @property
-    def expected_change(self) -> float | None:
-        """TP6 Claim 7.2, which presumes stability at initialization."""
-        return 1 - self.alpha - self.gamma if self.alpha >= 0.5 else None
-
-    @property
-    def expected_preactivation(self) -> float | None:
-        """The larger of the parts ``dW x ~ L^-gamma`` and ``W dx``."""
-        return None if self.expected_change is None else max(-self.gamma, self.expected_change)
-
-    @property
     def claimed(self) -> str:
         """What TP6's claims say, in a word."""
         phase = classify(self.alpha, self.gamma)
@@ -66,34 +56,26 @@ class _Cell:
     @property
     def measured(self) -> str:
         """What the powers say, in the same words."""
-        initial, change, faithful = (not _grows(fit) for fit in (self.initial, self.change, self.preactivation))
-        return _word((initial, change, not self.change.slope < -_FLAT, faithful), self.kappa)
+        bounded = lambda fit: fit.state != EXPLODES and not fit.slope > _FLAT
+        changed = not self.change.slope < -_FLAT
+        return _word((bounded(self.initial), bounded(self.change), changed, bounded(self.preactivation)), self.kappa)
 
     def cells(self) -> list[str]:
         """A line of the table."""
-        return [
-            f"{self.alpha:g}",
-            f"{self.gamma:g}",
-            *map(str, (self.initial, self.first_change, self.change)),
-            _signed(self.expected_change),
-            str(self.preactivation),
-            _signed(self.expected_preactivation),
-            self.measured,
-            self.claimed,
-            "" if self.measured == self.claimed else "differs",
-        ]
-
-
-def _grows(fit: Fit) -> bool:
-    return fit.state == EXPLODES or fit.slope > _FLAT
+        change = 1 - self.alpha - self.gamma  # TP6 Claim 7.2, which presumes stability at initialization
+        preactivation = max(-self.gamma, change)  # the larger of the parts ``dW x ~ L^-gamma`` and ``W dx``
+        claims = [f"{power:+.2f}" if self.alpha >= 0.5 else "none" for power in (change, preactivation)]
+        fits = [str(fit) for fit in (self.initial, self.first_change, self.change, self.preactivation)]
+        powers = [*fits[:3], claims[0], fits[3], claims[1]]
+        differs = "" if self.measured == self.claimed else "differs"
+        return [f"{self.alpha:g}", f"{self.gamma:g}", *powers, self.measured, self.claimed, differs]
 
 
 def _word(claims: Sequence[bool | None], kappa: float | None) -> str:
     """The class: stable at initialization, stable in training, nontrivial, faithful; each presumes those before it."""
-    for name, holds in zip(("explodes at init", "unstable", "trivial", "unfaithful"), claims, strict=True):
-        if not holds:
-            return name
-    return "diverse" if (kappa or 0.0) > 0.25 else "redundant"
+    names = zip(("explodes at init", "unstable", "trivial", "unfaithful"), claims, strict=True)
+    diverse = "diverse" if (kappa or 0.0) > 0.25 else "redundant"
+    return next((name for name, holds in names if not holds), diverse)
 
 
 class _Study:
@@ -105,8 +87,7 @@ class _Study:
         self.depths = sorted({row["depth"] for row in self.growth})
         self.path_depths = sorted({depth for _, depth in self.paths})
         self.path_alphas = sorted({alpha for alpha, _ in self.paths})
-        first_path = next(iter(self.paths.values()))
-        self.path_steps, self.fractions = first_path["steps"], first_path["fractions"]
+        self.path_steps, self.fractions = (next(iter(self.paths.values()))[name] for name in ("steps", "fractions"))
         self.alphas, self.gammas = (sorted({row[name] for row in self.growth}) for name in ("alpha", "gamma"))
         self.width, self.steps = self.growth[0]["width"], self.growth[0]["steps"]
         self.seeds = len(self.growth[0]["initial"])
@@ -130,21 +111,13 @@ class _Study:
             values = {depth: _array(row[name]).reshape(self.seeds, -1)[:, step] for depth, row in rows.items()}
             return fit_power({depth: of_seeds.tolist() for depth, of_seeds in values.items()})
 
-        return _Cell(
-            alpha,
-            gamma,
-            initial=fit("initial", 0),
-            first_change=fit("change", 0),
-            change=fit("change", -1),
-            preactivation=fit("preactivation", -1),
-            kappa=self.kappa(alpha, self.path_depths[-1])[0] if known else None,
-        )
+        fits = fit("initial", 0), fit("change", 0), fit("change", -1), fit("preactivation", -1)
+        return _Cell(alpha, gamma, *fits, kappa=self.kappa(alpha, self.path_depths[-1])[0] if known else None)
 
 
 def _array(values: ArrayLike) -> np.ndarray:
     """An array of a record; a value that overflowed is infinite."""
-    array = np.array(values, np.float64)
-    return np.where(np.isnan(array), np.inf, array)
+    return np.nan_to_num(np.array(values, np.float64), nan=np.inf, posinf=np.inf)
 
 
 def table(rows: list[Row]) -> str:
@@ -156,20 +129,15 @@ def table(rows: list[Row]) -> str:
     return "\n\n".join([aligned(lines), counted, _path_table(study), _note(study)])
 
 
-def _signed(value: float | None) -> str:
-    return "none" if value is None else f"{value:+.2f}"
-
-
 def _path_table(study: _Study) -> str:
-    deepest, below = study.path_depths[-1], f"eps to {study.fractions[1]:g}"
-    head = ["kappa at alpha", *(f"depth {depth}" for depth in study.path_depths), below, "TP6"]
-    lines = [[*head, "roughness", "1 - 2 alpha"]]
+    depths = [f"depth {depth}" for depth in study.path_depths]
+    lines = [["kappa at alpha", *depths, f"eps to {study.fractions[1]:g}", "TP6", "roughness", "1 - 2 alpha"]]
     for alpha in study.path_alphas:
         kappas = [format_slope(*study.kappa(alpha, depth)) for depth in study.path_depths]
-        local = format_slope(*study.kappa(alpha, deepest, 2))
+        local = format_slope(*study.kappa(alpha, study.path_depths[-1], 2))
         claim = f"{classify(alpha, 1 - alpha).feature_diversity_exponent:g}"
         power = str(study.roughness(alpha)) if len(study.path_depths) > 2 else "needs 3 depths"
-        lines.append([f"{alpha:g}", *kappas, local, claim, power, _signed(1 - 2 * alpha)])
+        lines.append([f"{alpha:g}", *kappas, local, claim, power, f"{1 - 2 * alpha:+.2f}"])
     return aligned(lines)
 
 
@@ -213,7 +181,12 @@ def figure(rows: list[Row]) -> Page:
 
 
 def _draw_map(panel: Panel, study: _Study, name: str, title: str) -> QuadMesh:
-    """Powers over the plane; the colors end at ``_MAP``, the numbers do not."""
+    """Powers over the plane; the colors end at ``_MAP``, the numbers do not.
+
+    A line is left of alpha = 1/2, which is stable, and boxes are around the stable and nontrivial points.
+    """
+    from matplotlib.patches import Rectangle
+
     fits = [[getattr(study.cells[alpha, gamma], name) for alpha in study.alphas] for gamma in study.gammas]
     powers = np.array([[_MAP if fit.state == EXPLODES else fit.slope for fit in line] for line in fits])
     columns, lines = range(len(study.alphas)), range(len(study.gammas))
@@ -221,11 +194,15 @@ def _draw_map(panel: Panel, study: _Study, name: str, title: str) -> QuadMesh:
     for column, line in itertools.product(columns, lines):
         color = "white" if abs(powers[line, column]) > 0.6 * _MAP else "black"
         panel.text(column, line, _number(fits[line][column]), ha="center", va="center", fontsize=8.5, color=color)
+        phase = classify(study.alphas[column], study.gammas[line])
+        if phase.stable_in_training and phase.nontrivial:
+            corner = (column - 0.47, line - 0.47)
+            panel.add_patch(Rectangle(corner, 0.94, 0.94, fill=False, edgecolor="black", linewidth=1.6))
+    panel.axvline(sum(alpha < 0.5 for alpha in study.alphas) - 0.5, color="black", linewidth=2.5)
     panel.set_xticks(columns, labels=[f"{alpha:g}" for alpha in study.alphas])
     panel.set_yticks(lines, labels=[f"{gamma:g}" for gamma in study.gammas])
     panel.set(xlabel=r"$\alpha$", ylabel=r"$\gamma$")
     panel.set_title(title, fontsize=9.5)
-    _draw_boundaries(panel, study)
     return image
 
 
@@ -233,19 +210,6 @@ def _number(fit: Fit) -> str:
     if fit.state == EXPLODES:
         return "explodes"
     return f"{fit.slope + 0.0:+.2f}".replace("-0.00", "0.00") if abs(fit.slope) < 10 else f"{fit.slope:+.0f}"
-
-
-def _draw_boundaries(panel: Panel, study: _Study) -> None:
-    """A line left of alpha = 1/2, which is stable, and boxes around the stable and nontrivial points."""
-    from matplotlib.patches import Rectangle
-
-    unstable = sum(alpha < 0.5 for alpha in study.alphas)
-    panel.axvline(unstable - 0.5, color="black", linewidth=2.5)
-    for (column, alpha), (line, gamma) in itertools.product(enumerate(study.alphas), enumerate(study.gammas)):
-        phase = classify(alpha, gamma)
-        if phase.stable_in_training and phase.nontrivial:
-            corner = (column - 0.47, line - 0.47)
-            panel.add_patch(Rectangle(corner, 0.94, 0.94, fill=False, edgecolor="black", linewidth=1.6))
 
 
 def _draw_presets(panel: Panel, study: _Study) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import pathlib
@@ -22,16 +23,11 @@ from depthmup_flax.training.workdir import make_writable, only_run_in
 from depthmup_flax.types import Json
 
 # config.figure -> its module of this package
-FIGURES = {
-    "ntk": "ntk",
-    "linear_kernel": "linear_kernel",
-    "linear_limit": "linear_limit",
-    "limit_convergence": "limit_convergence",
-    "phase_diagram": "phase_plane",
-    "diversity": "diversity",
-}
+FIGURES = {name: name for name in ("ntk", "linear_kernel", "linear_limit", "limit_convergence", "diversity")}
+FIGURES["phase_diagram"] = "phase_plane"
 SCHEMA = 1
 _FREE = ("title", "lanes")  # settings that change no number
+_key = functools.partial(json.dumps, sort_keys=True)
 
 Case: TypeAlias = Json  # what is measured: the key of a record
 Values: TypeAlias = Json  # the result: numbers and nested lists of numbers
@@ -75,8 +71,7 @@ def run(
 ) -> tuple[str, list[pathlib.Path]]:
     """Measures the cases that the work directory lacks; returns the report's text and the files that were written.
 
-    Raises:
-      InputError: an unknown figure, a bad field, a work directory of other settings, or no matplotlib.
+    InputError for an unknown figure, a bad field, a work directory of other settings, or no matplotlib.
     """
     module = figure_module(config.get("figure"))
     require_matplotlib()
@@ -121,9 +116,8 @@ def _known(path: pathlib.Path) -> dict[str, Values]:
             record = json.loads(line)
             values[_key(record["case"])] = record["values"]
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{path}, line {number}: not a record. Delete the line; its case is measured again."
-            ) from error
+            sentence = f"{path}, line {number}: not a record. Delete the line; its case is measured again."
+            raise InputError(sentence) from error
     return values
 
 
@@ -138,7 +132,8 @@ def _claim(directory: pathlib.Path, config: ConfigDict, overwrite: bool) -> None
         for old in records:
             old.unlink()
     elif records:
-        differences = configs.differences(_binding(_stored(path)), _binding(ours))
+        binding = lambda settings: {name: value for name, value in settings.items() if name not in _FREE}
+        differences = configs.differences(binding(_stored(path)), binding(ours))
         if differences:
             raise InputError(
                 f"workdir {str(directory)!r} holds other settings ({configs.listed(differences)}): choose another "
@@ -147,19 +142,9 @@ def _claim(directory: pathlib.Path, config: ConfigDict, overwrite: bool) -> None
     write_atomically(path, json.dumps({"schema": SCHEMA, "config": ours}, indent=1) + "\n")
 
 
-def _binding(settings: Json) -> Json:
-    """The settings that change a number."""
-    return {name: value for name, value in settings.items() if name not in _FREE}
-
-
 def _stored(path: pathlib.Path) -> Json:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))["config"])
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{path} does not hold the settings of a figure: choose another directory, or pass --overwrite."
-        ) from error
-
-
-def _key(case: Case) -> str:
-    return json.dumps(case, sort_keys=True)
+        sentence = f"{path} does not hold the settings of a figure: choose another directory, or pass --overwrite."
+        raise InputError(sentence) from error

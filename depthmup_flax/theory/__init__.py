@@ -2,13 +2,7 @@
 
 Pure JAX, without models: kernels in, kernels and predictions out. `lazy` is the limit of frozen features; `linear` and
 `nonlinear` train networks of infinite width, whose features move; `trajectory` is their result, and its limit of
-infinite depth; `finite_size` splits the distance of finite networks to the limit.
-
-    from depthmup_flax.theory import gram, lazy_kernels, nonlinear_training, predict
-
-    kernels = lazy_kernels(gram(x), "relu")             # infinite depth; depth=64 for a finite one
-    train, _ = predict(kernels.tangent(), y, times)     # f(x, t) under gradient flow
-    sgd = nonlinear_training(x, y, activation="relu", steps=5, depth=16)        # features move
+infinite depth; `finite_size` splits the distance of finite networks to the limit. The README has an example.
 """
 
 from depthmup_flax.theory.finite_size import Ensemble, FiniteSizeError, SquareError, finite_size_error

@@ -17,15 +17,13 @@ LAYERS = ("stem", "blocks", "readout")
 _HUGE = 1e6  # outputs this many times the targets have diverged, even if they are finite
 
 
-def require_number(name: str, value: Any, *, at_least: float = -math.inf, above: float = -math.inf) -> None:
+def require_number(name: str, value: Any, at_least: float = -math.inf) -> None:
     """InputError unless ``value`` is a finite number in this range; a traced one passes."""
     if isinstance(value, jax.core.Tracer):
         return
     number = isinstance(value, (int, float, np.generic, np.ndarray, jax.Array)) and np.ndim(value) == 0
-    if not number or not math.isfinite(value) or not (value >= at_least and value > above):
-        bound = (
-            f" above {above:g}" if above > -math.inf else f" of at least {at_least:g}" if at_least > -math.inf else ""
-        )
+    if not number or not math.isfinite(value) or value < at_least:
+        bound = f" of at least {at_least:g}" if at_least > -math.inf else ""
         raise InputError(f"{name} is {value!r}: use a finite number{bound}.")
 
 
@@ -53,10 +51,10 @@ def require_training(
 ) -> None:
     """Checks the arguments that all theories of training take; ``lazy`` is the call for the limit of gamma0 = 0."""
     require_whole("depth", depth)
-    if isinstance(gamma0, (int, float)) and gamma0 <= 0:
+    require_number("gamma0", gamma0)
+    if not isinstance(gamma0, jax.core.Tracer) and gamma0 <= 0:
         raise InputError(f"gamma0 is {gamma0}: use a positive number; the limit of 0 is {lazy}.")
-    require_number("gamma0", gamma0, above=0.0)
-    require_number("learning_rate", learning_rate, at_least=0.0)
+    require_number("learning_rate", learning_rate, 0.0)
     require_number("branch_multiplier", branch_multiplier)
     require_finite("targets", targets)
 
@@ -69,12 +67,12 @@ def require_elementwise(loss: Callable[[jax.Array, jax.Array], jax.Array], targe
 
 
 def require_convergence(
-    outputs_TxB: jax.Array, targets: jax.Array, learning_rate: float, stable_rate: Callable[[], float | None]
+    outputs_TxB: jax.Array, targets: jax.Array, learning_rate: float, stable_rate: Callable[[], float]
 ) -> None:
     """InputError if training diverged.
 
-    ``stable_rate`` returns a learning rate that is stable before features move, or None. A rate below it that diverges
-    is due to large targets, which move features too far.
+    ``stable_rate`` returns a learning rate that is stable before features move, or infinity. A rate below it that
+    diverges is due to large targets, which move features too far.
     """
     if isinstance(outputs_TxB, jax.core.Tracer):
         return
@@ -82,12 +80,8 @@ def require_convergence(
     bounded = np.abs(np.asarray(outputs_TxB)).max(1) < _HUGE * max(1.0, largest)  # not of NaN
     if bounded.all():
         return
-    stable = stable_rate()
-    if stable is not None and stable < learning_rate:
+    remedy = f"use a smaller one, or smaller targets (up to {largest:g} here) or gamma0, which move features less"
+    if (stable := stable_rate()) < learning_rate:
         remedy = f"use less than {stable:.2g}, which is stable while features do not move"
-    else:
-        remedy = f"use a smaller one, or smaller targets (up to {largest:g} here) or gamma0, which move features less"
-    raise InputError(
-        f"learning_rate is {learning_rate}: training diverges, outputs are not bounded from step "
-        f"{int(np.argmin(bounded))}; {remedy}."
-    )
+    outputs = f"outputs are not bounded from step {int(np.argmin(bounded))}"
+    raise InputError(f"learning_rate is {learning_rate}: training diverges, {outputs}; {remedy}.")

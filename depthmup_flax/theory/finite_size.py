@@ -27,13 +27,7 @@ from depthmup_flax.theory.arguments import require_finite
 
 @dataclasses.dataclass(frozen=True)
 class Ensemble:
-    """Outputs of E networks that differ in their initial weights.
-
-    Attributes:
-      mean: (...) over networks.
-      variance: (...) over networks, unbiased.
-      count: E.
-    """
+    """Outputs of networks that differ in their initial weights: (...) mean and unbiased variance over ``count``."""
 
     mean: np.ndarray
     variance: np.ndarray
@@ -58,21 +52,13 @@ class SquareError(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FiniteSizeError:
-    """Mean square errors over outputs. The estimates are unbiased: those near zero may be negative.
+    """Mean square errors over outputs. The estimates are unbiased: those near zero may be negative."""
 
-    Attributes:
-      total: one network to the limit.
-      ensembled: the mean of an infinitely large ensemble to the limit.
-      variance: a network to that mean.
-      mean: that mean to infinite width at the same depth.
-      depth: infinite width at this depth to the limit.
-    """
-
-    total: SquareError
-    ensembled: SquareError
-    variance: SquareError
-    mean: SquareError
-    depth: SquareError
+    total: SquareError  # one network to the limit
+    ensembled: SquareError  # the mean of an infinitely large ensemble to the limit
+    variance: SquareError  # a network to that mean
+    mean: SquareError  # that mean to infinite width at the same depth
+    depth: SquareError  # infinite width at this depth to the limit
 
 
 def finite_size_error(
@@ -83,25 +69,20 @@ def finite_size_error(
     at_depth_error: ArrayLike = 0.0,
     limit_error: ArrayLike = 0.0,
 ) -> FiniteSizeError:
-    """The decomposition of this module's docstring.
+    """The decomposition of this module's docstring; InputError for shapes that do not match.
 
     Args:
       networks: outputs f_{N,L}.
       at_depth: (...) f_{inf,L}, such as ``nonlinear_training(...).mean.outputs``.
       limit: (...) f_{inf,inf}, such as ``infinite_depth(...).mean.outputs``.
       at_depth_error, limit_error: independent standard errors of these two, from `nonlinear_training` with two keys.
-
-    Raises:
-      InputError: shapes that do not match.
     """
     mean, variance = networks.mean, networks.variance
     at_depth, limit = np.asarray(at_depth, np.float64), np.asarray(limit, np.float64)
-    for name, value in (("at_depth", at_depth), ("limit", limit)):
-        if value.shape != mean.shape:
-            raise InputError(f"{name} has shape {value.shape}: give {mean.shape}, as the networks' outputs.")
-    for name, error in (("at_depth_error", at_depth_error), ("limit_error", limit_error)):
-        if np.shape(error) not in ((), mean.shape):
-            raise InputError(f"{name} has shape {np.shape(error)}: give {mean.shape}, or one number.")
+    errors = {"at_depth_error": at_depth_error, "limit_error": limit_error}
+    for name, value in {"at_depth": at_depth, "limit": limit, **errors}.items():
+        if np.shape(value) != mean.shape and not (name in errors and np.ndim(value) == 0):
+            raise InputError(f"{name} has shape {np.shape(value)}: give {mean.shape}, as the networks' outputs.")
     mean_noise = variance / networks.count
     depth_noise, limit_noise = (np.broadcast_to(np.square(e), mean.shape) for e in (at_depth_error, limit_error))
     relative = (2 / (networks.count - 1)) ** 0.5  # standard error of a variance of Gaussian outputs

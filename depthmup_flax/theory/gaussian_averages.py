@@ -14,6 +14,7 @@ sums over equally spaced points, which converge exponentially for smooth functio
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -39,11 +40,7 @@ class Activation:
 
     def slope(self, x: jax.Array) -> jax.Array:
         """The derivative, elementwise."""
-        return _derivative(self.function)(x)
-
-
-def _derivative(function: Elementwise) -> Elementwise:
-    return jax.grad(lambda x: function(x).sum())
+        return jax.grad(lambda x: self.function(x).sum())(x)
 
 
 def get_activation(name: str) -> Activation:
@@ -73,57 +70,40 @@ def _relu_values(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
     return size * (sine + (math.pi - theta) * jnp.cos(theta)) / (2 * math.pi)
 
 
-def _relu_slopes(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
-    return (math.pi - _angle(p, q, c)[1]) / (2 * math.pi)
-
-
 def _abs_values(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
     size, theta, sine = _angle(p, q, c)
     return size * (sine + (math.pi / 2 - theta) * jnp.cos(theta)) * (2 / math.pi)
 
 
-def _abs_slopes(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
-    return 1.0 - 2 * _angle(p, q, c)[1] / math.pi
-
-
-def _erf_values(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
-    return 2 / math.pi * jnp.arcsin(2 * c / jnp.sqrt((1 + 2 * p) * (1 + 2 * q)))
-
-
-def _erf_slopes(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
-    return 4 / math.pi / jnp.sqrt((1 + 2 * p) * (1 + 2 * q) - 4 * c**2)
-
-
-def _quadrature(function: Elementwise) -> Average:
+def _quadrature(function: Elementwise, p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
     """``<function(u) function(v)>`` by the trapezoidal rule."""
     nodes = np.linspace(-_SPAN, _SPAN, _NODES)
     weights = np.exp(-(nodes**2) / 2)
     weights = weights / weights.sum()
-
-    def average(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
-        p, q, c = (x[..., None] for x in jnp.broadcast_arrays(p, q, c))
-        slope = c / jnp.sqrt(p)
-        variance = q - slope**2  # of v, given u; 0 for an input and itself, for every p
-        positive = variance > 4 * jnp.finfo(variance.dtype).eps * q
-        deviation = jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1.0)), 0.0)
-        at_u = function(jnp.sqrt(p) * nodes)
-        at_v = jax.vmap(lambda node: function(slope * nodes + deviation * node), out_axes=-1)(
-            jnp.asarray(nodes, p.dtype)
-        )
-        return jnp.einsum("...u,...uv,u,v->...", at_u, at_v, weights, weights).astype(p.dtype)
-
-    return average
+    p, q, c = (x[..., None] for x in jnp.broadcast_arrays(p, q, c))
+    slope = c / jnp.sqrt(p)
+    variance = q - slope**2  # of v, given u; 0 for an input and itself, for every p
+    positive = variance > 4 * jnp.finfo(variance.dtype).eps * q
+    deviation = jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1.0)), 0.0)
+    at_v = jax.vmap(lambda node: function(slope * nodes + deviation * node), out_axes=-1)(jnp.asarray(nodes, p.dtype))
+    at_u = function(jnp.sqrt(p) * nodes)
+    return jnp.einsum("...u,...uv,u,v->...", at_u, at_v, weights, weights).astype(p.dtype)
 
 
 def _by_quadrature(function: Elementwise) -> Activation:
-    return Activation(function, _quadrature(function), _quadrature(_derivative(function)))
+    slope = jax.grad(lambda x: function(x).sum())
+    return Activation(function, functools.partial(_quadrature, function), functools.partial(_quadrature, slope))
 
 
 ACTIVATIONS: dict[str, Activation] = {
     "linear": Activation(lambda x: x, lambda p, q, c: c, lambda p, q, c: jnp.ones_like(c)),
-    "relu": Activation(jax.nn.relu, _relu_values, _relu_slopes),
-    "abs": Activation(jnp.abs, _abs_values, _abs_slopes),
-    "erf": Activation(jax.scipy.special.erf, _erf_values, _erf_slopes),
+    "relu": Activation(jax.nn.relu, _relu_values, lambda p, q, c: (math.pi - _angle(p, q, c)[1]) / (2 * math.pi)),
+    "abs": Activation(jnp.abs, _abs_values, lambda p, q, c: 1.0 - 2 * _angle(p, q, c)[1] / math.pi),
+    "erf": Activation(
+        jax.scipy.special.erf,
+        lambda p, q, c: 2 / math.pi * jnp.arcsin(2 * c / jnp.sqrt((1 + 2 * p) * (1 + 2 * q))),
+        lambda p, q, c: 4 / math.pi / jnp.sqrt((1 + 2 * p) * (1 + 2 * q) - 4 * c**2),
+    ),
     "gelu": _by_quadrature(jax.nn.gelu),
     "tanh": _by_quadrature(jnp.tanh),
 }

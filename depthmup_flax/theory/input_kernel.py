@@ -10,11 +10,7 @@ from depthmup_flax.errors import InputError
 
 
 def gram(x: jax.Array) -> jax.Array:
-    """(P, P): ``x . x' / D`` of P inputs, which are flattened; H at layer time 0.
-
-    Raises:
-      InputError: an input of norm zero, or no inputs.
-    """
+    """(P, P): ``x . x' / D`` of P inputs, which are flattened; H at layer time 0. InputError for one of norm zero."""
     x = jnp.asarray(x)
     if x.ndim < 2 or not x.size:
         raise InputError(f"x has shape {x.shape}: give inputs as [examples, ...].")
@@ -27,12 +23,7 @@ def gram(x: jax.Array) -> jax.Array:
 
 
 def checked_kernel(kernel: jax.Array) -> jax.Array:
-    """``kernel`` as an array of floating point numbers.
-
-    Raises:
-      InputError: it is not square, symmetric and finite, not positive on its diagonal, or larger elsewhere than the
-        diagonal allows. Only the shape of a traced kernel is checked.
-    """
+    """``kernel`` in floating point; InputError unless inputs can have it. Only the shape of a traced one is checked."""
     kernel = jnp.asarray(kernel)
     kernel = kernel.astype(jnp.result_type(float, kernel))
     if kernel.ndim != 2 or kernel.shape[0] != kernel.shape[1] or not kernel.size:
@@ -47,13 +38,10 @@ def checked_kernel(kernel: jax.Array) -> jax.Array:
     diagonal = np.diag(values)
     zero = np.flatnonzero(diagonal <= 0)
     if len(zero):
-        raise InputError(
-            f"the kernel's diagonal is {diagonal[zero[0]]:g} at row {zero[0]}: remove inputs of norm zero."
-        )
+        at = f"{diagonal[zero[0]]:g} at row {zero[0]}"
+        raise InputError(f"the kernel's diagonal is {at}: remove inputs of norm zero.")
     bound = np.sqrt(np.outer(diagonal, diagonal))
-    too_large = np.argwhere(np.abs(values) > bound * (1 + 1e-3))
-    if len(too_large):
-        i, j = too_large[0]
+    for i, j in np.argwhere(np.abs(values) > bound * (1 + 1e-3)):
         raise InputError(
             f"the kernel has {values[i, j]:g} at row {i}, column {j}, more than the root of the diagonal's product "
             f"{bound[i, j]:g}: no inputs have such a kernel; give one such as gram(x)."

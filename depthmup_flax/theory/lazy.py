@@ -39,32 +39,23 @@ from depthmup_flax.theory.input_kernel import checked_kernel
 class LazyKernels:
     """Kernels over layer time, for P inputs.
 
-    Attributes:
-      layer_time: (T,) from 0 to 1.
-      H: (T, P, P) covariance of preactivations.
-      Phi: (T, P, P) covariance of features.
-      G: (T, P, P) covariance of gradients by the residual stream.
-      blocks: (P, P) the blocks' part of the tangent kernel, ``a^2 int G Phi dtau``.
-      error: () error of integration over layer time, without that of the averages of gelu and tanh: the largest
-        difference of ``H``, ``G`` and ``blocks`` to those with half as many steps. An upper estimate, about 15 times
-        too high for smooth activations; 0 at finite depth.
+    ``error`` is that of integration over layer time, without that of the averages of gelu and tanh: the largest
+    difference of ``H``, ``G`` and ``blocks`` to those with half as many steps. An upper estimate, about 15 times too
+    high for smooth activations; 0 at finite depth.
     """
 
-    layer_time: jax.Array
-    H: jax.Array
-    Phi: jax.Array
-    G: jax.Array
-    blocks: jax.Array
-    error: jax.Array
+    layer_time: jax.Array  # (T,) from 0 to 1
+    H: jax.Array  # (T, P, P) covariance of preactivations
+    Phi: jax.Array  # (T, P, P) covariance of features
+    G: jax.Array  # (T, P, P) covariance of gradients by the residual stream
+    blocks: jax.Array  # (P, P) the blocks' part of the tangent kernel, ``a^2 int G Phi dtau``
+    error: jax.Array  # ()
 
     def tangent(self, trained: Sequence[str] = ("blocks",)) -> jax.Array:
         """(P, P): the tangent kernel K of ``f`` when these layers train at the rate eta_0 gamma0^2 N.
 
         ``blocks`` alone is K of Eq. 87. The stem adds ``G(0) H(0)`` (Eq. 128, where K^x is H(0)). The readout adds
         ``Phi(1)``; Eq. 128 counts it as one of L layers, but a simulation shows that it has no factor 1/L.
-
-        Raises:
-          InputError: a name that is not one of stem, blocks and readout, a repeated name, or none.
         """
         require_layers(trained)
         parts = {"stem": self.G[0] * self.H[0], "blocks": self.blocks, "readout": self.Phi[-1]}
@@ -72,16 +63,12 @@ class LazyKernels:
 
 
 def lazy_kernels(
-    start: jax.Array,
-    activation: str,
-    *,
-    depth: int | None = None,
-    branch_multiplier: float = 1.0,
-    steps: int = 64,
+    start: jax.Array, activation: str, *, depth: int | None = None, branch_multiplier: float = 1.0, steps: int = 64
 ) -> LazyKernels:
     """Kernels of the lazy limit, at infinite depth or at depth L.
 
-    Differentiable, works under ``jit`` and ``vmap``, and computes in the dtype of ``start``.
+    Differentiable, works under ``jit`` and ``vmap``, and computes in the dtype of ``start``. Layer times are
+    ``steps + 1`` or ``L + 1``. InputError for a kernel that no inputs have, an unknown activation or an invalid number.
 
     Args:
       start: (P, P) H at layer time 0, from `gram`.
@@ -89,24 +76,16 @@ def lazy_kernels(
       depth: L; ``None`` is infinity, by fourth-order Runge-Kutta steps.
       branch_multiplier: a.
       steps: number of steps of layer time at infinite depth; a multiple of 4.
-
-    Returns:
-      `LazyKernels` at ``steps + 1`` or ``L + 1`` layer times.
-
-    Raises:
-      InputError: a kernel that is not square, symmetric or positive on its diagonal, an unknown activation, or an
-        invalid depth or number of steps.
     """
     get_activation(activation)
     start = checked_kernel(start)
     require_number("branch_multiplier", branch_multiplier)
     if depth is not None:
         require_whole("depth", depth, also=", or None for the limit")
+        return _recursion(start, branch_multiplier, activation, depth)
     require_whole("steps", steps)
     if steps % 4:
         raise InputError(f"steps is {steps}: use a multiple of 4.")
-    if depth is not None:
-        return _recursion(start, branch_multiplier, activation, depth)
     return _integrated(start, branch_multiplier, activation, steps)
 
 
@@ -116,7 +95,7 @@ def predict(
     """Outputs under gradient flow on the mean of ``(y - f)^2 / 2`` over P examples, from ``f = 0`` (Eq. 87).
 
     ``f(t) = (1 - exp(-t K / P)) y`` on the training examples and ``K' K^-1 f(t)`` elsewhere; directions in which the
-    kernel vanishes do not move.
+    kernel vanishes do not move. InputError for shapes that do not match, or a kernel that is not symmetric.
 
     Args:
       kernel: (P, P) tangent kernel of the training examples.
@@ -126,9 +105,6 @@ def predict(
 
     Returns:
       ``(T, P, C)`` and, given ``cross``, ``(T, Q, C)``; without the last axis if ``targets`` has none.
-
-    Raises:
-      InputError: shapes that do not match, or a kernel that is not symmetric.
     """
     kernel, targets, times = checked_kernel(kernel), jnp.asarray(targets), jnp.asarray(times)
     cross = None if cross is None else jnp.asarray(cross)
@@ -163,23 +139,26 @@ def _averages(activation: str, H: jax.Array) -> tuple[jax.Array, jax.Array]:
     return symmetric(phi.values(p, q, H)), symmetric(phi.slopes(p, q, H))
 
 
+def _states(
+    step: Callable[[jax.Array, Any], jax.Array],
+    start: jax.Array,
+    given: Any = None,
+    *,
+    reverse: bool = False,
+    **kwargs: Any,
+) -> jax.Array:
+    """The states of a scan by layer, its start and end included."""
+    end, others = jax.lax.scan(lambda x, known: (step(x, known), x), start, given, reverse=reverse, **kwargs)
+    return jnp.concatenate([end[None], others] if reverse else [others, end[None]])
+
+
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _recursion(start: jax.Array, multiplier: float, activation: str, depth: int) -> LazyKernels:
     """Depth L: dtau = 1 / L, H forward and G backward, layer by layer (App. D at gamma0 = 0)."""
     share = multiplier**2 / depth
-
-    def forward(H: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
-        return H + share * _averages(activation, H)[0], H
-
-    last, before = jax.lax.scan(forward, start, None, length=depth)
-    H = jnp.concatenate([before, last[None]])
+    H = _states(lambda H, _: H + share * _averages(activation, H)[0], start, length=depth)
     Phi, slopes = _averages(activation, H)
-
-    def backward(G: jax.Array, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return G * (1.0 + share * slope), G
-
-    first, after = jax.lax.scan(backward, slopes[-1], slopes[:-1], reverse=True)
-    G = jnp.concatenate([first[None], after])
+    G = _states(lambda G, slope: G * (1.0 + share * slope), slopes[-1], slopes[:-1], reverse=True)
     # The weights of layer l see Phi^l and the gradient by their output, G^(l+1).
     blocks = share * jnp.einsum("lij,lij->ij", G[1:], Phi[:-1])
     return LazyKernels(jnp.linspace(0.0, 1.0, depth + 1), H, Phi, G, blocks, jnp.zeros(()))
@@ -196,26 +175,19 @@ def _integrated(start: jax.Array, multiplier: float, activation: str, steps: int
 def _runge_kutta(start: jax.Array, multiplier: float, activation: str, steps: int) -> LazyKernels:
     """H takes steps of half the length, so that the backward steps of G have H in their middle."""
     scale, length = multiplier**2, 1.0 / steps
-
-    def forward(H: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
-        return H + _increment(lambda H, _: scale * _averages(activation, H)[0], H, (None,) * 3, length / 2), H
-
-    last, before = jax.lax.scan(forward, start, None, length=2 * steps)
-    H = jnp.concatenate([before, last[None]])
+    rise = lambda H, _: scale * _averages(activation, H)[0]
+    H = _states(lambda H, _: _runge_kutta_step(rise, H, (None,) * 3, length / 2), start, length=2 * steps)
     Phi, slopes = _averages(activation, H)
-
-    def backward(G: jax.Array, slopes: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-        return G + _increment(lambda G, slope: scale * slope * G, G, slopes, length), G
-
-    first, after = jax.lax.scan(backward, slopes[-1], (slopes[2::2], slopes[1::2], slopes[:-1:2]), reverse=True)
-    H, Phi, G = H[::2], Phi[::2], jnp.concatenate([first[None], after])
+    backward = lambda G, known: _runge_kutta_step(lambda G, slope: scale * slope * G, G, known, length)
+    G = _states(backward, slopes[-1], (slopes[2::2], slopes[1::2], slopes[:-1:2]), reverse=True)
+    H, Phi = H[::2], Phi[::2]
     # Simpson's rule.
     weights = jnp.ones(steps + 1, start.dtype).at[1:-1:2].set(4.0).at[2:-1:2].set(2.0) * length / 3
     blocks = scale * jnp.einsum("t,tij,tij->ij", weights, G, Phi)
     return LazyKernels(jnp.linspace(0.0, 1.0, steps + 1), H, Phi, G, blocks, jnp.zeros(()))
 
 
-def _increment(
+def _runge_kutta_step(
     slope: Callable[[jax.Array, Any], jax.Array], y: jax.Array, known: Sequence[Any], step: float
 ) -> jax.Array:
     """One classical Runge-Kutta step; ``known`` holds ``slope``'s second argument at its start, middle and end."""
@@ -223,4 +195,4 @@ def _increment(
     k2 = slope(y + step / 2 * k1, known[1])
     k3 = slope(y + step / 2 * k2, known[1])
     k4 = slope(y + step * k3, known[2])
-    return step / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    return y + step / 6 * (k1 + 2 * k2 + 2 * k3 + k4)

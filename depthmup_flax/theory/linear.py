@@ -12,6 +12,7 @@ where ``U`` and ``n V`` from N(0, 1) are frozen, ``W`` from N(0, 1/n) is trained
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -40,7 +41,8 @@ def linear_training(
     ``W_0^mT dx_i^m`` (Gamma in the paper, times sqrt(L)), whose covariances are those of features and gradients (C in
     the paper). Both are computed layer by layer. Several examples in a step add an index; its loss is their mean.
     Takes O(M^2 L^2) memory and O(M^3 L^2) time for M = T B passes, in one compiled program. Prop. 4.4's limit
-    of infinite depth is ``infinite_depth(lambda depth: linear_training(..., depth=depth))``.
+    of infinite depth is ``infinite_depth(lambda depth: linear_training(..., depth=depth))``. InputError for shapes that
+    do not match, an example of norm zero, an invalid number, or training that diverges.
 
     Args:
       inputs: (T, B, D) examples of each step.
@@ -50,9 +52,6 @@ def linear_training(
       gamma0: divisor of the output.
       branch_multiplier: a.
       loss: (f, y) -> loss of an example, elementwise.
-
-    Raises:
-      InputError: shapes that do not match, an example of norm zero, a depth below 1, or training that diverges.
     """
     inputs, targets = jnp.asarray(inputs), jnp.asarray(targets)
     if inputs.ndim != 3:
@@ -64,7 +63,7 @@ def linear_training(
     require_elementwise(loss, targets)
     start = checked_kernel(gram(inputs.reshape(-1, inputs.shape[-1])))
     training = _train(start, targets, learning_rate * gamma0, gamma0, branch_multiplier, depth, loss)
-    require_convergence(training.outputs, targets, learning_rate, lambda: None)
+    require_convergence(training.outputs, targets, learning_rate, lambda: math.inf)
     return training
 
 
@@ -78,17 +77,14 @@ def one_step_kernel(layer_time: jax.Array, scale: jax.Array | float, start: floa
     printed one 20.0, and a network of width 1500 and depth 64 15.04. H(0), which the paper sets to 1, enters the update
     quadratically: A and H_0 carry one factor each.
 
-    Args:
-      layer_time: tau, any shape.
-      scale: ``eta_0 gamma0 y``.
-      start: H(0), ``|x|^2 / D``.
+    ``layer_time`` is tau, of any shape, ``scale`` is ``eta_0 gamma0 y`` and ``start`` H(0), ``|x|^2 / D``.
     """
     tau = jnp.asarray(layer_time)
     moved = 2 * scale**2 * start**2 * jnp.exp(1 + tau) * (tau**3 / 3 + tau**2 / 2)
     return jnp.exp(tau) * start + moved
 
 
-Coefficients = dict[str, jax.Array]  # of vectors, over the independent Gaussians; see `_shapes`
+Coefficients = dict[str, jax.Array]  # of vectors, over the independent Gaussians; see `_train`
 
 
 @functools.partial(jax.jit, static_argnums=(5, 6))
@@ -98,7 +94,9 @@ def _train(
     steps, batch = targets_TxB.shape
     passes, dtype = steps * batch, start_MxM.dtype
     network = _Network(start_MxM, rate, a * depth**-0.5, batch, depth)
-    shapes = _shapes(passes, depth)
+    # Of the Gaussians of every layer and pass, of the inputs U xi, and of n V. The Gaussians at index l belong to the
+    # paper's layer l + 1; their covariances are features[l] and gradients[l + 1].
+    shapes = {"forward": (depth, passes), "backward": (depth, passes), "input": (passes,), "output": ()}
     slope = slope_of(loss)
     none = {name: jnp.zeros((batch, *shape), dtype) for name, shape in shapes.items()}
 
@@ -117,14 +115,6 @@ def _train(
     start = (unseen, unseen, kernels, jnp.zeros(passes, dtype))
     (_, _, kernels, _), (outputs, losses) = jax.lax.scan(step, start, jnp.arange(steps))
     return Training(outputs, losses, *kernels)
-
-
-def _shapes(passes: int, depth: int) -> dict[str, tuple[int, ...]]:
-    """Coefficients of a vector: of the Gaussians of every layer and pass, of the inputs U xi, and of n V.
-
-    The Gaussians at index l belong to the paper's layer l + 1; their covariances are features[l] and gradients[l + 1].
-    """
-    return {"forward": (depth, passes), "backward": (depth, passes), "input": (passes,), "output": ()}
 
 
 class _Network(NamedTuple):
@@ -146,23 +136,16 @@ class _Network(NamedTuple):
         kernels: jax.Array,
         chi: jax.Array,
     ) -> tuple[Coefficients, Coefficients, jax.Array]:
-        """Carries a step's vectors from ``start``; returns all of their kind, those at the end, and the kernels.
+        """Carries a step's (B, ...) vectors from ``start``; returns all of their kind, those at the end, and kernels.
 
-        Args:
-          mine: "forward" or "backward".
-          start: (B, ...) where the vectors enter.
-          t: the step.
-          x, dx: (L + 1, M, ...) earlier vectors of this kind and of the other.
-          kernels: (2, L + 1, M, M) features and gradients.
-          chi: (M,) slopes of earlier passes' losses.
+        ``x`` and ``dx`` (L + 1, M, ...) are earlier vectors of the kind ``mine`` (forward or backward) and the other,
+        ``kernels`` (2, L + 1, M, M) of features and gradients, ``chi`` (M,) slopes of earlier passes' losses.
         """
         up, passes, row = mine == "forward", len(self.start_MxM), t * self.batch
         other, own = "backward" if up else "forward", jnp.arange(self.batch)
         earlier = (jnp.arange(passes) < row).astype(self.start_MxM.dtype)
 
-        def one_layer(
-            carry: tuple[Coefficients, jax.Array], at: tuple[jax.Array, Coefficients, Coefficients]
-        ) -> tuple[tuple[Coefficients, jax.Array], Coefficients]:
+        def one_layer(carry: tuple[Coefficients, jax.Array], at: Any) -> tuple[tuple[Coefficients, jax.Array], Any]:
             (now, kernels), (layer, all_x, all_dx) = carry, at
             values, kernels = self._with_products(up, layer, row, now, all_x, kernels)
             gaussian = layer if up else layer - 1
@@ -193,6 +176,5 @@ class _Network(NamedTuple):
         backward = flat(jnp.einsum("blm,lmn->bln", now["backward"], kernels[1, 1:])) @ flat(every["backward"]).T
         inputs = now["input"] @ self.start_MxM @ every["input"].T
         values = forward + backward + inputs + now["output"][:, None] * every["output"]
-        kind = 0 if up else 1
-        kernels = jax.lax.dynamic_update_slice(kernels, values[None, None], (kind, layer, row, 0))
-        return values, jax.lax.dynamic_update_slice(kernels, values.T[None, None], (kind, layer, 0, row))
+        kernels = jax.lax.dynamic_update_slice(kernels, values[None, None], (int(not up), layer, row, 0))
+        return values, jax.lax.dynamic_update_slice(kernels, values.T[None, None], (int(not up), layer, 0, row))

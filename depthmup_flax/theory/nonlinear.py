@@ -41,16 +41,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.theory.arguments import (
-    LAYERS,
-    require_convergence,
-    require_elementwise,
-    require_finite,
-    require_layers,
-    require_number,
-    require_training,
-    require_whole,
-)
+from depthmup_flax.theory import arguments
 from depthmup_flax.theory.gaussian_averages import get_activation
 from depthmup_flax.theory.input_kernel import checked_kernel, gram
 from depthmup_flax.theory.lazy import lazy_kernels
@@ -89,17 +80,15 @@ def nonlinear_training(
 
     The error is the standard error over independent populations. The white noises of a population are exactly
     orthogonal, so a linear network has no error. A population of S samples also has a bias of order 1/S, far below the
-    error unless populations are many and small.
+    error unless populations are many and small. InputError for bad shapes or numbers, an example of norm zero, an
+    unknown name, too few samples, or training that diverges.
 
     Args:
       inputs: (P, D) all examples, including those that are only predicted.
       targets: (P,) second argument of ``loss``.
       activation: relu, abs, erf, linear, gelu or tanh.
-      steps: T.
-      depth: L.
-      learning_rate: eta_0.
+      steps, depth, learning_rate, branch_multiplier: T, L, eta_0 and a.
       gamma0: divisor of the output.
-      branch_multiplier: a.
       momentum: mu of ``v <- mu v + gradient``, as in optax; App. K.5 averages, which is our eta_0 times (1 - mu).
       weight_decay: lambda; a step removes ``eta_0 lambda`` of every trained weight.
       shares: (P,) or (T, P) weights of examples in the loss, or in each step's loss; 0 for one that is only predicted.
@@ -113,19 +102,15 @@ def nonlinear_training(
 
     Returns:
       `Estimate` of a `Training` with B = P: ``outputs`` (T, P), and passes in the order of steps.
-
-    Raises:
-      InputError: shapes that do not match, an example of norm zero, an unknown activation or layer, an invalid number,
-        too few samples, or training that diverges.
     """
     inputs, targets = jnp.asarray(inputs), jnp.asarray(targets)
     get_activation(activation)
-    require_layers(trained)
-    require_training(depth, gamma0, learning_rate, branch_multiplier, targets, "lazy_kernels")
-    require_number("momentum", momentum)
-    require_number("weight_decay", weight_decay)
-    require_whole("steps", steps)
-    require_whole("populations", populations, 2)
+    arguments.require_layers(trained)
+    arguments.require_training(depth, gamma0, learning_rate, branch_multiplier, targets, "lazy_kernels")
+    arguments.require_number("momentum", momentum)
+    arguments.require_number("weight_decay", weight_decay)
+    arguments.require_whole("steps", steps)
+    arguments.require_whole("populations", populations, 2)
     start = checked_kernel(gram(inputs))
     examples = len(start)
     if targets.shape != (examples,):
@@ -133,9 +118,9 @@ def nonlinear_training(
     shares = jnp.full(examples, 1 / examples) if shares is None else jnp.asarray(shares)
     if shares.shape not in ((examples,), (steps, examples)):
         raise InputError(f"shares has shape {shares.shape}: give ({examples},) or ({steps}, {examples}).")
-    require_finite("shares", shares)
+    arguments.require_finite("shares", shares)
     targets = targets.astype(start.dtype)
-    require_elementwise(loss, targets)
+    arguments.require_elementwise(loss, targets)
     plan = _Plan(activation, depth, steps, examples, _samples(samples, depth, steps * examples, examples), loss)
     memory = _memory(steps, trained, 1 - learning_rate * weight_decay, momentum, start.dtype)
     shares_TxP = jnp.broadcast_to(shares, (steps, examples)).astype(start.dtype)
@@ -143,22 +128,19 @@ def nonlinear_training(
     keys = jax.random.split(jax.random.key(0) if key is None else key, populations)
     estimate = _populations(plan, numbers, keys)
 
-    def stable_rate() -> float | None:
+    def stable_rate() -> float:
         """2 / (largest eigenvalue) of the tangent kernel before training, for plain SGD on the square loss."""
         if loss is not square_loss or momentum or weight_decay or bool((shares < 0).any()):
-            return None
+            return math.inf
         kernel = lazy_kernels(start, activation, depth=depth, branch_multiplier=branch_multiplier).tangent(trained)
         root = jnp.sqrt(numbers.shares_TxP.max(0))
-        rate = 2 / float(jnp.linalg.eigvalsh(root[:, None] * kernel * root).max())
-        return rate if math.isfinite(rate) else None
+        return 2 / float(jnp.linalg.eigvalsh(root[:, None] * kernel * root).max())
 
-    require_convergence(estimate.mean.outputs, targets, learning_rate, stable_rate)
+    arguments.require_convergence(estimate.mean.outputs, targets, learning_rate, stable_rate)
     return estimate
 
 
 class _Plan(NamedTuple):
-    """The static arguments of a compiled program."""
-
     activation: str
     depth: int
     steps: int
@@ -166,14 +148,8 @@ class _Plan(NamedTuple):
     samples: int
     loss: Loss
 
-    @property
-    def passes(self) -> int:
-        return self.steps * self.examples
-
 
 class _Numbers(NamedTuple):
-    """The arguments of a compiled program."""
-
     start_PxP: jax.Array  # x . x' / D
     targets_P: jax.Array
     shares_TxP: jax.Array
@@ -185,21 +161,16 @@ class _Numbers(NamedTuple):
 
 
 def _samples(samples: int | None, depth: int, passes: int, examples: int) -> int:
-    needed = _SAMPLES_PER_NOISE * _noises(depth, passes, examples)
+    needed = _SAMPLES_PER_NOISE * (2 * depth * passes + examples + 1)  # u, r, the stem's outputs, the readout
     if samples is None:
         return max(_LEAST_SAMPLES, 1 << (needed - 1).bit_length())
-    require_whole("samples", samples)
+    arguments.require_whole("samples", samples)
     if samples < needed or samples % 2:
         raise InputError(
             f"samples is {samples}: use an even number of at least {needed}, {_SAMPLES_PER_NOISE} for each Gaussian "
             f"variable of depth {depth} with {passes} passes."
         )
     return samples
-
-
-def _noises(depth: int, passes: int, examples: int) -> int:
-    """The number of Gaussian variables: u and r of every layer and pass, the stem's outputs and the readout."""
-    return 2 * depth * passes + examples + 1
 
 
 def _memory(
@@ -212,17 +183,15 @@ def _memory(
     gap = jnp.arange(steps)[:, None] - jnp.arange(steps)
     velocity_TxT = jnp.where(gap >= 0, jnp.asarray(momentum, dtype) ** jnp.maximum(gap, 0), 0)
     _, learned = jax.lax.scan(lambda row, v: (shrink * row + v, row), jnp.zeros(steps, dtype), velocity_TxT)
-    return (
-        {name: remaining if name in trained else jnp.ones_like(remaining) for name in LAYERS},
-        {name: learned if name in trained else jnp.zeros_like(learned) for name in LAYERS},
-    )
+    of_layers = lambda kept, frozen: {name: kept if name in trained else frozen for name in arguments.LAYERS}
+    return of_layers(remaining, jnp.ones_like(remaining)), of_layers(learned, jnp.zeros_like(learned))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _populations(plan: _Plan, numbers: _Numbers, keys: jax.Array) -> Estimate:
-    results = jax.lax.map(lambda key: _population(plan, numbers, key), keys)
-    mean = jax.tree.map(lambda x: x.mean(0), results)
-    return Estimate(mean, jax.tree.map(lambda x: x.std(0, ddof=1) / len(keys) ** 0.5, results))
+    results = jax.lax.map(functools.partial(_population, plan, numbers), keys)
+    error = jax.tree.map(lambda x: x.std(0, ddof=1) / len(keys) ** 0.5, results)
+    return Estimate(jax.tree.map(lambda x: x.mean(0), results), error)
 
 
 class _Seen(NamedTuple):
@@ -232,33 +201,31 @@ class _Seen(NamedTuple):
     directions_SxM: jax.Array  # their orthonormal directions; sum over samples = S
 
 
-class _Blocks(NamedTuple):
-    """The weights of a layer of blocks at step t; the noises are those of its forward and backward direction."""
+def _blocks(
+    column: jax.Array,  # t P, the first of the step's passes
+    size: Scalar,  # a / sqrt(L)
+    remaining: jax.Array,  # c_t
+    learned_M: jax.Array,  # -eta_0 gamma0 k_ts chi_s
+    now_SxP: jax.Array,
+    seen: tuple[_Seen, _Seen],  # in this direction, and in the other
+    noises: tuple[jax.Array, jax.Array],
+) -> tuple[jax.Array, _Seen]:
+    """``a / sqrt(L)`` times ``W_t phi`` or ``W_t^T g`` of a layer of blocks, and the inputs seen so far.
 
-    column: jax.Array  # t P, the first of the step's passes
-    size: Scalar  # a / sqrt(L)
-    remaining: jax.Array  # c_t
-    learned_M: jax.Array  # -eta_0 gamma0 k_ts chi_s
-
-    def __call__(
-        self, now_SxP: jax.Array, mine: _Seen, other: _Seen, noise_SxM: jax.Array, other_noise_SxM: jax.Array
-    ) -> tuple[jax.Array, _Seen]:
-        """``a / sqrt(L)`` times ``W_t phi`` or ``W_t^T g``, and the inputs seen so far.
-
-        W_0 is ``(forward phi_directions^T + g_directions backward^T) / S`` on everything that it was applied to.
-        """
-        S, P = now_SxP.shape
-        values = jax.lax.dynamic_update_slice(mine.values_SxM, now_SxP, (0, self.column))
-        directions, along = _orthonormal(mine.directions_SxM, now_SxP, self.column)
-        # The first step's values have no response; the samples' estimate of it would be noise.
-        response = other_noise_SxM.T @ (now_SxP - values[:, :P]) / S
-        random = noise_SxM @ along + other.directions_SxM @ response
-        moved = other.values_SxM @ (self.learned_M[:, None] * (mine.values_SxM.T @ now_SxP / S))
-        return self.size * (self.remaining * random + self.size * moved), _Seen(values, directions)
+    W_0 is ``(forward phi_directions^T + g_directions backward^T) / S`` on everything that it was applied to.
+    """
+    (mine, other), (S, P) = seen, now_SxP.shape
+    values = jax.lax.dynamic_update_slice(mine.values_SxM, now_SxP, (0, column))
+    directions, along = _orthonormal(mine.directions_SxM, now_SxP, column)
+    # The first step's values have no response; the samples' estimate of it would be noise.
+    response = noises[1].T @ (now_SxP - values[:, :P]) / S
+    random = noises[0] @ along + other.directions_SxM @ response
+    moved = other.values_SxM @ (learned_M[:, None] * (mine.values_SxM.T @ now_SxP / S))
+    return size * (remaining * random + size * moved), _Seen(values, directions)
 
 
 def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
-    S, L, P, M = plan.samples, plan.depth, plan.examples, plan.passes
+    S, L, P, M = plan.samples, plan.depth, plan.examples, plan.steps * plan.examples
     phi, dtype = get_activation(plan.activation), numbers.start_PxP.dtype
     stem_SxP, readout_S, forward_LxSxM, backward_LxSxM = _noise(plan, key, dtype)
     values, vectors = jnp.linalg.eigh(numbers.start_PxP)
@@ -270,21 +237,20 @@ def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
         learned = {name: -numbers.rate * jnp.repeat(k[t], P) * chi_M for name, k in numbers.learned_TxT.items()}
         remaining = {name: c[t] for name, c in numbers.remaining_T.items()}
         put = lambda all_SxM, now_SxP: jax.lax.dynamic_update_slice(all_SxM, now_SxP, (0, t * P))
-        blocks = _Blocks(t * P, numbers.a * L**-0.5, remaining["blocks"], learned["blocks"])
+        blocks = functools.partial(_blocks, t * P, numbers.a * L**-0.5, remaining["blocks"], learned["blocks"])
 
         def up(h_SxP: jax.Array, layer: Any) -> tuple[jax.Array, tuple[jax.Array, _Seen]]:
-            seen_phi, seen_g, forward, backward = layer
-            added, seen_phi = blocks(phi.function(h_SxP), seen_phi, seen_g, forward, backward)
+            added, seen_phi = blocks(phi.function(h_SxP), *layer)
             return h_SxP + added, (h_SxP, seen_phi)
 
         def down(g_SxP: jax.Array, layer: Any) -> tuple[jax.Array, _Seen]:
-            h_SxP, seen_phi, seen_g, forward, backward = layer
-            added, seen_g = blocks(g_SxP, seen_g, seen_phi, backward, forward)
+            h_SxP, *rest = layer
+            added, seen_g = blocks(g_SxP, *rest)
             return g_SxP + phi.slope(h_SxP) * added, seen_g
 
         seen_MxP = learned["stem"][:, None] * jnp.tile(numbers.start_PxP, (plan.steps, 1))
         h_SxP = remaining["stem"] * start_SxP + bottom_g_SxM @ seen_MxP
-        h_SxP, (h_LxSxP, phis) = jax.lax.scan(up, h_SxP, (phis, gs, forward_LxSxM, backward_LxSxM))
+        h_SxP, (h_LxSxP, phis) = jax.lax.scan(up, h_SxP, ((phis, gs), (forward_LxSxM, backward_LxSxM)))
         top_SxP = phi.function(h_SxP)
         all_top = put(top_phi_SxM, top_SxP)
         # f starts at 0; the samples' estimate of it would be noise, enlarged by 1 / gamma0.
@@ -292,7 +258,7 @@ def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
         outputs_P = (initial_P + learned["readout"] @ (top_phi_SxM.T @ top_SxP) / S) / numbers.gamma0
         weights_S = remaining["readout"] * readout_S + top_phi_SxM @ learned["readout"]
         g_SxP = phi.slope(h_SxP) * weights_S[:, None]
-        layers = (h_LxSxP, phis, gs, forward_LxSxM, backward_LxSxM)
+        layers = (h_LxSxP, (gs, phis), (backward_LxSxM, forward_LxSxM))
         g_SxP, gs = jax.lax.scan(down, g_SxP, layers, reverse=True)
         shares_P = numbers.shares_TxP[t]
         loss = shares_P @ plan.loss(outputs_P, numbers.targets_P)
@@ -314,8 +280,8 @@ def _noise(plan: _Plan, key: jax.Array, dtype: Dtype) -> tuple[jax.Array, jax.Ar
 
     Each sample has a mirror image: relu's averages over a pair are nearly those of |h|, with a tenth of the variance.
     """
-    S, L, P, M = plan.samples, plan.depth, plan.examples, plan.passes
-    drawn = jax.random.normal(key, (S // 2, _noises(L, M, P)), dtype)
+    S, L, P, M = plan.samples, plan.depth, plan.examples, plan.steps * plan.examples
+    drawn = jax.random.normal(key, (S // 2, 2 * L * M + P + 1), dtype)
     triangle = jnp.linalg.cholesky(drawn.T @ drawn / (S // 2))
     half = jax.scipy.linalg.solve_triangular(triangle, drawn.T, lower=True).T
     noise = jnp.concatenate([half, -half])

@@ -29,29 +29,20 @@ def slope_of(loss: Loss) -> Loss:
 class Training:
     """T steps of B examples each, in a network of L layers: M = T B passes, ordered by step, then by example.
 
-    Attributes:
-      outputs: (T, B) f of each step's examples, before that step's update.
-      losses: (T,) of each step's batch, before its update.
-      features: (L + 1, M, M) Phi: ``<phi(h_i^l) phi(h_j^l)>`` between passes i and j, from the stem's output to the
-        last layer's. In a linear network the root of its diagonal is the root mean square of a layer's entries.
-      gradients: (L + 1, M, M) G: ``<g_i^l g_j^l>`` with ``g = N gamma0 df/dh``.
+    Features are from the stem's output to the last layer's. In a linear network the root of their diagonal is the root
+    mean square of a layer's entries.
     """
 
-    outputs: jax.Array
-    losses: jax.Array
-    features: jax.Array
-    gradients: jax.Array
+    outputs: jax.Array  # (T, B) f of each step's examples, before that step's update
+    losses: jax.Array  # (T,) of each step's batch, before its update
+    features: jax.Array  # (L + 1, M, M) Phi: ``<phi(h_i^l) phi(h_j^l)>`` between passes i and j
+    gradients: jax.Array  # (L + 1, M, M) G: ``<g_i^l g_j^l>`` with ``g = N gamma0 df/dh``
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A `Training` and the error of each of its numbers.
-
-    Attributes:
-      mean: the estimate.
-      error: the standard error of Monte Carlo, or the error that `infinite_depth` states.
-    """
+    """A `Training` and the error of each of its numbers: Monte Carlo's standard error, or that of `infinite_depth`."""
 
     mean: Training
     error: Training
@@ -66,19 +57,16 @@ def infinite_depth(compute: Callable[[int], Training | Estimate], depth: int = 3
     depths must be independent.
 
     Args:
-      compute: depth -> `linear_training` or `nonlinear_training` of that depth.
+      compute: depth -> `linear_training` or `nonlinear_training` of that depth; InputError for something else.
       depth: L, even; the depths computed are L / 2, L and 2 L.
 
     Returns:
       An `Estimate` at ``L / 2 + 1`` layer times.
-
-    Raises:
-      InputError: a depth that is odd or below 2, or a ``compute`` that returns something else.
     """
     require_whole("depth", depth, 2)
     if depth % 2:
         raise InputError(f"depth is {depth}: use an even number.")
-    coarse, middle, fine = (_at_every(_estimate(compute(n)), n // (depth // 2)) for n in (depth // 2, depth, 2 * depth))
+    coarse, middle, fine = (_thinned(compute(n), 2 * n // depth) for n in (depth // 2, depth, 2 * depth))
     twice = lambda more, less: jax.tree.map(lambda b, a: 2 * b - a, more.mean, less.mean)
     better, worse = twice(fine, middle), twice(middle, coarse)
 
@@ -91,20 +79,14 @@ def infinite_depth(compute: Callable[[int], Training | Estimate], depth: int = 3
     return Estimate(better, error)
 
 
-def _estimate(result: Training | Estimate) -> Estimate:
+def _thinned(result: Training | Estimate, stride: int) -> Estimate:
+    """An estimate at every ``stride``-th layer time."""
     if not isinstance(result, (Training, Estimate)):
         raise InputError(
             f"compute gives a {type(result).__name__}: return the result of linear_training or nonlinear_training; "
             "lazy_kernels has its own limit."
         )
-    return result if isinstance(result, Estimate) else Estimate(result, jax.tree.map(jnp.zeros_like, result))
-
-
-def _at_every(estimate: Estimate, stride: int) -> Estimate:
-    """The estimate at every ``stride``-th layer time."""
-
-    def thin(training: Training) -> Training:
-        features, gradients = training.features[::stride], training.gradients[::stride]
-        return dataclasses.replace(training, features=features, gradients=gradients)
-
-    return Estimate(thin(estimate.mean), thin(estimate.error))
+    thin = lambda t: dataclasses.replace(t, features=t.features[::stride], gradients=t.gradients[::stride])
+    if isinstance(result, Estimate):
+        return Estimate(thin(result.mean), thin(result.error))
+    return Estimate(thin(result), jax.tree.map(jnp.zeros_like, thin(result)))
