@@ -12,13 +12,7 @@ from depthmup_flax.models.resnet import ResNet, SimpleResNet
 from depthmup_flax.models.vit import ViT
 from depthmup_flax.rule.parametrization import Parametrization
 
-MODELS: dict[str, Any] = {
-    "res_mlp": ResMLP,
-    "simple_resnet": SimpleResNet,
-    "resnet": ResNet,
-    "vit": ViT,
-    "gpt": GPT,
-}
+MODELS: dict[str, Any] = {"res_mlp": ResMLP, "simple_resnet": SimpleResNet, "resnet": ResNet, "vit": ViT, "gpt": GPT}
 
 # What a config does not set: Linen's own fields, and what comes from the rest of the configuration.
 _NOT_IN_CONFIG = ("parent", "name", "num_classes", "vocab_size", "parametrization", "param_dtype")
@@ -34,11 +28,7 @@ def model_fields(name: str) -> dict[str, Any]:
 def create_model(name: str, *, num_classes: int, parametrization: Parametrization, **fields: Any) -> Any:
     """A model of `MODELS`; ``fields`` are its own attributes, so its class docstring is their reference.
 
-    Args:
-      name: of the model.
-      num_classes: number of outputs: classes, or tokens of a language model.
-      parametrization: the rule.
-      **fields: its attributes.
+    ``num_classes`` is the number of outputs: classes, or tokens of a language model.
 
     Raises:
       InputError: unknown model or field, or a value that the model refuses.

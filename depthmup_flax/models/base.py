@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, ClassVar, Self, TypeVar
 
 import flax.linen as nn
@@ -14,8 +14,9 @@ import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.nn.blocks import REMAT, LayerConfig
-from depthmup_flax.nn.layers import Readout
-from depthmup_flax.nn.transformer import Transformer, TransformerConfig, learned_positions
+from depthmup_flax.nn.layers import STEM, Readout, normal
+from depthmup_flax.nn.transformer import Transformer, TransformerConfig
+from depthmup_flax.parallel.sharding import gathered
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.types import Dtype
 
@@ -23,11 +24,7 @@ _Config = TypeVar("_Config", bound=LayerConfig)
 
 
 class Classifier(nn.Module):
-    """A model of images; the second base of its class, so that its number of outputs is the first argument.
-
-    Attributes:
-      num_classes: number of outputs.
-    """
+    """A model of images; the second base of its class, so that its number of outputs is the first argument."""
 
     input_kind: ClassVar[str] = "image"
 
@@ -35,11 +32,7 @@ class Classifier(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """A model of sequences of tokens; see `Classifier`.
-
-    Attributes:
-      vocab_size: number of tokens.
-    """
+    """A model of sequences of tokens; see `Classifier`."""
 
     input_kind: ClassVar[str] = "tokens"
 
@@ -54,19 +47,18 @@ class ResidualNetwork(nn.Module):
       depth: L, the number of residual blocks.
       base_width, base_depth: the tuned proxy's; 0 means this model is its own base.
       parametrization: the rule.
-      norm: kind of normalization, inside the residual branches; ``none`` for none.
+      norm: kind of normalization inside the residual branches; ``none`` for none.
       zero_init_readout: the readout starts at zero.
       use_bias: biases in every layer, the readout included.
       sigma: initial standard deviation of the weights in units of ``1/sqrt(fan_in)``.
       scan: compile one block and loop over it, or compile every block.
       remat: what the backward pass computes again to save memory: ``none``, ``dots`` (all but products with weights)
         or ``full``.
-      dtype: of the computation inside layers.
-      param_dtype: of parameters and of the residual stream.
+      dtype: of the computation inside layers; ``param_dtype`` is that of parameters and of the residual stream.
     """
 
     # The values of fields that are names.
-    choices: ClassVar[Mapping[str, Collection[str]]] = {"norm": ("none", "layer"), "remat": REMAT}
+    choices: ClassVar[dict[str, Collection[str]]] = {"norm": ("none", "layer"), "remat": REMAT}
 
     width: int
     depth: int
@@ -92,8 +84,11 @@ class ResidualNetwork(nn.Module):
             except TypeError as error:
                 raise InputError(f"model.{name} is {value!r}: use 'float32', 'bfloat16' or 'float16'.") from error
         for field in dataclasses.fields(self):
-            if field.type == "int":
-                _require_size(field.name, getattr(self, field.name), or_zero=field.default == 0)
+            value, least = getattr(self, field.name), 0 if field.default == 0 else 1
+            whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+            if field.type == "int" and not (whole and value >= least):
+                allowed = "a positive whole number" + ("" if least else ", or 0 for the model's own")
+                raise InputError(f"model.{field.name} is {value!r}: use {allowed}.")
         for name, names in self.choices.items():
             if getattr(self, name) not in names:
                 raise InputError(f"model.{name} is {getattr(self, name)!r}: {did_you_mean(getattr(self, name), names)}")
@@ -121,9 +116,8 @@ class ResidualNetwork(nn.Module):
     def readout(self, h: jax.Array, features: int) -> jax.Array:
         """``[..., n] -> [..., features]``: logits, at least float32."""
         sigma = 0.0 if self.zero_init_readout else self.sigma
-        return Readout(
-            features, self.parametrization, self.width_ratio, sigma, self.use_bias, self.param_dtype, name="readout"
-        )(h)
+        rule, m = self.parametrization, self.width_ratio
+        return Readout(features, rule, m, sigma, self.use_bias, self.param_dtype, name="readout")(h)
 
 
 class TransformerNetwork(ResidualNetwork):
@@ -133,18 +127,15 @@ class TransformerNetwork(ResidualNetwork):
       width: n, the model dimension.
       depth: transformer layers (TP6's L in 10.3); each has two residual branches, attention and feed-forward.
       num_heads: heads at every width, so that their dimension grows with it.
-      head_dim: if above 0, the dimension of a head at every width, so that their number grows; ``num_heads`` is then
-        not used. Both transfer; which is better at a given cost is an open question.
+      head_dim: if above 0, replaces ``num_heads``: the dimension of a head at every width, so that their number grows.
+        Both transfer; which is better at a given cost is an open question.
       mlp_ratio: hidden features of the feed-forward branch in units of ``width``.
       norm: ``layer`` (at the beginning of each branch, and before the readout) or ``none``.
       positions: ``learned`` or ``sincos`` (fixed).
       dropout: of branch outputs in training.
     """
 
-    choices: ClassVar[Mapping[str, Collection[str]]] = {
-        **ResidualNetwork.choices,
-        "positions": ("learned", "sincos"),
-    }
+    choices = ResidualNetwork.choices | {"positions": ("learned", "sincos")}
     sincos_divisor: ClassVar[int]  # of the width
 
     num_heads: int = 4
@@ -159,17 +150,13 @@ class TransformerNetwork(ResidualNetwork):
         name, divisor = ("head_dim", self.head_dim) if self.head_dim else ("num_heads", self.num_heads)
         for field, value in (("width", self.width), ("base_width", self.base_width)):
             if value % divisor:
-                near = max(1, round(value / divisor)) * divisor
-                raise InputError(
-                    f"model.{field} is {value}, which model.{name} = {divisor} does not divide. For example, use "
-                    f"{field} {near}."
-                )
+                example = f"For example, use {field} {max(1, round(value / divisor)) * divisor}."
+                raise InputError(f"model.{field} is {value}, which model.{name} = {divisor} does not divide. {example}")
         if isinstance(self.dropout, bool) or not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
             raise InputError(f"model.dropout is {self.dropout!r}: use a probability of at least 0 and below 1.")
         if self.positions == "sincos" and self.width % self.sincos_divisor:
-            raise InputError(
-                f"model.width is {self.width}: positions 'sincos' need a multiple of {self.sincos_divisor}."
-            )
+            need = f"need a multiple of {self.sincos_divisor}"
+            raise InputError(f"model.width is {self.width}: positions 'sincos' {need}.")
 
     @property
     def embedding_std(self) -> float:
@@ -177,8 +164,16 @@ class TransformerNetwork(ResidualNetwork):
         return self.sigma / math.sqrt(self.base_width or self.width)
 
     def position_table(self, count: int) -> jax.Array:
-        """``[count, width]``: learned positions."""
-        return learned_positions(self, count, self.width, self.embedding_std, self.param_dtype)
+        """``[count, width]``: learned positions, not decayed; as many as the model is initialized with.
+
+        Raises InputError if ``count`` exceeds them.
+        """
+        stored: Any = self.get_variable("params", "positions")
+        rows = count if stored is None else nn.unbox(stored).shape[0]
+        if count > rows:
+            raise InputError(f"the sequence has {count} tokens, but the model was initialized with {rows}.")
+        init = normal(self.embedding_std, STEM, decay=False)
+        return gathered(self.param("positions", init, (rows, self.width), self.param_dtype), STEM)[:count]
 
     def blocks(self, h: jax.Array, *, train: bool, causal: bool) -> jax.Array:
         """``[B, T, n] -> [B, T, n]``: attention, feed-forward and the last norm."""
@@ -190,9 +185,3 @@ class TransformerNetwork(ResidualNetwork):
             train=train,
         )
         return Transformer(config, name="transformer")(h)
-
-
-def _require_size(name: str, value: object, *, or_zero: bool) -> None:
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < (0 if or_zero else 1):
-        allowed = "a positive whole number, or 0 for the model's own" if or_zero else "a positive whole number"
-        raise InputError(f"model.{name} is {value!r}: use {allowed}.")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -23,7 +21,7 @@ class GPT(TransformerNetwork, LanguageModel):
       tied: the readout's weights are the token embedding. Excludes ``zero_init_readout``.
     """
 
-    sincos_divisor: ClassVar[int] = 2
+    sincos_divisor = 2
 
     width: int = 128
     depth: int = 4
@@ -39,16 +37,8 @@ class GPT(TransformerNetwork, LanguageModel):
         """``[B, T]`` of integers ``-> [B, T, vocab_size]``: the logits of the next token, at least float32."""
         if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
             raise InputError(f"GPT got an input of shape {tokens.shape} and type {tokens.dtype}: give tokens [B, T].")
-        length = tokens.shape[1]
-        embed = Embed(
-            self.vocab_size,
-            self.width,
-            self.parametrization,
-            self.width_ratio,
-            self.sigma,
-            self.param_dtype,
-            name="stem",
-        )
+        length, rule, m = tokens.shape[1], self.parametrization, self.width_ratio
+        embed = Embed(self.vocab_size, self.width, rule, m, self.sigma, self.param_dtype, name="stem")
         learned = self.positions == "learned"
         h = embed(tokens) + (self.position_table(length) if learned else sincos_positions(length, self.width))
         h = self.blocks(h, train=train, causal=True)

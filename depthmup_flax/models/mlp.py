@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
-from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -34,7 +32,6 @@ class ResMLP(ResidualNetwork, Classifier):
     not listed here are those of `ResidualNetwork`.
 
     Attributes:
-      depth: L, the number of residual branches.
       nonlinearity: relu, abs, linear, gelu, tanh or erf.
       pre_nonlin: the nonlinearity comes before the weights.
       mean_subtraction: MS on the branch's output.
@@ -43,7 +40,7 @@ class ResMLP(ResidualNetwork, Classifier):
       zero_init_branch: the branch's last weights start at zero (B24 App. M).
     """
 
-    choices: ClassVar[Mapping[str, Collection[str]]] = {**ResidualNetwork.choices, "nonlinearity": NONLINEARITIES}
+    choices = ResidualNetwork.choices | {"nonlinearity": NONLINEARITIES}
 
     width: int = 128
     depth: int = 8
@@ -94,8 +91,7 @@ class _Branch(nn.Module):
         phi = NONLINEARITIES[config.nonlinearity]
         z = config.normalization("norm")(h)
         for i in range(config.block_depth):
-            last = i == config.block_depth - 1
-            sigma = 0.0 if last and config.zero_init_branch else config.sigma
+            sigma = 0.0 if config.zero_init_branch and i == config.block_depth - 1 else config.sigma
             dense = config.dense(h.shape[-1], sigma=sigma, name=f"dense_{i}")
             z = dense(phi(z)) if config.pre_nonlin else phi(dense(z))
         return mean_subtraction(z) if config.mean_subtraction else z

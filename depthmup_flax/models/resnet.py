@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Mapping
-from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -27,49 +25,27 @@ class _Config(LayerConfig):
     nonlinearity: str = "relu"
     zero_init_branch: bool = False
 
-    def conv(
-        self,
-        features: int,
-        axes: tuple[str, str] = HIDDEN,
-        *,
-        name: str,
-        window: int = 3,
-        stride: int = 1,
-        ends_branch: bool = False,
-    ) -> _NormedConv:
-        """A convolution and its norm; ``ends_branch`` marks the one that ``zero_init_branch`` is about."""
-        sigma = 0.0 if ends_branch and self.zero_init_branch else self.sigma
-        return _NormedConv(self, features, axes, window, stride, sigma, name=name)
-
     def phi(self, x: jax.Array) -> jax.Array:
         """The nonlinearity."""
         return NONLINEARITIES[self.nonlinearity](x)
 
 
 class _NormedConv(nn.Module):
-    """Convolution and norm, in the dtype of the residual stream."""
+    """Convolution and norm, in the dtype of the residual stream; ``ends_branch`` as ``zero_init_branch`` means it."""
 
     config: _Config
     features: int
-    axes: tuple[str, str]
-    window: int
-    stride: int
-    sigma: float
+    axes: tuple[str, str] = HIDDEN
+    window: int = 3
+    stride: int = 1
+    ends_branch: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        config = self.config
-        conv = Conv(
-            self.features,
-            (self.window, self.window),
-            (self.stride, self.stride),
-            self.axes,
-            self.sigma,
-            config.use_bias,
-            config.dtype,
-            config.param_dtype,
-            name="conv",
-        )
+        config, window, strides = self.config, (self.window, self.window), (self.stride, self.stride)
+        sigma = 0.0 if self.ends_branch and config.zero_init_branch else config.sigma
+        dtypes = config.dtype, config.param_dtype
+        conv = Conv(self.features, window, strides, self.axes, sigma, config.use_bias, *dtypes, name="conv")
         return config.normalization("norm")(conv(x)).astype(config.param_dtype)
 
 
@@ -82,11 +58,7 @@ class ConvNetwork(ResidualNetwork):
       zero_init_branch: the last convolution of a branch starts at zero (B24 App. M).
     """
 
-    choices: ClassVar[Mapping[str, Collection[str]]] = {
-        **ResidualNetwork.choices,
-        "norm": NORMS,
-        "nonlinearity": NONLINEARITIES,
-    }
+    choices = ResidualNetwork.choices | {"norm": NORMS, "nonlinearity": NONLINEARITIES}
 
     nonlinearity: str = "relu"
     zero_init_branch: bool = False
@@ -112,10 +84,8 @@ class SimpleResNet(ConvNetwork, Classifier):
         super().__post_init__()
         for name in ("width", "base_width"):
             if getattr(self, name) % 2**POOLINGS:
-                raise InputError(
-                    f"model.{name} is {getattr(self, name)}: it is the last of four widths that double, so use a "
-                    f"multiple of {2**POOLINGS}."
-                )
+                need = f"it is the last of four widths that double, so use a multiple of {2**POOLINGS}."
+                raise InputError(f"model.{name} is {getattr(self, name)}: {need}")
         for name in ("depth", "base_depth"):
             if 0 < getattr(self, name) < POOLINGS:
                 raise InputError(f"model.{name} is {getattr(self, name)}: three poolings need a depth of at least 3.")
@@ -135,12 +105,12 @@ class SimpleResNet(ConvNetwork, Classifier):
             )
         config = self.config(_Config, train=train)
         channels = self.width // 2**POOLINGS
-        h = config.conv(channels, STEM, name="stem")(x.astype(self.param_dtype))
+        h = _NormedConv(config, channels, STEM, name="stem")(x.astype(self.param_dtype))
         for i, length in enumerate(segment_lengths(self.depth)):
             if i > 0:
                 channels *= 2
                 h = nn.avg_pool(h, (2, 2), strides=(2, 2))
-                h = config.conv(channels, name=f"widen_{i}")(config.phi(h))
+                h = _NormedConv(config, channels, name=f"widen_{i}")(config.phi(h))
             if length:
                 segment = stacked(_Block, length, scan=self.scan, remat=self.remat)
                 h, _ = segment(config, name=f"segment_{i}")(h, None)
@@ -161,7 +131,7 @@ class _Block(nn.Module):
     @nn.compact
     def __call__(self, h: jax.Array, _: None) -> tuple[jax.Array, None]:
         config = self.config
-        conv = config.conv(h.shape[-1], ends_branch=True, name="branch")
+        conv = _NormedConv(config, h.shape[-1], ends_branch=True, name="branch")
         h = config.residual(lambda x: conv(config.phi(x)))(h)
         self.sow("intermediates", "stream", h)
         return h, None
@@ -186,7 +156,7 @@ class ResNet(ConvNetwork, Classifier):
       stem: ``cifar``, a 3x3 convolution; or ``imagenet``, a 7x7 convolution and a 3x3 maximum, both with stride 2.
     """
 
-    choices: ClassVar[Mapping[str, Collection[str]]] = {**ConvNetwork.choices, "stem": ("cifar", "imagenet")}
+    choices = ConvNetwork.choices | {"stem": ("cifar", "imagenet")}
 
     width: int = 64
     depth: int = 8
@@ -216,15 +186,15 @@ class ResNet(ConvNetwork, Classifier):
                 f"[B, H, W, C] of at least {smallest} x {smallest} pixels; set data.image_size or model.stem."
             )
         config = self.config(_Config, train=train)
-        stem = config.conv(self.width, STEM, window=7 if large else 3, stride=2 if large else 1, name="stem")
+        window, stride = (7, 2) if large else (3, 1)
+        stem = _NormedConv(config, self.width, STEM, window, stride, name="stem")
         h = stem(x.astype(self.param_dtype))
         if large:
             h = nn.max_pool(h, (3, 3), strides=(2, 2), padding="SAME")
         for i, size in enumerate(sizes):
             if i > 0:
-                h = _DownBlock(config, name=f"down_{i}")(h)
-            length = size - (i > 0)
-            if length:
+                h, _ = _TwoConvBlock(config, down=True, name=f"down_{i}")(h, None)
+            if length := size - (i > 0):
                 stage = stacked(_TwoConvBlock, length, scan=self.scan, remat=self.remat)
                 h, _ = stage(config, name=f"stage_{i}")(h, None)
         return self.readout(config.phi(h).mean((1, 2)), self.num_classes)
@@ -237,29 +207,23 @@ def even_stages(depth: int) -> tuple[int, ...]:
 
 
 class _TwoConvBlock(nn.Module):
-    """One residual block of `ResNet`; carries the stream and records it in ``intermediates``."""
+    """One residual block of `ResNet`; carries the stream and records it in ``intermediates``.
+
+    With ``down``, the first of a stage: half the resolution, twice the channels, and no record.
+    """
 
     config: _Config
+    down: bool = False
 
     @nn.compact
     def __call__(self, h: jax.Array, _: None) -> tuple[jax.Array, None]:
-        config, channels = self.config, h.shape[-1]
-        first = config.conv(channels, INTO, name="conv_1")
-        second = config.conv(channels, OUT_OF, ends_branch=True, name="conv_2")
-        h = config.residual(lambda x: second(config.phi(inner(first(config.phi(x))))))(h)
-        self.sow("intermediates", "stream", h)
+        config, shortcut = self.config, None
+        channels, stride = (2 * h.shape[-1], 2) if self.down else (h.shape[-1], 1)
+        first = _NormedConv(config, channels, INTO, stride=stride, name="conv_1")
+        second = _NormedConv(config, channels, OUT_OF, ends_branch=True, name="conv_2")
+        if self.down:
+            shortcut = _NormedConv(config, channels, window=1, stride=2, name="shortcut")
+        h = config.residual(lambda x: second(config.phi(inner(first(config.phi(x))))), shortcut)(h)
+        if not self.down:
+            self.sow("intermediates", "stream", h)
         return h, None
-
-
-class _DownBlock(nn.Module):
-    """The first block of a stage: half the resolution and twice the channels."""
-
-    config: _Config
-
-    @nn.compact
-    def __call__(self, h: jax.Array) -> jax.Array:
-        config, channels = self.config, 2 * h.shape[-1]
-        first = config.conv(channels, INTO, stride=2, name="conv_1")
-        second = config.conv(channels, OUT_OF, ends_branch=True, name="conv_2")
-        shortcut = config.conv(channels, window=1, stride=2, name="shortcut")
-        return config.residual(lambda x: second(config.phi(inner(first(config.phi(x))))), shortcut)(h)

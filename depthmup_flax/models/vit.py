@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import ClassVar
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -29,8 +26,8 @@ class ViT(TransformerNetwork, Classifier):
       positions: ``learned`` or ``sincos`` (two-dimensional).
     """
 
-    choices: ClassVar[Mapping[str, Collection[str]]] = {**TransformerNetwork.choices, "pool": ("token", "mean")}
-    sincos_divisor: ClassVar[int] = 4
+    choices = TransformerNetwork.choices | {"pool": ("token", "mean")}
+    sincos_divisor = 4
 
     width: int = 192
     depth: int = 12

@@ -23,14 +23,8 @@ Layer = Callable[[jax.Array], jax.Array]
 class LayerConfig:
     """What the layers of a network share. Its methods make layers inside a module's ``__call__``.
 
-    Attributes:
-      parametrization, depth_ratio: of `ResidualBranch`.
-      norm: kind of `Norm`.
-      sigma: initial standard deviation of weights in units of ``1/sqrt(fan_in)``.
-      use_bias: biases in every layer.
-      dtype: of the computation inside layers.
-      param_dtype: of parameters and of the residual stream.
-      train: training rather than evaluation, for BatchNorm and dropout.
+    ``sigma`` is the initial standard deviation of weights in units of ``1/sqrt(fan_in)``; layers compute in ``dtype``,
+    parameters and the residual stream have ``param_dtype``; ``train`` is for BatchNorm and dropout.
     """
 
     parametrization: Parametrization = PRESETS["depth_mup"]
@@ -73,10 +67,8 @@ def stacked(block: type[nn.Module], length: int, *, scan: bool, remat: str = "no
     Args:
       block: maps ``(carry, None) -> (carry, None)``.
       length: number of copies.
-      scan: compile the block once, in a time that does not depend on ``length``; otherwise compile it ``length`` times,
-        which XLA may optimize further.
-      remat: a key of `REMAT`, what the forward pass saves for the backward pass; the rest is computed again. Changes
-        memory and time, and no value.
+      scan: compile the block once; otherwise ``length`` times, which XLA may optimize further.
+      remat: a key of `REMAT`, what the forward pass saves; the rest is computed again. Changes memory and time only.
     """
     policy = REMAT[remat]
     if policy is None and gathers():

@@ -41,22 +41,14 @@ def _dense_product_jvp(primals: tuple[jax.Array, jax.Array], tangents: _Tangents
 dense_product.defjvp(_dense_product_jvp, symbolic_zeros=True)
 
 
-def _sum_x_first(x: jax.Array, g: jax.Array, _: tuple[int, ...]) -> jax.Array:
-    return _sum_over_rows(x, _computed_once(g))
-
-
-def _sum_g_first(x: jax.Array, g: jax.Array, _: tuple[int, ...]) -> jax.Array:
-    return _sum_over_rows(_computed_once(g), x).T
-
-
 def _sum_over_rows(a: jax.Array, b: jax.Array) -> jax.Array:
     rows = tuple(range(a.ndim - 1))
     return jax.lax.dot_general(a, b, ((rows, rows), ((), ())))
 
 
-def _computed_once(g: jax.Array) -> jax.Array:
-    """Otherwise XLA:CPU computes what makes ``g`` again, in the transposed order of a copy."""
-    return jax.lax.optimization_barrier(g)
+# Without the barrier XLA:CPU computes what makes `g` again, in the transposed order of a copy.
+_sum_x_first: _Transpose = lambda x, g, _: _sum_over_rows(x, jax.lax.optimization_barrier(g))
+_sum_g_first: _Transpose = lambda x, g, _: _sum_over_rows(jax.lax.optimization_barrier(g), x).T
 
 
 def convolve(
@@ -66,9 +58,8 @@ def convolve(
     strides: tuple[int, int] = (1, 1),
 ) -> jax.Array:
     """JAX's own convolution, NHWC x HWIO -> NHWC."""
-    return jax.lax.conv_general_dilated(
-        x_BxHxWxC, kernel_HWIO, strides, padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x_BxHxWxC, kernel_HWIO, strides, padding, dimension_numbers=layout)
 
 
 def conv_same(x_BxHxWxC: jax.Array, kernel_HWIO: jax.Array) -> jax.Array:
@@ -77,9 +68,8 @@ def conv_same(x_BxHxWxC: jax.Array, kernel_HWIO: jax.Array) -> jax.Array:
     On a CPU the gradients of a window with odd sides are two ordinary convolutions. XLA:CPU does not optimize the form
     that JAX derives inside ``lax.scan``, where it is 10 to 20 times slower.
     """
-    if all(side % 2 for side in kernel_HWIO.shape[:2]):
-        return _conv_odd(x_BxHxWxC, kernel_HWIO)
-    return convolve(x_BxHxWxC, kernel_HWIO)
+    odd = all(side % 2 for side in kernel_HWIO.shape[:2])
+    return (_conv_odd if odd else convolve)(x_BxHxWxC, kernel_HWIO)
 
 
 @jax.custom_jvp
@@ -97,8 +87,7 @@ def _conv_odd_jvp(primals: tuple[jax.Array, jax.Array], tangents: _Tangents) -> 
     return convolve(x, kernel), sum(terms[1:], terms[0])
 
 
-def _convolve_with(kernel: jax.Array, x: jax.Array) -> jax.Array:
-    return convolve(x, kernel)
+_convolve_with: _Function = lambda kernel, x: convolve(x, kernel)
 
 
 def _x_gradient(kernel: jax.Array, g: jax.Array, _: tuple[int, ...]) -> jax.Array:
@@ -123,9 +112,8 @@ def _linear(function: _Function, cpu_transpose: _Transpose, fixed: jax.Array, ta
     """``function(fixed, tangent)``, linear in ``tangent``, whose transpose on a CPU is ``cpu_transpose``.
 
     ``cpu_transpose`` maps ``fixed``, the cotangent and the tangent's shape to the cotangent of the tangent.
-
-    It is the second part of the solution ``(u, y)`` of ``u = tangent, y - function(fixed, u) = 0``: of JAX's operations
-    with a transpose of the caller's, a linear solve is the one that can be mapped and differentiated further.
+    It is the second part of the solution ``(u, y)`` of ``u = tangent, y - function(fixed, u) = 0``: a linear solve is
+    JAX's one operation with a given transpose that can be mapped and differentiated further.
     """
     if _typed_as_split(fixed) or _typed_as_split(tangent):
         return function(fixed, tangent)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -55,12 +56,10 @@ class Dense(nn.Module):
     """``x @ kernel (+ bias)``, kernel ``[in, out]`` with std ``sigma / sqrt(in)``; the last axis of ``x`` is ``in``.
 
     Attributes:
-      features: size of the output.
       axes: logical axes of the kernel: ``("fixed_in", "width_out")`` for a stem; the default is a hidden layer.
-      sigma: initial standard deviation in units of ``1/sqrt(fan_in)``; 0 starts at zero.
+      sigma: 0 starts at zero.
       use_bias: adds a bias, which starts at zero.
       dtype: of the computation; ``None`` promotes the dtypes of input and parameters.
-      param_dtype: of the parameters.
     """
 
     features: int
@@ -85,12 +84,8 @@ class Dense(nn.Module):
 class Conv(nn.Module):
     """SAME convolution of NHWC inputs, 3x3 by default; kernel HWIO with std ``sigma / sqrt(H W I)``.
 
-    Attributes:
-      features: output channels.
-      window: height and width of the kernel.
-      strides: along height and width.
-      axes: logical axes of the kernel's last two dimensions, the channels. Height and width do not grow.
-      sigma, use_bias, dtype, param_dtype: see `Dense`.
+    ``axes`` are the logical axes of the channels in and out; height and width do not grow. The other fields are those
+    of `Dense`.
     """
 
     features: int
@@ -123,11 +118,9 @@ class Readout(nn.Module):
     The kernel starts at the *base* model's scale, std ``sigma / sqrt(fan_in / m)``, as in the mup package's MuReadout.
 
     Attributes:
-      features: number of outputs.
       parametrization: gives ``1/m`` and ``gamma0`` (both 1 under ``sp``).
       width_ratio: ``m``, the input dimension over the base model's.
-      sigma: initial standard deviation in units of ``1/sqrt(base fan_in)``; 0 starts at zero.
-      use_bias, param_dtype: see `Dense`.
+      sigma: 0 starts at zero.
     """
 
     features: int
@@ -145,8 +138,8 @@ class Readout(nn.Module):
             raise InputError(f"Readout.width_ratio is {self.width_ratio!r}: it must be width / base width, above 0.")
         std = self.sigma / math.sqrt(rule.readout_fan_in(x.shape[-1], self.width_ratio))
         axes = ("width_in", "fixed_out")
-        kernel_init = normal(std, axes, width_ratio=self.width_ratio)
-        kernel = self.param("kernel", kernel_init, (x.shape[-1], self.features), self.param_dtype)
+        init = normal(std, axes, width_ratio=self.width_ratio)
+        kernel = self.param("kernel", init, (x.shape[-1], self.features), self.param_dtype)
         bias = _bias(self, "fixed_out")
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=jnp.promote_types(x.dtype, jnp.float32))
         y = (x @ gathered(kernel, axes)) * rule.readout_multiplier(self.width_ratio)
@@ -162,10 +155,9 @@ class ResidualBranch(nn.Module):
 
     Attributes:
       branch: a module or function ``h -> increment`` of the same shape.
-      parametrization: gives the multiplier.
       depth_ratio: ``r``, the number of branches over the base model's.
-      shortcut: projects ``h`` where the branch changes the shape. Its parameters are outside the branch and its output
-        is not scaled. ``None`` is the identity.
+      shortcut: projects ``h`` where the branch changes the shape; outside the branch, and not scaled. ``None`` is the
+        identity.
     """
 
     branch: Callable[[jax.Array], jax.Array]
@@ -191,14 +183,10 @@ class ResidualBranch(nn.Module):
 
 
 class Norm(nn.Module):
-    """LayerNorm over channels or BatchNorm over batch and space, with annotated scale and bias.
+    """LayerNorm over channels, BatchNorm over batch and space, or ``none``, with annotated scale and bias.
 
     BatchNorm keeps running averages in the ``batch_stats`` collection. Under ``jit`` over a sharded batch its means are
     over the whole batch, on all devices.
-
-    Attributes:
-      kind: ``layer``, ``batch``, or ``none`` for the identity.
-      dtype, param_dtype: see `Dense`.
     """
 
     kind: str = "none"
@@ -210,17 +198,17 @@ class Norm(nn.Module):
         """``[..., C] -> [..., C]``; ``train`` selects BatchNorm's batch statistics."""
         if self.kind == "none":
             return x
-        scale = annotated(nn.initializers.ones_init(), ("width_out",), init_std=0.0)
-        bias = annotated(nn.initializers.zeros_init(), ("width_out",), init_std=0.0)
+        init = nn.initializers
+        affine: dict[str, Any] = {
+            "dtype": self.dtype,
+            "param_dtype": self.param_dtype,
+            "scale_init": annotated(init.ones_init(), ("width_out",), init_std=0.0),
+            "bias_init": annotated(init.zeros_init(), ("width_out",), init_std=0.0),
+        }
         if self.kind == "layer":
-            return nn.LayerNorm(
-                dtype=self.dtype, param_dtype=self.param_dtype, scale_init=scale, bias_init=bias, name="layer"
-            )(x)
-        if self.kind == "batch":
-            return nn.BatchNorm(
-                use_running_average=not train, momentum=0.9,  # of the running averages; PyTorch writes 0.1
-                dtype=self.dtype, param_dtype=self.param_dtype, scale_init=scale, bias_init=bias, name="batch",
-            )(x)  # fmt: skip
+            return nn.LayerNorm(**affine, name="layer")(x)
+        if self.kind == "batch":  # the momentum is of the running averages; PyTorch writes 0.1
+            return nn.BatchNorm(use_running_average=not train, momentum=0.9, **affine, name="batch")(x)
         raise InputError(f"model.norm is {self.kind!r}: use 'none', 'layer' or 'batch'.")
 
 

@@ -24,11 +24,11 @@ class TransformerConfig(LayerConfig):
 
     Attributes:
       depth: layers, each with two branches.
-      num_heads: attention heads; their dimension is the width over this.
+      num_heads: their dimension is the width over this.
       base_head_dim: the base model's head dimension; 0 means this model's.
       causal: a position attends to itself and to earlier ones.
       mlp_ratio: hidden features of the feed-forward branch in units of the width.
-      dropout: probability with which an entry of a branch's output is dropped in training (needs an rng "dropout").
+      dropout: probability of dropping an entry of a branch's output in training (needs an rng "dropout").
       scan, remat: see `depthmup_flax.nn.blocks.stacked`.
     """
 
@@ -71,8 +71,8 @@ class _Block(nn.Module):
         attention_norm, attention = config.normalization("attention_norm"), SelfAttention(config, name="attention")
         mlp_norm, mlp = config.normalization("mlp_norm"), FeedForward(config, name="mlp")
         attention_dropout, mlp_dropout = (
-            nn.Dropout(config.dropout, deterministic=not config.train, name=f"{branch}_dropout")
-            for branch in ("attention", "mlp")
+            nn.Dropout(config.dropout, deterministic=not config.train, name=name)
+            for name in ("attention_dropout", "mlp_dropout")
         )
         h = config.residual(lambda x: attention_dropout(attention(attention_norm(x))))(h)
         h = config.residual(lambda x: mlp_dropout(mlp(mlp_norm(x))))(h)
@@ -96,10 +96,9 @@ class SelfAttention(nn.Module):
         if features % config.num_heads:
             raise InputError(f"num_heads is {config.num_heads}: it must divide the width {features}.")
         head_dim = features // config.num_heads
+        heads = (*x.shape[:-1], config.num_heads, head_dim)
         q, k, v = (
-            inner(config.dense(features, INTO, sigma=sigma, name=name)(x)).reshape(
-                *x.shape[:-1], config.num_heads, head_dim
-            )
+            inner(config.dense(features, INTO, sigma=sigma, name=name)(x)).reshape(heads)
             for name, sigma in (("query", 0.0), ("key", config.sigma), ("value", config.sigma))
         )
         # The coordinate check infers the attention's scale from them.
@@ -127,14 +126,7 @@ class Embed(nn.Module):
     """A learned vector for each token; `attend` uses the same table as a readout.
 
     The optimizer multipliers of an input and of a readout agree, so a tied embedding has both; `attend` has the
-    readout's factor ``1/m``.
-
-    Attributes:
-      num_embeddings: tokens.
-      features: n.
-      parametrization, width_ratio: of the readout, see `depthmup_flax.nn.layers.Readout`.
-      sigma: initial standard deviation: the fan-in of a one-hot input is 1.
-      param_dtype: of the table.
+    readout's factor ``1/m``. ``sigma`` is the initial standard deviation: the fan-in of a one-hot input is 1.
     """
 
     num_embeddings: int
@@ -178,20 +170,3 @@ def sincos_positions_2d(height: int, width: int, features: int) -> np.ndarray:
     """``[height * width, features]``: `sincos_positions` of the row in one half, of the column in the other."""
     rows, columns = (sincos_positions(size, features // 2) for size in (height, width))
     return np.concatenate([np.repeat(rows, width, axis=0), np.tile(columns, (height, 1))], axis=1)
-
-
-def learned_positions(module: nn.Module, count: int, features: int, std: float, param_dtype: Dtype) -> jax.Array:
-    """``[count, features]``: the first rows of the parameter ``positions`` of ``module``, which is not decayed.
-
-    The first call, which initializes the table, sets its number of rows.
-
-    Raises:
-      InputError: ``count`` exceeds the rows of the table.
-    """
-    rows = count
-    if module.has_variable("params", "positions"):
-        rows = nn.unbox(module.get_variable("params", "positions")).shape[0]
-    if count > rows:
-        raise InputError(f"the sequence has {count} tokens, but the model was initialized with {rows}.")
-    table = module.param("positions", normal(std, STEM, decay=False), (rows, features), param_dtype)
-    return gathered(table, STEM)[:count]

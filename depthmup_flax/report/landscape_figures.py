@@ -9,50 +9,41 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from depthmup_flax.report import optimum as opt
+from depthmup_flax.report import style
 from depthmup_flax.report.loss_surfaces import Curve, Scale, Surface
-from depthmup_flax.report.style import (
-    COLUMNS,
-    canvas,
-    colors,
-    format_slope,
-    hide_unused,
-    hyperparameter_axis,
-    title_of,
-)
 from depthmup_flax.report.transfer import Study, Valley, lowest_losses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_UPRIGHT = 20.0  # a steeper slope is not worth printing
-
 
 def draw_heatmap(study: Study, second: Scale) -> Figure:
     """Mean loss over x and y: a panel per variant and size, with the optimum and the optimal sublevel set."""
-    columns = min(len(study.surfaces), COLUMNS)
-    figure, grid = canvas(math.ceil(len(study.surfaces) / columns), columns, width=4.2, height=3.9)
+    columns = min(len(study.surfaces), style.COLUMNS)
+    figure, grid = style.canvas(math.ceil(len(study.surfaces) / columns), columns, width=4.2, height=3.9)
     figure.suptitle(
         "Training loss, mean over seeds; star: optimum; gray cross: a run diverged\n"
         "red: losses up to min + 0.1 (median - min), and the slope along them with its 95 % interval",
         fontsize=11,
     )
     image: Any = None
-    low, top = _limits(study.surfaces)
+    means = np.concatenate([surface.means().ravel() for surface in study.surfaces])
+    finite = means[np.isfinite(means)]
+    limits = {"vmin": finite.min(), "vmax": np.quantile(finite, 0.8)} if len(finite) else {}
     for surface, valley, panel in zip(study.surfaces, study.valleys, grid.flat, strict=False):
-        image = _heat(panel, study.scale, second, surface, low, top)
-        name = f"{title_of(surface.variant)}\n" if surface.variant else ""
-        title = f"{name}width {surface.width}, depth {surface.depth}: {_direction(valley)}"
-        panel.set_title(title, fontsize=9)
-    hide_unused(grid.flat[len(study.surfaces) :])
+        image = _heat(panel, study.scale, second, surface, limits)
+        name = f"{style.title_of(surface.variant)}\n" if surface.variant else ""
+        panel.set_title(f"{name}width {surface.width}, depth {surface.depth}: {_direction(valley)}", fontsize=9)
+    style.hide_unused(grid.flat[len(study.surfaces) :])
     figure.colorbar(image, ax=grid, label="training loss", extend="max", shrink=0.8)
     return figure
 
 
-def _heat(panel: Axes, x: Scale, y: Scale, surface: Surface, low: float, top: float) -> Any:
+def _heat(panel: Axes, x: Scale, y: Scale, surface: Surface, limits: dict[str, float]) -> Any:
     u, v, means = x.coordinate(surface.x), y.coordinate(surface.y), surface.means()
-    style: dict[str, Any] = {"cmap": "viridis_r", "vmin": low, "vmax": top, "rasterized": True}
-    image = panel.pcolormesh(_edges(u), _edges(v), np.ma.masked_invalid(means), **style)
+    look: dict[str, Any] = {"cmap": "viridis_r", "rasterized": True, **limits}
+    image = panel.pcolormesh(_edges(u), _edges(v), np.ma.masked_invalid(means), **look)
     panel.set_facecolor("0.9")
     rows, columns = np.nonzero(surface.diverged)
     panel.plot(u[columns], v[rows], "x", color="0.55", markersize=4)
@@ -60,8 +51,8 @@ def _heat(panel: Axes, x: Scale, y: Scale, surface: Surface, low: float, top: fl
     if np.isfinite(means).any():
         row, column = np.unravel_index(np.nanargmin(means), means.shape)
         panel.plot(u[column], v[row], "*", color="white", markersize=14, markeredgecolor="black")
-    hyperparameter_axis(panel.xaxis, x)
-    hyperparameter_axis(panel.yaxis, y)
+    style.hyperparameter_axis(panel.xaxis, x)
+    style.hyperparameter_axis(panel.yaxis, y)
     return image
 
 
@@ -69,16 +60,9 @@ def _direction(valley: Valley | None) -> str:
     if valley is None:
         return "no clear direction"
     slope, ends = valley
-    if abs(slope) > _UPRIGHT:
+    if abs(slope) > 20:
         return "upright"
     return f"slope {slope:.2f}" + (f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else "")
-
-
-def _limits(surfaces: Sequence[Surface]) -> tuple[float, float]:
-    """Limits of the colors: the lowest loss and the 80 % quantile."""
-    means = np.concatenate([surface.means().ravel() for surface in surfaces])
-    finite = means[np.isfinite(means)]
-    return (float(finite.min()), float(np.quantile(finite, 0.8))) if len(finite) else (0.0, 1.0)
 
 
 def _edges(coordinates: np.ndarray) -> np.ndarray:
@@ -92,11 +76,11 @@ def _edges(coordinates: np.ndarray) -> np.ndarray:
 def _outline(panel: Axes, u: np.ndarray, v: np.ndarray, inside: np.ndarray) -> None:
     """Red lines around the cells of a set; ``u`` and ``v`` are the cells' borders."""
     padded = np.pad(inside, 1)
-    style: dict[str, Any] = {"color": "tab:red", "linewidth": 1.6, "capstyle": "round"}
+    look: dict[str, Any] = {"color": "tab:red", "linewidth": 1.6, "capstyle": "round"}
     for i, j in np.argwhere(padded[1:-1, 1:] != padded[1:-1, :-1]):
-        panel.vlines(u[j], v[i], v[i + 1], **style)
+        panel.vlines(u[j], v[i], v[i + 1], **look)
     for i, j in np.argwhere(padded[1:, 1:-1] != padded[:-1, 1:-1]):
-        panel.hlines(v[i], u[j], u[j + 1], **style)
+        panel.hlines(v[i], u[j], u[j + 1], **look)
 
 
 def draw_parameters(study: Study) -> Figure:
@@ -104,7 +88,7 @@ def draw_parameters(study: Study) -> Figure:
     lowest = lowest_losses(study.rows)
     lines = {name: [(curve.variant, curve.size(name)) for curve, _ in lowest] for name in ("depth", "width")}
     names = [name for name, line_of in lines.items() if len(set(line_of)) < len(line_of)] or ["depth"]
-    figure, grid = canvas(len(study.variants), len(names), width=5.4, height=3.9, sharey=True)
+    figure, grid = style.canvas(len(study.variants), len(names), width=5.4, height=3.9, sharey=True)
     bars = "; bars: 95 % interval over seeds" if any(len(curve.seeds) > 1 for curve, _ in lowest) else ""
     title = f"Lowest loss over {study.scale.name} against parameters; lines: loss = c $P^{{-b}}$"
     figure.suptitle(title + bars, fontsize=11)
@@ -140,14 +124,11 @@ def _log_log(panel: Axes, low: float, high: float) -> None:
 def _power_lines(
     panel: Axes, lowest: Sequence[tuple[Curve, opt.Estimate]], name: str, laws: dict[int, opt.Estimate]
 ) -> None:
-    sizes = sorted({curve.size(name) for curve, _ in lowest})
-    for size, color in colors(sizes).items():
-        line = sorted(
-            (curve.parameters, loss.value, loss.half_width or 0.0) for curve, loss in lowest if curve.size(name) == size
-        )
-        counts, losses, errors = np.array(line, np.float64).T
+    for size, color in style.colors({curve.size(name) for curve, _ in lowest}).items():
+        line = [(curve.parameters, e.value, e.half_width or 0.0) for curve, e in lowest if curve.size(name) == size]
+        counts, losses, errors = np.array(sorted(line), np.float64).T
         law = laws.get(size)
-        label = f"{size}: b = {format_slope(law.value, law.half_width, 3)}" if law else str(size)
+        label = f"{size}: b = {style.format_slope(law.value, law.half_width, 3)}" if law else str(size)
         panel.errorbar(counts, losses, errors, linestyle="", marker="o", markersize=4, color=color, capsize=2)
         if law:
             middle = np.exp(np.log(losses).mean() + law.value * np.log(counts).mean())

@@ -6,7 +6,6 @@ Letters in shapes: S seeds, Y values of the second continuous axis (1 without on
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,22 +15,13 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.records import COMPLETED, CONTINUOUS, SEED, Record, SweepInfo
 from depthmup_flax.types import Json
 
-# Config fields that set a network's depth and width; records have the resulting sizes.
-_SIZES = ("model.width", "model.depth")
-_STAGES = "model.stage_sizes"
-
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """A numeric axis. Its coordinate is log2 of the value if all values are positive, else the value.
+    """A numeric axis. Its coordinate is log2 of the value if all values are positive, else the value."""
 
-    Attributes:
-      axis: dotted config field.
-      values: ascending.
-    """
-
-    axis: str
-    values: tuple[float, ...]
+    axis: str  # dotted config field
+    values: tuple[float, ...]  # ascending
 
     @property
     def name(self) -> str:
@@ -68,13 +58,16 @@ class Roles:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Network:
-    """One variant at one size.
+    """Losses of one variant at one size.
 
     Attributes:
       variant: short name, empty if the sweep has only one.
-      width, depth, parameters: size of the network.
       seeds: (S,) seeds of all runs here.
       slice_ends: (T,) last step of each time slice.
+      x: (X,) axis values.
+      losses: (S, Y, X) mean training loss at the end; NaN if the run diverged or has not ended.
+      diverged: (Y, X) number of runs.
+      slices: (S, Y, X, T) mean training loss of each time slice; NaN as above.
     """
 
     variant: str
@@ -83,6 +76,10 @@ class Network:
     parameters: int
     seeds: tuple[int, ...]
     slice_ends: np.ndarray
+    x: np.ndarray
+    losses: np.ndarray
+    diverged: np.ndarray
+    slices: np.ndarray
 
     def size(self, name: str) -> int:
         """Its ``width`` or ``depth``."""
@@ -91,21 +88,10 @@ class Network:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Surface(Network):
-    """Losses of all runs of one variant at one size.
+    """Losses over x and y, (Y,); ``ended`` is the number of runs, (Y, X)."""
 
-    Attributes:
-      x, y: (X,), (Y,) axis values.
-      losses: (S, Y, X) mean training loss at the end; NaN if the run diverged or has not ended.
-      ended, diverged: (Y, X) number of runs.
-      slices: (S, Y, X, T) mean training loss of each time slice; NaN as above.
-    """
-
-    x: np.ndarray
     y: np.ndarray
-    losses: np.ndarray
     ended: np.ndarray
-    diverged: np.ndarray
-    slices: np.ndarray
 
     def swapped(self) -> Surface:
         """The surface with x and y exchanged."""
@@ -119,21 +105,13 @@ class Surface(Network):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Curve(Network):
-    """Loss against x of one variant at one size, at the best y for each x; only points where every seed has ended.
+    """Losses over x alone, at the best y for each x, ``best_y`` (X,); only points where every seed has ended.
 
-    Attributes:
-      x: (X,) axis values.
-      losses: (S, X) as of `Surface`; NaN exactly where a run diverged.
-      diverged: (X,) number of runs.
-      slices: (S, X, T) as of `Surface`.
-      best_y: (X,) the best value of the second axis.
+    ``incomplete`` is whether a point of the surface lacks a seed; one that lacks all may not be planned.
     """
 
-    x: np.ndarray
-    losses: np.ndarray
-    diverged: np.ndarray
-    slices: np.ndarray
     best_y: np.ndarray
+    incomplete: bool
 
     def index(self, x: float | None) -> int | None:
         """The index of a grid value; ``None`` if it was not run."""
@@ -147,31 +125,31 @@ def profile(surface: Surface) -> Curve:
     means = np.where(complete & np.isinf(means), np.finfo(np.float64).max, means)  # diverged points rank last
     columns = np.flatnonzero(complete.any(0))
     best = means[:, columns].argmin(0)
+    network = ("variant", "width", "depth", "parameters", "seeds", "slice_ends")
+    shared: dict[str, Any] = {name: getattr(surface, name) for name in network}
     return Curve(
-        **{field.name: getattr(surface, field.name) for field in dataclasses.fields(Network)},
+        **shared,
         x=surface.x[columns],
         losses=surface.losses[:, best, columns],
         diverged=surface.diverged[best, columns],
         slices=surface.slices[:, best, columns],
         best_y=surface.y[best],
+        incomplete=bool(((surface.ended > 0) & ~complete).any()),
     )
 
 
 def roles(info: SweepInfo) -> Roles:
-    """The role of each axis.
-
-    Raises:
-      InputError: x is not a numeric axis.
-    """
+    """The role of each axis. Raises InputError if x is not a numeric axis."""
     if info.x not in info.axes:
         raise InputError(f"the sweep's x is {info.x!r}, which is not one of its axes: use {', '.join(info.axes)}.")
     x = _scale(info, info.x)
     if x is None:
         raise InputError(f"the sweep's x, {info.x}, has the values {info.axes[info.x]!r}: an optimum needs numbers.")
     # Blocks per stage either set the depth, or are shapes of networks of one depth.
-    depths = [sum(stages) for stages in info.axes.get(_STAGES, [])]
-    sizes = (*_SIZES, _STAGES) if len(set(depths)) == len(depths) else _SIZES
-    others = [a for a, values in info.axes.items() if len(values) > 1 and a not in (info.x, SEED, *sizes)]
+    depths = [sum(stages) for stages in info.axes.get("model.stage_sizes", [])]
+    fixed = {info.x, SEED, "model.width", "model.depth"}
+    fixed |= {"model.stage_sizes"} if len(set(depths)) == len(depths) else set()
+    others = [axis for axis, values in info.axes.items() if len(values) > 1 and axis not in fixed]
     continuous = (scale for a in others if a in CONTINUOUS and (scale := _scale(info, a)) and len(scale.values) >= 3)
     second = next(continuous, None)
     return Roles(x, second, tuple(a for a in others if second is None or a != second.axis))
@@ -180,8 +158,7 @@ def roles(info: SweepInfo) -> Roles:
 def surfaces(info: SweepInfo, records: Sequence[Record], parts: Roles) -> list[Surface]:
     """One surface per variant and size, variants in the grid's order, sizes ascending.
 
-    Raises:
-      InputError: a record has no value for an axis.
+    Raises InputError if a record has no value for an axis.
     """
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
@@ -194,7 +171,7 @@ def surfaces(info: SweepInfo, records: Sequence[Record], parts: Roles) -> list[S
     return [_surface(info, groups[key], parts) for key in sorted(groups)]
 
 
-def variant_name(info: SweepInfo, axes: Sequence[str], point: Json) -> str:
+def _variant_name(info: SweepInfo, axes: Sequence[str], point: Json) -> str:
     """``batch, alpha=0.5``: a word stands alone if it is unambiguous; every other value has its field's name."""
     words = [value for axis in axes for value in info.axes[axis] if isinstance(value, str)]
     names = []
@@ -222,40 +199,30 @@ def _surface(info: SweepInfo, records: Sequence[Record], parts: Roles) -> Surfac
     seeds = sorted({record.seed for record in records})
     x = sorted({value(record, parts.x) for record in records})
     y = sorted({value(record, parts.second) for record in records})
-    first = records[0]
-    slices = max(len(record.train_loss_slices) for record in records)
-    arrays = {
-        "losses": np.full((len(seeds), len(y), len(x)), np.nan),
-        "slices": np.full((len(seeds), len(y), len(x), slices), np.nan),
-        "ended": np.zeros((len(y), len(x)), int),
-        "diverged": np.zeros((len(y), len(x)), int),
-    }
+    first, shape = records[0], (len(seeds), len(y), len(x))
+    count = max(len(record.train_loss_slices) for record in records)
+    losses, slices, ended = np.full(shape, np.nan), np.full((*shape, count), np.nan), np.zeros(shape[1:], int)
     for record in records:
-        row, column = y.index(value(record, parts.second)), x.index(value(record, parts.x))
-        at = (seeds.index(record.seed), row, column)
-        arrays["ended"][row, column] += 1
-        arrays["slices"][at][: len(record.train_loss_slices)] = [_float(v) for v in record.train_loss_slices]
-        loss = _float(record.train_loss_avg)
-        if record.status == COMPLETED and math.isfinite(loss):
-            arrays["losses"][at] = loss
-        else:
-            arrays["diverged"][row, column] += 1
-    steps = max(record.steps for record in records)
+        at = (seeds.index(record.seed), y.index(value(record, parts.second)), x.index(value(record, parts.x)))
+        ended[at[1:]] += 1
+        slices[at][: len(record.train_loss_slices)] = record.train_loss_slices  # None becomes NaN
+        if record.status == COMPLETED:
+            losses[at] = record.train_loss_avg
+    losses[np.isinf(losses)] = slices[np.isinf(slices)] = np.nan
     return Surface(
-        variant=variant_name(info, parts.variants, first.point),
+        variant=_variant_name(info, parts.variants, first.point),
         width=first.width,
         depth=first.depth,
         parameters=first.parameters,
         seeds=tuple(seeds),
-        slice_ends=np.minimum(first.slice_steps * np.arange(1, slices + 1), steps),
+        slice_ends=np.minimum(first.slice_steps * np.arange(1, count + 1), max(record.steps for record in records)),
         x=np.array(x),
+        losses=losses,
+        diverged=ended - np.isfinite(losses).sum(0),
+        slices=slices,
         y=np.array(y),
-        **arrays,
+        ended=ended,
     )
-
-
-def _float(value: float | None) -> float:
-    return math.nan if value is None or not math.isfinite(value) else float(value)
 
 
 def _scale(info: SweepInfo, axis: str) -> Scale | None:

@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Results of a sweep and the files that show them.
-
-    Attributes:
-      data: the content of ``report.json``.
-      text: tables and warnings for a terminal.
-      paths: all files, ``report.html`` first.
-    """
+    """The content of ``report.json``, tables and warnings for a terminal, and all files, ``report.html`` first."""
 
     data: Json
     text: str
@@ -39,8 +33,8 @@ class Report:
 def make_report(directories: Sequence[str | pathlib.Path], out: str | pathlib.Path) -> Report:
     """Reads the shards of one sweep and writes figures, ``report.html`` and ``report.json`` to ``out``.
 
-    Raises:
-      InputError: the directories hold no sweep or several; no run has ended; all runs diverged; no matplotlib.
+    Raises InputError if the directories hold no sweep or several, no run has ended, all runs diverged, or matplotlib is
+    not installed.
     """
     require_matplotlib()
     sweep = read_sweep([pathlib.Path(directory) for directory in directories])
@@ -65,8 +59,7 @@ def make_report(directories: Sequence[str | pathlib.Path], out: str | pathlib.Pa
 def studies(sweep: Sweep) -> tuple[Study, Study | None]:
     """A sweep analyzed along x and, if there is one, along the second continuous axis.
 
-    Raises:
-      InputError: no run has ended, or all runs diverged.
+    Raises InputError if no run has ended, or all runs diverged.
     """
     info, records = sweep.info, sweep.records
     if not records:

@@ -13,7 +13,6 @@ import numpy as np
 import scipy.stats
 
 DRAWS = 1000
-# The lowest point is the first or last of the grid, or the only one; or a point next to it diverged.
 EDGE_LOW, EDGE_HIGH, ONE_VALUE = "lowest of the grid", "highest of the grid", "one value"
 NEXT_TO_DIVERGENCE = "next to divergence"
 # A finite loss this many times the lowest counts as diverged: it would pull a parabola's vertex to the middle.
@@ -41,12 +40,9 @@ class Estimate:
         """Half of the 95 % interval: ``t_{0.975}(S - 1) sqrt(S / (S - 1)) std(draws)``; ``None`` if unknown.
 
         For a mean over seeds this is Student's interval. A bootstrap's percentiles are too narrow for the few seeds of
-        a sweep: with three, they cover the truth three times in four.
-
-        References:
-          Efron and Tibshirani, An Introduction to the Bootstrap, 1993, section 12.5.
+        a sweep: with three, they cover the truth three times in four (Efron and Tibshirani, 1993, section 12.5).
         """
-        if self.draws is None or self.seeds < 2:
+        if self.draws is None:
             return None
         factor = scipy.stats.t.ppf(0.975, self.seeds - 1) * math.sqrt(self.seeds / (self.seeds - 1))
         return max(float(factor * np.std(self.draws)), self.resolution)
@@ -59,8 +55,7 @@ class Estimate:
 
     def __sub__(self, other: Estimate) -> Estimate:
         """The difference. Equal seeds are resampled together, so noise that they share cancels."""
-        known = self.draws is not None and other.draws is not None
-        draws = self.draws - other.draws if known else None  # type: ignore[operator]
+        draws = None if self.draws is None or other.draws is None else self.draws - other.draws
         resolution = math.hypot(self.resolution, other.resolution)
         return Estimate(self.value - other.value, draws, min(self.seeds, other.seeds), resolution)
 
@@ -71,9 +66,9 @@ class Optimum:
 
     Attributes:
       grid: index of the lowest mean loss.
-      at: coordinate of the minimum, from the parabola.
+      at: coordinate of the parabola's vertex.
       loss: the lowest mean loss on the grid.
-      flag: why the coordinate is not a vertex between finite neighbors; empty if it is.
+      flag: why ``at`` is not a vertex between finite neighbors; empty if it is.
     """
 
     grid: int
@@ -85,7 +80,7 @@ class Optimum:
 def resampled_means(losses: np.ndarray, draws: int = DRAWS) -> np.ndarray:
     """(S, ...) -> (D, ...): means over seeds drawn with replacement, the same draws for every curve.
 
-    A point where any seed is NaN is NaN in every draw, even in those without that seed.
+    If any seed is NaN at a point, all of its draws are.
     """
     seeds = len(losses)
     indices = np.random.default_rng(0).integers(seeds, size=(draws, seeds))
@@ -102,16 +97,15 @@ def vertices(coordinates: np.ndarray, losses: np.ndarray) -> np.ndarray:
     hundred times as high, or if c <= 0; NaN if nothing is finite.
     """
     filled = np.where(np.isfinite(losses), losses, np.inf)
-    lowest = filled.argmin(-1)
-    count = len(coordinates)
-    around = [np.clip(lowest + k, 0, count - 1) for k in (-1, 0, 1)]
+    lowest, last = filled.argmin(-1), len(coordinates) - 1
+    around = [np.clip(lowest + k, 0, last) for k in (-1, 0, 1)]
     u0, u1, u2 = (coordinates[i] for i in around)
     l0, l1, l2 = (np.take_along_axis(filled, i[..., None], -1)[..., 0] for i in around)
     with np.errstate(all="ignore"):
         d1, d2 = (l1 - l0) / (u1 - u0), (l2 - l1) / (u2 - u1)
         curvature = (d2 - d1) / (u2 - u0)
         vertex = np.clip((u0 + u1) / 2 - d1 / (2 * curvature), u0, u2)
-    inside = (lowest > 0) & (lowest < count - 1) & _comparable(l0, l1) & _comparable(l2, l1) & (curvature > 0)
+    inside = (lowest > 0) & (lowest < last) & _comparable(l0, l1) & _comparable(l2, l1) & (curvature > 0)
     return np.where(np.isfinite(l1), np.where(inside, vertex, u1), np.nan)
 
 
@@ -125,32 +119,25 @@ def find_optimum(coordinates: np.ndarray, losses: np.ndarray, draws: int = DRAWS
     means = losses.mean(0)
     if not np.isfinite(means).any():
         return None
-    grid, count, seeds = int(np.nanargmin(means)), len(means), len(losses)
-    resampled = resampled_means(losses, draws)
-    edge = ONE_VALUE if count == 1 else EDGE_LOW if grid == 0 else EDGE_HIGH if grid == count - 1 else ""
-    flag, resolution = edge, 0.0
-    if not edge and not _comparable(means[[grid - 1, grid + 1]], means[grid]).all():
-        flag = NEXT_TO_DIVERGENCE
-        resolution = float(coordinates[grid + 1] - coordinates[grid - 1]) / 4
-    at = float(vertices(coordinates, means))
+    grid, last, seeds = int(np.nanargmin(means)), len(means) - 1, len(losses)
+    flag, resolution = ONE_VALUE if last == 0 else {0: EDGE_LOW, last: EDGE_HIGH}.get(grid, ""), 0.0
     # At an edge all draws agree, which says nothing about an optimum beyond the edge.
-    known = seeds > 1 and not edge
-    return Optimum(
-        grid,
-        Estimate(at, vertices(coordinates, resampled) if known else None, seeds, resolution),
-        Estimate(float(means[grid]), np.nanmin(resampled, -1) if seeds > 1 else None, seeds),
-        flag,
-    )
+    resampled = resampled_means(losses, draws) if seeds > 1 else None
+    at_draws = None if resampled is None or flag else vertices(coordinates, resampled)
+    if not flag and not _comparable(means[[grid - 1, grid + 1]], means[grid]).all():
+        flag, resolution = NEXT_TO_DIVERGENCE, float(coordinates[grid + 1] - coordinates[grid - 1]) / 4
+    at = Estimate(float(vertices(coordinates, means)), at_draws, seeds, resolution)
+    loss_draws = None if resampled is None else np.nanmin(resampled, -1)
+    return Optimum(grid, at, Estimate(float(means[grid]), loss_draws, seeds), flag)
 
 
-def regret(losses: np.ndarray, transferred: int, draws: int = DRAWS) -> Estimate | None:
+def regret(losses: np.ndarray, transferred: int) -> Estimate | None:
     """Mean loss at grid index ``transferred`` minus the lowest mean loss; ``None`` if a seed diverged there."""
-    means = losses.mean(0)
+    means, seeds = losses.mean(0), len(losses)
     if not np.isfinite(means[transferred]):
         return None
-    resampled = resampled_means(losses, draws)
+    resampled = resampled_means(losses)
     differences = resampled[:, transferred] - np.nanmin(resampled, -1)
-    seeds = len(losses)
     return Estimate(float(means[transferred] - np.nanmin(means)), differences if seeds > 1 else None, seeds)
 
 
@@ -160,32 +147,25 @@ def slope(positions: Sequence[float], estimates: Sequence[Estimate]) -> Estimate
         return None
     centered = np.asarray(positions, np.float64) - np.mean(positions)
     weights = centered / (centered**2).sum()
-    value = float(weights @ [e.value for e in estimates])
     draws = [e.draws for e in estimates if e.draws is not None]
     known = weights @ np.stack(draws) if len(draws) == len(estimates) else None
-    return Estimate(value, known, min(e.seeds for e in estimates))
+    return Estimate(float(weights @ [e.value for e in estimates]), known, min(e.seeds for e in estimates))
 
 
 def sublevel_set(means: np.ndarray) -> np.ndarray:
     """Losses (Y, X), NaN where missing -> (Y, X) whether loss <= min + 0.1 (median - min)."""
     finite = means[np.isfinite(means)]
-    if not len(finite):
-        return np.zeros(means.shape, bool)
-    level = finite.min() + 0.1 * (np.median(finite) - finite.min())
-    return np.where(np.isfinite(means), means, np.inf) <= level
+    level = finite.min() + 0.1 * (np.median(finite) - finite.min()) if len(finite) else np.nan
+    return means <= level
 
 
 def direction(u: np.ndarray, v: np.ndarray) -> tuple[float, float]:
     """The first principal direction of points (N,), (N,) in a plane: total least squares.
 
-    Returns:
-      Its angle in [-pi/2, pi/2], whose tangent is the slope of v against u, and the standard deviation of the points
-      along it. Both are NaN for fewer than three points, or if the points spread less than 1.5 times as far along it
-      as across.
+    Its angle in [-pi/2, pi/2], whose tangent is the slope of v against u, and the points' standard deviation along it.
+    Both are NaN for fewer than three points, or if they spread less than 1.5 times as far along it as across.
     """
-    if len(u) < 3:
-        return math.nan, math.nan
-    values, vectors = np.linalg.eigh(np.cov(u, v, bias=True))
+    values, vectors = np.linalg.eigh(np.cov(u, v, bias=True)) if len(u) > 2 else (np.ones(2), np.eye(2))
     if values[1] < 1.5**2 * values[0]:
         return math.nan, math.nan
     du, dv = vectors[:, 1] * (1 if vectors[0, 1] >= 0 else -1)
@@ -208,8 +188,7 @@ def valley_angle(u: np.ndarray, v: np.ndarray, losses: np.ndarray, draws: int = 
     if math.isnan(angle):
         return None
     cell = math.sqrt(np.diff(u).mean() * np.diff(v).mean() / 12)
-    resolution = 1.96 * cell / (math.sqrt(count) * length)
-    seeds = len(losses)
+    resolution, seeds = 1.96 * cell / (math.sqrt(count) * length), len(losses)
     if seeds == 1:
         return Estimate(angle, None, seeds, resolution)
     angles = np.array([of(means)[0] for means in resampled_means(losses, draws)])

@@ -34,17 +34,10 @@ _CAPTIONS = {
 
 
 def render(data: Json, figures: Sequence[tuple[str, pathlib.Path, Study]], study: Study) -> str:
-    """The page of a report.
-
-    Args:
-      data: from `as_data`.
-      figures: name, path of the PNG, and the study that it shows.
-      study: whose tables are shown.
-    """
-    title = html.escape(data["title"])
+    """The page of the `as_data` of a study, with the name, PNG and study of each figure."""
+    title, how_to_read = html.escape(data["title"]), html.escape(explanation(study))
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in data["notes"])
     pictures = "".join(_picture(*figure) for figure in figures)
-    how_to_read = html.escape(explanation(study))
     tables = "".join(_table(data, variant, study) for variant in data["variants"])
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'

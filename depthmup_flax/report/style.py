@@ -1,18 +1,18 @@
-"""What all figures share: canvas, colors, lines, legends, ticks, and files in two formats."""
+"""What all figures share: canvas, panels, colors, lines, ticks, and files in two formats."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import math
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.report.loss_surfaces import Scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-_DPI = 130
-_MAX_TICKS = 7
+    from depthmup_flax.report.loss_surfaces import Scale
+    from depthmup_flax.report.transfer import Row, SizeAxis, Study, Variant
+
 COLUMNS = 4  # panels side by side
 Color: TypeAlias = tuple[float, float, float, float]
 
@@ -49,22 +50,21 @@ def save(figure: Figure, out: pathlib.Path, name: str) -> list[pathlib.Path]:
     paths = []
     name = name.replace(os.sep, "_")  # it may contain an axis of somebody's sweep.json
     for kind in ("png", "svg"):
-        path = out / f"{name}.{kind}"
-        temporary = out / f".{name}.{kind}.tmp"
+        path, temporary = out / f"{name}.{kind}", out / f".{name}.{kind}.tmp"
         with matplotlib.rc_context({"svg.hashsalt": "depthmup"}):  # the same file from the same records
-            figure.savefig(temporary, dpi=_DPI, format=kind, metadata={"Date": None} if kind == "svg" else None)
+            figure.savefig(temporary, dpi=130, format=kind, metadata={"Date": None} if kind == "svg" else None)
         os.replace(temporary, path)
         figure.set_layout_engine("none")  # the layout is computed once
         paths.append(path)
     return paths
 
 
-def colors(sizes: Sequence[int]) -> dict[int, Color]:
+def colors(sizes: Collection[int]) -> dict[int, Color]:
     """Size -> color, darker for larger ones; omits the pale end of the color map, which is hard to see on white."""
     from matplotlib import colormaps
 
     ranks = np.linspace(0.88, 0.0, len(sizes)) if len(sizes) > 1 else [0.3]
-    return {size: colormaps["viridis"](float(rank)) for size, rank in zip(sorted(sizes), ranks, strict=True)}
+    return {size: colormaps["viridis"](float(rank)) for size, rank in zip(sorted(sizes), ranks, strict=False)}
 
 
 def mean_and_spread(
@@ -81,23 +81,12 @@ def mean_and_spread(
         panel.fill_between(x, means - spread, means + spread, color=color, alpha=0.18, linewidth=0, zorder=1.5)
 
 
-def size_legend(panel: Axes, name: str, palette: Mapping[int, Color], others: Iterable[Line2D] = ()) -> None:
-    """A legend to the right of the panel: the color of each size, and ``others``."""
-    from matplotlib.lines import Line2D
-
-    lines = [Line2D([], [], color=color, marker="o", markersize=3, label=str(size)) for size, color in palette.items()]
-    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
-    panel.legend(handles=[*lines, *others], title=name, fontsize=8, title_fontsize=9, **place)
-
-
 def hyperparameter_axis(axis: Axis, scale: Scale) -> None:
     """A label and, on a log scale, ticks at values of the grid; the axis is drawn in coordinates of ``scale``."""
     axis.set_label_text(scale.name + (" (log scale)" if scale.log else ""))
-    if not scale.log:
-        return
-    values = list(scale.values)
-    shown = values[:: math.ceil(len(values) / _MAX_TICKS)]
-    axis.set_ticks(list(scale.coordinate(shown)), labels=[value_label(v, scale) for v in shown])
+    if scale.log:
+        shown = scale.values[:: math.ceil(len(scale.values) / 7)]  # at most 7
+        axis.set_ticks(list(scale.coordinate(shown)), labels=[value_label(v, scale) for v in shown])
 
 
 def value_label(value: float, scale: Scale) -> str:
@@ -129,3 +118,57 @@ def title_of(name: str) -> str:
 def format_slope(value: float, half: float | None, digits: int = 2) -> str:
     """``-0.50 ± 0.03``."""
     return f"{value:.{digits}f}" + (f" ± {half:.{digits}f}" if half is not None else " (no interval)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One variant's rows along one size axis, drawn on ``axes``; ``palette`` has the color of each size."""
+
+    axis: SizeAxis
+    variant: Variant
+    axes: Axes
+    palette: dict[int, Color]
+    has_legend: bool
+
+    @property
+    def rows(self) -> list[tuple[Row, int, Color]]:
+        """The variant's rows on this axis with their sizes and colors, ascending."""
+        sized = [(row, row.curve.size(self.axis.name)) for row in self.axis.rows(self.variant.rows)]
+        return [(row, size, self.palette[size]) for row, size in sized]
+
+    def finish(self, ylabel: str, subtitle: str = "", legend: Iterable[Line2D] = ()) -> None:
+        """Title, grid, a legend to the right, and a label of the first panel's y axis that names the fixed size."""
+        from matplotlib.lines import Line2D
+
+        self.axes.set_title("\n".join(filter(None, (title_of(self.variant.name), subtitle))), fontsize=10)
+        self.axes.grid(alpha=0.25)
+        place = self.axes.get_subplotspec()
+        first = place is not None and place.is_first_col()
+        self.axes.set_ylabel(f"{ylabel}\n({self.axis.other} {self.axis.fixed})" if first else "")
+        if self.has_legend:
+            sizes = [Line2D([], [], color=c, marker="o", markersize=3, label=str(n)) for n, c in self.palette.items()]
+            fonts: dict[str, Any] = {"title": self.axis.name, "fontsize": 8, "title_fontsize": 9}
+            self.axes.legend(handles=[*sizes, *legend], loc="upper left", bbox_to_anchor=(1, 1), **fonts)
+
+
+def variant_panels(study: Study, title: str) -> tuple[Figure, list[Panel]]:
+    """A figure with a panel per size axis and variant, at most `COLUMNS` side by side."""
+    count = len(study.variants)
+    columns = min(count, COLUMNS)
+    wrapped = math.ceil(count / columns)
+    figure, grid = canvas(len(study.axes) * wrapped, columns, sharey=True)
+    figure.suptitle(title, fontsize=11)
+    panels = []
+    for i, axis in enumerate(study.axes):
+        own = grid[i * wrapped : (i + 1) * wrapped].ravel()
+        palette = colors(axis.sizes)
+        panels += [Panel(axis, v, own[k], palette, k == columns - 1) for k, v in enumerate(study.variants)]
+        hide_unused(own[count:])
+    return figure, panels
+
+
+def spread_sentence(study: Study) -> str:
+    """What lines and shades show."""
+    seeds = sorted({len(row.curve.seeds) for row in study.rows})
+    counts = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    return "one seed (n = 1)" if seeds == [1] else f"mean ± standard deviation of n = {counts} seeds"

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from depthmup_flax.records import DIVERGED, Sweep
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer
 from depthmup_flax.report.loss_surfaces import number, short
-from depthmup_flax.report.transfer import Row, Slope, Study, Variant
+from depthmup_flax.report.transfer import Row, Study, Variant
 from depthmup_flax.types import Json
 
-HEADER = ("width", "depth", "seeds", "best {x}", "95 % interval", "shift", "regret", "best loss", "remarks")
+_HEADER = ("width", "depth", "seeds", "best {x}", "95 % interval", "shift", "regret", "best loss", "remarks")
 _WARNINGS = {
     opt.EDGE_LOW: "The optimum is at the lowest {x} of the grid at {where}: it may lie below. Extend the grid.",
     opt.EDGE_HIGH: "The optimum is at the highest {x} of the grid at {where}: it may lie above. Extend the grid.",
@@ -35,10 +34,8 @@ def warnings(sweep: Sweep, study: Study) -> list[str]:
         lines.append(f"Not all values of {study.scale.name} are positive: shifts are differences, not octaves.")
     for variant in study.variants:
         if variant.base_is_smallest:
-            curve, start = variant.base.curve, f"{variant.name}: the" if variant.name else "The"
-            lines.append(
-                f"{start} base size is not in the sweep: width {curve.width}, depth {curve.depth} replaces it."
-            )
+            base, start = variant.base.curve, f"{variant.name}: the" if variant.name else "The"
+            lines.append(f"{start} base size is not in the sweep: width {base.width}, depth {base.depth} replaces it.")
     for flag, warning in _WARNINGS.items():
         where = [place for variant in study.variants if (place := _where(variant, flag))]
         if where:
@@ -72,18 +69,13 @@ def as_data(sweep: Sweep, study: Study) -> Json:
         "devices": sorted({record.device for record in records}),
         "versions": sorted({f"{k} {v}" for record in records for k, v in record.versions.items()}),
         "commits": sorted({record.commit or "unknown" for record in records}),
-        "hours": rounded(math.fsum(record.wall_time_s for record in records) / 3600),
+        "hours": _rounded(math.fsum(record.wall_time_s for record in records) / 3600),
         "notes": warnings(sweep, study),
-        "variants": [_variant_data(study, variant) for variant in study.variants],
+        "variants": _rounded([_variant_data(study, variant) for variant in study.variants]),
         "sublevel_slopes": [
-            {
-                "variant": surface.variant,
-                "width": surface.width,
-                "depth": surface.depth,
-                "slope": rounded(valley[0]) if valley else None,
-                "interval": _rounded_ends(valley[1]) if valley else None,
-            }
-            for surface, valley in zip(study.surfaces, study.valleys, strict=False)
+            {"variant": s.variant, "width": s.width, "depth": s.depth, "slope": slope, "interval": interval}
+            for s, valley in zip(study.surfaces, study.valleys, strict=False)
+            for slope, interval in [_rounded(valley or (None, None))]
         ],
     }
 
@@ -93,9 +85,12 @@ def _variant_data(study: Study, variant: Variant) -> Json:
     return {
         "name": variant.name,
         "base": {"width": base.width, "depth": base.depth, "is_smallest": variant.base_is_smallest},
-        "transferred": rounded(variant.transferred),
+        "transferred": variant.transferred,
         "rows": [_row_data(study, row) for row in variant.rows],
-        "slopes": {name: _slope_data(slope) for name, slope in variant.slopes.items()},
+        "slopes": {
+            name: {**_estimate_data(s.estimate), "fixed": s.fixed, "sizes": s.used, "left_out": s.left_out}
+            for name, s in variant.slopes.items()
+        },
         "power_laws": {
             f"equal_{name}": {str(size): _estimate_data(law) for size, law in laws.items()}
             for name, laws in variant.power_laws.items()
@@ -106,63 +101,56 @@ def _variant_data(study: Study, variant: Variant) -> Json:
 def _row_data(study: Study, row: Row) -> Json:
     curve, best, scale = row.curve, row.optimum, study.scale
     ends = best.at.interval if best else None
-    regret = row.regret if isinstance(row.regret, opt.Estimate) else None
+    regret, shift = row.regret if isinstance(row.regret, opt.Estimate) else None, _estimate_data(row.shift)
+    regret_ends = regret.interval if regret else None
     return {
         "width": curve.width,
         "depth": curve.depth,
         "parameters": curve.parameters,
         "seeds": len(curve.seeds),
-        "optimum": rounded(scale.value(best.at.value)) if best else None,
-        "interval": [rounded(scale.value(end)) for end in ends] if ends else None,
-        "grid_optimum": rounded(curve.x[best.grid]) if best else None,
-        "second_at_grid_optimum": rounded(curve.best_y[best.grid]) if best and study.other else None,
-        "shift": rounded(row.shift.value) if row.shift else None,
+        "optimum": scale.value(best.at.value) if best else None,
+        "interval": [scale.value(end) for end in ends] if ends else None,
+        "grid_optimum": curve.x[best.grid] if best else None,
+        "second_at_grid_optimum": curve.best_y[best.grid] if best and study.other else None,
+        "shift": shift["value"],
         "shift_bound": row.bound,
-        "shift_interval": _interval(row.shift),
-        "regret": rounded(regret.value) if regret else None,
-        "regret_interval": _interval(regret, least=0.0),
+        "shift_interval": shift["interval"],
+        "regret": regret.value if regret else None,
+        "regret_interval": [max(end, 0.0) for end in regret_ends] if regret_ends else None,
         "transferred": "completed" if regret else row.regret,
-        "best_loss": rounded(best.loss.value) if best else None,
-        "best_loss_interval": _interval(best.loss) if best else None,
+        "best_loss": best.loss.value if best else None,
+        "best_loss_interval": best.loss.interval if best else None,
         "diverged": {
             number(float(x)): f"{n}/{len(curve.seeds)}" for x, n in zip(curve.x, curve.diverged, strict=True) if n
         },
-        "flags": list(row.flags),
+        "flags": row.flags,
     }
 
 
-def _slope_data(slope: Slope) -> Json:
-    sizes = {"fixed": slope.fixed, "sizes": list(slope.used), "left_out": list(slope.left_out)}
-    return {**_estimate_data(slope.estimate), **sizes}
-
-
 def _estimate_data(estimate: opt.Estimate | None) -> Json:
-    return {"value": rounded(estimate.value) if estimate else None, "interval": _interval(estimate)}
+    return {"value": estimate.value, "interval": estimate.interval} if estimate else {"value": None, "interval": None}
 
 
-def _interval(estimate: opt.Estimate | None, least: float = -math.inf) -> list[float | None] | None:
-    ends = estimate.interval if estimate else None
-    return _rounded_ends((max(ends[0], least), max(ends[1], least))) if ends else None
-
-
-def _rounded_ends(ends: tuple[float, float] | None) -> list[float | None] | None:
-    return [rounded(end) for end in ends] if ends else None
-
-
-def rounded(value: float | None) -> float | None:
-    """Six digits; ``None`` for NaN and infinity."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+def _rounded(value: Any) -> Any:
+    """JSON values with six digits of each number; ``None`` for NaN and infinity."""
+    if isinstance(value, dict):
+        return {name: _rounded(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(entry) for entry in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
 
 
 def header(data: Json) -> tuple[str, ...]:
-    """`HEADER` with the name of x."""
-    return tuple(name.format(x=short(data["x"]).replace("_", " ")) for name in HEADER)
+    """The names of the columns."""
+    return tuple(name.format(x=short(data["x"]).replace("_", " ")) for name in _HEADER)
 
 
 def table_rows(variant: Json) -> list[tuple[str, ...]]:
-    """A variant of `as_data` as the cells under `HEADER`."""
-    base = (variant["base"]["width"], variant["base"]["depth"])
-    return [_cells(row, (row["width"], row["depth"]) == base) for row in variant["rows"]]
+    """A variant of `as_data` as the cells under `header`."""
+    base = variant["base"]
+    return [_cells(row, (row["width"], row["depth"]) == (base["width"], base["depth"])) for row in variant["rows"]]
 
 
 def _cells(row: Json, is_base: bool) -> tuple[str, ...]:
@@ -171,13 +159,10 @@ def _cells(row: Json, is_base: bool) -> tuple[str, ...]:
     loss = _four(row["regret"]) if row["regret"] else "0"  # exactly: the same grid point is best
     regret = loss + _plus_minus(row, "regret") if row["regret"] is not None else row["transferred"]
     return (
-        str(row["width"]),
-        str(row["depth"]),
-        str(row["seeds"]),
+        *(str(row[name]) for name in ("width", "depth", "seeds")),
         _three(row["optimum"]),
         "{} .. {}".format(*map(_three, row["interval"])) if row["interval"] else "",
-        "base" if is_base else shift,
-        "base" if is_base else regret,
+        *(("base", "base") if is_base else (shift, regret)),
         "" if row["best_loss"] is None else _four(row["best_loss"]),
         # The column of seeds shows how few they are.
         ", ".join(flag for flag in row["flags"] if flag not in (transfer.ONE_SEED, transfer.FEW_SEEDS)),
@@ -199,12 +184,13 @@ def _plus_minus(row: Json, name: str) -> str:
 
 def slope_sentences(variant: Json, x: str) -> list[str]:
     """The fitted exponents of one variant of `as_data`."""
+    listed = lambda sizes: ", ".join(map(str, sizes))
     lines = []
     for name, slope in variant["slopes"].items():
         other = "width" if name == "depth" else "depth"
-        at = f"at {other} {slope['fixed']}, from {name} {_listed(slope['sizes']) or 'none'}"
+        at = f"at {other} {slope['fixed']}, from {name} {listed(slope['sizes']) or 'none'}"
         if slope["left_out"]:
-            at += f"; left out, as they do not train or have no optimum inside the grid: {_listed(slope['left_out'])}"
+            at += f"; left out, as they do not train or have no optimum inside the grid: {listed(slope['left_out'])}"
         if slope["value"] is None:
             lines.append(f"Best {x} against {name}: no exponent, which takes at least three sizes ({at}).")
             continue
@@ -212,10 +198,6 @@ def slope_sentences(variant: Json, x: str) -> list[str]:
         interval = f"95 % interval {ends[0]:+.2f} to {ends[1]:+.2f}" if ends else "no interval"
         lines.append(f"Best {x} ~ {name}^{slope['value']:+.2f} ({interval}; {at}). 0 is perfect transfer.")
     return lines
-
-
-def _listed(sizes: Sequence[Any]) -> str:
-    return ", ".join(map(str, sizes))
 
 
 def explanation(study: Study) -> str:
@@ -234,10 +216,8 @@ def as_text(data: Json, study: Study) -> str:
     lines += ["", *(f"note: {note}" for note in data["notes"])] if data["notes"] else []
     for variant in data["variants"]:
         cells = [header(data), *table_rows(variant)]
-        widths = [max(len(row[k]) for row in cells) for k in range(len(HEADER))]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)][:-1]
         lines += ["", variant["name"]] if variant["name"] else [""]
-        for row in cells:
-            numbers = [cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)]
-            lines.append("  ".join([*numbers, row[-1]]))
+        lines += ["  ".join([*map(str.rjust, row, widths), row[-1]]) for row in cells]
         lines += slope_sentences(variant, study.scale.name)
     return "\n".join([*lines, "", explanation(study)])

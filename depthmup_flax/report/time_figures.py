@@ -6,55 +6,45 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from depthmup_flax.report import style
 from depthmup_flax.report.optimum import vertices
-from depthmup_flax.report.panel_grid import Panel, spread_sentence, variant_panels
-from depthmup_flax.report.style import Color, hyperparameter_axis, mean_and_spread, value_label
-from depthmup_flax.report.transfer import Row, Study
+from depthmup_flax.report.transfer import Study
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
 def draw_curves(study: Study) -> Figure:
     """Training loss over steps, every size at the x that is best at the base."""
     x = study.scale.name
-    figure, panels = variant_panels(
-        study, f"Training loss over time, every size at the base's best {x}\n{spread_sentence(study)}"
-    )
+    title = f"Training loss over time, every size at the base's best {x}\n{style.spread_sentence(study)}"
+    figure, panels = style.variant_panels(study, title)
     low, high, log_y = _limits(study)
     for panel in panels:
-        transferred = panel.variant.transferred
-        remarks = []
+        transferred, remarks = panel.variant.transferred, []
         for row, size, color in panel.rows:
             index = row.curve.index(transferred)
             if index is None:
                 remarks.append(f"{size} not run")
                 continue
+            losses, steps = row.curve.slices[:, index], row.curve.slice_ends  # (S, T), (T,)
+            means = losses.mean(0)
+            style.mean_and_spread(panel.axes, steps, losses, color, high, markersize=2.5)
             if row.curve.diverged[index]:
                 remarks.append(f"{size} diverged")
-            elif np.nanmin(row.curve.slices[:, index].mean(0)) > high:
+                for last in np.flatnonzero(np.isfinite(means))[-1:]:
+                    panel.axes.plot(steps[last], means[last], "x", color=color, markersize=8, markeredgewidth=2)
+            elif np.nanmin(means) > high:
                 remarks.append(f"{size} above the panel")
-            _curve(panel.axes, row, index, color, high)
         panel.axes.set_yscale("log" if log_y else "linear")
         panel.axes.set_ylim(low, high)
         if remarks:
             text, corner = f"{panel.axis.name} " + ", ".join(remarks), panel.axes.transAxes
             panel.axes.text(0.97, 0.97, text, transform=corner, ha="right", va="top", fontsize=8, wrap=True)
         _step_axis(panel)
-        at = "" if transferred is None else f"{x} {value_label(transferred, study.scale)}"
+        at = "" if transferred is None else f"{x} {style.value_label(transferred, study.scale)}"
         panel.finish("training loss", subtitle=at)
     return figure
-
-
-def _curve(axes: Axes, row: Row, index: int, color: Color, high: float) -> None:
-    """Mean and spread over steps, with a cross at the last finite mean if a run diverged."""
-    losses, steps = row.curve.slices[:, index], row.curve.slice_ends  # (S, T), (T,)
-    mean_and_spread(axes, steps, losses, color, high, markersize=2.5)
-    means = losses.mean(0)
-    if row.curve.diverged[index] and np.isfinite(means).any():
-        last = int(np.flatnonzero(np.isfinite(means))[-1])
-        axes.plot(steps[last], means[last], "x", color=color, markersize=8, markeredgewidth=2)
 
 
 def _limits(study: Study) -> tuple[float, float, bool]:
@@ -76,7 +66,7 @@ def _limits(study: Study) -> tuple[float, float, bool]:
 def draw_over_time(study: Study) -> Figure:
     """The optimum of each size after each time slice."""
     scale = study.scale
-    figure, panels = variant_panels(study, f"Best {scale.name} after each slice of training time")
+    figure, panels = style.variant_panels(study, f"Best {scale.name} after each slice of training time")
     coordinates = scale.coordinate(scale.values)
     for panel in panels:
         for row, _, color in panel.rows:
@@ -85,13 +75,13 @@ def draw_over_time(study: Study) -> Figure:
             best = vertices(scale.coordinate(row.curve.x), means.T)
             panel.axes.plot(row.curve.slice_ends, best, color=color, linewidth=1.5, marker="o", markersize=3)
         panel.axes.set_ylim(coordinates[0] - 0.5, coordinates[-1] + 0.5)
-        hyperparameter_axis(panel.axes.yaxis, scale)
+        style.hyperparameter_axis(panel.axes.yaxis, scale)
         _step_axis(panel)
         panel.finish(panel.axes.get_ylabel())
     return figure
 
 
-def _step_axis(panel: Panel) -> None:
+def _step_axis(panel: style.Panel) -> None:
     panel.axes.set_xlabel("step")
     panel.axes.set_xlim(left=0)
     panel.axes.locator_params(axis="x", integer=True)

@@ -25,7 +25,6 @@ class Row:
     """One variant at one size.
 
     Attributes:
-      curve: its losses.
       optimum: ``None`` if every point has a diverged run.
       shift: optimum minus the base's, in coordinates of x; ``None`` for the base, and if unknown.
       bound: ``<=`` or ``>=`` if an optimum at an edge of its grid only bounds the shift; else empty.
@@ -53,12 +52,9 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Slope:
-    """Exponent of the optimum against a size, over the sizes that train and have an optimum inside the grid.
+    """Exponent d log2(x*) / d log2(size) over the ``used`` sizes: those that train and have an optimum inside the grid.
 
-    Attributes:
-      estimate: d log2(x*) / d log2(size); ``None`` for fewer than three sizes.
-      fixed: the value of the other size.
-      used, left_out: sizes.
+    ``estimate`` is ``None`` for fewer than three; ``fixed`` is the value of the other size.
     """
 
     estimate: opt.Estimate | None
@@ -77,7 +73,7 @@ class Variant:
       base_is_smallest: whether it replaces a base size that is not in the sweep.
       rows: one per size, ascending.
       slopes: by ``depth`` and ``width``, where at least three sizes were run.
-      power_laws: see `power_laws`.
+      power_laws: by ``depth`` and ``width``, then size, see `power_laws`.
     """
 
     name: str
@@ -113,14 +109,11 @@ class SizeAxis:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A sweep analyzed along one axis.
+    """A sweep analyzed along one axis, ``scale``.
 
     Attributes:
-      scale: the axis whose optimum is measured.
       other: the second continuous axis, over which each point's mean is minimized, if there is one.
-      surfaces: all losses, x along ``scale``.
       valleys: per surface, slope and interval of its optimal sublevel set, see `sublevel_slope`.
-      variants: results, in the grid's order.
       axes: the axes along which sizes vary; one with a single size if none does.
     """
 
@@ -146,34 +139,27 @@ def analyze(
 ) -> Study:
     """Optimum, shift, regret and exponents; ``scale`` is the surfaces' x axis, ``other`` their y axis.
 
-    Sizes that lack one of the ``planned`` values of x are flagged as incomplete.
-
-    Raises:
-      InputError: no point has all of its seeds.
+    Sizes that lack one of the ``planned`` values of x are flagged as incomplete. Raises InputError if no point has all
+    of its seeds.
     """
     curves = [curve for curve in map(profile, surfaces) if len(curve.x)]
     if not curves:
         raise InputError("no point of the sweep has all of its seeds: rerun the sweep command to resume it.")
-    # A point without any seed is either unplanned or pending.
-    incomplete = {(s.variant, s.width, s.depth) for s in surfaces if ((s.ended > 0) & (s.ended < len(s.seeds))).any()}
-    axes = size_axes(info, curves)
+    axes = _size_axes(info, curves)
     variants = []
     for name in dict.fromkeys(curve.variant for curve in curves):
         own = [curve for curve in curves if curve.variant == name]
         optima = [opt.find_optimum(scale.coordinate(curve.x), curve.losses) for curve in own]
         base, is_smallest = _base(info, own)
         at = own.index(base)
-        rows = tuple(
-            _row(curve, best, base, optima[at], (name, curve.width, curve.depth) in incomplete, planned)
-            for curve, best in zip(own, optima, strict=True)
-        )
+        rows = tuple(_row(curve, best, base, optima[at], planned) for curve, best in zip(own, optima, strict=True))
         slopes = {axis.name: _slope(rows, axis) for axis in axes if scale.log and len(axis.sizes) > 2}
         variants.append(Variant(name, rows[at], is_smallest, rows, slopes, power_laws(rows)))
     valleys = tuple(sublevel_slope(surface, scale, other) for surface in surfaces) if other else ()
     return Study(scale, other, tuple(surfaces), valleys, tuple(variants), tuple(axes))
 
 
-def size_axes(info: SweepInfo, curves: Sequence[Curve]) -> list[SizeAxis]:
+def _size_axes(info: SweepInfo, curves: Sequence[Curve]) -> list[SizeAxis]:
     """Depth and width, if they have at least two values at one value of the other; depth if neither has.
 
     That value is the base's if possible; else the one with most sizes.
@@ -198,21 +184,15 @@ def _base_size(info: SweepInfo, name: str) -> int:
 
 def _base(info: SweepInfo, curves: Sequence[Curve]) -> tuple[Curve, bool]:
     """The curve at the base size; else, and True, the one at the smallest depth and width."""
-    wanted = []
+    at_base = list(curves)
     for name in ("width", "depth"):
-        sizes = {curve.size(name) for curve in curves}
-        wanted.append(sizes.pop() if len(sizes) == 1 else _base_size(info, name))
-    at_base = [curve for curve in curves if [curve.width, curve.depth] == wanted]
+        if len({curve.size(name) for curve in curves}) > 1:
+            at_base = [curve for curve in at_base if curve.size(name) == _base_size(info, name)]
     return (at_base[0], False) if at_base else (min(curves, key=lambda c: (c.depth, c.width)), True)
 
 
 def _row(
-    curve: Curve,
-    best: opt.Optimum | None,
-    base: Curve,
-    base_best: opt.Optimum | None,
-    partial: bool,
-    planned: Sequence[float],
+    curve: Curve, best: opt.Optimum | None, base: Curve, base_best: opt.Optimum | None, planned: Sequence[float]
 ) -> Row:
     seeds = len(curve.seeds)
     missing = np.array([value for value in planned if not np.isclose(curve.x, value, rtol=1e-9, atol=0).any()])
@@ -223,7 +203,7 @@ def _row(
     if best and base_best and best.loss.value > max(UNTRAINED_ABOVE * base_best.loss.value, base_best.loss.value):
         flags.append(UNTRAINED)
     flags += [ONE_SEED] if seeds == 1 else [FEW_SEEDS] if seeds == 2 else []
-    flags += [INCOMPLETE] if partial or len(missing) else []
+    flags += [INCOMPLETE] if curve.incomplete or len(missing) else []
     shift, bound = (None, "") if curve is base else _shift(best, base_best)
     transferred = curve.index(float(base.x[base_best.grid])) if base_best else None
     regret = NOT_RUN if transferred is None else opt.regret(curve.losses, transferred) or DIVERGED
@@ -234,12 +214,11 @@ def _shift(best: opt.Optimum | None, base: opt.Optimum | None) -> tuple[opt.Esti
     """The difference and what it bounds; unknown if two edges bound it in opposite directions."""
     if best is None or base is None:
         return None, ""
-    above = {opt.EDGE_HIGH: ">=", opt.EDGE_LOW: "<="}.get(best.flag)
-    below = {opt.EDGE_HIGH: "<=", opt.EDGE_LOW: ">="}.get(base.flag)
-    bounds = {bound for bound in (above, below) if bound}
-    if len(bounds) == 2 or opt.ONE_VALUE in (best.flag, base.flag):
+    above = {opt.EDGE_HIGH: ">=", opt.EDGE_LOW: "<="}.get(best.flag, "")
+    below = {opt.EDGE_HIGH: "<=", opt.EDGE_LOW: ">="}.get(base.flag, "")
+    if (above and below and above != below) or opt.ONE_VALUE in (best.flag, base.flag):
         return None, ""
-    return best.at - base.at, "".join(bounds)
+    return best.at - base.at, above or below
 
 
 def _slope(rows: Sequence[Row], axis: SizeAxis) -> Slope:
@@ -264,17 +243,13 @@ def power_laws(rows: Sequence[Row]) -> dict[str, dict[int, opt.Estimate]]:
     for name, of_size in laws.items():
         for size in sorted({row.curve.size(name) for row in rows}):
             line = [(curve, loss) for curve, loss in lowest_losses(rows) if curve.size(name) == size]
-            fit = opt.slope(
-                [math.log(curve.parameters) for curve, _ in line], [_negative_log(loss) for _, loss in line]
-            )
-            if fit is not None:
+            logs = [
+                opt.Estimate(-math.log(loss.value), None if loss.draws is None else -np.log(loss.draws), loss.seeds)
+                for _, loss in line
+            ]
+            if fit := opt.slope([math.log(curve.parameters) for curve, _ in line], logs):
                 of_size[size] = fit
     return laws
-
-
-def _negative_log(loss: opt.Estimate) -> opt.Estimate:
-    draws = None if loss.draws is None else -np.log(loss.draws)
-    return opt.Estimate(-math.log(loss.value), draws, loss.seeds)
 
 
 def sublevel_slope(surface: Surface, x: Scale, y: Scale) -> Valley | None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from depthmup_flax.report import style
 from depthmup_flax.report.loss_surfaces import Scale
-from depthmup_flax.report.panel_grid import Panel, spread_sentence, variant_panels
-from depthmup_flax.report.style import Color, canvas, format_slope, hyperparameter_axis, mean_and_spread, size_ticks
+from depthmup_flax.report.style import Color, Panel
 from depthmup_flax.report.transfer import Row, SizeAxis, Study, Variant
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ def draw_transfer(study: Study) -> Figure:
     """Loss against x: a panel per variant, a row per size that varies, a line per size, the optimum marked."""
     scale, rows = study.scale, [row for axis in study.axes for row in axis.rows(study.rows)]
     best = f", each point at its best {study.other.name}" if study.other else ""
-    figure, panels = variant_panels(study, f"Training loss against {scale.name}{best}\n{spread_sentence(study)}")
+    title = f"Training loss against {scale.name}{best}\n{style.spread_sentence(study)}"
+    figure, panels = style.variant_panels(study, title)
     low, top, log_y = loss_limits(rows)
     clipped = any(_clipped(row, top).any() for row in rows)
     diverged = any(row.curve.diverged.any() for row in rows)
@@ -37,9 +38,10 @@ def draw_transfer(study: Study) -> Figure:
             _curve(axes, scale, row, color, top)
         if strip:
             _strip(panel, scale, top, strip)
-        axes.set_ylim(low, _above(low, top, strip, log_y))
+        share = 1 / (1 - strip)  # leaves room for the strip above `top`
+        axes.set_ylim(low, low * (top / low) ** share if log_y else low + (top - low) * share)
         axes.set_xlim(coordinates[0] - margin, coordinates[-1] + margin)
-        hyperparameter_axis(axes.xaxis, scale)
+        style.hyperparameter_axis(axes.xaxis, scale)
         panel.finish("training loss", legend=_marks(diverged, clipped))
     return figure
 
@@ -64,12 +66,6 @@ def loss_limits(rows: Sequence[Row]) -> tuple[float, float, bool]:
     return float(low), float(top), log_y
 
 
-def _above(low: float, top: float, strip: float, log_y: bool) -> float:
-    """The limit that leaves the fraction ``strip`` of the panel free above ``top``."""
-    share = 1 / (1 - strip)
-    return low * (top / low) ** share if log_y else low + (top - low) * share
-
-
 def _grid_step(scale: Scale) -> float:
     coordinates = scale.coordinate(scale.values)
     return float(np.diff(coordinates).min()) if len(coordinates) > 1 else 1.0
@@ -82,7 +78,7 @@ def _clipped(row: Row, top: float) -> np.ndarray:
 
 def _curve(axes: Axes, scale: Scale, row: Row, color: Color, top: float) -> None:
     """Mean and spread, and a star at the optimum, hollow if it is at the edge of the grid."""
-    mean_and_spread(axes, scale.coordinate(row.curve.x), row.curve.losses, color, top, markersize=2.8)
+    style.mean_and_spread(axes, scale.coordinate(row.curve.x), row.curve.losses, color, top, markersize=2.8)
     if row.optimum:
         fill = color if row.bracketed else "white"
         at = (row.optimum.at.value, row.optimum.loss.value)
@@ -110,18 +106,17 @@ def _marks(diverged: bool, clipped: bool) -> list[Line2D]:
     """Legend entries of the marks."""
     from matplotlib.lines import Line2D
 
-    star: dict[str, Any] = {"color": "0.3", "markersize": 11, "linestyle": "", "markeredgecolor": "black"}
-    lines = [Line2D([], [], marker="*", label="optimum", **star)]
-    lines.append(Line2D([], [], color="0.45", linestyle="--", label="of the base"))
-    for shown, mark, label in ((diverged, "x", "a run diverged"), (clipped, "^", "above the panel")):
-        if shown:
-            lines.append(Line2D([], [], color="0.3", marker=mark, linestyle="", label=label))
-    return lines
+    entries: list[tuple[str, dict[str, Any]]]
+    entries = [("optimum", {"marker": "*", "markersize": 11, "markeredgecolor": "black"})]
+    entries += [("of the base", {"color": "0.45", "linestyle": "--"})]
+    entries += [("a run diverged", {"marker": "x"})] if diverged else []
+    entries += [("above the panel", {"marker": "^"})] if clipped else []
+    return [Line2D([], [], label=label, **{"color": "0.3", "linestyle": "", **look}) for label, look in entries]
 
 
 def draw_optima(study: Study) -> Figure:
     """The optimum against size, a line per variant; hollow where it is at the edge of the grid."""
-    figure, panels = canvas(1, len(study.axes), width=5.6, height=4.2)
+    figure, panels = style.canvas(1, len(study.axes), width=5.6, height=4.2)
     known = any(row.optimum and row.optimum.at.interval for row in study.rows)
     interval = "bars: 95 % interval over seeds" if known else "one seed: no intervals"
     figure.suptitle(f"Best {study.scale.name} against size ({interval}; hollow: edge of the grid)", fontsize=11)
@@ -129,10 +124,10 @@ def draw_optima(study: Study) -> Figure:
     for axis, panel in zip(study.axes, panels[0], strict=True):
         for k, variant in enumerate(study.variants):
             _optima(panel, axis, variant, k, len(study.variants))
-        size_ticks(panel, axis.sizes, axis.name)
+        style.size_ticks(panel, axis.sizes, axis.name)
         panel.set_title(f"{axis.other} {axis.fixed}", fontsize=10)
         panel.set_ylim(coordinates[0] - margin, coordinates[-1] + margin)
-        hyperparameter_axis(panel.yaxis, study.scale)
+        style.hyperparameter_axis(panel.yaxis, study.scale)
         panel.grid(alpha=0.25)
         fitted = any(axis.name in v.slopes and v.slopes[axis.name].estimate for v in study.variants)
         panel.legend(fontsize=8, title="slope of log2 optimum" if fitted else None, title_fontsize=8)
@@ -148,8 +143,8 @@ def _optima(axes: Axes, axis: SizeAxis, variant: Variant, place: int, count: int
     estimate = variant.slopes[axis.name].estimate if axis.name in variant.slopes else None
     label = variant.name or "optimum"
     if estimate:
-        label += ": " + format_slope(estimate.value, estimate.half_width)
-    style: dict[str, Any] = {"color": f"C{place}", "markersize": 6, "marker": "osD^vP"[place % 6]}
-    axes.errorbar(sizes, values, errors, linewidth=1.4, capsize=3, label=label, **style)
+        label += ": " + style.format_slope(estimate.value, estimate.half_width)
+    look: dict[str, Any] = {"color": f"C{place}", "markersize": 6, "marker": "osD^vP"[place % 6]}
+    axes.errorbar(sizes, values, errors, linewidth=1.4, capsize=3, label=label, **look)
     hollow = [k for k, row in enumerate(rows) if not row.bracketed]
-    axes.plot(sizes[hollow], [values[k] for k in hollow], linestyle="", markerfacecolor="white", zorder=3, **style)
+    axes.plot(sizes[hollow], [values[k] for k in hollow], linestyle="", markerfacecolor="white", zorder=3, **look)
