@@ -167,7 +167,7 @@ def curve(
 def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32, seconds: float = 0.4) -> Measure:
     """A step of the sweep's program with ``lanes`` networks on one device."""
     from depthmup_flax.sweep.grid import expand
-    from depthmup_flax.sweep.program import Program, sweep_mesh
+    from depthmup_flax.sweep.lane_program import Program, sweep_mesh
     from depthmup_flax.training.device_batches import put_train_data
 
     rates = tuple(1e-4 * 2 ** (i / 8) for i in range(lanes))

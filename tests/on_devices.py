@@ -14,11 +14,11 @@ from jax.sharding import PartitionSpec as P
 from depthmup_flax.nn.cpu import dense_product
 from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.info_trees import path_name
-from depthmup_flax.training.calls import train_step_of
+from depthmup_flax.training.multi_step import train_step_of
 from depthmup_flax.training.config import default_config
 from depthmup_flax.training.device_batches import Waiting, train_calls
 from depthmup_flax.training.experiment import build
-from depthmup_flax.training.mesh_program import MeshProgram
+from depthmup_flax.training.sharded_program import MeshProgram
 
 STEPS = 4
 LAYOUTS = {

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from depthmup_flax.sweep.grid import Run
-from depthmup_flax.sweep.program import Lanes, Program
-from depthmup_flax.training.calls import Call
-from depthmup_flax.training.outcome import Outcome, outcome, read_lanes
+from depthmup_flax.sweep.lane_program import Lanes, Program
+from depthmup_flax.training.multi_step import Call
+from depthmup_flax.training.run_outcome import Outcome, outcome, read_lanes
 from depthmup_flax.training.step import TrainState
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from depthmup_flax.data import Dataset, batch_indices, eval_batches, train_batch, train_stream
 from depthmup_flax.errors import Preempted, RunStopped
 from depthmup_flax.parallel import sharding
-from depthmup_flax.training.calls import Call, CallLength
+from depthmup_flax.training.multi_step import Call, CallLength
 from depthmup_flax.types import Batch
 
 T = TypeVar("T")

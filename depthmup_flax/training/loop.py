@@ -21,14 +21,14 @@ from depthmup_flax.parallel.preemption import Preemption
 from depthmup_flax.provenance import versions
 from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.training import config as configs
-from depthmup_flax.training.calls import Call
+from depthmup_flax.training.multi_step import Call
 from depthmup_flax.training.checkpoint import Checkpointer
 from depthmup_flax.training.device_batches import Waiting, held_out_batches, train_calls
 from depthmup_flax.training.experiment import Experiment, build
-from depthmup_flax.training.mesh_program import MeshProgram
+from depthmup_flax.training.sharded_program import MeshProgram
 from depthmup_flax.training.metrics import MetricsWriter, NoMetrics, Progress
-from depthmup_flax.training.outcome import PREEMPTED, outcome, read
-from depthmup_flax.training.sampling import printable, sample_text
+from depthmup_flax.training.run_outcome import PREEMPTED, outcome, read
+from depthmup_flax.training.text_generation import printable, sample_text
 from depthmup_flax.training.step import TrainState
 from depthmup_flax.training.summary import describe_run, summary
 from depthmup_flax.training.workdir import only_run_in, prepare_workdir, read_json, writing_to

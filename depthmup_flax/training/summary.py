@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from depthmup_flax.records import DIVERGED
 from depthmup_flax.training.experiment import Experiment
-from depthmup_flax.training.outcome import PREEMPTED
+from depthmup_flax.training.run_outcome import PREEMPTED
 from depthmup_flax.types import Json
 
 

@@ -14,7 +14,7 @@ from depthmup_flax.records import SEED
 from depthmup_flax.rule.optimizer import warmup_schedule
 from depthmup_flax.sweep.grid import Run, shard_of, structural_groups, sweep_info
 from depthmup_flax.sweep.lane_layout import cohorts, one_seed_fits
-from depthmup_flax.sweep.program import Program, varying_fields
+from depthmup_flax.sweep.lane_program import Program, varying_fields
 from depthmup_flax.training.experiment import Experiment, build
 from depthmup_flax.types import Batch
 
@@ -73,7 +73,7 @@ class GroupPrograms:
 
     Args:
       group: all runs of the group in this shard.
-      mesh: from `depthmup_flax.sweep.program.sweep_mesh`.
+      mesh: from `depthmup_flax.sweep.lane_program.sweep_mesh`.
       data: from `depthmup_flax.training.device_batches.put_train_data`.
     """
 

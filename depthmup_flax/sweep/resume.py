@@ -14,9 +14,9 @@ from depthmup_flax.errors import InputError, Preempted
 from depthmup_flax.parallel.preemption import Preemption
 from depthmup_flax.sweep.cohort import Cohort
 from depthmup_flax.sweep.grid import Run
-from depthmup_flax.sweep.program import Program
+from depthmup_flax.sweep.lane_program import Program
 from depthmup_flax.training.checkpoint import Checkpointer
-from depthmup_flax.training.outcome import Outcome
+from depthmup_flax.training.run_outcome import Outcome
 from depthmup_flax.types import Json
 
 

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from depthmup_flax.parallel import sharding
-from depthmup_flax.training.calls import Call, CallLength, Periods, most_steps, take_steps, train_step_of
+from depthmup_flax.training.multi_step import Call, CallLength, Periods, most_steps, take_steps, train_step_of
 from depthmup_flax.training.device_batches import batch_of, put_train_data
 from depthmup_flax.training.experiment import Experiment
 from depthmup_flax.training.step import EvalMetrics, TrainState, evaluate, make_eval_step
