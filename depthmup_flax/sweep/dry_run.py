@@ -10,9 +10,9 @@ from tqdm import tqdm
 
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.sweep.grid import expand, sweep_info
-from depthmup_flax.sweep.program_group import Group, GroupPrograms, groups_of_shard, plan
 from depthmup_flax.sweep.lane_count import choose_program
 from depthmup_flax.sweep.lane_program import sweep_mesh
+from depthmup_flax.sweep.program_group import Group, GroupPrograms, groups_of_shard, plan
 from depthmup_flax.training.device_batches import put_train_data
 
 

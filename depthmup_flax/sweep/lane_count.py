@@ -13,8 +13,8 @@ import jax
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.sweep.grid import Run
-from depthmup_flax.sweep.program_group import GroupPrograms
 from depthmup_flax.sweep.lane_program import Program
+from depthmup_flax.sweep.program_group import GroupPrograms
 
 # Another number of lanes is tried while the runs are expected to take this many times the last compilation.
 _WORTH = 8.0

@@ -30,10 +30,10 @@ from depthmup_flax.data import eval_batches
 from depthmup_flax.records import CONTINUOUS, SEED
 from depthmup_flax.sweep.grid import Run
 from depthmup_flax.sweep.lane_layout import cohorts, lay_out
-from depthmup_flax.training.multi_step import Call, CallLength, Periods, most_steps, take_steps, train_step_of
 from depthmup_flax.training.config import get_field
 from depthmup_flax.training.device_batches import Waiting, batch_of, calls, read_ahead_if_streamed
 from depthmup_flax.training.experiment import Experiment, traced_model, traced_optimizer
+from depthmup_flax.training.multi_step import Call, CallLength, Periods, most_steps, take_steps, train_step_of
 from depthmup_flax.training.step import TrainState, evaluate, init_state, make_eval_step
 from depthmup_flax.types import ArrayTree, Batch
 

@@ -10,8 +10,8 @@ from tqdm import tqdm
 
 from depthmup_flax.records import DIVERGED, Record
 from depthmup_flax.sweep.cohort import Cohort
-from depthmup_flax.sweep.program_group import Group
 from depthmup_flax.sweep.lane_program import Program
+from depthmup_flax.sweep.program_group import Group
 
 _LINE_EVERY_S = 5.0
 

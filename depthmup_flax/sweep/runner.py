@@ -19,12 +19,12 @@ from depthmup_flax.parallel.preemption import Preemption
 from depthmup_flax.provenance import commit, versions
 from depthmup_flax.records import Record, RecordWriter, SweepInfo, info_to_json, read_info, read_records
 from depthmup_flax.sweep.cohort import Cohort, train
-from depthmup_flax.sweep.grid_extension import extension
 from depthmup_flax.sweep.grid import Run, expand, sweep_info
-from depthmup_flax.sweep.program_group import Group, GroupPrograms, groups_of_shard, plan
+from depthmup_flax.sweep.grid_extension import extension
 from depthmup_flax.sweep.lane_count import choose_program
 from depthmup_flax.sweep.lane_layout import cohorts, one_seed_fits
 from depthmup_flax.sweep.lane_program import Program, sweep_mesh
+from depthmup_flax.sweep.program_group import Group, GroupPrograms, groups_of_shard, plan
 from depthmup_flax.sweep.progress import SweepProgress
 from depthmup_flax.sweep.resume import Unfinished
 from depthmup_flax.training.config import differences, listed, run_differences

@@ -10,9 +10,9 @@ import jax
 from jax.sharding import Mesh
 
 from depthmup_flax.parallel import sharding
-from depthmup_flax.training.multi_step import Call, CallLength, Periods, most_steps, take_steps, train_step_of
 from depthmup_flax.training.device_batches import batch_of, put_train_data
 from depthmup_flax.training.experiment import Experiment
+from depthmup_flax.training.multi_step import Call, CallLength, Periods, most_steps, take_steps, train_step_of
 from depthmup_flax.training.step import EvalMetrics, TrainState, evaluate, make_eval_step
 from depthmup_flax.types import Batch
 
@@ -20,14 +20,8 @@ Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
 
-class MeshProgram:
-    """Initializes, trains and evaluates one run; compiled at first use.
-
-    Attributes:
-      periods: after which steps the run logs, evaluates and saves.
-      call_length: how many steps a call takes.
-      abstract_state: shapes, types and shardings of the state.
-    """
+class ShardedProgram:
+    """Initializes, trains and evaluates one run; compiled at first use."""
 
     def __init__(self, experiment: Experiment, mesh: Mesh) -> None:
         train, eval_every = experiment.config.train, experiment.config.train.eval_every or experiment.epoch_steps
@@ -36,8 +30,7 @@ class MeshProgram:
         self._experiment, self._mesh = experiment, mesh
         shapes = experiment.state_shapes()
         self._shardings = sharding.state_shardings(shapes, experiment.axes, mesh)
-        shaped = lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
-        self.abstract_state: TrainState = jax.tree.map(shaped, shapes, self._shardings)
+        self.abstract_state: TrainState = jax.tree.map(lambda x, s: x.update(sharding=s), shapes, self._shardings)
         self._data = put_train_data(experiment.dataset, mesh)
         prepare = functools.partial(experiment.dataset.prepare, experiment.config.data.augment)
         seed = experiment.config.seed

@@ -51,18 +51,16 @@ def generate(
       int32 ``[length]``, without the prompt.
 
     Raises:
-      InputError: length or context below 1, temperature not above 0, an empty prompt, or a token outside the model's
-        vocabulary.
+      InputError: an argument outside its range, an empty prompt, or a token outside the model's vocabulary.
     """
-    _require_whole("length", length)
-    _require_whole("context", context)
+    for name, value in {"length": length, "context": context}.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(f"{name} is {value!r}: use a whole number of at least 1.")
     if not (isinstance(temperature, (int, float)) and 0 < temperature < math.inf):
         raise InputError(f"temperature is {temperature!r}: use a number above 0, such as 1.0.")
     given = np.asarray(prompt)
     if given.ndim != 1 or not given.size or not np.issubdtype(given.dtype, np.integer):
-        raise InputError(
-            f"prompt has shape {given.shape} and type {given.dtype}: give at least one token, integers [P]."
-        )
+        raise InputError(f"prompt has shape {given.shape} and type {given.dtype}: give one or more integers [P].")
     tokens = jax.ShapeDtypeStruct((1, context), jnp.int32)
     vocab_size = jax.eval_shape(lambda v, x: model.apply(v, x, train=False), variables, tokens).shape[-1]
     bad = given[(given < 0) | (given >= vocab_size)]
@@ -74,9 +72,8 @@ def generate(
             buffer, used = carry
             logits: Any = model.apply(variables, buffer[None], train=False)
             token = jax.random.categorical(key, logits[0, used - 1] / temperature).astype(buffer.dtype)
-            full = used == context
-            buffer = jnp.where(full, jnp.roll(buffer, -1), buffer)
-            used = jnp.where(full, used, used + 1)
+            buffer = jnp.where(used == context, jnp.roll(buffer, -1), buffer)
+            used = jnp.minimum(used + 1, context)
             return (buffer.at[used - 1].set(token), used), token
 
         return jax.lax.scan(step, (buffer, used), jax.random.split(key, length))[1]
@@ -104,8 +101,3 @@ def sample_text(experiment: Experiment, dataset: TextDataset, state: TrainState)
 def printable(text: str) -> str:
     """``text`` without control characters, which a terminal would obey."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
-def _require_whole(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{name} is {value!r}: use a whole number of at least 1.")
