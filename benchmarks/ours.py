@@ -178,7 +178,7 @@ def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32,
     runs = expand(config)
     experiment, mesh = build(runs[0].config), sweep_mesh()
     data = put_train_data(experiment.dataset, mesh)
-    program = Program(experiment, ["optimizer.learning_rate"], mesh, lanes, True, 1, data)
+    program = Program(experiment, runs, mesh, lanes, True, data)
     program.seconds_per_run_step(runs)  # sets the number of steps per call
     placed = program.place(runs)
     call = next(program.calls(placed, 0))

@@ -16,28 +16,16 @@ from depthmup_flax.training.step import TrainState
 
 @dataclasses.dataclass
 class Cohort:
-    """Runs in training, all at the same step.
+    """Runs in training, all at the same step."""
 
-    Attributes:
-      runs: all of them.
-      program: trains those that are left.
-      lanes: of the runs that are left, in ``program``.
-      state: of those lanes.
-      step: steps taken.
-      slices: hash of a run -> its mean loss over each time slice so far.
-      outcomes: hash of a run -> its outcome, for those that have ended.
-      elapsed_before_s: seconds of training before an interruption.
-      started: `time.perf_counter` when training started or resumed.
-    """
-
-    runs: list[Run]
-    program: Program
-    lanes: Lanes
-    state: TrainState
+    runs: list[Run]  # all of them
+    program: Program  # trains those that are left
+    lanes: Lanes  # of those that are left
+    state: TrainState  # of the lanes
     step: int
-    slices: dict[str, list[float | None]]
-    outcomes: dict[str, Outcome]
-    elapsed_before_s: float = 0.0
+    slices: dict[str, list[float | None]]  # hash of a run -> its mean loss over each time slice so far
+    outcomes: dict[str, Outcome]  # hash of a run that has ended -> its outcome
+    elapsed_before_s: float = 0.0  # seconds of training before an interruption
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
     @classmethod
@@ -47,7 +35,7 @@ class Cohort:
         return cls(list(runs), program, lanes, program.init(lanes), 0, {run.hash: [] for run in runs}, {})
 
     def elapsed_s(self) -> float:
-        """Seconds of training, including those before an interruption."""
+        """Seconds of training."""
         return self.elapsed_before_s + time.perf_counter() - self.started
 
     def take(self, call: Call) -> None:
@@ -60,13 +48,12 @@ class Cohort:
         numbers = read_lanes(self.state)
         alive = []
         for run_hash, lane in self.lanes.lane_of.items():
-            if run_hash in self.outcomes:
-                continue
-            self.slices[run_hash].append(seven_digits(numbers[lane].recent.means()[0]))
-            if numbers[lane].nonfinite_step >= 0:
-                self.outcomes[run_hash] = outcome(numbers[lane], None, seven_digits)
-            else:
-                alive.append(self.lanes.runs_K[lane])
+            if run_hash not in self.outcomes:
+                self.slices[run_hash].append(seven_digits(numbers[lane].recent.means()[0]))
+                if numbers[lane].nonfinite_step >= 0:
+                    self.outcomes[run_hash] = outcome(numbers[lane], None, seven_digits)
+                else:
+                    alive.append(self.lanes.runs_K[lane])
         return alive
 
     def move(self, program: Program, alive: Sequence[Run]) -> None:
@@ -89,15 +76,12 @@ class Cohort:
 def train(
     cohort: Cohort, shrink: Callable[[list[Run]], Program | None], after_call: Callable[[Cohort], None]
 ) -> list[Outcome]:
-    """Trains ``cohort`` to the end and evaluates the runs that have not diverged.
+    """Trains ``cohort``, in place, to the end; returns the outcome of each of its runs.
 
     Args:
-      cohort: changed in place.
+      cohort: fresh or resumed.
       shrink: runs that are left -> a program with fewer lanes for them, or ``None``.
       after_call: called after every call of the program but the last; its exceptions end the training.
-
-    Returns:
-      The outcome of each of ``cohort.runs``.
     """
     periods = cohort.program.periods
     calls = cohort.program.calls(cohort.lanes, cohort.step)

@@ -22,17 +22,14 @@ def describe(config: ConfigDict, lanes: int | None = None, shard: tuple[int, int
     groups.sort(key=lambda group: group.experiment.cost)
     info = sweep_info(config)
     lines = [f"{info.figure} ({info.scale}): {info.title}", ""]
-    lines += [f"  {path:<36} {', '.join(_short(value) for value in values)}" for path, values in info.axes.items()]
+    short = lambda value: f"{value:.4g}" if isinstance(value, float) else str(value)
+    lines += [f"  {path:<36} {', '.join(map(short, values))}" for path, values in info.axes.items()]
     part = f" in shard {shard[0]}/{shard[1]}" if shard[1] > 1 else ""
     lines += ["", f"{sum(len(group.runs) for group in groups)} runs in {len(groups)} compiled groups{part}:"]
-    lines += [
-        f"  {len(group.runs):>5} x {group.experiment.total_steps} steps, "
-        f"{group.experiment.parameters:>13,} parameters: {group.label}"
-        for group in groups
-    ]
-    if groups:
-        lines += _measured(groups, lanes)
-    return "\n".join(lines)
+    for group in groups:
+        size = f"{group.experiment.total_steps} steps, {group.experiment.parameters:>13,} parameters"
+        lines.append(f"  {len(group.runs):>5} x {size}: {group.label}")
+    return "\n".join(lines + (_measured(groups, lanes) if groups else []))
 
 
 def _measured(groups: Sequence[Group], lanes: int | None) -> list[str]:
@@ -58,7 +55,3 @@ def _interpolated(cost: float, measured: Sequence[tuple[float, float]]) -> float
         return low_s
     power = math.log(high_s / low_s) / math.log(high / low)
     return low_s * (cost / low) ** power
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

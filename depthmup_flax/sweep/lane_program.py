@@ -58,70 +58,50 @@ def varying_fields(runs: Sequence[Run]) -> list[str]:
 
 @struct.dataclass
 class LaneValues:
-    """What lanes differ in.
+    """What lanes differ in."""
 
-    Attributes:
-      fields_K: continuous field, or the seed -> value of each lane.
-      seed_place_K: index of a lane's seed among its device's.
-      seeds_DU: the seeds of each device, device after device.
-    """
-
-    fields_K: Mapping[str, jax.typing.ArrayLike]
-    seed_place_K: jax.typing.ArrayLike
-    seeds_DU: jax.typing.ArrayLike
+    fields_K: Mapping[str, jax.typing.ArrayLike]  # continuous field, or the seed -> value of each lane
+    seed_place_K: jax.typing.ArrayLike  # index of a lane's seed among its device's
+    seeds_DU: jax.typing.ArrayLike  # the seeds of each device, device after device
 
 
 @dataclasses.dataclass(frozen=True)
 class Lanes:
-    """Runs in the lanes of a program.
-
-    Attributes:
-      runs_K: the run of every lane.
-      lane_of: hash of a run -> its lane; other lanes repeat one.
-      values: on the devices.
-      seeds_DU: `LaneValues.seeds_DU`, on the host.
-    """
+    """Runs in the lanes of a program."""
 
     runs_K: list[Run]
-    lane_of: dict[str, int]
-    values: LaneValues
-    seeds_DU: list[int]
+    lane_of: dict[str, int]  # hash of a run -> its lane; other lanes repeat one
+    values: LaneValues  # on the devices
+    seeds_DU: list[int]  # as in values, on the host
 
 
 class Program:
     """Trains up to ``capacity`` runs of one structural group at a time, fewer if ``one_seed`` leaves lanes empty.
 
-    Attributes:
-      periods: `Periods.logs_at` is the end of a time slice.
-      call_length: how many steps a call takes.
-      compile_s: seconds of compilation.
-
     Args:
       experiment: of any of the group's runs.
-      fields: the continuous fields in which the runs differ; the seed always counts.
+      group: all of these runs.
       mesh: from `sweep_mesh`.
       per_device: lanes on each device.
       one_seed: the lanes of a device have the same seed and so the same examples; see `lay_out`.
-      distinct_seeds: number of seeds in the group.
       data: from `depthmup_flax.training.device_batches.put_train_data`.
     """
 
     def __init__(
         self,
         experiment: Experiment,
-        fields: Sequence[str],
+        group: Sequence[Run],
         mesh: Mesh,
         per_device: int,
         one_seed: bool,
-        distinct_seeds: int,
         data: Batch | None,
     ) -> None:
         self.experiment, self.per_device, self.one_seed, self.mesh = experiment, per_device, one_seed, mesh
         self.capacity = per_device * mesh.size
         self.periods = Periods(experiment.total_steps, experiment.config.train.log_every)
         self.call_length = CallLength(most_steps(experiment), self.periods)
-        self._seeds_per_device = 1 if one_seed else min(per_device, distinct_seeds)
-        self._fields = sorted({*fields, "seed"})
+        self._seeds_per_device = 1 if one_seed else min(per_device, len({run.config.seed for run in group}))
+        self._fields = sorted({*varying_fields(group), SEED})
         self._data = data
         self._split, self._everywhere = NamedSharding(mesh, P(SWEEP_AXIS)), NamedSharding(mesh, P())
         # Axes of a call's examples: S if there are several steps, U of all devices, B, ...
@@ -136,9 +116,8 @@ class Program:
     def bytes_per_device(self) -> int:
         """Memory of a training step on one device, by the compiler's account."""
         memory = self._steps.memory_analysis()
-        if memory is None:
-            return 0
-        return memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
+        sizes = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
+        return sum(getattr(memory, size, 0) for size in sizes)  # no account: None
 
     @functools.cached_property
     def abstract_state(self) -> TrainState:
@@ -183,9 +162,8 @@ class Program:
 
     def select(self, state: TrainState, lanes: Sequence[int]) -> TrainState:
         """The given lanes of a larger program's state, as this program's."""
-        places = np.array(lanes)
-        gather = jax.jit(lambda state: jax.tree.map(lambda x: x[places], state), out_shardings=self._split)
-        return gather(state)
+        take = lambda x: x[np.array(lanes)]
+        return jax.jit(lambda state: jax.tree.map(take, state), out_shardings=self._split)(state)
 
     def test(self, state: TrainState, lanes: Lanes) -> list[dict[str, float]]:
         """``test_loss`` and ``test_accuracy`` of every lane."""
@@ -204,27 +182,23 @@ class Program:
         # Zeros take as long as networks, whose initialization would have to be compiled first.
         state = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), self.abstract_state)
         times: list[float] = []
-        spent = 0.0
         with contextlib.closing(self.calls(lanes, 0)) as calls:
             for i, call in zip(range(WARM_CALLS + TIMED_CALLS), calls, strict=False):
                 started = time.perf_counter()
                 state = jax.block_until_ready(self.take(state, lanes, call))
                 seconds = time.perf_counter() - started
+                times.append(seconds / call.count)
                 if i == WARM_CALLS - 1:
                     self.call_length.adapt(call.count / seconds)
-                if i >= WARM_CALLS:
-                    times.append(seconds / call.count)
-                    spent += seconds
-                if spent > TIMED_S:
+                    ends = time.perf_counter() + TIMED_S
+                elif i >= WARM_CALLS and time.perf_counter() > ends:
                     break
-        return float(np.median(times)) / self.capacity
-
-    # -- what is compiled -----------------------------------------------------------------------------------------
+        return float(np.median(times[WARM_CALLS:])) / self.capacity
 
     def _init_lanes(self, values_V: LaneValues) -> TrainState:
         def init(fields: dict[str, jax.Array]) -> TrainState:
             input_spec = self.experiment.dataset.input_spec
-            return init_state(self._model(fields), self._optimizer(fields), fields["seed"], input_spec)
+            return init_state(self._model(fields), self._optimizer(fields), fields[SEED], input_spec)
 
         return _mapped(init, self.per_device)(values_V.fields_K)
 
@@ -242,7 +216,8 @@ class Program:
 
         def train(state: TrainState, fields: dict[str, jax.Array], batch: Any) -> TrainState:
             model, optimizer = self._model(fields), self._optimizer(fields)
-            return train_step_of(experiment, model, optimizer, _already_prepared, fields["seed"])(state, batch)
+            already_prepared = lambda key, batch: batch  # lanes of one seed share a prepared batch
+            return train_step_of(experiment, model, optimizer, already_prepared, fields[SEED])(state, batch)
 
         batch_U = _mapped(prepare, self._seeds_per_device)(values_V.seeds_DU, examples_U)
         if self._seeds_per_device == 1:
@@ -265,8 +240,6 @@ class Program:
 
     def _optimizer(self, fields: dict[str, jax.Array]) -> optax.GradientTransformation:
         return traced_optimizer(self.experiment, _without_seed(fields))
-
-    # -- how it is compiled ---------------------------------------------------------------------------------------
 
     def _sharded(self, function: Callable[..., T], *specs: Any) -> Callable[..., T]:
         """``function`` on each device's part of its arguments, which are split as ``specs`` say."""
@@ -300,18 +273,12 @@ class Program:
         return read_ahead_if_streamed(self.experiment.dataset, items, waiting)
 
 
-def _already_prepared(key: jax.Array | None, batch: Any) -> Any:
-    """In place of ``dataset.prepare``: lanes of one seed share a prepared batch."""
-    del key
-    return batch
-
-
 def _without_seed(fields: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return {path: value for path, value in fields.items() if path != "seed"}
+    return {path: value for path, value in fields.items() if path != SEED}
 
 
 def _dtype(path: str) -> Any:
-    return np.int32 if path in ("seed", "optimizer.warmup_steps") else jnp.result_type(float)
+    return np.int32 if path in (SEED, "optimizer.warmup_steps") else jnp.result_type(float)
 
 
 def _mapped(function: Callable[..., Any], size: int, in_axes: Any = 0) -> Callable[..., Any]:

@@ -29,7 +29,6 @@ from depthmup_flax.sweep.progress import SweepProgress
 from depthmup_flax.sweep.resume import Unfinished
 from depthmup_flax.training.config import differences, listed, run_differences
 from depthmup_flax.training.device_batches import put_train_data
-from depthmup_flax.training.run_outcome import Outcome
 from depthmup_flax.training.workdir import make_writable, only_run_in, writing_to
 from depthmup_flax.types import Batch
 
@@ -83,12 +82,7 @@ def sweep(
 
 
 class _Runner:
-    """Trains groups of runs and records them.
-
-    Attributes:
-      done: hash of a run -> its record, for all shards.
-      mine: hashes of the runs of this shard.
-    """
+    """Trains groups of runs and records them."""
 
     def __init__(
         self,
@@ -99,10 +93,12 @@ class _Runner:
         load: LoadOnce,
         unfinished: Unfinished,
     ) -> None:
-        self.done, self.mine = done, set[str]()
+        self.done = done  # hash of a run -> its record, for all shards
+        self.mine = set[str]()  # hashes of the runs of this shard
         self._config, self._writer, self._lanes, self._load = config, writer, lanes, load
         self._unfinished, self._mesh = unfinished, sweep_mesh()
-        self._data: tuple[Dataset, Batch | None] | None = None  # of the last group
+        self._dataset: Dataset | None = None  # of the last group
+        self._data: Batch | None = None  # of that set, on the devices
         self._lanes_hint = 1
         self._versions, self._commit = versions(), commit()
 
@@ -135,10 +131,13 @@ class _Runner:
     def _run_group(self, group: Group, progress: SweepProgress) -> None:
         if not self._left(group):
             return
-        programs = GroupPrograms(group, self._mesh, self._data_of(group))
+        if self._dataset is not group.experiment.dataset:
+            self._dataset, self._data = group.experiment.dataset, None  # frees the memory first
+            self._data = put_train_data(self._dataset, self._mesh)
+        programs = GroupPrograms(group, self._mesh, self._data)
         resumed = self._unfinished.restore(self._left(group), programs.get)
         if resumed is not None:
-            progress.resume(group, resumed)
+            print(f"{group.label}: {len(resumed.runs)} runs resume after step {resumed.step}", flush=True)
             self._train(group, resumed, lambda alive: None, progress)
         runs = self._left(group)
         if not runs:
@@ -155,14 +154,6 @@ class _Runner:
     def _left(self, group: Group) -> list[Run]:
         return [run for run in group.runs if run.hash not in self.done]
 
-    def _data_of(self, group: Group) -> Batch | None:
-        """The training data on the devices; those of the last group are used again."""
-        dataset = group.experiment.dataset
-        if self._data is None or self._data[0] is not dataset:
-            self._data = None  # frees the memory first
-            self._data = dataset, put_train_data(dataset, self._mesh)
-        return self._data[1]
-
     def _train(
         self,
         group: Group,
@@ -173,11 +164,26 @@ class _Runner:
         last: bool = False,
     ) -> None:
         """Trains ``cohort`` and writes its records."""
-        per_device = cohort.program.per_device
+        lanes = cohort.program.per_device  # training may shrink the program
         outcomes = train(cohort, shrink, self._unfinished.after_call)
-        seconds = cohort.elapsed_s() / len(cohort.runs)
+        seconds = round(cohort.elapsed_s() / len(cohort.runs), 3)
         records = [
-            self._record_of(group, run, outcome, cohort.slices[run.hash], per_device, seconds)
+            Record(
+                run=run.hash,
+                point=run.point,
+                width=run.config.model.width,
+                depth=run.config.model.depth,
+                parameters=group.experiment.parameters,
+                seed=run.config.seed,
+                slice_steps=group.experiment.config.train.log_every,
+                train_loss_slices=cohort.slices[run.hash],
+                wall_time_s=seconds,
+                lanes=lanes,
+                device=f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+                versions=self._versions,
+                commit=self._commit,
+                **dataclasses.asdict(outcome),
+            )
             for run, outcome in zip(cohort.runs, outcomes, strict=True)
         ]
         self._writer.write_records(records)
@@ -185,34 +191,11 @@ class _Runner:
         self.done.update({record.run: record for record in records})
         progress.update(group, records, last=last)
 
-    def _record_of(
-        self, group: Group, run: Run, outcome: Outcome, slices: list[float | None], lanes: int, seconds: float
-    ) -> Record:
-        return Record(
-            run=run.hash,
-            point=run.point,
-            width=run.config.model.width,
-            depth=run.config.model.depth,
-            parameters=group.experiment.parameters,
-            seed=run.config.seed,
-            slice_steps=group.experiment.config.train.log_every,
-            train_loss_slices=slices,
-            wall_time_s=round(seconds, 3),
-            lanes=lanes,
-            device=f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-            versions=self._versions,
-            commit=self._commit,
-            **dataclasses.asdict(outcome),
-        )
-
 
 def _shrinking(programs: GroupPrograms, program: Program, seconds: float) -> Callable[[list[Run]], Program | None]:
-    """Runs that are left -> a program with fewer lanes than ``program``, if that saves time.
+    """Runs that are left -> a program with fewer lanes than ``program``, which takes ``seconds`` per run and step.
 
-    Args:
-      programs: compiles it.
-      program: that trains them so far.
-      seconds: per run and step of ``program``.
+    ``None`` if its compilation would take longer than it saves.
     """
     devices, total_steps = programs.mesh.size, program.experiment.total_steps
 
@@ -220,7 +203,7 @@ def _shrinking(programs: GroupPrograms, program: Program, seconds: float) -> Cal
         fewer = math.ceil(len(alive) / devices)
         one_seed = one_seed_fits(alive, fewer, devices)
         saved_s = (program.capacity - fewer * devices) * total_steps * seconds / 2
-        worth = saved_s > 2 * program.compile_s or programs.has(fewer, one_seed)
+        worth = saved_s > 2 * program.compile_s or (fewer, one_seed) in programs.compiled
         return programs.get(fewer, one_seed) if worth and fewer < program.per_device else None
 
     return shrink
@@ -237,9 +220,9 @@ def _opened(directory: pathlib.Path, path: pathlib.Path, info: SweepInfo, overwr
                 old.unlink(missing_ok=True)
         if (directory / "sweep.json").exists():
             _require_same_sweep(directory, info)
+        elif any(directory.glob("records*.jsonl*")):
+            raise InputError(f"{str(directory)!r} holds records without sweep.json: choose another workdir.")
         else:
-            if any(directory.glob("records*.jsonl*")):
-                raise InputError(f"{str(directory)!r} holds records without sweep.json: choose another workdir.")
             write_atomically(directory / "sweep.json", info_to_json(info))
         yield
 
