@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from depthmup_flax.sweep.grid import Run
-from depthmup_flax.sweep.lane_program import Lanes, Program
-from depthmup_flax.training.multi_step import Call
-from depthmup_flax.training.run_outcome import Outcome, outcome, read_lanes
+from depthmup_flax.sweep.lane_program import Lanes, Program, unstacked
+from depthmup_flax.training.run_outcome import Outcome, outcome, read
 from depthmup_flax.training.step import TrainState
+
+# Runs that are left -> a program with fewer lanes for them, or None.
+Shrink = Callable[[list[Run]], Program | None]
 
 
 @dataclasses.dataclass
@@ -38,14 +40,9 @@ class Cohort:
         """Seconds of training."""
         return self.elapsed_before_s + time.perf_counter() - self.started
 
-    def take(self, call: Call) -> None:
-        """Takes the steps of one call, in all lanes."""
-        self.state = self.program.take(self.state, self.lanes, call)
-        self.step += int(call.count)
-
     def end_slice(self) -> list[Run]:
         """Appends to `slices`, and records runs that diverged; returns the others."""
-        numbers = read_lanes(self.state)
+        numbers = unstacked(read(self.state))
         alive = []
         for run_hash, lane in self.lanes.lane_of.items():
             if run_hash not in self.outcomes:
@@ -65,22 +62,18 @@ class Cohort:
 
     def finish(self) -> None:
         """Evaluates the runs that have not diverged."""
-        if len(self.outcomes) == len(self.runs):
-            return
-        tests, numbers = self.program.test(self.state, self.lanes), read_lanes(self.state)
-        for run_hash, lane in self.lanes.lane_of.items():
-            if run_hash not in self.outcomes:
-                self.outcomes[run_hash] = outcome(numbers[lane], tests[lane], seven_digits)
+        left = {run_hash: lane for run_hash, lane in self.lanes.lane_of.items() if run_hash not in self.outcomes}
+        if left:
+            tests, numbers = self.program.test(self.state, self.lanes), unstacked(read(self.state))
+            self.outcomes |= {run: outcome(numbers[lane], tests[lane], seven_digits) for run, lane in left.items()}
 
 
-def train(
-    cohort: Cohort, shrink: Callable[[list[Run]], Program | None], after_call: Callable[[Cohort], None]
-) -> list[Outcome]:
+def train(cohort: Cohort, shrink: Shrink, after_call: Callable[[Cohort], None]) -> list[Outcome]:
     """Trains ``cohort``, in place, to the end; returns the outcome of each of its runs.
 
     Args:
       cohort: fresh or resumed.
-      shrink: runs that are left -> a program with fewer lanes for them, or ``None``.
+      shrink: called when half of the lanes are empty.
       after_call: called after every call of the program but the last; its exceptions end the training.
     """
     periods = cohort.program.periods
@@ -88,7 +81,9 @@ def train(
     since, started = cohort.step, time.perf_counter()
     try:
         while cohort.step < periods.total:
-            cohort.take(next(calls))
+            call = next(calls)
+            cohort.state = cohort.program.take(cohort.state, cohort.lanes, call)
+            cohort.step += int(call.count)
             if periods.logs_at(cohort.step):
                 alive = cohort.end_slice()
                 if not alive:

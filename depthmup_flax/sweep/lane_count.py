@@ -43,11 +43,8 @@ def choose_program(
 ) -> tuple[Program, float]:
     """The fastest program for ``runs`` that fits into memory, and its measured seconds per run and step.
 
-    Args:
-      programs: of the runs' structural group.
-      runs: to be trained.
-      lanes: number per device; 0: all runs at once, ``None``: measure. Memory bounds it in any case.
-      hint: where to start measuring: the best number for a similar group.
+    ``lanes``: number per device; 0: all runs at once; ``None``: measure, beginning near ``hint``, the best number for a
+    similar group. Memory bounds it in any case.
     """
     options = candidates(len(runs), programs.mesh.size)
     if lanes is not None:

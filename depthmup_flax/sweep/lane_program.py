@@ -32,7 +32,7 @@ from depthmup_flax.sweep.grid import Run
 from depthmup_flax.sweep.lane_layout import cohorts, lay_out
 from depthmup_flax.training.config import get_field
 from depthmup_flax.training.device_batches import Waiting, batch_of, calls, read_ahead_if_streamed
-from depthmup_flax.training.experiment import Experiment, traced_model, traced_optimizer
+from depthmup_flax.training.experiment import Experiment, traced
 from depthmup_flax.training.multi_step import Call, CallLength, Periods, most_steps, take_steps, train_step_of
 from depthmup_flax.training.step import TrainState, evaluate, init_state, make_eval_step
 from depthmup_flax.types import ArrayTree, Batch
@@ -72,7 +72,6 @@ class Lanes:
     runs_K: list[Run]
     lane_of: dict[str, int]  # hash of a run -> its lane; other lanes repeat one
     values: LaneValues  # on the devices
-    seeds_DU: list[int]  # as in values, on the host
 
 
 class Program:
@@ -106,6 +105,7 @@ class Program:
         self._split, self._everywhere = NamedSharding(mesh, P(SWEEP_AXIS)), NamedSharding(mesh, P())
         # Axes of a call's examples: S if there are several steps, U of all devices, B, ...
         self._examples_spec = P(SWEEP_AXIS) if self.call_length.most == 1 else P(None, SWEEP_AXIS)
+        self._any_values = self.place(group[:1]).values  # for their shapes
         started = time.perf_counter()
         self._init = jax.jit(self._sharded(self._init_lanes, P(SWEEP_AXIS)))
         self._evaluate = jax.jit(self._sharded(self._evaluate_lanes, P(SWEEP_AXIS), P(SWEEP_AXIS), P()))
@@ -122,7 +122,7 @@ class Program:
     @functools.cached_property
     def abstract_state(self) -> TrainState:
         """Shapes, types and shardings of the lanes' training state."""
-        return self._abstract(jax.eval_shape(self._init, self._abstract_values()), P(SWEEP_AXIS))
+        return self._abstract(jax.eval_shape(self._init, self._any_values), P(SWEEP_AXIS))
 
     def place(self, runs: Sequence[Run]) -> Lanes:
         """Lanes for ``runs``, at most `capacity` (`depthmup_flax.sweep.lane_layout`)."""
@@ -140,7 +140,7 @@ class Program:
             np.array(seed_place_K, np.int32),
             np.array(seeds_DU, np.int32),
         )
-        return Lanes(runs_K, lane_of, jax.device_put(values, self._split), seeds_DU)
+        return Lanes(runs_K, lane_of, jax.device_put(values, self._split))
 
     def init(self, lanes: Lanes) -> TrainState:
         """Fresh networks."""
@@ -148,13 +148,10 @@ class Program:
 
     def calls(self, lanes: Lanes, first_step: int) -> Generator[Call, None, None]:
         """The data of the calls from ``first_step`` on; to be closed."""
-        train, data = self.experiment.config.train, self.experiment.dataset
+        seeds, size = np.asarray(lanes.values.seeds_DU).tolist(), self.experiment.config.train.batch_size
+        on_host = calls(self.experiment.dataset, seeds, size, first_step, self.call_length)
         place = NamedSharding(self.mesh, self._examples_spec)
-        on_devices = (
-            Call(call.count, jax.device_put(call.examples, place))
-            for call in calls(data, lanes.seeds_DU, train.batch_size, first_step, self.call_length)
-        )
-        return self._watched(on_devices)
+        return self._watched(Call(call.count, jax.device_put(call.examples, place)) for call in on_host)
 
     def take(self, state: TrainState, lanes: Lanes, call: Call) -> TrainState:
         """The state after the steps of ``call``; ``state`` is donated."""
@@ -173,7 +170,7 @@ class Program:
         on_devices = (jax.device_put(batch, self._everywhere) for batch in eval_batches(test, min(size, len(test))))
         with contextlib.closing(self._watched(on_devices)) as batches:
             metrics = jax.device_get(evaluate(functools.partial(self._evaluate, state, lanes.values), batches))
-        values = (jax.tree.map(lambda x, lane=lane: x[lane], metrics).compute() for lane in range(self.capacity))
+        values = (lane.compute() for lane in unstacked(metrics))
         return [{"test_loss": lane["loss"], "test_accuracy": lane["accuracy"]} for lane in values]
 
     def seconds_per_run_step(self, runs: Sequence[Run]) -> float:
@@ -197,8 +194,7 @@ class Program:
 
     def _init_lanes(self, values_V: LaneValues) -> TrainState:
         def init(fields: dict[str, jax.Array]) -> TrainState:
-            input_spec = self.experiment.dataset.input_spec
-            return init_state(self._model(fields), self._optimizer(fields), fields[SEED], input_spec)
+            return init_state(*self._network(fields), fields[SEED], self.experiment.dataset.input_spec)
 
         return _mapped(init, self.per_device)(values_V.fields_K)
 
@@ -215,9 +211,8 @@ class Program:
             return experiment.dataset.prepare(experiment.config.data.augment, key, batch_of(data, examples))
 
         def train(state: TrainState, fields: dict[str, jax.Array], batch: Any) -> TrainState:
-            model, optimizer = self._model(fields), self._optimizer(fields)
             already_prepared = lambda key, batch: batch  # lanes of one seed share a prepared batch
-            return train_step_of(experiment, model, optimizer, already_prepared, fields[SEED])(state, batch)
+            return train_step_of(experiment, *self._network(fields), already_prepared, fields[SEED])(state, batch)
 
         batch_U = _mapped(prepare, self._seeds_per_device)(values_V.seeds_DU, examples_U)
         if self._seeds_per_device == 1:
@@ -231,15 +226,12 @@ class Program:
         prepare = functools.partial(self.experiment.dataset.prepare, self.experiment.config.data.augment)
 
         def eval_lane(state: TrainState, fields: dict[str, jax.Array]) -> clu.metrics.Collection:
-            return make_eval_step(self._model(fields), prepare=prepare)(state.params, state.batch_stats, batch)
+            return make_eval_step(self._network(fields)[0], prepare=prepare)(state.params, state.batch_stats, batch)
 
         return _mapped(eval_lane, self.per_device)(state_V, values_V.fields_K)
 
-    def _model(self, fields: dict[str, jax.Array]) -> nn.Module:
-        return traced_model(self.experiment, _without_seed(fields))
-
-    def _optimizer(self, fields: dict[str, jax.Array]) -> optax.GradientTransformation:
-        return traced_optimizer(self.experiment, _without_seed(fields))
+    def _network(self, fields: dict[str, jax.Array]) -> tuple[nn.Module, optax.GradientTransformation]:
+        return traced(self.experiment, {path: value for path, value in fields.items() if path != SEED})
 
     def _sharded(self, function: Callable[..., T], *specs: Any) -> Callable[..., T]:
         """``function`` on each device's part of its arguments, which are split as ``specs`` say."""
@@ -255,14 +247,7 @@ class Program:
         specs = P(SWEEP_AXIS), P(SWEEP_AXIS), Call(P(), self._examples_spec), P()  # type: ignore[arg-type]
         steps = jax.jit(self._sharded(self._take_steps, *specs), donate_argnums=0)
         call = Call(self._abstract(np.int32(0), P()), self._abstract(examples, self._examples_spec))
-        data = self._abstract(self._data, P())
-        return steps.lower(self.abstract_state, self._abstract_values(), call, data).compile()
-
-    def _abstract_values(self) -> LaneValues:
-        fields = {path: np.empty(self.capacity, _dtype(path)) for path in self._fields}
-        place = np.empty(self.capacity, np.int32)
-        seeds = np.empty(self.mesh.size * self._seeds_per_device, np.int32)
-        return self._abstract(LaneValues(fields, place, seeds), P(SWEEP_AXIS))
+        return steps.lower(self.abstract_state, self._any_values, call, self._data).compile()
 
     def _abstract(self, tree: ArrayTree, spec: P) -> Any:
         place = NamedSharding(self.mesh, spec)
@@ -273,8 +258,9 @@ class Program:
         return read_ahead_if_streamed(self.experiment.dataset, items, waiting)
 
 
-def _without_seed(fields: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return {path: value for path, value in fields.items() if path != SEED}
+def unstacked(tree: ArrayTree) -> list[Any]:
+    """The tree of each lane, from arrays with a leading axis of lanes."""
+    return [jax.tree.map(lambda x, lane=lane: x[lane], tree) for lane in range(len(jax.tree.leaves(tree)[0]))]
 
 
 def _dtype(path: str) -> Any:

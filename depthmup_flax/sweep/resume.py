@@ -73,14 +73,12 @@ class Unfinished:
             self._last = time.monotonic()
         if preempted:
             self._opened().wait()
-            raise Preempted(
-                f"preempted after step {cohort.step} of {len(cohort.runs)} runs; rerun the same command to resume."
-            )
+            position = f"step {cohort.step} of {len(cohort.runs)} runs"
+            raise Preempted(f"preempted after {position}; rerun the same command to resume.")
 
     def delete(self) -> None:
         """Deletes the saved cohort: it is recorded, or another one starts."""
         if self._checkpointer is not None:
-            self._checkpointer.wait()
             self._checkpointer.close()
             self._checkpointer = None
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -95,10 +93,6 @@ class Unfinished:
         return self._checkpointer
 
     def _save(self, cohort: Cohort) -> None:
-        ended = {
-            run: {**dataclasses.asdict(outcome), "train_loss_slices": cohort.slices[run]}
-            for run, outcome in cohort.outcomes.items()
-        }
         meta = {
             "runs": [run.hash for run in cohort.runs],
             "lanes": list(cohort.lanes.lane_of),
@@ -108,7 +102,7 @@ class Unfinished:
             "elapsed_s": cohort.elapsed_s(),
             "step": cohort.step,
             "slices": cohort.slices,
-            "ended": ended,
+            "ended": {run: dataclasses.asdict(outcome) for run, outcome in cohort.outcomes.items()},
         }
         if cohort.step > self._opened().latest_step:
             self._opened().save(cohort.step, cohort.state, meta)

@@ -7,9 +7,10 @@ import dataclasses
 import math
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset, LoadOnce
@@ -18,7 +19,7 @@ from depthmup_flax.files import write_atomically
 from depthmup_flax.parallel.preemption import Preemption
 from depthmup_flax.provenance import commit, versions
 from depthmup_flax.records import Record, RecordWriter, SweepInfo, info_to_json, read_info, read_records
-from depthmup_flax.sweep.cohort import Cohort, train
+from depthmup_flax.sweep.cohort import Cohort, Shrink, train
 from depthmup_flax.sweep.grid import Run, expand, sweep_info
 from depthmup_flax.sweep.grid_extension import extension
 from depthmup_flax.sweep.lane_count import choose_program
@@ -81,38 +82,36 @@ def sweep(
         return [record for record in runner.done.values() if record.run in runner.mine]
 
 
+@dataclasses.dataclass
 class _Runner:
     """Trains groups of runs and records them."""
 
-    def __init__(
-        self,
-        config: ConfigDict,
-        writer: RecordWriter,
-        done: dict[str, Record],
-        lanes: int | None,
-        load: LoadOnce,
-        unfinished: Unfinished,
-    ) -> None:
-        self.done = done  # hash of a run -> its record, for all shards
-        self.mine = set[str]()  # hashes of the runs of this shard
-        self._config, self._writer, self._lanes, self._load = config, writer, lanes, load
-        self._unfinished, self._mesh = unfinished, sweep_mesh()
-        self._dataset: Dataset | None = None  # of the last group
-        self._data: Batch | None = None  # of that set, on the devices
-        self._lanes_hint = 1
-        self._versions, self._commit = versions(), commit()
+    config: ConfigDict
+    writer: RecordWriter
+    done: dict[str, Record]  # hash of a run -> its record, for all shards
+    lanes: int | None
+    load: LoadOnce
+    unfinished: Unfinished
+    mine: set[str] = dataclasses.field(default_factory=set)  # hashes of the runs of this shard
+    mesh: Mesh = dataclasses.field(default_factory=sweep_mesh)
+    dataset: Dataset | None = None  # of the last group
+    data: Batch | None = None  # of that set, on the devices
+    lanes_hint: int = 1
+    versions: dict[str, str] = dataclasses.field(default_factory=versions)
+    commit: str | None = dataclasses.field(default_factory=commit)
+    progress: SweepProgress = dataclasses.field(init=False)
 
     def run(self, groups: Sequence[Group]) -> None:
         """Trains all groups; then, ``config.extend`` times, values beyond a grid whose minimum is at its edge."""
         runs = [run for group in groups for run in group.runs]
         self.mine |= {run.hash for run in runs}
-        progress = SweepProgress(groups, self.done)
+        self.progress = SweepProgress(groups, self.done)
         # The runs that were in training first: another group would overwrite their saved state.
-        saved = self._unfinished.saved_runs()
+        saved = self.unfinished.saved_runs()
         for group in sorted(groups, key=lambda group: not any(run.hash in saved for run in group.runs)):
-            self._run_group(group, progress)
-        for _ in range(self._config.extend):
-            curves = extension(self._config, runs, self.done)
+            self._run_group(group)
+        for _ in range(self.config.extend):
+            curves = extension(self.config, runs, self.done)
             more = [run for curve, _ in curves for run in curve if run.hash not in self.mine]
             if not more:
                 break
@@ -121,51 +120,43 @@ class _Runner:
                     print(sentence, flush=True)
             runs += more
             self.mine |= {run.hash for run in more}
-            extended = plan(self._config, more, self._load)
-            progress.add(extended, self.done)
+            extended = plan(self.config, more, self.load)
+            self.progress.add(extended, self.done)
             for group in extended:
-                self._run_group(group, progress)
-        self._unfinished.delete()
-        progress.finish()
+                self._run_group(group)
+        self.unfinished.delete()
+        self.progress.finish()
 
-    def _run_group(self, group: Group, progress: SweepProgress) -> None:
+    def _run_group(self, group: Group) -> None:
         if not self._left(group):
             return
-        if self._dataset is not group.experiment.dataset:
-            self._dataset, self._data = group.experiment.dataset, None  # frees the memory first
-            self._data = put_train_data(self._dataset, self._mesh)
-        programs = GroupPrograms(group, self._mesh, self._data)
-        resumed = self._unfinished.restore(self._left(group), programs.get)
+        if self.dataset is not group.experiment.dataset:
+            self.dataset, self.data = group.experiment.dataset, None  # frees the memory first
+            self.data = put_train_data(self.dataset, self.mesh)
+        programs = GroupPrograms(group, self.mesh, self.data)
+        resumed = self.unfinished.restore(self._left(group), programs.get)
         if resumed is not None:
             print(f"{group.label}: {len(resumed.runs)} runs resume after step {resumed.step}", flush=True)
-            self._train(group, resumed, lambda alive: None, progress)
+            self._train(group, resumed, lambda alive: None)
         runs = self._left(group)
         if not runs:
             return
-        program, seconds = choose_program(programs, runs, self._lanes, self._lanes_hint)
-        self._lanes_hint = program.per_device
-        progress.start(group, len(runs), program, seconds)
-        self._unfinished.delete()
-        parts = cohorts(runs, program.per_device, self._mesh.size)
+        program, seconds = choose_program(programs, runs, self.lanes, self.lanes_hint)
+        self.lanes_hint = program.per_device
+        self.progress.start(group, len(runs), program, seconds)
+        self.unfinished.delete()
+        parts = cohorts(runs, program.per_device, self.mesh.size)
         for part in parts:
             cohort, shrink = Cohort.of(program, part), _shrinking(programs, program, seconds)
-            self._train(group, cohort, shrink, progress, last=part is parts[-1])
+            self._train(group, cohort, shrink, last=part is parts[-1])
 
     def _left(self, group: Group) -> list[Run]:
         return [run for run in group.runs if run.hash not in self.done]
 
-    def _train(
-        self,
-        group: Group,
-        cohort: Cohort,
-        shrink: Callable[[list[Run]], Program | None],
-        progress: SweepProgress,
-        *,
-        last: bool = False,
-    ) -> None:
+    def _train(self, group: Group, cohort: Cohort, shrink: Shrink, *, last: bool = False) -> None:
         """Trains ``cohort`` and writes its records."""
         lanes = cohort.program.per_device  # training may shrink the program
-        outcomes = train(cohort, shrink, self._unfinished.after_call)
+        outcomes = train(cohort, shrink, self.unfinished.after_call)
         seconds = round(cohort.elapsed_s() / len(cohort.runs), 3)
         records = [
             Record(
@@ -180,19 +171,19 @@ class _Runner:
                 wall_time_s=seconds,
                 lanes=lanes,
                 device=f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-                versions=self._versions,
-                commit=self._commit,
+                versions=self.versions,
+                commit=self.commit,
                 **dataclasses.asdict(outcome),
             )
             for run, outcome in zip(cohort.runs, outcomes, strict=True)
         ]
-        self._writer.write_records(records)
-        self._unfinished.delete()
+        self.writer.write_records(records)
+        self.unfinished.delete()
         self.done.update({record.run: record for record in records})
-        progress.update(group, records, last=last)
+        self.progress.update(group, records, last=last)
 
 
-def _shrinking(programs: GroupPrograms, program: Program, seconds: float) -> Callable[[list[Run]], Program | None]:
+def _shrinking(programs: GroupPrograms, program: Program, seconds: float) -> Shrink:
     """Runs that are left -> a program with fewer lanes than ``program``, which takes ``seconds`` per run and step.
 
     ``None`` if its compilation would take longer than it saves.

@@ -102,15 +102,15 @@ class Checkpointer:
         self._rename_reported()
         for step in sorted(self._manager.all_steps(), reverse=True):
             try:
-                state, meta = self._read(step, abstract_state)
+                restored = self._read(step, abstract_state)
             except RunStopped:
                 raise
             except Exception as error:  # of whatever type Orbax raises for a damaged file
                 damaged[step] = error
-                continue
-            for damaged_step, reason in damaged.items():
-                self._rename_damaged(damaged_step, reason)
-            return state, meta
+            else:
+                for damaged_step, reason in damaged.items():
+                    self._rename_damaged(damaged_step, reason)
+                return restored
         if damaged:
             raise InputError(
                 f"no checkpoint in {self._directory} can be read ({_first_line(damaged[max(damaged)])}): restore the "

@@ -64,13 +64,8 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "clip_rms": 0.0,  # largest root mean square of the scaled gradients; 0: no clipping
                 "frozen": (),  # globs of parameter paths that keep their initial values: ("stem", "readout")
                 # Arguments of the optax direction; unset ones have optax's default. A config file may add others.
-                "kwargs": {
-                    "momentum": placeholder(float),
-                    "nesterov": placeholder(bool),
-                    "b1": placeholder(float),
-                    "b2": placeholder(float),
-                    "eps": placeholder(float),
-                },
+                "kwargs": {k: placeholder(float) for k in ("momentum", "b1", "b2", "eps")}
+                | {"nesterov": placeholder(bool)},
             },
             # Devices along each axis; one may be -1, all the others (`depthmup_flax.parallel.sharding`).
             "mesh": {

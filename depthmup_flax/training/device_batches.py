@@ -118,19 +118,15 @@ def read_ahead_if_streamed(
     dataset: Dataset, items: Generator[T, None, None], waiting: Waiting
 ) -> Generator[T, None, None]:
     """``items``; read ahead in a thread, and with a time limit, where they come from files."""
-    if dataset.placement != "stream":
-        return items
-    return read_ahead(items, _READ_AHEAD, waiting, f"data set {dataset.name!r}")
+    streamed = dataset.placement == "stream"
+    return read_ahead(items, _READ_AHEAD, waiting, f"data set {dataset.name!r}") if streamed else items
 
 
 def read_ahead(items: Iterator[T], size: int, waiting: Waiting, source: str) -> Generator[T, None, None]:
-    """Yields ``items``, which a thread makes before they are needed; to be closed.
+    """Yields ``items``, which a thread makes before they are needed, at most ``size`` ahead; to be closed.
 
-    Args:
-      items: their exception is raised in place of an item.
-      size: largest number of items that wait.
-      waiting: when to raise `RunStopped` or `Preempted` instead of waiting longer.
-      source: name of the source in that message.
+    Raises:
+      RunStopped, Preempted: as ``waiting`` says; the sentence names the ``source``. What ``items`` raise, too.
     """
     ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(size)
     closed = threading.Event()

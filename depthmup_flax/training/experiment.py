@@ -131,37 +131,24 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
         parametrization=parametrization,
         info=info,
         axes=axes_from_annotations(shapes),
-        optimizer=make_optimizer(config, info, parametrization, _schedule(config, total_steps)),
+        optimizer=make_optimizer(config, info, parametrization, total_steps),
         epoch_steps=epoch_steps,
         total_steps=total_steps,
     )
 
 
-def traced_model(experiment: Experiment, values: Mapping[str, Scalar]) -> nn.Module:
-    """The model of ``experiment`` with other values of continuous fields; see `traced_optimizer`."""
-    return experiment.model.clone(parametrization=make_parametrization(_with_values(experiment, values)))
-
-
-def traced_optimizer(experiment: Experiment, values: Mapping[str, Scalar]) -> optax.GradientTransformation:
-    """The optimizer of ``experiment`` with other values of continuous fields.
+def traced(experiment: Experiment, values: Mapping[str, Scalar]) -> tuple[nn.Module, optax.GradientTransformation]:
+    """The model and optimizer of ``experiment`` with other values of continuous fields.
 
     ``values``: dotted field -> number or traced scalar, such as ``{"optimizer.learning_rate": eta}``.
     """
-    config = _with_values(experiment, values)
-    schedule = _schedule(config, experiment.total_steps)
-    return make_optimizer(config, experiment.info, make_parametrization(config), schedule)
-
-
-def _with_values(experiment: Experiment, values: Mapping[str, Scalar]) -> ConfigDict:
     config = experiment.config.copy_and_resolve_references()
     with config.ignore_type():
         for path, value in values.items():
             set_field(config, path, value)
-    return config
-
-
-def _schedule(config: ConfigDict, total_steps: int) -> optax.Schedule:
-    return warmup_schedule(config.optimizer.schedule, config.optimizer.warmup_steps, total_steps)
+    rule = make_parametrization(config)
+    model = experiment.model.clone(parametrization=rule)
+    return model, make_optimizer(config, experiment.info, rule, experiment.total_steps)
 
 
 def _require_fit(name: str, dataset: Dataset) -> None:
@@ -177,11 +164,12 @@ def _require_fit(name: str, dataset: Dataset) -> None:
 
 
 def make_optimizer(
-    config: ConfigDict, info: InfoTree, parametrization: Parametrization, schedule: optax.Schedule | None = None
+    config: ConfigDict, info: InfoTree, parametrization: Parametrization, total_steps: int | None = None
 ) -> optax.GradientTransformation:
-    """The optimizer of the section ``config.optimizer``; ``schedule``: step -> fraction of the learning rate."""
-    fields = config.optimizer
-    fraction = schedule or optax.constant_schedule(1.0)
+    """The optimizer of ``config.optimizer``; with a constant learning rate if ``total_steps`` is not given."""
+    fields, fraction = config.optimizer, optax.constant_schedule(1.0)
+    if total_steps is not None:
+        fraction = warmup_schedule(fields.schedule, fields.warmup_steps, total_steps)
     clip = fields.clip_rms  # 0 turns clipping off, traced or not
     clip = clip or None if isinstance(clip, (int, float)) else jnp.where(clip == 0, jnp.inf, clip)
     optimizer = depthmup(

@@ -35,12 +35,6 @@ def read(state: TrainState) -> TrainState:
     return jax.device_get(dataclasses.replace(state, params=None, batch_stats=None, opt_state=None))
 
 
-def read_lanes(state: TrainState) -> list[TrainState]:
-    """`read` for every lane of a state whose arrays have a leading axis of lanes."""
-    numbers = read(state)
-    return [jax.tree.map(lambda x, lane=lane: x[lane], numbers) for lane in range(len(numbers.step))]
-
-
 def outcome(
     numbers: TrainState, test: Mapping[str, float] | None, to_json: Callable[[float], float | None] = finite_or_none
 ) -> Outcome:

@@ -32,23 +32,20 @@ def generate(
     context: int,
     temperature: float = 1.0,
 ) -> np.ndarray:
-    """Continues ``prompt`` by ``length`` tokens, each drawn from the model's softmax given those before it.
+    """Continues ``prompt`` by ``length`` tokens (int32 ``[length]``), each drawn from the model's softmax.
 
     One compiled loop over a buffer of ``context`` tokens, filled from the left: a causal model ignores what follows the
     last token. A full buffer drops its oldest token.
 
     Args:
-      model: causal; called as ``model.apply(variables, tokens, train=False)`` with int32 ``[1, context]``, returns
-        logits ``[1, context, V]``.
+      model: causal; ``model.apply(variables, tokens, train=False)`` maps int32 ``[1, context]`` to logits
+        ``[1, context, V]``.
       variables: of the model, without annotations.
       prompt: tokens ``[P]``, at least one; the model sees the last ``context`` of them.
       length: number of tokens to draw.
-      key: PRNG key; the same key gives the same tokens.
+      key: PRNG key.
       context: number of tokens that the model sees, at most as many as it was initialized with.
       temperature: divides the logits; below 1, likely tokens become likelier.
-
-    Returns:
-      int32 ``[length]``, without the prompt.
 
     Raises:
       InputError: an argument outside its range, an empty prompt, or a token outside the model's vocabulary.
