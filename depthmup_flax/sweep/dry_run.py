@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
@@ -44,14 +44,7 @@ def _measured(groups: Sequence[Group], lanes: int | None) -> list[str]:
             f"measured: {group.label}: {1e3 * seconds:.3g} ms per run and step, {program.per_device} at a time on "
             f"{mesh.size} device(s), {program.bytes_per_device / 2**20:,.0f} MiB on each"
         )
-    total = sum(len(group.runs) * _interpolated(group.experiment.cost, measured) for group in groups)
+    # Seconds of a run: a power law of its cost, through the measured ones.
+    costs = np.log([group.experiment.cost for group in groups])
+    total = np.exp(np.interp(costs, *np.log(measured).T)) @ [len(group.runs) for group in groups]
     return [*lines, f"about {tqdm.format_interval(total)} without compilation and evaluation"]
-
-
-def _interpolated(cost: float, measured: Sequence[tuple[float, float]]) -> float:
-    """Seconds of a run, by a power law through the measured ones."""
-    (low, low_s), (high, high_s) = measured[0], measured[-1]
-    if low == high:
-        return low_s
-    power = math.log(high_s / low_s) / math.log(high / low)
-    return low_s * (cost / low) ** power

@@ -22,7 +22,6 @@ from depthmup_flax.training import config as configs
 
 SCALES = ("smoke", "cpu", "gpu", "paper")
 _POSITIVE = (LEARNING_RATE, "parametrization.gamma0")
-
 Grids = Mapping[str, Mapping[str, Sequence[Any]]]
 
 
@@ -96,12 +95,9 @@ def expand(config: ConfigDict) -> list[Run]:
     """
     _validate(config)
     axes = list(sweep_info(config).axes)
-    runs: dict[str, Run] = {}
-    for grid in _grids(config).values():
-        for values in itertools.product(*grid.values()):
-            run = make_run(config.base, axes, dict(zip(grid, values, strict=True)))
-            runs.setdefault(run.hash, run)
-    return list(runs.values())
+    products = [(grid, values) for grid in _grids(config).values() for values in itertools.product(*grid.values())]
+    runs = [make_run(config.base, axes, dict(zip(grid, values, strict=True))) for grid, values in products]
+    return list({run.hash: run for run in runs}.values())
 
 
 def make_run(base: ConfigDict, axes: Sequence[str], values: Mapping[str, Any]) -> Run:

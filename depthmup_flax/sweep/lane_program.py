@@ -87,13 +87,7 @@ class Program:
     """
 
     def __init__(
-        self,
-        experiment: Experiment,
-        group: Sequence[Run],
-        mesh: Mesh,
-        per_device: int,
-        one_seed: bool,
-        data: Batch | None,
+        self, experiment: Experiment, group: list[Run], mesh: Mesh, per_device: int, one_seed: bool, data: Batch | None
     ) -> None:
         self.experiment, self.per_device, self.one_seed, self.mesh = experiment, per_device, one_seed, mesh
         self.capacity = per_device * mesh.size
@@ -217,7 +211,7 @@ class Program:
         batch_U = _mapped(prepare, self._seeds_per_device)(values_V.seeds_DU, examples_U)
         if self._seeds_per_device == 1:
             batch = jax.tree.map(lambda x: x[0], batch_U)
-            return _mapped(train, self.per_device, in_axes=(0, 0, None))(state_V, values_V.fields_K, batch)
+            return _mapped(functools.partial(train, batch=batch), self.per_device)(state_V, values_V.fields_K)
         # A copy for each lane: mapping twice, over seeds and over the lanes of each, is slower.
         batch_V = jax.tree.map(lambda x: x[values_V.seed_place_K], batch_U)
         return _mapped(train, self.per_device)(state_V, values_V.fields_K, batch_V)
@@ -267,14 +261,9 @@ def _dtype(path: str) -> Any:
     return np.int32 if path in (SEED, "optimizer.warmup_steps") else jnp.result_type(float)
 
 
-def _mapped(function: Callable[..., Any], size: int, in_axes: Any = 0) -> Callable[..., Any]:
+def _mapped(function: Callable[..., Any], size: int) -> Callable[..., Any]:
     """``vmap`` over a leading axis of length ``size``; for 1 the same without it, as it makes convolutions grouped."""
     if size > 1:
-        return jax.vmap(function, in_axes)
-
-    def call(*arguments: Any) -> Any:
-        axes = in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(arguments)
-        one = (x if axis is None else jax.tree.map(lambda x: x[0], x) for x, axis in zip(arguments, axes, strict=True))
-        return jax.tree.map(lambda x: x[None], function(*one))
-
-    return call
+        return jax.vmap(function)
+    first = lambda trees: jax.tree.map(lambda x: x[0], trees)
+    return lambda *trees: jax.tree.map(lambda x: x[None], function(*first(trees)))

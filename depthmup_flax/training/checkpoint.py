@@ -67,11 +67,7 @@ class Checkpointer:
     ) -> None:
         """Copies ``state`` off the devices and returns; the files are then written in the background, atomically.
 
-        Args:
-          step: larger than that of every checkpoint.
-          state: pytree of arrays.
-          meta: JSON that describes ``state``.
-          metrics: with ``test_accuracy``, which selects the best checkpoint; ``None`` between evaluations.
+        ``step`` is larger than that of every checkpoint. ``test_accuracy`` in ``metrics`` selects the best checkpoint.
         """
         description = {**meta, "fingerprint": fingerprint(state)}
         description["digest"] = _digest(description)
@@ -88,10 +84,8 @@ class Checkpointer:
         """State and description of the latest intact checkpoint; ``None`` if there are no checkpoints.
 
         A checkpoint is damaged if it cannot be read, or if its numbers differ from the saved ones in any bit. Damaged
-        checkpoints newer than the restored one are renamed to ``<step>.damaged``, with a warning.
-
-        Args:
-          abstract_state: pytree of ``jax.ShapeDtypeStruct`` with the shardings of the restored arrays.
+        checkpoints newer than the restored one are renamed to ``<step>.damaged``, with a warning. Restored arrays have
+        the shardings of the ``jax.ShapeDtypeStruct`` in ``abstract_state``.
 
         Raises:
           InputError: there are checkpoints, and all are damaged. Nothing is renamed then.

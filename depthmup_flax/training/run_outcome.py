@@ -40,10 +40,8 @@ def outcome(
 ) -> Outcome:
     """The outcome of a run that has ended: diverged if a training loss or the test loss was not finite.
 
-    Args:
-      numbers: `read` of the last state.
-      test: ``test_loss`` and ``test_accuracy``, if the run was evaluated.
-      to_json: rounds a number; gives ``None`` for one that is not finite.
+    ``numbers``: `read` of the last state; ``test``: ``test_loss`` and ``test_accuracy``, if it was evaluated;
+    ``to_json`` rounds a number, and gives ``None`` for one that is not finite.
     """
     diverged_at = int(numbers.nonfinite_step) if numbers.nonfinite_step >= 0 else None
     if diverged_at is None and test is not None and not math.isfinite(test["test_loss"]):

@@ -57,7 +57,7 @@ def generate(
         raise InputError(f"temperature is {temperature!r}: use a number above 0, such as 1.0.")
     given = np.asarray(prompt)
     if given.ndim != 1 or not given.size or not np.issubdtype(given.dtype, np.integer):
-        raise InputError(f"prompt has shape {given.shape} and type {given.dtype}: give one or more integers [P].")
+        raise InputError(f"prompt has shape {given.shape}, type {given.dtype}: give at least one token, integers [P].")
     tokens = jax.ShapeDtypeStruct((1, context), jnp.int32)
     vocab_size = jax.eval_shape(lambda v, x: model.apply(v, x, train=False), variables, tokens).shape[-1]
     bad = given[(given < 0) | (given >= vocab_size)]
