@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Sequence
 
 from depthmup_flax.sweep.grid import Run
 from depthmup_flax.sweep.lane_program import Lanes, Program, unstacked
+from depthmup_flax.training.metrics import finite_or_none
 from depthmup_flax.training.run_outcome import Outcome, outcome, read
 from depthmup_flax.training.step import TrainState
 
@@ -107,4 +107,4 @@ def train(cohort: Cohort, shrink: Shrink, after_call: Callable[[Cohort], None]) 
 
 def seven_digits(value: float) -> float | None:
     """``value`` with the digits of a float32; ``None`` if it is not finite."""
-    return float(f"{float(value):.7g}") if math.isfinite(value) else None
+    return finite_or_none(float(f"{float(value):.7g}"))

@@ -101,11 +101,7 @@ def expand(config: ConfigDict) -> list[Run]:
 
 
 def make_run(base: ConfigDict, axes: Sequence[str], values: Mapping[str, Any]) -> Run:
-    """The run of the base config with some fields changed.
-
-    Raises:
-      InputError: `depthmup_flax.training.config.validate` refuses it.
-    """
+    """The run of the base config with some fields changed; checked by `depthmup_flax.training.config.validate`."""
     config = base.copy_and_resolve_references()
     for path, value in values.items():
         configs.set_field(config, path, value)

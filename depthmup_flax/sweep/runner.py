@@ -69,8 +69,7 @@ def sweep(
     directory = pathlib.Path(workdir)
     path = directory / ("records.jsonl" if shard[1] == 1 else f"records.{shard[0]}-of-{shard[1]}.jsonl")
     unfinished = directory / "unfinished" / path.stem
-    opened = _opened(directory, path, sweep_info(config), overwrite)
-    with opened, writing_to(directory), Preemption() as preemption:
+    with _opened(directory, path, sweep_info(config), overwrite), writing_to(directory), Preemption() as preemption:
         if overwrite:
             shutil.rmtree(unfinished if shard[1] > 1 else unfinished.parent, ignore_errors=True)
         with contextlib.closing(RecordWriter(path)) as writer:  # repairs a torn last line, so before reading
@@ -128,19 +127,18 @@ class _Runner:
         self.progress.finish()
 
     def _run_group(self, group: Group) -> None:
-        if not self._left(group):
+        if not (runs := self._left(group)):
             return
         if self.dataset is not group.experiment.dataset:
             self.dataset, self.data = group.experiment.dataset, None  # frees the memory first
             self.data = put_train_data(self.dataset, self.mesh)
         programs = GroupPrograms(group, self.mesh, self.data)
-        resumed = self.unfinished.restore(self._left(group), programs.get)
+        resumed = self.unfinished.restore(runs, programs.get)
         if resumed is not None:
             print(f"{group.label}: {len(resumed.runs)} runs resume after step {resumed.step}", flush=True)
             self._train(group, resumed, lambda alive: None)
-        runs = self._left(group)
-        if not runs:
-            return
+            if not (runs := self._left(group)):
+                return
         program, seconds = choose_program(programs, runs, self.lanes, self.lanes_hint)
         self.lanes_hint = program.per_device
         self.progress.start(group, len(runs), program, seconds)
@@ -184,10 +182,7 @@ class _Runner:
 
 
 def _shrinking(programs: GroupPrograms, program: Program, seconds: float) -> Shrink:
-    """Runs that are left -> a program with fewer lanes than ``program``, which takes ``seconds`` per run and step.
-
-    ``None`` if its compilation would take longer than it saves.
-    """
+    """Replaces ``program``, which takes ``seconds`` per run and step, where that saves more time than it compiles."""
     devices, total_steps = programs.mesh.size, program.experiment.total_steps
 
     def shrink(alive: list[Run]) -> Program | None:

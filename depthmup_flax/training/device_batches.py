@@ -82,8 +82,7 @@ def train_calls(
     while they compute. Both give the same batches, on any number of processes.
 
     Raises:
-      RunStopped: from ``next``: a batch takes longer than ``waiting.stall_timeout_s``.
-      Preempted: from ``next``: ``waiting.preempted`` while a batch is awaited.
+      RunStopped, Preempted: from ``next``, as ``waiting`` says.
     """
     source: Generator[Call, None, None]
     if dataset.placement == "stream":
@@ -100,8 +99,7 @@ def held_out_batches(dataset: Dataset, batch_size: int, mesh: jax.sharding.Mesh,
     """The test split once, with a ``mask``; ``batch_size`` is rounded up to a multiple of the mesh's parts of a batch.
 
     Raises:
-      RunStopped: as `train_calls`.
-      Preempted: ``waiting.preempted`` between two batches, or while one is awaited.
+      RunStopped, Preempted: as `train_calls`, and `Preempted` between two batches.
     """
     parts = sharding.batch_shards(mesh)
     size = parts * math.ceil(min(batch_size, len(dataset.test)) / parts)

@@ -132,7 +132,9 @@ def make_train_step(
         if accumulate == 1:
             batch_stats, means = gradient(state.batch_stats, inputs, labels, dropout)
         else:
-            parts = (*(_parts(x, accumulate) for x in (inputs, labels)), jax.random.split(dropout, accumulate))
+            # Part i has every accumulate-th example, so that examples stay on their device.
+            split = lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1)
+            parts = (split(inputs), split(labels), jax.random.split(dropout, accumulate))
             batch_stats, means = _mean_over_parts(gradient, state.batch_stats, parts)
         grads, loss, accuracy = means
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -165,9 +167,8 @@ def make_eval_step(
         logits: Any = model.apply({"params": params, "batch_stats": batch_stats}, inputs, train=False)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         correct = (logits.argmax(-1) == labels).astype(jnp.float32)
-        return EvalMetrics.single_from_model_output(
-            loss=_mean_per_example(losses), accuracy=_mean_per_example(correct), mask=batch["mask"] > 0
-        )
+        loss, accuracy = (x.reshape(len(x), -1).mean(-1) for x in (losses, correct))
+        return EvalMetrics.single_from_model_output(loss=loss, accuracy=accuracy, mask=batch["mask"] > 0)
 
     return eval_step
 
@@ -175,11 +176,6 @@ def make_eval_step(
 def evaluate(eval_step: Callable[[Batch], clu.metrics.Collection], batches: Iterable[Batch]) -> clu.metrics.Collection:
     """The `EvalMetrics` of all ``batches``."""
     return functools.reduce(lambda total, new: total.merge(new), map(eval_step, batches))
-
-
-def _parts(x: jax.Array, count: int) -> jax.Array:
-    """``[count, B / count, ...]``: part i has every count-th example, so that examples stay on their device."""
-    return x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1)
 
 
 def _mean_over_parts(
@@ -196,7 +192,3 @@ def _mean_over_parts(
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     (batch_stats, totals), _ = jax.lax.scan(add, (batch_stats, zeros), parts)
     return batch_stats, jax.tree.map(lambda x: x / len(first), totals)
-
-
-def _mean_per_example(values: jax.Array) -> jax.Array:
-    return values.reshape(len(values), -1).mean(-1)
