@@ -167,7 +167,7 @@ def curve(
 def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32, seconds: float = 0.4) -> Measure:
     """A step of the sweep's program with ``lanes`` networks on one device."""
     from depthmup_flax.sweep.grid import expand
-    from depthmup_flax.sweep.program import Program, sweep_mesh
+    from depthmup_flax.sweep.lane_program import Program, sweep_mesh
     from depthmup_flax.training.device_batches import put_train_data
 
     rates = tuple(1e-4 * 2 ** (i / 8) for i in range(lanes))
@@ -178,7 +178,7 @@ def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32,
     runs = expand(config)
     experiment, mesh = build(runs[0].config), sweep_mesh()
     data = put_train_data(experiment.dataset, mesh)
-    program = Program(experiment, ["optimizer.learning_rate"], mesh, lanes, True, 1, data)
+    program = Program(experiment, runs, mesh, lanes, True, data)
     program.seconds_per_run_step(runs)  # sets the number of steps per call
     placed = program.place(runs)
     call = next(program.calls(placed, 0))

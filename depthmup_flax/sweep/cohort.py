@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Sequence
 
 from depthmup_flax.sweep.grid import Run
-from depthmup_flax.sweep.program import Lanes, Program
-from depthmup_flax.training.calls import Call
-from depthmup_flax.training.outcome import Outcome, outcome, read_lanes
+from depthmup_flax.sweep.lane_program import Lanes, Program, unstacked
+from depthmup_flax.training.metrics import finite_or_none
+from depthmup_flax.training.run_outcome import Outcome, outcome, read
 from depthmup_flax.training.step import TrainState
+
+# Runs that are left -> a program with fewer lanes for them, or None.
+Shrink = Callable[[list[Run]], Program | None]
 
 
 @dataclasses.dataclass
 class Cohort:
-    """Runs in training, all at the same step.
+    """Runs in training, all at the same step."""
 
-    Attributes:
-      runs: all of them.
-      program: trains those that are left.
-      lanes: of the runs that are left, in ``program``.
-      state: of those lanes.
-      step: steps taken.
-      slices: hash of a run -> its mean loss over each time slice so far.
-      outcomes: hash of a run -> its outcome, for those that have ended.
-      elapsed_before_s: seconds of training before an interruption.
-      started: `time.perf_counter` when training started or resumed.
-    """
-
-    runs: list[Run]
-    program: Program
-    lanes: Lanes
-    state: TrainState
+    runs: list[Run]  # all of them
+    program: Program  # trains those that are left
+    lanes: Lanes  # of those that are left
+    state: TrainState  # of the lanes
     step: int
-    slices: dict[str, list[float | None]]
-    outcomes: dict[str, Outcome]
-    elapsed_before_s: float = 0.0
+    slices: dict[str, list[float | None]]  # hash of a run -> its mean loss over each time slice so far
+    outcomes: dict[str, Outcome]  # hash of a run that has ended -> its outcome
+    elapsed_before_s: float = 0.0  # seconds of training before an interruption
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
     @classmethod
@@ -47,26 +37,20 @@ class Cohort:
         return cls(list(runs), program, lanes, program.init(lanes), 0, {run.hash: [] for run in runs}, {})
 
     def elapsed_s(self) -> float:
-        """Seconds of training, including those before an interruption."""
+        """Seconds of training."""
         return self.elapsed_before_s + time.perf_counter() - self.started
-
-    def take(self, call: Call) -> None:
-        """Takes the steps of one call, in all lanes."""
-        self.state = self.program.take(self.state, self.lanes, call)
-        self.step += int(call.count)
 
     def end_slice(self) -> list[Run]:
         """Appends to `slices`, and records runs that diverged; returns the others."""
-        numbers = read_lanes(self.state)
+        numbers = unstacked(read(self.state))
         alive = []
         for run_hash, lane in self.lanes.lane_of.items():
-            if run_hash in self.outcomes:
-                continue
-            self.slices[run_hash].append(seven_digits(numbers[lane].recent.means()[0]))
-            if numbers[lane].nonfinite_step >= 0:
-                self.outcomes[run_hash] = outcome(numbers[lane], None, seven_digits)
-            else:
-                alive.append(self.lanes.runs_K[lane])
+            if run_hash not in self.outcomes:
+                self.slices[run_hash].append(seven_digits(numbers[lane].recent.means()[0]))
+                if numbers[lane].nonfinite_step >= 0:
+                    self.outcomes[run_hash] = outcome(numbers[lane], None, seven_digits)
+                else:
+                    alive.append(self.lanes.runs_K[lane])
         return alive
 
     def move(self, program: Program, alive: Sequence[Run]) -> None:
@@ -78,33 +62,28 @@ class Cohort:
 
     def finish(self) -> None:
         """Evaluates the runs that have not diverged."""
-        if len(self.outcomes) == len(self.runs):
-            return
-        tests, numbers = self.program.test(self.state, self.lanes), read_lanes(self.state)
-        for run_hash, lane in self.lanes.lane_of.items():
-            if run_hash not in self.outcomes:
-                self.outcomes[run_hash] = outcome(numbers[lane], tests[lane], seven_digits)
+        left = {run_hash: lane for run_hash, lane in self.lanes.lane_of.items() if run_hash not in self.outcomes}
+        if left:
+            tests, numbers = self.program.test(self.state, self.lanes), unstacked(read(self.state))
+            self.outcomes |= {run: outcome(numbers[lane], tests[lane], seven_digits) for run, lane in left.items()}
 
 
-def train(
-    cohort: Cohort, shrink: Callable[[list[Run]], Program | None], after_call: Callable[[Cohort], None]
-) -> list[Outcome]:
-    """Trains ``cohort`` to the end and evaluates the runs that have not diverged.
+def train(cohort: Cohort, shrink: Shrink, after_call: Callable[[Cohort], None]) -> list[Outcome]:
+    """Trains ``cohort``, in place, to the end; returns the outcome of each of its runs.
 
     Args:
-      cohort: changed in place.
-      shrink: runs that are left -> a program with fewer lanes for them, or ``None``.
+      cohort: fresh or resumed.
+      shrink: called when half of the lanes are empty.
       after_call: called after every call of the program but the last; its exceptions end the training.
-
-    Returns:
-      The outcome of each of ``cohort.runs``.
     """
     periods = cohort.program.periods
     calls = cohort.program.calls(cohort.lanes, cohort.step)
     since, started = cohort.step, time.perf_counter()
     try:
         while cohort.step < periods.total:
-            cohort.take(next(calls))
+            call = next(calls)
+            cohort.state = cohort.program.take(cohort.state, cohort.lanes, call)
+            cohort.step += int(call.count)
             if periods.logs_at(cohort.step):
                 alive = cohort.end_slice()
                 if not alive:
@@ -128,4 +107,4 @@ def train(
 
 def seven_digits(value: float) -> float | None:
     """``value`` with the digits of a float32; ``None`` if it is not finite."""
-    return float(f"{float(value):.7g}") if math.isfinite(value) else None
+    return finite_or_none(float(f"{float(value):.7g}"))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.sweep.grid import expand, sweep_info
-from depthmup_flax.sweep.group import Group, GroupPrograms, groups_of_shard, plan
 from depthmup_flax.sweep.lane_count import choose_program
-from depthmup_flax.sweep.program import sweep_mesh
+from depthmup_flax.sweep.lane_program import sweep_mesh
+from depthmup_flax.sweep.program_group import Group, GroupPrograms, groups_of_shard, plan
 from depthmup_flax.training.device_batches import put_train_data
 
 
@@ -22,17 +22,14 @@ def describe(config: ConfigDict, lanes: int | None = None, shard: tuple[int, int
     groups.sort(key=lambda group: group.experiment.cost)
     info = sweep_info(config)
     lines = [f"{info.figure} ({info.scale}): {info.title}", ""]
-    lines += [f"  {path:<36} {', '.join(_short(value) for value in values)}" for path, values in info.axes.items()]
+    short = lambda value: f"{value:.4g}" if isinstance(value, float) else str(value)
+    lines += [f"  {path:<36} {', '.join(map(short, values))}" for path, values in info.axes.items()]
     part = f" in shard {shard[0]}/{shard[1]}" if shard[1] > 1 else ""
     lines += ["", f"{sum(len(group.runs) for group in groups)} runs in {len(groups)} compiled groups{part}:"]
-    lines += [
-        f"  {len(group.runs):>5} x {group.experiment.total_steps} steps, "
-        f"{group.experiment.parameters:>13,} parameters: {group.label}"
-        for group in groups
-    ]
-    if groups:
-        lines += _measured(groups, lanes)
-    return "\n".join(lines)
+    for group in groups:
+        size = f"{group.experiment.total_steps} steps, {group.experiment.parameters:>13,} parameters"
+        lines.append(f"  {len(group.runs):>5} x {size}: {group.label}")
+    return "\n".join(lines + (_measured(groups, lanes) if groups else []))
 
 
 def _measured(groups: Sequence[Group], lanes: int | None) -> list[str]:
@@ -47,18 +44,7 @@ def _measured(groups: Sequence[Group], lanes: int | None) -> list[str]:
             f"measured: {group.label}: {1e3 * seconds:.3g} ms per run and step, {program.per_device} at a time on "
             f"{mesh.size} device(s), {program.bytes_per_device / 2**20:,.0f} MiB on each"
         )
-    total = sum(len(group.runs) * _interpolated(group.experiment.cost, measured) for group in groups)
+    # Seconds of a run: a power law of its cost, through the measured ones.
+    costs = np.log([group.experiment.cost for group in groups])
+    total = np.exp(np.interp(costs, *np.log(measured).T)) @ [len(group.runs) for group in groups]
     return [*lines, f"about {tqdm.format_interval(total)} without compilation and evaluation"]
-
-
-def _interpolated(cost: float, measured: Sequence[tuple[float, float]]) -> float:
-    """Seconds of a run, by a power law through the measured ones."""
-    (low, low_s), (high, high_s) = measured[0], measured[-1]
-    if low == high:
-        return low_s
-    power = math.log(high_s / low_s) / math.log(high / low)
-    return low_s * (cost / low) ** power
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -22,34 +22,20 @@ from depthmup_flax.training import config as configs
 
 SCALES = ("smoke", "cpu", "gpu", "paper")
 _POSITIVE = (LEARNING_RATE, "parametrization.gamma0")
-
 Grids = Mapping[str, Mapping[str, Sequence[Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run of a sweep.
+    """One run of a sweep."""
 
-    Attributes:
-      point: dotted field -> value for every axis of the sweep.
-      config: the whole config; ``train.py`` trains the same with it.
-      hash: of the config.
-    """
-
-    point: dict[str, Any]
-    config: ConfigDict
-    hash: str
+    point: dict[str, Any]  # dotted field -> value for every axis of the sweep
+    config: ConfigDict  # the whole config; train.py trains the same with it
+    hash: str  # of the config
 
 
 def sweep_config(
-    base: ConfigDict,
-    grids: Grids,
-    *,
-    figure: str,
-    title: str,
-    scale: str,
-    x: str = LEARNING_RATE,
-    extend: int = 0,
+    base: ConfigDict, grids: Grids, *, figure: str, title: str, scale: str, x: str = LEARNING_RATE, extend: int = 0
 ) -> ConfigDict:
     """The config of a sweep.
 
@@ -62,10 +48,8 @@ def sweep_config(
       x: the axis along which the report finds optima.
       extend: largest number of values to add to ``x`` while the minimum of a curve lies at the edge of the grid.
     """
-    nested = {
-        name: unflatten_dict({path: _as_tuple(values) for path, values in grid.items()}, sep=".")
-        for name, grid in grids.items()
-    }
+    tuples = {name: {path: _as_tuple(values) for path, values in grid.items()} for name, grid in grids.items()}
+    nested = {name: unflatten_dict(grid, sep=".") for name, grid in tuples.items()}
     return ConfigDict(
         {"figure": figure, "title": title, "scale": scale, "x": x, "extend": extend, "grids": nested, "base": base}
     )
@@ -111,20 +95,13 @@ def expand(config: ConfigDict) -> list[Run]:
     """
     _validate(config)
     axes = list(sweep_info(config).axes)
-    runs: dict[str, Run] = {}
-    for grid in _grids(config).values():
-        for values in itertools.product(*grid.values()):
-            run = make_run(config.base, axes, dict(zip(grid, values, strict=True)))
-            runs.setdefault(run.hash, run)
-    return list(runs.values())
+    products = [(grid, values) for grid in _grids(config).values() for values in itertools.product(*grid.values())]
+    runs = [make_run(config.base, axes, dict(zip(grid, values, strict=True))) for grid, values in products]
+    return list({run.hash: run for run in runs}.values())
 
 
 def make_run(base: ConfigDict, axes: Sequence[str], values: Mapping[str, Any]) -> Run:
-    """The run of the base config with some fields changed.
-
-    Raises:
-      InputError: `depthmup_flax.training.config.validate` refuses it.
-    """
+    """The run of the base config with some fields changed; checked by `depthmup_flax.training.config.validate`."""
     config = base.copy_and_resolve_references()
     for path, value in values.items():
         configs.set_field(config, path, value)
@@ -135,29 +112,26 @@ def make_run(base: ConfigDict, axes: Sequence[str], values: Mapping[str, Any]) -
 
 def structural_groups(runs: Sequence[Run]) -> list[list[Run]]:
     """Groups of runs that differ only in continuous fields; in a group, runs that diverge early are neighbors."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(_structure(run.config), []).append(run)
-    return [sorted(group, key=_continuous_values) for group in groups.values()]
+    return [sorted(group, key=_continuous_values) for group in _grouped(runs, lambda run: _structure(run.config))]
 
 
 def curves(runs: Sequence[Run], x: str) -> list[list[Run]]:
     """Groups of runs that differ only in ``x`` and the seed."""
+    others = lambda run: {path: value for path, value in run.point.items() if path not in (x, SEED)}
+    return _grouped(runs, lambda run: json.dumps(others(run), sort_keys=True))
+
+
+def _grouped(runs: Sequence[Run], key: Callable[[Run], str]) -> list[list[Run]]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        others = {path: value for path, value in run.point.items() if path not in (x, SEED)}
-        groups.setdefault(json.dumps(others, sort_keys=True), []).append(run)
+        groups.setdefault(key(run), []).append(run)
     return list(groups.values())
 
 
 def shard_of(runs: Sequence[Run], x: str, shard: tuple[int, int], cost: Mapping[str, float]) -> list[Run]:
-    """Shard ``i`` of ``n`` disjoint ones of about equal cost; a curve stays whole, and similar runs stay together.
+    """Shard ``(i, n)`` of a sweep's runs, of about equal cost; curves along ``x`` stay whole, similar runs together.
 
-    Args:
-      runs: of the whole sweep.
-      x: see `sweep_config`.
-      shard: ``(i, n)``, from 0.
-      cost: hash of a run -> its cost, in any unit.
+    ``cost``: hash of a run -> its cost, in any unit.
     """
     index, count = shard
     total = sum(cost[run.hash] for run in runs)

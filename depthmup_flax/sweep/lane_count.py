@@ -13,8 +13,8 @@ import jax
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.sweep.grid import Run
-from depthmup_flax.sweep.group import GroupPrograms
-from depthmup_flax.sweep.program import Program
+from depthmup_flax.sweep.lane_program import Program
+from depthmup_flax.sweep.program_group import GroupPrograms
 
 # Another number of lanes is tried while the runs are expected to take this many times the last compilation.
 _WORTH = 8.0
@@ -25,10 +25,8 @@ _MEMORY_SHARE = 0.8
 
 def parse_lanes(text: str) -> int | None:
     """The flag ``--lanes``: ``auto`` is ``None``, ``all`` is 0, else a number of lanes per device."""
-    if text == "auto":
-        return None
-    if text == "all":
-        return 0
+    if text in ("auto", "all"):
+        return None if text == "auto" else 0
     if text.isdigit() and int(text) > 0:
         return int(text)
     raise InputError(f"--lanes is {text}: use auto (benchmark), all (vectorize), 1 (one after another) or a number.")
@@ -37,12 +35,7 @@ def parse_lanes(text: str) -> int | None:
 def candidates(runs: int, devices: int) -> list[int]:
     """Numbers of lanes per device to try, ascending, each with few empty lanes in the last cohort."""
     largest = math.ceil(runs / devices)
-    lanes = {1, largest}
-    cohorts = _RATIO
-    while cohorts < largest:
-        lanes.add(math.ceil(largest / cohorts))
-        cohorts *= _RATIO
-    return sorted(lanes)
+    return sorted({math.ceil(largest / _RATIO**i) for i in range(largest.bit_length() + 1)})
 
 
 def choose_program(
@@ -50,11 +43,8 @@ def choose_program(
 ) -> tuple[Program, float]:
     """The fastest program for ``runs`` that fits into memory, and its measured seconds per run and step.
 
-    Args:
-      programs: of the runs' structural group.
-      runs: to be trained.
-      lanes: number per device; 0: all runs at once, ``None``: measure. Memory bounds it in any case.
-      hint: where to start measuring: the best number for a similar group.
+    ``lanes``: number per device; 0: all runs at once; ``None``: measure, beginning near ``hint``, the best number for a
+    similar group. Memory bounds it in any case.
     """
     options = candidates(len(runs), programs.mesh.size)
     if lanes is not None:
@@ -62,8 +52,13 @@ def choose_program(
     nearest = max(option for option in options if option <= max(hint, 1))
     program, seconds = _largest_that_fits(programs, runs, nearest)
     first = program
-    for ordered in (options, options[::-1]):
-        while better := _better(programs, runs, _after(ordered, program.per_device), program, seconds):
+    more = [option for option in options if option > first.per_device]
+    fewer = [option for option in reversed(options) if option < first.per_device]
+    for others in (more, fewer):
+        for option in others:
+            better = _better(programs, runs, option, program, seconds)
+            if better is None:
+                break
             program, seconds = better
         if program is not first:  # more lanes were faster, so fewer need no trial
             break
@@ -79,18 +74,12 @@ def memory_limit() -> float:
     return 0.5 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / jax.local_device_count()
 
 
-def _after(ordered: Sequence[int], lanes: int) -> int | None:
-    """The option that follows ``lanes`` in ``ordered``, which ascends or descends."""
-    ascends = ordered[0] < ordered[-1]
-    return next((option for option in ordered if (option > lanes if ascends else option < lanes)), None)
-
-
 def _better(
-    programs: GroupPrograms, runs: Sequence[Run], option: int | None, program: Program, seconds: float
+    programs: GroupPrograms, runs: Sequence[Run], option: int, program: Program, seconds: float
 ) -> tuple[Program, float] | None:
     """The program with another number of lanes, if it is worth a compilation and faster."""
     left = len(runs) * program.experiment.total_steps * seconds
-    if option is None or left < _WORTH * program.compile_s:
+    if left < _WORTH * program.compile_s:
         return None
     other = programs.for_runs(runs, option)
     if other.bytes_per_device > memory_limit():

@@ -32,21 +32,15 @@ def one_seed_fits(runs: Sequence[Run], per_device: int, devices: int) -> bool:
 def lay_out(runs: Sequence[Run], per_device: int, devices: int, one_seed: bool) -> tuple[list[Run], dict[str, int]]:
     """The run of every lane, device after device, and the lane of every run's hash; other lanes repeat a run.
 
-    Args:
-      runs: at most as many as lanes; with ``one_seed`` such that `one_seed_fits`.
-      per_device: lanes of a device.
-      devices: number of devices.
-      one_seed: all lanes of a device have the same seed. Otherwise runs keep their order.
+    With ``one_seed``, where `one_seed_fits`, all lanes of a device have the same seed; otherwise runs keep their order.
     """
     size = per_device if one_seed else 1
     pieces = _pieces(runs, per_device) if one_seed else [[run] for run in runs]
     assert len(pieces) * size <= per_device * devices
     pieces += [[runs[0]]] * (per_device * devices // size - len(pieces))
     lanes = [run for piece in pieces for run in [*piece, *[piece[-1]] * (size - len(piece))]]
-    lane_of: dict[str, int] = {}
-    for lane, run in enumerate(lanes):
-        lane_of.setdefault(run.hash, lane)
-    return lanes, lane_of
+    hashes = [run.hash for run in lanes]
+    return lanes, {name: hashes.index(name) for name in hashes}
 
 
 def _pieces(runs: Sequence[Run], size: int) -> list[list[Run]]:

@@ -7,9 +7,10 @@ import dataclasses
 import math
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset, LoadOnce
@@ -18,18 +19,17 @@ from depthmup_flax.files import write_atomically
 from depthmup_flax.parallel.preemption import Preemption
 from depthmup_flax.provenance import commit, versions
 from depthmup_flax.records import Record, RecordWriter, SweepInfo, info_to_json, read_info, read_records
-from depthmup_flax.sweep.cohort import Cohort, train
-from depthmup_flax.sweep.extension import extension
+from depthmup_flax.sweep.cohort import Cohort, Shrink, train
 from depthmup_flax.sweep.grid import Run, expand, sweep_info
-from depthmup_flax.sweep.group import Group, GroupPrograms, groups_of_shard, plan
+from depthmup_flax.sweep.grid_extension import extension
 from depthmup_flax.sweep.lane_count import choose_program
 from depthmup_flax.sweep.lane_layout import cohorts, one_seed_fits
-from depthmup_flax.sweep.program import Program, sweep_mesh
+from depthmup_flax.sweep.lane_program import Program, sweep_mesh
+from depthmup_flax.sweep.program_group import Group, GroupPrograms, groups_of_shard, plan
 from depthmup_flax.sweep.progress import SweepProgress
-from depthmup_flax.sweep.unfinished import Unfinished
+from depthmup_flax.sweep.resume import Unfinished
 from depthmup_flax.training.config import differences, listed, run_differences
 from depthmup_flax.training.device_batches import put_train_data
-from depthmup_flax.training.outcome import Outcome
 from depthmup_flax.training.workdir import make_writable, only_run_in, writing_to
 from depthmup_flax.types import Batch
 
@@ -69,8 +69,7 @@ def sweep(
     directory = pathlib.Path(workdir)
     path = directory / ("records.jsonl" if shard[1] == 1 else f"records.{shard[0]}-of-{shard[1]}.jsonl")
     unfinished = directory / "unfinished" / path.stem
-    opened = _opened(directory, path, sweep_info(config), overwrite)
-    with opened, writing_to(directory), Preemption() as preemption:
+    with _opened(directory, path, sweep_info(config), overwrite), writing_to(directory), Preemption() as preemption:
         if overwrite:
             shutil.rmtree(unfinished if shard[1] > 1 else unfinished.parent, ignore_errors=True)
         with contextlib.closing(RecordWriter(path)) as writer:  # repairs a torn last line, so before reading
@@ -82,41 +81,36 @@ def sweep(
         return [record for record in runner.done.values() if record.run in runner.mine]
 
 
+@dataclasses.dataclass
 class _Runner:
-    """Trains groups of runs and records them.
+    """Trains groups of runs and records them."""
 
-    Attributes:
-      done: hash of a run -> its record, for all shards.
-      mine: hashes of the runs of this shard.
-    """
-
-    def __init__(
-        self,
-        config: ConfigDict,
-        writer: RecordWriter,
-        done: dict[str, Record],
-        lanes: int | None,
-        load: LoadOnce,
-        unfinished: Unfinished,
-    ) -> None:
-        self.done, self.mine = done, set[str]()
-        self._config, self._writer, self._lanes, self._load = config, writer, lanes, load
-        self._unfinished, self._mesh = unfinished, sweep_mesh()
-        self._data: tuple[Dataset, Batch | None] | None = None  # of the last group
-        self._lanes_hint = 1
-        self._versions, self._commit = versions(), commit()
+    config: ConfigDict
+    writer: RecordWriter
+    done: dict[str, Record]  # hash of a run -> its record, for all shards
+    lanes: int | None
+    load: LoadOnce
+    unfinished: Unfinished
+    mine: set[str] = dataclasses.field(default_factory=set)  # hashes of the runs of this shard
+    mesh: Mesh = dataclasses.field(default_factory=sweep_mesh)
+    dataset: Dataset | None = None  # of the last group
+    data: Batch | None = None  # of that set, on the devices
+    lanes_hint: int = 1
+    versions: dict[str, str] = dataclasses.field(default_factory=versions)
+    commit: str | None = dataclasses.field(default_factory=commit)
+    progress: SweepProgress = dataclasses.field(init=False)
 
     def run(self, groups: Sequence[Group]) -> None:
         """Trains all groups; then, ``config.extend`` times, values beyond a grid whose minimum is at its edge."""
         runs = [run for group in groups for run in group.runs]
         self.mine |= {run.hash for run in runs}
-        progress = SweepProgress(groups, self.done)
+        self.progress = SweepProgress(groups, self.done)
         # The runs that were in training first: another group would overwrite their saved state.
-        saved = self._unfinished.saved_runs()
+        saved = self.unfinished.saved_runs()
         for group in sorted(groups, key=lambda group: not any(run.hash in saved for run in group.runs)):
-            self._run_group(group, progress)
-        for _ in range(self._config.extend):
-            curves = extension(self._config, runs, self.done)
+            self._run_group(group)
+        for _ in range(self.config.extend):
+            curves = extension(self.config, runs, self.done)
             more = [run for curve, _ in curves for run in curve if run.hash not in self.mine]
             if not more:
                 break
@@ -125,102 +119,77 @@ class _Runner:
                     print(sentence, flush=True)
             runs += more
             self.mine |= {run.hash for run in more}
-            extended = plan(self._config, more, self._load)
-            progress.add(extended, self.done)
+            extended = plan(self.config, more, self.load)
+            self.progress.add(extended, self.done)
             for group in extended:
-                self._run_group(group, progress)
-        self._unfinished.delete()
-        progress.finish()
+                self._run_group(group)
+        self.unfinished.delete()
+        self.progress.finish()
 
-    def _run_group(self, group: Group, progress: SweepProgress) -> None:
-        if not self._left(group):
+    def _run_group(self, group: Group) -> None:
+        if not (runs := self._left(group)):
             return
-        programs = GroupPrograms(group, self._mesh, self._data_of(group))
-        resumed = self._unfinished.restore(self._left(group), programs.get)
+        if self.dataset is not group.experiment.dataset:
+            self.dataset, self.data = group.experiment.dataset, None  # frees the memory first
+            self.data = put_train_data(self.dataset, self.mesh)
+        programs = GroupPrograms(group, self.mesh, self.data)
+        resumed = self.unfinished.restore(runs, programs.get)
         if resumed is not None:
-            progress.resume(group, resumed)
-            self._train(group, resumed, lambda alive: None, progress)
-        runs = self._left(group)
-        if not runs:
-            return
-        program, seconds = choose_program(programs, runs, self._lanes, self._lanes_hint)
-        self._lanes_hint = program.per_device
-        progress.start(group, len(runs), program, seconds)
-        self._unfinished.delete()
-        parts = cohorts(runs, program.per_device, self._mesh.size)
+            print(f"{group.label}: {len(resumed.runs)} runs resume after step {resumed.step}", flush=True)
+            self._train(group, resumed, lambda alive: None)
+            if not (runs := self._left(group)):
+                return
+        program, seconds = choose_program(programs, runs, self.lanes, self.lanes_hint)
+        self.lanes_hint = program.per_device
+        self.progress.start(group, len(runs), program, seconds)
+        self.unfinished.delete()
+        parts = cohorts(runs, program.per_device, self.mesh.size)
         for part in parts:
             cohort, shrink = Cohort.of(program, part), _shrinking(programs, program, seconds)
-            self._train(group, cohort, shrink, progress, last=part is parts[-1])
+            self._train(group, cohort, shrink, last=part is parts[-1])
 
     def _left(self, group: Group) -> list[Run]:
         return [run for run in group.runs if run.hash not in self.done]
 
-    def _data_of(self, group: Group) -> Batch | None:
-        """The training data on the devices; those of the last group are used again."""
-        dataset = group.experiment.dataset
-        if self._data is None or self._data[0] is not dataset:
-            self._data = None  # frees the memory first
-            self._data = dataset, put_train_data(dataset, self._mesh)
-        return self._data[1]
-
-    def _train(
-        self,
-        group: Group,
-        cohort: Cohort,
-        shrink: Callable[[list[Run]], Program | None],
-        progress: SweepProgress,
-        *,
-        last: bool = False,
-    ) -> None:
+    def _train(self, group: Group, cohort: Cohort, shrink: Shrink, *, last: bool = False) -> None:
         """Trains ``cohort`` and writes its records."""
-        per_device = cohort.program.per_device
-        outcomes = train(cohort, shrink, self._unfinished.after_call)
-        seconds = cohort.elapsed_s() / len(cohort.runs)
+        lanes = cohort.program.per_device  # training may shrink the program
+        outcomes = train(cohort, shrink, self.unfinished.after_call)
+        seconds = round(cohort.elapsed_s() / len(cohort.runs), 3)
         records = [
-            self._record_of(group, run, outcome, cohort.slices[run.hash], per_device, seconds)
+            Record(
+                run=run.hash,
+                point=run.point,
+                width=run.config.model.width,
+                depth=run.config.model.depth,
+                parameters=group.experiment.parameters,
+                seed=run.config.seed,
+                slice_steps=group.experiment.config.train.log_every,
+                train_loss_slices=cohort.slices[run.hash],
+                wall_time_s=seconds,
+                lanes=lanes,
+                device=f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+                versions=self.versions,
+                commit=self.commit,
+                **dataclasses.asdict(outcome),
+            )
             for run, outcome in zip(cohort.runs, outcomes, strict=True)
         ]
-        self._writer.write_records(records)
-        self._unfinished.delete()
+        self.writer.write_records(records)
+        self.unfinished.delete()
         self.done.update({record.run: record for record in records})
-        progress.update(group, records, last=last)
-
-    def _record_of(
-        self, group: Group, run: Run, outcome: Outcome, slices: list[float | None], lanes: int, seconds: float
-    ) -> Record:
-        return Record(
-            run=run.hash,
-            point=run.point,
-            width=run.config.model.width,
-            depth=run.config.model.depth,
-            parameters=group.experiment.parameters,
-            seed=run.config.seed,
-            slice_steps=group.experiment.config.train.log_every,
-            train_loss_slices=slices,
-            wall_time_s=round(seconds, 3),
-            lanes=lanes,
-            device=f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-            versions=self._versions,
-            commit=self._commit,
-            **dataclasses.asdict(outcome),
-        )
+        self.progress.update(group, records, last=last)
 
 
-def _shrinking(programs: GroupPrograms, program: Program, seconds: float) -> Callable[[list[Run]], Program | None]:
-    """Runs that are left -> a program with fewer lanes than ``program``, if that saves time.
-
-    Args:
-      programs: compiles it.
-      program: that trains them so far.
-      seconds: per run and step of ``program``.
-    """
+def _shrinking(programs: GroupPrograms, program: Program, seconds: float) -> Shrink:
+    """Replaces ``program``, which takes ``seconds`` per run and step, where that saves more time than it compiles."""
     devices, total_steps = programs.mesh.size, program.experiment.total_steps
 
     def shrink(alive: list[Run]) -> Program | None:
         fewer = math.ceil(len(alive) / devices)
         one_seed = one_seed_fits(alive, fewer, devices)
         saved_s = (program.capacity - fewer * devices) * total_steps * seconds / 2
-        worth = saved_s > 2 * program.compile_s or programs.has(fewer, one_seed)
+        worth = saved_s > 2 * program.compile_s or (fewer, one_seed) in programs.compiled
         return programs.get(fewer, one_seed) if worth and fewer < program.per_device else None
 
     return shrink
@@ -237,9 +206,9 @@ def _opened(directory: pathlib.Path, path: pathlib.Path, info: SweepInfo, overwr
                 old.unlink(missing_ok=True)
         if (directory / "sweep.json").exists():
             _require_same_sweep(directory, info)
+        elif any(directory.glob("records*.jsonl*")):
+            raise InputError(f"{str(directory)!r} holds records without sweep.json: choose another workdir.")
         else:
-            if any(directory.glob("records*.jsonl*")):
-                raise InputError(f"{str(directory)!r} holds records without sweep.json: choose another workdir.")
             write_atomically(directory / "sweep.json", info_to_json(info))
         yield
 

@@ -39,11 +39,14 @@ class Checkpointer:
         accuracy = operator.itemgetter("test_accuracy")
         latest = policies.LatestN(keep)
         best = policies.BestN(n=1, get_metric_fn=accuracy, keep_checkpoints_without_metrics=False)
+        # A single process waits for storage without limit, because the clock may jump. One of several must time out,
+        # because the others wait for it. Creating directories in the background has a timeout that cannot be set.
+        patient = ocp.options.AsyncOptions(timeout_secs=10**9, create_directories_asynchronously=False)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy([latest, best]),
             best_fn=accuracy,  # Orbax then stores the metrics, so that the best is known after a restart
             cleanup_tmp_directories=True,
-            async_options=_async_options(),
+            async_options=patient if jax.process_count() == 1 else ocp.options.AsyncOptions(),
         )
         if distributed.is_first():
             for metrics in self._directory.glob("*/metrics/metrics"):
@@ -64,11 +67,7 @@ class Checkpointer:
     ) -> None:
         """Copies ``state`` off the devices and returns; the files are then written in the background, atomically.
 
-        Args:
-          step: training step; larger than that of every checkpoint.
-          state: pytree of arrays.
-          meta: JSON that describes ``state``.
-          metrics: with ``test_accuracy``, which selects the best checkpoint; ``None`` between evaluations.
+        ``step`` is larger than that of every checkpoint. ``test_accuracy`` in ``metrics`` selects the best checkpoint.
         """
         description = {**meta, "fingerprint": fingerprint(state)}
         description["digest"] = _digest(description)
@@ -85,10 +84,8 @@ class Checkpointer:
         """State and description of the latest intact checkpoint; ``None`` if there are no checkpoints.
 
         A checkpoint is damaged if it cannot be read, or if its numbers differ from the saved ones in any bit. Damaged
-        checkpoints newer than the restored one are renamed to ``<step>.damaged``, with a warning.
-
-        Args:
-          abstract_state: pytree of ``jax.ShapeDtypeStruct`` with the shardings of the restored arrays.
+        checkpoints newer than the restored one are renamed to ``<step>.damaged``, with a warning. Restored arrays have
+        the shardings of the ``jax.ShapeDtypeStruct`` in ``abstract_state``.
 
         Raises:
           InputError: there are checkpoints, and all are damaged. Nothing is renamed then.
@@ -99,15 +96,15 @@ class Checkpointer:
         self._rename_reported()
         for step in sorted(self._manager.all_steps(), reverse=True):
             try:
-                state, meta = self._read(step, abstract_state)
+                restored = self._read(step, abstract_state)
             except RunStopped:
                 raise
             except Exception as error:  # of whatever type Orbax raises for a damaged file
                 damaged[step] = error
-                continue
-            for damaged_step, reason in damaged.items():
-                self._rename_damaged(damaged_step, reason)
-            return state, meta
+            else:
+                for damaged_step, reason in damaged.items():
+                    self._rename_damaged(damaged_step, reason)
+                return restored
         if damaged:
             raise InputError(
                 f"no checkpoint in {self._directory} can be read ({_first_line(damaged[max(damaged)])}): restore the "
@@ -150,10 +147,10 @@ class Checkpointer:
         self._manager.close()
 
     def _report(self, step: int) -> pathlib.Path:
-        """The file by which a process reports to the next attempt that it could not read a checkpoint."""
         return self._directory / f"{step}.unreadable"
 
     def _rename_reported(self) -> None:
+        """Renames the checkpoints that a process of the previous attempt reported as unreadable."""
         steps = sorted(self._manager.all_steps())
         reported = distributed.on_first(lambda: [step for step in steps if self._report(step).exists()])
         for step in reported:
@@ -164,30 +161,15 @@ class Checkpointer:
 
     def _rename_damaged(self, step: int, error: Exception) -> None:
         source = self._directory / str(step)
-        names = (f"{step}.damaged{suffix}" for suffix in itertools.chain([""], (f".{i}" for i in itertools.count(1))))
-        target = next(self._directory / name for name in names if not (self._directory / name).exists())
+        suffixes = itertools.chain([""], map(".{}".format, itertools.count(1)))
+        targets = (self._directory / f"{step}.damaged{suffix}" for suffix in suffixes)
+        target = next(path for path in targets if not path.exists())
         if distributed.is_first():
-            log.warning(
-                "checkpoint %s cannot be read (%s): it is renamed to %s, and the previous one is used.",
-                source,
-                _first_line(error),
-                target.name,
-            )
+            message = "checkpoint %s cannot be read (%s): it is renamed to %s, and the previous one is used."
+            log.warning(message, source, _first_line(error), target.name)
             os.replace(source, target)
         distributed.barrier(f"rename {step}")
         self._manager.reload()
-
-
-def _async_options() -> ocp.options.AsyncOptions:
-    """How long Orbax waits for storage, by the wall clock.
-
-    A single process waits without limit: the clock may jump. One of several processes must time out, because the others
-    wait for it.
-    """
-    if jax.process_count() > 1:
-        return ocp.options.AsyncOptions()
-    # Creating directories in the background has a timeout of its own, which cannot be set.
-    return ocp.options.AsyncOptions(timeout_secs=10**9, create_directories_asynchronously=False)
 
 
 def fingerprint(state: ArrayTree) -> list[int]:

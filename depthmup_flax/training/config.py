@@ -26,6 +26,7 @@ from depthmup_flax.types import Json
 
 # Unset, these fields of `Parametrization` have the preset's value.
 _LR_FACTORS = ("input_lr_factor", "hidden_lr_factor", "output_lr_factor", "vector_lr_factor", "fixed_lr_factor")
+_KWARGS = ("momentum", "b1", "b2", "eps")
 _RULE_FIELDS = {"width": str, **dict.fromkeys(("alpha", "gamma", "gamma0", "branch_multiplier", *_LR_FACTORS), float)}
 
 # Fields that do not change what is trained: a run may be resumed with other values.
@@ -64,13 +65,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "clip_rms": 0.0,  # largest root mean square of the scaled gradients; 0: no clipping
                 "frozen": (),  # globs of parameter paths that keep their initial values: ("stem", "readout")
                 # Arguments of the optax direction; unset ones have optax's default. A config file may add others.
-                "kwargs": {
-                    "momentum": placeholder(float),
-                    "nesterov": placeholder(bool),
-                    "b1": placeholder(float),
-                    "b2": placeholder(float),
-                    "eps": placeholder(float),
-                },
+                "kwargs": {"nesterov": placeholder(bool), **{k: placeholder(float) for k in _KWARGS}},
             },
             # Devices along each axis; one may be -1, all the others (`depthmup_flax.parallel.sharding`).
             "mesh": {

@@ -18,7 +18,7 @@ import numpy as np
 from depthmup_flax.data import Dataset, batch_indices, eval_batches, train_batch, train_stream
 from depthmup_flax.errors import Preempted, RunStopped
 from depthmup_flax.parallel import sharding
-from depthmup_flax.training.calls import Call, CallLength
+from depthmup_flax.training.multi_step import Call, CallLength
 from depthmup_flax.types import Batch
 
 T = TypeVar("T")
@@ -30,15 +30,10 @@ _PREEMPTED = "preempted while reading data; rerun the same command to resume."
 
 @dataclasses.dataclass(frozen=True)
 class Waiting:
-    """When to stop waiting for a streamed batch.
+    """When to stop waiting for a streamed batch."""
 
-    Attributes:
-      stall_timeout_s: `RunStopped` after so many seconds.
-      preempted: `Preempted` as soon as this returns true.
-    """
-
-    stall_timeout_s: float = math.inf
-    preempted: Callable[[], bool] = lambda: False
+    stall_timeout_s: float = math.inf  # RunStopped after so many seconds
+    preempted: Callable[[], bool] = lambda: False  # Preempted as soon as this returns true
 
 
 def put_train_data(dataset: Dataset, mesh: jax.sharding.Mesh) -> Batch | None:
@@ -47,7 +42,7 @@ def put_train_data(dataset: Dataset, mesh: jax.sharding.Mesh) -> Batch | None:
 
 
 def batch_of(data: Batch | None, examples: Any) -> Any:
-    """The batch that `Call.examples` stands for: rows of ``data``, or, without ``data``, the examples themselves."""
+    """The batch that `Call.examples` stands for: rows of ``data``; without ``data``, the examples themselves."""
     return examples if data is None else jax.tree.map(lambda x: x[examples], data)
 
 
@@ -56,11 +51,10 @@ def calls(
 ) -> Generator[Call, None, None]:
     """Calls, on the host, for U seeds from ``first_step`` on; a batch is a pure function of (seed, step)."""
     split, step = dataset.train, first_step
-    distinct = set(seeds)
     while True:
         count = length.at(step)
         if dataset.placement == "stream":
-            batches = {seed: train_batch(split, seed, step, batch_size) for seed in distinct}
+            batches = {seed: train_batch(split, seed, step, batch_size) for seed in set(seeds)}
             examples: Any = jax.tree.map(lambda *x: np.stack(x), *[batches[seed] for seed in seeds])
         else:
             examples = np.zeros((length.most, len(seeds), batch_size), np.int32)
@@ -88,28 +82,24 @@ def train_calls(
     while they compute. Both give the same batches, on any number of processes.
 
     Raises:
-      RunStopped: from ``next``: a batch takes longer than ``waiting.stall_timeout_s``.
-      Preempted: from ``next``: ``waiting.preempted`` while a batch is awaited.
+      RunStopped, Preempted: from ``next``, as ``waiting`` says.
     """
+    source: Generator[Call, None, None]
     if dataset.placement == "stream":
-        source = _streamed(dataset, seed, batch_size, first_step, mesh)
+        rows = sharding.local_rows(mesh, batch_size)
+        batches = train_stream(dataset.train, seed, batch_size, start_step=first_step, rows=rows)
+        source = (Call(np.int32(1), sharding.put_batch(batch, rows, batch_size, mesh)) for batch in batches)
     else:
         source = calls(dataset, [seed], batch_size, first_step, length)
     with contextlib.closing(read_ahead_if_streamed(dataset, source, waiting)) as watched:
         yield watched
 
 
-def held_out_batches(
-    dataset: Dataset,
-    batch_size: int,
-    mesh: jax.sharding.Mesh,
-    waiting: Waiting,
-) -> Iterator[Batch]:
+def held_out_batches(dataset: Dataset, batch_size: int, mesh: jax.sharding.Mesh, waiting: Waiting) -> Iterator[Batch]:
     """The test split once, with a ``mask``; ``batch_size`` is rounded up to a multiple of the mesh's parts of a batch.
 
     Raises:
-      RunStopped: as `train_calls`.
-      Preempted: ``waiting.preempted`` between two batches, or while one is awaited.
+      RunStopped, Preempted: as `train_calls`, and `Preempted` between two batches.
     """
     parts = sharding.batch_shards(mesh)
     size = parts * math.ceil(min(batch_size, len(dataset.test)) / parts)
@@ -126,19 +116,15 @@ def read_ahead_if_streamed(
     dataset: Dataset, items: Generator[T, None, None], waiting: Waiting
 ) -> Generator[T, None, None]:
     """``items``; read ahead in a thread, and with a time limit, where they come from files."""
-    if dataset.placement != "stream":
-        return items
-    return read_ahead(items, _READ_AHEAD, waiting, f"data set {dataset.name!r}")
+    streamed = dataset.placement == "stream"
+    return read_ahead(items, _READ_AHEAD, waiting, f"data set {dataset.name!r}") if streamed else items
 
 
 def read_ahead(items: Iterator[T], size: int, waiting: Waiting, source: str) -> Generator[T, None, None]:
-    """Yields ``items``, which a thread makes before they are needed; to be closed.
+    """Yields ``items``, which a thread makes before they are needed, at most ``size`` ahead; to be closed.
 
-    Args:
-      items: their exception is raised in place of an item.
-      size: largest number of items that wait.
-      waiting: when to raise `RunStopped` or `Preempted` instead of waiting longer.
-      source: name of the source in that message.
+    Raises:
+      RunStopped, Preempted: as ``waiting`` says; the sentence names the ``source``. What ``items`` raise, too.
     """
     ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(size)
     closed = threading.Event()
@@ -183,11 +169,3 @@ def _next_of(ready: queue.Queue[T], waiting: Waiting, source: str) -> T:
         f"{source} gave no batch for {waiting.stall_timeout_s:g} s: check its storage, then rerun the same command to "
         "resume. train.stall_timeout_s sets how long to wait."
     )
-
-
-def _streamed(
-    dataset: Dataset, seed: int, batch_size: int, first_step: int, mesh: jax.sharding.Mesh
-) -> Generator[Call, None, None]:
-    rows = sharding.local_rows(mesh, batch_size)
-    for batch in train_stream(dataset.train, seed, batch_size, start_step=first_step, rows=rows):
-        yield Call(np.int32(1), sharding.put_batch(batch, rows, batch_size, mesh))

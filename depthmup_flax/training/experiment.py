@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from clu.parameter_overview import get_parameter_overview
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset, load, steps_per_epoch
@@ -33,27 +33,15 @@ from depthmup_flax.types import InfoTree, Scalar
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What a validated config describes.
-
-    Attributes:
-      config: the resolved config.
-      dataset: train and test split.
-      model: the Flax module; reads the output of ``dataset.prepare``.
-      parametrization: the rule.
-      info: tree of `ParamInfo` with the structure of the model's parameters.
-      axes: path of a parameter -> its logical axes.
-      optimizer: the optax transformation of the whole update.
-      epoch_steps: training steps in an epoch.
-      total_steps: training steps in the run.
-    """
+    """What a validated config describes."""
 
     config: ConfigDict
     dataset: Dataset
-    model: nn.Module
+    model: nn.Module  # reads the output of dataset.prepare
     parametrization: Parametrization
     info: InfoTree
-    axes: dict[str, AxisNames]
-    optimizer: optax.GradientTransformation
+    axes: dict[str, AxisNames]  # path of a parameter -> its logical axes
+    optimizer: optax.GradientTransformation  # of the whole update
     epoch_steps: int
     total_steps: int
 
@@ -92,11 +80,26 @@ class Experiment:
             return table
         shapes = self.state_shapes().params
         sharded = jax.tree.map(
-            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-            shapes,
-            state_shardings(shapes, self.axes, mesh),
+            lambda x, place: x.update(sharding=place), shapes, state_shardings(shapes, self.axes, mesh)
         )
         return f"{table}\n\n{get_parameter_overview(sharded, include_stats='sharding')}"
+
+    def description(self, mesh: Mesh) -> str:
+        """Model, rule, data and devices, a line each, for the start of a run."""
+        model, data, optimizer, rule = self.config.model, self.dataset, self.config.optimizer, self.parametrization
+        place = "streamed" if data.placement == "stream" else "on the device"
+        sizes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
+        layout = f" ({sizes})" if mesh.shape["data"] != mesh.size else ""  # else devices only split the batch
+        processes = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
+        return (
+            f"model  {model.name}, width {model.width} (base {model.base_width or model.width}), "
+            f"depth {model.depth} (base {model.base_depth or model.depth}), {self.parameters:,} parameters\n"
+            f"rule   {self.config.parametrization.preset}, alpha {rule.alpha:g}, gamma {rule.gamma:g}; "
+            f"{optimizer.name}, learning rate {optimizer.learning_rate:g}\n"
+            f"data   {data.name}, {len(data.train):,} train and {len(data.test):,} test {data.describe()}, {place}\n"
+            f"run    {self.total_steps} steps of {self.config.train.batch_size} on {jax.device_count()} "
+            f"{jax.devices()[0].device_kind} device(s){layout}{processes}"
+        )
 
 
 def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -> Experiment:
@@ -128,46 +131,31 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
         parametrization=parametrization,
         info=info,
         axes=axes_from_annotations(shapes),
-        optimizer=make_optimizer(config, info, parametrization, _schedule(config, total_steps)),
+        optimizer=make_optimizer(config, info, parametrization, total_steps),
         epoch_steps=epoch_steps,
         total_steps=total_steps,
     )
 
 
-def traced_model(experiment: Experiment, values: Mapping[str, Scalar]) -> nn.Module:
-    """The model of ``experiment`` with other values of continuous fields; see `traced_optimizer`."""
-    return experiment.model.clone(parametrization=make_parametrization(_with_values(experiment, values)))
+def traced(experiment: Experiment, values: Mapping[str, Scalar]) -> tuple[nn.Module, optax.GradientTransformation]:
+    """The model and optimizer of ``experiment`` with other values of continuous fields.
 
-
-def traced_optimizer(experiment: Experiment, values: Mapping[str, Scalar]) -> optax.GradientTransformation:
-    """The optimizer of ``experiment`` with other values of continuous fields.
-
-    Args:
-      experiment: gives everything else.
-      values: dotted field -> number or traced scalar, such as ``{"optimizer.learning_rate": eta}``.
+    ``values``: dotted field -> number or traced scalar, such as ``{"optimizer.learning_rate": eta}``.
     """
-    config = _with_values(experiment, values)
-    schedule = _schedule(config, experiment.total_steps)
-    return make_optimizer(config, experiment.info, make_parametrization(config), schedule)
-
-
-def _with_values(experiment: Experiment, values: Mapping[str, Scalar]) -> ConfigDict:
     config = experiment.config.copy_and_resolve_references()
     with config.ignore_type():
         for path, value in values.items():
             set_field(config, path, value)
-    return config
-
-
-def _schedule(config: ConfigDict, total_steps: int) -> optax.Schedule:
-    return warmup_schedule(config.optimizer.schedule, config.optimizer.warmup_steps, total_steps)
+    rule = make_parametrization(config)
+    model = experiment.model.clone(parametrization=rule)
+    return model, make_optimizer(config, experiment.info, rule, experiment.total_steps)
 
 
 def _require_fit(name: str, dataset: Dataset) -> None:
     """The model must read what the data set holds."""
+    plural = {"image": "images", "tokens": "tokens"}
     reads, holds = MODELS[name].input_kind, dataset.input_kind
     if reads != holds:
-        plural = {"image": "images", "tokens": "tokens"}
         fitting = " or ".join(repr(other) for other, model in MODELS.items() if model.input_kind == holds)
         raise InputError(
             f"model.name is {name!r}, which reads {plural[reads]}, but data.name is {dataset.name!r}, which holds "
@@ -176,18 +164,12 @@ def _require_fit(name: str, dataset: Dataset) -> None:
 
 
 def make_optimizer(
-    config: ConfigDict, info: InfoTree, parametrization: Parametrization, schedule: optax.Schedule | None = None
+    config: ConfigDict, info: InfoTree, parametrization: Parametrization, total_steps: int | None = None
 ) -> optax.GradientTransformation:
-    """The optimizer that ``config.optimizer`` describes.
-
-    Args:
-      config: the whole config.
-      info: tree of `ParamInfo`.
-      parametrization: the rule.
-      schedule: step -> fraction of the learning rate; ``None``: 1 at every step.
-    """
-    fields = config.optimizer
-    fraction = schedule or optax.constant_schedule(1.0)
+    """The optimizer of ``config.optimizer``; with a constant learning rate if ``total_steps`` is not given."""
+    fields, fraction = config.optimizer, optax.constant_schedule(1.0)
+    if total_steps is not None:
+        fraction = warmup_schedule(fields.schedule, fields.warmup_steps, total_steps)
     clip = fields.clip_rms  # 0 turns clipping off, traced or not
     clip = clip or None if isinstance(clip, (int, float)) else jnp.where(clip == 0, jnp.inf, clip)
     optimizer = depthmup(

@@ -21,16 +21,15 @@ from depthmup_flax.parallel.preemption import Preemption
 from depthmup_flax.provenance import versions
 from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.training import config as configs
-from depthmup_flax.training.calls import Call
 from depthmup_flax.training.checkpoint import Checkpointer
 from depthmup_flax.training.device_batches import Waiting, held_out_batches, train_calls
 from depthmup_flax.training.experiment import Experiment, build
-from depthmup_flax.training.mesh_program import MeshProgram
-from depthmup_flax.training.metrics import MetricsWriter, NoMetrics, Progress
-from depthmup_flax.training.outcome import PREEMPTED, outcome, read
-from depthmup_flax.training.sampling import printable, sample_text
+from depthmup_flax.training.metrics import MetricsWriter, Progress
+from depthmup_flax.training.multi_step import Call
+from depthmup_flax.training.run_outcome import PREEMPTED, outcome, read, summary
+from depthmup_flax.training.sharded_program import ShardedProgram
 from depthmup_flax.training.step import TrainState
-from depthmup_flax.training.summary import describe_run, summary
+from depthmup_flax.training.text_generation import printable, sample_text
 from depthmup_flax.training.workdir import only_run_in, prepare_workdir, read_json, writing_to
 from depthmup_flax.types import Json
 
@@ -70,7 +69,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
             with writing_to(directory):
                 prepare_workdir(directory, config, overwrite=overwrite)
                 stack.enter_context(only_run_in(directory))
-                return _finished_result(directory, config)
+                return _finished(directory / "result.json", config)
 
         finished = distributed.on_first(claim)
         if finished is not None:
@@ -118,12 +117,9 @@ def _built(config: ConfigDict) -> tuple[Experiment, jax.sharding.Mesh]:
     return experiment, mesh
 
 
-def _finished_result(directory: pathlib.Path, config: ConfigDict) -> Json | None:
-    path = directory / "result.json"
-    if not path.exists():
-        return None
-    result = read_json(path)
-    if result.get("config_hash") != configs.config_hash(config):
+def _finished(path: pathlib.Path, config: ConfigDict) -> Json | None:
+    result = read_json(path) if path.exists() else None
+    if result is not None and result.get("config_hash") != configs.config_hash(config):
         raise InputError(f"{path} is of another config: choose another workdir, or pass --overwrite.")
     return result
 
@@ -154,19 +150,12 @@ def _train_in(directory: pathlib.Path, experiment: Experiment, mesh: jax.shardin
 
 
 class _Run:
-    """One process's part of a run.
-
-    Attributes:
-      program: compiled for the mesh.
-      preemption: signals; entered by the caller.
-      state: of training.
-      step: steps taken, on the host.
-    """
+    """One process's part of a run; the caller enters ``preemption``."""
 
     def __init__(self, experiment: Experiment, mesh: jax.sharding.Mesh, directory: pathlib.Path) -> None:
         self._experiment, self._mesh, self._directory = experiment, mesh, directory
         train = experiment.config.train
-        self.program, self.preemption = MeshProgram(experiment, mesh), Preemption()
+        self.program, self.preemption = ShardedProgram(experiment, mesh), Preemption()
         self._waiting = Waiting(train.stall_timeout_s, lambda: self.preemption.asked)
         self._checkpointer = None
         # A run that has checkpoints resumes from them even if it writes no more.
@@ -176,19 +165,12 @@ class _Run:
         self.step = self._first_step = int(self.state.step)
         self._started = time.perf_counter()
         speaks = distributed.is_first()
-        self._writer = MetricsWriter(directory, self.step, evaluated=self._evaluated) if speaks else NoMetrics()
+        self._writer = MetricsWriter(directory, self.step, evaluated=self._evaluated) if speaks else None
         if speaks:
-            print(describe_run(experiment, mesh, directory), flush=True)
+            print(f"{experiment.description(mesh)}, work directory {directory}", flush=True)
             if self.step:
                 print(f"resuming after step {self.step}", flush=True)
-        self._progress = Progress(
-            experiment.total_steps,
-            self.step,
-            experiment.epoch_steps,
-            units_per_step=train.batch_size * experiment.dataset.units_per_example,
-            unit=experiment.dataset.unit,
-            silent=not speaks,
-        )
+        self._progress = Progress(experiment, self.step, silent=not speaks)
 
     @property
     def lacks_evaluation(self) -> bool:
@@ -196,18 +178,14 @@ class _Run:
         return bool(self.step) and self.program.periods.evaluates_at(self.step) and not self._evaluated
 
     def calls(self) -> contextlib.AbstractContextManager[Iterator[Call]]:
-        """The data of the calls from the current step on."""
-        config, dataset = self._experiment.config, self._experiment.dataset
-        length = self.program.call_length
+        config, dataset, length = self._experiment.config, self._experiment.dataset, self.program.call_length
         return train_calls(dataset, config.seed, config.train.batch_size, self.step, self._mesh, length, self._waiting)
 
     def next_call(self, calls: Iterator[Call]) -> Call:
-        """The next of ``calls``; if the data fail, the state is saved first."""
         with self._saving_if_data_fail():
             return next(calls)
 
     def take(self, call: Call) -> None:
-        """Takes the steps of one call."""
         self.state = self.program.take(self.state, call)
         first = self.step == self._first_step
         self.step += int(call.count)
@@ -218,11 +196,12 @@ class _Run:
     def log(self, loss: float, accuracy: float) -> None:
         """Shows and writes averages since the last log."""
         rate = self._progress.update(self.step, loss, accuracy)
-        speed = {}
+        values = {"train_loss": loss, "train_accuracy": accuracy}
         if rate is not None:
-            speed = {f"{self._experiment.dataset.unit}_per_s": rate}
+            values[f"{self._experiment.dataset.unit}_per_s"] = rate
             self.program.call_length.adapt(rate / self._progress.units_per_step)
-        self._writer.write(self.step, {"train_loss": loss, "train_accuracy": accuracy, **speed})
+        if self._writer is not None:
+            self._writer.write(self.step, values)
 
     def evaluate(self) -> dict[str, float]:
         """``test_loss`` and ``test_accuracy`` of the current state over the test split."""
@@ -236,21 +215,16 @@ class _Run:
         """Evaluates, writes a line of metrics, and, unless the loss is not finite, a checkpoint."""
         with self._progress.paused():
             test = self.evaluate()
-            self._writer.write(self.step, test)
-            self._progress.note(
-                f"step {self.step}  test loss {test['test_loss']:.4f}  test acc {test['test_accuracy']:.1%}"
-            )
+            if self._writer is not None:
+                self._writer.write(self.step, test)
+            loss, accuracy = f"{test['test_loss']:.4f}", f"{test['test_accuracy']:.1%}"
+            self._progress.note(f"step {self.step}  test loss {loss}  test acc {accuracy}")
             if math.isfinite(test["test_loss"]):
                 self.save(test)
         return test
 
     def save(self, test: dict[str, float] | None = None, *, wait: bool = False) -> None:
-        """Writes a checkpoint of the current step, unless it exists or checkpoints are switched off.
-
-        Args:
-          test: values of the current step, if it was evaluated.
-          wait: until the checkpoint is on the disk.
-        """
+        """Writes a checkpoint of the current step, evaluated as ``test``, unless it exists or checkpoints are off."""
         config = self._experiment.config
         if self._checkpointer is None or not config.train.checkpoint:
             return
@@ -283,7 +257,6 @@ class _Run:
             self._progress.note("\n  ".join(["sample", *printable(text.strip()).split("\n")]))
 
     def result(self, test: dict[str, float] | None = None) -> Json:
-        """The content of ``result.json``."""
         return {
             **dataclasses.asdict(outcome(read(self.state), test)),
             "wall_time_s": round(self._elapsed_s(), 2),
@@ -294,11 +267,9 @@ class _Run:
         }
 
     def close(self) -> None:
-        """Ends the progress bar and closes files."""
-        self._progress.close()
-        self._writer.close()
-        if self._checkpointer is not None:
-            self._checkpointer.close()
+        for closable in (self._progress, self._writer, self._checkpointer):
+            if closable is not None:
+                closable.close()
 
     def _initial(self) -> tuple[TrainState, float, bool]:
         """The latest checkpoint or a fresh state, the seconds spent before, and whether that step was evaluated."""

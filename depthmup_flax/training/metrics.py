@@ -10,10 +10,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 
-import tqdm
 from tensorboardX import SummaryWriter
+from tqdm import tqdm
 
 from depthmup_flax.files import write_atomically
+from depthmup_flax.training.experiment import Experiment
 
 
 class MetricsWriter:
@@ -51,48 +52,20 @@ class MetricsWriter:
         self._events.close()
 
 
-class NoMetrics:
-    """Replaces `MetricsWriter` in all processes but the first; its calls are no-ops."""
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
 class Progress:
     """Shows steps, loss, accuracy, speed and time left: a bar on a terminal, plain lines elsewhere.
 
     Speed is measured since the previous line, without evaluations; time left assumes that speed.
-
-    Args:
-      total_steps: of the run.
-      first_step: steps taken before.
-      steps_per_epoch: training steps in an epoch.
-      units_per_step: images or tokens that a step reads.
-      unit: "images" or "tokens".
-      silent: print nothing.
     """
 
-    def __init__(
-        self,
-        total_steps: int,
-        first_step: int,
-        steps_per_epoch: int,
-        *,
-        units_per_step: int,
-        unit: str,
-        silent: bool = False,
-    ) -> None:
-        self._total, self._steps_per_epoch = total_steps, steps_per_epoch
-        self.units_per_step, self._unit = units_per_step, unit
+    def __init__(self, experiment: Experiment, first_step: int, *, silent: bool) -> None:
+        self._total, self._steps_per_epoch = experiment.total_steps, experiment.epoch_steps
+        self._unit = experiment.dataset.unit  # images or tokens
+        self.units_per_step = experiment.config.train.batch_size * experiment.dataset.units_per_example
         self._step, self._seconds, self._since = first_step, 0.0, time.perf_counter()
         self._bar, self._silent = None, silent
         if sys.stdout.isatty() and not silent:
-            self._bar = tqdm.tqdm(
-                total=total_steps, initial=first_step, unit="step", file=sys.stdout, dynamic_ncols=True
-            )
+            self._bar = tqdm(total=self._total, initial=first_step, unit="step", file=sys.stdout, dynamic_ncols=True)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -112,17 +85,15 @@ class Progress:
         steps, seconds = step - self._step, self._seconds + time.perf_counter() - self._since
         rate = steps * self.units_per_step / seconds if steps and seconds else None
         speed = "" if rate is None else f"{rate:,.0f} {self._unit}/s"
+        self.restart(step)
         if self._bar is not None:
-            self._bar.update(step - self._step)
             self._bar.set_postfix_str(f"loss {loss:.4f}, acc {accuracy:.1%}, {speed}")
-        elif not self._silent:
-            line = f"step {step}/{self._total}  epoch {step / self._steps_per_epoch:.1f}"
-            line += f"  loss {loss:.4f}  acc {accuracy:.1%}"
+        else:
             if rate is not None:
                 left = (self._total - step) * self.units_per_step / rate
-                line += f"  {speed}  ETA {tqdm.tqdm.format_interval(left)}"
-            print(line, flush=True)
-        self._step, self._seconds, self._since = step, 0.0, time.perf_counter()
+                speed = f"  {speed}  ETA {tqdm.format_interval(left)}"
+            epoch = step / self._steps_per_epoch
+            self.note(f"step {step}/{self._total}  epoch {epoch:.1f}  loss {loss:.4f}  acc {accuracy:.1%}{speed}")
         return rate
 
     def note(self, text: str) -> None:

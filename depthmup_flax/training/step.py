@@ -53,27 +53,16 @@ class Running:
 
 @struct.dataclass
 class TrainState:
-    """Everything that a training step reads and writes, and that a checkpoint holds.
+    """Everything that a training step reads and writes, and that a checkpoint holds."""
 
-    Attributes:
-      step: int32, steps taken.
-      params: parameters, without annotations.
-      batch_stats: BatchNorm's running averages; empty without BatchNorm.
-      opt_state: state of the optax transformation.
-      last_loss: float32, of the last batch.
-      nonfinite_step: int32, the first step whose loss was not finite, or -1.
-      recent: sums since the last multiple of ``log_every``.
-      final: sums over the last ``average_steps`` steps of the run.
-    """
-
-    step: jax.Array
-    params: ArrayTree
-    batch_stats: ArrayTree
+    step: jax.Array  # int32, steps taken
+    params: ArrayTree  # without annotations
+    batch_stats: ArrayTree  # BatchNorm's running averages; empty without BatchNorm
     opt_state: ArrayTree
-    last_loss: jax.Array
-    nonfinite_step: jax.Array
-    recent: Running
-    final: Running
+    last_loss: jax.Array  # float32, of the last batch
+    nonfinite_step: jax.Array  # int32, the first step whose loss was not finite, or -1
+    recent: Running  # since the last multiple of log_every
+    final: Running  # over the last average_steps steps of the run
 
 
 # Mean loss and accuracy over the examples whose mask is set.
@@ -130,24 +119,22 @@ def make_train_step(
         inputs, labels = prepare(jax.random.fold_in(root, state.step), batch)
         dropout = jax.random.fold_in(jax.random.fold_in(root, _DROPOUT), state.step)
 
-        def gradient(
-            batch_stats: ArrayTree, inputs: jax.Array, labels: jax.Array, dropout: jax.Array
-        ) -> tuple[ArrayTree, Means]:
+        def gradient(stats: ArrayTree, inputs: jax.Array, labels: jax.Array, key: jax.Array) -> tuple[ArrayTree, Means]:
             def loss_fn(params: ArrayTree) -> tuple[jax.Array, tuple[jax.Array, ArrayTree]]:
-                variables = {"params": params, "batch_stats": batch_stats}
-                logits, updated = model.apply(
-                    variables, inputs, train=True, mutable=["batch_stats"], rngs={"dropout": dropout}
-                )
+                variables, rngs = {"params": params, "batch_stats": stats}, {"dropout": key}
+                logits, updated = model.apply(variables, inputs, train=True, mutable=["batch_stats"], rngs=rngs)
                 losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
                 return losses.mean(), (logits, updated.get("batch_stats", {}))
 
-            (loss, (logits, stats)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-            return stats, (grads, loss.astype(jnp.float32), (logits.argmax(-1) == labels).mean())
+            (loss, (logits, new_stats)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+            return new_stats, (grads, loss.astype(jnp.float32), (logits.argmax(-1) == labels).mean())
 
         if accumulate == 1:
             batch_stats, means = gradient(state.batch_stats, inputs, labels, dropout)
         else:
-            parts = (*(_parts(x, accumulate) for x in (inputs, labels)), jax.random.split(dropout, accumulate))
+            # Part i has every accumulate-th example, so that examples stay on their device.
+            split = lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1)
+            parts = (split(inputs), split(labels), jax.random.split(dropout, accumulate))
             batch_stats, means = _mean_over_parts(gradient, state.batch_stats, parts)
         grads, loss, accuracy = means
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -180,9 +167,8 @@ def make_eval_step(
         logits: Any = model.apply({"params": params, "batch_stats": batch_stats}, inputs, train=False)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         correct = (logits.argmax(-1) == labels).astype(jnp.float32)
-        return EvalMetrics.single_from_model_output(
-            loss=_mean_per_example(losses), accuracy=_mean_per_example(correct), mask=batch["mask"] > 0
-        )
+        loss, accuracy = (x.reshape(len(x), -1).mean(-1) for x in (losses, correct))
+        return EvalMetrics.single_from_model_output(loss=loss, accuracy=accuracy, mask=batch["mask"] > 0)
 
     return eval_step
 
@@ -190,11 +176,6 @@ def make_eval_step(
 def evaluate(eval_step: Callable[[Batch], clu.metrics.Collection], batches: Iterable[Batch]) -> clu.metrics.Collection:
     """The `EvalMetrics` of all ``batches``."""
     return functools.reduce(lambda total, new: total.merge(new), map(eval_step, batches))
-
-
-def _parts(x: jax.Array, count: int) -> jax.Array:
-    """``[B, ...] -> [count, B / count, ...]``; part i has every count-th example, so examples stay on their device."""
-    return x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1)
 
 
 def _mean_over_parts(
@@ -211,7 +192,3 @@ def _mean_over_parts(
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     (batch_stats, totals), _ = jax.lax.scan(add, (batch_stats, zeros), parts)
     return batch_stats, jax.tree.map(lambda x: x / len(first), totals)
-
-
-def _mean_per_example(values: jax.Array) -> jax.Array:
-    return values.reshape(len(values), -1).mean(-1)

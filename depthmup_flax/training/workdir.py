@@ -112,10 +112,10 @@ def read_json(path: pathlib.Path) -> Json:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("no object")
     except ValueError as error:
         raise InputError(f"{path} is not JSON ({error}): delete it, or pass --overwrite to restart the run.") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} is not a JSON object: delete it, or pass --overwrite to restart the run.")
     return content
 
 

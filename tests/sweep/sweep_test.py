@@ -19,14 +19,14 @@ from depthmup_flax.sweep import at_scale, lane_count, powers_of_two, sweep_confi
 from depthmup_flax.sweep.cohort import Cohort, train
 from depthmup_flax.sweep.dry_run import describe
 from depthmup_flax.sweep.grid import curves, expand, shard_of, structural_groups
-from depthmup_flax.sweep.group import GroupPrograms, plan
 from depthmup_flax.sweep.lane_layout import cohorts, lay_out, one_seed_fits
-from depthmup_flax.sweep.program import sweep_mesh
+from depthmup_flax.sweep.lane_program import sweep_mesh
+from depthmup_flax.sweep.program_group import GroupPrograms, plan
 from depthmup_flax.sweep.runner import sweep
-from depthmup_flax.training.calls import CallLength, Periods
 from depthmup_flax.training.config import default_config, validate
 from depthmup_flax.training.device_batches import put_train_data
 from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.training.multi_step import CallLength, Periods
 
 RATE = "optimizer.learning_rate"
 
@@ -34,7 +34,7 @@ RATE = "optimizer.learning_rate"
 @pytest.fixture(autouse=True)
 def briefly_timed(monkeypatch):
     """A sweep times a few steps of every program, to say how long it will take."""
-    monkeypatch.setattr("depthmup_flax.sweep.program.TIMED_CALLS", 1)
+    monkeypatch.setattr("depthmup_flax.sweep.lane_program.TIMED_CALLS", 1)
 
 
 def small_base(model="res_mlp", **model_fields):

@@ -16,11 +16,11 @@ from interruption import interrupted_before
 
 from depthmup_flax import InputError
 from depthmup_flax.rule.info_trees import info_from_json
-from depthmup_flax.training.calls import CallLength
 from depthmup_flax.training.checkpoint import Checkpointer
 from depthmup_flax.training.config import config_hash, default_config, differences, to_json
 from depthmup_flax.training.experiment import build
 from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.training.multi_step import CallLength
 from depthmup_flax.training.step import init_state, make_train_step
 from depthmup_flax.training.workdir import only_run_in
 

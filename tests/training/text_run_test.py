@@ -63,7 +63,7 @@ def test_control_characters_of_a_sample_stay_in_its_file_and_overwriting_deletes
     pattern, tmp_path, monkeypatch, capsys
 ):
     tokens = np.array([27, 91, 65, 10, 66])
-    monkeypatch.setattr("depthmup_flax.training.sampling.generate", lambda *args, **kwargs: tokens)
+    monkeypatch.setattr("depthmup_flax.training.text_generation.generate", lambda *args, **kwargs: tokens)
     short = {"data": {"tokenizer": "byte"}, "train": {"steps": 2, "eval_every": 2, "log_every": 1}}
     train_and_evaluate(tiny(pattern, **short), tmp_path / "run")
     assert (tmp_path / "run" / "sample.txt").read_text() == "\x1b[A\nB\n"

@@ -23,19 +23,12 @@ MOST_STEPS, CALL_S = 16, 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Periods:
-    """After which steps of a run something happens; a period of 0 is never.
+    """Steps between two events of a run; a period of 0 is never."""
 
-    Attributes:
-      total: steps of the run.
-      log_every: steps between two lines of metrics.
-      eval_every: steps between two evaluations.
-      checkpoint_every: steps between two checkpoints that need no evaluation.
-    """
-
-    total: int
+    total: int  # steps of the run
     log_every: int
     eval_every: int = 0
-    checkpoint_every: int = 0
+    checkpoint_every: int = 0  # for checkpoints without an evaluation
 
     def logs_at(self, step: int) -> bool:
         """Whether a line of metrics follows ``step``."""
@@ -50,12 +43,10 @@ class Periods:
         return bool(self.checkpoint_every) and step % self.checkpoint_every == 0
 
     def steps_to_next(self, step: int) -> int:
-        """Steps from ``step`` until the next of these events."""
+        """Steps from ``step`` until the next of these events; a measurement of speed may go beyond ``total``."""
         periods = (self.log_every, self.eval_every, self.checkpoint_every)
-        steps = [period - step % period for period in periods if period]
-        if step < self.total:  # a measurement of speed may go beyond the end
-            steps.append(self.total - step)
-        return min(steps)
+        left = [self.total - step] if step < self.total else []
+        return min([period - step % period for period in periods if period] + left)
 
 
 @struct.dataclass
@@ -117,15 +108,11 @@ def most_steps(experiment: Experiment) -> int:
 
 
 class CallLength:
-    """How many steps the next call takes: as many as run in `CALL_S`, and none beyond an event of ``periods``.
-
-    Attributes:
-      most: upper bound.
-      steps: the current number; 1 until a speed is known.
-    """
+    """How many steps the next call takes: as many as run in `CALL_S`, at most ``most``, none beyond an event."""
 
     def __init__(self, most: int, periods: Periods) -> None:
-        self.most, self.steps, self._periods = most, 1, periods
+        self.most, self._periods = most, periods
+        self.steps = 1  # until a speed is known
 
     def at(self, step: int) -> int:
         """Steps of the call that begins after ``step``."""

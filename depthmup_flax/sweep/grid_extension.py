@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ml_collections import ConfigDict
 
@@ -16,18 +16,17 @@ def extension(config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record
 
     The new value continues the ratio of the last two. A curve without a finite loss is extended downward.
 
-    Args:
-      config: of the sweep.
-      runs: of the sweep, with earlier extensions.
-      done: hash of a run -> its record.
+    ``runs`` includes earlier extensions; ``done``: hash of a run -> its record.
     """
     result: list[tuple[list[Run], str]] = []
     known = {record.point[config.x] for record in done.values()}
     for curve in curves(runs, config.x):
-        value = next_value(mean_losses(curve, config.x, done))
+        value = next_value(_mean_losses(curve, config.x, done))
         if value is None:
             continue
-        value = _as_known(value, known)
+        # A known value may differ by rounding. A new one loses the rounding of its last digits.
+        same = (other for other in known if math.isclose(other, value, rel_tol=1e-9))
+        value = next(same, float(f"{value:.12g}"))
         seeds = {run.config.seed: run for run in curve}
         new = [make_run(config.base, list(run.point), {**run.point, config.x: value}) for run in seeds.values()]
         fields = {path: v for path, v in curve[0].point.items() if path not in (config.x, SEED)}
@@ -36,23 +35,21 @@ def extension(config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record
     return result
 
 
-def mean_losses(curve: Sequence[Run], x: str, done: Mapping[str, Record]) -> dict[float, float]:
+def _mean_losses(curve: Sequence[Run], x: str, done: Mapping[str, Record]) -> dict[float, float]:
     """x -> mean training loss over seeds, ascending in x; infinite where a seed diverged."""
     losses: dict[float, list[float]] = {}
     for run in curve:
         if run.hash in done:
-            losses.setdefault(run.point[x], []).append(_loss(done[run.hash]))
+            record = done[run.hash]
+            loss = record.train_loss_avg if record.status == COMPLETED else None
+            losses.setdefault(run.point[x], []).append(math.inf if loss is None else loss)
     return {value: sum(of_seeds) / len(of_seeds) for value, of_seeds in sorted(losses.items())}
 
 
 def next_value(losses: Mapping[float, float]) -> float | None:
-    """The next value beyond the edge at which the minimum lies.
+    """The next value beyond the edge at which the minimum lies; ``None`` if it lies inside, or values have no ratio.
 
-    Args:
-      losses: x -> loss, ascending in x; infinite where a run diverged.
-
-    Returns:
-      The value; ``None`` if the minimum lies inside the grid, or if the grid has no ratio of positive values.
+    ``losses``: x -> loss, ascending in x; infinite where a run diverged.
     """
     values = list(losses)
     if len(values) < 2 or values[0] <= 0:
@@ -63,15 +60,3 @@ def next_value(losses: Mapping[float, float]) -> float | None:
     if best == values[-1]:
         return values[-1] ** 2 / values[-2]
     return None
-
-
-def _as_known(value: float, known: Collection[float]) -> float:
-    """The known value that differs only by rounding; otherwise ``value`` without the rounding of its last digits."""
-    same = [other for other in known if math.isclose(other, value, rel_tol=1e-9)]
-    return same[0] if same else float(f"{value:.12g}")
-
-
-def _loss(record: Record) -> float:
-    if record.status != COMPLETED or record.train_loss_avg is None:
-        return math.inf
-    return record.train_loss_avg

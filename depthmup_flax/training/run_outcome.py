@@ -1,4 +1,4 @@
-"""What became of a run: the numbers of its state, on the host, and whether it completed or diverged."""
+"""How a run ended: the numbers of its last state, on the host, and whether it completed, diverged or was preempted."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax
 from depthmup_flax.records import COMPLETED, DIVERGED
 from depthmup_flax.training.metrics import finite_or_none
 from depthmup_flax.training.step import TrainState
+from depthmup_flax.types import Json
 
 # The status of a run that a signal ended; it has no ``result.json``.
 PREEMPTED = "preempted"
@@ -34,21 +35,13 @@ def read(state: TrainState) -> TrainState:
     return jax.device_get(dataclasses.replace(state, params=None, batch_stats=None, opt_state=None))
 
 
-def read_lanes(state: TrainState) -> list[TrainState]:
-    """`read` for every lane of a state whose arrays have a leading axis of lanes."""
-    numbers = read(state)
-    return [jax.tree.map(lambda x, lane=lane: x[lane], numbers) for lane in range(len(numbers.step))]
-
-
 def outcome(
     numbers: TrainState, test: Mapping[str, float] | None, to_json: Callable[[float], float | None] = finite_or_none
 ) -> Outcome:
     """The outcome of a run that has ended: diverged if a training loss or the test loss was not finite.
 
-    Args:
-      numbers: `read` of the last state.
-      test: ``test_loss`` and ``test_accuracy``; ``None`` if the run was not evaluated.
-      to_json: rounds a number; gives ``None`` for one that is not finite.
+    ``numbers``: `read` of the last state; ``test``: ``test_loss`` and ``test_accuracy``, if it was evaluated;
+    ``to_json`` rounds a number, and gives ``None`` for one that is not finite.
     """
     diverged_at = int(numbers.nonfinite_step) if numbers.nonfinite_step >= 0 else None
     if diverged_at is None and test is not None and not math.isfinite(test["test_loss"]):
@@ -63,3 +56,15 @@ def outcome(
         steps=int(numbers.step),
         diverged_at_step=diverged_at,
     )
+
+
+def summary(result: Json) -> str:
+    """``completed: 700 steps, test accuracy 97.3%, ...`` for the content of ``result.json``."""
+    if result["status"] == PREEMPTED:
+        text = f"preempted after step {result['steps']}"
+    elif result["status"] == DIVERGED:
+        text = f"diverged: the loss was not finite at step {result['diverged_at_step']}"
+    else:
+        text = f"completed: {result['steps']} steps, train loss {result['train_loss_avg']:.4f}, "
+        text += f"test loss {result['test_loss']:.4f}, test accuracy {result['test_accuracy']:.1%}"
+    return f"{text}, {result['wall_time_s']:.0f} s"

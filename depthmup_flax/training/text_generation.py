@@ -32,37 +32,32 @@ def generate(
     context: int,
     temperature: float = 1.0,
 ) -> np.ndarray:
-    """Continues ``prompt`` by ``length`` tokens, each drawn from the model's softmax given those before it.
+    """Continues ``prompt`` by ``length`` tokens (int32 ``[length]``), each drawn from the model's softmax.
 
     One compiled loop over a buffer of ``context`` tokens, filled from the left: a causal model ignores what follows the
     last token. A full buffer drops its oldest token.
 
     Args:
-      model: causal; called as ``model.apply(variables, tokens, train=False)`` with int32 ``[1, context]``, returns
-        logits ``[1, context, V]``.
+      model: causal; ``model.apply(variables, tokens, train=False)`` maps int32 ``[1, context]`` to logits
+        ``[1, context, V]``.
       variables: of the model, without annotations.
       prompt: tokens ``[P]``, at least one; the model sees the last ``context`` of them.
       length: number of tokens to draw.
-      key: PRNG key; the same key gives the same tokens.
+      key: PRNG key.
       context: number of tokens that the model sees, at most as many as it was initialized with.
       temperature: divides the logits; below 1, likely tokens become likelier.
 
-    Returns:
-      int32 ``[length]``, without the prompt.
-
     Raises:
-      InputError: length or context below 1, temperature not above 0, an empty prompt, or a token outside the model's
-        vocabulary.
+      InputError: an argument outside its range, an empty prompt, or a token outside the model's vocabulary.
     """
-    _require_whole("length", length)
-    _require_whole("context", context)
+    for name, value in {"length": length, "context": context}.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(f"{name} is {value!r}: use a whole number of at least 1.")
     if not (isinstance(temperature, (int, float)) and 0 < temperature < math.inf):
         raise InputError(f"temperature is {temperature!r}: use a number above 0, such as 1.0.")
     given = np.asarray(prompt)
     if given.ndim != 1 or not given.size or not np.issubdtype(given.dtype, np.integer):
-        raise InputError(
-            f"prompt has shape {given.shape} and type {given.dtype}: give at least one token, integers [P]."
-        )
+        raise InputError(f"prompt has shape {given.shape}, type {given.dtype}: give at least one token, integers [P].")
     tokens = jax.ShapeDtypeStruct((1, context), jnp.int32)
     vocab_size = jax.eval_shape(lambda v, x: model.apply(v, x, train=False), variables, tokens).shape[-1]
     bad = given[(given < 0) | (given >= vocab_size)]
@@ -74,9 +69,8 @@ def generate(
             buffer, used = carry
             logits: Any = model.apply(variables, buffer[None], train=False)
             token = jax.random.categorical(key, logits[0, used - 1] / temperature).astype(buffer.dtype)
-            full = used == context
-            buffer = jnp.where(full, jnp.roll(buffer, -1), buffer)
-            used = jnp.where(full, used, used + 1)
+            buffer = jnp.where(used == context, jnp.roll(buffer, -1), buffer)
+            used = jnp.minimum(used + 1, context)
             return (buffer.at[used - 1].set(token), used), token
 
         return jax.lax.scan(step, (buffer, used), jax.random.split(key, length))[1]
@@ -104,8 +98,3 @@ def sample_text(experiment: Experiment, dataset: TextDataset, state: TrainState)
 def printable(text: str) -> str:
     """``text`` without control characters, which a terminal would obey."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
-def _require_whole(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{name} is {value!r}: use a whole number of at least 1.")

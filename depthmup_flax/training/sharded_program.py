@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from depthmup_flax.parallel import sharding
-from depthmup_flax.training.calls import Call, CallLength, Periods, most_steps, take_steps, train_step_of
 from depthmup_flax.training.device_batches import batch_of, put_train_data
 from depthmup_flax.training.experiment import Experiment
+from depthmup_flax.training.multi_step import Call, CallLength, Periods, most_steps, take_steps, train_step_of
 from depthmup_flax.training.step import EvalMetrics, TrainState, evaluate, make_eval_step
-from depthmup_flax.types import Batch
-
-Args = ParamSpec("Args")
-Result = TypeVar("Result")
+from depthmup_flax.types import ArrayTree, Batch
 
 
-class MeshProgram:
-    """Initializes, trains and evaluates one run; compiled at first use.
-
-    Attributes:
-      periods: after which steps the run logs, evaluates and saves.
-      call_length: how many steps a call takes.
-      abstract_state: shapes, types and shardings of the state.
-    """
+class ShardedProgram:
+    """Initializes, trains and evaluates one run; compiled at first use."""
 
     def __init__(self, experiment: Experiment, mesh: Mesh) -> None:
         train, eval_every = experiment.config.train, experiment.config.train.eval_every or experiment.epoch_steps
@@ -36,15 +27,14 @@ class MeshProgram:
         self._experiment, self._mesh = experiment, mesh
         shapes = experiment.state_shapes()
         self._shardings = sharding.state_shardings(shapes, experiment.axes, mesh)
-        shaped = lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
-        self.abstract_state: TrainState = jax.tree.map(shaped, shapes, self._shardings)
+        self.abstract_state: TrainState = jax.tree.map(lambda x, s: x.update(sharding=s), shapes, self._shardings)
         self._data = put_train_data(experiment.dataset, mesh)
         prepare = functools.partial(experiment.dataset.prepare, experiment.config.data.augment)
         seed = experiment.config.seed
         self._train_step = train_step_of(experiment, experiment.model, experiment.optimizer, prepare, seed)
-        eval_step = make_eval_step(experiment.model, prepare=prepare)
-        self._take = jax.jit(_on(mesh, self._take_steps), donate_argnums=0, out_shardings=self._shardings)
-        self._evaluate = jax.jit(_on(mesh, eval_step), out_shardings=sharding.replicated(mesh))
+        self._eval_step = make_eval_step(experiment.model, prepare=prepare)
+        self._take = jax.jit(self._take_steps, donate_argnums=0, out_shardings=self._shardings)
+        self._evaluate = jax.jit(self._evaluate_batch, out_shardings=sharding.replicated(mesh))
 
     def initial_state(self) -> TrainState:
         """A fresh state."""
@@ -56,7 +46,7 @@ class MeshProgram:
 
     def evaluate(self, state: TrainState, batches: Iterator[Batch]) -> EvalMetrics:
         """Loss and accuracy of ``state`` over ``batches``."""
-        return evaluate(lambda batch: self._evaluate(state.params, state.batch_stats, batch), batches)
+        return evaluate(functools.partial(self._evaluate, state.params, state.batch_stats), batches)
 
     def _take_steps(self, state: TrainState, call: Call, data: Batch | None) -> TrainState:
         def step(state: TrainState, examples: Any) -> TrainState:
@@ -65,15 +55,9 @@ class MeshProgram:
             split = functools.partial(jax.lax.with_sharding_constraint, shardings=sharding.batch_sharding(self._mesh))
             return self._train_step(state, jax.tree.map(split, batch_of(data, split(examples[0]))))
 
-        return take_steps(step, state, call, self.call_length.most)
+        with sharding.activations_on(self._mesh):
+            return take_steps(step, state, call, self.call_length.most)
 
-
-def _on(mesh: Mesh, function: Callable[Args, Result]) -> Callable[Args, Result]:
-    """``function``, traced for ``mesh``."""
-
-    @functools.wraps(function)
-    def traced(*args: Args.args, **kwargs: Args.kwargs) -> Result:
-        with sharding.activations_on(mesh):
-            return function(*args, **kwargs)
-
-    return traced
+    def _evaluate_batch(self, params: ArrayTree, batch_stats: ArrayTree, batch: Batch) -> EvalMetrics:
+        with sharding.activations_on(self._mesh):
+            return self._eval_step(params, batch_stats, batch)

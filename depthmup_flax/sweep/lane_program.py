@@ -30,10 +30,10 @@ from depthmup_flax.data import eval_batches
 from depthmup_flax.records import CONTINUOUS, SEED
 from depthmup_flax.sweep.grid import Run
 from depthmup_flax.sweep.lane_layout import cohorts, lay_out
-from depthmup_flax.training.calls import Call, CallLength, Periods, most_steps, take_steps, train_step_of
 from depthmup_flax.training.config import get_field
 from depthmup_flax.training.device_batches import Waiting, batch_of, calls, read_ahead_if_streamed
-from depthmup_flax.training.experiment import Experiment, traced_model, traced_optimizer
+from depthmup_flax.training.experiment import Experiment, traced
+from depthmup_flax.training.multi_step import Call, CallLength, Periods, most_steps, take_steps, train_step_of
 from depthmup_flax.training.step import TrainState, evaluate, init_state, make_eval_step
 from depthmup_flax.types import ArrayTree, Batch
 
@@ -58,74 +58,48 @@ def varying_fields(runs: Sequence[Run]) -> list[str]:
 
 @struct.dataclass
 class LaneValues:
-    """What lanes differ in.
+    """What lanes differ in."""
 
-    Attributes:
-      fields_K: continuous field, or the seed -> value of each lane.
-      seed_place_K: index of a lane's seed among its device's.
-      seeds_DU: the seeds of each device, device after device.
-    """
-
-    fields_K: Mapping[str, jax.typing.ArrayLike]
-    seed_place_K: jax.typing.ArrayLike
-    seeds_DU: jax.typing.ArrayLike
+    fields_K: Mapping[str, jax.typing.ArrayLike]  # continuous field, or the seed -> value of each lane
+    seed_place_K: jax.typing.ArrayLike  # index of a lane's seed among its device's
+    seeds_DU: jax.typing.ArrayLike  # the seeds of each device, device after device
 
 
 @dataclasses.dataclass(frozen=True)
 class Lanes:
-    """Runs in the lanes of a program.
-
-    Attributes:
-      runs_K: the run of every lane.
-      lane_of: hash of a run -> its lane; other lanes repeat one.
-      values: on the devices.
-      seeds_DU: `LaneValues.seeds_DU`, on the host.
-    """
+    """Runs in the lanes of a program."""
 
     runs_K: list[Run]
-    lane_of: dict[str, int]
-    values: LaneValues
-    seeds_DU: list[int]
+    lane_of: dict[str, int]  # hash of a run -> its lane; other lanes repeat one
+    values: LaneValues  # on the devices
 
 
 class Program:
     """Trains up to ``capacity`` runs of one structural group at a time, fewer if ``one_seed`` leaves lanes empty.
 
-    Attributes:
-      periods: `Periods.logs_at` is the end of a time slice.
-      call_length: how many steps a call takes.
-      compile_s: seconds of compilation.
-
     Args:
       experiment: of any of the group's runs.
-      fields: the continuous fields in which the runs differ; the seed always counts.
+      group: all of these runs.
       mesh: from `sweep_mesh`.
       per_device: lanes on each device.
       one_seed: the lanes of a device have the same seed and so the same examples; see `lay_out`.
-      distinct_seeds: number of seeds in the group.
       data: from `depthmup_flax.training.device_batches.put_train_data`.
     """
 
     def __init__(
-        self,
-        experiment: Experiment,
-        fields: Sequence[str],
-        mesh: Mesh,
-        per_device: int,
-        one_seed: bool,
-        distinct_seeds: int,
-        data: Batch | None,
+        self, experiment: Experiment, group: list[Run], mesh: Mesh, per_device: int, one_seed: bool, data: Batch | None
     ) -> None:
         self.experiment, self.per_device, self.one_seed, self.mesh = experiment, per_device, one_seed, mesh
         self.capacity = per_device * mesh.size
         self.periods = Periods(experiment.total_steps, experiment.config.train.log_every)
         self.call_length = CallLength(most_steps(experiment), self.periods)
-        self._seeds_per_device = 1 if one_seed else min(per_device, distinct_seeds)
-        self._fields = sorted({*fields, "seed"})
+        self._seeds_per_device = 1 if one_seed else min(per_device, len({run.config.seed for run in group}))
+        self._fields = sorted({*varying_fields(group), SEED})
         self._data = data
         self._split, self._everywhere = NamedSharding(mesh, P(SWEEP_AXIS)), NamedSharding(mesh, P())
         # Axes of a call's examples: S if there are several steps, U of all devices, B, ...
         self._examples_spec = P(SWEEP_AXIS) if self.call_length.most == 1 else P(None, SWEEP_AXIS)
+        self._any_values = self.place(group[:1]).values  # for their shapes
         started = time.perf_counter()
         self._init = jax.jit(self._sharded(self._init_lanes, P(SWEEP_AXIS)))
         self._evaluate = jax.jit(self._sharded(self._evaluate_lanes, P(SWEEP_AXIS), P(SWEEP_AXIS), P()))
@@ -136,14 +110,13 @@ class Program:
     def bytes_per_device(self) -> int:
         """Memory of a training step on one device, by the compiler's account."""
         memory = self._steps.memory_analysis()
-        if memory is None:
-            return 0
-        return memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
+        sizes = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
+        return sum(getattr(memory, size, 0) for size in sizes)  # no account: None
 
     @functools.cached_property
     def abstract_state(self) -> TrainState:
         """Shapes, types and shardings of the lanes' training state."""
-        return self._abstract(jax.eval_shape(self._init, self._abstract_values()), P(SWEEP_AXIS))
+        return self._abstract(jax.eval_shape(self._init, self._any_values), P(SWEEP_AXIS))
 
     def place(self, runs: Sequence[Run]) -> Lanes:
         """Lanes for ``runs``, at most `capacity` (`depthmup_flax.sweep.lane_layout`)."""
@@ -161,7 +134,7 @@ class Program:
             np.array(seed_place_K, np.int32),
             np.array(seeds_DU, np.int32),
         )
-        return Lanes(runs_K, lane_of, jax.device_put(values, self._split), seeds_DU)
+        return Lanes(runs_K, lane_of, jax.device_put(values, self._split))
 
     def init(self, lanes: Lanes) -> TrainState:
         """Fresh networks."""
@@ -169,13 +142,10 @@ class Program:
 
     def calls(self, lanes: Lanes, first_step: int) -> Generator[Call, None, None]:
         """The data of the calls from ``first_step`` on; to be closed."""
-        train, data = self.experiment.config.train, self.experiment.dataset
+        seeds, size = np.asarray(lanes.values.seeds_DU).tolist(), self.experiment.config.train.batch_size
+        on_host = calls(self.experiment.dataset, seeds, size, first_step, self.call_length)
         place = NamedSharding(self.mesh, self._examples_spec)
-        on_devices = (
-            Call(call.count, jax.device_put(call.examples, place))
-            for call in calls(data, lanes.seeds_DU, train.batch_size, first_step, self.call_length)
-        )
-        return self._watched(on_devices)
+        return self._watched(Call(call.count, jax.device_put(call.examples, place)) for call in on_host)
 
     def take(self, state: TrainState, lanes: Lanes, call: Call) -> TrainState:
         """The state after the steps of ``call``; ``state`` is donated."""
@@ -183,9 +153,8 @@ class Program:
 
     def select(self, state: TrainState, lanes: Sequence[int]) -> TrainState:
         """The given lanes of a larger program's state, as this program's."""
-        places = np.array(lanes)
-        gather = jax.jit(lambda state: jax.tree.map(lambda x: x[places], state), out_shardings=self._split)
-        return gather(state)
+        take = lambda x: x[np.array(lanes)]
+        return jax.jit(lambda state: jax.tree.map(take, state), out_shardings=self._split)(state)
 
     def test(self, state: TrainState, lanes: Lanes) -> list[dict[str, float]]:
         """``test_loss`` and ``test_accuracy`` of every lane."""
@@ -195,7 +164,7 @@ class Program:
         on_devices = (jax.device_put(batch, self._everywhere) for batch in eval_batches(test, min(size, len(test))))
         with contextlib.closing(self._watched(on_devices)) as batches:
             metrics = jax.device_get(evaluate(functools.partial(self._evaluate, state, lanes.values), batches))
-        values = (jax.tree.map(lambda x, lane=lane: x[lane], metrics).compute() for lane in range(self.capacity))
+        values = (lane.compute() for lane in unstacked(metrics))
         return [{"test_loss": lane["loss"], "test_accuracy": lane["accuracy"]} for lane in values]
 
     def seconds_per_run_step(self, runs: Sequence[Run]) -> float:
@@ -204,27 +173,22 @@ class Program:
         # Zeros take as long as networks, whose initialization would have to be compiled first.
         state = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), self.abstract_state)
         times: list[float] = []
-        spent = 0.0
         with contextlib.closing(self.calls(lanes, 0)) as calls:
             for i, call in zip(range(WARM_CALLS + TIMED_CALLS), calls, strict=False):
                 started = time.perf_counter()
                 state = jax.block_until_ready(self.take(state, lanes, call))
                 seconds = time.perf_counter() - started
+                times.append(seconds / call.count)
                 if i == WARM_CALLS - 1:
                     self.call_length.adapt(call.count / seconds)
-                if i >= WARM_CALLS:
-                    times.append(seconds / call.count)
-                    spent += seconds
-                if spent > TIMED_S:
+                    ends = time.perf_counter() + TIMED_S
+                elif i >= WARM_CALLS and time.perf_counter() > ends:
                     break
-        return float(np.median(times)) / self.capacity
-
-    # -- what is compiled -----------------------------------------------------------------------------------------
+        return float(np.median(times[WARM_CALLS:])) / self.capacity
 
     def _init_lanes(self, values_V: LaneValues) -> TrainState:
         def init(fields: dict[str, jax.Array]) -> TrainState:
-            input_spec = self.experiment.dataset.input_spec
-            return init_state(self._model(fields), self._optimizer(fields), fields["seed"], input_spec)
+            return init_state(*self._network(fields), fields[SEED], self.experiment.dataset.input_spec)
 
         return _mapped(init, self.per_device)(values_V.fields_K)
 
@@ -241,13 +205,13 @@ class Program:
             return experiment.dataset.prepare(experiment.config.data.augment, key, batch_of(data, examples))
 
         def train(state: TrainState, fields: dict[str, jax.Array], batch: Any) -> TrainState:
-            model, optimizer = self._model(fields), self._optimizer(fields)
-            return train_step_of(experiment, model, optimizer, _already_prepared, fields["seed"])(state, batch)
+            already_prepared = lambda key, batch: batch  # lanes of one seed share a prepared batch
+            return train_step_of(experiment, *self._network(fields), already_prepared, fields[SEED])(state, batch)
 
         batch_U = _mapped(prepare, self._seeds_per_device)(values_V.seeds_DU, examples_U)
         if self._seeds_per_device == 1:
             batch = jax.tree.map(lambda x: x[0], batch_U)
-            return _mapped(train, self.per_device, in_axes=(0, 0, None))(state_V, values_V.fields_K, batch)
+            return _mapped(functools.partial(train, batch=batch), self.per_device)(state_V, values_V.fields_K)
         # A copy for each lane: mapping twice, over seeds and over the lanes of each, is slower.
         batch_V = jax.tree.map(lambda x: x[values_V.seed_place_K], batch_U)
         return _mapped(train, self.per_device)(state_V, values_V.fields_K, batch_V)
@@ -256,17 +220,12 @@ class Program:
         prepare = functools.partial(self.experiment.dataset.prepare, self.experiment.config.data.augment)
 
         def eval_lane(state: TrainState, fields: dict[str, jax.Array]) -> clu.metrics.Collection:
-            return make_eval_step(self._model(fields), prepare=prepare)(state.params, state.batch_stats, batch)
+            return make_eval_step(self._network(fields)[0], prepare=prepare)(state.params, state.batch_stats, batch)
 
         return _mapped(eval_lane, self.per_device)(state_V, values_V.fields_K)
 
-    def _model(self, fields: dict[str, jax.Array]) -> nn.Module:
-        return traced_model(self.experiment, _without_seed(fields))
-
-    def _optimizer(self, fields: dict[str, jax.Array]) -> optax.GradientTransformation:
-        return traced_optimizer(self.experiment, _without_seed(fields))
-
-    # -- how it is compiled ---------------------------------------------------------------------------------------
+    def _network(self, fields: dict[str, jax.Array]) -> tuple[nn.Module, optax.GradientTransformation]:
+        return traced(self.experiment, {path: value for path, value in fields.items() if path != SEED})
 
     def _sharded(self, function: Callable[..., T], *specs: Any) -> Callable[..., T]:
         """``function`` on each device's part of its arguments, which are split as ``specs`` say."""
@@ -282,14 +241,7 @@ class Program:
         specs = P(SWEEP_AXIS), P(SWEEP_AXIS), Call(P(), self._examples_spec), P()  # type: ignore[arg-type]
         steps = jax.jit(self._sharded(self._take_steps, *specs), donate_argnums=0)
         call = Call(self._abstract(np.int32(0), P()), self._abstract(examples, self._examples_spec))
-        data = self._abstract(self._data, P())
-        return steps.lower(self.abstract_state, self._abstract_values(), call, data).compile()
-
-    def _abstract_values(self) -> LaneValues:
-        fields = {path: np.empty(self.capacity, _dtype(path)) for path in self._fields}
-        place = np.empty(self.capacity, np.int32)
-        seeds = np.empty(self.mesh.size * self._seeds_per_device, np.int32)
-        return self._abstract(LaneValues(fields, place, seeds), P(SWEEP_AXIS))
+        return steps.lower(self.abstract_state, self._any_values, call, self._data).compile()
 
     def _abstract(self, tree: ArrayTree, spec: P) -> Any:
         place = NamedSharding(self.mesh, spec)
@@ -300,28 +252,18 @@ class Program:
         return read_ahead_if_streamed(self.experiment.dataset, items, waiting)
 
 
-def _already_prepared(key: jax.Array | None, batch: Any) -> Any:
-    """In place of ``dataset.prepare``: lanes of one seed share a prepared batch."""
-    del key
-    return batch
-
-
-def _without_seed(fields: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return {path: value for path, value in fields.items() if path != "seed"}
+def unstacked(tree: ArrayTree) -> list[Any]:
+    """The tree of each lane, from arrays with a leading axis of lanes."""
+    return [jax.tree.map(lambda x, lane=lane: x[lane], tree) for lane in range(len(jax.tree.leaves(tree)[0]))]
 
 
 def _dtype(path: str) -> Any:
-    return np.int32 if path in ("seed", "optimizer.warmup_steps") else jnp.result_type(float)
+    return np.int32 if path in (SEED, "optimizer.warmup_steps") else jnp.result_type(float)
 
 
-def _mapped(function: Callable[..., Any], size: int, in_axes: Any = 0) -> Callable[..., Any]:
+def _mapped(function: Callable[..., Any], size: int) -> Callable[..., Any]:
     """``vmap`` over a leading axis of length ``size``; for 1 the same without it, as it makes convolutions grouped."""
     if size > 1:
-        return jax.vmap(function, in_axes)
-
-    def call(*arguments: Any) -> Any:
-        axes = in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(arguments)
-        one = (x if axis is None else jax.tree.map(lambda x: x[0], x) for x, axis in zip(arguments, axes, strict=True))
-        return jax.tree.map(lambda x: x[None], function(*one))
-
-    return call
+        return jax.vmap(function)
+    first = lambda trees: jax.tree.map(lambda x: x[0], trees)
+    return lambda *trees: jax.tree.map(lambda x: x[None], function(*first(trees)))

@@ -14,24 +14,18 @@ from depthmup_flax.records import SEED
 from depthmup_flax.rule.optimizer import warmup_schedule
 from depthmup_flax.sweep.grid import Run, shard_of, structural_groups, sweep_info
 from depthmup_flax.sweep.lane_layout import cohorts, one_seed_fits
-from depthmup_flax.sweep.program import Program, varying_fields
+from depthmup_flax.sweep.lane_program import Program, varying_fields
 from depthmup_flax.training.experiment import Experiment, build
 from depthmup_flax.types import Batch
 
 
 @dataclasses.dataclass
 class Group:
-    """Runs that differ only in the seed and in continuous fields.
+    """Runs that differ only in the seed and in continuous fields."""
 
-    Attributes:
-      experiment: of the first run.
-      runs: those of this shard.
-      label: the structural values, for people.
-    """
-
-    experiment: Experiment
-    runs: list[Run]
-    label: str
+    experiment: Experiment  # of the first run
+    runs: list[Run]  # those of this shard
+    label: str  # the other values, for people
 
 
 def plan(config: ConfigDict, runs: Sequence[Run], load: LoadOnce) -> list[Group]:
@@ -70,30 +64,19 @@ class GroupPrograms:
     """Compiles programs for a group, each once.
 
     A program depends on the whole group, not on the runs that are left of it, so that it is the same after a restart.
-
-    Args:
-      group: all runs of the group in this shard.
-      mesh: from `depthmup_flax.sweep.program.sweep_mesh`.
-      data: from `depthmup_flax.training.device_batches.put_train_data`.
+    For ``mesh`` and ``data`` see `Program`; ``compiled`` holds the programs by the arguments of `get`.
     """
 
     def __init__(self, group: Group, mesh: Mesh, data: Batch | None) -> None:
         self.group, self.mesh, self._data = group, mesh, data
-        self._compiled: dict[tuple[int, bool], Program] = {}
-
-    def has(self, per_device: int, one_seed: bool) -> bool:
-        """Whether the program of these arguments is compiled."""
-        return (per_device, one_seed) in self._compiled
+        self.compiled: dict[tuple[int, bool], Program] = {}
 
     def get(self, per_device: int, one_seed: bool) -> Program:
         """The program with ``per_device`` lanes on each device, all of one seed or of any."""
-        if not self.has(per_device, one_seed):
-            runs = self.group.runs
-            seeds = len({run.config.seed for run in runs})
-            self._compiled[per_device, one_seed] = Program(
-                self.group.experiment, varying_fields(runs), self.mesh, per_device, one_seed, seeds, self._data
-            )
-        return self._compiled[per_device, one_seed]
+        key, group = (per_device, one_seed), self.group
+        if key not in self.compiled:
+            self.compiled[key] = Program(group.experiment, group.runs, self.mesh, per_device, one_seed, self._data)
+        return self.compiled[key]
 
     def for_runs(self, runs: Sequence[Run], per_device: int) -> Program:
         """The program that trains all of ``runs``, cohort after cohort, and the whole group."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 import shutil
@@ -14,20 +15,14 @@ from depthmup_flax.errors import InputError, Preempted
 from depthmup_flax.parallel.preemption import Preemption
 from depthmup_flax.sweep.cohort import Cohort
 from depthmup_flax.sweep.grid import Run
-from depthmup_flax.sweep.program import Program
+from depthmup_flax.sweep.lane_program import Program
 from depthmup_flax.training.checkpoint import Checkpointer
-from depthmup_flax.training.outcome import Outcome
+from depthmup_flax.training.run_outcome import Outcome
 from depthmup_flax.types import Json
 
 
 class Unfinished:
-    """Saves the cohort in training at intervals, and on a preemption.
-
-    Args:
-      directory: holds the latest state of one cohort.
-      every_s: seconds between saves.
-      preemption: entered by the caller.
-    """
+    """Saves the cohort in training to ``directory`` every ``every_s`` seconds, and on a preemption."""
 
     def __init__(self, directory: pathlib.Path, every_s: float, preemption: Preemption) -> None:
         self._directory, self._every_s, self._preemption = directory, every_s, preemption
@@ -35,32 +30,23 @@ class Unfinished:
         self._last = time.monotonic()
 
     def restore(self, runs: Sequence[Run], make: Callable[[int, bool], Program]) -> Cohort | None:
-        """The saved cohort, if all its runs are among ``runs``.
+        """The saved cohort, if all its runs are among ``runs``, of one group.
 
-        Args:
-          runs: of one group.
-          make: lanes per device and whether they have one seed -> program.
+        ``make``: lanes per device, and whether they have one seed -> program.
         """
         meta, by_hash = self._meta(), {run.hash: run for run in runs}
         if meta is None or not by_hash.keys() >= set(meta["runs"]):
             return None
+        restored, reason = None, "cannot be read"
         if meta["devices"] != jax.device_count():
-            print(
-                f"{len(meta['runs'])} unfinished runs were saved on {meta['devices']} devices, but there are "
-                f"{jax.device_count()}: restarting them from step 0",
-                flush=True,
-            )
-            return None
-        program = make(meta["per_device"], meta["one_seed"])
-        try:
-            restored = self._opened().restore(program.abstract_state)
-        except InputError:
-            restored = None
+            reason = f"is of {meta['devices']} devices, but there are {jax.device_count()}"
+        else:
+            program = make(meta["per_device"], meta["one_seed"])
+            with contextlib.suppress(InputError):
+                restored = self._opened().restore(program.abstract_state)
         if restored is None:
-            print(
-                f"the saved state of {len(meta['runs'])} unfinished runs cannot be read: restarting them from step 0",
-                flush=True,
-            )
+            runs_text = f"{len(meta['runs'])} unfinished runs"
+            print(f"the saved state of {runs_text} {reason}: restarting them from step 0", flush=True)
             return None
         state, meta = restored
         fields = [field.name for field in dataclasses.fields(Outcome)]
@@ -77,8 +63,7 @@ class Unfinished:
 
     def saved_runs(self) -> set[str]:
         """Hashes of the runs of the saved cohort."""
-        meta = self._meta()
-        return set() if meta is None else set(meta["runs"])
+        return set((self._meta() or {"runs": ()})["runs"])
 
     def after_call(self, cohort: Cohort) -> None:
         """Saves if it is time; on a preemption saves and raises `Preempted`."""
@@ -88,14 +73,12 @@ class Unfinished:
             self._last = time.monotonic()
         if preempted:
             self._opened().wait()
-            raise Preempted(
-                f"preempted after step {cohort.step} of {len(cohort.runs)} runs; rerun the same command to resume."
-            )
+            position = f"step {cohort.step} of {len(cohort.runs)} runs"
+            raise Preempted(f"preempted after {position}; rerun the same command to resume.")
 
     def delete(self) -> None:
         """Deletes the saved cohort: it is recorded, or another one starts."""
         if self._checkpointer is not None:
-            self._checkpointer.wait()
             self._checkpointer.close()
             self._checkpointer = None
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -110,10 +93,6 @@ class Unfinished:
         return self._checkpointer
 
     def _save(self, cohort: Cohort) -> None:
-        ended = {
-            run: {**dataclasses.asdict(outcome), "train_loss_slices": cohort.slices[run]}
-            for run, outcome in cohort.outcomes.items()
-        }
         meta = {
             "runs": [run.hash for run in cohort.runs],
             "lanes": list(cohort.lanes.lane_of),
@@ -123,7 +102,7 @@ class Unfinished:
             "elapsed_s": cohort.elapsed_s(),
             "step": cohort.step,
             "slices": cohort.slices,
-            "ended": ended,
+            "ended": {run: dataclasses.asdict(outcome) for run, outcome in cohort.outcomes.items()},
         }
         if cohort.step > self._opened().latest_step:
             self._opened().save(cohort.step, cohort.state, meta)
