@@ -152,7 +152,9 @@ def read_info(directory: pathlib.Path) -> SweepInfo:
         if fields.pop("schema") == SCHEMA:
             return SweepInfo(**fields)
     except OSError as error:
-        raise InputError(f"{str(directory)!r} holds no sweep ({path.name}: {error.strerror}).") from error
+        raise InputError(
+            f"{str(directory)!r} holds no sweep: {path.name} cannot be read. Name the --workdir of a sweep."
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is not what a sweep writes ({error}): use another directory.") from error
     raise InputError(f"{path} was written by another version of this package: run the sweep again.")

@@ -59,7 +59,9 @@ class _Set:
             raise self.error(f"but TensorFlow Datasets cannot be imported ({error}); {remedy}") from error
         directory = os.path.expanduser(self.data_dir)
         if directory and "://" not in directory and not os.path.isdir(directory):
-            raise InputError(f"data.data_dir is {self.data_dir!r}: there is no such directory; create or correct it.")
+            raise InputError(
+                f"data.data_dir is {self.data_dir!r}: there is no such directory. Name the directory of prepared TFDS sets."
+            )
         place = self.data_dir or "the default TFDS directory"
         unprepared = self.error(f"but that set is not prepared in {place}; run {self.build_command()} once.")
         try:

@@ -113,7 +113,7 @@ class ResidualNetwork(nn.Module):
         names = {field.name for field in dataclasses.fields(kind)} - fields.keys()
         return kind(**{name: getattr(self, name) for name in names}, **fields)
 
-    def readout(self, h: jax.Array, features: int) -> jax.Array:
+    def logits(self, h: jax.Array, features: int) -> jax.Array:
         """``[..., n] -> [..., features]``: logits, at least float32."""
         sigma = 0.0 if self.zero_init_readout else self.sigma
         rule, m = self.parametrization, self.width_ratio
@@ -175,7 +175,7 @@ class TransformerNetwork(ResidualNetwork):
         init = normal(self.embedding_std, STEM, decay=False)
         return gathered(self.param("positions", init, (rows, self.width), self.param_dtype), STEM)[:count]
 
-    def blocks(self, h: jax.Array, *, train: bool, causal: bool) -> jax.Array:
+    def transform(self, h: jax.Array, *, train: bool, causal: bool) -> jax.Array:
         """``[B, T, n] -> [B, T, n]``: attention, feed-forward and the last norm."""
         config = self.config(
             TransformerConfig,

@@ -41,5 +41,5 @@ class GPT(TransformerNetwork, LanguageModel):
         embed = Embed(self.vocab_size, self.width, rule, m, self.sigma, self.param_dtype, name="stem")
         learned = self.positions == "learned"
         h = embed(tokens) + (self.position_table(length) if learned else sincos_positions(length, self.width))
-        h = self.blocks(h, train=train, causal=True)
-        return embed.attend(h) if self.tied else self.readout(h, self.vocab_size)
+        h = self.transform(h, train=train, causal=True)
+        return embed.attend(h) if self.tied else self.logits(h, self.vocab_size)

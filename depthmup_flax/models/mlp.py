@@ -65,7 +65,7 @@ class ResMLP(ResidualNetwork, Classifier):
         stem = config.dense(self.width, STEM, name="stem")
         h = stem(x.reshape(x.shape[0], -1).astype(self.param_dtype)).astype(self.param_dtype)
         h, _ = stacked(_Block, self.depth, scan=self.scan, remat=self.remat)(config, name="blocks")(h, None)
-        return self.readout(NONLINEARITIES[self.nonlinearity](h) if self.pre_nonlin else h, self.num_classes)
+        return self.logits(NONLINEARITIES[self.nonlinearity](h) if self.pre_nonlin else h, self.num_classes)
 
 
 class _Block(nn.Module):

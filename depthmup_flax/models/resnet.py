@@ -114,7 +114,7 @@ class SimpleResNet(ConvNetwork, Classifier):
             if length:
                 segment = stacked(_Block, length, scan=self.scan, remat=self.remat)
                 h, _ = segment(config, name=f"segment_{i}")(h, None)
-        return self.readout(config.phi(h).reshape(h.shape[0], -1), self.num_classes)
+        return self.logits(config.phi(h).reshape(h.shape[0], -1), self.num_classes)
 
 
 def segment_lengths(depth: int) -> list[int]:
@@ -197,7 +197,7 @@ class ResNet(ConvNetwork, Classifier):
             if length := size - (i > 0):
                 stage = stacked(_TwoConvBlock, length, scan=self.scan, remat=self.remat)
                 h, _ = stage(config, name=f"stage_{i}")(h, None)
-        return self.readout(config.phi(h).mean((1, 2)), self.num_classes)
+        return self.logits(config.phi(h).mean((1, 2)), self.num_classes)
 
 
 def even_stages(depth: int) -> tuple[int, ...]:

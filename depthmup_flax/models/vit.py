@@ -55,8 +55,8 @@ class ViT(TransformerNetwork, Classifier):
             init = normal(self.embedding_std, (None, None, "width_out"), decay=False)
             token = self.param("class_token", init, (1, 1, self.width), self.param_dtype)
             h = jnp.concatenate([jnp.broadcast_to(token, (len(h), 1, self.width)), h], axis=1)
-        h = self.blocks(h, train=train, causal=False)
-        return self.readout(h[:, 0] if self.pool == "token" else h.mean(1), self.num_classes)
+        h = self.transform(h, train=train, causal=False)
+        return self.logits(h[:, 0] if self.pool == "token" else h.mean(1), self.num_classes)
 
 
 def patches(x_BxHxWxC: jax.Array, size: int) -> jax.Array:

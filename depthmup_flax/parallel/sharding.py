@@ -42,8 +42,10 @@ def mesh_shape(axes: Mapping[str, int], devices: int) -> tuple[int, ...]:
         raise InputError(f"mesh is {mesh}: only one number can be -1.")
     known = math.prod(size for size in sizes.values() if size != -1)
     if devices % known or (known != devices and -1 not in sizes.values()):
-        remedy = f"use numbers that divide {devices}, such as mesh.data=-1" if devices % known else "set mesh.data=-1"
-        raise InputError(f"mesh is {mesh}, but there are {devices} devices: {remedy}.")
+        raise InputError(
+            f"mesh is {mesh}: the product must be the number of devices, {devices}. Use --config.mesh.data=-1 and values "
+            f"of fsdp and tensor whose product divides {devices}."
+        )
     return tuple(devices // known if size == -1 else size for size in sizes.values())
 
 

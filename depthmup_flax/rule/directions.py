@@ -130,16 +130,15 @@ def require_direction(inner: optax.GradientTransformation, parametrization: Para
         )
     if any(part.name == "scale_by_muon" for part in parts):
         raise InputError(
-            "inner is scale_by_muon, whose update of an entry depends on other entries: the rule is for entrywise "
+            "inner is scale_by_muon: its update of an entry depends on other entries, but the rule is for entrywise "
             "directions such as optax.scale_by_adam()."
         )
     if parametrization.normalized_updates_only and homogeneity(inner) == 1:
         alpha, gamma = parametrization.alpha, parametrization.gamma
         raise InputError(
-            f"this parametrization (alpha={alpha:g}, gamma={gamma:g}) scales only the block and is for Adam-like "
-            f"optimizers: with SGD its learning rate would grow as r^{alpha - gamma:g} and be unstable, and scaling "
-            "only the block with SGD is 'depth_mup' already; use parametrization.preset='depth_mup' or an Adam-like "
-            "optimizer."
+            f"the parametrization with alpha={alpha:g}, gamma={gamma:g} (preset 'block_only') is for Adam-like optimizers: "
+            f"with SGD the learning rate would grow with the depth ratio r as r^{alpha - gamma:g} and become unstable. Use "
+            "parametrization.preset='depth_mup', which scales only the block with SGD, or an Adam-like optimizer."
         )
 
 
@@ -234,8 +233,8 @@ def _direction_factory(name: str) -> Callable[..., optax.GradientTransformation]
 
 def _not_entrywise(name: str) -> InputError:
     return InputError(
-        f"optimizer.name is {name!r}, whose update of an entry depends on other entries: the rule is for entrywise "
-        "optimizers such as sgd, momentum, adam, lion or rmsprop."
+        f"optimizer.name is {name!r}: its update of an entry depends on other entries, but the rule is for entrywise "
+        "optimizers. Use, for example, sgd, momentum, adam, lion or rmsprop."
     )
 
 

@@ -32,7 +32,9 @@ def proxy_config(target: ConfigDict, width: int, depth: int, steps: int = 0) -> 
     for name, value in (("width", width), ("depth", depth)):
         largest = target.model[name]
         if not 1 <= value <= largest:
-            raise InputError(f"--proxy.{name} is {value}: use between 1 and the target's model.{name}, {largest}.")
+            raise InputError(
+                f"--proxy.{name} is {value}: it must be between 1 and the target's model.{name}, {largest}."
+            )
         proxy.model[name] = proxy.model[f"base_{name}"] = large.model[f"base_{name}"] = value
     if (width, depth) == (target.model.width, target.model.depth):
         raise InputError(f"--proxy.width={width} --proxy.depth={depth} is the target itself: choose a smaller proxy.")

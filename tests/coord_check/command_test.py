@@ -45,7 +45,7 @@ def test_the_command_exits_with_the_verdict_and_writes_records_report_and_figure
         (("--config=configs/digits.py", "--batch_size=0"), "batch_size is 0: use between 1 and the 1500"),
         (
             ("--config=configs/digits.py", "--config.model.depth=24"),
-            "--config.model.depth=24 is not used by the check: set the sizes with --depths=A,B,C and --depth=N",
+            "--config.model.depth=24 is not used by the check: set the depths to compare with --depths=A,B,C",
         ),
         (("--config=configs/digits.py", "--config.model.base_depth=-1"), "model.base_depth is -1: use a positive"),
         (("--config=configs/digits.py", "--depth=-3", "--widths="), "depth is -3: use a positive number"),

@@ -130,7 +130,10 @@ def test_minus_one_is_all_devices_that_are_left(axes, devices, shape):
 @pytest.mark.parametrize(
     ("mesh", "sentence"),
     [
-        ({"fsdp": 3}, "mesh is data=-1, fsdp=3, tensor=1, but there are 1 devices: use numbers that divide 1"),
+        (
+            {"fsdp": 3},
+            "mesh is data=-1, fsdp=3, tensor=1: the product must be the number of devices, 1. Use --config.mesh.data=-1",
+        ),
         ({"data": 2, "fsdp": 1}, "mesh is data=2, fsdp=1, tensor=1, but there are 1 devices"),
         ({"fsdp": -1}, "only one number can be -1"),
         ({"tensor": 0}, "mesh.tensor is 0: use a number of devices, or -1"),

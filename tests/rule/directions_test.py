@@ -221,7 +221,7 @@ def test_a_direction_of_unknown_name_is_checked_by_the_shapes_of_its_state(monke
     monkeypatch.delitem(TRAITS, "scale_by_factored_rms")
     params = {"w": jnp.ones((256, 256))}
     inner = direction("factored_rms")
-    with pytest.raises(dm.InputError, match="'factored_rms', whose update of an entry depends on other entries"):
+    with pytest.raises(dm.InputError, match="'factored_rms': its update of an entry depends on other entries"):
         inner.init(params)
     monkeypatch.delitem(TRAITS, "scale_by_yogi")
     inner = direction("yogi")

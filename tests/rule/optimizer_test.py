@@ -363,10 +363,13 @@ def test_frozen_parameters_do_not_move_and_the_rest_does():
             lambda: dm.sgd(0.1, *net_info()).init(dm.ResMLP(10, width=16, depth=4).init(KEY, X)["params"]),
             "unbox them, flax.linen.unbox",
         ),
-        (lambda: dm.sgd(0.1, INFO, PRESETS["block_only"]), "scaling only the block with SGD is 'depth_mup' already"),
+        (
+            lambda: dm.sgd(0.1, INFO, PRESETS["block_only"]),
+            "is for Adam-like optimizers: with SGD the learning rate would grow with the depth ratio",
+        ),
         (
             lambda: dm.depthmup(optax.trace(0.9), INFO, PRESETS["block_only"], 0.1),
-            "use parametrization.preset='depth_mup'",
+            "Use parametrization.preset='depth_mup'",
         ),
         (lambda: dm.scale_by_depthmup(optax.identity(), INFO, PRESETS["block_only"]), "Adam-like"),
         (lambda: dm.freeze(optax.sgd(0.1), INFO, ("stm",)), "'stm', which matches no parameter: did you mean 'stem'?"),

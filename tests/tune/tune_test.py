@@ -90,7 +90,7 @@ def target_config():
 @pytest.mark.parametrize(
     ("fields", "sizes", "message"),
     [
-        ({}, (64, 8), "--proxy.width is 64: use between 1 and the target's model.width, 32"),
+        ({}, (64, 8), "--proxy.width is 64: it must be between 1 and the target's model.width, 32"),
         ({}, (32, 8), "is the target itself"),
         ({"parametrization.preset": "sp"}, (8, 2), "do not transfer"),
         ({"parametrization.preset": "mup"}, (8, 2), "transfers over width only"),
