@@ -34,8 +34,8 @@ def main(argv: list[str]) -> int:
     for name in ("width", "depth"):
         if f"model.{name}" in overrides and config.model[f"base_{name}"]:
             raise InputError(
-                f"--config.model.{name}={overrides[f'model.{name}']} is not used by the check: set the {name}s to compare with "
-                f"--{name}s=A,B,C, the {name} of all other networks with --{name}=N, or the base with "
+                f"--config.model.{name}={overrides[f'model.{name}']} is not used by the check: set the {name}s to "
+                f"compare with --{name}s=A,B,C, the {name} of all other networks with --{name}=N, or the base with "
                 f"--config.model.base_{name}."
             )
     report = check_config(

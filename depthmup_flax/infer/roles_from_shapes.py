@@ -121,8 +121,8 @@ def _require_growth(leaves: Mapping[str, Leaf], witness: Mapping[str, Leaf], bas
             raise InputError("nothing grows: delta_params have the base model's shapes; build them at any other width.")
     elif not changes:
         raise InputError(
-            "nothing grows: params and base_params have the same shapes. Build base_params at the base model's width. To "
-            "train the base model itself, pass delta_params=<parameters of the model at any other width>."
+            "nothing grows: params and base_params have the same shapes. Build base_params at the base model's width. "
+            "To train the base model itself, pass delta_params=<parameters of the model at any other width>."
         )
     elif all(size < other for _, size, other in changes):
         path = changes[0][0]

@@ -43,8 +43,8 @@ def mesh_shape(axes: Mapping[str, int], devices: int) -> tuple[int, ...]:
     known = math.prod(size for size in sizes.values() if size != -1)
     if devices % known or (known != devices and -1 not in sizes.values()):
         raise InputError(
-            f"mesh is {mesh}: the product must be the number of devices, {devices}. Use --config.mesh.data=-1 and values "
-            f"of fsdp and tensor whose product divides {devices}."
+            f"mesh is {mesh}: the product must be the number of devices, {devices}. Use --config.mesh.data=-1 and "
+            f"values of fsdp and tensor whose product divides {devices}."
         )
     return tuple(devices // known if size == -1 else size for size in sizes.values())
 

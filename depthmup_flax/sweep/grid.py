@@ -149,7 +149,7 @@ def shard_of(runs: Sequence[Run], x: str, shard: tuple[int, int], cost: Mapping[
 def _validate(config: ConfigDict) -> None:
     if "grids" not in config:
         raise InputError(
-            "this config has no grids: it describes one run. Train it with train.py, or use a config of configs/sweeps/."
+            "this config has no grids: it describes one run. Train it with train.py, or use one of configs/sweeps/."
         )
     configs.validate(config.base)
     if config.base.mesh.to_dict() != configs.default_config().mesh.to_dict():
