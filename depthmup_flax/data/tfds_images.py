@@ -60,7 +60,7 @@ class _Set:
         directory = os.path.expanduser(self.data_dir)
         if directory and "://" not in directory and not os.path.isdir(directory):
             raise InputError(
-                f"data.data_dir is {self.data_dir!r}: there is no such directory. Name the directory of prepared TFDS sets."
+                f"data.data_dir is {self.data_dir!r}: there is no such directory. Name the directory of prepared sets."
             )
         place = self.data_dir or "the default TFDS directory"
         unprepared = self.error(f"but that set is not prepared in {place}; run {self.build_command()} once.")

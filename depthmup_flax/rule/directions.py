@@ -137,8 +137,9 @@ def require_direction(inner: optax.GradientTransformation, parametrization: Para
         alpha, gamma = parametrization.alpha, parametrization.gamma
         raise InputError(
             f"the parametrization with alpha={alpha:g}, gamma={gamma:g} (preset 'block_only') is for Adam-like "
-            f"optimizers: with SGD the learning rate would grow with the depth ratio r as r^{alpha - gamma:g} and become "
-            "unstable. Use parametrization.preset='depth_mup', which scales only the block with SGD, or an Adam-like optimizer."
+            f"optimizers: with SGD the learning rate would grow with the depth ratio r as r^{alpha - gamma:g} and "
+            "become unstable. Use parametrization.preset='depth_mup', which scales only the block with SGD, or an "
+            "Adam-like optimizer."
         )
 
 

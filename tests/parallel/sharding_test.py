@@ -132,7 +132,7 @@ def test_minus_one_is_all_devices_that_are_left(axes, devices, shape):
     [
         (
             {"fsdp": 3},
-            "mesh is data=-1, fsdp=3, tensor=1: the product must be the number of devices, 1. Use --config.mesh.data=-1",
+            "mesh is data=-1, fsdp=3, tensor=1: the product must be the number of devices, 1. Use --config",
         ),
         ({"data": 2, "fsdp": 1}, "mesh is data=2, fsdp=1, tensor=1, but there are 1 devices"),
         ({"fsdp": -1}, "only one number can be -1"),
