@@ -29,19 +29,16 @@ def is_distinct(values: Any, valid: Callable[[Any], bool]) -> bool:
 
 
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "seed": (lambda value: is_whole(value, 0), "use a whole number of at least 0"),
+    "seed": (lambda v: is_whole(v, 0), "use a whole number of at least 0"),
     "whole": (is_whole, "use a whole number of at least 1"),
-    "several": (lambda value: is_whole(value, 2), "use a whole number of at least 2"),
-    "positive": (lambda value: is_number(value) and value > 0, "use a positive number"),
+    "several": (lambda v: is_whole(v, 2), "use a whole number of at least 2"),
+    "positive": (lambda v: is_number(v) and v > 0, "use a positive number"),
     "groups": (
-        lambda value: is_whole(value, 2 * GROUPS) and value % GROUPS == 0,
+        lambda v: is_whole(v, 2 * GROUPS) and not v % GROUPS,
         f"use a multiple of {GROUPS} from {2 * GROUPS} up",
     ),
-    "sizes": (
-        lambda value: is_distinct(value, is_whole),
-        "give different whole numbers of at least 1, such as (64, 128)",
-    ),
-    "numbers": (lambda value: is_distinct(value, is_number), "give different numbers, such as (0.5, 1.0)"),
+    "sizes": (lambda v: is_distinct(v, is_whole), "give different whole numbers of at least 1, such as (64, 128)"),
+    "numbers": (lambda v: is_distinct(v, is_number), "give different numbers, such as (0.5, 1.0)"),
 }
 
 

@@ -160,7 +160,6 @@ class _Study:
         return np.array(self.rows[*kind, depth][name], np.float64)[:, self.times.index(time)]
 
     def slopes(self, kind: _Kind, depth: int, time: int) -> np.ndarray:
-        """(S,) fitted slopes."""
         return slopes(self.fractions[:_FITTED], self.values("distances", kind, depth, time)[:, :_FITTED])
 
 

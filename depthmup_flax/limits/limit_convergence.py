@@ -42,8 +42,7 @@ def cases(config: ConfigDict) -> list[Case]:
     for name in names:
         if name not in theory.ACTIVATIONS:
             raise InputError(f"config.nonlinearities has {name!r}: use some of {', '.join(theory.ACTIVATIONS)}.")
-    whole = "steps lanes seeds_times_width samples"
-    check_fields(config, whole=whole, sizes="widths depths", positive="gamma0")
+    check_fields(config, whole="steps lanes seeds_times_width samples", sizes="widths depths", positive="gamma0")
     even = is_whole(config.limit_depth, 2) and config.limit_depth % 2 == 0
     require(config, "limit_depth", even, "use an even number from 2 up, half of it is a depth too")
     least = 4 * max(config.widths)

@@ -81,8 +81,7 @@ def printed_kernel(times: np.ndarray, scale: float) -> np.ndarray:
 def _theory(config: ConfigDict, depth: int) -> tuple[np.ndarray, np.ndarray]:
     """``H_0`` and ``H_1 - H_0`` at infinite width and this depth."""
     batches, rate = (jnp.ones((2, 1, 1)), jnp.full((2, 1), config.target)), config.learning_rate
-    training = linear_training(*batches, depth=depth, learning_rate=rate, gamma0=config.gamma0)
-    features = np.asarray(training.features)
+    features = np.asarray(linear_training(*batches, depth=depth, learning_rate=rate, gamma0=config.gamma0).features)
     return features[:, 0, 0], features[:, 1, 1] - features[:, 0, 0]
 
 
@@ -121,10 +120,6 @@ class _Study:
         spread = np.array(self.of_depth[depth][f"spread_{name}"])
         return float(np.sqrt(np.mean(spread**2) / self.seeds))
 
-    def above_noise(self, name: str) -> list[int]:
-        """Depths at which an ensemble can tell its depth from infinity."""
-        return [d for d in self.of_depth if self.theory[d][f"error_{name}"] > _ABOVE_NOISE * self.noise(name, d)]
-
 
 def table(rows: list[Row]) -> str:
     """Powers of the errors over depth and width, and the values at the last layer."""
@@ -141,7 +136,8 @@ As printed: B24 Eq. 7, which inherits a slip from Eq. 92. Theory is the correcte
 
 
 def _rates(study: _Study, name: str) -> list[Line]:
-    label, above = _NAMES[name], study.above_noise(name)
+    label, theory = _NAMES[name], study.theory
+    above = [d for d in study.of_depth if theory[d][f"error_{name}"] > _ABOVE_NOISE * study.noise(name, d)]
     deep = [depth for depth in study.theory if depth >= _DEEP]
     to_limit = f"{label}: {{}} to infinite depth, over depth"
     errors = lambda rows, depths: {depth: [rows[depth][f"error_{name}"]] for depth in depths}

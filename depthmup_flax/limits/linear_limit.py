@@ -125,8 +125,7 @@ class _Study:
         self.seeds, self.steps, self.depth = (first[name] for name in ("seeds", "steps", "depth"))
         self.of_width = {width: row for (width, depth), row in sorted(self.networks.items()) if depth == self.depth}
         self.widths = list(self.of_width)
-        others = [width for width, depth in self.networks if depth != self.depth]
-        self.network_width = others[0] if others else self.widths[-1]
+        self.network_width = next((w for w, depth in self.networks if depth != self.depth), self.widths[-1])
         self.network_depths = sorted(depth for width, depth in self.networks if width == self.network_width)
         self.widest, self.at_depth = self.of_width[self.widths[-1]], self.theory[self.depth]
 

@@ -29,9 +29,8 @@ _DEEP = 16  # from here on errors are powers of depth
 
 def cases(config: ConfigDict) -> list[Case]:
     """A theory per depth, of which 0 is infinity, and an ensemble of networks per width and depth."""
-    sizes = "theory_depths widths depths"
-    check_fields(config, whole="lanes", several="angles network_angles", sizes=sizes, groups="seeds")
-    check_fields(config, positive="branch_multiplier")
+    check_fields(config, whole="lanes", several="angles network_angles", sizes="theory_depths widths depths")
+    check_fields(config, positive="branch_multiplier", groups="seeds")
     get_activation(config.nonlinearity)
     spaces = config.network_angles - 1
     remedy = f"use a multiple of {spaces}, plus 1, so that theory has networks' angles"

@@ -61,7 +61,6 @@ class _Cell:
         return _word((bounded(self.initial), bounded(self.change), changed, bounded(self.preactivation)), self.kappa)
 
     def cells(self) -> list[str]:
-        """A line of the table."""
         change = 1 - self.alpha - self.gamma  # TP6 Claim 7.2, which presumes stability at initialization
         preactivation = max(-self.gamma, change)  # the larger of the parts ``dW x ~ L^-gamma`` and ``W dx``
         claims = [f"{power:+.2f}" if self.alpha >= 0.5 else "none" for power in (change, preactivation)]
@@ -193,7 +192,10 @@ def _draw_map(panel: Panel, study: _Study, name: str, title: str) -> QuadMesh:
     image = panel.pcolormesh(columns, lines, powers, cmap="RdBu_r", vmin=-_MAP, vmax=_MAP, rasterized=True)
     for column, line in itertools.product(columns, lines):
         color = "white" if abs(powers[line, column]) > 0.6 * _MAP else "black"
-        panel.text(column, line, _number(fits[line][column]), ha="center", va="center", fontsize=8.5, color=color)
+        fit = fits[line][column]
+        number = f"{fit.slope + 0.0:+.2f}".replace("-0.00", "0.00") if abs(fit.slope) < 10 else f"{fit.slope:+.0f}"
+        number = "explodes" if fit.state == EXPLODES else number
+        panel.text(column, line, number, ha="center", va="center", fontsize=8.5, color=color)
         phase = classify(study.alphas[column], study.gammas[line])
         if phase.stable_in_training and phase.nontrivial:
             corner = (column - 0.47, line - 0.47)
@@ -204,12 +206,6 @@ def _draw_map(panel: Panel, study: _Study, name: str, title: str) -> QuadMesh:
     panel.set(xlabel=r"$\alpha$", ylabel=r"$\gamma$")
     panel.set_title(title, fontsize=9.5)
     return image
-
-
-def _number(fit: Fit) -> str:
-    if fit.state == EXPLODES:
-        return "explodes"
-    return f"{fit.slope + 0.0:+.2f}".replace("-0.00", "0.00") if abs(fit.slope) < 10 else f"{fit.slope:+.0f}"
 
 
 def _draw_presets(panel: Panel, study: _Study) -> None:
