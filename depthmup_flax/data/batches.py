@@ -74,9 +74,6 @@ def train_stream(
 
     Its element at ``step`` is ``train_batch(split, seed, step, batch_size, rows)``, whatever ``start_step``.
     ``get_state`` and ``set_state`` (and Grain's checkpoint handler) save and restore the position, which is the step.
-
-    Raises:
-      InputError: ``batch_size`` exceeds the split; from ``next``: an example cannot be read.
     """
     import grain
 

@@ -29,10 +29,10 @@ _TASK = 8  # items at most: handing a task to another thread takes about as long
 
 
 class Encoded(NamedTuple):
-    """One example before decoding: its name in messages, its file path or encoded bytes, and its label."""
+    """One example before decoding."""
 
-    where: str
-    source: str | bytes
+    where: str  # its name in messages
+    source: str | bytes  # file path or encoded bytes
     label: int
 
 

@@ -64,7 +64,8 @@ def load(config: object) -> Dataset:
         sizes = (fields.image_size or 8, fields.train_examples or 2048, fields.test_examples or 512)
         return _in_memory(fields, *_synthetic(*sizes), _BUNDLED_CLASSES)
     if fields.name == "digits":
-        return _in_memory(fields, *_limited(fields, _digits(fields.image_size)), _BUNDLED_CLASSES)
+        train, test = _limited(fields, _digits(fields.image_size))
+        return _in_memory(fields, train, test, _BUNDLED_CLASSES)
     if kind == "tfds" and rest:
         encoded = open_tfds(rest, fields.data_dir)
     elif kind == "folder" and rest:

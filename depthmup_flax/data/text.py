@@ -97,9 +97,6 @@ def read_tokens(path: str, tokenizer: str) -> tuple[np.ndarray, Tokenizer]:
     """The tokens [N] of a file, uint8 or the smallest type that the vocabulary needs, and its tokenizer.
 
     The ``tokenizer`` "char" needs UTF-8, and its vocabulary is the sorted set of the file's characters.
-
-    Raises:
-      InputError: the file cannot be read, is empty, or is not UTF-8.
     """
     field = f"data.name is 'text:{path}'"
     file = os.path.expanduser(path)
@@ -130,9 +127,7 @@ def windows(tokens: np.ndarray, context: int, name: str) -> tuple[np.ndarray, np
     The first nine tenths of the tokens are for training. Windows start at multiples of ``context`` in each part; an
     incomplete last window is dropped. ``shift`` moves the model's input inside a training window. The last token of a
     test window is a label there, and the next window's first input: every test token but the first is predicted once.
-
-    Raises:
-      InputError: the text, named ``name``, is too short for one window of each kind.
+    `InputError` if the text, named ``name``, is too short for one window of each kind.
     """
     cut = len(tokens) * 9 // 10
     held_out = len(tokens) - cut
