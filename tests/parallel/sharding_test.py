@@ -134,7 +134,7 @@ def test_minus_one_is_all_devices_that_are_left(axes, devices, shape):
             {"fsdp": 3},
             "mesh is data=-1, fsdp=3, tensor=1: the product must be the number of devices, 1. Use --config",
         ),
-        ({"data": 2, "fsdp": 1}, "mesh is data=2, fsdp=1, tensor=1, but there are 1 devices"),
+        ({"data": 2, "fsdp": 1}, "mesh is data=2, fsdp=1, tensor=1: the product must be the number of devices, 1. Use"),
         ({"fsdp": -1}, "only one number can be -1"),
         ({"tensor": 0}, "mesh.tensor is 0: use a number of devices, or -1"),
     ],

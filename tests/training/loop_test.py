@@ -373,7 +373,10 @@ def test_a_work_directory_that_cannot_be_written_is_refused(tmp_path):
         ({"optimizer": {"warmup_steps": 12}}, "use fewer than the 12 training steps"),
         ({"optimizer": {"name": "sdg"}}, "optimizer.name is 'sdg': did you mean 'sgd'?"),
         ({"optimizer": {"frozen": ("head",)}}, "'head', which matches no parameter"),
-        ({"parametrization": {"preset": "block_only"}, "optimizer": {"name": "sgd"}}, "'depth_mup' already"),
+        (
+            {"parametrization": {"preset": "block_only"}, "optimizer": {"name": "sgd"}},
+            "Use parametrization.preset='depth_mup', which scales only the block with SGD",
+        ),
         ({"parametrization": {"preset": "dmup"}}, "parametrization.preset is 'dmup'"),
         ({"parametrization": {"gamma0": 0.0}}, "parametrization.gamma0 is 0.0"),
         ({"model": {"width": 0}}, "model.width is 0"),
