@@ -30,6 +30,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_xdist_auto_num_workers(config):
+    """Three workers on two cores: about a quarter of the time, tests wait for the processes that they start."""
+    return (os.cpu_count() or 1) * 3 // 2
+
+
 @pytest.fixture
 def float64():
     """Double precision, for comparisons of two forms of the same network."""

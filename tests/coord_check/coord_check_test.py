@@ -64,6 +64,7 @@ def test_a_right_linen_network_passes(axis):
     assert "update_norm" not in {r.quantity for r in report.records}  # only on request
 
 
+@pytest.mark.slow
 def test_measured_changes_are_those_of_a_step_by_hand():
     sizes = (16, 32, 64)
     report = coord_check(build_linen, Y, rule=RULE, width=16, depth=4, widths=sizes, steps=1, seeds=2, spectral=True)

@@ -166,7 +166,7 @@ class AttentionNet(nn.Module):
         return nn.Dense(10, kernel_init=nn.initializers.normal(BASE_WIDTH**-0.5), name="head")(h)
 
 
-@pytest.mark.parametrize("usual_scale", [False, True])
+@pytest.mark.parametrize("usual_scale", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_attention_scaled_by_the_square_root_of_the_head_dimension_is_named(usual_scale):
     def build(width, depth):
         model = AttentionNet(width, usual_scale)

@@ -19,6 +19,7 @@ OPTIMIZED = {"xla_backend_optimization_level": 3}
 # Times are processor time, which load on the machine changes least.
 
 
+@pytest.mark.slow
 def test_depth_1024_initializes_traces_and_compiles_in_the_time_of_depth_8():
     def seconds(depth):
         model = dm.ResMLP(10, width=32, depth=depth)
@@ -34,6 +35,7 @@ def test_depth_1024_initializes_traces_and_compiles_in_the_time_of_depth_8():
     assert np.median([deep / shallow for shallow, deep in pairs]) < 1.5, pairs
 
 
+@pytest.mark.slow
 def test_scanned_convolutions_train_as_fast_as_unrolled_ones():
     """XLA:CPU would run gradients of scanned convolutions 10-20 times slower if they were left to it."""
     x = jax.random.normal(jax.random.key(0), (16, 16, 16, 3))
@@ -55,6 +57,7 @@ def test_scanned_convolutions_train_as_fast_as_unrolled_ones():
     assert np.median(ratios) < 1.5, ratios
 
 
+@pytest.mark.slow
 def test_depth_1024_still_learns_in_bfloat16():
     """Branch updates of 2^-10 of the stream would be lost if the stream were rounded to 8 bits."""
     x, y = VECTORS, jnp.arange(4)

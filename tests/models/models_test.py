@@ -132,14 +132,20 @@ def test_three_poolings_are_equally_spaced_over_depth(depth, expected):
         (dm.ResMLP(5, width=16, depth=5), VECTORS),
         (dm.ResMLP(5, width=16, depth=5, block_depth=2, norm="layer", use_bias=True, nonlinearity="abs"), VECTORS),
         (dm.SimpleResNet(5, width=16, depth=5), IMAGES),
-        (dm.SimpleResNet(5, width=16, depth=5, norm="batch", use_bias=True), IMAGES),
-        (dm.SimpleResNet(5, width=16, depth=5, norm="layer"), IMAGES),
-        (dm.ResNet(5, width=4, depth=5, stage_sizes=(2, 3), norm="batch"), IMAGES),
+        pytest.param(
+            dm.SimpleResNet(5, width=16, depth=5, norm="batch", use_bias=True), IMAGES, marks=pytest.mark.slow
+        ),
+        pytest.param(dm.SimpleResNet(5, width=16, depth=5, norm="layer"), IMAGES, marks=pytest.mark.slow),
+        pytest.param(dm.ResNet(5, width=4, depth=5, stage_sizes=(2, 3), norm="batch"), IMAGES, marks=pytest.mark.slow),
         (dm.ResNet(5, width=4, depth=3, stage_sizes=(1, 2), norm="none", use_bias=True), IMAGES),
         (dm.ViT(5, width=16, depth=3, patch_size=4, use_bias=True), IMAGES),
         (dm.ViT(5, width=16, depth=3, patch_size=4, norm="none", pool="mean", positions="sincos"), IMAGES),
         (dm.GPT(5, width=16, depth=3), TOKENS),
-        (dm.GPT(5, width=16, depth=3, tied=True, head_dim=8, positions="sincos", norm="none"), TOKENS),
+        pytest.param(
+            dm.GPT(5, width=16, depth=3, tied=True, head_dim=8, positions="sincos", norm="none"),
+            TOKENS,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_scanned_and_unrolled_are_one_network_with_one_checkpoint(model, x):

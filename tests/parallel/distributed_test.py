@@ -47,7 +47,8 @@ def rows(workdir):
     return [{key: value for key, value in row.items() if key != "images_per_s"} for row in found]
 
 
-@pytest.mark.parametrize("by_way_of_four", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("by_way_of_four", [False, True])
 def test_a_run_goes_from_two_processes_to_one_with_the_losses_of_one_that_never_moved(
     by_way_of_four, settings, tmp_path
 ):
@@ -97,6 +98,7 @@ def test_a_process_that_dies_ends_the_other_with_a_message_in_bounded_time(victi
     assert codes[survivor] == 1 or victim == 0
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_one_process_cannot_read_is_renamed_by_the_next_attempt(tmp_path):
     sizes = ["--config.train.steps=20", "--config.train.eval_every=10", "--config.mesh.fsdp=2", *SMALL]
     sizes.append("--config.model.width=128")  # smaller arrays lie in a file that both processes write

@@ -42,7 +42,7 @@ slow = pytest.mark.slow
     ("model", "layouts"),
     [
         ("res_mlp", [EVERY_AXIS, *OTHERS]),
-        ("simple_resnet", [EVERY_AXIS]),
+        pytest.param("simple_resnet", [EVERY_AXIS], marks=slow),
         ("gpt", [EVERY_AXIS]),
         pytest.param("simple_resnet", OTHERS, marks=slow),
         pytest.param("gpt", OTHERS, marks=slow),

@@ -156,6 +156,7 @@ def test_momentum_and_cosine_lanes_are_those_of_train_py(tmp_path):
     assert_is_what_train_py_trains(config, sweep(config, tmp_path / "sweep", lanes=0), tmp_path)
 
 
+@pytest.mark.slow
 def test_augmented_batch_norm_lanes_of_several_seeds_are_those_of_train_py(tmp_path):
     """Two lanes have one seed, and share its images; four have two seeds."""
     base = small_base("simple_resnet", width=8, depth=3, base_depth=3, norm="batch")
@@ -273,6 +274,7 @@ def test_runs_that_are_left_keep_their_networks_in_a_smaller_program(rates, seed
             np.testing.assert_allclose(found.test_loss, expected.test_loss, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_dropout_and_text_lanes_are_those_of_train_py(tmp_path, monkeypatch):
     monkeypatch.setattr("depthmup_flax.training.loop.sample_text", lambda *args: "")  # takes long to compile
     text = tmp_path / "text.txt"

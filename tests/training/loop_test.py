@@ -139,8 +139,10 @@ def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(tmp_path):
 
 @pytest.mark.parametrize(
     ("config", "stops"),
-    [(mlp_run, (4, 5, 11)), (conv_run, (5,))],
-    ids=["mlp-adam-in-memory", "conv-momentum-streamed-augmented"],
+    [
+        pytest.param(mlp_run, (4, 5, 11), id="mlp-adam-in-memory"),
+        pytest.param(conv_run, (5,), id="conv-momentum-streamed-augmented", marks=pytest.mark.slow),
+    ],
 )
 def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(config, stops, tmp_path):
     whole = tmp_path / "whole"
