@@ -205,7 +205,7 @@ def embed_network(width):
     return network, lambda key: base.init(key, TOKENS)["params"]
 
 
-@pytest.mark.parametrize("rescaled", [False, True])
+@pytest.mark.parametrize("rescaled", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_embedding_that_starts_smaller_with_width_is_named_and_rescaling_repairs_it(rescaled):
     def build(width, depth):
         network, base_init = embed_network(width)

@@ -43,7 +43,7 @@ slow = pytest.mark.slow
     [
         ("res_mlp", [EVERY_AXIS, *OTHERS]),
         pytest.param("simple_resnet", [EVERY_AXIS], marks=slow),
-        ("gpt", [EVERY_AXIS]),
+        pytest.param("gpt", [EVERY_AXIS], marks=slow),
         pytest.param("simple_resnet", OTHERS, marks=slow),
         pytest.param("gpt", OTHERS, marks=slow),
         pytest.param("resnet", [EVERY_AXIS, *OTHERS], marks=slow),

@@ -199,6 +199,7 @@ def test_eight_devices_train_like_one(tmp_path):
     assert first["train_loss"] == pytest.approx(last["train_loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_batch_norm_has_the_statistics_of_the_whole_batch_on_eight_devices(tmp_path):
     """Per device, a batch of 16 would be normalized two images at a time."""
     config = tiny(
