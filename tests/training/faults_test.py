@@ -335,12 +335,12 @@ def test_a_read_that_hangs_stops_the_run_in_bounded_time_and_it_resumes_later(st
     run = streamed(images, stall_timeout_s=2.0)
     first = processes.Process(tmp_path / "first.log", processes.train, run, tmp_path / "run")
     first.wait_for("step 20/120")
-    aside = stuck.rename(tmp_path / "aside.png")
-    os.mkfifo(stuck)  # opening it waits for a writer
+    aside, pipe = pathlib.Path(shutil.copy(stuck, tmp_path / "aside.png")), tmp_path / "pipe"
+    os.mkfifo(pipe)  # opening it waits for a writer
+    pipe.replace(stuck)  # in one step: at no time is there no file
     assert first.wait(60) == errors.STOPPED, first.text()
     assert "gave no batch for 2 s: check its storage" in first.text()
-    stuck.unlink()
-    aside.rename(stuck)
+    aside.replace(stuck)
     second = processes.Process(tmp_path / "second.log", processes.train, run, tmp_path / "run")
     assert second.wait() == 0, second.text()
     assert_same_run(tmp_path / "run", whole)
@@ -386,8 +386,8 @@ def test_a_program_stopped_by_its_storage_exits_while_a_reader_still_hangs(tmp_p
             assert running.poll() is None, (tmp_path / "log").read_text()
             assert time.monotonic() < until
             time.sleep(0.05)
-        for image in (images / "train" / "cat").iterdir():
-            image.unlink()
-            os.mkfifo(image)
+        for image in list((images / "train" / "cat").iterdir()):
+            os.mkfifo(tmp_path / "pipe")
+            (tmp_path / "pipe").replace(image)  # in one step: at no time is there no file
         assert running.wait(60) == errors.STOPPED
     assert (tmp_path / "log").read_text().splitlines()[-1].startswith("error: data set 'folder:")
