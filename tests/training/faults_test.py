@@ -73,14 +73,17 @@ def test_a_run_killed_at_twenty_random_moments_ends_as_an_undisturbed_one(undist
     run, workdir = config(checkpoint_every=3), tmp_path / "run"
     for kill in range(KILLS):
         process = processes.Process(tmp_path / f"{kill}.log", processes.train, run, workdir)
-        # A quarter of the kills falls into the start, a quarter into compilation, half into training and saves.
+        # A quarter of the kills falls into each of start, compilation, training and saves.
         if kill % 4:
             process.wait_for("model  ")
-        if kill % 4 > 1:
+        if kill % 4 == 2:
             saved = checkpoints(workdir)
             while process.running() and checkpoints(workdir) == saved:
                 time.sleep(0.001)
-        time.sleep(rng.uniform(0.0, (0.8, 0.4, 0.03, 0.03)[kill % 4]))
+        if kill % 4 == 3:
+            while process.running() and not saving(workdir):
+                time.sleep(0.0005)
+        time.sleep(rng.uniform(0.0, (0.8, 0.4, 0.03, 0.002)[kill % 4]))
         process.send(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL, process.text()
         in_a_save += saving(workdir)
