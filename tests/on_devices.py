@@ -15,7 +15,7 @@ from depthmup_flax.nn.cpu import dense_product
 from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.training.config import default_config
-from depthmup_flax.training.device_batches import Waiting, train_calls
+from depthmup_flax.training.device_batches import Waiting, put_train_data, train_calls
 from depthmup_flax.training.experiment import build
 from depthmup_flax.training.multi_step import train_step_of
 from depthmup_flax.training.sharded_program import ShardedProgram
@@ -52,7 +52,9 @@ def program_of(experiment, mesh, accumulate=1, **fields):
     config = experiment.config.copy_and_resolve_references()
     config.train.accumulate = accumulate
     model = experiment.model.clone(param_dtype=jnp.float64, dtype="float64", **fields)
-    return ShardedProgram(dataclasses.replace(experiment, config=config, model=model), mesh)
+    return ShardedProgram(
+        dataclasses.replace(experiment, config=config, model=model), mesh, put_train_data(experiment.dataset, mesh)
+    )
 
 
 def trained(experiment, mesh, accumulate=1, **fields):
@@ -137,7 +139,7 @@ def memory():
     experiment, found = build(config), {}
     for fsdp in (1, 2, 4, 8):
         mesh = sharding.make_mesh({"data": -1, "fsdp": fsdp, "tensor": 1})
-        program = ShardedProgram(experiment, mesh)
+        program = ShardedProgram(experiment, mesh, None)
         shapes = program.abstract_state
         shardings = jax.tree.map(lambda x: x.sharding, shapes)
         with train_calls(experiment.dataset, 0, 16, 0, mesh, program.call_length, Waiting()) as calls:

@@ -55,6 +55,11 @@ def make_mesh(axes: Mapping[str, int] | None = None, devices: Sequence[jax.Devic
     return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=devices)
 
 
+def platform(mesh: Mesh) -> str:
+    """``cpu``, ``gpu`` or ``tpu``: what the programs of ``mesh`` are compiled for, whatever this host has."""
+    return str(mesh.devices.flat[0].platform)
+
+
 def batch_shards(mesh: Mesh) -> int:
     """Number of parts that `batch_sharding` splits a batch into."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)

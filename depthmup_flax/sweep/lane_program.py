@@ -33,7 +33,15 @@ from depthmup_flax.sweep.lane_layout import cohorts, lay_out
 from depthmup_flax.training.config import get_field
 from depthmup_flax.training.device_batches import Waiting, batch_of, calls, read_ahead_if_streamed
 from depthmup_flax.training.experiment import Experiment, traced
-from depthmup_flax.training.multi_step import Call, CallLength, Periods, most_steps, take_steps, train_step_of
+from depthmup_flax.training.multi_step import (
+    Call,
+    CallLength,
+    Periods,
+    abstract_examples,
+    most_steps,
+    take_steps,
+    train_step_of,
+)
 from depthmup_flax.training.step import TrainState, evaluate, init_state, make_eval_step
 from depthmup_flax.types import ArrayTree, Batch
 
@@ -71,7 +79,7 @@ class Lanes:
 
     runs_K: list[Run]
     lane_of: dict[str, int]  # hash of a run -> its lane; other lanes repeat one
-    values: LaneValues  # on the devices
+    values: LaneValues
 
 
 class Program:
@@ -84,6 +92,11 @@ class Program:
       per_device: lanes on each device.
       one_seed: the lanes of a device have the same seed and so the same examples; see `lay_out`.
       data: from `depthmup_flax.training.device_batches.put_train_data`.
+
+    Without devices, a mesh of a topology and shapes of the data give a program that is compiled and cannot run.
+
+    Attributes:
+      compiled: the program of `take`.
     """
 
     def __init__(
@@ -92,49 +105,37 @@ class Program:
         self.experiment, self.per_device, self.one_seed, self.mesh = experiment, per_device, one_seed, mesh
         self.capacity = per_device * mesh.size
         self.periods = Periods(experiment.total_steps, experiment.config.train.log_every)
-        self.call_length = CallLength(most_steps(experiment), self.periods)
+        self.call_length = CallLength(most_steps(experiment, mesh), self.periods)
         self._seeds_per_device = 1 if one_seed else min(per_device, len({run.config.seed for run in group}))
         self._fields = sorted({*varying_fields(group), SEED})
         self._data = data
         self._split, self._everywhere = NamedSharding(mesh, P(SWEEP_AXIS)), NamedSharding(mesh, P())
         # Axes of a call's examples: S if there are several steps, U of all devices, B, ...
         self._examples_spec = P(SWEEP_AXIS) if self.call_length.most == 1 else P(None, SWEEP_AXIS)
-        self._any_values = self.place(group[:1]).values  # for their shapes
+        values = self._laid_out(group[:1]).values
+        self._abstract_values: LaneValues = self._abstract(values, P(SWEEP_AXIS))
         started = time.perf_counter()
         self._init = jax.jit(self._sharded(self._init_lanes, P(SWEEP_AXIS)))
         self._evaluate = jax.jit(self._sharded(self._evaluate_lanes, P(SWEEP_AXIS), P(SWEEP_AXIS), P()))
-        self._steps = self._compiled_steps()
+        self.compiled = self._compiled_steps()
         self.compile_s = time.perf_counter() - started
 
     @property
     def bytes_per_device(self) -> int:
         """Memory of a training step on one device, by the compiler's account."""
-        memory = self._steps.memory_analysis()
+        memory = self.compiled.memory_analysis()
         sizes = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
         return sum(getattr(memory, size, 0) for size in sizes)  # no account: None
 
     @functools.cached_property
     def abstract_state(self) -> TrainState:
         """Shapes, types and shardings of the lanes' training state."""
-        return self._abstract(jax.eval_shape(self._init, self._any_values), P(SWEEP_AXIS))
+        return self._abstract(jax.eval_shape(self._init, self._abstract_values), P(SWEEP_AXIS))
 
     def place(self, runs: Sequence[Run]) -> Lanes:
         """Lanes for ``runs``, at most `capacity` (`depthmup_flax.sweep.lane_layout`)."""
-        runs_K, lane_of = lay_out(runs, self.per_device, self.mesh.size, self.one_seed)
-        seed_place_K: list[int] = []
-        seeds_DU: list[int] = []
-        for start in range(0, self.capacity, self.per_device):
-            here = [run.config.seed for run in runs_K[start : start + self.per_device]]
-            distinct = list(dict.fromkeys(here))
-            seed_place_K += [distinct.index(seed) for seed in here]
-            seeds_DU += [*distinct, *[distinct[0]] * (self._seeds_per_device - len(distinct))]
-        fields = {path: [get_field(run.config, path) for run in runs_K] for path in self._fields}
-        values = LaneValues(
-            {path: np.array(values_K, _dtype(path)) for path, values_K in fields.items()},
-            np.array(seed_place_K, np.int32),
-            np.array(seeds_DU, np.int32),
-        )
-        return Lanes(runs_K, lane_of, jax.device_put(values, self._split))
+        lanes = self._laid_out(runs)
+        return dataclasses.replace(lanes, values=jax.device_put(lanes.values, self._split))
 
     def init(self, lanes: Lanes) -> TrainState:
         """Fresh networks."""
@@ -149,7 +150,7 @@ class Program:
 
     def take(self, state: TrainState, lanes: Lanes, call: Call) -> TrainState:
         """The state after the steps of ``call``; ``state`` is donated."""
-        return self._steps(state, lanes.values, call, self._data)
+        return self.compiled(state, lanes.values, call, self._data)
 
     def select(self, state: TrainState, lanes: Sequence[int]) -> TrainState:
         """The given lanes of a larger program's state, as this program's."""
@@ -185,6 +186,24 @@ class Program:
                 elif i >= WARM_CALLS and time.perf_counter() > ends:
                     break
         return float(np.median(times[WARM_CALLS:])) / self.capacity
+
+    def _laid_out(self, runs: Sequence[Run]) -> Lanes:
+        """`place` on the host."""
+        runs_K, lane_of = lay_out(runs, self.per_device, self.mesh.size, self.one_seed)
+        seed_place_K: list[int] = []
+        seeds_DU: list[int] = []
+        for start in range(0, self.capacity, self.per_device):
+            here = [run.config.seed for run in runs_K[start : start + self.per_device]]
+            distinct = list(dict.fromkeys(here))
+            seed_place_K += [distinct.index(seed) for seed in here]
+            seeds_DU += [*distinct, *[distinct[0]] * (self._seeds_per_device - len(distinct))]
+        fields = {path: [get_field(run.config, path) for run in runs_K] for path in self._fields}
+        values = LaneValues(
+            {path: np.array(values_K, _dtype(path)) for path, values_K in fields.items()},
+            np.array(seed_place_K, np.int32),
+            np.array(seeds_DU, np.int32),
+        )
+        return Lanes(runs_K, lane_of, values)
 
     def _init_lanes(self, values_V: LaneValues) -> TrainState:
         def init(fields: dict[str, jax.Array]) -> TrainState:
@@ -234,14 +253,12 @@ class Program:
     def _compiled_steps(self) -> jax.stages.Compiled:
         train, dataset, most = self.experiment.config.train, self.experiment.dataset, self.call_length.most
         leading = (*[most] * (most > 1), self.mesh.size * self._seeds_per_device, train.batch_size)
-        examples: Any = np.empty(leading, np.int32)
-        if self._data is None:
-            one = dataset.train.read(np.arange(1))
-            examples = {name: np.empty((*leading, *x.shape[1:]), x.dtype) for name, x in one.items()}
         specs = P(SWEEP_AXIS), P(SWEEP_AXIS), Call(P(), self._examples_spec), P()  # type: ignore[arg-type]
         steps = jax.jit(self._sharded(self._take_steps, *specs), donate_argnums=0)
-        call = Call(self._abstract(np.int32(0), P()), self._abstract(examples, self._examples_spec))
-        return steps.lower(self.abstract_state, self._any_values, call, self._data).compile()
+        call = Call(
+            self._abstract(np.int32(0), P()), self._abstract(abstract_examples(dataset, leading), self._examples_spec)
+        )
+        return steps.lower(self.abstract_state, self._abstract_values, call, self._data).compile()
 
     def _abstract(self, tree: ArrayTree, spec: P) -> Any:
         place = NamedSharding(self.mesh, spec)

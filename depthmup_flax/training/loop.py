@@ -22,7 +22,7 @@ from depthmup_flax.provenance import versions
 from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.training import config as configs
 from depthmup_flax.training.checkpoint import Checkpointer
-from depthmup_flax.training.device_batches import Waiting, held_out_batches, train_calls
+from depthmup_flax.training.device_batches import Waiting, held_out_batches, put_train_data, train_calls
 from depthmup_flax.training.experiment import Experiment, build
 from depthmup_flax.training.metrics import MetricsWriter, Progress
 from depthmup_flax.training.multi_step import Call
@@ -155,7 +155,10 @@ class _Run:
     def __init__(self, experiment: Experiment, mesh: jax.sharding.Mesh, directory: pathlib.Path) -> None:
         self._experiment, self._mesh, self._directory = experiment, mesh, directory
         train = experiment.config.train
-        self.program, self.preemption = ShardedProgram(experiment, mesh), Preemption()
+        self.program, self.preemption = (
+            ShardedProgram(experiment, mesh, put_train_data(experiment.dataset, mesh)),
+            Preemption(),
+        )
         self._waiting = Waiting(train.stall_timeout_s, lambda: self.preemption.asked)
         self._checkpointer = None
         # A run that has checkpoints resumes from them even if it writes no more.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import flax.linen as nn
@@ -11,7 +11,10 @@ import jax
 import numpy as np
 import optax
 from flax import struct
+from jax.sharding import Mesh
 
+from depthmup_flax.data import Dataset
+from depthmup_flax.parallel import sharding
 from depthmup_flax.training.experiment import Experiment
 from depthmup_flax.training.step import Prepare, TrainState, make_train_step
 
@@ -95,7 +98,7 @@ def take_steps(step: Callable[[State, Any], State], state: State, call: Call, mo
     return jax.lax.fori_loop(0, call.count, take, state)
 
 
-def most_steps(experiment: Experiment) -> int:
+def most_steps(experiment: Experiment, mesh: Mesh) -> int:
     """How many steps a call of the experiment's program may take; 1 where a loop does not pay or cannot be used.
 
     Streamed examples arrive one batch at a time. Several processes agree after every step on whether to stop. In a
@@ -103,8 +106,16 @@ def most_steps(experiment: Experiment) -> int:
     """
     streamed, several = experiment.dataset.placement == "stream", jax.process_count() > 1
     convolves = any(len(names) > 3 for names in experiment.axes.values())  # more than layers, in, out
-    loops = jax.default_backend() == "cpu" and not (streamed or several or convolves)
+    loops = sharding.platform(mesh) == "cpu" and not (streamed or several or convolves)
     return MOST_STEPS if loops else 1
+
+
+def abstract_examples(dataset: Dataset, shape: Sequence[int]) -> Any:
+    """Shapes and dtypes of `Call.examples` with the axes ``shape``: rows, or the examples of a streamed set."""
+    if dataset.placement != "stream":
+        return jax.ShapeDtypeStruct(tuple(shape), np.int32)
+    one = dataset.train.read(np.arange(1))
+    return {name: jax.ShapeDtypeStruct((*shape, *x.shape[1:]), x.dtype) for name, x in one.items()}
 
 
 class CallLength:

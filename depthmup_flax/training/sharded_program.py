@@ -7,28 +7,41 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from depthmup_flax.parallel import sharding
-from depthmup_flax.training.device_batches import batch_of, put_train_data
+from depthmup_flax.training.device_batches import batch_of
 from depthmup_flax.training.experiment import Experiment
-from depthmup_flax.training.multi_step import Call, CallLength, Periods, most_steps, take_steps, train_step_of
+from depthmup_flax.training.multi_step import (
+    Call,
+    CallLength,
+    Periods,
+    abstract_examples,
+    most_steps,
+    take_steps,
+    train_step_of,
+)
 from depthmup_flax.training.step import EvalMetrics, TrainState, evaluate, make_eval_step
 from depthmup_flax.types import ArrayTree, Batch
 
 
 class ShardedProgram:
-    """Initializes, trains and evaluates one run; compiled at first use."""
+    """Initializes, trains and evaluates one run; compiled at first use.
 
-    def __init__(self, experiment: Experiment, mesh: Mesh) -> None:
+    ``data`` is from `depthmup_flax.training.device_batches.put_train_data`. `traced` needs no more than shapes of
+    them, and a mesh of devices that may be absent.
+    """
+
+    def __init__(self, experiment: Experiment, mesh: Mesh, data: Batch | None) -> None:
         train, eval_every = experiment.config.train, experiment.config.train.eval_every or experiment.epoch_steps
         self.periods = Periods(experiment.total_steps, train.log_every, eval_every, train.checkpoint_every)
-        self.call_length = CallLength(most_steps(experiment), self.periods)
+        self.call_length = CallLength(most_steps(experiment, mesh), self.periods)
         self._experiment, self._mesh = experiment, mesh
         shapes = experiment.state_shapes()
         self._shardings = sharding.state_shardings(shapes, experiment.axes, mesh)
         self.abstract_state: TrainState = jax.tree.map(lambda x, s: x.update(sharding=s), shapes, self._shardings)
-        self._data = put_train_data(experiment.dataset, mesh)
+        self._data = data
         prepare = functools.partial(experiment.dataset.prepare, experiment.config.data.augment)
         seed = experiment.config.seed
         self._train_step = train_step_of(experiment, experiment.model, experiment.optimizer, prepare, seed)
@@ -43,6 +56,19 @@ class ShardedProgram:
     def take(self, state: TrainState, call: Call) -> TrainState:
         """The state after the steps of ``call``; ``state`` is donated."""
         return self._take(state, call, self._data)
+
+    def traced(self) -> jax.stages.Traced:
+        """The program of `take`; ``lower(lowering_platforms=(platform(mesh),))`` is next."""
+        dataset, size, most = self._experiment.dataset, self._experiment.config.train.batch_size, self.call_length.most
+        place = sharding.replicated(self._mesh)
+        leading: tuple[int, ...] = (size,)
+        if dataset.placement == "stream":
+            place = sharding.batch_sharding(self._mesh)
+        else:
+            leading = (*[most] * (most > 1), 1, size)
+        examples = jax.tree.map(lambda x: x.update(sharding=place), abstract_examples(dataset, leading))
+        count = jax.ShapeDtypeStruct((), np.int32, sharding=sharding.replicated(self._mesh))
+        return self._take.trace(self.abstract_state, Call(count, examples), self._data)  # type: ignore[arg-type]
 
     def evaluate(self, state: TrainState, batches: Iterator[Batch]) -> EvalMetrics:
         """Loss and accuracy of ``state`` over ``batches``."""

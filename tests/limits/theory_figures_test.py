@@ -83,6 +83,7 @@ def test_text_is_refused_where_images_are_needed(tmp_path):
         linear_limit.cases(smoke("linear_limit", data={"name": f"text:{path}"}))
 
 
+@pytest.mark.slow
 def test_tangent_kernels_of_networks_are_those_of_their_depth_and_approach_it_as_one_over_width():
     config = smoke("ntk", widths=(32, 128), seeds=256)
     config.theory_depths = (2,)

@@ -137,10 +137,8 @@ def networks_and_theory(activation, momentum, decay):
     return single, mean, scale
 
 
-@pytest.mark.parametrize(
-    ("activation", "momentum", "decay"),
-    [("relu", 0.0, 0.0), pytest.param("tanh", 0.6, 0.3, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("activation", "momentum", "decay"), [("relu", 0.0, 0.0), ("tanh", 0.6, 0.3)])
 def test_networks_approach_monte_carlo_as_one_over_width(activation, momentum, decay):
     """All layers trained, batches that differ from step to step; kernels of all layers and pairs of passes."""
     single, mean, scale = networks_and_theory(activation, momentum, decay)
