@@ -15,8 +15,8 @@ from depthmup_flax.coord_check.diagnosis import Evidence, diagnose
 from depthmup_flax.coord_check.layer_names import collapsers, collect_layers
 from depthmup_flax.coord_check.measure import Loss, measure
 from depthmup_flax.coord_check.networks import Network, network_shapes
+from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, OUTPUT, Record, Size, Table
 from depthmup_flax.coord_check.report import Report
-from depthmup_flax.coord_check.table import EVERYTHING, OUTPUT, Record, Size, Table
 from depthmup_flax.coord_check.verdict import judge
 from depthmup_flax.errors import InputError
 from depthmup_flax.rule.info_trees import flatten_info, param_count

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Container, Iterator, Sequence
 
 from depthmup_flax.coord_check.layer_names import Layers
-from depthmup_flax.coord_check.table import BRANCHES, EVERYTHING, OUTPUT, Table
+from depthmup_flax.coord_check.recorded_sizes import BRANCHES, EVERYTHING, OUTPUT, Table
 from depthmup_flax.coord_check.verdict import ATTENTION_SCALE, FEATURES, GROWS, UNCLEAR, VANISHES, Quantity
 from depthmup_flax.power_fits import BELOW_PRECISION, EXPLODES, ZERO
 from depthmup_flax.rule.parametrization import WIDTH_RULES, Parametrization, Role

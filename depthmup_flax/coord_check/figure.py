@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from depthmup_flax.coord_check.table import EVERYTHING, OUTPUT, Record, Table
+from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, OUTPUT, Record, Table
 from depthmup_flax.coord_check.verdict import FEATURES, Quantity
 
 if TYPE_CHECKING:

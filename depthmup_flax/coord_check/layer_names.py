@@ -8,7 +8,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from depthmup_flax.coord_check.table import BRANCH_VECTORS, BRANCHES, OTHER_VECTORS
+from depthmup_flax.coord_check.recorded_sizes import BRANCH_VECTORS, BRANCHES, OTHER_VECTORS
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 
 Collapse = Callable[[str], str]  # path -> path with layer indices as ``*``

@@ -12,7 +12,7 @@ import optax
 
 from depthmup_flax.coord_check.layer_names import Collapse, groups_of_parameter
 from depthmup_flax.coord_check.networks import Activations, Network, Shapes
-from depthmup_flax.coord_check.table import EVERYTHING, OUTPUT, Record, Size
+from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, OUTPUT, Record, Size
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 from depthmup_flax.types import ArrayTree

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from depthmup_flax.coord_check.table import OUTPUT, SCORES
+from depthmup_flax.coord_check.recorded_sizes import OUTPUT, SCORES
 from depthmup_flax.errors import InputError
 from depthmup_flax.infer.initial_scale import init_factors, multiplied
 from depthmup_flax.rule.info_trees import is_info

@@ -10,7 +10,7 @@ import pathlib
 
 from depthmup_flax.coord_check.diagnosis import Cause
 from depthmup_flax.coord_check.figure import draw
-from depthmup_flax.coord_check.table import EVERYTHING, Record
+from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, Record
 from depthmup_flax.coord_check.verdict import ATTENTION_SCALE, NO_ANSWER, Quantity
 from depthmup_flax.rule.parametrization import Parametrization
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from depthmup_flax.coord_check.layer_names import Layers
-from depthmup_flax.coord_check.table import BRANCHES, EVERYTHING, OTHER_VECTORS, OUTPUT, SCORES, Table
+from depthmup_flax.coord_check.recorded_sizes import BRANCHES, EVERYTHING, OTHER_VECTORS, OUTPUT, SCORES, Table
 from depthmup_flax.power_fits import BELOW_PRECISION, HUGE, ZERO, Fit, fit_power
 from depthmup_flax.rule.parametrization import Parametrization
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.infer.trees import Leaf, flatten, require_same_paths, shape_of, value_of
+from depthmup_flax.infer.parameter_trees import Leaf, flatten, require_same_paths, shape_of, value_of
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 from depthmup_flax.types import ArrayTree, InfoTree

@@ -18,10 +18,10 @@ import jax
 import numpy as np
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.infer import trees
+from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.branch_checks import require_branches
 from depthmup_flax.infer.parameter_axes import ParamShapes, infer_axes, infer_decay, with_readout_ratio
-from depthmup_flax.infer.trees import Globs, Leaf, shape_of
+from depthmup_flax.infer.parameter_trees import Globs, Leaf, shape_of
 from depthmup_flax.rule.annotations import AnnotatedParam, Axes
 from depthmup_flax.rule.info_trees import is_nnx, matches
 from depthmup_flax.rule.parametrization import ParamInfo, Role

@@ -21,10 +21,10 @@ from depthmup_flax.data import Dataset, LoadOnce, batch_indices
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits import finite_networks as networks
 from depthmup_flax.limits.config_fields import check_fields, is_distinct, is_whole, require, require_fractions
-from depthmup_flax.limits.feature_paths import distances, four_digits, mean_interval, slopes
+from depthmup_flax.limits.feature_distances import distances, four_digits, mean_interval, slopes
+from depthmup_flax.limits.fitted_rates import aligned
 from depthmup_flax.limits.panels import Page, Panel, finish, page, points
 from depthmup_flax.limits.pipeline import Case, Row, Values
-from depthmup_flax.limits.rates import aligned
 from depthmup_flax.models import ResMLP
 from depthmup_flax.report.style import colors, format_slope
 from depthmup_flax.rule.optimizer import adamw, freeze

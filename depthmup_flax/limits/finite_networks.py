@@ -15,7 +15,7 @@ from depthmup_flax.models import ResMLP
 from depthmup_flax.rule.optimizer import freeze, sgd
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
 from depthmup_flax.rule.roles import param_info
-from depthmup_flax.theory.arguments import LAYERS
+from depthmup_flax.theory.argument_checks import LAYERS
 from depthmup_flax.types import ArrayTree
 
 GROUPS = 8  # of networks in an ensemble; the mean errors of groups are the points of a fit

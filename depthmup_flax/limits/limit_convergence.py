@@ -19,9 +19,9 @@ from depthmup_flax import theory
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits import finite_networks as networks
 from depthmup_flax.limits.config_fields import check_fields, is_distinct, is_number, is_whole, require
+from depthmup_flax.limits.fitted_rates import Line, aligned, rate, rates_table
 from depthmup_flax.limits.panels import Color, Page, Panel, finish, guide, page, points, size_axis
 from depthmup_flax.limits.pipeline import Case, Row, Values
-from depthmup_flax.limits.rates import Line, aligned, rate, rates_table
 from depthmup_flax.report.style import colors
 
 THEORY, LIMIT, NETWORK = "theory", "limit", "network"

@@ -15,9 +15,9 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.limits import finite_networks as networks
 from depthmup_flax.limits.config_fields import check_fields
+from depthmup_flax.limits.fitted_rates import Line, aligned, range_text, rate, rates_table
 from depthmup_flax.limits.panels import Page, Panel, draw_groups, finish, guide, page, points, size_axis
 from depthmup_flax.limits.pipeline import Case, Row, Values
-from depthmup_flax.limits.rates import Line, aligned, range_text, rate, rates_table
 from depthmup_flax.report.style import colors
 from depthmup_flax.theory import linear_training, one_step_kernel
 

@@ -18,9 +18,9 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.limits import finite_networks as networks
 from depthmup_flax.limits.config_fields import check_fields, require
 from depthmup_flax.limits.finite_networks import GROUPS
+from depthmup_flax.limits.fitted_rates import Line, aligned, rate, rates_table
 from depthmup_flax.limits.panels import Page, Panel, draw_groups, finish, guide, page, points, size_axis
 from depthmup_flax.limits.pipeline import Case, Row, Values
-from depthmup_flax.limits.rates import Line, aligned, rate, rates_table
 from depthmup_flax.report.style import colors, hide_unused, size_ticks
 from depthmup_flax.theory import linear_training
 from depthmup_flax.types import ArrayTree

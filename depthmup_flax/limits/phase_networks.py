@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.limits import finite_networks as networks
 from depthmup_flax.limits.config_fields import check_fields, require, require_fractions
-from depthmup_flax.limits.feature_paths import distances, four_digits
+from depthmup_flax.limits.feature_distances import distances, four_digits
 from depthmup_flax.limits.pipeline import Case, Values
 from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.optimizer import depthmup, freeze

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from depthmup_flax.limits.feature_paths import mean_interval, slopes
+from depthmup_flax.limits.feature_distances import mean_interval, slopes
+from depthmup_flax.limits.fitted_rates import aligned
 from depthmup_flax.limits.panels import Page, Panel, finish, page, points
 from depthmup_flax.limits.phase_networks import cases, has_diversity, measure
 from depthmup_flax.limits.pipeline import Row
-from depthmup_flax.limits.rates import aligned
 from depthmup_flax.power_fits import EXPLODES, Fit, fit_power
 from depthmup_flax.report.style import colors, format_slope
 from depthmup_flax.rule.parametrization import PRESETS

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.theory.arguments import require_finite
+from depthmup_flax.theory.argument_checks import require_finite
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.theory.arguments import require_layers, require_number, require_whole
+from depthmup_flax.theory.argument_checks import require_layers, require_number, require_whole
 from depthmup_flax.theory.gaussian_averages import get_activation
 from depthmup_flax.theory.input_kernel import checked_kernel
 

@@ -41,7 +41,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.theory import arguments
+from depthmup_flax.theory import argument_checks
 from depthmup_flax.theory.gaussian_averages import get_activation
 from depthmup_flax.theory.input_kernel import checked_kernel, gram
 from depthmup_flax.theory.lazy import lazy_kernels
@@ -105,12 +105,12 @@ def nonlinear_training(
     """
     inputs, targets = jnp.asarray(inputs), jnp.asarray(targets)
     get_activation(activation)
-    arguments.require_layers(trained)
-    arguments.require_training(depth, gamma0, learning_rate, branch_multiplier, targets, "lazy_kernels")
-    arguments.require_number("momentum", momentum)
-    arguments.require_number("weight_decay", weight_decay)
-    arguments.require_whole("steps", steps)
-    arguments.require_whole("populations", populations, 2)
+    argument_checks.require_layers(trained)
+    argument_checks.require_training(depth, gamma0, learning_rate, branch_multiplier, targets, "lazy_kernels")
+    argument_checks.require_number("momentum", momentum)
+    argument_checks.require_number("weight_decay", weight_decay)
+    argument_checks.require_whole("steps", steps)
+    argument_checks.require_whole("populations", populations, 2)
     start = checked_kernel(gram(inputs))
     examples = len(start)
     if targets.shape != (examples,):
@@ -118,9 +118,9 @@ def nonlinear_training(
     shares = jnp.full(examples, 1 / examples) if shares is None else jnp.asarray(shares)
     if shares.shape not in ((examples,), (steps, examples)):
         raise InputError(f"shares has shape {shares.shape}: give ({examples},) or ({steps}, {examples}).")
-    arguments.require_finite("shares", shares)
+    argument_checks.require_finite("shares", shares)
     targets = targets.astype(start.dtype)
-    arguments.require_elementwise(loss, targets)
+    argument_checks.require_elementwise(loss, targets)
     plan = _Plan(activation, depth, steps, examples, _samples(samples, depth, steps * examples, examples), loss)
     memory = _memory(steps, trained, 1 - learning_rate * weight_decay, momentum, start.dtype)
     shares_TxP = jnp.broadcast_to(shares, (steps, examples)).astype(start.dtype)
@@ -136,7 +136,7 @@ def nonlinear_training(
         root = jnp.sqrt(numbers.shares_TxP.max(0))
         return 2 / float(jnp.linalg.eigvalsh(root[:, None] * kernel * root).max())
 
-    arguments.require_convergence(estimate.mean.outputs, targets, learning_rate, stable_rate)
+    argument_checks.require_convergence(estimate.mean.outputs, targets, learning_rate, stable_rate)
     return estimate
 
 
@@ -164,7 +164,7 @@ def _samples(samples: int | None, depth: int, passes: int, examples: int) -> int
     needed = _SAMPLES_PER_NOISE * (2 * depth * passes + examples + 1)  # u, r, the stem's outputs, the readout
     if samples is None:
         return max(_LEAST_SAMPLES, 1 << (needed - 1).bit_length())
-    arguments.require_whole("samples", samples)
+    argument_checks.require_whole("samples", samples)
     if samples < needed or samples % 2:
         raise InputError(
             f"samples is {samples}: use an even number of at least {needed}, {_SAMPLES_PER_NOISE} for each Gaussian "
@@ -183,7 +183,7 @@ def _memory(
     gap = jnp.arange(steps)[:, None] - jnp.arange(steps)
     velocity_TxT = jnp.where(gap >= 0, jnp.asarray(momentum, dtype) ** jnp.maximum(gap, 0), 0)
     _, learned = jax.lax.scan(lambda row, v: (shrink * row + v, row), jnp.zeros(steps, dtype), velocity_TxT)
-    of_layers = lambda kept, frozen: {name: kept if name in trained else frozen for name in arguments.LAYERS}
+    of_layers = lambda kept, frozen: {name: kept if name in trained else frozen for name in argument_checks.LAYERS}
     return of_layers(remaining, jnp.ones_like(remaining)), of_layers(learned, jnp.zeros_like(learned))
 
 

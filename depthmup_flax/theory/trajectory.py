@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.theory.arguments import require_whole
+from depthmup_flax.theory.argument_checks import require_whole
 
 Loss = Callable[[jax.Array, jax.Array], jax.Array]
 

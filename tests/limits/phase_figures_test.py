@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits import diversity, phase_networks, phase_plane, run
-from depthmup_flax.limits import feature_paths as paths
+from depthmup_flax.limits import feature_distances as paths
 from depthmup_flax.limits import finite_networks as networks
 from depthmup_flax.power_fits import fit_power
 from depthmup_flax.rule.directions import direction

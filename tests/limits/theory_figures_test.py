@@ -10,7 +10,7 @@ import pytest
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits import limit_convergence, linear_kernel, linear_limit, ntk, run
 from depthmup_flax.limits.finite_networks import ensemble_sizes
-from depthmup_flax.limits.rates import aligned, rate, rates_table
+from depthmup_flax.limits.fitted_rates import aligned, rate, rates_table
 from depthmup_flax.training.config import from_file
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs" / "limits"
