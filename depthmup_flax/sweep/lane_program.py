@@ -221,7 +221,8 @@ class Program:
 
         def prepare(seed: jax.Array, examples: Any) -> tuple[jax.Array, jax.Array]:
             key = jax.random.fold_in(jax.random.key(seed), step)
-            return experiment.dataset.prepare(experiment.config.data.augment, key, batch_of(data, examples))
+            batch = batch_of(experiment.dataset, data, examples)
+            return experiment.dataset.prepare(experiment.config.data.augment, key, batch)
 
         def train(state: TrainState, fields: dict[str, jax.Array], batch: Any) -> TrainState:
             already_prepared = lambda key, batch: batch  # lanes of one seed share a prepared batch
