@@ -23,10 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from depthmup_flax.data import eval_batches
+from depthmup_flax.parallel import sharding
 from depthmup_flax.records import CONTINUOUS, SEED
 from depthmup_flax.sweep.grid import Run
 from depthmup_flax.sweep.lane_layout import cohorts, lay_out
@@ -245,7 +247,8 @@ class Program:
         return _mapped(eval_lane, self.per_device)(state_V, values_V.fields_K)
 
     def _network(self, fields: dict[str, jax.Array]) -> tuple[nn.Module, optax.GradientTransformation]:
-        return traced(self.experiment, {path: value for path, value in fields.items() if path != SEED})
+        model, optimizer = traced(self.experiment, {path: value for path, value in fields.items() if path != SEED})
+        return model, _row_major(optimizer) if sharding.platform(self.mesh) == "tpu" else optimizer
 
     def _sharded(self, function: Callable[..., T], *specs: Any) -> Callable[..., T]:
         """``function`` on each device's part of its arguments, which are split as ``specs`` say."""
@@ -277,6 +280,21 @@ def unstacked(tree: ArrayTree) -> list[Any]:
 
 def _dtype(path: str) -> Any:
     return np.int32 if path in (SEED, "optimizer.warmup_steps") else jnp.result_type(float)
+
+
+def _row_major(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """``optimizer`` for gradients whose layout is that of its state.
+
+    Otherwise XLA:TPU computes the gradient of a first layer transposed, and in every step copies the layer's parameters
+    and moments into that layout and back: 40 % of the step of 64 lanes of ResMLP, by the compiler's estimate.
+    """
+
+    def update(grads: ArrayTree, state: ArrayTree, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
+        return optimizer.update(
+            jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), grads), state, params
+        )
+
+    return optax.GradientTransformation(optimizer.init, update)
 
 
 def _mapped(function: Callable[..., Any], size: int) -> Callable[..., Any]:
