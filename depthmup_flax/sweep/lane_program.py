@@ -248,7 +248,7 @@ class Program:
 
     def _network(self, fields: dict[str, jax.Array]) -> tuple[nn.Module, optax.GradientTransformation]:
         model, optimizer = traced(self.experiment, {path: value for path, value in fields.items() if path != SEED})
-        return model, _row_major(optimizer) if sharding.platform(self.mesh) == "tpu" else optimizer
+        return model, row_major(optimizer) if sharding.platform(self.mesh) == "tpu" else optimizer
 
     def _sharded(self, function: Callable[..., T], *specs: Any) -> Callable[..., T]:
         """``function`` on each device's part of its arguments, which are split as ``specs`` say."""
@@ -278,11 +278,7 @@ def unstacked(tree: ArrayTree) -> list[Any]:
     return [jax.tree.map(lambda x, lane=lane: x[lane], tree) for lane in range(len(jax.tree.leaves(tree)[0]))]
 
 
-def _dtype(path: str) -> Any:
-    return np.int32 if path in (SEED, "optimizer.warmup_steps") else jnp.result_type(float)
-
-
-def _row_major(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+def row_major(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """``optimizer`` for gradients whose layout is that of its state.
 
     Otherwise XLA:TPU computes the gradient of a first layer transposed, and in every step copies the layer's parameters
@@ -295,6 +291,10 @@ def _row_major(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
         )
 
     return optax.GradientTransformation(optimizer.init, update)
+
+
+def _dtype(path: str) -> Any:
+    return np.int32 if path in (SEED, "optimizer.warmup_steps") else jnp.result_type(float)
 
 
 def _mapped(function: Callable[..., Any], size: int) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """A sweep trains what train.py trains, loses and repeats nothing, and says what is wrong with its grid."""
 
 import dataclasses
+import functools
 import math
 import signal
 import time
@@ -8,6 +9,7 @@ import types
 
 import jax
 import numpy as np
+import optax
 import processes
 import pytest
 from processes import ROOT, run_command
@@ -20,7 +22,7 @@ from depthmup_flax.sweep.cohort import Cohort, train
 from depthmup_flax.sweep.dry_run import describe
 from depthmup_flax.sweep.grid import curves, expand, shard_of, structural_groups
 from depthmup_flax.sweep.lane_layout import cohorts, lay_out, one_seed_fits
-from depthmup_flax.sweep.lane_program import sweep_mesh
+from depthmup_flax.sweep.lane_program import row_major, sweep_mesh
 from depthmup_flax.sweep.program_group import GroupPrograms, plan
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.config import default_config, validate
@@ -241,6 +243,21 @@ def test_the_number_of_steps_in_a_call_changes_no_number(monkeypatch):
         program.call_length.steps = steps
         found.append(outcomes_of(program, part))
     assert found[0] == found[1] == found[2]
+
+
+def test_the_layout_of_gradients_on_a_tpu_changes_no_number():
+    params_V = {"kernel": jax.random.normal(jax.random.key(0), (3, 5, 4)), "bias": np.ones((3, 4), np.float32)}
+    x = jax.random.normal(jax.random.key(1), (7, 5))
+
+    def updates(optimizer, params):
+        grads = jax.grad(lambda params: ((x @ params["kernel"] + params["bias"]) ** 2).sum())(params)
+        return optimizer.update(grads, optimizer.init(params), params)
+
+    expected, found = (
+        jax.jit(jax.vmap(functools.partial(updates, optimizer)))(params_V)
+        for optimizer in (optax.adam(0.1), row_major(optax.adam(0.1)))
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.parametrize(
