@@ -126,8 +126,8 @@ class Program:
     def bytes_per_device(self) -> int:
         """Memory of a training step on one device, by the compiler's account."""
         memory = self.compiled.memory_analysis()
-        sizes = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
-        return sum(getattr(memory, size, 0) for size in sizes)  # no account: None
+        size = lambda kind: getattr(memory, f"{kind}_size_in_bytes", 0)  # no account: None
+        return size("temp") + size("argument") + size("output") - size("alias")  # a donated state counts once
 
     @functools.cached_property
     def abstract_state(self) -> TrainState:

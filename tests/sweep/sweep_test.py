@@ -327,6 +327,25 @@ def test_less_memory_means_fewer_lanes_and_the_same_numbers(vectorized, tmp_path
     assert_same(by_run(found), by_run(vectorized))
 
 
+@pytest.mark.parametrize("lanes", [0, None])
+def test_lanes_that_a_tpu_refuses_to_compile_do_not_fit(lanes):
+    def for_runs(runs, n):
+        if n > most:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory on HBM.")
+        experiment = types.SimpleNamespace(total_steps=1000)
+        measured = lambda runs: 1.0 / n
+        return types.SimpleNamespace(
+            per_device=n, compile_s=0.0, bytes_per_device=0, experiment=experiment, seconds_per_run_step=measured
+        )
+
+    programs, runs = types.SimpleNamespace(mesh=sweep_mesh(), for_runs=for_runs), expand(small_sweep())
+    most = 3
+    assert lane_count.choose_program(programs, runs, lanes)[0].per_device in (2, 3)
+    most = 0
+    with pytest.raises(InputError, match=r"^train.batch_size is 16: a single run does not fit .*model.remat.$"):
+        lane_count.choose_program(programs, runs, lanes)
+
+
 def test_measuring_takes_more_lanes_only_where_they_are_faster():
     @dataclasses.dataclass
     class Fake:
