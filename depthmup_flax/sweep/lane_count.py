@@ -77,18 +77,31 @@ def memory_limit() -> float:
 def _better(
     programs: GroupPrograms, runs: Sequence[Run], option: int, program: Program, seconds: float
 ) -> tuple[Program, float] | None:
-    """The program with another number of lanes, if it is worth a compilation and faster."""
+    """The program with another number of lanes, if it is worth a compilation, fits and is faster."""
     left = len(runs) * program.experiment.total_steps * seconds
-    if left < _WORTH * program.compile_s:
-        return None
-    other = programs.for_runs(runs, option)
-    if other.bytes_per_device > memory_limit():
+    if left < _WORTH * program.compile_s or (other := _fitting(programs, runs, option)) is None:
         return None
     measured = other.seconds_per_run_step(runs)
     return (other, measured) if measured < _GAIN * seconds else None
 
 
 def _largest_that_fits(programs: GroupPrograms, runs: Sequence[Run], lanes: int) -> tuple[Program, float]:
-    while (program := programs.for_runs(runs, lanes)).bytes_per_device > memory_limit() and lanes > 1:
+    while (program := _fitting(programs, runs, lanes)) is None:
+        if lanes == 1:
+            raise InputError(
+                f"train.batch_size is {runs[0].config.train.batch_size}: a single run does not fit into a device's "
+                "memory. Lower it, or set train.accumulate or model.remat."
+            )
         lanes = math.ceil(lanes / 2)
     return program, program.seconds_per_run_step(runs)
+
+
+def _fitting(programs: GroupPrograms, runs: Sequence[Run], lanes: int) -> Program | None:
+    """The program with ``lanes`` on each device, or ``None`` if they do not fit; a single one is tried in any case."""
+    try:
+        program = programs.for_runs(runs, lanes)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" in str(error):  # XLA:TPU refuses to compile what does not fit
+            return None
+        raise
+    return program if lanes == 1 or program.bytes_per_device <= memory_limit() else None

@@ -37,13 +37,41 @@ class Waiting:
 
 
 def put_train_data(dataset: Dataset, mesh: jax.sharding.Mesh) -> Batch | None:
-    """The training examples, whole on every device; ``None`` if they are streamed."""
-    return None if dataset.placement == "stream" else sharding.put_everywhere(dataset.train.arrays(), mesh)
+    """The training examples, whole on every device; ``None`` if they are streamed.
+
+    An example of N is a row: images are ``[N, H * W * C]``. A TPU gathers rows where they lie, but would copy images
+    ``[N, H, W, C]``, all of them, into another layout in every call.
+    """
+    if dataset.placement == "stream":
+        return None
+    return sharding.put_everywhere({name: _as_rows(x) for name, x in dataset.train.arrays().items()}, mesh)
 
 
-def batch_of(data: Batch | None, examples: Any) -> Any:
-    """The batch that `Call.examples` stands for: rows of ``data``; without ``data``, the examples themselves."""
-    return examples if data is None else jax.tree.map(lambda x: x[examples], data)
+def abstract_train_data(dataset: Dataset, mesh: jax.sharding.Mesh) -> Any:
+    """Shapes, dtypes and shardings of what `put_train_data` returns, for devices that may be absent."""
+    if dataset.placement == "stream":
+        return None
+    one, place = dataset.train.read(np.arange(1)), sharding.replicated(mesh)
+    rows = {name: _as_rows(x) for name, x in one.items()}
+    size = len(dataset.train)
+    return {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype, sharding=place) for name, x in rows.items()}
+
+
+def batch_of(dataset: Dataset, data: Batch | None, examples: Any) -> Any:
+    """The batch that `Call.examples` stands for.
+
+    Examples of ``data`` from `put_train_data`, with the axes that ``dataset`` gives them; without ``data``, the
+    ``examples`` themselves.
+    """
+    if data is None:
+        return examples
+    one = dataset.train.read(np.arange(1))
+    return {name: x[examples].reshape(*examples.shape, *one[name].shape[1:]) for name, x in data.items()}
+
+
+def _as_rows(x: np.ndarray) -> np.ndarray:
+    """``[N, ...] -> [N, size]``; ``[N]`` as it is."""
+    return x.reshape(len(x), -1) if x.ndim > 1 else x
 
 
 def calls(

@@ -79,7 +79,9 @@ class ShardedProgram:
             if data is None:
                 return self._train_step(state, examples)
             split = functools.partial(jax.lax.with_sharding_constraint, shardings=sharding.batch_sharding(self._mesh))
-            return self._train_step(state, jax.tree.map(split, batch_of(data, split(examples[0]))))
+            return self._train_step(
+                state, jax.tree.map(split, batch_of(self._experiment.dataset, data, split(examples[0])))
+            )
 
         with sharding.activations_on(self._mesh):
             return take_steps(step, state, call, self.call_length.most)

@@ -1,6 +1,7 @@
 """A sweep trains what train.py trains, loses and repeats nothing, and says what is wrong with its grid."""
 
 import dataclasses
+import functools
 import math
 import signal
 import time
@@ -8,6 +9,7 @@ import types
 
 import jax
 import numpy as np
+import optax
 import processes
 import pytest
 from processes import ROOT, run_command
@@ -20,7 +22,7 @@ from depthmup_flax.sweep.cohort import Cohort, train
 from depthmup_flax.sweep.dry_run import describe
 from depthmup_flax.sweep.grid import curves, expand, shard_of, structural_groups
 from depthmup_flax.sweep.lane_layout import cohorts, lay_out, one_seed_fits
-from depthmup_flax.sweep.lane_program import sweep_mesh
+from depthmup_flax.sweep.lane_program import row_major, sweep_mesh
 from depthmup_flax.sweep.program_group import GroupPrograms, plan
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.config import default_config, validate
@@ -243,6 +245,21 @@ def test_the_number_of_steps_in_a_call_changes_no_number(monkeypatch):
     assert found[0] == found[1] == found[2]
 
 
+def test_the_layout_of_gradients_on_a_tpu_changes_no_number():
+    params_V = {"kernel": jax.random.normal(jax.random.key(0), (3, 5, 4)), "bias": np.ones((3, 4), np.float32)}
+    x = jax.random.normal(jax.random.key(1), (7, 5))
+
+    def updates(optimizer, params):
+        grads = jax.grad(lambda params: ((x @ params["kernel"] + params["bias"]) ** 2).sum())(params)
+        return optimizer.update(grads, optimizer.init(params), params)
+
+    expected, found = (
+        jax.jit(jax.vmap(functools.partial(updates, optimizer)))(params_V)
+        for optimizer in (optax.adam(0.1), row_major(optax.adam(0.1)))
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 @pytest.mark.parametrize(
     ("rates", "seeds", "lanes"),
     [((1e8, 1e7, 1e6, 0.01, 0.02), (5,), (5, 2)), ((1e8, 1e7, 0.01, 0.02), (0, 5), (8, 4))],
@@ -308,6 +325,25 @@ def test_less_memory_means_fewer_lanes_and_the_same_numbers(vectorized, tmp_path
     found = sweep(config, tmp_path / "less", lanes=0)
     assert {record.lanes for record in found} == {3}
     assert_same(by_run(found), by_run(vectorized))
+
+
+@pytest.mark.parametrize("lanes", [0, None])
+def test_lanes_that_a_tpu_refuses_to_compile_do_not_fit(lanes):
+    def for_runs(runs, n):
+        if n > most:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory on HBM.")
+        experiment = types.SimpleNamespace(total_steps=1000)
+        measured = lambda runs: 1.0 / n
+        return types.SimpleNamespace(
+            per_device=n, compile_s=0.0, bytes_per_device=0, experiment=experiment, seconds_per_run_step=measured
+        )
+
+    programs, runs = types.SimpleNamespace(mesh=sweep_mesh(), for_runs=for_runs), expand(small_sweep())
+    most = 3
+    assert lane_count.choose_program(programs, runs, lanes)[0].per_device in (2, 3)
+    most = 0
+    with pytest.raises(InputError, match=r"^train.batch_size is 16: a single run does not fit .*model.remat.$"):
+        lane_count.choose_program(programs, runs, lanes)
 
 
 def test_measuring_takes_more_lanes_only_where_they_are_faster():

@@ -1,0 +1,39 @@
+"""Examples that lie on the devices as rows are the examples of the split."""
+
+import jax
+import numpy as np
+import pytest
+
+from depthmup_flax.data import TextDataset, Tokenizer, from_arrays
+from depthmup_flax.data.dataset import ArraySplit
+from depthmup_flax.parallel import sharding
+from depthmup_flax.training.device_batches import abstract_train_data, batch_of, put_train_data
+
+
+def images(dtype):
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 6, 3)).astype(dtype)
+    return from_arrays(pixels, np.arange(12) % 4, pixels, np.arange(12) % 4)
+
+
+def text():
+    split = ArraySplit({"tokens": np.arange(60, dtype=np.uint8).reshape(6, 10)})
+    return TextDataset("text:abc", split, split, 60, "device", 5, Tokenizer())
+
+
+@pytest.mark.parametrize("dataset", [images(np.uint8), images(np.float32), text()], ids=["bytes", "floats", "text"])
+def test_a_batch_of_rows_on_the_devices_is_the_batch_of_the_split(dataset):
+    mesh = sharding.make_mesh()
+    data = put_train_data(dataset, mesh)
+    assert max(x.ndim for x in data.values()) <= 2
+    indices = np.array([3, 0, 5, 3])
+    found = jax.jit(lambda data, indices: batch_of(dataset, data, indices))(data, indices)
+    expected = dataset.train.read(indices)
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        assert found[name].dtype == x.dtype
+        np.testing.assert_array_equal(found[name], x)
+    # A plan without the data has the same arguments.
+    planned = abstract_train_data(dataset, mesh)
+    assert {name: (x.shape, x.dtype, x.sharding) for name, x in planned.items()} == {
+        name: (x.shape, x.dtype, x.sharding) for name, x in data.items()
+    }
