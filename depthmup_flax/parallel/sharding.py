@@ -200,9 +200,23 @@ def gathered(param: jax.Array, names: AxisNames) -> jax.Array:
         return param
     spec = param_spec(names, param.shape, mesh)
     whole = PartitionSpec(*(axis if axis != "fsdp" else None for axis in spec))
+    return _gathered(param, NamedSharding(mesh, spec), NamedSharding(mesh, whole))
+
+
+def _constrained_twice(param: jax.Array, split: NamedSharding, whole: NamedSharding) -> jax.Array:
     # The first constraint keeps a loop over layers from carrying the whole stack gathered.
-    param = jax.lax.with_sharding_constraint(param, NamedSharding(mesh, spec))
-    return jax.lax.with_sharding_constraint(param, NamedSharding(mesh, whole))
+    return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(param, split), whole)
+
+
+_gathered = jax.custom_jvp(_constrained_twice, nondiff_argnums=(1, 2))
+
+
+@_gathered.defjvp
+def _gathered_jvp(
+    split: NamedSharding, whole: NamedSharding, primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    # Its transpose gives gradients the parameter's own sharding, so that their sum ends in a reduce-scatter.
+    return _constrained_twice(*primals, split, whole), jax.lax.with_sharding_constraint(*tangents, split)
 
 
 def gathers() -> bool:
