@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from depthmup_flax.errors import InputError
 from depthmup_flax.models.base import LanguageModel, TransformerNetwork
 from depthmup_flax.nn.transformer import Embed, sincos_positions
+from depthmup_flax.parallel.sharding import stream
 
 
 class GPT(TransformerNetwork, LanguageModel):
@@ -41,5 +42,5 @@ class GPT(TransformerNetwork, LanguageModel):
         embed = Embed(self.vocab_size, self.width, rule, m, self.sigma, self.param_dtype, name="stem")
         learned = self.positions == "learned"
         h = embed(tokens) + (self.position_table(length) if learned else sincos_positions(length, self.width))
-        h = self.transform(h, train=train, causal=True)
+        h = self.transform(stream(h), train=train, causal=True)
         return embed.attend(h) if self.tied else self.logits(h, self.vocab_size)

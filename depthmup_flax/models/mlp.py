@@ -11,6 +11,7 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.models.base import Classifier, ResidualNetwork
 from depthmup_flax.nn.blocks import LayerConfig, stacked
 from depthmup_flax.nn.layers import NONLINEARITIES, STEM, mean_subtraction
+from depthmup_flax.parallel.sharding import stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,7 @@ class ResMLP(ResidualNetwork, Classifier):
         config = self.config(_Config, train=train)
         stem = config.dense(self.width, STEM, name="stem")
         h = stem(x.reshape(x.shape[0], -1).astype(self.param_dtype)).astype(self.param_dtype)
-        h, _ = stacked(_Block, self.depth, scan=self.scan, remat=self.remat)(config, name="blocks")(h, None)
+        h, _ = stacked(_Block, self.depth, scan=self.scan, remat=self.remat)(config, name="blocks")(stream(h), None)
         return self.logits(NONLINEARITIES[self.nonlinearity](h) if self.pre_nonlin else h, self.num_classes)
 
 

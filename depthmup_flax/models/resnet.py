@@ -12,7 +12,7 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.models.base import Classifier, ResidualNetwork
 from depthmup_flax.nn.blocks import LayerConfig, stacked
 from depthmup_flax.nn.layers import HIDDEN, INTO, NONLINEARITIES, NORMS, OUT_OF, STEM, Conv
-from depthmup_flax.parallel.sharding import inner
+from depthmup_flax.parallel.sharding import inner, stream
 
 STAGES = 4  # of ResNet by default, each at half the resolution and twice the channels of the previous one
 POOLINGS = 3  # of SimpleResNet: each halves the image and is followed by a convolution that doubles the channels
@@ -113,7 +113,7 @@ class SimpleResNet(ConvNetwork, Classifier):
                 h = _NormedConv(config, channels, name=f"widen_{i}")(config.phi(h))
             if length:
                 segment = stacked(_Block, length, scan=self.scan, remat=self.remat)
-                h, _ = segment(config, name=f"segment_{i}")(h, None)
+                h, _ = segment(config, name=f"segment_{i}")(stream(h), None)
         return self.logits(config.phi(h).reshape(h.shape[0], -1), self.num_classes)
 
 
@@ -191,6 +191,7 @@ class ResNet(ConvNetwork, Classifier):
         h = stem(x.astype(self.param_dtype))
         if large:
             h = nn.max_pool(h, (3, 3), strides=(2, 2), padding="SAME")
+        h = stream(h)
         for i, size in enumerate(sizes):
             if i > 0:
                 h, _ = _TwoConvBlock(config, down=True, name=f"down_{i}")(h, None)

@@ -11,6 +11,7 @@ from depthmup_flax.models.base import Classifier, TransformerNetwork
 from depthmup_flax.nn.blocks import LayerConfig
 from depthmup_flax.nn.layers import STEM, normal
 from depthmup_flax.nn.transformer import sincos_positions_2d
+from depthmup_flax.parallel.sharding import stream
 
 
 class ViT(TransformerNetwork, Classifier):
@@ -55,7 +56,7 @@ class ViT(TransformerNetwork, Classifier):
             init = normal(self.embedding_std, (None, None, "width_out"), decay=False)
             token = self.param("class_token", init, (1, 1, self.width), self.param_dtype)
             h = jnp.concatenate([jnp.broadcast_to(token, (len(h), 1, self.width)), h], axis=1)
-        h = self.transform(h, train=train, causal=False)
+        h = self.transform(stream(h), train=train, causal=False)
         return self.logits(h[:, 0] if self.pool == "token" else h.mean(1), self.num_classes)
 
 

@@ -139,11 +139,11 @@ class Embed(nn.Module):
     def setup(self) -> None:
         """The table ``[num_embeddings, features]``."""
         shape = (self.num_embeddings, self.features)
-        self.embedding = gathered(self.param("embedding", normal(self.sigma, STEM), shape, self.param_dtype), STEM)
+        self.embedding = self.param("embedding", normal(self.sigma, STEM), shape, self.param_dtype)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """``[...]`` of integers ``-> [..., n]``."""
-        return self.embedding[tokens]
+        return self.embedding[tokens]  # a table that is split stays so: what is looked up is smaller
 
     def attend(self, x: jax.Array) -> jax.Array:
         """``[..., n] -> [..., num_embeddings]``: ``x @ embedding^T / (m sqrt(n_base)) / gamma0``, at least float32.
@@ -152,7 +152,7 @@ class Embed(nn.Module):
         """
         rule, m = self.parametrization, self.width_ratio
         scale = rule.readout_multiplier(m) / math.sqrt(self.features / m) / rule.output_divisor(m)
-        x, table = nn.dtypes.promote_dtype(x, self.embedding, dtype=jnp.promote_types(x.dtype, jnp.float32))
+        x, table = nn.dtypes.promote_dtype(x, gathered(self.embedding, STEM), dtype=jnp.promote_types(x.dtype, jnp.float32))
         return (x @ table.T) * scale
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from depthmup_flax.errors import InputError
@@ -50,9 +51,40 @@ def mesh_shape(axes: Mapping[str, int], devices: int) -> tuple[int, ...]:
 
 
 def make_mesh(axes: Mapping[str, int] | None = None, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh of ``devices``, by default of all processes; without ``axes`` all along ``data``. See `mesh_shape`."""
-    shape = mesh_shape(axes or {"data": -1, "fsdp": 1, "tensor": 1}, len(devices or jax.devices()))
-    return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=devices)
+    """A mesh of ``devices``, by default of all processes; without ``axes`` all along ``data``. See `mesh_shape`.
+
+    Of TPU slices, which a slower network connects, each has its own part of ``data``. Axes may share a dimension of a
+    slice's torus; ``tensor``, which communicates most, is placed first.
+
+    Raises:
+      InputError: axes that do not fit the number of devices, or of slices; devices that form no mesh.
+    """
+    devices = jax.devices() if devices is None else devices
+    shape = mesh_shape(axes or {"data": -1, "fsdp": 1, "tensor": 1}, len(devices))
+    return Mesh(_arranged(shape, devices), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def _arranged(shape: tuple[int, ...], devices: Sequence[jax.Device]) -> np.ndarray:
+    # Hosts of GPUs are slices, too. Their devices are numbered host by host, so `data` spans hosts first in any case.
+    on_tpu = devices[0].platform == "tpu"
+    slices = len({getattr(device, "slice_index", 0) for device in devices}) if on_tpu else 1
+    data, *others = shape
+    if data % slices:
+        raise InputError(
+            f"mesh.data is {data}: it must be a multiple of the number of TPU slices, {slices}. Use "
+            f"--config.mesh.data=-1 and values of fsdp and tensor whose product divides {len(devices) // slices}."
+        )
+    try:
+        if slices == 1:
+            return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        return mesh_utils.create_hybrid_device_mesh(
+            (data // slices, *others), (slices, *[1] * len(others)), devices, allow_split_physical_axes=True
+        )
+    except (AssertionError, NotImplementedError, ValueError) as error:
+        raise InputError(
+            f"the {len(devices)} devices of kind {devices[0].device_kind} form no mesh: JAX needs all chips of a slice, "
+            "each as one device. Use a whole slice."
+        ) from error
 
 
 def platform(mesh: Mesh) -> str:
@@ -168,9 +200,23 @@ def gathered(param: jax.Array, names: AxisNames) -> jax.Array:
         return param
     spec = param_spec(names, param.shape, mesh)
     whole = PartitionSpec(*(axis if axis != "fsdp" else None for axis in spec))
+    return _gathered(param, NamedSharding(mesh, spec), NamedSharding(mesh, whole))
+
+
+def _constrained_twice(param: jax.Array, split: NamedSharding, whole: NamedSharding) -> jax.Array:
     # The first constraint keeps a loop over layers from carrying the whole stack gathered.
-    param = jax.lax.with_sharding_constraint(param, NamedSharding(mesh, spec))
-    return jax.lax.with_sharding_constraint(param, NamedSharding(mesh, whole))
+    return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(param, split), whole)
+
+
+_gathered = jax.custom_jvp(_constrained_twice, nondiff_argnums=(1, 2))
+
+
+@_gathered.defjvp
+def _gathered_jvp(
+    split: NamedSharding, whole: NamedSharding, primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    # Its transpose gives gradients the parameter's own sharding, so that their sum ends in a reduce-scatter.
+    return _constrained_twice(*primals, split, whole), jax.lax.with_sharding_constraint(*tangents, split)
 
 
 def gathers() -> bool:

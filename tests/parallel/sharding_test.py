@@ -1,5 +1,6 @@
 """Layouts of devices: the same training on each, memory that falls, and what is refused."""
 
+import dataclasses
 import json
 import re
 
@@ -145,6 +146,46 @@ def test_a_mesh_that_does_not_fit_is_refused_before_anything_is_written(mesh, se
     with pytest.raises(InputError, match=sentence):
         train_and_evaluate(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@dataclasses.dataclass(frozen=True)
+class AbsentDevice:
+    """What a mesh is arranged by, of a machine that is not here."""
+
+    id: int
+    platform: str
+    device_kind: str
+    slice_index: int
+    coords: tuple[int, int, int]
+    core_on_chip: int = 0
+
+
+def absent_devices(platform, kind, slices):
+    return [
+        AbsentDevice(4 * part + 2 * y + x, platform, kind, part, (x, y, 0))
+        for part in range(slices) for y in range(2) for x in range(2)
+    ]  # fmt: skip
+
+
+def test_data_is_the_axis_between_tpu_slices():
+    devices = absent_devices("tpu", "TPU v5 lite", 2)
+    mesh = sharding.make_mesh({"data": -1, "fsdp": 2, "tensor": 1}, devices)
+    assert [[d.slice_index for d in row] for row in mesh.devices[..., 0]] == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    sentence = "mesh.data is 1: it must be a multiple of the number of TPU slices, 2. Use --config.mesh.data=-1 and "
+    with pytest.raises(InputError, match=f"^{sentence}values of fsdp and tensor whose product divides 4.$"):
+        sharding.make_mesh({"data": -1, "fsdp": 8, "tensor": 1}, devices)
+
+
+def test_any_axis_may_span_hosts_of_gpus():
+    """Each is a slice to JAX; parameters of a model may be split over several."""
+    devices = absent_devices("gpu", "NVIDIA H100", 2)
+    mesh = sharding.make_mesh({"data": 1, "fsdp": -1, "tensor": 1}, devices[::-1])
+    assert [d.id for d in mesh.devices.flat] == list(range(8))  # host by host
+
+
+def test_tpu_chips_with_a_hole_are_refused():
+    with pytest.raises(InputError, match=r"^the 3 devices of kind TPU v5 lite form no mesh: .* Use a whole slice.$"):
+        sharding.make_mesh(devices=absent_devices("tpu", "TPU v5 lite", 1)[:3])
 
 
 @pytest.mark.parametrize(

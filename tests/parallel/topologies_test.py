@@ -1,0 +1,82 @@
+"""Meshes of TPU slices that are not here: every layout is built or refused in one sentence."""
+
+import itertools
+import os
+
+import numpy as np
+import pytest
+from jax.experimental import topologies
+
+from depthmup_flax import InputError
+from depthmup_flax.parallel import sharding
+
+pytest.importorskip("libtpu", reason="libtpu, the compiler for TPUs, is not installed.")
+
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # this host is no TPU machine
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # beside another process that compiles
+
+
+def devices_of(name, slices=1):
+    one_device_a_chip = {"chip_config_name": "megacore"} if name.startswith("v4") else {}
+    several = {"num_slices": slices} if slices > 1 else {}
+    return topologies.get_topology_desc(name, "tpu", **one_device_a_chip, **several).devices
+
+
+def layouts(count):
+    divisors = [n for n in range(1, count + 1) if count % n == 0]
+    return [(a, b, c) for a, b, c in itertools.product(divisors, repeat=3) if a * b * c == count]
+
+
+@pytest.mark.parametrize(
+    ("name", "slices", "built", "refused"),
+    [
+        ("v4:2x2x2", 1, 10, 0),
+        ("v4:4x4x4", 1, 28, 0),
+        ("v5p:4x4x4", 1, 28, 0),
+        ("v5e:2x2", 1, 6, 0),
+        ("v5e:4x4", 1, 15, 0),
+        ("v5e:4x8", 1, 21, 0),
+        ("v5e:8x8", 1, 28, 0),
+        ("v5e:8x16", 1, 36, 0),
+        ("v5e:16x16", 1, 45, 0),
+        ("v6e:16x16", 1, 45, 0),
+        # Refused are those with data=1: the slow network between slices carries data parallelism alone.
+        ("v4:4x4x4", 2, 28, 8),
+        ("v5p:4x4x4", 2, 28, 8),
+        ("v5e:4x4", 2, 15, 6),
+        ("v5e:16x16", 2, 45, 10),
+        ("v6e:16x16", 2, 45, 10),
+        ("v5e:4x4", 4, 15, 13),
+    ],
+)
+def test_every_mesh_of_a_tpu_is_built_or_refused_in_one_sentence(name, slices, built, refused):
+    devices, found = devices_of(name, slices), {"built": 0, "refused": 0}
+    for layout in layouts(len(devices)):
+        axes = dict(zip(sharding.MESH_AXES, layout, strict=True))
+        if layout[0] % slices:
+            with pytest.raises(InputError, match=rf"^mesh.data is {layout[0]}: it must be a multiple .*divides \d+.$"):
+                sharding.make_mesh(axes, devices)
+            found["refused"] += 1
+            continue
+        mesh = sharding.make_mesh(axes, devices)
+        assert mesh.devices.shape == layout
+        assert {device.id for device in mesh.devices.flat} == {device.id for device in devices}
+        # Between slices there is nothing but data parallelism.
+        parts = mesh.devices.reshape(slices, -1)
+        assert all(len({getattr(device, "slice_index", 0) for device in part}) == 1 for part in parts)
+        found["built"] += 1
+    assert found == {"built": built, "refused": refused}
+
+
+@pytest.mark.parametrize("name", ["v4:4x4x4", "v5p:4x4x4", "v5e:4x4", "v5e:16x16", "v6e:16x16"])
+@pytest.mark.parametrize(("fsdp", "tensor"), [(1, 2), (2, 2), (1, 4), (4, 4)])
+def test_tensor_parallelism_is_between_neighbors(name, fsdp, tensor):
+    mesh = sharding.make_mesh({"data": -1, "fsdp": fsdp, "tensor": tensor}, devices_of(name))
+    coordinates = np.array([device.coords for device in mesh.devices.flat]).reshape(-1, tensor, 3)
+    assert (np.abs(np.diff(coordinates, axis=1)).sum(-1) == 1).all()
+
+
+def test_devices_that_are_half_a_chip_are_refused():
+    cores = topologies.get_topology_desc("v4:2x2x2", "tpu").devices
+    with pytest.raises(InputError, match=r"^the 16 devices of kind TPU v4 form no mesh: .* each as one device."):
+        sharding.make_mesh(devices=cores)
