@@ -45,7 +45,7 @@ _VOCABULARY = flags.DEFINE_integer("vocabulary", None, "Of a text that is absent
 def main(argv: list[str]) -> int:
     """Prints the plan; returns an exit code."""
     cli.require_no_arguments(argv)
-    prepare_environment(_TOPOLOGY.value)
+    _prepare(_TOPOLOGY.value)
     # Imported here, so that --help and a wrong flag answer at once.
     from depthmup_flax.plan.blank_data import PlannedData, Sizes
     from depthmup_flax.plan.programs import is_sweep
@@ -61,28 +61,13 @@ def main(argv: list[str]) -> int:
     return _plan_one(config, devices, load)
 
 
-def prepare_environment(topology: str) -> None:
-    """Settings for compilers without devices, in this process; call before JAX starts.
+def _prepare(topology: str) -> None:
+    """Settings of this process for a compiler without devices; before JAX starts."""
+    from depthmup_flax.plan.topologies import HERE, environment_for
 
-    Variables that are set keep their values.
-    """
-    if topology == "here":
-        return
-    if not jax.config.jax_platforms:  # type: ignore[attr-defined]
-        jax.config.update("jax_platforms", "cpu")  # what is computed besides, such as the devices of this machine
-    if topology.startswith(("h100", "a100")):
-        # Without a GPU the compiler cannot choose tiles for its own kernels: products go to cuBLAS.
-        os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_triton_gemm=false {os.environ.get('XLA_FLAGS', '')}".strip()
-        return
-    defaults = {
-        "TPU_SKIP_MDS_QUERY": "1",  # no look-up on Google's metadata server, which takes minutes elsewhere
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no device is opened, so processes need not take turns
-        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-    }
-    for name, value in defaults.items():
-        if os.environ.get(name, "WARNING").startswith("WARNING"):  # jax's note that it found none
-            os.environ[name] = value
+    os.environ.update(environment_for(topology, os.environ))
+    if topology != HERE and not jax.config.jax_platforms:  # type: ignore[attr-defined]
+        jax.config.update("jax_platforms", "cpu")  # leaves the devices of this machine to others
 
 
 def _plan_one(config: ConfigDict, devices: Sequence[jax.Device], load: PlannedData) -> int:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 
 from depthmup_flax.plan.estimate import Memory, Plan, Seconds
-from depthmup_flax.plan.hlo_costs import Cost
 from depthmup_flax.types import Json
 
 _GIB = 2**30
@@ -102,16 +101,12 @@ def _ms(seconds: float) -> str:
 
 
 def _longest(plan: Plan, seconds: Seconds) -> list[str]:
-    whole = sum(map(_weight, plan.longest))
-    lines = []
-    for cost in plan.longest[:_LONGEST]:
-        share = _weight(cost) / whole
-        lines.append(f"{_ms(share * seconds.computation)} ({share:.0%})  {cost.place}, {cost.times} times")
+    weights = [cost.cycles if seconds.by_compiler else cost.bytes for cost in plan.longest]
+    whole, lines = sum(weights), []
+    for cost, weight in list(zip(plan.longest, weights, strict=True))[:_LONGEST]:
+        share = weight / whole
+        lines.append(f"{_ms(share * seconds.computation):<8} ({share:.0%})  {cost.place}, {cost.times} times")
     return lines
-
-
-def _weight(cost: Cost) -> int:
-    return cost.cycles or cost.bytes
 
 
 def _caveat(plan: Plan) -> str:

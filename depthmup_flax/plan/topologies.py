@@ -91,6 +91,28 @@ _GPU_FACTS: Mapping[str, Mapping[str, float]] = {
 }
 
 
+def environment_for(topology: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables for the compiler of a topology, where ``environment`` does not set them.
+
+    Libtpu reads them when it is loaded, XLA its flags at the first compilation.
+    """
+    kind = topology.partition(":")[0]
+    if kind not in CHIPS:
+        return {}
+    if CHIPS[kind].platform == "cuda":
+        # Without a GPU the compiler cannot choose tiles for its own kernels: products go to cuBLAS.
+        return {"XLA_FLAGS": f"--xla_gpu_enable_triton_gemm=false {environment.get('XLA_FLAGS', '')}".strip()}
+    defaults = {
+        "TPU_SKIP_MDS_QUERY": "1",  # no look-up on Google's metadata server, which takes minutes elsewhere
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no device is opened, so processes need not take turns
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+    }
+    # When jax is imported, it may write into some of them that it found no TPU.
+    unset = lambda name: environment.get(name, "WARNING").startswith("WARNING")
+    return {name: value for name, value in defaults.items() if unset(name)}
+
+
 def chip_of(device: jax.Device) -> Chip | None:
     """The figures of a device; ``None`` for a CPU, or a device that is not in `CHIPS`."""
     return next((chip for chip in CHIPS.values() if chip.device_kind == device.device_kind), None)

@@ -22,7 +22,6 @@ def blank(sizes=None, **changed):
     return PlannedData(sizes or Sizes())(fields(**changed))
 
 
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("images")
@@ -73,8 +72,9 @@ def test_a_set_larger_than_the_limit_is_streamed_as_in_training():
 
 def test_data_that_are_here_are_read_and_a_line_says_which_were_taken(folder):
     data = PlannedData(Sizes())
-    real, again, gone = (
-        data(fields(name=name, image_size=8)) for name in (f"folder:{folder}", f"folder:{folder}", "folder:tiny-imagenet-200")
+    real, again, _ = (
+        data(fields(name=name, image_size=8))
+        for name in (f"folder:{folder}", f"folder:{folder}", "folder:tiny-imagenet-200")
     )
     assert real is again
     assert np.asarray(real.train.arrays()["image"]).any()

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import pytest
 from ml_collections import ConfigDict
+from small_runs import a_sweep
 
 from depthmup_flax.parallel import sharding
 from depthmup_flax.plan.blank_data import PlannedData, Sizes
@@ -19,7 +20,6 @@ from depthmup_flax.training.config import default_config
 from depthmup_flax.training.device_batches import put_train_data
 from depthmup_flax.training.experiment import build
 from depthmup_flax.training.sharded_program import ShardedProgram
-from small_runs import a_sweep
 
 GIB = 2**30
 
@@ -52,7 +52,9 @@ def test_memory_is_the_compilers_and_its_kinds_are_those_of_the_state(step):
     assert memory.parameters == parameters
     assert memory.optimizer == pytest.approx(2 * parameters, abs=8)  # Adam's moments, and its count
     assert memory.data >= 64 * 8 * 8 * 3 + 64 * 4
-    whole = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    whole = (
+        sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    )
     assert memory.total == whole
     assert memory.fits is None  # of a CPU no limit is known
 
@@ -94,10 +96,12 @@ def test_seconds_on_a_gpu_are_a_bound_by_products_or_memory():
 
 def test_a_plan_with_times_says_what_takes_longest_and_that_nothing_was_calibrated(step):
     seconds = seconds_of(COSTS, 197e9, CHIPS["v5e"])
-    plan = dataclasses.replace(make_plan(step, "blank"), seconds=seconds, longest=COSTS.places, collectives=COSTS.collectives)
+    plan = dataclasses.replace(
+        make_plan(step, "blank"), seconds=seconds, longest=COSTS.places, collectives=COSTS.collectives
+    )
     shown = text(plan)
     assert "5 ms, 1,600 images/s; 40 steps for the run: 0.2 s" in shown
-    assert "1.33 ms (67%)  blocks/mlp, 12 times" in shown
+    assert "1.33 ms  (67%)  blocks/mlp, 12 times" in shown
     assert "all-reduce 4 times, 85.8 MiB" in shown
     assert "never calibrated against a chip" in shown
     bound = text(dataclasses.replace(plan, seconds=dataclasses.replace(seconds, by_compiler=False)))

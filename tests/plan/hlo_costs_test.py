@@ -1,6 +1,7 @@
 """Costs read from compiled programs: a short one written by hand, and those of XLA with loops of known length."""
 
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -11,59 +12,9 @@ import pytest
 from depthmup_flax.plan.hlo_costs import hlo_costs, place_of
 from depthmup_flax.plan.hlo_text import memory_bytes, parse, shape_bytes
 
-# As libtpu 0.0.42 prints: a loop of twelve layers that gathers a weight while it multiplies, then a scattered sum and one
-# between two slices.
-TPU_PROGRAM = """
-HloModule jit_step, is_scheduled=true
-
-%gathering_start (p.0: bf16[64,128]) -> bf16[128,128] {
-  %p.0 = bf16[64,128]{1,0:T(8,128)(2,1)S(1)} parameter(0)
-  ROOT %all-gather.1 = bf16[128,128]{1,0:T(8,128)(2,1)S(1)} all-gather(%p.0), channel_id=7, dimensions={0}
-}
-
-%async_collective_fusion.2 (p.1: bf16[64,128], p.2: bf16[32,128]) -> (bf16[32,128], bf16[128,128]) {
-  %p.1 = bf16[64,128]{1,0} parameter(0)
-  %p.2 = bf16[32,128]{1,0} parameter(1)
-  %all-gather.2 = bf16[128,128]{1,0} all-gather(%p.1), channel_id=7, dimensions={0}
-  %convolution.1 = bf16[32,128]{1,0} convolution(%p.2, %all-gather.2), dim_labels=bf_io->bf
-  ROOT %tuple.1 = (bf16[32,128]{1,0}, bf16[128,128]{1,0}) tuple(%convolution.1, %all-gather.2)
-}
-
-%body (arg: (s32[], bf16[64,128])) -> (s32[], bf16[64,128]) {
-  %arg = (s32[]{:T(128)}, bf16[64,128]{1,0}) parameter(0)
-  %shard = bf16[64,128]{1,0} get-tuple-element(%arg), index=1
-  %i = s32[]{:T(128)} get-tuple-element(%arg), index=0
-  %start = bf16[128,128]{1,0:T(8,128)(2,1)S(1)} fusion(%shard), kind=kCustom, calls=%gathering_start
-  %fusion.9 = (bf16[32,128]{1,0:S(1)}, bf16[128,128]{1,0:S(1)}) fusion(%shard, %start), kind=kOutput, calls=%async_collective_fusion.2, metadata={op_name="jit(step)/transpose(jvp(ViT))/ViT.transform/blocks/while/body/closed_call/mlp/up/dot_general" stack_frame_id=3}, backend_config={"estimated_cycles":"1000"}
-  ROOT %next = (s32[]{:T(128)}, bf16[64,128]{1,0}) tuple(%i, %shard)
-}
-
-%condition (arg.2: (s32[], bf16[64,128])) -> pred[] {
-  %arg.2 = (s32[]{:T(128)}, bf16[64,128]{1,0}) parameter(0)
-  %i.2 = s32[]{:T(128)} get-tuple-element(%arg.2), index=0
-  %layers = s32[]{:T(128)} constant(12)
-  ROOT %less = pred[]{:T(512)} compare(%i.2, %layers), direction=LT
-}
-
-%all-reduce-scatter (input: f32[256]) -> f32[64] {
-  %input = f32[256]{0} parameter(0)
-  %all-reduce.3 = f32[256]{0} all-reduce(%input), channel_id=3, replica_groups={{0,1,2,3}}, to_apply=%add
-  ROOT %part = f32[64]{0} dynamic-slice(%all-reduce.3, %zero), dynamic_slice_sizes={64}
-}
-
-ENTRY %main (state: bf16[64,128], gradient: f32[256]) -> f32[64] {
-  %state = bf16[64,128]{1,0} parameter(0), metadata={op_name="state.params[\\'w\\']"}
-  %gradient = f32[256]{0:T(512)} parameter(1)
-  %zero = s32[]{:T(128)} constant(0)
-  %init = (s32[]{:T(128)}, bf16[64,128]{1,0}) tuple(%zero, %state)
-  %while.1 = (s32[]{:T(128)}, bf16[64,128]{1,0}) while(%init), condition=%condition, body=%body
-  %after-all = token[] after-all()
-  %send = (f32[256]{0}, u32[], token[]) send(%gradient, %after-all), channel_id=3, is_host_transfer=true, frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}
-  %copy.5 = f32[256]{0:T(512)} copy(%gradient), backend_config={"estimated_cycles":"70"}
-  %strange = f32[256]{0:T(512)} copy(%gradient), backend_config={"estimated_cycles":"9223372036854775807"}
-  ROOT %fusion.1 = f32[64]{0:T(512)S(1)} fusion(%copy.5), kind=kCustom, calls=%all-reduce-scatter
-}
-"""
+# Written by hand in the style of libtpu 0.0.42: a loop of twelve layers that gathers a weight while it multiplies; a sum
+# of which devices keep parts; a sum between two slices.
+TPU_PROGRAM = pathlib.Path(__file__).with_name("tpu_program.hlo").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +48,14 @@ def test_bytes_are_those_of_the_types_and_leave_out_what_stays_in_the_core():
 
 def test_a_place_is_the_path_of_scopes_without_transformations():
     line = '  %x.1 = f32[] add(%a, %b), metadata={op_name="%s"}'
-    name = lambda path: place_of(parse("%c (a: f32[]) -> f32[] {\n" + line.replace("%s", path)).computations["c"]["x.1"])
+    name = lambda path: place_of(
+        parse("%c (a: f32[]) -> f32[] {\n" + line.replace("%s", path)).computations["c"]["x.1"]
+    )
     assert name("jit(step)/jvp(ViT)/ViT.transform/while/body/blocks/attention/vmap()/exp") == "blocks/attention/exp"
-    assert name("jit(step)/transpose(jvp(N))/checkpoint/rematted_computation/mlp/jit(gelu)/mul") == "recomputed mlp/gelu/mul"
+    assert (
+        name("jit(step)/transpose(jvp(N))/checkpoint/rematted_computation/mlp/jit(gelu)/mul")
+        == "recomputed mlp/gelu/mul"
+    )
     assert name("") == "x, added by the compiler"
 
 

@@ -5,7 +5,7 @@ import pytest
 from data_sets import error
 
 from depthmup_flax.plan import topologies
-from depthmup_flax.plan.topologies import CHIPS, topology_devices
+from depthmup_flax.plan.topologies import CHIPS, environment_for, topology_devices
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,9 @@ def test_a_single_chip_and_the_cores_of_megacore_chips_are_asked_for(monkeypatch
     class Description:
         devices = ()
 
-    monkeypatch.setattr(topologies.topologies, "get_topology_desc", lambda **options: asked.append(options) or Description)
+    monkeypatch.setattr(
+        topologies.topologies, "get_topology_desc", lambda **options: asked.append(options) or Description
+    )
     for name in ("v5e:1x1", "v4:2x2x2", "v5e:4x4"):
         topology_devices(name, slices=2)
     topology_devices("h100:16")
@@ -80,3 +82,12 @@ def test_every_kind_is_found_by_its_own_example():
     for kind, chip in CHIPS.items():
         assert chip.example.startswith(f"{kind}:")
         assert chip.platform == ("tpu" if kind.startswith("v") else "cuda")
+
+
+def test_the_environment_of_a_compiler_keeps_what_a_user_has_set():
+    found = environment_for("v5e:2x2", {"TPU_SKIP_MDS_QUERY": "0", "TPU_WORKER_HOSTNAMES": "WARNING: could not find"})
+    assert found["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"
+    assert found["TPU_WORKER_HOSTNAMES"] == "localhost"
+    assert "TPU_SKIP_MDS_QUERY" not in found
+    assert environment_for("h100:8", {"XLA_FLAGS": "--xla_a=1"})["XLA_FLAGS"].endswith("=false --xla_a=1")
+    assert environment_for("here", {}) == environment_for("v9:2x2", {}) == {}

@@ -57,7 +57,10 @@ def test_the_step_of_a_model_is_planned_for_four_chips(model):
     assert plan.memory.fits
     assert plan.seconds.by_compiler
     assert plan.seconds.step > plan.seconds.products > 0
-    assert plan.collectives["all-reduce"].times + plan.collectives.get("reduce-scatter", plan.collectives["all-reduce"]).times
+    assert (
+        plan.collectives["all-reduce"].times
+        + plan.collectives.get("reduce-scatter", plan.collectives["all-reduce"]).times
+    )
     assert "never calibrated against a chip" in text(plan)
 
 
