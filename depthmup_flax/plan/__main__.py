@@ -73,7 +73,7 @@ def _prepare(topology: str) -> None:
 def _plan_one(config: ConfigDict, devices: Sequence[jax.Device], load: PlannedData) -> int:
     from depthmup_flax.plan.estimate import make_plan
     from depthmup_flax.plan.programs import compile_run, compile_sweep, is_sweep
-    from depthmup_flax.plan.remedies import remedies
+    from depthmup_flax.plan.remedies import remedies, sweep_remedies
     from depthmup_flax.plan.summary import as_json, text
     from depthmup_flax.plan.topologies import chip_of
     from depthmup_flax.sweep.lane_count import parse_lanes
@@ -82,9 +82,14 @@ def _plan_one(config: ConfigDict, devices: Sequence[jax.Device], load: PlannedDa
         chip = chip_of(devices[0])
         step = compile_sweep(config, devices, load, parse_lanes(_LANES.value), chip.memory if chip else None)
     else:
+        if _LANES.value != "auto":
+            raise InputError(f"--lanes is {_LANES.value}, but --config is a run's: leave it out.")
         step = compile_run(config, devices, load)
-    plan = make_plan(step, load.origins[0])
-    tips = remedies(step.experiment.config, step.experiment.dataset, dict(step.mesh.shape), plan.memory)
+    plan = make_plan(step)
+    if step.lanes:
+        tips = sweep_remedies(step.lanes.per_device, plan.memory)
+    else:
+        tips = remedies(config, step.experiment.dataset, dict(step.mesh.shape), plan.memory)
     print(json.dumps({**as_json(plan), "remedies": tips}) if _JSON.value else text(plan, tips))
     return 1 if plan.memory.fits is False else 0
 
@@ -99,7 +104,7 @@ def _rank_meshes(config: ConfigDict, devices: Sequence[jax.Device], load: Planne
         raise InputError("--meshes is for a run: the devices of a sweep do not communicate.")
 
     def make(config: ConfigDict) -> Plan:
-        plan = make_plan(compile_run(config, devices, load), load.origins[0])
+        plan = make_plan(compile_run(config, devices, load))
         jax.clear_caches()
         return plan
 
@@ -108,13 +113,14 @@ def _rank_meshes(config: ConfigDict, devices: Sequence[jax.Device], load: Planne
     found = []
     for candidate in mesh_search.search(config, len(devices), make):
         found.append(candidate)
-        print(mesh_search.progress(len(found), total, time.perf_counter() - started), file=sys.stderr, flush=True)
+        if left := mesh_search.progress(len(found), total, time.perf_counter() - started):
+            print(left, file=sys.stderr, flush=True)
     found.sort(key=lambda one: one.rank)
     if _JSON.value:
         rows = [{**one.setting, "plan": one.plan and as_json(one.plan), "refusal": one.refusal} for one in found]
         print(json.dumps({"candidates": rows}))
     else:
-        print(f"data  {load.origins[0]}\n{mesh_search.table(found)}\n{mesh_search.CAVEAT}")
+        print(f"{mesh_search.table(found)}\n{mesh_search.CAVEAT}")
     return 0 if found[0].plan is not None and found[0].plan.memory.fits is not False else 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -71,21 +71,17 @@ class BlankSplit:
 
 
 class PlannedData:
-    """Loads each data set once: the real one where it is, else a blank one; ``origins`` says which, a line for each."""
+    """Loads each data set once: the real one where it is, else a blank one."""
 
-    def __init__(self, sizes: Sizes, load: Callable[[DataConfig], Dataset] = load) -> None:
-        self.origins: list[str] = []
-        self._sizes, self._load = sizes, load
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
         self._loaded: dict[DataConfig, Dataset] = {}
 
     def __call__(self, config: ConfigDict) -> Dataset:
         """The data set that ``config``, a ``config.data``, describes."""
         fields = DataConfig(**{name: config[name] for name in DATA_DEFAULTS})
         if fields not in self._loaded:
-            dataset = self._loaded[fields] = self._open(fields)
-            origin = "blank, as it is not here" if isinstance(dataset.train, BlankSplit) else "read here"
-            where = "streamed" if dataset.placement == "stream" else "on every device"
-            self.origins.append(f"{dataset.name}, {len(dataset.train):,} {dataset.describe()}, {where}; {origin}")
+            self._loaded[fields] = self._open(fields)
         return self._loaded[fields]
 
     def _open(self, fields: DataConfig) -> Dataset:
@@ -95,11 +91,18 @@ class PlannedData:
         present = {"folder": os.path.isdir(path), "text": os.path.isfile(path)}.get(kind, True)
         try:
             if present:
-                return self._load(fields)
+                return load(fields)
         except InputError:
             if kind != "tfds":
                 raise
         return _blank_text(fields, rest, self._sizes) if kind == "text" else _blank_images(fields, rest, self._sizes)
+
+
+def description(dataset: Dataset) -> str:
+    """Size and place of a set, and whether it is blank."""
+    origin = "blank, as it is not here" if isinstance(dataset.train, BlankSplit) else "read here"
+    where = "streamed" if dataset.placement == "stream" else "on every device"
+    return f"{dataset.name}, {len(dataset.train):,} {dataset.describe()}, {where}; {origin}"
 
 
 def abstract_data(dataset: Dataset, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct] | None:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from depthmup_flax.plan.blank_data import description
 from depthmup_flax.plan.hlo_costs import Collective, Cost, HloCosts, hlo_costs
 from depthmup_flax.plan.hlo_text import parse
 from depthmup_flax.plan.programs import LanesOfGroup, OutOfMemory, PlannedStep
@@ -90,8 +91,8 @@ class Plan:
     compile_s: float
 
 
-def make_plan(step: PlannedStep, data: str) -> Plan:
-    """The figures of a compiled step; ``data`` says which data it is for."""
+def make_plan(step: PlannedStep) -> Plan:
+    """The figures of a compiled step."""
     experiment, config, device = step.experiment, step.experiment.config, step.mesh.devices.flat[0]
     chip, model = chip_of(device), step.experiment.config.model
     costs = HloCosts(0, 0, {}, ())
@@ -105,7 +106,7 @@ def make_plan(step: PlannedStep, data: str) -> Plan:
             f"(base {model.base_depth or model.depth})"
         ),
         parameters=experiment.parameters,
-        data=data,
+        data=description(experiment.dataset),
         device_kind=device.device_kind,
         devices=step.mesh.size,
         mesh=dict(step.mesh.shape),

@@ -97,7 +97,9 @@ def place_of(instruction: Instruction) -> str:
 
     It is the path of JAX's name scopes without the names of transformations.
     """
-    path = instruction.source
+    path = instruction.source.replace("\\", "")
+    if instruction.opcode in ("copy", "copy-start") and re.fullmatch(r"\w+[.\[][^/]*", path):
+        return f"copy of {path}"  # an argument in another layout
     if not path:
         return f"{re.sub(r'[.0-9]+$', '', instruction.name)}, added by the compiler"
     first, *rest = [
@@ -110,7 +112,7 @@ def place_of(instruction: Instruction) -> str:
 
 
 _WORD = re.compile(r"(?:[^/()]|\((?:[^()]|\([^()]*\))*\))+")  # slashes inside parentheses do not separate
-_TRANSFORMATIONS = {"while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "layer"}
+_TRANSFORMATIONS = {"while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "layer", "shard_map"}
 
 
 def _communications(

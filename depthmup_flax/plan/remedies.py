@@ -46,7 +46,17 @@ def remedies(config: ConfigDict, dataset: Dataset, mesh: dict[str, int], memory:
             break
     if not found:
         found.append("more devices, with a larger --config.mesh.fsdp or --config.mesh.tensor")
-    return [*found, "or see --meshes"]
+    return found
+
+
+def sweep_remedies(lanes: int, memory: Memory) -> list[str]:
+    """The same for the largest networks of a sweep, of which ``lanes`` train on each device."""
+    if memory.fits is not False:
+        return []
+    each, limit = (memory.total - memory.data) / lanes, memory.limit or 0
+    fitting = int((limit - memory.data) / each)
+    found = [f"--lanes={fitting} (if memory follows their number)"] if 0 < fitting < lanes else []
+    return [*found, "--config.base.model.remat=full", "a smaller --config.base.train.batch_size"]
 
 
 def _about(size: int) -> str:

@@ -20,7 +20,7 @@ def text(plan: Plan, remedies: Sequence[str] = ()) -> str:
         ("data", plan.data),
         ("devices", _devices(plan)),
         ("fits" if plan.memory.fits is not False else "TOO BIG", memory_line(plan.memory)),
-        *[("", f"to fit: {remedy}") for remedy in remedies],
+        *[("to fit" * (i == 0), remedy) for i, remedy in enumerate(remedies)],
         *_time_rows(plan),
     ]
     if plan.collectives:
@@ -28,7 +28,7 @@ def text(plan: Plan, remedies: Sequence[str] = ()) -> str:
         rows.append(("sums", sums))
     if plan.seconds:
         rows += [("longest" * (i == 0), line) for i, line in enumerate(_longest(plan, plan.seconds))]
-    rows.append(("compiled", f"in {plan.compile_s:.0f} s. {_caveat(plan)}"))
+    rows.append(("compiled", f"in {plan.compile_s:.0f} s. {_caveat(plan)}".rstrip()))
     return "\n".join(f"{name:<9} {line}" for name, line in rows)
 
 
@@ -75,7 +75,8 @@ def _devices(plan: Plan) -> str:
 def _time_rows(plan: Plan) -> list[tuple[str, str]]:
     seconds = plan.seconds
     if seconds is None:
-        return [("products", f"{plan.gflops:,.3g} GFLOP a step on each device")] if plan.gflops else []
+        amount = f"{plan.gflops:,.0f}" if plan.gflops >= 100 else f"{plan.gflops:.2g}"
+        return [("products", f"{amount} GFLOP a step on each device")]
     bound = "" if seconds.by_compiler else "at least "
     runs = f"the group's {plan.lanes.runs} runs" if plan.lanes else "the run"
     rate, share = plan.units_per_step / seconds.step, seconds.products / seconds.step
@@ -104,8 +105,8 @@ def _longest(plan: Plan, seconds: Seconds) -> list[str]:
     weights = [cost.cycles if seconds.by_compiler else cost.bytes for cost in plan.longest]
     whole, lines = sum(weights), []
     for cost, weight in list(zip(plan.longest, weights, strict=True))[:_LONGEST]:
-        share = weight / whole
-        lines.append(f"{_ms(share * seconds.computation):<8} ({share:.0%})  {cost.place}, {cost.times} times")
+        share, times = weight / whole, f", {cost.times} times" if cost.times > 1 else ""
+        lines.append(f"{_ms(share * seconds.computation):<8} ({share:.0%})  {cost.place}{times}")
     return lines
 
 

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.data import DATA_DEFAULTS, load
 from depthmup_flax.parallel import sharding
-from depthmup_flax.plan.blank_data import BlankSplit, PlannedData, Sizes, abstract_data
+from depthmup_flax.plan.blank_data import BlankSplit, PlannedData, Sizes, abstract_data, description
 from depthmup_flax.training.device_batches import put_train_data
 from depthmup_flax.training.multi_step import abstract_examples
 
@@ -70,16 +70,15 @@ def test_a_set_larger_than_the_limit_is_streamed_as_in_training():
     assert blank(name="tfds:imagenet2012", image_size=224).placement == "stream"
 
 
-def test_data_that_are_here_are_read_and_a_line_says_which_were_taken(folder):
+def test_data_that_are_here_are_read_once_and_a_line_says_so(folder):
     data = PlannedData(Sizes())
-    real, again, _ = (
-        data(fields(name=name, image_size=8))
-        for name in (f"folder:{folder}", f"folder:{folder}", "folder:tiny-imagenet-200")
-    )
+    names = (f"folder:{folder}", f"folder:{folder}", "folder:tiny-imagenet-200")
+    real, again, gone = (data(fields(name=name, image_size=8)) for name in names)
     assert real is again
     assert np.asarray(real.train.arrays()["image"]).any()
-    assert [line.rpartition("; ")[2] for line in data.origins] == ["read here", "blank, as it is not here"]
-    assert "tiny-imagenet-200, 100,000 images 8x8x3, 200 classes" in data.origins[1]
+    assert description(real).endswith("12 images 8x8x3, 2 classes, on every device; read here")
+    assert description(gone).startswith("folder:tiny-imagenet-200, 100,000 images 8x8x3, 200 classes, on every device")
+    assert description(gone).endswith("; blank, as it is not here")
 
 
 def test_what_a_blank_set_lacks_is_asked_for():

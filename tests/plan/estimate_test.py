@@ -13,7 +13,7 @@ from depthmup_flax.plan.estimate import Memory, make_plan, memory_of, seconds_of
 from depthmup_flax.plan.hlo_costs import Collective, Cost, HloCosts
 from depthmup_flax.plan.hlo_text import parse
 from depthmup_flax.plan.programs import OutOfMemory, compile_run, compile_sweep, out_of_memory, unless_out_of_memory
-from depthmup_flax.plan.remedies import remedies
+from depthmup_flax.plan.remedies import remedies, sweep_remedies
 from depthmup_flax.plan.summary import as_json, duration, text
 from depthmup_flax.plan.topologies import CHIPS
 from depthmup_flax.training.config import default_config
@@ -47,7 +47,7 @@ def test_the_planned_program_is_the_one_that_training_compiles(config, step):
 
 
 def test_memory_is_the_compilers_and_its_kinds_are_those_of_the_state(step):
-    memory, parameters = make_plan(step, "").memory, 4 * step.experiment.parameters
+    memory, parameters = make_plan(step).memory, 4 * step.experiment.parameters
     sizes = step.compiled.memory_analysis()
     assert memory.parameters == parameters
     assert memory.optimizer == pytest.approx(2 * parameters, abs=8)  # Adam's moments, and its count
@@ -60,7 +60,7 @@ def test_memory_is_the_compilers_and_its_kinds_are_those_of_the_state(step):
 
 
 def test_a_plan_counts_products_steps_and_examples(step):
-    plan = make_plan(step, "blank")
+    plan = make_plan(step)
     weights = {"stem": 3 * 8 * 8 * 16, "blocks": 2 * 16 * 16, "readout": 16 * 10}
     assert plan.gflops == 8 * (4 * weights["stem"] + 6 * (weights["blocks"] + weights["readout"])) / 1e9
     assert (plan.steps, plan.units_per_step, plan.unit) == (40, 8, "images")
@@ -96,9 +96,7 @@ def test_seconds_on_a_gpu_are_a_bound_by_products_or_memory():
 
 def test_a_plan_with_times_says_what_takes_longest_and_that_nothing_was_calibrated(step):
     seconds = seconds_of(COSTS, 197e9, CHIPS["v5e"])
-    plan = dataclasses.replace(
-        make_plan(step, "blank"), seconds=seconds, longest=COSTS.places, collectives=COSTS.collectives
-    )
+    plan = dataclasses.replace(make_plan(step), seconds=seconds, longest=COSTS.places, collectives=COSTS.collectives)
     shown = text(plan)
     assert "5 ms, 1,600 images/s; 40 steps for the run: 0.2 s" in shown
     assert "1.33 ms  (67%)  blocks/mlp, 12 times" in shown
@@ -158,14 +156,21 @@ def test_remedies_are_the_smallest_numbers_that_fit(step):
     assert advice(dataset, Memory(0, 0, 0, 0, 16 * GIB)) == advice(dataset, Memory(0, 0, 0, 9 * GIB, None)) == ""
 
 
+def test_fewer_lanes_are_advised_by_the_memory_of_one():
+    memory = Memory(2 * GIB, 4 * GIB, 2 * GIB, 26 * GIB, 16 * GIB)
+    assert sweep_remedies(8, memory)[0].startswith("--lanes=3 ")  # 2 GiB of data, 4 GiB for each
+    assert not any("lanes" in line for line in sweep_remedies(1, memory))
+    assert sweep_remedies(8, dataclasses.replace(memory, limit=40 * GIB)) == []
+
+
 def test_the_largest_group_of_a_sweep_is_planned_with_the_lanes_that_fit():
     load = PlannedData(Sizes())
-    plan = make_plan(compile_sweep(a_sweep(rates=2), jax.devices()[:1], load, None, None), "")
+    plan = make_plan(compile_sweep(a_sweep(rates=2), jax.devices()[:1], load, None, None))
     assert (plan.lanes.runs, plan.lanes.per_device, plan.lanes.label) == (4, 4, "depth 3")
     assert (plan.units_per_step, plan.steps) == (4 * 8, 6)
     assert "4 run(s) at a time on each, of 4 with depth 3" in text(plan)
     assert 3 * plan.memory.parameters >= plan.memory.optimizer > 4 * 2 * 4 * plan.parameters * 0.99
-    fewer = make_plan(compile_sweep(a_sweep(rates=2), jax.devices()[:1], load, 1, None), "")
+    fewer = make_plan(compile_sweep(a_sweep(rates=2), jax.devices()[:1], load, 1, None))
     assert (fewer.lanes.per_device, fewer.steps) == (1, 4 * 6)
 
 

@@ -12,8 +12,8 @@ import pytest
 from depthmup_flax.plan.hlo_costs import hlo_costs, place_of
 from depthmup_flax.plan.hlo_text import memory_bytes, parse, shape_bytes
 
-# Written by hand in the style of libtpu 0.0.42: a loop of twelve layers that gathers a weight while it multiplies; a sum
-# of which devices keep parts; a sum between two slices.
+# Written by hand in the style of libtpu 0.0.42: a loop of twelve layers that gathers a weight while it multiplies; a
+# sum of which devices keep parts; a sum between two slices.
 TPU_PROGRAM = pathlib.Path(__file__).with_name("tpu_program.hlo").read_text()
 
 

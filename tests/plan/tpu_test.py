@@ -53,7 +53,7 @@ def test_the_step_of_a_model_is_planned_for_four_chips(model):
     config = small(model)
     config.mesh.fsdp = 2
     step = compile_run(config, topology_devices("v5e:2x2"), PlannedData(Sizes()))
-    plan = make_plan(step, "blank")
+    plan = make_plan(step)
     assert plan.memory.fits
     assert plan.seconds.by_compiler
     assert plan.seconds.step > plan.seconds.products > 0
@@ -68,7 +68,7 @@ def test_a_program_that_does_not_fit_is_refused_with_the_compilers_numbers():
     config = small("vit")
     config.data.image_size, config.train.batch_size, config.model.depth = 256, 16384, 8
     config.data.placement = "stream"
-    plan = make_plan(compile_run(config, topology_devices("v5e:2x2"), PlannedData(Sizes())), "blank")
+    plan = make_plan(compile_run(config, topology_devices("v5e:2x2"), PlannedData(Sizes())))
     assert plan.memory.fits is False
     assert plan.memory.limit == CHIPS["v5e"].memory
     assert "TOO BIG" in text(plan)
