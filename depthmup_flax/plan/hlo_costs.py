@@ -11,6 +11,7 @@ from depthmup_flax.plan.hlo_text import Instruction, Program, memory_bytes, shap
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 BETWEEN_SLICES = " between slices"
+_WORKSPACE = re.compile(r"[su]8\[\d+\]\{0\}")  # scratch memory, at most, of cuBLAS and cuDNN
 # These move no data, or are counted where they start.
 _FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id")
 _SLICES = ("dynamic-slice", "slice", "gather")
@@ -112,7 +113,17 @@ def place_of(instruction: Instruction) -> str:
 
 
 _WORD = re.compile(r"(?:[^/()]|\((?:[^()]|\([^()]*\))*\))+")  # slashes inside parentheses do not separate
-_TRANSFORMATIONS = {"while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "layer", "shard_map"}
+_TRANSFORMATIONS = {
+    "while",
+    "body",
+    "cond",
+    "closed_call",
+    "checkpoint",
+    "rematted_computation",
+    "layer",
+    "shard_map",
+    "vmap",
+}
 
 
 def _communications(
@@ -201,4 +212,6 @@ def _written(instruction: Instruction, computation: Mapping[str, Instruction], p
     if instruction.opcode == "fusion":
         inside = program.fused(instruction)
         return min(size, sum(_written(one, inside, program) for one in inside.values() if one.is_root))
+    if instruction.opcode == "custom-call":
+        return memory_bytes(_WORKSPACE.sub("", instruction.shape))
     return size

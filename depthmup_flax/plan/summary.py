@@ -42,7 +42,7 @@ def as_json(plan: Plan) -> Json:
 def memory_line(memory: Memory) -> str:
     """``5.1 of 15.8 GiB a device: parameters 0.1, ...``."""
     scale, unit = (_GIB, "GiB") if (memory.limit or memory.total) >= _GIB else (2**20, "MiB")
-    show = lambda size: f"{size / scale:.2g}" if size < 10 * scale else f"{size / scale:,.1f}"
+    show = lambda size: f"{size / scale:.2f}" if size < 9.995 * scale else f"{size / scale:,.1f}"
     limit = f" of {show(memory.limit)}" if memory.limit is not None else ""
     parts = ", ".join(
         f"{kind} {show(getattr(memory, kind))}" for kind in ("parameters", "optimizer", "data", "temporaries")
@@ -98,7 +98,7 @@ def _time_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-6 or not seconds else "under 0.001 ms"
 
 
 def _longest(plan: Plan, seconds: Seconds) -> list[str]:
