@@ -116,7 +116,7 @@ def make_plan(step: PlannedStep) -> Plan:
         steps=experiment.total_steps * math.ceil(step.lanes.runs / runs) if step.lanes else experiment.total_steps,
         lanes=step.lanes,
         memory=memory_of(step, None if chip is None else int(chip.memory)),
-        seconds=seconds_of(costs, flops, chip) if chip and costs.places else None,
+        seconds=seconds_of(costs, flops, chip, step.mesh.size) if chip and costs.places else None,
         gflops=flops / 1e9,
         collectives=costs.collectives,
         longest=costs.places,
@@ -150,10 +150,10 @@ def bytes_on_device(tree: ArrayTree) -> int:
     return sum(map(size, jax.tree.leaves(tree)))
 
 
-def seconds_of(costs: HloCosts, flops: float, chip: Chip) -> Seconds:
-    """Estimates for a step with ``flops`` operations on each device."""
+def seconds_of(costs: HloCosts, flops: float, chip: Chip, devices: int) -> Seconds:
+    """Estimates for a step with ``flops`` operations on each of the ``devices``."""
     products, memory = flops / chip.flops, costs.bytes / chip.memory_bandwidth
-    communication = costs.link_bytes / chip.link_bandwidth + costs.network_bytes / chip.network_bandwidth
+    communication = costs.link_bytes / chip.bandwidth_among(devices) + costs.network_bytes / chip.network_bandwidth
     by_compiler = chip.clock is not None and costs.cycles > 0
     computation = costs.cycles / chip.clock if chip.clock and by_compiler else max(products, memory)
     return Seconds(computation + communication, computation, communication, products, memory, by_compiler)

@@ -46,6 +46,13 @@ class Chip:
         """``tpu``, whose compiler estimates cycles, or ``cuda``."""
         return "cuda" if self.clock is None else "tpu"
 
+    def bandwidth_among(self, devices: int) -> float:
+        """Bytes/s that one of so many devices receives, without the network between TPU slices."""
+        several_hosts = self.platform == "cuda" and devices > GPUS_IN_HOST
+        return self.network_bandwidth if several_hosts else self.link_bandwidth
+
+
+GPUS_IN_HOST = 8
 
 # TPU, FLOP/s and memory bandwidth: cloud.google.com/tpu/docs/v5e, /v6e, /v5p, /v4. Memory: what libtpu 0.0.42 offers to
 # programs, from its error for one that is too large. Links, both directions of an axis, and network:
@@ -62,7 +69,6 @@ CHIPS: Mapping[str, Chip] = {
     "h100": Chip("NVIDIA H100 80GB HBM3", 989e12, 0.75 * 84.9e9, 3352e9, 450e9, 50e9, None, "h100:8"),
     "a100": Chip("NVIDIA A100-SXM4-80GB", 312e12, 0.75 * 85.1e9, 2039e9, 300e9, 25e9, None, "a100:8"),
 }
-GPUS_IN_HOST = 8
 
 # What XLA's CUDA compiler asks of a device that is absent (GpuDeviceInfoProto): NVIDIA's architecture white papers.
 _GPU_FACTS: Mapping[str, Mapping[str, float]] = {

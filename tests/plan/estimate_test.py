@@ -78,7 +78,7 @@ COSTS = HloCosts(
 
 
 def test_seconds_on_a_tpu_are_the_compilers_cycles_and_links_at_their_peak():
-    seconds = seconds_of(COSTS, 197e9, CHIPS["v5e"])
+    seconds = seconds_of(COSTS, 197e9, CHIPS["v5e"], 4)
     assert seconds.by_compiler
     assert seconds.computation == pytest.approx(2e-3)  # at 1.5 GHz
     assert seconds.communication == pytest.approx(2e-3 + 1e-3)  # a sum passes twice at 90 GB/s; 6.25 GB/s of network
@@ -88,14 +88,19 @@ def test_seconds_on_a_tpu_are_the_compilers_cycles_and_links_at_their_peak():
 
 def test_seconds_on_a_gpu_are_a_bound_by_products_or_memory():
     without = dataclasses.replace(COSTS, cycles=0, collectives={})
-    bound = seconds_of(without, 989e9, CHIPS["h100"])
+    bound = seconds_of(without, 989e9, CHIPS["h100"], 8)
     assert not bound.by_compiler
     assert bound.step == bound.products == pytest.approx(1e-3)
-    assert seconds_of(without, 1.0, CHIPS["h100"]).step == pytest.approx(819e6 / 3352e9)
+    assert seconds_of(without, 1.0, CHIPS["h100"], 8).step == pytest.approx(819e6 / 3352e9)
+
+
+def test_gpus_of_several_hosts_communicate_over_the_network():
+    one, two = (seconds_of(COSTS, 1.0, CHIPS["h100"], devices).communication for devices in (8, 16))
+    assert two - one == pytest.approx(180e6 * (1 / 50e9 - 1 / 450e9))
 
 
 def test_a_plan_with_times_says_what_takes_longest_and_that_nothing_was_calibrated(step):
-    seconds = seconds_of(COSTS, 197e9, CHIPS["v5e"])
+    seconds = seconds_of(COSTS, 197e9, CHIPS["v5e"], 4)
     plan = dataclasses.replace(make_plan(step), seconds=seconds, longest=COSTS.places, collectives=COSTS.collectives)
     shown = text(plan)
     assert "5 ms, 1,600 images/s; 40 steps for the run: 0.2 s" in shown
