@@ -13,11 +13,11 @@ from flax import linen as nn
 from ml_collections import ConfigDict
 
 from benchmarks import plain
-from benchmarks.flops import count_flops
 from benchmarks.timing import RATE, repeated, timed
 from depthmup_flax import cli
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.nn import layers
+from depthmup_flax.plan.flops import count_flops
 from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.sweep import sweep_config
 from depthmup_flax.training.config import default_config

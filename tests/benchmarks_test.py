@@ -1,4 +1,4 @@
-"""benchmarks/: operation counts, fair turns, equal networks, and tables that match the results."""
+"""benchmarks/: fair turns, equal networks, and tables that match the results."""
 
 from __future__ import annotations
 
@@ -14,31 +14,13 @@ import pytest
 from benchmarks import plain
 from benchmarks.contest import Contender, Unavailable, measure, ratio
 from benchmarks.figures import FIGURES, RESULTS
-from benchmarks.flops import count_flops
 from benchmarks.ours import train_step
 from benchmarks.row import Row
 from benchmarks.run import PAGES, document, run, table
 from benchmarks.setting import Setting
 from depthmup_flax.models import ResMLP, SimpleResNet, ViT
+from depthmup_flax.plan.flops import count_flops
 from depthmup_flax.rule.parametrization import PRESETS
-
-
-def test_flops_are_two_per_multiplication_of_products_and_convolutions():
-    x, w = jnp.ones((5, 7)), jnp.ones((7, 3))
-    assert count_flops(jnp.matmul, x, w) == 2 * 5 * 7 * 3
-    image, kernel = jnp.ones((2, 8, 8, 4)), jnp.ones((3, 3, 4, 6))
-    conv = lambda x, k: jax.lax.conv_general_dilated(x, k, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    assert count_flops(conv, image, kernel) == 2 * (2 * 4 * 4 * 6) * (3 * 3 * 4)
-
-
-def test_flops_of_a_scanned_network_are_those_of_the_unrolled_one():
-    def flops(scan):
-        model = ViT(num_classes=10, width=16, depth=5, patch_size=4, scan=scan)
-        x = jnp.ones((2, 8, 8, 3))
-        variables = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), x)))
-        return count_flops(jax.grad(lambda v: model.apply(v, x).sum()), variables)
-
-    assert flops(True) == flops(False) > 0
 
 
 @pytest.mark.parametrize("depth", [3, 6])

@@ -56,10 +56,9 @@ def load(config: object) -> Dataset:
     """
     fields = _fields(config)
     kind, _, rest = fields.name.partition(":")
-    _check(fields)
+    check_fields(fields)
     if kind == "text" and rest:
         return _text(rest, fields)
-    _check_images(fields)
     if fields.name == "synthetic":
         sizes = (fields.image_size or 8, fields.train_examples or 2048, fields.test_examples or 512)
         return _in_memory(fields, *_synthetic(*sizes), _BUNDLED_CLASSES)
@@ -73,7 +72,7 @@ def load(config: object) -> Dataset:
     else:
         raise _unknown_name(fields.name)
     files, held_out = _limited(fields, encoded.split(fields))
-    if _placement(fields, len(files) * int(np.prod(files.image_shape))) == "device":
+    if placement(fields, len(files) * int(np.prod(files.image_shape))) == "device":
         return _in_memory(fields, files, held_out, files.num_classes)
     mean, std = channel_statistics(files)
     return ImageDataset(fields.name, files, held_out, files.num_classes, "stream", files.image_shape, mean, std)
@@ -83,13 +82,27 @@ def _fields(config: object) -> DataConfig:
     return DataConfig(**{name: getattr(config, name) for name in DATA_DEFAULTS})
 
 
-def _check(fields: DataConfig) -> None:
+def check_fields(fields: DataConfig) -> None:
+    """Raises `InputError` for a field that can be judged without the data."""
     check_augmentation(fields.augment, "text" if fields.name.startswith("text:") else "images")
     if fields.placement not in _PLACEMENTS:
         raise InputError(f"data.placement is {fields.placement!r}; use one of {', '.join(_PLACEMENTS)}.")
     for field in ("image_size", "device_limit_mib", "train_examples", "test_examples", "read_threads"):
         if getattr(fields, field) < 0:
             raise InputError(f"data.{field} is {getattr(fields, field)}; use 0 or a positive number.")
+    if fields.name.startswith("text:"):
+        _check_text(fields)
+    else:
+        _check_images(fields)
+
+
+def _check_text(fields: DataConfig) -> None:
+    if fields.image_size:
+        raise InputError(f"data.image_size is {fields.image_size}, but text has no pixels; use 0.")
+    if type(fields.context) is not int or fields.context < 1:
+        raise InputError(f"data.context is {fields.context!r}; use a whole number of at least 1.")
+    if fields.tokenizer not in TOKENIZERS:
+        raise InputError(f"data.tokenizer is {fields.tokenizer!r}; use one of {', '.join(TOKENIZERS)}.")
 
 
 def _check_images(fields: DataConfig) -> None:
@@ -127,7 +140,8 @@ def _unknown_name(name: str) -> InputError:
     return InputError(f"data.name is {name!r}, which is no data set; use {forms}{hint}.")
 
 
-def _placement(fields: DataConfig, train_bytes: int) -> Placement:
+def placement(fields: DataConfig, train_bytes: int) -> Placement:
+    """Where a training set of so many bytes goes."""
     if fields.augment == "resized_crop" or fields.placement == "stream":
         return "stream"
     return "stream" if fields.placement == "auto" and train_bytes > fields.device_limit_mib * 2**20 else "device"
@@ -146,21 +160,15 @@ def _limited(fields: DataConfig, splits: Iterable[AnySplit]) -> list[AnySplit]:
 def _in_memory(fields: DataConfig, train: AnySplit, test: AnySplit, num_classes: int) -> ImageDataset:
     a, b = train.arrays(), test.arrays()
     dataset = from_arrays(a["image"], a["label"], b["image"], b["label"], num_classes, fields.name)
-    return dataclasses.replace(dataset, placement=_placement(fields, a["image"].nbytes))
+    return dataclasses.replace(dataset, placement=placement(fields, a["image"].nbytes))
 
 
 def _text(path: str, fields: DataConfig) -> TextDataset:
-    if fields.image_size:
-        raise InputError(f"data.image_size is {fields.image_size}, but text has no pixels; use 0.")
-    if type(fields.context) is not int or fields.context < 1:
-        raise InputError(f"data.context is {fields.context!r}; use a whole number of at least 1.")
-    if fields.tokenizer not in TOKENIZERS:
-        raise InputError(f"data.tokenizer is {fields.tokenizer!r}; use one of {', '.join(TOKENIZERS)}.")
     tokens, tokenizer = read_tokens(path, fields.tokenizer)
     parts = windows(tokens, fields.context, fields.name)
     train, test = _limited(fields, (ArraySplit({"tokens": part}) for part in parts))
-    placement = _placement(fields, train.fields["tokens"].nbytes)
-    return TextDataset(fields.name, train, test, tokenizer.vocab_size, placement, fields.context, tokenizer)
+    where = placement(fields, train.fields["tokens"].nbytes)
+    return TextDataset(fields.name, train, test, tokenizer.vocab_size, where, fields.context, tokenizer)
 
 
 def _digits(image_size: int) -> tuple[ArraySplit, ArraySplit]:

@@ -55,9 +55,10 @@ SWEEP_AXIS = "sweep"
 WARM_CALLS, TIMED_CALLS, TIMED_S = 2, 20, 0.3
 
 
-def sweep_mesh() -> Mesh:
-    """One axis, ``sweep``, over all devices."""
-    return jax.make_mesh((jax.device_count(),), (SWEEP_AXIS,), axis_types=(AxisType.Auto,))
+def sweep_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """One axis, ``sweep``, over ``devices``, by default all."""
+    devices = devices or jax.devices()
+    return jax.make_mesh((len(devices),), (SWEEP_AXIS,), axis_types=(AxisType.Auto,), devices=devices)
 
 
 def varying_fields(runs: Sequence[Run]) -> list[str]:
@@ -98,7 +99,8 @@ class Program:
     Without devices, a mesh of a topology and shapes of the data give a program that is compiled and cannot run.
 
     Attributes:
-      compiled: the program of `take`.
+      traced: the program of `take`.
+      compiled: the same, compiled.
     """
 
     def __init__(
@@ -119,7 +121,8 @@ class Program:
         started = time.perf_counter()
         self._init = jax.jit(self._sharded(self._init_lanes, P(SWEEP_AXIS)))
         self._evaluate = jax.jit(self._sharded(self._evaluate_lanes, P(SWEEP_AXIS), P(SWEEP_AXIS), P()))
-        self.compiled = self._compiled_steps()
+        self.traced = self._traced_steps()
+        self.compiled = self.traced.lower().compile()
         self.compile_s = time.perf_counter() - started
 
     @property
@@ -254,7 +257,7 @@ class Program:
         """``function`` on each device's part of its arguments, which are split as ``specs`` say."""
         return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=P(SWEEP_AXIS), check_vma=False)
 
-    def _compiled_steps(self) -> jax.stages.Compiled:
+    def _traced_steps(self) -> jax.stages.Traced:
         train, dataset, most = self.experiment.config.train, self.experiment.dataset, self.call_length.most
         leading = (*[most] * (most > 1), self.mesh.size * self._seeds_per_device, train.batch_size)
         specs = P(SWEEP_AXIS), P(SWEEP_AXIS), Call(P(), self._examples_spec), P()  # type: ignore[arg-type]
@@ -262,7 +265,7 @@ class Program:
         call = Call(
             self._abstract(np.int32(0), P()), self._abstract(abstract_examples(dataset, leading), self._examples_spec)
         )
-        return steps.lower(self.abstract_state, self._abstract_values, call, self._data).compile()
+        return steps.trace(self.abstract_state, self._abstract_values, call, self._data)
 
     def _abstract(self, tree: ArrayTree, spec: P) -> Any:
         place = NamedSharding(self.mesh, spec)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from depthmup_flax.data import LoadOnce
+from depthmup_flax.data import Dataset
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import SEED
 from depthmup_flax.rule.optimizer import warmup_schedule
@@ -28,7 +28,7 @@ class Group:
     label: str  # the other values, for people
 
 
-def plan(config: ConfigDict, runs: Sequence[Run], load: LoadOnce) -> list[Group]:
+def plan(config: ConfigDict, runs: Sequence[Run], load: Callable[[ConfigDict], Dataset]) -> list[Group]:
     """Builds the experiment of every group, so that bad input is reported before any run trains.
 
     Raises:

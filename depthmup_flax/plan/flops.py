@@ -7,7 +7,7 @@ A multiplication and an addition count as two operations. The body of a scan cou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,11 @@ import jax
 def count_flops(function: Callable[..., Any], *args: Any) -> int:
     """Operations of ``function(*args)``; ``args`` may be `jax.ShapeDtypeStruct`."""
     return _of_jaxpr(jax.make_jaxpr(function)(*args).jaxpr)
+
+
+def flops_of_traced(traced: jax.stages.Traced) -> int:
+    """Operations of a traced program, on all of its devices together; of a loop of unknown length, one iteration."""
+    return _of_jaxpr(traced.jaxpr.jaxpr)
 
 
 def _of_jaxpr(jaxpr: Any) -> int:
@@ -31,13 +36,23 @@ def _of_equation(equation: Any) -> int:
     if equation.primitive.name == "conv_general_dilated":
         kernel = equation.invars[1].aval.shape
         output_features = kernel[params["dimension_numbers"].rhs_spec[0]]
-        return 2 * equation.outvars[0].aval.size * math.prod(kernel) // output_features
+        # Zeros between the entries, in the gradient of a convolution with strides, need no operations.
+        products = equation.outvars[0].aval.size * math.prod(kernel) // math.prod(params["lhs_dilation"])
+        return 2 * products // output_features
     if equation.primitive.name == "custom_linear_solve":  # a gradient of depthmup_flax.nn.cpu
         return _of_jaxpr(params["jaxprs"].solve.jaxpr)
     if equation.primitive.name == "cond":  # one branch runs, such as that of the platform
         return max(_of_jaxpr(branch.jaxpr) for branch in params["branches"])
-    times = params["length"] if equation.primitive.name == "scan" else 1
+    times = _TIMES.get(equation.primitive.name, lambda params: 1)(params)
     return times * sum(_of_jaxpr(inner) for value in params.values() for inner in _jaxprs(value))
+
+
+# How often the equations inside an equation are computed.
+_TIMES: Mapping[str, Callable[[Any], int]] = {
+    "scan": lambda params: params["length"],
+    "shard_map": lambda params: params["mesh"].size,  # shapes inside are those of one device
+    "pallas_call": lambda params: math.prod(params["grid_mapping"].grid),  # those of one block
+}
 
 
 def _jaxprs(value: Any) -> list[Any]:

@@ -1,0 +1,162 @@
+"""Data sets of the right shapes with nothing in them, for plans on machines without the data."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from depthmup_flax.data import DATA_DEFAULTS, DataConfig, Dataset, ImageDataset, TextDataset, Tokenizer, load
+from depthmup_flax.data.named_sets import check_fields, placement
+from depthmup_flax.errors import InputError
+from depthmup_flax.parallel import sharding
+from depthmup_flax.types import HostBatch
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownSet:
+    """The size of a published set."""
+
+    train: int  # examples; of a text, characters of both splits
+    test: int
+    classes: int  # or the size of the vocabulary
+    shape: tuple[int, int, int] | None = None  # of every image, if all have the same
+
+
+# By the last part of data.name, so that folder:/data/tiny-imagenet-200 is known.
+KNOWN_SETS: Mapping[str, KnownSet] = {
+    "cifar10": KnownSet(50_000, 10_000, 10, (32, 32, 3)),
+    "cifar100": KnownSet(50_000, 10_000, 100, (32, 32, 3)),
+    "mnist": KnownSet(60_000, 10_000, 10, (28, 28, 1)),
+    "imagenet2012": KnownSet(1_281_167, 50_000, 1000),
+    "tiny-imagenet-200": KnownSet(100_000, 10_000, 200, (64, 64, 3)),
+    "tinyshakespeare.txt": KnownSet(1_115_394, 0, 65),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What the user says about a set that is neither present nor known: ``--classes``, ``--examples``, ..."""
+
+    classes: int | None = None
+    examples: int | None = None
+    vocabulary: int | None = None
+
+
+Fields = Mapping[str, tuple[tuple[int, ...], np.dtype]]  # shape and type in one example
+
+
+@dataclasses.dataclass(frozen=True)
+class BlankSplit:
+    """A split of zeros."""
+
+    length: int
+    fields: Fields
+
+    def __len__(self) -> int:
+        return self.length
+
+    def read(self, indices: np.ndarray) -> HostBatch:
+        """See ``Split.read``."""
+        return {name: np.zeros((len(indices), *shape), dtype) for name, (shape, dtype) in self.fields.items()}
+
+    def arrays(self) -> HostBatch:
+        """See ``Split.arrays``."""
+        return self.read(np.arange(self.length))
+
+
+class PlannedData:
+    """Loads each data set once: the real one where it is, else a blank one."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
+        self._loaded: dict[DataConfig, Dataset] = {}
+
+    def __call__(self, config: ConfigDict) -> Dataset:
+        """The data set that ``config``, a ``config.data``, describes."""
+        fields = DataConfig(**{name: config[name] for name in DATA_DEFAULTS})
+        if fields not in self._loaded:
+            self._loaded[fields] = self._open(fields)
+        return self._loaded[fields]
+
+    def _open(self, fields: DataConfig) -> Dataset:
+        kind, _, rest = fields.name.partition(":")
+        check_fields(fields)
+        path = os.path.expanduser(rest)
+        present = {"folder": os.path.isdir(path), "text": os.path.isfile(path)}.get(kind, True)
+        try:
+            if present:
+                return load(fields)
+        except InputError:
+            if kind != "tfds":
+                raise
+        return _blank_text(fields, rest, self._sizes) if kind == "text" else _blank_images(fields, rest, self._sizes)
+
+
+def description(dataset: Dataset) -> str:
+    """Size and place of a set, and whether it is blank."""
+    origin = "blank, as it is not here" if isinstance(dataset.train, BlankSplit) else "read here"
+    where = "streamed" if dataset.placement == "stream" else "on every device"
+    return f"{dataset.name}, {len(dataset.train):,} {dataset.describe()}, {where}; {origin}"
+
+
+def abstract_data(dataset: Dataset, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct] | None:
+    """Shapes of what `depthmup_flax.training.device_batches.put_train_data` puts on the devices."""
+    if dataset.placement == "stream":
+        return None
+    place, one = sharding.replicated(mesh), dataset.train.read(np.arange(1))
+    return {
+        name: jax.ShapeDtypeStruct((len(dataset.train), *x.shape[1:]), x.dtype, sharding=place)
+        for name, x in one.items()
+    }
+
+
+def _blank_images(fields: DataConfig, name: str, sizes: Sizes) -> ImageDataset:
+    known = KNOWN_SETS.get(os.path.basename(os.path.normpath(name)))
+    classes = sizes.classes or (known.classes if known else 0)
+    train, test = _counts(fields, sizes, known.train if known else 0, known.test if known else 0)
+    if not classes or not train:
+        raise _unknown(fields, "--classes=1000 --examples=1000000")
+    shape = known.shape if known else None
+    if fields.image_size:
+        shape = (fields.image_size, fields.image_size, shape[-1] if shape else 3)
+    if shape is None:
+        raise InputError(
+            f"data.name is {fields.name!r}, whose images are not here and may differ in size: set data.image_size, "
+            "such as 224."
+        )
+    spec: Fields = {"image": (shape, np.dtype(np.uint8)), "label": ((), np.dtype(np.int32))}
+    train_split, test_split = (BlankSplit(count, spec) for count in (train, test))
+    where = placement(fields, train * int(np.prod(shape)))
+    mean, std = (np.full(shape[-1], value, np.float32) for value in (0.45, 0.25))
+    return ImageDataset(fields.name, train_split, test_split, classes, where, shape, mean, std)
+
+
+def _blank_text(fields: DataConfig, name: str, sizes: Sizes) -> TextDataset:
+    known, context = KNOWN_SETS.get(os.path.basename(name)), fields.context
+    vocabulary = sizes.vocabulary or (256 if fields.tokenizer == "byte" else known.classes if known else 0)
+    in_text = lambda tokens: max(0, tokens // context - 1)  # examples overlap by half
+    train, test = _counts(fields, sizes, *((in_text(known.train * part // 10) for part in (9, 1)) if known else (0, 0)))
+    if not vocabulary or not train:
+        raise _unknown(fields, "--vocabulary=50304 --examples=1000000")
+    dtype = np.min_scalar_type(vocabulary - 1)
+    split = lambda count, length: BlankSplit(count, {"tokens": ((length,), dtype)})
+    train_split, test_split = split(train, 2 * context), split(test, context + 1)
+    tokenizer = Tokenizer("".join(map(chr, range(vocabulary))))
+    where = placement(fields, 2 * train * context * dtype.itemsize)
+    return TextDataset(fields.name, train_split, test_split, vocabulary, where, context, tokenizer)
+
+
+def _counts(fields: DataConfig, sizes: Sizes, train: int, test: int) -> tuple[int, int]:
+    """Examples for training and testing."""
+    train = sizes.examples or train
+    return fields.train_examples or train, fields.test_examples or test or max(1, train // 10)
+
+
+def _unknown(fields: DataConfig, flags: str) -> InputError:
+    return InputError(f"data.name is {fields.name!r}, which is not here and not known: give its size, such as {flags}.")

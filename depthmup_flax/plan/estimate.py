@@ -1,0 +1,159 @@
+"""From a compiled step to the figures of a plan: memory by kind, time, communication, what takes longest."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from depthmup_flax.plan.blank_data import description
+from depthmup_flax.plan.hlo_costs import Collective, Cost, HloCosts, hlo_costs
+from depthmup_flax.plan.hlo_text import parse
+from depthmup_flax.plan.programs import LanesOfGroup, OutOfMemory, PlannedStep
+from depthmup_flax.plan.topologies import Chip, chip_of
+from depthmup_flax.types import ArrayTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on each device.
+
+    Attributes:
+      parameters: with BatchNorm's averages.
+      optimizer: its state.
+      data: the training set, if it is on the devices, the batch, and what padding adds to all arguments.
+      temporaries: activations, gradients and other intermediate results.
+      limit: what programs may use; ``None`` if not known.
+    """
+
+    parameters: int
+    optimizer: int
+    data: int
+    temporaries: int
+    limit: int | None
+
+    @property
+    def total(self) -> int:
+        """Bytes of everything."""
+        return self.parameters + self.optimizer + self.data + self.temporaries
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether `total` is within the limit; ``None`` if that is not known."""
+        return None if self.limit is None else self.total <= self.limit
+
+
+@dataclasses.dataclass(frozen=True)
+class Seconds:
+    """Estimates for one step.
+
+    Attributes:
+      step: the sum of ``computation`` and ``communication``, as if these never overlapped.
+      computation: the TPU compiler's cycles; for a GPU the longer of ``products`` and ``memory``, a lower bound.
+      communication: what devices receive from each other, at the peak of their links.
+      products: products alone, at the peak of the matrix units.
+      memory: what operations read and write, at the peak of the memory.
+      by_compiler: whether the compiler estimated ``computation``.
+    """
+
+    step: float
+    computation: float
+    communication: float
+    products: float
+    memory: float
+    by_compiler: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run or a sweep needs, by the compiler's account."""
+
+    model: str
+    parameters: int
+    data: str
+    device_kind: str
+    devices: int
+    mesh: Mapping[str, int]
+    batch_size: int
+    unit: str  # images or tokens
+    units_per_step: int
+    steps: int
+    lanes: LanesOfGroup | None
+    memory: Memory
+    seconds: Seconds | None  # None without figures of the device, or if the program does not fit
+    gflops: float  # products of a step, on each device
+    collectives: Mapping[str, Collective]
+    longest: tuple[Cost, ...]
+    compile_s: float
+
+
+def make_plan(step: PlannedStep) -> Plan:
+    """The figures of a compiled step."""
+    experiment, config, device = step.experiment, step.experiment.config, step.mesh.devices.flat[0]
+    chip, model = chip_of(device), step.experiment.config.model
+    costs = HloCosts(0, 0, {}, ())
+    if isinstance(step.compiled, jax.stages.Compiled):
+        costs = hlo_costs(parse(step.compiled.as_text() or ""))
+    runs = step.lanes.per_device * step.mesh.size if step.lanes else 1
+    flops = step.flops / step.mesh.size
+    return Plan(
+        model=(
+            f"{model.name}, width {model.width} (base {model.base_width or model.width}), depth {model.depth} "
+            f"(base {model.base_depth or model.depth})"
+        ),
+        parameters=experiment.parameters,
+        data=description(experiment.dataset),
+        device_kind=device.device_kind,
+        devices=step.mesh.size,
+        mesh=dict(step.mesh.shape),
+        batch_size=config.train.batch_size,
+        unit=experiment.dataset.unit,
+        units_per_step=runs * config.train.batch_size * experiment.dataset.units_per_example,
+        steps=experiment.total_steps * math.ceil(step.lanes.runs / runs) if step.lanes else experiment.total_steps,
+        lanes=step.lanes,
+        memory=memory_of(step, None if chip is None else int(chip.memory)),
+        seconds=seconds_of(costs, flops, chip, step.mesh.size) if chip and costs.places else None,
+        gflops=flops / 1e9,
+        collectives=costs.collectives,
+        longest=costs.places,
+        compile_s=step.compile_s,
+    )
+
+
+def memory_of(step: PlannedStep, limit: int | None) -> Memory:
+    """The memory of a compiled step, or of one that the compiler refused."""
+    parameters = bytes_on_device((step.state.params, step.state.batch_stats))
+    optimizer = bytes_on_device(step.state.opt_state)
+    data = bytes_on_device(step.data)
+    if isinstance(step.compiled, OutOfMemory):
+        known, refusal = parameters + optimizer + data, step.compiled
+        temporaries = refusal.temporaries if refusal.used is None else refusal.used - known
+        return Memory(parameters, optimizer, data, max(0, temporaries or 0), refusal.available)
+    sizes: Any = step.compiled.memory_analysis()
+    arguments = int(sizes.argument_size_in_bytes)
+    written = max(0, int(sizes.output_size_in_bytes - sizes.alias_size_in_bytes))  # results that replace no argument
+    temporaries = int(sizes.temp_size_in_bytes) + written
+    return Memory(parameters, optimizer, max(data, arguments - parameters - optimizer), temporaries, limit)
+
+
+def bytes_on_device(tree: ArrayTree) -> int:
+    """Bytes that one device holds of a tree of arrays, or of shapes with shardings."""
+
+    def size(x: jax.ShapeDtypeStruct) -> int:
+        shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
+        return math.prod(shape) * np.dtype(x.dtype).itemsize
+
+    return sum(map(size, jax.tree.leaves(tree)))
+
+
+def seconds_of(costs: HloCosts, flops: float, chip: Chip, devices: int) -> Seconds:
+    """Estimates for a step with ``flops`` operations on each of the ``devices``."""
+    products, memory = flops / chip.flops, costs.bytes / chip.memory_bandwidth
+    communication = costs.link_bytes / chip.bandwidth_among(devices) + costs.network_bytes / chip.network_bandwidth
+    by_compiler = chip.clock is not None and costs.cycles > 0
+    computation = costs.cycles / chip.clock if chip.clock and by_compiler else max(products, memory)
+    return Seconds(computation + communication, computation, communication, products, memory, by_compiler)

@@ -1,0 +1,178 @@
+"""Compiles the training step of a run, or of the largest group of a sweep, for devices that may be absent."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from depthmup_flax.data import Dataset
+from depthmup_flax.errors import InputError
+from depthmup_flax.parallel import sharding
+from depthmup_flax.plan.blank_data import abstract_data
+from depthmup_flax.plan.flops import flops_of_traced
+from depthmup_flax.sweep.grid import expand
+from depthmup_flax.sweep.lane_count import candidates
+from depthmup_flax.sweep.lane_program import Program, sweep_mesh
+from depthmup_flax.sweep.program_group import GroupPrograms, plan
+from depthmup_flax.training.experiment import Experiment, build
+from depthmup_flax.training.sharded_program import ShardedProgram
+from depthmup_flax.training.step import TrainState
+
+T = TypeVar("T")
+
+# JAX's name of a device's platform -> the name that it lowers programs for.
+_LOWERED_FOR = {"gpu": "cuda"}
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
+_REFUSALS = (
+    r"required for HLO temporaries \((?P<temporaries>[\d.]+\w)\) exceeds available \w+ \((?P<available>[\d.]+\w)\)",
+    r"Used (?P<used>[\d.]+\w) of (?P<available>[\d.]+\w)",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class OutOfMemory:
+    """The compiler's refusal: bytes on each device."""
+
+    available: int
+    used: int | None = None  # by all
+    temporaries: int | None = None  # by these alone
+
+
+@dataclasses.dataclass(frozen=True)
+class LanesOfGroup:
+    """The part of a sweep that a program trains."""
+
+    label: str  # of the structural group
+    runs: int  # in the group
+    per_device: int  # trained at a time on each device
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedStep:
+    """A compiled training step.
+
+    Attributes:
+      experiment: of the run, or of any run of the group.
+      mesh: of the devices.
+      state: shapes and shardings.
+      data: shapes of the examples on the devices; ``None`` if they are streamed.
+      compiled: the program, or why there is none.
+      flops: of products, of one step, on all devices; 0 if not known.
+      compile_s: seconds of tracing and compilation.
+      lanes: of a sweep.
+    """
+
+    experiment: Experiment
+    mesh: Mesh
+    state: TrainState
+    data: dict[str, jax.ShapeDtypeStruct] | None
+    compiled: jax.stages.Compiled | OutOfMemory
+    flops: int
+    compile_s: float
+    lanes: LanesOfGroup | None = None
+
+
+def compile_run(
+    config: ConfigDict, devices: Sequence[jax.Device], load: Callable[[ConfigDict], Dataset]
+) -> PlannedStep:
+    """The step of ``train.py`` with ``config``.
+
+    Raises:
+      InputError: a config that cannot run on so many devices.
+    """
+    experiment = build(config, load=load)
+    mesh = sharding.make_mesh(config.mesh, devices)
+    sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)
+    data = abstract_data(experiment.dataset, mesh)
+    started = time.perf_counter()
+    program = ShardedProgram(experiment, mesh, data)  # type: ignore[arg-type]
+    traced = program.traced()
+    platform = sharding.platform(mesh)
+    lowered = traced.lower(lowering_platforms=(_LOWERED_FOR.get(platform, platform),))
+    compiled = unless_out_of_memory(lowered.compile)
+    seconds = time.perf_counter() - started
+    return PlannedStep(experiment, mesh, program.abstract_state, data, compiled, flops_of_traced(traced), seconds)
+
+
+def compile_sweep(
+    config: ConfigDict,
+    devices: Sequence[jax.Device],
+    load: Callable[[ConfigDict], Dataset],
+    lanes: int | None,
+    memory: float | None,
+) -> PlannedStep:
+    """The step of the most expensive structural group of a sweep.
+
+    Args:
+      config: of the sweep.
+      devices: all train lanes, without communication.
+      load: of `depthmup_flax.plan.blank_data.PlannedData`.
+      lanes: on each device; 0: as many as there are runs; ``None``: the most among those that a sweep tries that fit.
+      memory: bytes of a device, or ``None`` if not known.
+
+    Raises:
+      InputError: a config that cannot run.
+    """
+    group = max(plan(config, expand(config), load), key=lambda group: group.experiment.cost)
+    mesh = sweep_mesh(devices)
+    data = abstract_data(group.experiment.dataset, mesh)
+    programs = GroupPrograms(group, mesh, data)  # type: ignore[arg-type]
+    options = candidates(len(group.runs), mesh.size)
+    tried = options[::-1] if lanes is None else [min(lanes or options[-1], options[-1])]
+    for per_device in tried:
+        started = time.perf_counter()
+        program = unless_out_of_memory(functools.partial(programs.for_runs, group.runs, per_device))
+        seconds = time.perf_counter() - started
+        if isinstance(program, Program) and (memory is None or program.bytes_per_device <= memory):
+            break
+    if isinstance(program, OutOfMemory):
+        raise InputError(
+            f"a step of the sweep's largest networks ({group.label}) with {per_device} on each device does not fit: "
+            f"{_needs(program)}. Use fewer --lanes, a smaller base.train.batch_size or base.model.remat=full."
+        )
+    part = LanesOfGroup(group.label, len(group.runs), per_device)
+    flops = flops_of_traced(program.traced)
+    return PlannedStep(group.experiment, mesh, program.abstract_state, data, program.compiled, flops, seconds, part)
+
+
+def is_sweep(config: ConfigDict) -> bool:
+    """Whether a config is a sweep's."""
+    return "grids" in config
+
+
+def out_of_memory(message: str) -> OutOfMemory | None:
+    """The numbers of a compiler's error, if it is about memory."""
+    for pattern in _REFUSALS:
+        if found := re.search(pattern, message):
+            return OutOfMemory(**{name: _bytes(size) for name, size in found.groupdict().items()})
+    return None
+
+
+def unless_out_of_memory(compile_it: Callable[[], T]) -> T | OutOfMemory:
+    """What ``compile_it`` returns, or the compiler's refusal."""
+    try:
+        return compile_it()
+    except jax.errors.JaxRuntimeError as error:
+        refusal = out_of_memory(str(error)) if "RESOURCE_EXHAUSTED" in str(error) else None
+        if refusal is None:
+            raise
+        return refusal
+
+
+def _needs(refusal: OutOfMemory) -> str:
+    gib = 2**30
+    if refusal.used is not None:
+        return f"it takes {refusal.used / gib:.1f} of {refusal.available / gib:.1f} GiB"
+    return f"its temporaries alone take {(refusal.temporaries or 0) / gib:.1f} of {refusal.available / gib:.1f} GiB"
+
+
+def _bytes(text: str) -> int:
+    return int(float(text[:-1]) * _UNITS[text[-1]])

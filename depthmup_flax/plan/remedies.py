@@ -1,0 +1,67 @@
+"""What would make a program fit that does not: settings, by arithmetic on its memory; nothing is compiled."""
+
+from __future__ import annotations
+
+import math
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.data import Dataset
+from depthmup_flax.parallel.sharding import BATCH_AXES
+from depthmup_flax.plan.estimate import Memory
+
+_GIB = 2**30
+
+
+def remedies(config: ConfigDict, dataset: Dataset, mesh: dict[str, int], memory: Memory) -> list[str]:
+    """Settings to try, the cheapest first; empty if the program fits.
+
+    Args:
+      config: of the run.
+      dataset: its data.
+      mesh: devices along each axis.
+      memory: what the compiler said.
+    """
+    if memory.fits is not False:
+        return []
+    limit = memory.limit or 0
+    found = []
+    if dataset.placement == "device" and memory.total - memory.data <= limit:
+        found.append("--config.data.placement=stream (reads batches from files)")
+    if config.model.remat == "none":
+        found.append("--config.model.remat=dots, or full (the backward pass computes activations again)")
+    rest = memory.total - memory.temporaries
+    shards = math.prod(mesh.get(axis, 1) for axis in BATCH_AXES)
+    for parts in _divisors(config.train.batch_size // shards)[1:]:
+        if (after := rest + memory.temporaries // parts) <= limit:
+            accumulate = config.train.accumulate * parts
+            found.append(f"--config.train.accumulate={accumulate} ({_about(after)}, if temporaries follow the batch)")
+            break
+    state = (memory.parameters + memory.optimizer) * mesh.get("fsdp", 1)
+    replicas = mesh.get("data", 1) * mesh.get("fsdp", 1)
+    for fsdp in _divisors(replicas):
+        after = memory.total - memory.parameters - memory.optimizer + state // fsdp
+        if fsdp > mesh.get("fsdp", 1) and after <= limit:
+            found.append(f"--config.mesh.fsdp={fsdp} ({_about(after)})")
+            break
+    if not found:
+        found.append("more devices, with a larger --config.mesh.fsdp or --config.mesh.tensor")
+    return found
+
+
+def sweep_remedies(lanes: int, memory: Memory) -> list[str]:
+    """The same for the largest networks of a sweep, of which ``lanes`` train on each device."""
+    if memory.fits is not False:
+        return []
+    each, limit = (memory.total - memory.data) / lanes, memory.limit or 0
+    fitting = int((limit - memory.data) / each)
+    found = [f"--lanes={fitting} (if memory follows their number)"] if 0 < fitting < lanes else []
+    return [*found, "--config.base.model.remat=full", "a smaller --config.base.train.batch_size"]
+
+
+def _about(size: int) -> str:
+    return f"about {size / _GIB:.1f} GiB"
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -1,0 +1,118 @@
+"""A plan as text for one screen, and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+
+from depthmup_flax.plan.estimate import Memory, Plan, Seconds
+from depthmup_flax.types import Json
+
+_GIB = 2**30
+_LONGEST = 5
+
+
+def text(plan: Plan, remedies: Sequence[str] = ()) -> str:
+    """The lines of a plan; ``remedies`` say what would make it fit."""
+    rows = [
+        ("model", f"{plan.model}, {plan.parameters:,} parameters"),
+        ("data", plan.data),
+        ("devices", _devices(plan)),
+        ("fits" if plan.memory.fits is not False else "TOO BIG", memory_line(plan.memory)),
+        *[("to fit" * (i == 0), remedy) for i, remedy in enumerate(remedies)],
+        *_time_rows(plan),
+    ]
+    if plan.collectives:
+        sums = "; ".join(f"{kind} {one.times} times, {one.mib:,.1f} MiB" for kind, one in plan.collectives.items())
+        rows.append(("sums", sums))
+    if plan.seconds:
+        rows += [("longest" * (i == 0), line) for i, line in enumerate(_longest(plan, plan.seconds))]
+    rows.append(("compiled", f"in {plan.compile_s:.0f} s. {_caveat(plan)}".rstrip()))
+    return "\n".join(f"{name:<9} {line}" for name, line in rows)
+
+
+def as_json(plan: Plan) -> Json:
+    """A plan as JSON: bytes and seconds; of the places that take time, the longest."""
+    tree = dataclasses.asdict(dataclasses.replace(plan, longest=plan.longest[:_LONGEST]))
+    tree["memory"] |= {"total": plan.memory.total, "fits": plan.memory.fits}
+    return json.loads(json.dumps(tree))
+
+
+def memory_line(memory: Memory) -> str:
+    """``5.1 of 15.8 GiB a device: parameters 0.1, ...``."""
+    scale, unit = (_GIB, "GiB") if (memory.limit or memory.total) >= _GIB else (2**20, "MiB")
+    show = lambda size: f"{size / scale:.2f}" if size < 9.995 * scale else f"{size / scale:,.1f}"
+    limit = f" of {show(memory.limit)}" if memory.limit is not None else ""
+    parts = ", ".join(
+        f"{kind} {show(getattr(memory, kind))}" for kind in ("parameters", "optimizer", "data", "temporaries")
+    )
+    excess = f"; {show(memory.total - (memory.limit or 0))} {unit} too much" if memory.fits is False else ""
+    return f"{show(memory.total)}{limit} {unit} a device: {parts}{excess}"
+
+
+def duration(seconds: float) -> str:
+    """``1 h 29 min``, ``2 min 5 s`` or ``3.1 s``."""
+    if seconds < 60:
+        return f"{seconds:.2g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
+    first = next(i for i, (count, _) in enumerate(parts) if count)
+    return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count)
+
+
+def _devices(plan: Plan) -> str:
+    axes = ", ".join(f"{axis} {size}" for axis, size in plan.mesh.items() if size > 1) or "one device"
+    lanes = ""
+    if plan.lanes:
+        group, each = plan.lanes, plan.lanes.per_device
+        lanes = f"; {each} run(s) at a time on each, of {group.runs} with {group.label}"
+    return f"{plan.devices} {plan.device_kind}; mesh {axes}; batch {plan.batch_size}{lanes}"
+
+
+def _time_rows(plan: Plan) -> list[tuple[str, str]]:
+    seconds = plan.seconds
+    if seconds is None:
+        amount = f"{plan.gflops:,.0f}" if plan.gflops >= 100 else f"{plan.gflops:.2g}"
+        return [("products", f"{amount} GFLOP a step on each device")]
+    bound = "" if seconds.by_compiler else "at least "
+    runs = f"the group's {plan.lanes.runs} runs" if plan.lanes else "the run"
+    rate, share = plan.units_per_step / seconds.step, seconds.products / seconds.step
+    total = duration(plan.steps * seconds.step)
+    return [
+        (
+            "step",
+            f"{bound}{_ms(seconds.step)}, {rate:,.0f} {plan.unit}/s; {plan.steps:,} steps for {runs}: {bound}{total}",
+        ),
+        (
+            "",
+            f"computation {_ms(seconds.computation)}, communication {_ms(seconds.communication)} if nothing overlaps",
+        ),
+        (
+            "",
+            f"at peak, products alone {_ms(seconds.products)} ({share:.0%} of the step), memory {_ms(seconds.memory)}",
+        ),
+    ]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-6 or not seconds else "under 0.001 ms"
+
+
+def _longest(plan: Plan, seconds: Seconds) -> list[str]:
+    weights = [cost.cycles if seconds.by_compiler else cost.bytes for cost in plan.longest]
+    whole, lines = sum(weights), []
+    for cost, weight in list(zip(plan.longest, weights, strict=True))[:_LONGEST]:
+        share, times = weight / whole, f", {cost.times} times" if cost.times > 1 else ""
+        lines.append(f"{_ms(share * seconds.computation):<8} ({share:.0%})  {cost.place}{times}")
+    return lines
+
+
+def _caveat(plan: Plan) -> str:
+    if plan.seconds is None:
+        return "No time is estimated: the peaks of this device are not known." if plan.memory.fits is not False else ""
+    if plan.seconds.by_compiler:
+        return "Times are the TPU compiler's own estimates, never calibrated against a chip: compare plans by them."
+    return "Times are bounds from the peaks of the device, never calibrated against one: compare plans by them."

@@ -1,0 +1,74 @@
+"""With libtpu, which needs no TPU: topologies, and a small compilation of every model."""
+
+import importlib.util
+import os
+
+import pytest
+from data_sets import error
+
+from depthmup_flax.plan.blank_data import PlannedData, Sizes
+from depthmup_flax.plan.estimate import make_plan
+from depthmup_flax.plan.programs import compile_run
+from depthmup_flax.plan.summary import text
+from depthmup_flax.plan.topologies import CHIPS, chip_of, topology_devices
+from depthmup_flax.training.config import default_config
+
+if importlib.util.find_spec("libtpu") is None:
+    pytest.skip('libtpu is not installed (pip install ".[plan]").', allow_module_level=True)
+
+# The tests' own workers need not take turns; and no look-up on Google's metadata server.
+os.environ.update(ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
+pytestmark = pytest.mark.usefixtures("optimized")
+
+
+@pytest.mark.parametrize("kind", ["v4", "v5e", "v5p", "v6e"])
+def test_a_topology_has_the_devices_that_its_figures_are_for(kind):
+    devices = topology_devices(CHIPS[kind].example)
+    assert chip_of(devices[0]) is CHIPS[kind]
+    assert len(devices) == (8 if kind in ("v4", "v5p") else 16)
+
+
+def test_one_chip_and_two_slices_are_topologies_and_three_by_three_is_not():
+    assert len(topology_devices("v5e:1x1")) == 1
+    assert {device.slice_index for device in topology_devices("v5e:2x2", slices=2)} == {0, 1}
+    assert "v5e:3x3" in error(topology_devices, "v5e:3x3")
+
+
+def small(model):
+    config = default_config(model)
+    config.data.name = "tfds:cifar10"
+    config.model.update(width=128, depth=2, dtype="bfloat16")
+    if model == "resnet":
+        config.model.depth = 4
+    elif model == "vit":
+        config.model.update(patch_size=8, num_heads=2)
+    elif model == "gpt":
+        config.model.num_heads = 2
+        config.data.update(name="text:tinyshakespeare.txt", context=64)
+    return config
+
+
+@pytest.mark.parametrize("model", ["res_mlp", "simple_resnet", "resnet", "vit", "gpt"])
+def test_the_step_of_a_model_is_planned_for_four_chips(model):
+    config = small(model)
+    config.mesh.fsdp = 2
+    step = compile_run(config, topology_devices("v5e:2x2"), PlannedData(Sizes()))
+    plan = make_plan(step)
+    assert plan.memory.fits
+    assert plan.seconds.by_compiler
+    assert plan.seconds.step > plan.seconds.products > 0
+    assert (
+        plan.collectives["all-reduce"].times
+        + plan.collectives.get("reduce-scatter", plan.collectives["all-reduce"]).times
+    )
+    assert "never calibrated against a chip" in text(plan)
+
+
+def test_a_program_that_does_not_fit_is_refused_with_the_compilers_numbers():
+    config = small("vit")
+    config.data.image_size, config.train.batch_size, config.model.depth = 256, 16384, 8
+    config.data.placement = "stream"
+    plan = make_plan(compile_run(config, topology_devices("v5e:2x2"), PlannedData(Sizes())))
+    assert plan.memory.fits is False
+    assert plan.memory.limit == CHIPS["v5e"].memory
+    assert "TOO BIG" in text(plan)
