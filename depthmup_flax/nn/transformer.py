@@ -12,7 +12,7 @@ import numpy as np
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.nn.blocks import LayerConfig, stacked
-from depthmup_flax.nn.layers import INTO, OUT_OF, STEM, normal
+from depthmup_flax.nn.layers import INTO, OUT_OF, Factors, normal, readout_product
 from depthmup_flax.parallel.sharding import gathered, inner
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.types import Dtype
@@ -138,22 +138,23 @@ class Embed(nn.Module):
 
     def setup(self) -> None:
         """The table ``[num_embeddings, features]``."""
-        shape = (self.num_embeddings, self.features)
-        self.embedding = gathered(self.param("embedding", normal(self.sigma, STEM), shape, self.param_dtype), STEM)
+        shape, axes = (self.num_embeddings, self.features), ("vocab_in", "width_out")
+        self.embedding = gathered(self.param("embedding", normal(self.sigma, axes), shape, self.param_dtype), axes)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """``[...]`` of integers ``-> [..., n]``."""
         return self.embedding[tokens]
 
-    def attend(self, x: jax.Array) -> jax.Array:
+    def attend(self, x: jax.Array, *, factors: bool = False) -> jax.Array | Factors:
         """``[..., n] -> [..., num_embeddings]``: ``x @ embedding^T / (m sqrt(n_base)) / gamma0``, at least float32.
 
         ``1/sqrt(n_base)`` gives the base model outputs of order one, as the initial weights of an untied readout do.
+        With ``factors`` the `Factors` of the result.
         """
         rule, m = self.parametrization, self.width_ratio
         scale = rule.readout_multiplier(m) / math.sqrt(self.features / m) / rule.output_divisor(m)
         x, table = nn.dtypes.promote_dtype(x, self.embedding, dtype=jnp.promote_types(x.dtype, jnp.float32))
-        return (x @ table.T) * scale
+        return Factors(x * scale, table.T, None) if factors else readout_product(x, table.T) * scale
 
 
 def sincos_positions(count: int, features: int) -> np.ndarray:
