@@ -84,14 +84,15 @@ def infer_decay(shapes: ParamShapes) -> bool | None:
 def with_readout_ratio(box: AnnotatedParam, shapes: ParamShapes, is_readout: bool) -> AnnotatedParam:
     """``box`` with the width ratio of its shapes if it is a readout; refuses output weights that are not."""
     names = box.names
-    is_output = "width_in" in names and "width_out" not in names and "fixed_out" in names
+    is_output = "width_in" in names and "width_out" not in names and not {"fixed_out", "vocab_out"}.isdisjoint(names)
     if not is_output or box.width_ratio is not None or len(names) != len(shapes.shape):
         return box
     sizes = zip(shapes.shape, shapes.base, names, strict=True)
     ratio = math.prod(size / base for size, base, name in sizes if name == "width_in")
     if is_readout:
         return box.replace(width_ratio=ratio)
-    turned = ["width_out" if n == "width_in" else "fixed_in" if n == "fixed_out" else n for n in names]
+    inputs = {"width_in": "width_out", "fixed_out": "fixed_in", "vocab_out": "vocab_in"}
+    turned = [inputs.get(n or "", n) for n in names]
     depth = ", or give the base model the same depth if it counts layers" if shapes.growing[:1] == [0] else ""
     raise InputError(
         f"{shapes} is an output weight, as its input grows and its output does not: multiply its product by "

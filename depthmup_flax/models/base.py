@@ -32,7 +32,10 @@ class Classifier(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """A model of sequences of tokens; see `Classifier`."""
+    """A model of sequences of tokens; see `Classifier`.
+
+    ``__call__(tokens, train=, factors=True)`` returns the `Factors` of the logits, whose product may not fit.
+    """
 
     input_kind: ClassVar[str] = "tokens"
 
@@ -113,11 +116,12 @@ class ResidualNetwork(nn.Module):
         names = {field.name for field in dataclasses.fields(kind)} - fields.keys()
         return kind(**{name: getattr(self, name) for name in names}, **fields)
 
-    def logits(self, h: jax.Array, features: int) -> jax.Array:
-        """``[..., n] -> [..., features]``: logits, at least float32."""
+    def logits(self, h: jax.Array, features: int, axis: str = "fixed_out", *, factors: bool = False) -> Any:
+        """``[..., n] -> [..., features]``: logits, at least float32; with ``factors`` the `Factors` of them."""
         sigma = 0.0 if self.zero_init_readout else self.sigma
         rule, m = self.parametrization, self.width_ratio
-        return Readout(features, rule, m, sigma, self.use_bias, self.param_dtype, name="readout")(h)
+        readout = Readout(features, rule, m, sigma, self.use_bias, self.param_dtype, axis, name="readout")
+        return readout(h, factors=factors)
 
 
 class TransformerNetwork(ResidualNetwork):

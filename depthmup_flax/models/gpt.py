@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.models.base import LanguageModel, TransformerNetwork
+from depthmup_flax.nn.layers import Factors
 from depthmup_flax.nn.transformer import Embed, sincos_positions
 from depthmup_flax.parallel.sharding import stream
 
@@ -34,8 +35,11 @@ class GPT(TransformerNetwork, LanguageModel):
             raise InputError("model.zero_init_readout is set, but model.tied makes the readout the token embedding.")
 
     @nn.compact
-    def __call__(self, tokens: jax.Array, *, train: bool = False) -> jax.Array:
-        """``[B, T]`` of integers ``-> [B, T, vocab_size]``: the logits of the next token, at least float32."""
+    def __call__(self, tokens: jax.Array, *, train: bool = False, factors: bool = False) -> jax.Array | Factors:
+        """``[B, T]`` of integers ``-> [B, T, vocab_size]``: the logits of the next token, at least float32.
+
+        With ``factors`` the `Factors` of the logits.
+        """
         if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
             raise InputError(f"GPT got an input of shape {tokens.shape} and type {tokens.dtype}: give tokens [B, T].")
         length, rule, m = tokens.shape[1], self.parametrization, self.width_ratio
@@ -43,4 +47,6 @@ class GPT(TransformerNetwork, LanguageModel):
         learned = self.positions == "learned"
         h = embed(tokens) + (self.position_table(length) if learned else sincos_positions(length, self.width))
         h = self.transform(stream(h), train=train, causal=True)
-        return embed.attend(h) if self.tied else self.logits(h, self.vocab_size)
+        if self.tied:
+            return embed.attend(h, factors=factors)
+        return self.logits(h, self.vocab_size, "vocab_out", factors=factors)

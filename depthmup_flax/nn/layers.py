@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.nn.cpu import conv_same, convolve, dense_product
-from depthmup_flax.parallel.sharding import gathered, stream
+from depthmup_flax.parallel.sharding import gathered, inner, stream
 from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_branch, residual_scope
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.types import Dtype
@@ -112,6 +112,24 @@ class Conv(nn.Module):
         return y if bias is None else y + bias
 
 
+class Factors(NamedTuple):
+    """Logits before their product, which may be larger than all else: ``x @ kernel + bias``."""
+
+    x: jax.Array  # [..., n], with all factors
+    kernel: jax.Array  # [n, V]
+    bias: jax.Array | None  # [V]
+
+    def product(self) -> jax.Array:
+        """``[..., V]``."""
+        y = readout_product(self.x, self.kernel)
+        return y if self.bias is None else y + self.bias
+
+
+def readout_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """``[..., n] @ [n, V]``, split over ``tensor`` as the kernel is."""
+    return inner(x @ kernel)
+
+
 class Readout(nn.Module):
     """The output layer: ``(x @ kernel / m + bias) / gamma0``, always in float32.
 
@@ -121,6 +139,7 @@ class Readout(nn.Module):
       parametrization: gives ``1/m`` and ``gamma0`` (both 1 under ``sp``).
       width_ratio: ``m``, the input dimension over the base model's.
       sigma: 0 starts at zero.
+      out_axis: logical axis of the features: ``fixed_out`` for classes, ``vocab_out`` for a vocabulary.
     """
 
     features: int
@@ -129,21 +148,26 @@ class Readout(nn.Module):
     sigma: float = 1.0
     use_bias: bool = False
     param_dtype: Dtype = jnp.float32
+    out_axis: str = "fixed_out"
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """``[..., in] -> [..., features]``, at least float32."""
+    def __call__(self, x: jax.Array, *, factors: bool = False) -> Any:
+        """``[..., in] -> [..., features]``, at least float32; with ``factors`` the `Factors` of that."""
         rule = self.parametrization
         if not isinstance(self.width_ratio, numbers.Real) or not 0 < self.width_ratio < math.inf:
             raise InputError(f"Readout.width_ratio is {self.width_ratio!r}: it must be width / base width, above 0.")
         std = self.sigma / math.sqrt(rule.readout_fan_in(x.shape[-1], self.width_ratio))
-        axes = ("width_in", "fixed_out")
+        axes = ("width_in", self.out_axis)
         init = normal(std, axes, width_ratio=self.width_ratio)
         kernel = self.param("kernel", init, (x.shape[-1], self.features), self.param_dtype)
-        bias = _bias(self, "fixed_out")
+        bias = _bias(self, self.out_axis)
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=jnp.promote_types(x.dtype, jnp.float32))
-        y = (x @ gathered(kernel, axes)) * rule.readout_multiplier(self.width_ratio)
-        return (y if bias is None else y + bias) / rule.output_divisor(self.width_ratio)
+        kernel = gathered(kernel, axes)
+        multiplier, divisor = rule.readout_multiplier(self.width_ratio), rule.output_divisor(self.width_ratio)
+        if factors:
+            return Factors(x * (multiplier / divisor), kernel, None if bias is None else bias / divisor)
+        y = readout_product(x, kernel) * multiplier
+        return (y if bias is None else y + bias) / divisor
 
 
 class ResidualBranch(nn.Module):

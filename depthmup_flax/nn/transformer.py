@@ -12,7 +12,7 @@ import numpy as np
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.nn.blocks import LayerConfig, stacked
-from depthmup_flax.nn.layers import INTO, OUT_OF, STEM, normal
+from depthmup_flax.nn.layers import INTO, OUT_OF, Factors, normal, readout_product
 from depthmup_flax.parallel.sharding import gathered, inner
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.types import Dtype
@@ -122,6 +122,9 @@ class FeedForward(nn.Module):
         return self.config.dense(n, OUT_OF, name="down")(z)
 
 
+_TABLE = ("vocab_in", "width_out")
+
+
 class Embed(nn.Module):
     """A learned vector for each token; `attend` uses the same table as a readout.
 
@@ -139,21 +142,24 @@ class Embed(nn.Module):
     def setup(self) -> None:
         """The table ``[num_embeddings, features]``."""
         shape = (self.num_embeddings, self.features)
-        self.embedding = self.param("embedding", normal(self.sigma, STEM), shape, self.param_dtype)
+        self.embedding = self.param("embedding", normal(self.sigma, _TABLE), shape, self.param_dtype)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """``[...]`` of integers ``-> [..., n]``."""
         return self.embedding[tokens]  # a table that is split stays so: what is looked up is smaller
 
-    def attend(self, x: jax.Array) -> jax.Array:
+    def attend(self, x: jax.Array, *, factors: bool = False) -> jax.Array | Factors:
         """``[..., n] -> [..., num_embeddings]``: ``x @ embedding^T / (m sqrt(n_base)) / gamma0``, at least float32.
 
         ``1/sqrt(n_base)`` gives the base model outputs of order one, as the initial weights of an untied readout do.
+        With ``factors`` the `Factors` of the result.
         """
         rule, m = self.parametrization, self.width_ratio
         scale = rule.readout_multiplier(m) / math.sqrt(self.features / m) / rule.output_divisor(m)
-        x, table = nn.dtypes.promote_dtype(x, gathered(self.embedding, STEM), dtype=jnp.promote_types(x.dtype, jnp.float32))
-        return (x @ table.T) * scale
+        x, table = nn.dtypes.promote_dtype(
+            x, gathered(self.embedding, _TABLE), dtype=jnp.promote_types(x.dtype, jnp.float32)
+        )
+        return Factors(x * scale, table.T, None) if factors else readout_product(x, table.T) * scale
 
 
 def sincos_positions(count: int, features: int) -> np.ndarray:

@@ -25,10 +25,11 @@ BATCH_AXES = ("data", "fsdp")
 
 # Mesh axis -> logical axes of a parameter: the first one that it has, and that divides by the mesh axis, is split.
 # Features inside a branch precede those of the stream, so that a branch needs one sum over ``tensor`` (Megatron-LM,
-# arXiv:1909.08053, sec. 3). Vectors, and parameters that fit no rule, are replicated.
+# arXiv:1909.08053, sec. 3), and a vocabulary those of the stream, so that logits are split, not summed. Vectors, and
+# parameters that fit no rule, are replicated.
 PARAM_RULES: Mapping[str, tuple[str, ...]] = {
-    "tensor": ("inner_out", "inner_in", "width_out"),
-    "fsdp": ("width_in", "width_out", "inner_in", "inner_out", "fixed_in", "fixed_out"),
+    "tensor": ("inner_out", "inner_in", "vocab_in", "vocab_out", "width_out"),
+    "fsdp": ("width_in", "width_out", "inner_in", "inner_out", "fixed_in", "fixed_out", "vocab_in", "vocab_out"),
 }
 
 
@@ -82,8 +83,8 @@ def _arranged(shape: tuple[int, ...], devices: Sequence[jax.Device]) -> np.ndarr
         )
     except (AssertionError, NotImplementedError, ValueError) as error:
         raise InputError(
-            f"the {len(devices)} devices of kind {devices[0].device_kind} form no mesh: JAX needs all chips of a slice, "
-            "each as one device. Use a whole slice."
+            f"the {len(devices)} devices of kind {devices[0].device_kind} form no mesh: JAX needs all chips of a "
+            "slice, each as one device. Use a whole slice."
         ) from error
 
 
@@ -237,6 +238,14 @@ def stream(x: jax.Array) -> jax.Array:
 def inner(x: jax.Array) -> jax.Array:
     """``[B, ..., features]``: splits features inside a branch over ``tensor``, like the weights that produce them."""
     return _constrain(x, PartitionSpec(BATCH_AXES, *[None] * (x.ndim - 2), "tensor"))
+
+
+def shards_of_logits(vocab_size: int) -> int:
+    """Number of devices among which the logits of a batch are split, by the batch and, by `inner`, the vocabulary."""
+    mesh = _mesh.value
+    if mesh is None:
+        return 1
+    return batch_shards(mesh) * (mesh.shape["tensor"] if vocab_size % mesh.shape["tensor"] == 0 else 1)
 
 
 def _constrain(x: jax.Array, spec: PartitionSpec) -> jax.Array:

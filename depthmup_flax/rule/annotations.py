@@ -25,12 +25,14 @@ AxisNames = tuple[str | None, ...]
 
 # Logical axis name -> (direction, grows with the model).
 AXES: Mapping[str | None, tuple[str | None, bool]] = {
-    "fixed_in": ("in", False),  # pixels, vocabulary, positions
+    "fixed_in": ("in", False),  # pixels, positions
+    "vocab_in": ("in", False),  # tokens of a vocabulary, which may be split over devices
     "width_in": ("in", True),
     "width_out": ("out", True),
     "inner_in": ("in", True),  # a width inside a branch: attention heads, a feed-forward's hidden layer
     "inner_out": ("out", True),
     "fixed_out": ("out", False),  # classes
+    "vocab_out": ("out", False),
     "layers": (None, False),  # the leading axis of a scanned stack
     None: (None, False),  # such as a convolution's window
 }

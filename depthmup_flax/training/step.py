@@ -15,6 +15,7 @@ import numpy as np
 import optax
 from flax import struct
 
+from depthmup_flax.training.cross_entropy import cross_entropy, gradient_in_parts, in_parts, parts_of_loss
 from depthmup_flax.types import ArrayTree, Batch
 
 # A key (None: no augmentation) and a batch -> inputs [B, ...] and labels [B, ...].
@@ -103,7 +104,7 @@ def make_train_step(
 
     Args:
       model: called as ``model.apply(variables, inputs, train=True, rngs={"dropout": key})``; returns logits, which
-        have one axis more than the labels.
+        have one axis more than the labels. A `LanguageModel` whose logits are large returns `Factors` of them.
       optimizer: whole optax transformation, with the learning rate.
       prepare: ``(key, batch) -> (inputs, labels)``, such as ``functools.partial(dataset.prepare, "cifar")`` of a
         `depthmup_flax.data.Dataset`. Labels are int32; the loss and accuracy are means over all of them.
@@ -120,14 +121,27 @@ def make_train_step(
         dropout = jax.random.fold_in(jax.random.fold_in(root, _DROPOUT), state.step)
 
         def gradient(stats: ArrayTree, inputs: jax.Array, labels: jax.Array, key: jax.Array) -> tuple[ArrayTree, Means]:
-            def loss_fn(params: ArrayTree) -> tuple[jax.Array, tuple[jax.Array, ArrayTree]]:
+            def apply(params: ArrayTree, **flags: Any) -> tuple[Any, ArrayTree]:
                 variables, rngs = {"params": params, "batch_stats": stats}, {"dropout": key}
-                logits, updated = model.apply(variables, inputs, train=True, mutable=["batch_stats"], rngs=rngs)
-                losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-                return losses.mean(), (logits, updated.get("batch_stats", {}))
+                outputs, updated = model.apply(
+                    variables, inputs, train=True, mutable=["batch_stats"], rngs=rngs, **flags
+                )
+                return outputs, updated.get("batch_stats", {})
 
-            (loss, (logits, new_stats)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-            return new_stats, (grads, loss.astype(jnp.float32), (logits.argmax(-1) == labels).mean())
+            def loss_fn(params: ArrayTree) -> tuple[jax.Array, tuple[jax.Array, ArrayTree]]:
+                logits, new_stats = apply(params)
+                losses, right = cross_entropy(logits, labels)
+                return losses.mean(), (right, new_stats)
+
+            parts = parts_of_loss(model, labels)
+            if parts == 1:
+                (loss, (right, new_stats)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+            else:
+                apply_factored = functools.partial(apply, factors=True)
+                factors, backward, new_stats = jax.vjp(apply_factored, state.params, has_aux=True)
+                (losses, right), factors_grad = gradient_in_parts(factors, labels, parts)
+                loss, (grads,) = losses.mean(), backward(factors_grad)
+            return new_stats, (grads, loss.astype(jnp.float32), right.mean())
 
         if accumulate == 1:
             batch_stats, means = gradient(state.batch_stats, inputs, labels, dropout)
@@ -164,10 +178,14 @@ def make_eval_step(
 
     def eval_step(params: ArrayTree, batch_stats: ArrayTree, batch: Batch) -> clu.metrics.Collection:
         inputs, labels = prepare(None, batch)
-        logits: Any = model.apply({"params": params, "batch_stats": batch_stats}, inputs, train=False)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        correct = (logits.argmax(-1) == labels).astype(jnp.float32)
-        loss, accuracy = (x.reshape(len(x), -1).mean(-1) for x in (losses, correct))
+        variables = {"params": params, "batch_stats": batch_stats}
+        apply: Callable[..., Any] = functools.partial(model.apply, variables, inputs, train=False)
+        parts = parts_of_loss(model, labels)
+        if parts == 1:
+            losses, right = cross_entropy(apply(), labels)
+        else:
+            losses, right = in_parts(apply(factors=True), labels, parts)
+        loss, accuracy = (x.reshape(len(x), -1).mean(-1) for x in (losses, right.astype(jnp.float32)))
         return EvalMetrics.single_from_model_output(loss=loss, accuracy=accuracy, mask=batch["mask"] > 0)
 
     return eval_step

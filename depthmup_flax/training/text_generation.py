@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -13,6 +14,8 @@ import numpy as np
 
 from depthmup_flax.data import TextDataset
 from depthmup_flax.errors import InputError
+from depthmup_flax.models.base import LanguageModel
+from depthmup_flax.nn.layers import Factors
 from depthmup_flax.training.experiment import Experiment
 from depthmup_flax.training.step import TrainState
 from depthmup_flax.types import ArrayTree
@@ -67,8 +70,8 @@ def generate(
     def draw(variables: ArrayTree, buffer: jax.Array, used: jax.Array, key: jax.Array) -> jax.Array:
         def step(carry: tuple[jax.Array, jax.Array], key: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
             buffer, used = carry
-            logits: Any = model.apply(variables, buffer[None], train=False)
-            token = jax.random.categorical(key, logits[0, used - 1] / temperature).astype(buffer.dtype)
+            logits_V = _logits(model, variables, buffer, used - 1)
+            token = jax.random.categorical(key, logits_V / temperature).astype(buffer.dtype)
             buffer = jnp.where(used == context, jnp.roll(buffer, -1), buffer)
             used = jnp.minimum(used + 1, context)
             return (buffer.at[used - 1].set(token), used), token
@@ -79,6 +82,15 @@ def generate(
     buffer = np.zeros(context, np.int32)
     buffer[: len(seen)] = seen
     return np.asarray(jax.jit(draw)(variables, buffer, np.int32(len(seen)), key))
+
+
+def _logits(model: nn.Module, variables: ArrayTree, tokens_T: jax.Array, position: jax.Array) -> jax.Array:
+    """``[V]``: the logits at one position, without those of the others if the model can leave them out."""
+    apply: Callable[..., Any] = functools.partial(model.apply, variables, tokens_T[None], train=False)
+    if not isinstance(model, LanguageModel):
+        return apply()[0, position]
+    factors: Factors = apply(factors=True)
+    return factors._replace(x=factors.x[:, position]).product()[0]
 
 
 def sample_text(experiment: Experiment, dataset: TextDataset, state: TrainState) -> str:

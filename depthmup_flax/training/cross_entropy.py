@@ -1,0 +1,105 @@
+"""The cross-entropy of logits, whole or, if they are many, of some positions of the sequences at a time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from depthmup_flax.models.base import LanguageModel
+from depthmup_flax.nn.layers import Factors
+from depthmup_flax.parallel.sharding import shards_of_logits
+
+# Most bytes of float32 logits on a device. Fewer parts add less often to the gradient of the readout's kernel.
+MOST_BYTES = 2**30
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``[..., V]`` and ``[...] -> [...]``: losses, and whether each label is the first of the largest logits.
+
+    The second is ``argmax(logits) == label`` (never, if a logit is not a number) for little more than the loss: an
+    argmax takes as long as a product. If V is split over devices, they only exchange reductions ``[...]``.
+    """
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    logits, label = jax.lax.stop_gradient(logits), labels[..., None]
+    largest = logits.max(-1, keepdims=True)
+    before = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1) < label
+    # A sum of numbers of the same type shares its pass over the logits with the loss's sum of exponentials.
+    ties = ((logits == largest) & before).astype(logits.dtype).sum(-1, keepdims=True)
+    right = (jnp.take_along_axis(logits, label, axis=-1) == largest) & (ties == 0)
+    return losses, right[..., 0]
+
+
+def parts_of_loss(model: nn.Module, labels: jax.Array) -> int:
+    """In how many parts to compute the loss of labels ``[B, T]``: for a language model, a power of two.
+
+    It is the smallest with which a part has at most `MOST_BYTES` of logits on a device; 1 for other models. Runs that
+    `jax.vmap` trains together count one by one.
+    """
+    if not isinstance(model, LanguageModel):
+        return 1
+    size = 4 * labels.size * model.vocab_size / shards_of_logits(model.vocab_size)
+    return min(2 ** max(0, math.ceil(math.log2(size / MOST_BYTES))), labels.shape[1])
+
+
+def in_parts(factors: Factors, labels_BxT: jax.Array, parts: int) -> tuple[jax.Array, jax.Array]:
+    """`cross_entropy` of the product of ``factors``, ``[B, T]``, for one part of T after another."""
+
+    def of_part(_: None, part: Any) -> tuple[None, Any]:
+        x, labels = part
+        return None, cross_entropy(factors._replace(x=x).product(), labels)
+
+    values = jax.lax.scan(of_part, None, _split((factors.x, labels_BxT), parts))[1]
+    return _joined(values, labels_BxT.shape[1])
+
+
+def gradient_in_parts(
+    factors: Factors, labels_BxT: jax.Array, parts: int
+) -> tuple[tuple[jax.Array, jax.Array], Factors]:
+    """`in_parts`, and the gradient of the mean loss with respect to ``factors``.
+
+    Each part's gradient follows its logits, which are neither kept nor computed twice (Hsu et al., arXiv:2410.10989).
+    """
+    weights_BxT = jnp.full(labels_BxT.shape, 1 / labels_BxT.size, factors.x.dtype)
+
+    def of_part(total: tuple[Any, Any], part: Any) -> tuple[tuple[Any, Any], Any]:
+        x, labels, weights = part
+
+        def mean_loss(*factors: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+            losses, right = cross_entropy(Factors(*factors).product(), labels)
+            return (losses * weights).sum(), (losses, right)
+
+        gradient = jax.grad(mean_loss, argnums=(0, 1, 2), has_aux=True)
+        (x_grad, *grads), values = gradient(x, factors.kernel, factors.bias)
+        return jax.tree.map(jnp.add, total, tuple(grads)), (x_grad, values)
+
+    zeros = jax.tree.map(jnp.zeros_like, (factors.kernel, factors.bias))
+    grads, by_part = jax.lax.scan(of_part, zeros, _split((factors.x, labels_BxT, weights_BxT), parts))
+    x_grad, values = _joined(by_part, labels_BxT.shape[1])
+    return values, Factors(x_grad, *grads)
+
+
+def _split(tree: Any, parts: int) -> Any:
+    """``[B, T, ...] -> [parts, B, T / parts, ...]``, with zeros at the end where ``parts`` does not divide T."""
+
+    def split(x: jax.Array) -> jax.Array:
+        batch, length, *rest = x.shape
+        size = -(-length // parts)
+        x = jnp.pad(x, [(0, 0), (0, parts * size - length), *[(0, 0)] * len(rest)])
+        return x.reshape(batch, parts, size, *rest).swapaxes(0, 1)
+
+    return jax.tree.map(split, tree)
+
+
+def _joined(tree: Any, length: int) -> Any:
+    """``[parts, B, T / parts, ...] -> [B, length, ...]``."""
+
+    def join(x: jax.Array) -> jax.Array:
+        parts, batch, size, *rest = x.shape
+        return x.swapaxes(0, 1).reshape(batch, parts * size, *rest)[:, :length]
+
+    return jax.tree.map(join, tree)
