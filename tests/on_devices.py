@@ -1,10 +1,13 @@
 """Programs on eight devices for `sharding_test`, each for a process of its own; they return JSON."""
 
+import contextlib
 import dataclasses
 import functools
 import json
 import pathlib
+import re
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from depthmup_flax.nn.cpu import dense_product
+from depthmup_flax.nn.transformer import Embed
 from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.training.config import default_config
@@ -119,6 +123,43 @@ def dense_gradients():
         gradient = jax.jit(jax.grad(lambda kernel, x: (dense_product(x, kernel) ** 2).sum()))
         found["explicit"] = gradient(jax.device_put(kernel, NamedSharding(explicit, P())), split)
     return {name: np.asarray(value).tolist() for name, value in found.items()}
+
+
+def derivatives():
+    """Of a product with a `gathered` kernel, forward and reverse and of a batch of kernels, on one device and eight."""
+    names, tangent = ("width_in", "inner_out"), jnp.linspace(-1.0, 1.0, 32).reshape(4, 8)
+    kernel, x = jnp.sin(jnp.arange(32.0)).reshape(4, 8), jnp.cos(jnp.arange(32.0)).reshape(8, 4)
+
+    def loss(kernel):
+        return jnp.sin(sharding.stream(x) @ sharding.gathered(kernel, names)).sum()
+
+    def all_of(mesh):
+        with contextlib.nullcontext() if mesh is None else sharding.activations_on(mesh):
+            return {
+                "forward": jax.jvp(loss, (kernel,), (tangent,))[1],
+                "reverse": jax.grad(loss)(kernel),
+                "forward over reverse": jax.jvp(jax.grad(loss), (kernel,), (tangent,))[1],
+                "of several": jax.vmap(jax.grad(loss))(jnp.stack([kernel, tangent])),
+            }
+
+    meshes = {"one": None, "eight": sharding.make_mesh(LAYOUTS["data 2, fsdp 2, tensor 2"])}
+    found = {name: jax.jit(functools.partial(all_of, mesh))() for name, mesh in meshes.items()}
+    return {name: jax.tree.map(lambda x: np.asarray(x).tolist(), value) for name, value in found.items()}
+
+
+def lookup_collectives():
+    """Shapes that devices exchange for a look-up in a split table of 48 x 16 numbers, and for its gradient."""
+    mesh, embed = sharding.make_mesh({"data": 2, "fsdp": 4, "tensor": 1}), Embed(48, 16)
+
+    def loss(params, tokens):
+        with sharding.activations_on(mesh):
+            return jnp.sin(sharding.stream(embed.apply({"params": params}, tokens))).sum()
+
+    params = jax.eval_shape(lambda: nn.unbox(embed.init(jax.random.key(0), jnp.zeros((8, 3), int))["params"]))
+    shardings = sharding.state_shardings(params, {"embedding": ("vocab_in", "width_out")}, mesh)
+    gradient = jax.jit(jax.grad(loss), in_shardings=(shardings, sharding.batch_sharding(mesh)), out_shardings=shardings)
+    text = gradient.lower(params, jax.ShapeDtypeStruct((8, 3), int)).compile().as_text()
+    return re.findall(r"= \(?\w+\[([\d,]*)\]\S* (?:all-\w+|reduce-scatter|collective-permute)\(", text)
 
 
 def step_of(experiment):

@@ -191,10 +191,10 @@ def activations_on(mesh: Mesh) -> Iterator[None]:
 
 
 def gathered(param: jax.Array, names: AxisNames) -> jax.Array:
-    """A parameter as a layer uses it: whole along ``fsdp``, which also makes GSPMD sum the whole gradient first.
+    """A parameter as a product uses it: whole along ``fsdp``. Its gradient is summed into the parameter's own parts.
 
-    Otherwise GSPMD may divide the sum over the batch among both axes of the gradient, which gives wrong sums on a mesh
-    of 2 x 2 x 2 devices (jax 0.10.2 on CPU, ``x @ w`` with ``w`` split both ways).
+    GSPMD does not always compute the product of a batch and a parameter that the same axis splits: on 2 x 2 x 2 devices
+    it forgets to move rows back (jax 0.10.2 and 0.12.0). A table for look-ups needs no `gathered`.
     """
     mesh = _mesh.value
     if mesh is None or mesh.shape["fsdp"] == 1:
@@ -204,20 +204,20 @@ def gathered(param: jax.Array, names: AxisNames) -> jax.Array:
     return _gathered(param, NamedSharding(mesh, spec), NamedSharding(mesh, whole))
 
 
-def _constrained_twice(param: jax.Array, split: NamedSharding, whole: NamedSharding) -> jax.Array:
+def _split_then_whole(param: jax.Array, split: NamedSharding, whole: NamedSharding) -> jax.Array:
     # The first constraint keeps a loop over layers from carrying the whole stack gathered.
     return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(param, split), whole)
 
 
-_gathered = jax.custom_jvp(_constrained_twice, nondiff_argnums=(1, 2))
+_gathered = jax.custom_jvp(_split_then_whole, nondiff_argnums=(1, 2))
 
 
 @_gathered.defjvp
 def _gathered_jvp(
-    split: NamedSharding, whole: NamedSharding, primals: tuple[jax.Array], tangents: tuple[jax.Array]
+    split: NamedSharding, whole: NamedSharding, params: tuple[jax.Array], tangents: tuple[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    # Its transpose gives gradients the parameter's own sharding, so that their sum ends in a reduce-scatter.
-    return _constrained_twice(*primals, split, whole), jax.lax.with_sharding_constraint(*tangents, split)
+    # A transposed constraint constrains the gradient: to be whole, it would be summed on every device.
+    return _split_then_whole(*params, split, whole), jax.lax.with_sharding_constraint(*tangents, split)
 
 
 def gathers() -> bool:
@@ -231,7 +231,7 @@ def keeps_all_but_gathered(primitive: jax.extend.core.Primitive, *_: object, **_
 
 
 def stream(x: jax.Array) -> jax.Array:
-    """``[B, ...]``: splits a residual stream along the batch, and keeps its features whole."""
+    """``[B, ...]``: splits a residual stream along the batch, and keeps its features whole, from where it begins."""
     return _constrain(x, PartitionSpec(BATCH_AXES))
 
 

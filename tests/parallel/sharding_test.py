@@ -71,6 +71,19 @@ def test_a_dense_products_gradient_is_summed_over_devices_however_its_rows_are_s
         np.testing.assert_allclose(gradient, gradients["one"], rtol=1e-12, err_msg=layout)
 
 
+def test_all_derivatives_through_a_gathered_kernel_are_those_of_one_device(on_eight_devices):
+    found = on_eight_devices("derivatives")
+    for kind, value in found["one"].items():
+        np.testing.assert_allclose(found["eight"][kind], value, rtol=1e-12, atol=1e-12, err_msg=kind)
+
+
+def test_a_split_table_is_never_whole_on_a_device(on_eight_devices):
+    """Neither for a look-up nor for its gradient: a vocabulary is larger than what a batch looks up."""
+    sizes = [np.prod([int(n) for n in shape.split(",")]) for shape in on_eight_devices("lookup_collectives") if shape]
+    assert sizes
+    assert max(sizes) < 48 * 16
+
+
 @pytest.mark.parametrize("model", ["res_mlp", pytest.param("vit", marks=slow)])
 def test_parts_of_a_batch_and_recomputed_activations_train_like_the_whole(model, on_eight_devices):
     losses = on_eight_devices("in_parts", model)
