@@ -231,7 +231,19 @@ def keeps_all_but_gathered(primitive: jax.extend.core.Primitive, *_: object, **_
 
 
 def stream(x: jax.Array) -> jax.Array:
-    """``[B, ...]``: splits a residual stream along the batch, and keeps its features whole, from where it begins."""
+    """``[B, ...]``: splits a residual stream along the batch, and keeps its features whole, from where it begins.
+
+    Tokens, ``[B, T, features]``, are also split over ``tensor`` (arXiv:2205.05198, sec. 4.2.2): a branch gathers them,
+    and what it adds is summed into parts. That moves no more than a sum on every device, and what is computed and kept
+    between branches is not repeated.
+    """
+    mesh = _mesh.value
+    in_parts = mesh is not None and x.ndim == 3 and x.shape[1] % mesh.shape["tensor"] == 0
+    return _constrain(x, PartitionSpec(BATCH_AXES, "tensor")) if in_parts else rows(x)
+
+
+def rows(x: jax.Array) -> jax.Array:
+    """``[B, ...]``: splits along the batch alone, as a loop over parts of another axis needs it."""
     return _constrain(x, PartitionSpec(BATCH_AXES))
 
 

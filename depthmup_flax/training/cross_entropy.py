@@ -12,7 +12,7 @@ import optax
 
 from depthmup_flax.models.base import LanguageModel
 from depthmup_flax.nn.layers import Factors
-from depthmup_flax.parallel.sharding import shards_of_logits
+from depthmup_flax.parallel.sharding import rows, shards_of_logits
 
 # Most bytes of float32 logits on a device. Fewer parts add less often to the gradient of the readout's kernel.
 MOST_BYTES = 2**30
@@ -89,7 +89,7 @@ def _split(tree: Any, parts: int) -> Any:
     def split(x: jax.Array) -> jax.Array:
         batch, length, *rest = x.shape
         size = -(-length // parts)
-        x = jnp.pad(x, [(0, 0), (0, parts * size - length), *[(0, 0)] * len(rest)])
+        x = jnp.pad(rows(x), [(0, 0), (0, parts * size - length), *[(0, 0)] * len(rest)])
         return x.reshape(batch, parts, size, *rest).swapaxes(0, 1)
 
     return jax.tree.map(split, tree)
