@@ -117,7 +117,7 @@ class ResidualNetwork(nn.Module):
         """``[..., n] -> [..., features]``: logits, at least float32."""
         sigma = 0.0 if self.zero_init_readout else self.sigma
         rule, m = self.parametrization, self.width_ratio
-        return Readout(features, rule, m, sigma, self.use_bias, self.param_dtype, name="readout")(h)
+        return Readout(features, rule, m, sigma, self.use_bias, self.param_dtype, self.dtype, name="readout")(h)
 
 
 class TransformerNetwork(ResidualNetwork):
