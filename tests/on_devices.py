@@ -6,6 +6,7 @@ import functools
 import json
 import pathlib
 import re
+from unittest import mock
 
 import flax.linen as nn
 import jax
@@ -18,6 +19,7 @@ from depthmup_flax.nn.cpu import dense_product
 from depthmup_flax.nn.transformer import Embed
 from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.info_trees import path_name
+from depthmup_flax.training import cross_entropy
 from depthmup_flax.training.config import default_config
 from depthmup_flax.training.device_batches import Waiting, put_train_data, train_calls
 from depthmup_flax.training.experiment import build
@@ -97,6 +99,30 @@ def in_parts(model):
     found = {"whole": trained(experiment, mesh)[0], "parts": trained(experiment, mesh, accumulate=4)[0]}
     for policy in ("dots", "full"):
         found[policy] = trained(experiment, mesh, remat=policy)[0]
+    return found
+
+
+def language_model(tied):
+    """On one device with whole logits, on all with logits in parts; and shapes of what those devices exchange."""
+    config = config_of("gpt")
+    config.model.tied = tied
+    config.data.tokenizer = "byte"  # 256, which can be split
+    experiment = build(config)
+    one = sharding.make_mesh(LAYOUTS["one"], jax.devices()[:1])
+    found = {"whole": trained(experiment, one)[0]}
+    mesh = sharding.make_mesh(LAYOUTS["data 2, fsdp 2, tensor 2"])
+    with mock.patch.object(cross_entropy, "MOST_BYTES", 4 * 16 * 16 * 256 / 8 / 4):
+        losses, state = trained(experiment, mesh)
+        lowered = program_of(experiment, mesh).traced().lower()
+    found["parts"] = losses
+    found["split"] = {
+        path_name(path): list(p.sharding.spec) for path, p in jax.tree_util.tree_flatten_with_path(state.params)[0]
+        if 256 in p.shape
+    }  # fmt: skip
+    found["logits in the program"] = sorted(set(re.findall(r"f64\[(\d+,\d+,128)\]", lowered.compile().as_text())))
+    collectives = r"= (.*) (?:all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+    types = " ".join(re.findall(collectives, lowered.compile().as_text()))
+    found["exchanged"] = sorted(set(re.findall(r"\[([\d,]*)\]", types)))
     return found
 
 

@@ -19,10 +19,12 @@ from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, OUTPUT, Record,
 from depthmup_flax.coord_check.report import Report
 from depthmup_flax.coord_check.verdict import judge
 from depthmup_flax.errors import InputError
+from depthmup_flax.precision import products_in
 from depthmup_flax.rule.info_trees import flatten_info, param_count
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
 
 
+@products_in("float32")
 def coord_check(
     build: Callable[[int, int], Network],
     labels: jax.typing.ArrayLike | None = None,
@@ -47,7 +49,8 @@ def coord_check(
     stem hides a wrong exponent of the blocks.
 
     Small networks are not asymptotic: use widths from 8 times the base, depths from 32 branches or a branch multiplier
-    of at most 1/2, and a batch of a few examples. Mistakes change exponents by 1/2 or more.
+    of at most 1/2, and a batch of a few examples. Mistakes change exponents by 1/2 or more. Products of float32 are
+    computed in full, unless ``jax.default_matmul_precision`` is set.
 
     Cost: each network is compiled once. It trains ``seeds`` times: ``steps`` steps for all parameters, and 2 steps for
     each group alone. There are about as many groups as weights in a layer.

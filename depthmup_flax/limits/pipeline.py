@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.files import JsonLines, write_atomically
 from depthmup_flax.limits.panels import Page
+from depthmup_flax.precision import products_in
 from depthmup_flax.provenance import commit, versions
 from depthmup_flax.report.style import require_matplotlib, save
 from depthmup_flax.training import config as configs
@@ -98,7 +99,7 @@ def _measure(
         values = known.get(_key(case))
         if values is None:
             started = time.perf_counter()
-            with jax.enable_x64(True):
+            with jax.enable_x64(True), products_in("float64"):
                 values = module.measure(config, case)
             seconds = time.perf_counter() - started
             records.write([{"case": case, "values": values, "seconds": round(seconds, 2), **about}])

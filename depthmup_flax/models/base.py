@@ -120,7 +120,7 @@ class ResidualNetwork(nn.Module):
         """``[..., n] -> [..., features]``: logits, at least float32; with ``factors`` the `Factors` of them."""
         sigma = 0.0 if self.zero_init_readout else self.sigma
         rule, m = self.parametrization, self.width_ratio
-        readout = Readout(features, rule, m, sigma, self.use_bias, self.param_dtype, axis, name="readout")
+        readout = Readout(features, rule, m, sigma, self.use_bias, self.param_dtype, axis, self.dtype, name="readout")
         return readout(h, factors=factors)
 
 

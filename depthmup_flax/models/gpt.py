@@ -43,7 +43,7 @@ class GPT(TransformerNetwork, LanguageModel):
         if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
             raise InputError(f"GPT got an input of shape {tokens.shape} and type {tokens.dtype}: give tokens [B, T].")
         length, rule, m = tokens.shape[1], self.parametrization, self.width_ratio
-        embed = Embed(self.vocab_size, self.width, rule, m, self.sigma, self.param_dtype, name="stem")
+        embed = Embed(self.vocab_size, self.width, rule, m, self.sigma, self.param_dtype, self.dtype, name="stem")
         learned = self.positions == "learned"
         h = embed(tokens) + (self.position_table(length) if learned else sincos_positions(length, self.width))
         h = self.transform(stream(h), train=train, causal=True)

@@ -1,8 +1,8 @@
 """Annotated layers: Flax modules that declare every parameter once, with its logical axes, to build models of.
 
-Layers compute in ``dtype`` (``bfloat16`` for speed); parameters stay in ``param_dtype``, float32. The residual stream
-keeps its own dtype, float32 in our models: at depth 1024 a branch adds about 2^-5 of the stream and its update 2^-10,
-below bfloat16's resolution of 2^-8.
+Layers compute in ``dtype``: in full precision for float32 (`depthmup_flax.precision`), in ``bfloat16`` for speed.
+Parameters stay in ``param_dtype``, float32. The residual stream keeps its own dtype, float32 in our models: at depth
+1024 a branch adds about 2^-5 of the stream and its update 2^-10, below bfloat16's resolution of 2^-8.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.nn.cpu import conv_same, convolve, dense_product
 from depthmup_flax.parallel.sharding import gathered, inner, stream
+from depthmup_flax.precision import product_precision
 from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_branch, residual_scope
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.types import Dtype
@@ -112,26 +114,28 @@ class Conv(nn.Module):
         return y if bias is None else y + bias
 
 
-class Factors(NamedTuple):
+@struct.dataclass
+class Factors:
     """Logits before their product, which may be larger than all else: ``x @ kernel + bias``."""
 
     x: jax.Array  # [..., n], with all factors
     kernel: jax.Array  # [n, V]
     bias: jax.Array | None  # [V]
+    precision: jax.lax.Precision | None = struct.field(pytree_node=False, default=None)
 
     def product(self) -> jax.Array:
         """``[..., V]``."""
-        y = readout_product(self.x, self.kernel)
+        y = readout_product(self.x, self.kernel, self.precision)
         return y if self.bias is None else y + self.bias
 
 
-def readout_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+def readout_product(x: jax.Array, kernel: jax.Array, precision: jax.lax.Precision | None) -> jax.Array:
     """``[..., n] @ [n, V]``, split over ``tensor`` as the kernel is."""
-    return inner(x @ kernel)
+    return inner(jnp.matmul(x, kernel, precision=precision))
 
 
 class Readout(nn.Module):
-    """The output layer: ``(x @ kernel / m + bias) / gamma0``, always in float32.
+    """The output layer: ``(x @ kernel / m + bias) / gamma0``, summed and returned in float32.
 
     The kernel starts at the *base* model's scale, std ``sigma / sqrt(fan_in / m)``, as in the mup package's MuReadout.
 
@@ -140,6 +144,8 @@ class Readout(nn.Module):
       width_ratio: ``m``, the input dimension over the base model's.
       sigma: 0 starts at zero.
       out_axis: logical axis of the features: ``fixed_out`` for classes, ``vocab_out`` for a vocabulary.
+      dtype: of the model's computation; ``None`` is that of the input. With 16 bits the factors of the product have the
+        device's default precision, bfloat16 on a TPU, where full precision would take six times as long.
     """
 
     features: int
@@ -149,6 +155,7 @@ class Readout(nn.Module):
     use_bias: bool = False
     param_dtype: Dtype = jnp.float32
     out_axis: str = "fixed_out"
+    dtype: Dtype | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array, *, factors: bool = False) -> Any:
@@ -161,12 +168,13 @@ class Readout(nn.Module):
         init = normal(std, axes, width_ratio=self.width_ratio)
         kernel = self.param("kernel", init, (x.shape[-1], self.features), self.param_dtype)
         bias = _bias(self, self.out_axis)
+        precision = product_precision(x.dtype if self.dtype is None else self.dtype)
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=jnp.promote_types(x.dtype, jnp.float32))
         kernel = gathered(kernel, axes)
         multiplier, divisor = rule.readout_multiplier(self.width_ratio), rule.output_divisor(self.width_ratio)
         if factors:
-            return Factors(x * (multiplier / divisor), kernel, None if bias is None else bias / divisor)
-        y = readout_product(x, kernel) * multiplier
+            return Factors(x * (multiplier / divisor), kernel, None if bias is None else bias / divisor, precision)
+        y = readout_product(x, kernel, precision) * multiplier
         return (y if bias is None else y + bias) / divisor
 
 

@@ -14,6 +14,7 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.nn.blocks import LayerConfig, stacked
 from depthmup_flax.nn.layers import INTO, OUT_OF, Factors, normal, readout_product
 from depthmup_flax.parallel.sharding import gathered, inner
+from depthmup_flax.precision import product_precision, products_in
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.types import Dtype
 
@@ -105,7 +106,8 @@ class SelfAttention(nn.Module):
         self.sow("intermediates", "q", q)
         self.sow("intermediates", "k", k)
         scale = config.parametrization.attention_scale(head_dim, config.base_head_dim or head_dim)
-        mixed_BxTxHxD = jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=config.causal)
+        with products_in(q.dtype):
+            mixed_BxTxHxD = jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=config.causal)
         return config.dense(features, OUT_OF, name="out")(inner(mixed_BxTxHxD.reshape(x.shape)))
 
 
@@ -129,7 +131,8 @@ class Embed(nn.Module):
     """A learned vector for each token; `attend` uses the same table as a readout.
 
     The optimizer multipliers of an input and of a readout agree, so a tied embedding has both; `attend` has the
-    readout's factor ``1/m``. ``sigma`` is the initial standard deviation: the fan-in of a one-hot input is 1.
+    readout's factor ``1/m``, and its ``dtype``. ``sigma`` is the initial standard deviation: the fan-in of a one-hot
+    input is 1.
     """
 
     num_embeddings: int
@@ -138,6 +141,7 @@ class Embed(nn.Module):
     width_ratio: float = 1.0
     sigma: float = 1.0
     param_dtype: Dtype = jnp.float32
+    dtype: Dtype | None = None
 
     def setup(self) -> None:
         """The table ``[num_embeddings, features]``."""
@@ -156,10 +160,13 @@ class Embed(nn.Module):
         """
         rule, m = self.parametrization, self.width_ratio
         scale = rule.readout_multiplier(m) / math.sqrt(self.features / m) / rule.output_divisor(m)
+        precision = product_precision(x.dtype if self.dtype is None else self.dtype)
         x, table = nn.dtypes.promote_dtype(
             x, gathered(self.embedding, _TABLE), dtype=jnp.promote_types(x.dtype, jnp.float32)
         )
-        return Factors(x * scale, table.T, None) if factors else readout_product(x, table.T) * scale
+        if factors:
+            return Factors(x * scale, table.T, None, precision)
+        return readout_product(x, table.T, precision) * scale
 
 
 def sincos_positions(count: int, features: int) -> np.ndarray:

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.precision import products_in
 
 Elementwise = Callable[[jax.Array], jax.Array]
 Average = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -75,6 +76,7 @@ def _abs_values(p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
     return size * (sine + (math.pi / 2 - theta) * jnp.cos(theta)) * (2 / math.pi)
 
 
+@products_in("float32")
 def _quadrature(function: Elementwise, p: jax.Array, q: jax.Array, c: jax.Array) -> jax.Array:
     """``<function(u) function(v)>`` by the trapezoidal rule."""
     nodes = np.linspace(-_SPAN, _SPAN, _NODES)

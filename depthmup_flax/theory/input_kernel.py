@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.precision import products_in
 
 
+@products_in("float32")
 def gram(x: jax.Array) -> jax.Array:
     """(P, P): ``x . x' / D`` of P inputs, which are flattened; H at layer time 0. InputError for one of norm zero."""
     x = jnp.asarray(x)

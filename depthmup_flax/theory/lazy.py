@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.precision import products_in
 from depthmup_flax.theory.argument_checks import require_layers, require_number, require_whole
 from depthmup_flax.theory.gaussian_averages import get_activation
 from depthmup_flax.theory.input_kernel import checked_kernel
@@ -62,6 +63,7 @@ class LazyKernels:
         return sum((parts[name] for name in trained), jnp.zeros_like(self.blocks))
 
 
+@products_in("float32")
 def lazy_kernels(
     start: jax.Array, activation: str, *, depth: int | None = None, branch_multiplier: float = 1.0, steps: int = 64
 ) -> LazyKernels:
@@ -89,6 +91,7 @@ def lazy_kernels(
     return _integrated(start, branch_multiplier, activation, steps)
 
 
+@products_in("float32")
 def predict(
     kernel: jax.Array, targets: jax.Array, times: jax.Array, *, cross: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array | None]:

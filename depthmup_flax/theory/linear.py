@@ -19,12 +19,14 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.precision import products_in
 from depthmup_flax.theory.argument_checks import require_convergence, require_elementwise, require_training
 from depthmup_flax.theory.input_kernel import checked_kernel, gram
 from depthmup_flax.theory.trajectory import Loss, Training, slope_of, square_loss
 from depthmup_flax.types import Scalar
 
 
+@products_in("float32")
 def linear_training(
     inputs: jax.Array,
     targets: jax.Array,

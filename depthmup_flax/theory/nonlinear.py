@@ -41,6 +41,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.precision import products_in
 from depthmup_flax.theory import argument_checks
 from depthmup_flax.theory.gaussian_averages import get_activation
 from depthmup_flax.theory.input_kernel import checked_kernel, gram
@@ -53,6 +54,7 @@ _LEAST_SAMPLES = 4096
 _SAMPLES_PER_NOISE = 3
 
 
+@products_in("float32")
 def nonlinear_training(
     inputs: jax.Array,
     targets: jax.Array,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -51,7 +53,7 @@ def in_parts(factors: Factors, labels_BxT: jax.Array, parts: int) -> tuple[jax.A
 
     def of_part(_: None, part: Any) -> tuple[None, Any]:
         x, labels = part
-        return None, cross_entropy(factors._replace(x=x).product(), labels)
+        return None, cross_entropy(dataclasses.replace(factors, x=x).product(), labels)
 
     values = jax.lax.scan(of_part, None, _split((factors.x, labels_BxT), parts))[1]
     return _joined(values, labels_BxT.shape[1])
@@ -64,13 +66,14 @@ def gradient_in_parts(
 
     Each part's gradient follows its logits, which are neither kept nor computed twice (Hsu et al., arXiv:2410.10989).
     """
+    like = functools.partial(Factors, precision=factors.precision)
     weights_BxT = jnp.full(labels_BxT.shape, 1 / labels_BxT.size, factors.x.dtype)
 
     def of_part(total: tuple[Any, Any], part: Any) -> tuple[tuple[Any, Any], Any]:
         x, labels, weights = part
 
-        def mean_loss(*factors: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-            losses, right = cross_entropy(Factors(*factors).product(), labels)
+        def mean_loss(*arrays: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+            losses, right = cross_entropy(like(*arrays).product(), labels)
             return (losses * weights).sum(), (losses, right)
 
         gradient = jax.grad(mean_loss, argnums=(0, 1, 2), has_aux=True)
@@ -80,7 +83,7 @@ def gradient_in_parts(
     zeros = jax.tree.map(jnp.zeros_like, (factors.kernel, factors.bias))
     grads, by_part = jax.lax.scan(of_part, zeros, _split((factors.x, labels_BxT, weights_BxT), parts))
     x_grad, values = _joined(by_part, labels_BxT.shape[1])
-    return values, Factors(x_grad, *grads)
+    return values, like(x_grad, *grads)
 
 
 def _split(tree: Any, parts: int) -> Any:

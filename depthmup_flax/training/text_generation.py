@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -90,7 +91,7 @@ def _logits(model: nn.Module, variables: ArrayTree, tokens_T: jax.Array, positio
     if not isinstance(model, LanguageModel):
         return apply()[0, position]
     factors: Factors = apply(factors=True)
-    return factors._replace(x=factors.x[:, position]).product()[0]
+    return dataclasses.replace(factors, x=factors.x[:, position]).product()[0]
 
 
 def sample_text(experiment: Experiment, dataset: TextDataset, state: TrainState) -> str:

@@ -63,6 +63,39 @@ def test_augment_maps_over_keys():
     np.testing.assert_allclose(out[2], augment("cifar", keys[2], IMAGES), atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["cifar", "imagenet"])
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_a_tpu_computes_the_same_images_by_products(name, dtype, monkeypatch):
+    images, key = (IMAGES + (0 if dtype == "uint8" else 0.25)).astype(dtype), jax.random.key(0)
+    expected = augment(name, key, images)
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, tpu, default: tpu(*args))
+    by_products = jax.jit(lambda key, images: data.augment(name, key, images))(key, images)
+    if name == "imagenet":
+        np.testing.assert_array_equal(by_products, expected)
+    else:
+        assert np.any(by_products != expected)  # another order of sums
+        np.testing.assert_allclose(by_products, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["cifar", "imagenet"])
+def test_programs_for_a_tpu_gather_no_pixels_for_one_seed_or_several(name):
+    def program(platform, function, key):
+        traced = jax.jit(function).trace(key, jax.ShapeDtypeStruct(IMAGES.shape, np.uint8))
+        return traced.lower(lowering_platforms=(platform,)).as_text()
+
+    one = lambda key, images: data.augment(name, key, images)
+    several = jax.vmap(one, (0, None))
+    for function, key in ((one, jax.random.key(0)), (several, jax.random.split(jax.random.key(0), 3))):
+        assert "gather" in program("cpu", function, key)
+        assert "gather" not in program("tpu", function, key)
+
+
+def test_large_images_are_gathered_on_a_tpu_too():
+    big = jax.ShapeDtypeStruct((1, 128, 128, 3), np.uint8)
+    traced = jax.jit(lambda images: data.augment("cifar", jax.random.key(0), images)).trace(big)
+    assert "gather" in traced.lower(lowering_platforms=("tpu",)).as_text()
+
+
 def test_flips_preserve_the_histogram_and_mirror_half_of_the_images():
     image = jnp.asarray(IMAGES[0])
     flipped = over_keys(augmentation.random_flip, 400, image)
@@ -90,14 +123,15 @@ def test_rotation_has_the_direction_and_center_of_pillow():
             np.testing.assert_allclose(ours, np.rot90(smooth, degrees // 90), atol=1e-3)
 
 
-def test_positions_between_pixels_have_the_values_of_jax_scipy():
+@pytest.mark.parametrize("form", ["interpolate", "_interpolate_by_gathering", "_interpolate_by_products"])
+def test_positions_between_pixels_have_the_values_of_jax_scipy(form):
     rng = np.random.default_rng(0)
     image, (rows, columns) = rng.uniform(size=(7, 9, 3)).astype(np.float32), rng.uniform(-2, 10, (2, 200))
 
     @jax.jit
     def both(image, rows, columns):
         expected = [map_coordinates(image[..., c], (rows, columns), order=1, mode="constant") for c in range(3)]
-        return augmentation.interpolate(image, rows, columns), jnp.stack(expected, -1)
+        return getattr(augmentation, form)(image, rows, columns), jnp.stack(expected, -1)
 
     np.testing.assert_allclose(*both(image, rows, columns), atol=1e-6)
 

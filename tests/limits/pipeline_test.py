@@ -3,6 +3,7 @@
 import json
 import pathlib
 
+import jax
 import pytest
 from processes import run_command
 
@@ -59,6 +60,16 @@ def test_a_finished_figure_measures_nothing_again_and_an_interrupted_one_only_wh
     about = json.loads(last)
     assert about["versions"]["jax"]
     assert {"case", "values", "seconds", "device", "commit"} < about.keys()
+
+
+def test_cases_are_measured_in_float64_with_products_in_full(squares, tmp_path, monkeypatch):
+    seen = []
+    report = lambda self, config, case: (
+        seen.append((jax.config.jax_enable_x64, jax.default_matmul_precision.value)) or {"square": 1}
+    )
+    monkeypatch.setattr(Squares, "measure", report)
+    run(squares(), tmp_path)
+    assert set(seen) == {(True, "highest")}
 
 
 def test_records_of_other_settings_are_refused_and_kept_unless_told_to_overwrite(squares, tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.nn.cpu import conv_same, convolve, dense_product
+from depthmup_flax.nn.cpu import conv_same, convolve, dense_product, product
 
 
 def normal(seed, *shape):
@@ -86,7 +86,7 @@ def test_forward_mode_goes_through_convolutional_networks(model, float64):
 @pytest.mark.parametrize(
     ("ours", "plain", "x", "kernel", "operation"),
     [
-        (dense_product, jnp.matmul, normal(0, 6, 3), normal(1, 3, 5), "stablehlo.dot_general"),
+        (dense_product, product, normal(0, 6, 3), normal(1, 3, 5), "stablehlo.dot_general"),
         (conv_same, convolve, normal(0, 2, 5, 5, 3), normal(1, 3, 3, 3, 4), "stablehlo.convolution"),
     ],
     ids=["dense", "conv"],

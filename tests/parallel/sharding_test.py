@@ -91,6 +91,18 @@ def test_parts_of_a_batch_and_recomputed_activations_train_like_the_whole(model,
         np.testing.assert_allclose(losses[other], losses["whole"], rtol=3e-7)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_vocabulary_is_split_over_tensor_and_its_logits_stay_where_they_are(tied, on_eight_devices):
+    result = on_eight_devices("language_model", tied)
+    np.testing.assert_allclose(result["parts"], result["whole"], rtol=3e-7)
+    kernel = {} if tied else {"readout/kernel": ["fsdp", "tensor"]}
+    assert result["split"] == {"stem/embedding": ["tensor", "fsdp"], **kernel}
+    assert result["logits in the program"] == ["4,4,128"]  # of 16 examples, 16 tokens and 256 bytes
+    assert "4,16,16" in result["exchanged"]  # rows of the table
+    assert not [shape for shape in result["exchanged"] if re.search(r",\d+,(128|256)$", shape)]
+
+
 def test_memory_for_the_state_falls_as_one_over_fsdp(on_eight_devices):
     """Also that no copy of all parameters is made whole: temporaries stay below a quarter of them."""
     results = {int(fsdp): value for fsdp, value in on_eight_devices("memory").items()}
@@ -109,6 +121,9 @@ def test_parameters_are_split_as_their_axes_say():
     assert spec((None, None, "width_in", "width_out"), (3, 3, 8, 8)) == P(None, None, "fsdp", "tensor")
     assert spec(("width_in", "fixed_out"), (8, 10)) == P("fsdp", None)  # classes stay together
     assert spec(("fixed_in", "width_out"), (7, 6)) == P(None, "fsdp")  # 6 does not divide by 4, 7 not by 2
+    assert spec(("vocab_in", "width_out"), (12, 6)) == P("tensor", "fsdp")
+    assert spec(("width_in", "vocab_out"), (8, 12)) == P("fsdp", "tensor")
+    assert spec(("width_in", "vocab_out"), (8, 65)) == P("fsdp", None)
     assert spec(("layers", "width_out"), (4, 8)) == P(None, None)  # vectors are everywhere
 
 

@@ -1,0 +1,96 @@
+"""Products of float32 are in full on every device, and products of bfloat16 in the device's own precision."""
+
+import re
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import depthmup_flax as dm
+from depthmup_flax import theory
+from depthmup_flax.coord_check import coord_check
+from depthmup_flax.precision import product_precision
+
+IMAGES, TOKENS = jnp.zeros((2, 8, 8, 3)), jnp.zeros((2, 8), int)
+MODELS = {
+    "ResMLP": (dm.ResMLP(3, width=8, depth=2), IMAGES),
+    "SimpleResNet": (dm.SimpleResNet(3, width=8, depth=3), IMAGES),
+    "ResNet": (dm.ResNet(3, width=4, depth=2, stage_sizes=(1, 1)), IMAGES),
+    "ViT": (dm.ViT(3, width=8, depth=1, num_heads=2, patch_size=4), IMAGES),
+    "GPT": (dm.GPT(5, width=8, depth=1, num_heads=2), TOKENS),
+    "GPT, tied": (dm.GPT(5, width=8, depth=1, num_heads=2, tied=True), TOKENS),
+}
+
+
+def precisions(function, *args, platform="tpu"):
+    """The precision of every product and convolution of a program for a device that is absent."""
+    text = jax.jit(function).trace(*args).lower(lowering_platforms=(platform,)).as_text()
+    lines = [line for line in text.splitlines() if re.search(r"stablehlo\.(dot_general|convolution)", line)]
+    return {match[1] if (match := re.search(r"(HIGHEST|HIGH)\b", line)) else "DEFAULT" for line in lines}
+
+
+def gradient(model, inputs):
+    """The gradient of a loss, and shapes of parameters."""
+    variables = jax.eval_shape(lambda x: nn.unbox(model.init(jax.random.key(0), x)), inputs)
+    params, rest = variables.pop("params"), variables
+
+    def loss(params, rest):
+        logits, _ = model.apply({"params": params, **rest}, inputs, train=True, mutable=list(rest))
+        return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.zeros(logits.shape[:-1], int)).mean()
+
+    return jax.grad(loss), params, rest
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("dtype", "precision"), [("float32", "HIGHEST"), ("bfloat16", "DEFAULT")])
+def test_every_product_of_a_training_step_has_the_precision_of_the_models_dtype(name, dtype, precision):
+    model, inputs = MODELS[name]
+    assert precisions(*gradient(model.clone(dtype=dtype), inputs)) == {precision}
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_a_setting_of_the_user_holds(platform):
+    model, inputs = MODELS["ViT"]
+    for setting, precision in (("default", "DEFAULT"), ("high", "HIGH")):
+        with jax.default_matmul_precision(setting):
+            assert precisions(*gradient(model, inputs), platform=platform) == {precision}
+
+
+def test_a_readout_of_a_16_bit_model_has_the_devices_precision_and_gives_float32():
+    key, x = jax.random.key(0), jnp.ones((2, 8))
+    for stream, dtype in ((x.astype("bfloat16"), None), (x.astype("bfloat16"), "bfloat16"), (x, "bfloat16")):
+        logits = lambda stream, dtype=dtype: dm.Readout(5, dtype=dtype).init_with_output(key, stream)[0]
+        assert precisions(logits, stream) == {"DEFAULT"}
+        assert jax.eval_shape(logits, stream).dtype == jnp.float32
+
+
+def test_the_coordinate_check_runs_networks_of_any_library_in_full():
+    seen = []
+
+    def build(width, depth):
+        seen.append(precisions(jnp.dot, jnp.ones((2, 2)), jnp.ones((2, 2))))
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        coord_check(build, rule=dm.get_parametrization("depth_mup"), width=8, depth=2, widths=(8, 16, 32))
+    assert seen == [{"HIGHEST"}]
+
+
+def test_limits_are_computed_in_full():
+    kernel, targets, times = jnp.eye(3) + 1, jnp.ones(3), jnp.arange(4.0)
+    inputs = jnp.ones((2, 1, 3))
+    programs = {
+        "gram": (theory.gram, inputs),
+        "lazy": (lambda kernel: theory.lazy_kernels(kernel, "gelu", depth=2).blocks, kernel),
+        "predict": (lambda *args: theory.predict(*args, cross=kernel), kernel, targets, times),
+    }
+    for name, program in programs.items():
+        assert precisions(*program) == {"HIGHEST"}, name
+
+
+@pytest.mark.parametrize("itemsize_dtype", ["bfloat16", jnp.float16])
+def test_precision_goes_by_bits(itemsize_dtype):
+    assert product_precision(itemsize_dtype) is None
+    assert product_precision("float32") == product_precision(jnp.float64) == jax.lax.Precision.HIGHEST

@@ -1,0 +1,144 @@
+"""The cross-entropy in parts of a sequence is that of whole logits, and needs no argmax for the accuracy."""
+
+import functools
+import re
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import depthmup_flax as dm
+from depthmup_flax.nn.layers import Factors
+from depthmup_flax.training import cross_entropy
+from depthmup_flax.training.step import init_state, make_eval_step, make_train_step
+
+TOKENS = jax.random.randint(jax.random.key(1), (4, 12), 0, 7)
+SMALL = {"width": 4, "depth": 1, "base_width": 2, "num_heads": 1, "dropout": 0.2}
+MODELS = {
+    "untied": dm.GPT(7, use_bias=True, parametrization=dm.get_parametrization(gamma0=0.7), **SMALL),
+    "tied": dm.GPT(7, tied=True, **SMALL),
+}
+
+
+def tokens_and_next(key, batch):
+    return batch["tokens"], jnp.roll(batch["tokens"], -1, axis=1)
+
+
+def test_a_label_is_right_where_the_first_of_the_largest_logits_is_its_own():
+    logits = jax.random.randint(jax.random.key(0), (1000, 4), -1, 2).astype(jnp.float32)  # most rows have ties
+    logits = logits.at[:10].set(0.0).at[10:20].set(-jnp.inf)
+    labels = jax.random.randint(jax.random.key(1), (1000,), 0, 4)
+    losses, right = jax.jit(cross_entropy.cross_entropy)(logits, labels)
+    np.testing.assert_array_equal(right, logits.argmax(-1) == labels)
+    assert 0 < right.sum() < right.size
+    np.testing.assert_allclose(losses, optax.softmax_cross_entropy_with_integer_labels(logits, labels), rtol=1e-6)
+
+
+def test_a_label_is_wrong_where_a_logit_is_not_a_number():
+    logits = jnp.array([[jnp.nan, 1.0], [1.0, jnp.nan], [jnp.nan, jnp.nan], [1.0, 0.0]])
+    _, right = cross_entropy.cross_entropy(logits, jnp.zeros(4, jnp.int32))
+    assert right.tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("length", "parts"), [(8, 4), (7, 4)])
+def test_the_gradient_in_parts_is_that_of_the_whole(length, parts, bias, float64):
+    keys = jax.random.split(jax.random.key(0), 4)
+    factors = Factors(
+        jax.random.normal(keys[0], (2, length, 5)), jax.random.normal(keys[1], (5, 6)),
+        jax.random.normal(keys[2], (6,)) if bias else None,
+    )  # fmt: skip
+    labels = jax.random.randint(keys[3], (2, length), 0, 6)
+
+    def mean_loss(factors):
+        losses, right = cross_entropy.cross_entropy(factors.product(), labels)
+        return losses.mean(), (losses, right)
+
+    expected_grads, expected = jax.grad(mean_loss, has_aux=True)(factors)
+    values, grads = jax.jit(functools.partial(cross_entropy.gradient_in_parts, parts=parts))(factors, labels)
+    assert jax.tree.structure(grads) == jax.tree.structure(expected_grads)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-14), grads, expected_grads)
+    for found in (values, cross_entropy.in_parts(factors, labels, parts)):
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), found, expected)
+
+
+def test_a_part_has_at_most_a_gibibyte_of_logits_and_other_models_have_one_part():
+    labels = lambda *shape: jnp.broadcast_to(jnp.int32(0), shape)
+    model = dm.GPT(2**16)
+    assert cross_entropy.parts_of_loss(model, labels(4, 1024)) == 1  # 1 GiB
+    assert cross_entropy.parts_of_loss(model, labels(5, 1024)) == 2
+    assert cross_entropy.parts_of_loss(model, labels(16, 1024)) == 4
+    assert cross_entropy.parts_of_loss(model, labels(16, 1025)) == 8
+    assert cross_entropy.parts_of_loss(model, labels(2**20, 3)) == 3  # one position each
+    assert cross_entropy.parts_of_loss(dm.ViT(2**16), labels(2**20)) == 1
+
+
+def trained(model, accumulate=1, learning_rate=0.1):
+    """Losses and accuracies of three steps, and the last parameters."""
+    optimizer = optax.sgd(learning_rate)
+    step = make_train_step(
+        model, optimizer, prepare=tokens_and_next, seed=0, log_every=1, average_from=0, accumulate=accumulate
+    )
+    shapes = jax.eval_shape(lambda: init_state(model, optimizer, 0, jax.ShapeDtypeStruct((1, 12), jnp.int32)))
+    state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    # Random numbers would take longer to compile than the steps.
+    state = state.replace(
+        params=jax.tree.map(lambda x: jnp.sin(jnp.arange(1.0, x.size + 1).reshape(x.shape)), state.params)
+    )
+
+    def take(state, _):
+        state = step(state, {"tokens": TOKENS})
+        return state, (state.last_loss, state.recent.accuracy)
+
+    state, values = jax.lax.scan(take, state, None, length=2)
+    return jnp.stack(values), state.params
+
+
+def run(model, accumulate=1):
+    """`trained` in double precision, and the types of the logits in its program."""
+    model = model.clone(dtype="float64", param_dtype=jnp.float64)
+    traced = jax.jit(lambda: trained(model, accumulate)).trace()
+    shapes = set(re.findall(r"f64(\[\d+,\d+,7\])", str(traced.jaxpr)))
+    return traced.lower().compile()(), shapes
+
+
+@pytest.mark.parametrize(("name", "accumulate"), [("untied", 2), ("tied", 1)])
+def test_training_in_parts_is_training_on_whole_logits(name, accumulate, float64, monkeypatch):
+    (expected, expected_params), shapes = run(MODELS[name], accumulate)
+    size = 4 // accumulate
+    assert f"[{size},12,7]" in shapes
+    monkeypatch.setattr(cross_entropy, "MOST_BYTES", 4 * size * 12 * 7 / 4)
+    (found, params), shapes = run(MODELS[name], accumulate)
+    assert f"[{size},3,7]" in shapes
+    assert f"[{size},12,7]" not in shapes
+    np.testing.assert_allclose(found, expected, rtol=3e-7)  # losses are stored in single precision
+    # The softmax of the attention is in single precision, too.
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-7, atol=1e-8), params, expected_params)
+
+
+@pytest.mark.slow
+def test_runs_that_train_together_in_parts_train_as_alone(monkeypatch):
+    monkeypatch.setattr(cross_entropy, "MOST_BYTES", 4 * TOKENS.size * 7 / 4)
+    train = lambda rate: trained(MODELS["untied"], learning_rate=rate)[0]
+    together = jax.jit(jax.vmap(train))(jnp.array([0.05, 0.2]))
+    np.testing.assert_allclose(together[1], jax.jit(train)(0.2), rtol=1e-5)
+    assert together[0, 0, 1] != together[1, 0, 1]
+
+
+def test_the_test_loss_in_parts_is_that_of_whole_logits(monkeypatch):
+    model = MODELS["untied"]
+    params = nn.unbox(model.init(jax.random.key(0), TOKENS))["params"]
+    batch = {"tokens": TOKENS, "mask": jnp.array([1, 1, 1, 0])}
+
+    def values():
+        return jax.jit(make_eval_step(model, prepare=tokens_and_next))(params, {}, batch).compute()
+
+    expected = values()
+    monkeypatch.setattr(cross_entropy, "MOST_BYTES", 100)
+    assert cross_entropy.parts_of_loss(model, TOKENS) > 1
+    found = values()
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-6)
+    assert found["accuracy"] == expected["accuracy"]
