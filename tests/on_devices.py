@@ -16,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from depthmup_flax.nn.cpu import dense_product
+from depthmup_flax.nn.own_gradient import with_gradient_of
 from depthmup_flax.nn.transformer import Embed
 from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.info_trees import path_name
@@ -157,10 +158,12 @@ def derivatives():
     kernel, x = jnp.sin(jnp.arange(32.0)).reshape(4, 8), jnp.cos(jnp.arange(32.0)).reshape(8, 4)
 
     def loss(kernel):
-        return jnp.sin(sharding.stream(x) @ sharding.gathered(kernel, names)).sum()
+        param = sharding.own_gradient(kernel, names)
+        y = with_gradient_of(param, jnp.matmul, sharding.stream(x), sharding.gathered(kernel, names))
+        return jnp.sin(y).sum()
 
-    def all_of(mesh):
-        with contextlib.nullcontext() if mesh is None else sharding.activations_on(mesh):
+    def all_of(mesh, gradient_dtype=""):
+        with contextlib.nullcontext() if mesh is None else sharding.activations_on(mesh, gradient_dtype):
             return {
                 "forward": jax.jvp(loss, (kernel,), (tangent,))[1],
                 "reverse": jax.grad(loss)(kernel),
@@ -168,8 +171,9 @@ def derivatives():
                 "of several": jax.vmap(jax.grad(loss))(jnp.stack([kernel, tangent])),
             }
 
-    meshes = {"one": None, "eight": sharding.make_mesh(LAYOUTS["data 2, fsdp 2, tensor 2"])}
-    found = {name: jax.jit(functools.partial(all_of, mesh))() for name, mesh in meshes.items()}
+    eight = sharding.make_mesh(LAYOUTS["data 2, fsdp 2, tensor 2"])
+    programs = {"one": (None,), "eight": (eight,), "eight, own dtype": (eight, "float32")}
+    found = {name: jax.jit(functools.partial(all_of, *arguments))() for name, arguments in programs.items()}
     return {name: jax.tree.map(lambda x: np.asarray(x).tolist(), value) for name, value in found.items()}
 
 

@@ -7,6 +7,7 @@ Parameters stay in ``param_dtype``, float32. The residual stream keeps its own d
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 from collections.abc import Callable
@@ -19,7 +20,8 @@ from flax import struct
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.nn.cpu import conv_same, convolve, dense_product
-from depthmup_flax.parallel.sharding import gathered, inner, stream
+from depthmup_flax.nn.own_gradient import with_gradient_of
+from depthmup_flax.parallel.sharding import gathered, inner, own_gradient, stream
 from depthmup_flax.precision import product_precision
 from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_branch, residual_scope
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
@@ -78,8 +80,9 @@ class Dense(nn.Module):
         kernel_init = normal(self.sigma / math.sqrt(fan_in), self.axes)
         kernel = self.param("kernel", kernel_init, (fan_in, self.features), self.param_dtype)
         bias = _bias(self, self.axes[-1])
+        param = own_gradient(kernel, self.axes)
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
-        y = dense_product(x, gathered(kernel, self.axes))
+        y = with_gradient_of(param, dense_product, x, gathered(kernel, self.axes))
         return y if bias is None else y + bias
 
 
@@ -107,10 +110,11 @@ class Conv(nn.Module):
         kernel_init = normal(self.sigma / math.sqrt(math.prod(shape[:-1])), axes)
         kernel = self.param("kernel", kernel_init, shape, self.param_dtype)
         bias = _bias(self, self.axes[-1])
+        param = own_gradient(kernel, axes)
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
-        kernel = gathered(kernel, axes)
         # A strided convolution changes the shape, so it is never in a scan, where the form of the gradient matters.
-        y = conv_same(x, kernel) if self.strides == (1, 1) else convolve(x, kernel, strides=self.strides)
+        product = conv_same if self.strides == (1, 1) else functools.partial(convolve, strides=self.strides)
+        y = with_gradient_of(param, product, x, gathered(kernel, axes))
         return y if bias is None else y + bias
 
 

@@ -183,10 +183,18 @@ def put_everywhere(tree: HostBatch, mesh: Mesh) -> dict[str, jax.Array]:
 _mesh = jax.make_user_context(None)
 
 
+# Whether gradients are products in float32; also of the trace.
+_float32_gradients = jax.make_user_context(False)
+GRADIENT_DTYPES = ("", "float32")
+
+
 @contextlib.contextmanager
-def activations_on(mesh: Mesh) -> Iterator[None]:
-    """A context in which `stream`, `inner` and `gathered` constrain shardings; outside they return their argument."""
-    with _mesh(mesh if mesh.size > 1 else None):
+def activations_on(mesh: Mesh, gradient_dtype: str = "") -> Iterator[None]:
+    """A context in which `stream`, `inner` and `gathered` constrain shardings; outside they return their argument.
+
+    ``gradient_dtype`` is of `GRADIENT_DTYPES`, see `own_gradient`.
+    """
+    with _mesh(mesh if mesh.size > 1 else None), _float32_gradients(gradient_dtype == "float32"):
         yield
 
 
@@ -218,6 +226,19 @@ def _gathered_jvp(
 ) -> tuple[jax.Array, jax.Array]:
     # A transposed constraint constrains the gradient: to be whole, it would be summed on every device.
     return _split_then_whole(*params, split, whole), jax.lax.with_sharding_constraint(*tangents, split)
+
+
+def own_gradient(param: jax.Array, names: AxisNames) -> jax.Array | None:
+    """``param``, if its gradient is computed in its own dtype; ``None`` if in that of the product that uses it.
+
+    The devices sum a gradient in the dtype in which they compute it. In bfloat16 each sum of two is rounded to 8 bits.
+    """
+    if not _float32_gradients.value:
+        return None
+    mesh = _mesh.value
+    if mesh is None:
+        return param
+    return jax.lax.with_sharding_constraint(param, NamedSharding(mesh, param_spec(names, param.shape, mesh)))
 
 
 def gathers() -> bool:

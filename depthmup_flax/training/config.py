@@ -21,6 +21,7 @@ from ml_collections.config_dict import placeholder
 from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.models import MODELS, model_fields
+from depthmup_flax.parallel.sharding import GRADIENT_DTYPES
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
 from depthmup_flax.types import Json
 
@@ -72,6 +73,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "data": -1,  # copies of the parameters, each with a part of the batch
                 "fsdp": 1,  # parts of the batch, the parameters and the optimizer state
                 "tensor": 1,  # parts of the features inside layers
+                "gradient_dtype": "",  # of weights' gradients, also in sums over devices: float32, or "", model.dtype
             },
             "train": {
                 "batch_size": 64,
@@ -118,6 +120,10 @@ def validate(config: ConfigDict) -> None:
         raise InputError("train.epochs and train.steps are both 0: set one of them.")
     if config.optimizer.schedule not in ("constant", "cosine"):
         raise InputError(f"optimizer.schedule is {config.optimizer.schedule!r}: use 'constant' or 'cosine'.")
+    if config.mesh.gradient_dtype not in GRADIENT_DTYPES:
+        raise InputError(
+            f"mesh.gradient_dtype is {config.mesh.gradient_dtype!r}: use 'float32', or '' for model.dtype."
+        )
     make_parametrization(config)
 
 

@@ -83,7 +83,7 @@ class ShardedProgram:
                 state, jax.tree.map(split, batch_of(self._experiment.dataset, data, split(examples[0])))
             )
 
-        with sharding.activations_on(self._mesh):
+        with sharding.activations_on(self._mesh, self._experiment.config.mesh.gradient_dtype):
             return take_steps(step, state, call, self.call_length.most)
 
     def _evaluate_batch(self, params: ArrayTree, batch_stats: ArrayTree, batch: Batch) -> EvalMetrics:

@@ -74,7 +74,8 @@ def test_a_dense_products_gradient_is_summed_over_devices_however_its_rows_are_s
 def test_all_derivatives_through_a_gathered_kernel_are_those_of_one_device(on_eight_devices):
     found = on_eight_devices("derivatives")
     for kind, value in found["one"].items():
-        np.testing.assert_allclose(found["eight"][kind], value, rtol=1e-12, atol=1e-12, err_msg=kind)
+        for other in ("eight", "eight, own dtype"):
+            np.testing.assert_allclose(found[other][kind], value, rtol=1e-12, atol=1e-12, err_msg=f"{other}: {kind}")
 
 
 def test_a_split_table_is_never_whole_on_a_device(on_eight_devices):
@@ -166,6 +167,7 @@ def test_minus_one_is_all_devices_that_are_left(axes, devices, shape):
         ({"data": 2, "fsdp": 1}, "mesh is data=2, fsdp=1, tensor=1: the product must be the number of devices, 1. Use"),
         ({"fsdp": -1}, "only one number can be -1"),
         ({"tensor": 0}, "mesh.tensor is 0: use a number of devices, or -1"),
+        ({"gradient_dtype": "f32"}, "mesh.gradient_dtype is 'f32': use 'float32', or '' for model.dtype."),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_refused_before_anything_is_written(mesh, sentence, tmp_path):
