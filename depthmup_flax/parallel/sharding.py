@@ -1,9 +1,10 @@
 """The device mesh, and the sharding of batches, parameters, optimizer state and activations on it.
 
 The mesh has three axes. ``data`` and ``fsdp`` split batches; ``fsdp`` also splits parameters and optimizer state, and
-a device gathers those of the layer that it computes; ``tensor`` splits the features inside layers.
-`PARAM_RULES` derives the sharding of a parameter from the logical axes with which it is `depthmup_flax.annotated`.
-GSPMD inserts the communication. Results equal those of one device up to the order of sums.
+a device gathers those of the layer that it computes; ``tensor`` splits the features inside layers, and the tokens of a
+transformer's stream between them. `PARAM_RULES` derives the sharding of a parameter from the logical axes with which it
+is `depthmup_flax.annotated`. GSPMD inserts the communication. Results equal those of one device up to the order of
+sums, which are rounded to the dtype of the layers, or of `own_gradient`.
 """
 
 import contextlib
@@ -229,9 +230,9 @@ def _gathered_jvp(
 
 
 def own_gradient(param: jax.Array, names: AxisNames) -> jax.Array | None:
-    """``param``, if its gradient is computed in its own dtype; ``None`` if in that of the product that uses it.
+    """``param``, if its gradient is to be computed in its own dtype; ``None`` if in that of the layer.
 
-    The devices sum a gradient in the dtype in which they compute it. In bfloat16 each sum of two is rounded to 8 bits.
+    The devices sum a gradient in the dtype in which they compute it: in bfloat16 they round every partial sum to 8 bits.
     """
     if not _float32_gradients.value:
         return None
