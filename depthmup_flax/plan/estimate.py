@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from depthmup_flax.plan.blank_data import description
-from depthmup_flax.plan.hlo_costs import Collective, Cost, HloCosts, hlo_costs
+from depthmup_flax.plan.hlo_costs import Collective, Cost, HloCosts, Kernels, hlo_costs
 from depthmup_flax.plan.hlo_text import parse
 from depthmup_flax.plan.programs import LanesOfGroup, OutOfMemory, PlannedStep
 from depthmup_flax.plan.topologies import Chip, chip_of
@@ -53,10 +53,12 @@ class Seconds:
 
     Attributes:
       step: the sum of ``computation`` and ``communication``, as if these never overlapped.
-      computation: the TPU compiler's cycles; for a GPU the longer of ``products`` and ``memory``, a lower bound.
+      computation: the TPU compiler's cycles, and ``kernels``; for a GPU the longer of ``products`` and ``memory``, a
+        lower bound.
       communication: what devices receive from each other, at the peak of their links.
       products: products alone, at the peak of the matrix units.
       memory: what operations read and write, at the peak of the memory.
+      kernels: Pallas kernels, which the compiler does not estimate, at the peak of the matrix units or of the memory.
       by_compiler: whether the compiler estimated ``computation``.
     """
 
@@ -65,6 +67,7 @@ class Seconds:
     communication: float
     products: float
     memory: float
+    kernels: float
     by_compiler: bool
 
 
@@ -88,6 +91,7 @@ class Plan:
     gflops: float  # products of a step, on each device
     collectives: Mapping[str, Collective]
     longest: tuple[Cost, ...]
+    kernels: Kernels
     compile_s: float
 
 
@@ -120,6 +124,7 @@ def make_plan(step: PlannedStep) -> Plan:
         gflops=flops / 1e9,
         collectives=costs.collectives,
         longest=costs.places,
+        kernels=costs.kernels,
         compile_s=step.compile_s,
     )
 
@@ -155,5 +160,6 @@ def seconds_of(costs: HloCosts, flops: float, chip: Chip, devices: int) -> Secon
     products, memory = flops / chip.flops, costs.bytes / chip.memory_bandwidth
     communication = costs.link_bytes / chip.bandwidth_among(devices) + costs.network_bytes / chip.network_bandwidth
     by_compiler = chip.clock is not None and costs.cycles > 0
-    computation = costs.cycles / chip.clock if chip.clock and by_compiler else max(products, memory)
-    return Seconds(computation + communication, computation, communication, products, memory, by_compiler)
+    kernels = max(costs.kernels.flops / chip.flops, costs.kernels.bytes / chip.memory_bandwidth)
+    computation = costs.cycles / chip.clock + kernels if chip.clock and by_compiler else max(products, memory)
+    return Seconds(computation + communication, computation, communication, products, memory, kernels, by_compiler)

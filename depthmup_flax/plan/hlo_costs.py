@@ -14,6 +14,7 @@ BETWEEN_SLICES = " between slices"
 _WORKSPACE = re.compile(r"[su]8\[\d+\]\{0\}")  # scratch memory, at most, of cuBLAS and cuDNN
 # These move no data, or are counted where they start.
 _FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id")
+_IN_PLACE = "output_to_operand_aliasing={{}: (0"  # the same bytes in other tiles
 _SLICES = ("dynamic-slice", "slice", "gather")
 
 
@@ -31,6 +32,15 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
+class Kernels:
+    """Pallas kernels, for which the TPU compiler estimates no cycles: what their authors say that they take."""
+
+    times: int = 0
+    flops: int = 0
+    bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Cost:
     """What the operations of one place in the model take."""
 
@@ -45,16 +55,18 @@ class HloCosts:
     """Costs of one call of a program on one device.
 
     Attributes:
-      cycles: the TPU compiler's estimate, without communication; 0 if it gives none.
+      cycles: the TPU compiler's estimate, without communication and ``kernels``; 0 if it gives none.
       bytes: read from and written to memory, each operation by itself.
       collectives: by kind.
       places: the longest first.
+      kernels: those without an estimate.
     """
 
     cycles: int
     bytes: int
     collectives: Mapping[str, Collective]
     places: tuple[Cost, ...]
+    kernels: Kernels = Kernels()
 
     @property
     def link_bytes(self) -> int:
@@ -73,12 +85,16 @@ def hlo_costs(program: Program) -> HloCosts:
     places: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     collectives: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     counted: set[tuple[str, str]] = set()
+    kernels = Kernels()
     for instruction, computation, times in program.executed():
         cycles, size = instruction.estimated_cycles, _bytes_moved(instruction, computation, program)
         if cycles or size:
             total = places[place_of(instruction)]
             for i, amount in enumerate((cycles * times, size * times, times)):
                 total[i] += amount
+        if (kernel := _kernel(instruction)) and not cycles:
+            flops, touched = kernel
+            kernels = Kernels(kernels.times + times, kernels.flops + times * flops, kernels.bytes + times * touched)
         for kind, bytes_, channel in _communications(instruction, computation, program):
             if channel is None or (kind, channel) not in counted:
                 counted.add((kind, channel or ""))
@@ -90,6 +106,7 @@ def hlo_costs(program: Program) -> HloCosts:
         bytes=sum(cost.bytes for cost in costs),
         collectives={kind: Collective(*total) for kind, total in sorted(collectives.items())},
         places=tuple(sorted(costs, key=lambda cost: (cost.cycles, cost.bytes), reverse=True)),
+        kernels=kernels,
     )
 
 
@@ -124,6 +141,14 @@ _TRANSFORMATIONS = {
     "shard_map",
     "vmap",
 }
+
+
+def _kernel(instruction: Instruction) -> tuple[int, int] | None:
+    """FLOPs and bytes of a Pallas kernel, by the estimate that it was written with; zeros without one."""
+    if 'custom_call_target="tpu_custom_call"' not in instruction.attributes:
+        return None
+    found = re.search(r'"cost_estimate":\{"flops":"(\d+)".*?"bytes_accessed":"(\d+)"', instruction.attributes)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _communications(
@@ -197,7 +222,7 @@ def _read_inside(value: Instruction, size: int, inside: Mapping[str, Instruction
     for user in inside.values():
         for number, name in enumerate(user.operands):
             if name == value.name:
-                follow = user.opcode == "bitcast"
+                follow = user.opcode == "bitcast" or _IN_PLACE in user.attributes
                 read += _read_inside(user, size, inside, program) if follow else _read_by(user, number, size, program)
     return min(read, size)
 

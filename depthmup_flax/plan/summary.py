@@ -19,13 +19,16 @@ def text(plan: Plan, remedies: Sequence[str] = ()) -> str:
         ("model", f"{plan.model}, {plan.parameters:,} parameters"),
         ("data", plan.data),
         ("devices", _devices(plan)),
-        ("fits" if plan.memory.fits is not False else "TOO BIG", memory_line(plan.memory)),
+        ({True: "fits", False: "TOO BIG", None: "memory"}[plan.memory.fits], memory_line(plan.memory)),
         *[("to fit" * (i == 0), remedy) for i, remedy in enumerate(remedies)],
         *_time_rows(plan),
     ]
     if plan.collectives:
         sums = "; ".join(f"{kind} {one.times} times, {one.mib:,.1f} MiB" for kind, one in plan.collectives.items())
         rows.append(("sums", sums))
+    if plan.seconds and plan.kernels.times:
+        at_peak = f"{_ms(plan.seconds.kernels)} at peak, included above"
+        rows.append(("kernels", f"{plan.kernels.times} times, of which the compiler estimates no time; {at_peak}"))
     if plan.seconds:
         rows += [("longest" * (i == 0), line) for i, line in enumerate(_longest(plan, plan.seconds))]
     rows.append(("compiled", f"in {plan.compile_s:.0f} s. {_caveat(plan)}".rstrip()))
@@ -103,10 +106,10 @@ def _ms(seconds: float) -> str:
 
 def _longest(plan: Plan, seconds: Seconds) -> list[str]:
     weights = [cost.cycles if seconds.by_compiler else cost.bytes for cost in plan.longest]
-    whole, lines = sum(weights), []
+    whole, estimated, lines = sum(weights), seconds.computation - seconds.by_compiler * seconds.kernels, []
     for cost, weight in list(zip(plan.longest, weights, strict=True))[:_LONGEST]:
         share, times = weight / whole, f", {cost.times} times" if cost.times > 1 else ""
-        lines.append(f"{_ms(share * seconds.computation):<8} ({share:.0%})  {cost.place}{times}")
+        lines.append(f"{_ms(share * estimated):<8} ({share:.0%})  {cost.place}{times}")
     return lines
 
 

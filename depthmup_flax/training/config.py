@@ -55,6 +55,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
         {
             "seed": 0,  # of initial weights, data order, augmentation, dropout and a language model's sample
             "parametrization": {"preset": "depth_mup", **{k: placeholder(t) for k, t in _RULE_FIELDS.items()}},
+            # float32 is in full on every device; bfloat16 is faster on accelerators (docs/running_at_scale.md).
             "model": {"name": model, **model_fields(model), "dtype": "float32"},
             "data": dict(DATA_DEFAULTS),
             "optimizer": {

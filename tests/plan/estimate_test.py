@@ -10,7 +10,7 @@ from small_runs import a_sweep
 from depthmup_flax.parallel import sharding
 from depthmup_flax.plan.blank_data import PlannedData, Sizes
 from depthmup_flax.plan.estimate import Memory, make_plan, memory_of, seconds_of
-from depthmup_flax.plan.hlo_costs import Collective, Cost, HloCosts
+from depthmup_flax.plan.hlo_costs import Collective, Cost, HloCosts, Kernels
 from depthmup_flax.plan.hlo_text import parse
 from depthmup_flax.plan.programs import OutOfMemory, compile_run, compile_sweep, out_of_memory, unless_out_of_memory
 from depthmup_flax.plan.remedies import remedies, sweep_remedies
@@ -92,6 +92,15 @@ def test_seconds_on_a_gpu_are_a_bound_by_products_or_memory():
     assert not bound.by_compiler
     assert bound.step == bound.products == pytest.approx(1e-3)
     assert seconds_of(without, 1.0, CHIPS["h100"], 8).step == pytest.approx(819e6 / 3352e9)
+
+
+def test_kernels_without_an_estimate_are_added_at_peak(step):
+    kernels = Kernels(times=3, flops=197_000_000_000, bytes=8)
+    seconds = seconds_of(dataclasses.replace(COSTS, kernels=kernels), 197e9, CHIPS["v5e"], 4)
+    assert seconds.computation == pytest.approx(2e-3 + 1e-3)
+    plan = dataclasses.replace(make_plan(step), seconds=seconds, longest=COSTS.places, kernels=kernels)
+    assert "kernels   3 times, of which the compiler estimates no time; 1 ms at peak" in text(plan)
+    assert "1.33 ms  (67%)  blocks/mlp" in text(plan)
 
 
 def test_gpus_of_several_hosts_communicate_over_the_network():

@@ -9,7 +9,7 @@ import plan_programs
 import processes
 import pytest
 
-from depthmup_flax.plan.hlo_costs import hlo_costs, place_of
+from depthmup_flax.plan.hlo_costs import Kernels, hlo_costs, place_of
 from depthmup_flax.plan.hlo_text import memory_bytes, parse, shape_bytes
 
 # Written by hand in the style of libtpu 0.0.42: a loop of twelve layers that gathers a weight while it multiplies; a
@@ -26,6 +26,10 @@ def test_cycles_of_a_loop_count_once_per_iteration_and_unknown_ones_not_at_all(t
     assert tpu_costs.cycles == 12 * 1000 + 70
     longest = tpu_costs.places[0]
     assert (longest.place, longest.cycles, longest.times) == ("backward blocks/mlp/up/dot_general", 12_000, 12)
+
+
+def test_a_kernel_without_cycles_has_the_costs_that_its_author_gave(tpu_costs):
+    assert tpu_costs.kernels == Kernels(times=1, flops=500, bytes=90)
 
 
 def test_a_communication_that_overlaps_counts_once_and_a_scattered_sum_as_such(tpu_costs):

@@ -34,12 +34,16 @@ def test_one_chip_and_two_slices_are_topologies_and_three_by_three_is_not():
     assert "v5e:3x3" in error(topology_devices, "v5e:3x3")
 
 
+LONG = ("simple_resnet", "resnet", "vit", "gpt")
+
+
 def small(model):
     config = default_config(model)
     config.data.name = "tfds:cifar10"
     config.model.update(width=128, depth=2, dtype="bfloat16")
-    if model == "resnet":
-        config.model.depth = 4
+    if "resnet" in model:  # convolutions take long to compile
+        config.model.update(width=16, depth=4)
+        config.data.image_size = 16
     elif model == "vit":
         config.model.update(patch_size=8, num_heads=2)
     elif model == "gpt":
@@ -48,7 +52,7 @@ def small(model):
     return config
 
 
-@pytest.mark.parametrize("model", ["res_mlp", "simple_resnet", "resnet", "vit", "gpt"])
+@pytest.mark.parametrize("model", ["res_mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)])
 def test_the_step_of_a_model_is_planned_for_four_chips(model):
     config = small(model)
     config.mesh.fsdp = 2
@@ -57,10 +61,7 @@ def test_the_step_of_a_model_is_planned_for_four_chips(model):
     assert plan.memory.fits
     assert plan.seconds.by_compiler
     assert plan.seconds.step > plan.seconds.products > 0
-    assert (
-        plan.collectives["all-reduce"].times
-        + plan.collectives.get("reduce-scatter", plan.collectives["all-reduce"]).times
-    )
+    assert plan.collectives["all-gather"].times
     assert "never calibrated against a chip" in text(plan)
 
 

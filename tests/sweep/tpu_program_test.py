@@ -24,7 +24,7 @@ os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # beside another proce
 
 
 @pytest.mark.slow
-def test_a_sweep_on_a_tpu_copies_neither_the_data_set_nor_parameters_nor_moments():
+def test_a_sweep_on_a_tpu_copies_neither_the_data_set_nor_kernels_nor_their_moments():
     devices = topologies.get_topology_desc("v5e:2x2", "tpu").devices
     config, lanes = default_config("res_mlp"), 8
     config.model.update(width=128, depth=2, dtype="bfloat16")
@@ -38,8 +38,8 @@ def test_a_sweep_on_a_tpu_copies_neither_the_data_set_nor_parameters_nor_moments
     experiment = build(runs[0].config, load=lambda _: dataset)
     mesh = jax.make_mesh((len(devices),), (SWEEP_AXIS,), axis_types=(AxisType.Auto,), devices=devices)
     program = Program(experiment, runs, mesh, lanes, True, abstract_train_data(dataset, mesh))
-    assert program.call_length.most > 1  # so that the host's time for a call is that of several steps
+    assert program.call_length.most > 1  # the host's time for a call is that of several steps
     copied = set(re.findall(r" = (\w+\[[\d,]+\])\S* (?:copy|transpose)\(", program.compiled.as_text()))
-    kernels = {f"f32[{lanes},3072,128]", f"f32[{lanes},2,128,128]"}
+    kernels = {f"f32[{lanes},3072,128]", f"f32[{lanes},2,128,128]"}  # of the stem and of the blocks
     assert not copied & kernels, copied & kernels
     assert not any(shape.startswith("u8[4096") for shape in copied)
