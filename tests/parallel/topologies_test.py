@@ -2,24 +2,23 @@
 
 import itertools
 import os
+import re
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import topologies
 
 from depthmup_flax import InputError
+from depthmup_flax.nn.layers import HIDDEN, Dense
 from depthmup_flax.parallel import sharding
+from depthmup_flax.plan.topologies import environment_for, topology_devices
 
 pytest.importorskip("libtpu", reason="libtpu, the compiler for TPUs, is not installed.")
 
-os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # this host is no TPU machine
-os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # beside another process that compiles
-
-
-def devices_of(name, slices=1):
-    one_device_a_chip = {"chip_config_name": "megacore"} if name.startswith("v4") else {}
-    several = {"num_slices": slices} if slices > 1 else {}
-    return topologies.get_topology_desc(name, "tpu", **one_device_a_chip, **several).devices
+os.environ.update(environment_for("v5e:4x4", os.environ))
 
 
 def layouts(count):
@@ -50,7 +49,7 @@ def layouts(count):
     ],
 )
 def test_every_mesh_of_a_tpu_is_built_or_refused_in_one_sentence(name, slices, built, refused):
-    devices, found = devices_of(name, slices), {"built": 0, "refused": 0}
+    devices, found = topology_devices(name, slices), {"built": 0, "refused": 0}
     for layout in layouts(len(devices)):
         axes = dict(zip(sharding.MESH_AXES, layout, strict=True))
         if layout[0] % slices:
@@ -71,7 +70,7 @@ def test_every_mesh_of_a_tpu_is_built_or_refused_in_one_sentence(name, slices, b
 @pytest.mark.parametrize("name", ["v4:4x4x4", "v5p:4x4x4", "v5e:4x4", "v5e:16x16", "v6e:16x16"])
 @pytest.mark.parametrize(("fsdp", "tensor"), [(1, 2), (2, 2), (1, 4), (4, 4)])
 def test_tensor_parallelism_is_between_neighbors(name, fsdp, tensor):
-    mesh = sharding.make_mesh({"data": -1, "fsdp": fsdp, "tensor": tensor}, devices_of(name))
+    mesh = sharding.make_mesh({"data": -1, "fsdp": fsdp, "tensor": tensor}, topology_devices(name))
     coordinates = np.array([device.coords for device in mesh.devices.flat]).reshape(-1, tensor, 3)
     assert (np.abs(np.diff(coordinates, axis=1)).sum(-1) == 1).all()
 
@@ -80,3 +79,19 @@ def test_devices_that_are_half_a_chip_are_refused():
     cores = topologies.get_topology_desc("v4:2x2x2", "tpu").devices
     with pytest.raises(InputError, match=r"^the 16 devices of kind TPU v4 form no mesh: .* each as one device."):
         sharding.make_mesh(devices=cores)
+
+
+@pytest.mark.parametrize(("gradient_dtype", "summed"), [("", "bf16"), ("float32", "f32")])
+def test_chips_sum_a_gradient_into_their_parts_in_the_dtype_of_the_config(gradient_dtype, summed):
+    mesh = sharding.make_mesh({"data": 1, "fsdp": 4, "tensor": 1}, topology_devices("v5e:2x2"))
+    layer, x = Dense(256, HIDDEN, dtype="bfloat16"), jax.ShapeDtypeStruct((64, 512), jnp.float32)
+    params = nn.unbox(jax.eval_shape(layer.init, jax.random.key(0), x))
+    shardings = sharding.state_shardings(params, {"kernel": HIDDEN}, mesh), sharding.batch_sharding(mesh)
+
+    def loss(params, x):
+        with sharding.activations_on(mesh, gradient_dtype):
+            return jnp.sin(layer.apply(params, x)).sum()
+
+    gradient = jax.jit(jax.grad(loss), in_shardings=shardings, out_shardings=shardings[0])
+    text = gradient.trace(params, x).lower(lowering_platforms=("tpu",)).compile().as_text()
+    assert re.findall(r"^%all-reduce-scatter\S* \(\S+: (\w+)\[512,256\]", text, re.MULTILINE) == [summed]
