@@ -99,9 +99,10 @@ def test_a_vocabulary_is_split_over_tensor_and_its_logits_stay_where_they_are(ti
     np.testing.assert_allclose(result["parts"], result["whole"], rtol=3e-7)
     kernel = {} if tied else {"readout/kernel": ["fsdp", "tensor"]}
     assert result["split"] == {"stem/embedding": ["tensor", "fsdp"], **kernel}
-    assert result["logits in the program"] == ["4,4,128"]  # of 16 examples, 16 tokens and 256 bytes
+    assert "32,128" in result["logits"]  # of 4 examples, 8 tokens in a part, half of the vocabulary
     assert "4,16,16" in result["exchanged"]  # rows of the table
-    assert not [shape for shape in result["exchanged"] if re.search(r",\d+,(128|256)$", shape)]
+    kernels = {"16,128", "8,128"}  # whole along fsdp, and a device's part
+    assert {shape for shape in result["exchanged"] if re.search(r"(128|256)$", shape)} <= kernels
 
 
 def test_memory_for_the_state_falls_as_one_over_fsdp(on_eight_devices):
