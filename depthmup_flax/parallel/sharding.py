@@ -232,7 +232,7 @@ def _gathered_jvp(
 def own_gradient(param: jax.Array, names: AxisNames) -> jax.Array | None:
     """``param``, if its gradient is to be computed in its own dtype; ``None`` if in that of the layer.
 
-    The devices sum a gradient in the dtype in which they compute it: in bfloat16 they round every partial sum to 8 bits.
+    Devices sum a gradient in the dtype in which they compute it: in bfloat16 they round every partial sum to 8 bits.
     """
     if not _float32_gradients.value:
         return None
