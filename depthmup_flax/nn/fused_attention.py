@@ -16,16 +16,24 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-LANES = 128  # of a vector register: the features that a block holds, those of several heads if they are narrow
-MOST_TOKENS = 2048
-_TOKENS_OF_BLOCK = 2048  # of all its examples
+LANES = 128  # of a vector register
+_BLOCK = 2**18  # entries of an operand that a step of the kernel reads: 1/2 MiB in bfloat16
 _LOGITS = 2**18  # of one head that exist at a time: 1 MiB in float32, of the 16 MiB of a TPU v4
 
 
 def fuses(tokens: int, features: int, head_dim: int, dtype: jnp.dtype) -> bool:
-    """Whether `fused_attention` has a form for ``[B, tokens, features]`` of this dtype."""
-    whole_heads = head_dim % LANES == 0 or LANES % head_dim == 0
-    return whole_heads and features % max(head_dim, LANES) == 0 and tokens <= MOST_TOKENS and dtype == jnp.bfloat16
+    """Whether `fused_attention` has a form for ``[B, tokens, features]`` of this dtype.
+
+    Products contract all features of a block, other heads' zeros too, so blocks of many heads would waste time.
+    """
+    width = _block_width(features, head_dim)
+    return width <= max(head_dim, 2 * LANES) and tokens * width <= _BLOCK and dtype == jnp.bfloat16
+
+
+def _block_width(features: int, head_dim: int) -> int:
+    """Features in a block: one wide head, narrow heads that fill a register, or else all heads."""
+    filled = max(head_dim, LANES)
+    return filled if filled % head_dim == 0 and features % filled == 0 and filled % LANES == 0 else features
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
@@ -58,7 +66,7 @@ def _fused_fwd(
 def _fused_bwd(
     head_dim: int, scale: float, causal: bool, interpret: bool, qkv: tuple[jax.Array, ...], g: jax.Array
 ) -> tuple[jax.Array, ...]:
-    sums = pltpu.VMEM((g.shape[1], max(head_dim, LANES)), jnp.float32)
+    sums = pltpu.VMEM((g.shape[1], _block_width(g.shape[2], head_dim)), jnp.float32)
     return tuple(_call(_backward, (*qkv, g), 3, head_dim, scale, causal, interpret, (sums, sums)))
 
 
@@ -75,11 +83,11 @@ def _call(
     interpret: bool,
     scratch: tuple[Any, ...] = (),
 ) -> list[jax.Array]:
-    """Runs ``kernel`` on blocks of some examples and `LANES` features (or of one head's, if those are more)."""
+    """Runs ``kernel`` on blocks of some examples and heads."""
     like = arrays_BxTxN[0]
     size, tokens, features = like.shape
-    width = max(head_dim, LANES)
-    examples = max(n for n in range(1, size + 1) if size % n == 0 and (n == 1 or n * tokens <= _TOKENS_OF_BLOCK))
+    width = _block_width(features, head_dim)
+    examples = max(n for n in range(1, size + 1) if size % n == 0 and (n == 1 or n * tokens * width <= _BLOCK))
     block = pl.BlockSpec((examples, tokens, width), lambda i, j: (i, 0, j))
     # The compiler schedules by this, as it does not see into kernels: two products forward, five backward.
     logits = size * tokens * tokens * (features // head_dim) // (2 if causal else 1)
