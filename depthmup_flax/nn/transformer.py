@@ -9,11 +9,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.nn.blocks import LayerConfig, stacked
+from depthmup_flax.nn.blocks import ATTENTION, LayerConfig, stacked
+from depthmup_flax.nn.fused_attention import fused_attention, fuses
 from depthmup_flax.nn.layers import INTO, OUT_OF, Factors, normal, readout_product
-from depthmup_flax.parallel.sharding import gathered, inner
+from depthmup_flax.parallel.sharding import gathered, inner, inner_part, on_parts, traced_platform
 from depthmup_flax.precision import product_precision, products_in
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.types import Dtype
@@ -99,16 +101,32 @@ class SelfAttention(nn.Module):
         head_dim = features // config.num_heads
         heads = (*x.shape[:-1], config.num_heads, head_dim)
         q, k, v = (
-            inner(config.dense(features, INTO, sigma=sigma, name=name)(x)).reshape(heads)
+            inner(config.dense(features, INTO, sigma=sigma, name=name)(x))
             for name, sigma in (("query", 0.0), ("key", config.sigma), ("value", config.sigma))
         )
         # The coordinate check infers the attention's scale from them.
-        self.sow("intermediates", "q", q)
-        self.sow("intermediates", "k", k)
+        self.sow("intermediates", "q", q.reshape(heads))
+        self.sow("intermediates", "k", k.reshape(heads))
         scale = config.parametrization.attention_scale(head_dim, config.base_head_dim or head_dim)
-        with products_in(q.dtype):
-            mixed_BxTxHxD = jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=config.causal)
-        return config.dense(features, OUT_OF, name="out")(inner(mixed_BxTxHxD.reshape(x.shape)))
+        mixed = checkpoint_name(attention(q, k, v, head_dim=head_dim, scale=scale, causal=config.causal), ATTENTION)
+        return config.dense(features, OUT_OF, name="out")(inner(mixed))
+
+
+def attention(
+    q_BxTxN: jax.Array, k_BxTxN: jax.Array, v_BxTxN: jax.Array, *, head_dim: int, scale: float, causal: bool
+) -> jax.Array:
+    """``softmax(scale q k^T) v`` of every head, ``N = H D`` with the heads side by side: ``[B, T, N]``.
+
+    Programs for TPUs use `fused_attention` where it has a form.
+    """
+    shape = q_BxTxN.shape
+    part = inner_part(shape)
+    if traced_platform() == "tpu" and part is not None and fuses(part[1], part[2], head_dim, q_BxTxN.dtype):
+        fused = lambda q, k, v: fused_attention(q, k, v, head_dim, scale, causal)
+        return on_parts(fused, q_BxTxN, k_BxTxN, v_BxTxN)
+    q, k, v = (x.reshape(*shape[:-1], -1, head_dim) for x in (q_BxTxN, k_BxTxN, v_BxTxN))
+    with products_in(q.dtype):
+        return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=causal).reshape(shape)
 
 
 class FeedForward(nn.Module):

@@ -85,6 +85,13 @@ def test_a_split_table_is_never_whole_on_a_device(on_eight_devices):
     assert max(sizes) < 48 * 16
 
 
+def test_the_attention_kernel_runs_on_each_devices_examples_and_heads(on_eight_devices):
+    results = on_eight_devices("fused_attention_parts")
+    assert results[EVERY_AXIS]["parts"] == [[2, 5, 128]] * 4
+    for layout, result in results.items():
+        np.testing.assert_array_equal(result["values"], results["one"]["values"], err_msg=layout)
+
+
 @pytest.mark.parametrize("model", ["res_mlp", pytest.param("vit", marks=slow)])
 def test_parts_of_a_batch_and_recomputed_activations_train_like_the_whole(model, on_eight_devices):
     losses = on_eight_devices("in_parts", model)
