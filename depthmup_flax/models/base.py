@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.nn.blocks import REMAT, LayerConfig
 from depthmup_flax.nn.layers import STEM, Readout, normal
-from depthmup_flax.nn.transformer import Transformer, TransformerConfig
+from depthmup_flax.nn.transformer import ATTENTIONS, Transformer, TransformerConfig
 from depthmup_flax.parallel.sharding import gathered
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.types import Dtype
@@ -139,9 +139,11 @@ class TransformerNetwork(ResidualNetwork):
       dropout: of branch outputs in training.
       remat: as in `ResidualNetwork`. ``dots``, the default, is also the fastest on CPUs and by the TPU compiler's
         estimates.
+      attention: ``auto``: our own kernel in bfloat16 programs of ``train.py`` for TPUs, which was compiled for TPUs and
+        tested by interpretation, but never ran on one; otherwise, and with ``xla``, ``jax.nn.dot_product_attention``.
     """
 
-    choices = ResidualNetwork.choices | {"positions": ("learned", "sincos")}
+    choices = ResidualNetwork.choices | {"positions": ("learned", "sincos"), "attention": ATTENTIONS}
     sincos_divisor: ClassVar[int]  # of the width
 
     num_heads: int = 4
@@ -151,6 +153,7 @@ class TransformerNetwork(ResidualNetwork):
     remat: str = "dots"
     positions: str = "learned"
     dropout: float = 0.0
+    attention: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,6 +20,8 @@ from depthmup_flax.precision import product_precision, products_in
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.types import Dtype
 
+ATTENTIONS = ("auto", "xla")
+
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(LayerConfig):
@@ -32,6 +34,7 @@ class TransformerConfig(LayerConfig):
       causal: a position attends to itself and to earlier ones.
       mlp_ratio: hidden features of the feed-forward branch in units of the width.
       dropout: probability of dropping an entry of a branch's output in training (needs an rng "dropout").
+      attention: of `ATTENTIONS`: `attention` or `attention_by_xla`.
       scan, remat: see `depthmup_flax.nn.blocks.stacked`.
     """
 
@@ -42,6 +45,7 @@ class TransformerConfig(LayerConfig):
     causal: bool = False
     mlp_ratio: int = 4
     dropout: float = 0.0
+    attention: str = "auto"
     scan: bool = True
     remat: str = "none"
 
@@ -108,7 +112,8 @@ class SelfAttention(nn.Module):
         self.sow("intermediates", "q", q.reshape(heads))
         self.sow("intermediates", "k", k.reshape(heads))
         scale = config.parametrization.attention_scale(head_dim, config.base_head_dim or head_dim)
-        mixed = checkpoint_name(attention(q, k, v, head_dim=head_dim, scale=scale, causal=config.causal), ATTENTION)
+        attend = attention if config.attention == "auto" else attention_by_xla
+        mixed = checkpoint_name(attend(q, k, v, head_dim=head_dim, scale=scale, causal=config.causal), ATTENTION)
         return config.dense(features, OUT_OF, name="out")(inner(mixed))
 
 
@@ -124,6 +129,14 @@ def attention(
     if traced_platform() == "tpu" and part is not None and fuses(part[1], part[2], head_dim, q_BxTxN.dtype):
         fused = lambda q, k, v: fused_attention(q, k, v, head_dim, scale, causal)
         return on_parts(fused, q_BxTxN, k_BxTxN, v_BxTxN)
+    return attention_by_xla(q_BxTxN, k_BxTxN, v_BxTxN, head_dim=head_dim, scale=scale, causal=causal)
+
+
+def attention_by_xla(
+    q_BxTxN: jax.Array, k_BxTxN: jax.Array, v_BxTxN: jax.Array, *, head_dim: int, scale: float, causal: bool
+) -> jax.Array:
+    """`attention` on every platform as `jax.nn.dot_product_attention`."""
+    shape = q_BxTxN.shape
     q, k, v = (x.reshape(*shape[:-1], -1, head_dim) for x in (q_BxTxN, k_BxTxN, v_BxTxN))
     with products_in(q.dtype):
         return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=causal).reshape(shape)

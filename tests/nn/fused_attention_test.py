@@ -79,10 +79,10 @@ def test_sizes_that_have_a_kernel(tokens, features, head_dim, dtype, expected):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("platform", ["tpu", "cpu"])
-def test_programs_for_tpus_have_the_kernel_and_others_xlas_attention(platform, causal, monkeypatch):
+@pytest.mark.parametrize(("platform", "attention"), [("tpu", "auto"), ("tpu", "xla"), ("cpu", "auto")])
+def test_programs_for_tpus_have_the_kernel_unless_told_otherwise(platform, attention, causal, monkeypatch):
     monkeypatch.setattr(transformer, "traced_platform", lambda: platform)
-    fields = {"width": 128, "depth": 1, "num_heads": 2, "remat": "dots", "dtype": "bfloat16"}
+    fields = {"width": 128, "depth": 1, "num_heads": 2, "remat": "dots", "dtype": "bfloat16", "attention": attention}
     model, x = dm.ViT(7, patch_size=8, **fields), jnp.zeros((2, 16, 16, 3))
     if causal:
         model, x = dm.GPT(7, **fields), jnp.zeros((2, 12), jnp.int32)
@@ -90,7 +90,7 @@ def test_programs_for_tpus_have_the_kernel_and_others_xlas_attention(platform, c
     gradient = jax.jit(jax.grad(lambda params, x: model.apply({"params": params}, x).sum()))
     text = gradient.trace(params, x).lower(lowering_platforms=(platform,)).as_text()
     # Remat keeps attention's output, so that the backward pass does not run the forward kernel again.
-    assert text.count("@tpu_custom_call") == (2 if platform == "tpu" else 0)
+    assert text.count("@tpu_custom_call") == (2 if (platform, attention) == ("tpu", "auto") else 0)
 
 
 def test_programs_know_the_platform_of_their_mesh_whatever_its_size():
