@@ -93,7 +93,7 @@ def compile_run(
     sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)
     data = abstract_train_data(experiment.dataset, mesh)
     started = time.perf_counter()
-    program = ShardedProgram(experiment, mesh, data)  # type: ignore[arg-type]
+    program = ShardedProgram(experiment, mesh, data)
     traced = program.traced()
     platform = sharding.platform(mesh)
     lowered = traced.lower(lowering_platforms=(_LOWERED_FOR.get(platform, platform),))
@@ -124,7 +124,7 @@ def compile_sweep(
     group = max(plan(config, expand(config), load), key=lambda group: group.experiment.cost)
     mesh = sweep_mesh(devices)
     data = abstract_train_data(group.experiment.dataset, mesh)
-    programs = GroupPrograms(group, mesh, data)  # type: ignore[arg-type]
+    programs = GroupPrograms(group, mesh, data)
     options = candidates(len(group.runs), mesh.size)
     tried = options[::-1] if lanes is None else [min(lanes or options[-1], options[-1])]
     for per_device in tried:
