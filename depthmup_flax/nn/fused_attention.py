@@ -18,6 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 LANES = 128  # of a vector register
 _BLOCK = 2**18  # entries of an operand that a step of the kernel reads: 1/2 MiB in bfloat16
+_TOKENS = 2048  # of all heads of a block
 _LOGITS = 2**18  # of one head that exist at a time: 1 MiB in float32, of the 16 MiB of a TPU v4
 
 
@@ -27,7 +28,8 @@ def fuses(tokens: int, features: int, head_dim: int, dtype: jnp.dtype) -> bool:
     Products contract all features of a block, other heads' zeros too, so blocks of many heads would waste time.
     """
     width = _block_width(features, head_dim)
-    return width <= max(head_dim, 2 * LANES) and tokens * width <= _BLOCK and dtype == jnp.bfloat16
+    fits = tokens * width <= _BLOCK and tokens * (width // head_dim) <= _TOKENS
+    return width <= max(head_dim, 2 * LANES) and fits and dtype == jnp.bfloat16
 
 
 def _block_width(features: int, head_dim: int) -> int:
