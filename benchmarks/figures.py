@@ -59,7 +59,11 @@ def set_up(setting: Setting) -> Iterator[Row]:
 
 
 # Ways to run a network: a scan, a scan that recomputes all but products in the backward pass, and a loop over blocks.
-WAYS: dict[str, Model] = {"scanned": {}, "scanned, remat=dots": {"remat": "dots"}, "unrolled": {"scan": False}}
+WAYS: dict[str, Model] = {
+    "scanned": {"remat": "none"},
+    "scanned, remat=dots": {"remat": "dots"},
+    "unrolled": {"scan": False, "remat": "none"},
+}
 
 
 def scanned(setting: Setting) -> Iterator[Row]:

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from depthmup_flax.nn import fused_attention, transformer
 from depthmup_flax.nn.cpu import dense_product
 from depthmup_flax.nn.own_gradient import with_gradient_of
 from depthmup_flax.nn.transformer import Embed
@@ -97,7 +98,7 @@ def in_parts(model):
     """Whole batches, in four parts, and with activations computed again."""
     experiment = build(config_of(model, dropout=False))
     mesh = sharding.make_mesh(LAYOUTS["data 2, fsdp 2, tensor 2"])
-    found = {"whole": trained(experiment, mesh)[0], "parts": trained(experiment, mesh, accumulate=4)[0]}
+    found = {"whole": trained(experiment, mesh, remat="none")[0], "parts": trained(experiment, mesh, accumulate=4)[0]}
     for policy in ("dots", "full"):
         found[policy] = trained(experiment, mesh, remat=policy)[0]
     return found
@@ -112,7 +113,7 @@ def language_model(tied):
     one = sharding.make_mesh(LAYOUTS["one"], jax.devices()[:1])
     found = {"whole": trained(experiment, one)[0]}
     mesh = sharding.make_mesh(LAYOUTS["data 2, fsdp 2, tensor 2"])
-    with mock.patch.object(cross_entropy, "MOST_BYTES", 4 * 16 * 16 * 256 / 8 / 4):
+    with mock.patch.object(cross_entropy, "MOST_BYTES", 4 * 16 * 16 * 256 / 8 / 2):
         losses, state = trained(experiment, mesh)
         lowered = program_of(experiment, mesh).traced().lower()
     found["parts"] = losses
@@ -120,9 +121,10 @@ def language_model(tied):
         path_name(path): list(p.sharding.spec) for path, p in jax.tree_util.tree_flatten_with_path(state.params)[0]
         if 256 in p.shape
     }  # fmt: skip
-    found["logits in the program"] = sorted(set(re.findall(r"f64\[(\d+,\d+,128)\]", lowered.compile().as_text())))
+    text = lowered.compile().as_text()
+    found["logits"] = sorted(set(re.findall(r"f64\[([\d,]+,(?:128|256))\]", text)))
     collectives = r"= (.*) (?:all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
-    types = " ".join(re.findall(collectives, lowered.compile().as_text()))
+    types = " ".join(re.findall(collectives, text))
     found["exchanged"] = sorted(set(re.findall(r"\[([\d,]*)\]", types)))
     return found
 
@@ -190,6 +192,30 @@ def lookup_collectives():
     gradient = jax.jit(jax.grad(loss), in_shardings=(shardings, sharding.batch_sharding(mesh)), out_shardings=shardings)
     text = gradient.lower(params, jax.ShapeDtypeStruct((8, 3), int)).compile().as_text()
     return re.findall(r"= \(?\w+\[([\d,]*)\]\S* (?:all-\w+|reduce-scatter|collective-permute)\(", text)
+
+
+def fused_attention_parts():
+    """Attention's value and gradients with the kernel of TPUs on several meshes, and the shapes of a device's parts."""
+    q, k, v, g = (jax.random.normal(key, (8, 5, 256), jnp.bfloat16) for key in jax.random.split(jax.random.key(0), 4))
+    found = {}
+    interpreted = functools.partial(fused_attention.fused_attention, interpret=True)
+    with (
+        mock.patch.object(transformer, "traced_platform", return_value="tpu"),
+        mock.patch.object(transformer, "fused_attention", interpreted),
+    ):
+        for name, axes in LAYOUTS.items():
+            mesh = sharding.make_mesh(axes, jax.devices()[: int(np.prod(list(axes.values())))])
+
+            def gradients(q, k, v, g, mesh=mesh):
+                attend = functools.partial(transformer.attention, head_dim=64, scale=0.125, causal=True)
+                with sharding.activations_on(mesh):
+                    value, pull = jax.vjp(attend, q, k, v)
+                    return value, *pull(g)
+
+            values = jax.jit(gradients)(q, k, v, g)
+            parts = [x.sharding.shard_shape(x.shape) for x in values]
+            found[name] = {"values": [np.asarray(x, np.float32).tolist() for x in values], "parts": parts}
+    return found
 
 
 def step_of(experiment):

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.nn.blocks import REMAT, LayerConfig
 from depthmup_flax.nn.layers import STEM, Readout, normal
-from depthmup_flax.nn.transformer import Transformer, TransformerConfig
+from depthmup_flax.nn.transformer import ATTENTIONS, Transformer, TransformerConfig
 from depthmup_flax.parallel.sharding import gathered
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.types import Dtype
@@ -55,8 +55,8 @@ class ResidualNetwork(nn.Module):
       use_bias: biases in every layer, the readout included.
       sigma: initial standard deviation of the weights in units of ``1/sqrt(fan_in)``.
       scan: compile one block and loop over it, or compile every block.
-      remat: what the backward pass computes again to save memory: ``none``, ``dots`` (all but products with weights)
-        or ``full``.
+      remat: what the backward pass computes again to save memory: ``none``; ``dots``, all but products with weights and
+        attention's outputs; or ``full``, all but the stream between blocks.
       dtype: of the computation inside layers; ``param_dtype`` is that of parameters and of the residual stream.
     """
 
@@ -137,17 +137,23 @@ class TransformerNetwork(ResidualNetwork):
       norm: ``layer`` (at the beginning of each branch, and before the readout) or ``none``.
       positions: ``learned`` or ``sincos`` (fixed).
       dropout: of branch outputs in training.
+      remat: as in `ResidualNetwork`. ``dots``, the default, is also the fastest on CPUs and by the TPU compiler's
+        estimates.
+      attention: ``auto``: our own kernel in bfloat16 programs of ``train.py`` for TPUs, which was compiled for TPUs and
+        tested by interpretation, but never ran on one; otherwise, and with ``xla``, ``jax.nn.dot_product_attention``.
     """
 
-    choices = ResidualNetwork.choices | {"positions": ("learned", "sincos")}
+    choices = ResidualNetwork.choices | {"positions": ("learned", "sincos"), "attention": ATTENTIONS}
     sincos_divisor: ClassVar[int]  # of the width
 
     num_heads: int = 4
     head_dim: int = 0
     mlp_ratio: int = 4
     norm: str = "layer"
+    remat: str = "dots"
     positions: str = "learned"
     dropout: float = 0.0
+    attention: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()

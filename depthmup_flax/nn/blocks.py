@@ -51,10 +51,15 @@ class LayerConfig:
         return ResidualBranch(branch, self.parametrization, self.depth_ratio, shortcut)
 
 
+ATTENTION = "attention"  # the `checkpoint_name` of what attention mixes
+
+_policies = jax.checkpoint_policies
 REMAT: dict[str, Callable[..., Any] | None] = {
     "none": None,  # saves what the backward pass needs
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # saves products with weights alone
-    "full": jax.checkpoint_policies.nothing_saveable,  # saves the stream between blocks
+    "dots": _policies.save_from_both_policies(  # saves products with weights, and attention's outputs
+        _policies.dots_with_no_batch_dims_saveable, _policies.save_only_these_names(ATTENTION)
+    ),
+    "full": _policies.nothing_saveable,  # saves the stream between blocks
 }
 
 

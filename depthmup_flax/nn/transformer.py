@@ -9,14 +9,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.nn.blocks import LayerConfig, stacked
+from depthmup_flax.nn.blocks import ATTENTION, LayerConfig, stacked
+from depthmup_flax.nn.fused_attention import fused_attention, fuses
 from depthmup_flax.nn.layers import INTO, OUT_OF, Factors, normal, readout_product
-from depthmup_flax.parallel.sharding import gathered, inner
+from depthmup_flax.parallel.sharding import gathered, inner, inner_part, on_parts, traced_platform
 from depthmup_flax.precision import product_precision, products_in
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.types import Dtype
+
+ATTENTIONS = ("auto", "xla")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +34,7 @@ class TransformerConfig(LayerConfig):
       causal: a position attends to itself and to earlier ones.
       mlp_ratio: hidden features of the feed-forward branch in units of the width.
       dropout: probability of dropping an entry of a branch's output in training (needs an rng "dropout").
+      attention: of `ATTENTIONS`: `attention` or `attention_by_xla`.
       scan, remat: see `depthmup_flax.nn.blocks.stacked`.
     """
 
@@ -40,6 +45,7 @@ class TransformerConfig(LayerConfig):
     causal: bool = False
     mlp_ratio: int = 4
     dropout: float = 0.0
+    attention: str = "auto"
     scan: bool = True
     remat: str = "none"
 
@@ -99,16 +105,41 @@ class SelfAttention(nn.Module):
         head_dim = features // config.num_heads
         heads = (*x.shape[:-1], config.num_heads, head_dim)
         q, k, v = (
-            inner(config.dense(features, INTO, sigma=sigma, name=name)(x)).reshape(heads)
+            inner(config.dense(features, INTO, sigma=sigma, name=name)(x))
             for name, sigma in (("query", 0.0), ("key", config.sigma), ("value", config.sigma))
         )
         # The coordinate check infers the attention's scale from them.
-        self.sow("intermediates", "q", q)
-        self.sow("intermediates", "k", k)
+        self.sow("intermediates", "q", q.reshape(heads))
+        self.sow("intermediates", "k", k.reshape(heads))
         scale = config.parametrization.attention_scale(head_dim, config.base_head_dim or head_dim)
-        with products_in(q.dtype):
-            mixed_BxTxHxD = jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=config.causal)
-        return config.dense(features, OUT_OF, name="out")(inner(mixed_BxTxHxD.reshape(x.shape)))
+        attend = attention if config.attention == "auto" else attention_by_xla
+        mixed = checkpoint_name(attend(q, k, v, head_dim=head_dim, scale=scale, causal=config.causal), ATTENTION)
+        return config.dense(features, OUT_OF, name="out")(inner(mixed))
+
+
+def attention(
+    q_BxTxN: jax.Array, k_BxTxN: jax.Array, v_BxTxN: jax.Array, *, head_dim: int, scale: float, causal: bool
+) -> jax.Array:
+    """``softmax(scale q k^T) v`` of every head, ``N = H D`` with the heads side by side: ``[B, T, N]``.
+
+    Programs for TPUs use `fused_attention` where it has a form.
+    """
+    shape = q_BxTxN.shape
+    part = inner_part(shape)
+    if traced_platform() == "tpu" and part is not None and fuses(part[1], part[2], head_dim, q_BxTxN.dtype):
+        fused = lambda q, k, v: fused_attention(q, k, v, head_dim, scale, causal)
+        return on_parts(fused, q_BxTxN, k_BxTxN, v_BxTxN)
+    return attention_by_xla(q_BxTxN, k_BxTxN, v_BxTxN, head_dim=head_dim, scale=scale, causal=causal)
+
+
+def attention_by_xla(
+    q_BxTxN: jax.Array, k_BxTxN: jax.Array, v_BxTxN: jax.Array, *, head_dim: int, scale: float, causal: bool
+) -> jax.Array:
+    """`attention` on every platform as `jax.nn.dot_product_attention`."""
+    shape = q_BxTxN.shape
+    q, k, v = (x.reshape(*shape[:-1], -1, head_dim) for x in (q_BxTxN, k_BxTxN, v_BxTxN))
+    with products_in(q.dtype):
+        return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=causal).reshape(shape)
 
 
 class FeedForward(nn.Module):

@@ -9,7 +9,7 @@ sums, which are rounded to the dtype of the layers, or of `own_gradient`.
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -195,8 +195,13 @@ def activations_on(mesh: Mesh, gradient_dtype: str = "") -> Iterator[None]:
 
     ``gradient_dtype`` is of `GRADIENT_DTYPES`, see `own_gradient`.
     """
-    with _mesh(mesh if mesh.size > 1 else None), _float32_gradients(gradient_dtype == "float32"):
+    with _mesh(mesh), _float32_gradients(gradient_dtype == "float32"):
         yield
+
+
+def traced_platform() -> str | None:
+    """The platform that the program being traced is for; ``None`` outside of `activations_on`."""
+    return None if _mesh.value is None else platform(_mesh.value)
 
 
 def gathered(param: jax.Array, names: AxisNames) -> jax.Array:
@@ -232,7 +237,7 @@ def _gathered_jvp(
 def own_gradient(param: jax.Array, names: AxisNames) -> jax.Array | None:
     """``param``, if its gradient is to be computed in its own dtype; ``None`` if in that of the layer.
 
-    The devices sum a gradient in the dtype in which they compute it: in bfloat16 they round every partial sum to 8 bits.
+    Devices sum a gradient in the dtype in which they compute it: in bfloat16 they round every partial sum to 8 bits.
     """
     if not _float32_gradients.value:
         return None
@@ -271,7 +276,29 @@ def rows(x: jax.Array) -> jax.Array:
 
 def inner(x: jax.Array) -> jax.Array:
     """``[B, ..., features]``: splits features inside a branch over ``tensor``, like the weights that produce them."""
-    return _constrain(x, PartitionSpec(BATCH_AXES, *[None] * (x.ndim - 2), "tensor"))
+    return _constrain(x, _inner_spec(x.ndim))
+
+
+def inner_part(shape: Sequence[int]) -> tuple[int, ...] | None:
+    """The shape of each device's part of an array that `inner` splits; ``None`` if the parts are not equal."""
+    mesh = _mesh.value
+    if mesh is None:
+        return tuple(shape)
+    sharding = NamedSharding(mesh, _inner_spec(len(shape)))
+    return sharding.shard_shape(tuple(shape)) if _divides(shape, sharding) else None
+
+
+def on_parts(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+    """``function`` on each device's parts of arrays that `inner` splits; see `inner_part`."""
+    mesh = _mesh.value
+    if mesh is None or mesh.size == 1:
+        return function(*arrays)
+    spec = _inner_spec(arrays[0].ndim)
+    return jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(*arrays)
+
+
+def _inner_spec(ndim: int) -> PartitionSpec:
+    return PartitionSpec(BATCH_AXES, *[None] * (ndim - 2), "tensor")
 
 
 def shards_of_logits(vocab_size: int) -> int:
@@ -284,10 +311,16 @@ def shards_of_logits(vocab_size: int) -> int:
 
 def _constrain(x: jax.Array, spec: PartitionSpec) -> jax.Array:
     mesh = _mesh.value
-    if mesh is None or x.ndim < 2:
+    if mesh is None or mesh.size == 1 or x.ndim < 2:
         return x
-    for size, axes in zip(x.shape, spec, strict=False):
+    sharding = NamedSharding(mesh, spec)
+    # Not the single example of an initialization, for instance.
+    return jax.lax.with_sharding_constraint(x, sharding) if _divides(x.shape, sharding) else x
+
+
+def _divides(shape: Sequence[int], sharding: NamedSharding) -> bool:
+    for size, axes in zip(shape, sharding.spec, strict=False):
         names = (axes,) if isinstance(axes, str) else axes or ()
-        if size % math.prod(mesh.shape[name] for name in names):
-            return x  # such as the single example of an initialization
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+        if size % math.prod(sharding.mesh.shape[name] for name in names):
+            return False
+    return True

@@ -6,15 +6,12 @@ import dataclasses
 import os
 from collections.abc import Mapping
 
-import jax
 import numpy as np
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import DATA_DEFAULTS, DataConfig, Dataset, ImageDataset, TextDataset, Tokenizer, load
 from depthmup_flax.data.named_sets import check_fields, placement
 from depthmup_flax.errors import InputError
-from depthmup_flax.parallel import sharding
 from depthmup_flax.types import HostBatch
 
 
@@ -103,17 +100,6 @@ def description(dataset: Dataset) -> str:
     origin = "blank, as it is not here" if isinstance(dataset.train, BlankSplit) else "read here"
     where = "streamed" if dataset.placement == "stream" else "on every device"
     return f"{dataset.name}, {len(dataset.train):,} {dataset.describe()}, {where}; {origin}"
-
-
-def abstract_data(dataset: Dataset, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct] | None:
-    """Shapes of what `depthmup_flax.training.device_batches.put_train_data` puts on the devices."""
-    if dataset.placement == "stream":
-        return None
-    place, one = sharding.replicated(mesh), dataset.train.read(np.arange(1))
-    return {
-        name: jax.ShapeDtypeStruct((len(dataset.train), *x.shape[1:]), x.dtype, sharding=place)
-        for name, x in one.items()
-    }
 
 
 def _blank_images(fields: DataConfig, name: str, sizes: Sizes) -> ImageDataset:

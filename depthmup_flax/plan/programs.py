@@ -16,12 +16,12 @@ from ml_collections import ConfigDict
 from depthmup_flax.data import Dataset
 from depthmup_flax.errors import InputError
 from depthmup_flax.parallel import sharding
-from depthmup_flax.plan.blank_data import abstract_data
 from depthmup_flax.plan.flops import flops_of_traced
 from depthmup_flax.sweep.grid import expand
 from depthmup_flax.sweep.lane_count import candidates
 from depthmup_flax.sweep.lane_program import Program, sweep_mesh
 from depthmup_flax.sweep.program_group import GroupPrograms, plan
+from depthmup_flax.training.device_batches import abstract_train_data
 from depthmup_flax.training.experiment import Experiment, build
 from depthmup_flax.training.sharded_program import ShardedProgram
 from depthmup_flax.training.step import TrainState
@@ -91,9 +91,9 @@ def compile_run(
     experiment = build(config, load=load)
     mesh = sharding.make_mesh(config.mesh, devices)
     sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)
-    data = abstract_data(experiment.dataset, mesh)
+    data = abstract_train_data(experiment.dataset, mesh)
     started = time.perf_counter()
-    program = ShardedProgram(experiment, mesh, data)  # type: ignore[arg-type]
+    program = ShardedProgram(experiment, mesh, data)
     traced = program.traced()
     platform = sharding.platform(mesh)
     lowered = traced.lower(lowering_platforms=(_LOWERED_FOR.get(platform, platform),))
@@ -123,8 +123,8 @@ def compile_sweep(
     """
     group = max(plan(config, expand(config), load), key=lambda group: group.experiment.cost)
     mesh = sweep_mesh(devices)
-    data = abstract_data(group.experiment.dataset, mesh)
-    programs = GroupPrograms(group, mesh, data)  # type: ignore[arg-type]
+    data = abstract_train_data(group.experiment.dataset, mesh)
+    programs = GroupPrograms(group, mesh, data)
     options = candidates(len(group.runs), mesh.size)
     tried = options[::-1] if lanes is None else [min(lanes or options[-1], options[-1])]
     for per_device in tried:

@@ -35,6 +35,7 @@ EXECUTION = (
     "mesh",
     "model.scan",
     "model.remat",
+    "model.attention",
     "data.data_dir",
     "data.placement",
     "data.device_limit_mib",

@@ -24,6 +24,7 @@ from depthmup_flax.types import Batch
 T = TypeVar("T")
 
 _READ_AHEAD = 2  # batches on the devices that wait for the step
+_TILE = 128  # numbers side by side in a tile of a TPU's memory
 _POLL_S = 0.5  # seconds between checks for a preemption
 _PREEMPTED = "preempted while reading data; rerun the same command to resume."
 
@@ -39,21 +40,20 @@ class Waiting:
 def put_train_data(dataset: Dataset, mesh: jax.sharding.Mesh) -> Batch | None:
     """The training examples, whole on every device; ``None`` if they are streamed.
 
-    An example of N is a row: images are ``[N, H * W * C]``. A TPU gathers rows where they lie, but would copy images
-    ``[N, H, W, C]``, all of them, into another layout in every call.
+    An example is a row: images are ``[N, H * W * C]``. XLA:TPU gathers rows of whole tiles where they lie; images
+    ``[N, H, W, C]``, and rows of other lengths, it would copy into another layout in every call, all of them.
     """
     if dataset.placement == "stream":
         return None
-    return sharding.put_everywhere({name: _as_rows(x) for name, x in dataset.train.arrays().items()}, mesh)
+    return sharding.put_everywhere({name: _as_rows(x, mesh) for name, x in dataset.train.arrays().items()}, mesh)
 
 
 def abstract_train_data(dataset: Dataset, mesh: jax.sharding.Mesh) -> Any:
     """Shapes, dtypes and shardings of what `put_train_data` returns, for devices that may be absent."""
     if dataset.placement == "stream":
         return None
-    one, place = dataset.train.read(np.arange(1)), sharding.replicated(mesh)
-    rows = {name: _as_rows(x) for name, x in one.items()}
-    size = len(dataset.train)
+    size, place = len(dataset.train), sharding.replicated(mesh)
+    rows = {name: _as_rows(x, mesh) for name, x in dataset.train.read(np.arange(1)).items()}
     return {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype, sharding=place) for name, x in rows.items()}
 
 
@@ -65,13 +65,24 @@ def batch_of(dataset: Dataset, data: Batch | None, examples: Any) -> Any:
     """
     if data is None:
         return examples
+
+    def batch(rows: jax.Array, example: np.ndarray) -> jax.Array:
+        found = rows[examples]
+        if example.ndim == 1:
+            return found
+        return found[..., : example.size].reshape(*examples.shape, *example.shape[1:])
+
     one = dataset.train.read(np.arange(1))
-    return {name: x[examples].reshape(*examples.shape, *one[name].shape[1:]) for name, x in data.items()}
+    return {name: batch(rows, one[name]) for name, rows in data.items()}
 
 
-def _as_rows(x: np.ndarray) -> np.ndarray:
-    """``[N, ...] -> [N, size]``; ``[N]`` as it is."""
-    return x.reshape(len(x), -1) if x.ndim > 1 else x
+def _as_rows(x: np.ndarray, mesh: jax.sharding.Mesh) -> np.ndarray:
+    """``[N, ...] -> [N, numbers of an example]``, with zeros at the end where a TPU needs them; ``[N]`` as it is."""
+    if x.ndim == 1:
+        return x
+    rows = x.reshape(len(x), -1)
+    missing = -rows.shape[1] % _TILE if sharding.platform(mesh) == "tpu" else 0
+    return np.pad(rows, ((0, 0), (0, missing))) if missing else rows
 
 
 def calls(

@@ -9,8 +9,8 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.data import DATA_DEFAULTS, load
 from depthmup_flax.parallel import sharding
-from depthmup_flax.plan.blank_data import BlankSplit, PlannedData, Sizes, abstract_data, description
-from depthmup_flax.training.device_batches import put_train_data
+from depthmup_flax.plan.blank_data import BlankSplit, PlannedData, Sizes, description
+from depthmup_flax.training.device_batches import abstract_train_data, put_train_data
 from depthmup_flax.training.multi_step import abstract_examples
 
 
@@ -42,7 +42,7 @@ def same_programs(one, other):
     )  # fmt: skip
     assert shapes(one) == shapes(other)
     types = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), tree)
-    return types(abstract_data(one, mesh)) == types(put_train_data(other, mesh))
+    return types(abstract_train_data(one, mesh)) == types(put_train_data(other, mesh))
 
 
 @pytest.mark.parametrize("changed", [{}, {"placement": "stream"}, {"train_examples": 5}, {"augment": "resized_crop"}])

@@ -1,0 +1,210 @@
+"""Softmax attention as one TPU kernel, which keeps logits and weights in the chip's vector memory.
+
+XLA writes them to HBM, in the forward pass and several times in the backward pass; at a head dimension of 64 that is
+most of a vision transformer's step. The kernel reads the projections as the layers leave them, ``[B, T, H D]``, so
+that no head is transposed, and its backward pass computes the weights again from queries and keys.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+LANES = 128  # of a vector register
+_BLOCK = 2**18  # entries of an operand that a step of the kernel reads: 1/2 MiB in bfloat16
+_TOKENS = 2048  # of all heads of a block
+_LOGITS = 2**18  # of one head that exist at a time: 1 MiB in float32, of the 16 MiB of a TPU v4
+
+
+def fuses(tokens: int, features: int, head_dim: int, dtype: jnp.dtype) -> bool:
+    """Whether `fused_attention` has a form for ``[B, tokens, features]`` of this dtype.
+
+    Products contract all features of a block, other heads' zeros too, so blocks of many heads would waste time.
+    """
+    width = _block_width(features, head_dim)
+    fits = tokens * width <= _BLOCK and tokens * (width // head_dim) <= _TOKENS
+    return width <= max(head_dim, 2 * LANES) and fits and dtype == jnp.bfloat16
+
+
+def _block_width(features: int, head_dim: int) -> int:
+    """Features in a block: one wide head, narrow heads that fill a register, or else all heads."""
+    filled = max(head_dim, LANES)
+    return filled if filled % head_dim == 0 and features % filled == 0 and filled % LANES == 0 else features
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
+def fused_attention(
+    q_BxTxN: jax.Array,
+    k_BxTxN: jax.Array,
+    v_BxTxN: jax.Array,
+    head_dim: int,
+    scale: float,
+    causal: bool = False,
+    interpret: bool = False,
+) -> jax.Array:
+    """``softmax(scale q k^T) v`` of every head, ``N = H D`` with the heads side by side: ``[B, T, N]``.
+
+    Logits, their softmax and all sums are in float32; weights are rounded to the dtype of ``v`` for the product with
+    it, as in `jax.nn.dot_product_attention`. No forward-mode derivatives.
+
+    Args:
+      interpret: run the kernel's operations on any platform, for tests.
+    """
+    return _call(_forward, (q_BxTxN, k_BxTxN, v_BxTxN), 1, head_dim, scale, causal, interpret)[0]
+
+
+def _fused_fwd(
+    q: jax.Array, k: jax.Array, v: jax.Array, head_dim: int, scale: float, causal: bool, interpret: bool
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    return fused_attention(q, k, v, head_dim, scale, causal, interpret), (q, k, v)
+
+
+def _fused_bwd(
+    head_dim: int, scale: float, causal: bool, interpret: bool, qkv: tuple[jax.Array, ...], g: jax.Array
+) -> tuple[jax.Array, ...]:
+    sums = pltpu.VMEM((g.shape[1], _block_width(g.shape[2], head_dim)), jnp.float32)
+    return tuple(_call(_backward, (*qkv, g), 3, head_dim, scale, causal, interpret, (sums, sums)))
+
+
+fused_attention.defvjp(_fused_fwd, _fused_bwd)
+
+
+def _call(
+    kernel: Callable[..., None],
+    arrays_BxTxN: tuple[jax.Array, ...],
+    outputs: int,
+    head_dim: int,
+    scale: float,
+    causal: bool,
+    interpret: bool,
+    scratch: tuple[Any, ...] = (),
+) -> list[jax.Array]:
+    """Runs ``kernel`` on blocks of some examples and heads."""
+    like = arrays_BxTxN[0]
+    size, tokens, features = like.shape
+    width = _block_width(features, head_dim)
+    examples = max(n for n in range(1, size + 1) if size % n == 0 and (n == 1 or n * tokens * width <= _BLOCK))
+    block = pl.BlockSpec((examples, tokens, width), lambda i, j: (i, 0, j))
+    # The compiler schedules by this, as it does not see into kernels: two products forward, five backward.
+    logits = size * tokens * tokens * (features // head_dim) // (2 if causal else 1)
+    cost = pl.CostEstimate(
+        flops=2 * logits * head_dim * (2 if outputs == 1 else 5),
+        transcendentals=logits,
+        bytes_accessed=(len(arrays_BxTxN) + outputs) * like.nbytes,
+    )
+    options: dict[str, Any] = {"head_dim": head_dim, "scale": scale, "causal": causal}
+    return pl.pallas_call(
+        functools.partial(kernel, **options),
+        grid=(size // examples, features // width),
+        in_specs=[block] * len(arrays_BxTxN),
+        out_specs=[block] * outputs,
+        out_shape=[jax.ShapeDtypeStruct(like.shape, like.dtype)] * outputs,
+        scratch_shapes=scratch,
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+        cost_estimate=cost,
+        interpret=interpret,
+        name=f"fused_attention{kernel.__name__}",
+    )(*arrays_BxTxN)
+
+
+def _forward(q_ref: Any, k_ref: Any, v_ref: Any, out_ref: Any, *, head_dim: int, scale: float, causal: bool) -> None:
+    examples, tokens, width = q_ref.shape
+
+    def attend(i: jax.Array, _: None) -> None:
+        for rows, seen in _row_blocks(tokens, causal):
+            q, k, v = q_ref[i, rows], k_ref[i, seen], v_ref[i, seen]
+            out = jnp.zeros(q.shape, jnp.float32)
+            for own in _heads(width, head_dim):
+                exponentials, total = _softmax_parts(q, own(k), scale, rows.start if causal else None)
+                # Of the other heads' features the product has something else: only its own are taken.
+                out += own(_product(exponentials.astype(v.dtype), v, 1, 0) / total)
+            out_ref[i, rows] = out.astype(out_ref.dtype)
+
+    jax.lax.fori_loop(0, examples, attend, None)
+
+
+def _backward(
+    q_ref: Any,
+    k_ref: Any,
+    v_ref: Any,
+    g_ref: Any,
+    dq_ref: Any,
+    dk_ref: Any,
+    dv_ref: Any,
+    dk_sum: Any,
+    dv_sum: Any,
+    *,
+    head_dim: int,
+    scale: float,
+    causal: bool,
+) -> None:
+    examples, tokens, width = q_ref.shape
+
+    def attend(i: jax.Array, _: None) -> None:
+        for rows, seen in _row_blocks(tokens, causal):
+            q, g, k, v = q_ref[i, rows], g_ref[i, rows], k_ref[i, seen], v_ref[i, seen]
+            dq, dk, dv = (jnp.zeros(x.shape, jnp.float32) for x in (q, k, v))
+            for own in _heads(width, head_dim):
+                own_k = own(k)
+                exponentials, total = _softmax_parts(q, own_k, scale, rows.start if causal else None)
+                weights = exponentials / total
+                dweights = _product(g, own(v), 1, 1)
+                dlogits = weights * (dweights - jnp.sum(weights * dweights, 1, keepdims=True)) * scale
+                dlogits, weights = dlogits.astype(q.dtype), weights.astype(q.dtype)
+                dq += _product(dlogits, own_k, 1, 0)
+                dk += _product(dlogits, own(q), 0, 0)
+                dv += _product(weights, own(g), 0, 0)
+            dq_ref[i, rows] = dq.astype(dq_ref.dtype)
+            for sums, part in ((dk_sum, dk), (dv_sum, dv)):
+                sums[seen] = part if rows.stop == tokens else sums[seen] + part
+        dk_ref[i], dv_ref[i] = dk_sum[...].astype(dk_ref.dtype), dv_sum[...].astype(dv_ref.dtype)
+
+    jax.lax.fori_loop(0, examples, attend, None)
+
+
+def _row_blocks(tokens: int, causal: bool) -> Iterator[tuple[slice, slice]]:
+    """Rows of logits that are computed together, and the columns that any of them sees; the last rows see all."""
+    size = max(LANES, _LOGITS // tokens // LANES * LANES)
+    for start in reversed(range(0, tokens, size)):
+        stop = min(start + size, tokens)
+        yield slice(start, stop), slice(0, stop if causal else tokens)
+
+
+def _heads(width: int, head_dim: int) -> Iterator[Callable[[jax.Array], jax.Array]]:
+    """For each head of a block a function that sets the other heads' features to zero.
+
+    A product contracts all lanes at once, so zeros cost nothing; taking a head's lanes out would move data.
+    """
+    if width == head_dim:
+        yield lambda x: x
+        return
+    for first in range(0, width, head_dim):
+
+        def own(x: jax.Array, first: int = first) -> jax.Array:
+            lane = jax.lax.broadcasted_iota(jnp.int32, (1, width), 1)
+            return jnp.where((lane >= first) & (lane < first + head_dim), x, jnp.zeros_like(x))
+
+        yield own
+
+
+def _softmax_parts(q: jax.Array, k: jax.Array, scale: float, first_row: int | None) -> tuple[jax.Array, jax.Array]:
+    """``[rows, columns]`` exponentials of the logits less their row's maximum, and ``[rows, 1]`` their sums.
+
+    With ``first_row``, the position of the first query, a query sees no later keys.
+    """
+    logits = _product(q, k, 1, 1) * scale
+    if first_row is not None:
+        row, column = (jax.lax.broadcasted_iota(jnp.int32, logits.shape, axis) for axis in (0, 1))
+        logits = jnp.where(column <= row + first_row, logits, -jnp.inf)
+    exponentials = jnp.exp(logits - jnp.max(logits, 1, keepdims=True))
+    return exponentials, jnp.sum(exponentials, 1, keepdims=True)
+
+
+def _product(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
+    return jax.lax.dot_general(a, b, (((a_axis,), (b_axis,)), ((), ())), preferred_element_type=jnp.float32)

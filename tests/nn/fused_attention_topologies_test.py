@@ -1,0 +1,45 @@
+"""The attention kernel compiles for TPUs that are not here."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from depthmup_flax.nn.fused_attention import fused_attention, fuses
+
+pytest.importorskip("libtpu", reason="libtpu, the compiler for TPUs, is not installed.")
+
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # this host is no TPU machine
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # beside another process that compiles
+
+
+@pytest.mark.parametrize(
+    ("lanes", "tokens", "features", "head_dim", "causal"),
+    [
+        (1, 33, 128, 64, False),
+        pytest.param(1, 197, 384, 64, False, marks=pytest.mark.slow),  # ViT-S
+        pytest.param(3, 197, 384, 64, False, marks=pytest.mark.slow),  # in a sweep
+        pytest.param(1, 1024, 768, 64, True, marks=pytest.mark.slow),  # GPT-2
+        pytest.param(1, 197, 192, 64, False, marks=pytest.mark.slow),  # ViT-Ti
+        # The largest blocks.
+        pytest.param(1, 1024, 256, 256, False, marks=pytest.mark.slow),
+        pytest.param(1, 2048, 128, 128, True, marks=pytest.mark.slow),
+        pytest.param(1, 512, 256, 32, True, marks=pytest.mark.slow),
+    ],
+)
+def test_the_kernels_compile_within_the_16_mib_of_a_v4(lanes, tokens, features, head_dim, causal):
+    assert fuses(tokens, features, head_dim, jnp.dtype("bfloat16"))
+    device = topologies.get_topology_desc("v4:2x2x1", "tpu", chip_config_name="megacore").devices[0]
+    shape = (lanes, 2, tokens, features)
+    x = jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=SingleDeviceSharding(device))
+
+    def gradients(q, k, v, g):
+        attend = lambda q, k, v: fused_attention(q, k, v, head_dim, 0.125, causal)
+        value, pull = jax.vjp(jax.vmap(attend) if lanes > 1 else attend, *(x if lanes > 1 else x[0] for x in (q, k, v)))
+        return value, pull(g if lanes > 1 else g[0])
+
+    text = jax.jit(gradients).trace(x, x, x, x).lower(lowering_platforms=("tpu",)).compile().as_text()
+    assert text.count("tpu_custom_call") >= 2
