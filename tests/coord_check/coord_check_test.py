@@ -137,7 +137,7 @@ def small_config(preset="depth_mup"):
     [
         pytest.param("mup", "depth", False, "rule_not_stable_in_depth", marks=pytest.mark.slow),
         ("block_only", "depth", False, "rule_not_stable_in_depth"),
-        ("ode", "depth", True, None),
+        pytest.param("ode", "depth", True, None, marks=pytest.mark.slow),
         ("ntk", "width", False, "lazy_rule"),
         pytest.param("sp", "width", False, "rule_without_width", marks=pytest.mark.slow),  # command_test has it too
     ],

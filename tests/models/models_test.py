@@ -131,7 +131,7 @@ def test_three_poolings_are_equally_spaced_over_depth(depth, expected):
     [
         (dm.ResMLP(5, width=16, depth=5), VECTORS),
         (dm.ResMLP(5, width=16, depth=5, block_depth=2, norm="layer", use_bias=True, nonlinearity="abs"), VECTORS),
-        (dm.SimpleResNet(5, width=16, depth=5), IMAGES),
+        pytest.param(dm.SimpleResNet(5, width=16, depth=5), IMAGES, marks=pytest.mark.slow),
         pytest.param(
             dm.SimpleResNet(5, width=16, depth=5, norm="batch", use_bias=True), IMAGES, marks=pytest.mark.slow
         ),
@@ -227,7 +227,13 @@ def test_zero_init_readout_starts_at_zero_logits():
         assert not jnp.any(jax.jit(lambda key, model=model, x=x: model.init_with_output(key, x)[0])(jax.random.key(0)))
 
 
-@pytest.mark.parametrize(("model", "x"), EACH, ids=NAMES)
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [
+        pytest.param(*each, id=name, marks=[pytest.mark.slow] * (name.endswith("ResNet")))
+        for each, name in zip(EACH, NAMES, strict=True)
+    ],
+)
 def test_training_under_vmap_over_learning_rates_and_seeds_is_training_alone(model, x):
     model = model.clone(width=8, depth=4, **({"stage_sizes": (2, 2)} if isinstance(model, dm.ResNet) else {}))
     info = dm.param_info(model, model.base(), x)

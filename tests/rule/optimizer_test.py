@@ -311,6 +311,7 @@ def test_clip_rms_is_optax_global_norm_at_the_base_model():
         )
 
 
+@pytest.mark.slow
 def test_scaled_gradient_rms_is_flat_in_width_and_depth_so_that_clipping_transfers():
     def rms(width, depth):
         model, params, info = net(width=width, depth=depth, nonlinearity="abs")

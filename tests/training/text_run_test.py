@@ -59,6 +59,7 @@ def test_a_gpt_learns_a_repeated_line_and_writes_a_sample_of_it(pattern, tmp_pat
     assert "images" not in printed + metrics
 
 
+@pytest.mark.slow
 def test_control_characters_of_a_sample_stay_in_its_file_and_overwriting_deletes_it(
     pattern, tmp_path, monkeypatch, capsys
 ):
