@@ -20,7 +20,10 @@ _Own: TypeAlias = Callable[[jax.Array], jax.Array]
 
 LANES = 128  # of a vector register
 _BLOCK = 2**18  # entries of an operand that a step of the kernel reads: 1/2 MiB in bfloat16
-_LOGITS = 2**18  # of one head that exist at a time: 1 MiB in float32, of the 16 MiB of a TPU v4
+_LOGITS = 2**18  # of one head that are computed together: 1 MiB in float32, of the 16 MiB of a TPU v4
+_OVERLAPPING_LOGITS = (
+    2**21
+)  # of a block's heads: the compiler overlaps parts that are not in a loop, which takes memory
 
 
 def fuses(tokens: int, features: int, head_dim: int, dtype: jnp.dtype) -> bool:
@@ -175,16 +178,18 @@ def _sum_over_heads(
     width = like[0].shape[1]
     heads = width // head_dim
 
-    def add_head(head: jax.Array, total: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def add_head(head: jax.Array | int, total: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         lane = jax.lax.broadcasted_iota(jnp.int32, (1, width), 1)
         is_own = (lane >= head * head_dim) & (lane < (head + 1) * head_dim)
         own = lambda x: x if heads == 1 else jnp.where(is_own, x, jnp.zeros_like(x))
         return tuple(a + b for a, b in zip(total, of_head(own), strict=True))
 
-    # Without a loop the compiler overlaps the heads, which takes memory for the logits of all.
-    overlap = heads * tokens**2 <= _LOGITS
-    zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in like)
-    return jax.lax.fori_loop(0, heads, add_head, zeros, unroll=heads if overlap else 1)
+    total = tuple(jnp.zeros(x.shape, jnp.float32) for x in like)
+    if heads * tokens**2 > _OVERLAPPING_LOGITS:
+        return jax.lax.fori_loop(0, heads, add_head, total)
+    for head in range(heads):
+        total = add_head(head, total)
+    return total
 
 
 def _output(
