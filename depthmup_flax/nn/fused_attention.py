@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+_Own: TypeAlias = Callable[[jax.Array], jax.Array]
+
 LANES = 128  # of a vector register
 _BLOCK = 2**18  # entries of an operand that a step of the kernel reads: 1/2 MiB in bfloat16
-_TOKENS = 2048  # of all heads of a block
-_LOGITS = 2**18  # of one head that exist at a time: 1 MiB in float32, of the 16 MiB of a TPU v4
+_LOGITS = 2**18  # of one head that are computed together: 1 MiB in float32, of the 16 MiB of a TPU v4
+_OVERLAPPING_LOGITS = (
+    2**21
+)  # of a block's heads: the compiler overlaps parts that are not in a loop, which takes memory
 
 
 def fuses(tokens: int, features: int, head_dim: int, dtype: jnp.dtype) -> bool:
@@ -28,8 +32,7 @@ def fuses(tokens: int, features: int, head_dim: int, dtype: jnp.dtype) -> bool:
     Products contract all features of a block, other heads' zeros too, so blocks of many heads would waste time.
     """
     width = _block_width(features, head_dim)
-    fits = tokens * width <= _BLOCK and tokens * (width // head_dim) <= _TOKENS
-    return width <= max(head_dim, 2 * LANES) and fits and dtype == jnp.bfloat16
+    return width <= max(head_dim, 2 * LANES) and tokens * width <= _BLOCK and dtype == jnp.bfloat16
 
 
 def _block_width(features: int, head_dim: int) -> int:
@@ -114,16 +117,13 @@ def _call(
 
 
 def _forward(q_ref: Any, k_ref: Any, v_ref: Any, out_ref: Any, *, head_dim: int, scale: float, causal: bool) -> None:
-    examples, tokens, width = q_ref.shape
+    examples, tokens, _ = q_ref.shape
 
     def attend(i: jax.Array, _: None) -> None:
         for rows, seen in _row_blocks(tokens, causal):
             q, k, v = q_ref[i, rows], k_ref[i, seen], v_ref[i, seen]
-            out = jnp.zeros(q.shape, jnp.float32)
-            for own in _heads(width, head_dim):
-                exponentials, total = _softmax_parts(q, own(k), scale, rows.start if causal else None)
-                # Of the other heads' features the product has something else: only its own are taken.
-                out += own(_product(exponentials.astype(v.dtype), v, 1, 0) / total)
+            of_head = functools.partial(_output, q, k, v, scale, rows.start if causal else None)
+            (out,) = _sum_over_heads(of_head, (q,), head_dim, tokens)
             out_ref[i, rows] = out.astype(out_ref.dtype)
 
     jax.lax.fori_loop(0, examples, attend, None)
@@ -144,22 +144,13 @@ def _backward(
     scale: float,
     causal: bool,
 ) -> None:
-    examples, tokens, width = q_ref.shape
+    examples, tokens, _ = q_ref.shape
 
     def attend(i: jax.Array, _: None) -> None:
         for rows, seen in _row_blocks(tokens, causal):
             q, g, k, v = q_ref[i, rows], g_ref[i, rows], k_ref[i, seen], v_ref[i, seen]
-            dq, dk, dv = (jnp.zeros(x.shape, jnp.float32) for x in (q, k, v))
-            for own in _heads(width, head_dim):
-                own_k = own(k)
-                exponentials, total = _softmax_parts(q, own_k, scale, rows.start if causal else None)
-                weights = exponentials / total
-                dweights = _product(g, own(v), 1, 1)
-                dlogits = weights * (dweights - jnp.sum(weights * dweights, 1, keepdims=True)) * scale
-                dlogits, weights = dlogits.astype(q.dtype), weights.astype(q.dtype)
-                dq += _product(dlogits, own_k, 1, 0)
-                dk += _product(dlogits, own(q), 0, 0)
-                dv += _product(weights, own(g), 0, 0)
+            of_head = functools.partial(_gradients, q, k, v, g, scale, rows.start if causal else None)
+            dq, dk, dv = _sum_over_heads(of_head, (q, k, v), head_dim, tokens)
             dq_ref[i, rows] = dq.astype(dq_ref.dtype)
             for sums, part in ((dk_sum, dk), (dv_sum, dv)):
                 sums[seen] = part if rows.stop == tokens else sums[seen] + part
@@ -176,21 +167,49 @@ def _row_blocks(tokens: int, causal: bool) -> Iterator[tuple[slice, slice]]:
         yield slice(start, stop), slice(0, stop if causal else tokens)
 
 
-def _heads(width: int, head_dim: int) -> Iterator[Callable[[jax.Array], jax.Array]]:
-    """For each head of a block a function that sets the other heads' features to zero.
+def _sum_over_heads(
+    of_head: Callable[[_Own], tuple[jax.Array, ...]], like: tuple[jax.Array, ...], head_dim: int, tokens: int
+) -> tuple[jax.Array, ...]:
+    """The sum of what ``of_head`` returns for each head of a block, float32 arrays of the shapes of ``like``.
 
-    A product contracts all lanes at once, so zeros cost nothing; taking a head's lanes out would move data.
+    ``of_head`` gets a function that sets the other heads' features to zero. A product contracts all lanes at once, so
+    zeros cost nothing; taking a head's lanes out would move data.
     """
-    if width == head_dim:
-        yield lambda x: x
-        return
-    for first in range(0, width, head_dim):
+    width = like[0].shape[1]
+    heads = width // head_dim
 
-        def own(x: jax.Array, first: int = first) -> jax.Array:
-            lane = jax.lax.broadcasted_iota(jnp.int32, (1, width), 1)
-            return jnp.where((lane >= first) & (lane < first + head_dim), x, jnp.zeros_like(x))
+    def add_head(head: jax.Array | int, total: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        lane = jax.lax.broadcasted_iota(jnp.int32, (1, width), 1)
+        is_own = (lane >= head * head_dim) & (lane < (head + 1) * head_dim)
+        own = lambda x: x if heads == 1 else jnp.where(is_own, x, jnp.zeros_like(x))
+        return tuple(a + b for a, b in zip(total, of_head(own), strict=True))
 
-        yield own
+    total = tuple(jnp.zeros(x.shape, jnp.float32) for x in like)
+    if heads * tokens**2 > _OVERLAPPING_LOGITS:
+        return jax.lax.fori_loop(0, heads, add_head, total)
+    for head in range(heads):
+        total = add_head(head, total)
+    return total
+
+
+def _output(
+    q: jax.Array, k: jax.Array, v: jax.Array, scale: float, first_row: int | None, own: _Own
+) -> tuple[jax.Array]:
+    exponentials, total = _softmax_parts(q, own(k), scale, first_row)
+    # The product with all of `v` has values in the other heads' features.
+    return (own(_product(exponentials.astype(v.dtype), v, 1, 0) / total),)
+
+
+def _gradients(
+    q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, scale: float, first_row: int | None, own: _Own
+) -> tuple[jax.Array, ...]:
+    own_k = own(k)
+    exponentials, total = _softmax_parts(q, own_k, scale, first_row)
+    weights = exponentials / total
+    dweights = _product(g, own(v), 1, 1)
+    dlogits = weights * (dweights - jnp.sum(weights * dweights, 1, keepdims=True)) * scale
+    dlogits, weights = dlogits.astype(q.dtype), weights.astype(q.dtype)
+    return _product(dlogits, own_k, 1, 0), _product(dlogits, own(q), 0, 0), _product(weights, own(g), 0, 0)
 
 
 def _softmax_parts(q: jax.Array, k: jax.Array, scale: float, first_row: int | None) -> tuple[jax.Array, jax.Array]:
