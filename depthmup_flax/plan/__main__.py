@@ -1,6 +1,6 @@
 """What a run or a sweep needs on devices that may be absent: memory, time of a step, communication.
 
-    python -m depthmup_flax.plan --config=configs/imagenet_vit.py --topology=v5e:16x16 --config.mesh.fsdp=4
+    python -m depthmup_flax.plan --config=configs/imagenet_vit.py --topology=v5e:4x4 --config.mesh.fsdp=4
     python -m depthmup_flax.plan --config=configs/sweeps/vit.py:paper --topology=v5e:2x2
 
 Compiles the very program that train.py or the sweep will run. --topology=here is for the devices of this machine. Other
