@@ -28,8 +28,6 @@ from depthmup_flax.training.step import TrainState
 
 T = TypeVar("T")
 
-# JAX's name of a device's platform -> the name that it lowers programs for.
-_LOWERED_FOR = {"gpu": "cuda"}
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 _REFUSALS = (
     r"required for HLO temporaries \((?P<temporaries>[\d.]+\w)\) exceeds available \w+ \((?P<available>[\d.]+\w)\)",
@@ -95,9 +93,7 @@ def compile_run(
     started = time.perf_counter()
     program = ShardedProgram(experiment, mesh, data)
     traced = program.traced()
-    platform = sharding.platform(mesh)
-    lowered = traced.lower(lowering_platforms=(_LOWERED_FOR.get(platform, platform),))
-    compiled = unless_out_of_memory(lowered.compile)
+    compiled = unless_out_of_memory(traced.lower().compile)
     seconds = time.perf_counter() - started
     return PlannedStep(experiment, mesh, program.abstract_state, data, compiled, flops_of_traced(traced), seconds)
 

@@ -58,7 +58,7 @@ class ShardedProgram:
         return self._take(state, call, self._data)
 
     def traced(self) -> jax.stages.Traced:
-        """The program of `take`; ``lower(lowering_platforms=(platform(mesh),))`` is next."""
+        """The program of `take`, for the devices of the mesh."""
         dataset, size, most = self._experiment.dataset, self._experiment.config.train.batch_size, self.call_length.most
         place = sharding.replicated(self._mesh)
         leading: tuple[int, ...] = (size,)

@@ -1,19 +1,13 @@
 """The attention kernel compiles for TPUs that are not here."""
 
-import os
-
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.experimental import topologies
+import tpu_compiler  # noqa: F401  (skips where there is none)
 from jax.sharding import SingleDeviceSharding
 
 from depthmup_flax.nn.fused_attention import fused_attention, fuses
-
-pytest.importorskip("libtpu", reason="libtpu, the compiler for TPUs, is not installed.")
-
-os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # this host is no TPU machine
-os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # beside another process that compiles
+from depthmup_flax.plan.topologies import topology_devices
 
 
 @pytest.mark.parametrize(
@@ -36,7 +30,7 @@ os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # beside another proce
 )
 def test_the_kernels_compile_within_the_16_mib_of_a_v4(lanes, tokens, features, head_dim, causal):
     assert fuses(tokens, features, head_dim, jnp.dtype("bfloat16"))
-    device = topologies.get_topology_desc("v4:2x2x1", "tpu", chip_config_name="megacore").devices[0]
+    device = topology_devices("v4:2x2x1")[0]
     shape = (lanes, 2, tokens, features)
     x = jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=SingleDeviceSharding(device))
 

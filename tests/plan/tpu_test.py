@@ -1,9 +1,7 @@
 """With libtpu, which needs no TPU: topologies, and a small compilation of every model."""
 
-import importlib.util
-import os
-
 import pytest
+import tpu_compiler  # noqa: F401  (skips where there is none)
 from data_sets import error
 
 from depthmup_flax.plan.blank_data import PlannedData, Sizes
@@ -13,11 +11,6 @@ from depthmup_flax.plan.summary import text
 from depthmup_flax.plan.topologies import CHIPS, chip_of, topology_devices
 from depthmup_flax.training.config import default_config
 
-if importlib.util.find_spec("libtpu") is None:
-    pytest.skip('libtpu is not installed (pip install ".[plan]").', allow_module_level=True)
-
-# The tests' own workers need not take turns; and no look-up on Google's metadata server.
-os.environ.update(ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
 pytestmark = pytest.mark.usefixtures("optimized")
 
 

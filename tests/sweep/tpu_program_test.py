@@ -1,31 +1,24 @@
 """A sweep's program, compiled for a TPU that is not here."""
 
-import os
 import re
 
-import jax
 import numpy as np
 import pytest
-from jax.experimental import topologies
-from jax.sharding import AxisType
+import tpu_compiler  # noqa: F401  (skips where there is none)
 
 from depthmup_flax.data import from_arrays
+from depthmup_flax.plan.topologies import topology_devices
 from depthmup_flax.sweep import sweep_config
 from depthmup_flax.sweep.grid import expand
-from depthmup_flax.sweep.lane_program import SWEEP_AXIS, Program
+from depthmup_flax.sweep.lane_program import Program, sweep_mesh
 from depthmup_flax.training.config import default_config
 from depthmup_flax.training.device_batches import abstract_train_data
 from depthmup_flax.training.experiment import build
 
-pytest.importorskip("libtpu", reason="libtpu, the compiler for TPUs, is not installed.")
-
-os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # this host is no TPU machine
-os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # beside another process that compiles
-
 
 @pytest.mark.slow
 def test_a_sweep_on_a_tpu_copies_neither_the_data_set_nor_kernels_nor_their_moments():
-    devices = topologies.get_topology_desc("v5e:2x2", "tpu").devices
+    devices = topology_devices("v5e:2x2")
     config, lanes = default_config("res_mlp"), 8
     config.model.update(width=128, depth=2, dtype="bfloat16")
     config.train.update(batch_size=128)
@@ -36,7 +29,7 @@ def test_a_sweep_on_a_tpu_copies_neither_the_data_set_nor_kernels_nor_their_mome
     pixels, labels = np.zeros((4096, 28, 28, 3), np.uint8), np.arange(4096) % 10
     dataset, runs = from_arrays(pixels, labels, pixels[:128], labels[:128]), expand(sweep)
     experiment = build(runs[0].config, load=lambda _: dataset)
-    mesh = jax.make_mesh((len(devices),), (SWEEP_AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+    mesh = sweep_mesh(devices)
     program = Program(experiment, runs, mesh, lanes, True, abstract_train_data(dataset, mesh))
     assert program.call_length.most > 1  # the host's time for a call is that of several steps
     copied = set(re.findall(r" = (\w+\[[\d,]+\])\S* (?:copy|transpose)\(", program.compiled.as_text()))
