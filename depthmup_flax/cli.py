@@ -17,6 +17,10 @@ from ml_collections import ConfigDict, config_flags
 from depthmup_flax.errors import BAD_INPUT, PREEMPTED, STOPPED, InputError, Preempted, RunStopped
 from depthmup_flax.parallel import distributed
 
+# Warnings of libraries that are left out, by a part of their text: Orbax's about a checkpoint without metrics, which
+# those between evaluations are; TFDS's about a set that is not prepared, which our own message says.
+_EXPECTED = ("did not provide metrics", "has no dataset_info.json")
+
 
 def define_config(help_text: str) -> flags.FlagHolder[ConfigDict]:
     """Defines ``--config``, a Python file with ``get_config()``, and a flag ``--config.section.field`` per field."""
@@ -77,8 +81,7 @@ def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path
     `InputError` and `RunStopped` are printed as one sentence; see `depthmup_flax.errors` for their exit codes.
     """
     absl_logging.set_verbosity(absl_logging.WARNING)
-    # Orbax warns about every checkpoint without metrics; those between evaluations have none.
-    logging.getLogger("absl").addFilter(lambda record: "did not provide metrics" not in record.getMessage())
+    logging.getLogger("absl").addFilter(lambda record: not any(text in record.getMessage() for text in _EXPECTED))
     try:
         app.run(main, flags_parser=functools.partial(_parse, default_config))
     except Preempted as error:
