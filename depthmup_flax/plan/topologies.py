@@ -29,7 +29,6 @@ class Chip:
       network_bandwidth: bytes/s that a device receives from other slices or hosts.
       clock: Hz, for a compiler that estimates cycles.
       example: of a topology.
-      largest: dimensions of a slice, or for GPUs the number in a host.
     """
 
     device_kind: str
@@ -53,6 +52,7 @@ class Chip:
 
 
 GPUS_IN_HOST = 8
+FLAT, CHIPS_IN_FLAT_SLICE = ("v5e", "v6e"), 256  # their slices have two dimensions, not three
 
 # TPU, FLOP/s and memory bandwidth: cloud.google.com/tpu/docs/v5e, /v6e, /v5p, /v4. Memory: what libtpu 0.0.42 offers to
 # programs, from its error for one that is too large. Links, both directions of an axis, and network:
@@ -159,6 +159,11 @@ def _tpus(name: str, kind: str, shape: str, slices: int) -> list[jax.Device]:
     if not re.fullmatch(r"\d+(x\d+)*", shape) or "0" in shape.split("x"):
         raise InputError(f"--topology is {name!r}: write a slice as {example}.")
     dimensions = [int(size) for size in shape.split("x")]
+    if kind in FLAT and (len(dimensions) != 2 or math.prod(dimensions) > CHIPS_IN_FLAT_SLICE):
+        raise InputError(
+            f"--topology is {name!r}: a slice of {kind} has two dimensions and at most {CHIPS_IN_FLAT_SLICE} chips, "
+            f"such as {kind}:16x16. For several of them add --slices=2."
+        )
     options: dict[str, object] = {"num_slices": slices} if slices > 1 else {}
     if math.prod(dimensions) == 1:
         options["chips_per_host_bounds"] = (1, 1, 1)  # else a host has four chips
