@@ -32,8 +32,9 @@ def remedies(config: ConfigDict, dataset: Dataset, mesh: dict[str, int], memory:
     # Gradients have the size of the parameters. Accumulation keeps their sum, too, and sums again.
     gradients = min(memory.temporaries, memory.parameters * (3 if config.train.accumulate > 1 else 1))
     activations, rest = memory.temporaries - gradients, memory.total - memory.temporaries
-    if config.model.remat == "none" and rest + gradients < limit:
-        found.append("--config.model.remat=dots, or full (the backward pass computes activations again)")
+    fewer = {"none": "dots, or full", "dots": "full"}.get(config.model.remat)
+    if fewer and rest + gradients < limit:
+        found.append(f"--config.model.remat={fewer} (the backward pass computes activations again)")
     shards = math.prod(mesh.get(axis, 1) for axis in BATCH_AXES)
     for parts in _divisors(config.train.batch_size // shards)[1:]:
         if (after := rest + 3 * memory.parameters + activations // parts) <= limit:

@@ -169,7 +169,8 @@ def test_remedies_are_the_smallest_numbers_that_fit(step):
     dataset = step.experiment.dataset
     large_activations = Memory(1 * GIB, 2 * GIB, 0, 30 * GIB, 16 * GIB)
     assert "train.accumulate=4 (about 13.2 GiB" in advice(dataset, large_activations)  # 3 + 3 + 29 / 2 is too much
-    assert "model.remat=dots" in advice(dataset, large_activations)
+    assert "model.remat=dots, or full" in advice(dataset, large_activations)
+    assert "model.remat=full" in advice(dataset, large_activations, remat="dots")
     assert "mesh.fsdp" not in advice(dataset, large_activations)
     large_state = Memory(8 * GIB, 16 * GIB, 0, 3 * GIB, 16 * GIB)
     assert "mesh.fsdp=4 (about 13.5 GiB)" in advice(dataset, large_state, remat="full")
