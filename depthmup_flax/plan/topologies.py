@@ -56,14 +56,14 @@ FLAT, CHIPS_IN_FLAT_SLICE = ("v5e", "v6e"), 256  # their slices have two dimensi
 
 # TPU, FLOP/s and memory bandwidth: cloud.google.com/tpu/docs/v5e, /v6e, /v5p, /v4. Memory: what libtpu 0.0.42 offers to
 # programs, from its error for one that is too large. Links, both directions of an axis, and network:
-# jax-ml.github.io/scaling-book/tpus. Clock: FLOP/s over two for each of the multipliers of the matrix units, four of
-# 128 x 128 (v5e), eight (v4, v5p) or four of 256 x 256 (v6e); by the compiler's cycles, a product of 8192 x 8192 then
-# reaches 70 (v6e) to 93 % (v4) of the peak.
+# jax-ml.github.io/scaling-book/tpus; network of v5e: 6.4 Tbit/s for 256 chips, cloud.google.com/tpu/docs/v6e. Clock:
+# FLOP/s over two for each of the multipliers of the matrix units, four of 128 x 128 (v5e), eight (v4, v5p) or four of
+# 256 x 256 (v6e); by the compiler's cycles, a product of 8192 x 8192 then reaches 70 (v6e) to 93 % (v4) of the peak.
 # GPU: NVIDIA's data sheets of the SXM modules with 80 GB, dense; NVLink in one direction; a network card of 400
 # (200) Gbit/s for each. JAX uses three quarters of the memory by default.
 CHIPS: Mapping[str, Chip] = {
     "v4": Chip("TPU v4", 275e12, 30.75 * _GIB, 1228e9, 90e9, 6.25e9, 1.05e9, "v4:2x2x2"),
-    "v5e": Chip("TPU v5 lite", 197e12, 15.75 * _GIB, 819e9, 90e9, 6.25e9, 1.5e9, "v5e:4x4"),
+    "v5e": Chip("TPU v5 lite", 197e12, 15.75 * _GIB, 819e9, 90e9, 3.125e9, 1.5e9, "v5e:4x4"),
     "v5p": Chip("TPU v5", 459e12, 95.74 * _GIB, 2765e9, 180e9, 6.25e9, 1.75e9, "v5p:2x2x2"),
     "v6e": Chip("TPU v6 lite", 918e12, 31.25 * _GIB, 1640e9, 180e9, 12.5e9, 1.75e9, "v6e:4x4"),
     "h100": Chip("NVIDIA H100 80GB HBM3", 989e12, 0.75 * 84.9e9, 3352e9, 450e9, 50e9, None, "h100:8"),

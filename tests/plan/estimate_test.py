@@ -73,7 +73,7 @@ def test_a_plan_counts_products_steps_and_examples(step):
 COSTS = HloCosts(
     cycles=3_000_000,
     bytes=819_000_000,
-    collectives={"all-reduce": Collective(4, 90_000_000), "all-reduce between slices": Collective(1, 6_250_000)},
+    collectives={"all-reduce": Collective(4, 90_000_000), "all-reduce between slices": Collective(1, 3_125_000)},
     places=(Cost("blocks/mlp", 2_000_000, 5, 12), Cost("stem", 1_000_000, 5, 1)),
 )
 
@@ -82,7 +82,7 @@ def test_seconds_on_a_tpu_are_the_compilers_cycles_and_links_at_their_peak():
     seconds = seconds_of(COSTS, 197e9, CHIPS["v5e"], 4)
     assert seconds.by_compiler
     assert seconds.computation == pytest.approx(2e-3)  # at 1.5 GHz
-    assert seconds.communication == pytest.approx(2e-3 + 1e-3)  # a sum passes twice at 90 GB/s; 6.25 GB/s of network
+    assert seconds.communication == pytest.approx(2e-3 + 1e-3)  # a sum passes twice at 90 GB/s; 3.125 GB/s of network
     assert (seconds.products, seconds.memory) == (pytest.approx(1e-3), pytest.approx(1e-3))
     assert seconds.step == seconds.computation + seconds.communication
 
