@@ -24,7 +24,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from depthmup_flax import cli
-from depthmup_flax.errors import InputError
+from depthmup_flax.errors import BAD_INPUT, InputError
 
 if TYPE_CHECKING:
     from depthmup_flax.plan.blank_data import PlannedData
@@ -121,7 +121,9 @@ def _rank_meshes(config: ConfigDict, devices: Sequence[jax.Device], load: Planne
         print(json.dumps({"candidates": rows}))
     else:
         print(f"{mesh_search.table(found)}\n{mesh_search.CAVEAT}")
-    return 0 if found[0].plan is not None and found[0].plan.memory.fits is not False else 1
+    if found[0].plan is None:
+        return BAD_INPUT
+    return 1 if found[0].plan.memory.fits is False else 0
 
 
 if __name__ == "__main__":

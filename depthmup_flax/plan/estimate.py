@@ -135,9 +135,10 @@ def memory_of(step: PlannedStep, limit: int | None) -> Memory:
     optimizer = bytes_on_device(step.state.opt_state)
     data = bytes_on_device(step.data)
     if isinstance(step.compiled, OutOfMemory):
-        known, refusal = parameters + optimizer + data, step.compiled
-        temporaries = refusal.temporaries if refusal.used is None else refusal.used - known
-        return Memory(parameters, optimizer, data, max(0, temporaries or 0), refusal.available)
+        refusal = step.compiled
+        used = refusal.used if refusal.used is not None else (refusal.without_data or 0) + data
+        temporaries = max(0, used - parameters - optimizer - data)
+        return Memory(parameters, optimizer, data, temporaries, refusal.available)
     sizes: Any = step.compiled.memory_analysis()
     arguments = int(sizes.argument_size_in_bytes)
     written = max(0, int(sizes.output_size_in_bytes - sizes.alias_size_in_bytes))  # results that replace no argument

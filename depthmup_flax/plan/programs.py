@@ -10,16 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset
-from depthmup_flax.errors import InputError
 from depthmup_flax.parallel import sharding
 from depthmup_flax.plan.flops import flops_of_traced
 from depthmup_flax.sweep.grid import expand
-from depthmup_flax.sweep.lane_count import candidates
-from depthmup_flax.sweep.lane_program import Program, sweep_mesh
+from depthmup_flax.sweep.lane_count import MEMORY_SHARE, candidates
+from depthmup_flax.sweep.lane_program import SWEEP_AXIS, Program, sweep_mesh
 from depthmup_flax.sweep.program_group import GroupPrograms, plan
 from depthmup_flax.training.device_batches import abstract_train_data
 from depthmup_flax.training.experiment import Experiment, build
@@ -30,7 +29,7 @@ T = TypeVar("T")
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 _REFUSALS = (
-    r"required for HLO temporaries \((?P<temporaries>[\d.]+\w)\) exceeds available \w+ \((?P<available>[\d.]+\w)\)",
+    r"required for HLO temporaries \((?P<without_data>[\d.]+\w)\) exceeds available \w+ \((?P<available>[\d.]+\w)\)",
     r"Used (?P<used>[\d.]+\w) of (?P<available>[\d.]+\w)",
 )
 
@@ -41,7 +40,8 @@ class OutOfMemory:
 
     available: int
     used: int | None = None  # by all
-    temporaries: int | None = None  # by these alone
+    # By temporaries and the new state. The compiler counts that among them, although it replaces the old one.
+    without_data: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,14 +127,14 @@ def compile_sweep(
         started = time.perf_counter()
         program = unless_out_of_memory(functools.partial(programs.for_runs, group.runs, per_device))
         seconds = time.perf_counter() - started
-        if isinstance(program, Program) and (memory is None or program.bytes_per_device <= memory):
+        # A sweep leaves some memory free, unless it trains one run at a time.
+        share = MEMORY_SHARE if per_device > 1 else 1.0
+        if isinstance(program, Program) and (memory is None or program.bytes_per_device <= share * memory):
             break
-    if isinstance(program, OutOfMemory):
-        raise InputError(
-            f"a step of the sweep's largest networks ({group.label}) with {per_device} on each device does not fit: "
-            f"{_needs(program)}. Use fewer --lanes, a smaller base.train.batch_size or base.model.remat=full."
-        )
     part = LanesOfGroup(group.label, len(group.runs), per_device)
+    if isinstance(program, OutOfMemory):
+        state = _state_of_lanes(group.experiment, mesh, per_device)
+        return PlannedStep(group.experiment, mesh, state, data, program, 0, seconds, part)
     flops = flops_of_traced(program.traced)
     return PlannedStep(group.experiment, mesh, program.abstract_state, data, program.compiled, flops, seconds, part)
 
@@ -163,11 +163,11 @@ def unless_out_of_memory(compile_it: Callable[[], T]) -> T | OutOfMemory:
         return refusal
 
 
-def _needs(refusal: OutOfMemory) -> str:
-    gib = 2**30
-    if refusal.used is not None:
-        return f"it takes {refusal.used / gib:.1f} of {refusal.available / gib:.1f} GiB"
-    return f"its temporaries alone take {(refusal.temporaries or 0) / gib:.1f} of {refusal.available / gib:.1f} GiB"
+def _state_of_lanes(experiment: Experiment, mesh: Mesh, per_device: int) -> TrainState:
+    """Shapes of the state of a program that was refused."""
+    place = NamedSharding(mesh, PartitionSpec(SWEEP_AXIS))
+    lanes = lambda x: jax.ShapeDtypeStruct((per_device * mesh.size, *x.shape), x.dtype, sharding=place)
+    return jax.tree.map(lanes, experiment.state_shapes())
 
 
 def _bytes(text: str) -> int:

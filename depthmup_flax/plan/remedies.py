@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.data import Dataset
 from depthmup_flax.parallel.sharding import BATCH_AXES
 from depthmup_flax.plan.estimate import Memory
+from depthmup_flax.sweep.lane_count import MEMORY_SHARE
 
 _GIB = 2**30
 
@@ -28,21 +29,25 @@ def remedies(config: ConfigDict, dataset: Dataset, mesh: dict[str, int], memory:
     found = []
     if dataset.placement == "device" and memory.total - memory.data <= limit:
         found.append("--config.data.placement=stream (reads batches from files)")
-    if config.model.remat == "none":
-        found.append("--config.model.remat=dots, or full (the backward pass computes activations again)")
-    rest = memory.total - memory.temporaries
+    # Gradients have the size of the parameters. Accumulation keeps their sum, too, and sums again.
+    gradients = min(memory.temporaries, memory.parameters * (3 if config.train.accumulate > 1 else 1))
+    activations, rest = memory.temporaries - gradients, memory.total - memory.temporaries
+    fewer = {"none": "dots, or full", "dots": "full"}.get(config.model.remat)
+    if fewer and rest + gradients < limit:
+        found.append(f"--config.model.remat={fewer} (the backward pass computes activations again)")
     shards = math.prod(mesh.get(axis, 1) for axis in BATCH_AXES)
     for parts in _divisors(config.train.batch_size // shards)[1:]:
-        if (after := rest + memory.temporaries // parts) <= limit:
+        if (after := rest + 3 * memory.parameters + activations // parts) <= limit:
             accumulate = config.train.accumulate * parts
-            found.append(f"--config.train.accumulate={accumulate} ({_about(after)}, if temporaries follow the batch)")
+            found.append(f"--config.train.accumulate={accumulate} ({_about(after)}, if activations follow the batch)")
             break
-    state = (memory.parameters + memory.optimizer) * mesh.get("fsdp", 1)
+    state = memory.parameters + memory.optimizer + gradients
+    all_data = "" if config.mesh.data == -1 else "--config.mesh.data=-1 "
     replicas = mesh.get("data", 1) * mesh.get("fsdp", 1)
     for fsdp in _divisors(replicas):
-        after = memory.total - memory.parameters - memory.optimizer + state // fsdp
+        after = memory.total - state + state * mesh.get("fsdp", 1) // fsdp
         if fsdp > mesh.get("fsdp", 1) and after <= limit:
-            found.append(f"--config.mesh.fsdp={fsdp} ({_about(after)})")
+            found.append(f"{all_data}--config.mesh.fsdp={fsdp} ({_about(after)})")
             break
     if not found:
         found.append("more devices, with a larger --config.mesh.fsdp or --config.mesh.tensor")
@@ -54,9 +59,11 @@ def sweep_remedies(lanes: int, memory: Memory) -> list[str]:
     if memory.fits is not False:
         return []
     each, limit = (memory.total - memory.data) / lanes, memory.limit or 0
-    fitting = int((limit - memory.data) / each)
-    found = [f"--lanes={fitting} (if memory follows their number)"] if 0 < fitting < lanes else []
-    return [*found, "--config.base.model.remat=full", "a smaller --config.base.train.batch_size"]
+    # A sweep leaves some memory free, unless it trains one run at a time.
+    fitting = int((MEMORY_SHARE * limit - memory.data) / each) or int((limit - memory.data) / each > 1)
+    if 0 < fitting < lanes:
+        return [f"--lanes={fitting} (if memory follows their number)"]
+    return ["--config.base.model.remat=full", "a smaller --config.base.train.batch_size"]
 
 
 def _about(size: int) -> str:

@@ -44,14 +44,23 @@ def as_json(plan: Plan) -> Json:
 
 def memory_line(memory: Memory) -> str:
     """``5.1 of 15.8 GiB a device: parameters 0.1, ...``."""
-    scale, unit = (_GIB, "GiB") if (memory.limit or memory.total) >= _GIB else (2**20, "MiB")
-    show = lambda size: f"{size / scale:.2f}" if size < 9.995 * scale else f"{size / scale:,.1f}"
-    limit = f" of {show(memory.limit)}" if memory.limit is not None else ""
+    scale, unit = _scale(memory.total)
+    show = lambda size, scale=scale: f"{size / scale:.2f}" if size < 9.995 * scale else f"{size / scale:,.1f}"
+    limit, inside = f" {unit}", ""
+    if memory.limit is not None:
+        limit_scale, limit_unit = _scale(memory.limit)
+        limit = f" of {show(memory.limit, limit_scale)} {limit_unit}"
+        if unit != limit_unit:
+            limit, inside = f" {unit}{limit}", f" {unit}"
     parts = ", ".join(
         f"{kind} {show(getattr(memory, kind))}" for kind in ("parameters", "optimizer", "data", "temporaries")
     )
     excess = f"; {show(memory.total - (memory.limit or 0))} {unit} too much" if memory.fits is False else ""
-    return f"{show(memory.total)}{limit} {unit} a device: {parts}{excess}"
+    return f"{show(memory.total)}{limit} a device: {parts}{inside}{excess}"
+
+
+def _scale(size: int) -> tuple[int, str]:
+    return (_GIB, "GiB") if size >= _GIB / 4 else (2**20, "MiB")
 
 
 def duration(seconds: float) -> str:
@@ -77,6 +86,8 @@ def _devices(plan: Plan) -> str:
 
 def _time_rows(plan: Plan) -> list[tuple[str, str]]:
     seconds = plan.seconds
+    if seconds is None and not plan.gflops:
+        return []
     if seconds is None:
         amount = f"{plan.gflops:,.0f}" if plan.gflops >= 100 else f"{plan.gflops:.2g}"
         return [("products", f"{amount} GFLOP a step on each device")]

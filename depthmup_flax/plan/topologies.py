@@ -29,7 +29,6 @@ class Chip:
       network_bandwidth: bytes/s that a device receives from other slices or hosts.
       clock: Hz, for a compiler that estimates cycles.
       example: of a topology.
-      largest: dimensions of a slice, or for GPUs the number in a host.
     """
 
     device_kind: str
@@ -53,17 +52,18 @@ class Chip:
 
 
 GPUS_IN_HOST = 8
+FLAT, CHIPS_IN_FLAT_SLICE = ("v5e", "v6e"), 256  # their slices have two dimensions, not three
 
 # TPU, FLOP/s and memory bandwidth: cloud.google.com/tpu/docs/v5e, /v6e, /v5p, /v4. Memory: what libtpu 0.0.42 offers to
 # programs, from its error for one that is too large. Links, both directions of an axis, and network:
-# jax-ml.github.io/scaling-book/tpus. Clock: FLOP/s over two for each of the multipliers of the matrix units, four of
-# 128 x 128 (v5e), eight (v4, v5p) or four of 256 x 256 (v6e); by the compiler's cycles, a product of 8192 x 8192 then
-# reaches 70 (v6e) to 93 % (v4) of the peak.
+# jax-ml.github.io/scaling-book/tpus; network of v5e: 6.4 Tbit/s for 256 chips, cloud.google.com/tpu/docs/v6e. Clock:
+# FLOP/s over two for each of the multipliers of the matrix units, four of 128 x 128 (v5e), eight (v4, v5p) or four of
+# 256 x 256 (v6e); by the compiler's cycles, a product of 8192 x 8192 then reaches 70 (v6e) to 93 % (v4) of the peak.
 # GPU: NVIDIA's data sheets of the SXM modules with 80 GB, dense; NVLink in one direction; a network card of 400
 # (200) Gbit/s for each. JAX uses three quarters of the memory by default.
 CHIPS: Mapping[str, Chip] = {
     "v4": Chip("TPU v4", 275e12, 30.75 * _GIB, 1228e9, 90e9, 6.25e9, 1.05e9, "v4:2x2x2"),
-    "v5e": Chip("TPU v5 lite", 197e12, 15.75 * _GIB, 819e9, 90e9, 6.25e9, 1.5e9, "v5e:4x4"),
+    "v5e": Chip("TPU v5 lite", 197e12, 15.75 * _GIB, 819e9, 90e9, 3.125e9, 1.5e9, "v5e:4x4"),
     "v5p": Chip("TPU v5", 459e12, 95.74 * _GIB, 2765e9, 180e9, 6.25e9, 1.75e9, "v5p:2x2x2"),
     "v6e": Chip("TPU v6 lite", 918e12, 31.25 * _GIB, 1640e9, 180e9, 12.5e9, 1.75e9, "v6e:4x4"),
     "h100": Chip("NVIDIA H100 80GB HBM3", 989e12, 0.75 * 84.9e9, 3352e9, 450e9, 50e9, None, "h100:8"),
@@ -159,6 +159,11 @@ def _tpus(name: str, kind: str, shape: str, slices: int) -> list[jax.Device]:
     if not re.fullmatch(r"\d+(x\d+)*", shape) or "0" in shape.split("x"):
         raise InputError(f"--topology is {name!r}: write a slice as {example}.")
     dimensions = [int(size) for size in shape.split("x")]
+    if kind in FLAT and (len(dimensions) != 2 or math.prod(dimensions) > CHIPS_IN_FLAT_SLICE):
+        raise InputError(
+            f"--topology is {name!r}: a slice of {kind} has two dimensions and at most {CHIPS_IN_FLAT_SLICE} chips, "
+            f"such as {kind}:16x16. For several of them add --slices=2."
+        )
     options: dict[str, object] = {"num_slices": slices} if slices > 1 else {}
     if math.prod(dimensions) == 1:
         options["chips_per_host_bounds"] = (1, 1, 1)  # else a host has four chips

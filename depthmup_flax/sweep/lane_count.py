@@ -20,7 +20,7 @@ from depthmup_flax.sweep.program_group import GroupPrograms
 _WORTH = 8.0
 _GAIN = 0.95  # a smaller share of the time per step counts as a gain
 _RATIO = 4  # between numbers of lanes that are tried
-_MEMORY_SHARE = 0.8
+MEMORY_SHARE = 0.8
 
 
 def parse_lanes(text: str) -> int | None:
@@ -69,7 +69,7 @@ def memory_limit() -> float:
     """Bytes that a program may take on each device."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
-        return _MEMORY_SHARE * stats["bytes_limit"]
+        return MEMORY_SHARE * stats["bytes_limit"]
     # Host devices share the machine's memory with other programs.
     return 0.5 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / jax.local_device_count()
 

@@ -30,6 +30,12 @@ def test_meshes_are_ranked_and_what_to_type_is_printed():
     assert "best: --config.mesh.data=1" in done.stdout
 
 
+def test_without_a_mesh_that_runs_the_input_is_bad():
+    done = plan("--config=configs/digits.py", "--meshes", "--config.train.batch_size=9999", *SMALL)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "cannot run: train.batch_size is 9999" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

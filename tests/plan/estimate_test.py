@@ -8,13 +8,14 @@ from ml_collections import ConfigDict
 from small_runs import a_sweep
 
 from depthmup_flax.parallel import sharding
+from depthmup_flax.plan import programs
 from depthmup_flax.plan.blank_data import PlannedData, Sizes
 from depthmup_flax.plan.estimate import Memory, make_plan, memory_of, seconds_of
 from depthmup_flax.plan.hlo_costs import Collective, Cost, HloCosts, Kernels
 from depthmup_flax.plan.hlo_text import parse
 from depthmup_flax.plan.programs import OutOfMemory, compile_run, compile_sweep, out_of_memory, unless_out_of_memory
 from depthmup_flax.plan.remedies import remedies, sweep_remedies
-from depthmup_flax.plan.summary import as_json, duration, text
+from depthmup_flax.plan.summary import as_json, duration, memory_line, text
 from depthmup_flax.plan.topologies import CHIPS
 from depthmup_flax.training.config import default_config
 from depthmup_flax.training.device_batches import put_train_data
@@ -72,7 +73,7 @@ def test_a_plan_counts_products_steps_and_examples(step):
 COSTS = HloCosts(
     cycles=3_000_000,
     bytes=819_000_000,
-    collectives={"all-reduce": Collective(4, 90_000_000), "all-reduce between slices": Collective(1, 6_250_000)},
+    collectives={"all-reduce": Collective(4, 90_000_000), "all-reduce between slices": Collective(1, 3_125_000)},
     places=(Cost("blocks/mlp", 2_000_000, 5, 12), Cost("stem", 1_000_000, 5, 1)),
 )
 
@@ -81,7 +82,7 @@ def test_seconds_on_a_tpu_are_the_compilers_cycles_and_links_at_their_peak():
     seconds = seconds_of(COSTS, 197e9, CHIPS["v5e"], 4)
     assert seconds.by_compiler
     assert seconds.computation == pytest.approx(2e-3)  # at 1.5 GHz
-    assert seconds.communication == pytest.approx(2e-3 + 1e-3)  # a sum passes twice at 90 GB/s; 6.25 GB/s of network
+    assert seconds.communication == pytest.approx(2e-3 + 1e-3)  # a sum passes twice at 90 GB/s; 3.125 GB/s of network
     assert (seconds.products, seconds.memory) == (pytest.approx(1e-3), pytest.approx(1e-3))
     assert seconds.step == seconds.computation + seconds.communication
 
@@ -122,7 +123,7 @@ def test_a_plan_with_times_says_what_takes_longest_and_that_nothing_was_calibrat
 
 REFUSALS = {
     "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (74.31G) exceeds "
-    "available HBM (15.75G).": OutOfMemory(int(15.75 * GIB), temporaries=int(74.31 * GIB)),
+    "available HBM (15.75G).": OutOfMemory(int(15.75 * GIB), without_data=int(74.31 * GIB)),
     "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 17.20G of 15.75G hbm. Exceeded hbm capacity by "
     "1.45G.": OutOfMemory(int(15.75 * GIB), used=int(17.2 * GIB)),
 }  # fmt: skip
@@ -142,6 +143,14 @@ def test_a_compiler_that_refuses_for_memory_gives_its_numbers(message, step):
     assert memory.limit == int(15.75 * GIB)
 
 
+def test_a_refusal_that_counts_the_new_state_among_temporaries_counts_it_once(step):
+    state = 3 * 4 * step.experiment.parameters + 8
+    refused = dataclasses.replace(step, compiled=OutOfMemory(GIB, without_data=2 * GIB))
+    memory = memory_of(refused, None)
+    assert memory.temporaries == pytest.approx(2 * GIB - state, abs=8)
+    assert memory.total == 2 * GIB + memory.data
+
+
 def test_other_errors_of_a_compiler_are_not_hidden():
     def broken():
         raise jax.errors.JaxRuntimeError("INTERNAL: a bug")
@@ -150,21 +159,26 @@ def test_other_errors_of_a_compiler_are_not_hidden():
         unless_out_of_memory(broken)
 
 
-def advice(dataset, memory, **model):
-    config = ConfigDict({"model": {"remat": "none", **model}, "train": {"batch_size": 64, "accumulate": 1}})
+def advice(dataset, memory, mesh=-1, **model):
+    train = {"batch_size": 64, "accumulate": 1}
+    config = ConfigDict({"model": {"remat": "none", **model}, "train": train, "mesh": {"data": mesh}})
     return " ".join(remedies(config, dataset, {"data": 4, "fsdp": 2, "tensor": 1}, memory))
 
 
 def test_remedies_are_the_smallest_numbers_that_fit(step):
     dataset = step.experiment.dataset
     large_activations = Memory(1 * GIB, 2 * GIB, 0, 30 * GIB, 16 * GIB)
-    assert "train.accumulate=4 (about 10.5 GiB" in advice(dataset, large_activations)  # 3 + 30 / 2 is too much
-    assert "model.remat=dots" in advice(dataset, large_activations)
+    assert "train.accumulate=4 (about 13.2 GiB" in advice(dataset, large_activations)  # 3 + 3 + 29 / 2 is too much
+    assert "model.remat=dots, or full" in advice(dataset, large_activations)
+    assert "model.remat=full" in advice(dataset, large_activations, remat="dots")
     assert "mesh.fsdp" not in advice(dataset, large_activations)
     large_state = Memory(8 * GIB, 16 * GIB, 0, 3 * GIB, 16 * GIB)
-    assert "mesh.fsdp=4 (about 15.0 GiB)" in advice(dataset, large_state, remat="full")
+    assert "mesh.fsdp=4 (about 13.5 GiB)" in advice(dataset, large_state, remat="full")
     assert "accumulate" not in advice(dataset, large_state)
     assert "remat=dots" not in advice(dataset, large_state, remat="full")
+    gradients = Memory(4 * GIB, 8 * GIB, 0, 5 * GIB, 16 * GIB)  # of parameters this large
+    assert advice(dataset, gradients) == "--config.mesh.fsdp=4 (about 9.0 GiB)"
+    assert advice(dataset, gradients, mesh=4) == "--config.mesh.data=-1 --config.mesh.fsdp=4 (about 9.0 GiB)"
     assert "data.placement=stream" in advice(dataset, Memory(0, 0, 20 * GIB, 0, 16 * GIB))
     assert "more devices" in advice(dataset, Memory(900 * GIB, 900 * GIB, 0, 0, 16 * GIB), remat="full")
     assert advice(dataset, Memory(0, 0, 0, 0, 16 * GIB)) == advice(dataset, Memory(0, 0, 0, 9 * GIB, None)) == ""
@@ -172,7 +186,7 @@ def test_remedies_are_the_smallest_numbers_that_fit(step):
 
 def test_fewer_lanes_are_advised_by_the_memory_of_one():
     memory = Memory(2 * GIB, 4 * GIB, 2 * GIB, 26 * GIB, 16 * GIB)
-    assert sweep_remedies(8, memory)[0].startswith("--lanes=3 ")  # 2 GiB of data, 4 GiB for each
+    assert sweep_remedies(8, memory)[0].startswith("--lanes=2 ")  # of 80 % of 16 GiB; 2 GiB of data, 4 GiB for each
     assert not any("lanes" in line for line in sweep_remedies(1, memory))
     assert sweep_remedies(8, dataclasses.replace(memory, limit=40 * GIB)) == []
 
@@ -188,9 +202,24 @@ def test_the_largest_group_of_a_sweep_is_planned_with_the_lanes_that_fit():
     assert (fewer.lanes.per_device, fewer.steps) == (1, 4 * 6)
 
 
+def test_a_sweep_that_is_refused_has_a_plan(monkeypatch):
+    monkeypatch.setattr(programs, "unless_out_of_memory", lambda _: OutOfMemory(GIB, used=2 * GIB))
+    plan = make_plan(compile_sweep(a_sweep(rates=2), jax.devices()[:1], PlannedData(Sizes()), 2, GIB))
+    assert plan.memory.fits is False
+    assert plan.memory.parameters == 2 * 4 * plan.parameters
+    assert "TOO BIG   2.00 of 1.00 GiB" in text(plan)
+    assert "products" not in text(plan)
+
+
 def test_lanes_are_fewer_where_memory_is_short():
     step = compile_sweep(a_sweep(rates=2), jax.devices()[:1], PlannedData(Sizes()), None, 1.0)
     assert step.lanes.per_device == 1
+
+
+def test_small_programs_are_shown_in_mib():
+    assert memory_line(Memory(2**20, 2**21, 0, 2**19, 2**34)) == (
+        "3.50 MiB of 16.0 GiB a device: parameters 1.00, optimizer 2.00, data 0.00, temporaries 0.50 MiB"
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from depthmup_flax.plan.topologies import CHIPS, environment_for, topology_devic
         ("v5litepod-8", "did you mean 'v5e'?|use one of"),
         ("v5e", "write a slice as v5e:4x4"),
         ("v5e:2x0", "write a slice as v5e:4x4"),
+        ("v5e:2x2x2", "has two dimensions and at most 256 chips"),
+        ("v6e:32x16", "has two dimensions and at most 256 chips"),
         ("v6e:2xtwo", "write a slice as v6e:4x4"),
         ("h100:0", "write h100:N with N from 1 to 8"),
         ("h100:12", "or a multiple of 8"),
