@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
-from absl import logging
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import DATA_DEFAULTS, DataConfig, Dataset, ImageDataset, TextDataset, Tokenizer, load
@@ -90,23 +88,11 @@ class PlannedData:
         present = {"folder": os.path.isdir(path), "text": os.path.isfile(path)}.get(kind, True)
         try:
             if present:
-                with _without_warnings():
-                    return load(fields)
+                return load(fields)
         except InputError:
             if kind != "tfds":
                 raise
         return _blank_text(fields, rest, self._sizes) if kind == "text" else _blank_images(fields, rest, self._sizes)
-
-
-@contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    """TFDS warns of a set that is absent, which is no fault here."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
 
 
 def description(dataset: Dataset) -> str:
