@@ -1,5 +1,7 @@
 """Random image transformations on the device."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,6 +98,26 @@ def test_large_images_are_gathered_on_a_tpu_too():
     assert "gather" in traced.lower(lowering_platforms=("tpu",)).as_text()
 
 
+@pytest.mark.parametrize("shape", [(32, 32, 3), (28, 28, 1), (10, 50, 1)])
+def test_products_warp_like_gathers_at_the_limits_of_the_ranges(shape):
+    limits = np.array(list(itertools.product((0, 1), (-1, 0, 1), (-1, 0, 1), augmentation.SCALE_RANGE)), np.float32)
+    angles = np.radians([augmentation.MAX_ROTATION, augmentation.MAX_SHEAR]).astype(np.float32)
+    arguments = limits[:, 0] > 0, limits[:, 1] * angles[0], limits[:, 2] * angles[1], limits[:, 3]
+
+    @jax.jit
+    def both(*arguments):
+        forms = augmentation._flip_and_warp_by_products, augmentation._flip_and_warp_by_gathering
+        return [jax.vmap(form, (None, 0, 0, 0, 0))(noise(*shape), *arguments) for form in forms]
+
+    np.testing.assert_allclose(*both(*arguments), atol=1e-5)
+
+
+def test_keys_are_those_of_split():
+    key = jax.random.key(7)
+    ours = [jax.random.key_data(key) for key in augmentation._keys(key)]
+    np.testing.assert_array_equal(ours, jax.random.key_data(jax.random.split(key, 3)))
+
+
 def test_flips_preserve_the_histogram_and_mirror_half_of_the_images():
     image = jnp.asarray(IMAGES[0])
     flipped = over_keys(augmentation.random_flip, 400, image)
@@ -123,7 +145,7 @@ def test_rotation_has_the_direction_and_center_of_pillow():
             np.testing.assert_allclose(ours, np.rot90(smooth, degrees // 90), atol=1e-3)
 
 
-@pytest.mark.parametrize("form", ["interpolate", "_interpolate_by_gathering", "_interpolate_by_products"])
+@pytest.mark.parametrize("form", ["interpolate", "_interpolate_by_products"])
 def test_positions_between_pixels_have_the_values_of_jax_scipy(form):
     rng = np.random.default_rng(0)
     image, (rows, columns) = rng.uniform(size=(7, 9, 3)).astype(np.float32), rng.uniform(-2, 10, (2, 200))
