@@ -107,9 +107,8 @@ def around(inner):
 
 
 def slopes(build):
-    """``{"width": {group: exponent}, "depth": ...}`` for ``build(info)``, a finished optimizer."""
+    """``{"width": {group: exponent}, "depth": ...}`` of ``build(info)``, a finished optimizer; `None` for no change."""
     base = changes(build, BASE)
-    fit = lambda size: {
-        name: math.log(change / base[name]) / math.log(GROWTH) for name, change in changes(build, size).items()
-    }
+    log = lambda change, start: math.log(change / start) / math.log(GROWTH) if change and start else None
+    fit = lambda size: {name: log(change, base[name]) for name, change in changes(build, size).items()}
     return {"width": fit(WIDE), "depth": fit(DEEP)}

@@ -7,6 +7,7 @@ A norm, a mean or a matrix product mixes entries; weight decay and trust ratios 
 from __future__ import annotations
 
 import enum
+import math
 from typing import NamedTuple
 
 import jax
@@ -53,9 +54,7 @@ class _Source(NamedTuple):
 
 
 def require_function_of_own_gradients(inner: optax.GradientTransformation, params: ArrayTree) -> None:
-    """Raises `InputError` if an entry's update depends on other entries' gradients, or on the parameters' values.
-
-    An update that cannot be traced with gradients and parameters alone, such as one that needs the loss, passes.
+    """Raises `InputError` if an entry's update depends on anything but its own gradients.
 
     Args:
       inner: any optax transformation.
@@ -75,8 +74,11 @@ def require_function_of_own_gradients(inner: optax.GradientTransformation, param
 
     try:
         jaxpr = jax.make_jaxpr(second_update)(shapes, shapes, shapes).jaxpr
-    except Exception:  # of somebody else's code
-        return
+    except Exception as error:  # of somebody else's code
+        raise InputError(
+            "inner cannot be traced with gradients and parameters alone, but the rule is for functions of the "
+            "gradients. Put what needs the loss, or more, around the finished optimizer."
+        ) from error
     of_gradients = [_Source(index) for index in range(len(leaves))]
     sources = _read(jaxpr, [_Source(parameters=True)] * len(leaves) + 2 * of_gradients)
     for index, (path, source) in enumerate(zip(paths, sources, strict=True)):
@@ -117,11 +119,15 @@ def _read_equation(equation: core.JaxprEqn, operands: list[_Source]) -> list[_So
         return [_Source()]  # a decay of 0
     if source.gradient == _Gradients.NONE:
         return [source] * len(equation.outvars)
-    size = equation.outvars[0].aval.size
-    aligned = all(v.aval.size == size for v, s in zip(equation.invars, operands, strict=True) if s.gradient >= 0)
+    size = _size(equation.outvars[0])
+    aligned = all(_size(v) == size for v, s in zip(equation.invars, operands, strict=True) if s.gradient >= 0)
     if aligned and name in _ENTRYWISE | _KEEPS_ORDER:
         return [source]
     return [source._replace(gradient=_Gradients.MANY)] * len(equation.outvars)
+
+
+def _size(atom: core.Var | core.Literal) -> int:
+    return math.prod(getattr(atom.aval, "shape", ()))
 
 
 def _join(*sources: _Source) -> _Source:

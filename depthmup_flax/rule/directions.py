@@ -61,8 +61,9 @@ TRAITS: Mapping[str, Traits] = {
     **_rows("scale_by_factored_rms", 0, entrywise=False),
     **_rows("set_to_zero"),
     # Composed of other transformations, which are read.
-    **_rows("chain named_chain masked partition inject_stateful_hyperparams flatten with_extra_args_support", composed=True),
-    **_rows("conditionally_mask conditionally_transform split_real_and_imaginary", composed=True),
+    **_rows("chain named_chain masked partition inject_stateful_hyperparams flatten", composed=True),
+    **_rows("with_extra_args_support conditionally_mask conditionally_transform", composed=True),
+    **_rows("split_real_and_imaginary", composed=True),
     # Refused.
     **_rows(
         "clip_by_global_norm", 1, False,
@@ -86,7 +87,7 @@ TRAITS: Mapping[str, Traits] = {
     ),
     **_rows(
         "scale_by_sm3", 0, False,
-        "its statistics are largest values of rows and columns, which grow with their lengths",
+        "its statistics are largest values of rows and columns, which slowly grow with their lengths",
         "Use optax.scale_by_factored_rms(), whose statistics are averages.",
     ),
     **_rows(
@@ -100,7 +101,7 @@ TRAITS: Mapping[str, Traits] = {
         "Use weight_decay of depthmup; after scale_by_depthmup, optax.add_decayed_weights is right.",
     ),
     **_rows(
-        "scale_by_muon scale_by_galore", 0, False,
+        "scale_by_muon scale_by_shape scale_by_galore", 0, False,
         "its update of an entry depends on other entries, but the rule is for entrywise directions",
         "Use an entrywise direction, such as optax.scale_by_adam().",
     ),
@@ -110,7 +111,9 @@ TRAITS: Mapping[str, Traits] = {
         "Leave it out.",
     ),
     **_rows(
-        "scale_by_distance_over_gradients scale_by_polyak scale_by_lbfgs", 0, False, _LEARNS_ITS_RATE,
+        "scale_by_distance_over_gradients scale_by_dog scale_by_dowg scale_by_polyak scale_by_lbfgs "
+        "dadapt_adamw prodigy momo momo_adam", 0, False,
+        _LEARNS_ITS_RATE,
         "Use optax.scale_by_adam() and tune learning_rate.",
     ),
     **_rows(
@@ -118,8 +121,13 @@ TRAITS: Mapping[str, Traits] = {
         "it compares parameters with their initial values, which the rule scales differently from updates",
         "Use optax.scale_by_adam(), or optax.scale_by_rss() for AdaGrad.",
     ),
+    **_rows(
+        "scale_by_sophia hutchinson_estimator_diag_hessian", None, True,
+        "second derivatives grow with the network by other powers than gradients", "Use optax.scale_by_adam().",
+    ),
     **_rows("measure_with_ema", None, False, "it returns a measurement, not updates", "Pass it to optax.monitor."),
-    **_rows("_scale_by_info", None, True, "it follows the rule already", "Pass the direction alone."),  # of this package
+    # Of scale_by_depthmup.
+    **_rows("_scale_by_info", None, True, "it follows the rule already", "Pass the direction alone."),
     # Right outside only.
     **_rows(
         "MultiSteps apply_every", 1, True, "the decay of depthmup would act at every micro-step",
@@ -236,11 +244,12 @@ def require_direction(inner: optax.GradientTransformation, parametrization: Para
         raise InputError(f"parametrization is {parametrization!r}: use depthmup_flax.get_parametrization(name).")
     parts = list(_parts(inner.update))
     refused = [part.name for part in parts if part.name in TRAITS and TRAITS[part.name].why]
-    outside = [name for name in refused if TRAITS[name].outside]
-    if not outside and any(_steps_downhill(part) for part in parts):
+    wrapper = refused[:1] == [parts[0].name] and TRAITS[parts[0].name].outside  # it may wrap a finished optimizer
+    if not wrapper and any(_steps_downhill(part) for part in parts):
         raise InputError(_finished(parts))
-    for name in outside + refused:
-        raise InputError(f"inner has {_written(name)}: {TRAITS[name].why}. {TRAITS[name].instead}")
+    if refused:
+        name = next((name for name in refused if name != "add_decayed_weights"), refused[0])
+        raise InputError(f"inner has {_described(name)}")
     if parametrization.normalized_updates_only and homogeneity(inner) == 1:
         alpha, gamma = parametrization.alpha, parametrization.gamma
         raise InputError(
@@ -269,21 +278,25 @@ def checked_at_init(inner: optax.GradientTransformation) -> optax.GradientTransf
 
 def _finished(parts: list[_Part]) -> str:
     """The sentence about a finished optimizer: what to pass instead, as far as its parts tell."""
-    steps = ("scale", "scale_by_schedule", "add_decayed_weights", "chain", "partition", "masked", "identity")
-    names = [part.name for part in parts if part.name in TRAITS and part.name not in steps]
-    right = [f"{_written(name)}(...)" for name in names if not TRAITS[name].why]
-    message = "inner is a finished optimizer, which has a learning rate of its own: pass the direction alone, "
-    if len(right) == 1:
-        message += f"here {right[0]}."
-    else:
-        message += (
-            "such as optax.scale_by_adam() for optax.adam(...) or optax.trace(0.9) for optax.sgd(0.1, momentum=0.9)."
-        )
+    others = ("scale", "scale_by_schedule", "identity", "add_decayed_weights")
+    names = [part.name for part in parts if part.name in TRAITS and part.name not in others]
+    refused = [name for name in names if TRAITS[name].why]
+    right = [f"{_written(name)}(...)" for name in names if not TRAITS[name].why and not TRAITS[name].composed]
+    here = f"optax.chain({', '.join(right)})" if len(right) > 1 else "".join(right)
+    message = "inner is a finished optimizer, which has a learning rate of its own"
+    if refused and not right:
+        return f"{message}, with {_described(refused[0])}"
+    if "partition" in names or not right:
+        here = "such as optax.scale_by_adam() for optax.adam(...) or optax.identity() for optax.sgd(...)"
+    message += f": pass the direction alone, {here}."
     if any(part.name == "add_decayed_weights" for part in parts):
         message += " Give weight_decay to depthmup."
-    for name in dict.fromkeys(name for name in names if TRAITS[name].why):
-        message += f" It has {_written(name)}: {TRAITS[name].why}. {TRAITS[name].instead}"
-    return message
+    return message + (f" It has {_described(refused[0])}" if refused else "")
+
+
+def _described(name: str) -> str:
+    """A refused transformation, why, and what to write instead."""
+    return f"{_written(name)}: {TRAITS[name].why}. {TRAITS[name].instead}"
 
 
 def _written(name: str) -> str:
