@@ -168,9 +168,8 @@ def table_of(name):
     """In which of `TABLES` a transformation stands; `KeyError` for one that is new."""
     if name in ALIASES:
         return "Wrappers"
-    if name not in TRAITS and (
-        "finished optimizer" in refusal(name) or name in ("schedule_free_adamw", "schedule_free_sgd")
-    ):
+    arguments = inspect.signature(transformations()[name]).parameters
+    if name not in TRAITS and {"learning_rate", "max_learning_rate"} & arguments.keys():
         return "Finished optimizers"
     traits = TRAITS[name]
     if traits.outside or traits.composed or name in AROUND:
