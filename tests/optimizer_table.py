@@ -13,6 +13,7 @@ import time
 if __name__ == "__main__":  # as tests/conftest.py has it: these programs compile for longer than they compute
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=1"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import jax
 import optax
@@ -268,10 +269,10 @@ def in_document():
 def main():
     for title, names in tables().items():
         started, rows = time.perf_counter(), markdown(title, names)
-        start, end = f"<!-- {title} -->\n", "\n<!-- end -->"
+        start, end = f"<!-- {title} -->\n", "<!-- end -->"
         before, found, after = DOCUMENT.read_text().partition(start)
         assert found, f"{DOCUMENT} has no {start}"
-        DOCUMENT.write_text(before + start + rows + end + after.partition(end)[2])
+        DOCUMENT.write_text(before + start + rows + "\n" + end + after.partition(end)[2])
         print(f"{title}: {len(names)} rows in {time.perf_counter() - started:.0f} s", flush=True)
 
 
