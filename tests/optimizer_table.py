@@ -8,6 +8,7 @@ import inspect
 import os
 import pathlib
 import re
+import sys
 import time
 
 if __name__ == "__main__":  # as tests/conftest.py has it: these programs compile for longer than they compute
@@ -45,13 +46,12 @@ ARGUMENTS = {
     "scale_by_acprop": "eps_root=0.01",
     "scale_by_cocob": "",
     "scale_by_lbfgs": "memory_size=1",
-    "scale_by_madgrad": "0.01, momentum=0.0",
+    "scale_by_madgrad": "0.001, momentum=0.0",
     "scale_by_rprop": "1.0",
     "scale_by_schedule": "lambda step: 1 / (1 + step)",
     "scale_by_zoom_linesearch": "10",
     "snapshot": "'norm', optax.tree.norm",
     "trace": "0.9",
-    "measure_with_ema": "optax.tree.norm, 0.9",
     # What wraps others, around Adam.
     "chain": "optax.clip(0.1), optax.scale_by_adam()",
     "conditionally_mask": "optax.scale_by_adam(), lambda step: step % 2 == 0",
@@ -74,6 +74,7 @@ ARGUMENTS = {
     "sam": "optax.scale_by_adam(), optax.identity()",
     "schedule_free": "optax.scale_by_adam(), 0.1",
     # Finished optimizers.
+    "adadelta": "0.1",
     "dpsgd": "0.1, 1.0, 1.0, 0",
     "noisy_sgd": "0.1, key=jax.random.key(0)",
     "signum": "0.1",
@@ -95,6 +96,7 @@ AROUND = {
     "selective_transform": "optax.selective_transform(TX, freeze_mask=STEM)",
     "split_real_and_imaginary": "optax.contrib.split_real_and_imaginary(TX)",
     "with_extra_args_support": "optax.with_extra_args_support(TX)",
+    "keep_params_nonnegative": "optax.chain(TX, optax.keep_params_nonnegative())",
     "lookahead": "optax.lookahead(TX, 2, 0.5)",
     "masked": "optax.chain(optax.masked(TX, STEM), optax.masked(optax.set_to_zero(), OTHERS))",
     "multi_transform": "optax.multi_transform({True: TX, False: dm.sgd(ETA, info, RULE)}, STEM)",
@@ -105,6 +107,7 @@ AROUND = {
     "sam": "optax.contrib.sam(TX, dm.sgd(0.01, info, RULE))",
     "schedule_free": "optax.contrib.schedule_free(TX, ETA)",
     "scale_by_backtracking_linesearch": "optax.chain(TX, optax.scale_by_backtracking_linesearch(10))",
+    "scale_by_zoom_linesearch": "optax.chain(TX, optax.scale_by_zoom_linesearch(10))",
 }
 # Other names of wrappers, which `TRAITS` does not see.
 ALIASES = {"freeze", "inject_hyperparams", "multi_transform", "selective_transform"}
@@ -112,11 +115,12 @@ ALIASES = {"freeze", "inject_hyperparams", "multi_transform", "selective_transfo
 NO_TRANSFORMATIONS = {"schedule_free_eval_params"}
 # They need more than gradients and parameters, a bounded loss or more than a few steps; or they are random.
 UNMEASURED = {
-    "add_noise", "differentially_private_aggregate", "hutchinson_estimator_diag_hessian", "measure_with_ema",
-    "dadapt_adamw", "momo", "momo_adam", "prodigy", "scale_by_muon",
+    "add_noise", "differentially_private_aggregate", "hutchinson_estimator_diag_hessian",
+    "dadapt_adamw", "keep_params_nonnegative", "momo", "momo_adam", "prodigy", "scale_by_muon",
+    "scale_by_zoom_linesearch",
 }  # fmt: skip
 # They call functions of the user, which are read like other people's transformations.
-READ = {"stateless", "stateless_with_tree_map"}
+READ = {"measure_with_ema", "stateless", "stateless_with_tree_map"}
 
 
 def transformations():
@@ -144,9 +148,9 @@ def code(name):
     if arguments is None:
         signature = inspect.signature(transformations()[name]).parameters
         required = [p for p, value in signature.items() if value.default is inspect.Parameter.empty]
-        arguments = "0.1" if "learning_rate" in required else ""
+        arguments = "0.1" if "learning_rate" in signature else ""
         assert not [p for p in required if p != "learning_rate"], f"ARGUMENTS of tests/optimizer_table.py lacks {name}"
-    module = "optax" if hasattr(optax, name) else "optax.contrib"
+    module = "optax" if name in vars(optax) else "optax.contrib"
     return f"{module}.{name}({arguments})"
 
 
@@ -224,17 +228,12 @@ def row(name, table):
     advice = sentence.split(": ", 1)[-1].removeprefix("pass the direction alone, ")
     written = f"`{code(name)}`"
     if table == "Directions":
-        return [written, *(["no change"] + 3 * [""] if name == "set_to_zero" else printed(inside(name)))]
+        return [written, *(["no change", "-", "-", "-"] if name == "set_to_zero" else printed(inside(name)))]
     if table == "Wrappers":
         around_it = f"`{AROUND[name]}`" if name in AROUND else "-"
-        numbers = printed(outside(name))[::2] if name in AROUND else ["", ""]
-        return [
-            f"`{name}`",
-            "refused" if sentence else "right",
-            *(["", ""] if sentence else printed(inside(name))[::2]),
-            around_it,
-            *numbers,
-        ]
+        numbers = printed(outside(name))[::2] if name in AROUND.keys() - UNMEASURED else ["-", "-"]
+        within = ["refused", "-", "-"] if sentence else ["right", *printed(inside(name))[::2]]
+        return [f"`{name}`", *within, around_it, *numbers]
     if table == "Refused":
         return [written, *(printed(inside(name)) if name not in UNMEASURED else 4 * ["-"]), advice]
     return [written, advice]
@@ -268,6 +267,8 @@ def in_document():
 
 def main():
     for title, names in tables().items():
+        if sys.argv[1:] and title not in sys.argv[1:]:
+            continue
         started, rows = time.perf_counter(), markdown(title, names)
         start, end = f"<!-- {title} -->\n", "<!-- end -->"
         before, found, after = DOCUMENT.read_text().partition(start)

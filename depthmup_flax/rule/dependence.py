@@ -74,6 +74,8 @@ def require_function_of_own_gradients(inner: optax.GradientTransformation, param
 
     try:
         jaxpr = jax.make_jaxpr(second_update)(shapes, shapes, shapes).jaxpr
+        if [v.aval.shape for v in jaxpr.outvars] != [s.shape for s in shapes]:
+            raise ValueError("the updates do not have the parameters' shapes")
     except Exception as error:  # of somebody else's code
         raise InputError(
             "inner cannot be traced with gradients and parameters alone, but the rule is for functions of the "

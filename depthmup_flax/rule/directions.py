@@ -117,7 +117,7 @@ TRAITS: Mapping[str, Traits] = {
         "Use optax.scale_by_adam() and tune learning_rate.",
     ),
     **_rows(
-        "scale_by_cocob scale_by_madgrad", 0, True,
+        "scale_by_cocob scale_by_madgrad", None, True,
         "it compares parameters with their initial values, which the rule scales differently from updates",
         "Use optax.scale_by_adam(), or optax.scale_by_rss() for AdaGrad.",
     ),
@@ -125,7 +125,6 @@ TRAITS: Mapping[str, Traits] = {
         "scale_by_sophia hutchinson_estimator_diag_hessian", None, True,
         "second derivatives grow with the network by other powers than gradients", "Use optax.scale_by_adam().",
     ),
-    **_rows("measure_with_ema", None, False, "it returns a measurement, not updates", "Pass it to optax.monitor."),
     # Of scale_by_depthmup.
     **_rows("_scale_by_info", None, True, "it follows the rule already", "Pass the direction alone."),
     # Right outside only.
@@ -278,7 +277,7 @@ def checked_at_init(inner: optax.GradientTransformation) -> optax.GradientTransf
 
 def _finished(parts: list[_Part]) -> str:
     """The sentence about a finished optimizer: what to pass instead, as far as its parts tell."""
-    others = ("scale", "scale_by_schedule", "identity", "add_decayed_weights")
+    others = ("scale", "scale_by_schedule", "identity", "add_decayed_weights", "clip_by_global_rms")
     names = [part.name for part in parts if part.name in TRAITS and part.name not in others]
     refused = [name for name in names if TRAITS[name].why]
     right = [f"{_written(name)}(...)" for name in names if not TRAITS[name].why and not TRAITS[name].composed]
@@ -286,7 +285,9 @@ def _finished(parts: list[_Part]) -> str:
     message = "inner is a finished optimizer, which has a learning rate of its own"
     if refused and not right:
         return f"{message}, with {_described(refused[0])}"
-    if "partition" in names or not right:
+    if not right and any(part.name == "identity" for part in parts):
+        here = "optax.identity()"
+    elif "partition" in names or not right:
         here = "such as optax.scale_by_adam() for optax.adam(...) or optax.identity() for optax.sgd(...)"
     message += f": pass the direction alone, {here}."
     if any(part.name == "add_decayed_weights" for part in parts):
@@ -301,7 +302,7 @@ def _described(name: str) -> str:
 
 def _written(name: str) -> str:
     """A transformation as a user writes it: ``optax.contrib.scale_by_muon``."""
-    return f"optax.{name}" if hasattr(optax, name) else f"optax.contrib.{name}"
+    return f"optax.{name}" if name in vars(optax) else f"optax.contrib.{name}"
 
 
 class _Part(NamedTuple):
@@ -315,10 +316,9 @@ def _parts(update: Callable[..., Any]) -> Iterator[_Part]:
     """An ``update`` function and those that it is composed of."""
     closure, name, children = _closure(update), _made_by(update), _children(update)
     if "inner_factory" in closure:  # of optax.inject_hyperparams
-        factory = closure["inner_factory"]
-        yield _Part(_made_by(factory.func if isinstance(factory, functools.partial) else factory), closure["other_hps"])
-        return
-    hidden = name in TRAITS and TRAITS[name].composed and not children
+        factory, closure, children = closure["inner_factory"], closure["other_hps"], []
+        name = _made_by(factory.func if isinstance(factory, functools.partial) else factory)
+    hidden = name in TRAITS and TRAITS[name].composed and not children  # what it wraps cannot be seen
     yield _Part("" if hidden else name, closure)
     for child in children:
         yield from _parts(child)
@@ -378,7 +378,7 @@ def _steps_downhill(part: _Part) -> bool:
         return _is_negative(part.closure.get("step_size"))
     # Of optax.inject_hyperparams, optax.adam; optimizers in one piece, optax.contrib.prodigy.
     contrib = sys.modules.get("optax.contrib")  # imported by whoever uses it
-    factory = getattr(optax, part.name, None) or getattr(contrib, part.name, None)
+    factory = vars(optax).get(part.name) or getattr(contrib, part.name, None)
     signature = inspect.signature(factory).parameters if inspect.isfunction(factory) else {}
     return part.name not in TRAITS and "learning_rate" in signature
 

@@ -91,7 +91,7 @@ OTHER_ENTRIES = {
     "norm over all parameters": optax.stateless(lambda g, p: jax.tree.map(lambda u: u / optax.tree.norm(g), g)),
     "another parameter": optax.stateless(lambda g, p: g | {"bias": g["kernel"][0]}),
     "a test of all entries": optax.GradientTransformation(lambda params: (), finite_only),
-    "norm in a chain": optax.chain(optax.scale_by_adam(), of_gradients(lambda g: g / jnp.linalg.norm(g))),
+    "norm in a chain": optax.chain(optax.trace(0.9), of_gradients(lambda g: g / jnp.linalg.norm(g))),
     "norm in a mask": optax.masked(of_gradients(lambda g: g / jnp.linalg.norm(g)), lambda p: {k: True for k in p}),
     "norm under jit": optax.GradientTransformation(
         lambda params: optax.EmptyState(),
