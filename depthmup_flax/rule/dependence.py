@@ -33,7 +33,7 @@ _ENTRYWISE = _names(
 )
 # They keep the order of the entries where they keep their number, as a sum over an axis of size 1 does.
 _KEEPS_ORDER = _names(
-    "reshape squeeze expand_dims broadcast_in_dim slice concatenate pad dynamic_slice reduce_sum reduce_max reduce_min "
+    "reshape squeeze expand_dims broadcast_in_dim slice concatenate dynamic_slice reduce_sum reduce_max reduce_min "
     "reduce_prod reduce_and reduce_or"
 )
 _CALLS = _names("pjit jit closed_call core_call remat checkpoint custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr")
@@ -60,8 +60,8 @@ def require_function_of_own_gradients(inner: optax.GradientTransformation, param
       inner: any optax transformation.
       params: arrays or shapes.
     """
-    paths, leaves = zip(*jax.tree_util.tree_flatten_with_path(params)[0], strict=True)
-    structure = jax.tree.structure(params)
+    found, structure = jax.tree_util.tree_flatten_with_path(params)
+    paths, leaves = [path for path, _ in found], [leaf for _, leaf in found]
     shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
     update = optax.with_extra_args_support(inner).update
 
