@@ -241,6 +241,8 @@ def require_direction(inner: optax.GradientTransformation, parametrization: Para
     """
     if not isinstance(parametrization, Parametrization):
         raise InputError(f"parametrization is {parametrization!r}: use depthmup_flax.get_parametrization(name).")
+    if not hasattr(inner, "update"):
+        raise InputError(f"inner is {inner!r}: use an optax transformation, such as optax.scale_by_adam().")
     parts = list(_parts(inner.update))
     refused = [part.name for part in parts if part.name in TRAITS and TRAITS[part.name].why]
     wrapper = refused[:1] == [parts[0].name] and TRAITS[parts[0].name].outside  # it may wrap a finished optimizer

@@ -46,6 +46,10 @@ def scale_by_depthmup(
         finished optimizer's decay, too; use `depthmup` for decay.
       info: tree of `ParamInfo` with the parameters' structure.
       parametrization: the rule.
+
+    Raises:
+      InputError: the rule does not cover ``inner``. Parts that are neither optax's nor from here are read by ``init``,
+        which traces their update with shapes (`depthmup_flax.rule.dependence`).
     """
     require_direction(inner, parametrization)
     before, after = parametrization.gradient_scale, parametrization.update_scale

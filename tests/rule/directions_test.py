@@ -299,6 +299,22 @@ def test_the_command_line_and_the_library_refuse_the_same_directions():
         assert by_name == by_library, name
 
 
+def test_wrappers_outside_decay_as_often_as_they_update():
+    """As they say that they would not inside."""
+    info, rule, params = {"w": dm.ParamInfo(dm.Role.HIDDEN, (1,))}, dm.get_parametrization(), {"w": jnp.ones(1)}
+    decaying = dm.sgd(0.1, info, rule, weight_decay=1.0)
+
+    def after(optimizer, gradients):
+        state, now = optimizer.init(params), params
+        for gradient in gradients:
+            updates, state = optimizer.update({"w": jnp.array([gradient])}, state, now)
+            now = optax.apply_updates(now, updates)
+        return float(now["w"][0])
+
+    assert after(optax.MultiSteps(decaying, 2), [0.0] * 4) == pytest.approx(0.9**2)
+    assert after(optax.apply_if_finite(decaying, 9), [0.0, jnp.nan, 0.0]) == pytest.approx(0.9**2)
+
+
 def test_clipping_by_this_package_may_stand_in_a_direction():
     model, params, info, rule, x = small_model()
     grads = jax.grad(lambda p: model.apply({"params": p}, x).std())(params)

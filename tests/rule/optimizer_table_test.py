@@ -14,7 +14,7 @@ DOCUMENT = optimizer_table.in_document()
 RIGHT = 0.15  # exponents that the measurement does not tell from 0
 ROWS = {(title, cells[0]): cells for title, rows in DOCUMENT.items() for cells in rows}
 NUMBER = re.compile(r"[+-]\d")
-COMMON = {"scale_by_adam", "trace", "clip_by_global_norm", "scale_by_trust_ratio", "scale_by_novograd"}
+COMMON = {"scale_by_adam", "clip_by_global_norm"}
 TITLES = {name: title for title, names in optimizer_table.tables().items() for name in names}
 
 
