@@ -45,6 +45,7 @@ def _rows(names: str, *args: Any, **fields: Any) -> dict[str, Traits]:
 
 
 _LEARNS_ITS_RATE = "it chooses one learning rate from norms over all parameters, which grow with the network"
+_BY_PARAMETERS = "it multiplies updates by the size of the parameters, where the rule has factors of its own"
 _AROUND = "Put it around the finished optimizer: "
 _AFTER = "Put it after the finished optimizer: "
 
@@ -90,11 +91,8 @@ TRAITS: Mapping[str, Traits] = {
         "its statistics are largest values of rows and columns, which slowly grow with their lengths",
         "Use optax.scale_by_factored_rms(), whose statistics are averages.",
     ),
-    **_rows(
-        "scale_by_trust_ratio scale_by_param_block_norm scale_by_param_block_rms", 0, False,
-        "it multiplies updates by the size of the parameters, where the rule has factors of its own",
-        "Leave it out.",
-    ),
+    **_rows("scale_by_trust_ratio", 0, False, _BY_PARAMETERS, "Leave it out."),
+    **_rows("scale_by_param_block_norm scale_by_param_block_rms", 1, False, _BY_PARAMETERS, "Leave it out."),
     **_rows(
         "add_decayed_weights", 1, True,
         "the rule would scale the decay, too, which then vanishes as the network grows",

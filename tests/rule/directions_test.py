@@ -25,12 +25,11 @@ ARGUMENTS = {
     "clip": (100.0,),
     "apply_every": (1,),
     "scale_by_rprop": (0.1,),
-    "adaptive_grad_clip": (1e-6,),
     "monitor": ({},),
     "snapshot": ("norm", optax.tree.norm),
 }
 # Clipping follows the gradient below its threshold and depends on other entries above it.
-THRESHOLDS = {"clip_by_global_norm": (1e6, 1e-3), "clip_by_block_rms": (1e6, 1e-3)}
+THRESHOLDS = dict.fromkeys(("clip_by_global_norm", "clip_by_block_rms", "adaptive_grad_clip"), (1e6, 1e-3))
 COMMON = {"trace", "scale_by_adam", "scale_by_lion", "scale_by_trust_ratio", "scale_by_factored_rms"}
 # Those that need the loss, follow the parameters, are random, private to optax, or of particular shapes.
 NOT_MEASURED = {
