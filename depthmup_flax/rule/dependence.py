@@ -88,7 +88,8 @@ def require_function_of_own_gradients(inner: optax.GradientTransformation, param
             raise InputError(
                 f"inner updates an entry of {path_name(path)!r} by the gradients of other entries (a norm, a mean, a "
                 "matrix product or a test of all entries), but the rule is for entrywise directions. Clip with "
-                "clip_rms; put what looks at all gradients around the finished optimizer."
+                "clip_rms; put what looks at all gradients around the finished optimizer; pass "
+                "depthmup_flax.entrywise(inner) if you know that it does not matter."
             )
         if source.parameters:
             raise InputError(

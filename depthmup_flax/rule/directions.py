@@ -60,7 +60,7 @@ TRAITS: Mapping[str, Traits] = {
     **_rows("scale_by_rprop scale_by_sign", 0),
     **_rows("scale_by_acprop scale_by_ademamix scale_by_simplified_ademamix scale_by_adopt", 0),
     **_rows("scale_by_factored_rms", 0, entrywise=False),
-    **_rows("set_to_zero"),
+    **_rows("set_to_zero entrywise"),
     # Composed of other transformations, which are read.
     **_rows("chain named_chain masked partition inject_stateful_hyperparams flatten", composed=True),
     **_rows("with_extra_args_support conditionally_mask conditionally_transform", composed=True),
@@ -275,6 +275,20 @@ def checked_at_init(inner: optax.GradientTransformation) -> optax.GradientTransf
     return optax.GradientTransformationExtraArgs(init, optax.with_extra_args_support(inner).update)
 
 
+def entrywise(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """``inner``, which `depthmup` then takes for an entrywise direction without reading it.
+
+    For one that mixes entries in a way that does not matter, such as the rounding of an 8-bit state by blocks, or whose
+    kernels cannot be read. Whether it follows the rule is up to you: `depthmup_flax.coord_check` measures it.
+    """
+    inner_update = optax.with_extra_args_support(inner).update
+
+    def update(updates: ArrayTree, state: ArrayTree, params: ArrayTree = None, **extra_args: Any) -> Any:
+        return inner_update(updates, state, params, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
 def _finished(parts: list[_Part]) -> str:
     """The sentence about a finished optimizer: what to pass instead, as far as its parts tell."""
     others = ("scale", "scale_by_schedule", "identity", "add_decayed_weights", "clip_by_global_rms")
@@ -340,7 +354,7 @@ def _children(update: Callable[..., Any]) -> list[Callable[..., Any]]:
     owner = getattr(update, "__self__", None)
     if isinstance(owner, optax.MultiSteps):
         return [owner.inner_opt.update]
-    if _made_by(update) in ("monitor", "snapshot"):  # what they measure is not an update
+    if _made_by(update) in ("entrywise", "monitor", "snapshot"):  # what the last two measure is not an update
         return []
     return [child for value in _closure(update).values() for child in _update_functions(value)]
 

@@ -13,6 +13,7 @@ import depthmup_flax as dm
 from depthmup_flax.rule.dependence import require_function_of_own_gradients
 from depthmup_flax.rule.parametrization import PRESETS, ParamInfo, Role
 
+RULE = PRESETS["depth_mup"]
 PARAMS = {
     "bias": jnp.ones(140),
     "kernel": jnp.ones((130, 140)),
@@ -108,23 +109,32 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("name", ENTRYWISE)
 def test_entrywise_optimizers_of_other_people_are_taken(name):
-    optimizer = dm.depthmup(ENTRYWISE[name], INFO, PRESETS["depth_mup"], 0.1)
+    optimizer = dm.depthmup(ENTRYWISE[name], INFO, RULE, 0.1)
     jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p), PARAMS)
 
 
 @pytest.mark.parametrize("name", OTHER_ENTRIES)
 def test_an_update_that_depends_on_other_entries_is_refused(name):
     for wrap in (dm.scale_by_depthmup, functools.partial(dm.depthmup, learning_rate=0.1)):
-        optimizer = wrap(OTHER_ENTRIES[name], INFO, PRESETS["depth_mup"])
+        optimizer = wrap(OTHER_ENTRIES[name], INFO, RULE)
         with pytest.raises(dm.InputError, match="by the gradients of other entries"):
             optimizer.init(PARAMS)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_an_update_that_depends_on_the_parameters_is_refused(name):
-    optimizer = dm.depthmup(PARAMETERS[name], INFO, PRESETS["depth_mup"], 0.1)
+    optimizer = dm.depthmup(PARAMETERS[name], INFO, RULE, 0.1)
     with pytest.raises(dm.InputError, match="by the values of the parameters"):
         optimizer.init(PARAMS)
+
+
+@pytest.mark.parametrize("name", ["norm", "norm in a chain"])
+def test_what_a_user_vouches_for_is_taken_as_it_is(name):
+    inner = OTHER_ENTRIES[name]
+    vouched = dm.depthmup(optax.chain(optax.clip(9.0), dm.entrywise(inner)), {"w": INFO["scale"]}, RULE, -1.0)
+    params = {"w": jnp.array(3.0)}
+    updates, _ = vouched.update(params, vouched.init(params), params)
+    np.testing.assert_array_equal(updates["w"], inner.update(params, inner.init(params), params)[0]["w"])
 
 
 def test_an_update_that_needs_the_loss_is_refused():
@@ -132,7 +142,7 @@ def test_an_update_that_needs_the_loss_is_refused():
         lambda params: (), lambda g, s, p=None, *, value, **_: (jax.tree.map(lambda u: u * value, g), s)
     )
     with pytest.raises(dm.InputError, match="cannot be traced with gradients and parameters alone"):
-        dm.depthmup(needs_the_loss, INFO, PRESETS["depth_mup"], 0.1).init(PARAMS)
+        dm.depthmup(needs_the_loss, INFO, RULE, 0.1).init(PARAMS)
 
 
 def test_reading_computes_nothing_and_takes_shapes_and_traced_values():
@@ -141,7 +151,7 @@ def test_reading_computes_nothing_and_takes_shapes_and_traced_values():
         require_function_of_own_gradients(of_gradients(jnp.sign), shapes)
 
     def state(factor):  # an optimizer with a mapped hyperparameter, initialized in a mapped function
-        return dm.depthmup(of_gradients(lambda g: g * factor), INFO, PRESETS["depth_mup"], factor).init(PARAMS)
+        return dm.depthmup(of_gradients(lambda g: g * factor), INFO, RULE, factor).init(PARAMS)
 
     jax.eval_shape(jax.vmap(state), jnp.ones(3))
 
@@ -152,11 +162,11 @@ def test_an_nnx_model_is_read_as_well():
     model = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
     params = nnx.state(model, nnx.Param)
     info = jax.tree.map(lambda p: ParamInfo(Role.FIXED, p.shape), params)
-    nnx.Optimizer(model, dm.depthmup(of_gradients(jnp.sign), info, PRESETS["depth_mup"], 0.1), wrt=nnx.Param)
+    nnx.Optimizer(model, dm.depthmup(of_gradients(jnp.sign), info, RULE, 0.1), wrt=nnx.Param)
     with pytest.raises(dm.InputError, match="by the gradients of other entries"):
         nnx.Optimizer(
             model,
-            dm.depthmup(of_gradients(lambda g: g - g.mean()), info, PRESETS["depth_mup"], 0.1),
+            dm.depthmup(of_gradients(lambda g: g - g.mean()), info, RULE, 0.1),
             wrt=nnx.Param,
         )
 
@@ -164,7 +174,7 @@ def test_an_nnx_model_is_read_as_well():
 def test_the_sentence_names_the_parameter():
     only_kernels = optax.stateless(lambda g, p: g | {"kernel": g["kernel"] / jnp.linalg.norm(g["kernel"])})
     with pytest.raises(dm.InputError, match="inner updates an entry of 'kernel'"):
-        dm.depthmup(only_kernels, INFO, PRESETS["depth_mup"], 0.1).init(PARAMS)
+        dm.depthmup(only_kernels, INFO, RULE, 0.1).init(PARAMS)
 
 
 def verdict(inner):
