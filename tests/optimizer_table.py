@@ -116,7 +116,8 @@ NO_TRANSFORMATIONS = {"schedule_free_eval_params"}
 # They need more than gradients and parameters, a bounded loss or more than a few steps; or they are random.
 UNMEASURED = {
     "add_noise", "differentially_private_aggregate", "hutchinson_estimator_diag_hessian",
-    "dadapt_adamw", "keep_params_nonnegative", "momo", "momo_adam", "prodigy", "scale_by_muon",
+    "dadapt_adamw", "keep_params_nonnegative", "momo", "momo_adam", "prodigy",
+    "scale_by_distance_over_gradients", "scale_by_muon",
     "scale_by_zoom_linesearch",
 }  # fmt: skip
 # They call functions of the user, which are read like other people's transformations.

@@ -57,7 +57,7 @@ def numbers(cells):
 )
 def test_exponents_are_those_of_the_document(name):
     measured, printed = numbers(optimizer_table.row(name, TITLES[name])), numbers(ROWS[key(name)])
-    assert measured == pytest.approx(printed, abs=0.03)
+    assert measured == pytest.approx(printed, abs=0.05)
 
 
 def test_what_is_called_right_has_exponents_of_0_and_what_is_refused_has_not():
