@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
     from depthmup_flax.rule.annotations import Axes, annotated, residual_scope
+    from depthmup_flax.rule.directions import entrywise
     from depthmup_flax.rule.optimizer import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
     from depthmup_flax.rule.param_table import param_table
     from depthmup_flax.rule.parametrization import PRESETS, Parametrization, ParamInfo, Role, get_parametrization
@@ -51,6 +52,7 @@ __all__ = [
     "clip_by_global_rms",
     "create_model",
     "depthmup",
+    "entrywise",
     "freeze",
     "get_parametrization",
     "infer_info",
@@ -69,6 +71,7 @@ _NAMES = {
     "models": "GPT ResMLP ResNet SimpleResNet ViT create_model",
     "nn.layers": "Conv Dense Norm Readout ResidualBranch",
     "rule.annotations": "Axes annotated residual_scope",
+    "rule.directions": "entrywise",
     "rule.optimizer": "adamw clip_by_global_rms depthmup freeze scale_by_depthmup sgd",
     "rule.param_table": "param_table",
     "rule.parametrization": "PRESETS Parametrization ParamInfo Role get_parametrization",

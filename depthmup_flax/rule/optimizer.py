@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import optax
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.rule.directions import require_direction, sgd_direction
+from depthmup_flax.rule.directions import checked_at_init, require_direction, sgd_direction
 from depthmup_flax.rule.info_trees import frozen_paths, is_info, is_nnx, path_name
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
 from depthmup_flax.types import ArrayTree, Dtype, InfoTree, Scalar
@@ -46,10 +46,14 @@ def scale_by_depthmup(
         finished optimizer's decay, too; use `depthmup` for decay.
       info: tree of `ParamInfo` with the parameters' structure.
       parametrization: the rule.
+
+    Raises:
+      InputError: the rule does not cover ``inner``. Parts that are neither optax's nor from here are read by ``init``,
+        which traces their update with shapes (`depthmup_flax.rule.dependence`).
     """
     require_direction(inner, parametrization)
     before, after = parametrization.gradient_scale, parametrization.update_scale
-    return optax.chain(_scale_by_info(info, before), inner, _scale_by_info(info, after))
+    return optax.chain(_scale_by_info(info, before), checked_at_init(inner), _scale_by_info(info, after))
 
 
 def depthmup(
@@ -72,7 +76,7 @@ def depthmup(
     """
     require_direction(inner, parametrization)
     clip = () if clip_rms is None else (clip_by_global_rms(clip_rms),)
-    parts = [_scale_by_info(info, parametrization.gradient_scale), *clip, inner]
+    parts = [_scale_by_info(info, parametrization.gradient_scale), *clip, checked_at_init(inner)]
     parts.append(_scale_by_info(info, parametrization.update_scale))
     if not isinstance(weight_decay, (int, float)) or weight_decay != 0:
         decayed = jax.tree.map(lambda leaf: leaf.decay, info, is_leaf=is_info)
@@ -161,15 +165,15 @@ def clip_by_global_rms(threshold: Scalar) -> optax.GradientTransformation:
     does not. At the base model it is ``optax.clip_by_global_norm(threshold * sqrt(number of parameters))``.
     """
 
-    def update(updates: ArrayTree, params: ArrayTree = None) -> ArrayTree:
+    def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
         del params
         count = sum(leaf.size for leaf in jax.tree.leaves(updates))
         rms = optax.tree.norm(updates) / jnp.sqrt(float(max(count, 1)))
         # A NaN gradient stays NaN, so that the run ends as diverged.
         factor = jnp.where(rms > threshold, threshold / rms, 1.0)
-        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
 
-    return optax.stateless(update)
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 def _scale_by_info(info: InfoTree, scale_of: Callable[[ParamInfo], Scalar]) -> optax.GradientTransformation:
@@ -182,7 +186,10 @@ def _scale_by_info(info: InfoTree, scale_of: Callable[[ParamInfo], Scalar]) -> o
     def scale(_: str, leaf_info: ParamInfo, g: Leaf) -> Leaf:
         return g if isinstance(g, optax.MaskedNode) else g * jnp.asarray(scale_of(leaf_info), g.dtype)
 
-    update = optax.stateless(lambda updates, _: _map_info(scale, info, updates)).update
+    def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
+        del params
+        return _map_info(scale, info, updates), state
+
     return optax.GradientTransformation(init, update)
 
 

@@ -1,5 +1,6 @@
 """What is known of optax directions, held against measured updates; and that building optimizers runs nothing."""
 
+import functools
 import subprocess
 import sys
 import time
@@ -24,12 +25,19 @@ ARGUMENTS = {
     "clip": (100.0,),
     "apply_every": (1,),
     "scale_by_rprop": (0.1,),
+    "monitor": ({},),
+    "snapshot": ("norm", optax.tree.norm),
 }
 # Clipping follows the gradient below its threshold and depends on other entries above it.
-THRESHOLDS = {"clip_by_global_norm": (1e6, 1e-3), "clip_by_block_rms": (1e6, 1e-3)}
+THRESHOLDS = dict.fromkeys(("clip_by_global_norm", "clip_by_block_rms", "adaptive_grad_clip"), (1e6, 1e-3))
 COMMON = {"trace", "scale_by_adam", "scale_by_lion", "scale_by_trust_ratio", "scale_by_factored_rms"}
-# They need the loss.
-NOT_MEASURED = {"scale_by_polyak", "scale_by_lbfgs"}
+# Those that need the loss, follow the parameters, are random, private to optax, or of particular shapes.
+NOT_MEASURED = {
+    "scale_by_polyak", "scale_by_lbfgs", "momo", "momo_adam", "dadapt_adamw", "prodigy", "scale_by_cocob",
+    "scale_by_madgrad", "add_noise", "differentially_private_aggregate", "scale_by_dog", "scale_by_dowg",
+    "scale_by_shape", "scale_by_galore", "scale_by_muon", "MultiSteps", "clip_by_global_rms",
+}  # fmt: skip
+MEASURED = {name for name, traits in TRAITS.items() if traits.degree is not None} - NOT_MEASURED
 
 
 def transformation(name, *arguments):
@@ -61,10 +69,7 @@ def measured(inner, steps):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in COMMON else pytest.param(name, marks=pytest.mark.slow)
-        for name in sorted(TRAITS.keys() - NOT_MEASURED)
-    ],
+    [name if name in COMMON else pytest.param(name, marks=pytest.mark.slow) for name in sorted(MEASURED)],
 )
 def test_traits_of_optax_transformations_are_what_their_updates_show(name):
     steps = 100 if TRAITS[name].degree == 0 else 5  # a normalization by a running average needs some steps
@@ -201,8 +206,11 @@ def test_an_injected_optimizer_is_the_plain_one():
         optax.masked(optax.adam(0.1), {"w": True}),
         optax.partition({"a": optax.adam(0.1), "b": optax.scale_by_adam()}, {"w": "a"}),
         optax.inject_hyperparams(optax.adam)(learning_rate=0.1),
-        optax.apply_if_finite(optax.lion(0.1), 3),
+        optax.chain(optax.clip(1.0), optax.apply_if_finite(optax.lion(0.1), 3)),
         optax.adam(jnp.array(0.1)),
+        optax.inject_hyperparams(functools.partial(optax.adam, b1=0.8))(learning_rate=0.1),
+        optax.lamb(0.1),
+        optax.GradientTransformation(optax.adam(0.1).init, jax.jit(optax.adam(0.1).update)),
     ],
 )
 def test_a_finished_optimizer_is_refused_however_it_is_wrapped(inner):
@@ -211,22 +219,121 @@ def test_a_finished_optimizer_is_refused_however_it_is_wrapped(inner):
         dm.depthmup(inner, info, rule, 0.1)
 
 
-def test_muon_is_refused_with_a_sentence():
+@pytest.mark.parametrize(
+    ("inner", "sentence"),
+    [
+        (optax.adamw(0.1), "pass the direction alone, optax.scale_by_adam(...). Give weight_decay to depthmup."),
+        (optax.signum(0.1), "alone, optax.chain(optax.ema(...), optax.scale_by_sign(...))."),
+        (optax.sgd(0.1, momentum=0.9), "alone, optax.trace(...)."),
+        (optax.lamb(0.1), "It has optax.scale_by_trust_ratio: it multiplies updates by the size of the parameters"),
+        (optax.novograd(0.1), "of its own, with optax.scale_by_novograd: it divides by the norm of a gradient"),
+    ],
+)
+def test_the_sentence_about_a_finished_optimizer_says_what_to_pass(inner, sentence):
     _, _, info, rule, _ = small_model()
-    with pytest.raises(dm.InputError, match="inner is scale_by_muon"):
-        dm.depthmup(optax.contrib.scale_by_muon(), info, rule, 0.1)
+    with pytest.raises(dm.InputError) as error:
+        dm.depthmup(inner, info, rule, 0.1)
+    assert sentence in str(error.value)
 
 
-def test_a_direction_of_unknown_name_is_checked_by_the_shapes_of_its_state(monkeypatch):
-    monkeypatch.delitem(TRAITS, "scale_by_factored_rms")
+REFUSED = {
+    "clip_by_global_norm": optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam()),
+    "adaptive_grad_clip": optax.chain(optax.adaptive_grad_clip(0.1), optax.trace(0.9)),
+    "scale_by_trust_ratio": optax.chain(optax.scale_by_adam(), optax.scale_by_trust_ratio()),
+    "scale_by_param_block_rms": optax.chain(optax.scale_by_factored_rms(), optax.scale_by_param_block_rms()),
+    "scale_by_novograd": optax.masked(optax.scale_by_novograd(), {"w": True}),
+    "normalize_by_update_norm": optax.named_chain(("normalize", optax.normalize_by_update_norm())),
+    "normalize": optax.contrib.normalize(),
+    "add_decayed_weights": optax.partition(
+        {"a": optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(0.1)), "b": optax.identity()}, {"w": "a"}
+    ),
+    "scale_by_sm3": optax.inject_hyperparams(optax.scale_by_sm3)(b1=0.9),
+    "scale_by_muon": optax.contrib.scale_by_muon(),
+    "prodigy": optax.contrib.prodigy(),
+    "scale_by_polyak": optax.scale_by_polyak(),
+    "MultiSteps": optax.MultiSteps(optax.scale_by_adam(), 2).gradient_transformation(),
+    "apply_every": optax.chain(optax.apply_every(2), optax.scale_by_adam()),
+    "apply_if_finite": optax.apply_if_finite(optax.scale_by_adam(), 3),
+    "lookahead": optax.lookahead(optax.sgd(0.1), 2, 0.5),
+    "schedule_free": optax.contrib.schedule_free(optax.sgd(0.1), 0.1),
+    "sam": optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)),
+    "mechanize": optax.chain(optax.contrib.mechanize(optax.scale_by_adam())),
+    "reduce_on_plateau": optax.chain(optax.scale_by_adam(), optax.contrib.reduce_on_plateau()),
+    "keep_params_nonnegative": optax.chain(optax.trace(0.9), optax.keep_params_nonnegative()),
+    "scale_by_zoom_linesearch": optax.chain(optax.identity(), optax.scale_by_zoom_linesearch(3)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_rule_does_not_cover_is_refused_wherever_it_stands(name):
+    _, _, info, rule, _ = small_model()
+    for wrap in (dm.scale_by_depthmup, functools.partial(dm.depthmup, learning_rate=0.1)):
+        with pytest.raises(dm.InputError, match=rf"inner has optax\.(contrib\.)?{name}: .*\. [A-Z].*\."):
+            wrap(REFUSED[name], info, rule)
+
+
+def test_the_rule_is_not_applied_twice():
+    _, _, info, rule, _ = small_model()
+    with pytest.raises(dm.InputError, match="follows the rule already"):
+        dm.depthmup(dm.scale_by_depthmup(optax.scale_by_adam(), info, rule), info, rule, 0.1)
+    with pytest.raises(dm.InputError, match="is a finished optimizer"):
+        dm.depthmup(dm.adamw(0.1, info, rule), info, rule, 0.1)
+
+
+def test_the_command_line_and_the_library_refuse_the_same_directions():
+    _, _, info, rule, _ = small_model()
+    names = {name.removeprefix("scale_by_") for name in dir(optax) if name.startswith("scale_by_")} | DIRECTIONS.keys()
+    for name in names - {"learning_rate", "schedule", "backtracking_linesearch", "zoom_linesearch"}:
+        factory = DIRECTIONS.get(name) or getattr(optax, f"scale_by_{name}")
+        by_name = by_library = True
+        arguments = {"learning_rate": 0.1} if name == "rprop" else {}
+        try:
+            direction(name, **arguments)
+        except dm.InputError:
+            by_name = False
+        try:
+            dm.depthmup(factory(**arguments), info, rule, 0.1)
+        except dm.InputError:
+            by_library = False
+        assert by_name == by_library, name
+
+
+def test_wrappers_outside_decay_as_often_as_they_update():
+    """As they say that they would not inside."""
+    info, rule, params = {"w": dm.ParamInfo(dm.Role.HIDDEN, (1,))}, dm.get_parametrization(), {"w": jnp.ones(1)}
+    decaying = dm.sgd(0.1, info, rule, weight_decay=1.0)
+
+    def after(optimizer, gradients):
+        state, now = optimizer.init(params), params
+        for gradient in gradients:
+            updates, state = optimizer.update({"w": jnp.array([gradient])}, state, now)
+            now = optax.apply_updates(now, updates)
+        return float(now["w"][0])
+
+    assert after(optax.MultiSteps(decaying, 2), [0.0] * 4) == pytest.approx(0.9**2)
+    assert after(optax.apply_if_finite(decaying, 9), [0.0, jnp.nan, 0.0]) == pytest.approx(0.9**2)
+
+
+def test_clipping_by_this_package_may_stand_in_a_direction():
+    model, params, info, rule, x = small_model()
+    grads = jax.grad(lambda p: model.apply({"params": p}, x).std())(params)
+    parts = optax.chain(dm.clip_by_global_rms(1e-3), optax.trace(0.9))
+    inside = dm.depthmup(parts, info, rule, 0.1)
+    outside = dm.sgd(0.1, info, rule, momentum=0.9, clip_rms=1e-3)
+    one, two = (o.update(grads, o.init(params), params)[0] for o in (inside, outside))
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
+def test_a_direction_that_is_not_listed_is_read_when_the_parameters_are_known(monkeypatch):
+    monkeypatch.delitem(TRAITS, "scale_by_novograd")
     params = {"w": jnp.ones((256, 256))}
-    inner = direction("factored_rms")
-    with pytest.raises(dm.InputError, match="'factored_rms': its update of an entry depends on other entries"):
-        inner.init(params)
+    info, rule = {"w": dm.ParamInfo(dm.Role.HIDDEN, (256, 256))}, dm.get_parametrization()
+    with pytest.raises(dm.InputError, match="inner updates an entry of 'w' by the gradients of other entries"):
+        dm.depthmup(direction("novograd"), info, rule, 0.1).init(params)
     monkeypatch.delitem(TRAITS, "scale_by_yogi")
-    inner = direction("yogi")
-    updates, _ = inner.update(params, inner.init(params), params)
-    expected, _ = optax.scale_by_yogi().update(params, optax.scale_by_yogi().init(params), params)
+    ours, theirs = dm.depthmup(direction("yogi"), info, rule, -1.0), optax.scale_by_yogi()
+    updates, _ = ours.update(params, ours.init(params), params)
+    expected, _ = theirs.update(params, theirs.init(params), params)
     np.testing.assert_array_equal(updates["w"], expected["w"])
 
 

@@ -348,10 +348,10 @@ def test_frozen_parameters_do_not_move_and_the_rest_does():
     [
         (lambda: direction("adm"), "optimizer.name is 'adm': did you mean 'adam'?"),
         (lambda: direction("adam", momentum=0.9), "it takes b1, b2, eps"),
-        (lambda: direction("trust_ratio"), "depends on other entries"),
-        (lambda: direction("factored_rms"), "depends on other entries"),
-        (lambda: direction("param_block_rms"), "depends on other entries"),
+        (lambda: direction("trust_ratio"), "is 'trust_ratio': it multiplies updates by the size of the parameters"),
+        (lambda: direction("novograd"), "grows with the parameter's size. Use, for example, sgd, momentum, adam"),
         (lambda: direction("sgd", nesterov=True), "nesterov is set but momentum is not"),
+        (lambda: dm.depthmup(optax.scale_by_adam, INFO, RULE, 0.1), "use an optax transformation, such as optax.scale"),
         (lambda: dm.depthmup(optax.adam(0.1), INFO, RULE, 0.1), "inner is a finished optimizer"),
         (lambda: dm.scale_by_depthmup(optax.sgd(0.1), INFO, RULE), "inner is a finished optimizer"),
         (lambda: dm.depthmup(optax.scale_by_adam(), INFO, 0.1, RULE), "parametrization is 0.1: use depthmup_flax.get_"),

@@ -1,0 +1,145 @@
+"""What an optimizer's update of an entry depends on, read from its jaxpr: traced with shapes, nothing is computed.
+
+The rule is for updates ``Q_t(g_0, ..., g_t)`` that are computed entry by entry from the gradients (TP6 Definition 6.1).
+A norm, a mean or a matrix product mixes entries; weight decay and trust ratios read the parameters.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import NamedTuple
+
+import jax
+import optax
+from jax.extend import core
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.rule.info_trees import path_name
+from depthmup_flax.types import ArrayTree
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Every entry of the result depends on the same entry of each operand.
+_ENTRYWISE = _names(
+    "abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp complex conj "
+    "convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma "
+    "imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or pow real "
+    "reduce_precision rem round rsqrt select_n sharding_constraint sign sin sinh sqrt square sub tan tanh xor "
+    "add_any device_put population_count shift_left shift_right_logical shift_right_arithmetic"
+)
+# They keep the order of the entries where they keep their number, as a sum over an axis of size 1 does.
+_KEEPS_ORDER = _names(
+    "reshape squeeze expand_dims broadcast_in_dim slice concatenate dynamic_slice reduce_sum reduce_max reduce_min "
+    "reduce_prod reduce_and reduce_or"
+)
+_CALLS = _names("pjit jit closed_call core_call remat checkpoint custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr")
+
+
+class _Gradients(enum.IntEnum):
+    """Instead of the index of a leaf: which gradients a value depends on."""
+
+    NONE = -1
+    MANY = -2  # of several leaves, or of several entries of one
+
+
+class _Source(NamedTuple):
+    """What a value depends on. A leaf's index: entry by entry, in the leaf's order."""
+
+    gradient: int = _Gradients.NONE
+    parameters: bool = False
+
+
+def require_function_of_own_gradients(inner: optax.GradientTransformation, params: ArrayTree) -> None:
+    """Raises `InputError` if an entry's update depends on anything but its own gradients.
+
+    Args:
+      inner: any optax transformation.
+      params: arrays or shapes.
+    """
+    found, structure = jax.tree_util.tree_flatten_with_path(params)
+    paths, leaves = [path for path, _ in found], [leaf for _, leaf in found]
+    shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+    update = optax.with_extra_args_support(inner).update
+
+    def second_update(leaves: list[jax.Array], *gradients: list[jax.Array]) -> ArrayTree:
+        params = jax.tree.unflatten(structure, leaves)
+        state = inner.init(params)
+        for gradient in gradients:
+            updates, state = update(jax.tree.unflatten(structure, gradient), state, params)
+        return updates
+
+    try:
+        jaxpr = jax.make_jaxpr(second_update)(shapes, shapes, shapes).jaxpr
+        if [v.aval.shape for v in jaxpr.outvars] != [s.shape for s in shapes]:
+            raise ValueError("the updates do not have the parameters' shapes")
+    except Exception as error:  # of somebody else's code
+        raise InputError(
+            "inner cannot be traced with gradients and parameters alone, but the rule is for functions of the "
+            "gradients. Put what needs the loss, or more, around the finished optimizer."
+        ) from error
+    of_gradients = [_Source(index) for index in range(len(leaves))]
+    sources = _read(jaxpr, [_Source(parameters=True)] * len(leaves) + 2 * of_gradients)
+    for index, (path, source) in enumerate(zip(paths, sources, strict=True)):
+        if source.gradient not in (index, _Gradients.NONE):
+            raise InputError(
+                f"inner updates an entry of {path_name(path)!r} by the gradients of other entries (a norm, a mean, a "
+                "matrix product or a test of all entries), but the rule is for entrywise directions. Clip with "
+                "clip_rms; put what looks at all gradients around the finished optimizer; pass "
+                "depthmup_flax.entrywise(inner) if you know that it does not matter."
+            )
+        if source.parameters:
+            raise InputError(
+                f"inner updates {path_name(path)!r} by the values of the parameters (weight decay, a trust ratio or "
+                "a reference point), but the rule is for functions of the gradients alone. Decay with weight_decay; "
+                "pass a direction without the rest."
+            )
+
+
+def _read(jaxpr: core.Jaxpr, inputs: list[_Source]) -> list[_Source]:
+    """The sources of a jaxpr's outputs."""
+    sources = dict.fromkeys(jaxpr.constvars, _Source())
+    sources.update(zip(jaxpr.invars, inputs, strict=True))
+    for equation in jaxpr.eqns:
+        operands = [_Source() if isinstance(v, core.Literal) else sources[v] for v in equation.invars]
+        sources.update(zip(equation.outvars, _read_equation(equation, operands), strict=True))
+    return [_Source() if isinstance(v, core.Literal) else sources[v] for v in jaxpr.outvars]
+
+
+def _read_equation(equation: core.JaxprEqn, operands: list[_Source]) -> list[_Source]:
+    name, params = equation.primitive.name, equation.params
+    if name == "cond":
+        branches = zip(*(_read(branch.jaxpr, operands[1:]) for branch in params["branches"]), strict=True)
+        return [_where(operands[0], _join(*branch)) for branch in branches]
+    if name in _CALLS:
+        called = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params)
+        return _read(getattr(called, "jaxpr", called), operands)
+    source = _join(*operands)
+    if name == "mul" and any(isinstance(v, core.Literal) and v.val == 0 for v in equation.invars):
+        return [_Source()]  # a decay of 0
+    if source.gradient == _Gradients.NONE:
+        return [source] * len(equation.outvars)
+    size = _size(equation.outvars[0])
+    aligned = all(_size(v) == size for v, s in zip(equation.invars, operands, strict=True) if s.gradient >= 0)
+    if aligned and name in _ENTRYWISE | _KEEPS_ORDER:
+        return [source]
+    return [source._replace(gradient=_Gradients.MANY)] * len(equation.outvars)
+
+
+def _size(atom: core.Var | core.Literal) -> int:
+    return math.prod(getattr(atom.aval, "shape", ()))
+
+
+def _join(*sources: _Source) -> _Source:
+    gradients = {s.gradient for s in sources} - {_Gradients.NONE}
+    gradient = gradients.pop() if len(gradients) == 1 else _Gradients.MANY if gradients else _Gradients.NONE
+    return _Source(gradient, any(s.parameters for s in sources))
+
+
+def _where(condition: _Source, value: _Source) -> _Source:
+    """``value`` if one condition for all entries holds."""
+    gradient = value.gradient if condition.gradient == _Gradients.NONE else _Gradients.MANY
+    return _Source(gradient, condition.parameters or value.parameters)

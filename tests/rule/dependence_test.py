@@ -1,0 +1,222 @@
+"""What other people's optimizers depend on, read from their jaxprs."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+
+import depthmup_flax as dm
+from depthmup_flax.rule.dependence import require_function_of_own_gradients
+from depthmup_flax.rule.parametrization import PRESETS, ParamInfo, Role
+
+RULE = PRESETS["depth_mup"]
+PARAMS = {
+    "bias": jnp.ones(140),
+    "kernel": jnp.ones((130, 140)),
+    "scale": jnp.ones(()),
+}
+INFO = {
+    "bias": ParamInfo(Role.VECTOR, (140,), 1.0, 2.0),
+    "kernel": ParamInfo(Role.HIDDEN, (130, 140), 2.0, 2.0),
+    "scale": ParamInfo(Role.FIXED, ()),
+}
+
+
+def of_gradients(function):
+    """An optimizer without state whose update is ``function(gradient)`` for each parameter."""
+    return optax.GradientTransformation(lambda params: (), lambda g, s, p=None: (jax.tree.map(function, g), s))
+
+
+def with_params(function):
+    return optax.GradientTransformation(lambda params: (), lambda g, s, p: (jax.tree.map(function, g, p), s))
+
+
+def adam_of_somebody_else():
+    """With what such code has: a step count, jit, a branch on the step, reshapes and a state in another dtype."""
+
+    def init(params):
+        zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.bfloat16), params)
+        return {"step": jnp.zeros((), jnp.int32), "m": zeros, "v": zeros}
+
+    @jax.jit
+    def leaf(step, g, m, v):
+        flat = g.reshape(-1)
+        m, v = 0.9 * m + 0.1 * flat.reshape(g.shape), 0.99 * v + 0.01 * g[None][0] ** 2
+        rate = jnp.where(step < 10, step / 10, 1.0) / (1 - 0.9**step)
+        u = jax.lax.cond(step % 2 == 0, lambda m: rate * m / (jnp.sqrt(v) + 1e-8), lambda m: jnp.sign(m), m)
+        return jnp.where(jnp.isnan(u), 0.0, jnp.clip(u, -1, 1)), m.astype(jnp.bfloat16), v.astype(jnp.bfloat16)
+
+    def update(updates, state, params=None):
+        step = state["step"] + 1
+        out = jax.tree.map(functools.partial(leaf, step), updates, state["m"], state["v"])
+        pick = lambda i: jax.tree.map(lambda o: o[i], out, is_leaf=lambda o: type(o) is tuple)
+        return pick(0), {"step": step, "m": pick(1), "v": pick(2)}
+
+    return optax.GradientTransformation(init, update)
+
+
+def with_reference_point():
+    """Updates relative to the initial parameters, which it keeps."""
+    init = lambda params: jax.tree.map(jnp.copy, params)
+    return optax.GradientTransformation(init, lambda g, s, p=None: (jax.tree.map(jnp.add, g, s), s))
+
+
+def finite_only(updates, state, params=None):
+    finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(updates)]))
+    return jax.lax.cond(finite, lambda g: g, lambda g: jax.tree.map(jnp.zeros_like, g), updates), state
+
+
+ENTRYWISE = {
+    "adam of somebody else": adam_of_somebody_else(),
+    "sign": of_gradients(jnp.sign),
+    "decay of 0": with_params(lambda g, p: g + 0.0 * p),
+    "a random number": of_gradients(lambda g: g * jax.random.normal(jax.random.key(0), g.shape)),
+    "inside a mask": optax.masked(adam_of_somebody_else(), {"bias": False, "kernel": True, "scale": True}),
+    "in a chain": optax.chain(optax.trace(0.9), adam_of_somebody_else()),
+    "stateless": optax.stateless(lambda g, p: jax.tree.map(jnp.cbrt, g)),
+    "without parameters": optax.GradientTransformation(lambda params: (), lambda g, s, params=None: (g, s)),
+}
+OTHER_ENTRIES = {
+    "norm": of_gradients(lambda g: g / jnp.linalg.norm(g)),
+    "largest": of_gradients(lambda g: g / jnp.max(jnp.abs(g))),
+    "mean over rows": of_gradients(lambda g: g - g.mean(0, keepdims=True) if g.ndim else g),
+    "product": of_gradients(lambda g: (g @ g.T) @ g if g.ndim == 2 else g),
+    "order of entries": of_gradients(lambda g: g[::-1] if g.ndim else g),
+    "sorted": of_gradients(lambda g: jnp.sort(g) if g.ndim else g),
+    "a neighbor": of_gradients(lambda g: jnp.roll(g, 1)),
+    "loop": of_gradients(lambda g: jax.lax.fori_loop(0, 3, lambda _, h: h * jnp.sum(h), g)),
+    "norm over all parameters": optax.stateless(lambda g, p: jax.tree.map(lambda u: u / optax.tree.norm(g), g)),
+    "another parameter": optax.stateless(lambda g, p: g | {"bias": g["kernel"][0]}),
+    "a test of all entries": optax.GradientTransformation(lambda params: (), finite_only),
+    "norm in a chain": optax.chain(optax.trace(0.9), of_gradients(lambda g: g / jnp.linalg.norm(g))),
+    "norm in a mask": optax.masked(of_gradients(lambda g: g / jnp.linalg.norm(g)), lambda p: {k: True for k in p}),
+    "norm under jit": optax.GradientTransformation(
+        lambda params: optax.EmptyState(),
+        jax.jit(lambda g, s, p=None: (jax.tree.map(lambda u: u / jnp.linalg.norm(u), g), s)),
+    ),
+}
+PARAMETERS = {
+    "decay": with_params(lambda g, p: g + 0.1 * p),
+    "relative step": with_params(lambda g, p: g * jnp.linalg.norm(p)),
+    "cautious": with_params(lambda g, p: jnp.where(g * p > 0, g, 0)),
+    "reference point": with_reference_point(),
+}
+
+
+@pytest.mark.parametrize("name", ENTRYWISE)
+def test_entrywise_optimizers_of_other_people_are_taken(name):
+    optimizer = dm.depthmup(ENTRYWISE[name], INFO, RULE, 0.1)
+    jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p), PARAMS)
+
+
+@pytest.mark.parametrize("name", OTHER_ENTRIES)
+def test_an_update_that_depends_on_other_entries_is_refused(name):
+    for wrap in (dm.scale_by_depthmup, functools.partial(dm.depthmup, learning_rate=0.1)):
+        optimizer = wrap(OTHER_ENTRIES[name], INFO, RULE)
+        with pytest.raises(dm.InputError, match="by the gradients of other entries"):
+            optimizer.init(PARAMS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_an_update_that_depends_on_the_parameters_is_refused(name):
+    optimizer = dm.depthmup(PARAMETERS[name], INFO, RULE, 0.1)
+    with pytest.raises(dm.InputError, match="by the values of the parameters"):
+        optimizer.init(PARAMS)
+
+
+@pytest.mark.parametrize("name", ["norm", "norm in a chain"])
+def test_what_a_user_vouches_for_is_taken_as_it_is(name):
+    inner = OTHER_ENTRIES[name]
+    vouched = dm.depthmup(optax.chain(optax.clip(9.0), dm.entrywise(inner)), {"w": INFO["scale"]}, RULE, -1.0)
+    params = {"w": jnp.array(3.0)}
+    updates, _ = vouched.update(params, vouched.init(params), params)
+    np.testing.assert_array_equal(updates["w"], inner.update(params, inner.init(params), params)[0]["w"])
+
+
+def test_an_update_that_needs_the_loss_is_refused():
+    needs_the_loss = optax.GradientTransformationExtraArgs(
+        lambda params: (), lambda g, s, p=None, *, value, **_: (jax.tree.map(lambda u: u * value, g), s)
+    )
+    with pytest.raises(dm.InputError, match="cannot be traced with gradients and parameters alone"):
+        dm.depthmup(needs_the_loss, INFO, RULE, 0.1).init(PARAMS)
+
+
+def test_reading_computes_nothing_and_takes_shapes_and_traced_values():
+    shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), PARAMS)
+    with jax.transfer_guard("disallow"):
+        require_function_of_own_gradients(of_gradients(jnp.sign), shapes)
+
+    def state(factor):  # an optimizer with a mapped hyperparameter, initialized in a mapped function
+        return dm.depthmup(of_gradients(lambda g: g * factor), INFO, RULE, factor).init(PARAMS)
+
+    jax.eval_shape(jax.vmap(state), jnp.ones(3))
+
+
+def test_an_nnx_model_is_read_as_well():
+    from flax import nnx
+
+    model = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    params = nnx.state(model, nnx.Param)
+    info = jax.tree.map(lambda p: ParamInfo(Role.FIXED, p.shape), params)
+    nnx.Optimizer(model, dm.depthmup(of_gradients(jnp.sign), info, RULE, 0.1), wrt=nnx.Param)
+    with pytest.raises(dm.InputError, match="by the gradients of other entries"):
+        nnx.Optimizer(
+            model,
+            dm.depthmup(of_gradients(lambda g: g - g.mean()), info, RULE, 0.1),
+            wrt=nnx.Param,
+        )
+
+
+def test_the_sentence_names_the_parameter():
+    only_kernels = optax.stateless(lambda g, p: g | {"kernel": g["kernel"] / jnp.linalg.norm(g["kernel"])})
+    with pytest.raises(dm.InputError, match="inner updates an entry of 'kernel'"):
+        dm.depthmup(only_kernels, INFO, RULE, 0.1).init(PARAMS)
+
+
+def verdict(inner):
+    try:
+        require_function_of_own_gradients(inner, {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in PARAMS.items()})
+    except dm.InputError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("inner", "expected"),
+    [
+        (optax.scale_by_adam(nesterov=True), ""),
+        (optax.scale_by_yogi(), ""),
+        (optax.scale_by_rprop(0.1), ""),
+        (optax.contrib.scale_by_ademamix(), ""),
+        (optax.scale_by_factored_rms(), "other entries"),
+        (optax.scale_by_novograd(), "other entries"),
+        (optax.centralize(), "other entries"),
+        (optax.clip_by_global_norm(1.0), "other entries"),
+        (optax.scale_by_trust_ratio(), "other entries"),
+        (optax.adaptive_grad_clip(0.1), "other entries"),
+        (optax.add_decayed_weights(0.1), "values of the parameters"),
+        (optax.contrib.scale_by_cocob(), "values of the parameters"),
+        (optax.scale_by_param_block_rms(), "values of the parameters"),
+    ],
+)
+def test_what_is_read_of_optax_is_what_is_known_of_it(inner, expected):
+    found = verdict(inner)
+    assert expected in found
+    assert bool(expected) == bool(found)
+
+
+@pytest.mark.slow
+def test_the_reading_is_that_of_the_numbers():
+    """Whether one entry's update changes when the other entries' gradients do."""
+    rng = np.random.default_rng(0)
+    first = jnp.asarray(rng.normal(size=(130, 140)), jnp.float32)
+    others = jnp.asarray(rng.normal(size=(130, 140)), jnp.float32).at[0, 0].set(first[0, 0])
+    for name, inner in {**ENTRYWISE, **OTHER_ENTRIES}.items():
+        update = lambda g, inner=inner: inner.update(PARAMS | {"kernel": g}, inner.init(PARAMS), PARAMS)[0]
+        one, two = update(first), update(others)
+        same = bool(one["kernel"][0, 0] == two["kernel"][0, 0]) and bool(jnp.all(one["bias"] == two["bias"]))
+        assert same == (name in ENTRYWISE or name == "a test of all entries"), name  # all entries are finite
