@@ -32,7 +32,8 @@ def fuses(tokens: int, features: int, head_dim: int, dtype: jnp.dtype) -> bool:
     Products contract all features of a block, other heads' zeros too, so blocks of many heads would waste time.
     """
     width = _block_width(features, head_dim)
-    return width <= max(head_dim, 2 * LANES) and tokens * width <= _BLOCK and dtype == jnp.bfloat16
+    widest = max(head_dim, (3 if width <= 4 * head_dim else 2) * LANES)
+    return width <= widest and tokens * width <= _BLOCK and dtype == jnp.bfloat16
 
 
 def _block_width(features: int, head_dim: int) -> int:

@@ -35,6 +35,7 @@ def by_xla(q, k, v, *, head_dim, scale, causal):
         (150, 128, 128, True),  # of which the first sees a part of the keys
         (17, 256, 256, False),  # a head wider than a register
         (17, 192, 64, True),  # three heads in a block
+        (17, 384, 96, False),  # heads that fill no register
     ],
 )
 def test_the_kernel_is_softmax_attention_and_so_are_its_gradients(tokens, features, head_dim, causal, monkeypatch):
@@ -69,6 +70,8 @@ def test_in_bfloat16_the_kernel_is_as_near_to_the_exact_values_as_xla_is():
         (1024, 768, 64, "bfloat16", True),
         (1024, 512, 256, "bfloat16", True),
         (197, 192, 64, "bfloat16", True),  # ViT-Ti; or six heads on two devices
+        (197, 384, 96, "bfloat16", True),
+        (197, 384, 48, "bfloat16", False),  # eight heads in a block
         (2048, 384, 64, "bfloat16", True),
         (2049, 384, 64, "bfloat16", False),  # does not fit
         (197, 1280, 80, "bfloat16", False),  # sixteen heads in a block would contract mostly zeros
