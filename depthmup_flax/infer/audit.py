@@ -18,11 +18,11 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.audit_table import Finding, Row, printed, summary
 from depthmup_flax.infer.matched_layers import matched, width_ratio
-from depthmup_flax.infer.missing_factors import Comparison, different, misplaced
+from depthmup_flax.infer.missing_factors import Comparison, branch_counts, different, misplaced
 from depthmup_flax.infer.parameter_trees import Globs
 from depthmup_flax.infer.parameter_uses import parameter_uses
 from depthmup_flax.infer.roles_from_trace import layer_axes, traced_infos
-from depthmup_flax.infer.traced_model import Output, Traced, as_model, traced
+from depthmup_flax.infer.traced_model import Model, Output, Traced, as_model, traced
 from depthmup_flax.rule.annotations import Axes
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
@@ -106,7 +106,7 @@ def audit(
     """
     models = as_model(model, x, "model", output, kwargs), as_model(base, x, "base", output, kwargs)
     mine, base_model = models
-    layers, base_layers = (layer_axes(parameter_uses(m.graph, {}).by_path()) for m in models)
+    layers = layer_axes(parameter_uses(mine.graph, {}).by_path())
     pairs = matched(mine.shapes, base_model.shapes, layers)
     base_shapes = {
         path: _at_depth(mine.shapes[path], base_model.shapes[q], layers.get(path)) for path, q in pairs.items()
@@ -122,7 +122,7 @@ def audit(
         facts = dataclasses.replace(facts, readouts={p: facts.readouts.get(p, frozenset()) for p in named})
     trees.matching("overrides", overrides or {}, list(mine.leaves))
     same_width = not any(growing.values())
-    r = _depth_ratio(depth_ratio, facts, base_facts)
+    facts, base_facts, r = _with_depth(mine, facts, base_facts, pairs, rule, depth_ratio)
     infos, unread = traced_infos(mine, facts, base_shapes, r, overrides or {}, same_width=same_width)
     compared = Comparison(mine, facts, base_facts, pairs, infos, rule, r)
     findings = compared.findings()
@@ -142,6 +142,24 @@ def _at_depth(shape: tuple[int, ...], base: tuple[int, ...], layers: frozenset[i
     return tuple(n if k in (layers or ()) else b for k, (n, b) in enumerate(zip(shape, base, strict=True)))
 
 
+def _with_depth(
+    model: Model,
+    facts: Traced,
+    base: Traced,
+    pairs: Mapping[str, str],
+    rule: Parametrization,
+    given: float | None,
+) -> tuple[Traced, Traced, float]:
+    """The facts with the branches that count for the depth, and the depth ratio."""
+    mine, theirs = branch_counts(facts), branch_counts(base)
+    growing = {kind for kind in mine if mine[kind] != theirs.get(kind)} or mine.keys()
+    parts = [f.without([b for b in f.branches if b.kind not in growing and b.kind in mine]) for f in (facts, base)]
+    r = _depth_ratio(given, *parts)
+    fixed = {b.kind for b in Comparison(model, facts, base, pairs, {}, rule, r).fixed()}
+    facts, base = (f.without([b for b in f.branches if b.kind in fixed]) for f in (facts, base))
+    return facts, base, r
+
+
 def _depth_ratio(given: float | None, facts: Traced, base: Traced) -> float:
     if given is not None:
         if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < math.inf:
@@ -159,7 +177,8 @@ def _depth_ratio(given: float | None, facts: Traced, base: Traced) -> float:
 
 
 def _notes(compared: Comparison, same_width: bool, unread: Mapping[str, str]) -> list[str]:
-    facts, base, notes = compared.facts, compared.base, []
+    facts, base = compared.facts, compared.base
+    notes: list[str] = []
     if same_width:
         notes.append(
             "the model is as wide as the base model, so no dimension is seen to grow: roles are by place (what reads the "

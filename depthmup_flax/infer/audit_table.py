@@ -38,7 +38,7 @@ class Row:
 def printed(rows: Sequence[Row], findings: Sequence[Finding], notes: Sequence[str], m: float, r: float) -> str:
     """The table of an audit, its findings and its notes."""
     cells = [("parameter", "shape", "role", "uses", "factor", "wanted", "missing")]
-    cells += [_cells(name, row) for name, row in _grouped(rows)]
+    cells += [_cells(*group) for group in _grouped(rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     aligns = "<<<>>><"
     lines = ["  ".join(f"{c:{a}{w}}" for c, a, w in zip(line, aligns, widths, strict=True)).rstrip() for line in cells]
@@ -58,15 +58,15 @@ def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _cells(name: str, row: Row) -> tuple[str, ...]:
+def _cells(name: str, shape: str, row: Row) -> tuple[str, ...]:
     role = "?" if row.info is None else row.info.role + ("+branch" if row.info.in_branch else "")
     return (
         name,
-        "x".join(map(str, row.shape)) or "scalar",
+        shape,
         role,
         "?" if math.isnan(row.uses) else f"{row.uses:g}",
-        number(row.found),
-        number(row.wanted),
+        number(row.found) if row.wanted is not None else "-",
+        number(row.wanted) if row.wanted is not None else "-",
         ", ".join(row.missing),
     )
 
@@ -76,15 +76,21 @@ def number(x: float | None) -> str:
     return "?" if x is None else f"{x:.4g}"
 
 
-def _grouped(rows: Sequence[Row]) -> list[tuple[str, Row]]:
+def _grouped(rows: Sequence[Row]) -> list[tuple[str, str, Row]]:
     """Rows that differ only in the numbers of their paths, as one with a collapsed name."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        same = dataclasses.replace(row, path=re.sub(r"\d+", "*", row.path))
+        same = dataclasses.replace(row, path=re.sub(r"\d+", "*", row.path), shape=(len(row.shape),))
         if row.info is not None:
             same = dataclasses.replace(same, info=dataclasses.replace(row.info, shape=()))
         groups.setdefault(tuple(map(repr, dataclasses.astuple(same))), []).append(row)
-    return [(collapsed([row.path for row in group]), group[0]) for group in groups.values()]
+    return [(collapsed([row.path for row in group]), _shapes(group), group[0]) for group in groups.values()]
+
+
+def _shapes(rows: Sequence[Row]) -> str:
+    """The shapes of equal layers, with "*" for sizes that differ: ``3x3x*x*``."""
+    sizes = [sorted({row.shape[k] for row in rows}) for k in range(len(rows[0].shape))]
+    return "x".join(str(several[0]) if len(several) == 1 else "*" for several in sizes) or "scalar"
 
 
 def collapsed(paths: Sequence[str]) -> str:

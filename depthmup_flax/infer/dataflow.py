@@ -169,10 +169,10 @@ class _Inliner:
         consts, carry, xs = inputs[:closed], inputs[closed : closed + carried], inputs[closed + carried :]
         shape = lambda i: self.graph.nodes[i].shape
         enter = [self.graph.add("carry", (i,), shape(i), {}, inside) for i in carry]
-        sliced = [self.graph.add("unstack", (i,), shape(i)[1:], {"loop": loop[0]}, inside) for i in xs]
+        sliced = [self.graph.add("scan_in", (i,), shape(i)[1:], {"loop": loop[0]}, inside) for i in xs]
         outs = self._call(inner, [*consts, *enter, *sliced], inside)
         stacked = [
-            self.graph.add("stack", (i,), tuple(var.aval.shape), {}, loops)
+            self.graph.add("scan_out", (i,), tuple(var.aval.shape), {}, loops)
             for i, var in zip(outs[carried:], eqn.outvars[carried:], strict=True)
         ]
         leave = [self.graph.add("copy", (i,), shape(i), {}, loops) for i in outs[:carried]]

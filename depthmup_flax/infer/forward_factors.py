@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from depthmup_flax.infer.dataflow import INPUT, PARAM, STATE, Graph
+from depthmup_flax.infer.dataflow import INPUT, PARAM, STATE, Graph, Node
 from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, MOVES, SAME_PLACE, Use, Uses
 
 # Node of a term -> its factors; several if it is added to itself with different ones.
@@ -43,6 +43,7 @@ def homogeneity(graph: Graph, uses: Uses) -> Homogeneity:
     roots, degrees, norms = list(range(len(graph.nodes))), [1.0] * len(graph.nodes), {}
     products = {use.node for use in uses.uses if use.kind != ENTRYWISE}
     rooted: set[int] = set()  # square roots of running averages
+    mixed: dict[int, _Pieces] = {}
     for i, node in enumerate(graph.nodes):
         if node.op in ("sqrt", "rsqrt") and uses.kinds[i] == STATE:
             rooted.add(i)
@@ -56,12 +57,57 @@ def homogeneity(graph: Graph, uses: Uses) -> Homogeneity:
         if node.op in ("mul", "div") and len(reads) == 1 and any(j in rooted for j in node.inputs):
             norms[i] = reads[0]
             continue
-        degree = None if i in products or not reads else _degree(graph, i, reads, roots, degrees)
+        if i in products or not reads:
+            continue
+        pieces = _pieces(graph, i, reads, roots, degrees, mixed)
+        if pieces is not None:
+            mixed[i], roots[i] = pieces, roots[reads[0]]
+            continue
+        if reads[0] in mixed:
+            degree = _of_piece(node, mixed[reads[0]])
+        else:
+            degree = _degree(graph, i, reads, roots, degrees)
         if degree == 0:
             norms[i] = max(reads, key=lambda j: degrees[j])
         elif degree is not None:
             roots[i], degrees[i] = roots[reads[0]], degree
     return Homogeneity(roots, degrees, norms)
+
+
+# The axis of a concatenation, and where each part ends with its degree: a BatchNorm over devices sums its means and its
+# means of squares together.
+_Pieces: TypeAlias = tuple[int, tuple[tuple[int, float], ...]]
+
+
+def _pieces(
+    graph: Graph,
+    i: int,
+    reads: Sequence[int],
+    roots: Sequence[int],
+    degrees: Sequence[float],
+    mixed: Mapping[int, _Pieces],
+) -> _Pieces | None:
+    node = graph.nodes[i]
+    if len(reads) == 1 and reads[0] in mixed:
+        return mixed[reads[0]] if node.op in SAME_PLACE or node.op in ("mul", "div") else None
+    all_read = len(reads) == len(node.inputs) and len({roots[j] for j in reads}) == 1
+    if node.op not in ("concatenate", "stack") or not all_read or len({degrees[j] for j in reads}) == 1:
+        return None
+    axis = node.params["dimension"] if node.op == "concatenate" else node.params["axis"]
+    sizes = [graph.nodes[j].shape[axis] if node.op == "concatenate" else 1 for j in reads]
+    return axis, tuple((sum(sizes[: k + 1]), degrees[j]) for k, j in enumerate(reads))
+
+
+def _of_piece(node: Node, pieces: _Pieces) -> float | None:
+    """The degree of a slice of one part, or ``None``."""
+    axis, ends = pieces
+    if node.op != "slice":
+        return None
+    start, stop = node.params["start_indices"][axis], node.params["limit_indices"][axis]
+    for end, degree in ends:
+        if start < end:
+            return degree if stop <= end else None
+    return None
 
 
 def _degree(graph: Graph, i: int, reads: Sequence[int], roots: Sequence[int], degrees: Sequence[float]) -> float | None:
@@ -128,7 +174,7 @@ def forward_factors(graph: Graph, uses: Uses, sums: Collection[int], shape: Homo
         if products or i in sums or i in shape.norms or node.op == INPUT or not reads:
             terms[i] = {i: frozenset({1.0})}
             continue
-        result = _terms(graph, i, reads, terms, shape, parts)
+        result = _terms(graph, i, reads, terms, shape, parts, of_param)
         if result is None or len(result) > _MOST_TERMS:
             result = {i: frozenset({1.0})}
         elif i in at:  # a bias, a position, a scale
@@ -151,7 +197,13 @@ def _by_node(uses: Uses) -> dict[int, list[Use]]:
 
 
 def _terms(
-    graph: Graph, i: int, reads: Sequence[int], terms: Sequence[Terms], shape: Homogeneity, parts: dict[int, Terms]
+    graph: Graph,
+    i: int,
+    reads: Sequence[int],
+    terms: Sequence[Terms],
+    shape: Homogeneity,
+    parts: dict[int, Terms],
+    of_param: Mapping[int, float],
 ) -> Terms | None:
     """The terms of an operation's result; ``None`` if the result is a term of its own."""
     node = graph.nodes[i]
@@ -166,7 +218,7 @@ def _terms(
     if len(reads) == 1 and node.op in ("mul", "div", "dot_general", "conv_general_dilated"):
         if node.op == "div" and node.inputs[0] != reads[0]:
             return None
-        values = [graph.nodes[j].value for j in node.inputs if j != reads[0]]
+        values = [of_param.get(j, graph.nodes[j].value) for j in node.inputs if j != reads[0]]
         value = 1.0 if not values or values[0] is None else abs(values[0])
         if value == 0 or not math.isfinite(value):
             return None

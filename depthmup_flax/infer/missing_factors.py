@@ -67,7 +67,7 @@ class Comparison:
             found = {self.branches[n] for n in nodes}
             return (found.pop() if len(found) == 1 else None), self.branch_wanted
         own = ratio_of(self.facts.factors.get(path), self.base.factors.get(self.pairs[path]))
-        return (1.0 if own is None and path not in self.facts.factors else own), 1.0
+        return (own, 1.0) if path in self.facts.factors else (None, None)
 
     def _readout(self, path: str) -> tuple[float | None, float]:
         info, rule = self.infos.get(path), self.rule
@@ -99,9 +99,19 @@ class Comparison:
         same = len(known) == len(chosen) > 0 and all(close(known[0], value) for value in known)
         return known[0] if same else None
 
+    def fixed(self) -> list[Branch]:
+        """Branches that do not become more with depth, as in a pooling head, and that are not multiplied either."""
+        mine, theirs = branch_counts(self.facts), branch_counts(self.base)
+        if all(mine[kind] == theirs.get(kind) for kind in mine):
+            return []
+        return [
+            branch
+            for branch in self.facts.branches
+            if mine[branch.kind] == theirs.get(branch.kind) and not close(self.branches[branch.node], self.branch_wanted)
+        ]
+
     def _base_branch(self, branch: Branch) -> Branch | None:
-        name = frozenset(map(template, branch.paths))
-        same = [b for b in self.base.branches if frozenset(map(template, b.paths)) == name]
+        same = [b for b in self.base.branches if b.kind == branch.kind]
         return (same or list(self.base.branches) or [None])[0]
 
     def findings(self) -> list[Finding]:
@@ -229,6 +239,14 @@ class Comparison:
             )
             for ratio, paths in wrong.items()
         ]
+
+
+def branch_counts(facts: Traced) -> dict[frozenset[str], float]:
+    """The number of branches of each kind."""
+    counts: dict[frozenset[str], float] = {}
+    for branch in facts.branches:
+        counts[branch.kind] = counts.get(branch.kind, 0) + branch.times
+    return counts
 
 
 def by_template(factors: Factors) -> dict[str, frozenset[float]]:

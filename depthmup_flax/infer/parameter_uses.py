@@ -68,7 +68,7 @@ SAME_PLACE = frozenset(
      "psum_invariant", "pmax", "pmin", "real", "imag"}
 )  # fmt: skip
 MOVES = frozenset(
-    {"transpose", "reshape", "broadcast_in_dim", "squeeze", "expand_dims", "rev", "slice", "unstack", "stack", "pad",
+    {"transpose", "reshape", "broadcast_in_dim", "squeeze", "expand_dims", "rev", "slice", "scan_in", "scan_out", "stack", "pad",
      "split", "dynamic_slice", "all_gather"}
 )  # fmt: skip
 _LOOKUPS = frozenset({"gather", "dynamic_slice"})
@@ -176,7 +176,10 @@ def _views(graph: Graph, node: Node, ins: Sequence[str], views: Sequence[tuple[V
     if node.op in SAME_PLACE:
         return views[first]
     if node.op in MOVES:
-        return tuple(_moved(v, node, shapes[0], v) for v in views[first])
+        return tuple(
+            _moved(v, node, graph.nodes[j].shape, v) for j, kind in zip(node.inputs, ins, strict=True) if kind == PARAM
+            for v in views[j]
+        )
     if node.op == "dot_general" and ins.count(PARAM) == 2:
         return _product_of_parameters(graph, node, views)
     unique: dict[str, View] = {}  # a matrix minus its mean is the matrix
@@ -212,11 +215,11 @@ def _moved(view: View, node: Node, shape: tuple[int, ...], now: View) -> View:
         for k, to in enumerate(p["broadcast_dimensions"]):
             spread[to] = dims[k]
         dims = spread
-    elif node.op == "unstack":
+    elif node.op == "scan_in":
         taken = _layer(now, [0])
         return dataclasses.replace(taken, dims=taken.dims[1:], loops=now.loops | {p["loop"]})
-    elif node.op == "stack":
-        dims = [frozenset(), *dims]
+    elif node.op in ("scan_out", "stack"):
+        dims.insert(node.params.get("axis", 0), frozenset())
     elif node.op == "slice" and any(new == 1 < old for new, old in zip(node.shape, shape, strict=True)):
         now = _layer(now, [k for k, (new, old) in enumerate(zip(node.shape, shape, strict=True)) if new == 1 < old])
         dims = list(now.dims)

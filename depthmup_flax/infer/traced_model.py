@@ -131,6 +131,11 @@ class Branch:
     times: float
     node: int
 
+    @property
+    def kind(self) -> frozenset[str]:
+        """What equal branches of all layers have in common."""
+        return frozenset(map(template, self.paths))
+
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
@@ -150,6 +155,17 @@ class Traced:
     def depth(self) -> float:
         """The number of branches."""
         return sum(branch.times for branch in self.branches)
+
+    def without(self, branches: Collection[Branch]) -> Traced:
+        """The facts with some branches taken for parts of the stream."""
+        nodes = {branch.node for branch in branches}
+        ends = {path: sums - nodes for path, sums in self.branches_of.items()}
+        return dataclasses.replace(
+            self,
+            branches=[branch for branch in self.branches if branch.node not in nodes],
+            branches_of=ends,
+            inside={path: inside and bool(ends[path]) for path, inside in self.inside.items()},
+        )
 
 
 def traced(graph: Graph, growing: Mapping[str, Collection[int]]) -> Traced:
