@@ -17,7 +17,7 @@ import jax
 from depthmup_flax.errors import InputError
 from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.audit_table import Finding, Row, printed, summary
-from depthmup_flax.infer.matched_layers import matched, width_ratio
+from depthmup_flax.infer.matched_layers import base_sizes, matched, width_ratio
 from depthmup_flax.infer.missing_factors import Comparison, branch_counts, different, misplaced
 from depthmup_flax.infer.parameter_trees import Globs
 from depthmup_flax.infer.parameter_uses import parameter_uses
@@ -108,9 +108,7 @@ def audit(
     mine, base_model = models
     layers = layer_axes(parameter_uses(mine.graph, {}).by_path())
     pairs = matched(mine.shapes, base_model.shapes, layers)
-    base_shapes = {
-        path: _at_depth(mine.shapes[path], base_model.shapes[q], layers.get(path)) for path, q in pairs.items()
-    }
+    base_shapes = base_sizes(mine.shapes, base_model.shapes, pairs, layers)
     growing = {
         path: [k for k, (a, b) in enumerate(zip(mine.shapes[path], base_shapes[path], strict=True)) if a != b]
         for path in pairs
@@ -137,11 +135,6 @@ def audit(
     return Audit(rows, tuple(findings), tuple(notes), m, r, mine.structure)
 
 
-def _at_depth(shape: tuple[int, ...], base: tuple[int, ...], layers: frozenset[int] | None) -> tuple[int, ...]:
-    """A base model's shape at the model's depth: axes that count layers are as long as the model's."""
-    return tuple(n if k in (layers or ()) else b for k, (n, b) in enumerate(zip(shape, base, strict=True)))
-
-
 def _with_depth(
     model: Model,
     facts: Traced,
@@ -152,10 +145,14 @@ def _with_depth(
 ) -> tuple[Traced, Traced, float]:
     """The facts with the branches that count for the depth, and the depth ratio."""
     mine, theirs = branch_counts(facts), branch_counts(base)
-    growing = {kind for kind in mine if mine[kind] != theirs.get(kind)} or mine.keys()
-    parts = [f.without([b for b in f.branches if b.kind not in growing and b.kind in mine]) for f in (facts, base)]
-    r = _depth_ratio(given, *parts)
-    fixed = {b.kind for b in Comparison(model, facts, base, pairs, {}, rule, r).fixed()}
+    # What does not become more counts if it stands between what does: a block that halves the resolution, but not an
+    # attention pooling head.
+    growing = [k for k, b in enumerate(facts.branches) if mine[b.kind] != theirs.get(b.kind)]
+    between = facts.branches[growing[0] : growing[-1] + 1] if growing else facts.branches
+    counted = {b.kind for b in between}
+    r = _depth_ratio(given, *(f.without([b for b in f.branches if b.kind not in counted]) for f in (facts, base)))
+    compared = Comparison(model, facts, base, pairs, {}, rule, r)
+    fixed = {b.kind for b in facts.branches if b.kind not in counted and not compared.is_multiplied(b)}
     facts, base = (f.without([b for b in f.branches if b.kind in fixed]) for f in (facts, base))
     return facts, base, r
 

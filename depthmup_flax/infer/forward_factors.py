@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from depthmup_flax.infer.dataflow import INPUT, PARAM, STATE, Graph, Node
@@ -36,6 +36,7 @@ class Homogeneity:
     roots: Sequence[int]
     degrees: Sequence[float]
     norms: Mapping[int, int]  # a normalized array, which no factor of its input changes -> that input
+    sizes: Mapping[int, float]  # a normalized array -> the root mean square of its entries, up to what all models share
 
 
 def homogeneity(graph: Graph, uses: Uses) -> Homogeneity:
@@ -44,6 +45,7 @@ def homogeneity(graph: Graph, uses: Uses) -> Homogeneity:
     products = {use.node for use in uses.uses if use.kind != ENTRYWISE}
     rooted: set[int] = set()  # square roots of running averages
     mixed: dict[int, _Pieces] = {}
+    size, sizes = [1.0] * len(graph.nodes), {}
     for i, node in enumerate(graph.nodes):
         if node.op in ("sqrt", "rsqrt") and uses.kinds[i] == STATE:
             rooted.add(i)
@@ -67,11 +69,32 @@ def homogeneity(graph: Graph, uses: Uses) -> Homogeneity:
             degree = _of_piece(node, mixed[reads[0]])
         else:
             degree = _degree(graph, i, reads, roots, degrees)
+        if degree is None:
+            continue
+        size[i] = _size(graph, i, reads, size, degrees)
         if degree == 0:
             norms[i] = max(reads, key=lambda j: degrees[j])
-        elif degree is not None:
+            sizes[i], size[i] = size[i], 1.0
+        else:
             roots[i], degrees[i] = roots[reads[0]], degree
-    return Homogeneity(roots, degrees, norms)
+    return Homogeneity(roots, degrees, norms, sizes)
+
+
+def _size(graph: Graph, i: int, reads: Sequence[int], size: Sequence[float], degrees: Sequence[float]) -> float:
+    """How large entries are in powers of their root's: a sum of ``n`` squares is ``n`` times a square."""
+    node, first = graph.nodes[i], size[reads[0]]
+    values = [graph.nodes[j].value for j in node.inputs if j not in reads]
+    constant = abs(values[0]) if values and values[0] is not None and values[0] != 0 else 1.0
+    if node.op == "reduce_sum" and degrees[reads[0]] == 2:
+        return first * math.prod(graph.nodes[reads[0]].shape) / max(math.prod(node.shape), 1)
+    if node.op == "mul":
+        return math.prod(size[j] for j in node.inputs if j in reads) * constant
+    if node.op == "div":
+        top, bottom = (size[j] if j in reads else constant for j in node.inputs)
+        # The number of terms of a mean of squares cancels that of the sum; other means are not counted.
+        return top / bottom if len(reads) == 2 or degrees[reads[0]] != 1 else first
+    powers = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "integer_pow": node.params.get("y", 1)}
+    return first ** powers.get(node.op, 1.0)
 
 
 # The axis of a concatenation, and where each part ends with its degree: a BatchNorm over devices sums its means and its
@@ -172,7 +195,7 @@ def forward_factors(graph: Graph, uses: Uses, sums: Collection[int], shape: Homo
         if products:
             before[i] = math.prod(common(terms[j]) for j in reads)
         if products or i in sums or i in shape.norms or node.op == INPUT or not reads:
-            terms[i] = {i: frozenset({1.0})}
+            terms[i] = {i: frozenset({shape.sizes.get(i, 1.0)})}
             continue
         result = _terms(graph, i, reads, terms, shape, parts, of_param)
         if result is None or len(result) > _MOST_TERMS:
@@ -185,8 +208,8 @@ def forward_factors(graph: Graph, uses: Uses, sums: Collection[int], shape: Homo
 
 def common(terms: Terms) -> float:
     """The factor of all terms, or 1 if they differ."""
-    factors = {f for several in terms.values() for f in several}
-    return factors.pop() if len(factors) == 1 else 1.0
+    factors = _distinct(f for several in terms.values() for f in several)
+    return next(iter(factors)) if len(factors) == 1 else 1.0
 
 
 def _by_node(uses: Uses) -> dict[int, list[Use]]:
@@ -249,16 +272,21 @@ def scaled(terms: Terms, factor: float) -> Terms:
 
 
 def _times(a: frozenset[float], b: frozenset[float]) -> frozenset[float]:
-    return frozenset(_rounded(x * y) for x in a for y in b)
+    return _distinct(x * y for x in a for y in b)
 
 
-def _rounded(x: float) -> float:
-    return float(f"{x:.6g}")  # constants are stored in float32
+def _distinct(factors: Iterable[float]) -> frozenset[float]:
+    """Without those that differ by rounding; constants are stored in float32."""
+    kept: list[float] = []
+    for x in sorted(factors):
+        if not kept or not math.isclose(x, kept[-1], rel_tol=1e-5):
+            kept.append(x)
+    return frozenset(kept)
 
 
 def _union(several: Sequence[Terms]) -> Terms:
     result = dict(several[0])
     for terms in several[1:]:
         for i, factors in terms.items():
-            result[i] = result.get(i, frozenset()) | factors
+            result[i] = _distinct(result[i] | factors) if i in result else factors
     return result

@@ -56,6 +56,32 @@ def matched(model: Shapes, base: Shapes, layers: Mapping[str, frozenset[int]]) -
     return result
 
 
+def base_sizes(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]]) -> Shapes:
+    """The base model's shapes by the paths of the model, at the model's depth and with its stages.
+
+    A stage that the base model does not have, as it has no layers there, has the width of other parameters of the model
+    with that size.
+    """
+    single = Counter(map(template, model))
+    m = width_ratio(model, base, {p: q for p, q in pairs.items() if single[template(p)] == 1} or pairs, layers)
+    fits = lambda n, base_n: math.isclose(n / base_n, 1) or math.isclose(n / base_n, m)
+    known: dict[int, set[int]] = {}
+    for path, other in pairs.items():
+        for k, (n, base_n) in enumerate(zip(model[path], base[other], strict=True)):
+            if k not in layers.get(path, ()) and base_n and fits(n, base_n) and n != base_n:
+                known.setdefault(n, set()).add(base_n)
+    result = {}
+    for path, other in pairs.items():
+        sizes = list(base[other])
+        for k, n in enumerate(model[path]):
+            if k in layers.get(path, ()):
+                sizes[k] = n
+            elif model.keys() != base.keys() and sizes[k] and not fits(n, sizes[k]) and len(known.get(n, ())) == 1:
+                (sizes[k],) = known[n]
+        result[path] = tuple(sizes)
+    return result
+
+
 def width_ratio(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]]) -> float:
     """The most common ratio of sizes that differ; 1 if none does."""
     ratios = Counter(

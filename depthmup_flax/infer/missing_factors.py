@@ -99,16 +99,9 @@ class Comparison:
         same = len(known) == len(chosen) > 0 and all(close(known[0], value) for value in known)
         return known[0] if same else None
 
-    def fixed(self) -> list[Branch]:
-        """Branches that do not become more with depth, as in a pooling head, and that are not multiplied either."""
-        mine, theirs = branch_counts(self.facts), branch_counts(self.base)
-        if all(mine[kind] == theirs.get(kind) for kind in mine):
-            return []
-        return [
-            branch
-            for branch in self.facts.branches
-            if mine[branch.kind] == theirs.get(branch.kind) and not close(self.branches[branch.node], self.branch_wanted)
-        ]
+    def is_multiplied(self, branch: Branch) -> bool:
+        """Whether a branch has the rule's multiplier."""
+        return close(self.branches[branch.node], self.branch_wanted)
 
     def _base_branch(self, branch: Branch) -> Branch | None:
         same = [b for b in self.base.branches if b.kind == branch.kind]

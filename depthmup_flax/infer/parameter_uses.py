@@ -88,13 +88,15 @@ def parameter_uses(graph: Graph, growing: Mapping[str, Collection[int]]) -> Uses
     for i, node in enumerate(graph.nodes):
         ins = [kinds[j] for j in node.inputs]
         kind = _kind(node, ins)
+        if node.op == "gather" and ins[0] == PARAM and _takes_matrices(graph, node):
+            kind = PARAM  # the matrices of some experts
         made_of: tuple[View, ...] = ()
         if kind == PARAM and needed[i]:
             tokens = _tokens(graph, node, ins, views, growing)
             if tokens:
                 uses += [_token_use(i, node, v, j) for j in tokens for v in views[j]]
                 ins = [ACTIVATION if j in tokens else k for j, k in zip(node.inputs, ins, strict=True)]
-            if tokens or _is_lookup(graph, node, ins):
+            if tokens or (kind == PARAM and _is_lookup(graph, node, ins)):
                 kind = ACTIVATION
             else:
                 made_of = _views(graph, node, ins, views)
@@ -127,8 +129,13 @@ def _times(node: Node, view: View) -> float:
 
 
 def _is_lookup(graph: Graph, node: Node, ins: Sequence[str]) -> bool:
-    """Whether several rows of a table are taken, rather than one layer of a stack."""
-    return node.op == "gather" and ins[0] == PARAM and not _takes_a_layer(graph, node)
+    """Whether rows of a table are taken, rather than one layer of a stack, or matrices of experts."""
+    return node.op == "gather" and ins[0] == PARAM and not (_takes_a_layer(graph, node) or _takes_matrices(graph, node))
+
+
+def _takes_matrices(graph: Graph, node: Node) -> bool:
+    taken = _taken(graph, node)
+    return len([n for k, n in enumerate(_window(node)) if k not in taken and n > 1]) > 1
 
 
 def _takes_a_layer(graph: Graph, node: Node) -> bool:
@@ -171,7 +178,7 @@ def _views(graph: Graph, node: Node, ins: Sequence[str], views: Sequence[tuple[V
     if node.op == PARAM:
         return (View(node.params["path"], tuple(frozenset({k}) for k in range(len(node.shape)))),)
     first, shapes = node.inputs[0], [graph.nodes[j].shape for j in node.inputs]
-    if node.op in _LOOKUPS and ins[0] == PARAM and _takes_a_layer(graph, node):
+    if node.op in _LOOKUPS and ins[0] == PARAM and (node.op == "gather" or _takes_a_layer(graph, node)):
         return tuple(_moved(v, node, shapes[0], _layer(v, _taken(graph, node))) for v in views[first])
     if node.op in SAME_PLACE:
         return views[first]
@@ -206,8 +213,12 @@ def _moved(view: View, node: Node, shape: tuple[int, ...], now: View) -> View:
     """``view`` after an operation of `MOVES`, or after a layer was taken."""
     dims, p = list(now.dims), node.params
     if node.op == "gather":
-        kept = [d for k, d in enumerate(dims) if k not in p["dimension_numbers"].collapsed_slice_dims]
-        dims = kept if len(kept) == len(node.shape) else [frozenset() for _ in node.shape]
+        numbers = node.params["dimension_numbers"]
+        gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+        kept = [d for k, d in enumerate(dims) if k not in gone]
+        dims = [frozenset()] * len(node.shape)
+        for k, d in zip(numbers.offset_dims, kept, strict=True):
+            dims[k] = d
     elif node.op == "transpose":
         dims = [dims[k] for k in p["permutation"]]
     elif node.op == "broadcast_in_dim":
@@ -306,6 +317,8 @@ def _meets(
             elif node.op == "conv_general_dilated":
                 out, into, *_ = node.params["dimension_numbers"].rhs_spec
                 result.append(_product(v, [into], [], shared))
+            elif node.op.startswith("ragged_dot") and place == 1:  # experts, input, output
+                result.append(_product(v, [1], [0], shared))
             elif node.op in _LOOKUPS and place == 0:
                 axes = _union(v.dims[k] for k in _taken(graph, node))
                 result.append(Use(v.path, LOOKUP, into=axes, out=_all(v) - axes, **shared))
