@@ -167,7 +167,17 @@ def _taken(graph: Graph, node: Node) -> list[int]:
 
 
 def _token_use(i: int, node: Node, view: View, j: int) -> Use:
-    return Use(view.path, ENTRYWISE, i, _times(node, view), out=_all(view), layers=view.layers, first=True, view=j)
+    return Use(
+        view.path,
+        ENTRYWISE,
+        i,
+        _times(node, view),
+        out=_all(view),
+        layers=view.layers,
+        picked=view.picked,
+        first=True,
+        view=j,
+    )
 
 
 def _tokens(
@@ -325,6 +335,7 @@ def _meets(
                 "node": i,
                 "times": _times(node, v),
                 "layers": v.layers,
+                "picked": v.picked,
                 "first": first,
                 "view": j,
             }

@@ -125,7 +125,7 @@ class _Paths:
         return ResidualSum(node, shortcut, branch, start, self.graph.nodes[node].loops, False)
 
     def _starts(self, shortcut: int, branch: int) -> int:
-        """What both read, the shortcut as it is and the branch by a product, where that is the latest that both read."""
+        """What a shortcut reads as it is and a branch by a product, if it is the latest that both read."""
         shared = self.same[shortcut] & self.after[branch]
         latest = 1 << shared.bit_length() - 1 if shared else 0
         return latest & self.by_product[branch] & ~self.same[branch]
