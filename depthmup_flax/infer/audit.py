@@ -49,8 +49,8 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is missing, as far as the trace tells."""
-        return not self.findings
+        """Whether nothing is missing, as far as the trace tells and whatever the optimizer."""
+        return not any(finding.certain for finding in self.findings)
 
     @property
     def info(self) -> InfoTree:

@@ -150,6 +150,7 @@ class Scores:
     """Products of queries and keys: the parameters behind both, the dimension that is summed, and the factor."""
 
     paths: frozenset[str]
+    tokens: frozenset[str]  # learned queries
     size: int
     factor: float
 
@@ -160,11 +161,12 @@ class Branch:
 
     factors: Mapping[str, frozenset[float]]  # path of a parameter of the sum's terms, or "" -> factors after it
     total: Mapping[str, frozenset[float]]  # the same with factors of its input
-    shortcut: frozenset[float]  # factors of the stream itself
+    shortcut: Mapping[str, frozenset[float]]  # factors of the stream itself, or of its projection
     normalized: Mapping[str, frozenset[float]]  # the same of what a norm at the branch's end normalizes
     paths: frozenset[str]  # parameters inside
     times: float
     node: int
+    projected: bool  # its shortcut is
 
     @property
     def kind(self) -> frozenset[str]:
@@ -285,8 +287,9 @@ class _Reader:
         times = math.prod(length for _, length in s.loops)
         after, total = (self._of_uses(terms, before) for before in (False, True))
         stream = {t.node for t in self.streams.sums} | {s.start}
-        shortcut = [f for i, f in self.factors.terms[s.shortcut].items() if i in stream]
-        return Branch(after, total, frozenset[float]().union(*shortcut), normalized, paths, times, s.node)
+        own = self.factors.terms[s.shortcut]
+        kept = self._of_uses(own if s.projected else {i: f for i, f in own.items() if i in stream}, before=False)
+        return Branch(after, total, kept, normalized, paths, times, s.node, s.projected)
 
     def _readouts(self, inside: Mapping[str, bool]) -> dict[str, frozenset[float]]:
         """Products after which no other product with a parameter or between activations comes."""
@@ -353,10 +356,12 @@ class _Reader:
                 (left, _), _ = product.params["dimension_numbers"]
                 size = math.prod(self.graph.nodes[product.inputs[0]].shape[k] for k in left)
                 inner = self.factors.deep(self.factors.parts[j])
-                paths = frozenset(u.path for k in inner for u in self._behind(k) if u.kind == PRODUCT)
+                behind = [u for k in inner for u in self._behind(k)]
+                paths = frozenset(u.path for u in behind if u.kind == PRODUCT)
+                tokens = frozenset(u.path for u in behind) - paths
                 of_both = {f for several in inner.values() for f in several}
                 if len(factors) == 1 and len(of_both) == 1:
-                    result[j] = Scores(paths, size, min(factors) * of_both.pop())
+                    result[j] = Scores(paths, tokens, size, min(factors) * of_both.pop())
         return list(result.values())
 
     def _through(self, node: int) -> dict[int, frozenset[float]]:
