@@ -289,11 +289,19 @@ def test_a_random_mask_is_no_factor_and_a_shortcut_has_none(shortcut):
 @pytest.mark.parametrize("scan", [False, True])
 def test_weights_of_a_loop_are_named_as_repeated(scan):
     result = audit(*both(Looped, scan), VECTORS)
-    assert result.ok  # with Adam
     assert names(result) == ["repeated_weights"]
+    assert not result.ok  # branches with the same weights add up in one direction
     assert result.findings[0].paths == ("w",)
     assert {row.path: row.uses for row in result.rows}["w"] == 2 * DEPTH
     assert result.depth_ratio == 2
+
+
+def test_repeated_weights_are_right_for_adam_if_each_branch_is_divided_by_their_number():
+    ode = dm.get_parametrization("ode")
+    result = audit(*both(Looped, False, ode), VECTORS, rule=ode)
+    assert names(result) == ["repeated_weights"]
+    assert result.ok
+    assert "with alpha=1" not in str(result)
 
 
 def test_a_tied_embedding_is_used_twice_and_is_no_finding():
