@@ -402,6 +402,22 @@ def test_overrides_win():
     axes = Axes(("width_in", "width_out"), in_branch=False)
     result = audit(*both(LoRA), VECTORS, overrides={"w_0": axes})
     assert role_of(result, "w_0") == (Role.HIDDEN, 2, 2, False, 1)
+    result = audit(*both(LoRA), VECTORS, overrides={"head/kernel": Axes(("width_in", "vocab_out"))})
+    assert role_of(result, "head/kernel") == (Role.OUTPUT, 2, 1, False, 1)
+
+
+def test_a_parameter_that_the_output_does_not_need_must_be_named():
+    nets = gpt(edit="tuple", depth=DEPTH)
+    result = audit(*nets, TOKENS, output=lambda result: result[1]["aux"])
+    with pytest.raises(InputError, match=r"'head' of shape \(32, 40\) was not read \(the output does not depend on it"):
+        _ = result.info
+    named = audit(
+        *nets,
+        TOKENS,
+        output=lambda result: result[1]["aux"],
+        overrides={"head": Axes(("width_in", "width_out"), False)},
+    )
+    assert role_of(named, "head")[:3] == (Role.HIDDEN, 2, 1)
 
 
 # --- what cannot be known
