@@ -109,7 +109,8 @@ def _rank_meshes(config: ConfigDict, devices: Sequence[jax.Device], load: Planne
         return plan
 
     total, started = mesh_search.compilations(len(devices)), time.perf_counter()
-    print(f"compiling {total} programs, one after another; on two cores each takes 10 to 90 s, or minutes with convolutions", file=sys.stderr)
+    each = "on two cores each takes 10 to 90 s, or minutes with convolutions"
+    print(f"compiling {total} programs, one after another; {each}", file=sys.stderr)
     found = []
     for candidate in mesh_search.search(config, len(devices), make):
         found.append(candidate)
