@@ -86,8 +86,8 @@ def coord_check(
     collapses = collapsers([[*info, *names] for info, names in zip(infos, shapes, strict=True)], infos)
     records: list[Record] = []
     for size, network, shape, collapse in zip(sizes, networks, shapes, collapses, strict=True):
-        options = {"steps": steps, "seeds": seeds, "spectral": spectral, "collapse": collapse}
-        new = measure(network.network, shape, loss, rule, size, **options)
+        fixed = (network.network, shape, loss, rule, size)
+        new = measure(*fixed, steps=steps, seeds=seeds, spectral=spectral, collapse=collapse)
         records += new
         change = np.mean(Table(new).values(size.axis, EVERYTHING, "change", OUTPUT, steps)[size.size])
         say(f"width {size.width}, depth {size.depth}: outputs changed by {change:.3g} in {steps} steps")

@@ -21,8 +21,8 @@ def low_precision(jaxpr: Any) -> str | None:
     """The name of a floating-point type of less than 32 bits in a jaxpr, if there is one."""
     inner = opened(jaxpr)[0]
     variables = [*inner.invars, *inner.constvars, *(x for eqn in all_equations(jaxpr) for x in eqn.outvars)]
-    names = {x.aval.dtype.name for x in variables if _is_low(getattr(x.aval, "dtype", None))}
-    return min(names, default=None)
+    dtypes = [getattr(x.aval, "dtype", None) for x in variables]
+    return min((dtype.name for dtype in dtypes if dtype is not None and _is_low(dtype)), default=None)
 
 
 def in_float32(jaxpr: Any) -> Callable[..., list[Any]]:
@@ -70,7 +70,7 @@ def _equation(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
         return jax.lax.while_loop(go_on, body, list(inputs[second:]))
     if (called := called_jaxpr(eqn)) is not None and (not name.startswith("custom") or low_precision(called)):
         return _evaluate(called, inputs)
-    if name in ("convert_element_type", "reduce_precision") and _is_low(eqn.outvars[0].aval.dtype):
+    if name in ("convert_element_type", "reduce_precision") and _is_low(getattr(eqn.outvars[0].aval, "dtype", None)):
         return [jnp.asarray(inputs[0], jnp.float32)]
     if name == "bitcast_convert_type":
         return [widened(eqn.primitive.bind(*inputs, **params))]
