@@ -64,8 +64,8 @@ class Chain:
             y = (y if self.relu_last else jax.nn.relu(y)) @ (
                 params["blocks"]["dense"]["kernel"] if self.shared else kernel
             )
-            y = multiplier * (jax.nn.relu(y) if self.relu_last else y)
-            h = h + (norm(y) if self.norm_last else y)
+            step = multiplier * (jax.nn.relu(y) if self.relu_last else y)
+            h = h + (norm(step) if self.norm_last else step)
             return h, (h, y)
 
         stem = X @ params["stem"]["kernel"]

@@ -52,12 +52,13 @@ class Evidence:
     probe: Probe
 
     def failed(self, axis: str, kind: str, group: str | None = None, name: str | None = None) -> list[Quantity]:
-        """Quantities that grow or explode."""
+        """Quantities that grow or explode, or that are unclear but above the tolerance."""
+        above = lambda q: q.verdict == UNCLEAR and q.fit.slope - q.fit.interval > q.expected + self.tolerance
         return [
             q
             for q in self.quantities
             if (q.axis, q.kind) == (axis, kind)
-            and q.verdict in (GROWS, EXPLODES)
+            and (q.verdict in (GROWS, EXPLODES) or above(q))
             and group in (None, q.group)
             and name in (None, q.name)
         ]
@@ -156,13 +157,13 @@ def diagnose(evidence: Evidence) -> list[Cause]:
     if any((q.kind, q.group, q.verdict) == ("change", EVERYTHING, ZERO) for q in failures):
         text = "the outputs do not move when everything trains: set a learning rate above 0, without warm-up."
         return [Cause("nothing_trains", (OUTPUT,), text)]
-    mistakes = (*_initial_mistakes(evidence), *_training_mistakes(evidence))
-    if causes := [Cause(name, tuple(layers), text) for name, layers, text in mistakes if layers]:
-        return causes
     layers = tuple(sorted({q.group if q.group != EVERYTHING and q.kind == "change" else q.name for q in failures}))
     verdicts = {q.verdict for q in failures}
     if verdicts == {UNCLEAR}:
         return [Cause("unclear", layers, _what_to_run(evidence, failures))]
+    mistakes = (*_initial_mistakes(evidence), *_training_mistakes(evidence))
+    if causes := [Cause(name, tuple(layers), text) for name, layers, text in mistakes if layers]:
+        return causes
     if BELOW_PRECISION in verdicts:
         text = (
             "some changes are below 1e-5 of the values that change, so rounding decides them: use a larger learning "

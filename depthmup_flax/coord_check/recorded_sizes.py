@@ -107,18 +107,17 @@ class Table:
         """The exponent of one quantity over an axis."""
         return fit_power(self.values(axis, group, quantity, name, step))
 
-    def feature_changes(self, axis: str, group: str, step: int) -> dict[int, list[float]]:
-        """The change of the features, as `values`; infinite if one explodes, {} if none changes.
+    def feature_changes(self, axis: str, group: str, step: int, names: Sequence[str]) -> dict[int, list[float]]:
+        """The change of the features ``names``, as `values`; infinite if one explodes, {} if none changes.
 
-        Over width it is the geometric mean of all activations that change. Over depth it is the activation that
-        changes most in the deepest network, which is the stream: a change inside a branch may come from that branch's
-        own weights, which move by ``L^-gamma``.
+        Over width it is the geometric mean of all that change. Over depth it is the one that changes most in the
+        deepest network.
         """
         changes: dict[str, dict[int, list[float]]] = {}
-        for name in self.features(axis):
+        for name in names:
             by_size = self.values(axis, group, "change", name, step)
             values = [v for seeds in by_size.values() for v in seeds]
-            if name == OUTPUT or not by_size or min(values) == 0:
+            if not by_size or min(values) == 0:
                 continue
             if not all(math.isfinite(v) and v < HUGE for v in values):
                 return {size: [math.inf] for size in by_size}

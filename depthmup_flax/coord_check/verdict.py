@@ -126,8 +126,11 @@ class _Judge:
             if self.axis == "depth" and group in self.layers.once_groups:
                 expected = -(self.rule.alpha + self.rule.gamma)  # one layer among L
             slowest = -math.inf if self.may_vanish(group) else expected
-            for name in (FEATURES, OUTPUT):
-                quantities += self.changes(group, name, in_branch, slowest, expected)
+            # The changes of L layers by their gates hardly point in one direction, so they add up as L^1/2; along the
+            # slope of the loss they add up as L.
+            of_stream = 0.5 - self.rule.alpha - self.rule.gamma if self.is_gate(group) else 0.0
+            quantities += self.changes(group, FEATURES, in_branch, min(slowest, of_stream), expected)
+            quantities += self.changes(group, OUTPUT, in_branch, slowest, expected)
         return quantities + (self.attention_scales() if self.axis == "width" else [])
 
     def may_vanish(self, group: str) -> bool:
@@ -138,9 +141,13 @@ class _Judge:
         """
         if group in (BRANCH_VECTORS, OTHER_VECTORS):
             return True
+        return self.axis == "width" and self.is_gate(group)
+
+    def is_gate(self, group: str) -> bool:
+        """Whether a group weighs what others compute: queries, keys, and gates such as routers."""
         weights = [leaf for path, leaf in self.layers.weights.items() if self.layers.group_of_weight[path] == group]
         gates = bool(weights) and all(leaf.in_branch and leaf.role is Role.OUTPUT for leaf in weights)
-        return self.axis == "width" and (gates or group in self.layers.score_groups)
+        return gates or group in self.layers.score_groups
 
     def quantity(
         self,
@@ -214,6 +221,19 @@ class _Judge:
         badness = lambda q: (not q.passed, abs(q.fit.slope - expected) if q.fit.state == "fitted" else math.inf)
         return [max((quantities[0], quantities[-1]), key=badness)] if quantities else []
 
+    def features(self, group: str) -> list[str]:
+        """The activations in which the effect of a group is judged: over depth, those of the stream.
+
+        A change inside a branch may come from that branch's own weights, which move by ``L^-gamma``.
+        """
+        names = [name for name in self.table.features(self.axis) if name != OUTPUT]
+        if self.axis == "width" or group not in self.layers.branch_groups:
+            return names
+        inside = self.layers.branch_activations
+        blocks = min((name.count("/") for name in names if name in inside), default=0)
+        names = [name for name in names if name not in inside or name.count("/") == blocks]
+        return [name for name in names if not f"{name}/".startswith(f"{group}/")] or names
+
     def _change(self, group: str, name: str, step: int) -> Mapping[int, Sequence[float]]:
         """The size of a change.
 
@@ -222,7 +242,7 @@ class _Judge:
         of the loss, so that part is taken, unless the whole grows.
         """
         if name == FEATURES:
-            return self.table.feature_changes(self.axis, group, step)
+            return self.table.feature_changes(self.axis, group, step, self.features(group))
         whole = self.table.values(self.axis, group, "change", name, step)
         from_zero = group == EVERYTHING and self.table.fit(self.axis, group, "activation", name, 0).state == ZERO
         if name != OUTPUT or from_zero or verdict_of(fit_power(whole), self.tolerance) in (GROWS, EXPLODES):
