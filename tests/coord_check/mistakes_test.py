@@ -144,8 +144,15 @@ def lamb(info):
 @pytest.mark.parametrize(
     ("axis", "fields", "expected"),
     [
-        ("width", {"make_optimizer": decayed_inside}, {"decay_inside_multipliers": ("blocks/dense/kernel",)}),
-        ("width", {"make_optimizer": lamb}, {"not_entrywise": ("blocks/dense/kernel",)}),
+        pytest.param(
+            "width",
+            {"make_optimizer": decayed_inside},
+            {"decay_inside_multipliers": ("blocks/dense/kernel",)},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "width", {"make_optimizer": lamb}, {"not_entrywise": ("blocks/dense/kernel",)}, marks=pytest.mark.slow
+        ),
         ("depth", {"norm_last": True}, {"norm_cancels_multiplier": ("blocks/dense/kernel",)}),
         ("depth", {"shared": True}, {"repeated_weights": ("blocks/dense/kernel",)}),
     ],
@@ -156,6 +163,7 @@ def test_mistakes_of_the_optimizer_and_of_branches_have_names(axis, fields, expe
     assert causes(report) == expected, report.details()
 
 
+@pytest.mark.slow
 def test_decay_outside_the_multipliers_removes_the_same_share_at_every_width():
     report = check("width", make_optimizer=lambda info: dm.adamw(3e-3, info, RULE, weight_decay=0.5))
     shares = {q.name: q for q in report.quantities if q.kind == "decay"}
@@ -165,6 +173,7 @@ def test_decay_outside_the_multipliers_removes_the_same_share_at_every_width():
     assert update.fit.slope == pytest.approx(-1, abs=0.02)  # of the gradient's part
 
 
+@pytest.mark.slow
 def test_a_weight_whose_role_contradicts_its_shape_is_named():
     def build(width, depth):
         network = Chain(width, depth).network()
@@ -230,7 +239,10 @@ def test_a_tied_readout_passes_at_widths_at_which_its_noise_still_falls():
 
 @pytest.mark.parametrize(
     ("fields", "cause"),
-    [({"stream_factor": 0.5}, "embedding_scaled_with_width"), ({"output_factor": 0.5}, "readout_scaled_twice")],
+    [
+        ({"stream_factor": 0.5}, "embedding_scaled_with_width"),
+        pytest.param({"output_factor": 0.5}, "readout_scaled_twice", marks=pytest.mark.slow),
+    ],
 )
 def test_factors_of_the_width_at_a_tied_embedding_are_named(fields, cause):
     report = check_tied(**fields)
