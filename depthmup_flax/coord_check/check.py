@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import itertools
 import numbers
+import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -12,9 +15,11 @@ import numpy as np
 import optax
 
 from depthmup_flax.coord_check.diagnosis import Evidence, diagnose
-from depthmup_flax.coord_check.layer_names import collapsers, collect_layers
-from depthmup_flax.coord_check.measure import Loss, measure
-from depthmup_flax.coord_check.networks import Network, network_shapes
+from depthmup_flax.coord_check.layer_names import Collapse, collapsers, collect_layers, sample_blocks
+from depthmup_flax.coord_check.laziness import laziness_notes
+from depthmup_flax.coord_check.measure import Loss, Measurement
+from depthmup_flax.coord_check.networks import Network, Traced, traced
+from depthmup_flax.coord_check.probe import Probe
 from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, OUTPUT, Record, Size, Table
 from depthmup_flax.coord_check.report import Report
 from depthmup_flax.coord_check.verdict import judge
@@ -22,6 +27,8 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.precision import products_in
 from depthmup_flax.rule.info_trees import flatten_info, param_count
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
+
+_COMPILERS = 4  # threads; a compilation of a large network may take a GB
 
 
 @products_in("float32")
@@ -75,23 +82,65 @@ def coord_check(
     """
     _require_plan(widths, depths, width, depth, steps, seeds, tolerance)
     sizes = [Size("width", w, w, depth) for w in widths] + [Size("depth", d, width, d) for d in depths]
-    networks = [build(size.width, size.depth) for size in sizes]
-    shapes = [network_shapes(network) for network in networks]
-    infos = [flatten_info(network.info) for network in networks]
+    networks = [traced(build(size.width, size.depth)) for size in sizes]
+    shapes = [network.shapes for network in networks]
+    infos = [flatten_info(network.network.info) for network in networks]
     _require_growth("width", widths, infos[: len(widths)])
-    _require_growth("depth", depths, infos[len(widths) :])
+    if not _uses_grow(depths, networks[len(widths) :]):
+        _require_growth("depth", depths, infos[len(widths) :])
     loss = _checked_loss(labels, loss, shapes[0][OUTPUT])
     collapses = collapsers([[*info, *names] for info, names in zip(infos, shapes, strict=True)], infos)
-    records: list[Record] = []
-    for size, network, shape, collapse in zip(sizes, networks, shapes, collapses, strict=True):
-        new = measure(network, shape, loss, rule, size, steps=steps, seeds=seeds, spectral=spectral, collapse=collapse)
-        records += new
-        change = np.mean(Table(new).values(size.axis, EVERYTHING, "change", OUTPUT, steps)[size.size])
-        say(f"width {size.width}, depth {size.depth}: outputs changed by {change:.3g} in {steps} steps")
-    table, layers = Table(records), collect_layers(infos, shapes, collapses)
+    blocks = [None] * len(widths) + _blocks(infos[len(widths) :], collapses[len(widths) :])
+    measurements = [
+        Measurement(network.network, shape, loss, rule, size, steps, seeds, spectral, collapse, block)
+        for size, network, shape, collapse, block in zip(sizes, networks, shapes, collapses, blocks, strict=True)
+    ]
+    records = _measured(measurements, say)
+    layers = collect_layers(infos, shapes, collapses, [n.uses for n in networks], len(widths))
+    table = Table(records, layers.readout_activations)
     quantities = judge(table, rule, tolerance, layers)
-    causes = diagnose(Evidence(table, quantities, rule, layers))
-    return Report(records, quantities, causes, rule, seeds, tolerance)
+    probe = Probe(networks[0].network, loss, collapses[0])
+    causes = diagnose(Evidence(table, quantities, rule, layers, tolerance, probe))
+    low = sorted({network.precision for network in networks if network.precision})
+    notes = [f"the forward pass is written in {' and '.join(low)}; the check computes it in float32."] if low else []
+    return Report(records, quantities, causes, rule, seeds, tolerance, (*notes, *laziness_notes(table)))
+
+
+def _blocks(infos: Sequence[Mapping[str, ParamInfo]], collapses: Sequence[Collapse]) -> list[list[np.ndarray]]:
+    """`sample_blocks` of networks of different depths."""
+    stacked = {
+        path
+        for path, leaf in (infos[0].items() if infos else ())
+        if len({info[path].shape[0] for info in infos if path in info and leaf.shape}) > 1
+    }
+    return [sample_blocks(info, collapse, stacked) for info, collapse in zip(infos, collapses, strict=True)]
+
+
+def _measured(measurements: Sequence[Measurement], say: Callable[[str], None]) -> list[Record]:
+    """The records of all networks. They are compiled side by side, and run one after another."""
+    first = measurements[0]
+    say(
+        f"{len(measurements)} networks: each is compiled, then trains {first.seeds} times {sum(first.lengths)} steps "
+        f"({first.steps} together, the rest by {len(first.groups) - 1} groups of parameters alone)"
+    )
+    start = time.monotonic()
+    records: list[Record] = []
+    with concurrent.futures.ThreadPoolExecutor(min(_COMPILERS, os.cpu_count() or 1)) as pool:
+        # Tracing needs this thread's settings, such as the precision of products.
+        compiled = [pool.submit(measurement.lowered().compile) for measurement in measurements]
+        for done, (measurement, program) in enumerate(zip(measurements, compiled, strict=True), start=1):
+            new, size = measurement.records(program.result()), measurement.size
+            records += new
+            last = Table(new).values(size.axis, EVERYTHING, "change", OUTPUT, measurement.steps)
+            seconds = time.monotonic() - start
+            left = (
+                f", about {seconds / done * (len(measurements) - done):.0f} s left" if done < len(measurements) else ""
+            )
+            say(
+                f"width {size.width}, depth {size.depth}: outputs changed by {np.mean(last[size.size]):.3g} in "
+                f"{measurement.steps} steps ({seconds:.0f} s{left})"
+            )
+    return records
 
 
 def _require_plan(
@@ -115,6 +164,13 @@ def _require_plan(
         raise InputError(
             f"tolerance is {tolerance}: use a number above 0 and below 0.5; mistakes have exponents of 1/2 or more."
         )
+
+
+def _uses_grow(sizes: Sequence[int], networks: Sequence[Traced]) -> bool:
+    """Whether networks use all of a fixed number of parameters more often, the deeper they are."""
+    pairs = sorted(zip(sizes, networks, strict=True), key=lambda pair: pair[0])
+    counts = [(param_count(network.network.info), network.uses.counts.total()) for _, network in pairs]
+    return all(few[0] == many[0] and few[1] < many[1] for few, many in itertools.pairwise(counts)) and bool(counts)
 
 
 def _require_growth(axis: str, sizes: Sequence[int], infos: Sequence[Mapping[str, ParamInfo]]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +15,7 @@ import optax
 
 from depthmup_flax.coord_check.layer_names import Collapse, groups_of_parameter
 from depthmup_flax.coord_check.networks import Activations, Network, Shapes
-from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, OUTPUT, Record, Size
+from depthmup_flax.coord_check.recorded_sizes import BRANCHES, EVERYTHING, OUTPUT, Record, Size
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 from depthmup_flax.types import ArrayTree
@@ -22,19 +25,9 @@ _Key = tuple[str, str]  # quantity, name
 _ALONE_STEPS = 2  # of a group that trains alone
 
 
-def measure(
-    network: Network,
-    shapes: Shapes,
-    loss: Loss,
-    rule: Parametrization,
-    size: Size,
-    *,
-    steps: int,
-    seeds: int,
-    spectral: bool,
-    collapse: Collapse,
-) -> list[Record]:
-    """The records of one network: all parameters trained together, and each group alone.
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """What is measured of one network: all parameters trained together, and each group alone.
 
     All parameters train from a readout at zero (unless it is frozen); a group trains from a readout of the rule's
     scale, whatever the network's own. Behind a readout at zero no other group gets a gradient; behind one that shrinks
@@ -43,30 +36,96 @@ def measure(
     ``shapes`` are those of the activations and the output. Seeds and groups run one after another in one program:
     convolutions under ``vmap`` are slow on CPU.
     """
-    info = flatten_info(network.info)
-    membership = [groups_of_parameter(path, leaf, collapse) for path, leaf in info.items()]
-    groups = [EVERYTHING, *sorted({group for names in membership for group in names})]
-    trains_GxP = np.array([[group in (EVERYTHING, *names) for names in membership] for group in groups])
-    lengths_G = np.array([steps] + [min(steps, _ALONE_STEPS)] * (len(groups) - 1))
-    keys = _keys(shapes, info, spectral)
-    pairs = np.array([(seed, group) for seed in range(seeds) for group in range(len(groups))])
-    run = _compiled(network, shapes, loss, keys, trains_GxP, lengths_G)
-    squares, weights = jax.device_get(run(pairs, [_random_readout(leaf, rule) for leaf in info.values()]))
 
-    records = []
-    for (seed, group), squares_SxK, weights_P in zip(pairs.tolist(), squares, weights, strict=True):
-        sizes = dict(zip(keys, np.sqrt(squares_SxK.T), strict=True))
-        sizes |= {("weight", path): rms[None] for path, rms in zip(info, np.sqrt(weights_P), strict=True)}
-        untrained = {path for path, trains in zip(info, trains_GxP[group], strict=True) if not trains}
-        for (quantity, name), values in _collapsed(sizes, untrained, collapse).items():
-            steps_recorded = range(0 if quantity == "activation" else 1, lengths_G[group] + 1)
-            if quantity in ("weight", "mean"):  # at the start, where groups differ in the readout alone
-                steps_recorded = range(int(group == 0))
-            for step in steps_recorded:
-                # The update of a step is computed from the gradient before it.
-                value = float(values[step - quantity.startswith("update")])
-                records.append(Record(*size, seed, groups[group], step, quantity, name, value))
-    return records
+    network: Network
+    shapes: Shapes
+    loss: Loss
+    rule: Parametrization
+    size: Size
+    steps: int
+    seeds: int
+    spectral: bool
+    collapse: Collapse
+    blocks: Sequence[np.ndarray] | None = None  # see `sample_blocks`; None: not measured
+
+    @functools.cached_property
+    def info(self) -> dict[str, ParamInfo]:
+        """Path -> `ParamInfo`."""
+        return flatten_info(self.network.info)
+
+    @functools.cached_property
+    def groups(self) -> dict[str, list[bool]]:
+        """Group -> whether each parameter trains."""
+        own = [groups_of_parameter(path, leaf, self.collapse) for path, leaf in self.info.items()]
+        groups = [EVERYTHING, *sorted({group for names in own for group in names})]
+        return {group: [group in (EVERYTHING, *names) for names in own] for group in groups}
+
+    @property
+    def lengths(self) -> list[int]:
+        """The training steps of every group."""
+        return [self.steps] + [min(self.steps, _ALONE_STEPS)] * (len(self.groups) - 1)
+
+    @property
+    def keys(self) -> list[_Key]:
+        """What is recorded at every step, in order."""
+        return _keys(self.shapes, self.info, self.spectral, self._measures_blocks)
+
+    @property
+    def _measures_blocks(self) -> bool:
+        return self.blocks is not None and BRANCHES in self.groups
+
+    @property
+    def _arguments(self) -> tuple[np.ndarray, list[np.ndarray | None]]:
+        """Pairs (seed, group), and the values of random readouts."""
+        pairs = np.array([(seed, group) for seed in range(self.seeds) for group in range(len(self.groups))])
+        return pairs, [_random_readout(leaf, self.rule) for leaf in self.info.values()]
+
+    def lowered(self) -> jax.stages.Lowered:
+        """The program, to compile; compilation may run in another thread."""
+        trains_GxP, lengths_G = np.array(list(self.groups.values())), np.array(self.lengths)
+        blocks = None
+        if self.blocks is not None and self._measures_blocks:
+            blocks = _Blocks(list(self.groups).index(BRANCHES), self.lengths[1], self.blocks)
+        run = _program(self.network, self.shapes, self.loss, self.keys, trains_GxP, lengths_G, blocks)
+        return run.lower(*self._arguments)
+
+    def records(self, compiled: jax.stages.Compiled) -> list[Record]:
+        """Runs the program."""
+        (pairs, readouts), groups = self._arguments, list(self.groups)
+        squares, starts = jax.device_get(compiled(pairs, readouts))
+        records = []
+        for i, (seed, group) in enumerate(pairs.tolist()):
+            sizes = dict(zip(self.keys, np.sqrt(squares[i].T), strict=True))
+            for quantity, squares_P in starts.items():
+                rms_P = np.sqrt(squares_P[i])
+                sizes |= {(quantity, path): rms[None] for path, rms in zip(self.info, rms_P, strict=True)}
+            trains = zip(self.info, self.groups[groups[group]], strict=True)
+            untrained = {path for path, trained in trains if not trained}
+            for (quantity, name), values in _collapsed(sizes, untrained, self.collapse).items():
+                length = self.lengths[group]
+                if quantity == "nonlinear" and groups[group] == BRANCHES:  # every second round after the steps
+                    values = np.sqrt(np.mean(values[length + 2 :: 2] ** 2, keepdims=True)).repeat(length + 1)
+                steps = _steps_recorded(quantity, group, length, groups[group])
+                for step in steps:
+                    # The update of a step is computed from the gradient before it.
+                    value = float(values[step - (quantity in _OF_UPDATES)])
+                    records.append(Record(*self.size, seed, groups[group], step, quantity, name, value))
+        return records
+
+
+_OF_UPDATES = ("update", "update_norm", "gradient_update")
+_OF_TRAINED = (*_OF_UPDATES, "gradient", "decay")  # recorded for the parameters that train
+
+
+def _steps_recorded(quantity: str, group: int, length: int, name: str) -> range:
+    """The steps of a run whose values of a quantity are kept."""
+    if quantity in ("weight", "mean"):  # at the start, where groups differ in the readout alone
+        return range(int(group == 0))
+    if quantity in ("gradient", "decay"):  # at the start, behind a random readout
+        return range(int(group > 0))
+    if quantity == "nonlinear":
+        return range(length, length + (name == BRANCHES))
+    return range(0 if quantity == "activation" else 1, length + 1)
 
 
 def _collapsed(
@@ -75,91 +134,175 @@ def _collapsed(
     """RMS over the layers that share a collapsed name; without updates of untrained parameters, rounding as 0."""
     together: dict[_Key, list[np.ndarray]] = {}
     for (quantity, name), values_S in sizes.items():
-        if quantity.startswith("update") and name in untrained:
+        if quantity in _OF_TRAINED and name in untrained:
             continue
-        is_rounding = quantity == "change" and values_S < 1e-5 * sizes["activation", name][0]
+        is_rounding = np.zeros_like(values_S, bool)
+        if quantity in ("change", "aligned"):  # sums of rounding errors along one direction are smaller
+            is_rounding = values_S < (1e-5 if quantity == "change" else 1e-7) * sizes["activation", name][0]
+        elif quantity == "gradient_update":  # decay itself changes a little from step to step
+            is_rounding = values_S < 1e-3 * sizes["update", name]
         together.setdefault((quantity, collapse(name)), []).append(np.where(is_rounding, 0.0, values_S))
     return {
         key: np.sqrt(np.mean(np.square(np.stack(layers), dtype=np.float64), axis=0)) for key, layers in together.items()
     }
 
 
-def _keys(shapes: Shapes, info: Mapping[str, ParamInfo], spectral: bool) -> list[_Key]:
+def _keys(shapes: Shapes, info: Mapping[str, ParamInfo], spectral: bool, nonlinear: bool) -> list[_Key]:
     """What is recorded at every step, in order."""
     return [
         *[(quantity, name) for quantity in ("activation", "change") for name in shapes],
         *[("mean", name) for name, x in shapes.items() if x.ndim],
-        *[("update", path) for path in info],
+        ("aligned", OUTPUT),
+        *([("nonlinear", OUTPUT)] if nonlinear else []),
+        *[(quantity, path) for quantity in ("update", "gradient_update", "gradient") for path in info],
         *[("update_norm", path) for path, leaf in info.items() if spectral and len(leaf.shape) >= 2],
     ]
 
 
-def _compiled(
-    network: Network, shapes: Shapes, loss: Loss, keys: Sequence[_Key], trains_GxP: np.ndarray, lengths_G: np.ndarray
-) -> Callable[[np.ndarray, Sequence[np.ndarray | None]], tuple[jax.Array, jax.Array]]:
+class _Blocks(NamedTuple):
+    """Measures how nonlinear the outputs are in the change of one block's own weights, for some blocks.
+
+    After the ``steps`` training steps of one group, every block has two more rounds, with half of the change of its
+    weights alone and with all of it. Of outputs f(0), f(1/2) and f(1), the part of f(1) - f(0) that is quadratic in the
+    change is 2 (f(1) - 2 f(1/2) + f(0)).
+    """
+
+    group: int
+    steps: int
+    masks: Sequence[np.ndarray]  # for each parameter ``[blocks, ...]``
+
+    @property
+    def rounds(self) -> int:
+        """Rounds after the steps."""
+        return 2 * len(self.masks[0])
+
+    def next(self, i: jax.Array, group: jax.Array, start: ArrayTree, trained: ArrayTree, new: ArrayTree) -> ArrayTree:
+        """The parameters of the round after round ``i``: ``new`` until the steps are over."""
+        block = jnp.clip((i - self.steps) // 2, 0, len(self.masks[0]) - 1)
+        share = jnp.where((i - self.steps) % 2 == 0, 0.5, 1.0) * _AMPLIFIED
+
+        def moved(mask: np.ndarray, start: jax.Array, trained: jax.Array, new: jax.Array) -> jax.Array:
+            factor = (share * jnp.asarray(mask)[block]).astype(start.dtype)
+            return jnp.where((group == self.group) & (i >= self.steps), start + factor * (trained - start), new)
+
+        structure = jax.tree.structure(start)
+        leaves = zip(self.masks, *map(jax.tree.leaves, (start, trained, new)), strict=True)
+        return jax.tree.unflatten(structure, [moved(*leaf) for leaf in leaves])
+
+
+_AMPLIFIED = 4.0  # times the change of a few steps, against rounding
+
+
+def _program(
+    network: Network,
+    shapes: Shapes,
+    loss: Loss,
+    keys: Sequence[_Key],
+    trains_GxP: np.ndarray,
+    lengths_G: np.ndarray,
+    blocks: _Blocks | None,
+) -> jax.stages.Wrapped:
     """A function of (seed, group) pairs ``[N, 2]`` and the values of `_random_readout` for every parameter.
 
-    It returns mean squares ``[N, steps + 1, keys]``, and those of the initial weights ``[N, P]``. The program has one
+    It returns mean squares ``[N, steps + 1, keys]``, and those of `_initial_values` ``[N, P]``. The program has one
     forward and one backward pass: activations are recorded where the gradient is taken.
     """
     paths = list(flatten_info(network.info))
+    rounds_G = lengths_G + 1  # the last one records the activations after the last step
+    if blocks is not None:
+        rounds_G = rounds_G + blocks.rounds * (np.arange(len(rounds_G)) == blocks.group)
 
     def forward(params: ArrayTree) -> tuple[jax.Array, Activations]:
         outputs, activations = network.apply(params)
         return loss(outputs), {**activations, OUTPUT: outputs}
 
-    def train(pair: jax.Array, readouts: Sequence[jax.Array | None]) -> tuple[jax.Array, jax.Array]:
+    def train(pair: jax.Array, readouts: Sequence[jax.Array | None]) -> tuple[jax.Array, dict[str, jax.Array]]:
         seed, group = pair
-        params, weights_P = _initial_values(network, readouts, seed, group == 0)
+        first, decays, squares_P = _initial_values(network, readouts, seed, group == 0)
         trains_P = jnp.asarray(trains_GxP)[group]
-        zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in shapes.items()}
-        squares_SxK = jnp.zeros((lengths_G.max() + 1, len(keys)))
+        stored = {**shapes, _SLOPE: shapes[OUTPUT], _HALF: shapes[OUTPUT]}
+        zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in stored.items()}
+        squares_SxK = jnp.zeros((rounds_G.max(), len(keys)))
 
         def step(i: jax.Array, carry: tuple) -> tuple:
-            params, state, start, squares_SxK = carry
+            params, trained, state, start, squares_SxK = carry
             grads, now = jax.grad(forward, has_aux=True)(params)
-            start = {name: jnp.where(i == 0, x, start[name]) for name, x in now.items()}
+            now_and_slope = {**now, _SLOPE: jax.grad(loss)(now[OUTPUT])}
+            start |= {name: jnp.where(i == 0, x, start[name]) for name, x in now_and_slope.items()}
             updates, state = network.optimizer.update(grads, state, params)
             leaves, tree = jax.tree.flatten(updates)
             leaves = [jnp.where(trains, u, jnp.zeros_like(u)) for trains, u in zip(trains_P, leaves, strict=True)]
-            squares_K = jnp.stack(_squares(keys, start, now, dict(zip(paths, leaves, strict=True))))
-            params = optax.apply_updates(params, jax.tree.unflatten(tree, leaves))
-            return params, state, start, squares_SxK.at[i].set(squares_K)
+            if blocks is not None:
+                start[_HALF] = jnp.where((i - blocks.steps) % 2 == 1, now[OUTPUT], start[_HALF])
+            by_path = {
+                "update": dict(zip(paths, leaves, strict=True)),
+                "gradient": dict(zip(paths, jax.tree.leaves(grads), strict=True)),
+                "decay": dict(zip(paths, decays, strict=True)),
+            }
+            new = optax.apply_updates(params, jax.tree.unflatten(tree, leaves))
+            if blocks is not None:
+                trained = jax.tree.map(lambda old, kept: jnp.where(i <= blocks.steps, old, kept), params, trained)
+                new = blocks.next(i, group, first, trained, new)
+            return new, trained, state, start, squares_SxK.at[i].set(jnp.stack(_squares(keys, start, now, by_path)))
 
-        carry = (params, network.optimizer.init(params), zeros, squares_SxK)
-        return jax.lax.fori_loop(0, jnp.asarray(lengths_G)[group] + 1, step, carry)[-1], weights_P
+        carry = (first, () if blocks is None else first, network.optimizer.init(first), zeros, squares_SxK)
+        return jax.lax.fori_loop(0, jnp.asarray(rounds_G)[group], step, carry)[-1], squares_P
 
     return jax.jit(lambda pairs, readouts: jax.lax.map(lambda pair: train(pair, readouts), pairs))
 
 
+_SLOPE = "slope of the loss"  # the gradient of the loss by the outputs, at the start
+_HALF = "half"  # the outputs in the round before the last one of a block in `_Blocks`
+
+
 def _initial_values(
     network: Network, readouts: Sequence[jax.Array | None], seed: jax.Array, zero_readout: jax.Array
-) -> tuple[ArrayTree, jax.Array]:
-    """The parameters to train, and the mean squares ``[P]`` of the network's own initial values."""
+) -> tuple[ArrayTree, list[jax.Array], dict[str, jax.Array]]:
+    """The parameters to train, their updates without a gradient (weight decay), and mean squares ``[P]``.
+
+    These are ``weight``, of the network's own initial values, and ``decay``, of the decay relative to the parameter.
+    """
     own = network.init(jax.random.key(seed))
     leaves, structure = jax.tree.flatten(own)
     # A readout that the optimizer freezes must not start at zero.
     updates, _ = network.optimizer.update(jax.tree.map(jnp.ones_like, own), network.optimizer.init(own), own)
     moves = [jnp.any(u != 0) for u in jax.tree.leaves(updates)]
-    start = [
+    start_leaves = [
         leaf if random is None else jnp.where(zero_readout & moved, jnp.zeros_like(leaf), _rescaled(leaf, random))
         for leaf, random, moved in zip(leaves, readouts, moves, strict=True)
     ]
-    return jax.tree.unflatten(structure, start), jnp.stack([_mean_square(leaf) for leaf in leaves])
+    start = jax.tree.unflatten(structure, start_leaves)
+    decay, _ = network.optimizer.update(jax.tree.map(jnp.zeros_like, own), network.optimizer.init(start), start)
+    decays = [jnp.nan_to_num(u) for u in jax.tree.leaves(decay)]
+    rates = [_mean_square(u) / jnp.maximum(_mean_square(w), 1e-30) for u, w in zip(decays, start_leaves, strict=True)]
+    return start, decays, {"weight": jnp.stack([_mean_square(leaf) for leaf in leaves]), "decay": jnp.stack(rates)}
 
 
 def _squares(
-    keys: Sequence[_Key], start: Activations, now: Activations, updates: Mapping[str, jax.Array]
+    keys: Sequence[_Key], start: Activations, now: Activations, by_path: Mapping[str, Mapping[str, jax.Array]]
 ) -> list[jax.Array]:
     """The square of every key's number at one step."""
+    change = lambda name: now[name].astype(jnp.float32) - start[name].astype(jnp.float32)
     squares: dict[str, Callable[[str], jax.Array]] = {
         "activation": lambda name: _mean_square(now[name]),
-        "change": lambda name: _mean_square(now[name].astype(jnp.float32) - start[name].astype(jnp.float32)),
+        "change": lambda name: _mean_square(change(name)),
+        "aligned": lambda name: _mean_square(_along(change(name), start[_SLOPE].astype(jnp.float32))),
+        "nonlinear": lambda name: (
+            _mean_square(2 * (change(name) - 2 * (start[_HALF] - start[name]).astype(jnp.float32)))
+            / jnp.maximum(_mean_square(change(name)), 1e-30)
+        ),
         "mean": lambda name: _mean_square(now[name].astype(jnp.float32).mean(-1)),
-        "update": lambda path: _mean_square(updates[path]),
-        "update_norm": lambda path: jnp.linalg.norm(updates[path], ord=2, axis=(-2, -1)).max() ** 2,
+        "update": lambda path: _mean_square(by_path["update"][path]),
+        "gradient_update": lambda path: _mean_square(by_path["update"][path] - by_path["decay"][path]),
+        "gradient": lambda path: _mean_square(by_path["gradient"][path]),
+        "update_norm": lambda path: jnp.linalg.norm(by_path["update"][path], ord=2, axis=(-2, -1)).max() ** 2,
     }
     return [squares[quantity](name) for quantity, name in keys]
+
+
+def _along(x: jax.Array, direction: jax.Array) -> jax.Array:
+    """The part of ``x`` along ``direction``."""
+    return direction * (jnp.vdot(x, direction) / jnp.maximum(jnp.vdot(direction, direction), 1e-30))
 
 
 def _random_readout(leaf: ParamInfo, rule: Parametrization) -> np.ndarray | None:
