@@ -12,6 +12,9 @@ BASE_WIDTH, BASE_DEPTH = 16, 2
 RULE = dm.get_parametrization("depth_mup", branch_multiplier=0.5)
 # For one block that is used at every depth: the branches add up coherently, so each is divided by their number.
 LOOPED_RULE = dm.get_parametrization("ode", branch_multiplier=0.5)
+# Of weights in a branch that read the width and write a fixed number of features: a router, an adapter. A random one of
+# 1/sqrt(fan_in) aligns the gradient of the whole width with a few directions, and its product then changes by sqrt(m).
+NARROW = initializers.zeros
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from .attention_parts import attend, flax_attention, rotate, sines, unit_rms
-from .edits import BASE_WIDTH, Edits
+from .edits import BASE_WIDTH, NARROW, Edits
 
 VOCABULARY, LENGTH, HEADS, HEAD_DIM = 11, 6, 2, 8  # HEADS where their dimension grows, HEAD_DIM where their number does
 _TABLE_STD = BASE_WIDTH**-0.5  # of a tied embedding: logits of order one at the base
@@ -194,7 +194,7 @@ class QKNormGPT(nn.Module):
 
 
 class Experts(nn.Module):
-    """A mixture of four feed-forwards; each token uses two, chosen by a router with a fixed number of outputs."""
+    """A soft mixture of four feed-forwards, by a router with a fixed number of outputs."""
 
     width: int
     edits: Edits
@@ -204,9 +204,8 @@ class Experts(nn.Module):
         n, wide, experts = self.width, 2 * self.width, 4
         by_fan_in = lambda std: nn.initializers.variance_scaling(std**2, "fan_in", "normal", batch_axis=(0,))
         e = self.edits
-        logits = nn.Dense(experts, use_bias=False, kernel_init=e.hidden, name="router")(x_BTD)
-        least = jnp.sort(logits)[..., -2:-1]
-        weights_BTE = jax.nn.softmax(jnp.where(logits >= least, logits, -1e9))
+        logits = nn.Dense(experts, use_bias=False, kernel_init=NARROW, name="router")(x_BTD)
+        weights_BTE = jax.nn.softmax(logits)
         wi = self.param("wi", by_fan_in(e.hidden_std), (experts, n, wide))
         wo = self.param("wo", by_fan_in(e.hidden_std * e.last_std), (experts, wide, n))
         h = nn.gelu(jnp.einsum("btd,edf->btef", x_BTD, wi))
@@ -293,13 +292,13 @@ class Einsum(nnx.Module):
 
 
 class GemmaBlock(nnx.Module):
-    """Attention with one head of keys and values, and a gated feed-forward."""
+    """Attention with half as many heads of keys and values, and a gated feed-forward."""
 
     def __init__(self, width: int, edits: Edits, rngs: nnx.Rngs):
         self.edits, heads, wide, std = edits, width // HEAD_DIM, 2 * width, edits.hidden_std
         self.pre_attention_norm, self.pre_ffw_norm = RMSNorm(width), RMSNorm(width)
         self.q_einsum = Einsum((heads, width, HEAD_DIM), width, std, rngs)
-        self.kv_einsum = Einsum((2, 1, width, HEAD_DIM), width, std, rngs)
+        self.kv_einsum = Einsum((2, heads // 2, width, HEAD_DIM), width, std, rngs)
         self.attn_vec_einsum = Einsum((heads, HEAD_DIM, width), width, std * edits.last_std, rngs)
         self.gating_einsum = Einsum((2, width, wide), width, std, rngs)
         self.linear = Einsum((wide, width), wide, std * edits.last_std, rngs)
@@ -331,7 +330,7 @@ class Embedder(nnx.Module):
 
 
 class Gemma(nnx.Module):
-    """Einsum layouts, multi-query attention, gated feed-forward, scaled tied embeddings; in NNX."""
+    """Einsum layouts, grouped queries, gated feed-forward, scaled tied embeddings; in NNX."""
 
     def __init__(self, width: int, depth: int, edits: Edits, rngs: nnx.Rngs):
         self.embedder = Embedder(width, edits, rngs)

@@ -127,7 +127,7 @@ STYLES: Mapping[str, Style] = {
         in_branch="layers", readout="embedder",
         overrides={
             "layers/*/q_einsum/w": dm.Axes(("width_out", "width_in", None)),
-            "layers/*/kv_einsum/w": dm.Axes((None, None, "width_in", "width_out")),
+            "layers/*/kv_einsum/w": dm.Axes((None, "width_out", "width_in", None)),
         },
     ),
     "llama": language(
