@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from depthmup_flax.errors import InputError
-    from depthmup_flax.infer import infer_info, rescale_init
+    from depthmup_flax.infer import audit, infer_info, rescale_init
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
     from depthmup_flax.rule.annotations import Axes, annotated, residual_scope
@@ -47,6 +47,7 @@ __all__ = [
     "ViT",
     "adamw",
     "annotated",
+    "audit",
     "classify",
     "clip_by_global_rms",
     "create_model",
@@ -65,7 +66,7 @@ __all__ = [
 # Module -> its public names. A name is imported at its first use, so that reading records needs neither Flax nor JAX.
 _NAMES = {
     "errors": "InputError",
-    "infer": "infer_info rescale_init",
+    "infer": "audit infer_info rescale_init",
     "models": "GPT ResMLP ResNet SimpleResNet ViT create_model",
     "nn.layers": "Conv Dense Norm Readout ResidualBranch",
     "rule.annotations": "Axes annotated residual_scope",

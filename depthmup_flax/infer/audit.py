@@ -1,0 +1,201 @@
+"""`audit`: what the rule asks of a model, and what its forward pass does, read from a trace.
+
+The forward passes of the model and of the base model are traced with shapes alone. How they use each parameter gives
+its role; the sums with the stream give the branches; the constant factors, compared between the two models, show which
+multipliers are there. What a trace does not tell is printed as "?".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.infer import parameter_trees as trees
+from depthmup_flax.infer.audit_table import Finding, Row, printed, summary
+from depthmup_flax.infer.matched_layers import base_sizes, matched, width_ratio
+from depthmup_flax.infer.missing_factors import Comparison, branch_counts, different, misplaced
+from depthmup_flax.infer.parameter_trees import Globs
+from depthmup_flax.infer.parameter_uses import parameter_uses
+from depthmup_flax.infer.roles_from_trace import layer_axes, traced_infos
+from depthmup_flax.infer.traced_model import Model, Output, Traced, as_model, traced
+from depthmup_flax.rule.annotations import Axes
+from depthmup_flax.rule.info_trees import flatten_info
+from depthmup_flax.rule.parametrization import PRESETS, Parametrization
+from depthmup_flax.types import ArrayTree, InfoTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit:
+    """What `audit` found. ``print(audit)`` shows it as a table.
+
+    Attributes:
+      rows: one per parameter.
+      findings: what is missing or wrong, each with the code to write.
+      notes: what could not be compared.
+      width_ratio, depth_ratio: of the model to the base model; the depth counts residual sums.
+    """
+
+    rows: Sequence[Row]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    width_ratio: float
+    depth_ratio: float
+    structure: jax.tree_util.PyTreeDef = dataclasses.field(repr=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is missing, as far as the trace tells."""
+        return not self.findings
+
+    @property
+    def info(self) -> InfoTree:
+        """The `ParamInfo` of every parameter, in the containers of the model's parameters, for `depthmup_flax.depthmup`.
+
+        Raises:
+          InputError: a role could not be read.
+        """
+        for row in self.rows:
+            if row.info is None:
+                names = tuple("width_in" if k == 0 else "width_out" for k in range(len(row.shape)))
+                raise InputError(
+                    f"the role of parameter {row.path!r} of shape {row.shape} was not read ({row.why_not}): name its "
+                    f"axes, such as overrides={{{row.path!r}: Axes({names!r}, in_branch=False)}}."
+                )
+        return jax.tree_util.tree_unflatten(self.structure, [row.info for row in self.rows])
+
+    def __str__(self) -> str:
+        return printed(self.rows, self.findings, self.notes, self.width_ratio, self.depth_ratio)
+
+
+def audit(
+    model: Any,
+    base: Any,
+    x: ArrayTree,
+    *,
+    rule: Parametrization = PRESETS["depth_mup"],
+    depth_ratio: float | None = None,
+    readout: Globs | None = None,
+    overrides: Mapping[str, Axes] | None = None,
+    in_branch: Globs | Callable[[str], bool] | None = None,
+    info: InfoTree | None = None,
+    output: Output = None,
+    **kwargs: Any,
+) -> Audit:
+    """Reads roles, branches and multipliers from traces of the forward passes. Nothing is computed or compiled.
+
+    Args:
+      model, base: Linen modules, NNX modules, or pairs (function, parameters); parameters may be shapes. The base has
+        the tuned width *and* depth. Where one of the two is equal, its factors cannot be checked, and the notes say so.
+      x: a batch, arrays or shapes, for both models. A tuple is passed as several arguments.
+      rule: whose multipliers the forward pass should have.
+      depth_ratio: branches of the model over the base model's; counted from residual sums by default.
+      readout: globs of the readouts, if the trace finds others.
+      overrides: glob -> `Axes`, for what the trace does not tell; wins over it.
+      in_branch: what you pass to `infer_info`, to be compared with the trace.
+      info: what `infer_info` or `param_info` returned, to be compared with the trace.
+      output: which result the loss reads, if there are several: an index, a key or a function of the result.
+      **kwargs: of the call, such as ``train=True``.
+
+    Raises:
+      InputError: the two models are not the same code, or the arguments do not fit them.
+    """
+    models = as_model(model, x, "model", output, kwargs), as_model(base, x, "base", output, kwargs)
+    mine, base_model = models
+    layers = layer_axes(parameter_uses(mine.graph, {}).by_path())
+    pairs = matched(mine.shapes, base_model.shapes, layers)
+    base_shapes = base_sizes(mine.shapes, base_model.shapes, pairs, layers)
+    growing = {
+        path: [k for k, (a, b) in enumerate(zip(mine.shapes[path], base_shapes[path], strict=True)) if a != b]
+        for path in pairs
+    }
+    base_growing = {q: growing[path] for path, q in pairs.items()}
+    facts, base_facts = traced(mine.graph, growing), traced(base_model.graph, base_growing)
+    if readout is not None:
+        named = trees.matching("readout", readout, list(mine.leaves))
+        facts = dataclasses.replace(facts, readouts={p: facts.readouts.get(p, frozenset()) for p in named})
+    trees.matching("overrides", overrides or {}, list(mine.leaves))
+    same_width = not any(growing.values())
+    facts, base_facts, r = _with_depth(mine, facts, base_facts, pairs, rule, depth_ratio)
+    infos, unread = traced_infos(mine, facts, base_shapes, r, overrides or {}, same_width=same_width)
+    compared = Comparison(mine, facts, base_facts, pairs, infos, rule, r)
+    findings = compared.findings()
+    if in_branch is not None:
+        inside = in_branch if callable(in_branch) else trees.matching("in_branch", in_branch, list(pairs)).__contains__
+        findings += misplaced(infos, [path for path in pairs if inside(path)], facts)
+    if info is not None:
+        findings += different(infos, flatten_info(info), facts)
+    m = width_ratio(mine.shapes, base_shapes, {path: path for path in pairs}, layers)
+    rows = [compared.row(path, unread.get(path, ""), findings) for path in mine.leaves]
+    notes = _notes(compared, same_width, unread)
+    return Audit(rows, tuple(findings), tuple(notes), m, r, mine.structure)
+
+
+def _with_depth(
+    model: Model,
+    facts: Traced,
+    base: Traced,
+    pairs: Mapping[str, str],
+    rule: Parametrization,
+    given: float | None,
+) -> tuple[Traced, Traced, float]:
+    """The facts with the branches that count for the depth, and the depth ratio."""
+    mine, theirs = branch_counts(facts), branch_counts(base)
+    # What does not become more counts if it stands between what does: a block that halves the resolution, but not an
+    # attention pooling head.
+    growing = [k for k, b in enumerate(facts.branches) if mine[b.kind] != theirs.get(b.kind)]
+    between = facts.branches[growing[0] : growing[-1] + 1] if growing else facts.branches
+    counted = {b.kind for b in between}
+    r = _depth_ratio(given, *(f.without([b for b in f.branches if b.kind not in counted]) for f in (facts, base)))
+    compared = Comparison(model, facts, base, pairs, {}, rule, r)
+    fixed = {b.kind for b in facts.branches if b.kind not in counted and not compared.is_multiplied(b)}
+    facts, base = (f.without([b for b in f.branches if b.kind in fixed]) for f in (facts, base))
+    return facts, base, r
+
+
+def _depth_ratio(given: float | None, facts: Traced, base: Traced) -> float:
+    if given is not None:
+        if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < math.inf:
+            raise InputError(f"depth_ratio is {given!r}: use depth / base_depth, a number above 0.")
+        return float(given)
+    ratio = facts.depth / base.depth if base.depth else math.inf
+    if not facts.depth and not base.depth:
+        return 1.0
+    if not 0 < ratio < math.inf:
+        raise InputError(
+            f"the trace finds {facts.depth:g} residual sums in the model and {base.depth:g} in the base model: pass "
+            "depth_ratio=depth / base_depth."
+        )
+    return ratio
+
+
+def _notes(compared: Comparison, same_width: bool, unread: Mapping[str, str]) -> list[str]:
+    facts, base = compared.facts, compared.base
+    notes: list[str] = []
+    if same_width:
+        notes.append(
+            "the model is as wide as the base model, so no dimension is seen to grow: roles are by place (what reads the "
+            "batch is an input, the last product an output), and factors that depend on the width were not checked. Audit "
+            "a wider model too."
+        )
+    if facts.depth and facts.depth == base.depth and not compared.absolute:
+        notes.append(
+            "the model is as deep as the base model, so multipliers of branches were not checked. Give the base model its "
+            "own depth."
+        )
+    if not facts.depth:
+        notes.append("the trace finds no residual sums.")
+    unknown = [branch for branch in facts.branches if compared.branches[branch.node] is None]
+    if unknown:
+        paths = sorted({path for branch in unknown for path in branch.paths})
+        notes.append(f"the factors of the branches with {summary(paths)} could not be traced, so check them by eye.")
+    if unread:
+        path, why = next(iter(unread.items()))
+        notes.append(
+            f"the role of {summary(list(unread))} was not read ({why}): pass overrides={{{path!r}: Axes(...)}}."
+        )
+    return notes

@@ -1,0 +1,109 @@
+"""The printed form of an audit: one line per parameter, equal layers in one line, and what to write."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import textwrap
+from collections.abc import Sequence
+
+from depthmup_flax.rule.parametrization import ParamInfo
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that is missing or wrong."""
+
+    name: str
+    paths: tuple[str, ...]  # of parameters
+    text: str
+    code: str  # what to write
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What an audit says about one parameter. Factors are relative to the base model; ``None`` is unknown."""
+
+    path: str
+    shape: tuple[int, ...]
+    info: ParamInfo | None
+    uses: float
+    found: float | None
+    wanted: float | None
+    missing: tuple[str, ...] = ()  # names of findings
+    why_not: str = ""  # why there is no info
+
+
+def printed(rows: Sequence[Row], findings: Sequence[Finding], notes: Sequence[str], m: float, r: float) -> str:
+    """The table of an audit, its findings and its notes."""
+    cells = [("parameter", "shape", "role", "uses", "factor", "wanted", "missing")]
+    cells += [_cells(*group) for group in _grouped(rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    aligns = "<<<>>><"
+    lines = ["  ".join(f"{c:{a}{w}}" for c, a, w in zip(line, aligns, widths, strict=True)).rstrip() for line in cells]
+    rule = "-" * max(map(len, lines))
+    text = [lines[0], rule, *lines[1:], rule]
+    text.append(f"width ratio m = {m:g}, depth ratio r = {r:g}; factors are relative to the base model")
+    for n, finding in enumerate(findings, start=1):
+        text += ["", *_wrapped(f"{n}. {finding.name}: {finding.text}", "   "), f"   write: {finding.code}"]
+    if not findings:
+        text += ["", "Nothing is missing."]
+    for note in notes:
+        text += ["", *_wrapped(f"Note: {note}", "")]
+    return "\n".join(text)
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _cells(name: str, shape: str, row: Row) -> tuple[str, ...]:
+    role = "?" if row.info is None else row.info.role + ("+branch" if row.info.in_branch else "")
+    return (
+        name,
+        shape,
+        role,
+        "?" if math.isnan(row.uses) else f"{row.uses:g}",
+        number(row.found) if row.wanted is not None else "-",
+        number(row.wanted) if row.wanted is not None else "-",
+        ", ".join(row.missing),
+    )
+
+
+def number(x: float | None) -> str:
+    """Four digits, or "?"."""
+    return "?" if x is None else f"{x:.4g}"
+
+
+def _grouped(rows: Sequence[Row]) -> list[tuple[str, str, Row]]:
+    """Rows that differ only in the numbers of their paths, as one with a collapsed name."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        same = dataclasses.replace(row, path=re.sub(r"\d+", "*", row.path), shape=(len(row.shape),))
+        if row.info is not None:
+            same = dataclasses.replace(same, info=dataclasses.replace(row.info, shape=()))
+        groups.setdefault(tuple(map(repr, dataclasses.astuple(same))), []).append(row)
+    return [(collapsed([row.path for row in group]), _shapes(group), group[0]) for group in groups.values()]
+
+
+def _shapes(rows: Sequence[Row]) -> str:
+    """The shapes of equal layers, with "*" for sizes that differ: ``3x3x*x*``."""
+    sizes = [sorted({row.shape[k] for row in rows}) for k in range(len(rows[0].shape))]
+    return "x".join(str(several[0]) if len(several) == 1 else "*" for several in sizes) or "scalar"
+
+
+def collapsed(paths: Sequence[str]) -> str:
+    """One name for paths that differ in numbers alone: ``block_*/kernel``."""
+    parts = [re.split(r"(\d+)", path) for path in paths]
+    return "".join(column[0] if len(set(column)) == 1 else "*" for column in zip(*parts, strict=True))
+
+
+def summary(paths: Sequence[str]) -> str:
+    """Names for a sentence: equal layers in one, at most three."""
+    groups: dict[str, list[str]] = {}
+    for path in paths:
+        groups.setdefault(re.sub(r"\d+", "*", path), []).append(path)
+    names = [collapsed(group) for group in groups.values()]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,108 @@
+"""Which parameter of a base model, with another width and depth, corresponds to each parameter of a model."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.infer.traced_model import template
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def matched(model: Shapes, base: Shapes, layers: Mapping[str, frozenset[int]]) -> dict[str, str]:
+    """Path in the model -> path in the base model.
+
+    Equal trees match by path. Otherwise the numbers in paths count layers, and a parameter matches one of the same
+    name without numbers, whose shape it has but for the model's width ratio; of several the one nearest in order.
+    ``layers`` are the axes that count layers.
+    """
+    if model.keys() == base.keys():
+        return {path: _require_rank(path, path, model, base) for path in model}
+    groups: dict[str, list[str]] = {}
+    for path in base:
+        groups.setdefault(template(path), []).append(path)
+    counts = Counter(map(template, model))
+    for path in model:
+        if template(path) not in groups:
+            raise InputError(
+                f"parameter {path!r} is in the model but nothing like it is in the base model: build both from the same "
+                "code; only width and depth may differ."
+            )
+    single = [path for path in model if counts[template(path)] == 1 == len(groups[template(path)])]
+    m = width_ratio(model, base, {path: groups[template(path)][0] for path in single}, layers)
+    result, places = {}, Counter[str]()
+    for path in model:
+        name = template(path)
+        candidates = groups[name]
+        place = places[name] / max(counts[name] - 1, 1) * (len(candidates) - 1)
+        places[name] += 1
+
+        def misfit(
+            k: int, path: str = path, candidates: list[str] = candidates, place: float = place
+        ) -> tuple[float, float, float, int]:
+            other = candidates[k]
+            if len(model[path]) != len(base[other]):
+                return (math.inf, 0, 0, 0)
+            ratios = _ratios(model[path], base[other], layers.get(path, frozenset()))
+            odd = sum(not (math.isclose(r, 1) or math.isclose(r, m)) for r in ratios)
+            same = sum(math.isclose(r, 1) for r in ratios)
+            return (odd, same, abs(k - place), k)
+
+        best = min(range(len(candidates)), key=misfit)
+        result[path] = _require_rank(path, candidates[best], model, base)
+    return result
+
+
+def base_sizes(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]]) -> Shapes:
+    """The base model's shapes by the paths of the model, at the model's depth and with its stages.
+
+    A stage that the base model does not have, as it has no layers there, has the width of other parameters of the model
+    with that size.
+    """
+    single = Counter(map(template, model))
+    m = width_ratio(model, base, {p: q for p, q in pairs.items() if single[template(p)] == 1} or pairs, layers)
+    fits = lambda n, base_n: math.isclose(n / base_n, 1) or math.isclose(n / base_n, m)
+    known: dict[int, set[int]] = {}
+    for path, other in pairs.items():
+        for k, (n, base_n) in enumerate(zip(model[path], base[other], strict=True)):
+            if k not in layers.get(path, ()) and base_n and fits(n, base_n) and n != base_n:
+                known.setdefault(n, set()).add(base_n)
+    result = {}
+    for path, other in pairs.items():
+        sizes = list(base[other])
+        for k, n in enumerate(model[path]):
+            if k in layers.get(path, ()):
+                sizes[k] = n
+            elif model.keys() != base.keys() and sizes[k] and not fits(n, sizes[k]) and len(known.get(n, ())) == 1:
+                (sizes[k],) = known[n]
+        result[path] = tuple(sizes)
+    return result
+
+
+def width_ratio(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]]) -> float:
+    """The most common ratio of sizes that differ; 1 if none does."""
+    ratios = Counter(
+        round(r, 6)
+        for path, other in pairs.items()
+        if len(model[path]) == len(base[other])
+        for r in _ratios(model[path], base[other], layers.get(path, frozenset()))
+        if not math.isclose(r, 1)
+    )
+    return ratios.most_common(1)[0][0] if ratios else 1.0
+
+
+def _ratios(shape: tuple[int, ...], base: tuple[int, ...], layers: frozenset[int]) -> list[float]:
+    sizes = zip(shape, base, strict=True)
+    return [n / base_n for k, (n, base_n) in enumerate(sizes) if k not in layers and base_n]
+
+
+def _require_rank(path: str, other: str, model: Shapes, base: Shapes) -> str:
+    if len(model[path]) != len(base[other]):
+        raise InputError(
+            f"parameter {path!r} has shape {model[path]}, and {other!r} of the base model {base[other]}: build both from "
+            "the same code; only width and depth may differ."
+        )
+    return other

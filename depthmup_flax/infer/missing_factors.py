@@ -1,0 +1,285 @@
+"""What the rule asks of a forward pass and the trace does not find, each with the code to write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+from depthmup_flax.infer.audit_table import Finding, Row, number, summary
+from depthmup_flax.infer.parameter_uses import LOOKUP, PRODUCT
+from depthmup_flax.infer.traced_model import Branch, Model, Scores, Traced, template
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
+
+_TOLERANCE = 1e-3  # relative; constants are stored in float32
+
+Factors = Mapping[str, frozenset[float]]
+
+
+def close(a: float | None, b: float | None) -> bool:
+    """Whether two factors agree, if both are known."""
+    return a is not None and b is not None and math.isclose(a, b, rel_tol=_TOLERANCE)
+
+
+def ratio_of(found: frozenset[float] | None, base: frozenset[float] | None) -> float | None:
+    """The ratio of the factors of a term in two models, if it is one number."""
+    if not found or not base or len(found) != len(base):
+        return None
+    ratios = [a / b for a, b in zip(sorted(found), sorted(base), strict=True) if b]
+    return ratios[0] if ratios and all(close(ratios[0], other) for other in ratios) else None
+
+
+class Comparison:
+    """The factors of a model relative to its base model, and what the rule wants them to be."""
+
+    def __init__(
+        self,
+        model: Model,
+        facts: Traced,
+        base: Traced,
+        pairs: Mapping[str, str],
+        infos: Mapping[str, ParamInfo],
+        rule: Parametrization,
+        depth_ratio: float,
+    ):
+        self.model, self.facts, self.base, self.pairs = model, facts, base, pairs
+        self.infos, self.rule, self.r = infos, rule, depth_ratio
+        # With equal depths both models have the same multipliers, so those of the model are compared with the rule.
+        self.absolute = facts.depth == base.depth and depth_ratio != 1
+        self.branch_wanted = float(rule.residual_multiplier(depth_ratio)) / (
+            1.0 if self.absolute else float(rule.residual_multiplier(1.0)) or 1.0
+        )
+        self.branches = {branch.node: self._branch_factor(branch) for branch in facts.branches}
+
+    def row(self, path: str, why_not: str, findings: Sequence[Finding]) -> Row:
+        """One line of the table."""
+        found, wanted = self.factor(path)
+        missing = tuple(dict.fromkeys(f.name for f in findings if path in f.paths))
+        shape, times = self.model.shapes[path], self.facts.times.get(path, 0.0)
+        return Row(path, shape, self.infos.get(path), times, found, wanted, missing, why_not)
+
+    def factor(self, path: str) -> tuple[float | None, float | None]:
+        """The factor of a parameter, of its branch or up to the output, and what the rule wants."""
+        info = self.infos.get(path)
+        if path in self.facts.readouts and (info is None or info.role in (Role.OUTPUT, Role.INPUT)):
+            return self._readout(path)
+        nodes = [n for n in self.facts.branches_of.get(path, ()) if n in self.branches]
+        if self.facts.inside.get(path) and nodes:
+            found = {self.branches[n] for n in nodes}
+            return (found.pop() if len(found) == 1 else None), self.branch_wanted
+        own = ratio_of(self.facts.factors.get(path), self.base.factors.get(self.pairs[path]))
+        return (own, 1.0) if path in self.facts.factors else (None, None)
+
+    def _readout(self, path: str) -> tuple[float | None, float]:
+        info, rule = self.infos.get(path), self.rule
+        m = 1.0 if info is None else info.width_in if info.role is Role.OUTPUT else info.width_out
+        width = 1.0 if info is None else info.model_width
+        wanted = rule.readout_multiplier(m) / rule.output_divisor(width) * rule.output_divisor(1.0)
+        return ratio_of(self.facts.readouts[path], self.base.readouts.get(self.pairs[path])), float(wanted)
+
+    def _branch_factor(self, branch: Branch) -> float | None:
+        other = self._base_branch(branch)
+        if other is None:
+            return None
+        after = self._one(branch, branch.factors, other.factors)
+        if not close(after, self.branch_wanted):  # the branch's last layer is linear, so its input may be multiplied
+            total = self._one(branch, branch.total, other.total)
+            if close(total, self.branch_wanted):
+                return total
+        return after
+
+    def _one(self, branch: Branch, factors: Factors, base: Factors) -> float | None:
+        """The one ratio of a branch's terms: of its products, or of what is behind a nonlinearity."""
+        mine, theirs = by_template(factors), by_template(base)
+        ratios = {}
+        for name, values in mine.items():
+            ratios[name] = ratio_of(values, frozenset({1.0}) if self.absolute else theirs.get(name))
+        products = {template(p) for p in factors if any(u.kind == PRODUCT for u in self.facts.uses.get(p, ()))}
+        chosen = [ratios[name] for name in ratios if name in products] or list(ratios.values())
+        known = [value for value in chosen if value is not None]
+        same = len(known) == len(chosen) > 0 and all(close(known[0], value) for value in known)
+        return known[0] if same else None
+
+    def is_multiplied(self, branch: Branch) -> bool:
+        """Whether a branch has the rule's multiplier."""
+        return close(self.branches[branch.node], self.branch_wanted)
+
+    def _base_branch(self, branch: Branch) -> Branch | None:
+        same = [b for b in self.base.branches if b.kind == branch.kind]
+        return (same or list(self.base.branches) or [None])[0]
+
+    def findings(self) -> list[Finding]:
+        """Everything that the rule wants and the forward pass does not have."""
+        found = [*self._missing_branches(), *self._readouts(), *self._embeddings(), *self._attention()]
+        return [*found, *self._repeated()]
+
+    def _missing_branches(self) -> list[Finding]:
+        wrong: dict[tuple[str, float], list[str]] = {}
+        for branch in self.facts.branches:
+            found = self.branches[branch.node]
+            if found is None or close(found, self.branch_wanted):
+                continue
+            other = self._base_branch(branch)
+            inside = self._one(branch, branch.normalized, other.normalized) if other and branch.normalized else None
+            name = "norm_cancels_multiplier" if close(inside, self.branch_wanted) else "missing_branch_multiplier"
+            products = [p for p in branch.factors if any(u.kind == PRODUCT for u in self.facts.uses.get(p, ()))]
+            wrong.setdefault((name, found), []).extend(products or sorted(branch.paths))
+        result, wanted = [], number(self.branch_wanted)
+        code = f"h = h + rule.residual_multiplier(r) * y  # r = depth / base_depth, here {self.r:g}"
+        for (name, found), paths in wrong.items():
+            where = f"the branches that end in {summary(paths)}"
+            if name == "norm_cancels_multiplier":
+                text = f"{where} are normalized after their multiplier, which cancels it: multiply after the norm."
+            else:
+                text = f"{where} are multiplied by {number(found)}; the rule wants {wanted}."
+            result.append(Finding(name, tuple(dict.fromkeys(paths)), text, code))
+        return result
+
+    def _readouts(self) -> list[Finding]:
+        result = []
+        for path in self.facts.readouts:
+            found, wanted = self.factor(path)
+            info = self.infos.get(path)
+            if found is None or close(found, wanted) or info is None or info.role not in (Role.OUTPUT, Role.INPUT):
+                continue
+            if info.role is Role.INPUT and not self._is_tied(path):
+                continue
+            m = info.width_in if info.role is Role.OUTPUT else info.width_out
+            too_small = (found < wanted) == (m > 1)
+            name = "readout_scaled_twice" if too_small else "readout_not_scaled"
+            text = f"the product with {path} is multiplied by {number(found)}; the rule wants {number(wanted)}"
+            text += ": remove its other factors that depend on the width." if too_small else "."
+            code = f"logits = logits * rule.readout_multiplier(m)  # m = width / base_width, here {m:g}"
+            result.append(Finding(name, (path,), text, code))
+        return result
+
+    def _is_tied(self, path: str) -> bool:
+        return any(u.kind == LOOKUP or u.first for u in self.facts.uses[path])
+
+    def _embeddings(self) -> list[Finding]:
+        result = []
+        for path, factors in self.facts.factors.items():
+            info = self.infos.get(path)
+            if info is None or path in self._score_paths() or self.facts.inside.get(path):
+                continue
+            if path in self.facts.readouts and not self._is_tied(path):
+                continue
+            found = ratio_of(factors, self.base.factors.get(self.pairs[path]))
+            if found is None or close(found, 1):
+                continue
+            if info.role is Role.INPUT:
+                text = f"{path} is multiplied by {number(found)} relative to the base model; the rule wants 1."
+                code = (
+                    "x = x * base_width**0.5  # not width**0.5"
+                    if close(found, info.width_out**0.5)
+                    else ("x = x * c  # c as in the base model")
+                )
+                result.append(Finding("embedding_scaled_with_width", (path,), text, code))
+            elif info.role is Role.HIDDEN:
+                text = f"the product with {path} is multiplied by {number(found)} relative to the base model; the rule "
+                text += "wants 1, as the initial values and the learning rate of hidden weights depend on the width."
+                result.append(Finding("hidden_scaled_with_width", (path,), text, "y = x @ kernel  # no factor"))
+        return result
+
+    def _score_paths(self) -> set[str]:
+        return {path for scores in self.facts.scores for path in scores.paths}
+
+    def _attention(self) -> list[Finding]:
+        wrong: dict[tuple[float, float, int, int], list[str]] = {}
+        for scores in self.facts.scores:
+            other = self._base_scores(scores)
+            if other is None or not other.factor:
+                continue
+            wanted = self.rule.attention_scale(scores.size, other.size) / self.rule.attention_scale(
+                other.size, other.size
+            )
+            found = scores.factor / other.factor
+            if not close(found, wanted):
+                wrong.setdefault((found, wanted, scores.size, other.size), []).extend(sorted(scores.paths))
+        return [
+            Finding(
+                "attention_scale",
+                tuple(dict.fromkeys(paths)),
+                f"the products of queries and keys of {summary(paths)} are multiplied by {number(found)} relative to the "
+                f"base model; the rule wants {number(wanted)}, as the head dimension is {d} and {base_d} there.",
+                f"scores = rule.attention_scale({d}, {base_d}) * q @ k.T  # head_dim, base_head_dim",
+            )
+            for (found, wanted, d, base_d), paths in wrong.items()
+        ]
+
+    def _base_scores(self, scores: Scores) -> Scores | None:
+        name = frozenset(map(template, scores.paths))
+        same = [s for s in self.base.scores if frozenset(map(template, s.paths)) == name]
+        return same[0] if same else None
+
+    def _repeated(self) -> list[Finding]:
+        wrong: dict[float, list[str]] = {}
+        for path, times in self.facts.times.items():
+            before = self.base.times.get(self.pairs[path], math.nan)
+            ratio = times / before if before else math.nan
+            several = self.facts.inside.get(path, False) and times > 1 and self.absolute
+            if math.isnan(ratio):
+                continue
+            if not close(ratio, 1) or several:
+                wrong.setdefault(ratio if not close(ratio, 1) else times, []).append(path)
+        return [
+            Finding(
+                "repeated_weights",
+                tuple(paths),
+                f"{summary(paths)} {'are' if len(paths) > 1 else 'is'} used {ratio:g} times as often as in the base model, "
+                "and the gradient is the sum over all uses: with SGD or momentum the learning rate is too large by that "
+                "factor; Adam and other normalized updates do not depend on it.",
+                f"use optax.scale_by_adam(), or with SGD multiply the gradients of these by 1 / {ratio:g}",
+            )
+            for ratio, paths in wrong.items()
+        ]
+
+
+def branch_counts(facts: Traced) -> dict[frozenset[str], float]:
+    """The number of branches of each kind."""
+    counts: dict[frozenset[str], float] = {}
+    for branch in facts.branches:
+        counts[branch.kind] = counts.get(branch.kind, 0) + branch.times
+    return counts
+
+
+def by_template(factors: Factors) -> dict[str, frozenset[float]]:
+    """Factors by paths without numbers."""
+    result: dict[str, frozenset[float]] = {}
+    for path, values in factors.items():
+        result[template(path)] = result.get(template(path), frozenset()) | values
+    return result
+
+
+def misplaced(infos: Mapping[str, ParamInfo], inside: Collection[str], facts: Traced) -> list[Finding]:
+    """Differences between the branches that the trace finds and the parameters that a user places in branches."""
+    extra = [path for path, leaf in infos.items() if path in inside and not leaf.in_branch and facts.uses.get(path)]
+    lacking = [path for path, leaf in infos.items() if leaf.in_branch and path not in inside]
+    result = []
+    if extra:
+        what = "a projected shortcut" if set(extra) <= set(facts.projections) else "outside of branches"
+        text = f"in_branch has {summary(extra)}, which the trace finds {what}: their updates would shrink with depth."
+        result.append(Finding("shortcut_in_branch", tuple(extra), text, "info = audit.info"))
+    if lacking:
+        text = f"in_branch lacks {summary(lacking)}, which the trace finds inside branches."
+        result.append(Finding("in_branch_incomplete", tuple(lacking), text, "info = audit.info"))
+    return result
+
+
+def different(infos: Mapping[str, ParamInfo], given: Mapping[str, ParamInfo], facts: Traced) -> list[Finding]:
+    """Differences between the roles that the trace reads and those of a user's ``info``."""
+    inside = [path for path, leaf in given.items() if leaf.in_branch]
+    result = misplaced({path: leaf for path, leaf in infos.items() if path in given}, inside, facts)
+    same = lambda a, b: (
+        ({a.role, b.role} <= {Role.INPUT, Role.VECTOR} or a.role == b.role)
+        and close(a.width_in, b.width_in)
+        and close(a.width_out, b.width_out)
+    )
+    for path, leaf in infos.items():
+        if path in given and not same(leaf, given[path]):
+            was = given[path]
+            text = (
+                f"info has {path} as {was.role} (m_in = {was.width_in:g}, m_out = {was.width_out:g}); the trace reads "
+                f"{leaf.role} (m_in = {leaf.width_in:g}, m_out = {leaf.width_out:g})."
+            )
+            result.append(Finding("wrong_role", (path,), text, "info = audit.info"))
+    return result

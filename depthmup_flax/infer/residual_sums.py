@@ -1,0 +1,172 @@
+"""Where a forward pass adds a branch to its stream, and which parameters are inside branches.
+
+A residual sum adds two arrays. One, the shortcut, is an earlier array of the stream that no parameter and no
+nonlinearity changed. The other, the branch, depends on that array by a product with a parameter. A shortcut may also
+be projected, by products without a nonlinearity.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from depthmup_flax.infer.dataflow import PARAM, Graph, Loop
+from depthmup_flax.infer.parameter_uses import ACTIVATION, MOVES, PRODUCT, SAME_PLACE, Uses
+
+_SUMS = frozenset({"add", "add_any"})
+# Linear operations without parameters: what they make of the stream is still the stream.
+_KEEPS_STREAM = SAME_PLACE | MOVES | {"reduce_window_sum", "select_n", "concatenate", "cond", "gather"}
+NONLINEAR = frozenset(
+    {"exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "erf", "erfc", "erf_inv", "sin", "cos", "tan", "atan2",
+     "sinh", "cosh", "asinh", "sign", "clamp", "max", "min", "abs", "pow", "reduce_window_max"}
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class ResidualSum:
+    """One sum of a shortcut and a branch; the numbers are of nodes."""
+
+    node: int
+    shortcut: int
+    branch: int
+    start: int  # the array of the stream that the branch reads
+    loops: tuple[Loop, ...]
+    projected: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Streams:
+    """The residual sums of a graph, and what is inside their branches."""
+
+    sums: Sequence[ResidualSum]
+    main: Sequence[ResidualSum]  # those that are not inside another's branch
+    inside: Mapping[int, frozenset[int]]  # nodes in branches -> the nodes of the sums that these branches end in
+
+
+def residual_streams(graph: Graph, uses: Uses, degrees: Sequence[float]) -> Streams:
+    """Finds the residual sums; ``degrees`` are those of `forward_factors.homogeneity`."""
+    paths = _Paths(graph, uses, degrees)
+    sums = {s.node: s for s in paths.sums}
+    for node in reversed(range(len(graph.nodes))):  # projections are sums that all paths to the output pass
+        found = paths.projection(node)
+        if found is not None and node in _outside(graph, paths.needed, sums.values()):
+            sums[node] = found
+    ordered = [sums[node] for node in sorted(sums)]
+    inside = _inside(graph, paths, ordered)
+    return Streams(ordered, [s for s in ordered if s.node not in inside], inside)
+
+
+class _Paths:
+    """For every array, sets of earlier arrays (as bits) by the paths on which it depends on them."""
+
+    def __init__(self, graph: Graph, uses: Uses, degrees: Sequence[float]):
+        self.graph, self.kinds, self.needed = graph, uses.kinds, graph.needed()
+        self.products = {use.node for use in uses.uses if use.kind == PRODUCT}
+        size = len(graph.nodes)
+        self.after = [0] * size  # on any path
+        self.same = [0] * size  # on a path that keeps the stream
+        self.by_product, self.by_nonlinearity = [0] * size, [0] * size
+        self.learned = [False] * size  # depends on a parameter
+        self.sums: list[ResidualSum] = []
+        readers = [0] * size
+        for i in self._nodes():
+            for j in set(graph.nodes[i].inputs):
+                readers[j] += 1
+        for i in self._nodes():
+            self._extend(i, degrees)
+            if readers[i] > 1:  # a stream is read by a branch and by a shortcut
+                self.after[i] |= 1 << i
+                self.same[i] |= 1 << i
+
+    def _nodes(self) -> Iterator[int]:
+        return (i for i in range(len(self.graph.nodes)) if self.needed[i] and self.kinds[i] == ACTIVATION)
+
+    def _extend(self, i: int, degrees: Sequence[float]) -> None:
+        node = self.graph.nodes[i]
+        reads = [j for j in node.inputs if self.kinds[j] == ACTIVATION]
+        is_product = i in self.products
+        # The largest of the variance and zero, in a norm, has degree 2.
+        bends = node.op in NONLINEAR and not (node.op in ("max", "min", "abs") and reads and degrees[reads[0]] != 1)
+        for j in reads:
+            self.after[i] |= self.after[j]
+            self.by_product[i] |= self.after[j] if is_product else self.by_product[j]
+            self.by_nonlinearity[i] |= self.after[j] if bends else self.by_nonlinearity[j]
+        self.learned[i] = any(self.kinds[j] == PARAM or self.learned[j] for j in node.inputs)
+        if node.op in _SUMS and len(reads) == 2 and reads[0] != reads[1]:
+            found = self._identity(i, *reads) or self._identity(i, *reversed(reads))
+            if found is not None:
+                self.sums.append(found)
+                self.same[i] = self.same[found.shortcut]
+            else:
+                self.same[i] = self.same[reads[0]] & self.same[reads[1]]
+        elif reads and not is_product and (node.op in _KEEPS_STREAM or self._scales(i, reads)):
+            self.same[i] = self.same[reads[0]]
+            for j in reads[1:]:
+                self.same[i] &= self.same[j]
+
+    def _scales(self, i: int, reads: Sequence[int]) -> bool:
+        """Whether an operation multiplies the stream by something else, or adds something to it."""
+        op = self.graph.nodes[i].op
+        return len(reads) == 1 and (
+            op in ("mul", "add", "sub") or (op == "div" and self.graph.nodes[i].inputs[0] == reads[0])
+        )
+
+    def _identity(self, node: int, shortcut: int, branch: int) -> ResidualSum | None:
+        starts = self.same[shortcut] & self.by_product[branch] & ~self.same[branch]
+        if not starts or self.same[branch] & self.by_product[shortcut] & ~self.same[shortcut]:
+            return None
+        return ResidualSum(node, shortcut, branch, starts.bit_length() - 1, self.graph.nodes[node].loops, False)
+
+    def projection(self, node: int) -> ResidualSum | None:
+        """The sum at ``node`` of a branch and a projected shortcut, if it looks like one."""
+        known = {s.node for s in self.sums}
+        reads = [j for j in self.graph.nodes[node].inputs if self.kinds[j] == ACTIVATION]
+        if self.graph.nodes[node].op not in _SUMS or len(reads) != 2 or node in known or not self.needed[node]:
+            return None
+        for shortcut, branch in (reads, reads[::-1]):
+            starts = self.by_product[shortcut] & self.by_product[branch]
+            starts &= self.by_nonlinearity[branch] & ~self.by_nonlinearity[shortcut]
+            while starts:
+                start = starts.bit_length() - 1
+                if self.learned[start]:  # otherwise it is the batch, and two networks are added
+                    return ResidualSum(node, shortcut, branch, start, self.graph.nodes[node].loops, True)
+                starts &= ~(1 << start)
+        return None
+
+
+def _cut(sums: Collection[ResidualSum]) -> set[tuple[int, int]]:
+    return {(s.branch, s.node) for s in sums}
+
+
+def _outside(graph: Graph, needed: Sequence[bool], sums: Collection[ResidualSum]) -> set[int]:
+    """The nodes from which the output is reached without passing the end of a branch."""
+    cut, outside = _cut(sums), {graph.output}
+    for i in reversed(range(len(graph.nodes))):
+        if i in outside:
+            outside.update(j for j in graph.nodes[i].inputs if (j, i) not in cut)
+    return outside
+
+
+def _inside(graph: Graph, paths: _Paths, sums: Sequence[ResidualSum]) -> dict[int, frozenset[int]]:
+    """The nodes that reach the output only by the end of a branch, and that belong to that branch.
+
+    What many branches read, such as an encoder's output, belongs to none.
+    """
+    outside = _outside(graph, paths.needed, sums)
+    number_of = {(s.branch, s.node): n for n, s in enumerate(sums)}
+    ends = [0] * len(graph.nodes)  # the branches whose end is reached first, as bits
+    inside = {}
+    for i in reversed(range(len(graph.nodes))):
+        if not paths.needed[i]:
+            continue
+        for j in graph.nodes[i].inputs:
+            ends[j] |= 1 << number_of[j, i] if (j, i) in number_of else ends[i]
+        if i in outside or not ends[i]:
+            continue
+        reached = [s for n, s in enumerate(sums) if ends[i] >> n & 1]
+        after = any(paths.after[i] >> s.start & 1 for s in reached)
+        loops = graph.nodes[i].loops
+        alone = len(reached) == 1 and loops[: len(reached[0].loops)] == reached[0].loops
+        if after or alone:
+            inside[i] = frozenset(s.node for s in reached)
+    return inside

@@ -1,0 +1,157 @@
+"""The role and the ratios of every parameter, from how the forward pass uses it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import jax
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.infer import parameter_trees as trees
+from depthmup_flax.infer.parameter_axes import VECTOR_NAMES, ParamShapes, infer_axes, infer_decay
+from depthmup_flax.infer.parameter_uses import ENTRYWISE, LOOKUP, Use
+from depthmup_flax.infer.traced_model import Model, Traced
+from depthmup_flax.rule.annotations import AnnotatedParam, Axes
+from depthmup_flax.rule.info_trees import is_nnx, matches
+from depthmup_flax.rule.parametrization import ParamInfo, Role
+from depthmup_flax.rule.roles import info_from_annotations
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What a trace says about one parameter; no role where it does not say."""
+
+    role: Role | None
+    width_in: float = 1.0
+    width_out: float = 1.0
+    why_not: str = ""
+
+
+def layer_axes(uses: Mapping[str, Sequence[Use]]) -> dict[str, frozenset[int]]:
+    """Path -> the axes that count layers: in each use, one entry along them is taken."""
+    return {path: frozenset().union(*(use.layers for use in several)) for path, several in uses.items()}
+
+
+def read_role(shapes: ParamShapes, uses: Sequence[Use], layers: frozenset[int], is_readout: bool) -> Reading:
+    """The role of one parameter whose axes ``shapes.growing`` grow."""
+    grows = {k: shapes.shape[k] / shapes.base[k] for k in shapes.growing if k not in layers}
+    ratio = lambda axes: math.prod(grows[k] for k in axes)
+    if not uses:
+        return Reading(None, why_not="the output does not depend on it")
+    if not grows:
+        return Reading(Role.FIXED)
+    if all(use.kind == ENTRYWISE for use in uses):
+        return Reading(_entrywise_role(shapes), width_out=ratio(grows))
+    contracting = [use for use in uses if use.kind != ENTRYWISE]
+    into = frozenset().union(*(use.into for use in contracting)) & grows.keys()
+    out = frozenset().union(*(use.out for use in contracting)) & grows.keys()
+    batch = frozenset().union(*(use.batch for use in contracting)) & grows.keys()
+    if any(use.into & use.out & grows.keys() for use in contracting) or grows.keys() - into - out - batch:
+        return Reading(None, why_not="the trace does not tell its input axes from its output axes")
+    if any(use.kind == LOOKUP for use in contracting):  # an embedding, which may be the readout too
+        looked_up = [use for use in contracting if use.kind == LOOKUP]
+        out = frozenset().union(*(use.out for use in looked_up)) & grows.keys()
+        return Reading(Role.INPUT if out else Role.FIXED, width_out=ratio(out))
+    if into & out:  # used in both directions, as in a tied autoencoder
+        same = math.isclose(min(grows.values()), max(grows.values()))
+        both = len(grows) > 1 and same
+        return (
+            Reading(Role.HIDDEN, next(iter(grows.values())), next(iter(grows.values())))
+            if both
+            else Reading(None, why_not="it is used in two directions")
+        )
+    if into and is_readout and not out:
+        return Reading(Role.OUTPUT, ratio(into))
+    role = Role.HIDDEN if into else Role.INPUT if out else Role.FIXED
+    return Reading(role, ratio(into), ratio(out))
+
+
+def read_role_by_place(shapes: ParamShapes, uses: Sequence[Use], is_readout: bool, after_readout: bool) -> Reading:
+    """The role in a model of the base's own width: by its place, as no axis is seen to grow."""
+    if not uses:
+        return Reading(None, why_not="the output does not depend on it")
+    if all(use.kind == ENTRYWISE for use in uses):
+        sides = [n for n in shapes.shape[1 if shapes.stacked else 0 :] if n > 1]
+        is_vector = len(sides) < 2 or shapes.name in VECTOR_NAMES
+        return Reading(Role.FIXED if after_readout or not sides else Role.VECTOR if is_vector else Role.INPUT)
+    if any(use.kind == LOOKUP for use in uses) or all(use.first for use in uses):
+        return Reading(Role.INPUT)
+    return Reading(Role.OUTPUT if is_readout else Role.HIDDEN)
+
+
+def _entrywise_role(shapes: ParamShapes) -> Role:
+    """A vector, or a table of one vector per position, which is an input by convention; both have the same factors."""
+    try:
+        names = infer_axes(shapes, in_branch=False)
+    except InputError:
+        return Role.VECTOR
+    return Role.INPUT if "fixed_in" in names else Role.VECTOR
+
+
+def traced_infos(
+    model: Model,
+    traced: Traced,
+    base: Mapping[str, tuple[int, ...]],
+    depth_ratio: float,
+    overrides: Mapping[str, Axes],
+    *,
+    same_width: bool,
+) -> tuple[dict[str, ParamInfo], dict[str, str]]:
+    """Path -> `ParamInfo`; and path -> reason of parameters that were not read.
+
+    ``base`` are the base model's shapes at the model's depth.
+    """
+    infos, unread, layers = {}, {}, layer_axes(traced.uses)
+    readout_parents = {path.rpartition("/")[0] for path in traced.readouts if "/" in path}
+    for path, leaf in model.leaves.items():
+        shape, uses = trees.shape_of(leaf), traced.uses.get(path, ())
+        shapes = ParamShapes(path, shape, shape, base[path], 0 in layers.get(path, frozenset()))
+        inside = traced.inside.get(path, False)
+        ratio = depth_ratio if inside else 1.0
+        box = explicit_box(path, leaf, inside, ratio, overrides)
+        if box is not None:
+            base_leaf = jax.ShapeDtypeStruct(base[path], trees.abstract(leaf).dtype)
+            infos[path] = info_from_annotations({path: box}, {path: base_leaf})[path]
+            continue
+        if same_width:
+            after = path.rpartition("/")[0] in readout_parents
+            reading = read_role_by_place(shapes, uses, path in traced.readouts, after)
+        else:
+            reading = read_role(shapes, uses, layers.get(path, frozenset()), path in traced.readouts)
+        if reading.role is None:
+            unread[path] = reading.why_not
+            continue
+        decay = infer_decay(shapes)
+        decayed = reading.role not in (Role.VECTOR, Role.FIXED) if decay is None else decay
+        infos[path] = ParamInfo(reading.role, shape, reading.width_in, reading.width_out, inside, ratio, decay=decayed)
+    width = model_width(infos, traced.readouts)
+    return {path: dataclasses.replace(leaf, model_width=width) for path, leaf in infos.items()}, unread
+
+
+def model_width(infos: Mapping[str, ParamInfo], readouts: Collection[str]) -> float:
+    """The ratio of the width that the readout reads."""
+    widths = {leaf.width_in for leaf in infos.values() if leaf.role is Role.OUTPUT and not leaf.in_branch}
+    widths |= {infos[path].width_out for path in readouts if path in infos and infos[path].role is Role.INPUT}
+    if len(widths) > 1:
+        raise InputError(f"readouts have different width ratios {sorted(widths)}: they must grow together.")
+    return widths.pop() if widths else max((leaf.width_out for leaf in infos.values()), default=1.0)
+
+
+def explicit_box(
+    path: str, leaf: trees.Leaf, inside: bool, depth_ratio: float, overrides: Mapping[str, Axes]
+) -> AnnotatedParam | None:
+    """The annotation that the model or an override gives a parameter, if any."""
+    value = trees.abstract(leaf)
+    box = leaf.replace(value=value) if isinstance(leaf, AnnotatedParam) else None
+    if is_nnx(leaf, "Variable") and leaf.get_metadata().get("linen_meta_type") is AnnotatedParam:
+        box = AnnotatedParam.from_nnx_metadata({**leaf.get_metadata(), "value": value})
+    for pattern, axes in overrides.items():
+        if matches(path, pattern):
+            blank = AnnotatedParam(value, names=(), in_branch=inside, depth_ratio=depth_ratio)
+            box = axes.annotate(path, blank if box is None else box)
+            sizes = [n for name, n in zip(axes.names, value.shape, strict=False) if name == "width_in"]
+            if sizes and box.width_ratio is None and not any(n and n.endswith("width_out") for n in axes.names):
+                pass
+    return box

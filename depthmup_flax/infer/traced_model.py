@@ -1,0 +1,328 @@
+"""What a trace of the forward pass tells about one model: how parameters are used, residual sums, constant factors."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.infer import parameter_trees as trees
+from depthmup_flax.infer.dataflow import Graph, trace
+from depthmup_flax.infer.forward_factors import Factors, Homogeneity, Terms, forward_factors, homogeneity
+from depthmup_flax.infer.parameter_trees import Leaf
+from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, PRODUCT, Use, Uses, parameter_uses
+from depthmup_flax.infer.residual_sums import ResidualSum, Streams, residual_streams
+from depthmup_flax.rule.info_trees import is_nnx
+from depthmup_flax.types import ArrayTree
+
+Output: TypeAlias = "int | str | Callable[[Any], Any] | None"
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model as a pure function of its parameters, with shapes in place of arrays."""
+
+    leaves: Mapping[str, Leaf]  # path -> parameter, in its box
+    structure: jax.tree_util.PyTreeDef  # around the leaves
+    graph: Graph
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Path -> shape."""
+        return {path: trees.shape_of(leaf) for path, leaf in self.leaves.items()}
+
+
+def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any]) -> Model:
+    """A Linen module, an NNX module or a pair (function, parameters), traced on a batch of the shapes of ``x``.
+
+    ``argument`` names the model in errors.
+    """
+    inputs = jax.tree.map(_abstract, x)
+    arguments = lambda batch: batch if isinstance(batch, tuple) else (batch,)
+    if isinstance(model, nn.Module):
+        params, state, apply = _linen(model, inputs, arguments, kwargs)
+    elif is_nnx(model, "Module"):
+        params, state, apply = _nnx(model, arguments, kwargs)
+    elif isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
+        function, tree = model
+        params, state = tree, ()
+        apply = lambda params, _, batch: function(params, *arguments(batch), **kwargs)
+    else:
+        raise InputError(
+            f"{argument} is {type(model).__name__}: pass a Linen module, an NNX module, or a pair (function, parameters) "
+            "with function(parameters, x)."
+        )
+    leaves, structure = trees.flatten(params, argument)
+    inner = jax.tree.structure(params)
+    paths = list(leaves)
+
+    def run(flat: Mapping[str, Any], state: ArrayTree, batch: ArrayTree) -> Any:
+        result = apply(jax.tree.unflatten(inner, [flat[path] for path in paths]), state, batch)
+        if callable(output):
+            return output(result)
+        return result if output is None else result[output]
+
+    shapes = {path: trees.abstract(leaf) for path, leaf in leaves.items()}
+    return Model(leaves, structure, trace(run, shapes, state, inputs))
+
+
+def _abstract(array: Any) -> jax.ShapeDtypeStruct:
+    dtype = array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype
+    return jax.ShapeDtypeStruct(np.shape(array), dtype)
+
+
+_Apply: TypeAlias = Callable[[Any, Any, Any], Any]
+_Arguments: TypeAlias = Callable[[Any], tuple[Any, ...]]
+
+
+def _linen(
+    model: nn.Module, inputs: ArrayTree, arguments: _Arguments, kwargs: Mapping[str, Any]
+) -> tuple[ArrayTree, ArrayTree, _Apply]:
+    # Flax takes noise from "params" where a module asks for a stream that is not given.
+    rngs = lambda: {"params": jax.random.key(0)}
+    init = lambda batch: model.init(rngs(), *arguments(batch), **kwargs)
+    variables = dict(jax.eval_shape(init, inputs))
+    params = variables.pop("params", {})
+    variables.pop("intermediates", None)
+    state = nn.unbox(variables)
+
+    def apply(params: ArrayTree, state: ArrayTree, batch: ArrayTree) -> Any:
+        result = model.apply(
+            {"params": nn.unbox(params), **state}, *arguments(batch), rngs=rngs(), mutable=list(state), **kwargs
+        )
+        return result[0]
+
+    return params, state, apply
+
+
+def _nnx(model: Any, arguments: _Arguments, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _Apply]:
+    from flax import nnx
+
+    definition, params, state = nnx.split(model, nnx.Param, ...)
+    params, state = (jax.tree.map(_abstract, tree) for tree in (params, state))
+    apply = lambda params, state, batch: nnx.merge(definition, params, state)(*arguments(batch), **kwargs)
+    return params, state, apply
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """Products of queries and keys: the parameters behind both, the dimension that is summed, and the factor."""
+
+    paths: frozenset[str]
+    size: int
+    factor: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """A branch of the main stream."""
+
+    factors: Mapping[str, frozenset[float]]  # path of a parameter of the sum's terms, or "" -> factors after it
+    total: Mapping[str, frozenset[float]]  # the same with factors of its input
+    normalized: Mapping[str, frozenset[float]]  # the same of what a norm at the branch's end normalizes
+    paths: frozenset[str]  # parameters inside
+    times: float
+    node: int
+
+    @property
+    def kind(self) -> frozenset[str]:
+        """What equal branches of all layers have in common."""
+        return frozenset(map(template, self.paths))
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """What the trace of one model tells."""
+
+    uses: Mapping[str, Sequence[Use]]
+    times: Mapping[str, float]
+    inside: Mapping[str, bool]  # whether all uses are in branches
+    branches: Sequence[Branch]
+    branches_of: Mapping[str, frozenset[int]]  # path -> nodes of the sums
+    readouts: Mapping[str, frozenset[float]]  # path -> factors up to the output
+    factors: Mapping[str, frozenset[float]]  # path -> factors from the product to where it is used, outside branches
+    scores: Sequence[Scores]
+    projections: Collection[str]  # parameters of projected shortcuts
+
+    @property
+    def depth(self) -> float:
+        """The number of branches."""
+        return sum(branch.times for branch in self.branches)
+
+    def without(self, branches: Collection[Branch]) -> Traced:
+        """The facts with some branches taken for parts of the stream."""
+        nodes = {branch.node for branch in branches}
+        ends = {path: sums - nodes for path, sums in self.branches_of.items()}
+        return dataclasses.replace(
+            self,
+            branches=[branch for branch in self.branches if branch.node not in nodes],
+            branches_of=ends,
+            inside={path: inside and bool(ends[path]) for path, inside in self.inside.items()},
+        )
+
+
+def traced(graph: Graph, growing: Mapping[str, Collection[int]]) -> Traced:
+    """The facts of a graph; ``growing`` are the axes of each parameter that grow."""
+    uses = parameter_uses(graph, growing)
+    shape = homogeneity(graph, uses)
+    streams = residual_streams(graph, uses, shape.degrees)
+    factors = forward_factors(graph, uses, {s.node for s in streams.sums}, shape)
+    return _Reader(graph, uses, shape, streams, factors).result()
+
+
+class _Reader:
+    def __init__(self, graph: Graph, uses: Uses, shape: Homogeneity, streams: Streams, factors: Factors):
+        self.graph, self.uses, self.shape, self.streams, self.factors = graph, uses, shape, streams, factors
+        self.at: dict[int, list[Use]] = {}
+        for use in uses.uses:
+            self.at.setdefault(use.node, []).append(use)
+
+    def result(self) -> Traced:
+        by_path = self.uses.by_path()
+        inside = {path: all(u.node in self.streams.inside for u in uses) for path, uses in by_path.items()}
+        ends = {
+            path: frozenset().union(*(self.streams.inside.get(u.node, frozenset()) for u in uses))
+            for path, uses in by_path.items()
+        }
+        readouts = self._readouts(inside)
+        return Traced(
+            uses=by_path,
+            times={path: sum(u.times for u in uses) for path, uses in by_path.items()},
+            inside=inside,
+            branches=[self._branch(s, ends) for s in self.streams.main],
+            branches_of=ends,
+            readouts=readouts,
+            factors=self._own(readouts),
+            scores=self._scores(),
+            projections=self._projections(inside),
+        )
+
+    def _of_uses(self, terms: Terms, before: bool) -> dict[str, frozenset[float]]:
+        """Factors by the paths of the parameters that make terms; what no parameter makes has the path ""."""
+        result: dict[str, frozenset[float]] = {}
+        for i, factors in terms.items():
+            for use in self.at.get(i, [None]):
+                path = "" if use is None else use.path
+                extra = 1.0 if use is None else self.factors.of_param.get(use.view, 1.0)
+                if use is not None and before and use.kind != ENTRYWISE:
+                    extra *= self.factors.before.get(i, 1.0)
+                result[path] = result.get(path, frozenset()) | {f * extra for f in factors}
+        return result
+
+    def _branch(self, s: ResidualSum, ends: Mapping[str, frozenset[int]]) -> Branch:
+        terms = self.factors.deep(self.factors.terms[s.branch])
+        norms = [self.shape.norms[i] for i in terms if i in self.shape.norms]
+        normalized: dict[str, frozenset[float]] = {}
+        for j in norms:
+            normalized |= self._of_uses(self.factors.deep(self.factors.terms[j]), before=False)
+        paths = frozenset(path for path, sums in ends.items() if s.node in sums)
+        times = math.prod(length for _, length in s.loops)
+        after, total = (self._of_uses(terms, before) for before in (False, True))
+        return Branch(after, total, normalized, paths, times, s.node)
+
+    def _readouts(self, inside: Mapping[str, bool]) -> dict[str, frozenset[float]]:
+        """Products after which no other product with a parameter or between activations comes."""
+        result: dict[str, frozenset[float]] = {}
+        stack: list[tuple[int, float]] = [(self.graph.output, 1.0)]
+        seen: set[int] = set()
+        while stack:
+            node, factor = stack.pop()
+            for i, factors in self.factors.terms[node].items():
+                ended = self._of_uses({i: factors}, before=True)
+                products = [u for u in self.at.get(i, ()) if u.kind == PRODUCT]
+                for use in products:
+                    if not inside[use.path]:
+                        found = {f * factor for f in ended[use.path]}
+                        result[use.path] = result.get(use.path, frozenset()) | found
+                stops = products or i in self.factors.parts or i in seen
+                if not stops and not any(i == s.node for s in self.streams.sums) and i not in self.shape.norms:
+                    seen.add(i)
+                    reads = [j for j in self.graph.nodes[i].inputs if self.uses.kinds[j] == ACTIVATION]
+                    stack += [(j, factor * min(factors)) for j in reads if j != i]
+        return result
+
+    def _own(self, readouts: Collection[str]) -> dict[str, frozenset[float]]:
+        """Factors between each product outside the ends of branches and the array that reads it."""
+        result: dict[str, frozenset[float]] = {}
+        for terms in self._read_terms(readouts):
+            for path, factors in self._of_uses(terms, before=False).items():
+                result[path] = result.get(path, frozenset()) | factors
+        return result
+
+    def _read_terms(self, readouts: Collection[str]) -> list[Terms]:
+        terms, graph = self.factors.terms, self.graph
+        found = [terms[s.shortcut] for s in self.streams.sums]
+        for i, node in enumerate(graph.nodes):
+            if i >= len(terms) or self.uses.kinds[i] != ACTIVATION:
+                continue
+            reads = [j for j in node.inputs if self.uses.kinds[j] == ACTIVATION]
+            products = [u for u in self.at.get(i, ()) if u.kind == PRODUCT]
+            if products and products[0].path not in readouts:
+                found += [self.factors.deep(terms[j]) for j in reads]
+            elif not products and terms[i].keys() == {i} and self.shape.roots[i] == i and i not in self.shape.norms:
+                found += [terms[j] for j in reads]
+        return found
+
+    def _scores(self) -> list[Scores]:
+        """What enters the exponential functions of softmax."""
+        result = {}
+        for i, node in enumerate(self.graph.nodes):
+            if node.op not in ("exp", "exp2") or not self.factors.terms[i]:
+                continue
+            for j, factors in self._through(node.inputs[0]).items():
+                product = self.graph.nodes[j]
+                if j not in self.factors.parts or product.op != "dot_general":
+                    continue
+                (left, _), _ = product.params["dimension_numbers"]
+                size = math.prod(self.graph.nodes[product.inputs[0]].shape[k] for k in left)
+                inner = self.factors.deep(self.factors.parts[j])
+                paths = frozenset(u.path for k in inner for u in self._behind(k) if u.kind == PRODUCT)
+                of_both = {f for several in inner.values() for f in several}
+                if len(factors) == 1 and len(of_both) == 1:
+                    result[j] = Scores(paths, size, min(factors) * of_both.pop())
+        return list(result.values())
+
+    def _through(self, node: int) -> dict[int, frozenset[float]]:
+        """The terms of an array, and those behind a soft cap."""
+        result = dict(self.factors.terms[node])
+        for i in list(result):
+            if self.graph.nodes[i].op == "tanh":
+                inner = self._through(self.graph.nodes[i].inputs[0])
+                result |= {j: frozenset({f * g for f in fs for g in result[i]}) for j, fs in inner.items()}
+        return result
+
+    def _behind(self, node: int) -> list[Use]:
+        """The uses that make a term, looked for behind norms."""
+        while node in self.shape.norms and node not in self.at:
+            terms = self.factors.terms[self.shape.norms[node]]
+            uses = [u for i in terms for u in self.at.get(i, ())]
+            if uses or not terms:
+                return uses
+            node = min(terms)
+        return self.at.get(node, [])
+
+    def _projections(self, inside: Mapping[str, bool]) -> set[str]:
+        """The parameters between the start and the end of projected shortcuts."""
+        result = set()
+        for s in self.streams.sums:
+            stack, seen = [s.shortcut] if s.projected else [], {s.start}
+            while stack:
+                i = stack.pop()
+                if i in seen or i < s.start:
+                    continue
+                seen.add(i)
+                result.update(u.path for u in self.at.get(i, ()) if not inside[u.path])
+                stack += self.graph.nodes[i].inputs
+        return result
+
+
+def template(path: str) -> str:
+    """A path without its numbers."""
+    return re.sub(r"\d+", "*", path)
