@@ -13,6 +13,7 @@ from flax import nnx
 import depthmup_flax as dm
 from depthmup_flax.coord_check import Network, coord_check, linen_network, nnx_network
 from depthmup_flax.coord_check.report import Report
+from depthmup_flax.infer.audit import Audit
 from depthmup_flax.types import ArrayTree, InfoTree
 
 from .edits import BASE_DEPTH, BASE_WIDTH, Edits
@@ -39,9 +40,14 @@ class Case:
     style: Style
     mistake: Mistake | None
 
+    @property
+    def rule(self) -> dm.Parametrization:
+        """The rule that the user takes."""
+        return (self.mistake and self.mistake.rule) or self.style.rule
+
     def edits(self, width: int, depth: int) -> Edits:
         """What stands in the model of this size."""
-        right = Edits.right(width, depth, self.style.rule)
+        right = Edits.right(width, depth, self.rule)
         return dataclasses.replace(right, **self.mistake.edit(right)) if self.mistake else right
 
     def model(self, width: int, depth: int) -> Any:
@@ -77,9 +83,9 @@ class Case:
         model, style, info = self.model(width, depth), self.style, self.info(width, depth)
         make = self.mistake and self.mistake.optimizer
         optimizer = (
-            make(info, style.rule, width / BASE_WIDTH, depth / BASE_DEPTH)
+            make(info, self.rule, width / BASE_WIDTH, depth / BASE_DEPTH)
             if make
-            else dm.adamw(LEARNING_RATE, info, style.rule)
+            else dm.adamw(LEARNING_RATE, info, self.rule)
         )
         arguments: Mapping[str, Any] = {"info": info, "optimizer": optimizer}
         if style.kind == "nnx":
@@ -103,8 +109,22 @@ class Case:
         sizes = {f"{axis}s": getattr(style, f"{axis}s") for axis in self.axes}
         arguments = {"steps": STEPS, "seeds": SEEDS, **sizes, **arguments}
         return coord_check(
-            self.network, style.batch.labels, rule=style.rule, width=style.width, depth=style.depth, **arguments
+            self.network, style.batch.labels, rule=self.rule, width=style.width, depth=style.depth, **arguments
         )
+
+    def audit(self, width: int = 4 * BASE_WIDTH, depth: int = 2 * BASE_DEPTH) -> Audit:
+        """The audit of a model of this size and of what the user says about it."""
+        style = self.style
+        model, base = (self.traceable(*size) for size in ((width, depth), (BASE_WIDTH, BASE_DEPTH)))
+        info = self.info(width, depth) if not self.mistake or self.mistake.in_info else None
+        return dm.audit(model, base, style.batch.x, rule=self.rule, info=info, output=style.output)
+
+    def traceable(self, width: int, depth: int) -> Any:
+        """A module, or (function, parameters), without values."""
+        model = self.model(width, depth)
+        if self.style.kind == "nnx":
+            return nnx.eval_shape(lambda: model(nnx.Rngs(0)))
+        return model if self.style.kind == "linen" else (model[0], self.shapes(width, depth))
 
 
 def _cases() -> dict[str, Case]:

@@ -29,7 +29,14 @@ class Mistake:
     edit: Callable[[Edits], Mapping[str, Any]] = lambda e: {}  # fields of `Edits` that are wrong
     info: Callable[[float, float], Mapping[str, Any]] = lambda m, r: {}  # arguments of `infer_info` that are wrong
     optimizer: Optimizer | None = None
-    in_forward: bool = False  # whether the forward pass is wrong, so that the audit should name it, too
+    rule: dm.Parametrization | None = None  # that the user takes, if wrong
+    in_forward: bool = False
+    in_info: bool = False
+
+    @property
+    def in_audit(self) -> bool:
+        """Whether the audit should name it: it reads the forward pass and ``info``, and no values or optimizers."""
+        return self.in_forward or self.in_info
 
 
 def forward(text: str, cause: str, axis: str, edit: Callable[[Edits], Mapping[str, Any]]) -> Mistake:
@@ -74,11 +81,8 @@ FORWARD = {
         "depth",
         lambda e: {"shortcut": e.branch},
     ),
-    "looped_root": forward(
-        "the multiplier of different blocks for one that repeats",
-        "repeated_weights",
-        "depth",
-        lambda e: {"branch": A * e.r**-0.5},
+    "root_rule": Mistake(
+        "the rule of different blocks for one that repeats", "repeated_weights", "depth", rule=RULE, in_forward=True
     ),
 }
 INITIAL = {
@@ -168,13 +172,13 @@ def extra_depth(pattern: str) -> Mistake:
 
 def wrong_globs(cause: str, *in_branch: str) -> Mistake:
     """``in_branch`` that matches too much or too little."""
-    return Mistake(f"in_branch={in_branch}", cause, "depth", info=lambda m, r: {"in_branch": in_branch})
+    return Mistake(f"in_branch={in_branch}", cause, "depth", in_info=True, info=lambda m, r: {"in_branch": in_branch})
 
 
 def wrong_axes(pattern: str, *names: str | None) -> Mistake:
     """A parameter in the role of another."""
     ratio = lambda m: m if "width_out" not in names else None
     return Mistake(
-        f"{pattern} is {names}", "wrong_role", "width",
+        f"{pattern} is {names}", "wrong_role", "width", in_info=True,
         info=lambda m, r: {"overrides": {pattern: dm.Axes(names, width_ratio=ratio(m))}},
     )  # fmt: skip
