@@ -14,7 +14,8 @@ import optax
 from depthmup_flax.coord_check.diagnosis import Evidence, diagnose
 from depthmup_flax.coord_check.layer_names import collapsers, collect_layers
 from depthmup_flax.coord_check.measure import Loss, measure
-from depthmup_flax.coord_check.networks import Network, network_shapes
+from depthmup_flax.coord_check.networks import Network, Traced, traced
+from depthmup_flax.coord_check.probe import Probe
 from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, OUTPUT, Record, Size, Table
 from depthmup_flax.coord_check.report import Report
 from depthmup_flax.coord_check.verdict import judge
@@ -75,22 +76,25 @@ def coord_check(
     """
     _require_plan(widths, depths, width, depth, steps, seeds, tolerance)
     sizes = [Size("width", w, w, depth) for w in widths] + [Size("depth", d, width, d) for d in depths]
-    networks = [build(size.width, size.depth) for size in sizes]
-    shapes = [network_shapes(network) for network in networks]
-    infos = [flatten_info(network.info) for network in networks]
+    networks = [traced(build(size.width, size.depth)) for size in sizes]
+    shapes = [network.shapes for network in networks]
+    infos = [flatten_info(network.network.info) for network in networks]
     _require_growth("width", widths, infos[: len(widths)])
-    _require_growth("depth", depths, infos[len(widths) :])
+    if not _uses_grow(depths, networks[len(widths) :]):
+        _require_growth("depth", depths, infos[len(widths) :])
     loss = _checked_loss(labels, loss, shapes[0][OUTPUT])
     collapses = collapsers([[*info, *names] for info, names in zip(infos, shapes, strict=True)], infos)
     records: list[Record] = []
     for size, network, shape, collapse in zip(sizes, networks, shapes, collapses, strict=True):
-        new = measure(network, shape, loss, rule, size, steps=steps, seeds=seeds, spectral=spectral, collapse=collapse)
+        fixed = (network.network, shape, loss, rule, size)
+        new = measure(*fixed, steps=steps, seeds=seeds, spectral=spectral, collapse=collapse)
         records += new
         change = np.mean(Table(new).values(size.axis, EVERYTHING, "change", OUTPUT, steps)[size.size])
         say(f"width {size.width}, depth {size.depth}: outputs changed by {change:.3g} in {steps} steps")
-    table, layers = Table(records), collect_layers(infos, shapes, collapses)
+    table, layers = Table(records), collect_layers(infos, shapes, collapses, [n.uses for n in networks], len(widths))
     quantities = judge(table, rule, tolerance, layers)
-    causes = diagnose(Evidence(table, quantities, rule, layers))
+    probe = Probe(networks[0].network, loss, collapses[0])
+    causes = diagnose(Evidence(table, quantities, rule, layers, tolerance, probe))
     return Report(records, quantities, causes, rule, seeds, tolerance)
 
 
@@ -115,6 +119,13 @@ def _require_plan(
         raise InputError(
             f"tolerance is {tolerance}: use a number above 0 and below 0.5; mistakes have exponents of 1/2 or more."
         )
+
+
+def _uses_grow(sizes: Sequence[int], networks: Sequence[Traced]) -> bool:
+    """Whether networks use all of a fixed number of parameters more often, the deeper they are."""
+    pairs = sorted(zip(sizes, networks, strict=True), key=lambda pair: pair[0])
+    counts = [(param_count(network.network.info), network.uses.counts.total()) for _, network in pairs]
+    return all(few[0] == many[0] and few[1] < many[1] for few, many in itertools.pairwise(counts)) and bool(counts)
 
 
 def _require_growth(axis: str, sizes: Sequence[int], infos: Sequence[Mapping[str, ParamInfo]]) -> None:

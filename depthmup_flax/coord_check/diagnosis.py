@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 from depthmup_flax.coord_check.layer_names import Layers
+from depthmup_flax.coord_check.probe import Probe
 from depthmup_flax.coord_check.recorded_sizes import BRANCHES, EVERYTHING, OUTPUT, Table
-from depthmup_flax.coord_check.verdict import ATTENTION_SCALE, FEATURES, GROWS, UNCLEAR, VANISHES, Quantity
+from depthmup_flax.coord_check.verdict import (
+    ATTENTION_SCALE,
+    DECAY,
+    FEATURES,
+    GROWS,
+    UNCLEAR,
+    UPDATE,
+    VANISHES,
+    Quantity,
+)
 from depthmup_flax.power_fits import BELOW_PRECISION, EXPLODES, ZERO
 from depthmup_flax.rule.parametrization import WIDTH_RULES, Parametrization, Role
 
@@ -37,6 +48,8 @@ class Evidence:
     quantities: Sequence[Quantity]
     rule: Parametrization
     known: Layers
+    tolerance: float
+    probe: Probe
 
     def failed(self, axis: str, kind: str, group: str | None = None, name: str | None = None) -> list[Quantity]:
         """Quantities that grow or explode."""
@@ -57,19 +70,62 @@ class Evidence:
         """Exponent of a parameter's initial root mean square; NaN if it starts at zero."""
         return self.table.fit(axis, EVERYTHING, "weight", path, 0).slope
 
-    def wrong_updates(self, axis: str, groups: Container[str], sign: int) -> list[str]:
-        """Weights of these groups whose first update, trained alone, grows (1) or falls (-1) faster than it should.
+    def updates(self, axis: str, verdict: str) -> list[str]:
+        """Weights whose own update is at fault: it grows or vanishes, compared with the rule's.
 
-        It should follow ``n^-c L^-gamma`` (TP6 Definition 6.1).
+        The update of an optimizer that is linear in the gradient also shows what is wrong with the gradient, which is a
+        mistake of the forward pass.
         """
+        wrong = [q for q in self.quantities if (q.axis, q.kind, q.verdict) == (axis, UPDATE, verdict) and not q.passed]
+        return [
+            q.name
+            for q in wrong
+            if abs(q.fit.slope - q.expected - self.gradient_excess(axis, q.name)) > _CLEARLY
+            and BELOW_PRECISION not in self.verdicts(axis, q.group)
+        ]
+
+    def gradient_excess(self, axis: str, path: str) -> float:
+        """Exponent of a weight's gradient behind a random readout, less that of the rule; 0 if it is unknown.
+
+        The rule's gradient scale times the gradient is of order one (TP6 Definition 6.1).
+        """
+        leaf, rule = self.known.weights[path], self.rule
+        expected = 0.0
+        if axis == "depth":
+            expected = -rule.alpha if leaf.in_branch else 0.0
+        elif rule.width == "mup":
+            exponents = WIDTH_RULES[leaf.role]
+            expected = -float(exponents.gradient_in + exponents.gradient_out)
+        fit = self.table.fit(axis, self.known.group_of_weight[path], "gradient", path, 0)
+        return fit.slope - expected if fit.state == "fitted" and math.isfinite(fit.slope) else 0.0
+
+    def alone(self, axis: str, group: str, name: str) -> Quantity | None:
+        """The change of the features or outputs when one group trains alone."""
+        found = (q for q in self.quantities if (q.axis, q.kind, q.group, q.name) == (axis, "change", group, name))
+        return next(found, None)
+
+    def verdicts(self, axis: str, group: str) -> tuple[str, str]:
+        """The verdicts on the features and the outputs when one group trains alone; the group's updates are right."""
+        features, outputs = (self.alone(axis, group, name) for name in (FEATURES, OUTPUT))
+        return features.verdict if features else "", outputs.verdict if outputs else ""
+
+    def groups(self, role: Role) -> list[str]:
+        """Groups of the weights of a role outside branches, with right updates over width."""
+        wrong = {*self.updates("width", GROWS), *self.updates("width", VANISHES)}
+        paths = [path for path in self.weights(role) if not self.known.weights[path].in_branch and path not in wrong]
+        return [self.known.group_of_weight[path] for path in paths]
+
+    def paths(self, group: str) -> list[str]:
+        """The weights of a group."""
+        return [path for path, own in self.known.group_of_weight.items() if own == group]
+
+    def wrong_roles(self) -> list[str]:
+        """Weights outside the rule's vectors whose growing dimensions contradict their role."""
         wrong = []
-        for path, leaf in self.known.weights.items():
-            group, expected = self.known.group_of_weight[path], 0.0
-            if axis == "depth" and leaf.in_branch:
-                expected = -self.rule.gamma
-            elif axis == "width" and self.rule.width == "mup":
-                expected = float(WIDTH_RULES[leaf.role].update_in)
-            if group in groups and sign * (self.table.fit(axis, group, "update", path, 1).slope - expected) > _CLEARLY:
+        for path, shapes in self.known.shapes_over_width.items():
+            leaf, shape = self.known.weights[path], shapes[-1]
+            growing = sum(a != b for a, b in zip(shapes[0], shape, strict=True)) if len(shapes[0]) == len(shape) else 0
+            if growing and (growing >= 2) != (leaf.role is Role.HIDDEN):
                 wrong.append(path)
         return wrong
 
@@ -103,10 +159,10 @@ def diagnose(evidence: Evidence) -> list[Cause]:
     mistakes = (*_initial_mistakes(evidence), *_training_mistakes(evidence))
     if causes := [Cause(name, tuple(layers), text) for name, layers, text in mistakes if layers]:
         return causes
-    layers = tuple(sorted({q.name if q.group == EVERYTHING else q.group for q in failures}))
+    layers = tuple(sorted({q.group if q.group != EVERYTHING and q.kind == "change" else q.name for q in failures}))
     verdicts = {q.verdict for q in failures}
     if verdicts == {UNCLEAR}:
-        return [Cause("unclear", layers, "the intervals are too wide for a verdict: add seeds or sizes.")]
+        return [Cause("unclear", layers, _what_to_run(evidence, failures))]
     if BELOW_PRECISION in verdicts:
         text = (
             "some changes are below 1e-5 of the values that change, so rounding decides them: use a larger learning "
@@ -118,6 +174,25 @@ def diagnose(evidence: Evidence) -> list[Cause]:
         "not asymptotic) or a smaller learning rate."
     )
     return [Cause("unknown", layers, text)]
+
+
+def _what_to_run(e: Evidence, unclear: Sequence[Quantity]) -> str:
+    """The sizes or seeds that decide."""
+    lines = []
+    for axis in e.table.axes():
+        open_here = [q for q in unclear if q.axis == axis]
+        moving = [q for q in open_here if q.trend and q.trend.converges(q.expected, e.tolerance)]
+        if moving:
+            sizes = max(q.trend.sizes_needed(e.table.sizes(axis), q.expected, e.tolerance) for q in moving if q.trend)
+            lines.append(
+                f"exponents move to the right ones as {axis} grows, but are not there yet: run {axis}s={sizes}"
+            )
+        elif open_here:
+            seeds = max(len(seeds) for seeds in e.table.values(axis, EVERYTHING, "activation", OUTPUT, 0).values())
+            width = max(q.fit.interval for q in open_here)
+            times = min(4, max(2, math.ceil((width / e.tolerance) ** 2)))
+            lines.append(f"the intervals over {axis} are too wide for a verdict: run seeds={times * seeds}")
+    return "; ".join(lines) + "."
 
 
 # The fields of a `Cause`; no layers if there is no sign of it.
@@ -144,6 +219,12 @@ def _initial_mistakes(e: Evidence) -> Iterator[_Mistake]:
             "gamma0 falls with width, so features stop moving (the lazy limit, B24 C.1): use gamma0_width_exponent=0."
         )
         yield "lazy_rule", [FEATURES], text
+    text = (
+        "weights in branches are used again by other layers, so their gradients and effects add up in another way than "
+        "those of weights of their own: the rule is for separate weights. Give each layer its own, or use alpha=1."
+    )
+    wrong = any(not q.passed for q in e.quantities if q.axis == "depth")
+    yield "repeated_weights", [p for p in e.known.reused if wrong and e.known.weights[p].in_branch], text
     if e.failed("width", "activation"):
         fixed = [path for path in e.weights(Role.HIDDEN) if e.weight_slope("width", path) > -_CLEARLY]
         text = (
@@ -177,15 +258,51 @@ def _initial_mistakes(e: Evidence) -> Iterator[_Mistake]:
             " or is multiplied before a norm that cancels it: multiply its output by rule.residual_multiplier(r), or "
             "use ResidualBranch."
         )
-        yield "missing_branch_multiplier", [] if means else grows_with_depth, text
+        reused = any(e.known.weights[path].in_branch for path in e.known.reused)
+        normed = [] if means or reused or not grows_with_depth else e.probe.before_norms(inside)
+        norm_text = (
+            "activations grow with depth before any step, and branches end in a norm behind these weights, so a "
+            f"multiplier in front of it has no effect: multiply the output of the norm by r^-{rule.alpha:g}, "
+            "rule.residual_multiplier(r)."
+        )
+        yield "norm_cancels_multiplier", normed, norm_text
+        yield "missing_branch_multiplier", [] if means or reused or normed else grows_with_depth, text
 
 
 def _training_mistakes(e: Evidence) -> Iterator[_Mistake]:
     """Mistakes that show in the changes by single groups of parameters."""
     growing = {axis: e.growing_groups(axis) for axis in ("width", "depth")}
+    shrinking_decay = [q.name for q in e.quantities if q.kind == DECAY and q.verdict == VANISHES]
+    text = (
+        "the share of a weight that decay removes in a step shrinks with the network, so decay is inside the "
+        "multipliers: pass weight_decay to depthmup(direction, ...), and only the direction, without decay."
+    )
+    yield "decay_inside_multipliers", list(dict.fromkeys(shrinking_decay)), text
+    wrong_updates = [path for axis in e.table.axes() for v in (GROWS, VANISHES) for path in e.updates(axis, v)]
+    text = (
+        "the update of an entry depends on other entries (a trust ratio, clipping by the global norm), and its size "
+        "does not follow the rule: use an entrywise direction such as optax.scale_by_adam(), and clip_rms= to clip."
+    )
+    entrywise = not wrong_updates or e.probe.is_entrywise()
+    yield "not_entrywise", [] if entrywise else list(dict.fromkeys(wrong_updates)), text
+    wrong_roles = e.wrong_roles()
+    text = (
+        "info gives these weights a role that their shapes contradict (hidden weights alone have two dimensions "
+        "that grow with width): check the roles in param_table, and the shapes of the base model."
+    )
+    yield "wrong_role", [p for p in wrong_roles if e.known.group_of_weight[p] in growing["width"]], text
+    if not entrywise:
+        return
     if e.rule.alpha >= 0.5 and not e.failed("depth", "activation"):
         # Parameters outside branches move features by order 1 at every depth unless the rule or the forward is wrong.
         outside = [group for group in growing["depth"] if group not in e.known.branch_groups]
+        once = [group for group in growing["depth"] if group in e.known.once_groups]
+        not_scaled = [g for g in once if any(e.gradient_excess("depth", p) > _CLEARLY for p in e.paths(g))]
+        shortcut_text = (
+            "info places these weights inside branches, but their effect lacks the branch multiplier, so they are on "
+            "the shortcut (a projection, a downsampling): leave them out of in_branch."
+        )
+        yield "shortcut_in_branch", not_scaled, shortcut_text
         text = (
             "parameters that info places outside residual branches have an effect that grows with depth, so some are "
             "inside: let in_branch match all parameters of all branches."
@@ -204,21 +321,44 @@ def _training_mistakes(e: Evidence) -> Iterator[_Mistake]:
             "attention logits grow with the head dimension d, so they are scaled by 1/sqrt(d): scale by "
             "rule.attention_scale(d, d_base), which is sqrt(d_base) / d."
         )
-        yield "attention_scale", [q.name for q in e.failed("width", ATTENTION_SCALE)], text
+        of_scores = [g for g in e.known.score_groups if e.verdicts("width", g)[0] in (GROWS, EXPLODES)]
+        of_scores = [g for g in of_scores if not set(e.paths(g)) & {*wrong_updates, *wrong_roles}]
+        named = [q.name for q in e.failed("width", ATTENTION_SCALE)]
+        yield "attention_scale", named or sorted(of_scores), text
+        yield from _embedding_mistakes(e, wrong_roles)
         text = (
             "updates do not shrink with width as the rule says (hidden weights: 1/m for Adam): make the optimizer with "
             "depthmup(direction, info, rule, ...), and check the roles in param_table."
         )
-        yield "missing_width_update_factor", e.wrong_updates("width", growing["width"], 1), text
-    branches = e.known.branch_groups
-    if not e.failed("depth", "change", BRANCHES):
-        branches = e.known.branch_groups.intersection(growing["depth"])
+        yield "missing_width_update_factor", e.updates("width", GROWS), text
     text = (
         "updates inside branches do not shrink with depth as r^-gamma: make the optimizer with depthmup(direction, "
         "info, rule, ...), where info records them as in_branch with their depth_ratio."
     )
-    yield "missing_depth_update_factor", e.wrong_updates("depth", branches, 1), text
+    yield "missing_depth_update_factor", e.updates("depth", GROWS), text
     for axis in ("width", "depth"):
-        vanishing = {q.group for q in e.quantities if (q.axis, q.kind, q.verdict) == (axis, "change", VANISHES)}
         text = f"updates shrink faster with {axis} than the rule says: look for a factor that is applied twice."
-        yield f"updates_too_small_in_{axis}", e.wrong_updates(axis, vanishing, -1), text
+        yield f"updates_too_small_in_{axis}", e.updates(axis, VANISHES), text
+
+
+def _embedding_mistakes(e: Evidence, wrong_roles: Sequence[str]) -> Iterator[_Mistake]:
+    """Factors that depend on width, behind an embedding or in front of the outputs."""
+    stems = [g for g in e.groups(Role.INPUT) if not set(e.paths(g)) & set(wrong_roles)]
+    scaled = [g for g in stems if e.verdicts("width", g)[0] in (GROWS, EXPLODES)]
+    started_right = all(e.weight_slope("width", path) < -_CLEARLY for path in e.weights(Role.HIDDEN))
+    if not scaled and started_right and any(q.name != OUTPUT for q in e.failed("width", "activation")):
+        # Behind norms, a stream that is too large hides in the effect of its embedding, but not in its gradient.
+        excess = {g: max(e.gradient_excess("width", path) for path in e.paths(g)) for g in stems}
+        scaled = [g for g, value in excess.items() if value > max(excess.values()) - _CLEARLY]
+    text = (
+        "an embedding is multiplied by a factor that grows with width, such as sqrt(D): remove it, and give the "
+        "embedding the standard deviation that it had at the base width, times the factor there."
+    )
+    yield "embedding_scaled_with_width", scaled, text
+    readouts = e.groups(Role.OUTPUT) or [e.known.group_of_weight[path] for path in e.known.tied]
+    vanish = [g for g in readouts if e.verdicts("width", g)[1] == VANISHES]
+    text = (
+        "outputs vanish with width when the readout trains, though its updates are right, so its product has another "
+        "factor besides 1/m, such as 1/sqrt(D): keep rule.readout_multiplier(m) alone."
+    )
+    yield "readout_scaled_twice", vanish, text

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from depthmup_flax.coord_check.parameter_uses import ParameterUses
 from depthmup_flax.coord_check.recorded_sizes import BRANCH_VECTORS, BRANCHES, OTHER_VECTORS
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 
@@ -25,12 +28,27 @@ class Layers:
     group_of_weight: Mapping[str, str]  # the group in which the weight trains alone
     branch_groups: frozenset[str]
     branch_activations: frozenset[str]
+    score_groups: frozenset[str] = frozenset()  # queries and keys: the outputs see only their products
+    once_groups: frozenset[str] = frozenset()  # as many weights in a deep network as in a shallow one
+    reused: tuple[str, ...] = ()  # weights that a deep network uses more often than a shallow one
+    tied: tuple[str, ...] = ()  # input weights that are used twice
+    shapes_over_width: Mapping[str, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
 
 
 def collect_layers(
-    infos: Sequence[Mapping[str, ParamInfo]], activations: Sequence[Iterable[str]], collapses: Sequence[Collapse]
+    infos: Sequence[Mapping[str, ParamInfo]],
+    activations: Sequence[Iterable[str]],
+    collapses: Sequence[Collapse],
+    uses: Sequence[ParameterUses] = (),
+    first_of_depth: int = 0,
 ) -> Layers:
-    """`Layers` from the parameters, the names of the activations and the `collapsers` of each network."""
+    """`Layers` from the parameters, the names of the activations and the `collapsers` of each network.
+
+    Args:
+      infos, activations, collapses: of each network.
+      uses: of each network's parameters.
+      first_of_depth: position of the first of the networks that differ in depth.
+    """
     weights: dict[str, ParamInfo] = {}
     branch_activations: set[str] = set()
     for info, names, collapse in zip(infos, activations, collapses, strict=True):
@@ -44,7 +62,49 @@ def collect_layers(
                 branch_activations.add(collapse(name))
     groups = {path: _group_of(path) for path in weights}
     inside = {groups[path] for path, leaf in weights.items() if leaf.in_branch} | {BRANCHES, BRANCH_VECTORS}
-    return Layers(weights, groups, frozenset(inside), frozenset(branch_activations))
+    layers = Layers(weights, groups, frozenset(inside), frozenset(branch_activations))
+    return _with_uses(layers, infos, collapses, uses, first_of_depth) if uses else layers
+
+
+def _with_uses(
+    layers: Layers,
+    infos: Sequence[Mapping[str, ParamInfo]],
+    collapses: Sequence[Collapse],
+    uses: Sequence[ParameterUses],
+    first_of_depth: int,
+) -> Layers:
+    """``layers`` with what the forward passes of the networks tell."""
+    scores, others, tied = set[str](), set[str](), set[str]()
+    shapes: dict[str, tuple[tuple[int, ...], ...]] = {}
+    # Of each network that differs in depth: the numbers in a weight's arrays, and its uses.
+    sizes: dict[str, list[int]] = {path: [] for path in layers.weights}
+    counts: dict[str, list[int]] = {path: [] for path in layers.weights}
+    for position, (info, collapse, use) in enumerate(zip(infos, collapses, uses, strict=True)):
+        size, count = Counter[str](), Counter[str]()
+        for i, (path, leaf) in enumerate(info.items()):
+            name = collapse(path)
+            if name not in layers.weights:
+                continue
+            if position < first_of_depth:
+                shapes[name] = (*shapes.get(name, ()), leaf.shape)
+            size[name] += math.prod(leaf.shape)
+            count[name] += use.counts[i]
+            (scores if i in use.queries_and_keys else others).add(layers.group_of_weight[name])
+            if leaf.role is Role.INPUT and not leaf.in_branch and use.counts[i] == 2:
+                tied.add(name)
+        for path in layers.weights if position >= first_of_depth else ():
+            sizes[path].append(size[path])
+            counts[path].append(count[path])
+    grows = lambda numbers: max(numbers, default=0) > min(numbers, default=0)
+    repeated = {layers.group_of_weight[path] for path, numbers in sizes.items() if grows(numbers)}
+    return dataclasses.replace(
+        layers,
+        score_groups=frozenset(scores - others),
+        once_groups=layers.branch_groups - repeated - {BRANCHES, BRANCH_VECTORS},
+        reused=tuple(path for path in layers.weights if grows(counts[path]) and not grows(sizes[path])),
+        tied=tuple(sorted(tied)),
+        shapes_over_width=shapes,
+    )
 
 
 def groups_of_parameter(path: str, leaf: ParamInfo, collapse: Collapse) -> list[str]:
@@ -59,9 +119,10 @@ def collapsers(names_of_networks: Sequence[Sequence[str]], infos: Sequence[Mappi
     """For each network, a function of a path that replaces indices that count layers by ``*``.
 
     An index counts layers if its values differ between the networks: ``block_7`` of a deep network becomes
-    ``block_*``, while ``Dense_0`` and ``Dense_1`` of every block stay apart. Different kinds of modules are not
-    counted together: ``Dense_0`` (a stem), ``Dense_1`` to ``Dense_8`` (blocks) and ``Dense_9`` (the readout) become
-    ``Dense_0``, ``Dense_*`` and ``Dense_* (output)``.
+    ``block_*``, while ``Dense_0`` and ``Dense_1`` of every block stay apart. It also counts layers if three modules
+    or more, with two weights or more each, have equal parameters. Different kinds of modules are not counted together:
+    ``Dense_0`` (a stem), ``Dense_1`` to ``Dense_8`` (blocks) and ``Dense_9`` (the readout) become ``Dense_0``,
+    ``Dense_*`` and ``Dense_* (output)``.
 
     Args:
       names_of_networks: paths of parameters and activations of each network.
@@ -70,28 +131,43 @@ def collapsers(names_of_networks: Sequence[Sequence[str]], infos: Sequence[Mappi
     kinds = [_kinds(info) for info in infos]
     counting: set[_Place] = set()
 
-    def collapsed(i: int, name: str, seen: dict[_Place, list[set[str]]] | None = None) -> str:
+    def collapsed(i: int, name: str, seen: dict[_Place, list[dict[str, str]]] | None = None) -> str:
         """``name`` with the indices in ``counting`` as ``*``; adds its parts, as they are, to ``seen``."""
         done, path = "", ""
         for part in name.split("/"):
             path = f"{path}/{part}"
             place = (done, re.sub(r"\d+", "*", part), kinds[i].get(path[1:], ""))
             if seen is not None:
-                seen.setdefault(place, [set() for _ in kinds])[i].add(part)
+                seen.setdefault(place, [{} for _ in kinds])[i].setdefault(part, path[1:])
             label = f" ({place[2]})" if place[2] and "branch" not in place[2] else ""
             done = f"{done}/{place[1] + label if place in counting else part}"
         return done[1:]
 
     while True:  # a level is decided once those above it are
-        seen: dict[_Place, list[set[str]]] = {}
+        seen: dict[_Place, list[dict[str, str]]] = {}  # for every network: part -> its first path
         for i, names in enumerate(names_of_networks):
             for name in names:
                 collapsed(i, name, seen)
         # A place that some networks lack, such as a fourth stage, counts nothing.
-        differing = {place for place, sets in seen.items() if len({frozenset(s) for s in sets if s}) > 1}
+        differing = {place for place, parts in seen.items() if len({frozenset(p) for p in parts if p}) > 1}
+        differing |= {
+            place
+            for place, parts in seen.items()
+            if all(_equal_layers(info, p.values()) for info, p in zip(infos, parts, strict=True) if p)
+        }
         if differing <= counting:
             return [functools.partial(collapsed, i) for i in range(len(kinds))]
         counting |= differing
+
+
+def _equal_layers(info: Mapping[str, ParamInfo], paths: Collection[str]) -> bool:
+    """Whether these are three modules or more of equal parameters in branches, with two weights or more."""
+    parameters = [
+        {path[len(module) :]: leaf for path, leaf in info.items() if path.startswith(f"{module}/")} for module in paths
+    ]
+    weights = [leaf for leaf in parameters[0].values() if not _is_vector(leaf)] if parameters else []
+    equal = all(found == parameters[0] for found in parameters)
+    return len(parameters) >= 3 and equal and len(weights) >= 2 and all(leaf.in_branch for leaf in weights)
 
 
 def _is_vector(leaf: ParamInfo) -> bool:

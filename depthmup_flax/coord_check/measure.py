@@ -51,22 +51,33 @@ def measure(
     keys = _keys(shapes, info, spectral)
     pairs = np.array([(seed, group) for seed in range(seeds) for group in range(len(groups))])
     run = _compiled(network, shapes, loss, keys, trains_GxP, lengths_G)
-    squares, weights = jax.device_get(run(pairs, [_random_readout(leaf, rule) for leaf in info.values()]))
+    squares, starts = jax.device_get(run(pairs, [_random_readout(leaf, rule) for leaf in info.values()]))
 
     records = []
-    for (seed, group), squares_SxK, weights_P in zip(pairs.tolist(), squares, weights, strict=True):
-        sizes = dict(zip(keys, np.sqrt(squares_SxK.T), strict=True))
-        sizes |= {("weight", path): rms[None] for path, rms in zip(info, np.sqrt(weights_P), strict=True)}
+    for i, (seed, group) in enumerate(pairs.tolist()):
+        sizes = dict(zip(keys, np.sqrt(squares[i].T), strict=True))
+        for quantity, squares_P in starts.items():
+            sizes |= {(quantity, path): rms[None] for path, rms in zip(info, np.sqrt(squares_P[i]), strict=True)}
         untrained = {path for path, trains in zip(info, trains_GxP[group], strict=True) if not trains}
         for (quantity, name), values in _collapsed(sizes, untrained, collapse).items():
-            steps_recorded = range(0 if quantity == "activation" else 1, lengths_G[group] + 1)
-            if quantity in ("weight", "mean"):  # at the start, where groups differ in the readout alone
-                steps_recorded = range(int(group == 0))
-            for step in steps_recorded:
+            for step in _steps_recorded(quantity, group, lengths_G[group]):
                 # The update of a step is computed from the gradient before it.
-                value = float(values[step - quantity.startswith("update")])
+                value = float(values[step - (quantity in _OF_UPDATES)])
                 records.append(Record(*size, seed, groups[group], step, quantity, name, value))
     return records
+
+
+_OF_UPDATES = ("update", "update_norm", "gradient_update")
+_OF_TRAINED = (*_OF_UPDATES, "gradient", "decay")  # recorded for the parameters that train
+
+
+def _steps_recorded(quantity: str, group: int, length: int) -> range:
+    """The steps of a run whose values of a quantity are kept."""
+    if quantity in ("weight", "mean"):  # at the start, where groups differ in the readout alone
+        return range(int(group == 0))
+    if quantity in ("gradient", "decay"):  # at the start, behind a random readout
+        return range(int(group > 0))
+    return range(0 if quantity == "activation" else 1, length + 1)
 
 
 def _collapsed(
@@ -75,9 +86,13 @@ def _collapsed(
     """RMS over the layers that share a collapsed name; without updates of untrained parameters, rounding as 0."""
     together: dict[_Key, list[np.ndarray]] = {}
     for (quantity, name), values_S in sizes.items():
-        if quantity.startswith("update") and name in untrained:
+        if quantity in _OF_TRAINED and name in untrained:
             continue
-        is_rounding = quantity == "change" and values_S < 1e-5 * sizes["activation", name][0]
+        is_rounding = np.zeros_like(values_S, bool)
+        if quantity in ("change", "aligned"):  # sums of rounding errors along one direction are smaller
+            is_rounding = values_S < (1e-5 if quantity == "change" else 1e-7) * sizes["activation", name][0]
+        elif quantity == "gradient_update":  # decay itself changes a little from step to step
+            is_rounding = values_S < 1e-3 * sizes["update", name]
         together.setdefault((quantity, collapse(name)), []).append(np.where(is_rounding, 0.0, values_S))
     return {
         key: np.sqrt(np.mean(np.square(np.stack(layers), dtype=np.float64), axis=0)) for key, layers in together.items()
@@ -89,17 +104,18 @@ def _keys(shapes: Shapes, info: Mapping[str, ParamInfo], spectral: bool) -> list
     return [
         *[(quantity, name) for quantity in ("activation", "change") for name in shapes],
         *[("mean", name) for name, x in shapes.items() if x.ndim],
-        *[("update", path) for path in info],
+        ("aligned", OUTPUT),
+        *[(quantity, path) for quantity in ("update", "gradient_update", "gradient") for path in info],
         *[("update_norm", path) for path, leaf in info.items() if spectral and len(leaf.shape) >= 2],
     ]
 
 
 def _compiled(
     network: Network, shapes: Shapes, loss: Loss, keys: Sequence[_Key], trains_GxP: np.ndarray, lengths_G: np.ndarray
-) -> Callable[[np.ndarray, Sequence[np.ndarray | None]], tuple[jax.Array, jax.Array]]:
+) -> Callable[[np.ndarray, Sequence[np.ndarray | None]], tuple[jax.Array, dict[str, jax.Array]]]:
     """A function of (seed, group) pairs ``[N, 2]`` and the values of `_random_readout` for every parameter.
 
-    It returns mean squares ``[N, steps + 1, keys]``, and those of the initial weights ``[N, P]``. The program has one
+    It returns mean squares ``[N, steps + 1, keys]``, and those of `_initial_values` ``[N, P]``. The program has one
     forward and one backward pass: activations are recorded where the gradient is taken.
     """
     paths = list(flatten_info(network.info))
@@ -108,58 +124,82 @@ def _compiled(
         outputs, activations = network.apply(params)
         return loss(outputs), {**activations, OUTPUT: outputs}
 
-    def train(pair: jax.Array, readouts: Sequence[jax.Array | None]) -> tuple[jax.Array, jax.Array]:
+    def train(pair: jax.Array, readouts: Sequence[jax.Array | None]) -> tuple[jax.Array, dict[str, jax.Array]]:
         seed, group = pair
-        params, weights_P = _initial_values(network, readouts, seed, group == 0)
+        params, decays, squares_P = _initial_values(network, readouts, seed, group == 0)
         trains_P = jnp.asarray(trains_GxP)[group]
-        zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in shapes.items()}
+        zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in {**shapes, _SLOPE: shapes[OUTPUT]}.items()}
         squares_SxK = jnp.zeros((lengths_G.max() + 1, len(keys)))
 
         def step(i: jax.Array, carry: tuple) -> tuple:
             params, state, start, squares_SxK = carry
             grads, now = jax.grad(forward, has_aux=True)(params)
-            start = {name: jnp.where(i == 0, x, start[name]) for name, x in now.items()}
+            now_and_slope = {**now, _SLOPE: jax.grad(loss)(now[OUTPUT])}
+            start = {name: jnp.where(i == 0, x, start[name]) for name, x in now_and_slope.items()}
             updates, state = network.optimizer.update(grads, state, params)
             leaves, tree = jax.tree.flatten(updates)
             leaves = [jnp.where(trains, u, jnp.zeros_like(u)) for trains, u in zip(trains_P, leaves, strict=True)]
-            squares_K = jnp.stack(_squares(keys, start, now, dict(zip(paths, leaves, strict=True))))
+            by_path = {
+                "update": dict(zip(paths, leaves, strict=True)),
+                "gradient": dict(zip(paths, jax.tree.leaves(grads), strict=True)),
+                "decay": dict(zip(paths, decays, strict=True)),
+            }
             params = optax.apply_updates(params, jax.tree.unflatten(tree, leaves))
-            return params, state, start, squares_SxK.at[i].set(squares_K)
+            return params, state, start, squares_SxK.at[i].set(jnp.stack(_squares(keys, start, now, by_path)))
 
         carry = (params, network.optimizer.init(params), zeros, squares_SxK)
-        return jax.lax.fori_loop(0, jnp.asarray(lengths_G)[group] + 1, step, carry)[-1], weights_P
+        return jax.lax.fori_loop(0, jnp.asarray(lengths_G)[group] + 1, step, carry)[-1], squares_P
 
     return jax.jit(lambda pairs, readouts: jax.lax.map(lambda pair: train(pair, readouts), pairs))
 
 
+_SLOPE = "slope of the loss"  # the gradient of the loss by the outputs, at the start
+
+
 def _initial_values(
     network: Network, readouts: Sequence[jax.Array | None], seed: jax.Array, zero_readout: jax.Array
-) -> tuple[ArrayTree, jax.Array]:
-    """The parameters to train, and the mean squares ``[P]`` of the network's own initial values."""
+) -> tuple[ArrayTree, list[jax.Array], dict[str, jax.Array]]:
+    """The parameters to train, their updates without a gradient (weight decay), and mean squares ``[P]``.
+
+    These are ``weight``, of the network's own initial values, and ``decay``, of the decay relative to the parameter.
+    """
     own = network.init(jax.random.key(seed))
     leaves, structure = jax.tree.flatten(own)
     # A readout that the optimizer freezes must not start at zero.
     updates, _ = network.optimizer.update(jax.tree.map(jnp.ones_like, own), network.optimizer.init(own), own)
     moves = [jnp.any(u != 0) for u in jax.tree.leaves(updates)]
-    start = [
+    start_leaves = [
         leaf if random is None else jnp.where(zero_readout & moved, jnp.zeros_like(leaf), _rescaled(leaf, random))
         for leaf, random, moved in zip(leaves, readouts, moves, strict=True)
     ]
-    return jax.tree.unflatten(structure, start), jnp.stack([_mean_square(leaf) for leaf in leaves])
+    start = jax.tree.unflatten(structure, start_leaves)
+    decay, _ = network.optimizer.update(jax.tree.map(jnp.zeros_like, own), network.optimizer.init(start), start)
+    decays = [jnp.nan_to_num(u) for u in jax.tree.leaves(decay)]
+    rates = [_mean_square(u) / jnp.maximum(_mean_square(w), 1e-30) for u, w in zip(decays, start_leaves, strict=True)]
+    return start, decays, {"weight": jnp.stack([_mean_square(leaf) for leaf in leaves]), "decay": jnp.stack(rates)}
 
 
 def _squares(
-    keys: Sequence[_Key], start: Activations, now: Activations, updates: Mapping[str, jax.Array]
+    keys: Sequence[_Key], start: Activations, now: Activations, by_path: Mapping[str, Mapping[str, jax.Array]]
 ) -> list[jax.Array]:
     """The square of every key's number at one step."""
+    change = lambda name: now[name].astype(jnp.float32) - start[name].astype(jnp.float32)
     squares: dict[str, Callable[[str], jax.Array]] = {
         "activation": lambda name: _mean_square(now[name]),
-        "change": lambda name: _mean_square(now[name].astype(jnp.float32) - start[name].astype(jnp.float32)),
+        "change": lambda name: _mean_square(change(name)),
+        "aligned": lambda name: _mean_square(_along(change(name), start[_SLOPE].astype(jnp.float32))),
         "mean": lambda name: _mean_square(now[name].astype(jnp.float32).mean(-1)),
-        "update": lambda path: _mean_square(updates[path]),
-        "update_norm": lambda path: jnp.linalg.norm(updates[path], ord=2, axis=(-2, -1)).max() ** 2,
+        "update": lambda path: _mean_square(by_path["update"][path]),
+        "gradient_update": lambda path: _mean_square(by_path["update"][path] - by_path["decay"][path]),
+        "gradient": lambda path: _mean_square(by_path["gradient"][path]),
+        "update_norm": lambda path: jnp.linalg.norm(by_path["update"][path], ord=2, axis=(-2, -1)).max() ** 2,
     }
     return [squares[quantity](name) for quantity, name in keys]
+
+
+def _along(x: jax.Array, direction: jax.Array) -> jax.Array:
+    """The part of ``x`` along ``direction``."""
+    return direction * (jnp.vdot(x, direction) / jnp.maximum(jnp.vdot(direction, direction), 1e-30))
 
 
 def _random_readout(leaf: ParamInfo, rule: Parametrization) -> np.ndarray | None:

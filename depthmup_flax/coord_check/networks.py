@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -11,7 +11,10 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.extend import core
 
+from depthmup_flax.coord_check.full_precision import in_float32, low_precision, widened
+from depthmup_flax.coord_check.parameter_uses import ParameterUses, parameter_uses
 from depthmup_flax.coord_check.recorded_sizes import OUTPUT, SCORES
 from depthmup_flax.errors import InputError
 from depthmup_flax.infer.initial_scale import init_factors, multiplied
@@ -51,8 +54,19 @@ class Network:
         return dataclasses.replace(self, init=lambda key: multiplied(self.init(key), factors))
 
 
+Output = str | int | Callable[[Any], jax.Array]
+
+
 def linen_network(
-    model: nn.Module, x: ArrayTree, *, info: InfoTree, optimizer: optax.GradientTransformation, **kwargs: Any
+    model: nn.Module,
+    x: ArrayTree,
+    *,
+    info: InfoTree,
+    optimizer: optax.GradientTransformation,
+    output: Output | None = None,
+    rngs: Sequence[str] = (),
+    mutable: Sequence[str] = (),
+    **kwargs: Any,
 ) -> Network:
     """A Linen module as a `Network`: records the output of every submodule, and sown intermediates.
 
@@ -63,26 +77,30 @@ def linen_network(
       x: the batch.
       info: from `param_info` or `infer_info`.
       optimizer: complete optax optimizer.
-      **kwargs: of the call, such as ``train=True`` for batch normalization. Running averages stay at their initial
-        values; dropout uses one key at every step.
+      output: which of several results are the outputs: a key, an index, or a function of the result. ``None``: the
+        model returns the outputs alone.
+      rngs: names of random streams besides ``params`` and ``dropout``. All use one key at every step.
+      mutable: collections that a call may write besides those that ``model.init`` returns. What is written is dropped:
+        running averages stay at their initial values.
+      **kwargs: of the call, such as ``train=True`` for batch normalization.
     """
-    rngs = {"dropout": jax.random.key(1)}
+    keys = {name: jax.random.key(i) for i, name in enumerate(("dropout", *rngs), start=1)}
 
     def init_all(key: jax.Array) -> dict[str, ArrayTree]:
-        variables = nn.unbox(model.init({"params": key, **rngs}, x, **kwargs))
+        variables = nn.unbox(model.init({"params": key, **keys}, x, **kwargs))
         return {name: value for name, value in variables.items() if name != "intermediates"}
 
     def init_state(key: jax.Array) -> dict[str, ArrayTree]:
         return {name: value for name, value in init_all(key).items() if name != "params"}
 
     state = jax.jit(init_state)(jax.random.key(0))
-    mutable = [*state, "intermediates"]
+    written = [*state, *mutable, "intermediates"]
 
     def apply(params: ArrayTree) -> tuple[jax.Array, Activations]:
-        outputs, changed = model.apply(
-            {"params": params, **state}, x, rngs=rngs, mutable=mutable, capture_intermediates=True, **kwargs
+        result, changed = model.apply(
+            {"params": params, **state}, x, rngs=keys, mutable=written, capture_intermediates=True, **kwargs
         )
-        return outputs, _named(changed.get("intermediates", {}))
+        return _selected(result, output), _named(nn.unbox(changed.get("intermediates", {})))
 
     return Network(lambda key: init_all(key)["params"], apply, info, optimizer)
 
@@ -93,6 +111,7 @@ def nnx_network(
     *,
     info: InfoTree,
     optimizer: optax.GradientTransformation,
+    output: Output | None = None,
     **kwargs: Any,
 ) -> Network:
     """An NNX module as a `Network`, with the arguments of `linen_network`: records the output of every submodule.
@@ -105,32 +124,83 @@ def nnx_network(
         module = make(nnx.Rngs(0))
         nnx.update(module, params)
         recorded = nnx.capture(module, nnx.Intermediate, method_outputs=nnx.Intermediate)
-        outputs, intermediates = recorded(x, **kwargs)
-        return outputs, _named(nnx.to_pure_dict(intermediates))
+        result, intermediates = recorded(x, **kwargs)
+        return _selected(result, output), _named(nnx.to_pure_dict(intermediates))
 
     return Network(lambda key: nnx.state(make(nnx.Rngs(key)), nnx.Param), apply, info, optimizer)
 
 
-def network_shapes(network: Network) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of the activations, with the output as `OUTPUT`.
+def _selected(result: Any, output: Output | None) -> jax.Array:
+    """The outputs among the results of a call."""
+    if output is None:
+        return result
+    if callable(output):
+        return output(result)
+    if isinstance(output, str) and hasattr(result, output):
+        return getattr(result, output)
+    try:
+        return result[output]
+    except (KeyError, IndexError, TypeError) as error:
+        has = f"the keys {sorted(map(str, result))}" if isinstance(result, Mapping) else type(result).__name__
+        raise InputError(f"output is {output!r}, but the model returns {has}: name one of its results.") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A network, traced once.
+
+    Attributes:
+      network: in float32, and evaluated from the trace.
+      shapes: of the activations, with the output as `OUTPUT`.
+      uses: of the parameters, in the order of the leaves.
+      precision: the low precision that the forward pass was written in, if it was.
+    """
+
+    network: Network
+    shapes: Shapes
+    uses: ParameterUses
+    precision: str | None
+
+
+def traced(network: Network) -> Traced:
+    """Traces the forward pass of a network.
 
     Raises:
       InputError: the functions return something else, or ``info`` does not describe the parameters.
     """
     params = jax.eval_shape(network.init, jax.random.key(0))
-    result = jax.eval_shape(network.apply, params)
+    try:
+        jaxpr, result = jax.make_jaxpr(network.apply, return_shape=True)(params)
+    except NameError as error:
+        if "unbound axis name" not in str(error):
+            raise
+        axis = str(error).rpartition(":")[2].strip()
+        raise InputError(
+            f"the model uses the mapped axis {axis!r}, which exists only inside pmap, vmap or shard_map: build it with "
+            "axis_name=None (of BatchNorm, for example) for the check."
+        ) from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         raise InputError("Network.apply must return (outputs, dictionary of activations): return {} to record none.")
-    outputs, activations = result
+    outputs = result[0]
     if not hasattr(outputs, "shape"):
-        raise InputError(f"the network returns {type(outputs).__name__}: it must return one array of outputs.")
+        names = f" with the keys {sorted(map(str, outputs))}" if isinstance(outputs, Mapping) else ""
+        raise InputError(
+            f"the network returns {type(outputs).__name__}{names}: it must return one array of outputs. Say which with "
+            "output=, a key, an index or a function of the result."
+        )
     shapes, known = ([tuple(x.shape) for x in jax.tree.leaves(t, is_leaf=is_info)] for t in (params, network.info))
     if shapes != known:
         raise InputError(
             f"info describes {len(known)} parameters, the network has {len(shapes)}, or their shapes differ: make info "
             "from the same model, of the same width and depth."
         )
-    return {**activations, OUTPUT: outputs}
+    precision, structure = low_precision(jaxpr), jax.tree.structure(result)
+    evaluate = core.jaxpr_as_fun(jaxpr) if precision is None else in_float32(jaxpr)
+    init = network.init if precision is None else lambda key: jax.tree.map(widened, network.init(key))
+    apply = lambda params: jax.tree.unflatten(structure, evaluate(*jax.tree.leaves(params)))
+    fast = dataclasses.replace(network, init=init, apply=apply)
+    new_shapes = jax.eval_shape(apply, params)
+    return Traced(fast, {**new_shapes[1], OUTPUT: new_shapes[0]}, parameter_uses(jaxpr, len(shapes)), precision)
 
 
 def _named(tree: ArrayTree) -> Activations:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from depthmup_flax.power_fits import EXPLODES, HUGE, ZERO, Fit, fit_power
+from depthmup_flax.power_fits import HUGE, Fit, fit_power
 
 OUTPUT = "output"
 SCORES = "scores"  # last part of an activation's name: products of queries and keys, before the attention scale
@@ -33,9 +33,12 @@ class Size(NamedTuple):
 class Record:
     """One number of one network; see `Size`.
 
-    Quantities are ``weight`` (RMS of a parameter), ``activation`` (RMS), ``mean`` (RMS of an activation's mean over its
-    last axis, at step 0), ``change`` (RMS of an activation's change since step 0), ``update`` (RMS of a parameter's
-    last change), and ``update_norm`` (largest spectral norm of an update's matrices over the last two axes).
+    Quantities of activations are ``activation`` (RMS), ``mean`` (RMS of the mean over the last axis, at step 0),
+    ``change`` (RMS of the change since step 0) and ``aligned`` (RMS of the part of the output's change that is along
+    the loss's slope at step 0). Quantities of parameters are ``weight`` (RMS at step 0), ``gradient`` (RMS at step 0,
+    behind a random readout), ``update`` (RMS of the last change), ``gradient_update`` (RMS of the last change without
+    the weight decay of the first), ``decay`` (RMS of the first change without a gradient, divided by ``weight``) and
+    ``update_norm`` (largest spectral norm of an update's matrices over the last two axes).
     """
 
     axis: str
@@ -96,30 +99,29 @@ class Table:
         """The exponent of one quantity over an axis."""
         return fit_power(self.values(axis, group, quantity, name, step))
 
-    def fit_features(self, axis: str, group: str, step: int) -> Fit:
-        """The exponent of the change of the features.
+    def feature_changes(self, axis: str, group: str, step: int) -> dict[int, list[float]]:
+        """The change of the features, as `values`; infinite if one explodes, {} if none changes.
 
-        Over width it is that of the geometric mean of all activations that change. Over depth it is that of the
-        activation that changes most in the deepest network, which is the stream: a change inside a branch may come
-        from that branch's own weights, which move by ``L^-gamma``.
+        Over width it is the geometric mean of all activations that change. Over depth it is the activation that
+        changes most in the deepest network, which is the stream: a change inside a branch may come from that branch's
+        own weights, which move by ``L^-gamma``.
         """
-        logs: dict[str, dict[int, list[float]]] = {}
+        changes: dict[str, dict[int, list[float]]] = {}
         for name in self.features(axis):
             by_size = self.values(axis, group, "change", name, step)
             values = [v for seeds in by_size.values() for v in seeds]
             if name == OUTPUT or not by_size or min(values) == 0:
                 continue
             if not all(math.isfinite(v) and v < HUGE for v in values):
-                return Fit(math.nan, math.nan, EXPLODES)
-            logs[name] = {size: [math.log(v) for v in seeds] for size, seeds in by_size.items()}
-        if not logs:
-            return Fit(math.nan, math.nan, ZERO)
+                return {size: [math.inf] for size in by_size}
+            changes[name] = by_size
+        if not changes:
+            return {}
         if axis == "depth":
             largest = self.sizes(axis)[-1]
-            name = max(logs, key=lambda n: float(np.mean(logs[n][largest])))
-            return self.fit(axis, group, "change", name, step)
-        sizes = next(iter(logs.values()))
-        return fit_power({s: list(np.exp(np.mean([log[s] for log in logs.values()], axis=0))) for s in sizes})
+            return changes[max(changes, key=lambda name: float(np.mean(np.log(changes[name][largest]))))]
+        sizes = next(iter(changes.values()))
+        return {s: list(np.exp(np.mean([np.log(c[s]) for c in changes.values()], axis=0))) for s in sizes}
 
     def _distinct_activations(self, axis: str) -> list[str]:
         steps = self.steps(axis, EVERYTHING, "activation")

@@ -11,16 +11,28 @@ import pathlib
 from depthmup_flax.coord_check.diagnosis import Cause
 from depthmup_flax.coord_check.figure import draw
 from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, Record
-from depthmup_flax.coord_check.verdict import ATTENTION_SCALE, NO_ANSWER, Quantity
+from depthmup_flax.coord_check.verdict import (
+    ATTENTION_SCALE,
+    CONVERGES,
+    DECAY,
+    FLAT,
+    GROWS,
+    NO_ANSWER,
+    UNCLEAR,
+    UPDATE,
+    VANISHES,
+    Quantity,
+)
 from depthmup_flax.rule.parametrization import Parametrization
 
 _SHOWN_LAYERS = 8
+_SHOWN_FAILURES, _SHOWN_PASSED = 12, 6  # lines per axis
 _COLUMN = 58  # characters
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The result of a check; ``print`` it."""
+    """The result of a check; ``print`` it, or ``print(report.details())`` for all lines."""
 
     records: list[Record]  # all numbers measured
     quantities: list[Quantity]  # exponents and verdicts
@@ -28,6 +40,7 @@ class Report:
     rule: Parametrization
     seeds: int  # networks per size
     tolerance: float  # largest exponent that counts as flat
+    notes: tuple[str, ...] = ()  # information, such as how nonlinear blocks are
 
     @property
     def ok(self) -> bool:
@@ -40,34 +53,53 @@ class Report:
         return [q for q in self.quantities if not q.passed]
 
     def __str__(self) -> str:
+        """One screen: the causes, the failures, and what passed with the largest deviation from theory."""
+        return self._text(_SHOWN_FAILURES, _SHOWN_PASSED)
+
+    def details(self) -> str:
+        """The same with a line for every quantity."""
+        return self._text(len(self.quantities), len(self.quantities))
+
+    def _text(self, failures: int, passed: int) -> str:
         lines = [
             f"coordinate check: alpha {self.rule.alpha:g}, gamma {self.rule.gamma:g}, width rule {self.rule.width}",
             "size ~ width^exponent or depth^exponent; "
             f"95 % intervals of {self.seeds} seeds; flat within {self.tolerance:g}",
         ]
         for axis in sorted({q.axis for q in self.quantities}, reverse=True):
-            lines += ["", *self._axis_lines(axis)]
+            lines += ["", *self._axis_lines(axis, failures, passed)]
         for cause in self.causes:
             more = len(cause.layers) - _SHOWN_LAYERS
             shown = ", ".join(cause.layers[:_SHOWN_LAYERS]) + (f" and {more} more" if more > 0 else "")
             lines += ["", f"likely cause ({cause.name}): {cause.text}", f"  at {shown}"]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(line for note in self.notes for line in ("", f"note: {note}"))])
 
-    def _axis_lines(self, axis: str) -> list[str]:
-        """A heading, and one line per quantity, failures first."""
-        quantities = sorted((q for q in self.quantities if q.axis == axis), key=lambda q: q.passed)
+    def _axis_lines(self, axis: str, failures: int, passed: int) -> list[str]:
+        """A heading, and lines for quantities: failures first, then the largest deviations among what passed."""
+        quantities = [q for q in self.quantities if q.axis == axis]
         failed = [q for q in quantities if not q.passed]
+        others = [q for q in quantities if q.passed]
+        if passed < len(others):
+            others.sort(key=lambda q: -abs(q.fit.slope - q.expected) if q.fit.state == "fitted" else 0.0)
+        hidden = [
+            f"{len(kinds) - shown} {what}"
+            for what, kinds, shown in (
+                ("more failures", failed, min(failures, len(failed))),
+                ("more passed", others, min(passed, len(others))),
+            )
+            if len(kinds) > shown
+        ]
         sizes = sorted({r.size for r in self.records if r.axis == axis})
         word = "PASS" if not failed else "UNCLEAR" if all(q.verdict in NO_ANSWER for q in failed) else "FAIL"
-        passed = f"{len(quantities) - len(failed)} of {len(quantities)} passed"
         return [
-            f"{axis} {', '.join(map(str, sizes))}: {word}, {passed}",
+            f"{axis} {', '.join(map(str, sizes))}: {word}, {len(others)} of {len(quantities)} passed",
             f"  {'':<4} {'size of':<{_COLUMN}} {'step':>4}  {'exponent':>16}  {'theory':>6}  verdict",
-            *map(_line, quantities),
+            *map(_line, [*failed[:failures], *others[:passed]]),
+            *([f"  and {' and '.join(hidden)}: print(report.details())"] if hidden else []),
         ]
 
     def save(self, directory: str | pathlib.Path) -> None:
-        """Writes ``records.jsonl``, ``report.txt`` and, with matplotlib, ``coord_check.png``."""
+        """Writes ``records.jsonl``, ``report.txt``, ``details.txt`` and, with matplotlib, ``coord_check.png``."""
         path = pathlib.Path(directory)
         path.mkdir(parents=True, exist_ok=True)
         rows = (
@@ -76,6 +108,7 @@ class Report:
         )
         (path / "records.jsonl").write_text("".join(row + "\n" for row in rows), encoding="utf-8")
         (path / "report.txt").write_text(f"{self}\n", encoding="utf-8")
+        (path / "details.txt").write_text(f"{self.details()}\n", encoding="utf-8")
         if importlib.util.find_spec("matplotlib") is None:
             print('No figure: matplotlib is not installed. Run pip install "depthmup-flax[report]".')
             return
@@ -90,6 +123,10 @@ def _line(q: Quantity) -> str:
         what = f"{ATTENTION_SCALE} x head dimension, {q.name}"
     elif q.kind == "activation":
         what = f"activation {q.name}"
+    elif q.kind == UPDATE:
+        what = f"update of {q.name}" + ("" if q.name.startswith(q.group) else f", training {q.group}")
+    elif q.kind == DECAY:
+        what = f"decay of {q.name}, its share"
     elif q.group == EVERYTHING:
         what = f"change of {q.name}"
     else:
@@ -98,4 +135,16 @@ def _line(q: Quantity) -> str:
         what = f"{what[: _COLUMN // 2 - 1]}...{what[-(_COLUMN - _COLUMN // 2 - 2) :]}"
     theory = "?" if q.theory is None else f"{q.theory:+.1f}" if q.theory else "0"
     mark = "ok" if q.passed else "FAIL" if q.verdict not in NO_ANSWER else "??"
-    return f"  {mark:<4} {what:<{_COLUMN}} {q.step:>4}  {q.fit!s:>16}  {theory:>6}  {q.verdict}"
+    return f"  {mark:<4} {what:<{_COLUMN}} {q.step:>4}  {q.fit!s:>16}  {theory:>6}  {_words(q)}"
+
+
+def _words(q: Quantity) -> str:
+    """The verdict in the reader's words; the exponents between neighboring sizes where they decide."""
+    slopes = ", ".join(f"{slope:+.2f}" for slope in q.trend.slopes) if q.trend else ""
+    if q.verdict == CONVERGES:
+        return f"{slopes}: converges"
+    if q.verdict == UNCLEAR and slopes:
+        return f"{slopes}: unclear"
+    if not q.expected:
+        return q.verdict
+    return {FLAT: "as theory", GROWS: "above theory", VANISHES: "below theory"}.get(q.verdict, q.verdict)

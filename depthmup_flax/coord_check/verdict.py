@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 
 from depthmup_flax.coord_check.layer_names import Layers
-from depthmup_flax.coord_check.recorded_sizes import BRANCHES, EVERYTHING, OTHER_VECTORS, OUTPUT, SCORES, Table
-from depthmup_flax.power_fits import BELOW_PRECISION, HUGE, ZERO, Fit, fit_power
-from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.coord_check.recorded_sizes import (
+    BRANCH_VECTORS,
+    BRANCHES,
+    EVERYTHING,
+    OTHER_VECTORS,
+    OUTPUT,
+    SCORES,
+    Table,
+)
+from depthmup_flax.coord_check.trend import Trend, fit_trend
+from depthmup_flax.power_fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO, Fit, fit_power
+from depthmup_flax.rule.parametrization import WIDTH_RULES, Parametrization, ParamInfo, Role
 
-FLAT, GROWS, VANISHES, UNCLEAR = "flat", "grows", "vanishes", "unclear"
+# Verdicts on an exponent, compared with the expected one.
+FLAT, CONVERGES, GROWS, VANISHES, UNCLEAR = "flat", "converges", "grows", "vanishes", "unclear"
 NO_ANSWER = (UNCLEAR, BELOW_PRECISION)
 FEATURES = "features"  # all activations but the output, as one quantity
 ATTENTION_SCALE = "attention scale"
+UPDATE, DECAY = "update", "decay"  # of a weight: kinds, besides those of activations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,13 +34,15 @@ class Quantity:
 
     axis: str  # "width" or "depth"
     group: str  # the parameters that train
-    kind: str  # "activation" (before training), "change" (after it), or `ATTENTION_SCALE`
-    name: str  # of the activation, or `FEATURES`
+    kind: str  # "activation" (before training), "change" (after it), `UPDATE`, `DECAY` or `ATTENTION_SCALE`
+    name: str  # of the activation or weight, or `FEATURES`
     step: int  # optimizer steps taken
     fit: Fit
     theory: float | None  # the exponent that theory gives for the rule in use, if it gives one
-    verdict: str  # flat, grows, vanishes, unclear, or the state of the fit
+    verdict: str  # flat, converges, grows, vanishes (compared with `expected`), unclear, or the state of the fit
     passed: bool  # whether the verdict is acceptable for this quantity
+    expected: float = 0.0  # the exponent of a right network
+    trend: Trend | None = None
 
 
 def judge(table: Table, rule: Parametrization, tolerance: float, layers: Layers) -> list[Quantity]:
@@ -56,16 +70,29 @@ def expected_exponent(axis: str, kind: str, name: str, in_branch: bool | None, r
     return exponent if in_branch else max(exponent, 0.0)
 
 
-def verdict_of(fit: Fit, tolerance: float) -> str:
+def expected_update(axis: str, leaf: ParamInfo, rule: Parametrization) -> float:
+    """The exponent of a weight's update: it follows ``n^-c L^-gamma`` (TP6 Definition 6.1)."""
+    if axis == "depth":
+        return -rule.gamma if leaf.in_branch else 0.0
+    return float(WIDTH_RULES[leaf.role].update_in) if rule.width == "mup" else 0.0
+
+
+def verdict_of(fit: Fit, tolerance: float, expected: float = 0.0, trend: Trend | None = None) -> str:
     """Grows or vanishes if the interval lies outside the tolerance; flat if it stays within twice the tolerance.
 
-    Mistakes have exponents of 1/2 or more, so a flat interval must not reach 1/2.
+    Mistakes have exponents of 1/2 or more, so a flat interval must not reach 1/2. An exponent that clearly moves to the
+    expected one as networks grow converges if it is within the tolerance at the largest, and is unclear before.
     """
     if fit.state != "fitted":
         return fit.state
-    if abs(fit.slope) - fit.interval > tolerance:
-        return GROWS if fit.slope > 0 else VANISHES
-    return FLAT if abs(fit.slope) + fit.interval <= 2 * tolerance else UNCLEAR
+    deviation = abs(fit.slope - expected)
+    if deviation + fit.interval <= 2 * tolerance and deviation - fit.interval <= tolerance:
+        return FLAT
+    if trend is not None and trend.converges(expected, tolerance):
+        return CONVERGES if trend.arrived(expected, tolerance) else UNCLEAR
+    if deviation - fit.interval > tolerance:
+        return GROWS if fit.slope > expected else VANISHES
+    return UNCLEAR
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,42 +117,115 @@ class _Judge:
             last = self.table.steps(self.axis, EVERYTHING, "change")[-1]
             fit = Fit(math.nan, math.nan, ZERO)
             quantities.append(Quantity(self.axis, EVERYTHING, "change", OUTPUT, last, fit, 0.0, ZERO, passed=False))
+        quantities += [q for path in self.layers.weights for q in (*self.update(path), *self.decay(path))]
         for group in self.table.groups(self.axis)[1:]:
             in_branch = group in self.layers.branch_groups
-            # The effect of one layer among many may vanish, and so may that of queries before keys align with them.
-            may_vanish = group != BRANCHES and (in_branch or group == OTHER_VECTORS)
+            expected = 0.0
+            if self.axis == "depth" and group in self.layers.once_groups:
+                expected = -(self.rule.alpha + self.rule.gamma)  # one layer among L
+            slowest = -math.inf if self.may_vanish(group) else expected
             for name in (FEATURES, OUTPUT):
-                quantities += self.changes(group, name, in_branch, slowest=-math.inf if may_vanish else 0.0)
+                quantities += self.changes(group, name, in_branch, slowest, expected)
         return quantities + (self.attention_scales() if self.axis == "width" else [])
+
+    def may_vanish(self, group: str) -> bool:
+        """Whether theory lets the effect of a group that trains alone fall behind a random readout.
+
+        Over width it falls as n^-1/2 where a gradient is a product of two independent vectors of length n: that of a
+        query and a key, or of what a gate weighs and the slope of the loss. Vectors are not judged alone.
+        """
+        if group in (BRANCH_VECTORS, OTHER_VECTORS):
+            return True
+        weights = [leaf for path, leaf in self.layers.weights.items() if self.layers.group_of_weight[path] == group]
+        gates = bool(weights) and all(leaf.in_branch and leaf.role is Role.OUTPUT for leaf in weights)
+        return self.axis == "width" and (gates or group in self.layers.score_groups)
+
+    def quantity(
+        self,
+        group: str,
+        kind: str,
+        name: str,
+        step: int,
+        values: Mapping[int, Sequence[float]],
+        theory: float | None,
+        expected: float = 0.0,
+    ) -> Quantity:
+        """A quantity that passes if it follows the expected exponent."""
+        fit, trend = fit_power(values) if values else Fit(math.nan, math.nan, ZERO), fit_trend(values)
+        verdict = verdict_of(fit, self.tolerance, expected, trend)
+        passed = verdict in (FLAT, CONVERGES)
+        return Quantity(self.axis, group, kind, name, step, fit, theory, verdict, passed, expected, trend)
 
     def initial(self, name: str) -> Quantity:
         """An activation before training: flat. Zero (queries, a readout) passes; so does a readout that shrinks."""
-        fit = self.table.fit(self.axis, EVERYTHING, "activation", name, 0)
-        verdict = verdict_of(fit, self.tolerance)
-        passed = verdict in (FLAT, ZERO) or (name == OUTPUT and verdict == VANISHES)
+        values = self.table.values(self.axis, EVERYTHING, "activation", name, 0)
         theory = expected_exponent(self.axis, "activation", name, None, self.rule)
-        return Quantity(self.axis, EVERYTHING, "activation", name, 0, fit, theory, verdict, passed)
+        q = self.quantity(EVERYTHING, "activation", name, 0, values, theory)
+        shrinks = name == OUTPUT and (q.verdict == VANISHES or (q.verdict == UNCLEAR and q.fit.slope < 0))
+        return dataclasses.replace(q, passed=q.passed or q.verdict == ZERO or shrinks)
 
-    def changes(self, group: str, name: str, in_branch: bool | None, slowest: float) -> list[Quantity]:
+    def update(self, path: str) -> list[Quantity]:
+        """The first update of a weight that trains alone, without its decay; that of all weights where it is zero.
+
+        Behind a product that starts at zero, the gradient starts at zero, too.
+        """
+        group, leaf = self.layers.group_of_weight[path], self.layers.weights[path]
+        expected = expected_update(self.axis, leaf, self.rule)
+        for trained in (group, BRANCHES, EVERYTHING):
+            for step in self.table.steps(self.axis, trained, "gradient_update"):
+                values = self.table.values(self.axis, trained, "gradient_update", path, step)
+                if values and any(v > 0 for seeds in values.values() for v in seeds):
+                    q = self.quantity(trained, UPDATE, path, step, values, expected, expected)
+                    # The updates of SGD follow a gradient that falls as n^-1/2 or, behind a product that started at
+                    # zero, as L^-gamma.
+                    slow = q.verdict in (VANISHES, UNCLEAR) and q.fit.slope >= expected - 0.5 - self.tolerance
+                    excused = slow and (trained != group or self.may_vanish(group))
+                    return [dataclasses.replace(q, passed=q.passed or excused)]
+        return []
+
+    def decay(self, path: str) -> list[Quantity]:
+        """The share of a weight that decay removes in a step: the same at every size (B24 App. L)."""
+        group = self.layers.group_of_weight[path]
+        values = self.table.values(self.axis, group, "decay", path, 0)
+        if not values or not any(v > 1e-12 for seeds in values.values() for v in seeds):
+            return []
+        return [self.quantity(group, DECAY, path, 1, values, 0.0)]
+
+    def changes(
+        self, group: str, name: str, in_branch: bool | None, slowest: float, expected: float = 0.0
+    ) -> list[Quantity]:
         """The worse of the changes after the first nonzero step and after the last.
 
-        It must not grow, nor vanish with an exponent below ``slowest``.
+        It must not grow faster than ``expected``, nor vanish with an exponent below ``slowest``.
         """
+        theory = expected_exponent(self.axis, "change", name, in_branch, self.rule)
+        theory = expected if expected else theory
         quantities = []
         for step in self.table.steps(self.axis, group, "change"):
-            if name == FEATURES:
-                fit = self.table.fit_features(self.axis, group, step)
-            else:
-                fit = self.table.fit(self.axis, group, "change", name, step)
-            if fit.state == ZERO:
+            q = self.quantity(group, "change", name, step, self._change(group, name, step), theory, expected)
+            if q.verdict == ZERO:
                 continue
-            verdict = verdict_of(fit, self.tolerance)
-            shrinks = verdict in (VANISHES, UNCLEAR) and slowest < 0 and slowest - self.tolerance <= fit.slope
-            passed = verdict == FLAT or (shrinks and fit.slope < 2 * self.tolerance)
-            theory = expected_exponent(self.axis, "change", name, in_branch, self.rule)
-            quantities.append(Quantity(self.axis, group, "change", name, step, fit, theory, verdict, passed))
-        badness = lambda q: (not q.passed, abs(q.fit.slope) if q.fit.state == "fitted" else math.inf)
+            shrinks = q.verdict in (VANISHES, UNCLEAR) and slowest < 0 and slowest - self.tolerance <= q.fit.slope
+            quantities.append(
+                dataclasses.replace(q, passed=q.passed or (shrinks and q.fit.slope < expected + 2 * self.tolerance))
+            )
+        badness = lambda q: (not q.passed, abs(q.fit.slope - expected) if q.fit.state == "fitted" else math.inf)
         return [max((quantities[0], quantities[-1]), key=badness)] if quantities else []
+
+    def _change(self, group: str, name: str, step: int) -> Mapping[int, Sequence[float]]:
+        """The size of a change.
+
+        Behind a random readout, that of the outputs has a part that falls as n^-1/2 without being a mistake: for every
+        class, the product of the change of the features and of random weights. What stays is the part along the slope
+        of the loss, so that part is taken, unless the whole grows.
+        """
+        if name == FEATURES:
+            return self.table.feature_changes(self.axis, group, step)
+        whole = self.table.values(self.axis, group, "change", name, step)
+        from_zero = group == EVERYTHING and self.table.fit(self.axis, group, "activation", name, 0).state == ZERO
+        if name != OUTPUT or from_zero or verdict_of(fit_power(whole), self.tolerance) in (GROWS, EXPLODES):
+            return whole
+        return self.table.values(self.axis, group, "aligned", name, step)
 
     def attention_scales(self) -> list[Quantity]:
         """The ratio of the changes of attention's output and of its scores: the attention scale times d, so flat.
@@ -145,8 +245,7 @@ class _Judge:
             if not all(changes) or any(not 0 < v < HUGE for by in changes for seeds in by.values() for v in seeds):
                 continue
             scores, outputs = changes
-            fit = fit_power({s: [o / c for o, c in zip(outputs[s], scores[s], strict=True)] for s in scores})
-            verdict, theory = verdict_of(fit, self.tolerance), 0.5 if self.rule.width != "mup" else 0.0
-            fields = (self.axis, queries[0], ATTENTION_SCALE, parent, 1, fit, theory, verdict)
-            quantities.append(Quantity(*fields, passed=verdict == FLAT))
+            ratios = {s: [o / c for o, c in zip(outputs[s], scores[s], strict=True)] for s in scores}
+            theory = 0.5 if self.rule.width != "mup" else 0.0
+            quantities.append(self.quantity(queries[0], ATTENTION_SCALE, parent, 1, ratios, theory))
         return quantities

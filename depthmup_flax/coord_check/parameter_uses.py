@@ -1,0 +1,170 @@
+"""How a forward pass uses its parameters, read from its jaxpr; nothing is computed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jax.extend import core
+
+_NONE: frozenset[int] = frozenset()
+_PRODUCTS = ("dot_general", "conv_general_dilated")
+_OF_LOGITS = ("exp", "exp2", "logistic")  # what turns products of queries and keys into weights
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterUses:
+    """Parameters by their position among the leaves.
+
+    Attributes:
+      counts: parameter -> the number of operations that read it; a loop of L rounds that all read it counts L times.
+      queries_and_keys: weights of which the outputs see only products of two activations, inside a softmax.
+    """
+
+    counts: Counter[int]
+    queries_and_keys: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Value:
+    """What is known of one value: the parameters it is, or those that reached it since the last product."""
+
+    parameters: frozenset[tuple[int, int]] = frozenset()  # (parameter, uses that one use of this value counts)
+    own: frozenset[int] = _NONE  # weights that made it
+    pair: frozenset[int] = _NONE  # weights that made the factors of a product of activations
+
+    def __or__(self, other: _Value) -> _Value:
+        return _Value(self.parameters | other.parameters, self.own | other.own, self.pair | other.pair)
+
+
+def parameter_uses(closed: core.ClosedJaxpr, num_parameters: int) -> ParameterUses:
+    """The uses of the first ``num_parameters`` inputs of a jaxpr whose first result is the outputs."""
+    jaxpr, consts = opened(closed)
+    reader = _Reader()
+    inputs = [_Value(frozenset({(i, 1)})) for i in range(num_parameters)]
+    inputs += [_Value()] * (len(jaxpr.invars) - num_parameters)
+    outputs = reader.read(jaxpr, [_Value()] * len(consts), inputs)[0]
+    reader.elsewhere |= outputs.own | outputs.pair
+    return ParameterUses(reader.counts, frozenset(reader.scored - reader.elsewhere))
+
+
+def opened(jaxpr: Any) -> tuple[core.Jaxpr, Sequence[Any]]:
+    """The jaxpr and the constants of an open or closed jaxpr."""
+    return (jaxpr.jaxpr, jaxpr.consts) if hasattr(jaxpr, "jaxpr") else (jaxpr, ())
+
+
+def called_jaxpr(eqn: core.JaxprEqn) -> Any | None:
+    """The jaxpr of an equation that calls one with its own inputs (``jit``, ``checkpoint``, ``custom_vjp``)."""
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        inner = eqn.params.get(name)
+        if inner is not None and len(opened(inner)[0].invars) == len(eqn.invars):
+            return inner
+    return None
+
+
+def scan_counts(eqn: core.JaxprEqn) -> tuple[int, int]:
+    """The numbers of constants and carried values of a ``scan``."""
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].unpack()  # since JAX 0.11
+    return len(consts), len(carry)
+
+
+def all_equations(jaxpr: Any) -> Iterator[core.JaxprEqn]:
+    """Every equation of a jaxpr and of those that it calls."""
+    for eqn in opened(jaxpr)[0].eqns:
+        yield eqn
+        for inner in core.jaxprs_in_params(eqn.params):
+            yield from all_equations(inner)
+
+
+class _Reader:
+    """Reads equations in order; collects uses, and where products of activations end up."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+        self.scored: set[int] = set()
+        self.elsewhere: set[int] = set()
+
+    def read(self, jaxpr: core.Jaxpr, consts: Sequence[_Value], inputs: Sequence[_Value]) -> list[_Value]:
+        """The values of a jaxpr's outputs."""
+        known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
+        value = lambda x: known.get(x, _Value()) if not isinstance(x, core.Literal) else _Value()
+        for eqn in jaxpr.eqns:
+            for x, result in zip(eqn.outvars, self._equation(eqn, [value(x) for x in eqn.invars]), strict=True):
+                known[x] = result
+        return [value(x) for x in jaxpr.outvars]
+
+    def _equation(self, eqn: core.JaxprEqn, inputs: Sequence[_Value]) -> Sequence[_Value]:
+        name = eqn.primitive.name
+        if name == "scan":
+            return self._scan(eqn, inputs)
+        if name == "while":
+            skipped, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+            return self._loop(eqn.params["body_jaxpr"], inputs[skipped:], consts, len(inputs) - skipped - consts)
+        if name == "cond":
+            branches = [self._call(branch, inputs[1:]) for branch in eqn.params["branches"]]
+            return [_union(values) for values in zip(*branches, strict=True)]
+        if (inner := called_jaxpr(eqn)) is not None:
+            return self._call(inner, inputs)
+        return [self._operation(name, eqn, inputs)] * len(eqn.outvars)
+
+    def _operation(self, name: str, eqn: core.JaxprEqn, inputs: Sequence[_Value]) -> _Value:
+        parameters = _union(value for value in inputs if value.parameters)
+        alone = all(v.parameters or _is_scalar(x) for v, x in zip(inputs, eqn.invars, strict=True))
+        if len(inputs) == 1 or (alone and name not in _PRODUCTS):
+            return self._scored(inputs[0]) if name in _OF_LOGITS else _union(inputs)
+        for index, times in parameters.parameters:
+            self.counts[index] += times
+        read = frozenset(index for index, _ in parameters.parameters)
+        rest = _union(value for value in inputs if not value.parameters)
+        if name in _PRODUCTS and read:
+            self.elsewhere |= rest.own | rest.pair
+            return _Value(own=read)
+        if name in _PRODUCTS:
+            both = all(value.own or value.pair for value in inputs)
+            return _Value(pair=rest.own | rest.pair) if both else rest
+        return _Value(own=rest.own | read, pair=rest.pair)
+
+    def _scored(self, value: _Value) -> _Value:
+        self.scored |= value.pair
+        return dataclasses.replace(value, pair=_NONE)
+
+    def _call(self, jaxpr: Any, inputs: Sequence[_Value]) -> list[_Value]:
+        inner, consts = opened(jaxpr)
+        return self.read(inner, [_Value()] * len(consts), inputs)
+
+    def _scan(self, eqn: core.JaxprEqn, inputs: Sequence[_Value]) -> list[_Value]:
+        consts, carry = scan_counts(eqn)
+        length = eqn.params["length"]
+        # Every round reads the same constants, but a slice of its own of what is scanned over.
+        repeated = [
+            dataclasses.replace(value, parameters=frozenset((i, times * length) for i, times in value.parameters))
+            for value in inputs[:consts]
+        ]
+        return self._loop(eqn.params["jaxpr"], [*repeated, *inputs[consts:]], consts, carry)
+
+    def _loop(self, jaxpr: Any, inputs: Sequence[_Value], consts: int, carry: int) -> list[_Value]:
+        """Rounds until what is carried adds nothing; uses count once."""
+        inputs = list(inputs)
+        while True:
+            counts = self.counts.copy()
+            outputs = self._call(jaxpr, inputs)
+            carried = [a | b for a, b in zip(inputs[consts : consts + carry], outputs[:carry], strict=True)]
+            if carried == inputs[consts : consts + carry]:
+                return [*carried, *outputs[carry:]]
+            self.counts = counts
+            inputs[consts : consts + carry] = carried
+
+
+def _is_scalar(x: Any) -> bool:
+    return getattr(x.aval, "shape", None) == ()
+
+
+def _union(values: Any) -> _Value:
+    result = _Value()
+    for value in values:
+        result |= value
+    return result
