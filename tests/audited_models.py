@@ -21,7 +21,7 @@ class GPT(nn.Module):
     """A pre-norm decoder; ``edit`` names what differs from the right model."""
 
     width: int = 2 * WIDTH
-    depth: int = 4 * DEPTH
+    depth: int = 2 * DEPTH
     edit: str = ""
     tied: bool = False
     head_dim: int = 8

@@ -131,7 +131,7 @@ def audit(
         findings += different(infos, flatten_info(info), facts)
     m = width_ratio(mine.shapes, base_shapes, {path: path for path in pairs}, layers)
     rows = [compared.row(path, unread.get(path, ""), findings) for path in mine.leaves]
-    notes = _notes(compared, same_width, unread)
+    notes = _notes(compared, rows, same_width, unread)
     return Audit(rows, tuple(findings), tuple(notes), m, r, mine.structure)
 
 
@@ -173,7 +173,7 @@ def _depth_ratio(given: float | None, facts: Traced, base: Traced) -> float:
     return ratio
 
 
-def _notes(compared: Comparison, same_width: bool, unread: Mapping[str, str]) -> list[str]:
+def _notes(compared: Comparison, rows: Sequence[Row], same_width: bool, unread: Mapping[str, str]) -> list[str]:
     facts, base = compared.facts, compared.base
     notes: list[str] = []
     if same_width:
@@ -193,6 +193,9 @@ def _notes(compared: Comparison, same_width: bool, unread: Mapping[str, str]) ->
     if unknown:
         paths = sorted({path for branch in unknown for path in branch.paths})
         notes.append(f"the factors of the branches with {summary(paths)} could not be traced, so check them by eye.")
+    untraced = [row.path for row in rows if row.found is None and row.wanted is not None and not row.in_branch]
+    if untraced:
+        notes.append(f"the factors of {summary(untraced)} could not be traced, so check them by eye.")
     if unread:
         path, why = next(iter(unread.items()))
         notes.append(

@@ -34,6 +34,11 @@ class Row:
     missing: tuple[str, ...] = ()  # names of findings
     why_not: str = ""  # why there is no info
 
+    @property
+    def in_branch(self) -> bool:
+        """Whether it is inside a residual branch."""
+        return self.info is not None and self.info.in_branch
+
 
 def printed(rows: Sequence[Row], findings: Sequence[Finding], notes: Sequence[str], m: float, r: float) -> str:
     """The table of an audit, its findings and its notes."""

@@ -171,6 +171,7 @@ class _Inliner:
         enter = [self.graph.add("carry", (i,), shape(i), {}, inside) for i in carry]
         sliced = [self.graph.add("scan_in", (i,), shape(i)[1:], {"loop": loop[0]}, inside) for i in xs]
         outs = self._call(inner, [*consts, *enter, *sliced], inside)
+        self._close(enter, outs)
         stacked = [
             self.graph.add("scan_out", (i,), tuple(var.aval.shape), {}, loops)
             for i, var in zip(outs[carried:], eqn.outvars[carried:], strict=True)
@@ -178,12 +179,18 @@ class _Inliner:
         leave = [self.graph.add("copy", (i,), shape(i), {}, loops) for i in outs[:carried]]
         return [*leave, *stacked]
 
+    def _close(self, enter: list[int], outs: list[int]) -> None:
+        """Records what the next iteration reads."""
+        for i, out in zip(enter, outs, strict=False):
+            self.graph.nodes[i] = dataclasses.replace(self.graph.nodes[i], params={"next": out})
+
     def _while(self, eqn: Any, inputs: list[int], loops: tuple[Loop, ...]) -> list[int]:
         skip, closed = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         inside = (*loops, (next(self.loop_ids), math.nan))
         consts, carry = inputs[skip : skip + closed], inputs[skip + closed :]
         enter = [self.graph.add("carry", (i,), self.graph.nodes[i].shape, {}, inside) for i in carry]
         outs = self._call(eqn.params["body_jaxpr"], [*consts, *enter], inside)
+        self._close(enter, outs)
         return [self.graph.add("copy", (i,), self.graph.nodes[i].shape, {}, loops) for i in outs]
 
 

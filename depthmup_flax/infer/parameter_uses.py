@@ -80,14 +80,14 @@ def parameter_uses(graph: Graph, growing: Mapping[str, Collection[int]]) -> Uses
     ``growing`` are the axes of each parameter that differ from the base model's; they tell a learned token, which a
     matrix multiplies, from one of two matrices whose product is a weight.
     """
-    needed = graph.needed()
+    needed, moving = graph.needed(), _moving(graph)
     kinds: list[str] = []
     views: list[tuple[View, ...]] = []
     uses: list[Use] = []
     has_params: list[bool] = []  # whether an activation depends on a parameter
     for i, node in enumerate(graph.nodes):
         ins = [kinds[j] for j in node.inputs]
-        kind = _kind(node, ins)
+        kind = ACTIVATION if i in moving else _kind(node, ins)
         if node.op == "gather" and ins[0] == PARAM and _takes_matrices(graph, node):
             kind = PARAM  # the matrices of some experts
         made_of: tuple[View, ...] = ()
@@ -114,6 +114,20 @@ def _kind(node: Node, ins: Sequence[str]) -> str:
     if node.op == INPUT or ACTIVATION in ins:
         return ACTIVATION
     return PARAM if PARAM in ins else STATE if STATE in ins else CONST
+
+
+def _moving(graph: Graph) -> set[int]:
+    """What loops carry and start from a constant, such as the zeros of a recurrent network, but become activations."""
+    moving: set[int] = set()
+    while True:
+        kinds: list[str] = []
+        for i, node in enumerate(graph.nodes):
+            kinds.append(ACTIVATION if i in moving else _kind(node, [kinds[j] for j in node.inputs]))
+        carried = {i for i, node in enumerate(graph.nodes) if node.op == "carry" and kinds[i] != ACTIVATION}
+        more = {i for i in carried if kinds[graph.nodes[i].params["next"]] == ACTIVATION}
+        if not more:
+            return moving
+        moving |= more
 
 
 def _union(axes: Iterable[Axis]) -> Axis:
@@ -184,7 +198,9 @@ def _views(graph: Graph, node: Node, ins: Sequence[str], views: Sequence[tuple[V
         return views[first]
     if node.op in MOVES:
         return tuple(
-            _moved(v, node, graph.nodes[j].shape, v) for j, kind in zip(node.inputs, ins, strict=True) if kind == PARAM
+            _moved(v, node, graph.nodes[j].shape, v)
+            for j, kind in zip(node.inputs, ins, strict=True)
+            if kind == PARAM
             for v in views[j]
         )
     if node.op == "dot_general" and ins.count(PARAM) == 2:

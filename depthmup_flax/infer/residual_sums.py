@@ -41,6 +41,9 @@ class Streams:
     sums: Sequence[ResidualSum]
     main: Sequence[ResidualSum]  # those that are not inside another's branch
     inside: Mapping[int, frozenset[int]]  # nodes in branches -> the nodes of the sums that these branches end in
+    shared: Mapping[
+        int, frozenset[int]
+    ]  # the same of nodes that reach the output by several branches and belong to none
 
 
 def residual_streams(graph: Graph, uses: Uses, degrees: Sequence[float]) -> Streams:
@@ -52,8 +55,8 @@ def residual_streams(graph: Graph, uses: Uses, degrees: Sequence[float]) -> Stre
         if found is not None and node in _outside(graph, paths.needed, sums.values()):
             sums[node] = found
     ordered = [sums[node] for node in sorted(sums)]
-    inside = _inside(graph, paths, ordered)
-    return Streams(ordered, [s for s in ordered if s.node not in inside], inside)
+    inside, shared = _inside(graph, paths, ordered)
+    return Streams(ordered, [s for s in ordered if s.node not in inside], inside, shared)
 
 
 class _Paths:
@@ -147,26 +150,32 @@ def _outside(graph: Graph, needed: Sequence[bool], sums: Collection[ResidualSum]
     return outside
 
 
-def _inside(graph: Graph, paths: _Paths, sums: Sequence[ResidualSum]) -> dict[int, frozenset[int]]:
-    """The nodes that reach the output only by the end of a branch, and that belong to that branch.
+def _inside(
+    graph: Graph, paths: _Paths, sums: Sequence[ResidualSum]
+) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
+    """The nodes that reach the output only by the end of a branch: those that belong to the branch, and the others.
 
     What many branches read, such as an encoder's output, belongs to none.
     """
     outside = _outside(graph, paths.needed, sums)
     number_of = {(s.branch, s.node): n for n, s in enumerate(sums)}
     ends = [0] * len(graph.nodes)  # the branches whose end is reached first, as bits
-    inside = {}
+    to_shortcut = [0] * len(graph.nodes)  # the sums whose shortcut is reached
+    for n, s in enumerate(sums):
+        to_shortcut[s.shortcut] |= 1 << n
+    inside, shared = {}, {}
     for i in reversed(range(len(graph.nodes))):
         if not paths.needed[i]:
             continue
         for j in graph.nodes[i].inputs:
             ends[j] |= 1 << number_of[j, i] if (j, i) in number_of else ends[i]
+            to_shortcut[j] |= to_shortcut[i]
         if i in outside or not ends[i]:
             continue
-        reached = [s for n, s in enumerate(sums) if ends[i] >> n & 1]
-        after = any(paths.after[i] >> s.start & 1 for s in reached)
+        reached = [(n, s) for n, s in enumerate(sums) if ends[i] >> n & 1]
+        after = any(paths.after[i] >> s.start & 1 and not to_shortcut[i] >> n & 1 for n, s in reached)
         loops = graph.nodes[i].loops
-        alone = len(reached) == 1 and loops[: len(reached[0].loops)] == reached[0].loops
-        if after or alone:
-            inside[i] = frozenset(s.node for s in reached)
-    return inside
+        alone = all(loops[: len(s.loops)] == s.loops and (s.loops or len(reached) == 1) for _, s in reached)
+        belongs = after or (alone and not any(to_shortcut[i] >> n & 1 for n, _ in reached))
+        (inside if belongs else shared)[i] = frozenset(s.node for _, s in reached)
+    return inside, shared

@@ -65,7 +65,8 @@ def read_role(shapes: ParamShapes, uses: Sequence[Use], layers: frozenset[int], 
     if into and is_readout and not out:
         return Reading(Role.OUTPUT, ratio(into))
     role = Role.HIDDEN if into else Role.INPUT if out else Role.FIXED
-    return Reading(role, ratio(into), ratio(out))
+    # The gates of experts sum to 1, so the gradient of each falls with their number, as with the fan-out.
+    return Reading(role, ratio(into), ratio(out | batch))
 
 
 def read_role_by_place(shapes: ParamShapes, uses: Sequence[Use], is_readout: bool, after_readout: bool) -> Reading:
@@ -151,7 +152,4 @@ def explicit_box(
         if matches(path, pattern):
             blank = AnnotatedParam(value, names=(), in_branch=inside, depth_ratio=depth_ratio)
             box = axes.annotate(path, blank if box is None else box)
-            sizes = [n for name, n in zip(axes.names, value.shape, strict=False) if name == "width_in"]
-            if sizes and box.width_ratio is None and not any(n and n.endswith("width_out") for n in axes.names):
-                pass
     return box

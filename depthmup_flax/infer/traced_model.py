@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -186,11 +187,7 @@ class _Reader:
 
     def result(self) -> Traced:
         by_path = self.uses.by_path()
-        inside = {path: all(u.node in self.streams.inside for u in uses) for path, uses in by_path.items()}
-        ends = {
-            path: frozenset().union(*(self.streams.inside.get(u.node, frozenset()) for u in uses))
-            for path, uses in by_path.items()
-        }
+        inside, ends = self._places(by_path)
         readouts = self._readouts(inside)
         return Traced(
             uses=by_path,
@@ -203,6 +200,29 @@ class _Reader:
             scores=self._scores(),
             projections=self._projections(inside),
         )
+
+    def _places(self, by_path: Mapping[str, Sequence[Use]]) -> tuple[dict[str, bool], dict[str, frozenset[int]]]:
+        """Whether each parameter is in branches alone, and the sums of the main stream that these end in."""
+        streams, none = self.streams, frozenset[int]()
+        count = Counter(map(template, by_path))
+        inside, ends = {}, {}
+        for path, uses in by_path.items():
+            sums = [streams.inside.get(u.node, none) for u in uses]
+            ends[path] = self._outermost(none.union(*sums))
+            # A layer for each block that several branches of the block read, such as what modulates them all.
+            shared = [streams.shared.get(u.node, none) for u in uses]
+            blocks = count[template(path)] if count[template(path)] > 1 else math.inf
+            if all(shared) and len(none.union(*shared)) * blocks <= len(streams.sums):
+                ends[path], sums = self._outermost(none.union(*shared)), shared
+            inside[path] = all(sums)
+        return inside, ends
+
+    def _outermost(self, sums: frozenset[int]) -> frozenset[int]:
+        """The sums of the main stream whose branches contain these, or are these."""
+        while inner := {node for node in sums if node in self.streams.inside}:
+            outer = frozenset().union(*(self.streams.inside[node] for node in inner))
+            sums = (sums - inner) | outer
+        return sums
 
     def _of_uses(self, terms: Terms, before: bool) -> dict[str, frozenset[float]]:
         """Factors by the paths of the parameters that make terms; what no parameter makes has the path ""."""

@@ -1,0 +1,392 @@
+"""Roles, branches and multipliers, read from traces of models in the styles of public code, right and broken."""
+
+import functools
+import importlib.util
+import pathlib
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from audited_models import (
+    DEPTH,
+    IMAGES,
+    RULE,
+    TOKENS,
+    WIDTH,
+    ConvNet,
+    LoRA,
+    Looped,
+    MoE,
+    PooledViT,
+    gpt,
+)
+from flax import nnx
+
+import depthmup_flax as dm
+from depthmup_flax import Axes, InputError, ParamInfo, Role, audit, depthmup, infer_info, param_info, rescale_init
+from depthmup_flax.rule.info_trees import flatten_info, info_to_json
+
+VECTORS = jax.ShapeDtypeStruct((3, 6), jnp.float32)
+
+
+def both(model, *args, **kwargs):
+    """A model and its base."""
+    return model(2 * WIDTH, 2 * DEPTH, *args, **kwargs), model(WIDTH, DEPTH, *args, **kwargs)
+
+
+@functools.cache
+def audited(rule="depth_mup", **kwargs):
+    """The audit of a decoder and its base."""
+    return audit(*gpt(**kwargs), TOKENS, rule=dm.get_parametrization(rule))
+
+
+def names(result):
+    return [finding.name for finding in result.findings]
+
+
+def example(name):
+    path = pathlib.Path(__file__).parents[2] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def shapes_of(model, x, **kwargs):
+    return jax.eval_shape(lambda x: model.init(jax.random.key(0), x, **kwargs), x)["params"]
+
+
+def assert_same_info(one, other):
+    is_info = lambda x: isinstance(x, ParamInfo)
+    assert jax.tree.structure(one, is_leaf=is_info) == jax.tree.structure(other, is_leaf=is_info)
+    assert info_to_json(one) == info_to_json(other)
+
+
+# --- equal to what infer_info returns where that reads rightly
+
+
+def test_the_resnet_example_is_read_as_by_hand():
+    resnet, x = example("linen_resnet"), jax.ShapeDtypeStruct((2, 8, 8, 1), jnp.float32)
+    model, base = resnet.ResNet(10, 16, (2, 2)), resnet.ResNet(10, 8, (1, 1))
+    deep_base = resnet.ResNet(10, 8, (2, 2))
+    result = audit(model, base, x, train=True)
+    both_shapes = (shapes_of(m, x, train=True) for m in (model, deep_base))
+    by_hand = infer_info(*both_shapes, in_branch=resnet.in_branch, depth_ratio=2.0, readout="head")
+    assert result.ok
+    assert_same_info(result.info, by_hand)
+
+
+def test_the_scanned_vit_example_is_read_as_by_hand():
+    vit, x = example("linen_scan_vit"), jax.ShapeDtypeStruct((2, 8, 8, 1), jnp.float32)
+    model, base, deep_base = vit.ViT(10, 32, 4), vit.ViT(10, 16, 2), vit.ViT(10, 16, 4)
+    result = audit(model, base, x)
+    both_shapes = (shapes_of(m, x) for m in (model, deep_base))
+    by_hand = infer_info(*both_shapes, in_branch="blocks", depth_ratio=2.0, readout="head", stacked="blocks")
+    assert result.ok
+    assert_same_info(result.info, by_hand)
+
+
+def test_the_nnx_transformer_example_is_read_as_by_hand():
+    transformer = example("nnx_transformer").Transformer
+    sizes = ((32, 4), (16, 2), (16, 4))
+    model, base, deep_base = (
+        nnx.eval_shape(lambda width=width, depth=depth: transformer(width, depth, nnx.Rngs(0)))
+        for width, depth in sizes
+    )
+    result = audit(model, base, jax.ShapeDtypeStruct((2, 16), jnp.int32))
+    states = (nnx.state(m, nnx.Param) for m in (model, deep_base))
+    by_hand = infer_info(*states, in_branch="blocks", depth_ratio=2.0, readout="embed/embedding")
+    assert result.ok
+    assert_same_info(result.info, by_hand)
+
+
+def test_annotated_layers_in_a_plain_model_are_read_as_by_hand():
+    plain, x = example("plain_linen"), jax.ShapeDtypeStruct((2, 64), jnp.float32)
+    model, base, deep_base = plain.Net(64, 8), plain.Net(16, 2), plain.Net(16, 8)
+    result = audit(model, base, x)
+    both_shapes = (shapes_of(m, x) for m in (model, deep_base))
+    assert result.ok
+    assert_same_info(result.info, infer_info(*both_shapes, in_branch="block_*", depth_ratio=4.0))
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "options"),
+    [
+        (dm.ResMLP, VECTORS, {"use_bias": True, "norm": "layer"}),
+        (dm.ResMLP, VECTORS, {"block_depth": 2, "scan": False, "nonlinearity": "gelu"}),
+        (dm.GPT, TOKENS, {"num_heads": 2, "tied": True, "dropout": 0.1}),
+        (dm.ViT, IMAGES, {"num_heads": 2, "pool": "mean", "patch_size": 4, "remat": "full"}),
+        (dm.SimpleResNet, IMAGES, {}),
+    ],
+)
+def test_our_models_without_their_annotations_are_read_as_annotated(model, x, options):
+    sizes = {"base_width": 16, "base_depth": 4, **options}
+    deep, base = model(10, width=32, depth=8, **sizes), model(10, width=16, depth=4, **sizes)
+    functions = [
+        (lambda params, x, m=m: m.apply({"params": params}, x), nn.unbox(shapes_of(m, x))) for m in (deep, base)
+    ]
+    ratio = flatten_info(param_info(deep, deep.base(), x))  # SimpleResNet counts all its layers
+    ratio = max(leaf.depth_ratio for leaf in ratio.values())
+    result = audit(*functions, x, depth_ratio=ratio)
+    expected = {p: {**leaf, "init_std": None} for p, leaf in info_to_json(param_info(deep, deep.base(), x)).items()}
+    assert info_to_json(result.info) == expected
+    assert result.ok
+
+
+def test_annotations_are_kept():
+    model = dm.ResMLP(10, width=32, depth=8, base_width=16, base_depth=4, use_bias=True)
+    base = dm.ResMLP(10, width=16, depth=4, base_width=16, base_depth=4, use_bias=True)
+    assert_same_info(audit(model, base, VECTORS).info, param_info(model, model.base(), VECTORS))
+
+
+# --- multipliers
+
+
+@pytest.mark.parametrize("edit", ["", "qk_norm", "layer_scale", "norm_before", "soft_cap", "sqrt_scale"])
+def test_a_right_decoder_passes(edit):
+    result = audited(edit=edit)
+    assert result.ok
+    assert (result.width_ratio, result.depth_ratio) == (2, 2)
+    assert all(row.found == pytest.approx(row.wanted, rel=1e-3) for row in result.rows if row.wanted is not None)
+
+
+@pytest.mark.parametrize(
+    ("edit", "options", "finding", "paths"),
+    [
+        ("sqrt_embedding", {}, "embedding_scaled_with_width", {"embedding"}),
+        ("sqrt_embedding", {"tied": True}, "embedding_scaled_with_width", {"embedding"}),
+        ("no_multiplier", {}, "missing_branch_multiplier", {f"{n}_{i}" for n in ("o", "down") for i in range(4)}),
+        ("attention_multiplier_only", {}, "missing_branch_multiplier", {f"down_{i}" for i in range(4)}),
+        ("no_readout", {}, "readout_not_scaled", {"head"}),
+        ("no_readout", {"tied": True}, "readout_not_scaled", {"embedding"}),
+        ("readout_twice", {}, "readout_scaled_twice", {"head"}),
+        ("readout_twice", {"tied": True}, "readout_scaled_twice", {"embedding"}),
+        ("sqrt_scale", {"style": "dims"}, "attention_scale", {f"{n}_{i}" for n in "qk" for i in range(4)}),
+    ],
+)
+def test_a_missing_multiplier_is_named_with_its_layers(edit, options, finding, paths):
+    result = audited(edit=edit, **options)
+    assert not result.ok
+    assert names(result) == [finding]
+    assert set(result.findings[0].paths) == paths
+
+
+def test_a_norm_after_the_multiplier_cancels_it():
+    assert names(audited(edit="norm_after")) == ["norm_cancels_multiplier"]
+    nets = ConvNet(2 * WIDTH, (2, 2), "norm_after"), ConvNet(WIDTH, (1, 1), "norm_after")
+    assert names(audit(*nets, IMAGES)) == ["norm_cancels_multiplier"]
+
+
+def test_the_code_of_a_finding_uses_the_rule():
+    (finding,) = audited("ode", edit="no_multiplier").findings
+    assert "multiplied by 1; the rule wants 0.5" in finding.text
+    assert "rule.residual_multiplier(r) * y" in finding.code
+
+
+# --- roles
+
+
+def role_of(result, path):
+    leaf = flatten_info(result.info)[path]
+    return leaf.role, leaf.width_in, leaf.width_out, leaf.in_branch, leaf.depth_ratio
+
+
+@pytest.mark.parametrize("style", ["gqa", "mqa"])
+def test_keys_and_values_whose_heads_do_not_grow_are_hidden_and_not_readouts(style):
+    result = audited(style=style)
+    assert result.ok
+    assert role_of(result, "k_0") == role_of(result, "v_3") == (Role.HIDDEN, 2, 1, True, 2)
+    assert role_of(result, "q_0") == role_of(result, "o_0") == (Role.HIDDEN, 2, 2, True, 2)
+
+
+def test_values_of_grouped_heads_keep_their_size_over_widths():
+    sizes, random = [], np.random.default_rng(0)
+    for width in (32, 128, 512):
+        result = audit(*gpt(style="gqa", width=width, depth=DEPTH), TOKENS)
+        leaf = flatten_info(result.info)["v_0"]
+        # An initializer that knows no rule: the standard deviation does not depend on the width.
+        values, base_values = (random.normal(0, 0.1, (n, *leaf.shape[1:])).astype("float32") for n in (width, WIDTH))
+        scaled = rescale_init({"v_0": values}, {"v_0": base_values}, {"v_0": leaf}, RULE)["v_0"]
+        sizes.append(np.std(np.einsum("bd,dhk->bhk", random.normal(size=(200, width)), np.asarray(scaled))))
+    assert np.max(sizes) / np.min(sizes) < 1.2
+
+
+def test_experts_have_the_fan_in_of_one_expert():
+    fixed, growing = (audit(*both(MoE, grow), VECTORS) for grow in (False, True))
+    assert fixed.ok
+    assert growing.ok
+    for result in (fixed, growing):
+        assert role_of(result, "router_0/kernel")[:2] == (Role.HIDDEN, 2)
+    assert role_of(fixed, "router_0/kernel")[2] == 1
+    assert role_of(fixed, "wo_0") == (Role.HIDDEN, 2, 2, True, 2)
+    assert role_of(growing, "wi_0")[:3] == (Role.HIDDEN, 2, 2)
+    assert role_of(growing, "wo_0")[:3] == (Role.INPUT, 1, 2 * 2)  # by shape it is hidden
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_low_rank_additions_are_hidden_then_input(merged):
+    result = audit(*both(LoRA, merged), VECTORS)
+    assert result.ok
+    assert role_of(result, "a_1")[:4] == (Role.HIDDEN, 2, 1, True)
+    assert role_of(result, "b_1")[:4] == (Role.INPUT, 1, 2, True)
+    assert role_of(result, "w_1")[:4] == (Role.HIDDEN, 2, 2, True)
+
+
+@pytest.mark.parametrize("axis_name", [None, "batch"])
+def test_convolutions_with_projected_shortcuts_and_squeeze_excite_are_read(axis_name):
+    nets = ConvNet(2 * WIDTH, (2, 2), axis_name=axis_name), ConvNet(WIDTH, (1, 1), axis_name=axis_name)
+    result = audit(*nets, IMAGES)
+    assert result.ok
+    assert result.depth_ratio == 2
+    assert role_of(result, "stage1_block0_conv_proj/kernel") == (Role.HIDDEN, 2, 2, False, 1)
+    assert role_of(result, "stage1_block0_conv1/kernel") == (Role.HIDDEN, 2, 2, True, 2)
+    assert role_of(result, "stage1_block1_depthwise/kernel") == (Role.INPUT, 1, 2, True, 2)
+    assert role_of(result, "stage0_block1_squeeze/kernel") == (Role.HIDDEN, 2, 1, True, 2)
+    assert role_of(result, "stage0_block1_excite/kernel") == (Role.INPUT, 1, 2, True, 2)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_weights_of_a_loop_are_named_as_repeated(scan):
+    result = audit(*both(Looped, scan), VECTORS)
+    assert names(result) == ["repeated_weights"]
+    assert result.findings[0].paths == ("w",)
+    assert {row.path: row.uses for row in result.rows}["w"] == 2 * DEPTH
+    assert result.depth_ratio == 2
+
+
+def test_a_tied_embedding_is_used_twice_and_is_no_finding():
+    result = audited(tied=True)
+    assert result.ok
+    assert {row.path: row.uses for row in result.rows}["embedding"] == 2
+    assert role_of(result, "embedding")[:3] == (Role.INPUT, 1, 2)
+
+
+@pytest.mark.parametrize("post_norm", [False, True])
+def test_a_pooling_head_is_outside_of_branches(post_norm):
+    result = audit(*both(PooledViT, post_norm=post_norm), IMAGES)
+    assert result.ok
+    assert result.depth_ratio == 2  # the head's own residual sum does not become more
+    assert role_of(result, "pool_mlp/kernel") == (Role.HIDDEN, 2, 2, False, 1)
+    assert role_of(result, "pool/query/kernel") == (Role.HIDDEN, 2, 2, False, 1)
+    assert role_of(result, "probe")[:4] == (Role.INPUT, 1, 2, False)
+    assert role_of(result, "blocks/norm_1/scale") == (Role.VECTOR, 1, 2, not post_norm, 1 if post_norm else 2)
+
+
+def test_branches_that_are_added_together_are_one():
+    result = audited(parallel=True)
+    assert result.ok
+    assert role_of(result, "o_0")[3]
+    assert role_of(result, "down_0")[3]
+
+
+# --- what a user says, compared with the trace
+
+
+def test_a_projected_shortcut_in_a_glob_is_named():
+    nets = ConvNet(2 * WIDTH, (2, 2)), ConvNet(WIDTH, (1, 1))
+    (finding,) = audit(*nets, IMAGES, in_branch="stage*").findings
+    assert finding.name == "shortcut_in_branch"
+    assert set(finding.paths) == {
+        f"stage1_block0_{name}" for name in ("conv_proj/kernel", "conv_proj/bias", "norm_proj/scale", "norm_proj/bias")
+    }
+
+
+def test_branches_that_a_glob_misses_are_named():
+    (finding,) = audit(*both(LoRA), VECTORS, in_branch=("w_*", "a_*", "b_*")).findings
+    assert finding.name == "in_branch_incomplete"
+    assert "norm_0/scale" in finding.paths
+
+
+def test_another_info_is_compared():
+    model, base = both(LoRA)
+    result = audit(model, base, VECTORS)
+    wrong = dict(result.info, a_0=flatten_info(result.info)["w_0"])
+    (finding,) = audit(model, base, VECTORS, info=wrong).findings
+    assert (finding.name, finding.paths) == ("wrong_role", ("a_0",))
+
+
+def test_overrides_win():
+    axes = Axes(("width_in", "width_out"), in_branch=False)
+    result = audit(*both(LoRA), VECTORS, overrides={"w_0": axes})
+    assert role_of(result, "w_0") == (Role.HIDDEN, 2, 2, False, 1)
+
+
+# --- what cannot be known
+
+
+def test_of_equal_depth_the_depth_ratio_makes_multipliers_comparable():
+    right, broken = (
+        [model.clone(width=width, depth=2 * DEPTH) for model, width in zip(gpt(edit=e), (2 * WIDTH, WIDTH), strict=True)]
+        for e in ("", "no_multiplier")
+    )
+    assert "multipliers of branches were not checked" in audit(*right, TOKENS).notes[0]
+    assert audit(*right, TOKENS, depth_ratio=2.0).ok
+    assert names(audit(*broken, TOKENS, depth_ratio=2.0)) == ["missing_branch_multiplier"]
+
+
+def test_of_equal_width_branches_are_checked_and_a_note_says_what_is_not():
+    result = audit(*gpt(edit="no_multiplier", width=WIDTH), TOKENS)
+    assert names(result) == ["missing_branch_multiplier"]
+    assert "factors that depend on the width were not checked" in result.notes[0]
+    assert role_of(result, "embedding")[0] is Role.INPUT
+    assert role_of(result, "head")[0] is Role.OUTPUT
+    assert role_of(result, "q_0")[0] is Role.HIDDEN
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: audit(*gpt(edit="tuple"), TOKENS), "the model returns 2 arrays: name the one that the loss reads"),
+        (lambda: audit(3, 4, TOKENS), "model is int: pass a Linen module, an NNX module, or a pair"),
+        (lambda: audit(*gpt(), TOKENS, overrides={"x": Axes(("width_in",))}), "overrides has 'x', which matches no"),
+        (lambda: audit(*gpt(), TOKENS, depth_ratio=0), "depth_ratio is 0: use depth / base_depth"),
+        (lambda: audit(both(LoRA)[0], both(Looped)[1], VECTORS), "'a_0' is in the model but nothing like it is in"),
+    ],
+)
+def test_bad_input_is_refused(call, message):
+    with pytest.raises(InputError) as error:
+        call()
+    assert message in str(error.value)
+
+
+def test_one_output_of_several_is_chosen():
+    assert audit(*gpt(edit="tuple"), TOKENS, output=0).ok
+    assert audit(*gpt(edit="tuple", depth=DEPTH), TOKENS, output=lambda result: result[0]).ok
+
+
+def test_nothing_is_computed_or_compiled(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a program was compiled")
+
+    model, base = both(LoRA)
+    monkeypatch.setattr(jax._src.compiler, "compile_or_get_cached", refuse)
+    with jax.disable_jit(False):
+        assert audit(model, base, VECTORS).ok
+
+
+# --- use
+
+
+def test_the_info_of_an_audit_builds_an_optimizer():
+    info = audited(style="gqa").info
+    params = {path: np.ones(leaf.shape, "float32") for path, leaf in info.items() if path in ("k_0", "head")}
+    info = {path: info[path] for path in params}
+    optimizer = depthmup(optax.scale_by_sign(), info, RULE, 1.0)
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    assert np.ravel(updates["k_0"])[0] == pytest.approx(-(2**-0.5) / 2)
+    assert np.ravel(updates["head"])[0] == -1
+
+
+def test_the_table_has_one_line_for_equal_layers_and_the_code_to_write():
+    text = str(audited(edit="no_readout"))
+    lines = text.splitlines()
+    assert lines[0].split() == ["parameter", "shape", "role", "uses", "factor", "wanted", "missing"]
+    assert [line.split() for line in lines if line.startswith(("down", "head"))] == [
+        ["down_*", "64x32", "hidden+branch", "1", "0.7071", "0.7071"],
+        ["head", "32x40", "output", "1", "1", "0.5", "readout_not_scaled"],
+    ]
+    assert "write: logits = logits * rule.readout_multiplier(m)" in text
+    assert len(lines) < 30
