@@ -54,7 +54,7 @@ class Audit:
 
     @property
     def info(self) -> InfoTree:
-        """The `ParamInfo` of every parameter, in the containers of the model's parameters, for `depthmup_flax.depthmup`.
+        """The `ParamInfo` of every parameter, in the containers of the model's parameters, for `depthmup`.
 
         Raises:
           InputError: a role could not be read.
@@ -178,14 +178,14 @@ def _notes(compared: Comparison, rows: Sequence[Row], same_width: bool, unread: 
     notes: list[str] = []
     if same_width:
         notes.append(
-            "the model is as wide as the base model, so no dimension is seen to grow: roles are by place (what reads the "
-            "batch is an input, the last product an output), and factors that depend on the width were not checked. Audit "
-            "a wider model too."
+            "the model is as wide as the base model, so no dimension is seen to grow: roles are by place (what reads "
+            "the batch is an input, the last product an output), and factors that depend on the width were not "
+            "checked. Audit a wider model too."
         )
     if facts.depth and facts.depth == base.depth and not compared.absolute:
         notes.append(
-            "the model is as deep as the base model, so multipliers of branches were not checked. Give the base model its "
-            "own depth."
+            "the model is as deep as the base model, so multipliers of branches were not checked. Give the base model "
+            "its own depth."
         )
     if not facts.depth:
         notes.append("the trace finds no residual sums.")

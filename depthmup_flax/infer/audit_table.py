@@ -63,7 +63,7 @@ def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _cells(name: str, shape: str, row: Row) -> tuple[str, ...]:
+def _cells(name: str, shape: str, row: Row) -> tuple[str, str, str, str, str, str, str]:
     role = "?" if row.info is None else row.info.role + ("+branch" if row.info.in_branch else "")
     return (
         name,

@@ -163,7 +163,13 @@ class _Inliner:
 
     def _scan(self, eqn: Any, inputs: list[int], loops: tuple[Loop, ...]) -> list[int]:
         inner, length = eqn.params["jaxpr"], eqn.params["length"]
-        closed, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+        body = getattr(inner, "jaxpr", inner)
+        # Constants, what is carried, and slices of stacks, in this order. A stack has one more axis than its slice.
+        ranks = lambda outer, inside: [
+            len(a.aval.shape) - len(b.aval.shape) for a, b in zip(outer, inside, strict=True)
+        ]
+        stacked, carried = sum(ranks(eqn.invars, body.invars)), ranks(eqn.outvars, body.outvars).count(0)
+        closed = len(inputs) - carried - stacked
         loop = (next(self.loop_ids), float(length))
         inside = (*loops, loop)
         consts, carry, xs = inputs[:closed], inputs[closed : closed + carried], inputs[closed + carried :]
@@ -172,12 +178,12 @@ class _Inliner:
         sliced = [self.graph.add("scan_in", (i,), shape(i)[1:], {"loop": loop[0]}, inside) for i in xs]
         outs = self._call(inner, [*consts, *enter, *sliced], inside)
         self._close(enter, outs)
-        stacked = [
+        collected = [
             self.graph.add("scan_out", (i,), tuple(var.aval.shape), {}, loops)
             for i, var in zip(outs[carried:], eqn.outvars[carried:], strict=True)
         ]
         leave = [self.graph.add("copy", (i,), shape(i), {}, loops) for i in outs[:carried]]
-        return [*leave, *stacked]
+        return [*leave, *collected]
 
     def _close(self, enter: list[int], outs: list[int]) -> None:
         """Records what the next iteration reads."""

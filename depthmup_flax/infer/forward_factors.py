@@ -1,8 +1,8 @@
 """The constant factors of a forward pass, from each product with a parameter to where it is used.
 
 An array is, up to constants, a sum of *terms*: products with parameters, normalized arrays, arrays behind a
-nonlinearity, the stream. A term's factor is the product of the constants that multiply it. Signs are ignored. A sum over
-``n`` entries counts as ``n``, so a mean has the factor 1.
+nonlinearity, the stream. A term's factor is the product of the constants that multiply it. Signs are ignored. A sum
+over ``n`` entries counts as ``n``, so a mean has the factor 1.
 """
 
 from __future__ import annotations
@@ -65,10 +65,8 @@ def homogeneity(graph: Graph, uses: Uses) -> Homogeneity:
         if pieces is not None:
             mixed[i], roots[i] = pieces, roots[reads[0]]
             continue
-        if reads[0] in mixed:
-            degree = _of_piece(node, mixed[reads[0]])
-        else:
-            degree = _degree(graph, i, reads, roots, degrees)
+        piece = mixed.get(reads[0])
+        degree = _degree(graph, i, reads, roots, degrees) if piece is None else _of_piece(node, piece)
         if degree is None:
             continue
         size[i] = _size(graph, i, reads, size, degrees)
@@ -181,7 +179,9 @@ def forward_factors(graph: Graph, uses: Uses, sums: Collection[int], shape: Homo
     """The factors of every term; ``sums`` are the nodes of residual sums, which are terms of what follows."""
     needed, at = graph.needed(), _by_node(uses)
     terms: list[Terms] = [{}] * len(graph.nodes)
-    before, parts, of_param = {}, {}, {}
+    before: dict[int, float] = {}
+    parts: dict[int, Terms] = {}
+    of_param: dict[int, float] = {}
     for i, node in enumerate(graph.nodes):
         if not needed[i]:
             continue
@@ -236,8 +236,8 @@ def _terms(
         size = math.prod(graph.nodes[reads[0]].shape) / max(math.prod(node.shape), 1)
         return scaled(terms[reads[0]], size)
     if node.op in ("max", "min") and len(reads) == 1:
-        value = [graph.nodes[j].value for j in node.inputs if j not in reads]
-        return terms[reads[0]] if value and value[0] is not None and (value[0] == 0 or math.isinf(value[0])) else None
+        (bound,) = [graph.nodes[j].value for j in node.inputs if j not in reads] or [None]
+        return terms[reads[0]] if bound is not None and (bound == 0 or math.isinf(bound)) else None
     if len(reads) == 1 and node.op in ("mul", "div", "dot_general", "conv_general_dilated"):
         if node.op == "div" and node.inputs[0] != reads[0]:
             return None

@@ -28,8 +28,8 @@ def matched(model: Shapes, base: Shapes, layers: Mapping[str, frozenset[int]]) -
     for path in model:
         if template(path) not in groups:
             raise InputError(
-                f"parameter {path!r} is in the model but nothing like it is in the base model: build both from the same "
-                "code; only width and depth may differ."
+                f"parameter {path!r} is in the model but nothing like it is in the base model: build both from the "
+                "same code; only width and depth may differ."
             )
     single = [path for path in model if counts[template(path)] == 1 == len(groups[template(path)])]
     m = width_ratio(model, base, {path: groups[template(path)][0] for path in single}, layers)
@@ -102,7 +102,7 @@ def _ratios(shape: tuple[int, ...], base: tuple[int, ...], layers: frozenset[int
 def _require_rank(path: str, other: str, model: Shapes, base: Shapes) -> str:
     if len(model[path]) != len(base[other]):
         raise InputError(
-            f"parameter {path!r} has shape {model[path]}, and {other!r} of the base model {base[other]}: build both from "
-            "the same code; only width and depth may differ."
+            f"parameter {path!r} has shape {model[path]}, and {other!r} of the base model {base[other]}: build both "
+            "from the same code; only width and depth may differ."
         )
     return other

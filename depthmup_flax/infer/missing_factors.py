@@ -105,7 +105,7 @@ class Comparison:
 
     def _base_branch(self, branch: Branch) -> Branch | None:
         same = [b for b in self.base.branches if b.kind == branch.kind]
-        return (same or list(self.base.branches) or [None])[0]
+        return next(iter([*same, *self.base.branches]), None)
 
     def findings(self) -> list[Finding]:
         """Everything that the rule wants and the forward pass does not have."""
@@ -137,7 +137,7 @@ class Comparison:
     def _readouts(self) -> list[Finding]:
         result = []
         for path in self.facts.readouts:
-            found, wanted = self.factor(path)
+            found, wanted = self._readout(path)
             info = self.infos.get(path)
             if found is None or close(found, wanted) or info is None or info.role not in (Role.OUTPUT, Role.INPUT):
                 continue
@@ -199,8 +199,8 @@ class Comparison:
             Finding(
                 "attention_scale",
                 tuple(dict.fromkeys(paths)),
-                f"the products of queries and keys of {summary(paths)} are multiplied by {number(found)} relative to the "
-                f"base model; the rule wants {number(wanted)}, as the head dimension is {d} and {base_d} there.",
+                f"the products of queries and keys of {summary(paths)} are multiplied by {number(found)} relative to "
+                f"the base model; the rule wants {number(wanted)}, as the head dimension is {d} and {base_d} there.",
                 f"scores = rule.attention_scale({d}, {base_d}) * q @ k.T  # head_dim, base_head_dim",
             )
             for (found, wanted, d, base_d), paths in wrong.items()
@@ -225,9 +225,9 @@ class Comparison:
             Finding(
                 "repeated_weights",
                 tuple(paths),
-                f"{summary(paths)} {'are' if len(paths) > 1 else 'is'} used {ratio:g} times as often as in the base model, "
-                "and the gradient is the sum over all uses: with SGD or momentum the learning rate is too large by that "
-                "factor; Adam and other normalized updates do not depend on it.",
+                f"{summary(paths)} {'are' if len(paths) > 1 else 'is'} used {ratio:g} times as often as in the base "
+                "model, and the gradient is the sum over all uses: with SGD or momentum the learning rate is too large "
+                "by that factor; Adam and other normalized updates do not depend on it.",
                 f"use optax.scale_by_adam(), or with SGD multiply the gradients of these by 1 / {ratio:g}",
             )
             for ratio, paths in wrong.items()

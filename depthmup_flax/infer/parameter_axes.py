@@ -91,6 +91,13 @@ def with_readout_ratio(box: AnnotatedParam, shapes: ParamShapes, is_readout: boo
     ratio = math.prod(size / base for size, base, name in sizes if name == "width_in")
     if is_readout:
         return box.replace(width_ratio=ratio)
+    if box.in_branch:
+        hidden = ["width_out" if n and n.endswith("_out") else n for n in names]
+        raise InputError(
+            f"{shapes} is in a branch, and its input grows but not its output, as of keys and values whose heads do not "
+            "become more, of a router or of a low-rank factor: it is hidden, and its product is not multiplied. Let "
+            f"dm.audit(model, base, x).info read the forward pass, or name its axes, {shapes.override(*hidden)}."
+        )
     inputs = {"width_in": "width_out", "fixed_out": "fixed_in", "vocab_out": "vocab_in"}
     turned = [inputs.get(n or "", n) for n in names]
     depth = ", or give the base model the same depth if it counts layers" if shapes.growing[:1] == [0] else ""

@@ -68,8 +68,8 @@ SAME_PLACE = frozenset(
      "psum_invariant", "pmax", "pmin", "real", "imag"}
 )  # fmt: skip
 MOVES = frozenset(
-    {"transpose", "reshape", "broadcast_in_dim", "squeeze", "expand_dims", "rev", "slice", "scan_in", "scan_out", "stack", "pad",
-     "split", "dynamic_slice", "all_gather"}
+    {"transpose", "reshape", "broadcast_in_dim", "squeeze", "expand_dims", "rev", "slice", "scan_in", "scan_out",
+     "stack", "pad", "split", "dynamic_slice", "all_gather"}
 )  # fmt: skip
 _LOOKUPS = frozenset({"gather", "dynamic_slice"})
 
@@ -331,7 +331,7 @@ def _meets(
                 contracted, batched = _sides(node, place)
                 result.append(_product(v, contracted, batched, shared))
             elif node.op == "conv_general_dilated":
-                out, into, *_ = node.params["dimension_numbers"].rhs_spec
+                _, into, *_ = node.params["dimension_numbers"].rhs_spec
                 result.append(_product(v, [into], [], shared))
             elif node.op.startswith("ragged_dot") and place == 1:  # experts, input, output
                 result.append(_product(v, [1], [0], shared))

@@ -163,7 +163,8 @@ def _inside(
     to_shortcut = [0] * len(graph.nodes)  # the sums whose shortcut is reached
     for n, s in enumerate(sums):
         to_shortcut[s.shortcut] |= 1 << n
-    inside, shared = {}, {}
+    inside: dict[int, frozenset[int]] = {}
+    shared: dict[int, frozenset[int]] = {}
     for i in reversed(range(len(graph.nodes))):
         if not paths.needed[i]:
             continue

@@ -57,8 +57,8 @@ def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Ma
         apply = lambda params, _, batch: function(params, *arguments(batch), **kwargs)
     else:
         raise InputError(
-            f"{argument} is {type(model).__name__}: pass a Linen module, an NNX module, or a pair (function, parameters) "
-            "with function(parameters, x)."
+            f"{argument} is {type(model).__name__}: pass a Linen module, an NNX module, or a pair (function, "
+            "parameters) with function(parameters, x)."
         )
     leaves, structure = trees.flatten(params, argument)
     inner = jax.tree.structure(params)
@@ -106,8 +106,8 @@ def _linen(
 def _nnx(model: Any, arguments: _Arguments, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _Apply]:
     from flax import nnx
 
-    definition, params, state = nnx.split(model, nnx.Param, ...)
-    params, state = (jax.tree.map(_abstract, tree) for tree in (params, state))
+    parts: Any = nnx.split(model, nnx.Param, ...)
+    definition, params, state = parts[0], *(jax.tree.map(_abstract, tree) for tree in parts[1:])
     apply = lambda params, state, batch: nnx.merge(definition, params, state)(*arguments(batch), **kwargs)
     return params, state, apply
 
@@ -330,7 +330,7 @@ class _Reader:
 
     def _projections(self, inside: Mapping[str, bool]) -> set[str]:
         """The parameters between the start and the end of projected shortcuts."""
-        result = set()
+        result: set[str] = set()
         for s in self.streams.sums:
             stack, seen = [s.shortcut] if s.projected else [], {s.start}
             while stack:

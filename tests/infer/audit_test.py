@@ -17,10 +17,15 @@ from audited_models import (
     TOKENS,
     WIDTH,
     ConvNet,
-    LoRA,
     Looped,
+    LoRA,
+    Modulated,
     MoE,
     PooledViT,
+    Recurrent,
+    ScannedNNX,
+    TopExperts,
+    Translator,
     gpt,
 )
 from flax import nnx
@@ -282,6 +287,49 @@ def test_branches_that_are_added_together_are_one():
     assert role_of(result, "down_0")[3]
 
 
+@pytest.mark.parametrize("ragged", [False, True])
+def test_experts_that_are_looked_up_or_sorted_are_hidden(ragged):
+    result = audit(*both(TopExperts, ragged), VECTORS)
+    assert result.ok
+    assert role_of(result, "wi_0") == role_of(result, "wo_1") == (Role.HIDDEN, 2, 2, True, 2)
+    assert role_of(result, "router_0/kernel") == (Role.HIDDEN, 2, 1, True, 2)
+
+
+def test_an_encoder_has_its_own_branches():
+    tokens = jax.ShapeDtypeStruct((2, 5), jnp.int32)
+    result = audit(*both(Translator), (tokens, tokens))
+    assert result.ok
+    assert result.depth_ratio == 2
+    assert role_of(result, "decoder1_cross/key/kernel") == (Role.HIDDEN, 2, 2, True, 2)
+    assert role_of(result, "encoder2_attention/key/kernel") == (Role.HIDDEN, 2, 2, True, 2)
+    assert role_of(result, "encoder_norm/scale") == (Role.VECTOR, 1, 2, False, 1)
+
+
+def test_a_layer_that_modulates_both_branches_of_a_block_is_inside():
+    result = audit(*both(Modulated), (VECTORS, VECTORS))
+    assert result.ok
+    assert role_of(result, "modulate_1/kernel") == (Role.HIDDEN, 2, 2, True, 2)
+    assert role_of(result, "condition/kernel") == (Role.INPUT, 1, 2, False, 1)
+
+
+def test_time_is_no_depth():
+    result = audit(*both(Recurrent), jax.ShapeDtypeStruct((2, 7, 6), jnp.float32))
+    assert result.ok
+    assert result.depth_ratio == 1
+    assert role_of(result, "OptimizedLSTMCell_0/ii/kernel")[:3] == (Role.INPUT, 1, 2)
+    assert role_of(result, "OptimizedLSTMCell_1/hf/kernel")[:3] == (Role.HIDDEN, 2, 2)
+    assert {row.path: row.uses for row in result.rows}["OptimizedLSTMCell_1/hf/kernel"] == 7
+
+
+def test_a_scan_of_nnx_is_read_as_stacked():
+    sizes = ((2 * WIDTH, 2 * DEPTH), (WIDTH, DEPTH))
+    models = [nnx.eval_shape(lambda n=n, d=d: ScannedNNX(n, d, nnx.Rngs(0))) for n, d in sizes]
+    result = audit(*models, VECTORS)
+    assert result.ok
+    assert role_of(result, "layers/kernel") == (Role.HIDDEN, 2, 2, True, 2)
+    assert role_of(result, "layers/bias") == (Role.VECTOR, 1, 2, True, 2)
+
+
 # --- what a user says, compared with the trace
 
 
@@ -319,7 +367,10 @@ def test_overrides_win():
 
 def test_of_equal_depth_the_depth_ratio_makes_multipliers_comparable():
     right, broken = (
-        [model.clone(width=width, depth=2 * DEPTH) for model, width in zip(gpt(edit=e), (2 * WIDTH, WIDTH), strict=True)]
+        [
+            model.clone(width=width, depth=2 * DEPTH)
+            for model, width in zip(gpt(edit=e), (2 * WIDTH, WIDTH), strict=True)
+        ]
         for e in ("", "no_multiplier")
     )
     assert "multipliers of branches were not checked" in audit(*right, TOKENS).notes[0]

@@ -226,6 +226,19 @@ def test_overrides_that_errors_suggest_for_heads_of_growing_size_and_number_are_
     assert (info["q/bias"].role, info["q/bias"].width_out) == (Role.VECTOR, 4)
 
 
+def test_keys_and_values_whose_heads_do_not_grow_are_sent_to_the_audit_or_named_as_hidden():
+    leaves = {"block/key/kernel": ((16, 2, 4), (8, 2, 4)), "block/query/kernel": ((16, 4, 4), (8, 2, 4))}
+    with pytest.raises(InputError) as error:
+        infer(leaves, in_branch="block", depth_ratio=4.0)
+    remedy = "overrides={'block/key/kernel': Axes(('width_in', None, 'width_out'))}"
+    assert "its product is not multiplied" in str(error.value)
+    assert "dm.audit(model, base, x).info" in str(error.value)
+    assert remedy in str(error.value)
+    overrides = {"block/key/kernel": Axes(("width_in", None, "width_out"))}
+    leaf = infer(leaves, in_branch="block", depth_ratio=4.0, overrides=overrides)["block/key/kernel"]
+    assert (leaf.role, leaf.width_in, leaf.width_out, leaf.in_branch) == (Role.HIDDEN, 2, 1, True)
+
+
 def test_an_overridden_output_weight_must_be_named_too():
     leaves = {"v/kernel": ((5, 16), (5, 8))}
     overrides = {"v/kernel": Axes(("fixed_out", "width_in"))}
