@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import itertools
 import numbers
+import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -13,7 +16,7 @@ import optax
 
 from depthmup_flax.coord_check.diagnosis import Evidence, diagnose
 from depthmup_flax.coord_check.layer_names import collapsers, collect_layers
-from depthmup_flax.coord_check.measure import Loss, measure
+from depthmup_flax.coord_check.measure import Loss, Measurement
 from depthmup_flax.coord_check.networks import Network, Traced, traced
 from depthmup_flax.coord_check.probe import Probe
 from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, OUTPUT, Record, Size, Table
@@ -23,6 +26,8 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.precision import products_in
 from depthmup_flax.rule.info_trees import flatten_info, param_count
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
+
+_COMPILERS = 4  # threads; a compilation of a large network may take a GB
 
 
 @products_in("float32")
@@ -84,18 +89,45 @@ def coord_check(
         _require_growth("depth", depths, infos[len(widths) :])
     loss = _checked_loss(labels, loss, shapes[0][OUTPUT])
     collapses = collapsers([[*info, *names] for info, names in zip(infos, shapes, strict=True)], infos)
-    records: list[Record] = []
-    for size, network, shape, collapse in zip(sizes, networks, shapes, collapses, strict=True):
-        fixed = (network.network, shape, loss, rule, size)
-        new = measure(*fixed, steps=steps, seeds=seeds, spectral=spectral, collapse=collapse)
-        records += new
-        change = np.mean(Table(new).values(size.axis, EVERYTHING, "change", OUTPUT, steps)[size.size])
-        say(f"width {size.width}, depth {size.depth}: outputs changed by {change:.3g} in {steps} steps")
+    measurements = [
+        Measurement(network.network, shape, loss, rule, size, steps, seeds, spectral, collapse)
+        for size, network, shape, collapse in zip(sizes, networks, shapes, collapses, strict=True)
+    ]
+    records = _measured(measurements, say)
     table, layers = Table(records), collect_layers(infos, shapes, collapses, [n.uses for n in networks], len(widths))
     quantities = judge(table, rule, tolerance, layers)
     probe = Probe(networks[0].network, loss, collapses[0])
     causes = diagnose(Evidence(table, quantities, rule, layers, tolerance, probe))
-    return Report(records, quantities, causes, rule, seeds, tolerance)
+    low = sorted({network.precision for network in networks if network.precision})
+    notes = [f"the forward pass is written in {' and '.join(low)}; the check computes it in float32."] if low else []
+    return Report(records, quantities, causes, rule, seeds, tolerance, tuple(notes))
+
+
+def _measured(measurements: Sequence[Measurement], say: Callable[[str], None]) -> list[Record]:
+    """The records of all networks. They are compiled side by side, and run one after another."""
+    first = measurements[0]
+    say(
+        f"{len(measurements)} networks: each is compiled, then trains {first.seeds} times {sum(first.lengths)} steps "
+        f"({first.steps} together, the rest by {len(first.groups) - 1} groups of parameters alone)"
+    )
+    start = time.monotonic()
+    records: list[Record] = []
+    with concurrent.futures.ThreadPoolExecutor(min(_COMPILERS, os.cpu_count() or 1)) as pool:
+        # Tracing needs this thread's settings, such as the precision of products.
+        compiled = [pool.submit(measurement.lowered().compile) for measurement in measurements]
+        for done, (measurement, program) in enumerate(zip(measurements, compiled, strict=True), start=1):
+            new, size = measurement.records(program.result()), measurement.size
+            records += new
+            last = Table(new).values(size.axis, EVERYTHING, "change", OUTPUT, measurement.steps)
+            seconds = time.monotonic() - start
+            left = (
+                f", about {seconds / done * (len(measurements) - done):.0f} s left" if done < len(measurements) else ""
+            )
+            say(
+                f"width {size.width}, depth {size.depth}: outputs changed by {np.mean(last[size.size]):.3g} in "
+                f"{measurement.steps} steps ({seconds:.0f} s{left})"
+            )
+    return records
 
 
 def _require_plan(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
 
@@ -22,19 +24,9 @@ _Key = tuple[str, str]  # quantity, name
 _ALONE_STEPS = 2  # of a group that trains alone
 
 
-def measure(
-    network: Network,
-    shapes: Shapes,
-    loss: Loss,
-    rule: Parametrization,
-    size: Size,
-    *,
-    steps: int,
-    seeds: int,
-    spectral: bool,
-    collapse: Collapse,
-) -> list[Record]:
-    """The records of one network: all parameters trained together, and each group alone.
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """What is measured of one network: all parameters trained together, and each group alone.
 
     All parameters train from a readout at zero (unless it is frozen); a group trains from a readout of the rule's
     scale, whatever the network's own. Behind a readout at zero no other group gets a gradient; behind one that shrinks
@@ -43,28 +35,69 @@ def measure(
     ``shapes`` are those of the activations and the output. Seeds and groups run one after another in one program:
     convolutions under ``vmap`` are slow on CPU.
     """
-    info = flatten_info(network.info)
-    membership = [groups_of_parameter(path, leaf, collapse) for path, leaf in info.items()]
-    groups = [EVERYTHING, *sorted({group for names in membership for group in names})]
-    trains_GxP = np.array([[group in (EVERYTHING, *names) for names in membership] for group in groups])
-    lengths_G = np.array([steps] + [min(steps, _ALONE_STEPS)] * (len(groups) - 1))
-    keys = _keys(shapes, info, spectral)
-    pairs = np.array([(seed, group) for seed in range(seeds) for group in range(len(groups))])
-    run = _compiled(network, shapes, loss, keys, trains_GxP, lengths_G)
-    squares, starts = jax.device_get(run(pairs, [_random_readout(leaf, rule) for leaf in info.values()]))
 
-    records = []
-    for i, (seed, group) in enumerate(pairs.tolist()):
-        sizes = dict(zip(keys, np.sqrt(squares[i].T), strict=True))
-        for quantity, squares_P in starts.items():
-            sizes |= {(quantity, path): rms[None] for path, rms in zip(info, np.sqrt(squares_P[i]), strict=True)}
-        untrained = {path for path, trains in zip(info, trains_GxP[group], strict=True) if not trains}
-        for (quantity, name), values in _collapsed(sizes, untrained, collapse).items():
-            for step in _steps_recorded(quantity, group, lengths_G[group]):
-                # The update of a step is computed from the gradient before it.
-                value = float(values[step - (quantity in _OF_UPDATES)])
-                records.append(Record(*size, seed, groups[group], step, quantity, name, value))
-    return records
+    network: Network
+    shapes: Shapes
+    loss: Loss
+    rule: Parametrization
+    size: Size
+    steps: int
+    seeds: int
+    spectral: bool
+    collapse: Collapse
+
+    @functools.cached_property
+    def info(self) -> dict[str, ParamInfo]:
+        """Path -> `ParamInfo`."""
+        return flatten_info(self.network.info)
+
+    @functools.cached_property
+    def groups(self) -> dict[str, list[bool]]:
+        """Group -> whether each parameter trains."""
+        own = [groups_of_parameter(path, leaf, self.collapse) for path, leaf in self.info.items()]
+        groups = [EVERYTHING, *sorted({group for names in own for group in names})]
+        return {group: [group in (EVERYTHING, *names) for names in own] for group in groups}
+
+    @property
+    def lengths(self) -> list[int]:
+        """The steps of every group."""
+        return [self.steps] + [min(self.steps, _ALONE_STEPS)] * (len(self.groups) - 1)
+
+    @property
+    def keys(self) -> list[_Key]:
+        """What is recorded at every step, in order."""
+        return _keys(self.shapes, self.info, self.spectral)
+
+    @property
+    def _arguments(self) -> tuple[np.ndarray, list[np.ndarray | None]]:
+        """Pairs (seed, group), and the values of random readouts."""
+        pairs = np.array([(seed, group) for seed in range(self.seeds) for group in range(len(self.groups))])
+        return pairs, [_random_readout(leaf, self.rule) for leaf in self.info.values()]
+
+    def lowered(self) -> jax.stages.Lowered:
+        """The program, to compile; compilation may run in another thread."""
+        trains_GxP, lengths_G = np.array(list(self.groups.values())), np.array(self.lengths)
+        run = _program(self.network, self.shapes, self.loss, self.keys, trains_GxP, lengths_G)
+        return run.lower(*self._arguments)
+
+    def records(self, compiled: jax.stages.Compiled) -> list[Record]:
+        """Runs the program."""
+        (pairs, readouts), groups = self._arguments, list(self.groups)
+        squares, starts = jax.device_get(compiled(pairs, readouts))
+        records = []
+        for i, (seed, group) in enumerate(pairs.tolist()):
+            sizes = dict(zip(self.keys, np.sqrt(squares[i].T), strict=True))
+            for quantity, squares_P in starts.items():
+                rms_P = np.sqrt(squares_P[i])
+                sizes |= {(quantity, path): rms[None] for path, rms in zip(self.info, rms_P, strict=True)}
+            trains = zip(self.info, self.groups[groups[group]], strict=True)
+            untrained = {path for path, trained in trains if not trained}
+            for (quantity, name), values in _collapsed(sizes, untrained, self.collapse).items():
+                for step in _steps_recorded(quantity, group, self.lengths[group]):
+                    # The update of a step is computed from the gradient before it.
+                    value = float(values[step - (quantity in _OF_UPDATES)])
+                    records.append(Record(*self.size, seed, groups[group], step, quantity, name, value))
+        return records
 
 
 _OF_UPDATES = ("update", "update_norm", "gradient_update")
@@ -110,9 +143,9 @@ def _keys(shapes: Shapes, info: Mapping[str, ParamInfo], spectral: bool) -> list
     ]
 
 
-def _compiled(
+def _program(
     network: Network, shapes: Shapes, loss: Loss, keys: Sequence[_Key], trains_GxP: np.ndarray, lengths_G: np.ndarray
-) -> Callable[[np.ndarray, Sequence[np.ndarray | None]], tuple[jax.Array, dict[str, jax.Array]]]:
+) -> jax.stages.Wrapped:
     """A function of (seed, group) pairs ``[N, 2]`` and the values of `_random_readout` for every parameter.
 
     It returns mean squares ``[N, steps + 1, keys]``, and those of `_initial_values` ``[N, P]``. The program has one
