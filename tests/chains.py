@@ -27,6 +27,8 @@ class Chain:
     depth_init: bool = False  # 1/sqrt(2 L), as in GPT-2
     fixed_std: bool = False
     relu_last: bool = False
+    norm_last: bool = False  # behind the branch multiplier, which it cancels
+    shared: bool = False  # one weight for all blocks
     readout_std: float | None = BASE_WIDTH**-0.5  # None: falls with width
 
     @property
@@ -34,19 +36,19 @@ class Chain:
         """Shapes of the parameters."""
         n = self.width
         return {
-            "blocks": {"dense": {"kernel": (self.depth, n, n)}},
+            "blocks": {"dense": {"kernel": (n, n) if self.shared else (self.depth, n, n)}},
             "head": {"kernel": (n, 10)},
             "stem": {"kernel": (12, n)},
         }
 
     def init(self, key):
         """All parameters from one draw of random numbers."""
-        n, depth = self.width, self.depth
+        n, depth = self.width, 1 if self.shared else self.depth
         std = (BASE_WIDTH if self.fixed_std else n) ** -0.5 / (math.sqrt(2 * depth) if self.depth_init else 1.0)
         z = jax.random.uniform(key, (12 + depth * n + 10, n), minval=-(3**0.5), maxval=3**0.5)  # of variance 1
         head_std = n**-0.5 if self.readout_std is None else self.readout_std
         return {
-            "blocks": {"dense": {"kernel": std * z[12:-10].reshape(depth, n, n)}},
+            "blocks": {"dense": {"kernel": std * z[12:-10].reshape(self.shapes["blocks"]["dense"]["kernel"])}},
             "head": {"kernel": head_std * z[-10:].T},
             "stem": {"kernel": 12**-0.5 * z[:12]},
         }
@@ -55,14 +57,21 @@ class Chain:
         """The outputs, and the activations of the stem, the blocks and their layers."""
         multiplier = RULE.residual_multiplier(self.depth / BASE_DEPTH if self.branch_multiplier else 1.0)
 
+        norm = lambda h: h * jax.lax.rsqrt(jnp.mean(h**2, -1, keepdims=True))
+
         def block(h, kernel):
-            y = h * jax.lax.rsqrt(jnp.mean(h**2, -1, keepdims=True))
-            y = (y if self.relu_last else jax.nn.relu(y)) @ kernel
-            h = h + multiplier * (jax.nn.relu(y) if self.relu_last else y)
+            y = norm(h)
+            y = (y if self.relu_last else jax.nn.relu(y)) @ (
+                params["blocks"]["dense"]["kernel"] if self.shared else kernel
+            )
+            y = multiplier * (jax.nn.relu(y) if self.relu_last else y)
+            h = h + (norm(y) if self.norm_last else y)
             return h, (h, y)
 
         stem = X @ params["stem"]["kernel"]
-        h, (blocks, dense) = jax.lax.scan(block, stem, params["blocks"]["dense"]["kernel"])
+        h, (blocks, dense) = jax.lax.scan(
+            block, stem, None if self.shared else params["blocks"]["dense"]["kernel"], length=self.depth
+        )
         factor = RULE.readout_multiplier(self.width / BASE_WIDTH) if self.readout_multiplier else 1.0
         return factor * h @ params["head"]["kernel"], {"stem": stem, "blocks": blocks, "blocks/dense": dense}
 
@@ -73,7 +82,8 @@ class Chain:
             for c in (self, dataclasses.replace(self, width=BASE_WIDTH))
         )
         ratio = self.depth / BASE_DEPTH
-        return dm.infer_info(*shapes, in_branch="blocks", depth_ratio=ratio, readout="head", stacked="blocks")
+        stacked = () if self.shared else "blocks"
+        return dm.infer_info(*shapes, in_branch="blocks", depth_ratio=ratio, readout="head", stacked=stacked)
 
     def network(self, make_optimizer=None):
         """With ``make_optimizer(info)``, or the rule's own."""

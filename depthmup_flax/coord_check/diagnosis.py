@@ -233,7 +233,8 @@ def _initial_mistakes(e: Evidence) -> Iterator[_Mistake]:
         )
         yield "fixed_std_init", fixed, text
     if rule.width == "mup" and any(not q.passed for q in e.quantities if q.axis == "width"):
-        shrinking = [path for path in e.weights(Role.INPUT) if e.weight_slope("width", path) < -_CLEARLY]
+        inputs = set(e.weights(Role.INPUT)).difference(e.wrong_roles())
+        shrinking = [path for path in e.known.weights if path in inputs and e.weight_slope("width", path) < -_CLEARLY]
         text = (
             "the initial values of input weights shrink with width (as nn.Embed's do): use the same standard deviation "
             "at every width, or pass the parameters through rescale_init, here network.rescaled(base_init, rule)."

@@ -74,13 +74,8 @@ def _equation(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
         return [jnp.asarray(inputs[0], jnp.float32)]
     if name == "bitcast_convert_type":
         return [widened(eqn.primitive.bind(*inputs, **params))]
-    if name.startswith("custom"):  # with the derivatives of its own
-        variables = [x for x in eqn.invars if not isinstance(x, core.Literal)]
-        one = core.ClosedJaxpr(core.Jaxpr([], variables, eqn.outvars, [eqn]), [])
-        values = [v for x, v in zip(eqn.invars, inputs, strict=True) if not isinstance(x, core.Literal)]
-        return core.jaxpr_as_fun(one)(*values)
     wide = {key: jnp.dtype("float32") if _is_low_type(value) else value for key, value in params.items()}
-    results = eqn.primitive.bind(*inputs, **wide)
+    results = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(wide))
     return results if eqn.primitive.multiple_results else [results]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -172,11 +173,10 @@ def traced(network: Network) -> Traced:
     try:
         jaxpr, result = jax.make_jaxpr(network.apply, return_shape=True)(params)
     except NameError as error:
-        if "unbound axis name" not in str(error):
+        if (axis := re.search(r"unbound axis name: (\w+)", str(error))) is None:
             raise
-        axis = str(error).rpartition(":")[2].strip()
         raise InputError(
-            f"the model uses the mapped axis {axis!r}, which exists only inside pmap, vmap or shard_map: build it with "
+            f"the model uses the mapped axis {axis[1]!r}, which exists only inside pmap, vmap or shard_map: build it with "
             "axis_name=None (of BatchNorm, for example) for the check."
         ) from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):

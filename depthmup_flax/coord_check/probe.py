@@ -40,7 +40,7 @@ class Probe:
     def is_entrywise(self) -> bool:
         """Whether the updates of the second half of each parameter do not depend on gradients of the first half.
 
-        Those are made 100 times larger.
+        Those are made 100 times larger, and zero.
         """
         params = self.network.init(jax.random.key(0))
         leaves, structure = jax.tree.flatten(params)
@@ -48,11 +48,13 @@ class Probe:
         gradients = [rng.standard_normal(leaf.shape).astype(np.float32) for leaf in leaves]
         halves = [np.arange(g.size).reshape(g.shape) < g.size // 2 for g in gradients]
         updates = []
-        for factor in (1.0, 100.0):
+        for factor in (1.0, 100.0, 0.0):
             new = [jnp.where(half, factor * g, g) for half, g in zip(halves, gradients, strict=True)]
             state = self.network.optimizer.init(params)
             updates.append(self.network.optimizer.update(jax.tree.unflatten(structure, new), state, params)[0])
+        first, *others = [jax.tree.leaves(update) for update in updates]
         return all(
             np.allclose(np.asarray(a)[~half], np.asarray(b)[~half], rtol=1e-3, atol=1e-12)
-            for half, a, b in zip(halves, *map(jax.tree.leaves, updates), strict=True)
+            for other in others
+            for half, a, b in zip(halves, first, other, strict=True)
         )
