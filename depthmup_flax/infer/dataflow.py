@@ -175,7 +175,10 @@ class _Inliner:
         consts, carry, xs = inputs[:closed], inputs[closed : closed + carried], inputs[closed + carried :]
         shape = lambda i: self.graph.nodes[i].shape
         enter = [self.graph.add("carry", (i,), shape(i), {}, inside) for i in carry]
-        sliced = [self.graph.add("scan_in", (i,), shape(i)[1:], {"loop": loop[0]}, inside) for i in xs]
+        sliced = [
+            self.graph.add("scan_in", (i,), shape(i)[1:], {"loop": loop[0]}, inside, self.graph.nodes[i].value)
+            for i in xs
+        ]
         outs = self._call(inner, [*consts, *enter, *sliced], inside)
         self._close(enter, outs)
         collected = [
@@ -204,14 +207,18 @@ class _Inliner:
 _PARALLEL = frozenset({"optimization_barrier", "psum", "psum2", "psum_invariant", "pmax", "pmin"})
 
 
+_LARGEST = 100_000  # entries of a constant that are compared
+
+
 def uniform_value(array: Any) -> float | None:
     """The number that all entries of a constant are, if they are."""
     if isinstance(array, (bool, int, float)):
         return float(array)
-    if math.prod(np.shape(array)) != 1 or isinstance(array, jax.ShapeDtypeStruct):
+    if not 0 < math.prod(np.shape(array)) <= _LARGEST or isinstance(array, jax.ShapeDtypeStruct):
         return None
     try:
-        return float(np.asarray(array).reshape(()))
+        entries = np.asarray(array).ravel()
+        return float(entries[0]) if (entries == entries[0]).all() else None
     except (TypeError, ValueError):  # a random key, or a number of another kind
         return None
 

@@ -161,7 +161,7 @@ class Factors:
     terms: Sequence[Terms]
     before: Mapping[int, float]  # node of a product -> the factor of its input, if all terms of that have one
     parts: Mapping[int, Terms]  # a product of two activations -> the terms of both with their factors
-    of_param: Mapping[int, float]  # an array of parameters -> the constant factor in it
+    of_param: Mapping[int, float]  # an array of parameters or constants -> the constant factor in it
 
     def deep(self, terms: Terms) -> Terms:
         """``terms`` with products of two activations replaced by the terms of their factors."""
@@ -185,10 +185,8 @@ def forward_factors(graph: Graph, uses: Uses, sums: Collection[int], shape: Homo
     for i, node in enumerate(graph.nodes):
         if not needed[i]:
             continue
-        if uses.kinds[i] == PARAM:
-            of_param[i] = _parameter_factor(graph, i, of_param)
-            continue
         if uses.kinds[i] != ACTIVATION:
+            of_param[i] = _factor_inside(graph, i, of_param)
             continue
         reads = [j for j in node.inputs if uses.kinds[j] == ACTIVATION]
         products = [use for use in at.get(i, ()) if use.kind != ENTRYWISE]
@@ -241,9 +239,11 @@ def _terms(
     if len(reads) == 1 and node.op in ("mul", "div", "dot_general", "conv_general_dilated"):
         if node.op == "div" and node.inputs[0] != reads[0]:
             return None
-        values = [of_param.get(j, graph.nodes[j].value) for j in node.inputs if j != reads[0]]
-        value = 1.0 if not values or values[0] is None else abs(values[0])
-        if value == 0 or not math.isfinite(value):
+        value = 1.0
+        for j in node.inputs:
+            if j != reads[0]:
+                value = of_param[j]
+        if value == 0 or math.isinf(value):
             return None
         return scaled(terms[reads[0]], 1 / value if node.op == "div" else value)
     if len(reads) == 2 and node.op in ("mul", "dot_general") and shape.roots[reads[0]] != shape.roots[reads[1]]:
@@ -252,18 +252,21 @@ def _terms(
     return None
 
 
-def _parameter_factor(graph: Graph, i: int, known: Mapping[int, float]) -> float:
+def _factor_inside(graph: Graph, i: int, known: Mapping[int, float]) -> float:
+    """The constant factor in an array of parameters or constants; NaN for one unknown number."""
     node = graph.nodes[i]
-    factors = [known[j] for j in node.inputs if j in known]
-    if node.op in ("mul", "div"):
-        for place, j in enumerate(node.inputs):
-            value = graph.nodes[j].value
-            if j not in known and value is not None and value != 0 and math.isfinite(value):
-                factors.append(abs(value) ** (-1 if node.op == "div" and place == 1 else 1))
-        return math.prod(factors)
-    if node.op == "dot_general":
-        return math.prod(factors)
-    return factors[0] if len(set(factors)) == 1 else 1.0
+    if node.value is not None:
+        return abs(node.value)
+    if node.op in ("mul", "dot_general"):
+        return math.prod(known[j] for j in node.inputs)
+    if node.op == "div":
+        return known[node.inputs[0]] / known[node.inputs[1]] if known[node.inputs[1]] else math.nan
+    if node.inputs and node.op in SAME_PLACE | MOVES | {"gather"}:
+        return known[node.inputs[0]]
+    factors = {known[j] for j in node.inputs if graph.nodes[j].value is None}
+    if node.op in _SUMS | {"select_n", "concatenate"} and len(factors) == 1:
+        return factors.pop()
+    return math.nan if math.prod(node.shape) == 1 and node.op != PARAM else 1.0
 
 
 def scaled(terms: Terms, factor: float) -> Terms:
@@ -278,6 +281,9 @@ def _times(a: frozenset[float], b: frozenset[float]) -> frozenset[float]:
 def _distinct(factors: Iterable[float]) -> frozenset[float]:
     """Without those that differ by rounding; constants are stored in float32."""
     kept: list[float] = []
+    factors = list(factors)
+    if any(map(math.isnan, factors)):
+        return frozenset({math.nan})
     for x in sorted(factors):
         if not kept or not math.isclose(x, kept[-1], rel_tol=1e-5):
             kept.append(x)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from itertools import product
 
 from depthmup_flax.infer.audit_table import Finding, Row, number, summary
 from depthmup_flax.infer.parameter_uses import LOOKUP, PRODUCT
 from depthmup_flax.infer.traced_model import Branch, Model, Scores, Traced, template
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 
-_TOLERANCE = 1e-3  # relative; constants are stored in float32
+_TOLERANCE = 5e-3  # relative; constants may be stored in bfloat16
 
 Factors = Mapping[str, frozenset[float]]
 
@@ -22,10 +23,11 @@ def close(a: float | None, b: float | None) -> bool:
 
 def ratio_of(found: frozenset[float] | None, base: frozenset[float] | None) -> float | None:
     """The ratio of the factors of a term in two models, if it is one number."""
-    if not found or not base or len(found) != len(base):
+    if not found or not base or any(math.isnan(x) or x == 0 for x in (*found, *base)):
         return None
-    ratios = [a / b for a, b in zip(sorted(found), sorted(base), strict=True) if b]
-    return ratios[0] if ratios and all(close(ratios[0], other) for other in ratios) else None
+    pairs = zip(sorted(found), sorted(base), strict=False) if len(found) == len(base) else product(found, base)
+    ratios = [a / b for a, b in pairs]
+    return ratios[0] if all(close(ratios[0], other) for other in ratios) else None
 
 
 class Comparison:
@@ -109,8 +111,30 @@ class Comparison:
 
     def findings(self) -> list[Finding]:
         """Everything that the rule wants and the forward pass does not have."""
-        found = [*self._missing_branches(), *self._readouts(), *self._embeddings(), *self._attention()]
-        return [*found, *self._repeated()]
+        shortcuts = self._shortcuts()
+        others = [] if shortcuts else self._embeddings()  # what multiplies shortcuts multiplies embeddings
+        return [
+            *self._missing_branches(),
+            *shortcuts,
+            *self._readouts(),
+            *others,
+            *self._attention(),
+            *self._repeated(),
+        ]
+
+    def _shortcuts(self) -> list[Finding]:
+        paths: list[str] = []
+        ratio = 1.0
+        for branch in self.facts.branches:
+            other = self._base_branch(branch)
+            found = ratio_of(branch.shortcut, other.shortcut) if other and branch.shortcut and other.shortcut else None
+            if found is not None and not close(found, 1):
+                paths, ratio = [*paths, *sorted(branch.paths)], found
+        text = (
+            f"the shortcut next to {summary(paths)} is multiplied by {number(ratio)} relative to the base model; the "
+        )
+        text += "rule wants 1."
+        return [Finding("shortcut_multiplied", tuple(paths), text, "h = h + c * y  # not c * h")] if paths else []
 
     def _missing_branches(self) -> list[Finding]:
         wrong: dict[tuple[str, float], list[str]] = {}
@@ -130,9 +154,16 @@ class Comparison:
             if name == "norm_cancels_multiplier":
                 text = f"{where} are normalized after their multiplier, which cancels it: multiply after the norm."
             else:
-                text = f"{where} are multiplied by {number(found)}; the rule wants {wanted}."
+                text = f"{where} are multiplied by {number(found)}; the rule wants {wanted}{self._as_if(found)}."
             result.append(Finding(name, tuple(dict.fromkeys(paths)), text, code))
         return result
+
+    def _as_if(self, found: float) -> str:
+        """The depth ratio that a factor is right for, where the user may count branches otherwise."""
+        if close(found, 1) or found <= 0 or not self.rule.alpha:
+            return ""
+        r = found ** (-1 / self.rule.alpha)
+        return f" for r = {self.r:g} (it is right for r = {r:.3g}: if you count so, pass depth_ratio={r:.3g})"
 
     def _readouts(self) -> list[Finding]:
         result = []

@@ -94,9 +94,9 @@ def with_readout_ratio(box: AnnotatedParam, shapes: ParamShapes, is_readout: boo
     if box.in_branch:
         hidden = ["width_out" if n and n.endswith("_out") else n for n in names]
         raise InputError(
-            f"{shapes} is in a branch, and its input grows but not its output, as of keys and values whose heads do not "
-            "become more, of a router or of a low-rank factor: it is hidden, and its product is not multiplied. Let "
-            f"dm.audit(model, base, x).info read the forward pass, or name its axes, {shapes.override(*hidden)}."
+            f"{shapes} is in a branch, and its input grows but not its output, as of keys and values whose heads do "
+            "not become more, of a router or of a low-rank factor: it is hidden, and its product is not multiplied. "
+            f"Let dm.audit(model, base, x).info read the forward pass, or name its axes, {shapes.override(*hidden)}."
         )
     inputs = {"width_in": "width_out", "fixed_out": "fixed_in", "vocab_out": "vocab_in"}
     turned = [inputs.get(n or "", n) for n in names]

@@ -25,6 +25,7 @@ class View:
     dims: tuple[Axis, ...]  # one for each axis of the array
     layers: Axis = frozenset()  # axes along which one layer was taken
     loops: frozenset[int] = frozenset()  # loops that took a layer in each iteration
+    picked: Axis = frozenset()  # axes along which one layer was taken by its number
     inner: Axis = frozenset()  # axes that were contracted with another parameter
 
 
@@ -39,7 +40,8 @@ class Use:
     into: Axis = frozenset()  # axes that are contracted with activations, or looked up
     out: Axis = frozenset()
     batch: Axis = frozenset()  # axes that the activations have too, such as experts
-    layers: Axis = frozenset()
+    layers: Axis = frozenset()  # axes along which one layer was taken
+    picked: Axis = frozenset()  # those of them where its number was given, rather than a loop
     first: bool = False  # the activations depend on no parameter: a stem or an embedding
     view: int = -1  # the node of the parameter's array
     operand: int = -1  # the node of the activations
@@ -222,7 +224,7 @@ def _layer(view: View, taken: Collection[int]) -> View:
     """``view`` with one entry taken along axes of the array."""
     axes = _union(view.dims[k] for k in taken)
     dims = tuple(frozenset() if k in taken else axis for k, axis in enumerate(view.dims))
-    return dataclasses.replace(view, dims=dims, layers=view.layers | axes)
+    return dataclasses.replace(view, dims=dims, layers=view.layers | axes, picked=view.picked | axes)
 
 
 def _moved(view: View, node: Node, shape: tuple[int, ...], now: View) -> View:
@@ -244,7 +246,7 @@ def _moved(view: View, node: Node, shape: tuple[int, ...], now: View) -> View:
         dims = spread
     elif node.op == "scan_in":
         taken = _layer(now, [0])
-        return dataclasses.replace(taken, dims=taken.dims[1:], loops=now.loops | {p["loop"]})
+        return dataclasses.replace(taken, dims=taken.dims[1:], loops=now.loops | {p["loop"]}, picked=now.picked)
     elif node.op in ("scan_out", "stack"):
         dims.insert(node.params.get("axis", 0), frozenset())
     elif node.op == "slice" and any(new == 1 < old for new, old in zip(node.shape, shape, strict=True)):

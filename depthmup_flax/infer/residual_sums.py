@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from depthmup_flax.infer.dataflow import PARAM, Graph, Loop
 from depthmup_flax.infer.parameter_uses import ACTIVATION, MOVES, PRODUCT, SAME_PLACE, Uses
 
-_SUMS = frozenset({"add", "add_any"})
+_SUMS = frozenset({"add", "add_any", "sub"})
 # Linear operations without parameters: what they make of the stream is still the stream.
 _KEEPS_STREAM = SAME_PLACE | MOVES | {"reduce_window_sum", "select_n", "concatenate", "cond", "gather"}
 NONLINEAR = frozenset(
@@ -71,6 +71,7 @@ class _Paths:
         self.by_product, self.by_nonlinearity = [0] * size, [0] * size
         self.learned = [False] * size  # depends on a parameter
         self.sums: list[ResidualSum] = []
+        self.starts: list[int] = []  # the node of each bit
         readers = [0] * size
         for i in self._nodes():
             for j in set(graph.nodes[i].inputs):
@@ -78,8 +79,10 @@ class _Paths:
         for i in self._nodes():
             self._extend(i, degrees)
             if readers[i] > 1:  # a stream is read by a branch and by a shortcut
-                self.after[i] |= 1 << i
-                self.same[i] |= 1 << i
+                self.after[i] |= 1 << len(self.starts)
+                self.same[i] |= 1 << len(self.starts)
+                self.starts.append(i)
+        self.bit_of = {node: bit for bit, node in enumerate(self.starts)}
 
     def _nodes(self) -> Iterator[int]:
         return (i for i in range(len(self.graph.nodes)) if self.needed[i] and self.kinds[i] == ACTIVATION)
@@ -115,10 +118,21 @@ class _Paths:
         )
 
     def _identity(self, node: int, shortcut: int, branch: int) -> ResidualSum | None:
-        starts = self.same[shortcut] & self.by_product[branch] & ~self.same[branch]
-        if not starts or self.same[branch] & self.by_product[shortcut] & ~self.same[shortcut]:
+        starts = self._starts(shortcut, branch)
+        if not starts or self._starts(branch, shortcut):
             return None
-        return ResidualSum(node, shortcut, branch, starts.bit_length() - 1, self.graph.nodes[node].loops, False)
+        start = self.starts[starts.bit_length() - 1]
+        return ResidualSum(node, shortcut, branch, start, self.graph.nodes[node].loops, False)
+
+    def _starts(self, shortcut: int, branch: int) -> int:
+        """What both read, the shortcut as it is and the branch by a product, where that is the latest that both read."""
+        shared = self.same[shortcut] & self.after[branch]
+        latest = 1 << shared.bit_length() - 1 if shared else 0
+        return latest & self.by_product[branch] & ~self.same[branch]
+
+    def is_after(self, node: int, start: int) -> bool:
+        """Whether an array depends on the array that a branch reads, or is it."""
+        return bool(self.after[node] >> self.bit_of[start] & 1)
 
     def projection(self, node: int) -> ResidualSum | None:
         """The sum at ``node`` of a branch and a projected shortcut, if it looks like one."""
@@ -130,10 +144,11 @@ class _Paths:
             starts = self.by_product[shortcut] & self.by_product[branch]
             starts &= self.by_nonlinearity[branch] & ~self.by_nonlinearity[shortcut]
             while starts:
-                start = starts.bit_length() - 1
+                bit = starts.bit_length() - 1
+                start = self.starts[bit]
                 if self.learned[start]:  # otherwise it is the batch, and two networks are added
                     return ResidualSum(node, shortcut, branch, start, self.graph.nodes[node].loops, True)
-                starts &= ~(1 << start)
+                starts &= ~(1 << bit)
         return None
 
 
@@ -174,7 +189,7 @@ def _inside(
         if i in outside or not ends[i]:
             continue
         reached = [(n, s) for n, s in enumerate(sums) if ends[i] >> n & 1]
-        after = any(paths.after[i] >> s.start & 1 and not to_shortcut[i] >> n & 1 for n, s in reached)
+        after = any(paths.is_after(i, s.start) and not to_shortcut[i] >> n & 1 for n, s in reached)
         loops = graph.nodes[i].loops
         alone = all(loops[: len(s.loops)] == s.loops and (s.loops or len(reached) == 1) for _, s in reached)
         belongs = after or (alone and not any(to_shortcut[i] >> n & 1 for n, _ in reached))

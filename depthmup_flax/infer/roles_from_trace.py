@@ -50,8 +50,8 @@ def read_role(shapes: ParamShapes, uses: Sequence[Use], layers: frozenset[int], 
     batch = frozenset().union(*(use.batch for use in contracting)) & grows.keys()
     if any(use.into & use.out & grows.keys() for use in contracting) or grows.keys() - into - out - batch:
         return Reading(None, why_not="the trace does not tell its input axes from its output axes")
-    if any(use.kind == LOOKUP for use in contracting):  # an embedding, which may be the readout too
-        looked_up = [use for use in contracting if use.kind == LOOKUP]
+    looked_up = [use for use in contracting if use.kind == LOOKUP] or [use for use in contracting if use.first]
+    if looked_up and (looked_up[0].kind == LOOKUP or into & out):  # an embedding, which may be the readout too
         out = frozenset().union(*(use.out for use in looked_up)) & grows.keys()
         return Reading(Role.INPUT if out else Role.FIXED, width_out=ratio(out))
     if into & out:  # used in both directions, as in a tied autoencoder

@@ -15,7 +15,7 @@ import numpy as np
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.infer import parameter_trees as trees
-from depthmup_flax.infer.dataflow import Graph, trace
+from depthmup_flax.infer.dataflow import PARAM, Graph, trace
 from depthmup_flax.infer.forward_factors import Factors, Homogeneity, Terms, forward_factors, homogeneity
 from depthmup_flax.infer.parameter_trees import Leaf
 from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, PRODUCT, Use, Uses, parameter_uses
@@ -127,6 +127,7 @@ class Branch:
 
     factors: Mapping[str, frozenset[float]]  # path of a parameter of the sum's terms, or "" -> factors after it
     total: Mapping[str, frozenset[float]]  # the same with factors of its input
+    shortcut: frozenset[float]  # factors of the stream itself
     normalized: Mapping[str, frozenset[float]]  # the same of what a norm at the branch's end normalizes
     paths: frozenset[str]  # parameters inside
     times: float
@@ -191,7 +192,7 @@ class _Reader:
         readouts = self._readouts(inside)
         return Traced(
             uses=by_path,
-            times={path: sum(u.times for u in uses) for path, uses in by_path.items()},
+            times={path: self._times(uses) for path, uses in by_path.items()},
             inside=inside,
             branches=[self._branch(s, ends) for s in self.streams.main],
             branches_of=ends,
@@ -216,6 +217,11 @@ class _Reader:
                 ends[path], sums = self._outermost(none.union(*shared)), shared
             inside[path] = all(sums)
         return inside, ends
+
+    def _times(self, uses: Sequence[Use]) -> float:
+        """How often one layer of a stack, or a parameter without layers, is used."""
+        shape = {node.params["path"]: node.shape for node in self.graph.nodes if node.op == PARAM}[uses[0].path]
+        return sum(use.times / math.prod(shape[k] for k in use.picked) for use in uses)
 
     def _outermost(self, sums: frozenset[int]) -> frozenset[int]:
         """The sums of the main stream whose branches contain these, or are these."""
@@ -245,7 +251,9 @@ class _Reader:
         paths = frozenset(path for path, sums in ends.items() if s.node in sums)
         times = math.prod(length for _, length in s.loops)
         after, total = (self._of_uses(terms, before) for before in (False, True))
-        return Branch(after, total, normalized, paths, times, s.node)
+        stream = {t.node for t in self.streams.sums} | {s.start}
+        shortcut = [f for i, f in self.factors.terms[s.shortcut].items() if i in stream]
+        return Branch(after, total, frozenset[float]().union(*shortcut), normalized, paths, times, s.node)
 
     def _readouts(self, inside: Mapping[str, bool]) -> dict[str, frozenset[float]]:
         """Products after which no other product with a parameter or between activations comes."""
@@ -262,7 +270,9 @@ class _Reader:
                         found = {f * factor for f in ended[use.path]}
                         result[use.path] = result.get(use.path, frozenset()) | found
                 stops = products or i in self.factors.parts or i in seen
-                if not stops and not any(i == s.node for s in self.streams.sums) and i not in self.shape.norms:
+                softmax = i in self.shape.norms and self.graph.nodes[self.shape.norms[i]].op == "exp"
+                stops = stops or (i in self.shape.norms and not softmax)
+                if not stops and not any(i == s.node for s in self.streams.sums):
                     seen.add(i)
                     reads = [j for j in self.graph.nodes[i].inputs if self.uses.kinds[j] == ACTIVATION]
                     stack += [(j, factor * min(factors)) for j in reads if j != i]
@@ -270,17 +280,24 @@ class _Reader:
 
     def _own(self, readouts: Collection[str]) -> dict[str, frozenset[float]]:
         """Factors between each product outside the ends of branches and the array that reads it."""
+        shortcuts = [self.factors.terms[s.shortcut] for s in self.streams.sums]
+        result = self._joined(shortcuts)  # what a branch's first layer multiplies the stream with is another matter
+        for path, factors in self._joined(self._read_terms(readouts)).items():
+            result.setdefault(path, factors)
+        return result
+
+    def _joined(self, several: Sequence[Terms]) -> dict[str, frozenset[float]]:
         result: dict[str, frozenset[float]] = {}
-        for terms in self._read_terms(readouts):
+        for terms in several:
             for path, factors in self._of_uses(terms, before=False).items():
                 result[path] = result.get(path, frozenset()) | factors
         return result
 
     def _read_terms(self, readouts: Collection[str]) -> list[Terms]:
         terms, graph = self.factors.terms, self.graph
-        found = [terms[s.shortcut] for s in self.streams.sums]
+        found = []
         for i, node in enumerate(graph.nodes):
-            if i >= len(terms) or self.uses.kinds[i] != ACTIVATION:
+            if self.uses.kinds[i] != ACTIVATION:
                 continue
             reads = [j for j in node.inputs if self.uses.kinds[j] == ACTIVATION]
             products = [u for u in self.at.get(i, ()) if u.kind == PRODUCT]
