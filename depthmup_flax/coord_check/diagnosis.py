@@ -181,12 +181,11 @@ def _what_to_run(e: Evidence, unclear: Sequence[Quantity]) -> str:
     lines = []
     for axis in e.table.axes():
         open_here = [q for q in unclear if q.axis == axis]
-        moving = [q for q in open_here if q.trend and q.trend.converges(q.expected, e.tolerance)]
-        if moving:
-            sizes = max(q.trend.sizes_needed(e.table.sizes(axis), q.expected, e.tolerance) for q in moving if q.trend)
-            lines.append(
-                f"exponents move to the right ones as {axis} grows, but are not there yet: run {axis}s={sizes}"
-            )
+        narrow = [(q.trend, q.expected) for q in open_here if q.trend and q.fit.interval < e.tolerance]
+        if narrow:
+            wanted = (trend.sizes_needed(e.table.sizes(axis), exponent, e.tolerance) for trend, exponent in narrow)
+            text = "exponents are too far from the right ones for a pass, and too near for a mistake"
+            lines.append(f"{text}, as those of small networks may be: run {axis}s={max(wanted)}")
         elif open_here:
             seeds = max(len(seeds) for seeds in e.table.values(axis, EVERYTHING, "activation", OUTPUT, 0).values())
             width = max(q.fit.interval for q in open_here)

@@ -176,8 +176,8 @@ def traced(network: Network) -> Traced:
         if (axis := re.search(r"unbound axis name: (\w+)", str(error))) is None:
             raise
         raise InputError(
-            f"the model uses the mapped axis {axis[1]!r}, which exists only inside pmap, vmap or shard_map: build it with "
-            "axis_name=None (of BatchNorm, for example) for the check."
+            f"the model uses the mapped axis {axis[1]!r}, which exists only inside pmap, vmap or shard_map: build it "
+            "with axis_name=None (of BatchNorm, for example) for the check."
         ) from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         raise InputError("Network.apply must return (outputs, dictionary of activations): return {} to record none.")

@@ -78,19 +78,21 @@ def expected_update(axis: str, leaf: ParamInfo, rule: Parametrization) -> float:
 
 
 def verdict_of(fit: Fit, tolerance: float, expected: float = 0.0, trend: Trend | None = None) -> str:
-    """Grows or vanishes if the interval lies outside the tolerance; flat if it stays within twice the tolerance.
+    """Flat if the interval touches the tolerance and stays within twice of it; grows or vanishes if it is outside both.
 
-    Mistakes have exponents of 1/2 or more, so a flat interval must not reach 1/2. An exponent that clearly moves to the
-    expected one as networks grow converges if it is within the tolerance at the largest, and is unclear before.
+    Mistakes have exponents of 1/2 or more, so a flat interval must not reach 1/2, and one between once and twice the
+    tolerance tells neither. An exponent that clearly moves to the expected one as networks grow converges if it is
+    within the tolerance at the largest, and is unclear before.
     """
     if fit.state != "fitted":
         return fit.state
     deviation = abs(fit.slope - expected)
-    if deviation + fit.interval <= 2 * tolerance and deviation - fit.interval <= tolerance:
+    least, most = deviation - fit.interval, deviation + fit.interval
+    if least <= tolerance and most <= 2 * tolerance:
         return FLAT
     if trend is not None and trend.converges(expected, tolerance):
         return CONVERGES if trend.arrived(expected, tolerance) else UNCLEAR
-    if deviation - fit.interval > tolerance:
+    if least > tolerance and most > 2 * tolerance:
         return GROWS if fit.slope > expected else VANISHES
     return UNCLEAR
 

@@ -7,6 +7,7 @@ import pytest
 
 import depthmup_flax as dm
 from depthmup_flax.coord_check.layer_names import collapsers
+from depthmup_flax.coord_check.trend import fit_trend
 from depthmup_flax.coord_check.verdict import verdict_of
 from depthmup_flax.power_fits import fit_power
 
@@ -58,3 +59,41 @@ def test_stem_blocks_and_readout_that_share_a_name_stay_apart():
     four, eight, _ = collapsers([list(info) for info in infos], infos)
     assert [four(f"Dense_{i}") for i in (0, 1, 4, 5)] == ["Dense_0", "Dense_*", "Dense_*", "Dense_* (output)"]
     assert eight("Dense_5/kernel") == "Dense_*/kernel"
+
+
+def verdicts_of(power, noise_share, sizes, *, noise=0.05, seeds=4):
+    """Verdicts on 200 measurements of ``size^power`` plus a part whose square falls as 1/size."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(200):
+        values = {
+            n: list(n**power * math.sqrt(1 + noise_share / n) * np.exp(noise * rng.normal(size=seeds))) for n in sizes
+        }
+        found.append(verdict_of(fit_power(values), 0.2, 0.0, fit_trend(values)))
+    return {verdict: found.count(verdict) / 200 for verdict in found}
+
+
+def test_a_mistake_never_passes_for_a_finite_size():
+    for power, sizes in ((-0.5, (32, 64, 128)), (-0.5, (64, 128, 256, 512)), (-1.0, (32, 64, 128)), (0.5, (8, 16, 32))):
+        shares = verdicts_of(power, 0.0, sizes)
+        assert shares.get("flat", 0) + shares.get("converges", 0) == 0
+        assert shares["grows" if power > 0 else "vanishes"] > 0.97
+
+
+def test_a_finite_size_is_no_mistake():
+    far, middle = verdicts_of(0.0, 600.0, (32, 128, 512, 2048)), verdicts_of(0.0, 64.0, (32, 64, 128))
+    assert far["converges"] > 0.95  # exponents of -.39, -.22 and -.08
+    assert middle.get("vanishes", 0) < 0.1
+    # Where nothing distinguishes it from a power, it must not pass.
+    near = verdicts_of(0.0, 600.0, (16, 32, 64))
+    assert near.get("flat", 0) + near.get("converges", 0) < 0.02
+
+
+def test_an_exponent_on_its_way_names_the_sizes_that_decide():
+    values = {n: [math.sqrt(1 + 100 / n) * s for s in (0.99, 1.0, 1.01)] for n in (32, 64, 128)}
+    trend = fit_trend(values)
+    assert [round(slope, 2) for slope in trend.slopes] == [-0.34, -0.26]
+    assert trend.converges(0.0, 0.2)
+    assert not trend.arrived(0.0, 0.2)
+    assert verdict_of(fit_power(values), 0.2, 0.0, trend) == "unclear"
+    assert trend.sizes_needed((32, 64, 128), 0.0, 0.2) == (128, 256, 512)
