@@ -157,7 +157,7 @@ def _require_plan(
 
 
 def _without_readouts(network: Network) -> Network:
-    """``network`` without the activations of readouts, which may be taken before the 1/m: they are judged as outputs."""
+    """``network`` without the activations of readouts, which may lack the 1/m: they are judged as outputs."""
     outside: dict[str, set[Role]] = {}  # path of a module -> roles of its weights
     for path, leaf in flatten_info(network.info).items():
         for module in itertools.accumulate(path.split("/")[:-1], "{}/{}".format):

@@ -102,9 +102,9 @@ class Table:
     def feature_changes(self, axis: str, group: str, step: int) -> dict[int, list[float]]:
         """The change of the features, as `values`; infinite if one explodes, {} if none changes.
 
-        Over width it is the geometric mean of all activations that change. Over depth it is the activation that
-        changes most in the deepest network, which is the stream: a change inside a branch may come from that branch's
-        own weights, which move by ``L^-gamma``.
+        Over width it is the geometric mean of all activations that change. Over depth it is, of the activations that
+        change about as much as any in the deepest network, the one with the largest exponent, which is the stream: a
+        change inside a branch may come from that branch's own weights, which move by ``L^-gamma``.
         """
         changes: dict[str, dict[int, list[float]]] = {}
         for name in self.features(axis):
@@ -119,7 +119,9 @@ class Table:
             return {}
         if axis == "depth":
             largest = self.sizes(axis)[-1]
-            return changes[max(changes, key=lambda name: float(np.mean(np.log(changes[name][largest]))))]
+            last = {name: float(np.exp(np.mean(np.log(by_size[largest])))) for name, by_size in changes.items()}
+            large = [name for name in changes if last[name] >= max(last.values()) / 2]
+            return changes[max(large, key=lambda name: fit_power(changes[name]).slope)]
         sizes = next(iter(changes.values()))
         return {s: list(np.exp(np.mean([np.log(c[s]) for c in changes.values()], axis=0))) for s in sizes}
 

@@ -1,5 +1,6 @@
 """Every block of docs/your_model.md runs as pasted, alone, and prints what the page shows."""
 
+import itertools
 import pathlib
 import re
 import sys
@@ -9,7 +10,7 @@ import pytest
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "your_model.md").read_text()
 BLOCKS = re.findall(r"```(python)?\n(.*?)```", PAGE, re.DOTALL)
 PROGRAMS = [text for language, text in BLOCKS if language and not text.startswith("# ")]
-SHOWN = {program: text for (_, program), (language, text) in zip(BLOCKS, BLOCKS[1:], strict=False) if not language}
+SHOWN = {program: text for (_, program), (language, text) in itertools.pairwise(BLOCKS) if not language}
 CHECK_SIZES = '"widths": (128, 256, 512), "depths": (4, 8, 16)'
 
 

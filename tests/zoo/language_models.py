@@ -94,7 +94,7 @@ class ReluMlp(nn.Module):
 
 
 class SineDecoder(nn.Module):
-    """lm1b's: modules that Flax numbers, fixed positions, a tied embedding whose logits had a 1/sqrt(D) of their own."""
+    """lm1b's: modules that Flax numbers, fixed positions, tied logits that had a 1/sqrt(D) of their own."""
 
     width: int
     depth: int

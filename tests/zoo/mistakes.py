@@ -31,6 +31,7 @@ class Mistake:
     optimizer: Optimizer | None = None
     rule: dm.Parametrization | None = None  # that the user takes, if wrong
     in_forward: bool = False
+    also: tuple[str, ...] = ()  # other names with the same remedy, between which measurements cannot tell
     in_info: bool = False
 
     @property
@@ -66,9 +67,7 @@ FORWARD = {
     "root_embedding": forward(
         "embeddings times sqrt(D)", "embedding_scaled_with_width", "width", lambda e: {"embedding": e.m**0.5}
     ),
-    "root_heads": forward(
-        "attention scaled by 1/sqrt(d)", "attention_scale", "width", lambda e: {"head_power": -0.5}
-    ),
+    "root_heads": forward("attention scaled by 1/sqrt(d)", "attention_scale", "width", lambda e: {"head_power": -0.5}),
     "before_norm": forward(
         "multiplied before the norm that ends the branch",
         "norm_cancels_multiplier",
@@ -86,14 +85,15 @@ FORWARD = {
     ),
 }
 INITIAL = {
-    "depth_init": Mistake(
-        "GPT-2's 1/sqrt(2 L)", "double_counted_init", "depth", lambda e: {"last_std": e.r**-0.5}
-    ),
+    "depth_init": Mistake("GPT-2's 1/sqrt(2 L)", "double_counted_init", "depth", lambda e: {"last_std": e.r**-0.5}),
     "fixed_std": Mistake(
         "one std of hidden weights at every width", "fixed_std_init", "width", lambda e: {"hidden_std": e.m**0.5}
     ),
     "falling_input": Mistake(
-        "embeddings that start with 1/sqrt(D)", "input_init_falls_with_width", "width", lambda e: {"input_std": e.m**-0.5}
+        "embeddings that start with 1/sqrt(D)",
+        "input_init_falls_with_width",
+        "width",
+        lambda e: {"input_std": e.m**-0.5},
     ),
 }
 

@@ -20,7 +20,8 @@ def plain_mlp(width: int, depth: int, edits: Edits):
 
     def init(key):
         keys = jax.random.split(key, len(shapes))
-        return {name: std.get(name, 0.0) * jax.random.normal(k, shapes[name]) for k, name in zip(keys, shapes)}
+        normal = jax.random.normal
+        return {name: std.get(name, 0.0) * normal(k, shapes[name]) for k, name in zip(keys, shapes, strict=True)}
 
     def apply(params, x_BF):
         h = jnp.tanh(x_BF @ params["w0"] + params["b0"])
