@@ -306,7 +306,7 @@ def _training_mistakes(e: Evidence) -> Iterator[_Mistake]:
         )
         multiplier_text = (
             "the effect of weights in branches grows with depth, but their updates follow the rule, so the branches "
-            f"are not multiplied by r^-{e.rule.alpha:g} behind their last norm: multiply what is added to the stream by "
+            f"are not multiplied by r^-{e.rule.alpha:g} after their last norm: multiply what the stream adds by "
             "rule.residual_multiplier(r), or use ResidualBranch."
         )
         yield "norm_cancels_multiplier", normed, multiplier_text
