@@ -17,12 +17,12 @@ import jax
 from depthmup_flax.errors import InputError
 from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.audit_table import Finding, Row, printed, summary
-from depthmup_flax.infer.matched_layers import base_sizes, matched, width_ratio
+from depthmup_flax.infer.matched_layers import base_sizes, contradictions, doubtful, matched, width_ratio
 from depthmup_flax.infer.missing_factors import Comparison, branch_counts, different, misplaced
 from depthmup_flax.infer.parameter_trees import Globs
 from depthmup_flax.infer.parameter_uses import parameter_uses
 from depthmup_flax.infer.roles_from_trace import layer_axes, traced_infos
-from depthmup_flax.infer.traced_model import Model, Output, Traced, as_model, traced
+from depthmup_flax.infer.traced_model import Model, Output, Traced, as_model, traced, with_base_width
 from depthmup_flax.rule.annotations import Axes
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
@@ -49,8 +49,8 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is missing, as far as the trace tells."""
-        return not self.findings
+        """Whether nothing is missing, as far as the trace tells and whatever the optimizer."""
+        return not any(finding.certain for finding in self.findings)
 
     @property
     def info(self) -> InfoTree:
@@ -108,7 +108,9 @@ def audit(
     mine, base_model = models
     layers = layer_axes(parameter_uses(mine.graph, {}).by_path())
     pairs = matched(mine.shapes, base_model.shapes, layers)
-    base_shapes = base_sizes(mine.shapes, base_model.shapes, pairs, layers)
+    base_shapes, strange = _base_shapes(
+        mine, base_model, pairs, layers, lambda: with_base_width(model, base, x, kwargs)
+    )
     growing = {
         path: [k for k, (a, b) in enumerate(zip(mine.shapes[path], base_shapes[path], strict=True)) if a != b]
         for path in pairs
@@ -122,6 +124,9 @@ def audit(
     same_width = not any(growing.values())
     facts, base_facts, r = _with_depth(mine, facts, base_facts, pairs, rule, depth_ratio)
     infos, unread = traced_infos(mine, facts, base_shapes, r, overrides or {}, same_width=same_width)
+    for path in strange & infos.keys():
+        unread[path] = "the base model has no layer of its width: give the base model this depth, and pass depth_ratio="
+        del infos[path]
     compared = Comparison(mine, facts, base_facts, pairs, infos, rule, r)
     findings = compared.findings()
     if in_branch is not None:
@@ -133,6 +138,22 @@ def audit(
     rows = [compared.row(path, unread.get(path, ""), findings) for path in mine.leaves]
     notes = _notes(compared, rows, same_width, unread)
     return Audit(rows, tuple(findings), tuple(notes), m, r, mine.structure)
+
+
+def _base_shapes(
+    model: Model,
+    base: Model,
+    pairs: Mapping[str, str],
+    layers: Mapping[str, frozenset[int]],
+    with_base_width: Callable[[], Mapping[str, tuple[int, ...]] | None],
+) -> tuple[Mapping[str, tuple[int, ...]], set[str]]:
+    """The base model's shapes at the model's depth, and the paths at which they are not certain."""
+    unsure = doubtful(model.shapes, base.shapes, pairs, layers)
+    exact = with_base_width() if unsure else None
+    if exact is not None:
+        return exact, set()
+    shapes = base_sizes(model.shapes, base.shapes, pairs, layers)
+    return shapes, contradictions(model.shapes, shapes, unsure)
 
 
 def _with_depth(

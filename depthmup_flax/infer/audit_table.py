@@ -19,6 +19,7 @@ class Finding:
     paths: tuple[str, ...]  # of parameters
     text: str
     code: str  # what to write
+    certain: bool = True  # False: it depends on the optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +53,8 @@ def printed(rows: Sequence[Row], findings: Sequence[Finding], notes: Sequence[st
     text.append(f"width ratio m = {m:g}, depth ratio r = {r:g}; factors are relative to the base model")
     for n, finding in enumerate(findings, start=1):
         text += ["", *_wrapped(f"{n}. {finding.name}: {finding.text}", "   "), f"   write: {finding.code}"]
-    if not findings:
-        text += ["", "Nothing is missing."]
+    if not any(finding.certain for finding in findings):
+        text += ["", "Nothing is missing." if not findings else "Nothing else is missing."]
     for note in notes:
         text += ["", *_wrapped(f"Note: {note}", "")]
     return "\n".join(text)

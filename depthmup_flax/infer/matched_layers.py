@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.infer.traced_model import template
@@ -80,6 +80,28 @@ def base_sizes(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Ma
                 (sizes[k],) = known[n]
         result[path] = tuple(sizes)
     return result
+
+
+def doubtful(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]]) -> set[str]:
+    """Paths whose counterparts in the base model have several shapes: the match may be a layer of another width."""
+    if model.keys() == base.keys():
+        return set()
+    shapes: dict[str, set[tuple[int, ...]]] = {}
+    for path in base:
+        shapes.setdefault(template(path), set()).add(base[path])
+    return {path for path in pairs if len(shapes[template(path)]) > 1 and not layers.get(path)}
+
+
+def contradictions(model: Shapes, base: Shapes, paths: Collection[str]) -> set[str]:
+    """Those of ``paths`` that have a size which does not grow there, but grows in other parameters."""
+    grows = {
+        n
+        for path in model
+        if path not in paths
+        for n, base_n in zip(model[path], base[path], strict=True)
+        if n != base_n
+    }
+    return {p for p in paths if any(n == base_n and n in grows for n, base_n in zip(model[p], base[p], strict=True))}
 
 
 def width_ratio(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]]) -> float:

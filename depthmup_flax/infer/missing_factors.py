@@ -106,8 +106,8 @@ class Comparison:
         return close(self.branches[branch.node], self.branch_wanted)
 
     def _base_branch(self, branch: Branch) -> Branch | None:
-        same = [b for b in self.base.branches if b.kind == branch.kind]
-        return next(iter([*same, *self.base.branches]), None)
+        fit = lambda b: (b.kind == branch.kind, b.projected == branch.projected)
+        return max(self.base.branches, key=fit, default=None)
 
     def findings(self) -> list[Finding]:
         """Everything that the rule wants and the forward pass does not have."""
@@ -123,18 +123,27 @@ class Comparison:
         ]
 
     def _shortcuts(self) -> list[Finding]:
-        paths: list[str] = []
-        ratio = 1.0
+        wrong: dict[float, list[str]] = {}
         for branch in self.facts.branches:
             other = self._base_branch(branch)
-            found = ratio_of(branch.shortcut, other.shortcut) if other and branch.shortcut and other.shortcut else None
-            if found is not None and not close(found, 1):
-                paths, ratio = [*paths, *sorted(branch.paths)], found
-        text = (
-            f"the shortcut next to {summary(paths)} is multiplied by {number(ratio)} relative to the base model; the "
-        )
-        text += "rule wants 1."
-        return [Finding("shortcut_multiplied", tuple(paths), text, "h = h + c * y  # not c * h")] if paths else []
+            if other is None or other.projected != branch.projected:
+                continue
+            mine, theirs = by_template(branch.shortcut), by_template(other.shortcut)
+            ratios = [ratio_of(values, theirs.get(name)) for name, values in mine.items()]
+            known = [ratio for ratio in ratios if ratio is not None]
+            if known and not any(close(ratio, 1) for ratio in known):
+                projection = [path for path in branch.shortcut if path]
+                wrong.setdefault(float(number(known[0])), []).extend(projection or sorted(branch.paths))
+        return [
+            Finding(
+                "shortcut_in_branch",
+                tuple(dict.fromkeys(paths)),
+                f"the shortcut at {summary(paths)} is multiplied by {number(ratio)} relative to the base model; the "
+                "rule wants 1.",
+                "h = shortcut(h) + rule.residual_multiplier(r) * y  # the multiplier on y alone",
+            )
+            for ratio, paths in wrong.items()
+        ]
 
     def _missing_branches(self) -> list[Finding]:
         wrong: dict[tuple[str, float], list[str]] = {}
@@ -212,7 +221,7 @@ class Comparison:
         return result
 
     def _score_paths(self) -> set[str]:
-        return {path for scores in self.facts.scores for path in scores.paths}
+        return {path for scores in self.facts.scores for path in scores.paths | scores.tokens}
 
     def _attention(self) -> list[Finding]:
         wrong: dict[tuple[float, float, int, int], list[str]] = {}
@@ -259,7 +268,8 @@ class Comparison:
                 f"{summary(paths)} {'are' if len(paths) > 1 else 'is'} used {ratio:g} times as often as in the base "
                 "model, and the gradient is the sum over all uses: with SGD or momentum the learning rate is too large "
                 "by that factor; Adam and other normalized updates do not depend on it.",
-                f"use optax.scale_by_adam(), or with SGD multiply the gradients of these by 1 / {ratio:g}",
+                f"optax.scale_by_adam(), or with SGD multiply the gradients of these by 1 / {ratio:g}",
+                certain=False,
             )
             for ratio, paths in wrong.items()
         ]

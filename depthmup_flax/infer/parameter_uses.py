@@ -27,6 +27,7 @@ class View:
     loops: frozenset[int] = frozenset()  # loops that took a layer in each iteration
     picked: Axis = frozenset()  # axes along which one layer was taken by its number
     inner: Axis = frozenset()  # axes that were contracted with another parameter
+    experts: Axis = frozenset()  # axes along which activations choose
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +168,17 @@ def _taken(graph: Graph, node: Node) -> list[int]:
 
 
 def _token_use(i: int, node: Node, view: View, j: int) -> Use:
-    return Use(view.path, ENTRYWISE, i, _times(node, view), out=_all(view), layers=view.layers, first=True, view=j)
+    return Use(
+        view.path,
+        ENTRYWISE,
+        i,
+        _times(node, view),
+        out=_all(view),
+        layers=view.layers,
+        picked=view.picked,
+        first=True,
+        view=j,
+    )
 
 
 def _tokens(
@@ -195,7 +206,8 @@ def _views(graph: Graph, node: Node, ins: Sequence[str], views: Sequence[tuple[V
         return (View(node.params["path"], tuple(frozenset({k}) for k in range(len(node.shape)))),)
     first, shapes = node.inputs[0], [graph.nodes[j].shape for j in node.inputs]
     if node.op in _LOOKUPS and ins[0] == PARAM and (node.op == "gather" or _takes_a_layer(graph, node)):
-        return tuple(_moved(v, node, shapes[0], _layer(v, _taken(graph, node))) for v in views[first])
+        take = _layer if _takes_a_layer(graph, node) else _chosen
+        return tuple(_moved(v, node, shapes[0], take(v, _taken(graph, node))) for v in views[first])
     if node.op in SAME_PLACE:
         return views[first]
     if node.op in MOVES:
@@ -225,6 +237,12 @@ def _layer(view: View, taken: Collection[int]) -> View:
     axes = _union(view.dims[k] for k in taken)
     dims = tuple(frozenset() if k in taken else axis for k, axis in enumerate(view.dims))
     return dataclasses.replace(view, dims=dims, layers=view.layers | axes, picked=view.picked | axes)
+
+
+def _chosen(view: View, taken: Collection[int]) -> View:
+    """``view`` of the matrices that activations choose along axes of the array."""
+    chosen = view.experts | _union(view.dims[k] for k in taken)
+    return dataclasses.replace(_layer(view, taken), layers=view.layers, picked=view.picked, experts=chosen)
 
 
 def _moved(view: View, node: Node, shape: tuple[int, ...], now: View) -> View:
@@ -325,6 +343,7 @@ def _meets(
                 "node": i,
                 "times": _times(node, v),
                 "layers": v.layers,
+                "picked": v.picked,
                 "first": first,
                 "view": j,
             }
@@ -353,7 +372,7 @@ def _sides(node: Node, place: int) -> tuple[Sequence[int], Sequence[int]]:
 
 def _product(v: View, contracted: Sequence[int], batched: Sequence[int], shared: Mapping[str, Any]) -> Use:
     into = _union(v.dims[k] for k in contracted)
-    batch = _union(v.dims[k] for k in batched)
+    batch = v.experts | _union(v.dims[k] for k in batched)
     out = _all(v) - into - batch
     # An axis between two parameters whose product is the weight: the output of the first, the input of the second.
     if into:

@@ -125,10 +125,8 @@ class _Paths:
         return ResidualSum(node, shortcut, branch, start, self.graph.nodes[node].loops, False)
 
     def _starts(self, shortcut: int, branch: int) -> int:
-        """What both read, the shortcut as it is and the branch by a product, where that is the latest that both read."""
-        shared = self.same[shortcut] & self.after[branch]
-        latest = 1 << shared.bit_length() - 1 if shared else 0
-        return latest & self.by_product[branch] & ~self.same[branch]
+        """What a shortcut reads as it is and a branch by a product, if it is the latest that both read."""
+        return _highest(self.same[shortcut] & self.after[branch]) & self.by_product[branch] & ~self.same[branch]
 
     def is_after(self, node: int, start: int) -> bool:
         """Whether an array depends on the array that a branch reads, or is it."""
@@ -138,18 +136,22 @@ class _Paths:
         """The sum at ``node`` of a branch and a projected shortcut, if it looks like one."""
         known = {s.node for s in self.sums}
         reads = [j for j in self.graph.nodes[node].inputs if self.kinds[j] == ACTIVATION]
-        if self.graph.nodes[node].op not in _SUMS or len(reads) != 2 or node in known or not self.needed[node]:
+        is_sum = self.graph.nodes[node].op in ("add", "add_any") and len(reads) == 2
+        if not is_sum or node in known or not self.needed[node]:
             return None
+        latest = _highest(self.after[reads[0]] & self.after[reads[1]])  # the latest array that both depend on
         for shortcut, branch in (reads, reads[::-1]):
-            starts = self.by_product[shortcut] & self.by_product[branch]
+            starts = latest & self.by_product[shortcut] & self.by_product[branch]
             starts &= self.by_nonlinearity[branch] & ~self.by_nonlinearity[shortcut]
-            while starts:
-                bit = starts.bit_length() - 1
-                start = self.starts[bit]
-                if self.learned[start]:  # otherwise it is the batch, and two networks are added
-                    return ResidualSum(node, shortcut, branch, start, self.graph.nodes[node].loops, True)
-                starts &= ~(1 << bit)
+            # What depends on no parameter is the batch, and two networks are added.
+            if starts and self.learned[self.starts[starts.bit_length() - 1]]:
+                start = self.starts[starts.bit_length() - 1]
+                return ResidualSum(node, shortcut, branch, start, self.graph.nodes[node].loops, True)
         return None
+
+
+def _highest(bits: int) -> int:
+    return 1 << bits.bit_length() - 1 if bits else 0
 
 
 def _cut(sums: Collection[ResidualSum]) -> set[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections import Counter
@@ -46,15 +47,14 @@ def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Ma
     ``argument`` names the model in errors.
     """
     inputs = jax.tree.map(_abstract, x)
-    arguments = lambda batch: batch if isinstance(batch, tuple) else (batch,)
     if isinstance(model, nn.Module):
-        params, state, apply = _linen(model, inputs, arguments, kwargs)
+        params, state, apply = _linen(model, inputs, kwargs)
     elif is_nnx(model, "Module"):
-        params, state, apply = _nnx(model, arguments, kwargs)
+        params, state, apply = _nnx(model, kwargs)
     elif isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
         function, tree = model
         params, state = tree, ()
-        apply = lambda params, _, batch: function(params, *arguments(batch), **kwargs)
+        apply = lambda params, _, batch: function(params, *_arguments(batch), **kwargs)
     else:
         raise InputError(
             f"{argument} is {type(model).__name__}: pass a Linen module, an NNX module, or a pair (function, "
@@ -80,15 +80,12 @@ def _abstract(array: Any) -> jax.ShapeDtypeStruct:
 
 
 _Apply: TypeAlias = Callable[[Any, Any, Any], Any]
-_Arguments: TypeAlias = Callable[[Any], tuple[Any, ...]]
 
 
-def _linen(
-    model: nn.Module, inputs: ArrayTree, arguments: _Arguments, kwargs: Mapping[str, Any]
-) -> tuple[ArrayTree, ArrayTree, _Apply]:
+def _linen(model: nn.Module, inputs: ArrayTree, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _Apply]:
     # Flax takes noise from "params" where a module asks for a stream that is not given.
     rngs = lambda: {"params": jax.random.key(0)}
-    init = lambda batch: model.init(rngs(), *arguments(batch), **kwargs)
+    init = lambda batch: model.init(rngs(), *_arguments(batch), **kwargs)
     variables = dict(jax.eval_shape(init, inputs))
     params = variables.pop("params", {})
     variables.pop("intermediates", None)
@@ -96,19 +93,55 @@ def _linen(
 
     def apply(params: ArrayTree, state: ArrayTree, batch: ArrayTree) -> Any:
         result = model.apply(
-            {"params": nn.unbox(params), **state}, *arguments(batch), rngs=rngs(), mutable=list(state), **kwargs
+            {"params": nn.unbox(params), **state}, *_arguments(batch), rngs=rngs(), mutable=list(state), **kwargs
         )
         return result[0]
 
     return params, state, apply
 
 
-def _nnx(model: Any, arguments: _Arguments, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _Apply]:
+def with_base_width(
+    model: Any, base: Any, x: ArrayTree, kwargs: Mapping[str, Any]
+) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of ``model`` with the width of ``base`` and its own depth, if a field of both says what the width is.
+
+    Of the fields in which the two differ, some count layers and some say how wide these are. With the base model's
+    values of the latter, the parameters have the model's paths, and other shapes.
+    """
+    if not isinstance(model, nn.Module) or type(model) is not type(base):
+        return None
+    fields = [f.name for f in dataclasses.fields(model) if f.init and f.name not in ("parent", "name")]
+    changed = [name for name in fields if getattr(model, name) != getattr(base, name)]
+    own = _shapes(model, x, kwargs)
+    for size in range(min(len(changed), _MOST_FIELDS), 0, -1):
+        for names in itertools.combinations(changed, size):
+            try:
+                shapes = _shapes(model.clone(**{name: getattr(base, name) for name in names}), x, kwargs)
+            except Exception:
+                continue
+            if shapes.keys() == own.keys() and shapes != own:
+                return shapes
+    return None
+
+
+_MOST_FIELDS = 4
+
+
+def _shapes(model: nn.Module, x: ArrayTree, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    params, _, _ = _linen(model, jax.tree.map(_abstract, x), kwargs)
+    return {path: trees.shape_of(leaf) for path, leaf in trees.flatten(params, "model")[0].items()}
+
+
+def _arguments(batch: Any) -> tuple[Any, ...]:
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def _nnx(model: Any, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _Apply]:
     from flax import nnx
 
     parts: Any = nnx.split(model, nnx.Param, ...)
     definition, params, state = parts[0], *(jax.tree.map(_abstract, tree) for tree in parts[1:])
-    apply = lambda params, state, batch: nnx.merge(definition, params, state)(*arguments(batch), **kwargs)
+    apply = lambda params, state, batch: nnx.merge(definition, params, state)(*_arguments(batch), **kwargs)
     return params, state, apply
 
 
@@ -117,6 +150,7 @@ class Scores:
     """Products of queries and keys: the parameters behind both, the dimension that is summed, and the factor."""
 
     paths: frozenset[str]
+    tokens: frozenset[str]  # learned queries
     size: int
     factor: float
 
@@ -127,11 +161,12 @@ class Branch:
 
     factors: Mapping[str, frozenset[float]]  # path of a parameter of the sum's terms, or "" -> factors after it
     total: Mapping[str, frozenset[float]]  # the same with factors of its input
-    shortcut: frozenset[float]  # factors of the stream itself
+    shortcut: Mapping[str, frozenset[float]]  # factors of the stream itself, or of its projection
     normalized: Mapping[str, frozenset[float]]  # the same of what a norm at the branch's end normalizes
     paths: frozenset[str]  # parameters inside
     times: float
     node: int
+    projected: bool  # its shortcut is
 
     @property
     def kind(self) -> frozenset[str]:
@@ -252,8 +287,9 @@ class _Reader:
         times = math.prod(length for _, length in s.loops)
         after, total = (self._of_uses(terms, before) for before in (False, True))
         stream = {t.node for t in self.streams.sums} | {s.start}
-        shortcut = [f for i, f in self.factors.terms[s.shortcut].items() if i in stream]
-        return Branch(after, total, frozenset[float]().union(*shortcut), normalized, paths, times, s.node)
+        own = self.factors.terms[s.shortcut]
+        kept = self._of_uses(own if s.projected else {i: f for i, f in own.items() if i in stream}, before=False)
+        return Branch(after, total, kept, normalized, paths, times, s.node, s.projected)
 
     def _readouts(self, inside: Mapping[str, bool]) -> dict[str, frozenset[float]]:
         """Products after which no other product with a parameter or between activations comes."""
@@ -320,10 +356,12 @@ class _Reader:
                 (left, _), _ = product.params["dimension_numbers"]
                 size = math.prod(self.graph.nodes[product.inputs[0]].shape[k] for k in left)
                 inner = self.factors.deep(self.factors.parts[j])
-                paths = frozenset(u.path for k in inner for u in self._behind(k) if u.kind == PRODUCT)
+                behind = [u for k in inner for u in self._behind(k)]
+                paths = frozenset(u.path for u in behind if u.kind == PRODUCT)
+                tokens = frozenset(u.path for u in behind) - paths
                 of_both = {f for several in inner.values() for f in several}
                 if len(factors) == 1 and len(of_both) == 1:
-                    result[j] = Scores(paths, size, min(factors) * of_both.pop())
+                    result[j] = Scores(paths, tokens, size, min(factors) * of_both.pop())
         return list(result.values())
 
     def _through(self, node: int) -> dict[int, frozenset[float]]:

@@ -16,6 +16,7 @@ from audited_models import (
     RULE,
     TOKENS,
     WIDTH,
+    Bottlenecks,
     ConvNet,
     Looped,
     LoRA,
@@ -253,9 +254,42 @@ def test_convolutions_with_projected_shortcuts_and_squeeze_excite_are_read(axis_
     assert role_of(result, "stage0_block1_excite/kernel") == (Role.INPUT, 1, 2, True, 2)
 
 
+def test_a_block_that_the_base_model_lacks_has_the_width_ratio_of_its_own_layers():
+    model, base, deep_base = Bottlenecks(32, 3), Bottlenecks(16, 1), Bottlenecks(16, 3)
+    result = audit(model, base, IMAGES)
+    both_shapes = (shapes_of(m, IMAGES) for m in (model, deep_base))
+    in_branch = lambda path: "Bottleneck" in path and "proj" not in path
+    assert result.ok
+    assert_same_info(result.info, infer_info(*both_shapes, in_branch=in_branch, depth_ratio=3.0, readout="head"))
+    # As functions, the models cannot be built with another width.
+    functions = [(lambda p, x, m=m: m.apply({"params": p}, x), shapes_of(m, IMAGES)) for m in (model, base)]
+    with pytest.raises(InputError, match="the base model has no layer of its width: give the base model this depth"):
+        _ = audit(*functions, IMAGES).info
+
+
+@pytest.mark.parametrize("shortcut", [False, True])
+def test_a_random_mask_is_no_factor_and_a_shortcut_has_none(shortcut):
+    def function(params, x, depth):
+        h, c = x @ params["stem"], RULE.residual_multiplier(depth / DEPTH)
+        for i in range(depth):
+            mask = c * jax.random.bernoulli(jax.random.key(i), 0.9, (h.shape[0], 1)) / 0.9
+            h = (c * h if shortcut else h) + mask * jax.nn.relu(h @ params["w"][i])
+        return h @ params["head"] * RULE.readout_multiplier(params["head"].shape[0] / WIDTH)
+
+    def pair(n, depth):
+        shapes = {"stem": (6, n), "w": (depth, n, n), "head": (n, 5)}
+        params = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in shapes.items()}
+        return functools.partial(function, depth=depth), params
+
+    result = audit(pair(2 * WIDTH, 2 * DEPTH), pair(WIDTH, DEPTH), VECTORS)
+    assert names(result) == ["shortcut_in_branch"] * shortcut
+    assert {row.path: row.uses for row in result.rows}["w"] == 1  # of each layer
+
+
 @pytest.mark.parametrize("scan", [False, True])
 def test_weights_of_a_loop_are_named_as_repeated(scan):
     result = audit(*both(Looped, scan), VECTORS)
+    assert result.ok  # with Adam
     assert names(result) == ["repeated_weights"]
     assert result.findings[0].paths == ("w",)
     assert {row.path: row.uses for row in result.rows}["w"] == 2 * DEPTH
