@@ -17,7 +17,8 @@ import numpy as np
 import optax
 
 from depthmup_flax.coord_check.diagnosis import Evidence, diagnose
-from depthmup_flax.coord_check.layer_names import collapsers, collect_layers
+from depthmup_flax.coord_check.layer_names import Collapse, collapsers, collect_layers, sample_blocks
+from depthmup_flax.coord_check.laziness import laziness_notes
 from depthmup_flax.coord_check.measure import Loss, Measurement
 from depthmup_flax.coord_check.networks import Network, Traced, traced
 from depthmup_flax.coord_check.probe import Probe
@@ -92,9 +93,10 @@ def coord_check(
         _require_growth("depth", depths, infos[len(widths) :])
     loss = _checked_loss(labels, loss, shapes[0][OUTPUT])
     collapses = collapsers([[*info, *names] for info, names in zip(infos, shapes, strict=True)], infos)
+    blocks = [None] * len(widths) + _blocks(infos[len(widths) :], collapses[len(widths) :])
     measurements = [
-        Measurement(network.network, shape, loss, rule, size, steps, seeds, spectral, collapse)
-        for size, network, shape, collapse in zip(sizes, networks, shapes, collapses, strict=True)
+        Measurement(network.network, shape, loss, rule, size, steps, seeds, spectral, collapse, block)
+        for size, network, shape, collapse, block in zip(sizes, networks, shapes, collapses, blocks, strict=True)
     ]
     records = _measured(measurements, say)
     table, layers = Table(records), collect_layers(infos, shapes, collapses, [n.uses for n in networks], len(widths))
@@ -103,7 +105,17 @@ def coord_check(
     causes = diagnose(Evidence(table, quantities, rule, layers, tolerance, probe))
     low = sorted({network.precision for network in networks if network.precision})
     notes = [f"the forward pass is written in {' and '.join(low)}; the check computes it in float32."] if low else []
-    return Report(records, quantities, causes, rule, seeds, tolerance, tuple(notes))
+    return Report(records, quantities, causes, rule, seeds, tolerance, (*notes, *laziness_notes(table)))
+
+
+def _blocks(infos: Sequence[Mapping[str, ParamInfo]], collapses: Sequence[Collapse]) -> list[list[np.ndarray]]:
+    """`sample_blocks` of networks of different depths."""
+    stacked = {
+        path
+        for path, leaf in (infos[0].items() if infos else ())
+        if len({info[path].shape[0] for info in infos if path in info and leaf.shape}) > 1
+    }
+    return [sample_blocks(info, collapse, stacked) for info, collapse in zip(infos, collapses, strict=True)]
 
 
 def _measured(measurements: Sequence[Measurement], say: Callable[[str], None]) -> list[Record]:

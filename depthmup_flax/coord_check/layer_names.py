@@ -10,6 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+import numpy as np
+
 from depthmup_flax.coord_check.parameter_uses import ParameterUses
 from depthmup_flax.coord_check.recorded_sizes import BRANCH_VECTORS, BRANCHES, OTHER_VECTORS
 from depthmup_flax.rule.parametrization import ParamInfo, Role
@@ -106,6 +108,32 @@ def _with_uses(
         tied=tuple(sorted(tied)),
         shapes_over_width=shapes,
     )
+
+
+def sample_blocks(info: Mapping[str, ParamInfo], collapse: Collapse, stacked: Collection[str]) -> list[np.ndarray]:
+    """For each parameter ``[4, ...]``, 1 where its entries belong to one of four residual blocks and 0 elsewhere.
+
+    These are the last ones of each quarter. Blocks are counted by the indices that `collapsers` replaces, or by the
+    first axis of the ``stacked`` parameters.
+    """
+    places = {}
+    for path, leaf in info.items():
+        name = collapse(path)
+        if leaf.in_branch and "*" in name:
+            parts = zip(path.split("/"), name.split("/"), strict=True)
+            numbers = next(re.findall(r"\d+", part) for part, shown in parts if "*" in shown)
+            places[path] = (name.partition("*")[0], *map(int, numbers))
+    blocks = sorted(set(places.values()))
+    quarter = lambda count: [max(0, math.ceil(count * k / 4) - 1) for k in (1, 2, 3, 4)]
+    chosen = [blocks[i] for i in quarter(len(blocks))] if blocks else [()] * 4
+    masks = []
+    for path, leaf in info.items():
+        if leaf.in_branch and path in stacked:
+            mask = np.eye(leaf.shape[0])[quarter(leaf.shape[0])]
+            masks.append(mask.reshape(*mask.shape, *[1] * (len(leaf.shape) - 1)))
+        else:
+            masks.append(np.array([float(path in places and places[path] == block) for block in chosen]))
+    return masks
 
 
 def groups_of_parameter(path: str, leaf: ParamInfo, collapse: Collapse) -> list[str]:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import optax
 
 from depthmup_flax.coord_check.layer_names import Collapse, groups_of_parameter
 from depthmup_flax.coord_check.networks import Activations, Network, Shapes
-from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, OUTPUT, Record, Size
+from depthmup_flax.coord_check.recorded_sizes import BRANCHES, EVERYTHING, OUTPUT, Record, Size
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 from depthmup_flax.types import ArrayTree
@@ -45,6 +46,7 @@ class Measurement:
     seeds: int
     spectral: bool
     collapse: Collapse
+    blocks: Sequence[np.ndarray] | None = None  # see `sample_blocks`; None: not measured
 
     @functools.cached_property
     def info(self) -> dict[str, ParamInfo]:
@@ -60,13 +62,17 @@ class Measurement:
 
     @property
     def lengths(self) -> list[int]:
-        """The steps of every group."""
+        """The training steps of every group."""
         return [self.steps] + [min(self.steps, _ALONE_STEPS)] * (len(self.groups) - 1)
 
     @property
     def keys(self) -> list[_Key]:
         """What is recorded at every step, in order."""
-        return _keys(self.shapes, self.info, self.spectral)
+        return _keys(self.shapes, self.info, self.spectral, self._measures_blocks)
+
+    @property
+    def _measures_blocks(self) -> bool:
+        return self.blocks is not None and BRANCHES in self.groups
 
     @property
     def _arguments(self) -> tuple[np.ndarray, list[np.ndarray | None]]:
@@ -77,7 +83,10 @@ class Measurement:
     def lowered(self) -> jax.stages.Lowered:
         """The program, to compile; compilation may run in another thread."""
         trains_GxP, lengths_G = np.array(list(self.groups.values())), np.array(self.lengths)
-        run = _program(self.network, self.shapes, self.loss, self.keys, trains_GxP, lengths_G)
+        blocks = None
+        if self.blocks is not None and self._measures_blocks:
+            blocks = _Blocks(list(self.groups).index(BRANCHES), self.lengths[1], self.blocks)
+        run = _program(self.network, self.shapes, self.loss, self.keys, trains_GxP, lengths_G, blocks)
         return run.lower(*self._arguments)
 
     def records(self, compiled: jax.stages.Compiled) -> list[Record]:
@@ -93,7 +102,11 @@ class Measurement:
             trains = zip(self.info, self.groups[groups[group]], strict=True)
             untrained = {path for path, trained in trains if not trained}
             for (quantity, name), values in _collapsed(sizes, untrained, self.collapse).items():
-                for step in _steps_recorded(quantity, group, self.lengths[group]):
+                length = self.lengths[group]
+                if quantity == "nonlinear" and groups[group] == BRANCHES:  # every second round after the steps
+                    values = np.sqrt(np.mean(values[length + 2 :: 2] ** 2, keepdims=True)).repeat(length + 1)
+                steps = _steps_recorded(quantity, group, length, groups[group])
+                for step in steps:
                     # The update of a step is computed from the gradient before it.
                     value = float(values[step - (quantity in _OF_UPDATES)])
                     records.append(Record(*self.size, seed, groups[group], step, quantity, name, value))
@@ -104,12 +117,14 @@ _OF_UPDATES = ("update", "update_norm", "gradient_update")
 _OF_TRAINED = (*_OF_UPDATES, "gradient", "decay")  # recorded for the parameters that train
 
 
-def _steps_recorded(quantity: str, group: int, length: int) -> range:
+def _steps_recorded(quantity: str, group: int, length: int, name: str) -> range:
     """The steps of a run whose values of a quantity are kept."""
     if quantity in ("weight", "mean"):  # at the start, where groups differ in the readout alone
         return range(int(group == 0))
     if quantity in ("gradient", "decay"):  # at the start, behind a random readout
         return range(int(group > 0))
+    if quantity == "nonlinear":
+        return range(length, length + (name == BRANCHES))
     return range(0 if quantity == "activation" else 1, length + 1)
 
 
@@ -132,19 +147,60 @@ def _collapsed(
     }
 
 
-def _keys(shapes: Shapes, info: Mapping[str, ParamInfo], spectral: bool) -> list[_Key]:
+def _keys(shapes: Shapes, info: Mapping[str, ParamInfo], spectral: bool, nonlinear: bool) -> list[_Key]:
     """What is recorded at every step, in order."""
     return [
         *[(quantity, name) for quantity in ("activation", "change") for name in shapes],
         *[("mean", name) for name, x in shapes.items() if x.ndim],
         ("aligned", OUTPUT),
+        *([("nonlinear", OUTPUT)] if nonlinear else []),
         *[(quantity, path) for quantity in ("update", "gradient_update", "gradient") for path in info],
         *[("update_norm", path) for path, leaf in info.items() if spectral and len(leaf.shape) >= 2],
     ]
 
 
+class _Blocks(NamedTuple):
+    """Measures how nonlinear the outputs are in the change of one block's own weights, for some blocks.
+
+    After the ``steps`` training steps of one group, every block has two more rounds, with half of the change of its
+    weights alone and with all of it. Of outputs f(0), f(1/2) and f(1), the part of f(1) - f(0) that is quadratic in the
+    change is 2 (f(1) - 2 f(1/2) + f(0)).
+    """
+
+    group: int
+    steps: int
+    masks: Sequence[np.ndarray]  # for each parameter ``[blocks, ...]``
+
+    @property
+    def rounds(self) -> int:
+        """Rounds after the steps."""
+        return 2 * len(self.masks[0])
+
+    def next(self, i: jax.Array, group: jax.Array, start: ArrayTree, trained: ArrayTree, new: ArrayTree) -> ArrayTree:
+        """The parameters of the round after round ``i``: ``new`` until the steps are over."""
+        block = jnp.clip((i - self.steps) // 2, 0, len(self.masks[0]) - 1)
+        share = jnp.where((i - self.steps) % 2 == 0, 0.5, 1.0) * _AMPLIFIED
+
+        def moved(mask: np.ndarray, start: jax.Array, trained: jax.Array, new: jax.Array) -> jax.Array:
+            factor = (share * jnp.asarray(mask)[block]).astype(start.dtype)
+            return jnp.where((group == self.group) & (i >= self.steps), start + factor * (trained - start), new)
+
+        structure = jax.tree.structure(start)
+        leaves = zip(self.masks, *map(jax.tree.leaves, (start, trained, new)), strict=True)
+        return jax.tree.unflatten(structure, [moved(*leaf) for leaf in leaves])
+
+
+_AMPLIFIED = 4.0  # times the change of a few steps, against rounding
+
+
 def _program(
-    network: Network, shapes: Shapes, loss: Loss, keys: Sequence[_Key], trains_GxP: np.ndarray, lengths_G: np.ndarray
+    network: Network,
+    shapes: Shapes,
+    loss: Loss,
+    keys: Sequence[_Key],
+    trains_GxP: np.ndarray,
+    lengths_G: np.ndarray,
+    blocks: _Blocks | None,
 ) -> jax.stages.Wrapped:
     """A function of (seed, group) pairs ``[N, 2]`` and the values of `_random_readout` for every parameter.
 
@@ -152,6 +208,9 @@ def _program(
     forward and one backward pass: activations are recorded where the gradient is taken.
     """
     paths = list(flatten_info(network.info))
+    rounds_G = lengths_G + 1  # the last one records the activations after the last step
+    if blocks is not None:
+        rounds_G = rounds_G + blocks.rounds * (np.arange(len(rounds_G)) == blocks.group)
 
     def forward(params: ArrayTree) -> tuple[jax.Array, Activations]:
         outputs, activations = network.apply(params)
@@ -159,34 +218,41 @@ def _program(
 
     def train(pair: jax.Array, readouts: Sequence[jax.Array | None]) -> tuple[jax.Array, dict[str, jax.Array]]:
         seed, group = pair
-        params, decays, squares_P = _initial_values(network, readouts, seed, group == 0)
+        first, decays, squares_P = _initial_values(network, readouts, seed, group == 0)
         trains_P = jnp.asarray(trains_GxP)[group]
-        zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in {**shapes, _SLOPE: shapes[OUTPUT]}.items()}
-        squares_SxK = jnp.zeros((lengths_G.max() + 1, len(keys)))
+        stored = {**shapes, _SLOPE: shapes[OUTPUT], _HALF: shapes[OUTPUT]}
+        zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in stored.items()}
+        squares_SxK = jnp.zeros((rounds_G.max(), len(keys)))
 
         def step(i: jax.Array, carry: tuple) -> tuple:
-            params, state, start, squares_SxK = carry
+            params, trained, state, start, squares_SxK = carry
             grads, now = jax.grad(forward, has_aux=True)(params)
             now_and_slope = {**now, _SLOPE: jax.grad(loss)(now[OUTPUT])}
-            start = {name: jnp.where(i == 0, x, start[name]) for name, x in now_and_slope.items()}
+            start |= {name: jnp.where(i == 0, x, start[name]) for name, x in now_and_slope.items()}
             updates, state = network.optimizer.update(grads, state, params)
             leaves, tree = jax.tree.flatten(updates)
             leaves = [jnp.where(trains, u, jnp.zeros_like(u)) for trains, u in zip(trains_P, leaves, strict=True)]
+            if blocks is not None:
+                start[_HALF] = jnp.where((i - blocks.steps) % 2 == 1, now[OUTPUT], start[_HALF])
             by_path = {
                 "update": dict(zip(paths, leaves, strict=True)),
                 "gradient": dict(zip(paths, jax.tree.leaves(grads), strict=True)),
                 "decay": dict(zip(paths, decays, strict=True)),
             }
-            params = optax.apply_updates(params, jax.tree.unflatten(tree, leaves))
-            return params, state, start, squares_SxK.at[i].set(jnp.stack(_squares(keys, start, now, by_path)))
+            new = optax.apply_updates(params, jax.tree.unflatten(tree, leaves))
+            if blocks is not None:
+                trained = jax.tree.map(lambda old, kept: jnp.where(i <= blocks.steps, old, kept), params, trained)
+                new = blocks.next(i, group, first, trained, new)
+            return new, trained, state, start, squares_SxK.at[i].set(jnp.stack(_squares(keys, start, now, by_path)))
 
-        carry = (params, network.optimizer.init(params), zeros, squares_SxK)
-        return jax.lax.fori_loop(0, jnp.asarray(lengths_G)[group] + 1, step, carry)[-1], squares_P
+        carry = (first, () if blocks is None else first, network.optimizer.init(first), zeros, squares_SxK)
+        return jax.lax.fori_loop(0, jnp.asarray(rounds_G)[group], step, carry)[-1], squares_P
 
     return jax.jit(lambda pairs, readouts: jax.lax.map(lambda pair: train(pair, readouts), pairs))
 
 
 _SLOPE = "slope of the loss"  # the gradient of the loss by the outputs, at the start
+_HALF = "half"  # the outputs in the round before the last one of a block in `_Blocks`
 
 
 def _initial_values(
@@ -221,6 +287,10 @@ def _squares(
         "activation": lambda name: _mean_square(now[name]),
         "change": lambda name: _mean_square(change(name)),
         "aligned": lambda name: _mean_square(_along(change(name), start[_SLOPE].astype(jnp.float32))),
+        "nonlinear": lambda name: (
+            _mean_square(2 * (change(name) - 2 * (start[_HALF] - start[name]).astype(jnp.float32)))
+            / jnp.maximum(_mean_square(change(name)), 1e-30)
+        ),
         "mean": lambda name: _mean_square(now[name].astype(jnp.float32).mean(-1)),
         "update": lambda path: _mean_square(by_path["update"][path]),
         "gradient_update": lambda path: _mean_square(by_path["update"][path] - by_path["decay"][path]),

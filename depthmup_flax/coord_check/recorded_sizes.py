@@ -34,11 +34,14 @@ class Record:
     """One number of one network; see `Size`.
 
     Quantities of activations are ``activation`` (RMS), ``mean`` (RMS of the mean over the last axis, at step 0),
-    ``change`` (RMS of the change since step 0) and ``aligned`` (RMS of the part of the output's change that is along
-    the loss's slope at step 0). Quantities of parameters are ``weight`` (RMS at step 0), ``gradient`` (RMS at step 0,
-    behind a random readout), ``update`` (RMS of the last change), ``gradient_update`` (RMS of the last change without
-    the weight decay of the first), ``decay`` (RMS of the first change without a gradient, divided by ``weight``) and
-    ``update_norm`` (largest spectral norm of an update's matrices over the last two axes).
+    ``change`` (RMS of the change since step 0), ``aligned`` (RMS of the part of the output's change that is along the
+    loss's slope at step 0) and ``nonlinear`` (the share of the output's change that is quadratic in the change of one
+    block's weights, four times as large as that of the steps, when nothing else changes; RMS of four blocks).
+
+    Quantities of parameters are ``weight`` (RMS at step 0), ``gradient`` (RMS at step 0, behind a random readout),
+    ``update`` (RMS of the last change), ``gradient_update`` (RMS of the last change without the weight decay of the
+    first), ``decay`` (RMS of the first change without a gradient, divided by ``weight``) and ``update_norm`` (largest
+    spectral norm of an update's matrices over the last two axes).
     """
 
     axis: str
