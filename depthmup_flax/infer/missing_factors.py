@@ -261,7 +261,16 @@ class Comparison:
                 continue
             if not close(ratio, 1) or several:
                 wrong.setdefault(ratio if not close(ratio, 1) else times, []).append(path)
-        return [
+        alpha = self.rule.alpha
+        alike = [p for ratio, paths in wrong.items() for p in paths if ratio > 1 and self.facts.inside.get(p, False)]
+        coherent = Finding(
+            "repeated_weights",
+            tuple(alike),
+            f"{summary(alike)} {'are' if len(alike) > 1 else 'is'} used by every branch, so the branches add up "
+            f"coherently, and r^-{alpha:g} does not bound their sum.",
+            'rule = dm.get_parametrization("ode")  # alpha = 1: branches are divided by r',
+        )
+        return [coherent] * bool(alike and alpha < 1) + [
             Finding(
                 "repeated_weights",
                 tuple(paths),
