@@ -99,7 +99,8 @@ def coord_check(
         for size, network, shape, collapse, block in zip(sizes, networks, shapes, collapses, blocks, strict=True)
     ]
     records = _measured(measurements, say)
-    table, layers = Table(records), collect_layers(infos, shapes, collapses, [n.uses for n in networks], len(widths))
+    layers = collect_layers(infos, shapes, collapses, [n.uses for n in networks], len(widths))
+    table = Table(records, layers.readout_activations)
     quantities = judge(table, rule, tolerance, layers)
     probe = Probe(networks[0].network, loss, collapses[0])
     causes = diagnose(Evidence(table, quantities, rule, layers, tolerance, probe))

@@ -30,6 +30,7 @@ class Layers:
     group_of_weight: Mapping[str, str]  # the group in which the weight trains alone
     branch_groups: frozenset[str]
     branch_activations: frozenset[str]
+    readout_activations: frozenset[str] = frozenset()  # products of readouts, before a multiplier behind them
     score_groups: frozenset[str] = frozenset()  # queries and keys: the outputs see only their products
     once_groups: frozenset[str] = frozenset()  # as many weights in a deep network as in a shallow one
     reused: tuple[str, ...] = ()  # weights that a deep network uses more often than a shallow one
@@ -52,7 +53,7 @@ def collect_layers(
       first_of_depth: position of the first of the networks that differ in depth.
     """
     weights: dict[str, ParamInfo] = {}
-    branch_activations: set[str] = set()
+    branch_activations, readout_activations = set[str](), set[str]()
     for info, names, collapse in zip(infos, activations, collapses, strict=True):
         weights |= {collapse(path): leaf for path, leaf in info.items() if not _is_vector(leaf)}
         kinds = _kinds(info)
@@ -62,9 +63,11 @@ def collect_layers(
                 module = module.rpartition("/")[0]
             if kinds.get(module) == "branch":
                 branch_activations.add(collapse(name))
+            elif kinds.get(module) == Role.OUTPUT.value:
+                readout_activations.add(collapse(name))
     groups = {path: _group_of(path) for path in weights}
     inside = {groups[path] for path, leaf in weights.items() if leaf.in_branch} | {BRANCHES, BRANCH_VECTORS}
-    layers = Layers(weights, groups, frozenset(inside), frozenset(branch_activations))
+    layers = Layers(weights, groups, frozenset(inside), frozenset(branch_activations), frozenset(readout_activations))
     return _with_uses(layers, infos, collapses, uses, first_of_depth) if uses else layers
 
 

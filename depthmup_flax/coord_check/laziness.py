@@ -5,7 +5,7 @@ from __future__ import annotations
 from depthmup_flax.coord_check.recorded_sizes import BRANCHES, OUTPUT, Table
 
 _NOTHING = 1e-3  # a smaller share is that of a block that is linear in its weights, or rounding
-_FALLS = -0.25  # an exponent halfway between 0 and that of Depth-muP, -1/2
+_FALLS, _STAYS = -0.15, -0.25  # around a third of the exponent of Depth-muP, -1/2, which small networks do not reach
 
 
 def laziness_notes(table: Table) -> list[str]:
@@ -23,11 +23,11 @@ def laziness_notes(table: Table) -> list[str]:
     if fit.state != "fitted" or max(v for seeds in shares.values() for v in seeds) < _NOTHING:
         return []
     text = f"the share of a block's change that is nonlinear in its own weights' change ~ depth^{fit}"
-    if fit.slope - fit.interval > _FALLS:
+    if fit.slope - fit.interval > _STAYS:
         return [f"{text}: blocks keep learning features of their own."]
     if fit.slope + fit.interval < _FALLS:
         return [
-            f"{text}: deep networks learn no features inside a block (TP6 sec. 9). A block of one matrix loses nothing; with "
-            "more, the preset 'ode' (alpha=1, gamma=0) keeps them, at the price of layers that are alike."
+            f"{text}: deep networks learn no features inside a block (TP6 sec. 9). A block of one matrix loses "
+            "nothing; with more, the preset 'ode' (alpha=1, gamma=0) keeps them, at the price of layers that are alike."
         ]
     return [f"{text}: add depths or seeds to tell whether it falls."]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -57,9 +57,13 @@ class Record:
 
 
 class Table:
-    """Records indexed by what they measure."""
+    """Records indexed by what they measure.
 
-    def __init__(self, records: Sequence[Record]) -> None:
+    ``hidden`` activations are not among the `features`.
+    """
+
+    def __init__(self, records: Sequence[Record], hidden: Collection[str] = ()) -> None:
+        self._hidden = frozenset(hidden)
         self._values: dict[tuple[str, str, str, str, int], dict[int, list[float]]] = {}
         for r in records:
             by_size = self._values.setdefault((r.axis, r.group, r.quantity, r.name, r.step), {})
@@ -87,8 +91,9 @@ class Table:
         return list(dict.fromkeys(key[3] for key in keys if key[:3] == (axis, group, quantity)))
 
     def features(self, axis: str) -> list[str]:
-        """``activations`` without the attention's scores, whose size is judged by a ratio instead."""
-        return [name for name in self.activations[axis] if name.rpartition("/")[2] != SCORES]
+        """``activations`` without hidden ones, and the attention's scores, which are judged by a ratio instead."""
+        names = (name for name in self.activations[axis] if name not in self._hidden)
+        return [name for name in names if name.rpartition("/")[2] != SCORES]
 
     def steps(self, axis: str, group: str, quantity: str) -> list[int]:
         """The recorded steps."""
