@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 import itertools
 import numbers
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +26,7 @@ from depthmup_flax.coord_check.verdict import judge
 from depthmup_flax.errors import InputError
 from depthmup_flax.precision import products_in
 from depthmup_flax.rule.info_trees import flatten_info, param_count
-from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
-from depthmup_flax.types import ArrayTree
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
 
 _COMPILERS = 4  # threads; a compilation of a large network may take a GB
 
@@ -85,7 +82,7 @@ def coord_check(
     """
     _require_plan(widths, depths, width, depth, steps, seeds, tolerance)
     sizes = [Size("width", w, w, depth) for w in widths] + [Size("depth", d, width, d) for d in depths]
-    networks = [traced(_without_readouts(build(size.width, size.depth))) for size in sizes]
+    networks = [traced(build(size.width, size.depth)) for size in sizes]
     shapes = [network.shapes for network in networks]
     infos = [flatten_info(network.network.info) for network in networks]
     _require_growth("width", widths, infos[: len(widths)])
@@ -167,23 +164,6 @@ def _require_plan(
         raise InputError(
             f"tolerance is {tolerance}: use a number above 0 and below 0.5; mistakes have exponents of 1/2 or more."
         )
-
-
-def _without_readouts(network: Network) -> Network:
-    """``network`` without the activations of readouts, which may lack the 1/m: they are judged as outputs."""
-    outside: dict[str, set[Role]] = {}  # path of a module -> roles of its weights
-    for path, leaf in flatten_info(network.info).items():
-        for module in itertools.accumulate(path.split("/")[:-1], "{}/{}".format):
-            outside.setdefault(module, set()).add(Role.HIDDEN if leaf.in_branch else leaf.role)
-    readouts = {m for m, roles in outside.items() if Role.OUTPUT in roles and roles <= {Role.OUTPUT, Role.FIXED}}
-
-    def apply(params: ArrayTree) -> Any:
-        result = network.apply(params)
-        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-            return result
-        return result[0], {name: x for name, x in result[1].items() if name not in readouts}
-
-    return dataclasses.replace(network, apply=apply)
 
 
 def _uses_grow(sizes: Sequence[int], networks: Sequence[Traced]) -> bool:

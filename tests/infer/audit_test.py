@@ -289,8 +289,8 @@ def test_a_random_mask_is_no_factor_and_a_shortcut_has_none(shortcut):
 @pytest.mark.parametrize("scan", [False, True])
 def test_weights_of_a_loop_are_named_as_repeated(scan):
     result = audit(*both(Looped, scan), VECTORS)
-    assert result.ok  # with Adam
-    assert names(result) == ["repeated_weights"]
+    assert not result.ok  # equal branches add up coherently: alpha = 1/2 is too little
+    assert names(result) == ["repeated_weights", "repeated_weights"]
     assert result.findings[0].paths == ("w",)
     assert {row.path: row.uses for row in result.rows}["w"] == 2 * DEPTH
     assert result.depth_ratio == 2
