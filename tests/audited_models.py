@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from depthmup_flax import get_parametrization
+from depthmup_flax import Parametrization, get_parametrization
 
 RULE = get_parametrization("depth_mup")
 WIDTH, DEPTH = 16, 2  # of the base model
@@ -209,12 +209,13 @@ class Looped(nn.Module):
     width: int
     depth: int
     scan: bool = False
+    rule: Parametrization = RULE
 
     @nn.compact
     def __call__(self, x):
         h = nn.Dense(self.width, name="stem")(x)
         w = self.param("w", nn.initializers.lecun_normal(), (self.width, self.width))
-        step = lambda h: h + RULE.residual_multiplier(self.depth / DEPTH) * nn.relu(h @ w)
+        step = lambda h: h + self.rule.residual_multiplier(self.depth / DEPTH) * nn.relu(h @ w)
         if self.scan:
             h, _ = jax.lax.scan(lambda h, _: (step(h), None), h, None, length=self.depth)
         else:

@@ -104,6 +104,8 @@ def audit(
     Raises:
       InputError: the two models are not the same code, or the arguments do not fit them.
     """
+    if not isinstance(rule, Parametrization):
+        raise InputError(f"rule is {rule!r}: pass a Parametrization, such as dm.get_parametrization('depth_mup').")
     models = as_model(model, x, "model", output, kwargs), as_model(base, x, "base", output, kwargs)
     mine, base_model = models
     layers = layer_axes(parameter_uses(mine.graph, {}).by_path())

@@ -252,36 +252,27 @@ class Comparison:
         return same[0] if same else None
 
     def _repeated(self) -> list[Finding]:
-        wrong: dict[float, list[str]] = {}
+        wrong: dict[tuple[float, bool], list[str]] = {}
         for path, times in self.facts.times.items():
             before = self.base.times.get(self.pairs[path], math.nan)
-            ratio = times / before if before else math.nan
-            several = self.facts.inside.get(path, False) and times > 1 and self.absolute
-            if math.isnan(ratio):
-                continue
-            if not close(ratio, 1) or several:
-                wrong.setdefault(ratio if not close(ratio, 1) else times, []).append(path)
-        alpha = self.rule.alpha
-        alike = [p for ratio, paths in wrong.items() for p in paths if ratio > 1 and self.facts.inside.get(p, False)]
-        coherent = Finding(
-            "repeated_weights",
-            tuple(alike),
-            f"{summary(alike)} {'are' if len(alike) > 1 else 'is'} used by every branch, so the branches add up "
-            f"coherently, and r^-{alpha:g} does not bound their sum.",
-            'rule = dm.get_parametrization("ode")  # alpha = 1: branches are divided by r',
-        )
-        return [coherent] * bool(alike and alpha < 1) + [
-            Finding(
-                "repeated_weights",
-                tuple(paths),
-                f"{summary(paths)} {'are' if len(paths) > 1 else 'is'} used {ratio:g} times as often as in the base "
-                "model, and the gradient is the sum over all uses: with SGD or momentum the learning rate is too large "
-                "by that factor; Adam and other normalized updates do not depend on it.",
-                f"optax.scale_by_adam(), or with SGD multiply the gradients of these by 1 / {ratio:g}",
-                certain=False,
-            )
-            for ratio, paths in wrong.items()
-        ]
+            ratio = times if self.absolute and self.facts.inside.get(path, False) else times / (before or math.nan)
+            if not math.isnan(ratio) and not close(ratio, 1):
+                wrong.setdefault((ratio, self.facts.inside.get(path, False) and self.rule.alpha < 1), []).append(path)
+        result = []
+        for (ratio, adds_up), paths in wrong.items():
+            text = f"{summary(paths)} {'are' if len(paths) > 1 else 'is'} used {ratio:g} times as often as in the base "
+            if adds_up:
+                text += "model. Branches with the same weights add up in one direction, so their sum grows with depth "
+                text += f"for alpha = {self.rule.alpha:g}; with alpha=1 it does not. "
+            else:
+                text += "model. "
+            text += "With SGD or momentum, whose gradient is the sum over all uses, the learning rate is too large by "
+            text += "that number; with normalized updates, such as Adam's, it is not."
+            code = "rule = dm.get_parametrization('ode'), or weights of its own for each layer"
+            if not adds_up:
+                code = f"optax.scale_by_adam(), or with SGD multiply the gradients of these by 1 / {ratio:g}"
+            result.append(Finding("repeated_weights", tuple(paths), text, code, certain=adds_up))
+        return result
 
 
 def branch_counts(facts: Traced) -> dict[frozenset[str], float]:

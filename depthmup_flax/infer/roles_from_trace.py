@@ -10,7 +10,7 @@ import jax
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.infer import parameter_trees as trees
-from depthmup_flax.infer.parameter_axes import VECTOR_NAMES, ParamShapes, infer_axes, infer_decay
+from depthmup_flax.infer.parameter_axes import VECTOR_NAMES, ParamShapes, infer_axes, infer_decay, with_readout_ratio
 from depthmup_flax.infer.parameter_uses import ENTRYWISE, LOOKUP, Use
 from depthmup_flax.infer.traced_model import Model, Traced
 from depthmup_flax.rule.annotations import AnnotatedParam, Axes
@@ -55,13 +55,10 @@ def read_role(shapes: ParamShapes, uses: Sequence[Use], layers: frozenset[int], 
         out = frozenset().union(*(use.out for use in looked_up)) & grows.keys()
         return Reading(Role.INPUT if out else Role.FIXED, width_out=ratio(out))
     if into & out:  # used in both directions, as in a tied autoencoder
-        same = math.isclose(min(grows.values()), max(grows.values()))
-        both = len(grows) > 1 and same
-        return (
-            Reading(Role.HIDDEN, next(iter(grows.values())), next(iter(grows.values())))
-            if both
-            else Reading(None, why_not="it is used in two directions")
-        )
+        low, high = min(grows.values()), max(grows.values())
+        if len(grows) < 2 or not math.isclose(low, high):
+            return Reading(None, why_not="it is used in two directions")
+        return Reading(Role.HIDDEN, high, high)
     if into and is_readout and not out:
         return Reading(Role.OUTPUT, ratio(into))
     role = Role.HIDDEN if into else Role.INPUT if out else Role.FIXED
@@ -113,6 +110,7 @@ def traced_infos(
         ratio = depth_ratio if inside else 1.0
         box = explicit_box(path, leaf, inside, ratio, overrides)
         if box is not None:
+            box = with_readout_ratio(box, shapes, path in traced.readouts)
             base_leaf = jax.ShapeDtypeStruct(base[path], trees.abstract(leaf).dtype)
             infos[path] = info_from_annotations({path: box}, {path: base_leaf})[path]
             continue

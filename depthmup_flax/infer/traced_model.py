@@ -33,12 +33,8 @@ class Model:
 
     leaves: Mapping[str, Leaf]  # path -> parameter, in its box
     structure: jax.tree_util.PyTreeDef  # around the leaves
+    shapes: Mapping[str, tuple[int, ...]]  # path -> shape
     graph: Graph
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Path -> shape."""
-        return {path: trees.shape_of(leaf) for path, leaf in self.leaves.items()}
 
 
 def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any]) -> Model:
@@ -71,7 +67,9 @@ def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Ma
         return result if output is None else result[output]
 
     shapes = {path: trees.abstract(leaf) for path, leaf in leaves.items()}
-    return Model(leaves, structure, trace(run, shapes, state, inputs))
+    return Model(
+        leaves, structure, {path: shape.shape for path, shape in shapes.items()}, trace(run, shapes, state, inputs)
+    )
 
 
 def _abstract(array: Any) -> jax.ShapeDtypeStruct:
@@ -217,6 +215,7 @@ def traced(graph: Graph, growing: Mapping[str, Collection[int]]) -> Traced:
 class _Reader:
     def __init__(self, graph: Graph, uses: Uses, shape: Homogeneity, streams: Streams, factors: Factors):
         self.graph, self.uses, self.shape, self.streams, self.factors = graph, uses, shape, streams, factors
+        self.shapes = {node.params["path"]: node.shape for node in graph.nodes if node.op == PARAM}
         self.at: dict[int, list[Use]] = {}
         for use in uses.uses:
             self.at.setdefault(use.node, []).append(use)
@@ -255,8 +254,7 @@ class _Reader:
 
     def _times(self, uses: Sequence[Use]) -> float:
         """How often one layer of a stack, or a parameter without layers, is used."""
-        shape = {node.params["path"]: node.shape for node in self.graph.nodes if node.op == PARAM}[uses[0].path]
-        return sum(use.times / math.prod(shape[k] for k in use.picked) for use in uses)
+        return sum(use.times / math.prod(self.shapes[use.path][k] for k in use.picked) for use in uses)
 
     def _outermost(self, sums: frozenset[int]) -> frozenset[int]:
         """The sums of the main stream whose branches contain these, or are these."""

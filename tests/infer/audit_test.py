@@ -289,11 +289,19 @@ def test_a_random_mask_is_no_factor_and_a_shortcut_has_none(shortcut):
 @pytest.mark.parametrize("scan", [False, True])
 def test_weights_of_a_loop_are_named_as_repeated(scan):
     result = audit(*both(Looped, scan), VECTORS)
-    assert not result.ok  # equal branches add up coherently: alpha = 1/2 is too little
-    assert names(result) == ["repeated_weights", "repeated_weights"]
+    assert names(result) == ["repeated_weights"]
+    assert not result.ok  # branches with the same weights add up in one direction
     assert result.findings[0].paths == ("w",)
     assert {row.path: row.uses for row in result.rows}["w"] == 2 * DEPTH
     assert result.depth_ratio == 2
+
+
+def test_repeated_weights_are_right_for_adam_if_each_branch_is_divided_by_their_number():
+    ode = dm.get_parametrization("ode")
+    result = audit(*both(Looped, False, ode), VECTORS, rule=ode)
+    assert names(result) == ["repeated_weights"]
+    assert result.ok
+    assert "with alpha=1" not in str(result)
 
 
 def test_a_tied_embedding_is_used_twice_and_is_no_finding():
@@ -394,6 +402,22 @@ def test_overrides_win():
     axes = Axes(("width_in", "width_out"), in_branch=False)
     result = audit(*both(LoRA), VECTORS, overrides={"w_0": axes})
     assert role_of(result, "w_0") == (Role.HIDDEN, 2, 2, False, 1)
+    result = audit(*both(LoRA), VECTORS, overrides={"head/kernel": Axes(("width_in", "vocab_out"))})
+    assert role_of(result, "head/kernel") == (Role.OUTPUT, 2, 1, False, 1)
+
+
+def test_a_parameter_that_the_output_does_not_need_must_be_named():
+    nets = gpt(edit="tuple", depth=DEPTH)
+    result = audit(*nets, TOKENS, output=lambda result: result[1]["aux"])
+    with pytest.raises(InputError, match=r"'head' of shape \(32, 40\) was not read \(the output does not depend on it"):
+        _ = result.info
+    named = audit(
+        *nets,
+        TOKENS,
+        output=lambda result: result[1]["aux"],
+        overrides={"head": Axes(("width_in", "width_out"), False)},
+    )
+    assert role_of(named, "head")[:3] == (Role.HIDDEN, 2, 1)
 
 
 # --- what cannot be known
@@ -427,6 +451,7 @@ def test_of_equal_width_branches_are_checked_and_a_note_says_what_is_not():
         (lambda: audit(*gpt(edit="tuple"), TOKENS), "the model returns 2 arrays: name the one that the loss reads"),
         (lambda: audit(3, 4, TOKENS), "model is int: pass a Linen module, an NNX module, or a pair"),
         (lambda: audit(*gpt(), TOKENS, overrides={"x": Axes(("width_in",))}), "overrides has 'x', which matches no"),
+        (lambda: audit(*gpt(), TOKENS, rule="depth_mup"), "rule is 'depth_mup': pass a Parametrization, such as"),
         (lambda: audit(*gpt(), TOKENS, depth_ratio=0), "depth_ratio is 0: use depth / base_depth"),
         (lambda: audit(both(LoRA)[0], both(Looped)[1], VECTORS), "'a_0' is in the model but nothing like it is in"),
     ],
