@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax
 from flax import nnx
 
@@ -21,15 +20,6 @@ from .mistakes import GENERAL, LEARNING_RATE, Mistake
 from .styles import STYLES, Style
 
 STEPS, SEEDS = 3, 3
-
-
-class FirstOutput(nn.Module):
-    """The first of several outputs."""
-
-    model: nn.Module
-
-    def __call__(self, x):
-        return self.model(x)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,9 +82,7 @@ class Case:
             return nnx_network(model, style.batch.x, **arguments)
         if style.kind == "function":
             return Network(model[1], lambda params: (model[0](params, style.batch.x), {}), info, optimizer)
-        if style.output is not None:
-            model = FirstOutput(model)
-        return linen_network(model, style.batch.x, **arguments)
+        return linen_network(model, style.batch.x, output=style.output, **arguments)
 
     @property
     def axes(self) -> tuple[str, ...]:
