@@ -248,7 +248,8 @@ def _initial_mistakes(e: Evidence) -> Iterator[_Mistake]:
     )
     yield "double_counted_init", counted, text
     if stable_start and (grows_with_depth or e.groups_growing_outputs("depth", Role.OUTPUT)):
-        means = [name for name in e.table.activations["depth"] if e.mean_takes_over(name)]
+        # Scores of tokens that have become alike have a mean over tokens.
+        means = [name for name in e.table.features("depth") if e.mean_takes_over(name)]
         text = (
             "the outputs of the branches have a mean over features, and L of them add up to L^(1/2) in spite of the "
             "branch multiplier: end branches in weights instead of a ReLU, or subtract the mean (TP6 sec. 6.3)."
@@ -297,8 +298,21 @@ def _training_mistakes(e: Evidence) -> Iterator[_Mistake]:
     if e.rule.alpha >= 0.5 and not e.failed("depth", "activation"):
         # Parameters outside branches move features by order 1 at every depth unless the rule or the forward is wrong.
         outside = [group for group in growing["depth"] if group not in e.known.branch_groups]
-        once = [group for group in growing["depth"] if group in e.known.once_groups]
-        not_scaled = [g for g in once if any(e.gradient_excess("depth", p) > _CLEARLY for p in e.paths(g))]
+        inside = [group for group in growing["depth"] if group in e.known.branch_groups]
+        not_scaled = [g for g in inside if any(e.gradient_excess("depth", p) > _CLEARLY for p in e.paths(g))]
+        # The stem may hide at the start that the branches add up.
+        every_block = [group for group in not_scaled if group not in e.known.once_groups]
+        normed = (
+            e.probe.before_norms([p for p, leaf in e.known.weights.items() if leaf.in_branch]) if every_block else []
+        )
+        multiplier_text = (
+            "the effect of weights in branches grows with depth, but their updates follow the rule, so the branches "
+            f"are not multiplied by r^-{e.rule.alpha:g} after their last norm: multiply what the stream adds by "
+            "rule.residual_multiplier(r), or use ResidualBranch."
+        )
+        yield "norm_cancels_multiplier", normed, multiplier_text
+        yield "missing_branch_multiplier", [] if normed else every_block, multiplier_text
+        not_scaled = [group for group in not_scaled if group in e.known.once_groups]
         shortcut_text = (
             "info places these weights inside branches, but their effect lacks the branch multiplier, so they are on "
             "the shortcut (a projection, a downsampling): leave them out of in_branch."
@@ -308,7 +322,7 @@ def _training_mistakes(e: Evidence) -> Iterator[_Mistake]:
             "parameters that info places outside residual branches have an effect that grows with depth, so some are "
             "inside: let in_branch match all parameters of all branches."
         )
-        yield "in_branch_incomplete", outside, text
+        yield "in_branch_incomplete", [] if every_block else outside, text
     if e.rule.width == "mup":
         # Without a readout of its own, the network has a tied embedding, which is an input weight.
         readouts = e.groups_growing_outputs("width", Role.OUTPUT if e.weights(Role.OUTPUT) else Role.INPUT)

@@ -101,7 +101,8 @@ def _with_uses(
             sizes[path].append(size[path])
             counts[path].append(count[path])
     grows = lambda numbers: max(numbers, default=0) > min(numbers, default=0)
-    repeated = {layers.group_of_weight[path] for path, numbers in sizes.items() if grows(numbers)}
+    # Weights of every layer, or those that every layer uses.
+    repeated = {layers.group_of_weight[p] for p in layers.weights if grows(sizes[p]) or grows(counts[p])}
     return dataclasses.replace(
         layers,
         score_groups=frozenset(scores - others),

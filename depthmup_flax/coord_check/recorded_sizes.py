@@ -110,8 +110,9 @@ class Table:
     def feature_changes(self, axis: str, group: str, step: int, names: Sequence[str]) -> dict[int, list[float]]:
         """The change of the features ``names``, as `values`; infinite if one explodes, {} if none changes.
 
-        Over width it is the geometric mean of all that change. Over depth it is the one that changes most in the
-        deepest network.
+        Over width it is the geometric mean of all that change. Over depth it is, of those that change about as much as
+        any in the deepest network, the one with the largest exponent, which is the stream: a change inside a branch may
+        come from that branch's own weights, which move by ``L^-gamma``.
         """
         changes: dict[str, dict[int, list[float]]] = {}
         for name in names:
@@ -126,7 +127,9 @@ class Table:
             return {}
         if axis == "depth":
             largest = self.sizes(axis)[-1]
-            return changes[max(changes, key=lambda name: float(np.mean(np.log(changes[name][largest]))))]
+            last = {name: float(np.exp(np.mean(np.log(by_size[largest])))) for name, by_size in changes.items()}
+            large = [name for name in changes if last[name] >= max(last.values()) / 2]
+            return changes[max(large, key=lambda name: fit_power(changes[name]).slope)]
         sizes = next(iter(changes.values()))
         return {s: list(np.exp(np.mean([np.log(c[s]) for c in changes.values()], axis=0))) for s in sizes}
 

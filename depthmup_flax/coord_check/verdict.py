@@ -137,17 +137,25 @@ class _Judge:
         """Whether theory lets the effect of a group that trains alone fall behind a random readout.
 
         Over width it falls as n^-1/2 where a gradient is a product of two independent vectors of length n: that of a
-        query and a key, or of what a gate weighs and the slope of the loss. Vectors are not judged alone.
+        query and a key, or of what a gate weighs and the slope of the loss, or what an adapter of fixed rank passes on.
+        The effects of adapters are random then, so those of L layers add up to L^(1/2) only. Vectors are not judged
+        alone.
         """
         if group in (BRANCH_VECTORS, OTHER_VECTORS):
             return True
-        return self.axis == "width" and self.is_gate(group)
+        weights = self.weights_of(group)
+        is_adapter = bool(weights) and all(leaf.in_branch and leaf.width_out == 1 < leaf.width_in for leaf in weights)
+        return is_adapter or (self.axis == "width" and self.is_gate(group))
 
     def is_gate(self, group: str) -> bool:
         """Whether a group weighs what others compute: queries, keys, and gates such as routers."""
-        weights = [leaf for path, leaf in self.layers.weights.items() if self.layers.group_of_weight[path] == group]
+        weights = self.weights_of(group)
         gates = bool(weights) and all(leaf.in_branch and leaf.role is Role.OUTPUT for leaf in weights)
         return gates or group in self.layers.score_groups
+
+    def weights_of(self, group: str) -> list[ParamInfo]:
+        """The weights that train in a group of their own."""
+        return [leaf for path, leaf in self.layers.weights.items() if self.layers.group_of_weight[path] == group]
 
     def quantity(
         self,

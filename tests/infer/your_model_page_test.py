@@ -1,0 +1,54 @@
+"""Every block of docs/your_model.md runs as pasted, alone, and prints what the page shows."""
+
+import itertools
+import pathlib
+import re
+import sys
+
+import pytest
+
+PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "your_model.md").read_text()
+BLOCKS = re.findall(r"```(python)?\n(.*?)```", PAGE, re.DOTALL)
+PROGRAMS = [text for language, text in BLOCKS if language and not text.startswith("# ")]
+SHOWN = {program: text for (_, program), (language, text) in itertools.pairwise(BLOCKS) if not language}
+CHECK_SIZES = '"widths": (128, 256, 512), "depths": (4, 8, 16)'
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """The blocks that begin with the name of a file, as modules that can be imported."""
+    for language, text in BLOCKS:
+        if language and text.startswith("# "):
+            (tmp_path / text.splitlines()[0].removeprefix("# ")).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def run(program):
+    scope: dict = {"__name__": "page"}
+    exec(compile(program, "your_model.md", "exec"), scope)
+    return scope
+
+
+def lines_shown(program, printed):
+    """The lines that the page shows below a program and the program does not print."""
+    words = [line.split() for line in printed.splitlines()]
+    return [line for line in SHOWN[program].splitlines() if line.strip(" .-") and line.split() not in words]
+
+
+@pytest.mark.parametrize("program", [p for p in PROGRAMS if CHECK_SIZES not in p], ids=lambda p: p.splitlines()[-1])
+def test_every_block_runs_alone_and_prints_what_the_page_shows(program, files, capsys):
+    run(program)
+    if program in SHOWN:
+        assert not lines_shown(program, capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("small", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_block_of_the_check_runs_alone(small, files, capsys):
+    """By default with fewer sizes, which are too small to pass."""
+    (program,) = (p for p in PROGRAMS if CHECK_SIZES in p)
+    report = run(program.replace(CHECK_SIZES, '"depths": (1, 2, 4)') if small else program)["report"]
+    assert small or report.ok
+    assert str(report) in capsys.readouterr().out
