@@ -171,7 +171,8 @@ def _flip_and_warp_by_products(
     bands_QxNxWxC = jnp.einsum("qnh,hwc->qnwc", one_hot_QxNxH, image.astype(dtype), precision=precision)
     rows_QxP, columns_QxP = (positions.reshape(len(first_row_Q), -1) for positions in (rows, columns))
     warped_QxPxC = jax.vmap(_interpolate_by_products)(bands_QxNxWxC, rows_QxP - first_row_Q[:, None], columns_QxP)
-    return _scaled(warped_QxPxC.reshape(image.shape))
+    # As wide as what gathering returns, which computes in the type of the positions.
+    return _scaled(warped_QxPxC.reshape(image.shape)).astype(jnp.result_type(jnp.float32, scale))
 
 
 def _bands(height: int, width: int) -> tuple[np.ndarray, int]:

@@ -1,5 +1,7 @@
 """What users hand over: several results, random streams, mapped axes, boxed parameters, low precision."""
 
+import re
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -61,7 +63,7 @@ def network(output=None, rngs=(), mutable=(), **fields):
         {"sown": True, "mutable": ("losses",)},
         {"boxed": True},
     ],
-    ids=str,
+    ids=lambda value: re.sub(r" at 0x\w+", "", str(value)),
 )
 def test_linen_modules_of_many_kinds_have_one_output_and_named_activations(fields):
     found = traced(network(**fields))
@@ -82,7 +84,7 @@ def test_linen_modules_of_many_kinds_have_one_output_and_named_activations(field
         ({"result": "tuple", "output": 2}, "output is 2, but the model returns tuple: name one of its results"),
         ({"axis_name": "batch"}, "the model uses the mapped axis 'batch', .*: build it with axis_name=None"),
     ],
-    ids=str,
+    ids=lambda value: re.sub(r" at 0x\w+", "", str(value)),
 )
 def test_what_cannot_be_measured_is_one_sentence(fields, message):
     with pytest.raises(dm.InputError, match=message):
