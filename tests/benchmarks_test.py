@@ -128,6 +128,7 @@ def test_a_bound_is_met_by_the_median_and_from_the_right_side():
     assert Row("f", "c", "a", value).met is None
 
 
+@pytest.mark.slow
 def test_a_measured_figure_is_written_and_shown_and_other_figures_stay(tmp_path):
     out = tmp_path / "results.json"
     other = {"rows": [], "rounds": 1, "took_s": 0}

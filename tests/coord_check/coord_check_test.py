@@ -110,6 +110,7 @@ class NnxNet(nnx.Module):
         return self.head(h * RULE.readout_multiplier(self.m))
 
 
+@pytest.mark.slow
 def test_an_nnx_network_is_checked_with_its_layers_under_one_name():
     def build(width, depth):
         shapes = [nnx.state(nnx.eval_shape(lambda w=w: NnxNet(w, depth, nnx.Rngs(0))), nnx.Param) for w in (width, 8)]
@@ -138,7 +139,7 @@ def small_config(preset="depth_mup"):
         pytest.param("mup", "depth", False, "rule_not_stable_in_depth", marks=pytest.mark.slow),
         ("block_only", "depth", False, "rule_not_stable_in_depth"),
         pytest.param("ode", "depth", True, None, marks=pytest.mark.slow),
-        ("ntk", "width", False, "lazy_rule"),
+        pytest.param("ntk", "width", False, "lazy_rule", marks=pytest.mark.slow),
         pytest.param("sp", "width", False, "rule_without_width", marks=pytest.mark.slow),  # command_test has it too
     ],
 )
@@ -154,6 +155,7 @@ def test_presets_pass_and_fail_as_theory_says(preset, axis, ok, cause):
         assert moved.theory == (0.5 if preset == "block_only" else -0.5)
 
 
+@pytest.mark.slow
 def test_a_frozen_readout_does_not_hide_the_network():
     """TP6 10.2 freezes stem and readout; a frozen readout at zero would give no gradient to anything.
 

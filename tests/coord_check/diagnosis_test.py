@@ -34,6 +34,7 @@ def test_a_missing_branch_multiplier_is_named():
     assert "rule.residual_multiplier(r)" in str(report)
 
 
+@pytest.mark.slow
 def test_branches_that_end_in_a_relu_add_up_their_mean_with_depth():
     """Why TP6 6.3 subtracts it: the mean of L nonnegative increments of L^-1/2 is L^1/2."""
     report = check("depth", relu_last=True)
@@ -48,6 +49,7 @@ def test_a_readout_that_is_not_scaled_is_named():
     assert alone[0].fit.slope == pytest.approx(1.0, abs=0.2)  # Adam; the features it reads are flat
 
 
+@pytest.mark.slow
 def test_a_missing_depth_factor_of_the_update_is_named():
     """The network is right, the optimizer lacks r^-gamma: block_only (TP6 Fig. 10)."""
     report = check("depth", make_optimizer=lambda info: dm.adamw(3e-3, info, RULE.replace(gamma=0.0)))
@@ -69,6 +71,7 @@ def test_initial_values_that_count_depth_twice_are_named():
     assert any(q.kind == "activation" and q.verdict == "vanishes" for q in report.failures)
 
 
+@pytest.mark.slow
 def test_initial_values_of_one_standard_deviation_at_every_width_are_named():
     report = check("width", fixed_std=True)
     assert causes(report)["fixed_std_init"] == ("blocks/dense/kernel",)
@@ -80,6 +83,7 @@ def test_a_network_that_does_not_train_fails():
     assert list(causes(report)) == ["nothing_trains"]
 
 
+@pytest.mark.slow
 def test_updates_that_shrink_twice_with_depth_are_named():
     report = check("depth", make_optimizer=lambda info: dm.adamw(3e-3, info, RULE.replace(gamma=1.0)))
     assert causes(report)["updates_too_small_in_depth"] == ("blocks/dense/kernel",)
@@ -130,6 +134,7 @@ def chain_with(width, depth, inside):
     return Network(init, apply, info, dm.adamw(1e-3, info, RULE))
 
 
+@pytest.mark.slow
 def test_branches_that_info_does_not_know_are_named():
     build = lambda width, depth: chain_with(width, depth, lambda i: i % 2 == 0)
     report = coord_check(build, Y, rule=RULE, width=64, depth=4, depths=(4, 8, 16), steps=2, seeds=3)
@@ -166,7 +171,8 @@ class AttentionNet(nn.Module):
         return nn.Dense(10, kernel_init=nn.initializers.normal(BASE_WIDTH**-0.5), name="head")(h)
 
 
-@pytest.mark.parametrize("usual_scale", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("usual_scale", [False, True])
 def test_attention_scaled_by_the_square_root_of_the_head_dimension_is_named(usual_scale):
     def build(width, depth):
         model = AttentionNet(width, usual_scale)
@@ -205,7 +211,8 @@ def embed_network(width):
     return network, lambda key: base.init(key, TOKENS)["params"]
 
 
-@pytest.mark.parametrize("rescaled", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("rescaled", [False, True])
 def test_an_embedding_that_starts_smaller_with_width_is_named_and_rescaling_repairs_it(rescaled):
     def build(width, depth):
         network, base_init = embed_network(width)

@@ -153,7 +153,12 @@ def lamb(info):
         pytest.param(
             "width", {"make_optimizer": lamb}, {"not_entrywise": ("blocks/dense/kernel",)}, marks=pytest.mark.slow
         ),
-        ("depth", {"norm_last": True}, {"norm_cancels_multiplier": ("blocks/dense/kernel",)}),
+        pytest.param(
+            "depth",
+            {"norm_last": True},
+            {"norm_cancels_multiplier": ("blocks/dense/kernel",)},
+            marks=pytest.mark.slow,
+        ),
         ("depth", {"shared": True}, {"repeated_weights": ("blocks/dense/kernel",)}),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else value,

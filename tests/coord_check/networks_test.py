@@ -91,6 +91,7 @@ def test_what_cannot_be_measured_is_one_sentence(fields, message):
         traced(network(**fields))
 
 
+@pytest.mark.slow
 def test_a_forward_pass_in_bfloat16_is_computed_in_float32():
     low, full = (traced(network(dtype=dtype)) for dtype in (jnp.bfloat16, jnp.float32))
     assert (low.precision, full.precision) == ("bfloat16", None)

@@ -43,6 +43,7 @@ def nnx_loss(model):
     return jnp.mean(model(jnp.sin(jnp.arange(12.0) ** 1.3).reshape(4, 3)) ** 2)
 
 
+@pytest.mark.slow
 def test_an_update_of_nnx_optimizer_is_that_of_learning_rates_by_hand():
     model, info = nnx_models()
     # m = 2, r = 4; Adam's first update is the gradient's sign.

@@ -45,7 +45,8 @@ def test_every_block_runs_alone_and_prints_what_the_page_shows(program, files, c
         assert not lines_shown(program, capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("small", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("small", [True, False])
 def test_the_block_of_the_check_runs_alone(small, files, capsys):
     """By default with fewer sizes, which are too small to pass."""
     (program,) = (p for p in PROGRAMS if CHECK_SIZES in p)

@@ -269,6 +269,7 @@ def test_gpus_are_those_that_are_visible(local):
     assert [local.starts(i)[0]["CUDA_VISIBLE_DEVICES"] for i in range(2)] == ["5", "3"]
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path):
     config = runpy.run_path(str(ROOT / "configs" / "digits.py"))["get_config"]()
     config.model.update(width=32, depth=4)

@@ -108,6 +108,7 @@ def test_networks_decide_for_the_corrected_kernel_against_the_printed_one():
     assert networks["change"][-1] + 4 * noise < limit["printed"][-1]
 
 
+@pytest.mark.slow
 def test_trained_linear_networks_approach_theory_as_one_over_width():
     config = smoke("linear_limit", widths=(32, 128), network_depths=(8,), network_width=32, seeds=64)
     rows = measured(linear_limit, config, lambda case: case["depth"] == 8)

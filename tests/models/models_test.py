@@ -138,7 +138,7 @@ def test_three_poolings_are_equally_spaced_over_depth(depth, expected):
         pytest.param(dm.SimpleResNet(5, width=16, depth=5, norm="layer"), IMAGES, marks=pytest.mark.slow),
         pytest.param(dm.ResNet(5, width=4, depth=5, stage_sizes=(2, 3), norm="batch"), IMAGES, marks=pytest.mark.slow),
         (dm.ResNet(5, width=4, depth=3, stage_sizes=(1, 2), norm="none", use_bias=True), IMAGES),
-        (dm.ViT(5, width=16, depth=3, patch_size=4, use_bias=True), IMAGES),
+        pytest.param(dm.ViT(5, width=16, depth=3, patch_size=4, use_bias=True), IMAGES, marks=pytest.mark.slow),
         pytest.param(
             dm.ViT(5, width=16, depth=3, patch_size=4, norm="none", pool="mean", positions="sincos"),
             IMAGES,
@@ -230,7 +230,7 @@ def test_zero_init_readout_starts_at_zero_logits():
 @pytest.mark.parametrize(
     ("model", "x"),
     [
-        pytest.param(*each, id=name, marks=[pytest.mark.slow] * (name.endswith("ResNet")))
+        pytest.param(*each, id=name, marks=[pytest.mark.slow] * (name.endswith("ResNet") or name == "ViT"))
         for each, name in zip(EACH, NAMES, strict=True)
     ],
 )

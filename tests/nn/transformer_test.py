@@ -153,6 +153,7 @@ def test_positions_and_class_token_are_not_decayed_and_embeddings_do_not_shrink_
         assert leaves[64][name].init_std == leaves[16][name].init_std == 0.25
 
 
+@pytest.mark.slow
 def test_dropout_acts_in_training_only_and_differs_between_layers():
     model = dm.GPT(7, width=16, depth=3, dropout=0.5)
     params = shaken(model, TOKENS)

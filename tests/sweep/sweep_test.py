@@ -373,6 +373,7 @@ def test_measuring_takes_more_lanes_only_where_they_are_faster():
     assert chosen(lambda n: 1.0 / n, compile_s=1e9) == 1
 
 
+@pytest.mark.slow
 def test_devices_share_the_lanes_and_give_the_numbers_of_one(vectorized, tmp_path):
     lanes = {tmp_path / f"four{number}": number for number in (0, 1)}
     process = processes.Process(tmp_path / "log", processes.on_devices, 4, processes.sweeps, small_sweep(), lanes)
