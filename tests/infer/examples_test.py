@@ -26,7 +26,7 @@ def load(name):
         ("linen_resnet", {"width": 8, "stages": (1, 1)}),  # the base itself
         pytest.param("linen_resnet", {"stages": (1, 2)}, marks=pytest.mark.slow),
         pytest.param("linen_scan_vit", {"depth": 2}, marks=pytest.mark.slow),
-        ("nnx_transformer", {"depth": 1}),
+        pytest.param("nnx_transformer", {"depth": 1}, marks=pytest.mark.slow),
         pytest.param("nnx_with_our_modules", {"depth": 4}, marks=pytest.mark.slow),
         ("plain_linen", {"depth": 2}),
     ],

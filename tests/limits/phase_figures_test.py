@@ -62,6 +62,7 @@ def assert_powers_of_change(rows):
         assert power_of_change(growth, alpha, gamma).slope == pytest.approx(1 - alpha - gamma, abs=0.12)
 
 
+@pytest.mark.slow
 def test_steps_change_features_by_the_power_of_depth_that_tp6_claims():
     config = config_of("phase_diagram", width=32, depths=(16, 32, 64), alphas=(0.5, 1.0), gammas=(0.0, 0.5))
     cases = [case for case in phase_plane.cases(config) if case["what"] == "growth"]

@@ -79,7 +79,8 @@ def last_state(directory):
     return ocp.StandardCheckpointer().restore(path)
 
 
-@pytest.mark.parametrize("placement", ["device", pytest.param("stream", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["device", "stream"])
 def test_a_resumed_text_run_is_bit_identical_with_dropout_and_shifts(pattern, placement, tmp_path):
     config = tiny(pattern, data={"placement": placement})
     whole, parts = tmp_path / "whole", tmp_path / "parts"
