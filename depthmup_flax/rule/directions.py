@@ -409,5 +409,6 @@ def _direction_factory(name: str) -> Callable[..., optax.GradientTransformation]
     optax_names = {n.removeprefix(prefix) for n in dir(optax) if n.startswith(prefix)} - {"learning_rate", "schedule"}
     factory = DIRECTIONS.get(name) or (getattr(optax, prefix + name) if name in optax_names else None)
     if factory is None:
-        raise InputError(f"optimizer.name is {name!r}: {did_you_mean(name, {*DIRECTIONS, *optax_names})}")
+        covered = {n for n in optax_names if not TRAITS.get(prefix + n, Traits()).why}
+        raise InputError(f"optimizer.name is {name!r}: {did_you_mean(name, {*DIRECTIONS, *covered})}")
     return factory

@@ -347,6 +347,8 @@ def test_frozen_parameters_do_not_move_and_the_rest_does():
     ("call", "message"),
     [
         (lambda: direction("adm"), "optimizer.name is 'adm': did you mean 'adam'?"),
+        # Names that would be refused are not offered.
+        (lambda: direction("lamb"), "momentum, nadam, optimistic_gradient, radam, rms,"),
         (lambda: direction("adam", momentum=0.9), "it takes b1, b2, eps"),
         (lambda: direction("trust_ratio"), "is 'trust_ratio': it multiplies updates by the size of the parameters"),
         (lambda: direction("novograd"), "grows with the parameter's size. Use, for example, sgd, momentum, adam"),
