@@ -116,10 +116,6 @@ class Evidence:
         paths = [path for path in self.weights(role) if not self.known.weights[path].in_branch and path not in wrong]
         return [self.known.group_of_weight[path] for path in paths]
 
-    def paths(self, group: str) -> list[str]:
-        """The weights of a group."""
-        return [path for path, own in self.known.group_of_weight.items() if own == group]
-
     def wrong_roles(self) -> list[str]:
         """Weights outside the rule's vectors whose growing dimensions contradict their role."""
         wrong = []
@@ -299,7 +295,7 @@ def _training_mistakes(e: Evidence) -> Iterator[_Mistake]:
         # Parameters outside branches move features by order 1 at every depth unless the rule or the forward is wrong.
         outside = [group for group in growing["depth"] if group not in e.known.branch_groups]
         inside = [group for group in growing["depth"] if group in e.known.branch_groups]
-        not_scaled = [g for g in inside if any(e.gradient_excess("depth", p) > _CLEARLY for p in e.paths(g))]
+        not_scaled = [g for g in inside if any(e.gradient_excess("depth", p) > _CLEARLY for p in e.known.weights_of(g))]
         # The stem may hide at the start that the branches add up.
         every_block = [group for group in not_scaled if group not in e.known.once_groups]
         normed = (
@@ -337,7 +333,7 @@ def _training_mistakes(e: Evidence) -> Iterator[_Mistake]:
             "rule.attention_scale(d, d_base), which is sqrt(d_base) / d."
         )
         of_scores = [g for g in e.known.score_groups if e.verdicts("width", g)[0] in (GROWS, EXPLODES)]
-        of_scores = [g for g in of_scores if not set(e.paths(g)) & {*wrong_updates, *wrong_roles}]
+        of_scores = [g for g in of_scores if not set(e.known.weights_of(g)) & {*wrong_updates, *wrong_roles}]
         named = [q.name for q in e.failed("width", ATTENTION_SCALE)]
         yield "attention_scale", named or sorted(of_scores), text
         yield from _embedding_mistakes(e, wrong_roles)
@@ -358,12 +354,12 @@ def _training_mistakes(e: Evidence) -> Iterator[_Mistake]:
 
 def _embedding_mistakes(e: Evidence, wrong_roles: Sequence[str]) -> Iterator[_Mistake]:
     """Factors that depend on width, behind an embedding or in front of the outputs."""
-    stems = [g for g in e.groups(Role.INPUT) if not set(e.paths(g)) & set(wrong_roles)]
+    stems = [g for g in e.groups(Role.INPUT) if not set(e.known.weights_of(g)) & set(wrong_roles)]
     scaled = [g for g in stems if e.verdicts("width", g)[0] in (GROWS, EXPLODES)]
     started_right = all(e.weight_slope("width", path) < -_CLEARLY for path in e.weights(Role.HIDDEN))
     if not scaled and started_right and any(q.name != OUTPUT for q in e.failed("width", "activation")):
         # Behind norms, a stream that is too large hides in the effect of its embedding, but not in its gradient.
-        excess = {g: max(e.gradient_excess("width", path) for path in e.paths(g)) for g in stems}
+        excess = {g: max(e.gradient_excess("width", path) for path in e.known.weights_of(g)) for g in stems}
         scaled = [g for g, value in excess.items() if value > max(excess.values()) - _CLEARLY]
     text = (
         "an embedding is multiplied by a factor that grows with width, such as sqrt(D): remove it, and give the "

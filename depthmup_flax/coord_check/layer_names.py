@@ -37,6 +37,10 @@ class Layers:
     tied: tuple[str, ...] = ()  # input weights that are used twice
     shapes_over_width: Mapping[str, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
 
+    def weights_of(self, group: str) -> dict[str, ParamInfo]:
+        """The weights that train in a group of their own."""
+        return {path: leaf for path, leaf in self.weights.items() if self.group_of_weight[path] == group}
+
 
 def collect_layers(
     infos: Sequence[Mapping[str, ParamInfo]],

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jax.extend import core
+
+from depthmup_flax.jaxprs import called_jaxpr, opened, scan_counts
 
 _NONE: frozenset[int] = frozenset()
 _PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -48,36 +50,6 @@ def parameter_uses(closed: core.ClosedJaxpr, num_parameters: int) -> ParameterUs
     outputs = reader.read(jaxpr, [_Value()] * len(consts), inputs)[0]
     reader.elsewhere |= outputs.own | outputs.pair
     return ParameterUses(reader.counts, frozenset(reader.scored - reader.elsewhere))
-
-
-def opened(jaxpr: Any) -> tuple[core.Jaxpr, Sequence[Any]]:
-    """The jaxpr and the constants of an open or closed jaxpr."""
-    return (jaxpr.jaxpr, jaxpr.consts) if hasattr(jaxpr, "jaxpr") else (jaxpr, ())
-
-
-def called_jaxpr(eqn: core.JaxprEqn) -> Any | None:
-    """The jaxpr of an equation that calls one with its own inputs (``jit``, ``checkpoint``, ``custom_vjp``)."""
-    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        inner = eqn.params.get(name)
-        if inner is not None and len(opened(inner)[0].invars) == len(eqn.invars):
-            return inner
-    return None
-
-
-def scan_counts(eqn: core.JaxprEqn) -> tuple[int, int]:
-    """The numbers of constants and carried values of a ``scan``."""
-    if "num_consts" in eqn.params:
-        return eqn.params["num_consts"], eqn.params["num_carry"]
-    consts, carry, _ = eqn.params["ft_in"].unpack()  # since JAX 0.11
-    return len(consts), len(carry)
-
-
-def all_equations(jaxpr: Any) -> Iterator[core.JaxprEqn]:
-    """Every equation of a jaxpr and of those that it calls."""
-    for eqn in opened(jaxpr)[0].eqns:
-        yield eqn
-        for inner in core.jaxprs_in_params(eqn.params):
-            yield from all_equations(inner)
 
 
 class _Reader:

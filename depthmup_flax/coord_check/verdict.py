@@ -143,19 +143,15 @@ class _Judge:
         """
         if group in (BRANCH_VECTORS, OTHER_VECTORS):
             return True
-        weights = self.weights_of(group)
+        weights = self.layers.weights_of(group).values()
         is_adapter = bool(weights) and all(leaf.in_branch and leaf.width_out == 1 < leaf.width_in for leaf in weights)
         return is_adapter or (self.axis == "width" and self.is_gate(group))
 
     def is_gate(self, group: str) -> bool:
         """Whether a group weighs what others compute: queries, keys, and gates such as routers."""
-        weights = self.weights_of(group)
+        weights = self.layers.weights_of(group).values()
         gates = bool(weights) and all(leaf.in_branch and leaf.role is Role.OUTPUT for leaf in weights)
         return gates or group in self.layers.score_groups
-
-    def weights_of(self, group: str) -> list[ParamInfo]:
-        """The weights that train in a group of their own."""
-        return [leaf for path, leaf in self.layers.weights.items() if self.layers.group_of_weight[path] == group]
 
     def quantity(
         self,

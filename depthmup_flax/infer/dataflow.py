@@ -18,6 +18,7 @@ import numpy as np
 from jax.extend import core
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.jaxprs import opened, scan_counts
 from depthmup_flax.types import ArrayTree
 
 PARAM, STATE, INPUT, CONST = "param", "state", "input", "const"  # operations without inputs
@@ -144,8 +145,8 @@ class _Inliner:
             return [add("cond", (index, *outs), shape) for shape, *outs in zip(shapes, *results, strict=True)]
         for key in _CALLS:
             inner = eqn.params.get(key)
-            if inner is not None and hasattr(getattr(inner, "jaxpr", inner), "eqns") and name != "pallas_call":
-                takes = len(getattr(inner, "jaxpr", inner).invars)
+            if inner is not None and hasattr(opened(inner)[0], "eqns") and name != "pallas_call":
+                takes = len(opened(inner)[0].invars)
                 if takes <= len(inputs):
                     return self._call(inner, inputs[len(inputs) - takes :], loops)[: len(shapes)]
         if len(shapes) == len(inputs) > 1 and name in _PARALLEL:
@@ -158,18 +159,11 @@ class _Inliner:
         ]
 
     def _call(self, inner: Any, inputs: list[int], loops: tuple[Loop, ...]) -> list[int]:
-        jaxpr, consts = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
-        return self.run(jaxpr, consts, inputs, loops)
+        return self.run(*opened(inner), inputs, loops)
 
     def _scan(self, eqn: Any, inputs: list[int], loops: tuple[Loop, ...]) -> list[int]:
         inner, length = eqn.params["jaxpr"], eqn.params["length"]
-        body = getattr(inner, "jaxpr", inner)
-        # Constants, what is carried, and slices of stacks, in this order. A stack has one more axis than its slice.
-        ranks = lambda outer, inside: [
-            len(a.aval.shape) - len(b.aval.shape) for a, b in zip(outer, inside, strict=True)
-        ]
-        stacked, carried = sum(ranks(eqn.invars, body.invars)), ranks(eqn.outvars, body.outvars).count(0)
-        closed = len(inputs) - carried - stacked
+        closed, carried = scan_counts(eqn)  # then slices of stacks
         loop = (next(self.loop_ids), float(length))
         inside = (*loops, loop)
         consts, carry, xs = inputs[:closed], inputs[closed : closed + carried], inputs[closed + carried :]

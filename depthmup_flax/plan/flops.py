@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from jax.extend import core
 
 
 def count_flops(function: Callable[..., Any], *args: Any) -> int:
@@ -44,7 +45,7 @@ def _of_equation(equation: Any) -> int:
     if equation.primitive.name == "cond":  # one branch runs, such as that of the platform
         return max(_of_jaxpr(branch.jaxpr) for branch in params["branches"])
     times = _TIMES.get(equation.primitive.name, lambda params: 1)(params)
-    return times * sum(_of_jaxpr(inner) for value in params.values() for inner in _jaxprs(value))
+    return times * sum(_of_jaxpr(inner) for inner in core.jaxprs_in_params(params))
 
 
 # How often the equations inside an equation are computed.
@@ -53,11 +54,3 @@ _TIMES: Mapping[str, Callable[[Any], int]] = {
     "shard_map": lambda params: params["mesh"].size,  # shapes inside are those of one device
     "pallas_call": lambda params: math.prod(params["grid_mapping"].grid),  # those of one block
 }
-
-
-def _jaxprs(value: Any) -> list[Any]:
-    if hasattr(value, "eqns"):
-        return [value]
-    if hasattr(value, "jaxpr"):
-        return [value.jaxpr]
-    return [inner for one in value for inner in _jaxprs(one)] if isinstance(value, (tuple, list)) else []

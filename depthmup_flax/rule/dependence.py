@@ -15,6 +15,7 @@ import optax
 from jax.extend import core
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.jaxprs import opened
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.types import ArrayTree
 
@@ -116,7 +117,7 @@ def _read_equation(equation: core.JaxprEqn, operands: list[_Source]) -> list[_So
         return [_where(operands[0], _join(*branch)) for branch in branches]
     if name in _CALLS:
         called = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params)
-        return _read(getattr(called, "jaxpr", called), operands)
+        return _read(opened(called)[0], operands)
     source = _join(*operands)
     if name == "mul" and any(isinstance(v, core.Literal) and v.val == 0 for v in equation.invars):
         return [_Source()]  # a decay of 0
