@@ -53,7 +53,7 @@ class Chain:
             "stem": {"kernel": 12**-0.5 * z[:12]},
         }
 
-    def apply(self, params):
+    def apply(self, params, x=X):
         """The outputs, and the activations of the stem, the blocks and their layers."""
         multiplier = RULE.residual_multiplier(self.depth / BASE_DEPTH if self.branch_multiplier else 1.0)
 
@@ -68,7 +68,7 @@ class Chain:
             h = h + (norm(step) if self.norm_last else step)
             return h, (h, y)
 
-        stem = X @ params["stem"]["kernel"]
+        stem = x @ params["stem"]["kernel"]
         h, (blocks, dense) = jax.lax.scan(
             block, stem, None if self.shared else params["blocks"]["dense"]["kernel"], length=self.depth
         )
@@ -85,16 +85,16 @@ class Chain:
         stacked = () if self.shared else "blocks"
         return dm.infer_info(*shapes, in_branch="blocks", depth_ratio=ratio, readout="head", stacked=stacked)
 
-    def network(self, make_optimizer=None):
-        """With ``make_optimizer(info)``, or the rule's own."""
+    def network(self, make_optimizer=None, source=None):
+        """With ``make_optimizer(info)``, or the rule's own; ``source(self)`` is for the audit."""
         info = self.info()
         optimizer = make_optimizer(info) if make_optimizer else dm.adamw(3e-3, info, RULE)
-        return Network(self.init, self.apply, info, optimizer)
+        return Network(self.init, self.apply, info, optimizer, source and source(self))
 
 
-def check(axis, *, make_optimizer=None, seeds=3, **wrong):
+def check(axis, *, make_optimizer=None, seeds=3, source=None, **wrong):
     """The report on chains over one axis."""
-    build = lambda width, depth: Chain(width, depth, **wrong).network(make_optimizer)
+    build = lambda width, depth: Chain(width, depth, **wrong).network(make_optimizer, source)
     sizes = {"widths": WIDTHS} if axis == "width" else {"depths": DEPTHS}
     return coord_check(build, Y, rule=RULE, width=64, depth=4, steps=3, seeds=seeds, **sizes)
 

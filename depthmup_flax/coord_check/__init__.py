@@ -4,7 +4,7 @@
 """
 
 from depthmup_flax.coord_check.check import coord_check
-from depthmup_flax.coord_check.networks import Network, linen_network, nnx_network
+from depthmup_flax.coord_check.networks import Network, Source, linen_network, nnx_network
 from depthmup_flax.coord_check.report import Report
 
-__all__ = ["Network", "Report", "coord_check", "linen_network", "nnx_network"]
+__all__ = ["Network", "Report", "Source", "coord_check", "linen_network", "nnx_network"]

@@ -16,9 +16,9 @@ import optax
 
 from depthmup_flax.coord_check.diagnosis import Evidence, diagnose
 from depthmup_flax.coord_check.layer_names import Collapse, collapsers, collect_layers, sample_blocks
-from depthmup_flax.coord_check.laziness import laziness_notes
 from depthmup_flax.coord_check.measure import Loss, Measurement
 from depthmup_flax.coord_check.networks import Network, Traced, traced
+from depthmup_flax.coord_check.notes import notes
 from depthmup_flax.coord_check.probe import Probe
 from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, OUTPUT, Record, Size, Table
 from depthmup_flax.coord_check.report import Report
@@ -96,14 +96,18 @@ def coord_check(
         for size, network, shape, collapse, block in zip(sizes, networks, shapes, collapses, blocks, strict=True)
     ]
     records = _measured(measurements, say)
-    layers = collect_layers(infos, shapes, collapses, [n.uses for n in networks], len(widths))
+    layers = collect_layers(infos, shapes, collapses, [n.uses for n in networks], sizes)
     table = Table(records, layers.readout_activations)
     quantities = judge(table, rule, tolerance, layers)
-    probe = Probe(networks[0].network, loss, collapses[0])
+    audited = {}
+    for axis in table.axes():
+        of_axis = [i for i, size in enumerate(sizes) if size.axis == axis]
+        small, large = (pick(of_axis, key=lambda i: sizes[i].size) for pick in (min, max))
+        audited[axis] = (networks[large].network, networks[small].network, collapses[large])
+    probe = Probe(networks[0].network, loss, collapses[0], audited)
     causes = diagnose(Evidence(table, quantities, rule, layers, tolerance, probe))
     low = sorted({network.precision for network in networks if network.precision})
-    notes = [f"the forward pass is written in {' and '.join(low)}; the check computes it in float32."] if low else []
-    return Report(records, quantities, causes, rule, seeds, tolerance, (*notes, *laziness_notes(table)))
+    return Report(records, quantities, causes, rule, seeds, tolerance, tuple(notes(table, layers, low)))
 
 
 def _blocks(infos: Sequence[Mapping[str, ParamInfo]], collapses: Sequence[Collapse]) -> list[list[np.ndarray]]:

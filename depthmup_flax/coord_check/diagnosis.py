@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from depthmup_flax.coord_check.layer_names import Layers
+from depthmup_flax.coord_check.notes import RANDOM_START, random_to_few_features
 from depthmup_flax.coord_check.probe import Probe
 from depthmup_flax.coord_check.recorded_sizes import BRANCHES, EVERYTHING, OUTPUT, Table
 from depthmup_flax.coord_check.verdict import (
@@ -14,6 +15,7 @@ from depthmup_flax.coord_check.verdict import (
     DECAY,
     FEATURES,
     GROWS,
+    START,
     UNCLEAR,
     UPDATE,
     VANISHES,
@@ -63,9 +65,17 @@ class Evidence:
             and name in (None, q.name)
         ]
 
+    def failures(self, axis: str, kind: str, verdict: str) -> list[Quantity]:
+        """Quantities that did not pass, with this verdict."""
+        return [q for q in self.quantities if (q.axis, q.kind, q.verdict) == (axis, kind, verdict) and not q.passed]
+
     def weights(self, role: Role) -> list[str]:
         """Paths of the weights of a role."""
         return [path for path, leaf in self.known.weights.items() if leaf.role is role]
+
+    def random_to_few_features(self) -> list[str]:
+        """Weights that should start at zero, or fall faster with width."""
+        return random_to_few_features(self.table, self.known)
 
     def weight_slope(self, axis: str, path: str) -> float:
         """Exponent of a parameter's initial root mean square; NaN if it starts at zero."""
@@ -77,10 +87,9 @@ class Evidence:
         The update of an optimizer that is linear in the gradient also shows what is wrong with the gradient, which is a
         mistake of the forward pass.
         """
-        wrong = [q for q in self.quantities if (q.axis, q.kind, q.verdict) == (axis, UPDATE, verdict) and not q.passed]
         return [
             q.name
-            for q in wrong
+            for q in self.failures(axis, UPDATE, verdict)
             if abs(q.fit.slope - q.expected - self.gradient_excess(axis, q.name)) > _CLEARLY
             and BELOW_PRECISION not in self.verdicts(axis, q.group)
         ]
@@ -122,7 +131,7 @@ class Evidence:
         for path, shapes in self.known.shapes_over_width.items():
             leaf, shape = self.known.weights[path], shapes[-1]
             growing = sum(a != b for a, b in zip(shapes[0], shape, strict=True)) if len(shapes[0]) == len(shape) else 0
-            if growing and (growing >= 2) != (leaf.role is Role.HIDDEN):
+            if growing and not leaf.to_few_features and (growing >= 2) != (leaf.role is Role.HIDDEN):
                 wrong.append(path)
         return wrong
 
@@ -158,7 +167,8 @@ def diagnose(evidence: Evidence) -> list[Cause]:
     if verdicts == {UNCLEAR}:
         return [Cause("unclear", layers, _what_to_run(evidence, failures))]
     mistakes = (*_initial_mistakes(evidence), *_training_mistakes(evidence))
-    if causes := [Cause(name, tuple(layers), text) for name, layers, text in mistakes if layers]:
+    measured = [Cause(name, tuple(layers), text) for name, layers, text in mistakes if layers]
+    if causes := _with_audit(evidence, measured, {q.axis for q in failures}):
         return causes
     if BELOW_PRECISION in verdicts:
         text = (
@@ -171,6 +181,31 @@ def diagnose(evidence: Evidence) -> list[Cause]:
         "not asymptotic) or a smaller learning rate."
     )
     return [Cause("unknown", layers, text)]
+
+
+# Mistakes in the forward pass or in ``in_branch``, which a trace tells apart.
+_FORWARD = frozenset(
+    {"missing_branch_multiplier", "norm_cancels_multiplier", "shortcut_in_branch", "in_branch_incomplete",
+     "readout_not_scaled", "readout_scaled_twice", "embedding_scaled_with_width", "attention_scale", "wrong_role"}
+)  # fmt: skip
+
+
+def _with_audit(e: Evidence, measured: Sequence[Cause], axes: Collection[str]) -> list[Cause]:
+    """The causes with those of the forward pass as `audit` reads them, if it can: sizes alone may not tell them apart.
+
+    Where it finds none, what was measured of them is kept if there is no other cause.
+    """
+    found = {axis: e.probe.findings(axis, e.rule) for axis in sorted(axes, reverse=True)}
+    read = [
+        Cause(f.name, f.paths, f"read from the code, the smallest {axis} as the base model: {f.text} Write: {f.code}")
+        for axis, findings in found.items()
+        for f in findings or ()
+    ]
+    named = {cause.name for cause in read}
+    rest = [cause for cause in measured if cause.name not in named]
+    others = [cause for cause in rest if cause.name not in _FORWARD]
+    was_read = None not in found.values()
+    return [*read, *(others if was_read and (read or others) else rest)]
 
 
 def _what_to_run(e: Evidence, unclear: Sequence[Quantity]) -> str:
@@ -221,23 +256,20 @@ def _initial_mistakes(e: Evidence) -> Iterator[_Mistake]:
     )
     wrong = any(not q.passed for q in e.quantities if q.axis == "depth")
     yield "repeated_weights", [p for p in e.known.reused if wrong and e.known.weights[p].in_branch], text
-    if e.failed("width", "activation"):
-        fixed = [path for path in e.weights(Role.HIDDEN) if e.weight_slope("width", path) > -_CLEARLY]
+    if rule.width == "mup":
         text = (
             "hidden weights start with the same standard deviation at every width: use 1/sqrt(fan_in) (lecun_normal), "
             "or pass the parameters through rescale_init."
         )
-        yield "fixed_std_init", fixed, text
-    if rule.width == "mup" and any(not q.passed for q in e.quantities if q.axis == "width"):
-        inputs = set(e.weights(Role.INPUT)).difference(e.wrong_roles())
-        shrinking = [path for path in e.known.weights if path in inputs and e.weight_slope("width", path) < -_CLEARLY]
+        yield "fixed_std_init", [q.name for q in e.failures("width", START, GROWS)], text
+        wrong_roles = e.wrong_roles()
+        falling = [q.name for q in e.failures("width", START, VANISHES) if q.name not in wrong_roles]
         text = (
             "the initial values of input weights shrink with width (as nn.Embed's do): use the same standard deviation "
             "at every width, or pass the parameters through rescale_init, here network.rescaled(base_init, rule)."
         )
-        yield "input_init_falls_with_width", shrinking, text
-    inside = [path for path, leaf in e.known.weights.items() if leaf.in_branch]
-    counted = [path for path in inside if e.weight_slope("depth", path) < -_CLEARLY]
+        yield "input_init_falls_with_width", falling, text
+    counted = [q.name for q in e.failures("depth", START, VANISHES)]
     text = (
         "initial weights shrink with depth, and so does the branch multiplier, which counts depth twice: use the same "
         "standard deviation at every depth (no 1/sqrt(2 L))."
@@ -257,6 +289,7 @@ def _initial_mistakes(e: Evidence) -> Iterator[_Mistake]:
             "use ResidualBranch."
         )
         reused = any(e.known.weights[path].in_branch for path in e.known.reused)
+        inside = [path for path, leaf in e.known.weights.items() if leaf.in_branch]
         normed = [] if means or reused or not grows_with_depth else e.probe.before_norms(inside)
         norm_text = (
             "activations grow with depth before any step, and branches end in a norm behind these weights, so a "
@@ -342,6 +375,8 @@ def _training_mistakes(e: Evidence) -> Iterator[_Mistake]:
             "depthmup(direction, info, rule, ...), and check the roles in param_table."
         )
         yield "missing_width_update_factor", e.updates("width", GROWS), text
+        grows = e.failed("width", "change")
+        yield "random_start_of_few_features", e.random_to_few_features() if grows else [], RANDOM_START
     text = (
         "updates inside branches do not shrink with depth as r^-gamma: make the optimizer with depthmup(direction, "
         "info, rule, ...), where info records them as in_branch with their depth_ratio."

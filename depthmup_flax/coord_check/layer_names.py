@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from depthmup_flax.coord_check.parameter_uses import ParameterUses
-from depthmup_flax.coord_check.recorded_sizes import BRANCH_VECTORS, BRANCHES, OTHER_VECTORS
+from depthmup_flax.coord_check.recorded_sizes import BRANCH_VECTORS, BRANCHES, OTHER_VECTORS, Size
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 
 Collapse = Callable[[str], str]  # path -> path with layer indices as ``*``
@@ -33,7 +33,8 @@ class Layers:
     readout_activations: frozenset[str] = frozenset()  # products of readouts, before a multiplier behind them
     score_groups: frozenset[str] = frozenset()  # queries and keys: the outputs see only their products
     once_groups: frozenset[str] = frozenset()  # as many weights in a deep network as in a shallow one
-    reused: tuple[str, ...] = ()  # weights that a deep network uses more often than a shallow one
+    # Weights that a deep network uses more often than a shallow one: depth -> uses.
+    reused: Mapping[str, Mapping[int, int]] = dataclasses.field(default_factory=dict)
     tied: tuple[str, ...] = ()  # input weights that are used twice
     shapes_over_width: Mapping[str, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
 
@@ -47,14 +48,14 @@ def collect_layers(
     activations: Sequence[Iterable[str]],
     collapses: Sequence[Collapse],
     uses: Sequence[ParameterUses] = (),
-    first_of_depth: int = 0,
+    sizes: Sequence[Size] = (),
 ) -> Layers:
     """`Layers` from the parameters, the names of the activations and the `collapsers` of each network.
 
     Args:
       infos, activations, collapses: of each network.
       uses: of each network's parameters.
-      first_of_depth: position of the first of the networks that differ in depth.
+      sizes: of each network, with ``uses``.
     """
     weights: dict[str, ParamInfo] = {}
     branch_activations, readout_activations = set[str](), set[str]()
@@ -72,7 +73,7 @@ def collect_layers(
     groups = {path: _group_of(path) for path in weights}
     inside = {groups[path] for path, leaf in weights.items() if leaf.in_branch} | {BRANCHES, BRANCH_VECTORS}
     layers = Layers(weights, groups, frozenset(inside), frozenset(branch_activations), frozenset(readout_activations))
-    return _with_uses(layers, infos, collapses, uses, first_of_depth) if uses else layers
+    return _with_uses(layers, infos, collapses, uses, sizes) if uses else layers
 
 
 def _with_uses(
@@ -80,38 +81,37 @@ def _with_uses(
     infos: Sequence[Mapping[str, ParamInfo]],
     collapses: Sequence[Collapse],
     uses: Sequence[ParameterUses],
-    first_of_depth: int,
+    sizes: Sequence[Size],
 ) -> Layers:
     """``layers`` with what the forward passes of the networks tell."""
     scores, others, tied = set[str](), set[str](), set[str]()
     shapes: dict[str, tuple[tuple[int, ...], ...]] = {}
-    # Of each network that differs in depth: the numbers in a weight's arrays, and its uses.
-    sizes: dict[str, list[int]] = {path: [] for path in layers.weights}
-    counts: dict[str, list[int]] = {path: [] for path in layers.weights}
-    for position, (info, collapse, use) in enumerate(zip(infos, collapses, uses, strict=True)):
+    # Over depth: the numbers in a weight's arrays, and its uses.
+    entries: dict[str, dict[int, int]] = {path: {} for path in layers.weights}
+    counts: dict[str, dict[int, int]] = {path: {} for path in layers.weights}
+    for info, collapse, use, network in zip(infos, collapses, uses, sizes, strict=True):
         size, count = Counter[str](), Counter[str]()
         for i, (path, leaf) in enumerate(info.items()):
             name = collapse(path)
             if name not in layers.weights:
                 continue
-            if position < first_of_depth:
+            if network.axis == "width":
                 shapes[name] = (*shapes.get(name, ()), leaf.shape)
             size[name] += math.prod(leaf.shape)
             count[name] += use.counts[i]
             (scores if i in use.queries_and_keys else others).add(layers.group_of_weight[name])
             if leaf.role is Role.INPUT and not leaf.in_branch and use.counts[i] == 2:
                 tied.add(name)
-        for path in layers.weights if position >= first_of_depth else ():
-            sizes[path].append(size[path])
-            counts[path].append(count[path])
-    grows = lambda numbers: max(numbers, default=0) > min(numbers, default=0)
+        for path in layers.weights if network.axis == "depth" else ():
+            entries[path][network.size], counts[path][network.size] = size[path], count[path]
+    grows = lambda numbers: max(numbers.values(), default=0) > min(numbers.values(), default=0)
     # Weights of every layer, or those that every layer uses.
-    repeated = {layers.group_of_weight[p] for p in layers.weights if grows(sizes[p]) or grows(counts[p])}
+    repeated = {layers.group_of_weight[p] for p in layers.weights if grows(entries[p]) or grows(counts[p])}
     return dataclasses.replace(
         layers,
         score_groups=frozenset(scores - others),
         once_groups=layers.branch_groups - repeated - {BRANCHES, BRANCH_VECTORS},
-        reused=tuple(path for path in layers.weights if grows(counts[path]) and not grows(sizes[path])),
+        reused={path: n for path, n in counts.items() if grows(n) and not grows(entries[path])},
         tied=tuple(sorted(tied)),
         shapes_over_width=shapes,
     )

@@ -25,6 +25,17 @@ from depthmup_flax.types import ArrayTree, InfoTree
 
 Activations = dict[str, jax.Array]
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
+Output = str | int | Callable[[Any], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The model of a network, as `audit` reads it: its arguments of these names."""
+
+    model: Any
+    x: ArrayTree
+    output: Output | None = None
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +48,14 @@ class Network:
         is one array, or one name per layer.
       info: tree of `ParamInfo` with the structure of the parameters.
       optimizer: complete optax optimizer, as used in training.
+      source: the model, which a failed check reads for the cause; ``None``: it judges by measurements alone.
     """
 
     init: Callable[[jax.Array], ArrayTree]
     apply: Callable[[ArrayTree], tuple[jax.Array, Activations]]
     info: InfoTree
     optimizer: optax.GradientTransformation
+    source: Source | None = None
 
     def rescaled(self, base_init: Callable[[jax.Array], ArrayTree], rule: Parametrization) -> Network:
         """The network with initial values corrected by `rescale_init`.
@@ -53,9 +66,6 @@ class Network:
         params, base_params = (jax.jit(init)(jax.random.key(0)) for init in (self.init, base_init))
         factors = init_factors(params, base_params, self.info, rule)
         return dataclasses.replace(self, init=lambda key: multiplied(self.init(key), factors))
-
-
-Output = str | int | Callable[[Any], jax.Array]
 
 
 def linen_network(
@@ -103,7 +113,7 @@ def linen_network(
         )
         return _selected(result, output), _named(nn.unbox(changed.get("intermediates", {})))
 
-    return Network(lambda key: init_all(key)["params"], apply, info, optimizer)
+    return Network(lambda key: init_all(key)["params"], apply, info, optimizer, Source(model, x, output, kwargs))
 
 
 def nnx_network(
@@ -128,7 +138,8 @@ def nnx_network(
         result, intermediates = recorded(x, **kwargs)
         return _selected(result, output), _named(nnx.to_pure_dict(intermediates))
 
-    return Network(lambda key: nnx.state(make(nnx.Rngs(key)), nnx.Param), apply, info, optimizer)
+    source = Source(nnx.eval_shape(lambda: make(nnx.Rngs(0))), x, output, kwargs)
+    return Network(lambda key: nnx.state(make(nnx.Rngs(key)), nnx.Param), apply, info, optimizer, source)
 
 
 def _selected(result: Any, output: Output | None) -> jax.Array:

@@ -18,8 +18,10 @@ from depthmup_flax.coord_check.verdict import (
     FLAT,
     GROWS,
     NO_ANSWER,
+    START,
     UNCLEAR,
     UPDATE,
+    USES,
     VANISHES,
     Quantity,
 )
@@ -123,6 +125,10 @@ def _line(q: Quantity) -> str:
         what = f"{ATTENTION_SCALE} x head dimension, {q.name}"
     elif q.kind == "activation":
         what = f"activation {q.name}"
+    elif q.kind == START:
+        what = f"initial {q.name}"
+    elif q.kind == USES:
+        what = f"uses of {q.name} in a forward pass"
     elif q.kind == UPDATE:
         what = f"update of {q.name}" + ("" if q.name.startswith(q.group) else f", training {q.group}")
     elif q.kind == DECAY:

@@ -25,7 +25,8 @@ FLAT, CONVERGES, GROWS, VANISHES, UNCLEAR = "flat", "converges", "grows", "vanis
 NO_ANSWER = (UNCLEAR, BELOW_PRECISION)
 FEATURES = "features"  # all activations but the output, as one quantity
 ATTENTION_SCALE = "attention scale"
-UPDATE, DECAY = "update", "decay"  # of a weight: kinds, besides those of activations
+# Kinds of a weight, besides those of activations.
+START, UPDATE, DECAY, USES = "start", "update", "decay", "uses"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Quantity:
 
     axis: str  # "width" or "depth"
     group: str  # the parameters that train
-    kind: str  # "activation" (before training), "change" (after it), `UPDATE`, `DECAY` or `ATTENTION_SCALE`
+    kind: str  # "activation" (before training), "change" (after it), `ATTENTION_SCALE`, or one of a weight
     name: str  # of the activation or weight, or `FEATURES`
     step: int  # optimizer steps taken
     fit: Fit
@@ -75,6 +76,19 @@ def expected_update(axis: str, leaf: ParamInfo, rule: Parametrization) -> float:
     if axis == "depth":
         return -rule.gamma if leaf.in_branch else 0.0
     return float(WIDTH_RULES[leaf.role].update_in) if rule.width == "mup" else 0.0
+
+
+def expected_start(axis: str, leaf: ParamInfo, rule: Parametrization) -> float | None:
+    """The exponent of a weight's standard deviation before training; ``None`` where activations alone tell.
+
+    Width (TP6 Table 2): hidden weights start with ``n^-1/2``, input weights flat. Depth: the branch multiplier has it
+    all.
+    """
+    if axis == "depth":
+        return 0.0 if leaf.in_branch else None
+    if rule.width != "mup" or leaf.role is Role.OUTPUT or (leaf.role is Role.INPUT and leaf.in_branch):
+        return None
+    return -0.5 if leaf.role is Role.HIDDEN else 0.0
 
 
 def verdict_of(fit: Fit, tolerance: float, expected: float = 0.0, trend: Trend | None = None) -> str:
@@ -119,7 +133,8 @@ class _Judge:
             last = self.table.steps(self.axis, EVERYTHING, "change")[-1]
             fit = Fit(math.nan, math.nan, ZERO)
             quantities.append(Quantity(self.axis, EVERYTHING, "change", OUTPUT, last, fit, 0.0, ZERO, passed=False))
-        quantities += [q for path in self.layers.weights for q in (*self.update(path), *self.decay(path))]
+        for path in self.layers.weights:
+            quantities += [*self.start(path), *self.uses(path), *self.update(path), *self.decay(path)]
         for group in self.table.groups(self.axis)[1:]:
             in_branch = group in self.layers.branch_groups
             expected = 0.0
@@ -144,7 +159,7 @@ class _Judge:
         if group in (BRANCH_VECTORS, OTHER_VECTORS):
             return True
         weights = self.layers.weights_of(group).values()
-        is_adapter = bool(weights) and all(leaf.in_branch and leaf.width_out == 1 < leaf.width_in for leaf in weights)
+        is_adapter = bool(weights) and all(leaf.to_few_features for leaf in weights)
         return is_adapter or (self.axis == "width" and self.is_gate(group))
 
     def is_gate(self, group: str) -> bool:
@@ -176,6 +191,30 @@ class _Judge:
         q = self.quantity(EVERYTHING, "activation", name, 0, values, theory)
         shrinks = name == OUTPUT and (q.verdict == VANISHES or (q.verdict == UNCLEAR and q.fit.slope < 0))
         return dataclasses.replace(q, passed=q.passed or q.verdict == ZERO or shrinks)
+
+    def start(self, path: str) -> list[Quantity]:
+        """The size of a weight before training.
+
+        Weights that start at zero are right. So are those that come closer to it than the rule says, but for input
+        weights and over depth, where it counts a factor twice.
+        """
+        expected = expected_start(self.axis, self.layers.weights[path], self.rule)
+        values = self.table.values(self.axis, EVERYTHING, "weight", path, 0)
+        if expected is None or not values or not any(v > 0 for seeds in values.values() for v in seeds):
+            return []
+        q = self.quantity(EVERYTHING, START, path, 0, values, expected, expected)
+        wrong = q.verdict in (GROWS if expected else VANISHES, UNCLEAR)
+        return [dataclasses.replace(q, passed=not wrong)]
+
+    def uses(self, path: str) -> list[Quantity]:
+        """How often a forward pass uses a weight of branches: once, unless branches are divided by their number.
+
+        What L branches with the same weights add is no sum of independent terms, so ``L^-1/2`` does not keep its size.
+        """
+        counts = self.layers.reused.get(path)
+        if self.axis != "depth" or not counts or not self.layers.weights[path].in_branch or self.rule.alpha >= 1:
+            return []
+        return [self.quantity(EVERYTHING, USES, path, 0, {size: [n] * 2 for size, n in counts.items()}, 0.0)]
 
     def update(self, path: str) -> list[Quantity]:
         """The first update of a weight that trains alone, without its decay; that of all weights where it is zero.

@@ -212,6 +212,13 @@ def _notes(compared: Comparison, rows: Sequence[Row], same_width: bool, unread: 
         )
     if not facts.depth:
         notes.append("the trace finds no residual sums.")
+    few = [row.path for row in rows if row.info is not None and row.info.to_few_features]
+    if few:
+        notes.append(
+            f"{summary(few)} {'map' if len(few) > 1 else 'maps'} the width to a fixed number of features inside a "
+            "branch: start at zero, or with a standard deviation of 1/fan_in. With 1/sqrt(fan_in), the product changes "
+            "as sqrt(m) in wide networks."
+        )
     unknown = [branch for branch in facts.branches if compared.branches[branch.node] is None]
     if unknown:
         paths = sorted({path for branch in unknown for path in branch.paths})

@@ -306,15 +306,16 @@ def misplaced(infos: Mapping[str, ParamInfo], inside: Collection[str], facts: Tr
     return result
 
 
+def same_role(a: ParamInfo, b: ParamInfo) -> bool:
+    """Whether the rule treats both alike, widths aside."""
+    return a.role == b.role or {a.role, b.role} <= {Role.INPUT, Role.VECTOR}
+
+
 def different(infos: Mapping[str, ParamInfo], given: Mapping[str, ParamInfo], facts: Traced) -> list[Finding]:
     """Differences between the roles that the trace reads and those of a user's ``info``."""
     inside = [path for path, leaf in given.items() if leaf.in_branch]
     result = misplaced({path: leaf for path, leaf in infos.items() if path in given}, inside, facts)
-    same = lambda a, b: (
-        ({a.role, b.role} <= {Role.INPUT, Role.VECTOR} or a.role == b.role)
-        and close(a.width_in, b.width_in)
-        and close(a.width_out, b.width_out)
-    )
+    same = lambda a, b: same_role(a, b) and close(a.width_in, b.width_in) and close(a.width_out, b.width_out)
     for path, leaf in infos.items():
         if path in given and not same(leaf, given[path]):
             was = given[path]

@@ -101,6 +101,16 @@ class ParamInfo:
     init_std: float | None = None  # None: unknown (the initializer does not declare it)
     decay: bool = True  # weight decay applies
 
+    @property
+    def to_few_features(self) -> bool:
+        """Whether it maps the width to a fixed number of features inside a branch, as a router does.
+
+        Its gradients and updates are those of a hidden weight. It should start at zero or with ``1/fan_in``, as a
+        readout does (arXiv:2203.03466 Table 3): behind random weights of ``1/sqrt(fan_in)`` the gradient of the whole
+        width follows their few directions, and aligned updates change its product as ``sqrt(m)``.
+        """
+        return self.role is Role.HIDDEN and self.in_branch and self.width_out == 1 != self.width_in
+
 
 @dataclasses.dataclass(frozen=True)
 class Parametrization:

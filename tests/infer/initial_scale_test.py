@@ -6,9 +6,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
+import depthmup_flax as dm
 from depthmup_flax import InputError, get_parametrization, infer_info, rescale_init
 
 RULE = get_parametrization("depth_mup")
@@ -86,3 +88,70 @@ def test_what_cannot_be_rescaled_is_named():
         rescale_init({**params, "w": jnp.zeros((128, 128))}, base, info, RULE)
     with pytest.raises(InputError, match="'zero' is in the model but not in info"):
         rescale_init(params, base, {path: leaf for path, leaf in info.items() if path != "zero"}, RULE)
+
+
+RANK = 4
+AXES = {"block_*_down": dm.Axes(("width_in", "width_out")), "block_*_up": dm.Axes(("fixed_in", "width_out"))}
+
+
+def adapters(key, n, std):
+    """Blocks ``h + W2 silu(W1 h)`` of a fixed inner width, W1 with ``std / sqrt(n)``, between a stem and a readout."""
+    keys = jax.random.split(key, 4)
+    return {
+        "stem": jax.random.normal(keys[0], (12, n)) / 12**0.5,
+        "block_0_down": std * jax.random.normal(keys[1], (n, RANK)) / n**0.5,
+        "block_0_up": 0.5 * jax.random.normal(keys[2], (RANK, n)),
+        "block_1_down": std * jax.random.normal(keys[1], (n, RANK)) / n**0.5,
+        "block_1_up": 0.5 * jax.random.normal(keys[2], (RANK, n)),
+        "head": jax.random.normal(keys[3], (n, 4)) / 8**0.5,
+    }
+
+
+def adapter_features(params, x, m):
+    """What the second block's first matrix reads out of the stream, and the logits."""
+    h, found = x @ params["stem"], None
+    for i in range(2):
+        found = h @ params[f"block_{i}_down"]
+        h = h + jax.nn.silu(found) @ params[f"block_{i}_up"]
+    return found, h @ params["head"] / m
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def adapter_change(key, n, std):
+    """How far three steps of Adam move the features, when everything trains."""
+    m = n / 32
+    info = dm.infer_info(
+        *(jax.eval_shape(lambda k, size=size: adapters(k, size, 1.0), key) for size in (n, 32)),
+        in_branch="block_*",
+        readout="head",
+        depth_ratio=1.0,
+        overrides=AXES,
+        **({"delta_params": jax.eval_shape(lambda k: adapters(k, 64, 1.0), key)} if n == 32 else {}),
+    )
+    x, labels = jax.random.normal(jax.random.key(1), (4, 12)), jnp.arange(4)
+    optimizer = dm.adamw(3e-3, info, RULE)
+    params = start = adapters(key, n, std)
+    state = optimizer.init(params)
+
+    def loss(params):
+        logits = adapter_features(params, x, m)[1]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    for _ in range(3):
+        updates, state = optimizer.update(jax.grad(loss)(params), state, params)
+        params = optax.apply_updates(params, updates)
+    return jnp.sqrt(jnp.mean((adapter_features(params, x, m)[0] - adapter_features(start, x, m)[0]) ** 2))
+
+
+@pytest.mark.parametrize(("scaled", "least", "most"), [(False, 0.3, 0.6), (True, -0.15, 0.15)])
+def test_products_to_a_fixed_number_of_features_change_as_the_root_of_the_width_unless_they_start_smaller(
+    scaled, least, most
+):
+    """What `ParamInfo.to_few_features` says, measured: 1/sqrt(fan_in) grows, 1/fan_in is flat."""
+    widths = (256, 1024, 4096)
+    changes = [
+        np.mean([adapter_change(jax.random.key(seed), n, (n / 32) ** -0.5 if scaled else 1.0) for seed in range(8)])
+        for n in widths
+    ]
+    exponent = np.polyfit(np.log(widths), np.log(changes), 1)[0]
+    assert least < exponent < most, changes

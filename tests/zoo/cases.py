@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 import depthmup_flax as dm
-from depthmup_flax.coord_check import Network, coord_check, linen_network, nnx_network
+from depthmup_flax.coord_check import Network, Source, coord_check, linen_network, nnx_network
 from depthmup_flax.coord_check.report import Report
 from depthmup_flax.infer.audit import Audit
 from depthmup_flax.types import ArrayTree, InfoTree
@@ -81,7 +81,8 @@ class Case:
         if style.kind == "nnx":
             return nnx_network(model, style.batch.x, **arguments)
         if style.kind == "function":
-            return Network(model[1], lambda params: (model[0](params, style.batch.x), {}), info, optimizer)
+            source = Source((model[0], self.shapes(width, depth)), style.batch.x)
+            return Network(model[1], lambda params: (model[0](params, style.batch.x), {}), info, optimizer, source)
         return linen_network(model, style.batch.x, output=style.output, **arguments)
 
     @property
@@ -94,7 +95,8 @@ class Case:
     def check(self, **arguments: Any) -> Report:
         """The coordinate check's report."""
         style = self.style
-        sizes = {f"{axis}s": getattr(style, f"{axis}s") for axis in self.axes}
+        own = {"widths": self.mistake.widths} if self.mistake and self.mistake.widths else {}
+        sizes = {f"{axis}s": getattr(style, f"{axis}s") for axis in self.axes} | own
         arguments = {"steps": STEPS, "seeds": SEEDS, **sizes, **arguments}
         return coord_check(
             self.network, style.batch.labels, rule=self.rule, width=style.width, depth=style.depth, **arguments

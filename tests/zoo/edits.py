@@ -12,9 +12,6 @@ BASE_WIDTH, BASE_DEPTH = 16, 2
 RULE = dm.get_parametrization("depth_mup", branch_multiplier=0.5)
 # For one block that is used at every depth: the branches add up coherently, so each is divided by their number.
 LOOPED_RULE = dm.get_parametrization("ode", branch_multiplier=0.5)
-# Of weights in a branch that read the width and write a fixed number of features: a router, an adapter. A random one of
-# 1/sqrt(fan_in) aligns the gradient of the whole width with a few directions, and its product then changes by sqrt(m).
-NARROW = initializers.zeros
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +30,7 @@ class Edits:
     hidden_std: float = 1.0  # hidden weights start with hidden_std / sqrt(fan_in)
     last_std: float = 1.0  # a branch's last weight starts with last_std / sqrt(fan_in)
     input_std: float = 1.0  # embeddings and stems start with input_std / sqrt(the base's fan_in)
+    narrow_std: float = 0.0  # what maps the width to a fixed number of features in a branch: narrow_std / sqrt(fan_in)
 
     @classmethod
     def right(cls, width: int, depth: int, rule: dm.Parametrization) -> Edits:
@@ -54,6 +52,12 @@ class Edits:
     def last(self) -> initializers.Initializer:
         """Of the last weight of a branch."""
         return initializers.variance_scaling((self.hidden_std * self.last_std) ** 2, "fan_in", "normal")
+
+    @property
+    def narrow(self) -> initializers.Initializer:
+        """Of weights in a branch that read the width and write a fixed number of features: a router, an adapter."""
+        std = self.narrow_std
+        return initializers.variance_scaling(std**2, "fan_in", "normal") if std else initializers.zeros
 
     def table(self, std: float = 1.0) -> initializers.Initializer:
         """Of embeddings and learned tokens."""

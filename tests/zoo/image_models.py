@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from .attention_parts import flax_attention
-from .edits import NARROW, Edits
+from .edits import Edits
 from .language_models import HEADS, scanned
 
 CLASSES = 4
@@ -91,9 +91,11 @@ class ConvNeXt(nn.Module):
 class SqueezeExcite(nn.Module):
     """Gates every channel by what a small network, of fixed size, makes of the mean over the image."""
 
+    edits: Edits
+
     @nn.compact
     def __call__(self, x):
-        y = nn.silu(nn.Dense(4, kernel_init=NARROW, name="reduce")(x.mean((1, 2))))
+        y = nn.silu(nn.Dense(4, kernel_init=self.edits.narrow, name="reduce")(x.mean((1, 2))))
         return x * nn.sigmoid(nn.Dense(x.shape[-1], name="expand")(y))[:, None, None]
 
 
@@ -106,7 +108,7 @@ class SEBlock(nn.Module):
     def __call__(self, x, _):
         y = nn.relu(nn.LayerNorm(name="norm")(x))
         y = nn.Conv(x.shape[-1], (3, 3), use_bias=False, kernel_init=self.edits.last, name="conv")(y)
-        return x + self.edits.branch * SqueezeExcite(name="se")(y), None
+        return x + self.edits.branch * SqueezeExcite(self.edits, name="se")(y), None
 
 
 class SENet(nn.Module):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from .attention_parts import attend, flax_attention, rotate, sines, unit_rms
-from .edits import BASE_WIDTH, NARROW, Edits
+from .edits import BASE_WIDTH, Edits
 
 VOCABULARY, LENGTH, HEADS, HEAD_DIM = 11, 6, 2, 8  # HEADS where their dimension grows, HEAD_DIM where their number does
 _TABLE_STD = BASE_WIDTH**-0.5  # of a tied embedding: logits of order one at the base
@@ -204,7 +204,7 @@ class Experts(nn.Module):
         n, wide, experts = self.width, 2 * self.width, 4
         by_fan_in = lambda std: nn.initializers.variance_scaling(std**2, "fan_in", "normal", batch_axis=(0,))
         e = self.edits
-        logits = nn.Dense(experts, use_bias=False, kernel_init=NARROW, name="router")(x_BTD)
+        logits = nn.Dense(experts, use_bias=False, kernel_init=e.narrow, name="router")(x_BTD)
         weights_BTE = jax.nn.softmax(logits)
         wi = self.param("wi", by_fan_in(e.hidden_std), (experts, n, wide))
         wo = self.param("wo", by_fan_in(e.hidden_std * e.last_std), (experts, wide, n))

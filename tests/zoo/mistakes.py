@@ -33,6 +33,7 @@ class Mistake:
     in_forward: bool = False
     also: tuple[str, ...] = ()  # other names with the same remedy, between which measurements cannot tell
     in_info: bool = False
+    widths: tuple[int, ...] = ()  # that show it, if those of the style are too small
 
     @property
     def in_audit(self) -> bool:
@@ -94,6 +95,13 @@ INITIAL = {
         "input_init_falls_with_width",
         "width",
         lambda e: {"input_std": e.m**-0.5},
+    ),
+    "random_narrow": Mistake(
+        "a random start of what maps the width to a few features",
+        "random_start_of_few_features",
+        "width",
+        lambda e: {"narrow_std": 1.0},
+        widths=(256, 512, 1024, 2048),
     ),
 }
 

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from .edits import NARROW, Edits
+from .edits import Edits
 from .language_models import scanned
 
 FEATURES, CLASSES = 12, 4
@@ -117,7 +117,7 @@ class LoraBlock(nn.Module):
         e, n, rank = self.edits, x.shape[-1], 4
 
         def adapted(name, y, init):
-            a = self.param(f"{name}_lora_a", NARROW, (n, rank))
+            a = self.param(f"{name}_lora_a", e.narrow, (n, rank))
             b = self.param(f"{name}_lora_b", nn.initializers.normal(0.5), (rank, n))
             return nn.Dense(n, use_bias=False, kernel_init=init, name=name)(y) + y @ a @ b
 

@@ -104,7 +104,7 @@ STYLES: Mapping[str, Style] = {
         mlps.BoxedMLP, ("no_multiplier", "fixed_std", "depth_init", "update_norm"), in_branch="layer_*",
     ),
     "lora": Style(
-        mlps.LoraMLP, ("no_multiplier", "no_readout", "lamb"), in_branch="blocks", stacked="blocks",
+        mlps.LoraMLP, ("no_multiplier", "no_readout", "lamb", "random_narrow"), in_branch="blocks", stacked="blocks",
         overrides=_ADAPTERS,
         own_mistakes={"adapters_as_readouts": wrong_axes("blocks/*_lora_a", "layers", "width_in", "fixed_out")},
     ),

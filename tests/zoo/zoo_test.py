@@ -10,8 +10,8 @@ from zoo.styles import STYLES
 
 from depthmup_flax.rule.info_trees import flatten_info
 
-# Cheap ones, of which one has a mistake that only the check sees. `python -m tests.zoo check` runs all, for an hour.
-QUICK = ("plain_mlp", "plain_mlp-slow_hidden")
+# Cheap ones, of which two have mistakes that only the check sees. `python -m tests.zoo check` runs all, for an hour.
+QUICK = ("plain_mlp", "plain_mlp-fixed_std", "plain_mlp-slow_hidden")
 LONGER = ("mlp", "mlp-slow_down", "mlp_projection-glob", "mlp_post_norm-before_norm")
 
 

@@ -1,14 +1,42 @@
-"""How nonlinear a block is in the change of its own weights: information, never a failure."""
+"""What a report says besides verdicts: information, never a failure."""
 
 from __future__ import annotations
 
-from depthmup_flax.coord_check.recorded_sizes import BRANCHES, OUTPUT, Table
+from collections.abc import Sequence
+
+from depthmup_flax.coord_check.layer_names import Layers
+from depthmup_flax.coord_check.recorded_sizes import BRANCHES, EVERYTHING, OUTPUT, Table
 
 _NOTHING = 1e-3  # a smaller share is that of a block that is linear in its weights, or rounding
 _FALLS, _STAYS = -0.15, -0.25  # around a third of the exponent of Depth-muP, -1/2, which small networks do not reach
 
 
-def laziness_notes(table: Table) -> list[str]:
+RANDOM_START = (
+    "weights that map the width to a fixed number of features inside a branch start at random: the gradient of the "
+    "whole width follows their few directions, so in wide networks their product changes as width^1/2. Start them at "
+    "zero, or with a standard deviation of 1/fan_in."
+)
+
+
+def notes(table: Table, layers: Layers, precisions: Sequence[str]) -> list[str]:
+    """All notes; ``precisions`` are those below float32 in which forward passes are written."""
+    low = f"the forward pass is written in {' and '.join(precisions)}; the check computes it in float32."
+    random = random_to_few_features(table, layers)
+    return [
+        *([low] if precisions else []),
+        *([f"{RANDOM_START} These are {', '.join(random)}."] if random else []),
+        *_laziness(table),
+    ]
+
+
+def random_to_few_features(table: Table, layers: Layers) -> list[str]:
+    """The weights of which `RANDOM_START` holds; see `ParamInfo.to_few_features`."""
+    falls_enough = -0.75  # between 1/sqrt(fan_in) and 1/fan_in
+    few = [path for path, leaf in layers.weights.items() if leaf.to_few_features and "width" in table.axes()]
+    return [path for path in few if table.fit("width", EVERYTHING, "weight", path, 0).slope > falls_enough]
+
+
+def _laziness(table: Table) -> list[str]:
     """What the nonlinear share of a block's change says; nothing if it was not measured, or if it is zero.
 
     The share is that of the change of the outputs that is quadratic in the change of one block's weights. Where
