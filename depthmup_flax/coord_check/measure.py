@@ -15,7 +15,15 @@ import optax
 
 from depthmup_flax.coord_check.layer_names import Collapse, groups_of_parameter
 from depthmup_flax.coord_check.networks import Activations, Network, Shapes
-from depthmup_flax.coord_check.recorded_sizes import BRANCHES, EVERYTHING, OUTPUT, Record, Size
+from depthmup_flax.coord_check.recorded_sizes import (
+    BRANCHES,
+    EVERYTHING,
+    LEAST_UPDATE,
+    MOST_UPDATE,
+    OUTPUT,
+    Record,
+    Size,
+)
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 from depthmup_flax.types import ArrayTree
@@ -113,7 +121,7 @@ class Measurement:
         return records
 
 
-_OF_UPDATES = ("update", "update_norm", "gradient_update")
+_OF_UPDATES = ("update", "update_norm", "gradient_update", LEAST_UPDATE, MOST_UPDATE)
 _OF_TRAINED = (*_OF_UPDATES, "gradient", "decay")  # recorded for the parameters that train
 
 
@@ -131,7 +139,10 @@ def _steps_recorded(quantity: str, group: int, length: int, name: str) -> range:
 def _collapsed(
     sizes: Mapping[_Key, np.ndarray], untrained: Container[str], collapse: Collapse
 ) -> dict[_Key, np.ndarray]:
-    """RMS over the layers that share a collapsed name; without updates of untrained parameters, rounding as 0."""
+    """RMS over the layers that share a collapsed name, and the extremes of their updates.
+
+    Without updates of untrained parameters, and rounding as 0.
+    """
     together: dict[_Key, list[np.ndarray]] = {}
     for (quantity, name), values_S in sizes.items():
         if quantity in _OF_TRAINED and name in untrained:
@@ -142,9 +153,15 @@ def _collapsed(
         elif quantity == "gradient_update":  # decay itself changes a little from step to step
             is_rounding = values_S < 1e-3 * sizes["update", name]
         together.setdefault((quantity, collapse(name)), []).append(np.where(is_rounding, 0.0, values_S))
-    return {
-        key: np.sqrt(np.mean(np.square(np.stack(layers), dtype=np.float64), axis=0)) for key, layers in together.items()
+    of_layers = {key: np.stack(layers).astype(np.float64) for key, layers in together.items()}
+    # One wrong layer among many would hide in the mean.
+    extremes = {
+        (quantity, name): extreme(values_LxS, axis=0)
+        for (measured, name), values_LxS in of_layers.items()
+        if measured == "gradient_update" and len(values_LxS) > 1
+        for quantity, extreme in ((LEAST_UPDATE, np.min), (MOST_UPDATE, np.max))
     }
+    return {key: np.sqrt(np.mean(np.square(values_LxS), axis=0)) for key, values_LxS in of_layers.items()} | extremes
 
 
 def _keys(shapes: Shapes, info: Mapping[str, ParamInfo], spectral: bool, nonlinear: bool) -> list[_Key]:

@@ -12,6 +12,7 @@ import numpy as np
 from depthmup_flax.power_fits import HUGE, Fit, fit_power
 
 OUTPUT = "output"
+LEAST_UPDATE, MOST_UPDATE = "least_update", "most_update"
 SCORES = "scores"  # last part of an activation's name: products of queries and keys, before the attention scale
 
 # Groups of parameters that train together. A weight's own group has the path of its module.
@@ -40,8 +41,9 @@ class Record:
 
     Quantities of parameters are ``weight`` (RMS at step 0), ``gradient`` (RMS at step 0, behind a random readout),
     ``update`` (RMS of the last change), ``gradient_update`` (RMS of the last change without the weight decay of the
-    first), ``decay`` (RMS of the first change without a gradient, divided by ``weight``) and ``update_norm`` (largest
-    spectral norm of an update's matrices over the last two axes).
+    first), ``least_update`` and ``most_update`` (its extremes over the layers that share a name), ``decay`` (RMS of the
+    first change without a gradient, divided by ``weight``) and ``update_norm`` (largest spectral norm of an update's
+    matrices over the last two axes).
     """
 
     axis: str

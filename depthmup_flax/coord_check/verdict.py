@@ -11,6 +11,8 @@ from depthmup_flax.coord_check.recorded_sizes import (
     BRANCH_VECTORS,
     BRANCHES,
     EVERYTHING,
+    LEAST_UPDATE,
+    MOST_UPDATE,
     OTHER_VECTORS,
     OUTPUT,
     SCORES,
@@ -228,12 +230,26 @@ class _Judge:
                 values = self.table.values(self.axis, trained, "gradient_update", path, step)
                 if values and any(v > 0 for seeds in values.values() for v in seeds):
                     q = self.quantity(trained, UPDATE, path, step, values, expected, expected)
+                    q = self._worst_layer(q)
                     # The updates of SGD follow a gradient that falls as n^-1/2 or, behind a product that started at
                     # zero, as L^-gamma.
                     slow = q.verdict in (VANISHES, UNCLEAR) and q.fit.slope >= expected - 0.5 - self.tolerance
                     excused = slow and (trained != group or self.may_vanish(group))
                     return [dataclasses.replace(q, passed=q.passed or excused)]
         return []
+
+    def _worst_layer(self, q: Quantity) -> Quantity:
+        """``q``, the update of layers together, or that of the layer with the largest or smallest, if that is wrong.
+
+        Over width alone, where networks have the same layers.
+        """
+        for quantity in (LEAST_UPDATE, MOST_UPDATE) if self.axis == "width" and q.passed else ():
+            values = self.table.values(self.axis, q.group, quantity, q.name, q.step)
+            if values and all(v > 0 for seeds in values.values() for v in seeds):
+                one = self.quantity(q.group, UPDATE, q.name, q.step, values, q.theory, q.expected)
+                if one.verdict in (GROWS, VANISHES):
+                    return one
+        return q
 
     def decay(self, path: str) -> list[Quantity]:
         """The share of a weight that decay removes in a step: the same at every size (B24 App. L)."""
@@ -248,7 +264,9 @@ class _Judge:
     ) -> list[Quantity]:
         """The worse of the changes after the first nonzero step and after the last.
 
-        It must not grow faster than ``expected``, nor vanish with an exponent below ``slowest``.
+        It must not grow faster than ``expected``, nor vanish with an exponent below ``slowest``. Where seeds scatter so
+        much that one of the two tells nothing, the other decides: behind a readout at zero, the first step of all
+        parameters is that of the readout.
         """
         theory = expected_exponent(self.axis, "change", name, in_branch, self.rule)
         theory = expected if expected else theory
@@ -262,7 +280,10 @@ class _Judge:
                 dataclasses.replace(q, passed=q.passed or (shrinks and q.fit.slope < expected + 2 * self.tolerance))
             )
         badness = lambda q: (not q.passed, abs(q.fit.slope - expected) if q.fit.state == "fitted" else math.inf)
-        return [max((quantities[0], quantities[-1]), key=badness)] if quantities else []
+        scatters = lambda q: q.verdict == UNCLEAR and q.fit.interval > self.tolerance
+        ends = [quantities[0], quantities[-1]] if quantities else []
+        decided = [q for q in ends if not scatters(q)]
+        return [max(decided or ends, key=badness)] if ends else []
 
     def features(self, group: str) -> list[str]:
         """The activations in which the effect of a group is judged: over depth, those of the stream.

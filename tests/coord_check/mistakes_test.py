@@ -103,6 +103,39 @@ def test_a_matrix_of_a_block_whose_update_shrinks_twice_with_width_is_named():
     assert all(q.passed for q in together)  # the first matrix hides it
 
 
+def three_blocks(width, depth):
+    """Blocks of two matrices with names of their own; Adam, but one block has an extra 1/m."""
+    block = lambda n: {"down": (n, n), "up": (n, n)}
+    sizes = lambda n: {"stem": (12, n), "head": (n, 10), **{f"block_{i}": block(n) for i in range(depth)}}
+    is_shape = lambda leaf: isinstance(leaf, tuple)
+    shapes = lambda n: jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, jnp.float32), sizes(n), is_leaf=is_shape)
+
+    def init(key):
+        draw = lambda shape: jax.random.normal(key, shape) / (12 if shape[0] == 12 else shape[1]) ** 0.5
+        return jax.tree.map(draw, sizes(width), is_leaf=is_shape)
+
+    def apply(params):
+        h = X @ params["stem"]
+        for i in range(depth):
+            h = h + 0.25 * jax.nn.relu(norm(h) @ params[f"block_{i}"]["up"]) @ params[f"block_{i}"]["down"]
+        return RULE.readout_multiplier(width / BASE_WIDTH) * h @ params["head"], {"stream": h}
+
+    branches = {"in_branch": "block_*", "depth_ratio": 1.0, "readout": "head"}
+    info = dm.infer_info(shapes(width), shapes(BASE_WIDTH), **branches)
+    slow = jax.tree_util.tree_map_with_path(
+        lambda path, _: BASE_WIDTH / width if "block_2" in str(path) else 1.0, info, is_leaf=is_info
+    )
+    extra = optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, updates, slow))
+    return Network(init, apply, info, optax.chain(dm.adamw(3e-3, info, RULE), extra))
+
+
+def test_one_layer_among_equal_ones_whose_updates_shrink_twice_is_found():
+    report = coord_check(three_blocks, Y, rule=RULE, width=64, depth=3, widths=(32, 64, 128), steps=1, seeds=2)
+    wrong = {q.name: q.fit.slope for q in report.failures if q.kind == "update"}
+    assert wrong == {f"block_*/{name}": pytest.approx(-2.0, abs=0.05) for name in ("up", "down")}
+    assert next(iter(causes(report))) == "updates_too_small_in_width"
+
+
 def test_a_shortcut_projection_in_in_branch_is_named():
     report = check_blocks("depth", in_branch=("blocks", "proj"))
     assert causes(report) == {"shortcut_in_branch": ("proj",)}, report.details()

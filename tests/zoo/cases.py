@@ -19,7 +19,7 @@ from .edits import BASE_DEPTH, BASE_WIDTH, Edits
 from .mistakes import GENERAL, LEARNING_RATE, Mistake
 from .styles import STYLES, Style
 
-STEPS, SEEDS = 3, 3
+STEPS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Case:
         style = self.style
         own = {"widths": self.mistake.widths} if self.mistake and self.mistake.widths else {}
         sizes = {f"{axis}s": getattr(style, f"{axis}s") for axis in self.axes} | own
-        arguments = {"steps": STEPS, "seeds": SEEDS, **sizes, **arguments}
+        arguments = {"steps": STEPS, "seeds": style.seeds, **sizes, **arguments}
         return coord_check(
             self.network, style.batch.labels, rule=self.rule, width=style.width, depth=style.depth, **arguments
         )

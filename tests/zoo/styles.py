@@ -60,6 +60,7 @@ class Style:
     depth: int = 2  # of networks whose width varies
     widths: tuple[int, ...] = (32, 64, 128, 256)
     depths: tuple[int, ...] = (4, 8, 16)
+    seeds: int = 3
 
 
 def language(make: Callable[[int, int, Edits], Any], mistakes: tuple[str, ...], **fields: Any) -> Style:
@@ -156,6 +157,7 @@ STYLES: Mapping[str, Style] = {
         image_models.BatchNormResNet, ("before_norm", "no_readout", "shortcut"),
         in_branch=("ResNetBlock_*/Conv_*", "ResNetBlock_*/BatchNorm_*"), readout="Dense_0",
         own_mistakes={"glob": wrong_globs("shortcut_in_branch", "ResNetBlock_*")},
+        seeds=4,  # averages over a batch of a few images are noisy
     ),
     "convnext": images(
         image_models.ConvNeXt, ("no_multiplier", "double_readout"), in_branch="stages_[0-9]*",
