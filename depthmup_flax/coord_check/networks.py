@@ -19,6 +19,7 @@ from depthmup_flax.coord_check.parameter_uses import ParameterUses, parameter_us
 from depthmup_flax.coord_check.recorded_sizes import OUTPUT, SCORES
 from depthmup_flax.errors import InputError
 from depthmup_flax.infer.initial_scale import init_factors, multiplied
+from depthmup_flax.infer.traced_model import arguments_of
 from depthmup_flax.rule.info_trees import is_info
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.types import ArrayTree, InfoTree
@@ -85,7 +86,7 @@ def linen_network(
 
     Args:
       model: called as ``model.apply(variables, x, **kwargs)``; returns the outputs.
-      x: the batch.
+      x: the batch; a tuple is passed as several arguments.
       info: from `param_info` or `infer_info`.
       optimizer: complete optax optimizer.
       output: which of several results are the outputs: a key, an index, or a function of the result. ``None``: the
@@ -98,7 +99,7 @@ def linen_network(
     keys = {name: jax.random.key(i) for i, name in enumerate(("dropout", *rngs), start=1)}
 
     def init_all(key: jax.Array) -> dict[str, ArrayTree]:
-        variables = nn.unbox(model.init({"params": key, **keys}, x, **kwargs))
+        variables = nn.unbox(model.init({"params": key, **keys}, *arguments_of(x), **kwargs))
         return {name: value for name, value in variables.items() if name != "intermediates"}
 
     def init_state(key: jax.Array) -> dict[str, ArrayTree]:
@@ -109,7 +110,12 @@ def linen_network(
 
     def apply(params: ArrayTree) -> tuple[jax.Array, Activations]:
         result, changed = model.apply(
-            {"params": params, **state}, x, rngs=keys, mutable=written, capture_intermediates=True, **kwargs
+            {"params": params, **state},
+            *arguments_of(x),
+            rngs=keys,
+            mutable=written,
+            capture_intermediates=True,
+            **kwargs,
         )
         return _selected(result, output), _named(nn.unbox(changed.get("intermediates", {})))
 
@@ -135,7 +141,7 @@ def nnx_network(
         module = make(nnx.Rngs(0))
         nnx.update(module, params)
         recorded = nnx.capture(module, nnx.Intermediate, method_outputs=nnx.Intermediate)
-        result, intermediates = recorded(x, **kwargs)
+        result, intermediates = recorded(*arguments_of(x), **kwargs)
         return _selected(result, output), _named(nnx.to_pure_dict(intermediates))
 
     source = Source(nnx.eval_shape(lambda: make(nnx.Rngs(0))), x, output, kwargs)

@@ -49,7 +49,8 @@ class Probe:
                 base.source.model,
                 source.x,
                 rule=rule,
-                in_branch=inside.__contains__ if inside else None,
+                # At one depth, a branch that is there once at every depth cannot be told from the others.
+                in_branch=inside.__contains__ if inside and axis == "depth" else None,
                 output=source.output,
                 **source.kwargs,
             )

@@ -83,6 +83,15 @@ def parameter_uses(graph: Graph, growing: Mapping[str, Collection[int]]) -> Uses
     ``growing`` are the axes of each parameter that differ from the base model's; they tell a learned token, which a
     matrix multiplies, from one of two matrices whose product is a weight.
     """
+    uses = _read(graph, growing, frozenset())
+    tokens = {use.path for use in uses.uses if use.operand < 0 and not use.layers}
+    # Tokens that are also added to activations start a stream, as the latents of a Perceiver do.
+    streams = {path for path in tokens if len(uses.by_path()[path]) > 1}
+    return _read(graph, growing, streams) if streams else uses
+
+
+def _read(graph: Graph, growing: Mapping[str, Collection[int]], streams: Collection[str]) -> Uses:
+    """The uses of parameters; those of ``streams`` are activations from the start."""
     needed, moving = graph.needed(), _moving(graph)
     kinds: list[str] = []
     views: list[tuple[View, ...]] = []
@@ -94,7 +103,10 @@ def parameter_uses(graph: Graph, growing: Mapping[str, Collection[int]]) -> Uses
         if node.op == "gather" and ins[0] == PARAM and _takes_matrices(graph, node):
             kind = PARAM  # the matrices of some experts
         made_of: tuple[View, ...] = ()
-        if kind == PARAM and needed[i]:
+        if node.op == PARAM and node.params["path"] in streams:
+            (view,) = _views(graph, node, ins, views)
+            kind, uses = ACTIVATION, [*uses, _token_use(i, node, view, i)]
+        elif kind == PARAM and needed[i]:
             tokens = _tokens(graph, node, ins, views, growing)
             if tokens:
                 uses += [_token_use(i, node, v, j) for j in tokens for v in views[j]]
@@ -103,7 +115,7 @@ def parameter_uses(graph: Graph, growing: Mapping[str, Collection[int]]) -> Uses
                 kind = ACTIVATION
             else:
                 made_of = _views(graph, node, ins, views)
-        if kind == ACTIVATION and needed[i]:
+        if kind == ACTIVATION and needed[i] and node.inputs:
             uses += _meets(graph, i, node, ins, views, has_params)
         kinds.append(kind)
         views.append(made_of if kind == PARAM else ())

@@ -50,7 +50,7 @@ def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Ma
     elif isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
         function, tree = model
         params, state = tree, ()
-        apply = lambda params, _, batch: function(params, *_arguments(batch), **kwargs)
+        apply = lambda params, _, batch: function(params, *arguments_of(batch), **kwargs)
     else:
         raise InputError(
             f"{argument} is {type(model).__name__}: pass a Linen module, an NNX module, or a pair (function, "
@@ -83,7 +83,7 @@ _Apply: TypeAlias = Callable[[Any, Any, Any], Any]
 def _linen(model: nn.Module, inputs: ArrayTree, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _Apply]:
     # Flax takes noise from "params" where a module asks for a stream that is not given.
     rngs = lambda: {"params": jax.random.key(0)}
-    init = lambda batch: model.init(rngs(), *_arguments(batch), **kwargs)
+    init = lambda batch: model.init(rngs(), *arguments_of(batch), **kwargs)
     variables = dict(jax.eval_shape(init, inputs))
     params = variables.pop("params", {})
     variables.pop("intermediates", None)
@@ -91,7 +91,7 @@ def _linen(model: nn.Module, inputs: ArrayTree, kwargs: Mapping[str, Any]) -> tu
 
     def apply(params: ArrayTree, state: ArrayTree, batch: ArrayTree) -> Any:
         result = model.apply(
-            {"params": nn.unbox(params), **state}, *_arguments(batch), rngs=rngs(), mutable=list(state), **kwargs
+            {"params": nn.unbox(params), **state}, *arguments_of(batch), rngs=rngs(), mutable=list(state), **kwargs
         )
         return result[0]
 
@@ -130,7 +130,8 @@ def _shapes(model: nn.Module, x: ArrayTree, kwargs: Mapping[str, Any]) -> dict[s
     return {path: trees.shape_of(leaf) for path, leaf in trees.flatten(params, "model")[0].items()}
 
 
-def _arguments(batch: Any) -> tuple[Any, ...]:
+def arguments_of(batch: Any) -> tuple[Any, ...]:
+    """The arguments of a call on a batch: a tuple is several."""
     return batch if isinstance(batch, tuple) else (batch,)
 
 
@@ -139,7 +140,7 @@ def _nnx(model: Any, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _
 
     parts: Any = nnx.split(model, nnx.Param, ...)
     definition, params, state = parts[0], *(jax.tree.map(_abstract, tree) for tree in parts[1:])
-    apply = lambda params, state, batch: nnx.merge(definition, params, state)(*_arguments(batch), **kwargs)
+    apply = lambda params, state, batch: nnx.merge(definition, params, state)(*arguments_of(batch), **kwargs)
     return params, state, apply
 
 
