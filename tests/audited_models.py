@@ -258,6 +258,24 @@ class PooledViT(nn.Module):
         return nn.Dense(5, name="head")(h * RULE.readout_multiplier(self.width / WIDTH))
 
 
+class Latents(nn.Module):
+    """A stream that starts from learned tokens, which attend to the batch in every layer."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        c = RULE.residual_multiplier(self.depth / DEPTH)
+        read = nn.Dense(self.width, name="read")(x)[:, None]
+        h = self.param("latents", nn.initializers.normal(1.0), (3, self.width))
+        h = jnp.tile(h[None], (x.shape[0], 1, 1))
+        for i in range(self.depth):
+            y = nn.LayerNorm(name=f"norm_{i}")(h)
+            h = h + c * nn.MultiHeadDotProductAttention(self.width // 8, name=f"cross_{i}")(y, read)
+        return nn.Dense(5, name="head")(h.mean(1) * RULE.readout_multiplier(self.width / WIDTH))
+
+
 class Translator(nn.Module):
     """An encoder, and a decoder whose branches read the encoder's output."""
 

@@ -252,7 +252,8 @@ def _initial_mistakes(e: Evidence) -> Iterator[_Mistake]:
         yield "lazy_rule", [FEATURES], text
     text = (
         "weights in branches are used again by other layers, so their gradients and effects add up in another way than "
-        "those of weights of their own: the rule is for separate weights. Give each layer its own, or use alpha=1."
+        "those of weights of their own: the rule is for separate weights. Give each layer its own, or use alpha=1 with "
+        "normalized updates, such as Adam's."
     )
     wrong = any(not q.passed for q in e.quantities if q.axis == "depth")
     yield "repeated_weights", [p for p in e.known.reused if wrong and e.known.weights[p].in_branch], text

@@ -92,6 +92,28 @@ def test_what_cannot_be_measured_is_one_sentence(fields, message):
 
 
 @pytest.mark.slow
+def test_a_tuple_is_several_arguments_for_linen_and_nnx():
+    class Sum(nn.Module):
+        @nn.compact
+        def __call__(self, x, y):
+            return nn.Dense(3, name="head")(x + y)
+
+    class NnxSum(nnx.Module):
+        def __init__(self, rngs):
+            self.head = nnx.Linear(6, 3, rngs=rngs)
+
+        def __call__(self, x, y):
+            return self.head(x + y)
+
+    info = {name: dm.ParamInfo(dm.Role.FIXED, shape) for name, shape in (("bias", (3,)), ("kernel", (6, 3)))}
+    arguments = {"info": {"head": info}, "optimizer": optax.sgd(0.1)}
+    for one in (linen_network(Sum(), (X, X), **arguments), nnx_network(NnxSum, (X, X), **arguments)):
+        params = one.init(jax.random.key(0))
+        head = jax.tree.leaves(params)
+        expected = 2 * X @ next(leaf for leaf in head if leaf.ndim == 2)
+        np.testing.assert_allclose(one.apply(params)[0], expected, rtol=1e-5)
+
+
 def test_a_forward_pass_in_bfloat16_is_computed_in_float32():
     low, full = (traced(network(dtype=dtype)) for dtype in (jnp.bfloat16, jnp.float32))
     assert (low.precision, full.precision) == ("bfloat16", None)

@@ -18,6 +18,7 @@ from audited_models import (
     WIDTH,
     Bottlenecks,
     ConvNet,
+    Latents,
     Looped,
     LoRA,
     Modulated,
@@ -335,6 +336,15 @@ def test_experts_that_are_looked_up_or_sorted_are_hidden(ragged):
     assert result.ok
     assert role_of(result, "wi_0") == role_of(result, "wo_1") == (Role.HIDDEN, 2, 2, True, 2)
     assert role_of(result, "router_0/kernel") == (Role.HIDDEN, 2, 1, True, 2)
+
+
+def test_the_first_branch_is_added_to_learned_tokens():
+    result = audit(*both(Latents), VECTORS)
+    assert result.ok
+    assert result.depth_ratio == 2
+    assert role_of(result, "latents") == (Role.INPUT, 1, 2, False, 1)
+    assert role_of(result, "cross_0/out/kernel") == (Role.HIDDEN, 2, 2, True, 2)
+    assert role_of(result, "norm_0/scale") == (Role.VECTOR, 1, 2, True, 2)
 
 
 def test_an_encoder_has_its_own_branches():

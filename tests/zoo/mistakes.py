@@ -150,6 +150,10 @@ OPTIMIZER = {
         optimizer=by_hand(lambda: optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(0.1))),
     ),
     "novograd": Mistake("NovoGrad", "not_entrywise", "width", optimizer=by_hand(optax.scale_by_novograd)),
+    "sgd_on_repeated": Mistake(
+        "SGD, whose gradient of a repeated weight is a sum over its uses", "repeated_weights", "depth",
+        optimizer=lambda info, rule, m, r: dm.sgd(0.05, info, rule),
+    ),
     "lamb": Mistake(
         "LAMB", "not_entrywise", "width",
         optimizer=by_hand(lambda: optax.chain(optax.scale_by_adam(), optax.scale_by_trust_ratio())),

@@ -151,7 +151,8 @@ STYLES: Mapping[str, Style] = {
         },
     ),
     "looped": language(
-        language_models.Looped, ("root_rule", "no_readout", "falling_input"), in_branch="block", rule=LOOPED_RULE,
+        language_models.Looped, ("root_rule", "no_readout", "falling_input", "sgd_on_repeated"),
+        in_branch="block", rule=LOOPED_RULE,
     ),
     "resnet": images(
         image_models.BatchNormResNet, ("before_norm", "no_readout", "shortcut"),
