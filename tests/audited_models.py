@@ -41,6 +41,13 @@ class GPT(nn.Module):
         kv = {"gqa": 2, "mqa": 1}.get(self.style, heads)
         if self.style in ("gqa", "mqa"):
             heads, d = self.width // self.head_dim, self.head_dim
+        if self.edit.startswith("fused"):
+            fused = y @ self.weight(f"qkv_{i}", self.width, 3 * heads * d)
+            q, k, v = (part.reshape(*y.shape[:2], heads, d) for part in jnp.split(fused, 3, -1))
+            scale = d**-0.5 if self.edit == "fused_sqrt_scale" else RULE.attention_scale(d, WIDTH // 2)
+            scores = jax.nn.softmax(scale * jnp.einsum("bthk,bshk->bhts", q, k))
+            mixed = jnp.einsum("bhts,bshk->bthk", scores, v)
+            return jnp.einsum("bthk,hkd->btd", mixed, self.weight(f"o_{i}", heads, d, self.width))
         q = jnp.einsum("btd,dhk->bthk", y, self.weight(f"q_{i}", self.width, heads, d))
         k = jnp.einsum("btd,dhk->bthk", y, self.weight(f"k_{i}", self.width, kv, d))
         v = jnp.einsum("btd,dhk->bthk", y, self.weight(f"v_{i}", self.width, kv, d))

@@ -7,7 +7,8 @@ import itertools
 import numbers
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -80,12 +81,16 @@ def coord_check(
       InputError: too few sizes or seeds, networks that do not grow with their sizes, or labels that do not fit the
         outputs; before anything trains.
     """
+    if not isinstance(rule, Parametrization):
+        raise InputError(f"rule is {rule!r}: pass a Parametrization, such as dm.get_parametrization('depth_mup').")
     _require_plan(widths, depths, width, depth, steps, seeds, tolerance)
     sizes = [Size("width", w, w, depth) for w in widths] + [Size("depth", d, width, d) for d in depths]
-    networks = [traced(build(size.width, size.depth)) for size in sizes]
+    networks = [traced(_built(build, size)) for size in sizes]
     shapes = [network.shapes for network in networks]
     infos = [flatten_info(network.network.info) for network in networks]
     _require_growth("width", widths, infos[: len(widths)])
+    if rule.width == "mup":
+        _require_width_ratios(widths, infos[: len(widths)])
     if not _uses_grow(depths, networks[len(widths) :]):
         _require_growth("depth", depths, infos[len(widths) :])
     loss = _checked_loss(labels, loss, shapes[0][OUTPUT])
@@ -151,6 +156,12 @@ def _require_plan(
     widths: Sequence[int], depths: Sequence[int], width: int, depth: int, steps: int, seeds: int, tolerance: float
 ) -> None:
     """Raises `InputError` for arguments that `coord_check` cannot use."""
+    for name, sizes in (("widths", widths), ("depths", depths)):
+        if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Collection) or not all(map(_is_integer, sizes)):
+            raise InputError(f"{name} is {sizes!r}: give integers, such as {name}=(128, 256, 512).")
+    for name, value in (("width", width), ("depth", depth), ("steps", steps), ("seeds", seeds)):
+        if not _is_integer(value):
+            raise InputError(f"{name} is {value!r}: use an integer.")
     if not widths and not depths:
         raise InputError("widths and depths are both empty: give at least three sizes of one.")
     for name, sizes in (("widths", widths), ("depths", depths)):
@@ -168,6 +179,34 @@ def _require_plan(
         raise InputError(
             f"tolerance is {tolerance}: use a number above 0 and below 0.5; mistakes have exponents of 1/2 or more."
         )
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _built(build: Callable[[int, int], Network], size: Size) -> Network:
+    """The network of a size; raises `InputError` for something else."""
+    network = build(size.width, size.depth)
+    if not isinstance(network, Network):
+        raise InputError(
+            f"build({size.width}, {size.depth}) returned {type(network).__name__}: return a Network, from "
+            "linen_network, nnx_network or Network(init, apply, info, optimizer)."
+        )
+    if not (isinstance(network.optimizer, tuple) and callable(getattr(network.optimizer, "update", None))):
+        raise InputError(f"optimizer is {network.optimizer!r}: pass an optax optimizer, such as dm.adamw(1e-3, ...).")
+    return network
+
+
+def _require_width_ratios(widths: Sequence[int], infos: Sequence[Mapping[str, ParamInfo]]) -> None:
+    """Raises `InputError` unless m grows with the width that ``build`` is called with."""
+    ratios = {n: max(leaf.model_width for leaf in info.values()) for n, info in zip(widths, infos, strict=True)}
+    for small, large in itertools.pairwise(sorted(ratios)):
+        if ratios[large] <= ratios[small]:
+            raise InputError(
+                f"info has the width ratio m = {ratios[small]:g} at width {small} and {ratios[large]:g} at width "
+                f"{large}: build the model and its info with the width that build is called with, build(width, depth)."
+            )
 
 
 def _uses_grow(sizes: Sequence[int], networks: Sequence[Traced]) -> bool:
@@ -208,6 +247,10 @@ def _checked_loss(labels: jax.typing.ArrayLike | None, loss: Loss | None, output
     if loss is not None:
         if labels is not None:
             raise InputError("labels and loss are both given: give one; a loss has its own targets.")
+        shape = jax.eval_shape(loss, outputs) if callable(loss) else loss
+        if getattr(shape, "shape", None) != ():
+            what = f"returns shape {shape.shape}" if hasattr(shape, "shape") else f"is {loss!r}"
+            raise InputError(f"loss {what}: pass a function of the outputs that returns one number, such as a mean.")
         return loss
     if labels is None:
         raise InputError("labels and loss are both missing: give integer labels, or a loss of the outputs.")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from depthmup_flax.coord_check.layer_names import Layers
 from depthmup_flax.coord_check.notes import RANDOM_START, random_to_few_features
 from depthmup_flax.coord_check.probe import Probe
-from depthmup_flax.coord_check.recorded_sizes import BRANCHES, EVERYTHING, OUTPUT, Table
+from depthmup_flax.coord_check.recorded_sizes import BRANCHES, EVERYTHING, OTHER_VECTORS, OUTPUT, Table
 from depthmup_flax.coord_check.verdict import (
     ATTENTION_SCALE,
     DECAY,
@@ -21,7 +21,7 @@ from depthmup_flax.coord_check.verdict import (
     VANISHES,
     Quantity,
 )
-from depthmup_flax.power_fits import BELOW_PRECISION, EXPLODES, ZERO
+from depthmup_flax.power_fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO
 from depthmup_flax.rule.parametrization import WIDTH_RULES, Parametrization, Role
 
 _CLEARLY = 0.25  # exponents of different causes differ by 1/2 or more; half of that separates them
@@ -99,14 +99,14 @@ class Evidence:
 
         The rule's gradient scale times the gradient is of order one (TP6 Definition 6.1).
         """
-        leaf, rule = self.known.weights[path], self.rule
+        leaf, rule = self.known.leaf(path), self.rule
         expected = 0.0
         if axis == "depth":
             expected = -rule.alpha if leaf.in_branch else 0.0
         elif rule.width == "mup":
             exponents = WIDTH_RULES[leaf.role]
             expected = -float(exponents.gradient_in + exponents.gradient_out)
-        fit = self.table.fit(axis, self.known.group_of_weight[path], "gradient", path, 0)
+        fit = self.table.fit(axis, self.known.group(path), "gradient", path, 0)
         return fit.slope - expected if fit.state == "fitted" and math.isfinite(fit.slope) else 0.0
 
     def alone(self, axis: str, group: str, name: str) -> Quantity | None:
@@ -155,20 +155,29 @@ class Evidence:
 
 
 def diagnose(evidence: Evidence) -> list[Cause]:
-    """The causes that the evidence supports, the most basic first; a cause that says so if none is known."""
+    """The causes that the evidence supports, the most basic first; if the check failed, one that says so if none is.
+
+    What `audit` finds in the code is a cause even where the sizes tried do not show it.
+    """
     failures = [q for q in evidence.quantities if not q.passed]
-    if not failures:
-        return []
+    text = "the outputs do not move when everything trains: set a learning rate above 0, without warm-up."
     if any((q.kind, q.group, q.verdict) == ("change", EVERYTHING, ZERO) for q in failures):
-        text = "the outputs do not move when everything trains: set a learning rate above 0, without warm-up."
         return [Cause("nothing_trains", (OUTPUT,), text)]
+    if failures and (text := _not_finite(evidence.table)):
+        return [Cause("not_finite", (OUTPUT,), text)]
+    read, was_read = _read(evidence)
+    if not failures:
+        return read
     layers = tuple(sorted({q.group if q.group != EVERYTHING and q.kind == "change" else q.name for q in failures}))
     verdicts = {q.verdict for q in failures}
     if verdicts == {UNCLEAR}:
-        return [Cause("unclear", layers, _what_to_run(evidence, failures))]
+        return [*read, Cause("unclear", layers, _what_to_run(evidence, failures))]
     mistakes = (*_initial_mistakes(evidence), *_training_mistakes(evidence))
-    measured = [Cause(name, tuple(layers), text) for name, layers, text in mistakes if layers]
-    if causes := _with_audit(evidence, measured, {q.axis for q in failures}):
+    named = {cause.name for cause in read}
+    measured = [Cause(name, tuple(layers), text) for name, layers, text in mistakes if layers and name not in named]
+    # Where the code shows no such mistake, sizes that look like one are kept if there is no other cause.
+    others = [cause for cause in measured if cause.name not in _FORWARD]
+    if causes := [*read, *(others if was_read and (read or others) else measured)]:
         return causes
     if BELOW_PRECISION in verdicts:
         text = (
@@ -178,7 +187,8 @@ def diagnose(evidence: Evidence) -> list[Cause]:
         return [Cause("below_precision", layers, text)]
     text = (
         "no known mistake shows this pattern: look at the first of these layers, and try larger sizes (small ones are "
-        "not asymptotic) or a smaller learning rate."
+        "not asymptotic), more seeds, a batch of at least 32 examples if there are batch norms, or a smaller learning "
+        "rate."
     )
     return [Cause("unknown", layers, text)]
 
@@ -190,22 +200,29 @@ _FORWARD = frozenset(
 )  # fmt: skip
 
 
-def _with_audit(e: Evidence, measured: Sequence[Cause], axes: Collection[str]) -> list[Cause]:
-    """The causes with those of the forward pass as `audit` reads them, if it can: sizes alone may not tell them apart.
-
-    Where it finds none, what was measured of them is kept if there is no other cause.
-    """
-    found = {axis: e.probe.findings(axis, e.rule) for axis in sorted(axes, reverse=True)}
-    read = [
+def _read(e: Evidence) -> tuple[list[Cause], bool]:
+    """What `audit` finds in the largest networks, and whether it could read them."""
+    found = {axis: e.probe.findings(axis, e.rule) for axis in e.table.axes()}
+    causes = [
         Cause(f.name, f.paths, f"read from the code, the smallest {axis} as the base model: {f.text} Write: {f.code}")
         for axis, findings in found.items()
         for f in findings or ()
     ]
-    named = {cause.name for cause in read}
-    rest = [cause for cause in measured if cause.name not in named]
-    others = [cause for cause in rest if cause.name not in _FORWARD]
-    was_read = None not in found.values()
-    return [*read, *(others if was_read and (read or others) else rest)]
+    return causes, None not in found.values()
+
+
+def _not_finite(table: Table) -> str:
+    """What to do about NaN or infinity in the smallest networks; empty if there is none."""
+    for axis in table.axes():
+        smallest, steps = table.sizes(axis)[0], table.steps(axis, EVERYTHING, "activation")
+        for step in (steps[0], steps[-1]):
+            values = table.values(axis, EVERYTHING, "activation", OUTPUT, step).get(smallest, [])
+            if all(math.isfinite(value) and value < HUGE for value in values):
+                continue
+            if step == 0:
+                return "the outputs are not finite before any step: look for NaN or infinity in the batch."
+            return f"the outputs of the smallest network are not finite after {step} steps: lower the learning rate."
+    return ""
 
 
 def _what_to_run(e: Evidence, unclear: Sequence[Quantity]) -> str:
@@ -218,7 +235,7 @@ def _what_to_run(e: Evidence, unclear: Sequence[Quantity]) -> str:
             wanted = (trend.sizes_needed(e.table.sizes(axis), exponent, e.tolerance) for trend, exponent in narrow)
             text = "exponents are too far from the right ones for a pass, and too near for a mistake"
             lines.append(f"{text}, as those of small networks may be: run {axis}s={max(wanted)}")
-        elif open_here:
+        if len(narrow) < len(open_here):
             seeds = max(len(seeds) for seeds in e.table.values(axis, EVERYTHING, "activation", OUTPUT, 0).values())
             width = max(q.fit.interval for q in open_here)
             times = min(4, max(2, math.ceil((width / e.tolerance) ** 2)))
@@ -262,9 +279,22 @@ def _initial_mistakes(e: Evidence) -> Iterator[_Mistake]:
             "hidden weights start with the same standard deviation at every width: use 1/sqrt(fan_in) (lecun_normal), "
             "or pass the parameters through rescale_init."
         )
-        yield "fixed_std_init", [q.name for q in e.failures("width", START, GROWS)], text
+        grown = [q.name for q in e.failures("width", START, GROWS)]
+        yield "fixed_std_init", [path for path in grown if path not in e.weights(Role.OUTPUT)], text
+        text = (
+            "the initial values of the readout grow with width: use the same standard deviation at every width, that "
+            "of the base model (rule.readout_fan_in), or pass the parameters through rescale_init."
+        )
+        yield "readout_init_grows_with_width", [path for path in grown if path in e.weights(Role.OUTPUT)], text
         wrong_roles = e.wrong_roles()
         falling = [q.name for q in e.failures("width", START, VANISHES) if q.name not in wrong_roles]
+        vanishing = {q.name for q in e.quantities if (q.axis, q.kind, q.verdict) == ("width", START, VANISHES)}
+        vanish = any(q.name != OUTPUT for q in e.failures("width", "activation", VANISHES))
+        text = (
+            "hidden weights start smaller than 1/sqrt(fan_in) at larger widths, so activations vanish: use "
+            "1/sqrt(fan_in) (lecun_normal), or pass the parameters through rescale_init."
+        )
+        yield "hidden_init_falls_with_width", [p for p in e.weights(Role.HIDDEN) if vanish and p in vanishing], text
         text = (
             "the initial values of input weights shrink with width (as nn.Embed's do): use the same standard deviation "
             "at every width, or pass the parameters through rescale_init, here network.rescaled(base_init, rule)."
@@ -348,6 +378,14 @@ def _training_mistakes(e: Evidence) -> Iterator[_Mistake]:
             "the shortcut (a projection, a downsampling): leave them out of in_branch."
         )
         yield "shortcut_in_branch", not_scaled, shortcut_text
+        on_stream = [p for p, leaf in e.known.vectors.items() if not leaf.in_branch and "*" in p]
+        text = (
+            "scales and biases that stand on the stream in every layer, as those of norms behind the sum do, move it "
+            "once per layer, and their effects add up with depth: use norms in front of branches (pre-norm), or norms "
+            "without scale and bias."
+        )
+        yield "norms_on_the_stream", on_stream if outside == [OTHER_VECTORS] else [], text
+        outside = [] if outside == [OTHER_VECTORS] and on_stream else outside
         text = (
             "parameters that info places outside residual branches have an effect that grows with depth, so some are "
             "inside: let in_branch match all parameters of all branches."

@@ -27,6 +27,7 @@ class Layers:
     """The layers of all networks of a check, by collapsed name."""
 
     weights: Mapping[str, ParamInfo]  # without vectors and fixed parameters
+    vectors: Mapping[str, ParamInfo]  # those
     group_of_weight: Mapping[str, str]  # the group in which the weight trains alone
     branch_groups: frozenset[str]
     branch_activations: frozenset[str]
@@ -37,6 +38,16 @@ class Layers:
     reused: Mapping[str, Mapping[int, int]] = dataclasses.field(default_factory=dict)
     tied: tuple[str, ...] = ()  # input weights that are used twice
     shapes_over_width: Mapping[str, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
+
+    def leaf(self, path: str) -> ParamInfo:
+        """A weight or a vector."""
+        return self.vectors.get(path) or self.weights[path]
+
+    def group(self, path: str) -> str:
+        """The group in which a weight trains alone, or a vector with the others."""
+        if path in self.vectors:
+            return BRANCH_VECTORS if self.vectors[path].in_branch else OTHER_VECTORS
+        return self.group_of_weight[path]
 
     def weights_of(self, group: str) -> dict[str, ParamInfo]:
         """The weights that train in a group of their own."""
@@ -58,9 +69,11 @@ def collect_layers(
       sizes: of each network, with ``uses``.
     """
     weights: dict[str, ParamInfo] = {}
+    vectors: dict[str, ParamInfo] = {}
     branch_activations, readout_activations = set[str](), set[str]()
     for info, names, collapse in zip(infos, activations, collapses, strict=True):
         weights |= {collapse(path): leaf for path, leaf in info.items() if not _is_vector(leaf)}
+        vectors |= {collapse(path): leaf for path, leaf in info.items() if _is_vector(leaf)}
         kinds = _kinds(info)
         for name in names:
             module = name  # innermost, with parameters
@@ -72,7 +85,8 @@ def collect_layers(
                 readout_activations.add(collapse(name))
     groups = {path: _group_of(path) for path in weights}
     inside = {groups[path] for path, leaf in weights.items() if leaf.in_branch} | {BRANCHES, BRANCH_VECTORS}
-    layers = Layers(weights, groups, frozenset(inside), frozenset(branch_activations), frozenset(readout_activations))
+    activations_of = (frozenset(branch_activations), frozenset(readout_activations))
+    layers = Layers(weights, vectors, groups, frozenset(inside), *activations_of)
     return _with_uses(layers, infos, collapses, uses, sizes) if uses else layers
 
 

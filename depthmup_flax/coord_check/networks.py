@@ -21,7 +21,7 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.infer.initial_scale import init_factors, multiplied
 from depthmup_flax.infer.traced_model import arguments_of
 from depthmup_flax.rule.info_trees import is_info
-from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
 from depthmup_flax.types import ArrayTree, InfoTree
 
 Activations = dict[str, jax.Array]
@@ -204,6 +204,11 @@ def traced(network: Network) -> Traced:
         raise InputError(
             f"the network returns {type(outputs).__name__}{names}: it must return one array of outputs. Say which with "
             "output=, a key, an index or a function of the result."
+        )
+    if not all(isinstance(leaf, ParamInfo) for leaf in jax.tree.leaves(network.info, is_leaf=is_info)):
+        raise InputError(
+            f"info is {type(network.info).__name__}: pass a tree of ParamInfo, from infer_info or param_info, or "
+            "audit.info."
         )
     shapes, known = ([tuple(x.shape) for x in jax.tree.leaves(t, is_leaf=is_info)] for t in (params, network.info))
     if shapes != known:

@@ -15,7 +15,7 @@ from depthmup_flax.infer.audit import audit
 from depthmup_flax.infer.audit_table import Finding, summary
 from depthmup_flax.infer.missing_factors import same_role
 from depthmup_flax.rule.info_trees import flatten_info
-from depthmup_flax.rule.parametrization import Parametrization, Role
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Probe:
                 rule=rule,
                 # At one depth, a branch that is there once at every depth cannot be told from the others.
                 in_branch=inside.__contains__ if inside and axis == "depth" else None,
+                depth_ratio=_depth_ratio(info, flatten_info(base.info)) if axis == "depth" else None,
                 output=source.output,
                 **source.kwargs,
             )
@@ -104,3 +105,9 @@ class Probe:
             for other in others
             for half, a, b in zip(halves, first, other, strict=True)
         )
+
+
+def _depth_ratio(info: Mapping[str, ParamInfo], base: Mapping[str, ParamInfo]) -> float | None:
+    """The ratio of the depths of two networks, as their user counts them."""
+    ratio, base_ratio = ({leaf.depth_ratio for leaf in of.values() if leaf.in_branch} for of in (info, base))
+    return ratio.pop() / base_ratio.pop() if len(ratio) == len(base_ratio) == 1 else None

@@ -83,12 +83,12 @@ def expected_update(axis: str, leaf: ParamInfo, rule: Parametrization) -> float:
 def expected_start(axis: str, leaf: ParamInfo, rule: Parametrization) -> float | None:
     """The exponent of a weight's standard deviation before training; ``None`` where activations alone tell.
 
-    Width (TP6 Table 2): hidden weights start with ``n^-1/2``, input weights flat. Depth: the branch multiplier has it
-    all.
+    Width (TP6 Table 2): hidden weights start with ``n^-1/2``, input and output weights flat. Depth: the branch
+    multiplier has it all.
     """
     if axis == "depth":
         return 0.0 if leaf.in_branch else None
-    if rule.width != "mup" or leaf.role is Role.OUTPUT or (leaf.role is Role.INPUT and leaf.in_branch):
+    if rule.width != "mup" or (leaf.role is not Role.HIDDEN and leaf.in_branch):
         return None
     return -0.5 if leaf.role is Role.HIDDEN else 0.0
 
@@ -137,6 +137,7 @@ class _Judge:
             quantities.append(Quantity(self.axis, EVERYTHING, "change", OUTPUT, last, fit, 0.0, ZERO, passed=False))
         for path in self.layers.weights:
             quantities += [*self.start(path), *self.uses(path), *self.update(path), *self.decay(path)]
+        quantities += [q for path in self.layers.vectors if self.has_gradient(path) for q in self.update(path)]
         for group in self.table.groups(self.axis)[1:]:
             in_branch = group in self.layers.branch_groups
             expected = 0.0
@@ -197,15 +198,17 @@ class _Judge:
     def start(self, path: str) -> list[Quantity]:
         """The size of a weight before training.
 
-        Weights that start at zero are right. So are those that come closer to it than the rule says, but for input
-        weights and over depth, where it counts a factor twice.
+        Weights that start at zero are right. So are hidden and output weights that come closer to it than the rule
+        says; input weights are not, nor any over depth, where it counts a factor twice.
         """
-        expected = expected_start(self.axis, self.layers.weights[path], self.rule)
+        leaf = self.layers.weights[path]
+        expected = expected_start(self.axis, leaf, self.rule)
         values = self.table.values(self.axis, EVERYTHING, "weight", path, 0)
         if expected is None or not values or not any(v > 0 for seeds in values.values() for v in seeds):
             return []
         q = self.quantity(EVERYTHING, START, path, 0, values, expected, expected)
-        wrong = q.verdict in (GROWS if expected else VANISHES, UNCLEAR)
+        falls = self.axis == "depth" or leaf.role is Role.INPUT
+        wrong = q.verdict in (VANISHES if falls else GROWS, UNCLEAR)
         return [dataclasses.replace(q, passed=not wrong)]
 
     def uses(self, path: str) -> list[Quantity]:
@@ -218,12 +221,19 @@ class _Judge:
             return []
         return [self.quantity(EVERYTHING, USES, path, 0, {size: [n] * 2 for size, n in counts.items()}, 0.0)]
 
+    def has_gradient(self, path: str) -> bool:
+        """Whether a vector's gradient is more than rounding, as that of a bias of keys or in front of a norm is not."""
+        group = self.layers.group(path)
+        of = lambda name: [v for s in self.table.values(self.axis, group, "gradient", name, 0).values() for v in s]
+        others = [value for name in self.layers.vectors for value in of(name)]
+        return bool(of(path)) and min(of(path)) > 1e-3 * max(others)
+
     def update(self, path: str) -> list[Quantity]:
         """The first update of a weight that trains alone, without its decay; that of all weights where it is zero.
 
         Behind a product that starts at zero, the gradient starts at zero, too.
         """
-        group, leaf = self.layers.group_of_weight[path], self.layers.weights[path]
+        group, leaf = self.layers.group(path), self.layers.leaf(path)
         expected = expected_update(self.axis, leaf, self.rule)
         for trained in (group, BRANCHES, EVERYTHING):
             for step in self.table.steps(self.axis, trained, "gradient_update"):
@@ -239,11 +249,8 @@ class _Judge:
         return []
 
     def _worst_layer(self, q: Quantity) -> Quantity:
-        """``q``, the update of layers together, or that of the layer with the largest or smallest, if that is wrong.
-
-        Over width alone, where networks have the same layers.
-        """
-        for quantity in (LEAST_UPDATE, MOST_UPDATE) if self.axis == "width" and q.passed else ():
+        """``q``, the update of layers together, or that of the layer with the largest or smallest, if that is wrong."""
+        for quantity in (LEAST_UPDATE, MOST_UPDATE) if q.passed else ():
             values = self.table.values(self.axis, q.group, quantity, q.name, q.step)
             if values and all(v > 0 for seeds in values.values() for v in seeds):
                 one = self.quantity(q.group, UPDATE, q.name, q.step, values, q.theory, q.expected)

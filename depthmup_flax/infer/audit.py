@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,10 +23,10 @@ from depthmup_flax.infer.missing_factors import Comparison, branch_counts, diffe
 from depthmup_flax.infer.parameter_trees import Globs
 from depthmup_flax.infer.parameter_uses import parameter_uses
 from depthmup_flax.infer.roles_from_trace import layer_axes, traced_infos
-from depthmup_flax.infer.traced_model import Model, Output, Traced, as_model, traced, with_base_width
+from depthmup_flax.infer.traced_model import Model, Output, Traced, as_model, template, traced, with_base_width
 from depthmup_flax.rule.annotations import Axes
 from depthmup_flax.rule.info_trees import flatten_info
-from depthmup_flax.rule.parametrization import PRESETS, Parametrization
+from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role
 from depthmup_flax.types import ArrayTree, InfoTree
 
 
@@ -138,7 +139,8 @@ def audit(
         findings += different(infos, flatten_info(info), facts)
     m = width_ratio(mine.shapes, base_shapes, {path: path for path in pairs}, layers)
     rows = [compared.row(path, unread.get(path, ""), findings) for path in mine.leaves]
-    notes = _notes(compared, rows, same_width, unread)
+    counts = _counts(mine.shapes, layers), _counts(base_model.shapes, {q: layers.get(p, ()) for p, q in pairs.items()})
+    notes = _notes(compared, rows, same_width, unread, counts)
     return Audit(rows, tuple(findings), tuple(notes), m, r, mine.structure)
 
 
@@ -196,7 +198,21 @@ def _depth_ratio(given: float | None, facts: Traced, base: Traced) -> float:
     return ratio
 
 
-def _notes(compared: Comparison, rows: Sequence[Row], same_width: bool, unread: Mapping[str, str]) -> list[str]:
+def _counts(shapes: Mapping[str, tuple[int, ...]], layers: Mapping[str, Collection[int]]) -> Counter[str]:
+    """Path without numbers -> the layers that have such a parameter."""
+    counts = Counter[str]()
+    for path, shape in shapes.items():
+        counts[template(path)] += math.prod(shape[k] for k in layers.get(path, ()))
+    return counts
+
+
+def _notes(
+    compared: Comparison,
+    rows: Sequence[Row],
+    same_width: bool,
+    unread: Mapping[str, str],
+    counts: tuple[Counter[str], Counter[str]],
+) -> list[str]:
     facts, base = compared.facts, compared.base
     notes: list[str] = []
     if same_width:
@@ -218,6 +234,15 @@ def _notes(compared: Comparison, rows: Sequence[Row], same_width: bool, unread: 
             f"{summary(few)} {'map' if len(few) > 1 else 'maps'} the width to a fixed number of features inside a "
             "branch: start at zero, or with a standard deviation of 1/fan_in. With 1/sqrt(fan_in), the product changes "
             "as sqrt(m) in wide networks."
+        )
+    if any(leaf.width_in < 1 or leaf.width_out < 1 for leaf in compared.infos.values()):
+        notes.append("the model is narrower than the base model: were model and base swapped?")
+    more = [row.path for row in rows if row.info and row.info.role is Role.VECTOR and not row.in_branch]
+    more = [path for path in more if counts[0][template(path)] > counts[1][template(path)] > 0]
+    if more:
+        notes.append(
+            f"{summary(more)} stand on the stream in every layer, as norms behind the sum do: their updates add up "
+            "with depth, which no multiplier corrects. Use norms in front of branches, or without scale and bias."
         )
     unknown = [branch for branch in facts.branches if compared.branches[branch.node] is None]
     if unknown:

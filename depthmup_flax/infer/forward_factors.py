@@ -246,7 +246,9 @@ def _terms(
         if value == 0 or math.isinf(value):
             return None
         return scaled(terms[reads[0]], 1 / value if node.op == "div" else value)
-    if len(reads) == 2 and node.op in ("mul", "dot_general") and shape.roots[reads[0]] != shape.roots[reads[1]]:
+    # Queries and keys may be parts of one product.
+    different = node.op == "dot_general" or (node.op == "mul" and shape.roots[reads[0]] != shape.roots[reads[1]])
+    if len(reads) == 2 and reads[0] != reads[1] and different:
         a, b = (terms[j] for j in reads)
         parts[i] = _union([scaled(a, common(b)), scaled(b, common(a))])
     return None

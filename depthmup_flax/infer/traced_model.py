@@ -343,10 +343,10 @@ class _Reader:
         return found
 
     def _scores(self) -> list[Scores]:
-        """What enters the exponential functions of softmax."""
+        """What enters the functions of softmax, or a sigmoid."""
         result = {}
         for i, node in enumerate(self.graph.nodes):
-            if node.op not in ("exp", "exp2") or not self.factors.terms[i]:
+            if node.op not in ("exp", "exp2", "logistic") or not self.factors.terms[i]:
                 continue
             for j, factors in self._through(node.inputs[0]).items():
                 product = self.graph.nodes[j]

@@ -188,6 +188,25 @@ def replaced(network, **fields):
         ({"labels": jnp.array([0, 1, 2, 10])}, "labels run from 0 to 10, but the network has 10 outputs"),
         ({"labels": jnp.arange(5)}, "labels have shape (5,) and type int32, but the outputs have shape (4, 10)"),
         ({"labels": None}, "labels and loss are both missing"),
+        ({"rule": "depth_mup"}, "rule is 'depth_mup': pass a Parametrization"),
+        ({"widths": 64}, "widths is 64: give integers"),
+        ({"widths": ("64", "128", "256")}, "give integers, such as widths=(128, 256, 512)"),
+        ({"seeds": 2.0}, "seeds is 2.0: use an integer"),
+        ({"labels": None, "loss": lambda y: y.mean(-1)}, "loss returns shape (4,): pass a function of the outputs"),
+        ({"labels": None, "loss": 3}, "loss is 3: pass a function"),
+        ({"build": lambda w, d: None}, "build(64, 4) returned NoneType: return a Network"),
+        (
+            {"build": lambda w, d: dataclasses.replace(build_chain(w, d), info=3)},
+            "info is int: pass a tree of ParamInfo",
+        ),
+        (
+            {"build": lambda w, d: dataclasses.replace(build_chain(w, d), optimizer=optax.adam)},
+            "pass an optax optimizer",
+        ),
+        (
+            {"build": lambda w, d: build_chain(8 * d, w), "widths": (4, 8, 16)},
+            "m = 4 at width 4 and 4 at width 8: build the model and its info with the width that build is called",
+        ),
         ({"loss": jnp.mean}, "labels and loss are both given"),
         (
             {"build": lambda w, d: dataclasses.replace(build_chain(w, d), info=Chain(w + 1, d).info())},

@@ -183,7 +183,7 @@ def test_attention_scaled_by_the_square_root_of_the_head_dimension_is_named(usua
     (scale,) = [q for q in report.quantities if q.kind == "attention scale"]
     assert scale.fit.slope == pytest.approx(0.5 if usual_scale else 0.0, abs=0.1)
     if usual_scale:
-        assert causes(report)["attention_scale"] == ("attention",)
+        assert causes(report)["attention_scale"] == ("attention/key/kernel", "attention/query/kernel")
     else:
         assert report.ok, str(report)
 

@@ -103,37 +103,54 @@ def test_a_matrix_of_a_block_whose_update_shrinks_twice_with_width_is_named():
     assert all(q.passed for q in together)  # the first matrix hides it
 
 
-def three_blocks(width, depth):
-    """Blocks of two matrices with names of their own; Adam, but one block has an extra 1/m."""
-    block = lambda n: {"down": (n, n), "up": (n, n)}
+def named_blocks(width, depth, extra=lambda path, m, r: 1.0):
+    """Blocks with names and biases of their own; Adam, with an extra factor on the updates of some parameters."""
+    m, r = width / BASE_WIDTH, depth / BASE_DEPTH
+    block = lambda n: {"down": (n, n), "up": (n, n), "bias": (n,)}
     sizes = lambda n: {"stem": (12, n), "head": (n, 10), **{f"block_{i}": block(n) for i in range(depth)}}
     is_shape = lambda leaf: isinstance(leaf, tuple)
     shapes = lambda n: jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, jnp.float32), sizes(n), is_leaf=is_shape)
 
     def init(key):
-        draw = lambda shape: jax.random.normal(key, shape) / (12 if shape[0] == 12 else shape[1]) ** 0.5
-        return jax.tree.map(draw, sizes(width), is_leaf=is_shape)
+        std = lambda shape: 0.0 if len(shape) == 1 else (shape[1] if shape[1] == 10 else shape[0]) ** -0.5
+        leaves, structure = jax.tree.flatten(sizes(width), is_leaf=is_shape)
+        keys = jax.random.split(key, len(leaves))
+        return structure.unflatten(std(s) * jax.random.normal(k, s) for k, s in zip(keys, leaves, strict=True))
 
     def apply(params):
         h = X @ params["stem"]
         for i in range(depth):
-            h = h + 0.25 * jax.nn.relu(norm(h) @ params[f"block_{i}"]["up"]) @ params[f"block_{i}"]["down"]
-        return RULE.readout_multiplier(width / BASE_WIDTH) * h @ params["head"], {"stream": h}
+            weights = params[f"block_{i}"]
+            y = jax.nn.relu(norm(h) @ weights["up"] + weights["bias"]) @ weights["down"]
+            h = h + RULE.residual_multiplier(r) * y
+        return RULE.readout_multiplier(m) * h @ params["head"], {"stream": h}
 
-    branches = {"in_branch": "block_*", "depth_ratio": 1.0, "readout": "head"}
-    info = dm.infer_info(shapes(width), shapes(BASE_WIDTH), **branches)
-    slow = jax.tree_util.tree_map_with_path(
-        lambda path, _: BASE_WIDTH / width if "block_2" in str(path) else 1.0, info, is_leaf=is_info
+    info = dm.infer_info(shapes(width), shapes(BASE_WIDTH), in_branch="block_*", depth_ratio=r, readout="head")
+    factors = jax.tree_util.tree_map_with_path(
+        lambda path, _: extra(jax.tree_util.keystr(path), m, r), info, is_leaf=is_info
     )
-    extra = optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, updates, slow))
-    return Network(init, apply, info, optax.chain(dm.adamw(3e-3, info, RULE), extra))
+    times = optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, updates, factors))
+    return Network(init, apply, info, optax.chain(dm.adamw(3e-3, info, RULE), times))
 
 
-def test_one_layer_among_equal_ones_whose_updates_shrink_twice_is_found():
-    report = coord_check(three_blocks, Y, rule=RULE, width=64, depth=3, widths=(32, 64, 128), steps=1, seeds=2)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("axis", "extra", "expected"),
+    [
+        ("width", lambda path, m, r: 1 / m if "block_2" in path else 1.0, {"up": -2.0, "down": -2.0, "bias": -1.0}),
+        ("width", lambda path, m, r: 1 / m if "bias" in path else 1.0, {"bias": -1.0}),
+        ("depth", lambda path, m, r: r**0.5 if "block_0" in path else 1.0, {"up": 0.0, "down": 0.0, "bias": 0.0}),
+    ],
+    ids=["one layer over width", "biases", "one layer over depth"],
+)
+def test_one_wrong_layer_among_right_ones_and_wrong_biases_are_found(axis, extra, expected):
+    sizes = {"widths": (32, 64, 128)} if axis == "width" else {"depths": (4, 8, 16)}
+    build = lambda width, depth: named_blocks(width, depth, extra)
+    report = coord_check(build, Y, rule=RULE, width=32, depth=3, **sizes, steps=1, seeds=2)
     wrong = {q.name: q.fit.slope for q in report.failures if q.kind == "update"}
-    assert wrong == {f"block_*/{name}": pytest.approx(-2.0, abs=0.05) for name in ("up", "down")}
-    assert next(iter(causes(report))) == "updates_too_small_in_width"
+    assert wrong == {f"block_*/{name}": pytest.approx(slope, abs=0.05) for name, slope in expected.items()}
+    growth = "missing_depth_update_factor" if axis == "depth" else "updates_too_small_in_width"
+    assert next(iter(causes(report))) == growth
 
 
 def test_a_shortcut_projection_in_in_branch_is_named():

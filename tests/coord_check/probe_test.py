@@ -1,11 +1,15 @@
 """A failed check reads the forward pass for the cause, where it can."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
+import optax
 import pytest
-from chains import RULE, X, causes, check
+from chains import BASE_WIDTH, RULE, Chain, X, Y, causes, check
 
 import depthmup_flax as dm
-from depthmup_flax.coord_check import Source
+from depthmup_flax.coord_check import Source, coord_check
 
 
 def readable(chain):
@@ -32,6 +36,18 @@ def test_a_missing_factor_has_its_weights_if_the_code_can_be_read_and_its_name_i
     assert causes(report)["readout_not_scaled"] == (("head/kernel",) if read else ("head",))
 
 
+def test_a_mistake_in_the_code_fails_even_if_sizes_do_not_show_it():
+    """The audited model lacks what the measured one has: a stand-in for a mistake that small networks hide."""
+    hidden = lambda chain: readable(dataclasses.replace(chain, readout_multiplier=False))
+    report = check("width", source=hidden, seeds=2)
+    assert not report.failures
+    assert not report.ok
+    assert list(causes(report)) == ["readout_not_scaled"]
+    assert "FAIL, though these sizes do not show it (readout_not_scaled)" in str(report)
+    assert check("width", source=readable, seeds=2).ok
+
+
+@pytest.mark.slow
 def test_what_is_wrong_with_the_optimizer_is_not_hidden_by_a_forward_pass_without_mistakes():
     optimizer = lambda info: dm.adamw(3e-3, info, RULE.replace(gamma=0.0))
     report = check("depth", make_optimizer=optimizer, source=readable)
@@ -46,6 +62,7 @@ def test_weights_that_every_block_shares_fail_by_their_number_of_uses():
     assert "repeated_weights" in causes(report)
 
 
+@pytest.mark.slow
 def test_one_standard_deviation_at_every_width_fails_by_the_initial_weights_alone():
     """Activations may hide it at small widths, where the stem decides them; initial weights hide nothing."""
     report = check("width", fixed_std=True, seeds=2)
@@ -53,3 +70,37 @@ def test_one_standard_deviation_at_every_width_fails_by_the_initial_weights_alon
     assert (start.name, start.verdict) == ("blocks/dense/kernel", "grows")
     assert start.fit.slope == pytest.approx(0.0, abs=0.02)
     assert start.expected == -0.5
+
+
+def scaled_start(power, *names):
+    """A builder of chains some of whose weights start with an extra power of the width."""
+
+    def build(width, depth):
+        network = Chain(width, depth).network()
+        factor = lambda path: (width / BASE_WIDTH) ** power if any(name in str(path) for name in names) else 1.0
+        times = lambda path, leaf: factor(path) * leaf
+        return dataclasses.replace(network, init=lambda k: jax.tree_util.tree_map_with_path(times, network.init(k)))
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("power", "name", "cause"),
+    [(0.5, "head", "readout_init_grows_with_width"), (-0.5, "dense", "hidden_init_falls_with_width")],
+)
+def test_initial_values_with_a_wrong_power_of_the_width_have_a_name(power, name, cause):
+    report = coord_check(
+        scaled_start(power, name), Y, rule=RULE, width=64, depth=4, widths=(64, 128, 256), steps=1, seeds=2
+    )
+    assert next(iter(causes(report))) == cause
+
+
+def test_what_is_not_finite_is_called_that():
+    broken = lambda width, depth: dataclasses.replace(
+        (chain := Chain(width, depth)).network(), apply=lambda params: chain.apply(params, jnp.nan * X)
+    )
+    exploding = lambda width, depth: Chain(width, depth).network(lambda info: optax.sgd(1e30))
+    for build, text in ((broken, "not finite before any step"), (exploding, "lower the learning rate")):
+        report = coord_check(build, Y, rule=RULE, width=16, depth=4, widths=(16, 32, 64), steps=2, seeds=2)
+        assert list(causes(report)) == ["not_finite"]
+        assert text in report.causes[0].text

@@ -323,6 +323,19 @@ def test_a_pooling_head_is_outside_of_branches(post_norm):
     assert role_of(result, "blocks/norm_1/scale") == (Role.VECTOR, 1, 2, not post_norm, 1 if post_norm else 2)
 
 
+def test_the_attention_scale_is_read_where_one_matrix_makes_queries_keys_and_values():
+    assert audited(style="dims", edit="fused").ok
+    assert names(audited(style="dims", edit="fused_sqrt_scale")) == ["attention_scale"]
+
+
+def test_what_no_multiplier_corrects_is_noted():
+    notes = " ".join(audit(*both(PooledViT, post_norm=True), IMAGES).notes)
+    assert "blocks/norm_*/scale" in notes
+    assert "stand on the stream in every layer" in notes
+    assert "stand on the stream" not in " ".join(audit(*both(PooledViT, post_norm=False), IMAGES).notes)
+    assert "were model and base swapped?" in " ".join(audit(*both(Latents)[::-1], VECTORS).notes)
+
+
 def test_branches_that_are_added_together_are_one():
     result = audited(parallel=True)
     assert result.ok

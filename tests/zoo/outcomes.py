@@ -58,7 +58,7 @@ def outcome(tool: str, name: str) -> Outcome:
     try:
         if tool == "check":
             report = case.check()
-            open_only = all(q.verdict in NO_ANSWER for q in report.failures)
+            open_only = report.failures and all(q.verdict in NO_ANSWER for q in report.failures)
             verdict = PASS if report.ok else UNCLEAR if open_only else FAIL
             names = tuple(cause.name for cause in report.causes)
         else:
