@@ -31,7 +31,6 @@ class Mistake:
     optimizer: Optimizer | None = None
     rule: dm.Parametrization | None = None  # that the user takes, if wrong
     in_forward: bool = False
-    also: tuple[str, ...] = ()  # other names with the same remedy, between which measurements cannot tell
     in_info: bool = False
     widths: tuple[int, ...] = ()  # that show it, if those of the style are too small
 

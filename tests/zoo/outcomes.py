@@ -26,7 +26,6 @@ class Outcome:
     verdict: str
     names: tuple[str, ...]  # causes or findings, in the order in which they are printed
     wanted: str | None  # the right name; ``None`` if nothing is wrong
-    also: tuple[str, ...]  # other names with the same remedy
     seconds: float
 
     @property
@@ -38,7 +37,7 @@ class Outcome:
             return RIGHT if self.wanted is None else FALSE_PASS
         if self.wanted is None:
             return FALSE_FAIL
-        return RIGHT if self.names and self.names[0] in (self.wanted, *self.also) else WRONG_CAUSE
+        return RIGHT if self.names[:1] == (self.wanted,) else WRONG_CAUSE
 
     def __str__(self) -> str:
         said = ", ".join((self.verdict, *self.names))
@@ -54,7 +53,6 @@ def outcome(tool: str, name: str) -> Outcome:
     """Runs one case."""
     case, start = CASES[name], time.perf_counter()
     wanted = case.mistake and case.mistake.cause
-    also = case.mistake.also if case.mistake and tool == "check" else ()
     try:
         if tool == "check":
             report = case.check()
@@ -66,7 +64,7 @@ def outcome(tool: str, name: str) -> Outcome:
             verdict, names = PASS if audit.ok else FAIL, tuple(finding.name for finding in audit.findings)
     except InputError as error:
         verdict, names = REFUSED, (str(error),)
-    return Outcome(tool, name, verdict, tuple(dict.fromkeys(names)), wanted, also, time.perf_counter() - start)
+    return Outcome(tool, name, verdict, tuple(dict.fromkeys(names)), wanted, time.perf_counter() - start)
 
 
 def confusion(outcomes: Sequence[Outcome]) -> str:

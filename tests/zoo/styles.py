@@ -14,7 +14,7 @@ from depthmup_flax.infer.parameter_trees import Globs
 
 from . import image_models, language_models, mlps
 from .edits import LOOPED_RULE, RULE, Edits
-from .mistakes import GENERAL, Mistake, extra_depth, extra_width, wrong_axes, wrong_globs
+from .mistakes import Mistake, extra_depth, extra_width, wrong_axes, wrong_globs
 
 Overrides = Mapping[str, dm.Axes]
 
@@ -88,11 +88,8 @@ STYLES: Mapping[str, Style] = {
     ),
     "mlp_post_norm": Style(
         lambda width, depth, edits: mlps.ResidualMLP(width, depth, edits, post_norm=True),
-        ("before_norm", "plain_adam"), in_branch="blocks", stacked="blocks",
-        own_mistakes={
-            "no_multiplier": dataclasses.replace(GENERAL["no_multiplier"], also=("norm_cancels_multiplier",)),
-            "slow_in_depth": extra_depth("blocks/down/kernel"),
-        },
+        ("before_norm", "no_multiplier", "plain_adam"), in_branch="blocks", stacked="blocks",
+        own_mistakes={"slow_in_depth": extra_depth("blocks/down/kernel")},
     ),
     "mlp_projection": Style(
         mlps.ProjectionMLP, ("shortcut", "decay_inside"), in_branch=("block_*_dense", "block_*_norm"),

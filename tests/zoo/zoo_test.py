@@ -56,7 +56,7 @@ def test_the_check_passes_deeper_right_models_and_names_their_mistakes(name):
 
 
 def test_the_table_counts_what_a_tool_got_wrong():
-    wrong = Outcome("check", "mlp", "FAIL", ("unknown",), None, (), 2.0)
+    wrong = Outcome("check", "mlp", "FAIL", ("unknown",), None, 2.0)
     missed = dataclasses.replace(wrong, verdict="PASS", names=(), wanted="readout_not_scaled")
     unnamed = dataclasses.replace(wrong, wanted="readout_not_scaled")
     lines = confusion([wrong, missed, unnamed]).splitlines()
