@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from depthmup_flax.coord_check.audited import code_findings
 from depthmup_flax.coord_check.diagnosis import Evidence, diagnose
 from depthmup_flax.coord_check.layer_names import Collapse, collapsers, collect_layers, sample_blocks
 from depthmup_flax.coord_check.measure import Loss, Measurement
@@ -25,6 +26,7 @@ from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, OUTPUT, Record,
 from depthmup_flax.coord_check.report import Report
 from depthmup_flax.coord_check.verdict import judge
 from depthmup_flax.errors import InputError
+from depthmup_flax.infer.audit_table import Finding
 from depthmup_flax.precision import products_in
 from depthmup_flax.rule.info_trees import flatten_info, param_count
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
@@ -104,15 +106,12 @@ def coord_check(
     layers = collect_layers(infos, shapes, collapses, [n.uses for n in networks], sizes)
     table = Table(records, layers.readout_activations)
     quantities = judge(table, rule, tolerance, layers)
-    audited = {}
-    for axis in table.axes():
-        of_axis = [i for i, size in enumerate(sizes) if size.axis == axis]
-        small, large = (pick(of_axis, key=lambda i: sizes[i].size) for pick in (min, max))
-        audited[axis] = (networks[large].network, networks[small].network, collapses[large])
-    probe = Probe(networks[0].network, loss, collapses[0], audited)
-    causes = diagnose(Evidence(table, quantities, rule, layers, tolerance, probe))
+    found = {axis: _audited(axis, sizes, networks, collapses, rule) for axis in table.axes()}
+    probe = Probe(networks[0].network, loss, collapses[0])
+    causes = diagnose(Evidence(table, quantities, rule, layers, tolerance, probe, found))
     low = sorted({network.precision for network in networks if network.precision})
-    return Report(records, quantities, causes, rule, seeds, tolerance, tuple(notes(table, layers, low)))
+    unread = [axis for axis, findings in found.items() if findings is None and networks[0].network.source]
+    return Report(records, quantities, causes, rule, seeds, tolerance, tuple(notes(table, layers, low, unread)))
 
 
 def _blocks(infos: Sequence[Mapping[str, ParamInfo]], collapses: Sequence[Collapse]) -> list[list[np.ndarray]]:
@@ -123,6 +122,19 @@ def _blocks(infos: Sequence[Mapping[str, ParamInfo]], collapses: Sequence[Collap
         if len({info[path].shape[0] for info in infos if path in info and leaf.shape}) > 1
     }
     return [sample_blocks(info, collapse, stacked) for info, collapse in zip(infos, collapses, strict=True)]
+
+
+def _audited(
+    axis: str,
+    sizes: Sequence[Size],
+    networks: Sequence[Traced],
+    collapses: Sequence[Collapse],
+    rule: Parametrization,
+) -> list[Finding] | None:
+    """`code_findings` of the largest network of an axis."""
+    of_axis = sorted((size.size, i) for i, size in enumerate(sizes) if size.axis == axis)
+    (_, small), (_, large) = of_axis[0], of_axis[-1]
+    return code_findings(axis, networks[large].network, networks[small].network, collapses[large], rule)
 
 
 def _measured(measurements: Sequence[Measurement], say: Callable[[str], None]) -> list[Record]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from depthmup_flax.coord_check.layer_names import Layers
 from depthmup_flax.coord_check.notes import RANDOM_START, random_to_few_features
@@ -21,6 +21,7 @@ from depthmup_flax.coord_check.verdict import (
     VANISHES,
     Quantity,
 )
+from depthmup_flax.infer.audit_table import Finding
 from depthmup_flax.power_fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO
 from depthmup_flax.rule.parametrization import WIDTH_RULES, Parametrization, Role
 
@@ -44,7 +45,10 @@ class Cause:
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What a diagnosis is based on: all records, the judged quantities, the rule in use, the layers of the networks."""
+    """What a diagnosis is based on: all records, the judged quantities, the rule in use, the layers of the networks.
+
+    ``found`` is axis -> `code_findings`.
+    """
 
     table: Table
     quantities: Sequence[Quantity]
@@ -52,6 +56,7 @@ class Evidence:
     known: Layers
     tolerance: float
     probe: Probe
+    found: Mapping[str, Sequence[Finding] | None]
 
     def failed(self, axis: str, kind: str, group: str | None = None, name: str | None = None) -> list[Quantity]:
         """Quantities that grow or explode, or that are unclear but above the tolerance."""
@@ -160,8 +165,8 @@ def diagnose(evidence: Evidence) -> list[Cause]:
     What `audit` finds in the code is a cause even where the sizes tried do not show it.
     """
     failures = [q for q in evidence.quantities if not q.passed]
-    text = "the outputs do not move when everything trains: set a learning rate above 0, without warm-up."
     if any((q.kind, q.group, q.verdict) == ("change", EVERYTHING, ZERO) for q in failures):
+        text = "the outputs do not move when everything trains: set a learning rate above 0, without warm-up."
         return [Cause("nothing_trains", (OUTPUT,), text)]
     if failures and (text := _not_finite(evidence.table)):
         return [Cause("not_finite", (OUTPUT,), text)]
@@ -202,13 +207,12 @@ _FORWARD = frozenset(
 
 def _read(e: Evidence) -> tuple[list[Cause], bool]:
     """What `audit` finds in the largest networks, and whether it could read them."""
-    found = {axis: e.probe.findings(axis, e.rule) for axis in e.table.axes()}
     causes = [
         Cause(f.name, f.paths, f"read from the code, the smallest {axis} as the base model: {f.text} Write: {f.code}")
-        for axis, findings in found.items()
+        for axis, findings in e.found.items()
         for f in findings or ()
     ]
-    return causes, None not in found.values()
+    return causes, None not in e.found.values()
 
 
 def _not_finite(table: Table) -> str:

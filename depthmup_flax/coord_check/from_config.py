@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -62,7 +63,9 @@ def check_config(
         model = experiment.model.clone(width=width, depth=depth)
         info = param_info(model, model.base(), dataset.input_spec)
         optimizer = make_optimizer(config, info, experiment.parametrization)
-        return linen_network(model, inputs, info=info, optimizer=optimizer, train=True)
+        network = linen_network(model, inputs, info=info, optimizer=optimizer, train=True)
+        # Its layers are annotated for the config's base, so they cannot be audited against another one.
+        return dataclasses.replace(network, source=None)
 
     return coord_check(
         build,

@@ -18,12 +18,18 @@ RANDOM_START = (
 )
 
 
-def notes(table: Table, layers: Layers, precisions: Sequence[str]) -> list[str]:
-    """All notes; ``precisions`` are those below float32 in which forward passes are written."""
+def notes(table: Table, layers: Layers, precisions: Sequence[str], unread: Sequence[str]) -> list[str]:
+    """All notes.
+
+    ``precisions`` are those below float32 in which forward passes are written; ``unread`` are the axes over which the
+    code could not be audited.
+    """
     low = f"the forward pass is written in {' and '.join(precisions)}; the check computes it in float32."
+    audit = f"the code could not be audited over {' and '.join(unread)}, so measurements alone decide there: dm.audit "
     random = random_to_few_features(table, layers)
     return [
         *([low] if precisions else []),
+        *([f"{audit}on these networks says why."] if unread else []),
         *([f"{RANDOM_START} These are {', '.join(random)}."] if random else []),
         *_laziness(table),
     ]

@@ -1,9 +1,9 @@
-"""Questions to the networks that only a failed check asks."""
+"""Questions to one small network that only a failed check asks."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,63 +11,16 @@ import numpy as np
 
 from depthmup_flax.coord_check.layer_names import Collapse
 from depthmup_flax.coord_check.networks import Network
-from depthmup_flax.infer.audit import audit
-from depthmup_flax.infer.audit_table import Finding, summary
-from depthmup_flax.infer.missing_factors import same_role
 from depthmup_flax.rule.info_trees import flatten_info
-from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """The smallest network, the loss of its outputs, the names of its parameters in the report, and what to audit.
-
-    ``audited`` is axis -> (the largest network, the smallest, the names of the largest one's parameters).
-    """
+    """A network, the loss of its outputs, and the names of its parameters in the report."""
 
     network: Network
     loss: Callable[[jax.Array], jax.Array]
     collapse: Collapse
-    audited: Mapping[str, tuple[Network, Network, Collapse]] = dataclasses.field(default_factory=dict)
-
-    def findings(self, axis: str, rule: Parametrization) -> list[Finding] | None:
-        """What `audit` finds in the largest network, compared with the smallest; ``None`` if it cannot read them.
-
-        Paths are those of the report.
-        """
-        if axis not in self.audited:
-            return None
-        network, base, collapse = self.audited[axis]
-        if network.source is None or base.source is None:
-            return None
-        info = flatten_info(network.info)
-        inside = {path for path, leaf in info.items() if leaf.in_branch}
-        source = network.source
-        try:
-            result = audit(
-                source.model,
-                base.source.model,
-                source.x,
-                rule=rule,
-                # At one depth, a branch that is there once at every depth cannot be told from the others.
-                in_branch=inside.__contains__ if inside and axis == "depth" else None,
-                depth_ratio=_depth_ratio(info, flatten_info(base.info)) if axis == "depth" else None,
-                output=source.output,
-                **source.kwargs,
-            )
-        except Exception:  # a model that cannot be read must not lose the measurements
-            return None
-        found = [finding for finding in result.findings if finding.certain]
-        if axis == "width":  # at one width, the trace reads roles by place
-            wrong: dict[tuple[Role, Role], list[str]] = {}
-            for row in result.rows:
-                if row.info and row.path in info and not same_role(row.info, info[row.path]):
-                    wrong.setdefault((info[row.path].role, row.info.role), []).append(row.path)
-            for (given, read), paths in wrong.items():
-                text = f"info has {summary(paths)} as {given}; the trace reads {read}."
-                found.append(Finding("wrong_role", tuple(paths), text, "info = audit.info"))
-        renamed = lambda paths: tuple(dict.fromkeys(collapse(path) for path in paths))
-        return [dataclasses.replace(f, paths=renamed(f.paths)) for f in found]
 
     def before_norms(self, paths: Sequence[str]) -> list[str]:
         """The weights among ``paths`` whose size does not matter to the loss: a norm follows.
@@ -105,9 +58,3 @@ class Probe:
             for other in others
             for half, a, b in zip(halves, first, other, strict=True)
         )
-
-
-def _depth_ratio(info: Mapping[str, ParamInfo], base: Mapping[str, ParamInfo]) -> float | None:
-    """The ratio of the depths of two networks, as their user counts them."""
-    ratio, base_ratio = ({leaf.depth_ratio for leaf in of.values() if leaf.in_branch} for of in (info, base))
-    return ratio.pop() / base_ratio.pop() if len(ratio) == len(base_ratio) == 1 else None

@@ -1,4 +1,4 @@
-"""A failed check reads the forward pass for the cause, where it can."""
+"""What the check reads in the code, and what initial values, repeated weights and NaN are called."""
 
 import dataclasses
 
