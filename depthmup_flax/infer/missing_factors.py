@@ -297,7 +297,7 @@ def misplaced(infos: Mapping[str, ParamInfo], inside: Collection[str], facts: Tr
     lacking = [path for path, leaf in infos.items() if leaf.in_branch and path not in inside]
     result = []
     if extra:
-        what = "a projected shortcut" if set(extra) <= set(facts.projections) else "outside of branches"
+        what = "on a projected shortcut" if set(extra) <= set(facts.projections) else "outside of branches"
         text = f"in_branch has {summary(extra)}, which the trace finds {what}: their updates would shrink with depth."
         result.append(Finding("shortcut_in_branch", tuple(extra), text, "info = audit.info"))
     if lacking:
