@@ -29,7 +29,7 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.infer.audit_table import Finding
 from depthmup_flax.precision import products_in
 from depthmup_flax.rule.info_trees import flatten_info, param_count
-from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, require_parametrization
 
 _COMPILERS = 4  # threads; a compilation of a large network may take a GB
 
@@ -83,8 +83,7 @@ def coord_check(
       InputError: too few sizes or seeds, networks that do not grow with their sizes, or labels that do not fit the
         outputs; before anything trains.
     """
-    if not isinstance(rule, Parametrization):
-        raise InputError(f"rule is {rule!r}: pass a Parametrization, such as dm.get_parametrization('depth_mup').")
+    require_parametrization(rule)
     _require_plan(widths, depths, width, depth, steps, seeds, tolerance)
     sizes = [Size("width", w, w, depth) for w in widths] + [Size("depth", d, width, d) for d in depths]
     networks = [traced(_built(build, size)) for size in sizes]

@@ -78,10 +78,6 @@ class Evidence:
         """Paths of the weights of a role."""
         return [path for path, leaf in self.known.weights.items() if leaf.role is role]
 
-    def random_to_few_features(self) -> list[str]:
-        """Weights that should start at zero, or fall faster with width."""
-        return random_to_few_features(self.table, self.known)
-
     def weight_slope(self, axis: str, path: str) -> float:
         """Exponent of a parameter's initial root mean square; NaN if it starts at zero."""
         return self.table.fit(axis, EVERYTHING, "weight", path, 0).slope
@@ -419,7 +415,7 @@ def _training_mistakes(e: Evidence) -> Iterator[_Mistake]:
         )
         yield "missing_width_update_factor", e.updates("width", GROWS), text
         grows = e.failed("width", "change")
-        yield "random_start_of_few_features", e.random_to_few_features() if grows else [], RANDOM_START
+        yield "random_start_of_few_features", random_to_few_features(e.table, e.known) if grows else [], RANDOM_START
     text = (
         "updates inside branches do not shrink with depth as r^-gamma: make the optimizer with depthmup(direction, "
         "info, rule, ...), where info records them as in_branch with their depth_ratio."

@@ -45,9 +45,7 @@ class Layers:
 
     def group(self, path: str) -> str:
         """The group in which a weight trains alone, or a vector with the others."""
-        if path in self.vectors:
-            return BRANCH_VECTORS if self.vectors[path].in_branch else OTHER_VECTORS
-        return self.group_of_weight[path]
+        return _group_of_vector(self.vectors[path]) if path in self.vectors else self.group_of_weight[path]
 
     def weights_of(self, group: str) -> dict[str, ParamInfo]:
         """The weights that train in a group of their own."""
@@ -159,9 +157,7 @@ def sample_blocks(info: Mapping[str, ParamInfo], collapse: Collapse, stacked: Co
 
 def groups_of_parameter(path: str, leaf: ParamInfo, collapse: Collapse) -> list[str]:
     """The groups other than `EVERYTHING` in which a parameter trains."""
-    own = _group_of(collapse(path))
-    if _is_vector(leaf):
-        own = BRANCH_VECTORS if leaf.in_branch else OTHER_VECTORS
+    own = _group_of_vector(leaf) if _is_vector(leaf) else _group_of(collapse(path))
     return [own, BRANCHES] if leaf.in_branch else [own]
 
 
@@ -222,6 +218,10 @@ def _equal_layers(info: Mapping[str, ParamInfo], paths: Collection[str]) -> bool
 
 def _is_vector(leaf: ParamInfo) -> bool:
     return leaf.role in (Role.VECTOR, Role.FIXED)
+
+
+def _group_of_vector(leaf: ParamInfo) -> str:
+    return BRANCH_VECTORS if leaf.in_branch else OTHER_VECTORS
 
 
 def _group_of(path: str) -> str:

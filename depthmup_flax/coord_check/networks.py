@@ -19,14 +19,13 @@ from depthmup_flax.coord_check.parameter_uses import ParameterUses, parameter_us
 from depthmup_flax.coord_check.recorded_sizes import OUTPUT, SCORES
 from depthmup_flax.errors import InputError
 from depthmup_flax.infer.initial_scale import init_factors, multiplied
-from depthmup_flax.infer.traced_model import arguments_of
+from depthmup_flax.infer.traced_model import Output, arguments_of, selected
 from depthmup_flax.rule.info_trees import is_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
 from depthmup_flax.types import ArrayTree, InfoTree
 
 Activations = dict[str, jax.Array]
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
-Output = str | int | Callable[[Any], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Source:
 
     model: Any
     x: ArrayTree
-    output: Output | None = None
+    output: Output = None
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -49,7 +48,7 @@ class Network:
         is one array, or one name per layer.
       info: tree of `ParamInfo` with the structure of the parameters.
       optimizer: complete optax optimizer, as used in training.
-      source: the model, which a failed check reads for the cause; ``None``: it judges by measurements alone.
+      source: the model, which the check audits; ``None``: it judges by measurements alone.
     """
 
     init: Callable[[jax.Array], ArrayTree]
@@ -75,7 +74,7 @@ def linen_network(
     *,
     info: InfoTree,
     optimizer: optax.GradientTransformation,
-    output: Output | None = None,
+    output: Output = None,
     rngs: Sequence[str] = (),
     mutable: Sequence[str] = (),
     **kwargs: Any,
@@ -117,7 +116,7 @@ def linen_network(
             capture_intermediates=True,
             **kwargs,
         )
-        return _selected(result, output), _named(nn.unbox(changed.get("intermediates", {})))
+        return selected(result, output), _named(nn.unbox(changed.get("intermediates", {})))
 
     return Network(lambda key: init_all(key)["params"], apply, info, optimizer, Source(model, x, output, kwargs))
 
@@ -128,7 +127,7 @@ def nnx_network(
     *,
     info: InfoTree,
     optimizer: optax.GradientTransformation,
-    output: Output | None = None,
+    output: Output = None,
     **kwargs: Any,
 ) -> Network:
     """An NNX module as a `Network`, with the arguments of `linen_network`: records the output of every submodule.
@@ -142,25 +141,10 @@ def nnx_network(
         nnx.update(module, params)
         recorded = nnx.capture(module, nnx.Intermediate, method_outputs=nnx.Intermediate)
         result, intermediates = recorded(*arguments_of(x), **kwargs)
-        return _selected(result, output), _named(nnx.to_pure_dict(intermediates))
+        return selected(result, output), _named(nnx.to_pure_dict(intermediates))
 
     source = Source(nnx.eval_shape(lambda: make(nnx.Rngs(0))), x, output, kwargs)
     return Network(lambda key: nnx.state(make(nnx.Rngs(key)), nnx.Param), apply, info, optimizer, source)
-
-
-def _selected(result: Any, output: Output | None) -> jax.Array:
-    """The outputs among the results of a call."""
-    if output is None:
-        return result
-    if callable(output):
-        return output(result)
-    if isinstance(output, str) and hasattr(result, output):
-        return getattr(result, output)
-    try:
-        return result[output]
-    except (KeyError, IndexError, TypeError) as error:
-        has = f"the keys {sorted(map(str, result))}" if isinstance(result, Mapping) else type(result).__name__
-        raise InputError(f"output is {output!r}, but the model returns {has}: name one of its results.") from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from depthmup_flax.infer.roles_from_trace import layer_axes, traced_infos
 from depthmup_flax.infer.traced_model import Model, Output, Traced, as_model, template, traced, with_base_width
 from depthmup_flax.rule.annotations import Axes
 from depthmup_flax.rule.info_trees import flatten_info
-from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role
+from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization
 from depthmup_flax.types import ArrayTree, InfoTree
 
 
@@ -105,8 +105,7 @@ def audit(
     Raises:
       InputError: the two models are not the same code, or the arguments do not fit them.
     """
-    if not isinstance(rule, Parametrization):
-        raise InputError(f"rule is {rule!r}: pass a Parametrization, such as dm.get_parametrization('depth_mup').")
+    require_parametrization(rule)
     models = as_model(model, x, "model", output, kwargs), as_model(base, x, "base", output, kwargs)
     mine, base_model = models
     layers = layer_axes(parameter_uses(mine.graph, {}).by_path())

@@ -61,15 +61,27 @@ def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Ma
     paths = list(leaves)
 
     def run(flat: Mapping[str, Any], state: ArrayTree, batch: ArrayTree) -> Any:
-        result = apply(jax.tree.unflatten(inner, [flat[path] for path in paths]), state, batch)
-        if callable(output):
-            return output(result)
-        return result if output is None else result[output]
+        return selected(apply(jax.tree.unflatten(inner, [flat[path] for path in paths]), state, batch), output)
 
     shapes = {path: trees.abstract(leaf) for path, leaf in leaves.items()}
     return Model(
         leaves, structure, {path: shape.shape for path, shape in shapes.items()}, trace(run, shapes, state, inputs)
     )
+
+
+def selected(result: Any, output: Output) -> Any:
+    """The outputs among the results of a call."""
+    if output is None:
+        return result
+    if callable(output):
+        return output(result)
+    if isinstance(output, str) and not isinstance(result, Mapping) and hasattr(result, output):
+        return getattr(result, output)
+    try:
+        return result[output]
+    except (KeyError, IndexError, TypeError) as error:
+        has = f"the keys {sorted(map(str, result))}" if isinstance(result, Mapping) else type(result).__name__
+        raise InputError(f"output is {output!r}, but the model returns {has}: name one of its results.") from error
 
 
 def _abstract(array: Any) -> jax.ShapeDtypeStruct:

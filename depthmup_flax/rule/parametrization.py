@@ -224,6 +224,12 @@ PRESETS: Mapping[str, Parametrization] = {
 }
 
 
+def require_parametrization(rule: object) -> None:
+    """Raises `InputError` for anything else, such as the name of a preset."""
+    if not isinstance(rule, Parametrization):
+        raise InputError(f"rule is {rule!r}: pass a Parametrization, such as dm.get_parametrization('depth_mup').")
+
+
 def get_parametrization(preset: str = "depth_mup", **overrides: Any) -> Parametrization:
     """A preset by name, with any field overridden: ``get_parametrization("depth_mup", gamma0=0.5)``."""
     if preset not in PRESETS:

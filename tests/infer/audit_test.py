@@ -328,6 +328,16 @@ def test_the_attention_scale_is_read_where_one_matrix_makes_queries_keys_and_val
     assert names(audited(style="dims", edit="fused_sqrt_scale")) == ["attention_scale"]
 
 
+def test_a_key_of_the_results_may_be_called_as_a_method_of_dictionaries():
+    as_dictionary = lambda model: (
+        lambda params, x: {"values": model.apply({"params": params}, x)},
+        jax.eval_shape(model.init, jax.random.key(0), VECTORS)["params"],
+    )
+    assert audit(*map(as_dictionary, both(Latents)), VECTORS, output="values").ok
+    with pytest.raises(InputError, match=r"output is 'logits', but the model returns the keys \['values'\]"):
+        audit(*map(as_dictionary, both(Latents)), VECTORS, output="logits")
+
+
 def test_what_no_multiplier_corrects_is_noted():
     notes = " ".join(audit(*both(PooledViT, post_norm=True), IMAGES).notes)
     assert "blocks/norm_*/scale" in notes
