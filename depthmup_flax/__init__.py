@@ -22,9 +22,17 @@ if TYPE_CHECKING:
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
     from depthmup_flax.rule.annotations import Axes, annotated, residual_scope
     from depthmup_flax.rule.directions import entrywise
+    from depthmup_flax.rule.muon import muon
     from depthmup_flax.rule.optimizer import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
     from depthmup_flax.rule.param_table import param_table
-    from depthmup_flax.rule.parametrization import PRESETS, Parametrization, ParamInfo, Role, get_parametrization
+    from depthmup_flax.rule.parametrization import (
+        PRESETS,
+        Geometry,
+        Parametrization,
+        ParamInfo,
+        Role,
+        get_parametrization,
+    )
     from depthmup_flax.rule.phase_diagram import Classification, classify
     from depthmup_flax.rule.roles import param_info
 
@@ -35,6 +43,7 @@ __all__ = [
     "Classification",
     "Conv",
     "Dense",
+    "Geometry",
     "InputError",
     "Norm",
     "ParamInfo",
@@ -57,6 +66,7 @@ __all__ = [
     "freeze",
     "get_parametrization",
     "infer_info",
+    "muon",
     "param_info",
     "param_table",
     "rescale_init",
@@ -73,9 +83,10 @@ _NAMES = {
     "nn.layers": "Conv Dense Norm Readout ResidualBranch",
     "rule.annotations": "Axes annotated residual_scope",
     "rule.directions": "entrywise",
+    "rule.muon": "muon",
     "rule.optimizer": "adamw clip_by_global_rms depthmup freeze scale_by_depthmup sgd",
     "rule.param_table": "param_table",
-    "rule.parametrization": "PRESETS Parametrization ParamInfo Role get_parametrization",
+    "rule.parametrization": "PRESETS Geometry Parametrization ParamInfo Role get_parametrization",
     "rule.phase_diagram": "Classification classify",
     "rule.roles": "param_info",
 }

@@ -23,7 +23,7 @@ from depthmup_flax.coord_check.verdict import (
 )
 from depthmup_flax.infer.audit_table import Finding
 from depthmup_flax.power_fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO
-from depthmup_flax.rule.parametrization import WIDTH_RULES, Parametrization, Role
+from depthmup_flax.rule.parametrization import WIDTH_RULES, Geometry, Parametrization, Role
 
 _CLEARLY = 0.25  # exponents of different causes differ by 1/2 or more; half of that separates them
 
@@ -105,7 +105,7 @@ class Evidence:
         if axis == "depth":
             expected = -rule.alpha if leaf.in_branch else 0.0
         elif rule.width == "mup":
-            exponents = WIDTH_RULES[leaf.role]
+            exponents = WIDTH_RULES[Geometry.LINEAR][leaf.role]
             expected = -float(exponents.gradient_in + exponents.gradient_out)
         fit = self.table.fit(axis, self.known.group(path), "gradient", path, 0)
         return fit.slope - expected if fit.state == "fitted" and math.isfinite(fit.slope) else 0.0

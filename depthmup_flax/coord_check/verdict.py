@@ -20,7 +20,7 @@ from depthmup_flax.coord_check.recorded_sizes import (
 )
 from depthmup_flax.coord_check.trend import Trend, fit_trend
 from depthmup_flax.power_fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO, Fit, fit_power
-from depthmup_flax.rule.parametrization import WIDTH_RULES, Parametrization, ParamInfo, Role
+from depthmup_flax.rule.parametrization import WIDTH_RULES, Geometry, Parametrization, ParamInfo, Role
 
 # Verdicts on an exponent, compared with the expected one.
 FLAT, CONVERGES, GROWS, VANISHES, UNCLEAR = "flat", "converges", "grows", "vanishes", "unclear"
@@ -77,7 +77,7 @@ def expected_update(axis: str, leaf: ParamInfo, rule: Parametrization) -> float:
     """The exponent of a weight's update: it follows ``n^-c L^-gamma`` (TP6 Definition 6.1)."""
     if axis == "depth":
         return -rule.gamma if leaf.in_branch else 0.0
-    return float(WIDTH_RULES[leaf.role].update_in) if rule.width == "mup" else 0.0
+    return float(WIDTH_RULES[Geometry.SIGN][leaf.role].update_in) if rule.width == "mup" else 0.0
 
 
 def expected_start(axis: str, leaf: ParamInfo, rule: Parametrization) -> float | None:

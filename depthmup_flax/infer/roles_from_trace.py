@@ -124,9 +124,29 @@ def traced_infos(
             continue
         decay = infer_decay(shapes)
         decayed = reading.role not in (Role.VECTOR, Role.FIXED) if decay is None else decay
-        infos[path] = ParamInfo(reading.role, shape, reading.width_in, reading.width_out, inside, ratio, decay=decayed)
+        into, out = matrix_axes(reading.role, uses)
+        infos[path] = ParamInfo(
+            reading.role,
+            shape,
+            reading.width_in,
+            reading.width_out,
+            inside,
+            ratio,
+            decay=decayed,
+            in_axes=into,
+            out_axes=out,
+        )
     width = model_width(infos, traced.readouts)
     return {path: dataclasses.replace(leaf, model_width=width) for path, leaf in infos.items()}, unread
+
+
+def matrix_axes(role: Role, uses: Sequence[Use]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The dimensions that every use contracts, and those that it keeps; none if uses differ, or of a vector."""
+    sides = {(tuple(sorted(use.into)), tuple(sorted(use.out))) for use in uses if use.kind != ENTRYWISE}
+    if role in (Role.VECTOR, Role.FIXED) or len(sides) != 1:
+        return (), ()
+    ((into, out),) = sides
+    return (into, out) if into and out else ((), ())
 
 
 def model_width(infos: Mapping[str, ParamInfo], readouts: Collection[str]) -> float:

@@ -234,6 +234,17 @@ def _gathered_jvp(
     return _split_then_whole(*params, split, whole), jax.lax.with_sharding_constraint(*tangents, split)
 
 
+def one_matrix_per_device(x_BxIxO: jax.Array) -> jax.Array:
+    """``[B, in, out]``: whole matrices, spread over all devices, for work on each that needs all of it.
+
+    Of more matrices than devices each device gets some; of fewer, some get none.
+    """
+    mesh = _mesh.value
+    if mesh is None or mesh.size == 1:
+        return x_BxIxO
+    return jax.lax.with_sharding_constraint(x_BxIxO, NamedSharding(mesh, PartitionSpec(MESH_AXES)))
+
+
 def own_gradient(param: jax.Array, names: AxisNames) -> jax.Array | None:
     """``param``, if its gradient is to be computed in its own dtype; ``None`` if in that of the layer.
 

@@ -90,13 +90,14 @@ def require_function_of_own_gradients(inner: optax.GradientTransformation, param
                 f"inner updates an entry of {path_name(path)!r} by the gradients of other entries (a norm, a mean, a "
                 "matrix product or a test of all entries), but the rule is for entrywise directions. Clip with "
                 "clip_rms; put what looks at all gradients around the finished optimizer; pass "
-                "depthmup_flax.entrywise(inner) if you know that it does not matter."
+                "depthmup_flax.entrywise(inner) if you know that it does not matter, or geometry='two_sided' if "
+                "updates have singular values of order one, as Shampoo's and SOAP's."
             )
         if source.parameters:
             raise InputError(
                 f"inner updates {path_name(path)!r} by the values of the parameters (weight decay, a trust ratio or "
                 "a reference point), but the rule is for functions of the gradients alone. Decay with weight_decay; "
-                "pass a direction without the rest."
+                "pass a direction without the rest; for updates with the weights' norm pass geometry='norm_matched'."
             )
 
 

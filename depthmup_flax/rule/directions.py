@@ -22,7 +22,7 @@ import optax
 
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.rule.dependence import require_function_of_own_gradients
-from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.rule.parametrization import Geometry, Parametrization
 from depthmup_flax.types import ArrayTree, Scalar
 
 
@@ -38,6 +38,7 @@ class Traits:
     instead: str = ""  # what to write
     outside: bool = False  # it is right around the finished optimizer, or after it
     composed: bool = False  # nothing but the transformations that it wraps
+    geometry: Geometry | None = None  # of its updates, if they are not entrywise
 
 
 def _rows(names: str, *args: Any, **fields: Any) -> dict[str, Traits]:
@@ -45,7 +46,6 @@ def _rows(names: str, *args: Any, **fields: Any) -> dict[str, Traits]:
 
 
 _LEARNS_ITS_RATE = "it chooses one learning rate from norms over all parameters, which grow with the network"
-_BY_PARAMETERS = "it multiplies updates by the size of the parameters, where the rule has factors of its own"
 _AROUND = "Put it around the finished optimizer: "
 _AFTER = "Put it after the finished optimizer: "
 
@@ -61,6 +61,11 @@ TRAITS: Mapping[str, Traits] = {
     **_rows("scale_by_acprop scale_by_ademamix scale_by_simplified_ademamix scale_by_adopt", 0),
     **_rows("scale_by_factored_rms", 0, entrywise=False),
     **_rows("set_to_zero entrywise"),
+    # Not entrywise, with a rule of their own.
+    **_rows("scale_by_muon", 0, False, geometry=Geometry.ORTHOGONAL),
+    **_rows("scale_by_trust_ratio", 0, False, geometry=Geometry.NORM_MATCHED),
+    # They multiply by the size of the weights, so what precedes them must normalize (`depthmup_flax.rule.geometry`).
+    **_rows("scale_by_param_block_norm scale_by_param_block_rms", 1, False, geometry=Geometry.NORM_MATCHED),
     # Composed of other transformations, which are read.
     **_rows("chain named_chain masked partition inject_stateful_hyperparams flatten", composed=True),
     **_rows("with_extra_args_support conditionally_mask conditionally_transform", composed=True),
@@ -91,17 +96,19 @@ TRAITS: Mapping[str, Traits] = {
         "its statistics are largest values of rows and columns, which slowly grow with their lengths",
         "Use optax.scale_by_factored_rms(), whose statistics are averages.",
     ),
-    **_rows("scale_by_trust_ratio", 0, False, _BY_PARAMETERS, "Leave it out."),
-    **_rows("scale_by_param_block_norm scale_by_param_block_rms", 1, False, _BY_PARAMETERS, "Leave it out."),
     **_rows(
         "add_decayed_weights", 1, True,
         "the rule would scale the decay, too, which then vanishes as the network grows",
         "Use weight_decay of depthmup; after scale_by_depthmup, optax.add_decayed_weights is right.",
     ),
     **_rows(
-        "scale_by_muon scale_by_shape scale_by_galore", 0, False,
-        "its update of an entry depends on other entries, but the rule is for entrywise directions",
-        "Use an entrywise direction, such as optax.scale_by_adam().",
+        "scale_by_shape", 1, False,
+        "its factors follow the shapes of matrices, where the rule has its own", "Use depthmup_flax.muon.",
+    ),
+    **_rows(
+        "scale_by_galore", 0, False,
+        "its updates have a rank that does not grow with the network, so no power of the width is right",
+        "Use depthmup_flax.muon or an entrywise direction, such as optax.scale_by_adam().",
     ),
     **_rows(
         "add_noise differentially_private_aggregate", 1, False,
@@ -201,7 +208,7 @@ def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
     except TypeError as error:
         takes = ", ".join(inspect.signature(factory).parameters)
         raise InputError(f"optimizer.kwargs of {name!r}: {error}; it takes {takes or 'nothing'}.") from error
-    for part in _parts(inner.update):
+    for part in parts_of(inner.update):
         if part.name in TRAITS and (why := TRAITS[part.name].why):
             raise InputError(
                 f"optimizer.name is {name!r}: {why}. Use, for example, sgd, momentum, adam, lion or rmsprop."
@@ -241,7 +248,7 @@ def require_direction(inner: optax.GradientTransformation, parametrization: Para
         raise InputError(f"parametrization is {parametrization!r}: use depthmup_flax.get_parametrization(name).")
     if not hasattr(inner, "update"):
         raise InputError(f"inner is {inner!r}: use an optax transformation, such as optax.scale_by_adam().")
-    parts = list(_parts(inner.update))
+    parts = list(parts_of(inner.update))
     refused = [part.name for part in parts if part.name in TRAITS and TRAITS[part.name].why]
     wrapper = refused[:1] == [parts[0].name] and TRAITS[parts[0].name].outside  # it may wrap a finished optimizer
     if not wrapper and any(_steps_downhill(part) for part in parts):
@@ -265,7 +272,7 @@ def checked_at_init(inner: optax.GradientTransformation) -> optax.GradientTransf
     Raises:
       InputError: from ``init`` (see `require_function_of_own_gradients`).
     """
-    if all(part.name in TRAITS for part in _parts(inner.update)):
+    if all(part.name in TRAITS for part in parts_of(inner.update)):
         return inner
 
     def init(params: ArrayTree) -> ArrayTree:
@@ -294,7 +301,7 @@ def _finished(parts: list[_Part]) -> str:
     others = ("scale", "scale_by_schedule", "identity", "add_decayed_weights", "clip_by_global_rms")
     names = [part.name for part in parts if part.name in TRAITS and part.name not in others]
     refused = [name for name in names if TRAITS[name].why]
-    right = [f"{_written(name)}(...)" for name in names if not TRAITS[name].why and not TRAITS[name].composed]
+    right = [f"{written(name)}(...)" for name in names if not TRAITS[name].why and not TRAITS[name].composed]
     here = f"optax.chain({', '.join(right)})" if len(right) > 1 else "".join(right)
     message = "inner is a finished optimizer, which has a learning rate of its own"
     if refused and not right:
@@ -311,10 +318,10 @@ def _finished(parts: list[_Part]) -> str:
 
 def _described(name: str) -> str:
     """A refused transformation, why, and what to write instead."""
-    return f"{_written(name)}: {TRAITS[name].why}. {TRAITS[name].instead}"
+    return f"{written(name)}: {TRAITS[name].why}. {TRAITS[name].instead}"
 
 
-def _written(name: str) -> str:
+def written(name: str) -> str:
     """A transformation as a user writes it: ``optax.contrib.scale_by_muon``."""
     return f"optax.{name}" if name in vars(optax) else f"optax.contrib.{name}"
 
@@ -326,7 +333,7 @@ class _Part(NamedTuple):
     closure: Mapping[str, Any]  # the variables that it closes over
 
 
-def _parts(update: Callable[..., Any]) -> Iterator[_Part]:
+def parts_of(update: Callable[..., Any]) -> Iterator[_Part]:
     """An ``update`` function and those that it is composed of."""
     closure, name, children = _closure(update), _made_by(update), _children(update)
     if "inner_factory" in closure:  # of optax.inject_hyperparams
@@ -335,7 +342,7 @@ def _parts(update: Callable[..., Any]) -> Iterator[_Part]:
     hidden = name in TRAITS and TRAITS[name].composed and not children  # what it wraps cannot be seen
     yield _Part("" if hidden else name, closure)
     for child in children:
-        yield from _parts(child)
+        yield from parts_of(child)
 
 
 def _degree(update: Callable[..., Any]) -> int | None:

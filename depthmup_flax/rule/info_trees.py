@@ -4,15 +4,15 @@ import dataclasses
 import fnmatch
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from flax import traverse_util
 
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.rule.parametrization import ParamInfo, Role
-from depthmup_flax.types import InfoTree
+from depthmup_flax.types import ArrayTree, InfoTree
 
 
 def is_info(x: object) -> bool:
@@ -34,6 +34,40 @@ def is_nnx(x: object, *names: str) -> bool:
 def flatten_info(info: InfoTree) -> dict[str, ParamInfo]:
     """Path -> `ParamInfo`, in the order of the tree."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(info, is_leaf=is_info)[0]}
+
+
+class _Pair(NamedTuple):
+    info: ParamInfo
+    other: Any
+
+
+def flatten_like(info: InfoTree, tree: ArrayTree) -> dict[str, Any]:
+    """Path -> leaf of a tree with the structure of ``info``; `InputError` if it has another."""
+    try:
+        pairs = jax.tree.map(lambda leaf, other: _Pair(leaf, other), info, tree, is_leaf=is_info)
+        found = jax.tree.leaves(pairs, is_leaf=lambda x: isinstance(x, _Pair))
+        return {path: pair.other for path, pair in zip(flatten_info(info), found, strict=True)}
+    except ValueError as error:
+        raise InputError(f"the structure of {tree!r} is not that of info: give one leaf per parameter.") from error
+
+
+def map_info(function: Callable[[str, ParamInfo, Any], Any], info: InfoTree, tree: ArrayTree) -> ArrayTree:
+    """``function(path, leaf_info, array)`` over both trees; `InputError` if their structures differ."""
+
+    def at_leaf(path: jax.tree_util.KeyPath, leaf_info: ParamInfo, leaf: Any) -> ArrayTree:
+        if is_nnx(leaf, "Variable"):  # a node with one array; nnx.Optimizer passes it here and the array there
+            return jax.tree.map(lambda array: function(path_name(path), leaf_info, array), leaf)
+        return function(path_name(path), leaf_info, leaf)
+
+    try:
+        return jax.tree_util.tree_map_with_path(at_leaf, info, tree, is_leaf=is_info)
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(
+            "the structure of the parameters is not that of info: pass the tree that info was made for. After "
+            "param_info that is flax.linen.unbox(variables)['params'], as plain dictionaries."
+        ) from error
 
 
 def matches(path: str, pattern: str) -> bool:
@@ -63,13 +97,12 @@ def info_to_json(info: InfoTree) -> dict[str, dict[str, Any]]:
 
 def info_from_json(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """A nested dictionary of `ParamInfo` from what `info_to_json` wrote."""
-    return traverse_util.unflatten_dict(
-        {
-            name: ParamInfo(**{**fields, "role": Role(fields["role"]), "shape": tuple(fields["shape"])})
-            for name, fields in data.items()
-        },
-        sep="/",
-    )
+
+    def leaf(fields: Mapping[str, Any]) -> ParamInfo:
+        tuples = {name: tuple(value) for name, value in fields.items() if isinstance(value, (list, tuple))}
+        return ParamInfo(**{**fields, **tuples, "role": Role(fields["role"])})
+
+    return traverse_util.unflatten_dict({name: leaf(fields) for name, fields in data.items()}, sep="/")
 
 
 def param_count(info: InfoTree) -> int:

@@ -15,7 +15,7 @@ runs nothing on a device: shapes are checked by its ``init``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import flax.linen as nn
@@ -25,8 +25,9 @@ import optax
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.rule.directions import checked_at_init, require_direction, sgd_direction
-from depthmup_flax.rule.info_trees import frozen_paths, is_info, is_nnx, path_name
-from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
+from depthmup_flax.rule.geometry import geometries
+from depthmup_flax.rule.info_trees import frozen_paths, is_info, map_info, path_name
+from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo
 from depthmup_flax.types import ArrayTree, Dtype, InfoTree, Scalar
 
 ScalarOrSchedule: TypeAlias = "Scalar | optax.Schedule"
@@ -34,7 +35,11 @@ Leaf: TypeAlias = "jax.Array | optax.MaskedNode"
 
 
 def scale_by_depthmup(
-    inner: optax.GradientTransformation, info: InfoTree, parametrization: Parametrization
+    inner: optax.GradientTransformation,
+    info: InfoTree,
+    parametrization: Parametrization,
+    *,
+    geometry: str | ArrayTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Steps 1, 3 and 4 of the contract: ``inner`` between the gradient scale and the update scale (TP6 Def. 6.1).
 
@@ -46,14 +51,16 @@ def scale_by_depthmup(
         finished optimizer's decay, too; use `depthmup` for decay.
       info: tree of `ParamInfo` with the parameters' structure.
       parametrization: the rule.
+      geometry: what ``inner`` fixes about the size of updates (`Geometry`), if it is neither optax's nor entrywise:
+        ``"orthogonal"`` for singular values of order one, ``"two_sided"`` for Shampoo and SOAP, ``"norm_matched"``; or
+        a tree of these with the parameters' structure. ``None``: as known of optax's, or entrywise.
 
     Raises:
-      InputError: the rule does not cover ``inner``. Parts that are neither optax's nor from here are read by ``init``,
-        which traces their update with shapes (`depthmup_flax.rule.dependence`).
+      InputError: the rule does not cover ``inner``, or the geometry does not fit ``inner`` or a parameter. Parts that
+        are neither optax's nor from here are read by ``init``, which traces their update with shapes
+        (`depthmup_flax.rule.dependence`), unless ``geometry`` says what they are.
     """
-    require_direction(inner, parametrization)
-    before, after = parametrization.gradient_scale, parametrization.update_scale
-    return optax.chain(_scale_by_info(info, before), checked_at_init(inner), _scale_by_info(info, after))
+    return optax.chain(*_scaled(inner, info, parametrization, geometry))
 
 
 def depthmup(
@@ -64,20 +71,20 @@ def depthmup(
     *,
     weight_decay: Scalar = 0.0,
     clip_rms: Scalar | None = None,
+    geometry: str | ArrayTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """A finished optimizer from any optax direction: the six steps of this module's docstring.
 
     Args:
-      inner, info, parametrization: as in `scale_by_depthmup`, and so are the errors.
+      inner, info, parametrization, geometry: as in `scale_by_depthmup`, and so are the errors.
       learning_rate: eta, or a schedule ``step -> eta``; the one rate that transfers.
       weight_decay: lambda. Where ``info.decay``, a step removes ``eta(t) * lambda`` of the parameter, whatever its
         width and depth (B24 App. L, Eq. 138).
       clip_rms: largest root mean square of all scaled gradients together (see `clip_by_global_rms`).
     """
-    require_direction(inner, parametrization)
+    first, *others = _scaled(inner, info, parametrization, geometry)
     clip = () if clip_rms is None else (clip_by_global_rms(clip_rms),)
-    parts = [_scale_by_info(info, parametrization.gradient_scale), *clip, checked_at_init(inner)]
-    parts.append(_scale_by_info(info, parametrization.update_scale))
+    parts = [first, *clip, *others]
     if not isinstance(weight_decay, (int, float)) or weight_decay != 0:
         decayed = jax.tree.map(lambda leaf: leaf.decay, info, is_leaf=is_info)
         parts.append(optax.add_decayed_weights(weight_decay, mask=lambda _: decayed))
@@ -176,40 +183,40 @@ def clip_by_global_rms(threshold: Scalar) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def _scale_by_info(info: InfoTree, scale_of: Callable[[ParamInfo], Scalar]) -> optax.GradientTransformation:
-    """Multiplies each leaf by the number its `ParamInfo` maps to; leaves that optax masked out pass unchanged."""
+def _scaled(
+    inner: optax.GradientTransformation,
+    info: InfoTree,
+    parametrization: Parametrization,
+    geometry: str | ArrayTree | None,
+) -> list[optax.GradientTransformation]:
+    """Steps 1, 3 and 4 of the contract."""
+    require_direction(inner, parametrization)
+    kinds = geometries(inner, info, geometry)
+    checked = checked_at_init(inner) if geometry is None else inner
+    before, after = parametrization.gradient_scale, parametrization.update_scale
+    return [_scale_by_info(info, before), checked, _scale_by_info(info, after, kinds)]
+
+
+def _scale_by_info(
+    info: InfoTree, scale_of: Callable[..., Scalar], geometries: Mapping[str, Geometry] | None = None
+) -> optax.GradientTransformation:
+    """Multiplies each leaf by the number its `ParamInfo` and geometry map to; leaves that optax masked out pass."""
 
     def init(params: ArrayTree) -> optax.EmptyState:
-        _map_info(_require_match, info, params)
+        map_info(_require_match, info, params)
         return optax.EmptyState()
 
-    def scale(_: str, leaf_info: ParamInfo, g: Leaf) -> Leaf:
-        return g if isinstance(g, optax.MaskedNode) else g * jnp.asarray(scale_of(leaf_info), g.dtype)
+    def scale(path: str, leaf_info: ParamInfo, g: Leaf) -> Leaf:
+        if isinstance(g, optax.MaskedNode):
+            return g
+        factor = scale_of(leaf_info) if geometries is None else scale_of(leaf_info, geometries[path])
+        return g * jnp.asarray(factor, g.dtype)
 
     def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
         del params
-        return _map_info(scale, info, updates), state
+        return map_info(scale, info, updates), state
 
     return optax.GradientTransformation(init, update)
-
-
-def _map_info(function: Callable[[str, ParamInfo, Leaf], Leaf], info: InfoTree, tree: ArrayTree) -> ArrayTree:
-    """``function(path, leaf_info, array)`` over both trees."""
-
-    def at_leaf(path: jax.tree_util.KeyPath, leaf_info: ParamInfo, leaf: Leaf) -> ArrayTree:
-        if is_nnx(leaf, "Variable"):  # a node with one array; nnx.Optimizer passes it here and the array there
-            return jax.tree.map(lambda array: function(path_name(path), leaf_info, array), leaf)
-        return function(path_name(path), leaf_info, leaf)
-
-    try:
-        return jax.tree_util.tree_map_with_path(at_leaf, info, tree, is_leaf=is_info)
-    except InputError:
-        raise
-    except ValueError as error:
-        raise InputError(
-            "the structure of the parameters is not that of info: pass the tree that info was made for. After "
-            "param_info that is flax.linen.unbox(variables)['params'], as plain dictionaries."
-        ) from error
 
 
 def _require_match(path: str, leaf_info: ParamInfo, leaf: Leaf) -> Leaf:

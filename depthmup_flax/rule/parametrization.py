@@ -5,8 +5,9 @@ A parameter ``w`` with gradients ``g_0 .. g_t`` is updated by *any* entrywise op
     w <- w - eta * n^-c * L^-gamma * Q_t(n^d L^delta g_0, ..., n^d L^delta g_t)
 
 with the width ``n`` and depth ``L`` replaced by their ratios to a tuned base model, so that every factor is 1 there.
-The exponents ``c`` and ``d`` depend only on the parameter's `Role`; ``gamma`` and ``delta = alpha`` apply to
-parameters inside a residual branch, whose output is multiplied by ``a * r^-alpha``.
+The exponents ``c`` and ``d`` depend only on the parameter's `Role` and, for optimizers that are not entrywise, on the
+`Geometry` of their updates; ``gamma`` and ``delta = alpha`` apply to parameters inside a residual branch, whose output
+is multiplied by ``a * r^-alpha``.
 
 ========================= ======================== ===============================================================
 paper                     here                     meaning
@@ -65,22 +66,66 @@ class Role(enum.StrEnum):
     FIXED = "fixed"  # nothing grows: the readout's bias
 
 
+class Geometry(enum.StrEnum):
+    """What a direction fixes about the size of an update: hence how it must be scaled as its matrix grows."""
+
+    LINEAR = "linear"  # nothing; it follows the gradient: SGD, momentum
+    SIGN = "sign"  # its entries, of order one: Adam, Lion
+    ORTHOGONAL = "orthogonal"  # its singular values, of order one: Muon
+    TWO_SIDED = "two_sided"  # its singular values, by roots of second moments of rows and columns: Shampoo, SOAP
+    NORM_MATCHED = "norm_matched"  # its norm, that of the weights: LAMB, LARS, Adafactor's multiply_by_parameter_scale
+
+
 @dataclasses.dataclass(frozen=True)
 class Exponents:
     """Powers of the leaf's own width ratios ``m_in`` and ``m_out`` (TP6 Definition 6.1)."""
 
     gradient_in: int = 0  # gradient scale n^d = m_in^gradient_in * m_out^gradient_out
     gradient_out: int = 0
-    update_in: int = 0  # update scale n^-c = m_in^update_in
+    update_in: float = 0.0  # update scale n^-c = m_in^update_in * m_out^update_out
+    update_out: float = 0.0
 
 
 # TP6 Table 2 and Definition 6.1, with the readout written as (1/m) * (weights at the base model's scale).
-WIDTH_RULES: Mapping[Role, Exponents] = {
+_ENTRYWISE: Mapping[Role, Exponents] = {
     Role.INPUT: Exponents(gradient_out=1),
     Role.HIDDEN: Exponents(gradient_out=1, update_in=-1),
     Role.OUTPUT: Exponents(gradient_in=1),
     Role.VECTOR: Exponents(gradient_out=1),
     Role.FIXED: Exponents(),
+}
+
+
+def _updates(**powers: tuple[float, float]) -> Mapping[Role, Exponents]:
+    """`_ENTRYWISE` with other powers ``(update_in, update_out)``; gradients are the optimizer's input in any case."""
+    rules = dict(_ENTRYWISE)
+    for role, (into, out) in powers.items():
+        rules[Role(role)] = dataclasses.replace(rules[Role(role)], update_in=into, update_out=out)
+    return rules
+
+
+# A step should change what every layer puts out by O(1), entry by entry, at every width (TP6 Desiderata; the spectral
+# condition of arXiv:2310.17813). Inputs x of a layer have entries of O(1), so |x| ~ m_in^1/2, and updates are aligned
+# with them: a change of O(1) is |dW x| ~ m_out^1/2.
+#
+# * Entries of order one: (dW x)_i ~ m_in. Hidden weights need 1/m_in.
+# * Singular values of order one: |dW x| ~ |x|. Hidden weights need (m_out / m_in)^1/2. An input weight's x does not
+#   grow: m_out^1/2. A readout's product is multiplied by 1/m_in and does not grow in size: m_in^1/2.
+# * The norm of the weights: |dW x| ~ |W|_F |x|, as updates have few large singular values. Entries of hidden weights
+#   have standard deviation m_in^-1/2, so |W|_F ~ m_out^1/2: they need m_in^-1/2. The others start at the base model's
+#   scale, and their entries should change by as much.
+#
+# Depth needs no second table: directions that fix a size have degree 0 in the gradient, and r^-(alpha + gamma) bounds
+# the sum of r changes of the stream as for Adam.
+#
+# No matrix, so nothing to orthogonalize: VECTOR and FIXED are Adam's there (`depthmup_flax.muon`; SOAP does the same).
+_SPECTRAL = _updates(input=(0, 0.5), hidden=(-0.5, 0.5), output=(0.5, 0))
+WIDTH_RULES: Mapping[Geometry, Mapping[Role, Exponents]] = {
+    Geometry.LINEAR: _ENTRYWISE,
+    Geometry.SIGN: _ENTRYWISE,
+    Geometry.ORTHOGONAL: _SPECTRAL,
+    Geometry.TWO_SIDED: _SPECTRAL,
+    Geometry.NORM_MATCHED: _updates(hidden=(-0.5, 0)),
 }
 
 
@@ -100,6 +145,25 @@ class ParamInfo:
     model_width: float = 1.0  # m of the whole model: the readout's input ratio
     init_std: float | None = None  # None: unknown (the initializer does not declare it)
     decay: bool = True  # weight decay applies
+    # Dimensions of ``shape`` that are the matrix's input and output; others count matrices (layers, experts). Empty:
+    # no matrix, or unknown.
+    in_axes: tuple[int, ...] = ()
+    out_axes: tuple[int, ...] = ()
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is a matrix, or a stack of them, whose input and output dimensions are known."""
+        return bool(self.in_axes and self.out_axes)
+
+    @property
+    def fan_in(self) -> int:
+        """Number of inputs of the matrix."""
+        return math.prod(self.shape[axis] for axis in self.in_axes)
+
+    @property
+    def fan_out(self) -> int:
+        """Number of outputs of the matrix."""
+        return math.prod(self.shape[axis] for axis in self.out_axes)
 
     @property
     def to_few_features(self) -> bool:
@@ -180,20 +244,21 @@ class Parametrization:
 
     def gradient_scale(self, info: ParamInfo) -> Scalar:
         """``gamma0 * n^d * r^delta``: keeps the optimizer's input of order one (TP6 Definition 6.1)."""
-        rule = WIDTH_RULES[info.role]
+        rule = WIDTH_RULES[Geometry.LINEAR][info.role]
         m_in, m_out = self._width(info.width_in), self._width(info.width_out)
         depth = info.depth_ratio**self.alpha if info.in_branch else 1.0
         return m_in**rule.gradient_in * m_out**rule.gradient_out * depth * self.output_divisor(info.model_width)
 
-    def update_scale(self, info: ParamInfo) -> Scalar:
-        """``lr_factor * gamma0 * n^-c * r^-gamma``: the learning-rate multiplier of Adam-like optimizers."""
-        width = self._width(info.width_in) ** WIDTH_RULES[info.role].update_in
+    def update_scale(self, info: ParamInfo, geometry: Geometry = Geometry.SIGN) -> Scalar:
+        """``lr_factor * gamma0 * n^-c * r^-gamma``: the learning-rate multiplier, with the power `WIDTH_RULES` has."""
+        rule = WIDTH_RULES[geometry][info.role]
+        width = self._width(info.width_in) ** rule.update_in * self._width(info.width_out) ** rule.update_out
         depth = info.depth_ratio**-self.gamma if info.in_branch else 1.0
         return self.lr_factor(info.role) * width * depth * self.output_divisor(info.model_width)
 
-    def lr_multiplier(self, info: ParamInfo, degree: float) -> Scalar:
+    def lr_multiplier(self, info: ParamInfo, degree: float, geometry: Geometry = Geometry.SIGN) -> Scalar:
         """Effective learning-rate multiplier of a direction of this degree (see `directions.Traits`)."""
-        return self.update_scale(info) * self.gradient_scale(info) ** degree
+        return self.update_scale(info, geometry) * self.gradient_scale(info) ** degree
 
     def lr_factor(self, role: Role) -> Scalar:
         """The role's width- and depth-free learning-rate constant."""

@@ -13,7 +13,15 @@ import flax.linen as nn
 import jax
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.rule.annotations import AXES, AXIS_NAMES, AnnotatedParam, Axes, is_annotated, require_axis_names
+from depthmup_flax.rule.annotations import (
+    AXES,
+    AXIS_NAMES,
+    AnnotatedParam,
+    Axes,
+    AxisNames,
+    is_annotated,
+    require_axis_names,
+)
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.types import ArrayTree, InfoTree
@@ -129,6 +137,7 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
             f"parameter {name!r} is of a readout with width_ratio {box.width_ratio:g}, but it is {ratio['in']:g} times "
             "as wide as in the base model: give the readout width_ratio = width / base width, with the same base."
         )
+    in_axes, out_axes = _matrix_axes(box.names) if directions >= {"in", "out"} else ((), ())
     return ParamInfo(
         role=role,
         shape=shape,
@@ -138,4 +147,25 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
         depth_ratio=box.depth_ratio,
         init_std=box.init_std,
         decay=role not in (Role.VECTOR, Role.FIXED) if box.decay is None else box.decay,
+        in_axes=in_axes,
+        out_axes=out_axes,
     )
+
+
+def _matrix_axes(names: AxisNames) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The input and output dimensions of a matrix; empty for a vector, or if the names do not tell.
+
+    Unnamed dimensions in front belong to the inputs (a convolution's window), those at the end to their neighbor. One
+    in between, such as heads, may belong to either: ``fixed_in`` or ``fixed_out`` says which.
+    """
+    sides = [AXES[name][0] for name in names]
+    named = [axis for axis, side in enumerate(sides) if side is not None]
+    for axis, name in enumerate(names):
+        if name is None and named and axis < named[0]:
+            sides[axis] = "in"
+        elif name is None and named and axis > named[-1]:
+            sides[axis] = sides[named[-1]]
+        elif name is None:
+            return (), ()
+    ins, outs = (tuple(axis for axis, side in enumerate(sides) if side == which) for which in ("in", "out"))
+    return (ins, outs) if ins and outs else ((), ())

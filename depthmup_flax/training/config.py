@@ -60,7 +60,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
             "model": {"name": model, **model_fields(model), "dtype": "float32"},
             "data": dict(DATA_DEFAULTS),
             "optimizer": {
-                "name": "adam",  # sgd, momentum, adam, adamw, or any optax direction: lion, rmsprop, ...
+                "name": "adam",  # sgd, momentum, adam, adamw, muon, or any optax direction: lion, rmsprop, ...
                 "learning_rate": 1e-3,  # eta; the same at the base model and at every size
                 "schedule": "constant",  # after the warm-up: constant, or cosine to zero at the last step
                 "warmup_steps": 0,  # linear from 0

@@ -18,10 +18,11 @@ from ml_collections import ConfigDict
 from depthmup_flax.data import Dataset, load, steps_per_epoch
 from depthmup_flax.errors import InputError
 from depthmup_flax.models import MODELS, create_model
-from depthmup_flax.parallel.sharding import MESH_AXES, state_shardings
+from depthmup_flax.parallel.sharding import MESH_AXES, one_matrix_per_device, state_shardings
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.directions import direction, direction_eps, homogeneity, require_direction
 from depthmup_flax.rule.info_trees import param_count
+from depthmup_flax.rule.muon import muon, muon_geometry
 from depthmup_flax.rule.optimizer import depthmup, freeze, warmup_schedule
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization
@@ -70,8 +71,9 @@ class Experiment:
         table = param_table(
             self.info,
             self.parametrization,
-            degree=homogeneity(direction(name, **kwargs)),
-            eps=direction_eps(name, **kwargs),
+            degree=0 if name == "muon" else homogeneity(direction(name, **kwargs)),
+            eps=kwargs.get("eps", 1e-8) if name == "muon" else direction_eps(name, **kwargs),
+            geometry=muon_geometry(self.info) if name == "muon" else None,
             weight_decay=optimizer.weight_decay,
             frozen=optimizer.frozen,
         )
@@ -110,7 +112,7 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     """
     validate(config)
     parametrization = make_parametrization(config)
-    require_direction(direction(config.optimizer.name, **optimizer_kwargs(config)), parametrization)
+    _require_optimizer(config, parametrization)
     new_model = functools.partial(create_model, parametrization=parametrization, **config.model)
     new_model(num_classes=1)  # refuses bad fields before the data are opened, which may take minutes
     dataset = load(config.data)
@@ -163,6 +165,20 @@ def _require_fit(name: str, dataset: Dataset) -> None:
         )
 
 
+def _require_optimizer(config: ConfigDict, parametrization: Parametrization) -> None:
+    """Raises `InputError` unless there is such an optimizer with such arguments, which the rule covers."""
+    name, kwargs = config.optimizer.name, optimizer_kwargs(config)
+    if name != "muon":
+        require_direction(direction(name, **kwargs), parametrization)
+    for argument in kwargs if name == "muon" else ():
+        if argument not in _MUON:
+            raise InputError(f"optimizer.kwargs of 'muon' has {argument!r}; it takes {', '.join(_MUON)}.")
+
+
+# What a config may set in `muon`.
+_MUON = ("beta", "nesterov", "ns_steps", "preconditioning", "consistent_rms", "b1", "b2", "eps", "heads")
+
+
 def make_optimizer(
     config: ConfigDict, info: InfoTree, parametrization: Parametrization, total_steps: int | None = None
 ) -> optax.GradientTransformation:
@@ -172,12 +188,10 @@ def make_optimizer(
         fraction = warmup_schedule(fields.schedule, fields.warmup_steps, total_steps)
     clip = fields.clip_rms  # 0 turns clipping off, traced or not
     clip = clip or None if isinstance(clip, (int, float)) else jnp.where(clip == 0, jnp.inf, clip)
-    optimizer = depthmup(
-        direction(fields.name, **optimizer_kwargs(config)),
-        info,
-        parametrization,
-        lambda step: fields.learning_rate * fraction(step),
-        weight_decay=fields.weight_decay,
-        clip_rms=clip,
-    )
+    rate = lambda step: fields.learning_rate * fraction(step)
+    kwargs, options = optimizer_kwargs(config), {"weight_decay": fields.weight_decay, "clip_rms": clip}
+    if fields.name == "muon":
+        optimizer = muon(rate, info, parametrization, place=one_matrix_per_device, **options, **kwargs)
+    else:
+        optimizer = depthmup(direction(fields.name, **kwargs), info, parametrization, rate, **options)
     return freeze(optimizer, info, fields.frozen) if fields.frozen else optimizer

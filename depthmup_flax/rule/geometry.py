@@ -1,0 +1,91 @@
+"""Which `Geometry` the updates of a direction have, and whether it fits the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import optax
+
+from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.rule.directions import TRAITS, Traits, parts_of, written
+from depthmup_flax.rule.info_trees import flatten_info, flatten_like
+from depthmup_flax.rule.parametrization import WIDTH_RULES, Geometry, ParamInfo, Role
+from depthmup_flax.types import ArrayTree, InfoTree
+
+# They apply what they wrap to some parameters only.
+_ALTERNATIVES = ("partition", "masked", "conditionally_mask")
+
+
+def geometry_of(inner: optax.GradientTransformation) -> Geometry | None:
+    """The geometry of a direction's updates, by `TRAITS`; ``None`` if it differs between parameters.
+
+    Parts that are not listed count as entrywise (`depthmup_flax.rule.directions.checked_at_init` reads them).
+    """
+    geometry, parts = Geometry.LINEAR, list(parts_of(inner.update))
+    for part in parts:
+        traits = TRAITS.get(part.name, Traits())
+        if traits.geometry is not None and traits.degree and geometry is Geometry.LINEAR:
+            raise InputError(
+                f"inner has {written(part.name)} behind nothing that normalizes, so its updates follow the gradient "
+                "and the weights, for which there is no rule: put it behind optax.scale_by_factored_rms()."
+            )
+        if traits.geometry is not None and any(other.name in _ALTERNATIVES for other in parts):
+            return None
+        if traits.geometry is not None or traits.degree == 0:
+            geometry = traits.geometry or Geometry.SIGN
+    return geometry
+
+
+def geometries(
+    inner: optax.GradientTransformation, info: InfoTree, geometry: str | ArrayTree | None = None
+) -> Mapping[str, Geometry]:
+    """Path -> geometry of the updates of ``inner``: as `TRAITS` say or, of other people's, as ``geometry`` says.
+
+    Args:
+      inner: a direction.
+      info: tree of `ParamInfo`.
+      geometry: one for all parameters, or a tree with the structure of ``info``.
+
+    Raises:
+      InputError: there is no such geometry, or it does not fit ``inner`` or a parameter.
+    """
+    known = geometry_of(inner)
+    if geometry is None and known is None:
+        raise InputError(
+            "inner treats parameters differently, some with updates that are not entrywise: pass geometry=, a tree "
+            "with the structure of info and one of 'linear', 'sign', 'orthogonal', 'two_sided' and 'norm_matched' for "
+            "each parameter. For Muon, use depthmup_flax.muon."
+        )
+    named = named_geometries(info, geometry if geometry is not None else known)
+    foreign = any(part.name not in TRAITS for part in parts_of(inner.update))
+    for path, leaf in flatten_info(info).items():
+        name = named[path]
+        if known is not None and not foreign and WIDTH_RULES[known] != WIDTH_RULES[name]:
+            raise InputError(
+                f"geometry is {str(name)!r}, but the updates of inner are {str(known)!r}: leave geometry out."
+            )
+        _require_fit(path, leaf, name)
+    return named
+
+
+def named_geometries(info: InfoTree, geometry: str | ArrayTree) -> dict[str, Geometry]:
+    """Path -> geometry, from one for all parameters or a tree; `InputError` if there is no such geometry."""
+    given = dict.fromkeys(flatten_info(info), geometry) if isinstance(geometry, str) else flatten_like(info, geometry)
+    for name in given.values():
+        if name not in list(Geometry):
+            hint = did_you_mean(str(name), [str(one) for one in Geometry])
+            raise InputError(f"geometry is {name!r}: {hint}")
+    return {path: Geometry(name) for path, name in given.items()}
+
+
+def _require_fit(path: str, leaf: ParamInfo, geometry: Geometry) -> None:
+    if geometry is Geometry.ORTHOGONAL and (leaf.role is Role.VECTOR or len(leaf.shape) < 2):
+        raise InputError(
+            f"parameter {path!r} of shape {leaf.shape} is no matrix, so its update cannot be orthogonal: use "
+            "depthmup_flax.muon, which leaves it to Adam, or a tree of geometries."
+        )
+    if geometry is Geometry.NORM_MATCHED and leaf.role is Role.HIDDEN and leaf.init_std == 0:
+        raise InputError(
+            f"parameter {path!r} starts at zero, which has no norm to match: mask it, optax.masked(optax."
+            "scale_by_trust_ratio(), mask), and pass a tree of geometries in which it is 'sign'; or start it at random."
+        )

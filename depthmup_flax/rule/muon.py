@@ -1,0 +1,184 @@
+"""Muon under the rule: orthogonal updates of hidden matrices, Adam for all other parameters, one learning rate.
+
+Muon (Jordan 2024; ``optax.contrib.muon``) replaces the momentum of a matrix by the nearest matrix whose singular values
+are all one, by a few Newton-Schulz steps. `WIDTH_RULES` has the power of the width that such an update needs; this
+module has what is a matrix in a tree of parameters, and where its Newton-Schulz steps run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import optax
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.rule.info_trees import flatten_info, is_info, map_info, matches, path_name
+from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup
+from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
+from depthmup_flax.types import ArrayTree, Dtype, InfoTree, Scalar
+
+# Glob of paths -> number of heads; or that of the model and that of the base model.
+Heads = Mapping[str, "int | tuple[int, int]"]
+
+
+def muon(
+    learning_rate: ScalarOrSchedule,
+    info: InfoTree,
+    parametrization: Parametrization,
+    *,
+    beta: Scalar = 0.95,
+    nesterov: bool = True,
+    ns_steps: int = 5,
+    preconditioning: str = "frobenius",
+    consistent_rms: Scalar | None = 0.2,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+    mu_dtype: Dtype | None = None,
+    heads: Heads | None = None,
+    place: Callable[[jax.Array], jax.Array] | None = None,
+    weight_decay: Scalar = 0.0,
+    clip_rms: Scalar | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Muon on hidden matrices, Adam on embeddings, readouts, norms and biases.
+
+    At the base model it is ``optax.contrib.muon`` with the same arguments. Elsewhere an orthogonal update keeps its
+    singular values, times ``(m_out / m_in)^1/2``; optax's own factors would follow the larger shapes.
+
+    Args:
+      learning_rate, info, parametrization, weight_decay, clip_rms: as in `depthmup_flax.depthmup`.
+      beta, nesterov, ns_steps, preconditioning, eps, mu_dtype: as in ``optax.contrib.muon``.
+      b1, b2: Adam's, ``adam_b1`` and ``adam_b2`` there.
+      consistent_rms: root mean square of the entries of a full-rank update at the base model; 0.2 is about Adam's, so
+        that one learning rate suits both (arXiv:2502.16982). ``None``: ``max(1, fan_out / fan_in)^1/2`` times
+        singular values of one, as Jordan has it.
+      heads: glob -> number of heads, for projections of queries, keys and values whose heads are orthogonalized one by
+        one, ``{"*/query/kernel": 8}``; ``(heads, base heads)`` if their number grows. By default matrices are whole.
+      place: ``[B, in, out] -> [B, in, out]``, a sharding constraint on the stacks of matrices that Newton-Schulz
+        takes, such as `depthmup_flax.parallel.sharding.one_matrix_per_device`.
+
+    Raises:
+      InputError: a hidden parameter whose input and output dimensions are unknown, or heads that do not divide it.
+    """
+    _require_matrices(info, heads)
+    # Without Newton-Schulz steps this is Muon's momentum. It has the parameters' shapes, hence their sharding.
+    momentum = scale_by_muon(
+        ns_steps=0,
+        beta=beta,
+        eps=0.0,
+        mu_dtype=mu_dtype,
+        nesterov=nesterov,
+        weight_dimension_numbers=lambda updates: map_info(_dimensions, info, updates),
+    )
+    # Without momentum, so without a state to keep.
+    newton_schulz = scale_by_muon(
+        ns_steps=ns_steps,
+        beta=0.0,
+        eps=eps,
+        nesterov=False,
+        preconditioning=preconditioning,
+        weight_dimension_numbers=MuonDimensionNumbers(1, 2),
+    )
+    orthogonal = optax.chain(momentum, _on_matrices(newton_schulz, info, heads, consistent_rms, place))
+    adam = optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype, nesterov=nesterov)
+    inner = optax.partition({"muon": orthogonal, "adam": adam}, lambda params: map_info(_label, info, params))
+    rule = {"weight_decay": weight_decay, "clip_rms": clip_rms, "geometry": muon_geometry(info)}
+    return depthmup(inner, _info_of_heads(info, heads), parametrization, learning_rate, **rule)
+
+
+def muon_geometry(info: InfoTree) -> ArrayTree:
+    """``orthogonal`` for the matrices that `muon` orthogonalizes, ``sign`` for Adam's parameters."""
+    kind = lambda leaf: Geometry.ORTHOGONAL if leaf.role is Role.HIDDEN else Geometry.SIGN
+    return jax.tree.map(kind, info, is_leaf=is_info)
+
+
+def _label(_: str, leaf: ParamInfo, array: Any) -> Any:
+    return array if isinstance(array, optax.MaskedNode) else "muon" if leaf.role is Role.HIDDEN else "adam"
+
+
+def _dimensions(_: str, leaf: ParamInfo, array: Any) -> Any:
+    return array if isinstance(array, optax.MaskedNode) else MuonDimensionNumbers(leaf.in_axes, leaf.out_axes)
+
+
+def _on_matrices(
+    newton_schulz: optax.GradientTransformation,
+    info: InfoTree,
+    heads: Heads | None,
+    consistent_rms: Scalar | None,
+    place: Callable[[jax.Array], jax.Array] | None,
+) -> optax.GradientTransformation:
+    """``newton_schulz`` on stacks ``[B, in, out]`` of matrices, times optax's factor of the *base* model's shapes."""
+
+    def orthogonal(path: str, leaf: ParamInfo, array: Any) -> Any:
+        if isinstance(array, optax.MaskedNode):
+            return array
+        count, base_count = _heads(path, leaf, heads)
+        fan_in, fan_out = leaf.fan_in, leaf.fan_out // count
+        stacked = (axis for axis in range(array.ndim) if axis not in leaf.in_axes + leaf.out_axes)
+        order = (*stacked, *leaf.in_axes, *leaf.out_axes)
+        moved = array.transpose(order)
+        x = moved.reshape(-1, fan_in, count, fan_out).swapaxes(1, 2).reshape(-1, fan_in, fan_out)
+        x = x if place is None else place(x)
+        x, _ = newton_schulz.update(x, newton_schulz.init(x))
+        base_out = fan_out * count / base_count / leaf.width_out
+        x = x * _shape_factor(fan_in / leaf.width_in, base_out, consistent_rms)
+        x = x.reshape(-1, count, fan_in, fan_out).swapaxes(1, 2).reshape(moved.shape)
+        return x.transpose([order.index(axis) for axis in range(array.ndim)])
+
+    def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
+        del params
+        return map_info(orthogonal, info, updates), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def _shape_factor(fan_in: float, fan_out: float, consistent_rms: Scalar | None) -> Scalar:
+    if consistent_rms is None:
+        return math.sqrt(max(1.0, fan_out / fan_in))
+    return consistent_rms * math.sqrt(max(fan_in, fan_out))
+
+
+def _info_of_heads(info: InfoTree, heads: Heads | None) -> InfoTree:
+    """``info`` with the ratio of a head in place of that of all heads, where they are orthogonalized one by one."""
+
+    def of_head(path: jax.tree_util.KeyPath, leaf: ParamInfo) -> ParamInfo:
+        count, base_count = _heads(path_name(path), leaf, heads)
+        return dataclasses.replace(leaf, width_out=leaf.width_out * base_count / count)
+
+    return jax.tree_util.tree_map_with_path(of_head, info, is_leaf=is_info)
+
+
+def _require_matrices(info: InfoTree, heads: Heads | None) -> None:
+    """Raises `InputError` for a hidden parameter that is no known matrix, and for heads that do not fit."""
+    leaves = flatten_info(info)
+    for path, leaf in leaves.items():
+        _heads(path, leaf, heads)
+        if leaf.role is Role.HIDDEN and not leaf.is_matrix:
+            raise InputError(
+                f"parameter {path!r} of shape {leaf.shape} is hidden, but nothing says which of its dimensions are the "
+                "matrix's input and output, which Muon needs: use dm.audit(model, base, x).info, or name all of them "
+                f"with overrides={{{path!r}: Axes(...)}}, such as 'fixed_out' for heads that do not become more."
+            )
+    for pattern in heads or {}:
+        if not any(matches(path, pattern) for path in leaves):
+            raise InputError(f"heads has {pattern!r}, which matches no parameter: write a glob of one of the paths.")
+
+
+def _heads(path: str, leaf: ParamInfo, heads: Heads | None) -> tuple[int, int]:
+    """Number of heads of the model and of the base model; 1 for whole matrices."""
+    for pattern, given in (heads or {}).items():
+        if not matches(path, pattern):
+            continue
+        count, base_count = given if isinstance(given, tuple) else (given, given)
+        if not leaf.is_matrix or count < 1 or leaf.fan_out % count:
+            raise InputError(
+                f"heads[{pattern!r}] is {given!r}, but parameter {path!r} of shape {leaf.shape} has no output of that "
+                "many parts: use the number of heads, and a glob that matches their projections alone."
+            )
+        return count, base_count
+    return 1, 1
