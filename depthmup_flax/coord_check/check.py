@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import itertools
 import numbers
 import os
@@ -28,6 +29,7 @@ from depthmup_flax.coord_check.verdict import judge
 from depthmup_flax.errors import InputError
 from depthmup_flax.infer.audit_table import Finding
 from depthmup_flax.precision import products_in
+from depthmup_flax.rule.geometry import matrix_updates
 from depthmup_flax.rule.info_trees import flatten_info, param_count
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, require_parametrization
 
@@ -103,6 +105,8 @@ def coord_check(
     ]
     records = _measured(measurements, say)
     layers = collect_layers(infos, shapes, collapses, [n.uses for n in networks], sizes)
+    matrices = matrix_updates(networks[0].network.optimizer, networks[0].network.info)
+    layers = dataclasses.replace(layers, matrix_updates=frozenset(map(collapses[0], matrices)))
     table = Table(records, layers.readout_activations)
     quantities = judge(table, rule, tolerance, layers)
     found = {axis: _audited(axis, sizes, networks, collapses, rule) for axis in table.axes()}

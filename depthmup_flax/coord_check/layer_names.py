@@ -37,6 +37,8 @@ class Layers:
     # Weights that a deep network uses more often than a shallow one: depth -> uses.
     reused: Mapping[str, Mapping[int, int]] = dataclasses.field(default_factory=dict)
     tied: tuple[str, ...] = ()  # input weights that are used twice
+    # Weights whose updates are not entrywise: how their entries follow the width depends on the gradients' rank.
+    matrix_updates: frozenset[str] = frozenset()
     shapes_over_width: Mapping[str, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
 
     def leaf(self, path: str) -> ParamInfo:

@@ -235,6 +235,8 @@ class _Judge:
 
         Behind a product that starts at zero, the gradient starts at zero, too.
         """
+        if self.axis == "width" and path in self.layers.matrix_updates:
+            return []
         group, leaf = self.layers.group(path), self.layers.leaf(path)
         expected = expected_update(self.axis, leaf, self.rule)
         for trained in (group, BRANCHES, EVERYTHING):

@@ -364,8 +364,8 @@ def _meets(
                 contracted, batched = _sides(node, place)
                 result.append(_product(v, contracted, batched, shared))
             elif node.op == "conv_general_dilated":
-                _, into, *_ = node.params["dimension_numbers"].rhs_spec
-                result.append(_product(v, [into], [], shared))
+                _, *into = node.params["dimension_numbers"].rhs_spec  # all but the output: channels and window
+                result.append(_product(v, into, [], shared))
             elif node.op.startswith("ragged_dot") and place == 1:  # experts, input, output
                 result.append(_product(v, [1], [0], shared))
             elif node.op in _LOOKUPS and place == 0:

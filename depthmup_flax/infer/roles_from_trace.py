@@ -141,9 +141,9 @@ def traced_infos(
 
 
 def matrix_axes(role: Role, uses: Sequence[Use]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The dimensions that every use contracts, and those that it keeps; none if uses differ, or of a vector."""
+    """The dimensions of a hidden matrix that every use contracts, and those that it keeps; none if uses differ."""
     sides = {(tuple(sorted(use.into)), tuple(sorted(use.out))) for use in uses if use.kind != ENTRYWISE}
-    if role in (Role.VECTOR, Role.FIXED) or len(sides) != 1:
+    if role is not Role.HIDDEN or len(sides) != 1:
         return (), ()
     ((into, out),) = sides
     return (into, out) if into and out else ((), ())

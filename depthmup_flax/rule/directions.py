@@ -46,6 +46,8 @@ def _rows(names: str, *args: Any, **fields: Any) -> dict[str, Traits]:
 
 
 _LEARNS_ITS_RATE = "it chooses one learning rate from norms over all parameters, which grow with the network"
+_BY_WEIGHTS = "it only multiplies updates by the size of the weights, as the last part of adafactor"
+_SCALES_ONLY = "scale_by_param_block_rms"
 _AROUND = "Put it around the finished optimizer: "
 _AFTER = "Put it after the finished optimizer: "
 
@@ -64,8 +66,8 @@ TRAITS: Mapping[str, Traits] = {
     # Not entrywise, with a rule of their own.
     **_rows("scale_by_muon", 0, False, geometry=Geometry.ORTHOGONAL),
     **_rows("scale_by_trust_ratio", 0, False, geometry=Geometry.NORM_MATCHED),
-    # They multiply by the size of the weights, so what precedes them must normalize (`depthmup_flax.rule.geometry`).
-    **_rows("scale_by_param_block_norm scale_by_param_block_rms", 1, False, geometry=Geometry.NORM_MATCHED),
+    # It multiplies by the size of the weights, so what precedes it must normalize (`depthmup_flax.rule.geometry`).
+    **_rows("scale_by_param_block_rms", 1, False, geometry=Geometry.NORM_MATCHED),
     # Composed of other transformations, which are read.
     **_rows("chain named_chain masked partition inject_stateful_hyperparams flatten", composed=True),
     **_rows("with_extra_args_support conditionally_mask conditionally_transform", composed=True),
@@ -100,6 +102,11 @@ TRAITS: Mapping[str, Traits] = {
         "add_decayed_weights", 1, True,
         "the rule would scale the decay, too, which then vanishes as the network grows",
         "Use weight_decay of depthmup; after scale_by_depthmup, optax.add_decayed_weights is right.",
+    ),
+    **_rows(
+        "scale_by_param_block_norm", 1, False,
+        "it multiplies by the norm of parameters, which grows with their number",
+        "Use optax.scale_by_param_block_rms() behind optax.scale_by_factored_rms(), or optax.scale_by_trust_ratio().",
     ),
     **_rows(
         "scale_by_shape", 1, False,
@@ -179,6 +186,28 @@ def sgd_direction(momentum: Scalar | None = None, nesterov: bool = False) -> opt
     return optax.identity() if momentum is None else optax.trace(momentum, nesterov)
 
 
+def lamb_direction(
+    b1: Scalar = 0.9, b2: Scalar = 0.999, eps: Scalar = 1e-6, eps_root: Scalar = 0.0
+) -> optax.GradientTransformation:
+    """``optax.lamb`` without learning rate and decay."""
+    return optax.chain(optax.scale_by_adam(b1, b2, eps, eps_root), optax.scale_by_trust_ratio())
+
+
+def lars_direction(
+    momentum: Scalar = 0.9, nesterov: bool = False, trust_coefficient: Scalar = 0.001, eps: float = 0.0
+) -> optax.GradientTransformation:
+    """``optax.lars`` without learning rate and decay."""
+    return optax.chain(
+        optax.scale_by_trust_ratio(trust_coefficient=trust_coefficient, eps=eps), optax.trace(momentum, nesterov)
+    )
+
+
+def adafactor_direction(**kwargs: Any) -> optax.GradientTransformation:
+    """``optax.adafactor`` without learning rate and decay; ``kwargs`` are of ``optax.scale_by_factored_rms``."""
+    normalized = optax.chain(optax.scale_by_factored_rms(**kwargs), optax.clip_by_block_rms(1.0))
+    return optax.chain(normalized, optax.scale_by_param_block_rms())
+
+
 # Names of directions that differ from optax's ``scale_by_<name>``.
 DIRECTIONS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
     "sgd": sgd_direction,
@@ -190,14 +219,18 @@ DIRECTIONS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
     "adagrad": optax.scale_by_rss,
     "rmsprop": optax.scale_by_rms,
     "sign_sgd": optax.scale_by_sign,
+    "lamb": lamb_direction,
+    "lars": lars_direction,
+    "adafactor": adafactor_direction,
 }
 
 
 def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
-    """An entrywise optax direction by name; ``kwargs`` go to optax as they are.
+    """An optax direction by name; ``kwargs`` go to optax as they are.
 
     ``sgd`` (with an optional ``momentum``), ``momentum`` (0.9 by default), the other names of `DIRECTIONS`, and
-    ``<name>`` for every other ``optax.scale_by_<name>``: ``lion``, ``radam``, ``yogi``, ...
+    ``<name>`` for every other ``optax.scale_by_<name>``: ``lion``, ``radam``, ``yogi``, ... Muon needs to know the
+    parameters: `depthmup_flax.muon`.
 
     Raises:
       InputError: there is no such direction, it does not take an argument, or the rule does not cover it (`TRAITS`).
@@ -209,7 +242,8 @@ def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
         takes = ", ".join(inspect.signature(factory).parameters)
         raise InputError(f"optimizer.kwargs of {name!r}: {error}; it takes {takes or 'nothing'}.") from error
     for part in parts_of(inner.update):
-        if part.name in TRAITS and (why := TRAITS[part.name].why):
+        why = TRAITS.get(part.name, Traits()).why or (part.name == f"scale_by_{name}" == _SCALES_ONLY and _BY_WEIGHTS)
+        if why:
             raise InputError(
                 f"optimizer.name is {name!r}: {why}. Use, for example, sgd, momentum, adam, lion or rmsprop."
             )

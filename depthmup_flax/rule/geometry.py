@@ -78,6 +78,16 @@ def named_geometries(info: InfoTree, geometry: str | ArrayTree) -> dict[str, Geo
     return {path: Geometry(name) for path, name in given.items()}
 
 
+def matrix_updates(optimizer: optax.GradientTransformation, info: InfoTree) -> set[str]:
+    """Paths of the parameters whose updates by a finished optimizer are not entrywise, as far as its parts tell."""
+    parts = list(parts_of(optimizer.update))
+    for part in parts:
+        if isinstance(kinds := part.closure.get("geometries"), dict):  # of depthmup
+            return {path for path, kind in kinds.items() if kind not in (Geometry.LINEAR, Geometry.SIGN)}
+    known = any(TRAITS[part.name].geometry is not None for part in parts if part.name in TRAITS)
+    return set(flatten_info(info)) if known else set()
+
+
 def _require_fit(path: str, leaf: ParamInfo, geometry: Geometry) -> None:
     if geometry is Geometry.ORTHOGONAL and (leaf.role is Role.VECTOR or len(leaf.shape) < 2):
         raise InputError(

@@ -15,6 +15,7 @@ runs nothing on a device: shapes are checked by its ``init``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -206,15 +207,15 @@ def _scale_by_info(
         map_info(_require_match, info, params)
         return optax.EmptyState()
 
-    def scale(path: str, leaf_info: ParamInfo, g: Leaf) -> Leaf:
+    def scale(kinds: Mapping[str, Geometry] | None, path: str, leaf_info: ParamInfo, g: Leaf) -> Leaf:
         if isinstance(g, optax.MaskedNode):
             return g
-        factor = scale_of(leaf_info) if geometries is None else scale_of(leaf_info, geometries[path])
+        factor = scale_of(leaf_info) if kinds is None else scale_of(leaf_info, kinds[path])
         return g * jnp.asarray(factor, g.dtype)
 
     def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
         del params
-        return map_info(scale, info, updates), state
+        return map_info(functools.partial(scale, geometries), info, updates), state
 
     return optax.GradientTransformation(init, update)
 

@@ -145,14 +145,14 @@ class ParamInfo:
     model_width: float = 1.0  # m of the whole model: the readout's input ratio
     init_std: float | None = None  # None: unknown (the initializer does not declare it)
     decay: bool = True  # weight decay applies
-    # Dimensions of ``shape`` that are the matrix's input and output; others count matrices (layers, experts). Empty:
-    # no matrix, or unknown.
+    # Dimensions of ``shape`` that are a hidden matrix's input and output; others count matrices (layers, experts).
+    # Empty: not hidden, or unknown.
     in_axes: tuple[int, ...] = ()
     out_axes: tuple[int, ...] = ()
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is a matrix, or a stack of them, whose input and output dimensions are known."""
+        """Whether it is a hidden matrix, or a stack of them, whose input and output dimensions are known."""
         return bool(self.in_axes and self.out_axes)
 
     @property

@@ -137,7 +137,7 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
             f"parameter {name!r} is of a readout with width_ratio {box.width_ratio:g}, but it is {ratio['in']:g} times "
             "as wide as in the base model: give the readout width_ratio = width / base width, with the same base."
         )
-    in_axes, out_axes = _matrix_axes(box.names) if directions >= {"in", "out"} else ((), ())
+    in_axes, out_axes = _matrix_axes(box.names) if role is Role.HIDDEN else ((), ())
     return ParamInfo(
         role=role,
         shape=shape,
@@ -153,7 +153,7 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
 
 
 def _matrix_axes(names: AxisNames) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The input and output dimensions of a matrix; empty for a vector, or if the names do not tell.
+    """The input and output dimensions of a hidden matrix; empty if the names do not tell.
 
     Unnamed dimensions in front belong to the inputs (a convolution's window), those at the end to their neighbor. One
     in between, such as heads, may belong to either: ``fixed_in`` or ``fixed_out`` says which.
@@ -168,4 +168,4 @@ def _matrix_axes(names: AxisNames) -> tuple[tuple[int, ...], tuple[int, ...]]:
         elif name is None:
             return (), ()
     ins, outs = (tuple(axis for axis, side in enumerate(sides) if side == which) for which in ("in", "out"))
-    return (ins, outs) if ins and outs else ((), ())
+    return ins, outs

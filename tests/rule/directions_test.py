@@ -80,7 +80,7 @@ def test_traits_of_optax_transformations_are_what_their_updates_show(name):
     assert entrywise == TRAITS[name].entrywise
 
 
-@pytest.mark.parametrize("name", DIRECTIONS)
+@pytest.mark.parametrize("name", sorted(DIRECTIONS.keys() - {"lamb", "lars", "adafactor"}))
 def test_named_directions_are_entrywise(name):
     assert measured(direction(name), 3)[1]
 
@@ -225,7 +225,7 @@ def test_a_finished_optimizer_is_refused_however_it_is_wrapped(inner):
         (optax.adamw(0.1), "pass the direction alone, optax.scale_by_adam(...). Give weight_decay to depthmup."),
         (optax.signum(0.1), "alone, optax.chain(optax.ema(...), optax.scale_by_sign(...))."),
         (optax.sgd(0.1, momentum=0.9), "alone, optax.trace(...)."),
-        (optax.lamb(0.1), "It has optax.scale_by_trust_ratio: it multiplies updates by the size of the parameters"),
+        (optax.lamb(0.1), "alone, optax.chain(optax.scale_by_adam(...), optax.scale_by_trust_ratio(...))."),
         (optax.novograd(0.1), "of its own, with optax.scale_by_novograd: it divides by the norm of a gradient"),
     ],
 )
@@ -239,8 +239,7 @@ def test_the_sentence_about_a_finished_optimizer_says_what_to_pass(inner, senten
 REFUSED = {
     "clip_by_global_norm": optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam()),
     "adaptive_grad_clip": optax.chain(optax.adaptive_grad_clip(0.1), optax.trace(0.9)),
-    "scale_by_trust_ratio": optax.chain(optax.scale_by_adam(), optax.scale_by_trust_ratio()),
-    "scale_by_param_block_rms": optax.chain(optax.scale_by_factored_rms(), optax.scale_by_param_block_rms()),
+    "scale_by_param_block_norm": optax.chain(optax.scale_by_factored_rms(), optax.scale_by_param_block_norm()),
     "scale_by_novograd": optax.masked(optax.scale_by_novograd(), {"w": True}),
     "normalize_by_update_norm": optax.named_chain(("normalize", optax.normalize_by_update_norm())),
     "normalize": optax.contrib.normalize(),
@@ -248,7 +247,7 @@ REFUSED = {
         {"a": optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(0.1)), "b": optax.identity()}, {"w": "a"}
     ),
     "scale_by_sm3": optax.inject_hyperparams(optax.scale_by_sm3)(b1=0.9),
-    "scale_by_muon": optax.contrib.scale_by_muon(),
+    "scale_by_galore": optax.contrib.scale_by_galore(4),
     "prodigy": optax.contrib.prodigy(),
     "scale_by_polyak": optax.scale_by_polyak(),
     "MultiSteps": optax.MultiSteps(optax.scale_by_adam(), 2).gradient_transformation(),

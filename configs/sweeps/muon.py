@@ -1,0 +1,93 @@
+"""Learning rate over width and depth with Muon, beside Adam: residual MLP, GPT and convolutional ResNet.
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/muon.py:res_mlp --workdir=runs/muon_res_mlp
+    python -m depthmup_flax.sweep --config=configs/sweeps/muon.py:gpt --workdir=runs/muon_gpt
+    python -m depthmup_flax.sweep --config=configs/sweeps/muon.py:simple_resnet --workdir=runs/muon_simple_resnet
+
+Another scale than ``cpu`` follows the model, ``gpt-gpu``. Neither paper has Muon. Expected of the rule: the best rate
+stays under ``depth_mup`` and ``ode``, over width and depth; it moves over depth under ``mup``, over width under ``sp``.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
+from depthmup_flax.training.config import from_file
+
+HERE = pathlib.Path(__file__).parent
+
+
+def res_mlp(scale: str) -> ConfigDict:
+    """The residual MLP of the other sweeps on CIFAR-10."""
+    base = from_file(HERE.with_name("cifar10_resmlp.py"))
+    width, depth = at_scale(scale, smoke=(16, 2), cpu=(32, 4), gpu=(128, 8), paper=(256, 8))
+    base.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
+    base.data.update(test_examples=2000, augment="none")
+    base.train.update(batch_size=64, steps=at_scale(scale, smoke=20, cpu=300, gpu=3000, paper=15000))
+    return base
+
+
+def gpt(scale: str) -> ConfigDict:
+    """The GPT of configs/shakespeare_gpt.py."""
+    base = from_file(HERE.with_name("shakespeare_gpt.py"))
+    width, depth = at_scale(scale, smoke=(16, 2), cpu=(32, 2), gpu=(128, 4), paper=(256, 4))
+    base.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
+    base.data.context = at_scale(scale, smoke=16, cpu=32, other=256)
+    base.train.update(batch_size=16, steps=at_scale(scale, smoke=20, cpu=200, gpu=3000, paper=10000))
+    return base
+
+
+def simple_resnet(scale: str) -> ConfigDict:
+    """The convolutional network of B24 on CIFAR-10."""
+    base = from_file(HERE.with_name("cifar10_resnet.py"))
+    width = at_scale(scale, smoke=16, cpu=32, gpu=64, paper=128)
+    base.model.update(width=width, depth=3, base_width=width, base_depth=3)
+    base.data.update(test_examples=2000, augment="none", image_size=at_scale(scale, smoke=16, cpu=16, other=0))
+    base.train.update(batch_size=32, steps=at_scale(scale, smoke=20, cpu=150, gpu=3000, paper=15000))
+    return base
+
+
+RATES = {"res_mlp": powers_of_two(-11, -6), "gpt": powers_of_two(-9, -5), "simple_resnet": powers_of_two(-9, -5)}
+BASES = {"res_mlp": res_mlp, "gpt": gpt, "simple_resnet": simple_resnet}
+
+
+def get_config(choice: str = "res_mlp") -> ConfigDict:
+    """The sweep of a model, ``gpt``, at a scale, ``gpt-gpu``."""
+    model, _, scale = choice.partition("-")
+    scale = scale or "cpu"
+    if model not in BASES:
+        raise InputError(f"configs/sweeps/muon.py got {choice!r}: use {', '.join(BASES)}, or gpt-gpu for a scale.")
+    base = BASES[model](scale)
+    base.parametrization.branch_multiplier = 1.0
+    steps = base.train.steps
+    base.train.update(epochs=0.0, average_steps=max(1, steps // 6), log_every=max(1, steps // 20))
+    base.optimizer.update(schedule="cosine", warmup_steps=steps // 10)
+    if scale == "smoke":
+        name = "text:README.md" if model == "gpt" else "synthetic"
+        base.data.update(name=name, train_examples=256, test_examples=64)
+    width, depth = base.model.base_width, base.model.base_depth
+    sizes = at_scale(scale, smoke=(1, 2), cpu=(1, 2, 4), other=(1, 2, 4, 8))
+    seeds = at_scale(scale, smoke=(0,), other=(0, 1, 2))
+
+    def grid(optimizers: tuple[str, ...], presets: tuple[str, ...], axis: str, values: tuple[int, ...]) -> dict:
+        rates = at_scale(scale, smoke=powers_of_two(-10, -6, 2), other=RATES[model])
+        fields = {"optimizer.name": optimizers, "parametrization.preset": presets, f"model.{axis}": values}
+        return {**fields, "optimizer.learning_rate": rates, "seed": seeds}
+
+    widths, depths = (tuple(start * k for k in sizes) for start in (width, depth))
+    both = grid(("muon", "adam"), ("depth_mup",), "depth", depths)
+    grids = {
+        "over width": grid(("muon",), ("depth_mup", "sp"), "width", widths),
+        "over depth": grid(("muon",), ("depth_mup", "ode", "mup"), "depth", depths),
+        "beside adam": {**both, "seed": at_scale(scale, smoke=(0,), other=(0, 1, 2, 3, 4))},
+    }
+    return sweep_config(
+        base,
+        grids,
+        figure=f"muon ({model})",
+        scale=scale,
+        extend=2,
+        title="Learning rate over width and depth with Muon, beside Adam",
+    )

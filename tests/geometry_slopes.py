@@ -1,0 +1,203 @@
+"""How far hidden matrices alone move our models' features as networks grow, by geometry of the updates: exponents.
+
+python tests/geometry_slopes.py          # prints the table of docs/optimizers.md
+python tests/geometry_slopes.py --write  # replaces it
+
+Measured is the change of the last block's stream, root mean square, after three steps on one batch of noise with random
+labels in which hidden matrices alone train; over three widths and three depths. "Right" is the library's optimizer,
+"wrong" the same updates times the power of the width, or of the depth, that a user without its factor would have.
+"""
+
+import functools
+import os
+import pathlib
+import re
+import sys
+
+if __name__ == "__main__":  # as tests/conftest.py has it: these programs compile for longer than they compute
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=1"
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import depthmup_flax as dm
+from depthmup_flax.rule.directions import direction
+from depthmup_flax.rule.info_trees import flatten_info, path_name
+from depthmup_flax.rule.parametrization import Role
+
+DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "optimizers.md"
+SEEDS, STEPS, BATCH = 6, 3, 4
+WIDTHS, DEPTHS = (64, 128, 256), (4, 8, 16)
+RULE = dm.get_parametrization("depth_mup")
+MODELS = {
+    "ResMLP": functools.partial(dm.ResMLP, 10),
+    "SimpleResNet": functools.partial(dm.SimpleResNet, 10),
+    "ViT": functools.partial(dm.ViT, 10, patch_size=4),
+    "GPT": functools.partial(dm.GPT, 16),
+}
+
+
+def products(g):
+    """``G G^T`` and ``G^T G`` of a stack of matrices; a convolution's window belongs to its inputs."""
+    matrices = as_matrices(g)
+    return matrices @ matrices.mT, matrices.mT @ matrices
+
+
+def as_matrices(g):
+    stacked = g.ndim in (3, 5)
+    return g.reshape(len(g) if stacked else 1, -1, g.shape[-1])
+
+
+def zero_products(params):
+    return jax.tree.map(lambda p: jax.tree.map(jnp.zeros_like, products(p)), params)
+
+
+def added_products(updates, state):
+    return {name: jax.tree.map(jnp.add, products(g), state[name]) for name, g in updates.items()}
+
+
+def shampoo():
+    """Shampoo (arXiv:1802.09568): ``L^-1/4 G R^-1/4`` with ``L`` the sum of ``G G^T``, ``R`` that of ``G^T G``."""
+
+    def root(x):
+        values, vectors = jnp.linalg.eigh(x)
+        kept = values > 1e-5 * values[..., -1:]  # what gradients span
+        powers = jnp.where(kept, jnp.where(kept, values, 1.0) ** -0.25, 0.0)
+        return (vectors * powers[..., None, :]) @ vectors.mT
+
+    def update(updates, state, params=None):
+        del params
+        state = added_products(updates, state)
+        turn = lambda name, g: (root(state[name][0]) @ as_matrices(g) @ root(state[name][1])).reshape(g.shape)
+        return {name: turn(name, g) for name, g in updates.items()}, state
+
+    return optax.GradientTransformation(zero_products, update)
+
+
+def soap():
+    """SOAP (arXiv:2409.11321): Adam in the eigenbasis of Shampoo's ``L`` and ``R``, here a new one at every step."""
+
+    def init(params):
+        return zero_products(params), jax.tree.map(lambda p: jnp.zeros_like(as_matrices(p)), params)
+
+    def update(updates, state, params=None):
+        del params
+        sums, second = added_products(updates, state[0]), dict(state[1])
+        for name, g in updates.items():
+            (_, left), (_, right) = (jnp.linalg.eigh(x) for x in sums[name])
+            turned = left.mT @ as_matrices(g) @ right
+            second[name] = second[name] + turned**2
+            # Outside of what gradients span there is only rounding.
+            scale = jnp.max(jnp.abs(turned), axis=(1, 2), keepdims=True)
+            adam = jnp.where(jnp.abs(turned) > 1e-3 * scale, turned / jnp.sqrt(second[name]), 0.0)
+            updates = {**updates, name: (left @ adam @ right.mT).reshape(g.shape)}
+        return updates, (sums, second)
+
+    return optax.GradientTransformation(init, update)
+
+
+def library(name, **options):
+    return lambda info: dm.depthmup(direction(name), info, RULE, 1.0, **options)
+
+
+# Optimizer -> what builds it, learning rate, and the power of m that its updates have without the rule's factor:
+# optax's consistent_rms for Muon, Adam's 1/m for Shampoo and SOAP, no factor for the others.
+OPTIMIZERS = {
+    "SGD (linear)": (library("sgd"), 2.0**-8, 1.0),
+    "Adam (sign)": (library("adam"), 2.0**-14, 1.0),
+    "Muon (orthogonal)": (lambda info: dm.muon(1.0, info, RULE), 2.0**-12, 0.5),
+    "Shampoo (two_sided)": (lambda info: dm.depthmup(shampoo(), info, RULE, 1.0, geometry="two_sided"), 2.0**-10, -1.0),
+    "SOAP (two_sided)": (lambda info: dm.depthmup(soap(), info, RULE, 1.0, geometry="two_sided"), 2.0**-10, -1.0),
+    "LAMB (norm_matched)": (library("lamb"), 2.0**-11, 0.5),
+    "Adafactor (norm_matched)": (library("adafactor"), 2.0**-11, 0.5),
+}
+
+
+def last_stream(model, params, x):
+    """``[B, ..., n]``: the stream after the last block."""
+    _, seen = model.apply({"params": params}, x, mutable=["intermediates"])
+    streams = jax.tree_util.tree_flatten_with_path(seen["intermediates"])[0]
+    streams = [(path_name(path), leaf) for path, leaf in streams if "stream" in path_name(path)]
+    return max(streams)[1][-1]  # of the last segment, the last layer
+
+
+@functools.cache
+def changes(model_name, optimizer_name, width, depth):
+    """``[2, seeds]``: the right change, and that of the updates times ``wrong`` powers of m and r."""
+    model = MODELS[model_name](
+        width=width, depth=depth, base_width=WIDTHS[0], base_depth=DEPTHS[0], parametrization=RULE
+    )
+    rng = np.random.default_rng(0)
+    if model_name == "GPT":
+        x = jnp.asarray(rng.integers(0, 16, size=(BATCH, 8)))
+        labels = jnp.asarray(rng.integers(0, 16, size=(BATCH, 8)))
+    else:
+        x = jnp.asarray(rng.normal(size=(BATCH, 8, 8, 3)), jnp.float32)
+        labels = jnp.asarray(rng.integers(0, 10, size=BATCH))
+    build, rate, power = OPTIMIZERS[optimizer_name]
+    matched = "norm_matched" in optimizer_name  # queries start at zero, which has no norm to match
+    trains = lambda leaf: leaf.role is Role.HIDDEN and not (matched and leaf.init_std == 0)
+    leaves = flatten_info(dm.param_info(model, model.base(), x))
+    info = {path: leaf for path, leaf in leaves.items() if trains(leaf)}
+    optimizer = optax.with_extra_args_support(build(info))
+    wrong = model.width_ratio**power * model.depth_ratio**0.5  # r^-gamma is 1 for one that does not know of it
+
+    def run(key, factor):
+        params = nn.unbox(model.init(key, x))["params"]
+        structure, flat = jax.tree.structure(params), dict(zip(leaves, jax.tree.leaves(params), strict=True))
+        whole = lambda trained: jax.tree.unflatten(structure, [{**flat, **trained}[path] for path in leaves])
+
+        def loss(trained):
+            logits = model.apply({"params": whole(trained)}, x)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+        trained = start = {path: flat[path] for path in info}
+        state = optimizer.init(trained)
+        for _ in range(STEPS):
+            updates, state = optimizer.update(jax.grad(loss)(trained), state, trained)
+            trained = jax.tree.map(lambda w, u: w + rate * factor * u, trained, updates)
+        moved = last_stream(model, whole(trained), x) - last_stream(model, whole(start), x)
+        return jnp.sqrt(jnp.mean(moved**2))
+
+    keys = jax.random.split(jax.random.key(1), SEEDS)
+    return np.asarray(jax.jit(jax.vmap(jax.vmap(run, (0, None)), (None, 0)))(keys, jnp.array([1.0, wrong])))
+
+
+def exponents(model_name, optimizer_name, axis):
+    """The fitted exponents with and without the rule's factor, each with its 95 % interval over seeds."""
+    sizes = [(n, DEPTHS[0]) for n in WIDTHS] if axis == "width" else [(WIDTHS[0], depth) for depth in DEPTHS]
+    make = lambda n, depth: MODELS[model_name](width=n, depth=depth, base_width=WIDTHS[0], base_depth=DEPTHS[0])
+    ratios = np.array([getattr(make(*size), f"{axis}_ratio") for size in sizes])
+    values = np.log([changes(model_name, optimizer_name, *size) for size in sizes])  # [sizes, 2, seeds]
+    centered = np.log(ratios) - np.log(ratios).mean()
+    slopes = np.einsum("s,swk->wk", centered, values) / (centered**2).sum()  # [2, seeds]
+    return [(row.mean(), 2.57 * row.std(ddof=1) / SEEDS**0.5) for row in slopes]  # t of 5 degrees of freedom
+
+
+def table():
+    rows = [
+        "| optimizer | axis | " + " | ".join(f"{name}: right | wrong" for name in MODELS) + " |",
+        "|" + " --- |" * (2 + 2 * len(MODELS)),
+    ]
+    for optimizer in OPTIMIZERS:
+        for axis in ("width", "depth"):
+            cells = [exponents(model, optimizer, axis) for model in MODELS]
+            printed = [f"{mean:+.2f} ± {spread:.2f}" for pair in cells for mean, spread in pair]
+            rows.append("| " + " | ".join([optimizer, axis, *printed]) + " |")
+            print(rows[-1], file=sys.stderr, flush=True)
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    text = table()
+    print(text)
+    if "--write" in sys.argv:
+        document = DOCUMENT.read_text()
+        replaced = re.sub(
+            r"(<!-- Geometries -->\n).*?(<!-- end -->)", rf"\g<1>{text}\n\g<2>", document, flags=re.DOTALL
+        )
+        DOCUMENT.write_text(replaced)

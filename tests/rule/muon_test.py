@@ -1,0 +1,233 @@
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+
+import depthmup_flax as dm
+from depthmup_flax.rule.geometry import geometry_of
+from depthmup_flax.rule.info_trees import flatten_info
+from depthmup_flax.rule.muon import muon_geometry
+from depthmup_flax.rule.parametrization import Geometry, ParamInfo, Role
+
+RULE = dm.get_parametrization("depth_mup")
+TOKENS = jnp.zeros((2, 8), jnp.int32)
+
+
+def hidden(shape, m_in=1.0, m_out=1.0, **fields):
+    inner = len(shape) - 2
+    axes = {"in_axes": (inner,), "out_axes": (inner + 1,)}
+    return ParamInfo(Role.HIDDEN, shape, m_in, m_out, **{**axes, **fields})
+
+
+def noise(shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def step(optimizer, params, grads):
+    updates, _ = optimizer.update(grads, optimizer.init(params), params)
+    return updates
+
+
+def gpt(width=32, **fields):
+    model = dm.GPT(50, width=width, depth=2, base_width=32, base_depth=2, **fields)
+    info = dm.param_info(model, model.base(), TOKENS)
+    return model, info, nn.unbox(model.init(jax.random.key(0), TOKENS))["params"]
+
+
+@pytest.mark.parametrize("consistent_rms", [0.2, None])
+def test_at_the_base_model_it_is_the_muon_of_optax(consistent_rms):
+    _, info, params = gpt()
+    ours = dm.muon(1e-2, info, RULE, consistent_rms=consistent_rms, beta=0.9, b2=0.99)
+    is_info = lambda leaf: isinstance(leaf, ParamInfo)
+    matrix = lambda leaf: optax.contrib.MuonDimensionNumbers(1, 2) if leaf.role is Role.HIDDEN else None
+    theirs = optax.contrib.muon(
+        1e-2,
+        muon_weight_dimension_numbers=jax.tree.map(matrix, info, is_leaf=is_info),
+        consistent_rms=consistent_rms,
+        beta=0.9,
+        adam_b2=0.99,
+    )
+    state, other = ours.init(params), theirs.init(params)
+    for seed in range(3):
+        grads = jax.tree.map(lambda p, seed=seed: noise(p.shape, seed), params)
+        updates, state = ours.update(grads, state, params)
+        expected, other = theirs.update(grads, other, params)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-7), updates, expected)
+
+
+def test_layers_of_a_stack_are_orthogonalized_one_by_one():
+    grads = noise((3, 8, 16))
+    whole = step(dm.muon(1.0, {"w": hidden((3, 8, 16))}, RULE), {"w": grads}, {"w": grads})["w"]
+    for layer in range(3):
+        alone = step(dm.muon(1.0, {"w": hidden((8, 16))}, RULE), {"w": grads[layer]}, {"w": grads[layer]})["w"]
+        np.testing.assert_allclose(whole[layer], alone, rtol=1e-4, atol=1e-6)
+
+
+def test_a_convolution_is_a_matrix_from_windows_to_channels():
+    model = dm.SimpleResNet(10, width=32, depth=3)
+    leaves = flatten_info(dm.param_info(model, model.base(), jnp.zeros((1, 8, 8, 3))))
+    info = {"k": leaves["widen_1/conv/kernel"]}  # 3 x 3 x 4 x 8
+    grads = noise(info["k"].shape)
+    update = step(dm.muon(1.0, info, RULE), {"k": grads}, {"k": grads})["k"]
+    flat = optax.contrib.scale_by_muon()
+    matrix = grads.reshape(36, 8)
+    expected = -0.2 * 6 * flat.update(matrix, flat.init(matrix))[0]
+    np.testing.assert_allclose(update.reshape(36, 8), expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("m_in", "m_out", "factor"), [(4, 4, 1), (4, 1, 0.5), (1, 4, 2), (16, 4, 0.5)])
+def test_singular_values_follow_the_spectral_condition(m_in, m_out, factor):
+    """(m_out / m_in)^1/2 times the base model's, whatever the shape (arXiv:2310.17813)."""
+    base, wide = {"w": hidden((8, 8))}, {"w": hidden((8 * m_in, 8 * m_out), m_in, m_out)}
+    largest = []
+    for info in (base, wide):
+        grads = noise(info["w"].shape)
+        update = step(dm.muon(1.0, info, RULE, ns_steps=12), {"w": grads}, {"w": grads})["w"]
+        largest.append(np.linalg.norm(update, 2))
+    assert largest[1] / largest[0] == pytest.approx(factor, rel=0.25)  # Newton-Schulz stops near 1
+
+
+def test_heads_are_orthogonalized_one_by_one_if_asked():
+    grads = noise((8, 12))
+    info = {"query": hidden((8, 12))}
+    by_head = step(
+        dm.muon(1.0, info, RULE, heads={"query": 3}, consistent_rms=None), {"query": grads}, {"query": grads}
+    )
+    flat = optax.contrib.scale_by_muon()
+    for head in range(3):
+        part = grads[:, 4 * head : 4 * head + 4]
+        expected = -flat.update(part, flat.init(part))[0]
+        np.testing.assert_allclose(by_head["query"][:, 4 * head : 4 * head + 4], expected, rtol=1e-3, atol=1e-5)
+
+
+def test_heads_that_become_more_have_updates_of_their_own_size():
+    """The output of a head does not grow: m_in^-1/2, not (m_out / m_in)^1/2."""
+    norms = []
+    for m in (1, 4):
+        info = {"query": hidden((8 * m, 8 * m), float(m), float(m))}
+        grads = noise(info["query"].shape)
+        optimizer = dm.muon(1.0, info, RULE, heads={"query": (2 * m, 2)}, ns_steps=12)
+        norms.append(np.linalg.norm(step(optimizer, {"query": grads}, {"query": grads})["query"][:, :4], 2))
+    assert norms[1] / norms[0] == pytest.approx(0.5, rel=0.25)
+
+
+def test_explicit_heads_belong_to_the_output():
+    """A projection [n, heads, head] is one matrix [n, heads head]."""
+    grads = noise((8, 3, 4))
+    info = hidden((8, 12))
+    three = dataclasses.replace(info, shape=(8, 3, 4), in_axes=(0,), out_axes=(1, 2))
+    flat = step(dm.muon(1.0, {"q": info}, RULE), {"q": grads.reshape(8, 12)}, {"q": grads.reshape(8, 12)})["q"]
+    kept = step(dm.muon(1.0, {"q": three}, RULE), {"q": grads}, {"q": grads})["q"]
+    np.testing.assert_allclose(kept.reshape(8, 12), flat, rtol=1e-5)
+
+
+def test_branches_shrink_with_depth_as_r_to_minus_gamma():
+    grads = {"w": noise((8, 8))}
+    updates = []
+    for depth_ratio in (1.0, 16.0):
+        info = {"w": hidden((8, 8), in_branch=True, depth_ratio=depth_ratio)}
+        updates.append(step(dm.muon(1.0, info, RULE), grads, grads)["w"])
+    np.testing.assert_allclose(updates[1] * 4, updates[0], rtol=1e-5)
+
+
+def test_frozen_parameters_have_no_update_and_no_state():
+    _, info, params = gpt()
+    optimizer = dm.freeze(dm.muon(0.1, info, RULE), info, ("stem", "transformer/blocks/mlp"))
+    updates = step(optimizer, params, jax.tree.map(lambda p: noise(p.shape), params))
+    blocks = updates["transformer"]["blocks"]
+    assert not jnp.any(blocks["mlp"]["up"]["kernel"])
+    assert jnp.any(blocks["attention"]["key"]["kernel"])
+    count = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
+    frozen = count(params["stem"]) + count(params["transformer"]["blocks"]["mlp"])
+    # Muon keeps one moment of hidden matrices, Adam two of the rest.
+    adams = sum(leaf.size for leaf in jax.tree.leaves(params)) - frozen - 2 * 4 * 32 * 32
+    assert count(optimizer.init(params)) == pytest.approx(2 * adams + 2 * 4 * 32 * 32, abs=20)
+
+
+def test_rates_and_momenta_may_be_mapped():
+    info = {"w": hidden((8, 8))}
+    grads = {"w": noise((8, 8))}
+    one = lambda rate, beta: step(dm.muon(rate, info, RULE, beta=beta), grads, grads)["w"]
+    rates, betas = jnp.array([0.1, 0.3]), jnp.array([0.9, 0.95])
+    mapped = jax.vmap(one)(rates, betas)
+    for lane in range(2):
+        np.testing.assert_allclose(mapped[lane], one(float(rates[lane]), float(betas[lane])), rtol=1e-4, atol=1e-6)
+
+
+def test_the_table_shows_each_parameters_own_factor():
+    _, info, _ = gpt(width=128)
+    rows = dm.param_table(info, RULE, geometry=muon_geometry(info), eps=1e-8).splitlines()
+    of = lambda name: next(row.split() for row in rows if row.startswith(name))
+    assert of("transformer/blocks/mlp/up/kernel")[-3:-1] == ["1", "-"]  # no 1/m, no epsilon
+    assert of("readout/kernel")[-3:-1] == ["1", "2.5e-09"]
+
+
+def test_the_geometry_of_optax_directions_is_known():
+    of = lambda *parts: geometry_of(optax.chain(*parts))
+    assert of(optax.trace(0.9)) is Geometry.LINEAR
+    assert of(optax.scale_by_adam(), optax.clip_by_block_rms(1.0)) is Geometry.SIGN
+    assert of(optax.trace(0.9), optax.contrib.scale_by_muon()) is Geometry.ORTHOGONAL
+    assert of(optax.scale_by_adam(), optax.scale_by_trust_ratio()) is Geometry.NORM_MATCHED
+    assert of(optax.scale_by_trust_ratio(), optax.trace(0.9)) is Geometry.NORM_MATCHED
+    assert of(optax.contrib.scale_by_muon(), optax.scale_by_adam()) is Geometry.SIGN
+    assert of(optax.masked(optax.contrib.scale_by_muon(), {"w": True})) is None
+
+
+VECTOR = ParamInfo(Role.VECTOR, (8,), 1.0, 1.0)
+UNKNOWN = ParamInfo(Role.HIDDEN, (8, 2, 4), 2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (
+            lambda: dm.depthmup(optax.contrib.scale_by_muon(), {"b": VECTOR}, RULE, 0.1),
+            "parameter 'b' of shape (8,) is no matrix, so its update cannot be orthogonal: use depthmup_flax.muon",
+        ),
+        (
+            lambda: dm.muon(0.1, {"q": UNKNOWN}, RULE),
+            "parameter 'q' of shape (8, 2, 4) is hidden, but nothing says which of its dimensions are the matrix's",
+        ),
+        (lambda: dm.muon(0.1, {"q": hidden((8, 8))}, RULE, heads={"k": 2}), "heads has 'k', which matches no"),
+        (lambda: dm.muon(0.1, {"q": hidden((8, 8))}, RULE, heads={"q": 3}), "heads['q'] is 3, but parameter 'q' of"),
+        (
+            lambda: dm.depthmup(optax.scale_by_adam(), {"w": hidden((8, 8))}, RULE, 0.1, geometry="orthogonal"),
+            "geometry is 'orthogonal', but the updates of inner are 'sign': leave geometry out.",
+        ),
+        (
+            lambda: dm.depthmup(optax.scale_by_adam(), {"w": hidden((8, 8))}, RULE, 0.1, geometry="ortogonal"),
+            "geometry is 'ortogonal': did you mean 'orthogonal'?",
+        ),
+        (
+            lambda: dm.depthmup(optax.scale_by_param_block_rms(), {"w": hidden((8, 8))}, RULE, 0.1),
+            "inner has optax.scale_by_param_block_rms behind nothing that normalizes",
+        ),
+        (
+            lambda: dm.depthmup(
+                optax.chain(optax.scale_by_adam(), optax.scale_by_trust_ratio()),
+                {"query": hidden((8, 8), init_std=0.0)}, RULE, 0.1,
+            ),
+            "parameter 'query' starts at zero, which has no norm to match",
+        ),
+        (
+            lambda: dm.depthmup(
+                optax.partition({"a": optax.contrib.scale_by_muon(), "b": optax.scale_by_adam()}, {"w": "a"}),
+                {"w": hidden((8, 8))}, RULE, 0.1,
+            ),
+            "inner treats parameters differently, some with updates that are not entrywise: pass geometry=, a tree",
+        ),
+        (
+            lambda: dm.depthmup(optax.scale_by_adam(), {"w": VECTOR}, RULE, 0.1, geometry={"v": "sign"}),
+            "the structure of {'v': 'sign'} is not that of info",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_geometries_are_named(call, sentence):
+    with pytest.raises(dm.InputError) as error:
+        call()
+    assert sentence in str(error.value)
