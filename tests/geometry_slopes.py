@@ -31,8 +31,9 @@ from depthmup_flax.rule.parametrization import Role
 
 DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "optimizers.md"
 SEEDS, STEPS, BATCH = 6, 3, 4
-WIDTHS, DEPTHS = (64, 128, 256), (4, 8, 16)
-RULE = dm.get_parametrization("depth_mup")
+DEPTHS = (4, 8, 16)
+# Small branches, so that the base model is not far from the limit of depth.
+RULE = dm.get_parametrization("depth_mup", branch_multiplier=0.25)
 MODELS = {
     "ResMLP": functools.partial(dm.ResMLP, 10),
     "SimpleResNet": functools.partial(dm.SimpleResNet, 10),
@@ -107,7 +108,7 @@ def library(name, **options):
 # Optimizer -> what builds it, learning rate, and the power of m that its updates have without the rule's factor:
 # optax's consistent_rms for Muon, Adam's 1/m for Shampoo and SOAP, no factor for the others.
 OPTIMIZERS = {
-    "SGD (linear)": (library("sgd"), 2.0**-8, 1.0),
+    "SGD (linear)": (library("sgd"), 2.0**-15, 1.0),
     "Adam (sign)": (library("adam"), 2.0**-14, 1.0),
     "Muon (orthogonal)": (lambda info: dm.muon(1.0, info, RULE), 2.0**-12, 0.5),
     "Shampoo (two_sided)": (lambda info: dm.depthmup(shampoo(), info, RULE, 1.0, geometry="two_sided"), 2.0**-10, -1.0),
@@ -125,12 +126,20 @@ def last_stream(model, params, x):
     return max(streams)[1][-1]  # of the last segment, the last layer
 
 
+def widths(model_name):
+    """The first convolutions of SimpleResNet have an eighth of its width."""
+    return (128, 256, 512) if model_name == "SimpleResNet" else (64, 128, 256)
+
+
+def make(model_name, width, depth):
+    base = {"base_width": widths(model_name)[0], "base_depth": DEPTHS[0]}
+    return MODELS[model_name](width=width, depth=depth, **base, parametrization=RULE)
+
+
 @functools.cache
 def changes(model_name, optimizer_name, width, depth):
     """``[2, seeds]``: the right change, and that of the updates times ``wrong`` powers of m and r."""
-    model = MODELS[model_name](
-        width=width, depth=depth, base_width=WIDTHS[0], base_depth=DEPTHS[0], parametrization=RULE
-    )
+    model = make(model_name, width, depth)
     rng = np.random.default_rng(0)
     if model_name == "GPT":
         x = jnp.asarray(rng.integers(0, 16, size=(BATCH, 8)))
@@ -169,9 +178,9 @@ def changes(model_name, optimizer_name, width, depth):
 
 def exponents(model_name, optimizer_name, axis):
     """The fitted exponents with and without the rule's factor, each with its 95 % interval over seeds."""
-    sizes = [(n, DEPTHS[0]) for n in WIDTHS] if axis == "width" else [(WIDTHS[0], depth) for depth in DEPTHS]
-    make = lambda n, depth: MODELS[model_name](width=n, depth=depth, base_width=WIDTHS[0], base_depth=DEPTHS[0])
-    ratios = np.array([getattr(make(*size), f"{axis}_ratio") for size in sizes])
+    wide = widths(model_name)
+    sizes = [(n, DEPTHS[0]) for n in wide] if axis == "width" else [(wide[0], depth) for depth in DEPTHS]
+    ratios = np.array([getattr(make(model_name, *size), f"{axis}_ratio") for size in sizes])
     values = np.log([changes(model_name, optimizer_name, *size) for size in sizes])  # [sizes, 2, seeds]
     centered = np.log(ratios) - np.log(ratios).mean()
     slopes = np.einsum("s,swk->wk", centered, values) / (centered**2).sum()  # [2, seeds]

@@ -234,15 +234,29 @@ def _gathered_jvp(
     return _split_then_whole(*params, split, whole), jax.lax.with_sharding_constraint(*tangents, split)
 
 
-def one_matrix_per_device(x_BxIxO: jax.Array) -> jax.Array:
-    """``[B, in, out]``: whole matrices, spread over all devices, for work on each that needs all of it.
+def on_whole_matrices(function: Callable[[jax.Array], jax.Array], x_BxIxO: jax.Array) -> jax.Array:
+    """``function`` of a stack of matrices, spread over devices so that each has whole ones.
 
-    Of more matrices than devices each device gets some; of fewer, some get none.
+    Splits move from rows and columns to the stack by one mesh axis after another, and back: GSPMD exchanges parts for
+    one (all-to-all), but would gather the stack on every device for two at once. Where there are fewer matrices than
+    devices, several have the same.
     """
     mesh = _mesh.value
     if mesh is None or mesh.size == 1:
-        return x_BxIxO
-    return jax.lax.with_sharding_constraint(x_BxIxO, NamedSharding(mesh, PartitionSpec(MESH_AXES)))
+        return function(x_BxIxO)
+    axes: tuple[str, ...] = ()
+    free, steps = PartitionSpec.UNCONSTRAINED, []
+    for axis in ("tensor", "fsdp", "data"):
+        if mesh.shape[axis] > 1 and math.prod(mesh.shape[name] for name in axes) < len(x_BxIxO):
+            axes = (*axes, axis)
+            steps.append(PartitionSpec(axes, free, free))
+    steps.append(PartitionSpec(axes))
+    for spec in steps:
+        x_BxIxO = jax.lax.with_sharding_constraint(x_BxIxO, NamedSharding(mesh, spec))
+    y_BxIxO = function(x_BxIxO)
+    for spec in reversed(steps):
+        y_BxIxO = jax.lax.with_sharding_constraint(y_BxIxO, NamedSharding(mesh, spec))
+    return y_BxIxO
 
 
 def own_gradient(param: jax.Array, names: AxisNames) -> jax.Array | None:

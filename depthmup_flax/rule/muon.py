@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
@@ -24,6 +25,7 @@ from depthmup_flax.types import ArrayTree, Dtype, InfoTree, Scalar
 
 # Glob of paths -> number of heads; or that of the model and that of the base model.
 Heads = Mapping[str, "int | tuple[int, int]"]
+Place = Callable[[Callable[[jax.Array], jax.Array], jax.Array], jax.Array]
 
 
 def muon(
@@ -41,7 +43,7 @@ def muon(
     eps: Scalar = 1e-8,
     mu_dtype: Dtype | None = None,
     heads: Heads | None = None,
-    place: Callable[[jax.Array], jax.Array] | None = None,
+    place: Place | None = None,
     weight_decay: Scalar = 0.0,
     clip_rms: Scalar | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -59,23 +61,15 @@ def muon(
         singular values of one, as Jordan has it.
       heads: glob -> number of heads, for projections of queries, keys and values whose heads are orthogonalized one by
         one, ``{"*/query/kernel": 8}``; ``(heads, base heads)`` if their number grows. By default matrices are whole.
-      place: ``[B, in, out] -> [B, in, out]``, a sharding constraint on the stacks of matrices that Newton-Schulz
-        takes, such as `depthmup_flax.parallel.sharding.one_matrix_per_device`.
+      place: ``(function, x) -> function(x)`` with whole matrices of the stack ``x [B, in, out]`` on each device:
+        `depthmup_flax.parallel.sharding.on_whole_matrices`. By default the compiler decides.
 
     Raises:
       InputError: a hidden parameter whose input and output dimensions are unknown, or heads that do not divide it.
     """
     _require_matrices(info, heads)
-    # Without Newton-Schulz steps this is Muon's momentum. It has the parameters' shapes, hence their sharding.
-    momentum = scale_by_muon(
-        ns_steps=0,
-        beta=beta,
-        eps=0.0,
-        mu_dtype=mu_dtype,
-        nesterov=nesterov,
-        weight_dimension_numbers=lambda updates: map_info(_dimensions, info, updates),
-    )
-    # Without momentum, so without a state to keep.
+    momentum = _momentum(beta, nesterov, mu_dtype)
+    # Without momentum, so without a state in other shapes than the parameters', which are sharded like them.
     newton_schulz = scale_by_muon(
         ns_steps=ns_steps,
         beta=0.0,
@@ -101,8 +95,27 @@ def _label(_: str, leaf: ParamInfo, array: Any) -> Any:
     return array if isinstance(array, optax.MaskedNode) else "muon" if leaf.role is Role.HIDDEN else "adam"
 
 
-def _dimensions(_: str, leaf: ParamInfo, array: Any) -> Any:
-    return array if isinstance(array, optax.MaskedNode) else MuonDimensionNumbers(leaf.in_axes, leaf.out_axes)
+class _Momentum(NamedTuple):
+    steps: jax.Array  # int32, updates so far
+    mu: ArrayTree
+
+
+def _momentum(beta: Scalar, nesterov: bool, mu_dtype: Dtype | None) -> optax.GradientTransformation:
+    """The averages of gradients that ``optax.contrib.scale_by_muon`` orthogonalizes."""
+
+    def init(params: ArrayTree) -> _Momentum:
+        return _Momentum(jnp.zeros((), jnp.int32), optax.tree.zeros_like(params, dtype=mu_dtype))
+
+    def update(updates: ArrayTree, state: _Momentum, params: ArrayTree = None) -> tuple[ArrayTree, _Momentum]:
+        del params
+        count, mu = state.steps + 1, optax.tree.update_moment(updates, state.mu, beta, 1)
+        average = optax.tree.bias_correction(mu, beta, count + 1 if nesterov else count)
+        if nesterov:
+            newest = optax.tree.bias_correction(updates, beta, count)
+            average = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, average, newest)
+        return average, _Momentum(count, optax.tree.cast(mu, mu_dtype))
+
+    return optax.GradientTransformation(init, update)
 
 
 def _on_matrices(
@@ -110,7 +123,7 @@ def _on_matrices(
     info: InfoTree,
     heads: Heads | None,
     consistent_rms: Scalar | None,
-    place: Callable[[jax.Array], jax.Array] | None,
+    place: Place | None,
 ) -> optax.GradientTransformation:
     """``newton_schulz`` on stacks ``[B, in, out]`` of matrices, times optax's factor of the *base* model's shapes."""
 
@@ -123,8 +136,8 @@ def _on_matrices(
         order = (*stacked, *leaf.in_axes, *leaf.out_axes)
         moved = array.transpose(order)
         x = moved.reshape(-1, fan_in, count, fan_out).swapaxes(1, 2).reshape(-1, fan_in, fan_out)
-        x = x if place is None else place(x)
-        x, _ = newton_schulz.update(x, newton_schulz.init(x))
+        orthogonalized = lambda x: newton_schulz.update(x, newton_schulz.init(x))[0]
+        x = orthogonalized(x) if place is None else place(orthogonalized, x)
         base_out = fan_out * count / base_count / leaf.width_out
         x = x * _shape_factor(fan_in / leaf.width_in, base_out, consistent_rms)
         x = x.reshape(-1, count, fan_in, fan_out).swapaxes(1, 2).reshape(moved.shape)

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.data import Dataset, load, steps_per_epoch
 from depthmup_flax.errors import InputError
 from depthmup_flax.models import MODELS, create_model
-from depthmup_flax.parallel.sharding import MESH_AXES, one_matrix_per_device, state_shardings
+from depthmup_flax.parallel.sharding import MESH_AXES, on_whole_matrices, state_shardings
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.directions import direction, direction_eps, homogeneity, require_direction
 from depthmup_flax.rule.info_trees import param_count
@@ -191,7 +191,7 @@ def make_optimizer(
     rate = lambda step: fields.learning_rate * fraction(step)
     kwargs, options = optimizer_kwargs(config), {"weight_decay": fields.weight_decay, "clip_rms": clip}
     if fields.name == "muon":
-        optimizer = muon(rate, info, parametrization, place=one_matrix_per_device, **options, **kwargs)
+        optimizer = muon(rate, info, parametrization, place=on_whole_matrices, **options, **kwargs)
     else:
         optimizer = depthmup(direction(fields.name, **kwargs), info, parametrization, rate, **options)
     return freeze(optimizer, info, fields.frozen) if fields.frozen else optimizer

@@ -149,6 +149,13 @@ def test_frozen_parameters_have_no_update_and_no_state():
     assert count(optimizer.init(params)) == pytest.approx(2 * adams + 2 * 4 * 32 * 32, abs=20)
 
 
+def test_a_gradient_of_zero_moves_nothing():
+    """As that of keys, while queries are zero."""
+    info = {"key": hidden((8, 8))}
+    updates = step(dm.muon(1.0, info, RULE), {"key": noise((8, 8))}, {"key": jnp.zeros((8, 8))})
+    assert not jnp.any(updates["key"])
+
+
 def test_rates_and_momenta_may_be_mapped():
     info = {"w": hidden((8, 8))}
     grads = {"w": noise((8, 8))}
