@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from depthmup_flax.rule.optimizer import _scale_by_info
-from depthmup_flax.rule.parametrization import ParamInfo, Role, get_parametrization
+from depthmup_flax.rule.parametrization import Geometry, ParamInfo, Role, get_parametrization
 
 SAMPLES, INPUTS, OUTPUTS, STEPS, SEEDS = 8, 8, 4, 4, 8
 WIDTH, DEPTH, GROWTH = 64, 4, 4  # of the base model; the others are 4 times as wide or as deep
@@ -99,11 +99,10 @@ def changes(build, size):
     return {name: float(jnp.sqrt(jnp.mean(jnp.mean(outputs(size, p, x) - start, 0) ** 2))) for name, p in moved.items()}
 
 
-def around(inner):
+def around(inner, geometry=Geometry.SIGN):
     """The rule around any transformation, without asking whether the rule covers it."""
-    return lambda info: optax.chain(
-        _scale_by_info(info, RULE.gradient_scale), inner, _scale_by_info(info, RULE.update_scale), optax.scale(-ETA)
-    )
+    scaled = lambda info: _scale_by_info(info, RULE.update_scale, dict.fromkeys(info, geometry))
+    return lambda info: optax.chain(_scale_by_info(info, RULE.gradient_scale), inner, scaled(info), optax.scale(-ETA))
 
 
 def slopes(build):

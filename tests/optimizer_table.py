@@ -22,7 +22,8 @@ import optax.contrib
 from optimizer_slopes import BASE, ETA, RULE, around, info_of, slopes
 
 import depthmup_flax as dm
-from depthmup_flax.rule.directions import TRAITS
+from depthmup_flax.rule.directions import TRAITS, Traits
+from depthmup_flax.rule.parametrization import Geometry
 
 DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "optimizers.md"
 TABLES = ("Directions", "Wrappers", "Refused", "Finished optimizers")
@@ -109,6 +110,8 @@ AROUND = {
     "scale_by_backtracking_linesearch": "optax.chain(TX, optax.scale_by_backtracking_linesearch(10))",
     "scale_by_zoom_linesearch": "optax.chain(TX, optax.scale_by_zoom_linesearch(10))",
 }
+# Right behind a normalization only.
+BEHIND_A_NORMALIZATION = {"scale_by_param_block_rms"}
 # Other names of wrappers, which `TRAITS` does not see.
 ALIASES = {"freeze", "inject_hyperparams", "multi_transform", "selective_transform"}
 # Public names of optax without a return type that make no transformation.
@@ -152,7 +155,8 @@ def code(name):
         arguments = "0.1" if "learning_rate" in signature else ""
         assert not [p for p in required if p != "learning_rate"], f"ARGUMENTS of tests/optimizer_table.py lacks {name}"
     module = "optax" if name in vars(optax) else "optax.contrib"
-    return f"{module}.{name}({arguments})"
+    written = f"{module}.{name}({arguments})"
+    return f"optax.chain(optax.scale_by_rms(), {written})" if name in BEHIND_A_NORMALIZATION else written
 
 
 def evaluate(text, **names):
@@ -186,7 +190,8 @@ def table_of(name):
 def inside(name):
     """`slopes` of the rule around a transformation, whether or not the rule covers it."""
     made = evaluate(code(name))
-    return slopes(around(optax.chain(made, optax.scale(-1 / ETA)) if name in FINISHED_STEPS else made))
+    made = optax.chain(made, optax.scale(-1 / ETA)) if name in FINISHED_STEPS else made
+    return slopes(around(made, TRAITS.get(name, Traits()).geometry or Geometry.SIGN))
 
 
 def outside(name):
@@ -229,6 +234,8 @@ def row(name, table):
     advice = sentence.split(": ", 1)[-1].removeprefix("pass the direction alone, ")
     written = f"`{code(name)}`"
     if table == "Directions":
+        if name in UNMEASURED:
+            return [written, "-", "-", "-", "-"]
         return [written, *(["no change", "-", "-", "-"] if name == "set_to_zero" else printed(inside(name)))]
     if table == "Wrappers":
         around_it = f"`{AROUND[name]}`" if name in AROUND else "-"

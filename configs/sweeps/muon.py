@@ -1,18 +1,18 @@
-"""Learning rate over width and depth with Muon, beside Adam: residual MLP, GPT and convolutional ResNet.
+"""Learning rate over width and depth with Muon, beside Adam: residual MLP; muon_gpt.py and muon_conv.py are others.
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/muon.py:res_mlp --workdir=runs/muon_res_mlp
-    python -m depthmup_flax.sweep --config=configs/sweeps/muon.py:gpt --workdir=runs/muon_gpt
-    python -m depthmup_flax.sweep --config=configs/sweeps/muon.py:simple_resnet --workdir=runs/muon_simple_resnet
+    python -m depthmup_flax.sweep --config=configs/sweeps/muon.py --workdir=runs/muon
+    python -m depthmup_flax.report runs/muon
 
-Another scale than ``cpu`` follows the model, ``gpt-gpu``. Neither paper has Muon. Expected of the rule: the best rate
-stays under ``depth_mup`` and ``ode``, over width and depth; it moves over depth under ``mup``, over width under ``sp``.
+Neither paper has Muon. Expected of the rule: the best rate stays under ``depth_mup`` and ``ode``, over width and depth;
+it moves over depth under ``mup``, over width under ``sp``.
+
+MEASURED
 """
 
 import pathlib
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
 from depthmup_flax.training.config import from_file
 
@@ -53,12 +53,8 @@ RATES = {"res_mlp": powers_of_two(-11, -6), "gpt": powers_of_two(-9, -5), "simpl
 BASES = {"res_mlp": res_mlp, "gpt": gpt, "simple_resnet": simple_resnet}
 
 
-def get_config(choice: str = "res_mlp") -> ConfigDict:
-    """The sweep of a model, ``gpt``, at a scale, ``gpt-gpu``."""
-    model, _, scale = choice.partition("-")
-    scale = scale or "cpu"
-    if model not in BASES:
-        raise InputError(f"configs/sweeps/muon.py got {choice!r}: use {', '.join(BASES)}, or gpt-gpu for a scale.")
+def get_config(scale: str = "cpu", model: str = "res_mlp") -> ConfigDict:
+    """The sweep of a model of `BASES`."""
     base = BASES[model](scale)
     base.parametrization.branch_multiplier = 1.0
     steps = base.train.steps

@@ -338,6 +338,8 @@ def _finished(parts: list[_Part]) -> str:
     right = [f"{written(name)}(...)" for name in names if not TRAITS[name].why and not TRAITS[name].composed]
     here = f"optax.chain({', '.join(right)})" if len(right) > 1 else "".join(right)
     message = "inner is a finished optimizer, which has a learning rate of its own"
+    if "scale_by_muon" in names:
+        return f"{message}: use depthmup_flax.muon(learning_rate, info, rule), which has one for all parameters."
     if refused and not right:
         return f"{message}, with {_described(refused[0])}"
     if not right and any(part.name == "identity" for part in parts):

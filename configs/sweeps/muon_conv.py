@@ -1,0 +1,17 @@
+"""Learning rate over width and depth with Muon, beside Adam: convolutional ResNet; see muon.py.
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/muon_conv.py --workdir=runs/muon_conv
+
+MEASURED
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.training.config import from_file
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep."""
+    return from_file(pathlib.Path(__file__).with_name("muon.py"), scale, "simple_resnet")
