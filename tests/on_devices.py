@@ -15,12 +15,14 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import depthmup_flax as dm
 from depthmup_flax.nn import fused_attention, transformer
 from depthmup_flax.nn.cpu import dense_product
 from depthmup_flax.nn.own_gradient import with_gradient_of
 from depthmup_flax.nn.transformer import Embed
 from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.info_trees import path_name
+from depthmup_flax.rule.roles import axes_from_annotations
 from depthmup_flax.training import cross_entropy
 from depthmup_flax.training.config import default_config
 from depthmup_flax.training.device_batches import Waiting, put_train_data, train_calls
@@ -126,6 +128,36 @@ def language_model(tied):
     collectives = r"= (.*) (?:all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
     types = " ".join(re.findall(collectives, text))
     found["exchanged"] = sorted(set(re.findall(r"\[([\d,]*)\]", types)))
+    return found
+
+
+def muon_updates():
+    """Of one step of Muon, by layout: the largest difference from one device, and what devices gather and exchange."""
+    # A prime number of layers: they divide over no layout.
+    model, tokens = dm.GPT(48, width=32, depth=7), jnp.zeros((2, 8), jnp.int32)
+    boxed = model.init(jax.random.key(0), tokens)["params"]
+    info, axes, params = dm.param_info(model, model, tokens), axes_from_annotations(boxed), nn.unbox(boxed)
+    rule = dm.get_parametrization("depth_mup")
+    grads = jax.tree.map(lambda p: jax.random.normal(jax.random.key(p.size), p.shape), params)
+    plain = dm.muon(1.0, info, rule)
+    expected, _ = plain.update(grads, plain.init(params), params)
+    found = {}
+    for name, sizes in LAYOUTS.items():
+        mesh = sharding.make_mesh(sizes, jax.devices()[: int(np.prod(list(sizes.values())))])
+        optimizer = dm.muon(1.0, info, rule, place=sharding.on_whole_matrices)
+        arguments = grads, optimizer.init(params), params
+        layout = sharding.state_shardings(arguments, axes, mesh)
+
+        def update(*arguments, mesh=mesh, optimizer=optimizer):
+            with sharding.activations_on(mesh):
+                return optimizer.update(*arguments)
+
+        compiled = jax.jit(update, in_shardings=layout, out_shardings=layout[:2]).lower(*arguments).compile()
+        updates, _ = compiled(*jax.device_put(arguments, layout))
+        text = compiled.as_text()
+        shapes = {kind: re.findall(rf"= f\d+\[([\d,]*)\][^=]* {kind}\(", text) for kind in ("all-gather", "all-to-all")}
+        difference = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), updates, expected)
+        found[name] = {"error": max(jax.tree.leaves(difference)), **shapes}
     return found
 
 

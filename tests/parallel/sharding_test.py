@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 
 import jax
@@ -62,6 +63,16 @@ def test_a_model_trains_on_eight_devices_as_on_one(model, layouts, on_eight_devi
         np.testing.assert_allclose(result["losses"], one["losses"], rtol=3e-7)
         np.testing.assert_allclose(result["marks"], one["marks"], rtol=3e-6, atol=3e-6)
         assert bool(result["split"]) == (layout != "data 8")
+
+
+@pytest.mark.slow
+def test_muon_has_whole_matrices_on_each_device_and_gathers_no_stack(on_eight_devices):
+    for layout, found in on_eight_devices("muon_updates").items():
+        assert found["error"] < 1e-4, layout
+        assert bool(found["all-to-all"]) == ("fsdp" in layout), layout
+        # Of a stack of seven layers, at most what a device holds with the padding of the stack.
+        stacks = [math.prod(int(n) for n in shape.split(",")) for shape in found["all-gather"]]
+        assert all(size <= 7 * 32 * 128 / 2 for size in stacks) or layout == "data 8", layout
 
 
 def test_a_dense_products_gradient_is_summed_over_devices_however_its_rows_are_split(on_eight_devices):

@@ -303,6 +303,14 @@ def test_dropout_and_text_lanes_are_those_of_train_py(tmp_path, monkeypatch):
     assert_is_what_train_py_trains(config, sweep(config, tmp_path / "sweep", lanes=0), tmp_path, rtol=1e-4)
 
 
+@pytest.mark.slow
+def test_lanes_with_muon_are_those_of_train_py(tmp_path):
+    base = small_base()
+    base.optimizer.name = "muon"
+    config = small_sweep(base, {"rates": {RATE: (1e-3, 4e-3), "seed": (0, 1)}})
+    assert_is_what_train_py_trains(config, sweep(config, tmp_path / "sweep", lanes=0), tmp_path, rtol=1e-4)
+
+
 def test_diverged_runs_are_records_and_do_not_touch_their_neighbors(tmp_path):
     base = small_base()
     base.optimizer.name = "sgd"

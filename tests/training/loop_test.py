@@ -375,6 +375,10 @@ def test_a_work_directory_that_cannot_be_written_is_refused(tmp_path):
         ({"optimizer": {"schedule": "linear"}}, "optimizer.schedule is 'linear': use 'constant' or 'cosine'"),
         ({"optimizer": {"warmup_steps": 12}}, "use fewer than the 12 training steps"),
         ({"optimizer": {"name": "sdg"}}, "optimizer.name is 'sdg': did you mean 'sgd'?"),
+        (
+            {"optimizer": {"name": "muon", "kwargs": {"momentum": 0.9}}},
+            "optimizer.kwargs of 'muon' has 'momentum'; it takes",
+        ),
         ({"optimizer": {"frozen": ("head",)}}, "'head', which matches no parameter"),
         (
             {"parametrization": {"preset": "block_only"}, "optimizer": {"name": "sgd"}},
