@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from depthmup_flax.nn import fused_attention, transformer
+from depthmup_flax.nn import attention, fused_attention
 from depthmup_flax.nn.cpu import dense_product
 from depthmup_flax.nn.own_gradient import with_gradient_of
 from depthmup_flax.nn.transformer import Embed
@@ -200,14 +200,14 @@ def fused_attention_parts():
     found = {}
     interpreted = functools.partial(fused_attention.fused_attention, interpret=True)
     with (
-        mock.patch.object(transformer, "traced_platform", return_value="tpu"),
-        mock.patch.object(transformer, "fused_attention", interpreted),
+        mock.patch.object(attention, "traced_platform", return_value="tpu"),
+        mock.patch.object(attention, "fused_attention", interpreted),
     ):
         for name, axes in LAYOUTS.items():
             mesh = sharding.make_mesh(axes, jax.devices()[: int(np.prod(list(axes.values())))])
 
             def gradients(q, k, v, g, mesh=mesh):
-                attend = functools.partial(transformer.attention, head_dim=64, scale=0.125, causal=True)
+                attend = functools.partial(attention.attention, head_dim=64, scale=0.125, causal=True)
                 with sharding.activations_on(mesh):
                     value, pull = jax.vjp(attend, q, k, v)
                     return value, *pull(g)

@@ -51,7 +51,14 @@ EXECUTION = (
 
 # Fields, or whole sections, that are newer than the committed records -> the value with which a run is what it was
 # before. `config_hash` leaves them out while they have it, so that records keep their names.
-ADDED: Mapping[str, Any] = {}
+ADDED: Mapping[str, Any] = {
+    "model.num_kv_heads": 0,
+    "model.qk_norm": False,
+    "model.mlp": "gelu",
+    "model.mlp_features": 0,
+    "model.experts": 0,
+    "model.experts_per_token": 2,
+}
 
 
 def default_config(model: str = "res_mlp") -> ConfigDict:
@@ -221,7 +228,7 @@ def _json_text(tree: Json) -> str:
 
 
 def config_hash(config: ConfigDict) -> str:
-    """Twelve hexadecimal digits of SHA-256 over the fields that decide what is trained: without `EXECUTION`, `ADDED`."""
+    """Twelve hexadecimal digits of SHA-256 over all fields but `EXECUTION`, `ADDED`: equal for equal training."""
     return hashlib.sha256(_json_text(_without_added(_without_execution(config.to_dict()))).encode()).hexdigest()[:12]
 
 

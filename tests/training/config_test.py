@@ -20,7 +20,7 @@ def test_default_configs_have_the_hashes_that_they_had_when_the_records_were_wri
 
 
 def test_a_newer_field_or_section_changes_the_hash_only_when_it_is_set(monkeypatch):
-    config = configs.default_config("gpt")
+    config = configs.default_config("res_mlp")
     before = configs.config_hash(config)
     with config.unlocked():
         config.model.experts = 0
