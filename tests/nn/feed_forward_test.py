@@ -1,0 +1,76 @@
+"""Feed-forward branches and experts, token by token."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import depthmup_flax as dm
+from depthmup_flax.nn.feed_forward import FeedForward, MixtureOfExperts, top_weights
+from depthmup_flax.nn.transformer_config import TransformerConfig
+
+X = jax.random.normal(jax.random.key(1), (2, 5, 8))
+
+
+def silu(z):
+    return z / (1 + np.exp(-z))
+
+
+def swiglu(x, p):
+    return (silu(x @ p["gate"]["kernel"]) * (x @ p["up"]["kernel"])) @ p["down"]["kernel"]
+
+
+def of_module(module):
+    variables = nn.unbox(jax.jit(module.init)(jax.random.key(0), X))
+    return module.apply(variables, X), jax.tree.map(np.asarray, variables["params"])
+
+
+@pytest.mark.parametrize(("fields", "hidden"), [({"mlp_ratio": 3}, 24), ({"mlp_features": 20}, 20)])
+def test_swiglu_is_shazeers_with_the_hidden_features_that_were_asked_for(fields, hidden):
+    y, p = of_module(FeedForward(TransformerConfig(mlp="swiglu", **fields)))
+    assert p["gate"]["kernel"].shape == p["up"]["kernel"].shape == (8, hidden)
+    np.testing.assert_allclose(y, swiglu(np.asarray(X), p), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("chosen", [1, 2, 4])
+def test_a_mixture_is_the_weighted_sum_of_the_likeliest_experts_of_each_token(chosen):
+    config = TransformerConfig(mlp="swiglu", mlp_features=6, experts=4, experts_per_token=chosen)
+    y, p = of_module(MixtureOfExperts(config))
+    experts = [jax.tree.map(lambda kernel, i=i: kernel[i], p["experts"]) for i in range(4)]
+    assert not np.allclose(experts[0]["up"]["kernel"], experts[1]["up"]["kernel"])
+    for token, output in zip(np.asarray(X).reshape(-1, 8), np.asarray(y).reshape(-1, 8), strict=True):
+        logits = token @ p["router"]["kernel"]
+        best = sorted(range(4), key=lambda e, logits=logits: -logits[e])[:chosen]
+        weights = np.exp(logits[best]) / np.exp(logits[best]).sum()
+        expected = sum(weight * swiglu(token, experts[e]) for weight, e in zip(weights, best, strict=True))
+        np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_weights_sum_to_one_and_gradients_reach_the_chosen_logits_alone():
+    logits = jnp.array([[0.1, 2.0, -1.0, 1.0]])
+    weights = top_weights(logits, 2)
+    np.testing.assert_allclose(weights, [[0.0, 1 / (1 + np.exp(-1)), 0.0, 1 / (1 + np.exp(1))]], rtol=1e-6)
+    gradient = jax.grad(lambda logits: top_weights(logits, 2)[0, 1])(logits)
+    np.testing.assert_array_equal(gradient != 0, [[False, True, False, True]])
+
+
+def test_equal_logits_choose_as_many_experts_as_others():
+    np.testing.assert_allclose(top_weights(jnp.zeros((3, 5)), 2).sum(-1), 1.0)
+    assert int((top_weights(jnp.zeros((3, 5)), 2) > 0).sum()) == 6
+
+
+def test_experts_are_hidden_matrices_of_their_own_and_a_router_starts_at_one_over_fan_in():
+    tokens = jnp.zeros((1, 4), jnp.int32)
+    leaves = {}
+    for width in (16, 64):
+        model = dm.GPT(5, width=width, base_width=16, depth=2, base_depth=1, experts=8, mlp="swiglu", use_bias=True)
+        info = dm.param_info(model, model.base(), tokens)["transformer"]["blocks"]["mlp"]
+        leaves[width] = info["router"]["kernel"], info["experts"]["up"]["kernel"], info["experts"]["up"]["bias"]
+    router, expert, bias = leaves[64]
+    assert (expert.shape, expert.role, expert.width_in, expert.width_out) == ((2, 8, 64, 256), dm.Role.HIDDEN, 4, 4)
+    assert (bias.shape, bias.role, bias.width_out) == ((2, 8, 256), dm.Role.VECTOR, 4)
+    assert router.to_few_features
+    assert router.init_std / leaves[16][0].init_std == pytest.approx(1 / 4)
+    rule = dm.get_parametrization("depth_mup")
+    assert rule.update_scale(router) == rule.update_scale(expert) == pytest.approx(2**-0.5 / 4)
