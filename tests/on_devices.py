@@ -38,7 +38,7 @@ LAYOUTS = {
 
 
 def config_of(model, dropout=True):
-    config = default_config(model)
+    config = default_config("gpt" if model == "llama" else model)
     config.model.update(width=16, depth=4)
     config.train.update(batch_size=16, steps=STEPS)
     config.data.augment = "cifar" if model == "res_mlp" else "none"
@@ -49,8 +49,11 @@ def config_of(model, dropout=True):
         config.optimizer.update(name="momentum", learning_rate=0.05)
     elif model == "vit":
         config.model.update(patch_size=4, num_heads=2, dropout=0.1 if dropout else 0.0)
+    elif model == "llama":
+        config.model.update(positions="rotary", norm="rms", mlp="swiglu", qk_norm=True, num_kv_heads=2, experts=4)
     elif model == "gpt":
         config.model.update(num_heads=2)
+    if config.model.name == "gpt":
         config.data.update(name=f"text:{__file__}", context=16, augment="shift")
     return config
 

@@ -23,7 +23,7 @@ def swiglu(x, p):
 
 def of_module(module):
     variables = nn.unbox(jax.jit(module.init)(jax.random.key(0), X))
-    return module.apply(variables, X), jax.tree.map(np.asarray, variables["params"])
+    return jax.jit(module.apply)(variables, X), jax.tree.map(np.asarray, variables["params"])
 
 
 @pytest.mark.parametrize(("fields", "hidden"), [({"mlp_ratio": 3}, 24), ({"mlp_features": 20}, 20)])
@@ -33,7 +33,7 @@ def test_swiglu_is_shazeers_with_the_hidden_features_that_were_asked_for(fields,
     np.testing.assert_allclose(y, swiglu(np.asarray(X), p), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("chosen", [1, 2, 4])
+@pytest.mark.parametrize("chosen", [1, 3])
 def test_a_mixture_is_the_weighted_sum_of_the_likeliest_experts_of_each_token(chosen):
     config = TransformerConfig(mlp="swiglu", mlp_features=6, experts=4, experts_per_token=chosen)
     y, p = of_module(MixtureOfExperts(config))
