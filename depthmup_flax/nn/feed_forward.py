@@ -13,6 +13,7 @@ from depthmup_flax.nn.transformer_config import TransformerConfig
 from depthmup_flax.parallel.sharding import inner
 
 MLPS = ("gelu", "swiglu")
+BALANCE_RATE = 0.01  # of logits per step: theirs are of order one at every size
 
 
 class FeedForward(nn.Module):
@@ -46,6 +47,10 @@ class MixtureOfExperts(nn.Module):
     maps the width to a fixed number of features: the updates of a hidden layer, and ``1/fan_in`` at the start
     (`ParamInfo.to_few_features`). Zeros would choose the same experts for all tokens.
 
+    The router balances its experts without a loss (Wang et al., arXiv:2408.15664, Alg. 1): each has a bias that counts
+    for the choice and not for the weights. A training step adds `BALANCE_RATE` to it if fewer tokens than the mean
+    chose the expert, and subtracts it if more did. Biases start at zero; they are in the collection ``batch_stats``.
+
     Every expert computes every token, and those that are not chosen are weighed with zero: no token is dropped, and a
     step costs the same whatever the router chooses, but ``experts / experts_per_token`` times as much as is needed.
     """
@@ -59,7 +64,13 @@ class MixtureOfExperts(nn.Module):
         sigma = config.sigma * math.sqrt(config.parametrization.readout_multiplier(config.width_ratio))
         wide = jnp.promote_types(x.dtype, jnp.float32)  # rounded to 16 bits, near logits would tie
         router = Dense(config.experts, HIDDEN, sigma, dtype=wide, param_dtype=config.param_dtype, name="router")
-        weights = top_weights(router(x), config.experts_per_token)
+        logits = router(x)
+        bias = self.variable("batch_stats", "bias", jnp.zeros, (config.experts,), wide)
+        chosen = largest(logits + bias.value, config.experts_per_token)
+        if config.train and not self.is_initializing():
+            load = chosen.astype(wide).mean(range(chosen.ndim - 1))
+            bias.value += BALANCE_RATE * jnp.sign(load.mean() - load)
+        weights = jax.nn.softmax(logits, where=chosen)
         experts = nn.vmap(
             FeedForward,
             variable_axes={"params": 0},
@@ -73,7 +84,7 @@ class MixtureOfExperts(nn.Module):
         return jnp.sum(weights[..., None].astype(y.dtype) * y, axis=-2)
 
 
-def top_weights(logits: jax.Array, count: int) -> jax.Array:
-    """``[..., E]``: the softmax over the ``count`` largest logits, zero for the others."""
-    _, chosen = jax.lax.top_k(logits, count)
-    return jax.nn.softmax(logits, where=jax.nn.one_hot(chosen, logits.shape[-1], dtype=bool).any(-2))
+def largest(x: jax.Array, count: int) -> jax.Array:
+    """Which ``count`` entries along the last axis are the largest; of equal ones, the first."""
+    _, chosen = jax.lax.top_k(x, count)
+    return jax.nn.one_hot(chosen, x.shape[-1], dtype=bool).any(-2)

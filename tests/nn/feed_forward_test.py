@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.nn.feed_forward import FeedForward, MixtureOfExperts, top_weights
+from depthmup_flax.nn.feed_forward import BALANCE_RATE, FeedForward, MixtureOfExperts, largest
 from depthmup_flax.nn.transformer_config import TransformerConfig
 
 X = jax.random.normal(jax.random.key(1), (2, 5, 8))
@@ -47,17 +47,35 @@ def test_a_mixture_is_the_weighted_sum_of_the_likeliest_experts_of_each_token(ch
         np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_weights_sum_to_one_and_gradients_reach_the_chosen_logits_alone():
-    logits = jnp.array([[0.1, 2.0, -1.0, 1.0]])
-    weights = top_weights(logits, 2)
-    np.testing.assert_allclose(weights, [[0.0, 1 / (1 + np.exp(-1)), 0.0, 1 / (1 + np.exp(1))]], rtol=1e-6)
-    gradient = jax.grad(lambda logits: top_weights(logits, 2)[0, 1])(logits)
-    np.testing.assert_array_equal(gradient != 0, [[False, True, False, True]])
-
-
 def test_equal_logits_choose_as_many_experts_as_others():
-    np.testing.assert_allclose(top_weights(jnp.zeros((3, 5)), 2).sum(-1), 1.0)
-    assert int((top_weights(jnp.zeros((3, 5)), 2) > 0).sum()) == 6
+    np.testing.assert_array_equal(largest(jnp.array([[0.0, 0.0, 0.0], [1.0, 3.0, 2.0]]), 2), [[1, 1, 0], [0, 1, 1]])
+
+
+def test_a_training_step_moves_biases_toward_equal_loads_and_biases_choose_but_do_not_weigh():
+    config = TransformerConfig(mlp_features=6, experts=4, experts_per_token=1, train=True)
+    variables = nn.unbox(jax.jit(MixtureOfExperts(config).init)(jax.random.key(0), X))
+    assert not variables["batch_stats"]["bias"].any()
+    apply = jax.jit(lambda v: MixtureOfExperts(config).apply(v, X, mutable=["batch_stats"]))
+    y, changed = apply(variables)
+    loads = np.bincount(np.argmax(X @ variables["params"]["router"]["kernel"], -1).ravel(), minlength=4)
+    assert len(set(loads)) > 1
+    np.testing.assert_allclose(changed["batch_stats"]["bias"], BALANCE_RATE * np.sign(loads.mean() - loads), rtol=1e-6)
+    everywhere_third = variables | {"batch_stats": {"bias": jnp.array([0.0, 0.0, 100.0, 0.0])}}
+    y, changed = apply(everywhere_third)
+    third = jax.tree.map(lambda kernel: kernel[2], variables["params"]["experts"])
+    np.testing.assert_allclose(y, FeedForward(config).apply({"params": third}, X), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        changed["batch_stats"]["bias"] - everywhere_third["batch_stats"]["bias"],
+        BALANCE_RATE * np.array([1, 1, -1, 1]),
+        rtol=1e-2,
+    )
+
+
+def test_evaluation_leaves_the_biases():
+    module = MixtureOfExperts(TransformerConfig(mlp_features=6, experts=4))
+    variables = nn.unbox(jax.jit(module.init)(jax.random.key(0), X))
+    _, changed = module.apply(variables, X, mutable=["batch_stats"])
+    np.testing.assert_array_equal(changed["batch_stats"]["bias"], variables["batch_stats"]["bias"])
 
 
 def test_experts_are_hidden_matrices_of_their_own_and_a_router_starts_at_one_over_fan_in():
