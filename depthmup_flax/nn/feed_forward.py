@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -43,13 +41,15 @@ class MixtureOfExperts(nn.Module):
     factors of a feed-forward of its own. Their number needs none: the sum is a weighted mean of changes that a token's
     gradient aligns, so updates of the same size, as Adam's, change it as much for any number of experts. (SGD's are
     not: the gradient of an expert is that of its share of the tokens.) At the start, where experts are independent, the
-    sum has size ``experts_per_token^-1/2``: tune it with the number per token of the large network. The router
-    maps the width to a fixed number of features: the updates of a hidden layer, and ``1/fan_in`` at the start
-    (`ParamInfo.to_few_features`). Zeros would choose the same experts for all tokens.
+    sum has size ``experts_per_token^-1/2``: tune the base model with the number per token of the large network. The
+    router maps the width to a fixed number of features (`ParamInfo.to_few_features`): it has the updates of a hidden
+    layer and starts at zero. Logits that start at random shrink with width as those of a readout, and smaller ones are
+    overtaken by updates of one size sooner: in wide networks more tokens would change their experts.
 
-    The router balances its experts without a loss (Wang et al., arXiv:2408.15664, Alg. 1): each has a bias that counts
-    for the choice and not for the weights. A training step adds `BALANCE_RATE` to it if fewer tokens than the mean
-    chose the expert, and subtracts it if more did. Biases start at zero; they are in the collection ``batch_stats``.
+    Biases balance the experts without a loss (Wang et al., arXiv:2408.15664, Alg. 1): they count for the choice and not
+    for the weights. A training step adds `BALANCE_RATE` to an expert's bias if fewer tokens than the mean chose it, and
+    subtracts it if more did. At first all tokens choose the same experts; the biases part them within tens of steps.
+    They are in the collection ``batch_stats``.
 
     Every expert computes every token, and those that are not chosen are weighed with zero: no token is dropped, and a
     step costs the same whatever the router chooses, but ``experts / experts_per_token`` times as much as is needed.
@@ -61,9 +61,8 @@ class MixtureOfExperts(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """``[..., n] -> [..., n]``."""
         config = self.config
-        sigma = config.sigma * math.sqrt(config.parametrization.readout_multiplier(config.width_ratio))
         wide = jnp.promote_types(x.dtype, jnp.float32)  # rounded to 16 bits, near logits would tie
-        router = Dense(config.experts, HIDDEN, sigma, dtype=wide, param_dtype=config.param_dtype, name="router")
+        router = Dense(config.experts, HIDDEN, sigma=0.0, dtype=wide, param_dtype=config.param_dtype, name="router")
         logits = router(x)
         bias = self.variable("batch_stats", "bias", jnp.zeros, (config.experts,), wide)
         chosen = largest(logits + bias.value, config.experts_per_token)

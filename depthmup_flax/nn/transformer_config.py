@@ -16,7 +16,6 @@ class TransformerConfig(LayerConfig):
       num_heads: their dimension is the width over this.
       num_kv_heads: heads of keys and values, a divisor of ``num_heads``: neighboring heads share them. 0: each its own.
       base_head_dim: the base model's head dimension; 0 means this model's.
-      width_ratio: ``m``, the width over the base model's.
       causal: a position attends to itself and to earlier ones.
       rotary: sides of the grid that the tokens form, whose queries and keys are rotated by their positions; tokens
         before the grid are not. Empty for none. See `depthmup_flax.nn.positions.rotary_angles`.
@@ -36,7 +35,6 @@ class TransformerConfig(LayerConfig):
     num_heads: int = 4
     num_kv_heads: int = 0
     base_head_dim: int = 0
-    width_ratio: float = 1.0
     causal: bool = False
     rotary: tuple[int, ...] = ()
     qk_norm: bool = False
