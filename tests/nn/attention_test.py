@@ -13,6 +13,7 @@ import depthmup_flax as dm
 from depthmup_flax.nn import attention as attention_module
 from depthmup_flax.nn.fused_attention import fused_attention
 from depthmup_flax.nn.positions import rotary_angles
+from depthmup_flax.rule.info_trees import flatten_info
 
 TOKENS = jax.random.randint(jax.random.key(1), (3, 12), 0, 7)
 IMAGES = jax.random.normal(jax.random.key(1), (3, 8, 8, 3))
@@ -145,3 +146,16 @@ def test_the_kernel_for_tpus_takes_grouped_queries(monkeypatch):
     for mine, theirs in zip(fused, by_xla, strict=True):
         assert mine.shape == theirs.shape
         np.testing.assert_allclose(mine.astype(jnp.float32), theirs.astype(jnp.float32), rtol=0.05, atol=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experts", [0, 4])
+def test_the_audit_which_reads_no_annotations_finds_the_same_roles_and_nothing_missing(experts):
+    model = dm.GPT(7, width=32, depth=4, base_width=16, base_depth=2, mlp_features=40, experts=experts, **LLAMA)
+    audit = dm.audit(model, model.base().clone(depth=2), TOKENS)
+    assert "Nothing is missing." in str(audit)
+    found, annotated = (flatten_info(info) for info in (audit.info, dm.param_info(model, model.base(), TOKENS)))
+    for path, leaf in annotated.items():
+        assert (found[path].role, found[path].width_in, found[path].width_out, found[path].depth_ratio) == (
+            leaf.role, leaf.width_in, leaf.width_out, leaf.depth_ratio
+        ), path  # fmt: skip
