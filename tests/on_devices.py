@@ -16,7 +16,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import depthmup_flax as dm
-from depthmup_flax.nn import fused_attention, transformer
+from depthmup_flax.nn import attention, fused_attention
 from depthmup_flax.nn.cpu import dense_product
 from depthmup_flax.nn.own_gradient import with_gradient_of
 from depthmup_flax.nn.transformer import Embed
@@ -40,7 +40,7 @@ LAYOUTS = {
 
 
 def config_of(model, dropout=True):
-    config = default_config(model)
+    config = default_config("gpt" if model == "llama" else model)
     config.model.update(width=16, depth=4)
     config.train.update(batch_size=16, steps=STEPS)
     config.data.augment = "cifar" if model == "res_mlp" else "none"
@@ -51,8 +51,11 @@ def config_of(model, dropout=True):
         config.optimizer.update(name="momentum", learning_rate=0.05)
     elif model == "vit":
         config.model.update(patch_size=4, num_heads=2, dropout=0.1 if dropout else 0.0)
+    elif model == "llama":
+        config.model.update(positions="rotary", norm="rms", mlp="swiglu", qk_norm=True, num_kv_heads=2, experts=4)
     elif model == "gpt":
         config.model.update(num_heads=2)
+    if config.model.name == "gpt":
         config.data.update(name=f"text:{__file__}", context=16, augment="shift")
     return config
 
@@ -232,14 +235,14 @@ def fused_attention_parts():
     found = {}
     interpreted = functools.partial(fused_attention.fused_attention, interpret=True)
     with (
-        mock.patch.object(transformer, "traced_platform", return_value="tpu"),
-        mock.patch.object(transformer, "fused_attention", interpreted),
+        mock.patch.object(attention, "traced_platform", return_value="tpu"),
+        mock.patch.object(attention, "fused_attention", interpreted),
     ):
         for name, axes in LAYOUTS.items():
             mesh = sharding.make_mesh(axes, jax.devices()[: int(np.prod(list(axes.values())))])
 
             def gradients(q, k, v, g, mesh=mesh):
-                attend = functools.partial(transformer.attention, head_dim=64, scale=0.125, causal=True)
+                attend = functools.partial(attention.attention, head_dim=64, scale=0.125, causal=True)
                 with sharding.activations_on(mesh):
                     value, pull = jax.vjp(attend, q, k, v)
                     return value, *pull(g)

@@ -13,9 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.nn.attention import ATTENTIONS
 from depthmup_flax.nn.blocks import REMAT, LayerConfig
+from depthmup_flax.nn.feed_forward import MLPS
 from depthmup_flax.nn.layers import STEM, Readout, normal
-from depthmup_flax.nn.transformer import ATTENTIONS, Transformer, TransformerConfig
+from depthmup_flax.nn.transformer import Transformer
+from depthmup_flax.nn.transformer_config import TransformerConfig
 from depthmup_flax.parallel.sharding import gathered
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.types import Dtype
@@ -127,15 +130,29 @@ class ResidualNetwork(nn.Module):
 class TransformerNetwork(ResidualNetwork):
     """What `ViT` and `GPT` share.
 
+    The defaults are the papers' blocks. Those of today's language models (Llama, Qwen) are ``positions="rotary"``,
+    ``norm="rms"``, ``mlp="swiglu"``, ``qk_norm=True`` and ``num_kv_heads`` below ``num_heads``; see
+    `depthmup_flax.nn.attention.SelfAttention` and `depthmup_flax.nn.feed_forward` for their rules.
+
     Attributes:
       width: n, the model dimension.
       depth: transformer layers (TP6's L in 10.3); each has two residual branches, attention and feed-forward.
       num_heads: heads at every width, so that their dimension grows with it.
       head_dim: if above 0, replaces ``num_heads``: the dimension of a head at every width, so that their number grows.
         Both transfer; which is better at a given cost is an open question.
+      num_kv_heads: if above 0, heads of keys and values at the base width (at every width, if heads do not grow in
+        number): a divisor of the number of heads. Their groups have the same size at every width.
+      qk_norm: RMS norm of the queries and of the keys of each head, with scales that heads share. Queries then start
+        at random instead of at zero.
+      mlp: the feed-forward: ``gelu``, or ``swiglu``, which has a third matrix of the same size.
       mlp_ratio: hidden features of the feed-forward branch in units of ``width``.
-      norm: ``layer`` (at the beginning of each branch, and before the readout) or ``none``.
-      positions: ``learned`` or ``sincos`` (fixed).
+      mlp_features: if above 0, replaces ``mlp_ratio``: hidden features at the base width, which grow as the width. A
+        ``swiglu`` with ``8/3`` of the base width has as many parameters as a ``gelu`` with ``mlp_ratio=4``.
+      experts: feed-forward networks of a layer, of which a router chooses ``experts_per_token`` for each token; 0 for
+        one without router. As many at every size. All are computed
+        (`depthmup_flax.nn.feed_forward.MixtureOfExperts`).
+      norm: ``layer`` or ``rms`` (at the beginning of each branch, and before the readout) or ``none``.
+      positions: ``learned`` or ``sincos`` (fixed), added to the tokens; or ``rotary``: queries and keys are rotated.
       dropout: of branch outputs in training.
       remat: as in `ResidualNetwork`. ``dots``, the default, is also the fastest on CPUs and by the TPU compiler's
         estimates.
@@ -143,8 +160,14 @@ class TransformerNetwork(ResidualNetwork):
         tested by interpretation, but never ran on one; otherwise, and with ``xla``, ``jax.nn.dot_product_attention``.
     """
 
-    choices = ResidualNetwork.choices | {"positions": ("learned", "sincos"), "attention": ATTENTIONS}
-    sincos_divisor: ClassVar[int]  # of the width
+    choices = ResidualNetwork.choices | {
+        "norm": ("none", "layer", "rms"),
+        "positions": ("learned", "sincos", "rotary"),
+        "mlp": MLPS,
+        "attention": ATTENTIONS,
+    }
+    # Of the width for sines and cosines, of a head's dimension for rotations: two for each side of the tokens' grid.
+    position_divisor: ClassVar[int]
 
     num_heads: int = 4
     head_dim: int = 0
@@ -154,6 +177,12 @@ class TransformerNetwork(ResidualNetwork):
     positions: str = "learned"
     dropout: float = 0.0
     attention: str = "auto"
+    num_kv_heads: int = 0
+    qk_norm: bool = False
+    mlp: str = "gelu"
+    mlp_features: int = 0
+    experts: int = 0
+    experts_per_token: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,14 +193,64 @@ class TransformerNetwork(ResidualNetwork):
                 raise InputError(f"model.{field} is {value}, which model.{name} = {divisor} does not divide. {example}")
         if isinstance(self.dropout, bool) or not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
             raise InputError(f"model.dropout is {self.dropout!r}: use a probability of at least 0 and below 1.")
-        if self.positions == "sincos" and self.width % self.sincos_divisor:
-            need = f"need a multiple of {self.sincos_divisor}"
-            raise InputError(f"model.width is {self.width}: positions 'sincos' {need}.")
+        self._require_positions()
+        self._require_kv_heads()
+        self._require_feed_forward()
+
+    def _require_positions(self) -> None:
+        divisor = self.position_divisor
+        if self.positions == "sincos" and self.width % divisor:
+            raise InputError(f"model.width is {self.width}: positions 'sincos' need a multiple of {divisor}.")
+        for width in {self.width, self._base_width} if self.positions == "rotary" else ():
+            head_dim = width // self._heads(width)
+            if head_dim % divisor:
+                raise InputError(
+                    f"heads have dimension {head_dim} at width {width}: positions 'rotary' need a multiple of "
+                    f"{divisor}. Change model.width or model.{'head_dim' if self.head_dim else 'num_heads'}."
+                )
+
+    def _require_kv_heads(self) -> None:
+        base_heads = self._heads(self._base_width)
+        if not self.num_kv_heads:
+            return
+        if base_heads % self.num_kv_heads:
+            divisors = ", ".join(str(n) for n in range(1, base_heads + 1) if base_heads % n == 0)
+            raise InputError(
+                f"model.num_kv_heads is {self.num_kv_heads}, which does not divide the {base_heads} heads of width "
+                f"{self._base_width}: use one of {divisors}."
+            )
+        group = base_heads // self.num_kv_heads
+        if self._heads(self.width) % group:
+            raise InputError(
+                f"model.num_kv_heads is {self.num_kv_heads} of {base_heads} heads at the base width, but width "
+                f"{self.width} has {self._heads(self.width)} heads, no multiple of {group}: use a multiple of "
+                f"{group * self.head_dim} for model.width."
+            )
+
+    def _require_feed_forward(self) -> None:
+        base = self._base_width
+        if self.mlp_features * self.width % base:
+            raise InputError(
+                f"model.mlp_features is {self.mlp_features} at the base width {base}, which is no whole number at "
+                f"width {self.width}: use a multiple of {base // math.gcd(self.width, base)}."
+            )
+        if self.experts and self.experts_per_token > self.experts:
+            raise InputError(
+                f"model.experts_per_token is {self.experts_per_token}, but model.experts is {self.experts}: choose at "
+                f"most {self.experts} of them."
+            )
+
+    @property
+    def _base_width(self) -> int:
+        return self.base_width or self.width
+
+    def _heads(self, width: int) -> int:
+        return width // self.head_dim if self.head_dim else self.num_heads
 
     @property
     def embedding_std(self) -> float:
         """Of learned positions and class tokens: B24's ``1/sqrt(N)`` at the base width, so that it does not shrink."""
-        return self.sigma / math.sqrt(self.base_width or self.width)
+        return self.sigma / math.sqrt(self._base_width)
 
     def position_table(self, count: int) -> jax.Array:
         """``[count, width]``: learned positions, not decayed; as many as the model is initialized with.
@@ -185,12 +264,19 @@ class TransformerNetwork(ResidualNetwork):
         init = normal(self.embedding_std, STEM, decay=False)
         return gathered(self.param("positions", init, (rows, self.width), self.param_dtype), STEM)[:count]
 
-    def transform(self, h: jax.Array, *, train: bool, causal: bool) -> jax.Array:
-        """``[B, T, n] -> [B, T, n]``: attention, feed-forward and the last norm."""
+    def transform(self, h: jax.Array, *, grid: tuple[int, ...], train: bool, causal: bool) -> jax.Array:
+        """``[B, T, n] -> [B, T, n]``: attention, feed-forward and the last norm.
+
+        ``grid``: sides of the grid that the last tokens form; see `depthmup_flax.nn.positions.rotated`.
+        """
+        heads, base_heads = self._heads(self.width), self._heads(self._base_width)
         config = self.config(
             TransformerConfig,
-            num_heads=self.width // self.head_dim if self.head_dim else self.num_heads,
-            base_head_dim=self.head_dim or (self.base_width or self.width) // self.num_heads,
+            num_heads=heads,
+            num_kv_heads=self.num_kv_heads * heads // base_heads,
+            base_head_dim=self._base_width // base_heads,
+            rotary=grid if self.positions == "rotary" else (),
+            mlp_features=self.mlp_features * self.width // self._base_width,
             causal=causal,
             train=train,
         )

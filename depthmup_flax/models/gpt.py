@@ -9,21 +9,23 @@ import jax.numpy as jnp
 from depthmup_flax.errors import InputError
 from depthmup_flax.models.base import LanguageModel, TransformerNetwork
 from depthmup_flax.nn.layers import Factors
-from depthmup_flax.nn.transformer import Embed, sincos_positions
+from depthmup_flax.nn.positions import sincos_positions
+from depthmup_flax.nn.transformer import Embed
 from depthmup_flax.parallel.sharding import stream
 
 
 class GPT(TransformerNetwork, LanguageModel):
-    """Token and position embeddings, causal transformer blocks as in `ViT`, a readout over the vocabulary.
+    """Token embeddings and positions, causal transformer blocks as in `ViT`, a readout over the vocabulary.
 
     Fields that are not listed here are those of `TransformerNetwork`.
 
     Attributes:
-      positions: ``learned``, as many as the tokens that the model is initialized with; or ``sincos``.
+      positions: ``learned``, as many as the tokens that the model is initialized with; ``sincos`` or ``rotary``, which
+        take any number.
       tied: the readout's weights are the token embedding. Excludes ``zero_init_readout``.
     """
 
-    sincos_divisor = 2
+    position_divisor = 2
 
     width: int = 128
     depth: int = 4
@@ -44,9 +46,11 @@ class GPT(TransformerNetwork, LanguageModel):
             raise InputError(f"GPT got an input of shape {tokens.shape} and type {tokens.dtype}: give tokens [B, T].")
         length, rule, m = tokens.shape[1], self.parametrization, self.width_ratio
         embed = Embed(self.vocab_size, self.width, rule, m, self.sigma, self.param_dtype, self.dtype, name="stem")
-        learned = self.positions == "learned"
-        h = embed(tokens) + (self.position_table(length) if learned else sincos_positions(length, self.width))
-        h = self.transform(stream(h), train=train, causal=True)
+        h = embed(tokens)
+        if self.positions != "rotary":
+            learned = self.positions == "learned"
+            h = h + (self.position_table(length) if learned else sincos_positions(length, self.width))
+        h = self.transform(stream(h), grid=(length,), train=train, causal=True)
         if self.tied:
             return embed.attend(h, factors=factors)
         return self.logits(h, self.vocab_size, "vocab_out", factors=factors)

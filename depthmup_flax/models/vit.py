@@ -10,7 +10,7 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.models.base import Classifier, TransformerNetwork
 from depthmup_flax.nn.blocks import LayerConfig
 from depthmup_flax.nn.layers import STEM, normal
-from depthmup_flax.nn.transformer import sincos_positions_2d
+from depthmup_flax.nn.positions import sincos_positions_2d
 from depthmup_flax.parallel.sharding import stream
 
 
@@ -24,11 +24,11 @@ class ViT(TransformerNetwork, Classifier):
     Attributes:
       patch_size: side of a square patch in pixels.
       pool: ``token``, a class token; or ``mean`` over patches.
-      positions: ``learned`` or ``sincos`` (two-dimensional).
+      positions: ``learned``; or ``sincos`` or ``rotary``, both two-dimensional. A class token is not rotated.
     """
 
     choices = TransformerNetwork.choices | {"pool": ("token", "mean")}
-    sincos_divisor = 4
+    position_divisor = 4
 
     width: int = 192
     depth: int = 12
@@ -50,13 +50,14 @@ class ViT(TransformerNetwork, Classifier):
         rows, columns = (side // self.patch_size for side in x.shape[1:3])
         stem = self.config(LayerConfig, train=train).dense(self.width, STEM, name="stem")
         h = stem(patches(x.astype(self.param_dtype), self.patch_size)).astype(self.param_dtype)
-        learned = self.positions == "learned"
-        h = h + (self.position_table(rows * columns) if learned else sincos_positions_2d(rows, columns, self.width))
+        if self.positions != "rotary":
+            learned = self.positions == "learned"
+            h = h + (self.position_table(rows * columns) if learned else sincos_positions_2d(rows, columns, self.width))
         if self.pool == "token":
             init = normal(self.embedding_std, (None, None, "width_out"), decay=False)
             token = self.param("class_token", init, (1, 1, self.width), self.param_dtype)
             h = jnp.concatenate([jnp.broadcast_to(token, (len(h), 1, self.width)), h], axis=1)
-        h = self.transform(stream(h), train=train, causal=False)
+        h = self.transform(stream(h), grid=(rows, columns), train=train, causal=False)
         return self.logits(h[:, 0] if self.pool == "token" else h.mean(1), self.num_classes)
 
 

@@ -35,7 +35,7 @@ NONLINEARITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "tanh": jnp.tanh,
     "erf": jax.scipy.special.erf,
 }
-NORMS = ("none", "layer", "batch")
+NORMS = ("none", "layer", "batch")  # of residual networks of convolutions
 
 # Logical axes of kernels: a stem, a hidden layer, and a branch's first and last layer. The features between those two
 # may be split over devices.
@@ -219,7 +219,7 @@ class ResidualBranch(nn.Module):
 
 
 class Norm(nn.Module):
-    """LayerNorm over channels, BatchNorm over batch and space, or ``none``, with annotated scale and bias.
+    """LayerNorm or RMSNorm (no mean, no bias) over channels, BatchNorm over batch and space, or ``none``; annotated.
 
     BatchNorm keeps running averages in the ``batch_stats`` collection. Under ``jit`` over a sharded batch its means are
     over the whole batch, on all devices.
@@ -235,17 +235,19 @@ class Norm(nn.Module):
         if self.kind == "none":
             return x
         init = nn.initializers
-        affine: dict[str, Any] = {
+        scale: dict[str, Any] = {
             "dtype": self.dtype,
             "param_dtype": self.param_dtype,
             "scale_init": annotated(init.ones_init(), ("width_out",), init_std=0.0),
-            "bias_init": annotated(init.zeros_init(), ("width_out",), init_std=0.0),
         }
+        if self.kind == "rms":
+            return nn.RMSNorm(**scale, name="rms")(x)
+        affine = scale | {"bias_init": annotated(init.zeros_init(), ("width_out",), init_std=0.0)}
         if self.kind == "layer":
             return nn.LayerNorm(**affine, name="layer")(x)
         if self.kind == "batch":  # the momentum is of the running averages; PyTorch writes 0.1
             return nn.BatchNorm(use_running_average=not train, momentum=0.9, **affine, name="batch")(x)
-        raise InputError(f"model.norm is {self.kind!r}: use 'none', 'layer' or 'batch'.")
+        raise InputError(f"model.norm is {self.kind!r}: use 'none', 'layer', 'rms' or 'batch'.")
 
 
 def _bias(layer: Dense | Conv | Readout, axis: str | None) -> jax.Array | None:

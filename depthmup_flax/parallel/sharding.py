@@ -17,7 +17,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.rule.annotations import AxisNames
+from depthmup_flax.rule.annotations import AXES, AxisNames
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.types import ArrayTree, HostBatch
 
@@ -125,7 +125,7 @@ def require_divisible(batch_size: int, accumulate: int, mesh: Mesh) -> None:
 def param_spec(names: AxisNames, shape: Sequence[int], mesh: Mesh | AbstractMesh) -> PartitionSpec:
     """The sharding on ``mesh`` of a parameter with these logical axes, by `PARAM_RULES`."""
     split: list[str | None] = [None] * len(shape)
-    if sum(name not in (None, "layers") for name in names) > 1:
+    if sum(AXES[name][0] is not None for name in names) > 1:
         for mesh_axis, rule in PARAM_RULES.items():
             size = mesh.shape[mesh_axis]
             dimensions = (names.index(name) for name in rule if name in names)

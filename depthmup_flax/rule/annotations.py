@@ -34,6 +34,7 @@ AXES: Mapping[str | None, tuple[str | None, bool]] = {
     "fixed_out": ("out", False),  # classes
     "vocab_out": ("out", False),
     "layers": (None, False),  # the leading axis of a scanned stack
+    "experts": (None, False),  # of networks side by side, among which a router chooses
     None: (None, False),  # such as a convolution's window
 }
 AXIS_NAMES = ", ".join(map(repr, AXES))

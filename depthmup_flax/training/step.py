@@ -58,7 +58,7 @@ class TrainState:
 
     step: jax.Array  # int32, steps taken
     params: ArrayTree  # without annotations
-    batch_stats: ArrayTree  # BatchNorm's running averages; empty without BatchNorm
+    batch_stats: ArrayTree  # BatchNorm's running averages, biases of experts; else empty
     opt_state: ArrayTree
     last_loss: jax.Array  # float32, of the last batch
     nonfinite_step: jax.Array  # int32, the first step whose loss was not finite, or -1

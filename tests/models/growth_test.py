@@ -50,9 +50,11 @@ def moves(model, x, name: str, groups=GROUPS, seeds: int = SEEDS, times=TIMES) -
     y = x if jnp.issubdtype(x.dtype, jnp.integer) else jax.random.randint(jax.random.key(101), x.shape[:1], 0, 10)
     info = dm.param_info(model, model.base(), x)
     opt = optimizer(name, info, model.parametrization)
+    shapes = {k: v for k, v in jax.eval_shape(model.init, jax.random.key(0), x).items() if k == "batch_stats"}
+    state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # biases of experts
 
     def forward(params):
-        logits, recorded = model.apply({"params": params}, x, mutable=["intermediates"])
+        logits, recorded = model.apply({"params": params, **state}, x, mutable=["intermediates"])
         return logits, jax.tree.leaves(recorded)[-1][-1]  # the last block of the last stack
 
     def loss(params):
@@ -238,3 +240,28 @@ def test_moves_of_every_model_are_flat_under_depth_mup(model, name, sizes):
     # Small and few: an estimate within 0.3 is nearer to 0 than to any mistake's 1/2 and more.
     assert np.abs([branches, everything]).max() < 0.3
     assert np.abs(readout[:, 1]).max() < 0.3
+
+
+LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "qk_norm": True, "num_kv_heads": 2, "mlp_features": 48}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unoptimized")
+@pytest.mark.parametrize("experts", [0, 4])
+@pytest.mark.parametrize(("axis", "sizes", "wrong"), [("width", (64, 256), "sp"), ("depth", (8, 32), "mup")])
+def test_todays_blocks_move_as_much_at_every_size_under_depth_mup_alone(axis, sizes, wrong, experts):
+    """Rotary positions, RMSNorm, SwiGLU, QK-norm, grouped queries, with and without experts; Adam."""
+    tokens = jnp.arange(64).reshape(4, 16) ** 2 % 31
+
+    def slope(preset):
+        rule = dm.get_parametrization(preset, branch_multiplier=0.5)
+        fixed = {"width": 32, "depth": 2} | LLAMA | {"experts": experts}
+        model = dm.GPT(31, base_width=16, base_depth=2, parametrization=rule, **fixed)
+        found = [moves(model.clone(**{axis: size}), tokens, "adam", ("blocks", "all"), times=(1, 5)) for size in sizes]
+        return slopes(sizes, [logs.mean(1) for logs in found])
+
+    features, logits = np.moveaxis(slope("depth_mup"), -1, 0)
+    assert np.abs(features).max() < FLAT
+    # Behind a random readout the change of logits falls for a while, over width.
+    assert np.abs(logits).max() < (0.25 if axis == "width" else FLAT)
+    assert slope(wrong).min() > 0.3

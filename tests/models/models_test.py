@@ -353,8 +353,35 @@ def test_stages_are_as_equal_as_the_depth_allows(depth, expected):
         (lambda: dm.ViT(10, width=30, head_dim=8), "model.width is 30, which model.head_dim = 8 does not divide"),
         (lambda: dm.ViT(10, head_dim=-1), "model.head_dim is -1"),
         (lambda: dm.ViT(10, pool="max"), "model.pool is 'max': use one of mean, token"),
-        (lambda: dm.ViT(10, positions="rotary"), "model.positions is 'rotary': use one of learned, sincos"),
-        (lambda: dm.ViT(10, norm="batch"), "model.norm is 'batch': use one of layer, none"),
+        (lambda: dm.ViT(10, positions="alibi"), "model.positions is 'alibi': use one of learned, rotary, sincos"),
+        (lambda: dm.ViT(10, norm="batch"), "model.norm is 'batch': use one of layer, none, rms"),
+        (
+            lambda: dm.GPT(10, width=36, num_heads=4, positions="rotary"),
+            "heads have dimension 9 at width 36: positions 'rotary' need a multiple of 2. Change model.width or",
+        ),
+        (
+            lambda: dm.ViT(10, width=32, base_width=8, num_heads=4, positions="rotary"),
+            "heads have dimension 2 at width 8: positions 'rotary' need a multiple of 4",
+        ),
+        (
+            lambda: dm.GPT(10, width=32, num_heads=4, num_kv_heads=3),
+            "model.num_kv_heads is 3, which does not divide the 4 heads of width 32: use one of 1, 2, 4",
+        ),
+        (
+            lambda: dm.GPT(10, width=40, base_width=32, head_dim=8, num_kv_heads=2),
+            "model.num_kv_heads is 2 of 4 heads at the base width, but width 40 has 5 heads, no multiple of 2: use a "
+            "multiple of 16 for model.width",
+        ),
+        (
+            lambda: dm.GPT(10, width=48, base_width=32, mlp_features=85),
+            "model.mlp_features is 85 at the base width 32, which is no whole number at width 48: use a multiple of 2",
+        ),
+        (lambda: dm.GPT(10, mlp="swish"), "model.mlp is 'swish': use one of gelu, swiglu"),
+        (
+            lambda: dm.GPT(10, experts=2, experts_per_token=3),
+            "model.experts_per_token is 3, but model.experts is 2: choose at most 2",
+        ),
+        (lambda: dm.GPT(10, experts=4, experts_per_token=0), "model.experts_per_token is 0: use a positive whole"),
         (lambda: dm.ViT(10, dropout=1.0), "model.dropout is 1.0: use a probability"),
         (
             lambda: dm.ViT(10, patch_size=7).init(jax.random.key(0), jnp.zeros((1, 32, 32, 3))),

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.nn import fused_attention, transformer
+from depthmup_flax.nn import attention as attention_module
+from depthmup_flax.nn import fused_attention
 from depthmup_flax.parallel import sharding
 
 
@@ -85,7 +86,7 @@ def test_sizes_that_have_a_kernel(tokens, features, head_dim, dtype, expected):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("platform", "attention"), [("tpu", "auto"), ("tpu", "xla"), ("cpu", "auto")])
 def test_programs_for_tpus_have_the_kernel_unless_told_otherwise(platform, attention, causal, monkeypatch):
-    monkeypatch.setattr(transformer, "traced_platform", lambda: platform)
+    monkeypatch.setattr(attention_module, "traced_platform", lambda: platform)
     fields = {"width": 128, "depth": 1, "num_heads": 2, "remat": "dots", "dtype": "bfloat16", "attention": attention}
     model, x = dm.ViT(7, patch_size=8, **fields), jnp.zeros((2, 16, 16, 3))
     if causal:

@@ -48,6 +48,7 @@ slow = pytest.mark.slow
         pytest.param("gpt", [EVERY_AXIS], marks=slow),
         pytest.param("simple_resnet", OTHERS, marks=slow),
         pytest.param("gpt", OTHERS, marks=slow),
+        pytest.param("llama", [EVERY_AXIS, *OTHERS], marks=slow),
         pytest.param("resnet", [EVERY_AXIS, *OTHERS], marks=slow),
         pytest.param("vit", [EVERY_AXIS, *OTHERS], marks=slow),
     ],

@@ -1,0 +1,109 @@
+"""Multi-head softmax attention: projections, what is done to queries and keys, and the product."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.nn.blocks import ATTENTION
+from depthmup_flax.nn.fused_attention import fused_attention, fuses
+from depthmup_flax.nn.layers import INTO, OUT_OF, Norm
+from depthmup_flax.nn.positions import rotated
+from depthmup_flax.nn.transformer_config import TransformerConfig
+from depthmup_flax.parallel.sharding import inner, inner_part, on_parts, traced_platform
+from depthmup_flax.precision import products_in
+
+ATTENTIONS = ("auto", "xla")
+
+
+class SelfAttention(nn.Module):
+    """Multi-head softmax attention with logits scaled by ``sqrt(d_base) / d`` and queries that start at zero (B24 A.3).
+
+    Projections are matrices ``[n, heads * head_dim]``, so they are hidden layers whether the number of heads or their
+    dimension grows. With fewer heads of keys and values than of queries, neighboring heads share theirs (grouped
+    queries, arXiv:2305.13245).
+
+    ``qk_norm`` divides the queries and the keys of each head by their root mean square (arXiv:2302.05442, with RMS
+    norms) and multiplies them by scales ``[head_dim]``, which all heads share and which are vectors of the rule. The
+    norm fixes sizes, not directions: products of queries and keys that training aligns still grow as ``d``, so the
+    scale of the logits is the same. Queries then start at random, as a norm has no use for zeros: the
+    logits start at the size ``sqrt(d_base / d)``, below that of their changes in wide networks, as those of a readout.
+    """
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """``[B, T, n] -> [B, T, n]``."""
+        config, features = self.config, x.shape[-1]
+        num_heads, kv_heads = config.num_heads, config.num_kv_heads or config.num_heads
+        if features % num_heads:
+            raise InputError(f"num_heads is {num_heads}: it must divide the width {features}.")
+        if num_heads % kv_heads:
+            raise InputError(f"num_kv_heads is {kv_heads}: it must divide the number of heads, {num_heads}.")
+        head_dim = features // num_heads
+        project = lambda name, heads, sigma: config.dense(heads * head_dim, INTO, sigma=sigma, name=name)(x)
+        q = inner(project("query", num_heads, config.sigma if config.qk_norm else 0.0))
+        k, v = (inner(project(name, kv_heads, config.sigma)) for name in ("key", "value"))
+        q, k = self._prepared("query_norm", q, head_dim), self._prepared("key_norm", k, head_dim)
+        # The coordinate check infers the attention's scale from them.
+        self.sow("intermediates", "q", _by_head(q, head_dim))
+        self.sow("intermediates", "k", _by_head(_for_each_head(k, head_dim, num_heads), head_dim))
+        scale = config.parametrization.attention_scale(head_dim, config.base_head_dim or head_dim)
+        attend = attention if config.attention == "auto" else attention_by_xla
+        mixed = checkpoint_name(attend(q, k, v, head_dim=head_dim, scale=scale, causal=config.causal), ATTENTION)
+        return config.dense(features, OUT_OF, name="out")(inner(mixed))
+
+    def _prepared(self, norm: str, x_BxTxN: jax.Array, head_dim: int) -> jax.Array:
+        """Queries or keys, normalized and rotated as configured."""
+        config = self.config
+        if not config.qk_norm and not config.rotary:
+            return x_BxTxN
+        x = _by_head(x_BxTxN, head_dim)
+        if config.qk_norm:
+            x = Norm("rms", config.dtype, config.param_dtype, name=norm)(x)
+        if config.rotary:
+            x = rotated(x, config.rotary)
+        return x.reshape(x_BxTxN.shape)
+
+
+def _by_head(x_BxTxN: jax.Array, head_dim: int) -> jax.Array:
+    """``[B, T, H D] -> [B, T, H, D]``."""
+    return x_BxTxN.reshape(*x_BxTxN.shape[:-1], -1, head_dim)
+
+
+def _for_each_head(x_BxTxN: jax.Array, head_dim: int, num_heads: int) -> jax.Array:
+    """Keys or values, those that several heads share repeated: ``[B, T, num_heads D]``."""
+    group = num_heads * head_dim // x_BxTxN.shape[-1]
+    if group == 1:
+        return x_BxTxN
+    return jnp.repeat(_by_head(x_BxTxN, head_dim), group, axis=-2).reshape(*x_BxTxN.shape[:-1], -1)
+
+
+def attention(
+    q_BxTxN: jax.Array, k_BxTxM: jax.Array, v_BxTxM: jax.Array, *, head_dim: int, scale: float, causal: bool
+) -> jax.Array:
+    """``softmax(scale q k^T) v`` of every head, ``N = H D`` with the heads side by side: ``[B, T, N]``.
+
+    Keys and values may have fewer heads, ``M``, a divisor of ``N``. Programs for TPUs use `fused_attention` where it
+    has a form.
+    """
+    shape = q_BxTxN.shape
+    part = inner_part(shape)
+    if traced_platform() == "tpu" and part is not None and fuses(part[1], part[2], head_dim, q_BxTxN.dtype):
+        fused = lambda q, k, v: fused_attention(q, k, v, head_dim, scale, causal)
+        k, v = (_for_each_head(x, head_dim, shape[-1] // head_dim) for x in (k_BxTxM, v_BxTxM))
+        return on_parts(fused, q_BxTxN, k, v)
+    return attention_by_xla(q_BxTxN, k_BxTxM, v_BxTxM, head_dim=head_dim, scale=scale, causal=causal)
+
+
+def attention_by_xla(
+    q_BxTxN: jax.Array, k_BxTxM: jax.Array, v_BxTxM: jax.Array, *, head_dim: int, scale: float, causal: bool
+) -> jax.Array:
+    """`attention` on every platform as `jax.nn.dot_product_attention`."""
+    q, k, v = (_by_head(x, head_dim) for x in (q_BxTxN, k_BxTxM, v_BxTxM))
+    with products_in(q.dtype):
+        return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=causal).reshape(q_BxTxN.shape)

@@ -1,0 +1,89 @@
+"""Feed-forward branches: with or without a gate, and several of them behind a router."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from depthmup_flax.nn.layers import HIDDEN, INTO, OUT_OF, Dense
+from depthmup_flax.nn.transformer_config import TransformerConfig
+from depthmup_flax.parallel.sharding import inner
+
+MLPS = ("gelu", "swiglu")
+BALANCE_RATE = 0.01  # of logits per step: theirs are of order one at every size
+
+
+class FeedForward(nn.Module):
+    """``down(gelu(up(x)))``, or ``down(silu(gate(x)) * up(x))`` for ``swiglu`` (Shazeer, arXiv:2002.05202).
+
+    There are ``mlp_ratio`` times as many features in between, or ``mlp_features``, with a gate and without.
+    """
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """``[..., n] -> [..., n]``."""
+        config, n = self.config, x.shape[-1]
+        hidden = config.mlp_features or config.mlp_ratio * n
+        z = config.dense(hidden, INTO, name="up")(x)
+        z = jax.nn.gelu(z) if config.mlp == "gelu" else jax.nn.silu(config.dense(hidden, INTO, name="gate")(x)) * z
+        return config.dense(n, OUT_OF, name="down")(inner(z))
+
+
+class MixtureOfExperts(nn.Module):
+    """``sum over the chosen of g_e expert_e(x)``: a router chooses ``experts_per_token`` `FeedForward` for each token.
+
+    ``g`` is the softmax of the router's logits over the chosen, so the weights of a token's experts sum to one.
+
+    The rule. Experts are independent hidden layers, stacked along ``experts``, an axis that does not grow; each has the
+    factors of a feed-forward of its own. Their number needs none: the sum is a weighted mean of changes that a token's
+    gradient aligns, so updates of the same size, as Adam's, change it as much for any number of experts. (SGD's are
+    not: the gradient of an expert is that of its share of the tokens.) At the start, where experts are independent, the
+    sum has size ``experts_per_token^-1/2``: tune the base model with the number per token of the large network. The
+    router maps the width to a fixed number of features (`ParamInfo.to_few_features`): it has the updates of a hidden
+    layer and starts at zero. Logits that start at random shrink with width as those of a readout, and smaller ones are
+    overtaken by updates of one size sooner: in wide networks more tokens would change their experts.
+
+    Biases balance the experts without a loss (Wang et al., arXiv:2408.15664, Alg. 1): they count for the choice and not
+    for the weights. A training step adds `BALANCE_RATE` to an expert's bias if fewer tokens than the mean chose it, and
+    subtracts it if more did. At first all tokens choose the same experts; the biases part them within tens of steps.
+    They are in the collection ``batch_stats``.
+
+    Every expert computes every token, and those that are not chosen are weighed with zero: no token is dropped, and a
+    step costs the same whatever the router chooses, but ``experts / experts_per_token`` times as much as is needed.
+    """
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """``[..., n] -> [..., n]``."""
+        config = self.config
+        wide = jnp.promote_types(x.dtype, jnp.float32)  # rounded to 16 bits, near logits would tie
+        router = Dense(config.experts, HIDDEN, sigma=0.0, dtype=wide, param_dtype=config.param_dtype, name="router")
+        logits = router(x)
+        bias = self.variable("batch_stats", "bias", jnp.zeros, (config.experts,), wide)
+        chosen = largest(logits + bias.value, config.experts_per_token)
+        if config.train and not self.is_initializing():
+            load = chosen.astype(wide).mean(range(chosen.ndim - 1))
+            bias.value += BALANCE_RATE * jnp.sign(load.mean() - load)
+        weights = jax.nn.softmax(logits, where=chosen)
+        experts = nn.vmap(
+            FeedForward,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=None,
+            out_axes=-2,
+            axis_size=config.experts,
+            metadata_params={nn.PARTITION_NAME: "experts"},
+        )(config, name="experts")
+        y = experts(x)
+        return jnp.sum(weights[..., None].astype(y.dtype) * y, axis=-2)
+
+
+def largest(x: jax.Array, count: int) -> jax.Array:
+    """Which ``count`` entries along the last axis are the largest; of equal ones, the first."""
+    _, chosen = jax.lax.top_k(x, count)
+    return jax.nn.one_hot(chosen, x.shape[-1], dtype=bool).any(-2)

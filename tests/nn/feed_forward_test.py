@@ -1,0 +1,103 @@
+"""Feed-forward branches and experts, token by token."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import depthmup_flax as dm
+from depthmup_flax.nn.feed_forward import BALANCE_RATE, FeedForward, MixtureOfExperts, largest
+from depthmup_flax.nn.transformer_config import TransformerConfig
+
+X = jax.random.normal(jax.random.key(1), (2, 5, 8))
+
+
+def silu(z):
+    return z / (1 + np.exp(-z))
+
+
+def swiglu(x, p):
+    return (silu(x @ p["gate"]["kernel"]) * (x @ p["up"]["kernel"])) @ p["down"]["kernel"]
+
+
+def variables_of(module):
+    """Initial variables, with a router that is not zero."""
+    variables = nn.unbox(jax.jit(module.init)(jax.random.key(0), X))
+    if "router" in variables["params"]:
+        assert not variables["params"]["router"]["kernel"].any()
+        variables["params"]["router"]["kernel"] = jax.random.normal(jax.random.key(2), (8, 4))
+    return variables
+
+
+def of_module(module):
+    variables = variables_of(module)
+    return jax.jit(module.apply)(variables, X), jax.tree.map(np.asarray, variables["params"])
+
+
+@pytest.mark.parametrize(("fields", "hidden"), [({"mlp_ratio": 3}, 24), ({"mlp_features": 20}, 20)])
+def test_swiglu_is_shazeers_with_the_hidden_features_that_were_asked_for(fields, hidden):
+    y, p = of_module(FeedForward(TransformerConfig(mlp="swiglu", **fields)))
+    assert p["gate"]["kernel"].shape == p["up"]["kernel"].shape == (8, hidden)
+    np.testing.assert_allclose(y, swiglu(np.asarray(X), p), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("chosen", [1, 3])
+def test_a_mixture_is_the_weighted_sum_of_the_likeliest_experts_of_each_token(chosen):
+    config = TransformerConfig(mlp="swiglu", mlp_features=6, experts=4, experts_per_token=chosen)
+    y, p = of_module(MixtureOfExperts(config))
+    experts = [jax.tree.map(lambda kernel, i=i: kernel[i], p["experts"]) for i in range(4)]
+    assert not np.allclose(experts[0]["up"]["kernel"], experts[1]["up"]["kernel"])
+    for token, output in zip(np.asarray(X).reshape(-1, 8), np.asarray(y).reshape(-1, 8), strict=True):
+        logits = token @ p["router"]["kernel"]
+        best = sorted(range(4), key=lambda e, logits=logits: -logits[e])[:chosen]
+        weights = np.exp(logits[best]) / np.exp(logits[best]).sum()
+        expected = sum(weight * swiglu(token, experts[e]) for weight, e in zip(weights, best, strict=True))
+        np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_equal_logits_choose_as_many_experts_as_others():
+    np.testing.assert_array_equal(largest(jnp.array([[0.0, 0.0, 0.0], [1.0, 3.0, 2.0]]), 2), [[1, 1, 0], [0, 1, 1]])
+
+
+def test_a_training_step_moves_biases_toward_equal_loads_and_biases_choose_but_do_not_weigh():
+    config = TransformerConfig(mlp_features=6, experts=4, experts_per_token=1, train=True)
+    variables = variables_of(MixtureOfExperts(config))
+    assert not variables["batch_stats"]["bias"].any()
+    apply = jax.jit(lambda v: MixtureOfExperts(config).apply(v, X, mutable=["batch_stats"]))
+    y, changed = apply(variables)
+    loads = np.bincount(np.argmax(X @ variables["params"]["router"]["kernel"], -1).ravel(), minlength=4)
+    assert len(set(loads)) > 1
+    np.testing.assert_allclose(changed["batch_stats"]["bias"], BALANCE_RATE * np.sign(loads.mean() - loads), rtol=1e-6)
+    everywhere_third = variables | {"batch_stats": {"bias": jnp.array([0.0, 0.0, 100.0, 0.0])}}
+    y, changed = apply(everywhere_third)
+    third = jax.tree.map(lambda kernel: kernel[2], variables["params"]["experts"])
+    np.testing.assert_allclose(y, FeedForward(config).apply({"params": third}, X), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        changed["batch_stats"]["bias"] - everywhere_third["batch_stats"]["bias"],
+        BALANCE_RATE * np.array([1, 1, -1, 1]),
+        rtol=1e-2,
+    )
+
+
+def test_evaluation_leaves_the_biases():
+    module = MixtureOfExperts(TransformerConfig(mlp_features=6, experts=4))
+    variables = variables_of(module)
+    _, changed = module.apply(variables, X, mutable=["batch_stats"])
+    np.testing.assert_array_equal(changed["batch_stats"]["bias"], variables["batch_stats"]["bias"])
+
+
+def test_experts_are_hidden_matrices_of_their_own_behind_a_router_that_starts_at_zero():
+    model = dm.GPT(5, width=64, base_width=16, depth=2, base_depth=1, experts=8, mlp="swiglu", use_bias=True)
+    leaves = dm.param_info(model, model.base(), jnp.zeros((1, 4), jnp.int32))["transformer"]["blocks"]["mlp"]
+    router, expert, bias = (
+        leaves["router"]["kernel"],
+        leaves["experts"]["up"]["kernel"],
+        leaves["experts"]["up"]["bias"],
+    )
+    assert (expert.shape, expert.role, expert.width_in, expert.width_out) == ((2, 8, 64, 256), dm.Role.HIDDEN, 4, 4)
+    assert (bias.shape, bias.role, bias.width_out) == ((2, 8, 256), dm.Role.VECTOR, 4)
+    assert router.to_few_features
+    assert router.init_std == 0
+    rule = dm.get_parametrization("depth_mup")
+    assert rule.update_scale(router) == rule.update_scale(expert) == pytest.approx(2**-0.5 / 4)
