@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from depthmup_flax.rule.param_table import param_table
     from depthmup_flax.rule.parametrization import PRESETS, Parametrization, ParamInfo, Role, get_parametrization
     from depthmup_flax.rule.phase_diagram import Classification, classify
+    from depthmup_flax.rule.rescaling import Hyperparameters, RescalingRule, rescaled_hyperparameters
     from depthmup_flax.rule.roles import param_info
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Classification",
     "Conv",
     "Dense",
+    "Hyperparameters",
     "InputError",
     "Norm",
     "ParamInfo",
@@ -42,6 +44,7 @@ __all__ = [
     "Readout",
     "ResMLP",
     "ResNet",
+    "RescalingRule",
     "ResidualBranch",
     "Role",
     "SimpleResNet",
@@ -60,6 +63,7 @@ __all__ = [
     "param_info",
     "param_table",
     "rescale_init",
+    "rescaled_hyperparameters",
     "residual_scope",
     "scale_by_depthmup",
     "sgd",
@@ -77,6 +81,7 @@ _NAMES = {
     "rule.param_table": "param_table",
     "rule.parametrization": "PRESETS Parametrization ParamInfo Role get_parametrization",
     "rule.phase_diagram": "Classification classify",
+    "rule.rescaling": "Hyperparameters RescalingRule rescaled_hyperparameters",
     "rule.roles": "param_info",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -73,6 +73,9 @@ class Experiment:
             degree=homogeneity(direction(name, **kwargs)),
             eps=direction_eps(name, **kwargs),
             weight_decay=optimizer.weight_decay,
+            decay_width_exponent=optimizer.decay_width_exponent,
+            learning_rate=optimizer.learning_rate,
+            epoch_steps=self.epoch_steps,
             frozen=optimizer.frozen,
         )
         mesh = AbstractMesh(tuple(max(1, self.config.mesh[axis]) for axis in MESH_AXES), MESH_AXES)
@@ -178,6 +181,7 @@ def make_optimizer(
         parametrization,
         lambda step: fields.learning_rate * fraction(step),
         weight_decay=fields.weight_decay,
+        decay_width_exponent=fields.decay_width_exponent,
         clip_rms=clip,
     )
     return freeze(optimizer, info, fields.frozen) if fields.frozen else optimizer

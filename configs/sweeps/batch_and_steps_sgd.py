@@ -1,0 +1,41 @@
+"""Learning rate over batch size and training steps: residual MLP with SGD, without and with momentum.
+
+    python -m depthmup_flax.sweep --config=configs/sweeps/batch_and_steps_sgd.py --workdir=runs/batch_and_steps_sgd
+
+The batch sizes and steps of batch_and_steps.py. Momentum averages over the same number of examples at every batch size.
+"""
+
+import pathlib
+
+from flax.traverse_util import flatten_dict
+from ml_collections import ConfigDict
+
+from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
+from depthmup_flax.training.config import from_file
+
+
+def get_config(scale: str = "cpu") -> ConfigDict:
+    """The sweep: the parent's grids of single steps without momentum, those of averages in examples with momentum."""
+    parent = from_file(pathlib.Path(__file__).with_name("batch_and_steps.py"), scale)
+    base = parent.base
+    base.optimizer.name = "sgd"
+    base.optimizer.kwargs.update(b1=None, b2=None)
+    # The rate of the averaged gradient, eta / (1 - momentum).
+    rates = at_scale(scale, smoke=powers_of_two(-4, 0, 2), other=powers_of_two(-6, 2))
+    grids = {}
+    for name, grid in parent.grids.to_dict().items():
+        b1 = grid["optimizer"].pop("kwargs")["b1"][0]
+        if not name.endswith("_time"):
+            grid["optimizer"]["learning_rate"] = rates
+        elif name.startswith("batch"):
+            grid["optimizer"].update(learning_rate=tuple(rate * (1 - b1) for rate in rates), kwargs={"momentum": (b1,)})
+        else:
+            continue
+        grids[name] = flatten_dict(grid, sep=".")
+    return sweep_config(
+        base,
+        grids,
+        figure="batch and steps (MLP, SGD)",
+        scale=scale,
+        title="Learning rate over batch size and training steps, residual MLP with SGD",
+    )
