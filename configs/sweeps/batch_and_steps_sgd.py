@@ -25,10 +25,15 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     grids = {}
     for name, grid in parent.grids.to_dict().items():
         b1 = grid["optimizer"].pop("kwargs")["b1"][0]
+        batch = grid["train"]["batch_size"][0]
+        if batch > 512:  # without momentum the best rate is at the edge of stability from 256 on
+            continue
         if not name.endswith("_time"):
             grid["optimizer"]["learning_rate"] = rates
         elif name.startswith("batch"):
-            grid["optimizer"].update(learning_rate=tuple(rate * (1 - b1) for rate in rates), kwargs={"momentum": (b1,)})
+            higher = (*rates, *powers_of_two(3, 4)) if batch == 512 else rates
+            scaled = tuple(rate * (1 - b1) for rate in higher)
+            grid["optimizer"].update(learning_rate=scaled, kwargs={"momentum": (b1,)})
         else:
             continue
         grids[name] = flatten_dict(grid, sep=".")
