@@ -53,14 +53,15 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     grids = {}
     for batch in batches:
         k = batch / BATCH
-        higher = (*rates, *powers_of_two(-4, -3)) if batch > 512 else rates
+        higher = (*rates, *powers_of_two(-4, -3)) if batch > 256 else rates
         b1 = max(0.0, 1 - 0.1 * k)  # at 2048 no average is as short
         grids[f"batch_{batch}"] = curve(batch, examples // batch, higher, seeds, b1=0.9, b2=0.999)
         grids[f"batch_{batch}_time"] = curve(batch, examples // batch, higher, seeds, b1=b1, b2=1 - 0.001 * k)
     for steps in lengths:
         k = lengths[1] / steps
-        grids[f"steps_{steps}"] = curve(BATCH, steps, rates, seeds, b1=0.9, b2=0.999)
-        grids[f"steps_{steps}_time"] = curve(BATCH, steps, rates, seeds, b1=1 - 0.1 * k, b2=1 - 0.001 * k)
+        higher = (*rates, 2.0**-4) if steps == 300 else rates
+        grids[f"steps_{steps}"] = curve(BATCH, steps, higher, seeds, b1=0.9, b2=0.999)
+        grids[f"steps_{steps}_time"] = curve(BATCH, steps, higher, seeds, b1=1 - 0.1 * k, b2=1 - 0.001 * k)
     return sweep_config(
         base,
         grids,

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
 from depthmup_flax.training.config import from_file
 
-BATCH, STEPS = 128, 150  # at which no hyperparameter is rescaled
+BATCH, STEPS = 64, 150  # at which no hyperparameter is rescaled
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:
@@ -23,7 +23,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     base.data.context = 16
     base.optimizer.update(warmup_steps=STEPS // 10)
     base.train.update(batch_size=BATCH, steps=STEPS, average_steps=STEPS // 10, log_every=75)
-    rates = at_scale(scale, smoke=powers_of_two(-9, -5, 2), other=powers_of_two(-9, -4))
+    rates = at_scale(scale, smoke=powers_of_two(-9, -5, 2), other=powers_of_two(-8, -4))
     seeds = at_scale(scale, smoke=(0,), other=(0, 1, 2))
 
     def curve(batch: int, steps: int, k: float) -> dict:
@@ -40,11 +40,11 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         }
 
     grids = {}
-    for batch in at_scale(scale, smoke=(64, 128), other=(32, 128, 512)):
+    for batch in at_scale(scale, smoke=(32, 64), other=(16, 64, 256)):
         grids[f"batch_{batch}"] = curve(batch, STEPS * BATCH // batch, 1.0)
         grids[f"batch_{batch}_time"] = curve(batch, STEPS * BATCH // batch, batch / BATCH)
     for steps in at_scale(scale, smoke=(15, 30), other=(150, 300, 600, 1200)):
-        grids[f"steps_{steps}"] = curve(32, steps, 1.0)
+        grids[f"steps_{steps}"] = curve(16, steps, 1.0)
     return sweep_config(
         base,
         grids,

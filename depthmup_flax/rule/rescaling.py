@@ -32,7 +32,7 @@ from depthmup_flax.errors import InputError, did_you_mean
 
 TIMES = ("examples", "run", "steps")
 # The largest factors, up or down, for which docs/beyond/batch_and_steps.md has measurements.
-MEASURED_BATCH_FACTOR, MEASURED_DURATION_FACTOR = 16, 8
+MEASURED_BATCH_FACTOR, MEASURED_DURATION_FACTOR = 8, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Exponents:
     eps: bool = False
 
 
-SGD = Exponents(batch=1.0, duration=0.0, averages=("momentum",))
+SGD = Exponents(batch=1.0, duration=-0.25, averages=("momentum",))
 ADAM = Exponents(batch=0.5, duration=-0.25, averages=("b1", "b2"), eps=True)
 EXPONENTS: Mapping[str, Exponents] = {"sgd": SGD, "momentum": SGD, "adam": ADAM, "adamw": ADAM, "nadam": ADAM}
 
