@@ -29,7 +29,8 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         if batch > 512:  # without momentum the best rate is at the edge of stability from 256 on
             continue
         if not name.endswith("_time"):
-            grid["optimizer"]["learning_rate"] = rates
+            # Half octaves at the edge of stability, where the best rate lies.
+            grid["optimizer"]["learning_rate"] = (*rates, 2**0.5, 2**1.5) if scale != "smoke" else rates
         elif name.startswith("batch"):
             higher = (*rates, *powers_of_two(3, 4)) if batch == 512 else rates
             scaled = tuple(rate * (1 - b1) for rate in higher)

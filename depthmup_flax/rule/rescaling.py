@@ -16,8 +16,8 @@ eta * lambda    ``k``: the same number of examples       arXiv:2405.13698: AdamW
 warm-up         ``steps``: the same part of the run      convention
 =============== ======================================== ==============================================================
 
-The first three follow from one demand: at equal numbers of examples the runs follow the same stochastic differential
-equation. That is an approximation for small steps. It ends at the critical batch size, where the gradient is no longer
+The powers of k follow from one demand: at equal numbers of examples the runs follow the same stochastic differential
+equation. That is an approximation for small steps. It ends at the critical batch size, where gradients are no longer
 dominated by noise.
 """
 
@@ -80,7 +80,7 @@ class RescalingRule:
     averages: str = "examples"  # the time 1 / (1 - beta) of SGD's momentum and Adam's averages
     decay: str = "examples"  # the time 1 / (eta lambda) over which weight decay forgets
     warmup: str = "run"
-    batch_exponent: float | None = None  # eta follows k to this power; None: the optimizer's in `EXPONENTS`
+    batch_exponent: float | None = None  # eta follows k to this power; None: `OPTIMIZER_RULES`
     duration_exponent: float | None = None  # eta follows d to this power; 0 keeps eta; None: as above
 
     def __post_init__(self) -> None:
@@ -96,18 +96,18 @@ DEFAULT = RescalingRule()
 
 
 @dataclasses.dataclass(frozen=True)
-class Exponents:
-    """Of the learning rate, and the optimizer's own hyperparameters that change with the batch size."""
+class OptimizerRule:
+    """How the learning rate changes, and which of the optimizer's own hyperparameters do."""
 
-    batch: float  # stochastic differential equation
-    duration: float  # measured
+    batch: float  # the rate follows k to this power: from the stochastic differential equation
+    duration: float  # and d to this power: measured
     averages: tuple[str, ...]
     eps: bool = False
 
 
-SGD = Exponents(batch=1.0, duration=-0.25, averages=("momentum",))
-ADAM = Exponents(batch=0.5, duration=-0.25, averages=("b1", "b2"), eps=True)
-EXPONENTS: Mapping[str, Exponents] = {"sgd": SGD, "momentum": SGD, "adam": ADAM, "adamw": ADAM, "nadam": ADAM}
+SGD = OptimizerRule(batch=1.0, duration=-0.25, averages=("momentum",))
+ADAM = OptimizerRule(batch=0.5, duration=-0.25, averages=("b1", "b2"), eps=True)
+OPTIMIZER_RULES: Mapping[str, OptimizerRule] = {"sgd": SGD, "momentum": SGD, "adam": ADAM, "adamw": ADAM, "nadam": ADAM}
 
 # What is known of other optimizers, for the sentence that refuses them.
 _HOLDS = {
@@ -130,7 +130,7 @@ def rescaled_hyperparameters(
       tuned: with the batch size and steps at which they were tuned.
       batch_size: the target's; default: the same.
       steps: the target's; default: as many as give the same number of examples.
-      optimizer: a name of `EXPONENTS`: sgd, momentum, adam, adamw, nadam. Another is allowed if ``rule`` has both
+      optimizer: a name of `OPTIMIZER_RULES`: sgd, momentum, adam, adamw, nadam. Another is allowed if ``rule`` has both
         exponents and ``averages="steps"``: then the rate, decay and warm-up change.
       rule: what stays the same.
 
@@ -233,10 +233,10 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(f"{c:{a}{w}}" for c, a, w in zip(row, aligns, widths, strict=True)).rstrip() for row in rows]
 
 
-def _exponents(optimizer: str, rule: RescalingRule) -> Exponents:
+def _exponents(optimizer: str, rule: RescalingRule) -> OptimizerRule:
     """The optimizer's, with those that ``rule`` has."""
     batch, duration = rule.batch_exponent, rule.duration_exponent
-    known = EXPONENTS.get(optimizer)
+    known = OPTIMIZER_RULES.get(optimizer)
     if known is not None:
         return dataclasses.replace(
             known,
@@ -246,10 +246,10 @@ def _exponents(optimizer: str, rule: RescalingRule) -> Exponents:
     if batch is None or duration is None or rule.averages != "steps":
         raise InputError(
             f"optimizer is {optimizer!r}, whose rule over batch size and steps is not known: use one of "
-            f"{', '.join(EXPONENTS)}, or give batch_exponent, duration_exponent and averages='steps'."
+            f"{', '.join(OPTIMIZER_RULES)}, or give batch_exponent, duration_exponent and averages='steps'."
             f"{_HOLDS.get(optimizer, '')}"
         )
-    return Exponents(batch, duration, averages=())
+    return OptimizerRule(batch, duration, averages=())
 
 
 def _ratios(tuned: Hyperparameters, batch_size: int, steps: int) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.errors import InputError
 from depthmup_flax.rule.rescaling import (
     DEFAULT,
-    EXPONENTS,
+    OPTIMIZER_RULES,
     Hyperparameters,
     RescalingRule,
     rescaled_hyperparameters,
@@ -75,8 +75,8 @@ def rescale_target(
             tuned, batch_size=batch_size, steps=steps, optimizer=name, rule=rescaling.rule
         )
     values = {f"optimizer.{field}": getattr(target, field) for field in _FIELDS}
-    if name in EXPONENTS:
-        own = (*EXPONENTS[name].averages, *(("eps",) if EXPONENTS[name].eps else ()))
+    if name in OPTIMIZER_RULES:
+        own = (*OPTIMIZER_RULES[name].averages, *(("eps",) if OPTIMIZER_RULES[name].eps else ()))
         changed = [field for field in own if getattr(target, field) != getattr(tuned, field)]
         values |= {f"optimizer.kwargs.{field}": getattr(target, field) for field in changed}
     for path, value in {**values, "train.batch_size": batch_size, "train.steps": steps}.items():

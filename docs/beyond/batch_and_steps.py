@@ -1,4 +1,4 @@
-"""Tables and the figure of batch_and_steps.md, from the records of its sweeps.
+"""Writes the tables and the figure of batch_and_steps.md from the records of its sweeps.
 
     python docs/beyond/batch_and_steps.py [DIRECTORY]      with batch_and_steps-cpu, ..._sgd-cpu, ...; default: this one
 
@@ -101,26 +101,29 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def size_table(name: str, base: Curve, at: int, columns: Sequence[tuple[str, Mapping[int, Curve], float]]) -> str:
-    """Shift and regret at each size; ``at`` is the base's size, ``columns`` are (title, size -> curve, exponent)."""
-    rows = [[name, *(cell for title, _, _ in columns for cell in (f"shift, {title}", "regret", "best loss"))]]
+    """Shift, regret and lowest loss at each size; columns are (title, size -> curve, exponent), ``at`` the base's size.
+
+    Columns with the same curves share the column of their lowest losses, after them.
+    """
+    cells: list[dict[str, str]] = []
     for size in sorted({size for _, found, _ in columns for size in found}):
-        cells = [str(size)]
-        for _, found, exponent in columns:
-            if size not in found:
-                cells += [""] * 3
-                continue
+        row = {name: str(size)}
+        for title, found, exponent in columns:
             own, by = found[size], exponent * math.log2(size / at)
             shift, regret = moved(own.optimum.at - base.optimum.at, -by), own.regret(base.optimum.at.value + by)
-            changes = ["base", "base"] if own is base else [shown(shift, own.optimum.flag), shown(regret, "", 3, "")]
-            cells += [*changes, f"{own.optimum.loss.value:.3f}"]
-        rows.append(cells)
-    return table(rows)
+            row[f"shift, {title}"] = "base" if own is base else shown(shift, own.optimum.flag)
+            row["regret" + " " * len(row)] = "base" if own is base else shown(regret, "", 3, "")
+            if title == [other for other, curves, _ in columns if curves is found][-1]:
+                row["best loss" + " " * len(row)] = f"{own.optimum.loss.value:.3f}"
+        cells.append(row)
+    return table([[title.strip() for title in cells[0]], *(list(row.values()) for row in cells)])
 
 
 def exponent(found: Mapping[int, Curve], largest: int = 10**9) -> str:
     """The power of the size that the best rate follows, over sizes whose optimum is inside the grid."""
     inside = {n: c.optimum.at for n, c in found.items() if c.optimum.flag in ("", NEXT_TO_DIVERGENCE) and n <= largest}
-    return f"{shown(slope([math.log2(n) for n in inside], list(inside.values())))} over {', '.join(map(str, inside))}"
+    fit = slope([math.log2(n) for n in inside], list(inside.values()))
+    return f"{shown(fit)}, sizes {min(inside)} to {max(inside)}"
 
 
 def decay_table() -> str:
@@ -168,7 +171,8 @@ def draw(panel: Any, lines: Sequence[tuple[str, Mapping[int, Curve], float, Curv
 
 
 def main() -> None:
-    """Prints the tables and writes the figure."""
+    """Writes the tables between the marks of the page, and the figure."""
+    parts: list[str] = []
     mlp, sgd, gpt = (curves(f"batch_and_steps{kind}-cpu") for kind in ("", "_sgd", "_gpt"))
     batches, lengths = (32, 64, 128, 256, 512, 1024, 2048), (300, 600, 1200, 2400)
     few, texts = (32, 64, 128, 256, 512), (16, 64, 256)
@@ -185,30 +189,36 @@ def main() -> None:
     steps_plain = {n: sgd[128, n, None] for n in lengths}
     steps_text = {n: gpt[16, n, 0.9] for n in (150, 300, 600, 1200)}
 
-    for title, at, kept, rescaled, power in (
-        ("Residual MLP, Adam", 128, adam, adam_averaged, 0.5),
-        ("Residual MLP, SGD; rescaled without momentum", 128, plain, plain, 1.0),
-        ("Residual MLP, SGD with momentum", 128, {}, momentum, 1.0),
-        ("GPT, Adam", 64, text, text_averaged, 0.5),
+    for title, at, kept, rescaled, power, largest in (
+        ("Residual MLP, Adam", 128, adam, adam_averaged, 0.5, 512),
+        ("Residual MLP, SGD", 128, plain, plain, 1.0, 128),
+        ("Residual MLP, SGD with momentum", 128, {}, momentum, 1.0, 512),
+        ("GPT, Adam", 64, text, text_averaged, 0.5, 256),
     ):
         columns = [("unchanged", kept, 0.0)] if kept else []
-        print(f"\n{title}, over batch size\n")
-        print(size_table("batch size", rescaled[at], at, [*columns, ("rescaled", rescaled, power)]))
-        if kept:
-            print(f"exponent, averages in steps: {exponent(kept)}")
-        print(f"exponent, averages in examples: {exponent(rescaled)}")
+        parts.append(f"### {title}, over batch size")
+        parts.append(size_table("batch size", rescaled[at], at, [*columns, ("rescaled", rescaled, power)]))
+        parts.append(f"Best rate ~ batch size^({exponent(rescaled, largest)}).")
+        if kept and kept is not rescaled:
+            parts[-1] += f" With unchanged averages: ^({exponent(kept, largest)})."
     for title, at, found in (
         ("Residual MLP, Adam", 300, steps),
         ("Residual MLP, Adam, averages as parts of the run", 300, steps_averaged),
         ("Residual MLP, SGD", 300, steps_plain),
         ("GPT, Adam", 150, steps_text),
     ):
-        print(f"\n{title}, over steps\n")
+        parts.append(f"### {title}, over steps")
         powers = (0.0, -0.25, -0.5)
-        print(size_table("steps", found[at], at, [(f"steps^{power:g}", found, power) for power in powers]))
-        print(f"exponent: {exponent(found)}")
+        parts.append(
+            size_table("steps", found[at], at, [(f"rate ~ steps^{power:g}", found, power) for power in powers])
+        )
+        parts.append(f"Best rate ~ steps^({exponent(found)}).")
 
-    print(f"\nWeight decay over batch size\n\n{decay_table()}")
+    parts += ["### Weight decay over batch size", decay_table()]
+    page = pathlib.Path(__file__).with_suffix(".md")
+    before, _, rest = page.read_text().partition("<!-- Tables -->")
+    after = rest.partition("<!-- end -->")[2]
+    page.write_text("\n\n".join([f"{before}<!-- Tables -->", *parts, f"<!-- end -->{after}"]))
 
     figure, panels = canvas(1, 2)
     over_batch = [

@@ -89,6 +89,7 @@ def test_two_changes_after_one_another_are_one_change(rule, optimizer):
     )
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # others than the expected one
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -103,6 +104,7 @@ def test_what_was_not_measured_or_cannot_be_followed_warns(change, sentence):
     assert target.b1 >= 0
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_decay_that_would_remove_more_than_a_weight_warns():
     with pytest.warns(UserWarning, match=r"a step would remove 1\.6 of each weight"):
         dm.rescaled_hyperparameters(

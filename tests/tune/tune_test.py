@@ -211,6 +211,5 @@ def test_the_command_prints_the_rescaled_hyperparameters_and_the_config_has_them
     assert done.returncode == 0, done.stderr + done.stdout
     config = from_file(tmp_path / "t" / "tuned.py")
     assert (config.train.batch_size, config.train.steps) == (256, 40)
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("learning_rate"))
-    assert f"{config.optimizer.learning_rate:.6g}" in line
-    assert "d^-0.5" in line
+    rows = [line.split() for line in done.stdout.splitlines() if line.endswith("times k^0.5 d^-0.5")]
+    assert [row[2] for row in rows] == [f"{config.optimizer.learning_rate:.6g}"]
