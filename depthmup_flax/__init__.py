@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         get_parametrization,
     )
     from depthmup_flax.rule.phase_diagram import Classification, classify
+    from depthmup_flax.rule.rescaling import Hyperparameters, RescalingRule, rescaled_hyperparameters
     from depthmup_flax.rule.roles import param_info
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Conv",
     "Dense",
     "Geometry",
+    "Hyperparameters",
     "InputError",
     "Norm",
     "ParamInfo",
@@ -51,6 +53,7 @@ __all__ = [
     "Readout",
     "ResMLP",
     "ResNet",
+    "RescalingRule",
     "ResidualBranch",
     "Role",
     "SimpleResNet",
@@ -70,6 +73,7 @@ __all__ = [
     "param_info",
     "param_table",
     "rescale_init",
+    "rescaled_hyperparameters",
     "residual_scope",
     "scale_by_depthmup",
     "sgd",
@@ -88,6 +92,7 @@ _NAMES = {
     "rule.param_table": "param_table",
     "rule.parametrization": "PRESETS Geometry Parametrization ParamInfo Role get_parametrization",
     "rule.phase_diagram": "Classification classify",
+    "rule.rescaling": "Hyperparameters RescalingRule rescaled_hyperparameters",
     "rule.roles": "param_info",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -45,6 +45,7 @@ def muon(
     heads: Heads | None = None,
     place: Place | None = None,
     weight_decay: Scalar = 0.0,
+    decay_width_exponent: float = 0.0,
     clip_rms: Scalar | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Muon on hidden matrices, Adam on embeddings, readouts, norms and biases.
@@ -53,7 +54,7 @@ def muon(
     singular values, times ``(m_out / m_in)^1/2``; optax's own factors would follow the larger shapes.
 
     Args:
-      learning_rate, info, parametrization, weight_decay, clip_rms: as in `depthmup_flax.depthmup`.
+      learning_rate, info, parametrization, weight_decay, decay_width_exponent, clip_rms: as in `depthmup_flax.depthmup`.
       beta, nesterov, ns_steps, preconditioning, eps, mu_dtype: as in ``optax.contrib.muon``.
       b1, b2: Adam's, ``adam_b1`` and ``adam_b2`` there.
       consistent_rms: root mean square of the entries of a full-rank update at the base model; 0.2 is about Adam's, so
@@ -81,8 +82,16 @@ def muon(
     orthogonal = optax.chain(momentum, _on_matrices(newton_schulz, info, heads, consistent_rms, place))
     adam = optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype, nesterov=nesterov)
     inner = optax.partition({"muon": orthogonal, "adam": adam}, lambda params: map_info(_label, info, params))
-    rule = {"weight_decay": weight_decay, "clip_rms": clip_rms, "geometry": muon_geometry(info)}
-    return depthmup(inner, _info_of_heads(info, heads), parametrization, learning_rate, **rule)
+    return depthmup(
+        inner,
+        _info_of_heads(info, heads),
+        parametrization,
+        learning_rate,
+        weight_decay=weight_decay,
+        decay_width_exponent=decay_width_exponent,
+        clip_rms=clip_rms,
+        geometry=muon_geometry(info),
+    )
 
 
 def muon_geometry(info: InfoTree) -> ArrayTree:

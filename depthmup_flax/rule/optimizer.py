@@ -6,7 +6,8 @@ The order of the parts is a contract (TP6 Definition 6.1; decay as in B24 App. L
     2. clipping (optional)                 on the scaled gradients, so that its threshold transfers
     3. the optimizer's direction           any optax transformation, untouched
     4. updates * update scale              n^-c r^-gamma gamma0 and the role's constant
-    5. + weight_decay * parameter          outside the multipliers: the same rate at every width and depth
+    5. + weight_decay * parameter          outside the multipliers: the same rate at every width and depth, or
+                                           times a power of a hidden matrix's own width ratio (`decay_factor`)
     6. * -learning_rate                    a number, a traced array or a schedule; schedules multiply eta alone
 
 Every number may be a traced JAX scalar, so a sweep can build the chain inside a mapped function. Building an optimizer
@@ -16,6 +17,7 @@ runs nothing on a device: shapes are checked by its ``init``.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -28,7 +30,7 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.rule.directions import checked_at_init, require_direction, sgd_direction
 from depthmup_flax.rule.geometry import geometries
 from depthmup_flax.rule.info_trees import frozen_paths, is_info, map_info, path_name
-from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo
+from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.types import ArrayTree, Dtype, InfoTree, Scalar
 
 ScalarOrSchedule: TypeAlias = "Scalar | optax.Schedule"
@@ -71,6 +73,7 @@ def depthmup(
     learning_rate: ScalarOrSchedule,
     *,
     weight_decay: Scalar = 0.0,
+    decay_width_exponent: float = 0.0,
     clip_rms: Scalar | None = None,
     geometry: str | ArrayTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -81,14 +84,17 @@ def depthmup(
       learning_rate: eta, or a schedule ``step -> eta``; the one rate that transfers.
       weight_decay: lambda. Where ``info.decay``, a step removes ``eta(t) * lambda`` of the parameter, whatever its
         width and depth (B24 App. L, Eq. 138).
+      decay_width_exponent: hidden matrices have lambda times their width ratio to this power, see `decay_factor`.
       clip_rms: largest root mean square of all scaled gradients together (see `clip_by_global_rms`).
     """
+    if not math.isfinite(decay_width_exponent):
+        raise InputError(f"decay_width_exponent is {decay_width_exponent}: use a finite number, such as 0, -0.5 or -1.")
     first, *others = _scaled(inner, info, parametrization, geometry)
     clip = () if clip_rms is None else (clip_by_global_rms(clip_rms),)
     parts = [first, *clip, *others]
     if not isinstance(weight_decay, (int, float)) or weight_decay != 0:
-        decayed = jax.tree.map(lambda leaf: leaf.decay, info, is_leaf=is_info)
-        parts.append(optax.add_decayed_weights(weight_decay, mask=lambda _: decayed))
+        factors = {decay_factor(leaf, decay_width_exponent) for leaf in jax.tree.leaves(info, is_leaf=is_info)} - {0.0}
+        parts += [_decay(weight_decay * factor, factor, decay_width_exponent, info) for factor in sorted(factors)]
     return optax.chain(*parts, optax.scale_by_learning_rate(learning_rate))
 
 
@@ -100,11 +106,20 @@ def sgd(
     momentum: Scalar | None = None,
     nesterov: bool = False,
     weight_decay: Scalar = 0.0,
+    decay_width_exponent: float = 0.0,
     clip_rms: Scalar | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """SGD, with momentum if given. Momentum transfers unscaled (B24 K.5); decay is decoupled from the gradient."""
     inner = sgd_direction(momentum, nesterov)
-    return depthmup(inner, info, parametrization, learning_rate, weight_decay=weight_decay, clip_rms=clip_rms)
+    return depthmup(
+        inner,
+        info,
+        parametrization,
+        learning_rate,
+        weight_decay=weight_decay,
+        decay_width_exponent=decay_width_exponent,
+        clip_rms=clip_rms,
+    )
 
 
 def adamw(
@@ -119,6 +134,7 @@ def adamw(
     mu_dtype: Dtype | None = None,
     nesterov: bool = False,
     weight_decay: Scalar = 0.0,
+    decay_width_exponent: float = 0.0,
     clip_rms: Scalar | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Adam (``weight_decay=0``) or AdamW, with the arguments of ``optax.scale_by_adam``.
@@ -126,7 +142,27 @@ def adamw(
     ``eps`` is compared with the *scaled* gradient, so it transfers too.
     """
     inner = optax.scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
-    return depthmup(inner, info, parametrization, learning_rate, weight_decay=weight_decay, clip_rms=clip_rms)
+    return depthmup(
+        inner,
+        info,
+        parametrization,
+        learning_rate,
+        weight_decay=weight_decay,
+        decay_width_exponent=decay_width_exponent,
+        clip_rms=clip_rms,
+    )
+
+
+def decay_factor(info: ParamInfo, width_exponent: float) -> float:
+    """The factor of lambda: ``m_in^width_exponent`` for a hidden matrix, 1 for other parameters, 0 without decay.
+
+    0: a step removes the same part of a weight at every width (arXiv:2510.19093; B24 App. L). -1: what AdamW does if it
+    multiplies decay by the layer's own rate, eta / m, at one lambda for all widths; best for models that grow with
+    their data (arXiv:2512.05620). -1/2: in that convention ``lambda ~ sqrt(m)`` (arXiv:2510.15262).
+    """
+    if not info.decay:
+        return 0.0
+    return info.width_in**width_exponent if info.role is Role.HIDDEN else 1.0
 
 
 def freeze(
@@ -182,6 +218,12 @@ def clip_by_global_rms(threshold: Scalar) -> optax.GradientTransformation:
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def _decay(weight_decay: Scalar, factor: float, width_exponent: float, info: InfoTree) -> optax.GradientTransformation:
+    """Decay of the parameters with this `decay_factor`."""
+    decayed = jax.tree.map(lambda leaf: decay_factor(leaf, width_exponent) == factor, info, is_leaf=is_info)
+    return optax.add_decayed_weights(weight_decay, mask=lambda _: decayed)
 
 
 def _scaled(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from depthmup_flax.rule.geometry import named_geometries
 from depthmup_flax.rule.info_trees import flatten_info, frozen_paths, param_count
+from depthmup_flax.rule.optimizer import decay_factor
 from depthmup_flax.rule.parametrization import Geometry, Parametrization
 from depthmup_flax.types import ArrayTree, InfoTree
 
@@ -15,10 +16,16 @@ def param_table(
     degree: float | None = 0.0,
     eps: float | None = None,
     weight_decay: float = 0.0,
+    decay_width_exponent: float = 0.0,
+    learning_rate: float | None = None,
+    epoch_steps: float | None = None,
     frozen: Sequence[str] = (),
     geometry: str | ArrayTree | None = None,
 ) -> str:
     """One line per parameter, with its role and factors, and a line of totals.
+
+    With decay and ``learning_rate``, the last column is the time over which decay forgets: ``1 / (eta lambda)`` steps,
+    at the peak of the schedule (arXiv:2405.13698).
 
     The learning-rate multiplier is the effective one, and epsilon is relative to the raw gradient.
 
@@ -28,15 +35,21 @@ def param_table(
       degree: of the direction (see `directions.Traits`); ``None``, unknown, prints "?" for the multiplier.
       eps: the optimizer's epsilon, or ``None`` if it has none.
       weight_decay: lambda; decayed leaves lose ``learning_rate * lambda`` of themselves a step.
+      decay_width_exponent: as in `depthmup_flax.depthmup`.
+      learning_rate: eta, or ``None`` if it is not known.
+      epoch_steps: steps of an epoch, for times in epochs; ``None`` if it is not known.
       frozen: as in `depthmup_flax.freeze`; these show "frozen" for a rate.
       geometry: of updates, as in `depthmup_flax.depthmup`. Those of matrices with a size of their own have no epsilon.
     """
-    rows = [("parameter", "shape", "role", "init std", "forward", "lr mult", "eps", "decay")]
+    header = ("parameter", "shape", "role", "init std", "forward", "lr mult", "eps", "decay")
+    peak = learning_rate if weight_decay and learning_rate else None
+    rows: list[tuple[str, ...]] = [(*header, "decay time") if peak else header]
     leaves = flatten_info(info)
     kinds = named_geometries(info, Geometry.SIGN if geometry is None else geometry)
     frozen_names = frozen_paths(info, frozen)
     for name, leaf in leaves.items():
         rate = "?" if degree is None else f"{float(parametrization.lr_multiplier(leaf, degree, kinds[name])):.4g}"
+        decay = 0.0 if name in frozen_names else weight_decay * decay_factor(leaf, decay_width_exponent)
         row = (
             name,
             "x".join(map(str, leaf.shape)) or "scalar",
@@ -47,13 +60,21 @@ def param_table(
             "-"
             if eps is None or kinds[name] not in (Geometry.LINEAR, Geometry.SIGN)
             else f"{eps / float(parametrization.gradient_scale(leaf)):.3g}",
-            f"{weight_decay:g}" if leaf.decay and name not in frozen_names else "0",
+            f"{decay:g}",
         )
-        rows.append(row)
+        rows.append((*row, _time(peak, decay, epoch_steps)) if peak else row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    aligns = "<<<>>>>>"  # text left, numbers right
+    aligns = "<<<>>>>>>"[: len(rows[0])]  # text left, numbers right
     lines = ["  ".join(f"{cell:{a}{w}}" for cell, a, w in zip(row, aligns, widths, strict=True)) for row in rows]
     rule = "-" * len(lines[0])
     inside = param_count({name: leaf for name, leaf in leaves.items() if leaf.in_branch})
     total = f"{len(leaves)} arrays, {param_count(leaves):,} parameters, {inside:,} of them inside residual branches"
     return "\n".join(line.rstrip() for line in [lines[0], rule, *lines[1:], rule, total])
+
+
+def _time(learning_rate: float, decay: float, epoch_steps: float | None) -> str:
+    """``1e+04 steps, 2.6 epochs``; ``never`` without decay."""
+    if not decay:
+        return "never"
+    steps = 1 / (learning_rate * decay)
+    return f"{steps:.3g} steps" + (f", {steps / epoch_steps:.3g} epochs" if epoch_steps else "")

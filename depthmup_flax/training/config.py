@@ -58,6 +58,7 @@ ADDED: Mapping[str, Any] = {
     "model.mlp_features": 0,
     "model.experts": 0,
     "model.experts_per_token": 2,
+    "optimizer.decay_width_exponent": 0.0,
 }
 
 
@@ -76,6 +77,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "schedule": "constant",  # after the warm-up: constant, or cosine to zero at the last step
                 "warmup_steps": 0,  # linear from 0
                 "weight_decay": 0.0,  # decoupled: a step removes eta(t) * this from a matrix, at every size
+                "decay_width_exponent": 0.0,  # of hidden matrices: decay is times their width ratio to this power
                 "clip_rms": 0.0,  # largest root mean square of the scaled gradients; 0: no clipping
                 "frozen": (),  # globs of parameter paths that keep their initial values: ("stem", "readout")
                 # Arguments of the optax direction; unset ones have optax's default. A config file may add others.

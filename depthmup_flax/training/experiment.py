@@ -75,6 +75,9 @@ class Experiment:
             eps=kwargs.get("eps", 1e-8) if name == "muon" else direction_eps(name, **kwargs),
             geometry=muon_geometry(self.info) if name == "muon" else None,
             weight_decay=optimizer.weight_decay,
+            decay_width_exponent=optimizer.decay_width_exponent,
+            learning_rate=optimizer.learning_rate,
+            epoch_steps=self.epoch_steps,
             frozen=optimizer.frozen,
         )
         mesh = AbstractMesh(tuple(max(1, self.config.mesh[axis]) for axis in MESH_AXES), MESH_AXES)
@@ -189,7 +192,8 @@ def make_optimizer(
     clip = fields.clip_rms  # 0 turns clipping off, traced or not
     clip = clip or None if isinstance(clip, (int, float)) else jnp.where(clip == 0, jnp.inf, clip)
     rate = lambda step: fields.learning_rate * fraction(step)
-    kwargs, options = optimizer_kwargs(config), {"weight_decay": fields.weight_decay, "clip_rms": clip}
+    options = {name: fields[name] for name in ("weight_decay", "decay_width_exponent")} | {"clip_rms": clip}
+    kwargs = optimizer_kwargs(config)
     if fields.name == "muon":
         optimizer = muon(rate, info, parametrization, place=on_whole_matrices, **options, **kwargs)
     else:

@@ -14,10 +14,18 @@ from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.config import field_paths, from_file, get_field, set_field
 from depthmup_flax.training.experiment import build
 from depthmup_flax.tune.choice import best, describe
+from depthmup_flax.tune.rescaled_target import Rescaling, rescale_target
 
 
 def tune(
-    proxy: ConfigDict, large: ConfigDict, grid: ConfigDict, file: str, workdir: str, lanes: int | None, overwrite: bool
+    proxy: ConfigDict,
+    large: ConfigDict,
+    grid: ConfigDict,
+    file: str,
+    workdir: str,
+    lanes: int | None,
+    overwrite: bool,
+    rescaling: Rescaling,
 ) -> None:
     """Sweeps the proxy, or resumes its sweep; prints the optimum and writes ``workdir/tuned.py``.
 
@@ -27,19 +35,29 @@ def tune(
       file: the large network's config file with any ``:argument``, which ``tuned.py`` loads.
       workdir: directory for the sweep's records and ``tuned.py``.
       lanes, overwrite: see `depthmup_flax.sweep.runner.sweep`.
+      rescaling: the target's batch size and steps.
 
     Raises:
-      InputError: every run diverged.
+      InputError: every run diverged, or the optimizer cannot be rescaled.
     """
     load = LoadOnce()
-    ratio = build(large, load=load).cost / build(proxy, load=load).cost
+    built, built_proxy = build(large, load=load), build(proxy, load=load)
+    if rescaling.wanted:  # fails before anything is trained
+        rescale_target(
+            proxy, built_proxy.total_steps, large.copy_and_resolve_references(), built.total_steps, rescaling
+        )
+    ratio = built.cost / built_proxy.cost
     sizes = (f"{name} {proxy.model[name]} (target {large.model[name]})" for name in ("width", "depth"))
     print(f"proxy: {', '.join(sizes)}", flush=True)
     records = sweep(grid, workdir, lanes=lanes, load=load, overwrite=overwrite)
     choice = best(records)
-    for path, value in choice.values.items():
-        set_field(large, path, float(f"{value:.4g}"))
     summary = describe(choice, proxy)
+    for path, value in choice.values.items():
+        for config in (proxy, large):
+            set_field(config, path, float(f"{value:.4g}"))
+    if rescaling.wanted:
+        table = rescale_target(proxy, built_proxy.total_steps, large, built.total_steps, rescaling)
+        summary += f"\n\nFor the target's batch size and steps:\n{table}"
     tuned = pathlib.Path(workdir) / "tuned.py"
     parent, *arguments = file.split(":", 1)
     text = tuned_file(pathlib.Path(parent), arguments, large, from_file(parent, *arguments), summary)

@@ -146,6 +146,20 @@ def test_weight_decay_is_the_same_at_every_width_and_depth():
         np.testing.assert_array_equal(after["bias"], PARAMS["bias"])
 
 
+@pytest.mark.parametrize(("exponent", "factor"), [(-1.0, 1 / 4), (-0.5, 1 / 2), (0.5, 2.0)])
+def test_decay_of_a_hidden_matrix_follows_its_own_width_ratio_to_the_exponent(exponent, factor):
+    info = INFO | {"as wide as the base": ParamInfo(Role.HIDDEN, (3,), 1.0, 1.0, True, 9.0, 4.0)}
+    params = dict.fromkeys(info, PARAMS["stem"])
+    no_grads = [jax.tree.map(jnp.zeros_like, params)]
+    eta, decay = 0.1, 0.2
+    optimizer = dm.adamw(eta, info, RULE, weight_decay=decay, decay_width_exponent=exponent)
+    kept = {name: float(value[0]) for name, value in run(optimizer, params, no_grads).items()}
+    others = dict.fromkeys(("stem", "readout", "as wide as the base"), 1 - eta * decay)
+    assert kept == pytest.approx({"hidden": 1 - eta * decay * factor, "bias": 1.0, **others})
+    with pytest.raises(dm.InputError, match="decay_width_exponent is nan: use a finite number"):
+        dm.adamw(eta, info, RULE, weight_decay=decay, decay_width_exponent=math.nan)
+
+
 def test_schedules_multiply_eta_alone_and_decay_follows_them():
     schedule = warmup_schedule("cosine", 2, 6)
     expected = [0.0, 0.5, 1.0] + [0.5 * (1 + math.cos(math.pi * k / 4)) for k in (1, 2, 3, 4)]

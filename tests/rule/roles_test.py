@@ -368,3 +368,17 @@ def test_table_has_every_factor_right_by_hand():
     assert [line.split()[-3::2] for line in frozen if line.startswith("stem")] == [["frozen", "0"]]
     rates = {line.split()[0]: line.split()[5] for line in sgd.splitlines()[2:5]}
     assert rates == {"blocks/branch/dense_0/kernel": "1", "readout/kernel": "4", "stem/kernel": "4"}
+
+
+def test_the_table_has_the_time_over_which_decay_forgets():
+    info = {
+        "hidden": ParamInfo(Role.HIDDEN, (8, 8), 4.0, 4.0),
+        "readout": ParamInfo(Role.OUTPUT, (8, 2), 4.0, 1.0),
+        "bias": ParamInfo(Role.VECTOR, (8,), 1.0, 4.0, decay=False),
+    }
+    decay = {"weight_decay": 0.1, "learning_rate": 1e-3, "decay_width_exponent": -1.0}
+    table = param_table(info, PRESETS["depth_mup"], epoch_steps=500, **decay)
+    times = {line.split()[0]: line.split("  ")[-1].strip() for line in table.splitlines()[2:5]}
+    assert times == {"hidden": "4e+04 steps, 80 epochs", "readout": "1e+04 steps, 20 epochs", "bias": "never"}
+    assert "1e+04 steps\n" in param_table(info, PRESETS["depth_mup"], **decay)
+    assert "decay time" not in param_table(info, PRESETS["depth_mup"], weight_decay=0.1)

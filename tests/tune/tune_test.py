@@ -9,10 +9,11 @@ from processes import ROOT, run_command
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import Record
-from depthmup_flax.training.config import default_config, from_file, get_field, set_field
+from depthmup_flax.training.config import default_config, from_file, get_field, optimizer_kwargs, set_field
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.tune.choice import best, describe
 from depthmup_flax.tune.proxy import proxy_config, tuning_sweep
+from depthmup_flax.tune.rescaled_target import Rescaling, rescale_target
 from depthmup_flax.tune.search import tuned_file
 
 RATE = "optimizer.learning_rate"
@@ -142,3 +143,73 @@ def test_the_tuned_file_calls_its_parent_as_the_target_was_called(tmp_path):
     path = tmp_path / "tuned.py"
     path.write_text(tuned_file(parent, ["large"], config, from_file(parent, "large"), "Summary."))
     assert from_file(path).model.width == 64
+
+
+def rescaled(config, **flags):
+    """``config`` after `rescale_target` from a run of 100 steps at batch size 32, and the table."""
+    proxy, large = config.copy_and_resolve_references(), config.copy_and_resolve_references()
+    proxy.train.update(batch_size=32, steps=100)
+    return large, rescale_target(proxy, 100, large, 100, Rescaling(**flags))
+
+
+def test_the_tuned_choice_is_rescaled_to_the_targets_batch_size_and_steps():
+    config = default_config()
+    config.train.batch_size = 32
+    config.optimizer.update(warmup_steps=10, weight_decay=0.1, learning_rate=1e-3)
+    large, table = rescaled(config, batch_size=128, steps=50)  # k = 4, d = 2
+    assert (large.train.batch_size, large.train.steps, large.optimizer.warmup_steps) == (128, 50, 5)
+    assert large.optimizer.learning_rate == pytest.approx(1e-3 * 2 * 2**-0.25, rel=1e-5)
+    assert large.optimizer.learning_rate * large.optimizer.weight_decay == pytest.approx(4e-4, rel=1e-5)
+    assert optimizer_kwargs(large) == pytest.approx({"b1": 0.6, "b2": 0.996, "eps": 5e-9})
+    assert "0.00168179" in table
+    # Without --target.steps the number of examples is that of the target's config.
+    assert rescaled(config, batch_size=128)[0].train.steps == 25
+    # A tuned.py loads what was set.
+    assert "'optimizer.kwargs.b1': 0.6" in tuned_file(ROOT / "x.py", [], large, config, "")
+
+
+def test_only_arguments_of_the_optimizer_are_set():
+    config = default_config()
+    config.train.batch_size = 32
+    config.optimizer.name = "sgd"
+    assert optimizer_kwargs(rescaled(config, batch_size=64)[0]) == {}
+    config.optimizer.name = "momentum"
+    large, _ = rescaled(config, batch_size=64)
+    assert optimizer_kwargs(large) == pytest.approx({"momentum": 0.8})
+    assert large.optimizer.learning_rate == pytest.approx(4e-3)  # rate / (1 - momentum) doubles
+
+
+def test_a_target_of_no_examples_or_no_steps_and_an_optimizer_without_a_rule_are_refused():
+    for name in ("batch_size", "steps"):
+        with pytest.raises(InputError, match=f"--target.{name} is 0: use a whole number of at least 1"):
+            Rescaling(**{name: 0})
+    config = default_config()
+    config.optimizer.name = "lion"
+    with pytest.raises(InputError, match="optimizer is 'lion', whose rule over batch size and steps is not known"):
+        rescaled(config, batch_size=64)
+
+
+@pytest.mark.slow
+def test_the_command_prints_the_rescaled_hyperparameters_and_the_config_has_them(tmp_path):
+    done = run_command(
+        "-m",
+        "depthmup_flax.tune",
+        f"--config={ROOT / 'configs/digits.py'}",
+        "--proxy.width=16",
+        "--proxy.depth=2",
+        "--proxy.steps=20",
+        "--octaves=1",
+        "--seeds=1",
+        "--lanes=1",
+        "--config.model.width=32",
+        "--target.batch_size=256",
+        "--target.steps=40",
+        "--rescale.duration_exponent=-0.5",
+        "--workdir=t",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    config = from_file(tmp_path / "t" / "tuned.py")
+    assert (config.train.batch_size, config.train.steps) == (256, 40)
+    rows = [line.split() for line in done.stdout.splitlines() if line.endswith("times k^0.5 d^-0.5")]
+    assert [row[2] for row in rows] == [f"{config.optimizer.learning_rate:.6g}"]

@@ -1,0 +1,273 @@
+"""Hyperparameters of a run with another batch size or another number of steps.
+
+Width and depth are the rule's (`depthmup_flax.rule.parametrization`); this module is about the two sizes that it leaves
+alone. With ``k`` the ratio of batch sizes, target to proxy, and ``d`` the ratio of examples (batch size times steps):
+
+=============== ======================================== ==============================================================
+hyperparameter  factor                                   source
+=============== ======================================== ==============================================================
+learning rate   ``k^batch_exponent d^duration_exponent`` SGD: k (arXiv:1706.02677); Adam: k^(1/2) (arXiv:2205.10287).
+                                                         Duration: measured (docs/beyond/batch_and_steps.md)
+1 - beta        ``k``: the same number of examples       arXiv:2205.10287. SGD's momentum too, at the same
+                                                         ``learning_rate / (1 - momentum)``
+epsilon         ``k^(-1/2)``                             arXiv:2205.10287: where noise dominates, gradients have the
+                                                         size ``batch_size^(-1/2)``
+eta * lambda    ``k``: the same number of examples       arXiv:2405.13698: AdamW forgets in ``1 / (eta lambda)`` steps
+warm-up         ``steps``: the same part of the run      convention
+=============== ======================================== ==============================================================
+
+The powers of k follow from one demand: at equal numbers of examples the runs follow the same stochastic differential
+equation. That is an approximation for small steps. It ends at the critical batch size, where gradients are no longer
+dominated by noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+
+from depthmup_flax.errors import InputError, did_you_mean
+
+TIMES = ("examples", "run", "steps")
+# The largest factors, up or down, for which docs/beyond/batch_and_steps.md has measurements.
+MEASURED_BATCH_FACTOR, MEASURED_DURATION_FACTOR = 8, 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Hyperparameters:
+    """What depends on batch size and steps. ``momentum`` is SGD's; ``b1``, ``b2`` and ``eps`` are Adam's.
+
+    Raises:
+      InputError: a value is out of range.
+    """
+
+    learning_rate: float  # eta, the peak of the schedule
+    batch_size: int  # examples a step
+    steps: int
+    warmup_steps: int = 0
+    weight_decay: float = 0.0  # lambda: a step removes eta * lambda
+    momentum: float = 0.0
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "steps"):
+            _require_whole(name, getattr(self, name))
+        if not 0 < self.learning_rate < math.inf:
+            raise InputError(f"learning_rate is {self.learning_rate}: use a positive number.")
+        if not 0 <= self.warmup_steps < self.steps:
+            raise InputError(f"warmup_steps is {self.warmup_steps}: use 0 or more, and fewer than steps, {self.steps}.")
+        for name in ("weight_decay", "eps"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name} is {getattr(self, name)}: use a number of at least 0.")
+        for name in ("momentum", "b1", "b2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}: use a number from 0 to below 1.")
+
+
+@dataclasses.dataclass(frozen=True)
+class RescalingRule:
+    """What stays the same as batch size and steps change.
+
+    A time is kept in ``examples`` (in epochs, if the data set is the same), as a part of the ``run``, or in ``steps``.
+    With ``averages="run"``, ``decay="run"`` and ``duration_exponent=-0.5`` all of Adam's times are parts of the run, as
+    in Complete(d)P (arXiv:2512.22382). Raises `InputError` for another time, and exponents that are not finite.
+    """
+
+    averages: str = "examples"  # the time 1 / (1 - beta) of SGD's momentum and Adam's averages
+    decay: str = "examples"  # the time 1 / (eta lambda) over which weight decay forgets
+    warmup: str = "run"
+    batch_exponent: float | None = None  # eta follows k to this power; None: `OPTIMIZER_RULES`
+    duration_exponent: float | None = None  # eta follows d to this power; 0 keeps eta; None: as above
+
+    def __post_init__(self) -> None:
+        for name in ("averages", "decay", "warmup"):
+            if getattr(self, name) not in TIMES:
+                raise InputError(f"{name} is {getattr(self, name)!r}: {did_you_mean(str(getattr(self, name)), TIMES)}")
+        for name in ("batch_exponent", "duration_exponent"):
+            if not math.isfinite(getattr(self, name) or 0.0):
+                raise InputError(f"{name} is {getattr(self, name)}: use a finite number, or None.")
+
+
+DEFAULT = RescalingRule()
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerRule:
+    """How the learning rate changes, and which of the optimizer's own hyperparameters do."""
+
+    batch: float  # the rate follows k to this power: from the stochastic differential equation
+    duration: float  # and d to this power: measured
+    averages: tuple[str, ...]
+    eps: bool = False
+
+
+SGD = OptimizerRule(batch=1.0, duration=-0.25, averages=("momentum",))
+ADAM = OptimizerRule(batch=0.5, duration=-0.25, averages=("b1", "b2"), eps=True)
+OPTIMIZER_RULES: Mapping[str, OptimizerRule] = {"sgd": SGD, "momentum": SGD, "adam": ADAM, "adamw": ADAM, "nadam": ADAM}
+
+# What is known of other optimizers, for the sentence that refuses them.
+_HOLDS = {
+    "lion": " While noise dominates its gradients the mean of a sign follows the square root of the batch size, "
+    "so batch_exponent=0.5 holds as for Adam; how its two betas should change is not known.",
+}
+
+
+def rescaled_hyperparameters(
+    tuned: Hyperparameters,
+    *,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    optimizer: str = "adam",
+    rule: RescalingRule = DEFAULT,
+) -> Hyperparameters:
+    """The hyperparameters of a run with another batch size or number of steps, from tuned ones.
+
+    Args:
+      tuned: with the batch size and steps at which they were tuned.
+      batch_size: the target's; default: the same.
+      steps: the target's; default: as many as give the same number of examples.
+      optimizer: a name of `OPTIMIZER_RULES`: sgd, momentum, adam, adamw, nadam. Another is allowed if ``rule`` has both
+        exponents and ``averages="steps"``: then the rate, decay and warm-up change.
+      rule: what stays the same.
+
+    Warns:
+      UserWarning: each of `concerns`, such as a factor beyond those that were measured.
+
+    Raises:
+      InputError: batch size or steps that are not positive whole numbers, or an optimizer without a known rule.
+    """
+    exponents = _exponents(optimizer, rule)
+    batch_size = tuned.batch_size if batch_size is None else _require_whole("batch_size", batch_size)
+    if steps is None:
+        steps = max(1, round(tuned.steps * tuned.batch_size / batch_size))
+    k, d = _ratios(tuned, batch_size, _require_whole("steps", steps))
+    effective = k**exponents.batch * d**exponents.duration  # of eta, or of eta / (1 - momentum)
+    averages = {name: max(0.0, _beta(getattr(tuned, name), k, d, rule)) for name in exponents.averages}
+    momentum = averages.get("momentum", tuned.momentum)
+    rate = tuned.learning_rate * effective * (1 - momentum) / (1 - tuned.momentum)
+    warmup = round(tuned.warmup_steps / _frequency(rule.warmup, k, d))
+    target = dataclasses.replace(
+        tuned,
+        batch_size=batch_size,
+        steps=steps,
+        learning_rate=rate,
+        weight_decay=tuned.weight_decay * _frequency(rule.decay, k, d) * tuned.learning_rate / rate,
+        warmup_steps=min(max(warmup, 1 if tuned.warmup_steps else 0), steps - 1),
+        eps=tuned.eps / math.sqrt(k) if exponents.eps else tuned.eps,
+        **averages,
+    )
+    for sentence in concerns(tuned, target, optimizer, rule):
+        warnings.warn(sentence, stacklevel=2)
+    return target
+
+
+def concerns(
+    tuned: Hyperparameters, target: Hyperparameters, optimizer: str = "adam", rule: RescalingRule = DEFAULT
+) -> list[str]:
+    """Sentences on where the rule cannot be followed, or has not been measured."""
+    k, d = _ratios(tuned, target.batch_size, target.steps)
+    sentences = []
+    if max(k, 1 / k) > MEASURED_BATCH_FACTOR:
+        sentences.append(
+            f"the batch size changes by a factor of {k:.3g}, but the rule was measured up to {MEASURED_BATCH_FACTOR}: "
+            "above the critical batch size the best rate grows more slowly. Tune a proxy nearer to the target's batch "
+            "size."
+        )
+    if max(d, 1 / d) > MEASURED_DURATION_FACTOR:
+        sentences.append(
+            f"the number of examples changes by a factor of {d:.3g}, but the rule was measured up to "
+            f"{MEASURED_DURATION_FACTOR}: tune a longer proxy."
+        )
+    for name in _exponents(optimizer, rule).averages:
+        if _beta(getattr(tuned, name), k, d, rule) < 0:
+            sentences.append(
+                f"{name} would be {_beta(getattr(tuned, name), k, d, rule):.3g} and is set to 0: a step has more "
+                f"examples than the average had. Use a smaller batch size, or a larger {name} for the proxy."
+            )
+    removed = target.learning_rate * target.weight_decay
+    if removed > 1:
+        sentences.append(
+            f"a step would remove {removed:.3g} of each weight (learning rate times weight decay): use a smaller batch "
+            "size or weight decay."
+        )
+    return sentences
+
+
+def rescaling_table(
+    tuned: Hyperparameters, target: Hyperparameters, optimizer: str = "adam", rule: RescalingRule = DEFAULT
+) -> str:
+    """Each hyperparameter before and after, with the reason; then `concerns`."""
+    exponents, (k, d) = _exponents(optimizer, rule), _ratios(tuned, target.batch_size, target.steps)
+    kept = {"examples": "the same number of examples", "run": "the same part of the run", "steps": "the same steps"}
+    rate = f"times k^{exponents.batch:g} d^{exponents.duration:g}"
+    if target.momentum != tuned.momentum:
+        rate += ", and (1 - momentum)"
+    reasons = {
+        "batch_size": f"k = {k:.4g}",
+        "steps": f"d = {d:.4g}, the ratio of examples",
+        "learning_rate": rate,
+        "warmup_steps": kept[rule.warmup],
+        "weight_decay": f"1 / (learning rate * decay): {kept[rule.decay]}",
+        **{name: f"1 / (1 - {name}): {kept[rule.averages]}" for name in exponents.averages},
+        **({"eps": "times k^-0.5, as gradient noise"} if exponents.eps else {}),
+    }
+    rows = [("", "tuned", "target", "why")]
+    for name, why in reasons.items():
+        before, after = getattr(tuned, name), getattr(target, name)
+        if before or after:
+            rows.append((name, _short(before), _short(after), why))
+    return "\n".join([*_aligned(rows), *(f"Warning: {text}" for text in concerns(tuned, target, optimizer, rule))])
+
+
+def _short(value: float) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligns = "<>><"  # text left, numbers right
+    return ["  ".join(f"{c:{a}{w}}" for c, a, w in zip(row, aligns, widths, strict=True)).rstrip() for row in rows]
+
+
+def _exponents(optimizer: str, rule: RescalingRule) -> OptimizerRule:
+    """The optimizer's, with those that ``rule`` has."""
+    batch, duration = rule.batch_exponent, rule.duration_exponent
+    known = OPTIMIZER_RULES.get(optimizer)
+    if known is not None:
+        return dataclasses.replace(
+            known,
+            batch=known.batch if batch is None else batch,
+            duration=known.duration if duration is None else duration,
+        )
+    if batch is None or duration is None or rule.averages != "steps":
+        raise InputError(
+            f"optimizer is {optimizer!r}, whose rule over batch size and steps is not known: use one of "
+            f"{', '.join(OPTIMIZER_RULES)}, or give batch_exponent, duration_exponent and averages='steps'."
+            f"{_HOLDS.get(optimizer, '')}"
+        )
+    return OptimizerRule(batch, duration, averages=())
+
+
+def _ratios(tuned: Hyperparameters, batch_size: int, steps: int) -> tuple[float, float]:
+    """k and d."""
+    k = batch_size / tuned.batch_size
+    return k, k * steps / tuned.steps
+
+
+def _frequency(time: str, k: float, d: float) -> float:
+    """The factor of one over a number of steps that is the same ``time``."""
+    return {"examples": k, "run": k / d, "steps": 1.0}[time]
+
+
+def _beta(beta: float, k: float, d: float, rule: RescalingRule) -> float:
+    return 1 - (1 - beta) * _frequency(rule.averages, k, d) if beta else 0.0
+
+
+def _require_whole(name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{name} is {value!r}: use a whole number of at least 1.")
+    return value
