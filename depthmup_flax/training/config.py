@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flax.traverse_util import flatten_dict
@@ -48,6 +48,10 @@ EXECUTION = (
     "train.keep_checkpoints",
     "train.stall_timeout_s",
 )
+
+# Fields, or whole sections, that are newer than the committed records -> the value with which a run is what it was
+# before. `config_hash` leaves them out while they have it, so that records keep their names.
+ADDED: Mapping[str, Any] = {}
 
 
 def default_config(model: str = "res_mlp") -> ConfigDict:
@@ -217,8 +221,8 @@ def _json_text(tree: Json) -> str:
 
 
 def config_hash(config: ConfigDict) -> str:
-    """Twelve hexadecimal digits of SHA-256 over all fields but `EXECUTION`: equal for configs that train the same."""
-    return hashlib.sha256(_json_text(_without_execution(config.to_dict())).encode()).hexdigest()[:12]
+    """Twelve hexadecimal digits of SHA-256 over the fields that decide what is trained: without `EXECUTION`, `ADDED`."""
+    return hashlib.sha256(_json_text(_without_added(_without_execution(config.to_dict()))).encode()).hexdigest()[:12]
 
 
 def run_differences(stored: Json, current: Json) -> list[str]:
@@ -239,6 +243,14 @@ def _with_defaults(tree: Json, defaults: Json) -> Json:
 def _without_execution(tree: Json, path: str = "") -> Json:
     trained = {name: value for name, value in tree.items() if path + name not in EXECUTION}
     return {k: _without_execution(v, f"{path}{k}.") if isinstance(v, dict) else v for k, v in trained.items()}
+
+
+def _without_added(tree: Json, path: str = "") -> Json:
+    kept = {name: value for name, value in tree.items() if value != ADDED.get(path + name, _NEVER)}
+    return {k: _without_added(v, f"{path}{k}.") if isinstance(v, dict) else v for k, v in kept.items()}
+
+
+_NEVER = object()  # equals no value
 
 
 def differences(stored: object, current: object, path: str = "") -> list[str]:
