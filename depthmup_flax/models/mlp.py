@@ -93,6 +93,7 @@ class _Branch(nn.Module):
         z = config.normalization("norm")(h)
         for i in range(config.block_depth):
             sigma = 0.0 if config.zero_init_branch and i == config.block_depth - 1 else config.sigma
-            dense = config.dense(h.shape[-1], sigma=sigma, name=f"dense_{i}")
+            axes = ("inner_in" if i else "width_in", "inner_out" if i < config.block_depth - 1 else "width_out")
+            dense = config.dense(h.shape[-1], axes, sigma=sigma, name=f"dense_{i}")
             z = dense(phi(z)) if config.pre_nonlin else phi(dense(z))
         return mean_subtraction(z) if config.mean_subtraction else z

@@ -100,6 +100,7 @@ class ParamInfo:
     model_width: float = 1.0  # m of the whole model: the readout's input ratio
     init_std: float | None = None  # None: unknown (the initializer does not declare it)
     decay: bool = True  # weight decay applies
+    inner: bool = False  # in a branch with a later matrix, so that its output stays inside (axis ``inner_out``)
 
     @property
     def to_few_features(self) -> bool:
@@ -134,10 +135,15 @@ class Parametrization:
     vector_lr_factor: Scalar = 1.0
     fixed_lr_factor: Scalar = 1.0
     normalized_updates_only: bool = False  # refuse optimizers that are linear in the gradient (SGD, momentum)
+    # Replaces gamma for a branch's inner layers (`ParamInfo.inner`); None: gamma. With depth_mup and 0 their features
+    # change by O(1), the learning-rate correction of arXiv:2512.21075; docs/beyond/which_exponent.md shows what it does.
+    inner_gamma: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("alpha", "gamma", "gamma0_width_exponent"):
             require_finite(name, getattr(self, name), static=True)
+        if self.inner_gamma is not None:
+            require_finite("inner_gamma", self.inner_gamma, static=True)
         if self.width not in ("mup", "standard"):
             raise InputError(f"parametrization.width is {self.width!r}: use 'mup' or 'standard'.")
         if self.alpha < 0:
@@ -188,7 +194,8 @@ class Parametrization:
     def update_scale(self, info: ParamInfo) -> Scalar:
         """``lr_factor * gamma0 * n^-c * r^-gamma``: the learning-rate multiplier of Adam-like optimizers."""
         width = self._width(info.width_in) ** WIDTH_RULES[info.role].update_in
-        depth = info.depth_ratio**-self.gamma if info.in_branch else 1.0
+        gamma = self.inner_gamma if info.inner and self.inner_gamma is not None else self.gamma
+        depth = info.depth_ratio**-gamma if info.in_branch else 1.0
         return self.lr_factor(info.role) * width * depth * self.output_divisor(info.model_width)
 
     def lr_multiplier(self, info: ParamInfo, degree: float) -> Scalar:
@@ -219,6 +226,7 @@ PRESETS: Mapping[str, Parametrization] = {
     "block_only": Parametrization(alpha=0.5, gamma=0.0, normalized_updates_only=True),
     # TP6 Fig. 11, B24 App. M; with per-leaf epsilon and decay also CompleteP (arXiv:2505.01618).
     "ode": Parametrization(alpha=1.0, gamma=0.0),
+    "completep": Parametrization(alpha=1.0, gamma=0.0),
     # The lazy control: features stop moving as width grows (B24 C.1, J).
     "ntk": Parametrization(alpha=0.5, gamma=0.5, gamma0_width_exponent=-0.5),
 }

@@ -138,4 +138,5 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
         depth_ratio=box.depth_ratio,
         init_std=box.init_std,
         decay=role not in (Role.VECTOR, Role.FIXED) if box.decay is None else box.decay,
+        inner=box.in_branch and "inner_out" in box.names,
     )
