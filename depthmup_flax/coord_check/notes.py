@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from depthmup_flax.coord_check.layer_names import Layers
 from depthmup_flax.coord_check.recorded_sizes import BRANCHES, EVERYTHING, OUTPUT, Table
+from depthmup_flax.coord_check.trend import fit_trend
 
 _NOTHING = 1e-3  # a smaller share is that of a block that is linear in its weights, or rounding
 _FALLS, _STAYS = -0.15, -0.25  # around a third of the exponent of Depth-muP, -1/2, which small networks do not reach
@@ -59,9 +60,14 @@ def _laziness(table: Table) -> list[str]:
     text = f"the share of a block's change that is nonlinear in its own weights' change ~ depth^{fit}"
     if fit.slope - fit.interval > _STAYS:
         return [f"{text}: blocks keep learning features of their own."]
+    trend = fit_trend(shares)
+    if trend and trend.converges(0.0, -_STAYS):
+        now = f"{trend.slopes[-1]:+.2f} between the two largest depths"
+        return [f"{text}, but {now}: it converges, so blocks keep learning features of their own."]
     if fit.slope + fit.interval < _FALLS:
         return [
             f"{text}: deep networks learn no features inside a block (TP6 sec. 9). A block of one matrix loses "
-            "nothing; with more, the preset 'ode' (alpha=1, gamma=0) keeps them, at the price of layers that are alike."
+            "nothing; with more, the preset 'completep' (alpha=1, gamma=0) keeps them, at the price of layers that are "
+            "alike."
         ]
     return [f"{text}: add depths or seeds to tell whether it falls."]
