@@ -18,6 +18,9 @@ class GPT(TransformerNetwork, LanguageModel):
 
     Fields that are not listed here are those of `TransformerNetwork`.
 
+    Branches have two matrices in sequence, so the preset ``completep`` suits better than the default
+    (`depthmup_flax.rule.phase_diagram.WHICH_EXPONENT`).
+
     Attributes:
       positions: ``learned``, as many as the tokens that the model is initialized with; or ``sincos``.
       tied: the readout's weights are the token embedding. Excludes ``zero_init_readout``.

@@ -25,7 +25,7 @@ import optax
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.rule.directions import checked_at_init, require_direction, sgd_direction
-from depthmup_flax.rule.info_trees import frozen_paths, is_info, is_nnx, path_name
+from depthmup_flax.rule.info_trees import frozen_paths, is_info, is_nnx, path_name, require_inner_layers
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
 from depthmup_flax.types import ArrayTree, Dtype, InfoTree, Scalar
 
@@ -52,6 +52,7 @@ def scale_by_depthmup(
         which traces their update with shapes (`depthmup_flax.rule.dependence`).
     """
     require_direction(inner, parametrization)
+    require_inner_layers(info, parametrization)
     before, after = parametrization.gradient_scale, parametrization.update_scale
     return optax.chain(_scale_by_info(info, before), checked_at_init(inner), _scale_by_info(info, after))
 
@@ -75,6 +76,7 @@ def depthmup(
       clip_rms: largest root mean square of all scaled gradients together (see `clip_by_global_rms`).
     """
     require_direction(inner, parametrization)
+    require_inner_layers(info, parametrization)
     clip = () if clip_rms is None else (clip_by_global_rms(clip_rms),)
     parts = [_scale_by_info(info, parametrization.gradient_scale), *clip, checked_at_init(inner)]
     parts.append(_scale_by_info(info, parametrization.update_scale))

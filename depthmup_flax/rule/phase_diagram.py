@@ -99,4 +99,4 @@ def _verdict(classification: Classification) -> str:
     if not classification.stable_in_training:
         return "unstable during training as depth grows (TP6 Claim 7.2)"
     diversity = classification.feature_diversity_exponent
-    return f"with one matrix in a branch: stable, nontrivial, faithful, feature diversity {diversity:g} (TP6 Claims 7.1-7.5)"
+    return f"with one matrix: stable, nontrivial, faithful, feature diversity {diversity:g} (TP6 Claims 7.1-7.5)"
