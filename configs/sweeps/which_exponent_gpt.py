@@ -26,7 +26,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     )
     base.optimizer.warmup_steps = steps // 8
     base.data.context = at_scale(scale, smoke=16, cpu=32, gpu=128)
-    factors = at_scale(scale, smoke=(1.0,), cpu=powers_of_two(-2, 2), gpu=powers_of_two(-3, 2))
+    factors = at_scale(scale, smoke=(1.0,), cpu=powers_of_two(0, 4), gpu=powers_of_two(-3, 2))
     grid = {
         "model.depth": at_scale(scale, smoke=(2, 4), cpu=(2, 8, 32), gpu=(4, 16, 64)),
         "optimizer.learning_rate": tuple(4e-3 * factor for factor in factors),
@@ -41,5 +41,5 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         figure="which-exponent-gpt",
         title="Learning rate over depth under three rules: GPT on text with Adam",
         scale=scale,
-        extend=2,
+        extend=1,
     )
