@@ -14,12 +14,13 @@ from depthmup_flax.training.config import from_file
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: rates over depth under each rule."""
     base = from_file(pathlib.Path(__file__).with_name("vit.py"), scale).base
-    steps = at_scale(scale, smoke=20, cpu=400, gpu=3000)
+    steps = at_scale(scale, smoke=20, cpu=200, other=3000)
     base.train.update(steps=steps, average_steps=steps // 8, log_every=max(1, steps // 20))
+    base.train.batch_size = at_scale(scale, smoke=16, cpu=16, other=64)
     base.optimizer.warmup_steps = steps // 8
-    factors = at_scale(scale, smoke=(1.0,), cpu=powers_of_two(-2, 2), gpu=powers_of_two(-3, 2))
+    factors = at_scale(scale, smoke=(1.0,), cpu=powers_of_two(-1, 2), other=powers_of_two(-3, 2))
     grid = {
-        "model.depth": at_scale(scale, smoke=(2, 4), cpu=(2, 8, 32), gpu=(4, 16, 64)),
+        "model.depth": at_scale(scale, smoke=(2, 4), cpu=(2, 8, 32), other=(4, 16, 64)),
         "optimizer.learning_rate": tuple(2.0**-8 * factor for factor in factors),
         "seed": at_scale(scale, smoke=(0,), other=(0, 1, 2)),
     }
