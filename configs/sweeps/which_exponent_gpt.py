@@ -26,7 +26,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     )
     base.optimizer.warmup_steps = steps // 8
     base.data.context = at_scale(scale, smoke=16, cpu=32, other=128)
-    factors = at_scale(scale, smoke=(1.0,), cpu=powers_of_two(0, 4), other=powers_of_two(-3, 2))
+    factors = at_scale(scale, smoke=(1.0,), cpu=powers_of_two(1, 4), other=powers_of_two(-3, 2))
     grid = {
         "model.depth": at_scale(scale, smoke=(2, 4), cpu=(2, 8, 32), other=(4, 16, 64)),
         "optimizer.learning_rate": tuple(4e-3 * factor for factor in factors),
