@@ -100,7 +100,9 @@ class ParamInfo:
     model_width: float = 1.0  # m of the whole model: the readout's input ratio
     init_std: float | None = None  # None: unknown (the initializer does not declare it)
     decay: bool = True  # weight decay applies
-    inner: bool = False  # in a branch with a later matrix, so that its output stays inside (axis ``inner_out``)
+    # In a branch with a later matrix, so that its output stays inside: the annotation ``inner_out`` says so. The audit
+    # does not read it.
+    inner: bool = False
 
     @property
     def to_few_features(self) -> bool:
