@@ -36,7 +36,7 @@ class ResMLP(ResidualNetwork, Classifier):
       nonlinearity: relu, abs, linear, gelu, tanh or erf.
       pre_nonlin: the nonlinearity comes before the weights.
       mean_subtraction: MS on the branch's output.
-      block_depth: layers in a branch; above 1 the preset ``completep`` suits better than the default
+      block_depth: layers in a branch; above 1 the default preset is not optimal
         (`depthmup_flax.rule.phase_diagram.WHICH_EXPONENT`).
       norm: ``none``, or ``layer`` for a LayerNorm in front of the branch's first weights (TP6 Fig. 12).
       zero_init_branch: the branch's last weights start at zero (B24 App. M).

@@ -21,8 +21,8 @@ class ViT(TransformerNetwork, Classifier):
     deviation ``sigma / sqrt(fan_in)``; the paper writes 1/sqrt(N) for all. Fields that are not listed here are those of
     `TransformerNetwork`.
 
-    Branches have two matrices in sequence, so the preset ``completep`` suits better than the default
-    (`depthmup_flax.rule.phase_diagram.WHICH_EXPONENT`).
+    Branches have two matrices in sequence, for which the default preset is not optimal (TP6 section 9):
+    `depthmup_flax.rule.phase_diagram.WHICH_EXPONENT` says what to choose.
 
     Attributes:
       patch_size: side of a square patch in pixels.
