@@ -16,6 +16,7 @@ shift
 [ $# -ge 1 ] || set -- lr_width_depth_mlp lr_width_depth_conv vit norm other_hparams_momentum other_hparams_gamma0 \
   other_hparams_weight_decay trade_off how_long imagenet ode_sde pre_nonlin abs block_depth block_depth_heatmap \
   block_multiplier layernorm megatron megatron_multiplier muon muon_conv muon_gpt \
+  which_exponent_mlp which_exponent_gpt which_exponent_vit \
   ntk linear_kernel linear_limit limit_convergence phase_diagram diversity
 
 run_limit() {
@@ -32,9 +33,9 @@ run_limit() {
 run_sweep() {
   local data=() figure figures
   case $name:$scale in
-    megatron*:smoke | muon_gpt:smoke) data=("--config.base.data.name=text:README.md") ;;
+    megatron*:smoke | muon_gpt:smoke | which_exponent_gpt:smoke) data=("--config.base.data.name=text:README.md") ;;
     *:smoke) ;;
-    megatron* | muon_gpt) data=("--config.base.data.name=text:${TEXT:-tinyshakespeare.txt}") ;;
+    megatron* | muon_gpt:* | which_exponent_gpt:*) data=("--config.base.data.name=text:${TEXT:-tinyshakespeare.txt}") ;;
     imagenet:*) data=("--config.base.data.name=folder:${TINY_IMAGENET:-tiny-imagenet-200}") ;;
     *) data=("--config.base.data.data_dir=${DATA_DIR:-}") ;;
   esac

@@ -114,7 +114,7 @@ def coord_check(
     causes = diagnose(Evidence(table, quantities, rule, layers, tolerance, probe, found))
     low = sorted({network.precision for network in networks if network.precision})
     unread = [axis for axis, findings in found.items() if findings is None and networks[0].network.source]
-    return Report(records, quantities, causes, rule, seeds, tolerance, tuple(notes(table, layers, low, unread)))
+    return Report(records, quantities, causes, rule, seeds, tolerance, tuple(notes(table, rule, layers, low, unread)))
 
 
 def _blocks(infos: Sequence[Mapping[str, ParamInfo]], collapses: Sequence[Collapse]) -> list[list[np.ndarray]]:

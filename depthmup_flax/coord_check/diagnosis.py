@@ -252,10 +252,11 @@ def _initial_mistakes(e: Evidence) -> Iterator[_Mistake]:
     rule, stable_start = e.rule, e.rule.alpha >= 0.5
     grows_with_depth = [q.name for q in e.failed("depth", "activation")]
 
-    unstable = not stable_start or rule.alpha + rule.gamma < 1
+    gamma = rule.gamma if rule.inner_gamma is None else min(rule.gamma, rule.inner_gamma)
+    unstable = not stable_start or rule.alpha + gamma < 1
     if unstable and (e.failed("depth", "change") or (not stable_start and grows_with_depth)):
         text = (
-            f"alpha = {rule.alpha:g}, gamma = {rule.gamma:g} is unstable; depth needs alpha >= 1/2 (TP6 Claim 7.1) and "
+            f"alpha = {rule.alpha:g}, gamma = {gamma:g} is unstable; depth needs alpha >= 1/2 (TP6 Claim 7.1) and "
             "alpha + gamma >= 1 (Claim 7.2): use 'depth_mup'."
         )
         yield "rule_not_stable_in_depth", [BRANCHES], text

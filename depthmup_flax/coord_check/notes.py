@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from depthmup_flax.coord_check.layer_names import Layers
 from depthmup_flax.coord_check.recorded_sizes import BRANCHES, EVERYTHING, OUTPUT, Table
+from depthmup_flax.coord_check.trend import fit_trend
+from depthmup_flax.rule.parametrization import Parametrization
 
 _NOTHING = 1e-3  # a smaller share is that of a block that is linear in its weights, or rounding
 _FALLS, _STAYS = -0.15, -0.25  # around a third of the exponent of Depth-muP, -1/2, which small networks do not reach
@@ -18,7 +20,9 @@ RANDOM_START = (
 )
 
 
-def notes(table: Table, layers: Layers, precisions: Sequence[str], unread: Sequence[str]) -> list[str]:
+def notes(
+    table: Table, rule: Parametrization, layers: Layers, precisions: Sequence[str], unread: Sequence[str]
+) -> list[str]:
     """All notes.
 
     ``precisions`` are those below float32 in which forward passes are written; ``unread`` are the axes over which the
@@ -31,7 +35,7 @@ def notes(table: Table, layers: Layers, precisions: Sequence[str], unread: Seque
         *([low] if precisions else []),
         *([f"{audit}on these networks says why."] if unread else []),
         *([f"{RANDOM_START} These are {', '.join(random)}."] if random else []),
-        *_laziness(table),
+        *_laziness(table, rule),
     ]
 
 
@@ -42,7 +46,7 @@ def random_to_few_features(table: Table, layers: Layers) -> list[str]:
     return [path for path in few if table.fit("width", EVERYTHING, "weight", path, 0).slope > falls_enough]
 
 
-def _laziness(table: Table) -> list[str]:
+def _laziness(table: Table, rule: Parametrization) -> list[str]:
     """What the nonlinear share of a block's change says; nothing if it was not measured, or if it is zero.
 
     The share is that of the change of the outputs that is quadratic in the change of one block's weights. Where
@@ -59,9 +63,14 @@ def _laziness(table: Table) -> list[str]:
     text = f"the share of a block's change that is nonlinear in its own weights' change ~ depth^{fit}"
     if fit.slope - fit.interval > _STAYS:
         return [f"{text}: blocks keep learning features of their own."]
-    if fit.slope + fit.interval < _FALLS:
+    trend = fit_trend(shares)
+    if trend and trend.converges(0.0, -_STAYS):
+        now = f"{trend.slopes[-1]:+.2f} between the two largest depths"
+        return [f"{text}, but {now}: it converges, so blocks keep learning features of their own."]
+    if fit.slope + fit.interval < _FALLS and rule.alpha < 1:
         return [
             f"{text}: deep networks learn no features inside a block (TP6 sec. 9). A block of one matrix loses "
-            "nothing; with more, the preset 'ode' (alpha=1, gamma=0) keeps them, at the price of layers that are alike."
+            "nothing; with more, use the preset 'completep' (alpha=1, gamma=0), which keeps them but makes layers "
+            "alike."
         ]
     return [f"{text}: add depths or seeds to tell whether it falls."]

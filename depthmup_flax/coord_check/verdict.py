@@ -76,7 +76,7 @@ def expected_exponent(axis: str, kind: str, name: str, in_branch: bool | None, r
 def expected_update(axis: str, leaf: ParamInfo, rule: Parametrization) -> float:
     """The exponent of a weight's update: it follows ``n^-c L^-gamma`` (TP6 Definition 6.1)."""
     if axis == "depth":
-        return -rule.gamma if leaf.in_branch else 0.0
+        return -rule.update_gamma(leaf) if leaf.in_branch else 0.0
     return float(WIDTH_RULES[Geometry.SIGN][leaf.role].update_in) if rule.width == "mup" else 0.0
 
 

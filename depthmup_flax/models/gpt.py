@@ -19,6 +19,9 @@ class GPT(TransformerNetwork, LanguageModel):
 
     Fields that are not listed here are those of `TransformerNetwork`.
 
+    Branches have two matrices in sequence, for which the default preset is not optimal (TP6 section 9):
+    `depthmup_flax.rule.phase_diagram.WHICH_EXPONENT` says what to choose.
+
     Attributes:
       positions: ``learned``, as many as the tokens that the model is initialized with; ``sincos`` or ``rotary``, which
         take any number.

@@ -36,7 +36,8 @@ class ResMLP(ResidualNetwork, Classifier):
       nonlinearity: relu, abs, linear, gelu, tanh or erf.
       pre_nonlin: the nonlinearity comes before the weights.
       mean_subtraction: MS on the branch's output.
-      block_depth: layers in a branch.
+      block_depth: layers in a branch; above 1 the default preset is not optimal
+        (`depthmup_flax.rule.phase_diagram.WHICH_EXPONENT`).
       norm: ``none``, or ``layer`` for a LayerNorm in front of the branch's first weights (TP6 Fig. 12).
       zero_init_branch: the branch's last weights start at zero (B24 App. M).
     """
@@ -93,6 +94,7 @@ class _Branch(nn.Module):
         z = config.normalization("norm")(h)
         for i in range(config.block_depth):
             sigma = 0.0 if config.zero_init_branch and i == config.block_depth - 1 else config.sigma
-            dense = config.dense(h.shape[-1], sigma=sigma, name=f"dense_{i}")
+            axes = ("inner_in" if i else "width_in", "inner_out" if i < config.block_depth - 1 else "width_out")
+            dense = config.dense(h.shape[-1], axes, sigma=sigma, name=f"dense_{i}")
             z = dense(phi(z)) if config.pre_nonlin else phi(dense(z))
         return mean_subtraction(z) if config.mean_subtraction else z

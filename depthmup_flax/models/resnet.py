@@ -146,6 +146,9 @@ class ResNet(ConvNetwork, Classifier):
     Eq. 1 the activation stands at the beginning of the branch: He et al. have it after the sum, which would keep the
     stream positive. The readout acts on the average of ``phi(h)`` over the image.
 
+    Branches have two matrices in sequence, for which the default preset is not optimal (TP6 section 9):
+    `depthmup_flax.rule.phase_diagram.WHICH_EXPONENT` says what to choose.
+
     ResNet-18 is ``depth=8``, the default; ResNet-34 is ``depth=16, stage_sizes=(3, 4, 6, 3)``. Fields that are not
     listed here are those of `ConvNetwork` and `ResidualNetwork`.
 

@@ -21,6 +21,9 @@ class ViT(TransformerNetwork, Classifier):
     deviation ``sigma / sqrt(fan_in)``; the paper writes 1/sqrt(N) for all. Fields that are not listed here are those of
     `TransformerNetwork`.
 
+    Branches have two matrices in sequence, for which the default preset is not optimal (TP6 section 9):
+    `depthmup_flax.rule.phase_diagram.WHICH_EXPONENT` says what to choose.
+
     Attributes:
       patch_size: side of a square patch in pixels.
       pool: ``token``, a class token; or ``mean`` over patches.

@@ -88,11 +88,13 @@ class Embed(nn.Module):
     def attend(self, x: jax.Array, *, factors: bool = False) -> jax.Array | Factors:
         """``[..., n] -> [..., num_embeddings]``: ``x @ embedding^T / (m sqrt(n_base)) / gamma0``, at least float32.
 
-        ``1/sqrt(n_base)`` gives the base model outputs of order one, as the initial weights of an untied readout do.
-        With ``factors`` the `Factors` of the result.
+        The table's entries are of order one, so an untied readout's initial std is a factor here: ``1/sqrt(n_base)``;
+        under ``sp`` ``1/sqrt(n)``, the default of ``flax.linen.Embed``, whose entries are that small instead. (GPT-2's
+        are 0.02 at every width.) With ``factors`` the `Factors` of the result.
         """
         rule, m = self.parametrization, self.width_ratio
-        scale = rule.readout_multiplier(m) / math.sqrt(self.features / m) / rule.output_divisor(m)
+        fan_in = rule.readout_fan_in(self.features, m)
+        scale = rule.readout_multiplier(m) / math.sqrt(fan_in) / rule.output_divisor(m)
         precision = product_precision(x.dtype if self.dtype is None else self.dtype)
         x, table = nn.dtypes.promote_dtype(
             x, gathered(self.embedding, _TABLE), dtype=jnp.promote_types(x.dtype, jnp.float32)

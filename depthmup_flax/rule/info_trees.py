@@ -11,7 +11,7 @@ import jax
 from flax import traverse_util
 
 from depthmup_flax.errors import InputError, did_you_mean
-from depthmup_flax.rule.parametrization import ParamInfo, Role
+from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 from depthmup_flax.types import ArrayTree, InfoTree
 
 
@@ -88,6 +88,15 @@ def frozen_paths(info: InfoTree, patterns: Sequence[str]) -> set[str]:
     if paths and len(frozen) == len(paths):
         raise InputError(f"optimizer.frozen = {tuple(patterns)} freezes every parameter: leave something to train.")
     return frozen
+
+
+def require_inner_layers(info: InfoTree, rule: Parametrization) -> None:
+    """Raises `InputError` if the rule has an exponent for inner layers of branches, and none is known."""
+    if rule.inner_gamma is not None and not any(leaf.inner for leaf in flatten_info(info).values()):
+        raise InputError(
+            f"parametrization.inner_gamma is {rule.inner_gamma:g}, but no parameter is recorded as an inner layer of a "
+            "branch: name the output axis of a branch's layers but the last 'inner_out', or leave inner_gamma unset."
+        )
 
 
 def info_to_json(info: InfoTree) -> dict[str, dict[str, Any]]:

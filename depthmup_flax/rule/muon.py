@@ -54,7 +54,8 @@ def muon(
     singular values, times ``(m_out / m_in)^1/2``; optax's own factors would follow the larger shapes.
 
     Args:
-      learning_rate, info, parametrization, weight_decay, decay_width_exponent, clip_rms: as in `depthmup_flax.depthmup`.
+      learning_rate, info, parametrization: as in `depthmup_flax.depthmup`, and so are ``weight_decay``,
+        ``decay_width_exponent`` and ``clip_rms``.
       beta, nesterov, ns_steps, preconditioning, eps, mu_dtype: as in ``optax.contrib.muon``.
       b1, b2: Adam's, ``adam_b1`` and ``adam_b2`` there.
       consistent_rms: root mean square of the entries of a full-rank update at the base model; 0.2 is about Adam's, so

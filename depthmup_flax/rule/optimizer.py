@@ -29,7 +29,7 @@ import optax
 from depthmup_flax.errors import InputError
 from depthmup_flax.rule.directions import checked_at_init, require_direction, sgd_direction
 from depthmup_flax.rule.geometry import geometries
-from depthmup_flax.rule.info_trees import frozen_paths, is_info, map_info, path_name
+from depthmup_flax.rule.info_trees import frozen_paths, is_info, map_info, path_name, require_inner_layers
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.types import ArrayTree, Dtype, InfoTree, Scalar
 
@@ -234,6 +234,7 @@ def _scaled(
 ) -> list[optax.GradientTransformation]:
     """Steps 1, 3 and 4 of the contract."""
     require_direction(inner, parametrization)
+    require_inner_layers(info, parametrization)
     kinds = geometries(inner, info, geometry)
     checked = checked_at_init(inner) if geometry is None else inner
     before, after = parametrization.gradient_scale, parametrization.update_scale

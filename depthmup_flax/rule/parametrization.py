@@ -149,6 +149,9 @@ class ParamInfo:
     # Empty: not hidden, or unknown.
     in_axes: tuple[int, ...] = ()
     out_axes: tuple[int, ...] = ()
+    # In a branch with a later matrix, so that its output stays inside: the annotation ``inner_out`` says so. The audit
+    # does not read it.
+    inner: bool = False
 
     @property
     def is_matrix(self) -> bool:
@@ -198,10 +201,16 @@ class Parametrization:
     vector_lr_factor: Scalar = 1.0
     fixed_lr_factor: Scalar = 1.0
     normalized_updates_only: bool = False  # refuse optimizers that are linear in the gradient (SGD, momentum)
+    # Replaces gamma for a branch's inner layers (`ParamInfo.inner`); None: gamma. depth_mup with 0 is the learning-rate
+    # correction of arXiv:2512.21075 for two-layer blocks; deep networks are unstable with it (TP6 sec. 9.3, measured in
+    # docs/beyond/which_exponent.md).
+    inner_gamma: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("alpha", "gamma", "gamma0_width_exponent"):
             require_finite(name, getattr(self, name), static=True)
+        if self.inner_gamma is not None:
+            require_finite("inner_gamma", self.inner_gamma, static=True)
         if self.width not in ("mup", "standard"):
             raise InputError(f"parametrization.width is {self.width!r}: use 'mup' or 'standard'.")
         if self.alpha < 0:
@@ -253,12 +262,16 @@ class Parametrization:
         """``lr_factor * gamma0 * n^-c * r^-gamma``: the learning-rate multiplier, with the power `WIDTH_RULES` has."""
         rule = WIDTH_RULES[geometry][info.role]
         width = self._width(info.width_in) ** rule.update_in * self._width(info.width_out) ** rule.update_out
-        depth = info.depth_ratio**-self.gamma if info.in_branch else 1.0
+        depth = info.depth_ratio ** -self.update_gamma(info) if info.in_branch else 1.0
         return self.lr_factor(info.role) * width * depth * self.output_divisor(info.model_width)
 
     def lr_multiplier(self, info: ParamInfo, degree: float, geometry: Geometry = Geometry.SIGN) -> Scalar:
         """Effective learning-rate multiplier of a direction of this degree (see `directions.Traits`)."""
         return self.update_scale(info, geometry) * self.gradient_scale(info) ** degree
+
+    def update_gamma(self, info: ParamInfo) -> float:
+        """The gamma of a branch's parameter: ``inner_gamma`` for its inner layers, if set."""
+        return self.inner_gamma if info.inner and self.inner_gamma is not None else self.gamma
 
     def lr_factor(self, role: Role) -> Scalar:
         """The role's width- and depth-free learning-rate constant."""
@@ -277,13 +290,19 @@ PRESETS: Mapping[str, Parametrization] = {
     "sp": Parametrization(alpha=0.0, gamma=0.0, width="standard"),
     # Transfers over width only.
     "mup": Parametrization(alpha=0.0, gamma=0.0),
-    # TP6 Table 1 and Claim 7.5; B24 Table 1.
+    # TP6 Table 1 and Claim 7.5; B24 Table 1. For branches of one matrix; with more see TP6 sec. 9 and "completep".
     "depth_mup": Parametrization(alpha=0.5, gamma=0.5),
     # TP6 Fig. 10, middle: branches scaled, learning rate not. With SGD the rule's r^(alpha-gamma) = r^(1/2) is
     # unstable, and "scale only the block" under SGD already *is* depth_mup, so only normalized updates make sense.
     "block_only": Parametrization(alpha=0.5, gamma=0.0, normalized_updates_only=True),
-    # TP6 Fig. 11, B24 App. M; with per-leaf epsilon and decay also CompleteP (arXiv:2505.01618).
+    # TP6 Fig. 11, B24 App. M: deep networks approach an ordinary differential equation.
     "ode": Parametrization(alpha=1.0, gamma=0.0),
+    # CompleteP (arXiv:2505.01618 Table 1, and the epsilon of its Eq. 40): with Adam, the numbers of "ode". It gives
+    # every parameter of a branch the rate of muP (r^(alpha-1) = 1), multiplies the decay of hidden weights by m, and
+    # divides epsilon by m r in branches, by m elsewhere. Here decay is outside the 1/m, and epsilon is compared with
+    # the gradient times m r, so both follow from alpha and gamma. It is defined for AdamW: SGD, by r^(alpha-gamma),
+    # trains branches with r times the rate (B24 App. M), which keeps their changes.
+    "completep": Parametrization(alpha=1.0, gamma=0.0),
     # The lazy control: features stop moving as width grows (B24 C.1, J).
     "ntk": Parametrization(alpha=0.5, gamma=0.5, gamma0_width_exponent=-0.5),
 }

@@ -149,6 +149,7 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
         decay=role not in (Role.VECTOR, Role.FIXED) if box.decay is None else box.decay,
         in_axes=in_axes,
         out_axes=out_axes,
+        inner=box.in_branch and "inner_out" in box.names,
     )
 
 

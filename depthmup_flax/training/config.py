@@ -28,7 +28,8 @@ from depthmup_flax.types import Json
 # Unset, these fields of `Parametrization` have the preset's value.
 _LR_FACTORS = ("input_lr_factor", "hidden_lr_factor", "output_lr_factor", "vector_lr_factor", "fixed_lr_factor")
 _KWARGS = ("momentum", "b1", "b2", "eps")
-_RULE_FIELDS = {"width": str, **dict.fromkeys(("alpha", "gamma", "gamma0", "branch_multiplier", *_LR_FACTORS), float)}
+_EXPONENTS = ("alpha", "gamma", "inner_gamma")
+_RULE_FIELDS = {"width": str, **dict.fromkeys((*_EXPONENTS, "gamma0", "branch_multiplier", *_LR_FACTORS), float)}
 
 # Fields that do not change what is trained: a run may be resumed with other values.
 EXECUTION = (
@@ -52,6 +53,7 @@ EXECUTION = (
 # Fields, or whole sections, that are newer than the committed records -> the value with which a run is what it was
 # before. `config_hash` leaves them out while they have it, so that records keep their names.
 ADDED: Mapping[str, Any] = {
+    "parametrization.inner_gamma": None,
     "model.num_kv_heads": 0,
     "model.qk_norm": False,
     "model.mlp": "gelu",

@@ -156,6 +156,20 @@ def test_presets_pass_and_fail_as_theory_says(preset, axis, ok, cause):
 
 
 @pytest.mark.slow
+def test_inner_layers_at_the_full_rate_are_unstable_in_depth():
+    """TP6 section 9.3: L branches of r^-1/2, each moved by its first matrix by O(1), in one direction."""
+    config = small_config()
+    config.model.block_depth = 2
+    config.parametrization.inner_gamma = 0.0
+    report = check_config(config, widths=[], depths=[16, 32, 64], width=64, seeds=3, steps=2, batch_size=4)
+    assert "rule_not_stable_in_depth" in causes(report), str(report)
+    groups = {q.group for q in report.failures if q.kind == "change"}
+    assert "blocks/branch/dense_0" in groups
+    assert "blocks/branch/dense_1" not in groups
+    assert not [q for q in report.failures if q.kind == "update"]
+
+
+@pytest.mark.slow
 def test_a_frozen_readout_does_not_hide_the_network():
     """TP6 10.2 freezes stem and readout; a frozen readout at zero would give no gradient to anything.
 

@@ -11,6 +11,7 @@ import pytest
 import depthmup_flax as dm
 from depthmup_flax.nn.attention import SelfAttention
 from depthmup_flax.nn.positions import sincos_positions, sincos_positions_2d
+from depthmup_flax.nn.transformer import Embed
 from depthmup_flax.nn.transformer_config import TransformerConfig
 from depthmup_flax.rule.info_trees import flatten_info
 
@@ -134,6 +135,17 @@ def test_heads_or_their_dimension_grow_and_the_logits_scale_follows(fields, scal
 def test_the_standard_rule_has_the_usual_attention_scale():
     assert dm.get_parametrization("sp").attention_scale(64, 16) == pytest.approx(1 / 8)
     assert dm.get_parametrization("depth_mup").attention_scale(64, 16) == pytest.approx(4 / 64)
+
+
+@pytest.mark.parametrize("width", [32, 512])
+def test_under_sp_a_tied_readout_starts_with_the_logits_of_a_flax_embedding_at_every_width(width):
+    x = jax.random.normal(jax.random.key(1), (100, width))
+    ours = Embed(65, width, dm.get_parametrization("sp"), width / 32)
+    logits, theirs = (
+        embed.init_with_output(jax.random.key(0), x, method="attend")[0] for embed in (ours, nn.Embed(65, width))
+    )
+    assert float(jnp.std(logits)) == pytest.approx(float(jnp.std(theirs)), rel=0.1)
+    assert float(jnp.std(logits)) == pytest.approx(1, rel=0.1)
 
 
 def test_queries_start_at_zero_and_learn_at_the_first_step():

@@ -30,6 +30,32 @@ GRADS = [jax.tree.map(lambda p, s=s: s * p + 0.3, PARAMS) for s in (0.1, -0.05, 
 RULE = PRESETS["depth_mup"].replace(gamma0=2.0)
 
 
+def test_completep_is_adamw_with_the_groups_of_its_paper():
+    """arXiv:2505.01618 Table 1 and Eq. 40, in the words of its authors' PyTorch code (nanoGPT-mup)."""
+    m, r, rate, eps, decay = 8.0, 16.0, 0.01, 0.3, 0.1
+    wide, branch = {"width_out": m, "model_width": m}, {"in_branch": True, "depth_ratio": r}
+    groups = {  # the parameter; its learning rate, decay and epsilon over the base model's
+        "embedding": (ParamInfo(Role.INPUT, (3,), **wide), 1, 1, 1 / m),
+        "hidden": (ParamInfo(Role.HIDDEN, (3,), width_in=m, **wide, **branch), 1 / m, m, 1 / (m * r)),
+        "norm": (ParamInfo(Role.VECTOR, (3,), decay=False, **wide, **branch), 1, 0, 1 / (m * r)),
+        "final_norm": (ParamInfo(Role.VECTOR, (3,), decay=False, **wide), 1, 0, 1 / m),
+        "unembedding": (ParamInfo(Role.OUTPUT, (3,), width_in=m, model_width=m), 1, 1, 1 / m),
+    }
+    params = {name: jnp.array([1.0, -2.0, 0.5]) for name in groups}
+    grads = [jax.tree.map(lambda p, s=s: s * p + 0.03, params) for s in (0.1, -0.05, 0.2)]
+    info = {name: leaf for name, (leaf, *_) in groups.items()}
+    theirs = {
+        name: run(optax.adamw(rate * lr, eps=eps * e, weight_decay=decay * d), params[name], [g[name] for g in grads])
+        for name, (_, lr, d, e) in groups.items()
+    }
+    of = lambda preset: run(dm.adamw(rate, info, PRESETS[preset], eps=eps, weight_decay=decay), params, grads)
+    same = jax.tree.map(lambda a, b: np.allclose(a, b, rtol=1e-5), of("completep"), theirs)
+    assert all(same.values()), same
+    other = jax.tree.map(lambda a, b: np.allclose(a, b, rtol=1e-5), of("depth_mup"), theirs)
+    assert not other["hidden"]
+    assert not other["norm"]
+
+
 def net_info():
     model, _, info = net()
     return info, model.parametrization
@@ -389,6 +415,10 @@ def test_frozen_parameters_do_not_move_and_the_rest_does():
             "Use parametrization.preset='depth_mup'",
         ),
         (lambda: dm.scale_by_depthmup(optax.identity(), INFO, PRESETS["block_only"]), "Adam-like"),
+        (
+            lambda: dm.sgd(0.1, INFO, PRESETS["depth_mup"].replace(inner_gamma=0)),
+            "no parameter is recorded as an inner",
+        ),
         (lambda: dm.freeze(optax.sgd(0.1), INFO, ("stm",)), "'stm', which matches no parameter: did you mean 'stem'?"),
         (lambda: dm.freeze(optax.sgd(0.1), INFO, "stem"), "use a tuple of patterns"),
         (lambda: dm.freeze(optax.sgd(0.1), INFO, ("*",)), "freezes every parameter"),

@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 
 from depthmup_flax import InputError, Parametrization, ParamInfo, Role, classify, get_parametrization
 from depthmup_flax.rule.parametrization import PRESETS
+from depthmup_flax.rule.phase_diagram import describe_presets
 
 # Effective learning-rate multipliers of microsoft/mup 1.0.0 (MuSGD, MuAdam at lr=1 with torch 2.13, one step on unit
 # gradients): optim.py MuSGD lines 102-116, MuAdam lines 59-68. Base -> target: MLP 64 -> 512, conv 8 -> 64, and two
@@ -92,6 +94,15 @@ def test_gamma0_gives_sgd_its_square_and_adam_itself():
         assert rule.lr_multiplier(info(role), degree=0) == pytest.approx(3.0)
 
 
+def test_inner_gamma_replaces_gamma_inside_branches_alone():
+    rule = get_parametrization(inner_gamma=0.0)
+    leaf = info(Role.HIDDEN, in_branch=True, depth_ratio=16.0)
+    inner = dataclasses.replace(leaf, inner=True)
+    assert (rule.update_scale(leaf), rule.update_scale(inner)) == (0.25, 1.0)
+    assert rule.lr_multiplier(inner, degree=1) == 4.0  # the sqrt(L) of arXiv:2512.21075 for SGD
+    assert PRESETS["depth_mup"].update_scale(inner) == 0.25
+
+
 def test_role_constants_multiply_their_role_alone():
     for role in Role:
         rule = get_parametrization(**{f"{role}_lr_factor": 0.25})
@@ -117,6 +128,14 @@ def test_classification_follows_claims_7_1_to_7_5(alpha, gamma, expected):
     assert dataclasses.astuple(classify(alpha, gamma))[2:] == expected
 
 
+def test_presets_are_described_by_claims_only_where_their_premises_hold():
+    """TP6's claims are about muP networks whose features move: not about sp and ntk."""
+    entries = re.split(r"\n(?=  \w)", describe_presets())
+    with_claims = {entry.split()[0] for entry in entries if "TP6 Claim" in entry}
+    assert {entry.split()[0] for entry in entries} == set(PRESETS)
+    assert with_claims == set(PRESETS) - {"sp", "ntk"}
+
+
 def test_classification_prints_each_claim():
     text = str(classify(0.5, 0.5))
     for claim in ("7.1", "7.2", "7.3", "7.4", "7.5"):
@@ -128,12 +147,14 @@ def test_classification_prints_each_claim():
     ("call", "message"),
     [
         (lambda: get_parametrization("depth_mpu"), "parametrization.preset is 'depth_mpu': did you mean 'depth_mup'?"),
-        (lambda: get_parametrization("zzz"), "use one of block_only, depth_mup, mup, ntk, ode, sp"),
+        (lambda: get_parametrization("complete_p"), "'complete_p': did you mean 'completep'?"),
+        (lambda: get_parametrization("zzz"), "use one of block_only, completep, depth_mup, mup, ntk, ode, sp"),
         (lambda: get_parametrization(alhpa=0.5), "parametrization has no field 'alhpa': did you mean 'alpha'?"),
         (lambda: Parametrization(alpha=-0.5), "parametrization.alpha is -0.5"),
         (lambda: Parametrization(alpha=float("nan")), "parametrization.alpha is nan: it must be finite"),
         (lambda: Parametrization(alpha="half"), "parametrization.alpha is 'half': it must be a number"),
         (lambda: Parametrization(gamma=None), "parametrization.gamma is None: it must be a number"),
+        (lambda: Parametrization(inner_gamma=float("inf")), "parametrization.inner_gamma is inf: it must be finite"),
         (lambda: Parametrization(width="wide"), "parametrization.width is 'wide': use 'mup' or 'standard'"),
         (lambda: Parametrization(gamma0=0.0), "parametrization.gamma0 is 0.0: it must be above 0"),
         (lambda: Parametrization(input_lr_factor=-1.0), "parametrization.input_lr_factor is -1.0"),

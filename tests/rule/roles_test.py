@@ -20,8 +20,10 @@ from depthmup_flax import (
     Readout,
     ResidualBranch,
     ResMLP,
+    ResNet,
     Role,
     SimpleResNet,
+    ViT,
     annotated,
     param_info,
     param_table,
@@ -35,6 +37,23 @@ IMAGE = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
 
 def summary(leaf: ParamInfo) -> tuple:
     return leaf.role, leaf.width_in, leaf.width_out, leaf.in_branch, leaf.depth_ratio, leaf.decay
+
+
+@pytest.mark.parametrize(
+    ("model", "inner"),
+    [
+        (ResMLP(10, width=8, depth=2), set()),
+        (ResMLP(10, width=8, depth=2, block_depth=3), {"dense_0", "dense_1"}),
+        (ResNet(10, depth=2, stage_sizes=(1, 1), width=8), {"conv_1"}),
+        (ViT(10, width=8, depth=2), {"query", "key", "value", "up"}),
+    ],
+)
+def test_layers_whose_output_stays_in_their_branch_are_inner(model, inner):
+    leaves = flatten_info(param_info(model, model.base(), IMAGE))
+    names = {
+        path.removesuffix("/kernel").removesuffix("/conv").rpartition("/")[2]: leaf for path, leaf in leaves.items()
+    }
+    assert {name for name, leaf in names.items() if leaf.inner} == inner
 
 
 def test_res_mlp_info_is_right_by_hand():

@@ -25,9 +25,8 @@ def test_a_newer_field_or_section_changes_the_hash_only_when_it_is_set(monkeypat
     with config.unlocked():
         config.model.experts = 0
         config.optimizer.muon = {"momentum": 0.95, "nesterov": True}
-    monkeypatch.setattr(
-        configs, "ADDED", {**configs.ADDED, "model.experts": 0, "optimizer.muon": {"momentum": 0.95, "nesterov": True}}
-    )
+    added = {"model.experts": 0, "optimizer.muon": {"momentum": 0.95, "nesterov": True}}
+    monkeypatch.setattr(configs, "ADDED", {**configs.ADDED, **added})
     assert configs.config_hash(config) == before
     for path, value in {"model.experts": 4, "optimizer.muon.momentum": 0.9}.items():
         changed = config.copy_and_resolve_references()
