@@ -1,6 +1,6 @@
 """How far hidden matrices alone move our models' features as networks grow, by geometry of the updates: exponents.
 
-python tests/geometry_slopes.py          # prints the table of docs/optimizers.md
+python tests/geometry_slopes.py          # prints the table of docs/optimizers.md; Muon LAMB: of these
 python tests/geometry_slopes.py --write  # replaces it
 
 Measured is the change of the last block's stream, root mean square, after three steps on one batch of noise with random
@@ -126,20 +126,22 @@ def last_stream(model, params, x):
     return max(streams)[1][-1]  # of the last segment, the last layer
 
 
-def widths(model_name):
-    """The first convolutions of SimpleResNet have an eighth of its width."""
-    return (128, 256, 512) if model_name == "SimpleResNet" else (64, 128, 256)
+def widths(model_name, optimizer_name):
+    """The first convolutions of SimpleResNet have an eighth of its width; preconditioners have nine times its width."""
+    if model_name == "SimpleResNet":
+        return (32, 64, 128) if "two_sided" in optimizer_name else (128, 256, 512)
+    return (64, 128, 256)
 
 
-def make(model_name, width, depth):
-    base = {"base_width": widths(model_name)[0], "base_depth": DEPTHS[0]}
+def make(model_name, optimizer_name, width, depth):
+    base = {"base_width": widths(model_name, optimizer_name)[0], "base_depth": DEPTHS[0]}
     return MODELS[model_name](width=width, depth=depth, **base, parametrization=RULE)
 
 
 @functools.cache
 def changes(model_name, optimizer_name, width, depth):
     """``[2, seeds]``: the right change, and that of the updates times ``wrong`` powers of m and r."""
-    model = make(model_name, width, depth)
+    model = make(model_name, optimizer_name, width, depth)
     rng = np.random.default_rng(0)
     if model_name == "GPT":
         x = jnp.asarray(rng.integers(0, 16, size=(BATCH, 8)))
@@ -164,11 +166,13 @@ def changes(model_name, optimizer_name, width, depth):
             logits = model.apply({"params": whole(trained)}, x)
             return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
-        trained = start = {path: flat[path] for path in info}
-        state = optimizer.init(trained)
-        for _ in range(STEPS):
+        def step(_, carry):
+            trained, state = carry
             updates, state = optimizer.update(jax.grad(loss)(trained), state, trained)
-            trained = jax.tree.map(lambda w, u: w + rate * factor * u, trained, updates)
+            return jax.tree.map(lambda w, u: w + rate * factor * u, trained, updates), state
+
+        start = {path: flat[path] for path in info}
+        trained, _ = jax.lax.fori_loop(0, STEPS, step, (start, optimizer.init(start)))
         moved = last_stream(model, whole(trained), x) - last_stream(model, whole(start), x)
         return jnp.sqrt(jnp.mean(moved**2))
 
@@ -178,21 +182,21 @@ def changes(model_name, optimizer_name, width, depth):
 
 def exponents(model_name, optimizer_name, axis):
     """The fitted exponents with and without the rule's factor, each with its 95 % interval over seeds."""
-    wide = widths(model_name)
+    wide = widths(model_name, optimizer_name)
     sizes = [(n, DEPTHS[0]) for n in wide] if axis == "width" else [(wide[0], depth) for depth in DEPTHS]
-    ratios = np.array([getattr(make(model_name, *size), f"{axis}_ratio") for size in sizes])
+    ratios = np.array([getattr(make(model_name, optimizer_name, *size), f"{axis}_ratio") for size in sizes])
     values = np.log([changes(model_name, optimizer_name, *size) for size in sizes])  # [sizes, 2, seeds]
     centered = np.log(ratios) - np.log(ratios).mean()
     slopes = np.einsum("s,swk->wk", centered, values) / (centered**2).sum()  # [2, seeds]
     return [(row.mean(), 2.57 * row.std(ddof=1) / SEEDS**0.5) for row in slopes]  # t of 5 degrees of freedom
 
 
-def table():
+def table(named=()):
     rows = [
         "| optimizer | axis | " + " | ".join(f"{name}: right | wrong" for name in MODELS) + " |",
         "|" + " --- |" * (2 + 2 * len(MODELS)),
     ]
-    for optimizer in OPTIMIZERS:
+    for optimizer in (name for name in OPTIMIZERS if not named or any(word in name for word in named)):
         for axis in ("width", "depth"):
             cells = [exponents(model, optimizer, axis) for model in MODELS]
             printed = [f"{mean:+.2f} ± {spread:.2f}" for pair in cells for mean, spread in pair]
@@ -202,9 +206,9 @@ def table():
 
 
 if __name__ == "__main__":
-    text = table()
+    text = table([word for word in sys.argv[1:] if word != "--write"])
     print(text)
-    if "--write" in sys.argv:
+    if sys.argv[1:] == ["--write"]:
         document = DOCUMENT.read_text()
         replaced = re.sub(
             r"(<!-- Geometries -->\n).*?(<!-- end -->)", rf"\g<1>{text}\n\g<2>", document, flags=re.DOTALL
