@@ -1,7 +1,11 @@
-"""Which exponent for a transformer: Depth-muP, CompleteP and Depth-muP with faster inner layers; GPT with Adam.
+"""Which exponent for a transformer: GPT with Adam, three rules (docs/beyond/which_exponent.md).
 
-python -m depthmup_flax.sweep --config=configs/sweeps/which_exponent_gpt.py --workdir=runs/which_exponent_gpt
-    --config.base.data.name=text:path/to/tinyshakespeare.txt
+    python -m depthmup_flax.sweep --config=configs/sweeps/which_exponent_gpt.py --workdir=runs/which_exponent_gpt
+        --config.base.data.name=text:path/to/tinyshakespeare.txt
+
+The rules are Depth-muP, CompleteP, and Depth-muP with faster inner layers. Measured at scale ``cpu`` on two CPU cores:
+108 runs. From depth 2 to 32 the best rate moves by 0.7 +- 2.4, -0.65 +- 0.68 and -1.08 +- 0.80 octaves (n = 3); the
+lowest losses at depth 32 are 2.355, 2.339 and 2.367.
 """
 
 import pathlib

@@ -1,6 +1,10 @@
-"""Two layers in a branch, residual MLP: Depth-muP, CompleteP and Depth-muP with faster inner layers, Adam.
+"""Which exponent for branches of two layers: residual MLP with Adam, three rules (docs/beyond/which_exponent.md).
 
-python -m depthmup_flax.sweep --config=configs/sweeps/which_exponent_mlp.py --workdir=runs/which_exponent_mlp
+    python -m depthmup_flax.sweep --config=configs/sweeps/which_exponent_mlp.py --workdir=runs/which_exponent_mlp
+
+The rules are Depth-muP, CompleteP, and Depth-muP with faster inner layers. Measured at scale ``cpu`` on two CPU cores:
+324 runs, 4 minutes. From depth 2 to 128 the best rate moves by 1.43 +- 0.94, 0.43 +- 0.84 and -0.81 +- 0.9 octaves
+(n = 3); the lowest losses at depth 128 are 1.844, 1.857 and 1.838.
 """
 
 import pathlib

@@ -1,6 +1,9 @@
-"""Which exponent for a transformer: Depth-muP, CompleteP, Depth-muP with faster inner layers; a ViT with Adam.
+"""Which exponent for a transformer: ViT with Adam, three rules (docs/beyond/which_exponent.md).
 
-python -m depthmup_flax.sweep --config=configs/sweeps/which_exponent_vit.py --workdir=runs/which_exponent_vit
+    python -m depthmup_flax.sweep --config=configs/sweeps/which_exponent_vit.py --workdir=runs/which_exponent_vit
+
+The rules are Depth-muP, CompleteP, and Depth-muP with faster inner layers. Measured at scale ``cpu`` on two CPU cores:
+138 runs. Shifts of the best rate are not resolved (n = 3); the lowest losses at depth 32 are 1.973, 1.942 and 1.961.
 """
 
 import pathlib

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -87,14 +88,13 @@ def depthmup(
       decay_width_exponent: hidden matrices have lambda times their width ratio to this power, see `decay_factor`.
       clip_rms: largest root mean square of all scaled gradients together (see `clip_by_global_rms`).
     """
-    if not math.isfinite(decay_width_exponent):
+    if isinstance(decay_width_exponent, numbers.Real) and not math.isfinite(decay_width_exponent):
         raise InputError(f"decay_width_exponent is {decay_width_exponent}: use a finite number, such as 0, -0.5 or -1.")
     first, *others = _scaled(inner, info, parametrization, geometry)
     clip = () if clip_rms is None else (clip_by_global_rms(clip_rms),)
     parts = [first, *clip, *others]
     if not isinstance(weight_decay, (int, float)) or weight_decay != 0:
-        factors = {decay_factor(leaf, decay_width_exponent) for leaf in jax.tree.leaves(info, is_leaf=is_info)} - {0.0}
-        parts += [_decay(weight_decay * factor, factor, decay_width_exponent, info) for factor in sorted(factors)]
+        parts += _decays(weight_decay, decay_width_exponent, info)
     return optax.chain(*parts, optax.scale_by_learning_rate(learning_rate))
 
 
@@ -220,10 +220,14 @@ def clip_by_global_rms(threshold: Scalar) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def _decay(weight_decay: Scalar, factor: float, width_exponent: float, info: InfoTree) -> optax.GradientTransformation:
-    """Decay of the parameters with this `decay_factor`."""
-    decayed = jax.tree.map(lambda leaf: decay_factor(leaf, width_exponent) == factor, info, is_leaf=is_info)
-    return optax.add_decayed_weights(weight_decay, mask=lambda _: decayed)
+def _decays(weight_decay: Scalar, width_exponent: Scalar, info: InfoTree) -> list[optax.GradientTransformation]:
+    """Decay of the parameters, of those with one `decay_factor` together; the exponent may be traced."""
+    plain = isinstance(width_exponent, (int, float)) and width_exponent == 0
+    ratio = lambda leaf: leaf.width_in if leaf.role is Role.HIDDEN and not plain else 1.0
+    ratios = {ratio(leaf) for leaf in jax.tree.leaves(info, is_leaf=is_info) if leaf.decay}
+    masks = {m: jax.tree.map(lambda leaf, m=m: leaf.decay and ratio(leaf) == m, info, is_leaf=is_info) for m in ratios}
+    decay = lambda m, mask: optax.add_decayed_weights(weight_decay * m**width_exponent, mask=lambda _: mask)
+    return [decay(m, masks[m]) for m in sorted(masks)]
 
 
 def _scaled(
