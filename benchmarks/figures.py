@@ -77,6 +77,17 @@ def scanned(setting: Setting) -> Iterator[Row]:
             yield Row(f"step, {way} / unrolled", name, "scan=False", value, 1.1, seconds=_seconds(measured))
 
 
+def muon(setting: Setting) -> Iterator[Row]:
+    """A step with Muon against one with Adam: Newton-Schulz costs the same for any batch."""
+    for name, model in setting.networks("ResMLP 256x8", "ViT 128x6").items():
+        for batch in (setting.batch(name), 8 * setting.batch(name)):
+            args: dict[str, Any] = {"model": model, "batch": batch, "seconds": setting.seconds}
+            contenders = [setting.jax(one, "train_step", optimizer=one, **args) for one in ("muon", "adam")]
+            measured = measure(contenders, setting.rounds)
+            value = ratio(measured, "muon", "adam")
+            yield Row("step, Muon / Adam", f"{name}, batch {batch}", "dm.adamw", value, seconds=_seconds(measured))
+
+
 def features(setting: Setting) -> Iterator[Row]:
     """Features for CPUs: a step without each against a step with it, and the effect of larger memory pages."""
     if setting.device != "cpu":
@@ -391,6 +402,7 @@ FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
         parametrization,
         set_up,
         scanned,
+        muon,
         features,
         against_torch,
         curve,

@@ -35,6 +35,7 @@ def train_step(
     data: str = "ready",
     seconds: float = 0.4,
     without: str = "",
+    optimizer: str = "adam",
 ) -> Measure:
     """A training step on one device.
 
@@ -47,12 +48,13 @@ def train_step(
         from 50,000 on the device.
       seconds: duration of a measurement.
       without: ``dense`` or ``conv`` replaces the CPU form of this gradient by JAX's in the whole process.
+      optimizer: ``config.optimizer.name``, for ``rule="on"``.
     """
     if without == "dense":
         layers.dense_product = jnp.matmul
     elif without == "conv":
         layers.conv_same = layers.convolve
-    experiment, network, optimizer = _parts(model, batch, side, rule)
+    experiment, network, transformation = _parts(model, batch, side, rule, optimizer)
     examples = 50_000 if data != "ready" else batch
     images = jax.random.randint(jax.random.key(0), (examples, side, side, 3), 0, 256).astype(jnp.uint8)
     stored = {"image": images, "label": jnp.arange(examples) % 10}
@@ -66,13 +68,15 @@ def train_step(
         rows = jax.random.randint(jax.random.fold_in(key, 1), (batch,), 0, examples)
         return experiment.dataset.prepare(data, key, jax.tree.map(lambda x: x[rows], stored))
 
-    return _steps(experiment, network, optimizer, prepare, stored, seconds)
+    return _steps(experiment, network, transformation, prepare, stored, seconds)
 
 
 def _parts(
-    model: Mapping[str, Any], batch: int, side: int, rule: str
+    model: Mapping[str, Any], batch: int, side: int, rule: str, optimizer: str = "adam"
 ) -> tuple[Experiment, nn.Module, optax.GradientTransformation]:
-    experiment = build(_config(model, batch, side))
+    config = _config(model, batch, side)
+    config.optimizer.name = optimizer
+    experiment = build(config)
     if rule == "on":
         return experiment, experiment.model, experiment.optimizer
     network = experiment.model.clone(parametrization=PRESETS["sp"])

@@ -101,8 +101,8 @@ def soap():
     return optax.GradientTransformation(init, update)
 
 
-def library(name, **options):
-    return lambda info: dm.depthmup(direction(name), info, RULE, 1.0, **options)
+def library(name, **arguments):
+    return lambda info: dm.depthmup(direction(name, **arguments), info, RULE, 1.0)
 
 
 # Optimizer -> what builds it, learning rate, and the power of m that its updates have without the rule's factor:
@@ -114,7 +114,7 @@ OPTIMIZERS = {
     "Shampoo (two_sided)": (lambda info: dm.depthmup(shampoo(), info, RULE, 1.0, geometry="two_sided"), 2.0**-10, -1.0),
     "SOAP (two_sided)": (lambda info: dm.depthmup(soap(), info, RULE, 1.0, geometry="two_sided"), 2.0**-10, -1.0),
     "LAMB (norm_matched)": (library("lamb"), 2.0**-11, 0.5),
-    "Adafactor (norm_matched)": (library("adafactor"), 2.0**-11, 0.5),
+    "Adafactor (norm_matched)": (library("adafactor", min_dim_size_to_factor=16), 2.0**-11, 0.5),
 }
 
 
