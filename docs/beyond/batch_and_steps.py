@@ -47,7 +47,7 @@ class Curve:
     def regret(self, at: float) -> Estimate | None:
         """Mean loss at the coordinate ``at``, interpolated, minus the lowest one.
 
-        ``None`` above the largest rate at which no run diverged.
+        ``None`` above the largest rate that was run and at which no run diverged.
         """
         known = np.isfinite(self.losses.mean(0))
         if not self.x[known].min() <= at <= self.x[known].max():
@@ -82,7 +82,7 @@ def curves(name: str, x: str = LEARNING_RATE) -> dict[tuple[int, int, float | No
 def shown(estimate: Estimate | None, flag: str = "", digits: int = 2, sign: str = "+") -> str:
     """``+0.53 ± 0.10``; a bound at an edge of the grid."""
     if estimate is None:
-        return "unstable"
+        return "above"
     bound = {EDGE_LOW: "<= ", EDGE_HIGH: ">= "}.get(flag, "")
     half = "" if bound or estimate.half_width is None else f" ± {estimate.half_width:.{digits}f}"
     return f"{bound}{estimate.value:{sign}.{digits}f}{half}" + (" *" if flag == NEXT_TO_DIVERGENCE else "")
