@@ -24,7 +24,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     base.optimizer.update(warmup_steps=STEPS // 10)
     base.train.update(batch_size=BATCH, steps=STEPS, average_steps=STEPS // 10, log_every=75)
     rates = at_scale(scale, smoke=powers_of_two(-9, -5, 2), other=powers_of_two(-8, -4))
-    seeds = at_scale(scale, smoke=(0,), other=(0, 1, 2))
+    seeds = at_scale(scale, smoke=(0,), other=(0, 1, 2, 3, 4))
 
     def curve(batch: int, steps: int, k: float) -> dict:
         """One batch size and number of steps; ``k``: of the averages' inverse times."""
@@ -40,7 +40,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         }
 
     grids = {}
-    for batch in at_scale(scale, smoke=(32, 64), other=(16, 64, 256)):
+    for batch in at_scale(scale, smoke=(32, 64), other=(16, 32, 64, 256)):
         grids[f"batch_{batch}"] = curve(batch, STEPS * BATCH // batch, 1.0)
         grids[f"batch_{batch}_time"] = curve(batch, STEPS * BATCH // batch, batch / BATCH)
     for steps in at_scale(scale, smoke=(15, 30), other=(150, 300, 600, 1200)):

@@ -31,8 +31,9 @@ from collections.abc import Mapping, Sequence
 from depthmup_flax.errors import InputError, did_you_mean
 
 TIMES = ("examples", "run", "steps")
-# The largest factors, up or down, for which docs/beyond/batch_and_steps.md has measurements.
-MEASURED_BATCH_FACTOR, MEASURED_DURATION_FACTOR = 8, 8
+# The largest factors, up or down, and the fewest steps of a larger batch size at which the rule held in
+# docs/beyond/batch_and_steps.md.
+MEASURED_BATCH_FACTOR, MEASURED_DURATION_FACTOR, MEASURED_STEPS = 8, 8, 75
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,6 +182,11 @@ def concerns(
         sentences.append(
             f"the number of examples changes by a factor of {d:.3g}, but the rule was measured up to "
             f"{MEASURED_DURATION_FACTOR}: tune a longer proxy."
+        )
+    if k > 1 and target.steps < MEASURED_STEPS:
+        sentences.append(
+            f"the larger batch size leaves {target.steps} steps, but the rule was measured down to {MEASURED_STEPS}: "
+            "the best rate is then limited by stability. Use more steps or a smaller batch size."
         )
     for name in _exponents(optimizer, rule).averages:
         if _beta(getattr(tuned, name), k, d, rule) < 0:

@@ -47,7 +47,7 @@ class Curve:
     def regret(self, at: float) -> Estimate | None:
         """Mean loss at the coordinate ``at``, interpolated, minus the lowest one.
 
-        ``None`` above the largest rate at which no run diverged.
+        ``None`` above the largest rate that was run and at which no run diverged.
         """
         known = np.isfinite(self.losses.mean(0))
         if not self.x[known].min() <= at <= self.x[known].max():
@@ -82,7 +82,7 @@ def curves(name: str, x: str = LEARNING_RATE) -> dict[tuple[int, int, float | No
 def shown(estimate: Estimate | None, flag: str = "", digits: int = 2, sign: str = "+") -> str:
     """``+0.53 ± 0.10``; a bound at an edge of the grid."""
     if estimate is None:
-        return "unstable"
+        return "above"
     bound = {EDGE_LOW: "<= ", EDGE_HIGH: ">= "}.get(flag, "")
     half = "" if bound or estimate.half_width is None else f" ± {estimate.half_width:.{digits}f}"
     return f"{bound}{estimate.value:{sign}.{digits}f}{half}" + (" *" if flag == NEXT_TO_DIVERGENCE else "")
@@ -175,7 +175,7 @@ def main() -> None:
     parts: list[str] = []
     mlp, sgd, gpt = (curves(f"batch_and_steps{kind}-cpu") for kind in ("", "_sgd", "_gpt"))
     batches, lengths = (32, 64, 128, 256, 512, 1024, 2048), (300, 600, 1200, 2400)
-    few, texts = (32, 64, 128, 256, 512), (16, 64, 256)
+    few, texts = (32, 64, 128, 256, 512), (16, 32, 64, 256)
     length = lambda batch: 76800 // batch
     averaged = lambda batch, base: round(max(0.0, 1 - 0.1 * batch / base), 6)
     adam = {n: mlp[n, length(n), 0.9] for n in batches}
@@ -193,7 +193,7 @@ def main() -> None:
         ("Residual MLP, Adam", 128, adam, adam_averaged, 0.5, 512),
         ("Residual MLP, SGD", 128, plain, plain, 1.0, 128),
         ("Residual MLP, SGD with momentum", 128, {}, momentum, 1.0, 512),
-        ("GPT, Adam", 64, text, text_averaged, 0.5, 256),
+        ("GPT, Adam", 64, text, text_averaged, 0.5, 64),
     ):
         columns = [("unchanged", kept, 0.0)] if kept else []
         parts.append(f"### {title}, over batch size")
@@ -235,7 +235,7 @@ def main() -> None:
     draw(panels[0, 0], over_batch, "batch size, at the same number of examples")
     draw(panels[0, 1], over_steps, "steps, at the same batch size")
     panels[0, 0].set_ylabel("log2 of the best rate / (1 - momentum)")
-    figure.suptitle("Best rates with 95 % intervals (n = 5 seeds; GPT 3); dashed: the rule", fontsize=10)
+    figure.suptitle("Best rates with 95 % intervals (n = 5 seeds); dashed: the rule", fontsize=10)
     figure.savefig(HERE / "batch_and_steps.png", dpi=90, metadata={"Software": None})
 
 
