@@ -153,8 +153,9 @@ def test_the_parameter_table_shows_the_sharding_on_a_mesh_that_splits_parameters
 
 def test_help_quotes_the_classification():
     text = run_command("train.py", "--help").stdout
-    assert re.search(r"depth_mup +alpha 0.5 +gamma 0.5 .*feature diversity 0.5", text)
-    assert re.search(r"sp +alpha 0 .*unstable at initialization", text)
+    assert re.search(r"depth_mup +alpha 0.5 +gamma 0.5 .*\n.*feature diversity 0.5", text)
+    assert re.search(r" mup +alpha 0 .*\n.*unstable at initialization", text)
+    assert "One matrix in a branch: depth_mup." in text
 
 
 @pytest.mark.parametrize(
