@@ -29,8 +29,9 @@ class SelfAttention(nn.Module):
     ``qk_norm`` divides the queries and the keys of each head by their root mean square (arXiv:2302.05442, with RMS
     norms) and multiplies them by scales ``[head_dim]``, which all heads share and which are vectors of the rule. The
     norm fixes sizes, not directions: products of queries and keys that training aligns still grow as ``d``, so the
-    scale of the logits is the same. Queries then start at random, as a norm has no use for zeros: the
-    logits start at the size ``sqrt(d_base / d)``, below that of their changes in wide networks, as those of a readout.
+    scale of the logits is the same. Queries then start at random: behind a norm, the first update of zeros would have
+    full size at any learning rate. So the logits start at the size ``sqrt(d_base / d)``, which falls below that of
+    their changes in wide networks, as a readout's do.
     """
 
     config: TransformerConfig

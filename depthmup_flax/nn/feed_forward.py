@@ -44,7 +44,9 @@ class MixtureOfExperts(nn.Module):
     sum has size ``experts_per_token^-1/2``: tune the base model with the number per token of the large network. The
     router maps the width to a fixed number of features (`ParamInfo.to_few_features`): it has the updates of a hidden
     layer and starts at zero. Logits that start at random shrink with width as those of a readout, and smaller ones are
-    overtaken by updates of one size sooner: in wide networks more tokens would change their experts.
+    overtaken by updates of one size sooner: in wide networks more tokens would change their experts. Over depth, what
+    routers change adds up at random: alone, they move the features of deep networks as much as those of shallow ones
+    with ``alpha = 1/2``, and less with ``alpha = 1``.
 
     Biases balance the experts without a loss (Wang et al., arXiv:2408.15664, Alg. 1): they count for the choice and not
     for the weights. A training step adds `BALANCE_RATE` to an expert's bias if fewer tokens than the mean chose it, and

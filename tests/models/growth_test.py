@@ -265,7 +265,7 @@ def test_todays_blocks_move_as_much_at_every_size_under_depth_mup_alone(axis, si
         return slopes(sizes, [logs.mean(1) for logs in found])
 
     features, logits = np.moveaxis(slope("depth_mup"), -1, 0)
-    assert np.abs(features).max() < FLAT
-    # Behind a random readout the change of logits falls for a while, over width.
-    assert np.abs(logits).max() < (0.25 if axis == "width" else FLAT)
-    assert slope(wrong).min() > 0.3
+    # Over width a random readout hides what routers and queries do at first: as m^-1/2.
+    assert np.abs(features).max() < 0.15
+    assert np.abs(logits).max() < 0.15 or (axis == "width" and logits.max() < 0)
+    assert slope(wrong)[..., 0].min() > 0.35
