@@ -205,8 +205,8 @@ def exponents(model_name, optimizer_name, axis):
 
 def table(named=()):
     rows = [
-        "| optimizer | axis | " + " | ".join(f"{name}: right | wrong" for name in MODELS) + " |",
-        "|" + " --- |" * (2 + 2 * len(MODELS)),
+        "| optimizer | axis | " + " | ".join(f"{name}: right | {name}: wrong" for name in MODELS) + " |",
+        "|" + " ".join(["", *["--- |"] * (2 + 2 * len(MODELS))]),
     ]
     for optimizer in (name for name in OPTIMIZERS if not named or any(word in name for word in named)):
         for axis in ("width", "depth"):

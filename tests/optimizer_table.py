@@ -270,7 +270,7 @@ def in_document():
     """Title -> rows of cells without the head, as docs/optimizers.md has them."""
     cells = lambda line: line.removeprefix("| ").removesuffix(" |").split(" | ")
     found = re.findall(r"^<!-- (.+?) -->\n(.*?)<!-- end -->$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
-    return {title: [cells(line) for line in text.splitlines()[2:]] for title, text in found}
+    return {title: [cells(line) for line in text.splitlines()[2:]] for title, text in found if title in TABLES}
 
 
 def main():

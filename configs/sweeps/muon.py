@@ -7,8 +7,8 @@ Neither paper has Muon. Expected of the rule: the best rate stays under ``depth_
 it moves over depth under ``mup``, over width under ``sp``.
 
 Measured at scale ``cpu`` on two CPU cores: 448 runs. The best rate follows width^-0.12 (95 % interval -0.21 to -0.02)
-under ``depth_mup`` and width^-0.28 (-0.39 to -0.17) under ``sp``; depth^0.23 (0.18 to 0.28), and Adam's depth^0.31 (0.18
-to 0.43). Muon's lowest loss is Adam's within 0.006 (n = 5).
+under ``depth_mup`` and width^-0.28 (-0.39 to -0.17) under ``sp``; depth^0.23 (0.18 to 0.28), and Adam's depth^0.31
+(0.18 to 0.43). Muon's lowest loss is Adam's within 0.006 (n = 5).
 """
 
 import pathlib
