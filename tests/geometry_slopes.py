@@ -4,8 +4,8 @@ python tests/geometry_slopes.py          # prints the table of docs/optimizers.m
 python tests/geometry_slopes.py --write  # replaces it
 
 Measured is the change of the last block's stream, root mean square, after three steps on one batch of noise with random
-labels in which hidden matrices alone train; over three widths and three depths. "Right" is the library's optimizer,
-"wrong" the same updates times the power of the width, or of the depth, that a user without its factor would have.
+labels in which hidden matrices alone train; over three widths, three depths, and both together. "Right" is the
+library's optimizer, "wrong" the same updates times the power of the size that a user without its factor would have.
 """
 
 import functools
@@ -32,6 +32,7 @@ from depthmup_flax.rule.parametrization import Role
 DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "optimizers.md"
 SEEDS, STEPS, BATCH = 6, 3, 4
 DEPTHS = (4, 8, 16)
+AXES = ("width", "depth", "both")  # both: as powers of the width
 # Small branches, so that the base model is not far from the limit of depth.
 RULE = dm.get_parametrization("depth_mup", branch_multiplier=0.25)
 MODELS = {
@@ -195,8 +196,13 @@ def changes(model_name, optimizer_name, width, depth):
 def exponents(model_name, optimizer_name, axis):
     """The fitted exponents with and without the rule's factor, each with its 95 % interval over seeds."""
     wide = widths(model_name, optimizer_name)
-    sizes = [(n, DEPTHS[0]) for n in wide] if axis == "width" else [(wide[0], depth) for depth in DEPTHS]
-    ratios = np.array([getattr(make(model_name, optimizer_name, *size), f"{axis}_ratio") for size in sizes])
+    sizes = {
+        "width": [(n, DEPTHS[0]) for n in wide],
+        "depth": [(wide[0], depth) for depth in DEPTHS],
+        "both": list(zip(wide, DEPTHS, strict=True)),
+    }[axis]
+    ratio = "depth_ratio" if axis == "depth" else "width_ratio"
+    ratios = np.array([getattr(make(model_name, optimizer_name, *size), ratio) for size in sizes])
     values = np.log([changes(model_name, optimizer_name, *size) for size in sizes])  # [sizes, 2, seeds]
     centered = np.log(ratios) - np.log(ratios).mean()
     slopes = np.einsum("s,swk->wk", centered, values) / (centered**2).sum()  # [2, seeds]
@@ -209,7 +215,7 @@ def table(named=()):
         "|" + " ".join(["", *["--- |"] * (2 + 2 * len(MODELS))]),
     ]
     for optimizer in (name for name in OPTIMIZERS if not named or any(word in name for word in named)):
-        for axis in ("width", "depth"):
+        for axis in AXES:
             cells = [exponents(model, optimizer, axis) for model in MODELS]
             printed = [f"{mean:+.2f} ± {spread:.2f}" for pair in cells for mean, spread in pair]
             rows.append("| " + " | ".join([optimizer, axis, *printed]) + " |")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from depthmup_flax.records import DIVERGED, Sweep
+from depthmup_flax.records import DIVERGED, Sweep, SweepInfo
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer
 from depthmup_flax.report.loss_surfaces import number, short
@@ -41,7 +41,20 @@ def warnings(sweep: Sweep, study: Study) -> list[str]:
         if where:
             every = all(flag in row.flags for row in study.rows)
             lines.append(warning.format(x=study.scale.name, where="every size" if every else "; ".join(where)))
-    return lines
+    return lines + _advice(sweep.info)
+
+
+def _advice(info: SweepInfo) -> list[str]:
+    """Which preset is for branches of several matrices, where a sweep over depth has them without it."""
+    values = lambda field, default: info.axes.get(field, [info.base.get("model", {}).get(field[6:], default)])
+    presets = info.axes.get("parametrization.preset", [info.base.get("parametrization", {}).get("preset")])
+    several = max(values("model.block_depth", 1)) > 1 or values("model.name", "")[0] in ("gpt", "vit", "resnet")
+    if not several or len(values("model.depth", 0)) < 2 or "depth_mup" not in presets or "completep" in presets:
+        return []
+    return [
+        "Branches of this network have two or more matrices in sequence: under depth_mup, features inside them freeze "
+        "as depth^-1/2 (TP6 section 9). completep keeps them: docs/beyond/which_exponent.md compares both."
+    ]
 
 
 def _where(variant: Variant, flag: str) -> str:
