@@ -46,8 +46,8 @@ class MixtureOfExperts(nn.Module):
     layer and starts at zero. Logits that start at random shrink with width as those of a readout, and smaller ones are
     overtaken by updates of one size sooner: in wide networks more tokens would change their experts. Over depth, what
     routers change adds up at random: alone, they move the features of deep networks as much as those of shallow ones
-    with ``alpha = 1/2``, and less with ``alpha = 1``. (One check of 8 to 32 layers, n = 3, found depth^(0.44 +- 0.18) for
-    the outputs at the second step: from equal logits even a small first step decides every choice.)
+    with ``alpha = 1/2``, and less with ``alpha = 1``. (One check of 8 to 32 layers, n = 3, found depth^(0.44 +- 0.18)
+    for the outputs at the second step: from equal logits even a small first step decides every choice.)
 
     Biases balance the experts without a loss (Wang et al., arXiv:2408.15664, Alg. 1): they count for the choice and not
     for the weights. A training step adds `BALANCE_RATE` to an expert's bias if fewer tokens than the mean chose it, and
