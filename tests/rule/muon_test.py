@@ -41,17 +41,17 @@ def gpt(width=32, **fields):
 
 @pytest.mark.parametrize("consistent_rms", [0.2, None])
 def test_at_the_base_model_it_is_the_muon_of_optax(consistent_rms):
-    _, info, params = gpt()
+    info = {
+        "stack": hidden((2, 4, 8)),
+        "embedding": ParamInfo(Role.INPUT, (5, 4)),
+        "bias": ParamInfo(Role.VECTOR, (4,)),
+    }
+    matrix = {"stack": optax.contrib.MuonDimensionNumbers(1, 2), "embedding": None, "bias": None}
     ours = dm.muon(1e-2, info, RULE, consistent_rms=consistent_rms, beta=0.9, b2=0.99)
-    is_info = lambda leaf: isinstance(leaf, ParamInfo)
-    matrix = lambda leaf: optax.contrib.MuonDimensionNumbers(1, 2) if leaf.role is Role.HIDDEN else None
     theirs = optax.contrib.muon(
-        1e-2,
-        muon_weight_dimension_numbers=jax.tree.map(matrix, info, is_leaf=is_info),
-        consistent_rms=consistent_rms,
-        beta=0.9,
-        adam_b2=0.99,
+        1e-2, muon_weight_dimension_numbers=matrix, consistent_rms=consistent_rms, beta=0.9, adam_b2=0.99
     )
+    params = {name: noise(leaf.shape) for name, leaf in info.items()}
     state, other = ours.init(params), theirs.init(params)
     for seed in range(3):
         grads = jax.tree.map(lambda p, seed=seed: noise(p.shape, seed), params)
