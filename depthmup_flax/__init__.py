@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
     from depthmup_flax.rule.annotations import Axes, annotated, residual_scope
     from depthmup_flax.rule.directions import entrywise
-    from depthmup_flax.rule.muon import muon
+    from depthmup_flax.rule.muon import muon, muon_geometry
     from depthmup_flax.rule.optimizer import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
     from depthmup_flax.rule.param_table import param_table
     from depthmup_flax.rule.parametrization import (
@@ -70,6 +70,7 @@ __all__ = [
     "get_parametrization",
     "infer_info",
     "muon",
+    "muon_geometry",
     "param_info",
     "param_table",
     "rescale_init",
@@ -87,7 +88,7 @@ _NAMES = {
     "nn.layers": "Conv Dense Norm Readout ResidualBranch",
     "rule.annotations": "Axes annotated residual_scope",
     "rule.directions": "entrywise",
-    "rule.muon": "muon",
+    "rule.muon": "muon muon_geometry",
     "rule.optimizer": "adamw clip_by_global_rms depthmup freeze scale_by_depthmup sgd",
     "rule.param_table": "param_table",
     "rule.parametrization": "PRESETS Geometry Parametrization ParamInfo Role get_parametrization",

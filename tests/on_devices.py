@@ -158,7 +158,8 @@ def muon_updates():
         compiled = jax.jit(update, in_shardings=layout, out_shardings=layout[:2]).lower(*arguments).compile()
         updates, _ = compiled(*jax.device_put(arguments, layout))
         text = compiled.as_text()
-        shapes = {kind: re.findall(rf"= f\d+\[([\d,]*)\][^=]* {kind}\(", text) for kind in ("all-gather", "all-to-all")}
+        types = {kind: re.findall(rf"= (.*) {kind}(?:-start)?\(", text) for kind in ("all-gather", "all-to-all")}
+        shapes = {kind: re.findall(r"\[([\d,]+)\]", " ".join(parts)) for kind, parts in types.items()}
         difference = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), updates, expected)
         found[name] = {"error": max(jax.tree.leaves(difference)), **shapes}
     return found

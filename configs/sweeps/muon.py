@@ -62,9 +62,10 @@ def get_config(scale: str = "cpu", model: str = "res_mlp") -> ConfigDict:
     steps = base.train.steps
     base.train.update(epochs=0.0, average_steps=max(1, steps // 6), log_every=max(1, steps // 20))
     base.optimizer.update(schedule="cosine", warmup_steps=steps // 10)
-    if scale == "smoke":
-        name = "text:README.md" if model == "gpt" else "synthetic"
-        base.data.update(name=name, train_examples=256, test_examples=64)
+    if scale == "smoke" and model == "gpt":
+        base.data.name = "text:README.md"
+    elif scale == "smoke":
+        base.data.update(name="synthetic", train_examples=256, test_examples=64)
     width, depth = base.model.base_width, base.model.base_depth
     sizes = at_scale(scale, smoke=(1, 2), cpu=(1, 2, 4), other=(1, 2, 4, 8))
     seeds = at_scale(scale, smoke=(0,), other=(0, 1, 2))

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.nn.attention import ATTENTIONS
@@ -95,6 +96,8 @@ class ResidualNetwork(nn.Module):
             if field.type == "int" and not (whole and value >= least):
                 allowed = "a positive whole number" + ("" if least else ", or 0 for the model's own")
                 raise InputError(f"model.{field.name} is {value!r}: use {allowed}.")
+            if field.type == "bool" and not isinstance(value, (bool, np.bool_)):
+                raise InputError(f"model.{field.name} is {value!r}: use True or False.")
         for name, names in self.choices.items():
             if getattr(self, name) not in names:
                 raise InputError(f"model.{name} is {getattr(self, name)!r}: {did_you_mean(getattr(self, name), names)}")

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from depthmup_flax.errors import InputError
 from depthmup_flax.nn.layers import HIDDEN, INTO, OUT_OF, Dense
 from depthmup_flax.nn.transformer_config import TransformerConfig
 from depthmup_flax.parallel.sharding import inner
@@ -67,6 +68,11 @@ class MixtureOfExperts(nn.Module):
         wide = jnp.promote_types(x.dtype, jnp.float32)  # rounded to 16 bits, near logits would tie
         router = Dense(config.experts, HIDDEN, sigma=0.0, dtype=wide, param_dtype=config.param_dtype, name="router")
         logits = router(x)
+        if not self.is_initializing() and not self.has_variable("batch_stats", "bias"):
+            raise InputError(
+                "the model has experts, whose router has biases in the collection 'batch_stats': apply it to all of "
+                "model.init's collections, and in training with mutable=['batch_stats']."
+            )
         bias = self.variable("batch_stats", "bias", jnp.zeros, (config.experts,), wide)
         chosen = largest(logits + bias.value, config.experts_per_token)
         if config.train and not self.is_initializing():

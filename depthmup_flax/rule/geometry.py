@@ -9,7 +9,7 @@ import optax
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.rule.directions import TRAITS, Traits, parts_of, written
 from depthmup_flax.rule.info_trees import flatten_info, flatten_like
-from depthmup_flax.rule.parametrization import WIDTH_RULES, Geometry, ParamInfo, Role
+from depthmup_flax.rule.parametrization import Geometry, ParamInfo, Role
 from depthmup_flax.types import ArrayTree, InfoTree
 
 # They apply what they wrap to some parameters only.
@@ -60,7 +60,7 @@ def geometries(
     foreign = any(part.name not in TRAITS for part in parts_of(inner.update))
     for path, leaf in flatten_info(info).items():
         name = named[path]
-        if known is not None and not foreign and WIDTH_RULES[known] != WIDTH_RULES[name]:
+        if known is not None and not foreign and known is not name:
             raise InputError(
                 f"geometry is {str(name)!r}, but the updates of inner are {str(known)!r}: leave geometry out."
             )
@@ -97,5 +97,6 @@ def _require_fit(path: str, leaf: ParamInfo, geometry: Geometry) -> None:
     if geometry is Geometry.NORM_MATCHED and leaf.role is Role.HIDDEN and leaf.init_std == 0:
         raise InputError(
             f"parameter {path!r} starts at zero, which has no norm to match: mask it, optax.masked(optax."
-            "scale_by_trust_ratio(), mask), and pass a tree of geometries in which it is 'sign'; or start it at random."
+            "scale_by_trust_ratio(), mask), and pass a tree of geometries in which it is 'sign'; or start it at "
+            "random, as the queries of our GPT and ViT with qk_norm=True."
         )

@@ -60,14 +60,13 @@ def map_info(function: Callable[[str, ParamInfo, Any], Any], info: InfoTree, tre
         return function(path_name(path), leaf_info, leaf)
 
     try:
-        return jax.tree_util.tree_map_with_path(at_leaf, info, tree, is_leaf=is_info)
-    except InputError:
-        raise
+        jax.tree.map(lambda *_: None, info, tree, is_leaf=is_info)
     except ValueError as error:
         raise InputError(
             "the structure of the parameters is not that of info: pass the tree that info was made for. After "
             "param_info that is flax.linen.unbox(variables)['params'], as plain dictionaries."
         ) from error
+    return jax.tree_util.tree_map_with_path(at_leaf, info, tree, is_leaf=is_info)
 
 
 def matches(path: str, pattern: str) -> bool:

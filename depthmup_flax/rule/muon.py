@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from depthmup_flax.errors import InputError
+from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.rule.info_trees import flatten_info, is_info, map_info, matches, path_name
 from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
@@ -25,6 +26,7 @@ from depthmup_flax.types import ArrayTree, Dtype, InfoTree, Scalar
 
 # Glob of paths -> number of heads; or that of the model and that of the base model.
 Heads = Mapping[str, "int | tuple[int, int]"]
+_PRECONDITIONINGS = ("frobenius", "spectral", "aol", "schatten")  # of optax
 Place = Callable[[Callable[[jax.Array], jax.Array], jax.Array], jax.Array]
 
 
@@ -69,6 +71,15 @@ def muon(
     Raises:
       InputError: a hidden parameter whose input and output dimensions are unknown, or heads that do not divide it.
     """
+    for name, value, below in (("beta", beta, 1.0), ("b1", b1, 1.0), ("b2", b2, 1.0), ("eps", eps, math.inf)):
+        if isinstance(value, numbers.Real) and not 0 <= value < below:
+            raise InputError(f"{name} is {value}: use a number of at least 0" + " and below 1." * (below == 1))
+    if isinstance(ns_steps, bool) or not isinstance(ns_steps, int) or ns_steps < 1:
+        raise InputError(f"ns_steps is {ns_steps!r}: use a whole number of at least 1.")
+    if isinstance(consistent_rms, numbers.Real) and not 0 < consistent_rms < math.inf:
+        raise InputError(f"consistent_rms is {consistent_rms}: use a number above 0, or None.")
+    if preconditioning not in _PRECONDITIONINGS:
+        raise InputError(f"preconditioning is {preconditioning!r}: {did_you_mean(preconditioning, _PRECONDITIONINGS)}")
     _require_matrices(info, heads)
     momentum = _momentum(beta, nesterov, mu_dtype)
     # Without momentum, so without a state in other shapes than the parameters', which are sharded like them.
@@ -179,6 +190,8 @@ def _info_of_heads(info: InfoTree, heads: Heads | None) -> InfoTree:
 def _require_matrices(info: InfoTree, heads: Heads | None) -> None:
     """Raises `InputError` for a hidden parameter that is no known matrix, and for heads that do not fit."""
     leaves = flatten_info(info)
+    if heads is not None and not isinstance(heads, Mapping):
+        raise InputError(f"heads is {heads!r}: use a mapping from globs of paths to numbers, such as '*/query/kernel'.")
     for path, leaf in leaves.items():
         _heads(path, leaf, heads)
         if leaf.role is Role.HIDDEN and not leaf.is_matrix:
@@ -197,8 +210,11 @@ def _heads(path: str, leaf: ParamInfo, heads: Heads | None) -> tuple[int, int]:
     for pattern, given in (heads or {}).items():
         if not matches(path, pattern):
             continue
-        count, base_count = given if isinstance(given, tuple) else (given, given)
-        if not leaf.is_matrix or count < 1 or leaf.fan_out % count:
+        counts = tuple(given) if isinstance(given, (tuple, list)) else (given, given)
+        if len(counts) != 2 or not all(type(count) is int and count >= 1 for count in counts):
+            raise InputError(f"heads[{pattern!r}] is {given!r}: use the number of heads, or (heads, base heads).")
+        count, base_count = counts
+        if not leaf.is_matrix or leaf.fan_out % count:
             raise InputError(
                 f"heads[{pattern!r}] is {given!r}, but parameter {path!r} of shape {leaf.shape} has no output of that "
                 "many parts: use the number of heads, and a glob that matches their projections alone."

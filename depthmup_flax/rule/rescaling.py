@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import warnings
 from collections.abc import Mapping, Sequence
 
@@ -57,6 +58,9 @@ class Hyperparameters:
     def __post_init__(self) -> None:
         for name in ("batch_size", "steps"):
             _require_whole(name, getattr(self, name))
+        for field in dataclasses.fields(self):
+            if not isinstance(getattr(self, field.name), numbers.Real):
+                raise InputError(f"{field.name} is {getattr(self, field.name)!r}: use a number.")
         if not 0 < self.learning_rate < math.inf:
             raise InputError(f"learning_rate is {self.learning_rate}: use a positive number.")
         if not 0 <= self.warmup_steps < self.steps:
@@ -89,7 +93,8 @@ class RescalingRule:
             if getattr(self, name) not in TIMES:
                 raise InputError(f"{name} is {getattr(self, name)!r}: {did_you_mean(str(getattr(self, name)), TIMES)}")
         for name in ("batch_exponent", "duration_exponent"):
-            if not math.isfinite(getattr(self, name) or 0.0):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, numbers.Real) and math.isfinite(value)):
                 raise InputError(f"{name} is {getattr(self, name)}: use a finite number, or None.")
 
 
@@ -166,6 +171,9 @@ def rescaled_hyperparameters(
     return target
 
 
+_CRITICAL = ", and above the critical batch size the best rate grows more slowly"
+
+
 def concerns(
     tuned: Hyperparameters, target: Hyperparameters, optimizer: str = "adam", rule: RescalingRule = DEFAULT
 ) -> list[str]:
@@ -174,14 +182,13 @@ def concerns(
     sentences = []
     if max(k, 1 / k) > MEASURED_BATCH_FACTOR:
         sentences.append(
-            f"the batch size changes by a factor of {k:.3g}, but the rule was measured up to {MEASURED_BATCH_FACTOR}: "
-            "above the critical batch size the best rate grows more slowly. Tune a proxy nearer to the target's batch "
-            "size."
+            f"the batch size is {max(k, 1 / k):.3g} times {'larger' if k > 1 else 'smaller'}, but the rule was "
+            f"measured up to {MEASURED_BATCH_FACTOR}{_CRITICAL * (k > 1)}: tune a proxy nearer to the target's."
         )
     if max(d, 1 / d) > MEASURED_DURATION_FACTOR:
         sentences.append(
-            f"the number of examples changes by a factor of {d:.3g}, but the rule was measured up to "
-            f"{MEASURED_DURATION_FACTOR}: tune a longer proxy."
+            f"the number of examples is {max(d, 1 / d):.3g} times {'larger' if d > 1 else 'smaller'}, but the rule was "
+            f"measured up to {MEASURED_DURATION_FACTOR}: tune a {'longer' if d > 1 else 'shorter'} proxy."
         )
     if k > 1 and target.steps < MEASURED_STEPS:
         sentences.append(
@@ -274,6 +281,6 @@ def _beta(beta: float, k: float, d: float, rule: RescalingRule) -> float:
 
 
 def _require_whole(name: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
         raise InputError(f"{name} is {value!r}: use a whole number of at least 1.")
-    return value
+    return int(value)

@@ -175,8 +175,9 @@ def make_parametrization(config: ConfigDict) -> Parametrization:
 
 
 def optimizer_kwargs(config: ConfigDict) -> dict[str, Any]:
-    """The fields of ``config.optimizer.kwargs`` that are set."""
-    return {k: v for k, v in config.optimizer.kwargs.to_dict().items() if v is not None}
+    """The fields of ``config.optimizer.kwargs`` that are set; a field that a config file added may be ``None``."""
+    unset = {name for name in ("nesterov", *_KWARGS) if config.optimizer.kwargs.get(name) is None}
+    return {name: value for name, value in config.optimizer.kwargs.to_dict().items() if name not in unset}
 
 
 def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:

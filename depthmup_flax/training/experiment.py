@@ -21,6 +21,7 @@ from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.parallel.sharding import MESH_AXES, on_whole_matrices, state_shardings
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.directions import direction, direction_eps, homogeneity, require_direction
+from depthmup_flax.rule.geometry import geometry_of
 from depthmup_flax.rule.info_trees import param_count
 from depthmup_flax.rule.muon import muon, muon_geometry
 from depthmup_flax.rule.optimizer import depthmup, freeze, warmup_schedule
@@ -73,7 +74,7 @@ class Experiment:
             self.parametrization,
             degree=0 if name == "muon" else homogeneity(direction(name, **kwargs)),
             eps=kwargs.get("eps", 1e-8) if name == "muon" else direction_eps(name, **kwargs),
-            geometry=muon_geometry(self.info) if name == "muon" else None,
+            geometry=muon_geometry(self.info) if name == "muon" else geometry_of(direction(name, **kwargs)),
             weight_decay=optimizer.weight_decay,
             decay_width_exponent=optimizer.decay_width_exponent,
             learning_rate=optimizer.learning_rate,
@@ -173,9 +174,11 @@ def _require_optimizer(config: ConfigDict, parametrization: Parametrization) -> 
     name, kwargs = config.optimizer.name, optimizer_kwargs(config)
     if name != "muon":
         require_direction(direction(name, **kwargs), parametrization)
-    for argument in kwargs if name == "muon" else ():
+        return
+    for argument in kwargs:
         if argument not in _MUON:
             raise InputError(f"optimizer.kwargs of 'muon' has {argument!r}; it takes {', '.join(_MUON)}.")
+    muon(0.0, {}, Parametrization(), **{argument: value for argument, value in kwargs.items() if argument != "heads"})
 
 
 # What a config may set in `muon`.

@@ -117,6 +117,11 @@ def test_simple_resnet_is_the_papers_recursion():
     np.testing.assert_allclose(apply(model, variables, IMAGES), expected(p), rtol=1e-4, atol=1e-5)
 
 
+def test_a_switch_is_true_or_false():
+    with pytest.raises(dm.InputError, match=r"model\.qk_norm is 'no': use True or False\."):
+        dm.GPT(10, width=8, depth=1, qk_norm="no")
+
+
 @pytest.mark.parametrize(
     ("depth", "expected"),
     [(3, [1, 1, 1, 0]), (4, [1, 1, 1, 1]), (6, [2, 1, 2, 1]), (12, [3, 3, 3, 3]), (30, [8, 7, 8, 7])],

@@ -101,3 +101,11 @@ def test_experts_are_hidden_matrices_of_their_own_behind_a_router_that_starts_at
     assert router.init_std == 0
     rule = dm.get_parametrization("depth_mup")
     assert rule.update_scale(router) == rule.update_scale(expert) == pytest.approx(2**-0.5 / 4)
+
+
+def test_a_model_with_experts_says_that_it_has_a_second_collection():
+    model = dm.GPT(10, width=8, depth=1, num_heads=2, experts=2)
+    tokens = jnp.zeros((1, 4), jnp.int32)
+    variables = model.init(jax.random.key(0), tokens)
+    with pytest.raises(dm.InputError, match="router has biases in the collection 'batch_stats': apply it to all of"):
+        model.apply({"params": variables["params"]}, tokens)
