@@ -125,7 +125,8 @@ def _parse(default_config: pathlib.Path | None, argv: list[str]) -> list[str]:
             raise  # a bug in the config file
         cause = error.args[0] if isinstance(error.args[0], KeyError) else error
         name, *hint = str(cause.args[0]).splitlines()  # 'dpth', then perhaps: Did you mean "depth" instead of "dpth"?
-        if any(f".optimizer.kwargs.{name.strip(chr(39))}=" in argument for argument in argv):
+        flag = ".optimizer.kwargs." + name.strip("'") + "="
+        if any(flag in argument for argument in argv):
             hint = ["Others of optimizer.kwargs than those of --help are set in a config file."]
         raise InputError(f"config has no field {name}. {' '.join(hint)}".rstrip()) from error
 

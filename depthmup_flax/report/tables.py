@@ -46,7 +46,9 @@ def warnings(sweep: Sweep, study: Study) -> list[str]:
 
 def _advice(info: SweepInfo) -> list[str]:
     """Which preset is for branches of several matrices, where a sweep over depth has them without it."""
-    values = lambda field, default: info.axes.get(field, [info.base.get("model", {}).get(field[6:], default)])
+    values = lambda field, default: info.axes.get(
+        field, [info.base.get("model", {}).get(field.removeprefix("model."), default)]
+    )
     presets = info.axes.get("parametrization.preset", [info.base.get("parametrization", {}).get("preset")])
     several = max(values("model.block_depth", 1)) > 1 or values("model.name", "")[0] in ("gpt", "vit", "resnet")
     if not several or len(values("model.depth", 0)) < 2 or "depth_mup" not in presets or "completep" in presets:

@@ -47,7 +47,6 @@ def _rows(names: str, *args: Any, **fields: Any) -> dict[str, Traits]:
 
 _LEARNS_ITS_RATE = "it chooses one learning rate from norms over all parameters, which grow with the network"
 _BY_WEIGHTS = "it only multiplies updates by the size of the weights, as the last part of adafactor"
-_SCALES_ONLY = "scale_by_param_block_rms"
 _AROUND = "Put it around the finished optimizer: "
 _AFTER = "Put it after the finished optimizer: "
 
@@ -242,8 +241,7 @@ def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
         takes = ", ".join(inspect.signature(factory).parameters)
         raise InputError(f"optimizer.kwargs of {name!r}: {error}; it takes {takes or 'nothing'}.") from error
     for part in parts_of(inner.update):
-        why = TRAITS.get(part.name, Traits()).why or (part.name == f"scale_by_{name}" == _SCALES_ONLY and _BY_WEIGHTS)
-        if why:
+        if why := _BY_WEIGHTS if name == "param_block_rms" else TRAITS.get(part.name, Traits()).why:
             raise InputError(
                 f"optimizer.name is {name!r}: {why}. Use, for example, sgd, momentum, adam, lion or rmsprop."
             )

@@ -5,7 +5,7 @@ import fnmatch
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from flax import traverse_util
@@ -36,19 +36,18 @@ def flatten_info(info: InfoTree) -> dict[str, ParamInfo]:
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(info, is_leaf=is_info)[0]}
 
 
-class _Pair(NamedTuple):
-    info: ParamInfo
-    other: Any
-
-
 def flatten_like(info: InfoTree, tree: ArrayTree) -> dict[str, Any]:
     """Path -> leaf of a tree with the structure of ``info``; `InputError` if it has another."""
+    found: dict[str, Any] = {}
+
+    def keep(path: jax.tree_util.KeyPath, _: ParamInfo, other: Any) -> None:
+        found[path_name(path)] = other
+
     try:
-        pairs = jax.tree.map(lambda leaf, other: _Pair(leaf, other), info, tree, is_leaf=is_info)
-        found = jax.tree.leaves(pairs, is_leaf=lambda x: isinstance(x, _Pair))
-        return {path: pair.other for path, pair in zip(flatten_info(info), found, strict=True)}
+        jax.tree_util.tree_map_with_path(keep, info, tree, is_leaf=is_info)
     except ValueError as error:
         raise InputError(f"the structure of {tree!r} is not that of info: give one leaf per parameter.") from error
+    return found
 
 
 def map_info(function: Callable[[str, ParamInfo, Any], Any], info: InfoTree, tree: ArrayTree) -> ArrayTree:

@@ -71,16 +71,9 @@ def muon(
     Raises:
       InputError: a hidden parameter whose input and output dimensions are unknown, or heads that do not divide it.
     """
-    for name, value, below in (("beta", beta, 1.0), ("b1", b1, 1.0), ("b2", b2, 1.0), ("eps", eps, math.inf)):
-        if isinstance(value, numbers.Real) and not 0 <= value < below:
-            raise InputError(f"{name} is {value}: use a number of at least 0" + " and below 1." * (below == 1))
-    if isinstance(ns_steps, bool) or not isinstance(ns_steps, int) or ns_steps < 1:
-        raise InputError(f"ns_steps is {ns_steps!r}: use a whole number of at least 1.")
-    if isinstance(consistent_rms, numbers.Real) and not 0 < consistent_rms < math.inf:
-        raise InputError(f"consistent_rms is {consistent_rms}: use a number above 0, or None.")
-    if preconditioning not in _PRECONDITIONINGS:
-        raise InputError(f"preconditioning is {preconditioning!r}: {did_you_mean(preconditioning, _PRECONDITIONINGS)}")
+    _require_settings({"beta": beta, "b1": b1, "b2": b2}, eps, ns_steps, preconditioning, consistent_rms)
     _require_matrices(info, heads)
+    info = _info_of_heads(info, heads)
     momentum = _momentum(beta, nesterov, mu_dtype)
     # Without momentum, so without a state in other shapes than the parameters', which are sharded like them.
     newton_schulz = scale_by_muon(
@@ -93,10 +86,10 @@ def muon(
     )
     orthogonal = optax.chain(momentum, _on_matrices(newton_schulz, info, heads, consistent_rms, place))
     adam = optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype, nesterov=nesterov)
-    inner = optax.partition({"muon": orthogonal, "adam": adam}, lambda params: map_info(_label, info, params))
+    parts = {str(Geometry.ORTHOGONAL): orthogonal, str(Geometry.SIGN): adam}
     return depthmup(
-        inner,
-        _info_of_heads(info, heads),
+        optax.partition(parts, lambda params: map_info(_label, info, params)),
+        info,
         parametrization,
         learning_rate,
         weight_decay=weight_decay,
@@ -108,12 +101,15 @@ def muon(
 
 def muon_geometry(info: InfoTree) -> ArrayTree:
     """``orthogonal`` for the matrices that `muon` orthogonalizes, ``sign`` for Adam's parameters."""
-    kind = lambda leaf: Geometry.ORTHOGONAL if leaf.role is Role.HIDDEN else Geometry.SIGN
-    return jax.tree.map(kind, info, is_leaf=is_info)
+    return jax.tree.map(_geometry, info, is_leaf=is_info)
+
+
+def _geometry(leaf: ParamInfo) -> Geometry:
+    return Geometry.ORTHOGONAL if leaf.role is Role.HIDDEN else Geometry.SIGN
 
 
 def _label(_: str, leaf: ParamInfo, array: Any) -> Any:
-    return array if isinstance(array, optax.MaskedNode) else "muon" if leaf.role is Role.HIDDEN else "adam"
+    return array if isinstance(array, optax.MaskedNode) else str(_geometry(leaf))
 
 
 class _Momentum(NamedTuple):
@@ -146,12 +142,15 @@ def _on_matrices(
     consistent_rms: Scalar | None,
     place: Place | None,
 ) -> optax.GradientTransformation:
-    """``newton_schulz`` on stacks ``[B, in, out]`` of matrices, times optax's factor of the *base* model's shapes."""
+    """``newton_schulz`` on stacks ``[B, in, out]`` of matrices, times optax's factor of the *base* model's shapes.
+
+    ``info`` is that of `_info_of_heads`.
+    """
 
     def orthogonal(path: str, leaf: ParamInfo, array: Any) -> Any:
         if isinstance(array, optax.MaskedNode):
             return array
-        count, base_count = _heads(path, leaf, heads)
+        count, _ = _heads(path, leaf, heads)
         fan_in, fan_out = leaf.fan_in, leaf.fan_out // count
         stacked = (axis for axis in range(array.ndim) if axis not in leaf.in_axes + leaf.out_axes)
         order = (*stacked, *leaf.in_axes, *leaf.out_axes)
@@ -159,8 +158,7 @@ def _on_matrices(
         x = moved.reshape(-1, fan_in, count, fan_out).swapaxes(1, 2).reshape(-1, fan_in, fan_out)
         orthogonalized = lambda x: newton_schulz.update(x, newton_schulz.init(x))[0]
         x = orthogonalized(x) if place is None else place(orthogonalized, x)
-        base_out = fan_out * count / base_count / leaf.width_out
-        x = x * _shape_factor(fan_in / leaf.width_in, base_out, consistent_rms)
+        x = x * _shape_factor(fan_in / leaf.width_in, fan_out / leaf.width_out, consistent_rms)
         x = x.reshape(-1, count, fan_in, fan_out).swapaxes(1, 2).reshape(moved.shape)
         return x.transpose([order.index(axis) for axis in range(array.ndim)])
 
@@ -185,6 +183,23 @@ def _info_of_heads(info: InfoTree, heads: Heads | None) -> InfoTree:
         return dataclasses.replace(leaf, width_out=leaf.width_out * base_count / count)
 
     return jax.tree_util.tree_map_with_path(of_head, info, is_leaf=is_info)
+
+
+def _require_settings(
+    betas: Mapping[str, Scalar], eps: Scalar, ns_steps: int, preconditioning: str, consistent_rms: Scalar | None
+) -> None:
+    """Raises `InputError` for a setting that is out of range; values of traced arrays are unknown and pass."""
+    for name, beta in betas.items():
+        if isinstance(beta, numbers.Real) and not 0 <= beta < 1:
+            raise InputError(f"{name} is {beta}: use a number of at least 0 and below 1.")
+    if isinstance(eps, numbers.Real) and not 0 <= eps < math.inf:
+        raise InputError(f"eps is {eps}: use a number of at least 0.")
+    if isinstance(ns_steps, bool) or not isinstance(ns_steps, int) or ns_steps < 1:
+        raise InputError(f"ns_steps is {ns_steps!r}: use a whole number of at least 1.")
+    if preconditioning not in _PRECONDITIONINGS:
+        raise InputError(f"preconditioning is {preconditioning!r}: {did_you_mean(preconditioning, _PRECONDITIONINGS)}")
+    if isinstance(consistent_rms, numbers.Real) and not 0 < consistent_rms < math.inf:
+        raise InputError(f"consistent_rms is {consistent_rms}: use a number above 0, or None.")
 
 
 def _require_matrices(info: InfoTree, heads: Heads | None) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -61,6 +62,14 @@ class Experiment:
         """A new training state; pure, as `depthmup_flax.training.step.init_state` is."""
         return init_state(self.model, self.optimizer, self.config.seed, self.dataset.input_spec)
 
+    def _updates(self) -> dict[str, Any]:
+        """What `param_table` prints of the optimizer's direction."""
+        name, kwargs = self.config.optimizer.name, optimizer_kwargs(self.config)
+        if name == "muon":
+            return {"degree": 0, "eps": kwargs.get("eps", 1e-8), "geometry": muon_geometry(self.info)}
+        inner = direction(name, **kwargs)
+        return {"degree": homogeneity(inner), "eps": direction_eps(name, **kwargs), "geometry": geometry_of(inner)}
+
     def state_shapes(self) -> TrainState:
         """`init_state` with shapes and dtypes in place of arrays; computes nothing."""
         return jax.eval_shape(self.init_state)
@@ -68,13 +77,10 @@ class Experiment:
     def parameter_table(self) -> str:
         """`param_table` for the optimizer of this run; with the sharding, if ``config.mesh`` splits parameters."""
         optimizer = self.config.optimizer
-        name, kwargs = optimizer.name, optimizer_kwargs(self.config)
         table = param_table(
             self.info,
             self.parametrization,
-            degree=0 if name == "muon" else homogeneity(direction(name, **kwargs)),
-            eps=kwargs.get("eps", 1e-8) if name == "muon" else direction_eps(name, **kwargs),
-            geometry=muon_geometry(self.info) if name == "muon" else geometry_of(direction(name, **kwargs)),
+            **self._updates(),
             weight_decay=optimizer.weight_decay,
             decay_width_exponent=optimizer.decay_width_exponent,
             learning_rate=optimizer.learning_rate,

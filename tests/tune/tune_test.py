@@ -56,22 +56,14 @@ def test_the_tuner_recovers_a_planted_optimum_and_says_how_certain_it_is():
     assert f"Warning: the optimum lies at the edge of the grid ({edge.flag})" in describe(edge, default_config())
 
 
+def run_tuner(tmp_path, *arguments):
+    proxy = "--proxy.width=16", "--proxy.depth=2", "--proxy.steps=20"
+    large = f"--config={ROOT / 'configs/digits.py'}", "--config.model.width=32"
+    return run_command("-m", "depthmup_flax.tune", *large, *proxy, "--lanes=1", "--workdir=t", *arguments, cwd=tmp_path)
+
+
 def test_the_tuner_writes_a_config_that_train_py_trains_at_the_tuned_rate(tmp_path):
-    done = run_command(
-        "-m",
-        "depthmup_flax.tune",
-        f"--config={ROOT / 'configs/digits.py'}",
-        "--proxy.width=16",
-        "--proxy.depth=2",
-        "--proxy.steps=20",
-        "--octaves=2",
-        "--seeds=2",
-        "--lanes=1",
-        "--config.model.width=32",
-        "--config.train.steps=10",
-        "--workdir=t",
-        cwd=tmp_path,
-    )
+    done = run_tuner(tmp_path, "--octaves=2", "--seeds=2", "--config.train.steps=10")
     assert done.returncode == 0, done.stderr + done.stdout
     assert "Best on the proxy (width 16, depth 2): optimizer.learning_rate" in done.stdout
     assert "times the work" in done.stdout
@@ -191,22 +183,13 @@ def test_a_target_of_no_examples_or_no_steps_and_an_optimizer_without_a_rule_are
 
 @pytest.mark.slow
 def test_the_command_prints_the_rescaled_hyperparameters_and_the_config_has_them(tmp_path):
-    done = run_command(
-        "-m",
-        "depthmup_flax.tune",
-        f"--config={ROOT / 'configs/digits.py'}",
-        "--proxy.width=16",
-        "--proxy.depth=2",
-        "--proxy.steps=20",
+    done = run_tuner(
+        tmp_path,
         "--octaves=1",
         "--seeds=1",
-        "--lanes=1",
-        "--config.model.width=32",
         "--target.batch_size=256",
         "--target.steps=40",
         "--rescale.duration_exponent=-0.5",
-        "--workdir=t",
-        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr + done.stdout
     config = from_file(tmp_path / "t" / "tuned.py")
