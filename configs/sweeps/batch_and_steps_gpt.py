@@ -3,7 +3,8 @@
     python -m depthmup_flax.sweep --config=configs/sweeps/batch_and_steps_gpt.py --workdir=runs/batch_and_steps_gpt
         --config.base.data.name=text:path/to/tinyshakespeare.txt
 
-As batch_and_steps.py, at fewer sizes. An example is 16 characters.
+As batch_and_steps.py, at fewer sizes. An example is 16 characters. Batch size varies twice: around 64 in runs of 9,600
+examples, and around 128 in runs of 38,400.
 """
 
 import pathlib
@@ -13,7 +14,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
 from depthmup_flax.training.config import from_file
 
-BATCH, STEPS = 64, 150  # at which no hyperparameter is rescaled
+BATCH, STEPS = 64, 150  # of the base run
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:
@@ -40,9 +41,14 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         }
 
     grids = {}
-    for batch in at_scale(scale, smoke=(32, 64), other=(16, 32, 64, 256)):
-        grids[f"batch_{batch}"] = curve(batch, STEPS * BATCH // batch, 1.0)
-        grids[f"batch_{batch}_time"] = curve(batch, STEPS * BATCH // batch, batch / BATCH)
+    longer = at_scale(scale, smoke=(), other=(32, 64, 128, 256, 512))
+    for name, base_batch, examples, batches in (
+        ("batch", BATCH, BATCH * STEPS, at_scale(scale, smoke=(32, 64), other=(16, 32, 64, 256))),
+        ("long_batch", 128, 128 * 300, longer),
+    ):
+        for batch in batches:
+            grids[f"{name}_{batch}"] = curve(batch, examples // batch, 1.0)
+            grids[f"{name}_{batch}_time"] = curve(batch, examples // batch, batch / base_batch)
     for steps in at_scale(scale, smoke=(15, 30), other=(150, 300, 600, 1200)):
         grids[f"steps_{steps}"] = curve(16, steps, 1.0)
     return sweep_config(

@@ -34,7 +34,7 @@ from depthmup_flax.errors import InputError, did_you_mean
 TIMES = ("examples", "run", "steps")
 # The largest factors, up or down, and the fewest steps of a larger batch size at which the rule held in
 # docs/beyond/batch_and_steps.md.
-MEASURED_BATCH_FACTOR, MEASURED_DURATION_FACTOR, MEASURED_STEPS = 8, 8, 75
+MEASURED_BATCH_FACTOR, MEASURED_DURATION_FACTOR, MEASURED_STEPS = 8, 8, 150
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,8 +192,8 @@ def concerns(
         )
     if k > 1 and target.steps < MEASURED_STEPS:
         sentences.append(
-            f"the larger batch size leaves {target.steps} steps, but the rule was measured down to {MEASURED_STEPS}: "
-            "the best rate is then limited by stability. Use more steps or a smaller batch size."
+            f"the larger batch size leaves {target.steps} steps, but the rule held down to {MEASURED_STEPS} in our "
+            "measurements: below, stability limits the best rate. Use more steps or a smaller batch size."
         )
     for name in _exponents(optimizer, rule).averages:
         if _beta(getattr(tuned, name), k, d, rule) < 0:
@@ -259,7 +259,8 @@ def _exponents(optimizer: str, rule: RescalingRule) -> OptimizerRule:
     if batch is None or duration is None or rule.averages != "steps":
         raise InputError(
             f"optimizer is {optimizer!r}, whose rule over batch size and steps is not known: use one of "
-            f"{', '.join(OPTIMIZER_RULES)}, or give batch_exponent, duration_exponent and averages='steps'."
+            f"{', '.join(OPTIMIZER_RULES)}, or give batch_exponent, duration_exponent and "
+            "averages='steps' of dm.RescalingRule (on the command line --rescale.batch_exponent=... and so on)."
             f"{_HOLDS.get(optimizer, '')}"
         )
     return OptimizerRule(batch, duration, averages=())

@@ -175,15 +175,18 @@ def main() -> None:
     parts: list[str] = []
     mlp, sgd, gpt = (curves(f"batch_and_steps{kind}-cpu") for kind in ("", "_sgd", "_gpt"))
     batches, lengths = (32, 64, 128, 256, 512, 1024, 2048), (300, 600, 1200, 2400)
-    few, texts = (32, 64, 128, 256, 512), (16, 32, 64, 256)
+    few, texts = (32, 64, 128, 256, 512), {64: (16, 32, 64, 256), 128: (32, 64, 128, 256, 512)}
     length = lambda batch: 76800 // batch
     averaged = lambda batch, base: round(max(0.0, 1 - 0.1 * batch / base), 6)
     adam = {n: mlp[n, length(n), 0.9] for n in batches}
     adam_averaged = {n: mlp[n, length(n), averaged(n, 128)] for n in batches}
     plain = {n: sgd[n, length(n), None] for n in few}
     momentum = {n: sgd[n, length(n), averaged(n, 128)] for n in few}
-    text = {n: gpt[n, 9600 // n, 0.9] for n in texts}
-    text_averaged = {n: gpt[n, 9600 // n, averaged(n, 64)] for n in texts}
+    examples = {64: 9600, 128: 38400}
+    text, text_averaged = (
+        {base: {n: gpt[n, examples[base] // n, beta(n, base)] for n in texts[base]} for base in texts}
+        for beta in (lambda n, base: 0.9, averaged)
+    )
     steps = {n: mlp[128, n, 0.9] for n in lengths}
     steps_averaged = {n: mlp[128, n, round(1 - 0.1 * 600 / n, 6)] for n in lengths}
     steps_plain = {n: sgd[128, n, None] for n in lengths}
@@ -193,7 +196,8 @@ def main() -> None:
         ("Residual MLP, Adam", 128, adam, adam_averaged, 0.5, 512),
         ("Residual MLP, SGD", 128, plain, plain, 1.0, 128),
         ("Residual MLP, SGD with momentum", 128, {}, momentum, 1.0, 512),
-        ("GPT, Adam", 64, text, text_averaged, 0.5, 64),
+        ("GPT, Adam, 38,400 examples", 128, text[128], text_averaged[128], 0.5, 256),
+        ("GPT, Adam, 9,600 examples", 64, text[64], text_averaged[64], 0.5, 64),
     ):
         columns = [("unchanged", kept, 0.0)] if kept else []
         parts.append(f"### {title}, over batch size")
@@ -225,7 +229,7 @@ def main() -> None:
         ("MLP, Adam", adam_averaged, 0.5, adam[128], 128),
         ("MLP, SGD", plain, 1.0, plain[128], 128),
         ("MLP, SGD with momentum", momentum, 1.0, momentum[128], 128),
-        ("GPT, Adam", text_averaged, 0.5, text[64], 64),
+        ("GPT, Adam", text_averaged[128], 0.5, text[128][128], 128),
     ]
     over_steps = [
         ("MLP, Adam", steps, -0.25, steps[300], 300),

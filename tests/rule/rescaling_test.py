@@ -95,7 +95,7 @@ def test_two_changes_after_one_another_are_one_change(rule, optimizer):
     [
         ({"batch_size": 64 * 32}, "the batch size is 32 times larger, but the rule was measured up to 8"),
         ({"steps": 16000}, "the number of examples is 16 times larger"),
-        ({"batch_size": 256, "steps": 70}, "leaves 70 steps, but the rule was measured down to 75"),
+        ({"batch_size": 256, "steps": 70}, "leaves 70 steps, but the rule held down to 150 in our measurements"),
         ({"batch_size": 1024}, r"b1 would be -0\.6 and is set to 0"),
     ],
 )
