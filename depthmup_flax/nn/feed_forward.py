@@ -45,10 +45,15 @@ class MixtureOfExperts(nn.Module):
     sum has size ``experts_per_token^-1/2``: tune the base model with the number per token of the large network. The
     router maps the width to a fixed number of features (`ParamInfo.to_few_features`): it has the updates of a hidden
     layer and starts at zero. Logits that start at random shrink with width as those of a readout, and smaller ones are
-    overtaken by updates of one size sooner: in wide networks more tokens would change their experts. Over depth, what
-    routers change adds up at random: alone, they move the features of deep networks as much as those of shallow ones
-    with ``alpha = 1/2``, and less with ``alpha = 1``. (One check of 8 to 32 layers, n = 3, found depth^(0.44 +- 0.18)
-    for the outputs at the second step: from equal logits even a small first step decides every choice.)
+    overtaken by updates of one size sooner: in wide networks more tokens would change their experts.
+
+    Over depth, routers alone move the outputs as depth^(0.03 +- 0.03) with ``alpha = 1/2``: what they change adds up at
+    random. Its small part along the gradient adds up: from equal logits even the smallest step decides every choice,
+    and chooses experts that help, so a layer's part does not shrink with the rate. It is of size (depth / width)^1/2:
+    measured as depth^(0.28 to 0.39) and width^(-0.41 to -0.51), +- 0.15, widths 32 to 128 and depths 8 to 32, n = 6;
+    9 % of the change at width 32 and depth 8. A coordinate check of narrow networks over depth therefore reports it at the
+    first step (80 of 81 pass with Adam, 79 with Muon). With ``alpha = 1`` this part does not grow, depth^(0.00 +- 0.11)
+    at width 32, and what adds up at random shrinks instead: features as depth^(-0.45 +- 0.04).
 
     Biases balance the experts without a loss (Wang et al., arXiv:2408.15664, Alg. 1): they count for the choice and not
     for the weights. A training step adds `BALANCE_RATE` to an expert's bias if fewer tokens than the mean chose it, and

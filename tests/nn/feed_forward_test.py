@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import depthmup_flax as dm
@@ -109,3 +110,50 @@ def test_a_model_with_experts_says_that_it_has_a_second_collection():
     variables = model.init(jax.random.key(0), tokens)
     with pytest.raises(dm.InputError, match="router has biases in the collection 'batch_stats': apply it to all of"):
         model.apply({"params": variables["params"]}, tokens)
+
+
+B, T, STEPS, SEEDS = 8, 8, 2, 6
+
+
+def moved_by_routers(preset, width, depth):
+    """``[seeds, 2]``: the outputs' change, along the gradient and in all, after two steps that train routers alone."""
+    rule = dm.get_parametrization(preset)
+    model = dm.GPT(64, width=width, depth=depth, base_width=32, base_depth=4, experts=4, parametrization=rule)
+    rng = np.random.default_rng(0)
+    x, labels = jnp.asarray(rng.integers(0, 64, (2, B, T)))
+    info = dm.param_info(model, model.base(), x)
+    trained = jax.tree_util.tree_map_with_path(lambda path, _: "router" in jax.tree_util.keystr(path), info)
+    directions = {True: optax.scale_by_adam(), False: optax.set_to_zero()}
+    optimizer = dm.depthmup(optax.partition(directions, trained), info, rule, 2e-3)
+    loss = lambda logits: optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    def run(key):
+        variables = nn.unbox(model.init(key, x))
+        params = variables["params"]
+        outputs = lambda params: model.apply({**variables, "params": params}, x)
+        start, state = outputs(params), optimizer.init(params)
+        along = -jax.grad(loss)(start)
+        for _ in range(STEPS):
+            updates, state = optimizer.update(jax.grad(lambda p: loss(outputs(p)))(params), state, params)
+            params = optax.apply_updates(params, updates)
+        moved = outputs(params) - start
+        return jnp.stack([jnp.mean(moved * along) / jnp.sqrt(jnp.mean(along**2)), jnp.sqrt(jnp.mean(moved**2))])
+
+    return np.asarray(jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(1), SEEDS)))
+
+
+@pytest.mark.slow
+def test_routers_move_outputs_alike_at_every_depth_and_along_the_gradient_as_the_root_of_depth_over_width():
+    base = moved_by_routers("depth_mup", 32, 8)
+    deep, wide = moved_by_routers("depth_mup", 32, 32), moved_by_routers("depth_mup", 128, 8)
+    power = lambda sizes: np.log(sizes / base).mean(0) / np.log(4)
+    along, everything = power(deep)
+    assert 0.2 < along < 0.6
+    assert abs(everything) < 0.1
+    assert -0.7 < power(wide)[0] < -0.3
+
+
+@pytest.mark.slow
+def test_with_alpha_1_what_routers_move_along_the_gradient_does_not_grow_with_depth():
+    shallow, deep = (moved_by_routers("completep", 32, depth)[:, 0] for depth in (8, 32))
+    assert abs(np.log(deep / shallow).mean() / np.log(4)) < 0.15
