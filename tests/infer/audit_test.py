@@ -90,6 +90,7 @@ def test_the_resnet_example_is_read_as_by_hand():
     assert_same_info(result.info, by_hand)
 
 
+@pytest.mark.slow
 def test_the_scanned_vit_example_is_read_as_by_hand():
     vit, x = example("linen_scan_vit"), jax.ShapeDtypeStruct((2, 8, 8, 1), jnp.float32)
     model, base, deep_base = vit.ViT(10, 32, 4), vit.ViT(10, 16, 2), vit.ViT(10, 16, 4)

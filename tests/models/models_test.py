@@ -142,7 +142,11 @@ def test_three_poolings_are_equally_spaced_over_depth(depth, expected):
         ),
         pytest.param(dm.SimpleResNet(5, width=16, depth=5, norm="layer"), IMAGES, marks=pytest.mark.slow),
         pytest.param(dm.ResNet(5, width=4, depth=5, stage_sizes=(2, 3), norm="batch"), IMAGES, marks=pytest.mark.slow),
-        (dm.ResNet(5, width=4, depth=3, stage_sizes=(1, 2), norm="none", use_bias=True), IMAGES),
+        pytest.param(
+            dm.ResNet(5, width=4, depth=3, stage_sizes=(1, 2), norm="none", use_bias=True),
+            IMAGES,
+            marks=pytest.mark.slow,
+        ),
         pytest.param(dm.ViT(5, width=16, depth=3, patch_size=4, use_bias=True), IMAGES, marks=pytest.mark.slow),
         pytest.param(
             dm.ViT(5, width=16, depth=3, patch_size=4, norm="none", pool="mean", positions="sincos"),

@@ -65,6 +65,7 @@ def shaken(model, x):
     return params, jax.tree.map(lambda a: np.asarray(a, np.float64), params)
 
 
+@pytest.mark.slow
 def test_gpt_with_every_part_is_todays_block_with_our_scales():
     model = dm.GPT(7, width=32, depth=2, base_width=16, base_depth=4, num_heads=4, mlp_features=20, **LLAMA)
     params, p = shaken(model, TOKENS)
@@ -90,6 +91,7 @@ def test_vit_takes_the_same_blocks_with_positions_in_two_dimensions():
     np.testing.assert_allclose(jax.jit(model.apply)({"params": params}, IMAGES), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rotary_gpt_takes_longer_sequences_than_it_was_made_for():
     model = dm.GPT(7, width=16, depth=1, **LLAMA)
     params, _ = shaken(model, TOKENS)
@@ -126,6 +128,7 @@ def test_normalized_queries_start_at_random_and_others_at_zero(qk_norm, query_st
     assert leaves["key"]["kernel"].init_std == 0.25
 
 
+@pytest.mark.slow
 def test_the_kernel_for_tpus_takes_grouped_queries(monkeypatch):
     interpreted = functools.partial(fused_attention, interpret=True)
     monkeypatch.setattr(attention_module, "traced_platform", lambda: "tpu")

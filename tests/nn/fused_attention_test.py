@@ -52,6 +52,7 @@ def test_the_kernel_is_softmax_attention_and_so_are_its_gradients(tokens, featur
         np.testing.assert_allclose(mine, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_in_bfloat16_the_kernel_is_as_near_to_the_exact_values_as_xla_is():
     """Both round the softmax's weights, and the gradients of the logits, to bfloat16 for their products."""
     arrays, form = operands(197, 128, jnp.bfloat16), {"head_dim": 64, "scale": 0.125, "causal": False}
@@ -83,6 +84,7 @@ def test_sizes_that_have_a_kernel(tokens, features, head_dim, dtype, expected):
     assert fused_attention.fuses(tokens, features, head_dim, jnp.dtype(dtype)) is expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("platform", "attention"), [("tpu", "auto"), ("tpu", "xla"), ("cpu", "auto")])
 def test_programs_for_tpus_have_the_kernel_unless_told_otherwise(platform, attention, causal, monkeypatch):

@@ -70,6 +70,7 @@ def test_what_is_called_right_has_exponents_of_0_and_what_is_refused_has_not():
             assert max(found) > RIGHT, name
 
 
+@pytest.mark.slow
 def test_exponents_are_those_of_theory():
     """Without the rule, and where a norm over a matrix of n x n entries of order one is about n."""
     plain = slopes(lambda info: optax.adam(ETA))["width"]
