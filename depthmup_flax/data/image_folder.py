@@ -153,14 +153,11 @@ class _Listing:
 
     def remedy(self) -> str:
         """How to read those of the unread files that may be images; "" if there are none."""
-        found = {_kind(entry)[1:] for entry in self.unread} & set(SUFFIXES)
-        if not found:
+        known = {f".{suffix}" for suffix in SUFFIXES} - set(self.suffixes)
+        if not (more := sorted(known & {_kind(entry) for entry in self.unread})):
             return ""
-        suffixes = ",".join([*(suffix[1:] for suffix in self.suffixes), *sorted(found)])
-        return (
-            f" To read {_alternatives([f'.{suffix}' for suffix in sorted(found)], 'and')} files as well, "
-            f"set data.suffixes to {suffixes!r}."
-        )
+        suffixes = ",".join(suffix[1:] for suffix in (*self.suffixes, *more))
+        return f" To read {_alternatives(more, 'and')} files as well, set data.suffixes to {suffixes!r}."
 
 
 def _test_files(listing: _Listing, base: str, kaggle_list: str, labels: dict[str, int]) -> Files:

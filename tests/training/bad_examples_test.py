@@ -1,0 +1,79 @@
+"""A run on image files of which some cannot be decoded."""
+
+import json
+
+import numpy as np
+import pytest
+from data_sets import write_image
+
+from depthmup_flax import InputError
+from depthmup_flax.training.config import config_hash, default_config
+from depthmup_flax.training.loop import train_and_evaluate
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*on_bad_example is 'skip':UserWarning")
+
+BAD = {"train": (3, 17), "test": (1, 12)}
+
+
+def write_noise(root, bad):
+    """Two classes of 12 images in each split, noise about a brightness; the ``bad`` ones are cut off."""
+    for split, seed in (("train", 0), ("test", 1)):
+        rng = np.random.default_rng(seed)
+        for i in range(24):
+            path = root / split / "ab"[i >= 12] / f"{i:02}.png"
+            write_image(path, rng.integers(0, 128 + 64 * (i >= 12), (4, 4, 3)).astype(np.uint8))
+            if i in bad.get(split, ()):
+                path.write_bytes(path.read_bytes()[:40])
+    return root
+
+
+def run(root, placement="stream", on_bad_example="skip", steps=12):
+    config = default_config()
+    config.model.update(width=8, depth=2)
+    config.data.update(name=f"folder:{root}", placement=placement, on_bad_example=on_bad_example)
+    config.train.update(batch_size=8, steps=steps, eval_every=6, log_every=6, eval_batch_size=5)
+    return config
+
+
+def test_a_run_that_skips_counts_the_bad_examples_and_tests_on_the_good_ones(tmp_path):
+    root = write_noise(tmp_path / "set", BAD)
+    result = train_and_evaluate(run(root), tmp_path / "run")
+    assert result["bad_examples"] == 4
+    assert json.loads((tmp_path / "run/result.json").read_text())["bad_examples"] == 4
+    for i in BAD["test"]:
+        (root / "test" / "ab"[i >= 12] / f"{i:02}.png").unlink()
+    without = train_and_evaluate(run(root, placement="device"), tmp_path / "without")
+    assert without["bad_examples"] == 2
+    for field in ("train_loss", "test_loss", "test_accuracy"):
+        assert without[field] == pytest.approx(result[field], rel=1e-4)
+
+
+def test_a_run_that_met_a_bad_example_goes_on_with_skip_as_if_it_had_skipped_from_the_start(tmp_path, capsys):
+    root = write_noise(tmp_path / "set", {})
+    half = run(root, on_bad_example="error")
+    bad = root / "test/a/01.png"
+    content = bad.read_bytes()
+    bad.write_bytes(content[:40])
+    with pytest.raises(InputError, match=f"its image {bad} cannot be read"):  # at the first evaluation
+        train_and_evaluate(half, tmp_path / "resumed")
+    assert config_hash(half) == config_hash(run(root))
+    resumed = train_and_evaluate(run(root), tmp_path / "resumed")
+    assert "resuming after step 6" in capsys.readouterr().out
+    whole = train_and_evaluate(run(root), tmp_path / "whole")
+    assert "1 bad examples skipped" in capsys.readouterr().out
+    times = {"wall_time_s": 0}
+    assert {**resumed, **times} == {**whole, **times}
+
+
+def test_an_example_that_was_bad_in_an_earlier_attempt_is_counted(tmp_path):
+    root = write_noise(tmp_path / "set", BAD)
+    bad, absent = root / "train/a/03.png", root / "test/b/20.png"
+    content = absent.read_bytes()
+    absent.unlink()
+    absent.symlink_to("absent")  # stops the run at its first evaluation, also with skip
+    with pytest.raises(InputError, match="No such file"):
+        train_and_evaluate(run(root), tmp_path / "resumed")
+    absent.unlink()
+    absent.write_bytes(content)
+    bad.write_bytes(content)  # repaired
+    assert train_and_evaluate(run(root), tmp_path / "resumed")["bad_examples"] == 4
