@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from data_sets import write_image
+from joined import Joined
 
 from depthmup_flax import InputError
 from depthmup_flax.training.config import config_hash, default_config
@@ -27,11 +28,18 @@ def write_noise(root, bad):
     return root
 
 
-def run(root, placement="stream", on_bad_example="skip", steps=12):
+def fields(root, placement="stream", on_bad_example="skip"):
+    return {
+        **{"model.width": 8, "model.depth": 2},
+        **{"data.name": f"folder:{root}", "data.placement": placement, "data.on_bad_example": on_bad_example},
+        **{"train.batch_size": 8, "train.steps": 12, "train.eval_batch_size": 5},
+        **{"train.eval_every": 6, "train.log_every": 6},
+    }
+
+
+def run(root, **changed):
     config = default_config()
-    config.model.update(width=8, depth=2)
-    config.data.update(name=f"folder:{root}", placement=placement, on_bad_example=on_bad_example)
-    config.train.update(batch_size=8, steps=steps, eval_every=6, log_every=6, eval_batch_size=5)
+    config.update_from_flattened_dict(fields(root, **changed))
     return config
 
 
@@ -77,3 +85,20 @@ def test_an_example_that_was_bad_in_an_earlier_attempt_is_counted(tmp_path):
     absent.write_bytes(content)
     bad.write_bytes(content)  # repaired
     assert train_and_evaluate(run(root), tmp_path / "resumed")["bad_examples"] == 4
+
+
+@pytest.mark.slow
+def test_two_processes_count_the_bad_examples_of_both_and_train_as_one(tmp_path):
+    root = write_noise(tmp_path / "set", BAD)
+    expected = train_and_evaluate(run(root), tmp_path / "one")
+    settings = tmp_path / "settings.py"
+    settings.write_text(
+        "from depthmup_flax.training.config import default_config\n\ndef get_config():\n"
+        f"    config = default_config()\n    config.update_from_flattened_dict({fields(root)!r})\n    return config\n"
+    )
+    pair = Joined(tmp_path / "logs", 2, 1, f"--workdir={tmp_path / 'two'}", f"--config={settings}")
+    assert pair.wait() == [0, 0], pair.text()
+    result = json.loads((tmp_path / "two/result.json").read_text())
+    assert result["config_hash"] == expected["config_hash"]
+    for field in ("train_loss", "test_loss", "test_accuracy", "bad_examples"):
+        assert result[field] == pytest.approx(expected[field], rel=2e-4)
