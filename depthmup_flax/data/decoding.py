@@ -174,7 +174,7 @@ class EncodedSplit:
     def _leave_out(self, position: int, error: BadExample) -> None:
         """Marks the example at a source position as bad, and warns of the first; raises if there are too many."""
         if not self.bad.size:
-            raise error
+            raise BadExample(f"{error} To leave such examples out, set data.on_bad_example to 'skip'.") from error
         with _MARKING:
             if self.bad[position]:
                 return

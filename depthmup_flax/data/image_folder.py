@@ -14,7 +14,7 @@ from depthmup_flax.errors import InputError
 # What `data.suffixes` may name: formats that every build of Pillow reads. Of several frames the first counts.
 SUFFIXES = ("bmp", "gif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp")
 _KAGGLE_LIST = "LOC_val_solution.csv"  # the classes of ImageNet's flat val/, in the root; the images are further down
-_MOST_KINDS = 5  # that the report of unread files counts one by one
+_MOST_NAMED = 5  # kinds of unread files, or pairs of similar classes, in one warning
 
 Files = list[tuple[str, int]]
 Entries = list[os.DirEntry[str]]
@@ -142,12 +142,13 @@ class _Listing:
         if not self.unread:
             return
         kinds = collections.Counter(_kind(entry) for entry in self.unread).most_common()
-        counts = [f"{kind} {count}" for kind, count in kinds[:_MOST_KINDS]]
-        if len(kinds) > _MOST_KINDS:
-            counts.append(f"others {sum(count for _, count in kinds[_MOST_KINDS:])}")
+        counts = [f"{kind} {count}" for kind, count in kinds[:_MOST_NAMED]]
+        if len(kinds) > _MOST_NAMED:
+            counts.append(f"others {sum(count for _, count in kinds[_MOST_NAMED:])}")
+        number = "1 entry is" if len(self.unread) == 1 else f"{len(self.unread)} entries are"
         warnings.warn(
-            f"{self.field}, where {len(self.unread)} files or folders are not read ({', '.join(counts)}), the first is "
-            f"{self.unread[0].path!r}.{self.remedy()}",
+            f"{self.field}, of which {number} not read ({', '.join(counts)}), the first: {self.unread[0].path!r}."
+            f"{self.remedy()}",
             stacklevel=2,
         )
 
@@ -239,9 +240,10 @@ def _alternatives(words: Sequence[str], conjunction: str = "or") -> str:
 
 def _report_similar(classes: list[str], folder: str) -> None:
     by_name: dict[str, str] = {}
-    for name in classes:
-        if (other := by_name.setdefault(name.casefold(), name)) != name:
-            warnings.warn(
-                f"the classes {other!r} and {name!r} of {folder!r} differ by case only; they count as two classes.",
-                stacklevel=2,
-            )
+    pairs = [(other, name) for name in classes if (other := by_name.setdefault(name.casefold(), name)) != name]
+    if pairs:
+        named = ", ".join(f"{one!r} and {other!r}" for one, other in pairs[:_MOST_NAMED])
+        more = ", ..." if len(pairs) > _MOST_NAMED else ""
+        warnings.warn(
+            f"{folder!r} has classes that differ by case only, which count as two: {named}{more}.", stacklevel=2
+        )

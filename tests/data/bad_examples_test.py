@@ -41,9 +41,9 @@ def _many_may_be_bad(monkeypatch):
 
 
 def test_by_default_a_bad_example_is_an_error(tmp_path):
-    assert f"its image {tmp_path}/train/a/04.png cannot be read (it is empty)" in error(
-        load, name=f"folder:{write_set(tmp_path, bad_train=(4,))}"
-    )
+    message = error(load, name=f"folder:{write_set(tmp_path, bad_train=(4,))}")
+    assert f"its image {tmp_path}/train/a/04.png cannot be read (it is empty)" in message
+    assert "To leave such examples out, set data.on_bad_example to 'skip'." in message
 
 
 @pytest.mark.parametrize("placement", ["device", "stream"])

@@ -75,7 +75,7 @@ def test_folder_takes_any_case_of_extension_and_reads_gray_files_as_rgb(tmp_path
     write_image(tmp_path / "train/a/gray.JPG", np.full((6, 6, 3), 90, np.uint8), "L")
     write_image(tmp_path / "train/a/cmyk.JpEg", np.full((6, 6, 3), 90, np.uint8), "CMYK")
     (tmp_path / "train/a/notes.txt").write_text("not an image")
-    with pytest.warns(UserWarning, match=".txt 1"):
+    with pytest.warns(UserWarning, match="1 entry is not read [(].txt 1[)]"):
         folder = load(name=f"folder:{tmp_path}")
     assert len(folder.train) == 8
     assert folder.image_shape == (6, 6, 3)
@@ -202,14 +202,14 @@ def test_what_is_not_read_is_counted_once_with_its_kinds_and_the_remedy(tmp_path
     with pytest.warns(UserWarning, match="not read") as caught:
         folder = load(name=f"folder:{tmp_path}")
     (message,) = (str(warning.message) for warning in caught)
-    assert "where 11 files or folders are not read" in message
+    assert "of which 11 entries are not read" in message
     assert "(.webp 5, links to nothing 2, " in message
     for part in ("folders 1", "without a suffix 1", ".png 1", "others 1"):
         assert part in message
-    assert f"the first is '{tmp_path}/train/a/0.webp'" in message
+    assert f"the first: '{tmp_path}/train/a/0.webp'" in message
     assert "To read .bmp and .webp files as well, set data.suffixes to 'jpg,jpeg,png,bmp,webp'." in message
     assert (len(folder.train), len(folder.test), folder.num_classes) == (6, 4, 2)
-    with pytest.warns(UserWarning, match="5 files or folders"):
+    with pytest.warns(UserWarning, match="5 entries are"):
         folder = load(name=f"folder:{tmp_path}", suffixes="jpg,jpeg,png,bmp,webp")
     assert (len(folder.train), len(folder.test)) == (11, 5)
 
@@ -262,8 +262,14 @@ def _fail(monkeypatch, module, function, path, number):
     monkeypatch.setattr(module, function, failing)
 
 
-def test_classes_that_differ_by_case_only_are_two_and_named(tmp_path):
+def test_classes_that_differ_by_case_only_are_two_and_named_in_one_warning(tmp_path):
     write_flat_folder(tmp_path)
-    write_image(tmp_path / "train/B/0.png", noise(6, 6))
-    with pytest.warns(UserWarning, match=f"the classes 'B' and 'b' of '{tmp_path}/train' differ by case only"):
-        assert load(name=f"folder:{tmp_path}").num_classes == 3
+    for name in "ABcC":
+        write_image(tmp_path / f"train/{name}/0.png", noise(6, 6))
+    with pytest.warns(UserWarning, match="case") as caught:
+        assert load(name=f"folder:{tmp_path}").num_classes == 6
+    (message,) = (str(warning.message) for warning in caught)
+    assert message == (
+        f"'{tmp_path}/train' has classes that differ by case only, which count as two: "
+        "'A' and 'a', 'B' and 'b', 'C' and 'c'."
+    )

@@ -68,7 +68,7 @@ def test_a_run_that_met_a_bad_example_goes_on_with_skip_as_if_it_had_skipped_fro
     resumed = train_and_evaluate(run(root), tmp_path / "resumed")
     assert "resuming after step 6" in capsys.readouterr().out
     whole = train_and_evaluate(run(root), tmp_path / "whole")
-    assert "1 bad examples skipped" in capsys.readouterr().out
+    assert "bad examples skipped: 1" in capsys.readouterr().out
     times = {"wall_time_s": 0}
     assert {**resumed, **times} == {**whole, **times}
 
