@@ -105,7 +105,8 @@ class EncodedSplit:
         If bad examples are skipped, the next good one of the split takes the place of each.
         """
         batch, good = self.read_or_zeros(indices, draws)
-        while not good.all():  # ends: `_leave_out` refuses a split with too many bad examples
+        while not good.all():
+            self._require_good_ones()  # or this might not end
             again = np.flatnonzero(~good)
             indices = np.where(good, indices, (indices + 1) % len(self))
             others, found = self.read_or_zeros(indices[again], None if draws is None else draws[again])
@@ -176,19 +177,23 @@ class EncodedSplit:
         if not self.bad.size:
             raise BadExample(f"{error} To leave such examples out, set data.on_bad_example to 'skip'.") from error
         with _MARKING:
-            if self.bad[position]:
-                return
+            first = not self.bad.any()
             self.bad[position] = True
-            count = int(self.bad.sum())
-        if count >= len(self) or count > math.ceil(MOST_BAD * len(self)):
-            raise InputError(
-                f"data.on_bad_example is 'skip', but {count} of the {len(self)} examples of the {self.name} split "
-                f"cannot be decoded, more than {MOST_BAD:.0%}; correct the data set. The last of them: {error}"
-            ) from error
-        if count == 1:
+        if first:
             use = "the next example takes its place" if self.name == "training" else "the test leaves it out"
             warnings.warn(
                 f"{error} data.on_bad_example is 'skip', so {use}; others are skipped without a warning.", stacklevel=2
+            )
+        self._require_good_ones()
+
+    def _require_good_ones(self) -> None:
+        """InputError if more than ``MOST_BAD`` of the examples, or all, are bad."""
+        count = int(self.bad.sum())
+        if count >= len(self) or count > math.ceil(MOST_BAD * len(self)):
+            raise InputError(
+                f"data.on_bad_example is 'skip', but at least {count} of the {len(self)} examples of the {self.name} "
+                f"split of {self.config.name!r} cannot be decoded, more than {MOST_BAD:.0%}; correct the data set. A "
+                "warning names the first of them."
             )
 
     def _check(self, example: Encoded, shape: tuple[int, ...]) -> None:

@@ -111,7 +111,7 @@ def everywhere(condition: bool) -> bool:
     return bool(np.all(multihost_utils.process_allgather(np.asarray(condition))))
 
 
-def in_any(flags: np.ndarray) -> np.ndarray:
+def anywhere(flags: np.ndarray) -> np.ndarray:
     """``flags``, bool [N] with the same N in all processes: which of them are true in any."""
     if jax.process_count() == 1 or not flags.size:
         return flags

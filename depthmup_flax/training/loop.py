@@ -294,7 +294,7 @@ class _Run:
 
     def _bad_examples(self) -> list[int]:
         """The examples that `Dataset.bad_examples` marks in any process, or did in an earlier attempt."""
-        return np.flatnonzero(distributed.in_any(self._experiment.dataset.bad_examples)).tolist()
+        return np.flatnonzero(distributed.anywhere(self._experiment.dataset.bad_examples)).tolist()
 
     @contextlib.contextmanager
     def _saving_if_data_fail(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from data_sets import assert_batches_equal, error, load, load_crops, smooth, wri
 
 from depthmup_flax import data
 from depthmup_flax.data import decoding
+from depthmup_flax.data.image_folder import open_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*on_bad_example is 'skip':UserWarning")
 
@@ -139,9 +140,9 @@ def test_a_set_without_bad_examples_is_the_same_with_skip(tmp_path):
 @pytest.mark.parametrize(
     ("bad_train", "bad_test", "says"),
     [
-        (range(7), (), "7 of the 24 examples of the training split cannot be decoded, more than 25%"),
-        (range(24), (), "7 of the 24 examples of the training split"),
-        ((), range(12, 24), "7 of the 24 examples of the test split"),
+        (range(7), (), "the 24 examples of the training split"),
+        (range(24), (), "the 24 examples of the training split"),
+        ((), range(12, 24), "the 24 examples of the test split"),
     ],
     ids=["share", "all", "test"],
 )
@@ -154,8 +155,22 @@ def test_too_many_bad_examples_are_an_error(tmp_path, placement, bad_train, bad_
         list(data.eval_batches(dataset.test, 5))
 
     message = error(use)
-    assert "data.on_bad_example is 'skip', but " + says in message
-    assert "The last of them: data.name is" in message
+    assert f"of {says} of 'folder:{tmp_path}' cannot be decoded, more than 25%; correct the data set" in message
+    assert any(f"at least {count} " in message for count in range(7, 13))  # threads mark several before one refuses
+
+
+def test_a_set_that_was_refused_is_refused_again(tmp_path):
+    write_set(tmp_path, bad_train=range(1, 24), bad_test=())
+    train = skipping_stream(tmp_path)
+    for _ in range(2):  # the second time no example is new
+        assert "cannot be decoded" in error(train.read, np.array([5]))
+
+
+def skipping_stream(root):
+    """The training split, opened without reading more than its first image."""
+    config = data.DataConfig(name=f"folder:{root}", on_bad_example="skip", placement="stream")
+    (train, _), _ = open_folder(str(root)).split(config)
+    return train
 
 
 @pytest.mark.parametrize("limit", [1, 3])
@@ -163,7 +178,7 @@ def test_a_small_part_of_a_set_that_is_all_bad_is_an_error(tmp_path, limit):
     order = np.random.default_rng(0).permutation(24)[:limit]
     write_set(tmp_path, bad_train=[int(i) for i in order], bad_test=())
     message = error(skipping, tmp_path, train_examples=limit)
-    assert f"of the {limit} examples of the training split cannot be decoded" in message
+    assert f"of the {limit} examples of the training split of" in message
 
 
 def test_a_tfds_example_that_cannot_be_decoded_is_skipped(tfds_dir, monkeypatch):

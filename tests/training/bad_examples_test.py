@@ -1,6 +1,8 @@
 """A run on image files of which some cannot be decoded."""
 
+import errno
 import json
+import os
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from data_sets import write_image
 from joined import Joined
 
 from depthmup_flax import InputError
+from depthmup_flax.errors import RunStopped
 from depthmup_flax.training.config import config_hash, default_config
 from depthmup_flax.training.loop import train_and_evaluate
 
@@ -73,18 +76,22 @@ def test_a_run_that_met_a_bad_example_goes_on_with_skip_as_if_it_had_skipped_fro
     assert {**resumed, **times} == {**whole, **times}
 
 
-def test_an_example_that_was_bad_in_an_earlier_attempt_is_counted(tmp_path):
+def test_a_run_that_the_storage_stops_resumes_and_counts_the_bad_examples_of_both_attempts(tmp_path, monkeypatch):
     root = write_noise(tmp_path / "set", BAD)
-    bad, absent = root / "train/a/03.png", root / "test/b/20.png"
-    content = absent.read_bytes()
-    absent.unlink()
-    absent.symlink_to("absent")  # stops the run at its first evaluation, also with skip
-    with pytest.raises(InputError, match="No such file"):
-        train_and_evaluate(run(root), tmp_path / "resumed")
-    absent.unlink()
-    absent.write_bytes(content)
-    bad.write_bytes(content)  # repaired
-    assert train_and_evaluate(run(root), tmp_path / "resumed")["bad_examples"] == 4
+    bad, lost = root / "train/a/03.png", str(root / "test/b/20.png")
+    stat = os.stat
+
+    def failing(path, **kwargs):
+        if path == lost:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), lost)
+        return stat(path, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", failing)
+        with pytest.raises(RunStopped, match=f"its image {lost} cannot be read"):  # at the first evaluation
+            train_and_evaluate(run(root), tmp_path / "run")
+    bad.write_bytes((root / "train/a/04.png").read_bytes())  # repaired in between
+    assert train_and_evaluate(run(root), tmp_path / "run")["bad_examples"] == 4
 
 
 @pytest.mark.slow
