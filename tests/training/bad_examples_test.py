@@ -46,6 +46,7 @@ def run(root, **changed):
     return config
 
 
+@pytest.mark.slow
 def test_a_run_that_skips_counts_the_bad_examples_and_tests_on_the_good_ones(tmp_path):
     root = write_noise(tmp_path / "set", BAD)
     result = train_and_evaluate(run(root), tmp_path / "run")
