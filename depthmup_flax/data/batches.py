@@ -88,14 +88,22 @@ def train_stream(
 def eval_batches(split: Split, batch_size: int, rows: Rows = slice(None)) -> Iterator[HostBatch]:
     """Every example once, in order, in batches of ``batch_size``: the fields of ``split.read``, and ``mask``.
 
-    ``mask`` is float32 [batch_size]: 1 for an example, 0 for the zeros that fill the last batch. ``rows`` are the
+    ``mask`` is float32 [batch_size]: 1 for an example, 0 for the zeros that fill the last batch or stand for an example
+    that cannot be decoded, with ``data.on_bad_example`` "skip". ``rows`` are the
     places in each batch to read, if several hosts share it; all hosts get the same number of batches.
     """
     places = np.arange(batch_size)[rows]
     for start in range(0, len(split), batch_size):
         real = start + places < len(split)
-        batch = {**split.read(start + places[real]), "mask": np.ones(int(real.sum()), np.float32)}
+        examples, good = _read_good(split, start + places[real])
+        batch = {**examples, "mask": good.astype(np.float32)}
         yield {field: values if real.all() else _fill(values, real) for field, values in batch.items()}
+
+
+def _read_good(split: Split, indices: np.ndarray) -> tuple[HostBatch, np.ndarray]:
+    if isinstance(split, EncodedSplit):
+        return split.read_or_zeros(indices)
+    return split.read(indices), np.ones(len(indices), bool)
 
 
 def _fill(values: np.ndarray, real: np.ndarray) -> np.ndarray:

@@ -22,6 +22,8 @@ ATTEMPTS = 10
 EVAL_RESIZE = 256 / 224  # evaluation resizes the shorter side to this multiple of the size, then crops the center
 _STREAM = 0xC209  # separates the random numbers of crops from those of the data order, keyed by (seed, epoch)
 
+_MOST_PIXELS = 2**26  # of a whole image that `fit` resizes: 200 MB in color
+_TIFF_BITS, _TIFF_BLACK = 258, 262  # tags: bits of each sample; 1 if zero is black
 _BILINEAR = 2  # PIL.Image.Resampling.BILINEAR; Pillow is imported only where images are read
 Box = tuple[float, float, float, float]
 
@@ -85,8 +87,37 @@ def fit(image: Image.Image, mode: str, size: int) -> Image.Image:
     scale = size / min(image.size)
     width, height = (max(size, round(side * scale)) for side in image.size)
     left, top = (width - size) // 2, (height - size) // 2
+    if width * height > _MOST_PIXELS:  # of 30000x1, say: the whole is not needed
+        side = min(image.size)
+        across, down = ((length - side) / 2 for length in image.size)
+        return image.resize((size, size), _BILINEAR, box=(across, down, across + side, down + side))
     return image.resize((width, height), _BILINEAR).crop((left, top, left + size, top + size))
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:
-    return image if image.mode == mode else image.convert(mode)  # which copies
+    """The image in ``mode``; transparency is dropped, and 16-bit gray becomes 8-bit by its high byte.
+
+    Pillow reads 16-bit color by the high byte as well, but ``convert`` clips 16-bit gray to 255.
+
+    Raises:
+      ValueError: pixels of 32 bits, whose black and white are not known.
+    """
+    if image.mode == mode:
+        return image  # ``convert`` copies
+    if _is_gray_16(image):
+        from PIL import Image as images
+
+        image = images.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F") or image.mode.startswith("I;"):
+        raise ValueError(
+            f"its pixels, of Pillow's mode {image.mode!r}, have no known white; convert it to 8 or 16 bits a channel"
+        )
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _is_gray_16(image: Image.Image) -> bool:
+    """Whether pixels are 0..65535, from black to white."""
+    if image.format == "TIFF":  # whose mode "I;16" may have 12 bits, or black at the top
+        tags = image.tag_v2  # type: ignore[attr-defined]
+        return image.mode.startswith("I;16") and (tags.get(_TIFF_BITS), tags.get(_TIFF_BLACK)) == ((16,), 1)
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))

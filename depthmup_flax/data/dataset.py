@@ -28,6 +28,8 @@ class DataConfig:
     test_examples: int = 0
     context: int = 64  # text: tokens that a model sees
     tokenizer: str = "char"  # text: char | byte
+    suffixes: str = "jpg,jpeg,png"  # folder: names of files that are read, in any case
+    on_bad_example: str = "error"  # image files that cannot be decoded: error | skip
     read_threads: int = 0  # threads that decode images; 0 is one for each core that the process may use
 
 
@@ -73,6 +75,14 @@ class Dataset(abc.ABC):
     @abc.abstractmethod
     def input_spec(self) -> jax.ShapeDtypeStruct:
         """Shape and type of the prepared input of one example, with a leading axis of 1."""
+
+    @property
+    def bad_examples(self) -> np.ndarray:
+        """Which examples of the source cannot be decoded, as far as this process knows: bool, filled while reading.
+
+        Empty unless ``data.on_bad_example`` is "skip".
+        """
+        return np.zeros(0, bool)
 
     @property
     def units_per_example(self) -> int:

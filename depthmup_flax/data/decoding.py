@@ -1,13 +1,21 @@
-"""Splits of encoded images: files or bytes that are decoded, cropped and resized when they are read."""
+"""Splits of encoded images: files or bytes that are decoded, cropped and resized when they are read.
+
+An example is bad if its content cannot be decoded (`BadExample`), which is the same on every host and after a resume.
+A file that is missing, or that the storage does not deliver, is not bad: it stops the run in any case.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import io
 import itertools
 import math
 import os
+import stat
+import threading
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
@@ -16,7 +24,7 @@ import numpy as np
 
 from depthmup_flax.data.crops import center_box, fit, random_box, resize_box
 from depthmup_flax.data.dataset import DataConfig
-from depthmup_flax.errors import InputError
+from depthmup_flax.errors import InputError, RunStopped
 from depthmup_flax.types import HostBatch
 
 Item = TypeVar("Item")
@@ -25,6 +33,11 @@ Result = TypeVar("Result")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 # Images in memory at a time, before they are copied or summed: at 224x224 the statistics then take some 500 MB.
 CHUNK = 128
+MOST_BAD = 0.1  # of a split's examples, rounded up: with more bad ones, the data set is not what it should be
+_PROGRAMS = ("EPS",)  # formats of Pillow that start another program, here Ghostscript
+# Errors of a path that stay until somebody changes the data set.
+_LASTING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM)
+_MARKING = threading.Lock()  # of bad examples
 _TASK = 8  # items at most: handing a task to another thread takes about as long as decoding a small image
 
 
@@ -40,6 +53,10 @@ Fetch = Callable[[list[int]], list[Encoded]]  # positions -> the examples there
 EncodedExamples = tuple[Fetch, int]  # and their number
 
 
+class BadExample(InputError):
+    """The content of an example cannot be decoded."""
+
+
 class EncodedSet(NamedTuple):
     """An image set on disk: its two splits, and what it declares."""
 
@@ -48,54 +65,136 @@ class EncodedSet(NamedTuple):
     num_classes: int
     channels: int
 
-    def split(self, config: DataConfig) -> list[EncodedSplit]:
-        """The training and test split; the first training image sets the shape of all."""
-        (first,) = self.train[0]([0])
-        shape = decode(first, self.channels, config).shape
-        return [
-            EncodedSplit(config, fetch, np.arange(length), self.num_classes, shape, first.where)
-            for fetch, length in (self.train, self.test)
-        ]
+    def split(self, config: DataConfig) -> tuple[list[EncodedSplit], np.ndarray]:
+        """The training and test split, and `Dataset.bad_examples` of both, which they fill.
+
+        The first training image that is not bad sets the shape of all.
+        """
+        lengths = [length for _, length in (self.train, self.test)]
+        bad = np.zeros(sum(lengths) if config.on_bad_example == "skip" else 0, bool)
+        shape = (0, 0, self.channels)
+        train, test = (
+            EncodedSplit(config, name, fetch, np.arange(length), self.num_classes, shape, "", part)
+            for name, (fetch, length), part in zip(
+                ("training", "test"), (self.train, self.test), np.split(bad, lengths[:1]), strict=True
+            )
+        )
+        shape, first = train.first_good()
+        return [dataclasses.replace(split, image_shape=shape, first=first) for split in (train, test)], bad
 
 
 @dataclasses.dataclass(frozen=True)
 class EncodedSplit:
     """A split of encoded images, decoded when read."""
 
-    config: DataConfig  # decides crops, size and number of threads
+    config: DataConfig  # decides crops, size, number of threads, and what becomes of bad examples
+    name: str  # "training" or "test", for messages
     fetch: Fetch
     order: np.ndarray  # int64 [N], the source position of each example
     num_classes: int
     image_shape: tuple[int, int, int]  # of every decoded image
     first: str  # the image that image_shape was taken from, for messages
+    bad: np.ndarray  # bool, whether the example at each source position was found bad; empty if they are errors
 
     def __len__(self) -> int:
         return len(self.order)
 
     def read(self, indices: np.ndarray, draws: np.ndarray | None = None) -> HostBatch:
-        """See ``Split.read``; ``draws`` [B, ATTEMPTS, 4], of ``crops.crop_draws``, crop each image at random."""
-        examples = self.fetch(self.order[indices].tolist()) if len(indices) else []
-        images = np.empty((len(examples), *self.image_shape), np.uint8)
+        """See ``Split.read``; ``draws`` [B, ATTEMPTS, 4], of ``crops.crop_draws``, crop each image at random.
+
+        If bad examples are skipped, the next good one of the split takes the place of each.
+        """
+        batch, good = self.read_or_zeros(indices, draws)
+        while not good.all():
+            self._require_good_ones()  # or this might not end
+            again = np.flatnonzero(~good)
+            indices = np.where(good, indices, (indices + 1) % len(self))
+            others, found = self.read_or_zeros(indices[again], None if draws is None else draws[again])
+            for field, values in others.items():
+                batch[field][again] = values
+            good[again] = found
+        return batch
+
+    def read_or_zeros(
+        self, indices: np.ndarray, draws: np.ndarray | None = None
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """As `read`, but with zeros in place of bad examples; and which examples are good, bool [B]."""
+        positions = self.order[indices]
+        good = ~self.bad[positions] if self.bad.size else np.ones(len(positions), bool)
+        examples = self.fetch(positions.tolist()) if len(positions) else []
+        images = np.zeros((len(examples), *self.image_shape), np.uint8)
 
         def decode_one(i: int) -> None:
-            image = decode(examples[i], self.image_shape[-1], self.config, None if draws is None else draws[i])
+            try:
+                image = decode(examples[i], self.image_shape[-1], self.config, None if draws is None else draws[i])
+            except BadExample as error:
+                self._leave_out(int(positions[i]), error)
+                good[i] = False
+                return
             self._check(examples[i], image.shape)
             images[i] = image
 
-        in_threads(decode_one, range(len(examples)), self.config.read_threads)
-        return {"image": images, "label": np.array([example.label for example in examples], np.int32)}
+        in_threads(decode_one, np.flatnonzero(good).tolist(), self.config.read_threads)
+        return {"image": images, "label": np.array([example.label for example in examples], np.int32)}, good
 
     def arrays(self) -> HostBatch:
         """See ``Split.arrays``."""
-        images, labels = np.empty((len(self), *self.image_shape), np.uint8), np.empty(len(self), np.int32)
-        for part in np.split(np.arange(len(self)), range(CHUNK, len(self), CHUNK)):
-            batch = self.read(part)
-            images[part], labels[part] = batch["image"], batch["label"]
-        return {"image": images, "label": labels}
+        return self._concatenated(self.read)
+
+    def good_arrays(self) -> HostBatch:
+        """As `arrays`, without bad examples."""
+
+        def good_ones(part: np.ndarray) -> HostBatch:
+            batch, good = self.read_or_zeros(part)
+            return {field: values[good] for field, values in batch.items()}
+
+        return self._concatenated(good_ones)
 
     def take(self, order: np.ndarray) -> EncodedSplit:
         """The examples ``order``, in that order."""
         return dataclasses.replace(self, order=self.order[order])
+
+    def first_good(self) -> tuple[tuple[int, int, int], str]:
+        """The shape and the name of the first image that is not bad."""
+        for position in self.order.tolist():
+            (example,) = self.fetch([position])
+            try:
+                return decode(example, self.image_shape[-1], self.config).shape, example.where
+            except BadExample as error:
+                self._leave_out(position, error)
+        raise InputError(f"data.name is {self.config.name!r}, whose {self.name} split is empty; add images.")
+
+    def _concatenated(self, read: Callable[[np.ndarray], HostBatch]) -> HostBatch:
+        images, labels, count = np.empty((len(self), *self.image_shape), np.uint8), np.empty(len(self), np.int32), 0
+        for part in np.split(np.arange(len(self)), range(CHUNK, len(self), CHUNK)):
+            batch = read(part)
+            end = count + len(batch["label"])
+            images[count:end], labels[count:end], count = batch["image"], batch["label"], end
+        return {"image": images[:count], "label": labels[:count]}
+
+    def _leave_out(self, position: int, error: BadExample) -> None:
+        """Marks the example at a source position as bad, and warns of the first; raises if there are too many."""
+        if not self.bad.size:
+            raise BadExample(f"{error} To leave such examples out, set data.on_bad_example to 'skip'.") from error
+        with _MARKING:
+            first = not self.bad.any()
+            self.bad[position] = True
+        if first:
+            use = "the next example takes its place" if self.name == "training" else "the test leaves it out"
+            warnings.warn(
+                f"{error} data.on_bad_example is 'skip', so {use}; others are skipped without a warning.", stacklevel=2
+            )
+        self._require_good_ones()
+
+    def _require_good_ones(self) -> None:
+        """InputError if more than ``MOST_BAD`` of the examples, or all, are bad."""
+        count = int(self.bad.sum())
+        if count >= len(self) or count > math.ceil(MOST_BAD * len(self)):
+            raise InputError(
+                f"data.on_bad_example is 'skip', but at least {count} of the {len(self)} examples of the {self.name} "
+                f"split of {self.config.name!r} cannot be decoded, more than {MOST_BAD:.0%}; correct the data set. A "
+                "warning names the first of them."
+            )
 
     def _check(self, example: Encoded, shape: tuple[int, ...]) -> None:
         if shape != self.image_shape:
@@ -116,24 +215,69 @@ def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarra
 
     Files of other modes are converted to 1, 3 or 4 ``channels``: sets of color photographs hold gray and CMYK files.
     If ``augment`` is "resized_crop", ``draws`` [ATTEMPTS, 4] crop the image at random, ``None`` at the center.
+    Orientation tags of EXIF are not applied, and transparency is dropped: the stored colors count.
+
+    Raises:
+      BadExample: the content cannot be decoded.
+      InputError, RunStopped: the file cannot be read.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     mode, size = _MODES[channels], config.image_size
-    source = io.BytesIO(example.source) if isinstance(example.source, bytes) else example.source
+    content = example.source if isinstance(example.source, bytes) else _content(example.source, config)
     try:
-        with Image.open(source) as image:
+        if not content:
+            raise ValueError("it is empty")
+        with Image.open(io.BytesIO(content)) as image:
+            if image.format in _PROGRAMS:
+                raise ValueError(f"it is {image.format}, a program that another program would run")
             if config.augment == "resized_crop":
                 box = center_box(*image.size, size) if draws is None else random_box(draws.tolist(), *image.size)
                 array = np.asarray(resize_box(image, mode, size, box))
             else:
                 array = np.asarray(fit(image, mode, size))
+    except MemoryError as error:
+        raise RunStopped(
+            f"data.name is {config.name!r}, but there is not enough memory to decode its image {example.where}; lower "
+            "data.read_threads, then rerun the same command."
+        ) from error
     except Exception as error:  # Pillow's decoders raise many types on damaged files.
-        raise InputError(
-            f"data.name is {config.name!r}, but its image {example.where} cannot be read ({error}); "
+        reason = "it is no image that Pillow reads" if isinstance(error, UnidentifiedImageError) else error
+        raise BadExample(
+            f"data.name is {config.name!r}, but its image {example.where} cannot be read ({reason}); "
             "replace or remove that file."
         ) from error
     return array.reshape(*array.shape[:2], channels)
+
+
+def _content(path: str, config: DataConfig) -> bytes:
+    """The bytes of an image file; opens nothing else, as opening a pipe waits for a writer.
+
+    Raises:
+      BadExample: it is no regular file.
+      InputError: it cannot be read.
+      RunStopped: the storage or this process fails: another attempt may read it.
+    """
+    where = f"data.name is {config.name!r}, but its image {printable_path(path)}"
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise BadExample(f"{where} cannot be read (it is no regular file); replace or remove it.")
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise read_error(where, error) from error
+
+
+def read_error(where: str, error: OSError) -> InputError | RunStopped:
+    """What to raise if a file or folder cannot be read: `RunStopped` for what another attempt may mend."""
+    if error.errno in _LASTING:
+        return InputError(f"{where} cannot be read ({error.strerror}); restore it, or make it readable.")
+    return RunStopped(f"{where} cannot be read ({error.strerror}); check its storage, then rerun the same command.")
+
+
+def printable_path(path: str) -> str:
+    """A path for messages; quoted, with escapes, if it has line breaks, control characters or invalid UTF-8."""
+    return path if path.isprintable() else repr(path)
 
 
 def pixels(shape: tuple[int, ...]) -> str:

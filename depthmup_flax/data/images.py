@@ -26,6 +26,7 @@ class ImageDataset(Dataset):
     image_shape: tuple[int, int, int]  # height, width, channels
     mean: np.ndarray  # float32 [C], per-channel mean of the training images on a 0..1 scale
     std: np.ndarray  # float32 [C], their standard deviation; 1 for a constant channel
+    bad: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))  # see ``bad_examples``
 
     input_kind: ClassVar[str] = "image"
     unit: ClassVar[str] = "images"
@@ -39,6 +40,11 @@ class ImageDataset(Dataset):
     def input_spec(self) -> jax.ShapeDtypeStruct:
         """float32 ``[1, H, W, C]``."""
         return jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
+
+    @property
+    def bad_examples(self) -> np.ndarray:
+        """See ``Dataset.bad_examples``."""
+        return self.bad
 
     def describe(self) -> str:
         """See ``Dataset.describe``."""
@@ -119,13 +125,14 @@ def _checked_split(where: str, images: np.ndarray, labels: np.ndarray, num_class
     if images.dtype != np.uint8:
         if not np.issubdtype(images.dtype, np.floating):
             raise InputError(f"{where}: images are {images.dtype}; give uint8, or float32 on the same 0..255 scale.")
+        with np.errstate(over="ignore"):
+            images = images.astype(np.float32)  # in which 1e39 is infinite
         bad = np.flatnonzero(~np.isfinite(images).all(axis=(1, 2, 3)))
         if bad.size:
             raise InputError(
                 f"{where}: {bad.size} of {len(images)} images contain NaN or infinite values, the first at index "
-                f"{bad[0]}; correct or remove them."
+                f"{bad[0]} (as float32); correct or remove them."
             )
-        images = images.astype(np.float32)
     classes = int(labels.max()) + 1 if num_classes is None else num_classes
     bad = np.flatnonzero((labels < 0) | (labels >= classes))
     if bad.size:

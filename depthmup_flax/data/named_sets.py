@@ -12,7 +12,7 @@ from depthmup_flax.data.augmentation import check_augmentation
 from depthmup_flax.data.crops import fit
 from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, Placement
 from depthmup_flax.data.decoding import EncodedSplit
-from depthmup_flax.data.image_folder import open_folder
+from depthmup_flax.data.image_folder import SUFFIXES, open_folder
 from depthmup_flax.data.images import ImageDataset, channel_statistics, from_arrays
 from depthmup_flax.data.text import TOKENIZERS, TextDataset, read_tokens, windows
 from depthmup_flax.data.tfds_images import open_tfds
@@ -51,8 +51,13 @@ def load(config: object) -> Dataset:
     ``placement`` "device" decodes everything into memory now; "stream" decodes when read. ``augment`` "resized_crop"
     needs the whole images at every step, so it requires image files (tfds: or folder:) and always streams.
 
+    ``on_bad_example`` "skip" leaves out image files that cannot be decoded: in training the next good example of the
+    split takes the place of each, the test counts only the others. ``Dataset.bad_examples`` has them; more than
+    ``decoding.MOST_BAD`` of a split are an error.
+
     Raises:
       InputError: a field that cannot be used.
+      RunStopped: the storage fails.
     """
     fields = _fields(config)
     kind, _, rest = fields.name.partition(":")
@@ -68,14 +73,16 @@ def load(config: object) -> Dataset:
     if kind == "tfds" and rest:
         encoded = open_tfds(rest, fields.data_dir)
     elif kind == "folder" and rest:
-        encoded = open_folder(rest)
+        encoded = open_folder(rest, fields.suffixes)
     else:
         raise _unknown_name(fields.name)
-    files, held_out = _limited(fields, encoded.split(fields))
+    splits, bad = encoded.split(fields)
+    files, held_out = _limited(fields, splits)
     if placement(fields, len(files) * int(np.prod(files.image_shape))) == "device":
-        return _in_memory(fields, files, held_out, files.num_classes)
+        parts = ArraySplit(files.arrays()), ArraySplit(held_out.good_arrays())
+        return dataclasses.replace(_in_memory(fields, *parts, files.num_classes), bad=bad)
     mean, std = channel_statistics(files)
-    return ImageDataset(fields.name, files, held_out, files.num_classes, "stream", files.image_shape, mean, std)
+    return ImageDataset(fields.name, files, held_out, files.num_classes, "stream", files.image_shape, mean, std, bad)
 
 
 def _fields(config: object) -> DataConfig:
@@ -90,6 +97,13 @@ def check_fields(fields: DataConfig) -> None:
     for field in ("image_size", "device_limit_mib", "train_examples", "test_examples", "read_threads"):
         if getattr(fields, field) < 0:
             raise InputError(f"data.{field} is {getattr(fields, field)}; use 0 or a positive number.")
+    if fields.on_bad_example not in ("error", "skip"):
+        raise InputError(f"data.on_bad_example is {fields.on_bad_example!r}; use 'error' or 'skip'.")
+    if unknown := set(fields.suffixes.split(",")) - set(SUFFIXES):
+        raise InputError(
+            f"data.suffixes is {fields.suffixes!r}, but {min(unknown)!r} is not read; separate some of "
+            f"{', '.join(SUFFIXES)} by commas, without dots."
+        )
     if fields.name.startswith("text:"):
         _check_text(fields)
     else:
@@ -157,7 +171,7 @@ def _limited(fields: DataConfig, splits: Iterable[AnySplit]) -> list[AnySplit]:
     return limited
 
 
-def _in_memory(fields: DataConfig, train: AnySplit, test: AnySplit, num_classes: int) -> ImageDataset:
+def _in_memory(fields: DataConfig, train: ArraySplit, test: ArraySplit, num_classes: int) -> ImageDataset:
     a, b = train.arrays(), test.arrays()
     dataset = from_arrays(a["image"], a["label"], b["image"], b["label"], num_classes, fields.name)
     return dataclasses.replace(dataset, placement=placement(fields, a["image"].nbytes))

@@ -41,6 +41,7 @@ EXECUTION = (
     "data.placement",
     "data.device_limit_mib",
     "data.read_threads",
+    "data.on_bad_example",  # "error" trains on no bad example, so a run that met one may go on with "skip"
     "train.eval_every",
     "train.eval_batch_size",
     "train.log_every",
@@ -54,6 +55,7 @@ EXECUTION = (
 # before. `config_hash` leaves them out while they have it, so that records keep their names.
 ADDED: Mapping[str, Any] = {
     "parametrization.inner_gamma": None,
+    "data.suffixes": "jpg,jpeg,png",
     "model.num_kv_heads": 0,
     "model.qk_norm": False,
     "model.mlp": "gelu",

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import TextDataset
@@ -55,7 +56,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
       The content of ``result.json``: ``status`` (``completed``, ``diverged`` or, with no such file, ``preempted``),
       ``train_loss`` (last step), ``train_loss_avg`` (last epoch, or ``train.average_steps``), ``test_loss``,
       ``test_accuracy``, ``steps``, ``diverged_at_step``, ``wall_time_s``, ``config_hash``, ``seed``, ``parameters``,
-      ``versions``. Numbers that are not finite are ``None``.
+      ``bad_examples`` (skipped, see ``data.on_bad_example``), ``versions``. Numbers that are not finite are ``None``.
 
     Raises:
       InputError: bad configuration or work directory, before anything is compiled or overwritten.
@@ -238,6 +239,7 @@ class _Run:
                 "data_position": self.step * config.train.batch_size,  # examples read since step 0
                 "elapsed_s": self._elapsed_s(),
                 "evaluated": test is not None,
+                "bad_examples": self._bad_examples(),
             }
             self._checkpointer.save(self.step, self.state, meta, test)
         if wait:
@@ -266,6 +268,7 @@ class _Run:
             "config_hash": configs.config_hash(self._experiment.config),
             "seed": self._experiment.config.seed,
             "parameters": self._experiment.parameters,
+            "bad_examples": len(self._bad_examples()),
             "versions": versions(),
         }
 
@@ -285,7 +288,13 @@ class _Run:
                 f"the checkpoints in {str(self._directory)!r} are of another config: choose another workdir, or pass "
                 "--overwrite to delete them."
             )
+        bad = self._experiment.dataset.bad_examples
+        bad[[i for i in meta.get("bad_examples", []) if i < len(bad)]] = True
         return state, meta["elapsed_s"], meta["evaluated"]
+
+    def _bad_examples(self) -> list[int]:
+        """The examples that `Dataset.bad_examples` marks in any process, or did in an earlier attempt."""
+        return np.flatnonzero(distributed.anywhere(self._experiment.dataset.bad_examples)).tolist()
 
     @contextlib.contextmanager
     def _saving_if_data_fail(self) -> Iterator[None]:

@@ -67,4 +67,6 @@ def summary(result: Json) -> str:
     else:
         text = f"completed: {result['steps']} steps, train loss {result['train_loss_avg']:.4f}, "
         text += f"test loss {result['test_loss']:.4f}, test accuracy {result['test_accuracy']:.1%}"
+    if bad := result.get("bad_examples"):
+        text += f", bad examples skipped: {bad}"
     return f"{text}, {result['wall_time_s']:.0f} s"

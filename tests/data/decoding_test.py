@@ -1,9 +1,16 @@
 """Encoded images: crops of files, several hosts, damaged files."""
 
+import contextlib
+import errno
+import io
 import json
 import os
+import shutil
+import socket
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +32,7 @@ from data_sets import (
 
 from depthmup_flax import data
 from depthmup_flax.data import crops, decoding
+from depthmup_flax.errors import RunStopped
 
 
 def test_a_training_image_is_the_drawn_part_of_its_file(photographs):
@@ -97,6 +105,96 @@ def test_a_test_image_damaged_in_mid_run_is_named(tmp_path):
         message = error(lambda rows=rows: list(data.eval_batches(test, 5, rows)))
         assert f"its image {path} cannot be read" in message
     assert len(list(data.eval_batches(test, 5, slice(0, 1)))) == 2  # the host that does not read it
+
+
+def a_bomb():
+    """A PNG that claims 30000x30000 pixels and has one."""
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (1, 1)).save(file, "PNG")
+    content = bytearray(file.getvalue())
+    content[16:24] = struct.pack(">II", 30_000, 30_000)
+    content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+    return bytes(content)
+
+
+def a_socket(path):
+    with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(path.parent):  # as its name must be short
+        server.bind(path.name)
+
+
+HOSTILE = {
+    "empty": (lambda path: path.write_bytes(b""), "it is empty"),
+    "text": (lambda path: path.write_text("<html>404</html>"), "it is no image that Pillow reads"),
+    "truncated": (lambda path: path.write_bytes(_jpeg()[:-200]), "image file is truncated"),
+    "bomb": (lambda path: path.write_bytes(a_bomb()), "Image size (900000000 pixels) exceeds limit"),
+    "pipe": (os.mkfifo, "it is no regular file"),
+    "socket": (a_socket, "it is no regular file"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "it is no regular file"),
+    "folder": (os.mkdir, "it is no regular file"),
+    "dangling-link": (lambda path: path.symlink_to("absent"), "No such file or directory"),
+    "link-to-itself": (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
+}
+
+
+def _jpeg():
+    file = io.BytesIO()
+    PIL.Image.fromarray(noise(64, 64)).save(file, "JPEG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("placement", ["device", "stream"])
+def test_what_is_no_image_is_named_and_why(tmp_path, kind, placement):
+    bad = write_flat_folder(tmp_path) / "train/b/1.png"
+    bad.unlink()
+    make, reason = HOSTILE[kind]
+    make(bad)
+    message = error(load, name=f"folder:{tmp_path}", placement=placement)
+    assert f"its image {bad} cannot be read ({reason}" in message
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE], ids=os.strerror)
+@pytest.mark.parametrize("policy", ["error", "skip"])
+def test_a_failure_of_the_storage_stops_the_run_and_is_no_bad_example(tmp_path, monkeypatch, number, policy):
+    bad = str(write_flat_folder(tmp_path) / "train/b/1.png")
+    real = os.stat
+
+    def stat(path):
+        if path == bad:
+            raise OSError(number, os.strerror(number), path)
+        return real(path)
+
+    monkeypatch.setattr(decoding.os, "stat", stat)
+    with pytest.raises(RunStopped, match=f"its image {bad} cannot be read .*; check its storage, then rerun"):
+        load(name=f"folder:{tmp_path}", on_bad_example=policy)
+
+
+@pytest.mark.parametrize("change", [os.remove, lambda path: path.rename(f"{path}.old")], ids=["removed", "renamed"])
+def test_a_file_that_vanishes_after_the_listing_is_an_error_even_if_bad_examples_are_skipped(tmp_path, change):
+    split = load_crops(write_photographs(tmp_path), on_bad_example="skip").train
+    path = training_files(tmp_path)[3]
+    change(path)
+    assert f"its image {path} cannot be read (No such file" in error(split.read, np.array([3]), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (b"two\nlines.png", r"two\nlines.png'"),
+        (b"not\xffutf8.png", r"not\udcffutf8.png'"),
+        (b"\x1b[31mred.png", r"\x1b[31mred.png'"),
+        ("Bär 1.png".encode(), "Bär 1.png cannot"),
+    ],
+    ids=["newline", "invalid-utf8", "escape-code", "umlaut"],
+)
+def test_any_file_name_is_read_and_its_message_can_be_printed(tmp_path, name, shown):
+    path = os.path.join(os.fsencode(write_flat_folder(tmp_path) / "train/a"), name)
+    shutil.copy(tmp_path / "train/a/0.png", path)
+    assert len(load(name=f"folder:{tmp_path}").train) == 7
+    with open(path, "wb"):
+        message = error(load, name=f"folder:{tmp_path}")
+    message.encode()
+    assert shown in message
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """The layouts of image folders, and those that are refused."""
 
+import builtins
+import errno
 import os
 
 import numpy as np
@@ -20,6 +22,7 @@ from data_sets import (
 )
 
 from depthmup_flax import data
+from depthmup_flax.errors import RunStopped
 
 
 @pytest.mark.parametrize("test", ["test", "val"])
@@ -72,7 +75,8 @@ def test_folder_takes_any_case_of_extension_and_reads_gray_files_as_rgb(tmp_path
     write_image(tmp_path / "train/a/gray.JPG", np.full((6, 6, 3), 90, np.uint8), "L")
     write_image(tmp_path / "train/a/cmyk.JpEg", np.full((6, 6, 3), 90, np.uint8), "CMYK")
     (tmp_path / "train/a/notes.txt").write_text("not an image")
-    folder = load(name=f"folder:{tmp_path}")
+    with pytest.warns(UserWarning, match="1 entry is not read [(].txt 1[)]"):
+        folder = load(name=f"folder:{tmp_path}")
     assert len(folder.train) == 8
     assert folder.image_shape == (6, 6, 3)
 
@@ -171,3 +175,101 @@ def test_linked_images_and_folders_are_read(photographs, tmp_path):
     linked, plain = load_crops(tmp_path), load_crops(photographs)
     assert_batches_equal(linked.test.arrays(), plain.test.arrays())
     assert_batches_equal(data.train_batch(linked.train, 0, 0, 8), data.train_batch(plain.train, 0, 0, 8))
+
+
+def test_a_folder_that_is_read_whole_gives_no_warning(tmp_path, recwarn):
+    load(name=f"folder:{write_flat_folder(tmp_path)}")
+    (tmp_path / "train/.DS_Store").touch()  # hidden
+    load(name=f"folder:{tmp_path}")
+    assert not recwarn.list
+
+
+def test_tiny_imagenets_boxes_beside_its_images_give_no_warning(tmp_path, recwarn):
+    test_folder_reads_the_tiny_imagenet_layout(tmp_path)
+    assert not recwarn.list
+
+
+def test_what_is_not_read_is_counted_once_with_its_kinds_and_the_remedy(tmp_path):
+    write_flat_folder(tmp_path)
+    for i in range(5):
+        write_image(tmp_path / f"train/a/{i}.webp", noise(6, 6))
+    write_image(tmp_path / "test/b/1.BMP", noise(6, 6))
+    write_image(tmp_path / "train/loose.png", noise(6, 6))
+    (tmp_path / "train/b/deeper").mkdir()
+    (tmp_path / "train/b/LICENSE").touch()
+    (tmp_path / "train/c").symlink_to("absent")
+    (tmp_path / "train/d").symlink_to("d")
+    with pytest.warns(UserWarning, match="not read") as caught:
+        folder = load(name=f"folder:{tmp_path}")
+    (message,) = (str(warning.message) for warning in caught)
+    assert "of which 11 entries are not read" in message
+    assert "(.webp 5, links to nothing 2, " in message
+    for part in ("folders 1", "without a suffix 1", ".png 1", "others 1"):
+        assert part in message
+    assert f"the first: '{tmp_path}/train/a/0.webp'" in message
+    assert "To read .bmp and .webp files as well, set data.suffixes to 'jpg,jpeg,png,bmp,webp'." in message
+    assert (len(folder.train), len(folder.test), folder.num_classes) == (6, 4, 2)
+    with pytest.warns(UserWarning, match="5 entries are"):
+        folder = load(name=f"folder:{tmp_path}", suffixes="jpg,jpeg,png,bmp,webp")
+    assert (len(folder.train), len(folder.test)) == (11, 5)
+
+
+def test_a_class_of_other_files_is_refused_with_the_remedy(tmp_path):
+    write_flat_folder(tmp_path)
+    write_image(tmp_path / "train/c/0.webp", noise(6, 6))
+    message = error(load, name=f"folder:{tmp_path}")
+    assert f"'{tmp_path}/train/c' contains no .jpg, .jpeg or .png image; add images or remove that folder." in message
+    assert "set data.suffixes to 'jpg,jpeg,png,webp'" in message
+
+
+@pytest.mark.parametrize("target", [".", "..", "../train"])
+def test_a_class_that_is_a_link_to_its_own_or_its_parents_folder_is_refused(tmp_path, target):
+    (write_flat_folder(tmp_path) / "train/loop").symlink_to(target)
+    assert f"'{tmp_path}/train/loop' contains no .jpg, .jpeg or .png image" in error(load, name=f"folder:{tmp_path}")
+
+
+@pytest.mark.parametrize("path", ["train", "train/b", "test/a"])
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch, path):
+    write_flat_folder(tmp_path)
+    _fail(monkeypatch, os, "scandir", tmp_path / path, errno.EACCES)
+    message = error(load, name=f"folder:{tmp_path}")
+    assert f"the folder '{tmp_path}/{path}' cannot be read (Permission denied); restore it, or make" in message
+
+
+def test_a_folder_that_the_storage_does_not_deliver_stops_the_run(tmp_path, monkeypatch):
+    write_flat_folder(tmp_path)
+    _fail(monkeypatch, os, "scandir", tmp_path / "train/b", errno.ESTALE)
+    with pytest.raises(RunStopped, match=f"the folder '{tmp_path}/train/b' cannot be read .*; check its storage"):
+        load(name=f"folder:{tmp_path}")
+
+
+def test_a_list_of_classes_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    write_imagenet(tmp_path, tmp_path)
+    _fail(monkeypatch, builtins, "open", tmp_path / "LOC_val_solution.csv", errno.EACCES)
+    message = error(load, name=f"folder:{tmp_path}", image_size=8)
+    assert f"'{tmp_path}/LOC_val_solution.csv' cannot be read (Permission denied)" in message
+
+
+def _fail(monkeypatch, module, function, path, number):
+    """Makes a function of the system fail for one path: the superuser may read everything."""
+    real = getattr(module, function)
+
+    def failing(name, *args, **kwargs):
+        if os.fspath(name) == str(path):
+            raise OSError(number, os.strerror(number), str(path))
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(module, function, failing)
+
+
+def test_classes_that_differ_by_case_only_are_two_and_named_in_one_warning(tmp_path):
+    write_flat_folder(tmp_path)
+    for name in "ABcC":
+        write_image(tmp_path / f"train/{name}/0.png", noise(6, 6))
+    with pytest.warns(UserWarning, match="case") as caught:
+        assert load(name=f"folder:{tmp_path}").num_classes == 6
+    (message,) = (str(warning.message) for warning in caught)
+    assert message == (
+        f"'{tmp_path}/train' has classes that differ by case only, which count as two: "
+        "'A' and 'a', 'B' and 'b', 'C' and 'c'."
+    )

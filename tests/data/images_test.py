@@ -52,6 +52,14 @@ def test_label_out_of_range_is_named(label):
     assert f"data set 'mine', test split: the label at index 3 is {label}, outside 0..3" in message
 
 
+def test_numbers_beyond_float32_are_refused_like_infinite_ones():
+    images, labels = np.zeros((5, 4, 4, 1)), np.zeros(5, int)
+    bad = images.copy()
+    bad[3, 0, 0, 0] = 1e39
+    message = error(data.from_arrays, bad, labels, images, labels)
+    assert "train split: 1 of 5 images contain NaN or infinite values, the first at index 3 (as float32)" in message
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_nan_in_images_is_counted_and_located(value):
     images, labels = np.zeros((5, 4, 4, 1), np.float32), np.zeros(5, int)
