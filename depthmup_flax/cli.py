@@ -14,7 +14,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import ConfigDict, config_flags
 
-from depthmup_flax.errors import BAD_INPUT, PREEMPTED, STOPPED, InputError, Preempted, RunStopped
+from depthmup_flax.errors import BAD_INPUT, PREEMPTED, STOPPED, Busy, InputError, Preempted, RunStopped
 from depthmup_flax.parallel import distributed
 
 # Warnings of libraries that are left out, by a part of their text: Orbax's about a checkpoint without metrics, which
@@ -84,7 +84,7 @@ def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path
     logging.getLogger("absl").addFilter(lambda record: not any(text in record.getMessage() for text in _EXPECTED))
     try:
         app.run(main, flags_parser=functools.partial(_parse, default_config))
-    except Preempted as error:
+    except (Busy, Preempted) as error:
         print(error, file=sys.stderr)
         distributed.leave(PREEMPTED)
     except (InputError, RunStopped) as error:

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import pathlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 from jax.sharding import Mesh
@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset, LoadOnce
 from depthmup_flax.errors import InputError
-from depthmup_flax.files import write_atomically
 from depthmup_flax.parallel.preemption import Preemption
 from depthmup_flax.provenance import commit, versions
 from depthmup_flax.records import Record, RecordWriter, SweepInfo, info_to_json, read_info, read_records
@@ -30,8 +29,9 @@ from depthmup_flax.sweep.progress import SweepProgress
 from depthmup_flax.sweep.resume import Unfinished
 from depthmup_flax.training.config import differences, listed, run_differences
 from depthmup_flax.training.device_batches import put_train_data
-from depthmup_flax.training.workdir import make_writable, only_run_in, writing_to
 from depthmup_flax.types import Batch
+from depthmup_flax.workdir import directory as workdirs
+from depthmup_flax.workdir.files import create
 
 
 def sweep(
@@ -43,6 +43,7 @@ def sweep(
     overwrite: bool = False,
     load: LoadOnce | None = None,
     keep_every_s: float = 600.0,
+    kind: str = workdirs.SWEEP,
 ) -> list[Record]:
     """Trains every run of a sweep that ``workdir`` does not hold yet; returns the records of this shard.
 
@@ -58,6 +59,7 @@ def sweep(
       overwrite: delete the sweep that ``workdir`` holds; with a shard, only the records of that shard.
       load: shared with a caller that uses the same data.
       keep_every_s: seconds.
+      kind: of work that ``workdir`` holds; a search for hyperparameters is a sweep with more files.
 
     Raises:
       InputError: bad configuration or work directory, before anything is trained or overwritten.
@@ -66,12 +68,13 @@ def sweep(
     """
     load = load or LoadOnce()
     groups = groups_of_shard(config, plan(config, expand(config), load), shard)
-    directory = pathlib.Path(workdir)
-    path = directory / ("records.jsonl" if shard[1] == 1 else f"records.{shard[0]}-of-{shard[1]}.jsonl")
-    unfinished = directory / "unfinished" / path.stem
-    with _opened(directory, path, sweep_info(config), overwrite), writing_to(directory), Preemption() as preemption:
+    name = "records" if shard[1] == 1 else f"records.{shard[0]}-of-{shard[1]}"
+    with workdirs.claimed(workdir, kind, lock=f".lock-{name}") as claim, Preemption() as preemption:
+        directory = claim.directory
+        path, unfinished = directory / f"{name}.jsonl", directory / "unfinished" / name
         if overwrite:
-            shutil.rmtree(unfinished if shard[1] > 1 else unfinished.parent, ignore_errors=True)
+            _delete(path, unfinished)
+        _require_same_sweep(directory, sweep_info(config))
         with contextlib.closing(RecordWriter(path)) as writer:  # repairs a torn last line, so before reading
             # Runs that any shard, or another sharding of the same sweep, has recorded are done.
             files = sorted(directory.glob("records*.jsonl"))
@@ -195,25 +198,18 @@ def _shrinking(programs: GroupPrograms, program: Program, seconds: float) -> Shr
     return shrink
 
 
-@contextlib.contextmanager
-def _opened(directory: pathlib.Path, path: pathlib.Path, info: SweepInfo, overwrite: bool) -> Iterator[None]:
-    """The directory with its ``sweep.json``, locked for this shard."""
-    make_writable(directory)
-    with only_run_in(directory, f".lock-{path.stem}"):
-        if overwrite:
-            whole = path.name == "records.jsonl"  # other shards may be running
-            for old in [*directory.glob("records*.jsonl*"), directory / "sweep.json"] if whole else [path]:
-                old.unlink(missing_ok=True)
-        if (directory / "sweep.json").exists():
-            _require_same_sweep(directory, info)
-        elif any(directory.glob("records*.jsonl*")):
-            raise InputError(f"{str(directory)!r} holds records without sweep.json: choose another workdir.")
-        else:
-            write_atomically(directory / "sweep.json", info_to_json(info))
-        yield
+def _delete(path: pathlib.Path, unfinished: pathlib.Path) -> None:
+    """Deletes the records of a shard and its runs in training; of the whole sweep, if ``path`` is not a shard's."""
+    directory, whole = path.parent, path.name == "records.jsonl"
+    for old in [*directory.glob("records*.jsonl*"), directory / "sweep.json"] if whole else [path]:
+        old.unlink(missing_ok=True)
+    shutil.rmtree(unfinished.parent if whole else unfinished, ignore_errors=True)
 
 
 def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> None:
+    """Writes ``sweep.json``, or checks that the one there is of the same sweep."""
+    if create(directory / "sweep.json", info_to_json(info)):
+        return
     stored = read_info(directory)
     # Time slices of the same length, so that one figure can show them all.
     length, ours = (sweep.base.get("train", {}).get("log_every") for sweep in (stored, info))

@@ -15,12 +15,12 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.data import TextDataset
 from depthmup_flax.errors import InputError, Preempted, RunStopped
-from depthmup_flax.files import write_atomically
 from depthmup_flax.parallel import distributed, sharding
 from depthmup_flax.parallel.preemption import Preemption
 from depthmup_flax.provenance import versions
 from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.training import config as configs
+from depthmup_flax.training import stored_run
 from depthmup_flax.training.checkpoint import Checkpointer
 from depthmup_flax.training.device_batches import Waiting, held_out_batches, put_train_data, train_calls
 from depthmup_flax.training.experiment import Experiment, build
@@ -30,8 +30,9 @@ from depthmup_flax.training.run_outcome import PREEMPTED, outcome, read, summary
 from depthmup_flax.training.sharded_program import ShardedProgram
 from depthmup_flax.training.step import TrainState
 from depthmup_flax.training.text_generation import printable, sample_text
-from depthmup_flax.training.workdir import only_run_in, prepare_workdir, read_json, writing_to
 from depthmup_flax.types import Json
+from depthmup_flax.workdir import directory as workdirs
+from depthmup_flax.workdir.files import read_json, write_atomically
 
 
 def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overwrite: bool = False) -> Json:
@@ -62,13 +63,14 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
       RunStopped: the work directory cannot be written, or the data do not arrive.
     """
     experiment, mesh = distributed.in_all(lambda: _built(config))
-    directory = pathlib.Path(workdir)
+    directory = workdirs.as_path(workdir)
+    claims: list[workdirs.Claim] = []  # of process 0
     with contextlib.ExitStack() as stack:
 
         def claim() -> Json | None:
-            with writing_to(directory):
-                prepare_workdir(directory, config, overwrite=overwrite)
-                stack.enter_context(only_run_in(directory))
+            claims.append(stack.enter_context(workdirs.claimed(workdir, workdirs.RUN)))
+            with workdirs.writing_to(directory):
+                stored_run.prepare(directory, config, overwrite=overwrite)
                 return _finished(directory / "result.json", config)
 
         finished = distributed.on_first(claim)
@@ -76,7 +78,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
             if distributed.is_first():
                 print(f"{directory} holds this run already, {summary(finished)}. --overwrite runs it again.")
             return finished
-        with writing_to(directory):
+        with workdirs.writing_to(directory):
             return _train_in(directory, experiment, mesh)
 
 
@@ -118,7 +120,7 @@ def _built(config: ConfigDict) -> tuple[Experiment, jax.sharding.Mesh]:
 
 
 def _finished(path: pathlib.Path, config: ConfigDict) -> Json | None:
-    result = read_json(path) if path.exists() else None
+    result = read_json(path, stored_run.GARBLED) if path.exists() else None
     if result is not None and result.get("config_hash") != configs.config_hash(config):
         raise InputError(f"{path} is of another config: choose another workdir, or pass --overwrite.")
     return result

@@ -15,6 +15,7 @@ import pytest
 from interruption import interrupted_before
 
 from depthmup_flax import InputError
+from depthmup_flax.errors import Busy
 from depthmup_flax.rule.info_trees import info_from_json
 from depthmup_flax.training.checkpoint import Checkpointer
 from depthmup_flax.training.config import config_hash, default_config, differences, to_json
@@ -22,7 +23,7 @@ from depthmup_flax.training.experiment import build
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.training.multi_step import CallLength
 from depthmup_flax.training.step import init_state, make_train_step
-from depthmup_flax.training.workdir import only_run_in
+from depthmup_flax.workdir.directory import RUN, claimed
 
 
 def tiny(architecture="res_mlp", /, **sections):
@@ -323,7 +324,7 @@ def test_checkpoints_and_results_of_another_config_are_not_taken_for_this_one(co
 
 
 def test_a_work_directory_in_use_is_refused(tmp_path):
-    with only_run_in(tmp_path), pytest.raises(InputError, match="is in use by another run"):
+    with claimed(tmp_path, RUN), pytest.raises(Busy, match="is in use by another run"):
         train_and_evaluate(tiny(), tmp_path)
 
 

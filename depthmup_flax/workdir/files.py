@@ -4,18 +4,55 @@ import gzip
 import json
 import os
 import pathlib
+import uuid
 import zlib
 from collections.abc import Iterable
 from typing import Any
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.types import Json
+
+
+def read_json(path: pathlib.Path, remedy: str) -> Json:
+    """Reads a JSON object.
+
+    Raises:
+      InputError: the file is damaged; the sentence ends with ``remedy``.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("no object")
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON ({error}): {remedy}.") from error
+    return content
+
+
+def create(path: pathlib.Path, text: str) -> bool:
+    """Writes a new file, complete from its first moment; ``False``, and no change, if there is one already.
+
+    Of processes that call it at the same time, on one host or several, one gets ``True``.
+    """
+    temporary = _temporary(path, text)
+    try:
+        os.link(temporary, path)
+        return True
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink()
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:
     """Writes ``text`` so that readers, and a crash, see either the old file or the new one."""
-    temporary = path.with_name(path.name + ".tmp")
+    os.replace(_temporary(path, text), path)
+
+
+def _temporary(path: pathlib.Path, text: str) -> pathlib.Path:
+    """A file beside ``path`` whose name no other process uses."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    return temporary
 
 
 def read_lines(path: pathlib.Path) -> list[str]:
