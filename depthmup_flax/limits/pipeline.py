@@ -80,7 +80,7 @@ def run(
     with workdirs.claimed(workdir, workdirs.LIMITS) as claim:
         directory = claim.directory
         _require_same_figure(directory, config, overwrite)
-        rows = _measure(module, config, cases, directory / "records.jsonl", say)
+        rows = _measure(module, config, cases, claim, say)
         text = f"{config.title}\n\n{module.table(rows)}\n"
         write_atomically(directory / "report.txt", text)
         pictures = save(module.figure(rows), directory, config.figure)
@@ -88,8 +88,9 @@ def run(
 
 
 def _measure(
-    module: Figure, config: ConfigDict, cases: list[Case], path: pathlib.Path, say: Callable[[str], None]
+    module: Figure, config: ConfigDict, cases: list[Case], claim: workdirs.Claim, say: Callable[[str], None]
 ) -> list[Row]:
+    path = claim.directory / "records.jsonl"
     records = JsonLines(path)  # repairs a torn last line, so before reading
     known = _known(path)
     about = {"versions": versions(), "commit": commit(), "device": jax.devices()[0].device_kind}
@@ -101,6 +102,7 @@ def _measure(
             with jax.enable_x64(True), products_in("float64"):
                 values = module.measure(config, case)
             seconds = time.perf_counter() - started
+            claim.check()
             records.write([{"case": case, "values": values, "seconds": round(seconds, 2), **about}])
             name = ", ".join(str(value) if key == "what" else f"{key} {value}" for key, value in case.items())
             say(f"[{number}/{len(cases)}] {name}: {seconds:.1f} s")

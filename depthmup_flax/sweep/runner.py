@@ -31,7 +31,9 @@ from depthmup_flax.training.config import differences, listed, run_differences
 from depthmup_flax.training.device_batches import put_train_data
 from depthmup_flax.types import Batch
 from depthmup_flax.workdir import directory as workdirs
-from depthmup_flax.workdir.files import create
+from depthmup_flax.workdir.files import create, retried
+
+_WHOLE = "records.jsonl"  # of a sweep without shards
 
 
 def sweep(
@@ -72,14 +74,15 @@ def sweep(
     with workdirs.claimed(workdir, kind, lock=f".lock-{name}") as claim, Preemption() as preemption:
         directory = claim.directory
         path, unfinished = directory / f"{name}.jsonl", directory / "unfinished" / name
-        if overwrite:
-            _delete(path, unfinished)
-        _require_same_sweep(directory, sweep_info(config))
+        with claim.alone() if overwrite and path.name == _WHOLE else contextlib.nullcontext():
+            if overwrite:
+                _delete(path, unfinished)
+            _require_same_sweep(directory, sweep_info(config))
         with contextlib.closing(RecordWriter(path)) as writer:  # repairs a torn last line, so before reading
             # Runs that any shard, or another sharding of the same sweep, has recorded are done.
             files = sorted(directory.glob("records*.jsonl"))
             done = {record.run: record for file in files for record in read_records(file)[0]}
-            runner = _Runner(config, writer, done, lanes, load, Unfinished(unfinished, keep_every_s, preemption))
+            runner = _Runner(config, claim, writer, done, lanes, load, Unfinished(unfinished, keep_every_s, preemption))
             runner.run(groups)
         return [record for record in runner.done.values() if record.run in runner.mine]
 
@@ -89,6 +92,7 @@ class _Runner:
     """Trains groups of runs and records them."""
 
     config: ConfigDict
+    claim: workdirs.Claim
     writer: RecordWriter
     done: dict[str, Record]  # hash of a run -> its record, for all shards
     lanes: int | None
@@ -151,13 +155,17 @@ class _Runner:
             cohort, shrink = Cohort.of(program, part), _shrinking(programs, program, seconds)
             self._train(group, cohort, shrink, last=part is parts[-1])
 
+    def _after_call(self, cohort: Cohort) -> None:
+        self.claim.check()
+        self.unfinished.after_call(cohort)
+
     def _left(self, group: Group) -> list[Run]:
         return [run for run in group.runs if run.hash not in self.done]
 
     def _train(self, group: Group, cohort: Cohort, shrink: Shrink, *, last: bool = False) -> None:
         """Trains ``cohort`` and writes its records."""
         lanes = cohort.program.per_device  # training may shrink the program
-        outcomes = train(cohort, shrink, self.unfinished.after_call)
+        outcomes = train(cohort, shrink, self._after_call)
         seconds = round(cohort.elapsed_s() / len(cohort.runs), 3)
         records = [
             Record(
@@ -200,7 +208,7 @@ def _shrinking(programs: GroupPrograms, program: Program, seconds: float) -> Shr
 
 def _delete(path: pathlib.Path, unfinished: pathlib.Path) -> None:
     """Deletes the records of a shard and its runs in training; of the whole sweep, if ``path`` is not a shard's."""
-    directory, whole = path.parent, path.name == "records.jsonl"
+    directory, whole = path.parent, path.name == _WHOLE
     for old in [*directory.glob("records*.jsonl*"), directory / "sweep.json"] if whole else [path]:
         old.unlink(missing_ok=True)
     shutil.rmtree(unfinished.parent if whole else unfinished, ignore_errors=True)
@@ -208,8 +216,14 @@ def _delete(path: pathlib.Path, unfinished: pathlib.Path) -> None:
 
 def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> None:
     """Writes ``sweep.json``, or checks that the one there is of the same sweep."""
-    if create(directory / "sweep.json", info_to_json(info)):
+    path = directory / "sweep.json"
+    recorded = any(directory.glob("records*.jsonl*"))  # if so, their sweep.json is older
+    if not recorded and create(path, info_to_json(info)):
         return
+    try:
+        retried(path.read_bytes)  # a file server may not show yet what another process has created
+    except FileNotFoundError as error:
+        raise InputError(f"{str(directory)!r} holds records without sweep.json: choose another workdir.") from error
     stored = read_info(directory)
     # Time slices of the same length, so that one figure can show them all.
     length, ours = (sweep.base.get("train", {}).get("log_every") for sweep in (stored, info))

@@ -79,7 +79,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
                 print(f"{directory} holds this run already, {summary(finished)}. --overwrite runs it again.")
             return finished
         with workdirs.writing_to(directory):
-            return _train_in(directory, experiment, mesh)
+            return _train_in(directory, experiment, mesh, claims)
 
 
 def _train(run: _Run) -> Json:
@@ -126,8 +126,10 @@ def _finished(path: pathlib.Path, config: ConfigDict) -> Json | None:
     return result
 
 
-def _train_in(directory: pathlib.Path, experiment: Experiment, mesh: jax.sharding.Mesh) -> Json:
-    run = _Run(experiment, mesh, directory)
+def _train_in(
+    directory: pathlib.Path, experiment: Experiment, mesh: jax.sharding.Mesh, claims: list[workdirs.Claim]
+) -> Json:
+    run = _Run(experiment, mesh, directory, claims)
     try:
         if distributed.is_first():
             write_atomically(directory / "config.json", configs.to_json(experiment.config))
@@ -154,8 +156,14 @@ def _train_in(directory: pathlib.Path, experiment: Experiment, mesh: jax.shardin
 class _Run:
     """One process's part of a run; the caller enters ``preemption``."""
 
-    def __init__(self, experiment: Experiment, mesh: jax.sharding.Mesh, directory: pathlib.Path) -> None:
-        self._experiment, self._mesh, self._directory = experiment, mesh, directory
+    def __init__(
+        self,
+        experiment: Experiment,
+        mesh: jax.sharding.Mesh,
+        directory: pathlib.Path,
+        claims: list[workdirs.Claim],
+    ) -> None:
+        self._experiment, self._mesh, self._directory, self._claims = experiment, mesh, directory, claims
         train = experiment.config.train
         self.program, self.preemption = (
             ShardedProgram(experiment, mesh, put_train_data(experiment.dataset, mesh)),
@@ -191,6 +199,8 @@ class _Run:
             return next(calls)
 
     def take(self, call: Call) -> None:
+        for claim in self._claims:
+            claim.check()
         self.state = self.program.take(self.state, call)
         first = self.step == self._first_step
         self.step += int(call.count)

@@ -11,10 +11,11 @@ import pathlib
 from collections.abc import Iterator
 
 from depthmup_flax.errors import InputError, RunStopped
-from depthmup_flax.workdir.files import create, read_json
-from depthmup_flax.workdir.lock import WAIT_S, Lock, held
+from depthmup_flax.workdir.files import create, read_json, retried
+from depthmup_flax.workdir.lock import DELETED, Lock, busy, held
 
 MARK = "workdir.json"  # written at the first claim: {"kind": "sweep"}
+_ALONE = ".lock-alone"
 
 RUN, SWEEP, TUNE, LIMITS, COORD_CHECK, REPORT = "run", "sweep", "tune", "limits", "coord_check", "report"
 _NAMES = {
@@ -53,6 +54,21 @@ class Claim:
         """
         self.lock.check()
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keeps other processes from starting in the directory, to delete what all of them share.
+
+        Raises:
+          InputError: another part of the work is running.
+        """
+        with held(self.directory / _ALONE):
+            for path in self.directory.glob(".lock*"):
+                if path not in (self.lock.path, self.directory / _ALONE) and (other := busy(path)):
+                    raise InputError(
+                        f"workdir {str(self.directory)!r} is in use by {other}: end it before you delete its work."
+                    )
+            yield
+
 
 def as_path(text: str | os.PathLike[str]) -> pathlib.Path:
     """The path of a work directory that a user has typed, with ``~`` expanded.
@@ -67,14 +83,16 @@ def as_path(text: str | os.PathLike[str]) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def claimed(path: str | os.PathLike[str], kind: str, *, lock: str = ".lock", wait_s: float = WAIT_S) -> Iterator[Claim]:
+def claimed(
+    path: str | os.PathLike[str], kind: str, *, lock: str = ".lock", wait_s: float | None = None
+) -> Iterator[Claim]:
     """Opens a work directory for one kind of work; creates it if absent.
 
     Args:
       path: as the user typed it.
       kind: one of the constants of this module.
       lock: name of the lock file, which only one process holds at a time; parts of a sweep have one each.
-      wait_s: how long to wait while another process holds the lock, in seconds.
+      wait_s: how long to wait while another process holds the lock, in seconds; default `lock.WAIT_S`.
 
     Raises:
       InputError: the directory cannot be written, or holds another kind of work. Nothing in it has changed then.
@@ -84,9 +102,11 @@ def claimed(path: str | os.PathLike[str], kind: str, *, lock: str = ".lock", wai
     directory = as_path(path)
     with contextlib.ExitStack() as stack:
         with _opening(directory):
-            directory.mkdir(parents=True, exist_ok=True)
-            _mark(directory, kind)
+            retried(lambda: _mark(directory, kind))
             claim = Claim(directory, stack.enter_context(held(directory / lock, wait_s)))
+            if busy(directory / _ALONE):
+                with held(directory / _ALONE, wait_s):  # until the other has deleted what it wants to
+                    retried(lambda: _mark(directory, kind))
         stack.enter_context(writing_to(directory))
         yield claim
 
@@ -97,31 +117,38 @@ def kind_of(directory: pathlib.Path) -> str | None:
     Raises:
       InputError: the mark is damaged, or there are records of unknown work.
     """
-    if (directory / MARK).exists():
-        kind = read_json(directory / MARK, f"restore it, or write {{'kind': ...}} with one of {', '.join(_NAMES)}").get(
-            "kind"
-        )
+    mark = directory / MARK
+    if mark.exists():
+        kind = read_json(mark, "restore it, or choose another directory").get("kind")
         if kind not in _NAMES:
-            raise InputError(f"{directory / MARK} names the unknown kind {kind!r}: choose another directory.")
+            raise InputError(f"{mark} names {kind!r}, which is no kind of work: choose another directory.")
         return str(kind)
     for name, kind in _UNMARKED.items():
         if (directory / name).exists():
             return TUNE if kind == SWEEP and _is_search(directory / name) else kind
-    if any(directory.glob("records*.jsonl*")):
-        raise InputError(f"workdir {str(directory)!r} holds records of unknown work: choose another directory.")
-    return None
+    if not any(directory.glob("records*.jsonl*")):
+        return None
+    try:
+        retried(mark.read_bytes)  # the mark is older than the records, but a file server may show it later
+    except FileNotFoundError as error:
+        sentence = f"workdir {str(directory)!r} holds records of unknown work: choose another directory."
+        raise InputError(sentence) from error
+    return kind_of(directory)
 
 
 def _mark(directory: pathlib.Path, kind: str) -> None:
-    present = kind_of(directory)
-    if present is None and not create(directory / MARK, json.dumps({"kind": kind}) + "\n"):
-        present = kind_of(directory)  # another process was faster
-    if present not in (None, kind):
+    """Creates the directory and its mark, if absent; `InputError` if it holds another kind of work."""
+    directory.mkdir(parents=True, exist_ok=True)
+    mark = directory / MARK
+    if not mark.exists() and kind_of(directory) in (None, kind):
+        create(mark, json.dumps({"kind": kind}) + "\n")
+    present = kind_of(directory)  # another process may have been faster
+    if present is None:  # a file server does not show it yet
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(mark))
+    if present != kind:
         raise InputError(
             f"workdir {str(directory)!r} holds {_NAMES[present]}, not {_NAMES[kind]}: choose another directory."
         )
-    if present == kind:  # a directory of an earlier version
-        create(directory / MARK, json.dumps({"kind": kind}) + "\n")
 
 
 def _is_search(sweep: pathlib.Path) -> bool:
@@ -140,7 +167,9 @@ def _opening(directory: pathlib.Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE):
-            raise RunStopped(f"workdir {str(directory)!r} cannot be written to ({reason}): make room.") from error
+            raise RunStopped(
+                f"workdir {str(directory)!r} cannot be written to ({reason}): mend that, and rerun the command."
+            ) from error
         raise InputError(f"workdir {str(directory)!r} cannot be written to ({reason}): choose another.") from error
 
 
@@ -149,20 +178,19 @@ def writing_to(directory: pathlib.Path) -> Iterator[None]:
     """Turns write errors of any library into one sentence.
 
     Raises:
-      RunStopped: the disk is full, read-only or unreachable.
+      RunStopped: the disk is full, read-only or unreachable, or the directory was deleted or renamed.
     """
     try:
         yield
     except (InputError, RunStopped):
         raise
     except Exception as error:
-        reason = _write_failure(error)
-        if reason is None:
-            raise
-        raise RunStopped(
-            f"workdir {str(directory)!r} cannot be written any more ({reason}): make room or make it writable, "
-            "and rerun the command, which resumes from the last checkpoint."
-        ) from error
+        if reason := _write_failure(error):
+            remedy = "make room or make it writable, and rerun the command, which resumes from the last checkpoint."
+            raise RunStopped(f"workdir {str(directory)!r} cannot be written any more ({reason}): {remedy}") from error
+        if not directory.exists():
+            raise RunStopped(f"workdir {str(directory)!r} {DELETED}") from error
+        raise
 
 
 _FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)

@@ -1,13 +1,16 @@
 """Files that stay complete when the process is killed."""
 
+import contextlib
+import errno
 import gzip
 import json
 import os
 import pathlib
+import time
 import uuid
 import zlib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.types import Json
@@ -28,31 +31,94 @@ def read_json(path: pathlib.Path, remedy: str) -> Json:
     return content
 
 
+T = TypeVar("T")
+_NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+def write_atomically(path: pathlib.Path, text: str) -> None:
+    """Writes ``text`` so that readers, and a crash, see either the old file or the new one; returns when on disk."""
+    with _temporary(path, text) as temporary:
+        os.replace(temporary, path)
+    _sync_directory(path.parent)
+
+
 def create(path: pathlib.Path, text: str) -> bool:
     """Writes a new file, complete from its first moment; ``False``, and no change, if there is one already.
 
     Of processes that call it at the same time, on one host or several, one gets ``True``.
     """
-    temporary = _temporary(path, text)
+    with _temporary(path, text) as temporary:
+        if not link_exclusively(temporary, path):
+            return False
+    _sync_directory(path.parent)
+    return True
+
+
+def retried(function: Callable[[], T], wait_s: float = 2.0) -> T:
+    """The result of ``function``, which is called again while files of a file server come and go.
+
+    Raises:
+      OSError: the last call's, after ``wait_s`` seconds; at once for an error that stays.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            return function()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ESTALE, errno.EEXIST) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
+
+
+def link_exclusively(source: pathlib.Path, target: pathlib.Path) -> bool:
+    """Makes ``target`` a second name of the file ``source``; ``False``, and no change, if there is a ``target``."""
     try:
-        os.link(temporary, path)
-        return True
+        os.link(source, target)
     except FileExistsError:
-        return False
+        # A file server may answer so to its own success, if the first answer was lost.
+        return source.stat().st_nlink == 2
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        if target.exists():
+            return False
+        # The last of the processes that are here within a second wins.
+        own = source.stat()
+        os.rename(source, target)
+        time.sleep(1.0)
+        return os.path.samestat(own, target.stat())
+    return True
+
+
+def temporary_name(path: pathlib.Path) -> pathlib.Path:
+    """A name beside ``path`` that no other process uses."""
+    return path.with_name(f".tmp-{uuid.uuid4().hex[:16]}-{path.name}")
+
+
+@contextlib.contextmanager
+def _temporary(path: pathlib.Path, text: str) -> Iterator[pathlib.Path]:
+    """A file with ``text`` on disk, beside ``path``; its name ends with the context."""
+    temporary = temporary_name(path)
+    try:
+        with temporary.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
     finally:
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)
 
 
-def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Writes ``text`` so that readers, and a crash, see either the old file or the new one."""
-    os.replace(_temporary(path, text), path)
-
-
-def _temporary(path: pathlib.Path, text: str) -> pathlib.Path:
-    """A file beside ``path`` whose name no other process uses."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    return temporary
+def _sync_directory(directory: pathlib.Path) -> None:
+    """Writes the names in a directory to disk, where the file system can."""
+    file = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(file)
 
 
 def read_lines(path: pathlib.Path) -> list[str]:
