@@ -14,7 +14,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import ConfigDict, config_flags
 
-from depthmup_flax.errors import BAD_INPUT, PREEMPTED, STOPPED, Busy, InputError, Preempted, RunStopped
+from depthmup_flax.errors import BAD_INPUT, STOPPED, TRY_LATER, Busy, InputError, Preempted, RunStopped
 from depthmup_flax.parallel import distributed
 
 # Warnings of libraries that are left out, by a part of their text: Orbax's about a checkpoint without metrics, which
@@ -86,7 +86,7 @@ def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path
         app.run(main, flags_parser=functools.partial(_parse, default_config))
     except (Busy, Preempted) as error:
         print(error, file=sys.stderr)
-        distributed.leave(PREEMPTED)
+        distributed.leave(TRY_LATER)
     except (InputError, RunStopped) as error:
         print(f"error: {error}", file=sys.stderr)
         distributed.leave(BAD_INPUT if isinstance(error, InputError) else STOPPED)
