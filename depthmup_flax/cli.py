@@ -53,16 +53,6 @@ def one_device_per_core() -> None:
         jax.config.update("jax_num_cpu_devices", cores)
 
 
-def cache_compilations_in(workdir: str | pathlib.Path) -> None:
-    """Makes JAX write compiled programs to ``workdir/compiled`` and read them on the next start; call before it starts.
-
-    Has no effect if ``JAX_COMPILATION_CACHE_DIR`` is set. The directory appears with the first compilation.
-    """
-    if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
-        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(workdir).absolute() / "compiled"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles many small programs
-
-
 def define_processes() -> None:
     """Defines the flags of `start_processes`: ``--coordinator``, ``--num_processes``, ``--process_id``."""
     flags.DEFINE_string("coordinator", None, "Several processes: host:port of process 0. Default: the environment's.")

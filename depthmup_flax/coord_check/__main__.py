@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
         report = _checked(config)
         print(report)
         if claim is not None:
-            claim.check()
+            claim.check(now=True)
             report.write_to(claim.directory)
             print(f"\nThe records, report and figure are in {claim.directory}.")
     return 0 if report.ok else 1

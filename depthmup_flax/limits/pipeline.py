@@ -102,7 +102,7 @@ def _measure(
             with jax.enable_x64(True), products_in("float64"):
                 values = module.measure(config, case)
             seconds = time.perf_counter() - started
-            claim.check()
+            claim.check(now=True)
             records.write([{"case": case, "values": values, "seconds": round(seconds, 2), **about}])
             name = ", ".join(str(value) if key == "what" else f"{key} {value}" for key, value in case.items())
             say(f"[{number}/{len(cases)}] {name}: {seconds:.1f} s")

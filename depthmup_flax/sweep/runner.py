@@ -186,6 +186,7 @@ class _Runner:
             )
             for run, outcome in zip(cohort.runs, outcomes, strict=True)
         ]
+        self.claim.check(now=True)
         self.writer.write_records(records)
         self.unfinished.delete()
         self.done.update({record.run: record for record in records})

@@ -240,6 +240,8 @@ class _Run:
 
     def save(self, test: dict[str, float] | None = None, *, wait: bool = False) -> None:
         """Writes a checkpoint of the current step, evaluated as ``test``, unless it exists or checkpoints are off."""
+        for claim in self._claims:
+            claim.check(now=True)  # a checkpoint would create the directory again
         config = self._experiment.config
         if self._checkpointer is None or not config.train.checkpoint:
             return

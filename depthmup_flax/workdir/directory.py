@@ -46,13 +46,15 @@ class Claim:
     directory: pathlib.Path
     lock: Lock
 
-    def check(self) -> None:
-        """Returns at once if the directory is still this process's; call it between steps and before writing.
+    def check(self, *, now: bool = False) -> None:
+        """Returns if the directory is still this process's; call it between steps.
+
+        Takes no time, because a thread looks every `lock.BEAT_S` seconds; ``now`` looks at once, for use before writes.
 
         Raises:
           RunStopped: the directory was deleted or renamed, or another process has taken it over.
         """
-        self.lock.check()
+        self.lock.check(now=now)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

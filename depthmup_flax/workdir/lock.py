@@ -72,13 +72,15 @@ class Lock:
         self._thread = threading.Thread(target=self._beat_until_ended, name=f"heartbeat {path}", daemon=True)
         self._thread.start()
 
-    def check(self) -> None:
-        """Returns at once if the lock is still held; after a long stop of this process, asks the file system first.
+    def check(self, *, now: bool = False) -> None:
+        """Returns if the lock is still held; asks the file system ``now``, or after a long stop of this process.
 
         Raises:
           RunStopped: the directory was deleted or renamed, or another process has taken it over, or it cannot be
             reached.
         """
+        if now:
+            self._beat()
         if not self._lost and now_s() - self._confirmed_s > EXPIRY_S - BEAT_S:
             self._beat()
             time.sleep(0.0 if self._lost else 2 * _POLL_S)  # another process may be taking over
