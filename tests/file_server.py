@@ -8,40 +8,74 @@ import os
 import random
 import time
 
-_CALLS = ("open", "stat", "lstat", "link", "mkdir", "rename", "replace", "scandir", "unlink", "utime", "listdir")
+_READS = ("stat", "lstat")
+_CHANGES = ("link", "mkdir", "rename", "replace", "unlink", "utime")
 
 
-def slow_down(delay_s: float, hidden_s: float, rng: random.Random) -> None:
-    """Makes every metadata call of this process take up to ``delay_s`` seconds before and after it takes place.
+class FileServer:
+    """What one client sees.
 
-    A name that was looked up in vain stays absent for this process for ``hidden_s`` seconds more, unless the process
-    creates it: file servers' clients remember what is absent.
+    Every metadata call takes up to ``delay_s`` seconds before and after it takes place. The client remembers for
+    ``hidden_s`` seconds which names are absent and which files the others are, as file servers' clients do, until it
+    changes something in the same directory itself.
     """
-    absent: dict[str, float] = {}
 
-    def slow(function, creates):
+    def __init__(self, delay_s: float, hidden_s: float, rng: random.Random) -> None:
+        self._delay_s, self._hidden_s, self._rng = delay_s, hidden_s, rng
+        self._absent: dict[str, float] = {}  # until when
+        self._present: dict[str, tuple[int, float]] = {}  # a descriptor of the file, and until when
+        self._os_open, self._os_close = os.open, os.close
+
+    def mount(self) -> None:
+        """Replaces the functions of this process."""
+        for name in (*_READS, *_CHANGES, "scandir", "listdir"):
+            setattr(os, name, self._slow(getattr(os, name), name in _READS, name in _CHANGES))
+        os.open = self._slow(os.open, False, True)
+        real = io.open
+
+        def open_file(path, mode="r", *args, **kwargs):
+            if mode[0] != "r" or not isinstance(path, str | os.PathLike):
+                return self._slow(real, False, True)(path, mode, *args, **kwargs)
+            return self._slow(self._open_remembered, True, False)(path, mode, *args, real=real, **kwargs)
+
+        io.open = open_file
+
+    def _slow(self, function, reads, changes):
         def call(path, *args, **kwargs):
             name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
-            time.sleep(rng.uniform(0, delay_s))
-            if name is not None and not creates(*args, **kwargs) and time.monotonic() < absent.get(name, 0):
+            self._sleep()
+            if reads and time.monotonic() < self._absent.get(name, 0.0):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
             try:
                 return function(path, *args, **kwargs)
             except FileNotFoundError:
-                if name is not None and name not in absent:
-                    absent[name] = time.monotonic() + hidden_s
+                if reads:
+                    self._absent.setdefault(name, time.monotonic() + self._hidden_s)
                 raise
             finally:
-                time.sleep(rng.uniform(0, delay_s))
+                if changes and name is not None:
+                    self._forget(os.path.dirname(name))
+                self._sleep()
 
         return call
 
-    def opens_new(*args, **kwargs):
-        mode = kwargs.get("mode", args[0] if args else "r")
-        return (mode & os.O_CREAT) if isinstance(mode, int) else mode[0] in "wax"
+    def _open_remembered(self, path, *args, real, **kwargs):
+        name = os.fspath(path)
+        file, until = self._present.get(name, (None, 0.0))
+        if time.monotonic() < until:
+            return real(f"/proc/self/fd/{file}", *args, **kwargs)
+        opened = real(path, *args, **kwargs)
+        if file is not None:
+            self._os_close(file)
+        again = self._os_open(f"/proc/self/fd/{opened.fileno()}", os.O_RDONLY)
+        self._present[name] = again, time.monotonic() + self._hidden_s
+        return opened
 
-    reads = {"stat", "lstat"}
-    for name in _CALLS:
-        creates = opens_new if name == "open" else (lambda *_, reading=name in reads, **__: not reading)
-        setattr(os, name, slow(getattr(os, name), creates))
-    io.open = slow(io.open, opens_new)
+    def _forget(self, directory):
+        for name in [name for name in self._present if os.path.dirname(name) == directory]:
+            self._os_close(self._present.pop(name)[0])
+        for name in [name for name in self._absent if os.path.dirname(name) == directory]:
+            del self._absent[name]
+
+    def _sleep(self):
+        time.sleep(self._rng.uniform(0, self._delay_s))

@@ -36,7 +36,7 @@ def open_shard(directory: pathlib.Path, shard: int) -> None:
 def _worker(shard, root, rounds, jitter_s, delay_s, hidden_s, barrier, failures, opening):
     opening(pathlib.Path(root) / f"warm{shard}", shard)  # imports
     rng = random.Random(shard)
-    file_server.slow_down(delay_s, hidden_s, rng)
+    file_server.FileServer(delay_s, hidden_s, rng).mount()
     for number in range(rounds):
         barrier.wait()
         time.sleep(rng.uniform(0, jitter_s))
