@@ -323,8 +323,9 @@ def test_checkpoints_and_results_of_another_config_are_not_taken_for_this_one(co
     assert not (copied / "config.json").exists()
 
 
-def test_a_work_directory_in_use_is_refused(tmp_path):
-    with claimed(tmp_path, RUN), pytest.raises(Busy, match="is in use by another run"):
+def test_a_work_directory_in_use_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("depthmup_flax.workdir.lock.WAIT_S", 0.0)
+    with claimed(tmp_path, RUN), pytest.raises(Busy, match=r"is in use by process \d+ on .*: rerun the command later"):
         train_and_evaluate(tiny(), tmp_path)
 
 
