@@ -34,12 +34,12 @@ EXPIRY_S = 45.0  # several beats: a holder that is stopped or starved of time fo
 WAIT_S = 60.0  # longer than EXPIRY_S, so that one start takes over the lock of a lost machine
 _POLL_S = 0.25
 _UNKNOWN_EXPIRY_S = 2.0  # of a file without content, which no process has locked
-_SUPPORTED = hasattr(time, "CLOCK_BOOTTIME")
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def now_s() -> float:
     """A clock that never jumps, and that continues while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if _SUPPORTED else time.monotonic()
+    return time.clock_gettime(_CLOCK)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +79,7 @@ class Lock:
           RunStopped: the directory was deleted or renamed, or another process has taken it over, or it cannot be
             reached.
         """
-        if now:
-            self._beat()
-        if not self._lost and now_s() - self._confirmed_s > EXPIRY_S - BEAT_S:
-            self._beat()
-            time.sleep(0.0 if self._lost else 2 * _POLL_S)  # another process may be taking over
+        if not self._lost and (now or self._is_late()):
             self._beat()
         if self._lost:
             raise RunStopped(f"workdir {str(self.path.parent)!r} {self._lost}")
@@ -103,14 +99,15 @@ class Lock:
     def _beat(self) -> None:
         """Sets the file's time, and looks whether the path still leads to this file."""
         with self._beating:
+            started, late = now_s(), self._is_late()
             try:
-                os.utime(self._file)
+                _touch(self._file)
                 found = _read(self.path, probe=False)
-                if found is None:  # a file server may err once
-                    time.sleep(_POLL_S)
+                if late or found is None:  # another process may be taking over; a file server may err once
+                    time.sleep(2 * _POLL_S)
                     found = _read(self.path, probe=False)
             except OSError as error:
-                if now_s() - self._confirmed_s > EXPIRY_S:  # another machine may have taken over
+                if started - self._confirmed_s > EXPIRY_S:  # another machine may have taken over
                     self._lost = f"cannot be reached any more ({error.strerror}): {_REMEDY}"
                 return
             if found is None:
@@ -118,7 +115,11 @@ class Lock:
             elif found.holder is None or found.holder.token != self._holder.token:
                 self._lost = f"was taken over by {found.holder or 'another process'}: end that process, or let it work."
             else:
-                self._confirmed_s = now_s()
+                self._confirmed_s = started
+
+    def _is_late(self) -> bool:
+        """Whether this process was stopped for so long that the lock may have expired."""
+        return now_s() - self._confirmed_s > EXPIRY_S - BEAT_S
 
 
 _REMEDY = "rerun the command, which resumes from what was saved."
@@ -274,6 +275,14 @@ def _is_locked(file: int) -> bool | None:
     except OSError as error:
         return True if error.errno in (errno.EAGAIN, errno.EACCES) else None
     return False
+
+
+def _touch(file: int) -> None:
+    try:
+        os.utime(file)
+    except OSError as error:
+        if error.errno != errno.ESTALE:  # deleted on the server, as a look at the path will show
+            raise
 
 
 def _boot() -> str:
