@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from depthmup_flax.errors import InputError, RunStopped
 from depthmup_flax.workdir.files import create, read_json, retried
-from depthmup_flax.workdir.lock import DELETED, Lock, busy, held
+from depthmup_flax.workdir.lock import DELETED, REMEDY, Lock, busy, held
 
 MARK = "workdir.json"  # written at the first claim: {"kind": "sweep"}
 _ALONE = ".lock-alone"
@@ -188,7 +188,7 @@ def writing_to(directory: pathlib.Path) -> Iterator[None]:
         raise
     except Exception as error:
         if reason := _write_failure(error):
-            remedy = "make room or make it writable, and rerun the command, which resumes from the last checkpoint."
+            remedy = f"make room or make it writable, and {REMEDY}"
             raise RunStopped(f"workdir {str(directory)!r} cannot be written any more ({reason}): {remedy}") from error
         if not directory.exists():
             raise RunStopped(f"workdir {str(directory)!r} {DELETED}") from error
