@@ -26,7 +26,7 @@ def get_config():
 
 
 def first_step(fields: Sequence[str]) -> Callable[[], dict[str, float]]:
-    """Time until ``train.py`` prints the loss of a step, with an empty cache, and after a restart in the same work directory.
+    """Time until ``train.py`` prints the loss of a step: with an empty cache, then again in the same work directory.
 
     Args:
       fields: the model's name, then flags.
