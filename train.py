@@ -3,8 +3,8 @@
 Set any field of the config on the command line, such as --config.model.depth=24. Rerunning the command resumes the run.
 --print_params shows what the rule gives every parameter, and trains nothing.
 
-Exit codes: 0 the run has ended, 2 bad input, 74 the disk or the data failed, 75 preempted by a signal: the state is
-saved, and rerunning the command resumes the run.
+Exit codes: 0 the run has ended, 2 bad input, 74 the disk or the data failed, 75 preempted by a signal, with the state
+saved, or another process uses the work directory: rerunning the command resumes the run.
 """
 
 import pathlib
@@ -12,6 +12,7 @@ import pathlib
 from absl import flags
 
 from depthmup_flax import cli, errors
+from depthmup_flax.compilation_cache import cache_compilations
 from depthmup_flax.errors import InputError
 from depthmup_flax.rule.phase_diagram import describe_presets
 
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
         return 0
     if not _WORKDIR.value:
         raise InputError("--workdir is not set: name a directory for the run, such as --workdir=runs/digits.")
-    cli.cache_compilations_in(_WORKDIR.value)
+    cache_compilations()
     cli.start_processes()
     result = train_and_evaluate(config, _WORKDIR.value, overwrite=_OVERWRITE.value)
     return errors.PREEMPTED if result["status"] == PREEMPTED else 0

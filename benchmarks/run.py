@@ -24,8 +24,8 @@ from benchmarks.contest import ROOT, Unavailable
 from benchmarks.figures import FIGURES, RESULTS
 from benchmarks.row import Row, unavailable
 from benchmarks.setting import Setting
-from depthmup_flax.files import write_atomically
 from depthmup_flax.types import Json
+from depthmup_flax.workdir.files import write_atomically
 
 PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 _VERSIONS = ("jax", "jaxlib", "flax", "optax", "torch", "mup", "tensorflow", "tensorflow_cpu")

@@ -14,7 +14,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import ConfigDict, config_flags
 
-from depthmup_flax.errors import BAD_INPUT, PREEMPTED, STOPPED, InputError, Preempted, RunStopped
+from depthmup_flax.errors import BAD_INPUT, STOPPED, TRY_LATER, Busy, InputError, Preempted, RunStopped
 from depthmup_flax.parallel import distributed
 
 # Warnings of libraries that are left out, by a part of their text: Orbax's about a checkpoint without metrics, which
@@ -53,16 +53,6 @@ def one_device_per_core() -> None:
         jax.config.update("jax_num_cpu_devices", cores)
 
 
-def cache_compilations_in(workdir: str | pathlib.Path) -> None:
-    """Makes JAX write compiled programs to ``workdir/compiled`` and read them on the next start; call before it starts.
-
-    Has no effect if ``JAX_COMPILATION_CACHE_DIR`` is set. The directory appears with the first compilation.
-    """
-    if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
-        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(workdir).absolute() / "compiled"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles many small programs
-
-
 def define_processes() -> None:
     """Defines the flags of `start_processes`: ``--coordinator``, ``--num_processes``, ``--process_id``."""
     flags.DEFINE_string("coordinator", None, "Several processes: host:port of process 0. Default: the environment's.")
@@ -84,9 +74,9 @@ def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path
     logging.getLogger("absl").addFilter(lambda record: not any(text in record.getMessage() for text in _EXPECTED))
     try:
         app.run(main, flags_parser=functools.partial(_parse, default_config))
-    except Preempted as error:
+    except (Busy, Preempted) as error:
         print(error, file=sys.stderr)
-        distributed.leave(PREEMPTED)
+        distributed.leave(TRY_LATER)
     except (InputError, RunStopped) as error:
         print(f"error: {error}", file=sys.stderr)
         distributed.leave(BAD_INPUT if isinstance(error, InputError) else STOPPED)

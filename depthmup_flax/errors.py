@@ -15,6 +15,10 @@ class RunStopped(RuntimeError):
     """
 
 
+class Busy(RunStopped):
+    """Another process uses the work directory: the same command succeeds later (`TRY_LATER`)."""
+
+
 class Preempted(RunStopped):
     """The process was preempted and has saved its state; a command line exits with `PREEMPTED`."""
 
@@ -22,7 +26,7 @@ class Preempted(RunStopped):
 # Exit codes besides 0 and Python's own 1. The last two are EX_IOERR and EX_TEMPFAIL of sysexits.h.
 BAD_INPUT = 2  # rerunning the same command fails again
 STOPPED = 74
-PREEMPTED = 75  # the state is saved: rerun the command
+PREEMPTED = TRY_LATER = 75  # rerun the command: the state is saved, or another process was in the way
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

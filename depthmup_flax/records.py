@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.files import JsonLines, read_lines
 from depthmup_flax.types import Json
+from depthmup_flax.workdir.files import JsonLines, read_lines
 
 SCHEMA = 1
 COMPLETED, DIVERGED = "completed", "diverged"

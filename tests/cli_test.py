@@ -6,15 +6,11 @@ import re
 import subprocess
 import sys
 
-import jax
-import joined
 import numpy as np
-import processes
 import pytest
 from PIL import Image
 from processes import ROOT, run_command
 
-from depthmup_flax import cli
 from depthmup_flax.models import create_model
 from depthmup_flax.training.config import make_parametrization, validate
 from depthmup_flax.training.experiment import build
@@ -80,31 +76,6 @@ require_unchanged("train_and_evaluate")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     done = run("-c", code, env=environment | {"JAX_PLATFORMS": "cpu"})
     assert done.returncode == 0, done.stdout + done.stderr
-    assert not (tmp_path / "compiled").exists()
-
-
-def test_the_next_start_in_a_work_directory_compiles_nothing_that_the_last_one_compiled(tmp_path):
-    fields = [f"--config.{field}" for field in ("model.width=8", "model.depth=2", "train.steps=2")]
-
-    def start(name):
-        arguments = [f"--workdir={tmp_path / 'run'}", "--overwrite", *fields]
-        process = processes.Process(tmp_path / name, joined.train_py_without_cache, arguments)
-        assert process.wait() == 0, process.text()
-        return [int(number) for number in re.search(r"read (\d+) compiled (\d+)", process.text()).groups()]
-
-    _, compiled = start("first")
-    assert compiled > 0
-    assert list((tmp_path / "run" / "compiled").iterdir())
-    read, compiled = start("second")
-    assert read > 0
-    assert compiled == 0
-
-
-def test_a_compilation_cache_of_the_users_own_takes_the_place_of_the_work_directorys(tmp_path):
-    before = dict(jax.config.values)
-    assert before["jax_compilation_cache_dir"]
-    cli.cache_compilations_in(tmp_path)
-    assert dict(jax.config.values) == before
 
 
 def test_the_readme_example_runs_and_prints_the_table(tmp_path):

@@ -24,6 +24,8 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE = tempfile.mkdtemp(prefix="depthmup-compiled-")
     atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+os.environ["XDG_CACHE_HOME"] = _HOME = tempfile.mkdtemp(prefix="depthmup-cache-home-")
+atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
 
 # A shell ignores Ctrl-C in what it starts in the background, and the launchers under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

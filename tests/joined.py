@@ -66,9 +66,11 @@ def train_py(arguments, devices):
         return end.code or 0
 
 
-def train_py_without_cache(arguments):
-    """`train_py` where JAX has no compilation cache by default; prints how many programs it read and compiled."""
+def train_py_with_cache_home(home, arguments):
+    """`train_py` with that directory for the user's caches; prints how many programs it read and compiled."""
     import jax
+
+    os.environ["XDG_CACHE_HOME"] = str(home)
 
     events = []
     jax.monitoring.register_event_listener(lambda event, **_: events.append(event.rpartition("/")[2]))

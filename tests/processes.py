@@ -148,7 +148,7 @@ def _run(log, function):
         code = errors.BAD_INPUT
     except errors.RunStopped as error:
         print(f"error: {error}")
-        code = errors.PREEMPTED if isinstance(error, errors.Preempted) else errors.STOPPED
+        code = errors.PREEMPTED if isinstance(error, errors.Preempted | errors.Busy) else errors.STOPPED
     except BaseException:
         traceback.print_exc()
         code = 1

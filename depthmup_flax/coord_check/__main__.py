@@ -4,12 +4,16 @@ Trains networks of several widths and depths for a few steps on one batch of the
 learning rate. Exit code 0: the check passes; 1: it fails, and the report names what and why; 2: bad input.
 """
 
+import contextlib
+
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from depthmup_flax import cli
 from depthmup_flax.coord_check.from_config import check_config
+from depthmup_flax.coord_check.report import Report
 from depthmup_flax.errors import InputError
+from depthmup_flax.workdir.directory import COORD_CHECK, claimed
 
 _CONFIG = cli.define_config(
     "Python file with get_config(). Set any field but width and depth, as in --config.model.norm=layer."
@@ -38,7 +42,19 @@ def main(argv: list[str]) -> int:
                 f"compare with --{name}s=A,B,C, the {name} of all other networks with --{name}=N, or the base with "
                 f"--config.model.base_{name}."
             )
-    report = check_config(
+    with contextlib.ExitStack() as stack:
+        claim = stack.enter_context(claimed(_WORKDIR.value, COORD_CHECK)) if _WORKDIR.value else None
+        report = _checked(config)
+        print(report)
+        if claim is not None:
+            claim.check(now=True)
+            report.write_to(claim.directory)
+            print(f"\nThe records, report and figure are in {claim.directory}.")
+    return 0 if report.ok else 1
+
+
+def _checked(config: ConfigDict) -> Report:
+    return check_config(
         config,
         widths=_sizes("widths", _WIDTHS.value),
         depths=_sizes("depths", _DEPTHS.value),
@@ -50,11 +66,6 @@ def main(argv: list[str]) -> int:
         tolerance=_TOLERANCE.value,
         spectral=_SPECTRAL.value,
     )
-    print(report)
-    if _WORKDIR.value:
-        report.save(_WORKDIR.value)
-        print(f"\nThe records, report and figure are in {_WORKDIR.value}.")
-    return 0 if report.ok else 1
 
 
 def _sizes(name: str, values: list[str] | None) -> list[int] | None:

@@ -26,6 +26,8 @@ from depthmup_flax.coord_check.verdict import (
     Quantity,
 )
 from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.workdir.directory import COORD_CHECK, claimed
+from depthmup_flax.workdir.files import write_atomically
 
 _SHOWN_LAYERS = 8
 _SHOWN_FAILURES, _SHOWN_PASSED = 12, 6  # lines per axis
@@ -102,16 +104,23 @@ class Report:
         ]
 
     def save(self, directory: str | pathlib.Path) -> None:
+        """Claims the directory, and writes to it.
+
+        Raises:
+          InputError: it cannot be written, or holds another kind of work. Nothing in it has changed then.
+        """
+        with claimed(directory, COORD_CHECK) as claim:
+            self.write_to(claim.directory)
+
+    def write_to(self, path: pathlib.Path) -> None:
         """Writes ``records.jsonl``, ``report.txt``, ``details.txt`` and, with matplotlib, ``coord_check.png``."""
-        path = pathlib.Path(directory)
-        path.mkdir(parents=True, exist_ok=True)
         rows = (
             json.dumps({**dataclasses.asdict(r), "value": r.value if math.isfinite(r.value) else None})
             for r in self.records
         )
-        (path / "records.jsonl").write_text("".join(row + "\n" for row in rows), encoding="utf-8")
-        (path / "report.txt").write_text(f"{self}\n", encoding="utf-8")
-        (path / "details.txt").write_text(f"{self.details()}\n", encoding="utf-8")
+        write_atomically(path / "records.jsonl", "".join(row + "\n" for row in rows))
+        write_atomically(path / "report.txt", f"{self}\n")
+        write_atomically(path / "details.txt", f"{self.details()}\n")
         if importlib.util.find_spec("matplotlib") is None:
             print('No figure: matplotlib is not installed. Run pip install "depthmup-flax[report]".')
             return

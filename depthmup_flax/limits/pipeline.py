@@ -14,14 +14,14 @@ import jax
 from ml_collections import ConfigDict
 
 from depthmup_flax.errors import InputError, did_you_mean
-from depthmup_flax.files import JsonLines, write_atomically
 from depthmup_flax.limits.panels import Page
 from depthmup_flax.precision import products_in
 from depthmup_flax.provenance import commit, versions
 from depthmup_flax.report.style import require_matplotlib, save
 from depthmup_flax.training import config as configs
-from depthmup_flax.training.workdir import make_writable, only_run_in
 from depthmup_flax.types import Json
+from depthmup_flax.workdir import directory as workdirs
+from depthmup_flax.workdir.files import JsonLines, write_atomically
 
 # config.figure -> its module of this package
 FIGURES = {name: name for name in ("ntk", "linear_kernel", "linear_limit", "limit_convergence", "diversity")}
@@ -77,11 +77,10 @@ def run(
     module = figure_module(config.get("figure"))
     require_matplotlib()
     cases = module.cases(config)
-    directory = pathlib.Path(workdir)
-    make_writable(directory)
-    with only_run_in(directory):
-        _claim(directory, config, overwrite)
-        rows = _measure(module, config, cases, directory / "records.jsonl", say)
+    with workdirs.claimed(workdir, workdirs.LIMITS) as claim:
+        directory = claim.directory
+        _require_same_figure(directory, config, overwrite)
+        rows = _measure(module, config, cases, claim, say)
         text = f"{config.title}\n\n{module.table(rows)}\n"
         write_atomically(directory / "report.txt", text)
         pictures = save(module.figure(rows), directory, config.figure)
@@ -89,8 +88,9 @@ def run(
 
 
 def _measure(
-    module: Figure, config: ConfigDict, cases: list[Case], path: pathlib.Path, say: Callable[[str], None]
+    module: Figure, config: ConfigDict, cases: list[Case], claim: workdirs.Claim, say: Callable[[str], None]
 ) -> list[Row]:
+    path = claim.directory / "records.jsonl"
     records = JsonLines(path)  # repairs a torn last line, so before reading
     known = _known(path)
     about = {"versions": versions(), "commit": commit(), "device": jax.devices()[0].device_kind}
@@ -102,6 +102,7 @@ def _measure(
             with jax.enable_x64(True), products_in("float64"):
                 values = module.measure(config, case)
             seconds = time.perf_counter() - started
+            claim.check(now=True)
             records.write([{"case": case, "values": values, "seconds": round(seconds, 2), **about}])
             name = ", ".join(str(value) if key == "what" else f"{key} {value}" for key, value in case.items())
             say(f"[{number}/{len(cases)}] {name}: {seconds:.1f} s")
@@ -122,14 +123,11 @@ def _known(path: pathlib.Path) -> dict[str, Values]:
     return values
 
 
-def _claim(directory: pathlib.Path, config: ConfigDict, overwrite: bool) -> None:
+def _require_same_figure(directory: pathlib.Path, config: ConfigDict, overwrite: bool) -> None:
     """Writes ``limits.json``, the settings of the records; InputError if the directory has others."""
     path, records = directory / "limits.json", list(directory.glob("records.jsonl*"))
     ours = json.loads(configs.to_json(config))
-    if not path.exists():
-        if records or any((directory / name).exists() for name in ("sweep.json", "config.json")):
-            raise InputError(f"workdir {str(directory)!r} holds something else: choose another directory.")
-    elif overwrite:
+    if overwrite:
         for old in records:
             old.unlink()
     elif records:

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from depthmup_flax.errors import InputError, RunStopped
+from depthmup_flax.errors import Busy, InputError, RunStopped
 from depthmup_flax.types import Json
 
 T = TypeVar("T")
@@ -99,10 +99,10 @@ def on_first(function: Callable[[], T]) -> T:
         try:
             outcome["value"] = function()
         except (InputError, RunStopped) as error:
-            outcome["stopped" if isinstance(error, RunStopped) else "refused"] = str(error)
+            outcome[type(error).__name__] = str(error)
     ((kind, value),) = json.loads(_broadcast(json.dumps(outcome))).items()
     if kind != "value":
-        raise (RunStopped if kind == "stopped" else InputError)(value)
+        raise {"RunStopped": RunStopped, "Busy": Busy}.get(kind, InputError)(value)
     return value
 
 

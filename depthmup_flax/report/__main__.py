@@ -3,23 +3,22 @@
 Several directories are the shards of one sweep. Exit code 0 on success, 2 for bad input.
 """
 
-import pathlib
-
 from absl import flags
 
 from depthmup_flax import cli
 from depthmup_flax.errors import InputError
 from depthmup_flax.report import make_report
+from depthmup_flax.workdir.directory import as_path
 
 _OUT = flags.DEFINE_string("out", None, "Directory for report.html and the figures; default DIR/report.")
 
 
 def main(argv: list[str]) -> int:
     """Prints tables, warnings and the paths of the files; returns the exit code."""
-    directories = [pathlib.Path(argument) for argument in argv[1:]]
+    directories = [as_path(argument) for argument in argv[1:]]
     if not directories:
         raise InputError("no directory was given: name the one that a sweep wrote, python -m depthmup_flax.report DIR.")
-    report = make_report(directories, pathlib.Path(_OUT.value) if _OUT.value else directories[0] / "report")
+    report = make_report(directories, _OUT.value if _OUT.value else directories[0] / "report")
     print(report.text)
     print("\nwritten:")
     for path in report.paths:

@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.files import write_atomically
 from depthmup_flax.records import Sweep, read_sweep
 from depthmup_flax.report import landscape_figures, page, tables, time_figures, transfer_figures
 from depthmup_flax.report.loss_surfaces import roles, surfaces
 from depthmup_flax.report.style import require_matplotlib, save
 from depthmup_flax.report.transfer import Study, analyze
 from depthmup_flax.types import Json
+from depthmup_flax.workdir import directory as workdirs
+from depthmup_flax.workdir.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,22 +38,18 @@ def make_report(directories: Sequence[str | pathlib.Path], out: str | pathlib.Pa
     not installed.
     """
     require_matplotlib()
-    sweep = read_sweep([pathlib.Path(directory) for directory in directories])
+    sweep = read_sweep([workdirs.as_path(directory) for directory in directories])
     study, swapped = studies(sweep)
-    out = pathlib.Path(out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out={out} cannot be a directory ({error.strerror}): name another.") from error
-    data = tables.as_data(sweep, study)
     paths, pictures = [], []
-    for name, shown, figure in _figures(study, swapped):
-        files = save(figure, out, name)
-        paths += files
-        pictures.append((name, files[0], shown))
-    html, as_json = out / "report.html", out / "report.json"
-    write_atomically(html, page.render(data, pictures, study))
-    write_atomically(as_json, json.dumps(data, indent=1) + "\n")
+    with workdirs.claimed(out, workdirs.REPORT) as claim:
+        data = tables.as_data(sweep, study)
+        for name, shown, figure in _figures(study, swapped):
+            files = save(figure, claim.directory, name)
+            paths += files
+            pictures.append((name, files[0], shown))
+        html, as_json = claim.directory / "report.html", claim.directory / "report.json"
+        write_atomically(html, page.render(data, pictures, study))
+        write_atomically(as_json, json.dumps(data, indent=1) + "\n")
     return Report(data, tables.as_text(data, study), [html, as_json, *paths])
 
 

@@ -8,6 +8,7 @@ resumes the sweep. Make figures with: python -m depthmup_flax.report DIR
 from absl import flags
 
 from depthmup_flax import cli
+from depthmup_flax.compilation_cache import cache_compilations
 from depthmup_flax.errors import InputError
 
 _CONFIG = cli.define_config(
@@ -36,7 +37,7 @@ def main(argv: list[str]) -> None:
         return
     if not _WORKDIR.value:
         raise InputError("--workdir is not set: name a directory for the records, such as --workdir=runs/sweep.")
-    cli.cache_compilations_in(_WORKDIR.value)
+    cache_compilations()
     sweep(config, _WORKDIR.value, shard=shard, lanes=lanes, overwrite=_OVERWRITE.value)
     print(f"records: {_WORKDIR.value}; make figures: python -m depthmup_flax.report {_WORKDIR.value}")
 

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import pathlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 from jax.sharding import Mesh
@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset, LoadOnce
 from depthmup_flax.errors import InputError
-from depthmup_flax.files import write_atomically
 from depthmup_flax.parallel.preemption import Preemption
 from depthmup_flax.provenance import commit, versions
 from depthmup_flax.records import Record, RecordWriter, SweepInfo, info_to_json, read_info, read_records
@@ -30,8 +29,11 @@ from depthmup_flax.sweep.progress import SweepProgress
 from depthmup_flax.sweep.resume import Unfinished
 from depthmup_flax.training.config import differences, listed, run_differences
 from depthmup_flax.training.device_batches import put_train_data
-from depthmup_flax.training.workdir import make_writable, only_run_in, writing_to
 from depthmup_flax.types import Batch
+from depthmup_flax.workdir import directory as workdirs
+from depthmup_flax.workdir.files import create, retried
+
+_WHOLE = "records.jsonl"  # of a sweep without shards
 
 
 def sweep(
@@ -43,6 +45,7 @@ def sweep(
     overwrite: bool = False,
     load: LoadOnce | None = None,
     keep_every_s: float = 600.0,
+    kind: str = workdirs.SWEEP,
 ) -> list[Record]:
     """Trains every run of a sweep that ``workdir`` does not hold yet; returns the records of this shard.
 
@@ -58,6 +61,7 @@ def sweep(
       overwrite: delete the sweep that ``workdir`` holds; with a shard, only the records of that shard.
       load: shared with a caller that uses the same data.
       keep_every_s: seconds.
+      kind: of work that ``workdir`` holds; a search for hyperparameters is a sweep with more files.
 
     Raises:
       InputError: bad configuration or work directory, before anything is trained or overwritten.
@@ -66,17 +70,19 @@ def sweep(
     """
     load = load or LoadOnce()
     groups = groups_of_shard(config, plan(config, expand(config), load), shard)
-    directory = pathlib.Path(workdir)
-    path = directory / ("records.jsonl" if shard[1] == 1 else f"records.{shard[0]}-of-{shard[1]}.jsonl")
-    unfinished = directory / "unfinished" / path.stem
-    with _opened(directory, path, sweep_info(config), overwrite), writing_to(directory), Preemption() as preemption:
-        if overwrite:
-            shutil.rmtree(unfinished if shard[1] > 1 else unfinished.parent, ignore_errors=True)
+    name = "records" if shard[1] == 1 else f"records.{shard[0]}-of-{shard[1]}"
+    with workdirs.claimed(workdir, kind, lock=f".lock-{name}") as claim, Preemption() as preemption:
+        directory = claim.directory
+        path, unfinished = directory / f"{name}.jsonl", directory / "unfinished" / name
+        with claim.alone() if overwrite and path.name == _WHOLE else contextlib.nullcontext():
+            if overwrite:
+                _delete(path, unfinished)
+            _require_same_sweep(directory, sweep_info(config))
         with contextlib.closing(RecordWriter(path)) as writer:  # repairs a torn last line, so before reading
             # Runs that any shard, or another sharding of the same sweep, has recorded are done.
             files = sorted(directory.glob("records*.jsonl"))
             done = {record.run: record for file in files for record in read_records(file)[0]}
-            runner = _Runner(config, writer, done, lanes, load, Unfinished(unfinished, keep_every_s, preemption))
+            runner = _Runner(config, claim, writer, done, lanes, load, Unfinished(unfinished, keep_every_s, preemption))
             runner.run(groups)
         return [record for record in runner.done.values() if record.run in runner.mine]
 
@@ -86,6 +92,7 @@ class _Runner:
     """Trains groups of runs and records them."""
 
     config: ConfigDict
+    claim: workdirs.Claim
     writer: RecordWriter
     done: dict[str, Record]  # hash of a run -> its record, for all shards
     lanes: int | None
@@ -148,13 +155,17 @@ class _Runner:
             cohort, shrink = Cohort.of(program, part), _shrinking(programs, program, seconds)
             self._train(group, cohort, shrink, last=part is parts[-1])
 
+    def _after_call(self, cohort: Cohort) -> None:
+        self.claim.check()
+        self.unfinished.after_call(cohort)
+
     def _left(self, group: Group) -> list[Run]:
         return [run for run in group.runs if run.hash not in self.done]
 
     def _train(self, group: Group, cohort: Cohort, shrink: Shrink, *, last: bool = False) -> None:
         """Trains ``cohort`` and writes its records."""
         lanes = cohort.program.per_device  # training may shrink the program
-        outcomes = train(cohort, shrink, self.unfinished.after_call)
+        outcomes = train(cohort, shrink, self._after_call)
         seconds = round(cohort.elapsed_s() / len(cohort.runs), 3)
         records = [
             Record(
@@ -175,6 +186,7 @@ class _Runner:
             )
             for run, outcome in zip(cohort.runs, outcomes, strict=True)
         ]
+        self.claim.check(now=True)
         self.writer.write_records(records)
         self.unfinished.delete()
         self.done.update({record.run: record for record in records})
@@ -195,25 +207,24 @@ def _shrinking(programs: GroupPrograms, program: Program, seconds: float) -> Shr
     return shrink
 
 
-@contextlib.contextmanager
-def _opened(directory: pathlib.Path, path: pathlib.Path, info: SweepInfo, overwrite: bool) -> Iterator[None]:
-    """The directory with its ``sweep.json``, locked for this shard."""
-    make_writable(directory)
-    with only_run_in(directory, f".lock-{path.stem}"):
-        if overwrite:
-            whole = path.name == "records.jsonl"  # other shards may be running
-            for old in [*directory.glob("records*.jsonl*"), directory / "sweep.json"] if whole else [path]:
-                old.unlink(missing_ok=True)
-        if (directory / "sweep.json").exists():
-            _require_same_sweep(directory, info)
-        elif any(directory.glob("records*.jsonl*")):
-            raise InputError(f"{str(directory)!r} holds records without sweep.json: choose another workdir.")
-        else:
-            write_atomically(directory / "sweep.json", info_to_json(info))
-        yield
+def _delete(path: pathlib.Path, unfinished: pathlib.Path) -> None:
+    """Deletes the records of a shard and its runs in training; of the whole sweep, if ``path`` is not a shard's."""
+    directory, whole = path.parent, path.name == _WHOLE
+    for old in [*directory.glob("records*.jsonl*"), directory / "sweep.json"] if whole else [path]:
+        old.unlink(missing_ok=True)
+    shutil.rmtree(unfinished.parent if whole else unfinished, ignore_errors=True)
 
 
 def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> None:
+    """Writes ``sweep.json``, or checks that the one there is of the same sweep."""
+    path = directory / "sweep.json"
+    recorded = any(directory.glob("records*.jsonl*"))  # if so, their sweep.json is older
+    if not recorded and create(path, info_to_json(info)):
+        return
+    try:
+        retried(path.read_bytes)  # a file server may not show yet what another process has created
+    except FileNotFoundError as error:
+        raise InputError(f"{str(directory)!r} holds records without sweep.json: choose another workdir.") from error
     stored = read_info(directory)
     # Time slices of the same length, so that one figure can show them all.
     length, ours = (sweep.base.get("train", {}).get("log_every") for sweep in (stored, info))

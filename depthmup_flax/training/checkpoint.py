@@ -19,9 +19,9 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
 from depthmup_flax.errors import InputError, RunStopped
-from depthmup_flax.files import is_json, write_atomically
 from depthmup_flax.parallel import distributed
 from depthmup_flax.types import ArrayTree, Json
+from depthmup_flax.workdir.files import is_json, write_atomically
 
 log = logging.getLogger(__name__)
 

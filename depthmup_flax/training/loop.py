@@ -16,12 +16,12 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.data import TextDataset
 from depthmup_flax.errors import InputError, Preempted, RunStopped
-from depthmup_flax.files import write_atomically
 from depthmup_flax.parallel import distributed, sharding
 from depthmup_flax.parallel.preemption import Preemption
 from depthmup_flax.provenance import versions
 from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.training import config as configs
+from depthmup_flax.training import stored_run
 from depthmup_flax.training.checkpoint import Checkpointer
 from depthmup_flax.training.device_batches import Waiting, held_out_batches, put_train_data, train_calls
 from depthmup_flax.training.experiment import Experiment, build
@@ -31,8 +31,9 @@ from depthmup_flax.training.run_outcome import PREEMPTED, outcome, read, summary
 from depthmup_flax.training.sharded_program import ShardedProgram
 from depthmup_flax.training.step import TrainState
 from depthmup_flax.training.text_generation import printable, sample_text
-from depthmup_flax.training.workdir import only_run_in, prepare_workdir, read_json, writing_to
 from depthmup_flax.types import Json
+from depthmup_flax.workdir import directory as workdirs
+from depthmup_flax.workdir.files import read_json, write_atomically
 
 
 def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overwrite: bool = False) -> Json:
@@ -63,13 +64,14 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
       RunStopped: the work directory cannot be written, or the data do not arrive.
     """
     experiment, mesh = distributed.in_all(lambda: _built(config))
-    directory = pathlib.Path(workdir)
+    directory = workdirs.as_path(workdir)
+    claims: list[workdirs.Claim] = []  # of process 0
     with contextlib.ExitStack() as stack:
 
         def claim() -> Json | None:
-            with writing_to(directory):
-                prepare_workdir(directory, config, overwrite=overwrite)
-                stack.enter_context(only_run_in(directory))
+            claims.append(stack.enter_context(workdirs.claimed(workdir, workdirs.RUN)))
+            with workdirs.writing_to(directory):
+                stored_run.prepare(directory, config, overwrite=overwrite)
                 return _finished(directory / "result.json", config)
 
         finished = distributed.on_first(claim)
@@ -77,8 +79,8 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
             if distributed.is_first():
                 print(f"{directory} holds this run already, {summary(finished)}. --overwrite runs it again.")
             return finished
-        with writing_to(directory):
-            return _train_in(directory, experiment, mesh)
+        with workdirs.writing_to(directory):
+            return _train_in(directory, experiment, mesh, claims)
 
 
 def _train(run: _Run) -> Json:
@@ -119,14 +121,16 @@ def _built(config: ConfigDict) -> tuple[Experiment, jax.sharding.Mesh]:
 
 
 def _finished(path: pathlib.Path, config: ConfigDict) -> Json | None:
-    result = read_json(path) if path.exists() else None
+    result = read_json(path, stored_run.GARBLED) if path.exists() else None
     if result is not None and result.get("config_hash") != configs.config_hash(config):
         raise InputError(f"{path} is of another config: choose another workdir, or pass --overwrite.")
     return result
 
 
-def _train_in(directory: pathlib.Path, experiment: Experiment, mesh: jax.sharding.Mesh) -> Json:
-    run = _Run(experiment, mesh, directory)
+def _train_in(
+    directory: pathlib.Path, experiment: Experiment, mesh: jax.sharding.Mesh, claims: list[workdirs.Claim]
+) -> Json:
+    run = _Run(experiment, mesh, directory, claims)
     try:
         if distributed.is_first():
             write_atomically(directory / "config.json", configs.to_json(experiment.config))
@@ -153,8 +157,14 @@ def _train_in(directory: pathlib.Path, experiment: Experiment, mesh: jax.shardin
 class _Run:
     """One process's part of a run; the caller enters ``preemption``."""
 
-    def __init__(self, experiment: Experiment, mesh: jax.sharding.Mesh, directory: pathlib.Path) -> None:
-        self._experiment, self._mesh, self._directory = experiment, mesh, directory
+    def __init__(
+        self,
+        experiment: Experiment,
+        mesh: jax.sharding.Mesh,
+        directory: pathlib.Path,
+        claims: list[workdirs.Claim],
+    ) -> None:
+        self._experiment, self._mesh, self._directory, self._claims = experiment, mesh, directory, claims
         train = experiment.config.train
         self.program, self.preemption = (
             ShardedProgram(experiment, mesh, put_train_data(experiment.dataset, mesh)),
@@ -190,6 +200,8 @@ class _Run:
             return next(calls)
 
     def take(self, call: Call) -> None:
+        for claim in self._claims:
+            claim.check()
         self.state = self.program.take(self.state, call)
         first = self.step == self._first_step
         self.step += int(call.count)
@@ -229,6 +241,8 @@ class _Run:
 
     def save(self, test: dict[str, float] | None = None, *, wait: bool = False) -> None:
         """Writes a checkpoint of the current step, evaluated as ``test``, unless it exists or checkpoints are off."""
+        for claim in self._claims:
+            claim.check(now=True)  # a checkpoint would create the directory again
         config = self._experiment.config
         if self._checkpointer is None or not config.train.checkpoint:
             return

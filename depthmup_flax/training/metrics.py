@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
-from depthmup_flax.files import write_atomically
 from depthmup_flax.training.experiment import Experiment
+from depthmup_flax.workdir.files import write_atomically
 
 
 class MetricsWriter:

@@ -14,6 +14,7 @@ proxy; rate, averages, epsilon, decay and warm-up are then rescaled (depthmup_fl
 from absl import flags
 
 from depthmup_flax import cli
+from depthmup_flax.compilation_cache import cache_compilations
 from depthmup_flax.errors import InputError
 from depthmup_flax.rule.rescaling import TIMES, RescalingRule
 
@@ -74,7 +75,7 @@ def main(argv: list[str]) -> None:
         duration_exponent=_DURATION_EXPONENT.value,
     )
     rescaling = Rescaling(_TARGET_BATCH.value, _TARGET_STEPS.value, rule)
-    cli.cache_compilations_in(_WORKDIR.value)
+    cache_compilations()
     proxy, large = proxy_config(target, sizes["width"], sizes["depth"], _STEPS.value)
     grid = tuning_sweep(proxy, [name for name in _TUNE.value if name], _OCTAVES.value, _SEEDS.value)
     lanes = parse_lanes(_LANES.value)

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.files import write_atomically
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.config import field_paths, from_file, get_field, set_field
 from depthmup_flax.training.experiment import build
 from depthmup_flax.tune.choice import best, describe
 from depthmup_flax.tune.rescaled_target import Rescaling, rescale_target
+from depthmup_flax.workdir import directory as workdirs
+from depthmup_flax.workdir.files import write_atomically
 
 
 def tune(
@@ -49,7 +50,7 @@ def tune(
     ratio = built.cost / built_proxy.cost
     sizes = (f"{name} {proxy.model[name]} (target {large.model[name]})" for name in ("width", "depth"))
     print(f"proxy: {', '.join(sizes)}", flush=True)
-    records = sweep(grid, workdir, lanes=lanes, load=load, overwrite=overwrite)
+    records = sweep(grid, workdir, lanes=lanes, load=load, overwrite=overwrite, kind=workdirs.TUNE)
     choice = best(records)
     summary = describe(choice, proxy)
     for path, value in choice.values.items():
@@ -58,7 +59,8 @@ def tune(
     if rescaling.wanted:
         table = rescale_target(proxy, built_proxy.total_steps, large, built.total_steps, rescaling)
         summary += f"\n\nFor the target's batch size and steps:\n{table}"
-    tuned = pathlib.Path(workdir) / "tuned.py"
+    directory = workdirs.as_path(workdir)
+    tuned = directory / "tuned.py"
     parent, *arguments = file.split(":", 1)
     text = tuned_file(pathlib.Path(parent), arguments, large, from_file(parent, *arguments), summary)
     write_atomically(tuned, text)
@@ -66,8 +68,8 @@ def tune(
     print(
         f"{summary}\n\n{len(records)} runs of the proxy took {seconds:,.0f} s. The same search on the target would be "
         f"{ratio:,.0f} times the work (parameters times examples).\n"
-        f"Next: python train.py --config={tuned} --workdir={pathlib.Path(workdir) / 'target'}\n"
-        f"Figures of the search: python -m depthmup_flax.report {workdir}",
+        f"Next: python train.py --config={tuned} --workdir={directory / 'target'}\n"
+        f"Figures of the search: python -m depthmup_flax.report {directory}",
         flush=True,
     )
 

@@ -83,7 +83,7 @@ def test_the_page_is_one_file_that_loads_nothing_and_holds_every_figure(full_rep
     assert len(page.references) == len(expected)
     assert all(reference.startswith("data:image/png;base64,") for reference in page.references)
     assert all(path.exists() and path.stat().st_size for path in full_report.paths)
-    assert not list(full_report.paths[0].parent.glob(".*"))  # no temporary files
+    assert not list(full_report.paths[0].parent.glob(".tmp-*"))
 
 
 def test_the_page_escapes_a_title(full_report):

@@ -15,6 +15,7 @@ import pytest
 from interruption import interrupted_before
 
 from depthmup_flax import InputError
+from depthmup_flax.errors import Busy
 from depthmup_flax.rule.info_trees import info_from_json
 from depthmup_flax.training.checkpoint import Checkpointer
 from depthmup_flax.training.config import config_hash, default_config, differences, to_json
@@ -22,7 +23,7 @@ from depthmup_flax.training.experiment import build
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.training.multi_step import CallLength
 from depthmup_flax.training.step import init_state, make_train_step
-from depthmup_flax.training.workdir import only_run_in
+from depthmup_flax.workdir.directory import RUN, claimed
 
 
 def tiny(architecture="res_mlp", /, **sections):
@@ -168,9 +169,9 @@ def test_several_steps_in_a_call_are_single_steps_bit_for_bit(finished, tmp_path
 
 
 def test_running_a_finished_run_again_computes_nothing_and_returns_its_result(copied, capsys):
-    before = {p: p.stat().st_mtime_ns for p in copied.rglob("*") if p.is_file()}
+    before = {p: p.stat().st_mtime_ns for p in copied.rglob("*") if p.is_file() and p.name != ".lock"}
     assert train_and_evaluate(tiny(), copied) == json.loads((copied / "result.json").read_text())
-    assert {p: p.stat().st_mtime_ns for p in copied.rglob("*") if p.is_file()} == before
+    assert {p: p.stat().st_mtime_ns for p in copied.rglob("*") if p.is_file() and p.name != ".lock"} == before
     assert "holds this run already" in capsys.readouterr().out
 
 
@@ -322,8 +323,9 @@ def test_checkpoints_and_results_of_another_config_are_not_taken_for_this_one(co
     assert not (copied / "config.json").exists()
 
 
-def test_a_work_directory_in_use_is_refused(tmp_path):
-    with only_run_in(tmp_path), pytest.raises(InputError, match="is in use by another run"):
+def test_a_work_directory_in_use_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("depthmup_flax.workdir.lock.WAIT_S", 0.0)
+    with claimed(tmp_path, RUN), pytest.raises(Busy, match=r"is in use by process \d+ on .*: rerun the command later"):
         train_and_evaluate(tiny(), tmp_path)
 
 
@@ -335,12 +337,12 @@ def test_a_last_update_that_blows_up_is_divergence_too(tmp_path):
 
 
 def test_a_work_directory_with_another_config_is_refused_and_untouched(copied):
-    before = {p: p.read_bytes() for p in copied.rglob("*") if p.is_file()}
+    before = {p: p.read_bytes() for p in copied.rglob("*") if p.is_file() and p.name != ".lock"}
     with pytest.raises(InputError) as error:
         train_and_evaluate(tiny(optimizer={"learning_rate": 0.5}), copied)
     assert "optimizer.learning_rate: 0.001 there, 0.5 here" in str(error.value)
     assert "--overwrite" in str(error.value)
-    assert {p: p.read_bytes() for p in copied.rglob("*") if p.is_file()} == before
+    assert {p: p.read_bytes() for p in copied.rglob("*") if p.is_file() and p.name != ".lock"} == before
     other = copied / "notes.txt"
     other.write_text("mine")
     result = train_and_evaluate(tiny(optimizer={"learning_rate": 0.5}), copied, overwrite=True)

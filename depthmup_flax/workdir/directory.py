@@ -1,0 +1,212 @@
+"""A work directory holds one kind of work: every command claims it here, before it computes or writes anything."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+
+from depthmup_flax.errors import InputError, RunStopped
+from depthmup_flax.workdir.files import create, read_json, retried
+from depthmup_flax.workdir.lock import DELETED, REMEDY, Lock, busy, held
+
+MARK = "workdir.json"  # written at the first claim: {"kind": "sweep"}
+_ALONE = ".lock-alone"
+
+RUN, SWEEP, TUNE, LIMITS, COORD_CHECK, REPORT = "run", "sweep", "tune", "limits", "coord_check", "report"
+_NAMES = {
+    RUN: "a training run",
+    SWEEP: "a sweep",
+    TUNE: "a search for hyperparameters",
+    LIMITS: "a theory figure",
+    COORD_CHECK: "a coordinate check",
+    REPORT: "a report",
+}
+# Directories of earlier versions have no mark; the first of these files tells what they hold.
+_UNMARKED = {
+    "tuned.py": TUNE,
+    "sweep.json": SWEEP,
+    "limits.json": LIMITS,
+    "config.json": RUN,
+    "result.json": RUN,
+    "checkpoints": RUN,
+    "details.txt": COORD_CHECK,
+    "report.html": REPORT,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A work directory that this process may write to."""
+
+    directory: pathlib.Path
+    lock: Lock
+
+    def check(self, *, now: bool = False) -> None:
+        """Returns if the directory is still this process's; call it between steps.
+
+        Takes no time, because a thread looks every `lock.BEAT_S` seconds; ``now`` looks at once, for use before writes.
+
+        Raises:
+          RunStopped: the directory was deleted or renamed, or another process has taken it over.
+        """
+        self.lock.check(now=now)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keeps other processes from starting in the directory, to delete what all of them share.
+
+        Raises:
+          InputError: another part of the work is running.
+        """
+        with held(self.directory / _ALONE):
+            for path in self.directory.glob(".lock*"):
+                if path not in (self.lock.path, self.directory / _ALONE) and (other := busy(path)):
+                    raise InputError(
+                        f"workdir {str(self.directory)!r} is in use by {other}: end it before you delete its work."
+                    )
+            yield
+
+
+def as_path(text: str | os.PathLike[str]) -> pathlib.Path:
+    """The path of a work directory that a user has typed, with ``~`` expanded.
+
+    Raises:
+      InputError: the home directory of a user is not known.
+    """
+    try:
+        return pathlib.Path(text).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"workdir {str(text)!r} cannot be found ({error}): write the whole path.") from error
+
+
+@contextlib.contextmanager
+def claimed(
+    path: str | os.PathLike[str], kind: str, *, lock: str = ".lock", wait_s: float | None = None
+) -> Iterator[Claim]:
+    """Opens a work directory for one kind of work; creates it if absent.
+
+    Args:
+      path: as the user typed it.
+      kind: one of the constants of this module.
+      lock: name of the lock file, which only one process holds at a time; parts of a sweep have one each.
+      wait_s: how long to wait while another process holds the lock, in seconds; default `lock.WAIT_S`.
+
+    Raises:
+      InputError: the directory cannot be written, or holds another kind of work. Nothing in it has changed then.
+      Busy: another process holds the lock.
+      RunStopped: the disk is full, or, inside the context, cannot be written any more.
+    """
+    directory = as_path(path)
+    with contextlib.ExitStack() as stack:
+        with _opening(directory):
+            retried(lambda: _mark(directory, kind))
+            claim = Claim(directory, stack.enter_context(held(directory / lock, wait_s)))
+            if busy(directory / _ALONE):
+                with held(directory / _ALONE, wait_s):  # until the other has deleted what it wants to
+                    retried(lambda: _mark(directory, kind))
+        stack.enter_context(writing_to(directory))
+        yield claim
+
+
+def kind_of(directory: pathlib.Path) -> str | None:
+    """The kind of work that a directory holds; ``None`` if it holds none.
+
+    Raises:
+      InputError: the mark is damaged, or there are records of unknown work.
+    """
+    mark = directory / MARK
+    if mark.exists():
+        kind = read_json(mark, "restore it, or choose another directory").get("kind")
+        if kind not in _NAMES:
+            raise InputError(f"{mark} names {kind!r}, which is no kind of work: choose another directory.")
+        return str(kind)
+    for name, kind in _UNMARKED.items():
+        if (directory / name).exists():
+            return TUNE if kind == SWEEP and _is_search(directory / name) else kind
+    if not any(directory.glob("records*.jsonl*")):
+        return None
+    try:
+        retried(mark.read_bytes)  # the mark is older than the records, but a file server may show it later
+    except FileNotFoundError as error:
+        sentence = f"workdir {str(directory)!r} holds records of unknown work: choose another directory."
+        raise InputError(sentence) from error
+    return kind_of(directory)
+
+
+def _mark(directory: pathlib.Path, kind: str) -> None:
+    """Creates the directory and its mark, if absent; `InputError` if it holds another kind of work."""
+    directory.mkdir(parents=True, exist_ok=True)
+    mark = directory / MARK
+    if not mark.exists() and kind_of(directory) in (None, kind):
+        create(mark, json.dumps({"kind": kind}) + "\n")
+    present = kind_of(directory)  # another process may have been faster
+    if present is None:  # a file server does not show it yet
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(mark))
+    if present != kind:
+        raise InputError(
+            f"workdir {str(directory)!r} holds {_NAMES[present]}, not {_NAMES[kind]}: choose another directory."
+        )
+
+
+def _is_search(sweep: pathlib.Path) -> bool:
+    """Whether an earlier version's ``sweep.json`` is that of a search that has not ended."""
+    try:
+        return bool(json.loads(sweep.read_text(encoding="utf-8"))["figure"] == "tune")
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+@contextlib.contextmanager
+def _opening(directory: pathlib.Path) -> Iterator[None]:
+    """Errors of the first writes: most are the user's choice of directory, not a failure."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE):
+            raise RunStopped(
+                f"workdir {str(directory)!r} cannot be written to ({reason}): mend that, and rerun the command."
+            ) from error
+        raise InputError(f"workdir {str(directory)!r} cannot be written to ({reason}): choose another.") from error
+
+
+@contextlib.contextmanager
+def writing_to(directory: pathlib.Path) -> Iterator[None]:
+    """Turns write errors of any library into one sentence.
+
+    Raises:
+      RunStopped: the disk is full, read-only or unreachable, or the directory was deleted or renamed.
+    """
+    try:
+        yield
+    except (InputError, RunStopped):
+        raise
+    except Exception as error:
+        if reason := _write_failure(error):
+            remedy = f"make room or make it writable, and {REMEDY}"
+            raise RunStopped(f"workdir {str(directory)!r} cannot be written any more ({reason}): {remedy}") from error
+        if not directory.exists():
+            raise RunStopped(f"workdir {str(directory)!r} {DELETED}") from error
+        raise
+
+
+_FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_WRITE_ERRORS = (*_FULL_OR_READ_ONLY, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM)
+
+
+def _write_failure(error: BaseException | None) -> str | None:
+    """The system's message, if ``error`` or one of its causes is a failed write."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _WRITE_ERRORS:
+            return error.strerror or os.strerror(error.errno)
+        # Orbax's storage library reports the message without the number.
+        for message in map(os.strerror, _FULL_OR_READ_ONLY):
+            if message in str(error):
+                return message
+        error = error.__cause__ or error.__context__
+    return None

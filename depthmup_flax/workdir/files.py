@@ -1,0 +1,172 @@
+"""Files that stay complete when the process is killed."""
+
+import contextlib
+import errno
+import gzip
+import json
+import os
+import pathlib
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from depthmup_flax.errors import InputError
+from depthmup_flax.types import Json
+
+
+def read_json(path: pathlib.Path, remedy: str) -> Json:
+    """Reads a JSON object.
+
+    Raises:
+      InputError: the file is damaged; the sentence ends with ``remedy``.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("no object")
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON ({error}): {remedy}.") from error
+    return content
+
+
+T = TypeVar("T")
+_NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+def write_atomically(path: pathlib.Path, text: str) -> None:
+    """Writes ``text`` so that readers, and a crash, see either the old file or the new one; returns when on disk."""
+    with _temporary(path, text) as temporary:
+        os.replace(temporary, path)
+    _sync_directory(path.parent)
+
+
+def create(path: pathlib.Path, text: str) -> bool:
+    """Writes a new file, complete from its first moment; ``False``, and no change, if there is one already.
+
+    Of processes that call it at the same time, on one host or several, one gets ``True``.
+    """
+    with _temporary(path, text) as temporary:
+        if not link_exclusively(temporary, path):
+            return False
+    _sync_directory(path.parent)
+    return True
+
+
+def retried(function: Callable[[], T], wait_s: float = 2.0) -> T:
+    """The result of ``function``, which is called again while files of a file server come and go.
+
+    Raises:
+      OSError: the last call's, after ``wait_s`` seconds; at once for an error that stays.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            return function()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ESTALE, errno.EEXIST) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
+
+
+def link_exclusively(source: pathlib.Path, target: pathlib.Path) -> bool:
+    """Makes ``target`` a second name of the file ``source``; ``False``, and no change, if there is a ``target``."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        # A file server may answer so to its own success, if the first answer was lost.
+        return source.stat().st_nlink == 2
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        if target.exists():
+            return False
+        # The last of the processes that are here within a second wins.
+        own = source.stat()
+        os.rename(source, target)
+        time.sleep(1.0)
+        return os.path.samestat(own, target.stat())
+    return True
+
+
+def temporary_name(path: pathlib.Path) -> pathlib.Path:
+    """A name beside ``path`` that no other process uses."""
+    return path.with_name(f".tmp-{uuid.uuid4().hex[:16]}-{path.name}")
+
+
+@contextlib.contextmanager
+def _temporary(path: pathlib.Path, text: str) -> Iterator[pathlib.Path]:
+    """A file with ``text`` on disk, beside ``path``; its name ends with the context."""
+    temporary = temporary_name(path)
+    try:
+        with temporary.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync_directory(directory: pathlib.Path) -> None:
+    """Writes the names in a directory to disk, where the file system can."""
+    file = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(file)
+
+
+def read_lines(path: pathlib.Path) -> list[str]:
+    """The lines of a text file, decompressed if its name ends in ``.gz``; the last is empty if the file is complete."""
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"{path} cannot be decompressed ({error}): restore the file.") from error
+    return content.decode("utf-8", errors="replace").split("\n")
+
+
+def is_json(text: str | bytes) -> bool:
+    """Whether ``text`` is valid JSON."""
+    try:
+        json.loads(text)
+        return True
+    except ValueError:
+        return False
+
+
+class JsonLines:
+    """An append-only file with one JSON value per line.
+
+    Opening repairs the end of a file whose writer was killed: a torn last line is removed, and a complete last line
+    without its newline gets one. It refuses a compressed file: appending to a new one would repeat all of its work.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        compressed = path.with_name(path.name + ".gz")
+        if compressed.exists():
+            raise InputError(f"{compressed} is compressed: to resume, run gunzip {compressed} first.")
+        content = path.read_bytes() if path.exists() else b""
+        complete = content.rfind(b"\n") + 1
+        if is_json(content[complete:]):
+            with path.open("ab") as file:
+                file.write(b"\n")
+        elif complete != len(content):
+            os.truncate(path, complete)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, values: Iterable[Any]) -> None:
+        """Appends a line per value; returns when they are on disk."""
+        self._file.writelines(json.dumps(value) + "\n" for value in values)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()

@@ -1,0 +1,211 @@
+"""A directory holds one kind of work, and every command finds out before it works and before it writes."""
+
+import errno
+import functools
+import itertools
+import os
+import pathlib
+
+import pytest
+from planted_sweeps import X, parabola, sweep_of, write
+from processes import ROOT, run_command
+from small_runs import a_sweep, config
+
+from depthmup_flax.errors import InputError, RunStopped
+from depthmup_flax.limits import pipeline
+from depthmup_flax.report import make_report
+from depthmup_flax.sweep.runner import sweep
+from depthmup_flax.training.config import from_file
+from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.workdir.directory import (
+    COORD_CHECK,
+    LIMITS,
+    MARK,
+    REPORT,
+    RUN,
+    SWEEP,
+    TUNE,
+    as_path,
+    claimed,
+    kind_of,
+    writing_to,
+)
+from depthmup_flax.workdir.files import JsonLines, write_atomically
+
+KINDS = (RUN, SWEEP, TUNE, LIMITS, COORD_CHECK, REPORT)
+# What a directory of an earlier version holds, by kind.
+UNMARKED = {
+    RUN: {"config.json": "{}", "metrics.jsonl": "", "params.txt": ""},
+    SWEEP: {"sweep.json": '{"figure": "f"}', "records.jsonl": ""},
+    TUNE: {"sweep.json": '{"figure": "tune"}', "records.jsonl": ""},
+    LIMITS: {"limits.json": "{}", "records.jsonl": "", "report.txt": ""},
+    COORD_CHECK: {"records.jsonl": "", "report.txt": "", "details.txt": ""},
+    REPORT: {"report.html": "", "report.json": ""},
+}
+
+
+def content(directory):
+    return {path: path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize(("present", "wanted"), list(itertools.product(KINDS, KINDS)))
+def test_a_directory_of_one_kind_of_work_is_reopened_for_it_and_refused_untouched_for_others(
+    present, wanted, marked, tmp_path
+):
+    for name, text in UNMARKED[present].items():
+        (tmp_path / name).write_text(text)
+    if marked:
+        (tmp_path / MARK).write_text(f'{{"kind": "{present}"}}')
+    before = content(tmp_path)
+    if wanted == present:
+        with claimed(tmp_path, wanted):
+            assert kind_of(tmp_path) == wanted
+            assert (tmp_path / MARK).exists()
+    else:
+        with (
+            pytest.raises(InputError, match=r"holds a .*, not a .*: choose another directory"),
+            claimed(tmp_path, wanted),
+        ):
+            pass
+        assert content(tmp_path) == before
+
+
+@pytest.fixture
+def sweeps_directory(tmp_path):
+    """The records of a sweep, of an earlier version."""
+    return write(tmp_path / "sweep", sweep_of(parabola, {X: (2.0**-9, 2.0**-8, 2.0**-7)}))
+
+
+COMMANDS = {
+    "train": lambda path: train_and_evaluate(config(), path),
+    "train --overwrite": lambda path: train_and_evaluate(config(), path, overwrite=True),
+    "tune --overwrite": lambda path: sweep(a_sweep(1, (2,)), path, overwrite=True, kind=TUNE),
+    "limits": lambda path: pipeline.run(from_file(ROOT / "configs/limits/linear_kernel.py", "smoke"), path),
+    "report": lambda path: make_report([path], path),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_refuses_the_directory_of_a_sweep_and_leaves_it_as_it_was(command, sweeps_directory):
+    before = content(sweeps_directory)
+    with pytest.raises(InputError, match=r"sweep' holds a sweep, not a .*: choose another directory"):
+        COMMANDS[command](sweeps_directory)
+    assert content(sweeps_directory) == before
+
+
+def test_a_sweep_refuses_the_directory_of_a_run(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    before = content(tmp_path)
+    with pytest.raises(InputError, match="holds a training run, not a sweep"):
+        sweep(a_sweep(1, (2,)), tmp_path, overwrite=True)
+    assert content(tmp_path) == before
+
+
+def coord_check(workdir):
+    return run_command("-m", "depthmup_flax.coord_check", "--config=configs/digits.py", f"--workdir={workdir}")
+
+
+def test_coord_check_in_the_directory_of_a_sweep_ends_with_one_sentence_and_keeps_its_records(sweeps_directory):
+    before = content(sweeps_directory)
+    done = coord_check(sweeps_directory)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: workdir {str(sweeps_directory)!r} holds a sweep, not a coordinate check: choose another directory.\n"
+    )
+    assert content(sweeps_directory) == before
+
+
+def test_coord_check_finds_an_unwritable_directory_before_it_works(tmp_path):
+    (tmp_path / "file").touch()
+    done = coord_check(tmp_path / "file" / "check")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cannot be written to (Not a directory): choose another" in done.stderr
+
+
+def test_records_of_unknown_work_are_refused_and_kept(tmp_path):
+    (tmp_path / "records.jsonl").write_text("hours of work")
+    with pytest.raises(InputError, match="holds records of unknown work"), claimed(tmp_path, COORD_CHECK):
+        pytest.fail("the work began")
+    assert content(tmp_path) == {tmp_path / "records.jsonl": b"hours of work"}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"kind": "film"}'])
+def test_a_damaged_mark_is_one_sentence(text, tmp_path):
+    (tmp_path / MARK).write_text(text)
+    with pytest.raises(InputError, match=rf"{MARK} .*choose another directory"), claimed(tmp_path, RUN):
+        pass
+
+
+def test_files_of_the_user_do_not_matter(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with claimed(tmp_path, RUN) as claim:
+        assert claim.directory == tmp_path
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_the_home_directory_is_expanded_in_one_place(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert as_path("~/runs") == tmp_path / "runs"
+    with pytest.raises(InputError, match="write the whole path"):
+        as_path("~nobody-of-this-name/runs")
+
+
+def failing(code, *args, **kwargs):
+    raise OSError(code, os.strerror(code))
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "message"),
+    [
+        (errno.EROFS, InputError, "Read-only file system.: choose another"),
+        (errno.ENOSPC, RunStopped, "No space left on device.: mend that, and rerun"),
+    ],
+)
+def test_a_directory_that_cannot_be_written_is_found_at_the_claim(code, error, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", functools.partial(failing, code))
+    with pytest.raises(error, match=message), claimed(tmp_path / "run", RUN):
+        pytest.fail("the work began")
+
+
+def test_a_write_into_a_directory_that_is_gone_stops_the_run(tmp_path):
+    gone = tmp_path / "gone"
+    with pytest.raises(RunStopped, match="was deleted or renamed while it was in use"), writing_to(gone):
+        write_atomically(gone / "result.json", "{}")
+    with pytest.raises(FileNotFoundError), writing_to(tmp_path):  # not the directory's fault
+        (tmp_path / "data").read_text()
+
+
+def test_atomic_files_are_on_disk_before_and_after_they_get_their_name(tmp_path, monkeypatch):
+    """The order that survives a power cut: content, name, directory."""
+    calls = []
+    sync, replace = os.fsync, os.replace
+    kind = lambda file: "directory" if pathlib.Path(f"/proc/self/fd/{file}").resolve() == tmp_path else "content"
+    monkeypatch.setattr(os, "fsync", lambda file: calls.append(kind(file)) or sync(file))
+    monkeypatch.setattr(os, "replace", lambda *paths: calls.append("name") or replace(*paths))
+    write_atomically(tmp_path / "result.json", "{}")
+    assert calls == ["content", "name", "directory"]
+    assert content(tmp_path) == {tmp_path / "result.json": b"{}"}
+
+
+def test_the_whole_work_is_not_deleted_while_a_part_runs(tmp_path):
+    with claimed(tmp_path, SWEEP, lock=".lock-records.1-of-2"), claimed(tmp_path, SWEEP, lock=".lock-records") as claim:
+        writer = JsonLines(tmp_path / "records.1-of-2.jsonl")
+        writer.write([1])
+        with pytest.raises(InputError, match=r"is in use by process \d+ on .*: end it before"), claim.alone():
+            pytest.fail("deletes")
+        writer.close()
+    with claimed(tmp_path, SWEEP, lock=".lock-records") as claim, claim.alone():
+        pass
+
+
+def test_a_part_that_starts_while_the_whole_work_is_deleted_waits(tmp_path, capsys):
+    from depthmup_flax.errors import Busy
+
+    with (
+        claimed(tmp_path, SWEEP, lock=".lock-records") as claim,
+        claim.alone(),
+        pytest.raises(Busy),
+        claimed(tmp_path, SWEEP, lock=".lock-records.0-of-2", wait_s=0.3),
+    ):
+        pytest.fail("starts")
