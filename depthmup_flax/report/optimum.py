@@ -84,7 +84,8 @@ def resampled_means(losses: np.ndarray, draws: int = DRAWS) -> np.ndarray:
     """
     seeds = len(losses)
     indices = np.random.default_rng(0).integers(seeds, size=(draws, seeds))
-    weights = (indices[:, :, None] == np.arange(seeds)).mean(1)  # (D, S)
+    counts = np.bincount((indices + seeds * np.arange(draws)[:, None]).ravel(), minlength=draws * seeds)
+    weights = counts.reshape(draws, seeds) / seeds
     return np.einsum("ds,s...->d...", weights, losses)
 
 
