@@ -48,6 +48,10 @@ ADDED: Mapping[str, Any] = {
     "optimizer.decay_width_exponent": 0.0,
 }
 
+# Fields that hashes have although they are newer than the first records -> the value with which a run is what it was
+# before. A config without them has it.
+_LACKED_AT_FIRST: Mapping[str, Any] = {"train.accumulate": 1}
+
 
 def json_text(tree: Json) -> str:
     """Indented JSON with sorted keys; equal trees give equal text."""
@@ -62,7 +66,16 @@ def without_execution(tree: Json, path: str = "") -> Json:
 
 def trained(tree: Json) -> Json:
     """A config as JSON with the fields that a run's hash is of."""
-    return _without_added(without_execution(tree))
+    return _without_added(without_execution(_completed(tree)))
+
+
+def _completed(tree: Json) -> Json:
+    """The config with the fields of `_LACKED_AT_FIRST`, where it has their section."""
+    for path, value in _LACKED_AT_FIRST.items():
+        section, _, name = path.rpartition(".")
+        if isinstance(tree.get(section), dict):
+            tree = {**tree, section: {name: value, **tree[section]}}
+    return tree
 
 
 def _without_added(tree: Json, path: str = "") -> Json:
