@@ -15,7 +15,7 @@ import json
 import math
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.files import JsonLines, read_lines
@@ -93,14 +93,16 @@ class RecordWriter(JsonLines):
         self.write(dataclasses.asdict(record) for record in records)
 
 
-# Types of the fields' values in JSON, their bounds, and how a sentence calls them.
-_STRING = (frozenset({str}), None, "a string")
-_OBJECT = (frozenset({dict}), None, "an object")
-_LIST = (frozenset({list}), None, "a list")
-_NUMBER = (frozenset({float}), None, "a finite number")
-_OPTIONAL = (frozenset({float, type(None)}), None, "a number or null")
-_COUNT, _SIZE = ((frozenset({int}), lowest, f"a whole number of at least {lowest}, below 2^62") for lowest in (0, 1))
-_FIELDS: dict[str, tuple[frozenset[type], int | None, str]] = {
+# Types of a field's values in JSON, their lowest value, and how a sentence calls them.
+_Kind: TypeAlias = tuple[frozenset[type], int | None, str]
+_STRING: _Kind = (frozenset({str}), None, "a string")
+_OBJECT: _Kind = (frozenset({dict}), None, "an object")
+_LIST: _Kind = (frozenset({list}), None, "a list")
+_NUMBER: _Kind = (frozenset({float}), None, "a finite number")
+_OPTIONAL: _Kind = (frozenset({float, type(None)}), None, "a number or null")
+_COUNT: _Kind = (frozenset({int}), 0, "a whole number of at least 0, below 2^62")
+_SIZE: _Kind = (frozenset({int}), 1, "a whole number of at least 1, below 2^62")
+_FIELDS: dict[str, _Kind] = {
     **dict.fromkeys(("run", "status", "device"), _STRING),
     **dict.fromkeys(("point", "versions"), _OBJECT),
     **dict.fromkeys(("seed", "steps"), _COUNT),
@@ -332,6 +334,9 @@ def _wrong_info(fields: Any) -> str:
     for name, (types, _, described) in _INFO_TYPES.items():
         if type(fields.get(name)) not in types:
             return f"{name} is {_shown(fields.get(name))}: it must be {described}"
+    for name in ("model", "parametrization", "train"):
+        if type(fields["base"].get(name, {})) is not dict:
+            return f"base.{name} is {_shown(fields['base'][name])}: it must be an object"
     for axis, values in fields["axes"].items():
         if type(values) is not list:
             return f"the axis {_shown(axis)} is {_shown(values)}: it must be a list"

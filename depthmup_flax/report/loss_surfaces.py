@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from depthmup_flax.errors import InputError
+from depthmup_flax.errors import InputError, printable
 from depthmup_flax.records import COMPLETED, CONTINUOUS, SEED, Record, SweepInfo
 from depthmup_flax.types import Json
 
@@ -28,7 +28,7 @@ class Scale:
     @property
     def name(self) -> str:
         """For labels: ``learning rate``."""
-        return short(self.axis).replace("_", " ")
+        return printable(short(self.axis).replace("_", " "))
 
     @property
     def log(self) -> bool:
@@ -148,7 +148,11 @@ def roles(info: SweepInfo) -> Roles:
     if x is None:
         raise InputError(f"the sweep's x, {info.x}, has the values {info.axes[info.x]!r}: an optimum needs numbers.")
     # Blocks per stage either set the depth, or are shapes of networks of one depth.
-    depths = [sum(stages) for stages in info.axes.get("model.stage_sizes", [])]
+    stage_sizes = info.axes.get("model.stage_sizes", [])
+    for stages in stage_sizes:
+        if not isinstance(stages, list) or not all(isinstance(blocks, int) for blocks in stages):
+            raise InputError(f"the sweep's axis model.stage_sizes has {stages!r}: restore sweep.json.")
+    depths = [sum(stages) for stages in stage_sizes]
     fixed = {info.x, SEED, "model.width", "model.depth"}
     fixed |= {"model.stage_sizes"} if len(set(depths)) == len(depths) else set()
     others = [axis for axis, values in info.axes.items() if len(values) > 1 and axis not in fixed]
@@ -233,6 +237,7 @@ def _surface(info: SweepInfo, records: Sequence[Record], parts: Roles) -> Surfac
 
 def _scale(info: SweepInfo, axis: str) -> Scale | None:
     values = info.axes[axis]
-    if not values or any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in values):
+    numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) < _LARGEST for v in values)
+    if not values or not numbers:
         return None
     return Scale(axis, tuple(sorted({float(v) for v in values})))

@@ -143,8 +143,11 @@ def regret(losses: np.ndarray, transferred: int) -> Estimate | None:
 
 
 def slope(positions: Sequence[float], estimates: Sequence[Estimate]) -> Estimate | None:
-    """Least-squares slope of estimates against positions, (N,) each, refitted in every draw; ``None`` for N < 3."""
-    if len(positions) < 3:
+    """Least-squares slope of estimates against positions, (N,) each, refitted in every draw.
+
+    ``None`` for N < 3, or if all positions are equal.
+    """
+    if len(positions) < 3 or min(positions) == max(positions):
         return None
     centered = np.asarray(positions, np.float64) - np.mean(positions)
     weights = centered / (centered**2).sum()
