@@ -181,8 +181,10 @@ def valley_angle(u: np.ndarray, v: np.ndarray, losses: np.ndarray, draws: int = 
 
     Each of N points on a grid of cells du * dv has the uncertainty sqrt(du dv / 12), so the angle has at least
     ``1.96 sqrt(du dv / 12) / (sqrt(N) * deviation along it)``, however little the seeds differ. ``None`` without a
-    direction; no draws if any of them has none.
+    direction, or with a single u or v; no draws if any of them has none.
     """
+    if min(len(u), len(v)) < 2:
+        return None
 
     def of(means: np.ndarray) -> tuple[float, float, int]:
         rows, columns = np.nonzero(sublevel_set(means))
