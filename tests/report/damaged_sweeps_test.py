@@ -232,15 +232,15 @@ def test_runs_recorded_twice_with_different_results_are_counted_and_the_last_one
 
 
 def test_escape_codes_in_files_reach_neither_terminal_nor_page_and_dollars_start_no_formula(tmp_path):
-    x, variants = "optimizer.$rate^{\x07", "model.$name^{\x1b"
+    x, variants = "optimizer.$rate^{$\x07", "model.$name^{\x1b"
     loss = lambda point: 0.5 + (math.log2(point[x]) + 8) ** 2
-    axes = {x: RATES[3:6], variants: ("a$", "b$^{")}
+    axes = {x: RATES[3:6], variants: ("a$", "$b^{$")}
     directory = write(tmp_path / "sweep", sweep_of(loss, axes, title="\x1b[31mred\u202e $x^{", x=x))
     report = make_report([directory], tmp_path / "out")
     assert report.text.startswith("\\x1b[31mred\\u202e $x^{")
     for text in (report.text, report.paths[0].read_text(), (tmp_path / "out" / "report.json").read_text()):
         assert not set(text) & {"\x1b", "\x07", "\u202e"}
-    assert "best $rate^{\\x07" in report.text
+    assert "best $rate^{$\\x07" in report.text
     assert "a$" in report.text
 
 
