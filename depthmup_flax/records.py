@@ -240,7 +240,7 @@ def _read_runs(sources: Iterable[tuple[pathlib.Path, SweepInfo]]) -> tuple[dict[
             notes += warnings
             count += len(read)
             for record in read:
-                run = names.name(record.run, record.point)
+                run = names.name(record.run, record.point) if _is_consistent(record) else None
                 if run is None:
                     foreign.append(f"{_shown(record.run)} of {path}")
                     continue
@@ -249,14 +249,21 @@ def _read_runs(sources: Iterable[tuple[pathlib.Path, SweepInfo]]) -> tuple[dict[
                 records[run] = record if run == record.run else dataclasses.replace(record, run=run)
     if foreign:
         notes.append(
-            f"{len(foreign)} of {count} records left out: the hash that names them is not that of their point and of "
-            f"sweep.json's base config (the first: run {foreign[0]}). Rerunning the sweep repeats their runs."
+            f"{len(foreign)} of {count} records left out: their hash, their point and the base config in sweep.json do not "
+            f"fit together (the first: run {foreign[0]}). Rerunning the sweep repeats their runs."
         )
     if differing:
         notes.append(
             f"runs that are recorded twice with different results: {differing}. The last record of each counts."
         )
     return records, notes
+
+
+def _is_consistent(record: Record) -> bool:
+    """Whether the numbers that a record repeats from its point are those of the point."""
+    point, seed, width, depth = record.point, record.seed, record.width, record.depth
+    stated = (point.get(SEED, seed), point.get("model.width", width), point.get("model.depth", depth))
+    return stated == (seed, width, depth)
 
 
 def _result(record: Record) -> tuple[object, ...]:

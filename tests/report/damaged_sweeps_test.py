@@ -198,13 +198,14 @@ def test_a_damaged_sweep_json_is_one_sentence(fields, message, tmp_path):
         text_of(directory)
 
 
-def test_a_record_at_another_point_than_its_hash_is_left_out_and_counted(tmp_path):
+def test_records_whose_point_and_hash_or_point_and_seed_differ_are_left_out_and_counted(tmp_path):
     def edit(info, records):
         records[4]["point"] = {**records[4]["point"], "seed": 9}
+        records[6]["seed"] = 9
 
     text = text_of(changed(tmp_path / "sweep", edit))
-    assert f"{len(SWEEP.records) - 1} runs" in text
-    assert f"note: 1 of {len(SWEEP.records)} records left out: the hash that names them" in text
+    assert f"{len(SWEEP.records) - 2} runs" in text
+    assert f"note: 2 of {len(SWEEP.records)} records left out: their hash, their point and the base config" in text
 
 
 def test_records_of_another_base_are_left_out_and_none_is_a_sentence(tmp_path):
