@@ -249,8 +249,8 @@ def _read_runs(sources: Iterable[tuple[pathlib.Path, SweepInfo]]) -> tuple[dict[
                 records[run] = record if run == record.run else dataclasses.replace(record, run=run)
     if foreign:
         notes.append(
-            f"{len(foreign)} of {count} records left out: their hash, their point and the base config in sweep.json do not "
-            f"fit together (the first: run {foreign[0]}). Rerunning the sweep repeats their runs."
+            f"{len(foreign)} of {count} records left out: their hash, their point and the base config in sweep.json do "
+            f"not fit together (the first: run {foreign[0]}). Rerunning the sweep repeats their runs."
         )
     if differing:
         notes.append(
