@@ -14,7 +14,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import ConfigDict, config_flags
 
-from depthmup_flax.errors import BAD_INPUT, STOPPED, TRY_LATER, Busy, InputError, Preempted, RunStopped
+from depthmup_flax.errors import BAD_INPUT, STOPPED, TRY_LATER, Busy, InputError, Preempted, RunStopped, printable
 from depthmup_flax.parallel import distributed
 
 # Warnings of libraries that are left out, by a part of their text: Orbax's about a checkpoint without metrics, which
@@ -78,7 +78,7 @@ def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path
         print(error, file=sys.stderr)
         distributed.leave(TRY_LATER)
     except (InputError, RunStopped) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         distributed.leave(BAD_INPUT if isinstance(error, InputError) else STOPPED)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -1,6 +1,7 @@
-"""Exceptions that end a run with one sentence, and the exit codes of the command lines."""
+"""Exceptions that end a run with one sentence, the exit codes of the command lines, and text that is safe to print."""
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 
 
@@ -33,3 +34,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error sentence: the closest known name, or all of them."""
     close = difflib.get_close_matches(str(name), list(known), n=1)
     return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(sorted(known))}."
+
+
+def printable(text: str) -> str:
+    r"""Text from a file as a terminal or a page may show it: characters that control either are written ``\x1b``."""
+    if text.isprintable():
+        return text
+    return "".join(c if c in "\n\t" or not _controls(c) else c.encode("unicode_escape").decode() for c in text)
+
+
+def _controls(character: str) -> bool:
+    """Control and format characters (escape codes, changes of direction), surrogates, line separators."""
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")

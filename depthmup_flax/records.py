@@ -3,15 +3,22 @@
 A sweep's directory holds ``sweep.json`` (`SweepInfo`: the base config and the axes) and one or more files
 ``records*.jsonl``, one per shard, optionally compressed as ``records*.jsonl.gz``. A `Record` is a run's difference from
 the base config and its results.
+
+Files of every version are read. A new field of `Record` or `SweepInfo` needs a default, which files without it get; a
+field of a later version is ignored with a warning. `read_runs` gives a record the name that this version gives its run.
 """
 
+import contextlib
 import dataclasses
+import gc
 import json
+import math
 import pathlib
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.run_hash import RunNames, trained
 from depthmup_flax.types import Json
 from depthmup_flax.workdir.files import JsonLines, read_lines
 
@@ -33,7 +40,7 @@ CONTINUOUS = (
 class Record:
     """One finished run. Numbers of a diverged run that are not finite are ``None``."""
 
-    run: str  # hash of the run's config, the same that train.py writes (`training.config.config_hash`)
+    run: str  # hash of the run's config, the same that train.py writes (`depthmup_flax.run_hash`)
     status: str  # "completed", or "diverged" if the loss was not finite at some step
     point: Json  # dotted config field -> value for every axis; the base config with these is the run's config
     width: int
@@ -45,14 +52,14 @@ class Record:
     train_loss_avg: float | None  # over the last epoch or train.average_steps; what the papers plot
     slice_steps: int  # per time slice; the last slice may be shorter
     train_loss_slices: list[float | None]  # mean training loss of each time slice
-    test_loss: float | None  # after training, like the accuracy; None for a diverged run
-    test_accuracy: float | None
-    diverged_at_step: int | None  # the first step whose loss was not finite
-    wall_time_s: float  # the run's share of its program's wall time
-    lanes: int  # number of runs that the program trained together on one device
-    device: str  # kind and number of devices
-    versions: dict[str, str]  # of Python and packages
-    commit: str | None  # of the source tree, with -dirty if files were changed; None outside a repository
+    test_loss: float | None = None  # after training, like the accuracy; None for a diverged run
+    test_accuracy: float | None = None
+    diverged_at_step: int | None = None  # the first step whose loss was not finite
+    wall_time_s: float = 0.0  # the run's share of its program's wall time
+    lanes: int = 1  # number of runs that the program trained together on one device
+    device: str = "unknown"  # kind and number of devices
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)  # of Python and packages
+    commit: str | None = None  # of the source tree, with -dirty if files were changed; None outside a repository
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +72,7 @@ class SweepInfo:
     x: str  # the axis whose optimum is measured, such as optimizer.learning_rate
     axes: dict[str, list[Any]]  # dotted config field -> its values in the whole grid, in the grid's order
     base: Json  # the base config
+    unknown: tuple[str, ...] = ()  # fields of a later version in the file, which are ignored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,89 +93,273 @@ class RecordWriter(JsonLines):
         self.write(dataclasses.asdict(record) for record in records)
 
 
+# Types of a field's values in JSON, their lowest value, and how a sentence calls them.
+_Kind: TypeAlias = tuple[frozenset[type], int | None, str]
+_STRING: _Kind = (frozenset({str}), None, "a string")
+_OBJECT: _Kind = (frozenset({dict}), None, "an object")
+_LIST: _Kind = (frozenset({list}), None, "a list")
+_NUMBER: _Kind = (frozenset({float}), None, "a finite number")
+_OPTIONAL: _Kind = (frozenset({float, type(None)}), None, "a number or null")
+_COUNT: _Kind = (frozenset({int}), 0, "a whole number of at least 0, below 2^62")
+_SIZE: _Kind = (frozenset({int}), 1, "a whole number of at least 1, below 2^62")
+_FIELDS: dict[str, _Kind] = {
+    **dict.fromkeys(("run", "status", "device"), _STRING),
+    **dict.fromkeys(("point", "versions"), _OBJECT),
+    **dict.fromkeys(("seed", "steps"), _COUNT),
+    **dict.fromkeys(("width", "depth", "parameters", "slice_steps", "lanes"), _SIZE),
+    **dict.fromkeys(("train_loss", "train_loss_avg", "test_loss", "test_accuracy"), _OPTIONAL),
+    "train_loss_slices": _LIST,
+    "wall_time_s": _NUMBER,
+    "diverged_at_step": (frozenset({int, type(None)}), None, "a whole number or null"),
+    "commit": (frozenset({str, type(None)}), None, "a string or null"),
+}
+_BOUNDED = tuple((name, lowest) for name, (_, lowest, _) in _FIELDS.items() if lowest is not None)
+_TYPES = tuple((name, types) for name, (types, _, _) in _FIELDS.items())
+_REQUIRED = {f.name for f in dataclasses.fields(Record) if f.default is f.default_factory is dataclasses.MISSING}
+
+
 def read_records(path: pathlib.Path) -> tuple[list[Record], list[str]]:
-    """The records of one file, and a warning if its last line is truncated; `InputError` if another is no record."""
-    names = set(Record.__annotations__)
+    """The records of one file, and warnings: a truncated last line, fields of a later version.
+
+    Raises:
+      InputError: another line is no record; names the line and the field.
+    """
     records: list[Record] = []
+    notes: list[str] = []
+    unknown: set[str] = set()
     lines = read_lines(path)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             fields = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):  # no line end after it
                 note = "the last line was torn by a crash and is ignored. Rerunning the sweep repeats that run."
-                return records, [f"{path}: {note}"]
+                notes.append(f"{path}: {note}")
+                break
             raise InputError(
                 f"{path}, line {number}: not JSON ({error}). Delete the line; rerunning the sweep repeats that run."
             ) from error
-        if not isinstance(fields, dict) or fields.keys() != names:
-            raise InputError(f"{path}, line {number}: not a record of this version. Use another directory.")
+        if not _is_record(fields):
+            wrong = _mend(fields, unknown)
+            if wrong:
+                raise InputError(
+                    f"{path}, line {number}: {wrong}. Delete the line; rerunning the sweep repeats that run."
+                )
         records.append(Record(**fields))
-    return records, []
+    if unknown:
+        notes.append(f"{path}: fields of a later version are ignored: {', '.join(sorted(unknown))}.")
+    return records, notes
+
+
+def _is_record(fields: Any) -> bool:
+    """Whether these are the fields of a record, with values of their types; fast, as a sweep may have 100,000."""
+    return (
+        type(fields) is dict
+        and fields.keys() == _FIELDS.keys()
+        and all([type(fields[name]) in types for name, types in _TYPES])
+        and all([lowest <= fields[name] < 2**62 for name, lowest in _BOUNDED])
+        and fields["status"] in (COMPLETED, DIVERGED)
+        and _OPTIONAL[0].issuperset(map(type, fields["train_loss_slices"]))
+        and math.isfinite(fields["wall_time_s"])
+    )
+
+
+def _mend(fields: Any, unknown: set[str]) -> str:
+    """Removes fields of a later version, in place, and makes whole numbers floats; then says what is still wrong."""
+    if type(fields) is not dict:
+        return f"{_shown(fields)} is no record"
+    unknown |= {_shown(name) for name in fields.keys() - _FIELDS.keys()}
+    for name in fields.keys() - _FIELDS.keys():
+        del fields[name]
+    if missing := _REQUIRED - fields.keys():
+        return f"the record has no {', '.join(sorted(missing))}"
+    for name, value in fields.items():
+        types, lowest, described = _FIELDS[name]
+        if float in types:
+            fields[name] = value = _as_float(value)
+        right = type(value) in types and (lowest is None or lowest <= value < 2**62)
+        if not right or (name == "wall_time_s" and not math.isfinite(value)):
+            return f"{name} is {_shown(value)}: it must be {described}"
+    if fields["status"] not in (COMPLETED, DIVERGED):
+        return f"status is {_shown(fields['status'])}: it must be {COMPLETED} or {DIVERGED}"
+    fields["train_loss_slices"] = [_as_float(value) for value in fields["train_loss_slices"]]
+    wrong = [value for value in fields["train_loss_slices"] if type(value) not in _OPTIONAL[0]]
+    return f"train_loss_slices has {_shown(wrong[0])}: it must have numbers and null" if wrong else ""
+
+
+def _as_float(value: Any) -> Any:
+    """A whole number as a float, if it is in the range of floats; other values unchanged."""
+    return float(value) if type(value) is int and abs(value) < 10**300 else value
+
+
+def _shown(value: Any) -> str:
+    """The first characters of a value's JSON, for a sentence."""
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def read_runs(sources: Iterable[tuple[pathlib.Path, SweepInfo]]) -> tuple[dict[str, Record], list[str]]:
+    """This version's hash of a run -> its record, for all record files of directories of one sweep; and warnings.
+
+    A record has the name that this version gives its run. A record whose name no version gives to its point is left
+    out, so that the sweep repeats the run. Of several records of a run the last one counts.
+
+    Raises:
+      InputError: see `read_records`.
+    """
+    with _collector_paused():
+        return _read_runs(sources)
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Reading makes millions of objects, none of them garbage: looking for garbage took a third of the time."""
+    paused = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if paused:
+            gc.enable()
+
+
+def _read_runs(sources: Iterable[tuple[pathlib.Path, SweepInfo]]) -> tuple[dict[str, Record], list[str]]:
+    records: dict[str, Record] = {}
+    notes: list[str] = []
+    foreign: list[str] = []
+    count = differing = 0
+    for directory, info in sources:
+        if info.unknown:
+            later = f"fields of a later version are ignored: {', '.join(info.unknown)}."
+            notes.append(f"{directory / 'sweep.json'}: {later}")
+        names = RunNames(info.base)
+        for path in sorted([*directory.glob("records*.jsonl"), *directory.glob("records*.jsonl.gz")]):
+            read, warnings = read_records(path)
+            notes += warnings
+            count += len(read)
+            for record in read:
+                run = names.name(record.run, record.point) if _is_consistent(record) else None
+                if run is None:
+                    foreign.append(f"{_shown(record.run)} of {path}")
+                    continue
+                other = records.get(run)
+                differing += other is not None and _result(other) != _result(record)
+                records[run] = record if run == record.run else dataclasses.replace(record, run=run)
+    if foreign:
+        notes.append(
+            f"{len(foreign)} of {count} records left out: their hash, their point and the base config in sweep.json do "
+            f"not fit together (the first: run {foreign[0]}). Rerunning the sweep repeats their runs."
+        )
+    if differing:
+        notes.append(
+            f"runs that are recorded twice with different results: {differing}. The last record of each counts."
+        )
+    return records, notes
+
+
+def _is_consistent(record: Record) -> bool:
+    """Whether the numbers that a record repeats from its point are those of the point."""
+    point, seed, width, depth = record.point, record.seed, record.width, record.depth
+    stated = (point.get(SEED, seed), point.get("model.width", width), point.get("model.depth", depth))
+    return stated == (seed, width, depth)
+
+
+def _result(record: Record) -> tuple[object, ...]:
+    return record.status, record.train_loss_avg, record.steps
 
 
 def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
-    """Merges the shards of one sweep: all record files of all directories; a run that occurs twice counts once.
+    """Merges the shards of one sweep: all record files of all directories, see `read_runs`.
 
     Raises:
       InputError: no directory is given, one holds no sweep, or two hold different sweeps (names the field).
     """
     if not directories:
         raise InputError("no directory was given: name at least one that a sweep wrote.")
-    infos: list[SweepInfo] = []
-    records: dict[str, Record] = {}
-    notes: list[str] = []
-    for directory in directories:
-        infos.append(info := read_info(directory))
-        names = [name for name in ("figure", "scale", "x", "base") if getattr(info, name) != getattr(infos[0], name)]
+    infos = [read_info(directory) for directory in directories]
+    for directory, info in zip(directories, infos, strict=True):
+        names = [name for name in ("figure", "scale", "x") if getattr(info, name) != getattr(infos[0], name)]
+        names += [] if _same_training(info.base, infos[0].base) else ["base"]
         names += ["axes"] if info.axes.keys() != infos[0].axes.keys() else []
         if names:
             raise InputError(
                 f"{str(directories[0])!r} and {str(directory)!r} are not parts of one sweep: their {', '.join(names)} "
                 "differ. Report each by itself."
             )
-        for path in sorted([*directory.glob("records*.jsonl"), *directory.glob("records*.jsonl.gz")]):
-            new, warnings = read_records(path)
-            records.update({record.run: record for record in new})
-            notes += warnings
-    planned = {axis: _union(info.axes[axis] for info in infos) for axis in infos[0].axes}
+    runs, notes = read_runs(zip(directories, infos, strict=True))
+    planned = {axis: _distinct(value for info in infos for value in info.axes[axis]) for axis in infos[0].axes}
     # A sweep may extend its grid beyond the planned values.
-    axes = {
-        axis: _union([values, *([record.point[axis]] for record in records.values() if axis in record.point)])
-        for axis, values in planned.items()
-    }
+    run_values = {axis: [run.point[axis] for run in runs.values() if axis in run.point] for axis in planned}
+    axes = {axis: _distinct([*values, *run_values[axis]]) for axis, values in planned.items()}
     x = infos[0].x
     if x in axes and all(isinstance(value, (int, float)) for value in axes[x]):
         axes[x].sort()
-    return Sweep(dataclasses.replace(infos[0], axes=axes), list(records.values()), notes, planned)
+    return Sweep(dataclasses.replace(infos[0], axes=axes), list(runs.values()), notes, planned)
+
+
+def _same_training(base: Json, other: Json) -> bool:
+    """Whether runs of two base configs train the same and have time slices of the same length."""
+    lengths = [
+        tree["train"].get("log_every") if isinstance(tree.get("train"), dict) else None for tree in (base, other)
+    ]
+    return trained(base) == trained(other) and lengths[0] == lengths[1]
 
 
 def read_info(directory: pathlib.Path) -> SweepInfo:
-    """Reads ``sweep.json``; `InputError` if it is absent, damaged or of another version."""
+    """Reads ``sweep.json``; `InputError` if it is absent, damaged or of a later version."""
     path = directory / "sweep.json"
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        if fields.pop("schema") == SCHEMA:
-            return SweepInfo(**fields)
     except OSError as error:
         raise InputError(
             f"{str(directory)!r} holds no sweep: {path.name} cannot be read. Name the --workdir of a sweep."
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not what a sweep writes ({error}): use another directory.") from error
-    raise InputError(f"{path} was written by another version of this package: run the sweep again.")
+    wrong = _wrong_info(fields)
+    if wrong:
+        raise InputError(f"{path} is not what a sweep writes ({wrong}): restore it, or use another directory.")
+    if fields.pop("schema") > SCHEMA:
+        raise InputError(f"{path} was written by a later version of this package: update the package.")
+    own = {field.name: fields.pop(field.name) for field in dataclasses.fields(SweepInfo) if field.name in _INFO_TYPES}
+    return SweepInfo(**own, unknown=tuple(_shown(name) for name in fields))
+
+
+_INFO_TYPES = {
+    **dict.fromkeys(("figure", "title", "scale", "x"), _STRING),
+    **dict.fromkeys(("axes", "base"), _OBJECT),
+    "schema": _SIZE,
+}
+
+
+def _wrong_info(fields: Any) -> str:
+    """What is wrong in the content of ``sweep.json``; empty if nothing is."""
+    if type(fields) is not dict:
+        return f"{_shown(fields)} is no object"
+    for name, (types, _, described) in _INFO_TYPES.items():
+        if type(fields.get(name)) not in types:
+            return f"{name} is {_shown(fields.get(name))}: it must be {described}"
+    for name in ("model", "parametrization", "train"):
+        if type(fields["base"].get(name, {})) is not dict:
+            return f"base.{name} is {_shown(fields['base'][name])}: it must be an object"
+    for axis, values in fields["axes"].items():
+        if type(values) is not list:
+            return f"the axis {_shown(axis)} is {_shown(values)}: it must be a list"
+    return ""
 
 
 def info_to_json(info: SweepInfo) -> str:
     """The text of ``sweep.json``."""
-    return json.dumps({"schema": SCHEMA, **dataclasses.asdict(info)}, indent=1) + "\n"
+    fields = dataclasses.asdict(info)
+    del fields["unknown"]
+    return json.dumps({"schema": SCHEMA, **fields}, indent=1) + "\n"
 
 
-def _union(groups: Iterable[Sequence[Any]]) -> list[Any]:
+def _distinct(values: Iterable[Any]) -> list[Any]:
     """Every value once, in order of appearance."""
-    values: list[Any] = []
-    for group in groups:
-        values += [value for value in group if value not in values]
-    return values
+    firsts: dict[Any, Any] = {}
+    for value in values:
+        firsts.setdefault(json.dumps(value) if isinstance(value, (list, dict)) else value, value)
+    return list(firsts.values())

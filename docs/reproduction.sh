@@ -7,7 +7,9 @@
 # Results go to docs/reproduction/<NAME>-<SCALE>: compressed records, tables (report.txt) and figures; a sweep's whole
 # report to its folder report. Records are decompressed while a run appends to them.
 # Environment: DATA_DIR is the directory of prepared TFDS data sets (default: TFDS's own), TINY_IMAGENET the directory of
-# Tiny ImageNet, TEXT a text file, MNIST the name of a data set (default: tfds:mnist).
+# Tiny ImageNet, TEXT a text file (defaults: the paths in the recorded sweep.json, which are part of its runs' names),
+# MNIST the name of a data set (default: tfds:mnist).
+# On the committed records it trains nothing: they hold every run of scale cpu.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -ge 1 ] || { grep '^#' "$0" | sed 1d; exit 2; }
@@ -31,12 +33,13 @@ run_limit() {
 }
 
 run_sweep() {
-  local data=() figure figures
+  local data=() figure figures recorded=
+  [ ! -e "$workdir/sweep.json" ] || recorded=$(sed -En 's/^ *"name": "(text|folder):(.*)",?$/\2/p' "$workdir/sweep.json")
   case $name:$scale in
     megatron*:smoke | muon_gpt:smoke | which_exponent_gpt:smoke) data=("--config.base.data.name=text:README.md") ;;
     *:smoke) ;;
-    megatron* | muon_gpt:* | which_exponent_gpt:*) data=("--config.base.data.name=text:${TEXT:-tinyshakespeare.txt}") ;;
-    imagenet:*) data=("--config.base.data.name=folder:${TINY_IMAGENET:-tiny-imagenet-200}") ;;
+    megatron* | muon_gpt:* | which_exponent_gpt:*) data=("--config.base.data.name=text:${TEXT:-${recorded:-tinyshakespeare.txt}}") ;;
+    imagenet:*) data=("--config.base.data.name=folder:${TINY_IMAGENET:-${recorded:-tiny-imagenet-200}}") ;;
     *) data=("--config.base.data.data_dir=${DATA_DIR:-}") ;;
   esac
   python -m depthmup_flax.sweep --config="configs/sweeps/$name.py" --config.scale="$scale" --workdir="$workdir" \

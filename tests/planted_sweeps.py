@@ -9,18 +9,19 @@ from depthmup_flax.records import Record, RecordWriter, Sweep, SweepInfo, info_t
 from depthmup_flax.report.loss_surfaces import roles, surfaces
 from depthmup_flax.report.tables import as_data
 from depthmup_flax.report.transfer import analyze
+from depthmup_flax.run_hash import RunNames
 
 X = "optimizer.learning_rate"
 MULTIPLIER = "parametrization.branch_multiplier"
 RATES = tuple(2.0**k for k in range(-12, -3))
 
 
-def record(number, point, loss, *, width=64, depth=4):
+def record(run, point, loss, *, width=64, depth=4):
     """A run that completed with a loss, or with ``None`` diverged half-way."""
     width, depth = point.get("model.width", width), point.get("model.depth", depth)
     slices = [1.0 if loss is None else loss + 1.0, loss]
     return Record(
-        run=f"r{number}",
+        run=run,
         status="diverged" if loss is None else "completed",
         point=point,
         width=width,
@@ -48,7 +49,8 @@ def sweep_of(loss, axes, *, title="A sweep", model=None, x=X):
     model = {"width": 64, "depth": 4, "base_width": 64, "base_depth": 4} if model is None else model
     info = SweepInfo("test", title, "smoke", x, {k: list(v) for k, v in axes.items()}, {"model": model})
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    return Sweep(info, [record(i, point, loss(point)) for i, point in enumerate(points)], [])
+    names = RunNames(info.base)
+    return Sweep(info, [record(names.hash(point), point, loss(point)) for point in points], [])
 
 
 def write(directory, sweep):

@@ -41,7 +41,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
             gpu=powers_of_two(-7, 1),
             paper=powers_of_two(-8, 1),
         ),
-        "seed": at_scale(scale, smoke=(0,), other=(0, 1, 2)),
+        "seed": at_scale(scale, smoke=(0,), cpu=(0, 1), other=(0, 1, 2)),
     }
     grids = {
         "scaled": {**common, "parametrization.preset": ("depth_mup",)},

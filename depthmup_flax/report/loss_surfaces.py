@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from depthmup_flax.errors import InputError
+from depthmup_flax.errors import InputError, printable
 from depthmup_flax.records import COMPLETED, CONTINUOUS, SEED, Record, SweepInfo
 from depthmup_flax.types import Json
+
+_LARGEST = 1e100  # a loss above it, or not finite, counts as diverged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Scale:
     @property
     def name(self) -> str:
         """For labels: ``learning rate``."""
-        return short(self.axis).replace("_", " ")
+        return printable(short(self.axis).replace("_", " "))
 
     @property
     def log(self) -> bool:
@@ -146,7 +148,11 @@ def roles(info: SweepInfo) -> Roles:
     if x is None:
         raise InputError(f"the sweep's x, {info.x}, has the values {info.axes[info.x]!r}: an optimum needs numbers.")
     # Blocks per stage either set the depth, or are shapes of networks of one depth.
-    depths = [sum(stages) for stages in info.axes.get("model.stage_sizes", [])]
+    stage_sizes = info.axes.get("model.stage_sizes", [])
+    for stages in stage_sizes:
+        if not isinstance(stages, list) or not all(isinstance(blocks, int) for blocks in stages):
+            raise InputError(f"the sweep's axis model.stage_sizes has {stages!r}: restore sweep.json.")
+    depths = [sum(stages) for stages in stage_sizes]
     fixed = {info.x, SEED, "model.width", "model.depth"}
     fixed |= {"model.stage_sizes"} if len(set(depths)) == len(depths) else set()
     others = [axis for axis, values in info.axes.items() if len(values) > 1 and axis not in fixed]
@@ -162,11 +168,12 @@ def surfaces(info: SweepInfo, records: Sequence[Record], parts: Roles) -> list[S
     """
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
-        for axis in info.axes.keys() - record.point.keys():
+        if not info.axes.keys() <= record.point.keys():
+            axis = min(info.axes.keys() - record.point.keys())
             raise InputError(
                 f"run {record.run} has no value of the sweep's axis {axis}: delete its line and rerun the sweep."
             )
-        order = tuple(info.axes[axis].index(record.point[axis]) for axis in parts.variants)
+        order = tuple([info.axes[axis].index(record.point[axis]) for axis in parts.variants])
         groups.setdefault((order, record.width, record.depth), []).append(record)
     return [_surface(info, groups[key], parts) for key in sorted(groups)]
 
@@ -199,16 +206,19 @@ def _surface(info: SweepInfo, records: Sequence[Record], parts: Roles) -> Surfac
     seeds = sorted({record.seed for record in records})
     x = sorted({value(record, parts.x) for record in records})
     y = sorted({value(record, parts.second) for record in records})
+    places = [{value: place for place, value in enumerate(values)} for values in (seeds, y, x)]
     first, shape = records[0], (len(seeds), len(y), len(x))
     count = max(len(record.train_loss_slices) for record in records)
     losses, slices, ended = np.full(shape, np.nan), np.full((*shape, count), np.nan), np.zeros(shape[1:], int)
     for record in records:
-        at = (seeds.index(record.seed), y.index(value(record, parts.second)), x.index(value(record, parts.x)))
+        coordinates = (record.seed, value(record, parts.second), value(record, parts.x))
+        at = tuple([place[coordinate] for place, coordinate in zip(places, coordinates, strict=True)])
         ended[at[1:]] += 1
         slices[at][: len(record.train_loss_slices)] = record.train_loss_slices  # None becomes NaN
         if record.status == COMPLETED:
             losses[at] = record.train_loss_avg
-    losses[np.isinf(losses)] = slices[np.isinf(slices)] = np.nan
+    # Sums of larger numbers overflow; no float32 is as large.
+    losses[np.abs(losses) > _LARGEST] = slices[np.abs(slices) > _LARGEST] = np.nan
     return Surface(
         variant=_variant_name(info, parts.variants, first.point),
         width=first.width,
@@ -227,6 +237,7 @@ def _surface(info: SweepInfo, records: Sequence[Record], parts: Roles) -> Surfac
 
 def _scale(info: SweepInfo, axis: str) -> Scale | None:
     values = info.axes[axis]
-    if not values or any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in values):
+    numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) < _LARGEST for v in values)
+    if not values or not numbers:
         return None
     return Scale(axis, tuple(sorted({float(v) for v in values})))

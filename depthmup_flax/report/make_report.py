@@ -12,7 +12,7 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.records import Sweep, read_sweep
 from depthmup_flax.report import landscape_figures, page, tables, time_figures, transfer_figures
 from depthmup_flax.report.loss_surfaces import roles, surfaces
-from depthmup_flax.report.style import require_matplotlib, save
+from depthmup_flax.report.style import drawable, require_matplotlib, save
 from depthmup_flax.report.transfer import Study, analyze
 from depthmup_flax.types import Json
 from depthmup_flax.workdir import directory as workdirs
@@ -34,8 +34,12 @@ class Report:
 def make_report(directories: Sequence[str | pathlib.Path], out: str | pathlib.Path) -> Report:
     """Reads the shards of one sweep and writes figures, ``report.html`` and ``report.json`` to ``out``.
 
-    Raises InputError if the directories hold no sweep or several, no run has ended, all runs diverged, or matplotlib is
-    not installed.
+    A file in ``out`` is the old one or the new one at any moment, also after a crash.
+
+    Raises:
+      InputError: the directories hold no sweep or several, no run has ended, all runs diverged, or matplotlib is not
+        installed.
+      RunStopped: ``out`` cannot be written.
     """
     require_matplotlib()
     sweep = read_sweep([workdirs.as_path(directory) for directory in directories])
@@ -60,7 +64,8 @@ def studies(sweep: Sweep) -> tuple[Study, Study | None]:
     """
     info, records = sweep.info, sweep.records
     if not records:
-        raise InputError(f"no run of the sweep {info.figure!r} has ended: wait, or run it.")
+        reason = " ".join(sweep.notes) or "wait, or run it."
+        raise InputError(f"no run of the sweep {info.figure!r} has ended: {reason}")
     parts = roles(info)
     grids = surfaces(info, records, parts)
     if all((surface.diverged == surface.ended).all() for surface in grids):
@@ -77,18 +82,18 @@ def studies(sweep: Sweep) -> tuple[Study, Study | None]:
 
 def _figures(study: Study, swapped: Study | None) -> Iterator[tuple[str, Study, Figure]]:
     """Name, study and figure, for each figure that the sweep has enough sizes for."""
-    several = len(study.scale.values) > 1
+    several, drawn = len(study.scale.values) > 1, drawable(study)
     if several:
-        yield "transfer", study, transfer_figures.draw_transfer(study)
+        yield "transfer", study, transfer_figures.draw_transfer(drawn)
     if swapped is not None:
         name = f"transfer_{swapped.scale.name.replace(' ', '_')}"
-        yield name, swapped, transfer_figures.draw_transfer(swapped)
+        yield name, swapped, transfer_figures.draw_transfer(drawable(swapped))
     if several and any(len(axis.sizes) > 1 for axis in study.axes):
-        yield "optima", study, transfer_figures.draw_optima(study)
-    yield "curves", study, time_figures.draw_curves(study)
+        yield "optima", study, transfer_figures.draw_optima(drawn)
+    yield "curves", study, time_figures.draw_curves(drawn)
     if several:
-        yield "over_time", study, time_figures.draw_over_time(study)
-    if study.other is not None:
-        yield "heatmap", study, landscape_figures.draw_heatmap(study, study.other)
+        yield "over_time", study, time_figures.draw_over_time(drawn)
+    if drawn.other is not None:
+        yield "heatmap", study, landscape_figures.draw_heatmap(drawn, drawn.other)
     if len({row.curve.parameters for row in study.rows}) >= 3:
-        yield "parameters", study, landscape_figures.draw_parameters(study)
+        yield "parameters", study, landscape_figures.draw_parameters(drawn)

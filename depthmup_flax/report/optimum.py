@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import scipy.stats
+import scipy.special  # scipy.stats takes half a second to import
 
 DRAWS = 1000
 EDGE_LOW, EDGE_HIGH, ONE_VALUE = "lowest of the grid", "highest of the grid", "one value"
@@ -44,7 +44,7 @@ class Estimate:
         """
         if self.draws is None:
             return None
-        factor = scipy.stats.t.ppf(0.975, self.seeds - 1) * math.sqrt(self.seeds / (self.seeds - 1))
+        factor = scipy.special.stdtrit(self.seeds - 1, 0.975) * math.sqrt(self.seeds / (self.seeds - 1))
         return max(float(factor * np.std(self.draws)), self.resolution)
 
     @property
@@ -84,7 +84,8 @@ def resampled_means(losses: np.ndarray, draws: int = DRAWS) -> np.ndarray:
     """
     seeds = len(losses)
     indices = np.random.default_rng(0).integers(seeds, size=(draws, seeds))
-    weights = (indices[:, :, None] == np.arange(seeds)).mean(1)  # (D, S)
+    counts = np.bincount((indices + seeds * np.arange(draws)[:, None]).ravel(), minlength=draws * seeds)
+    weights = counts.reshape(draws, seeds) / seeds
     return np.einsum("ds,s...->d...", weights, losses)
 
 
@@ -142,8 +143,11 @@ def regret(losses: np.ndarray, transferred: int) -> Estimate | None:
 
 
 def slope(positions: Sequence[float], estimates: Sequence[Estimate]) -> Estimate | None:
-    """Least-squares slope of estimates against positions, (N,) each, refitted in every draw; ``None`` for N < 3."""
-    if len(positions) < 3:
+    """Least-squares slope of estimates against positions, (N,) each, refitted in every draw.
+
+    ``None`` for N < 3, or if all positions are equal.
+    """
+    if len(positions) < 3 or min(positions) == max(positions):
         return None
     centered = np.asarray(positions, np.float64) - np.mean(positions)
     weights = centered / (centered**2).sum()
@@ -177,8 +181,10 @@ def valley_angle(u: np.ndarray, v: np.ndarray, losses: np.ndarray, draws: int = 
 
     Each of N points on a grid of cells du * dv has the uncertainty sqrt(du dv / 12), so the angle has at least
     ``1.96 sqrt(du dv / 12) / (sqrt(N) * deviation along it)``, however little the seeds differ. ``None`` without a
-    direction; no draws if any of them has none.
+    direction, or with a single u or v; no draws if any of them has none.
     """
+    if min(len(u), len(v)) < 2:
+        return None
 
     def of(means: np.ndarray) -> tuple[float, float, int]:
         rows, columns = np.nonzero(sublevel_set(means))

@@ -7,12 +7,13 @@ import importlib.util
 import math
 import os
 import pathlib
+import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from depthmup_flax.errors import InputError
+from depthmup_flax.errors import InputError, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +34,19 @@ def require_matplotlib() -> None:
         raise InputError("matplotlib, which draws the figures, is not installed: pip install 'depthmup-flax[report]'.")
 
 
+def drawable(study: Study) -> Study:
+    """The study with names that matplotlib draws as they are: records may have a ``$``, which would start a formula."""
+    plain = lambda name: printable(name if len(name) <= 100 else f"{name[:97]}...").replace("$", r"\$")
+    scale, other = (axis and dataclasses.replace(axis, axis=plain(axis.axis)) for axis in (study.scale, study.other))
+    return dataclasses.replace(
+        study,
+        scale=scale or study.scale,
+        other=other,
+        surfaces=tuple(dataclasses.replace(surface, variant=plain(surface.variant)) for surface in study.surfaces),
+        variants=tuple(dataclasses.replace(variant, name=plain(variant.name)) for variant in study.variants),
+    )
+
+
 def canvas(rows: int, columns: int, *, width: float = 4.0, height: float = 3.6, **kwargs: Any) -> tuple[Figure, Any]:
     """A figure and its (rows, columns) array of panels; sizes per panel in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -48,7 +62,7 @@ def save(figure: Figure, out: pathlib.Path, name: str) -> list[pathlib.Path]:
     import matplotlib
 
     paths = []
-    name = name.replace(os.sep, "_")  # it may contain an axis of somebody's sweep.json
+    name = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:100]  # it may contain an axis of somebody's sweep.json
     for kind in ("png", "svg"):
         path, temporary = out / f"{name}.{kind}", out / f".{name}.{kind}.tmp"
         with matplotlib.rc_context({"svg.hashsalt": "depthmup"}):  # the same file from the same records

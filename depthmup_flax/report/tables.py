@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from depthmup_flax.errors import printable
 from depthmup_flax.records import DIVERGED, Sweep, SweepInfo
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer
@@ -50,7 +51,8 @@ def _advice(info: SweepInfo) -> list[str]:
         field, [info.base.get("model", {}).get(field.removeprefix("model."), default)]
     )
     presets = info.axes.get("parametrization.preset", [info.base.get("parametrization", {}).get("preset")])
-    several = max(values("model.block_depth", 1)) > 1 or values("model.name", "")[0] in ("gpt", "vit", "resnet")
+    deep = any(isinstance(value, int) and value > 1 for value in values("model.block_depth", 1))
+    several = deep or values("model.name", "")[0] in ("gpt", "vit", "resnet")
     if not several or len(values("model.depth", 0)) < 2 or "depth_mup" not in presets or "completep" in presets:
         return []
     return [
@@ -71,7 +73,7 @@ def _where(variant: Variant, flag: str) -> str:
 def as_data(sweep: Sweep, study: Study) -> Json:
     """The content of ``report.json``: JSON values only, six digits, ``None`` for unknown numbers."""
     info, records = sweep.info, sweep.records
-    return {
+    data = {
         "figure": info.figure,
         "title": info.title,
         "scale": info.scale,
@@ -93,6 +95,18 @@ def as_data(sweep: Sweep, study: Study) -> Json:
             for slope, interval in [_rounded(valley or (None, None))]
         ],
     }
+    return _plain(data)
+
+
+def _plain(value: Any) -> Any:
+    """JSON values whose text is `printable`, with ``None`` for NaN and infinity: what files say may be shown."""
+    if isinstance(value, dict):
+        return {printable(name): _plain(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return printable(value) if isinstance(value, str) else value
 
 
 def _variant_data(study: Study, variant: Variant) -> Json:

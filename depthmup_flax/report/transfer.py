@@ -179,7 +179,8 @@ def _size_axes(info: SweepInfo, curves: Sequence[Curve]) -> list[SizeAxis]:
 def _base_size(info: SweepInfo, name: str) -> int:
     """The configured base size; 0 in a config means the network's own size."""
     model = info.base.get("model", {})
-    return model.get(f"base_{name}") or model.get(name) or 0
+    size = model.get(f"base_{name}") or model.get(name)
+    return size if isinstance(size, int) else 0
 
 
 def _base(info: SweepInfo, curves: Sequence[Curve]) -> tuple[Curve, bool]:
@@ -243,13 +244,15 @@ def power_laws(rows: Sequence[Row]) -> dict[str, dict[int, opt.Estimate]]:
     for name, of_size in laws.items():
         for size in sorted({row.curve.size(name) for row in rows}):
             line = [(curve, loss) for curve, loss in lowest_losses(rows) if curve.size(name) == size]
-            logs = [
-                opt.Estimate(-math.log(loss.value), None if loss.draws is None else -np.log(loss.draws), loss.seeds)
-                for _, loss in line
-            ]
+            logs = [opt.Estimate(-math.log(loss.value), _minus_logs(loss.draws), loss.seeds) for _, loss in line]
             if fit := opt.slope([math.log(curve.parameters) for curve, _ in line], logs):
                 of_size[size] = fit
     return laws
+
+
+def _minus_logs(draws: np.ndarray | None) -> np.ndarray | None:
+    """``None`` if a draw has no logarithm: losses may be negative."""
+    return -np.log(draws) if draws is not None and (draws > 0).all() else None
 
 
 def sublevel_slope(surface: Surface, x: Scale, y: Scale) -> Valley | None:

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.records import CONTINUOUS, LEARNING_RATE, SEED, SweepInfo
+from depthmup_flax.run_hash import EXECUTION
 from depthmup_flax.training import config as configs
 
 SCALES = ("smoke", "cpu", "gpu", "paper")
@@ -181,7 +182,7 @@ def _validate_axis(base: ConfigDict, where: str, path: str, values: Sequence[Any
         raise InputError(f"{where} is not a field of the base config: {did_you_mean(path, known)}")
     if not values:
         raise InputError(f"{where} is empty: give it at least one value.")
-    if path in configs.EXECUTION or path.partition(".")[0] in configs.EXECUTION:
+    if path in EXECUTION or path.partition(".")[0] in EXECUTION:
         raise InputError(f"{where} does not change what is trained: remove the axis, and set the field in config.base.")
     repeated = [value for i, value in enumerate(values) if value in list(values)[:i]]
     if repeated:

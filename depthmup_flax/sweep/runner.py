@@ -17,7 +17,7 @@ from depthmup_flax.data import Dataset, LoadOnce
 from depthmup_flax.errors import InputError
 from depthmup_flax.parallel.preemption import Preemption
 from depthmup_flax.provenance import commit, versions
-from depthmup_flax.records import Record, RecordWriter, SweepInfo, info_to_json, read_info, read_records
+from depthmup_flax.records import Record, RecordWriter, SweepInfo, info_to_json, read_info, read_runs
 from depthmup_flax.sweep.cohort import Cohort, Shrink, train
 from depthmup_flax.sweep.grid import Run, expand, sweep_info
 from depthmup_flax.sweep.grid_extension import extension
@@ -80,8 +80,9 @@ def sweep(
             _require_same_sweep(directory, sweep_info(config))
         with contextlib.closing(RecordWriter(path)) as writer:  # repairs a torn last line, so before reading
             # Runs that any shard, or another sharding of the same sweep, has recorded are done.
-            files = sorted(directory.glob("records*.jsonl"))
-            done = {record.run: record for file in files for record in read_records(file)[0]}
+            done, notes = read_runs([(directory, read_info(directory))])
+            for note in notes:
+                print(f"warning: {note}", flush=True)
             runner = _Runner(config, claim, writer, done, lanes, load, Unfinished(unfinished, keep_every_s, preemption))
             runner.run(groups)
         return [record for record in runner.done.values() if record.run in runner.mine]

@@ -7,11 +7,10 @@ see what it configures: ``parametrization`` `Parametrization`, ``model`` the mod
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from flax.traverse_util import flatten_dict
@@ -23,6 +22,9 @@ from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.models import MODELS, model_fields
 from depthmup_flax.parallel.sharding import GRADIENT_DTYPES
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
+from depthmup_flax.run_hash import ADDED as ADDED  # also importable from here
+from depthmup_flax.run_hash import EXECUTION as EXECUTION
+from depthmup_flax.run_hash import json_text, run_hash, without_execution
 from depthmup_flax.types import Json
 
 # Unset, these fields of `Parametrization` have the preset's value.
@@ -30,40 +32,6 @@ _LR_FACTORS = ("input_lr_factor", "hidden_lr_factor", "output_lr_factor", "vecto
 _KWARGS = ("momentum", "b1", "b2", "eps")
 _EXPONENTS = ("alpha", "gamma", "inner_gamma")
 _RULE_FIELDS = {"width": str, **dict.fromkeys((*_EXPONENTS, "gamma0", "branch_multiplier", *_LR_FACTORS), float)}
-
-# Fields that do not change what is trained: a run may be resumed with other values.
-EXECUTION = (
-    "mesh",
-    "model.scan",
-    "model.remat",
-    "model.attention",
-    "data.data_dir",
-    "data.placement",
-    "data.device_limit_mib",
-    "data.read_threads",
-    "data.on_bad_example",  # "error" trains on no bad example, so a run that met one may go on with "skip"
-    "train.eval_every",
-    "train.eval_batch_size",
-    "train.log_every",
-    "train.checkpoint",
-    "train.checkpoint_every",
-    "train.keep_checkpoints",
-    "train.stall_timeout_s",
-)
-
-# Fields, or whole sections, that are newer than the committed records -> the value with which a run is what it was
-# before. `config_hash` leaves them out while they have it, so that records keep their names.
-ADDED: Mapping[str, Any] = {
-    "parametrization.inner_gamma": None,
-    "data.suffixes": "jpg,jpeg,png",
-    "model.num_kv_heads": 0,
-    "model.qk_norm": False,
-    "model.mlp": "gelu",
-    "model.mlp_features": 0,
-    "model.experts": 0,
-    "model.experts_per_token": 2,
-    "optimizer.decay_width_exponent": 0.0,
-}
 
 
 def default_config(model: str = "res_mlp") -> ConfigDict:
@@ -227,16 +195,12 @@ def set_field(config: ConfigDict, path: str, value: Any) -> None:
 
 def to_json(config: ConfigDict) -> str:
     """The resolved config as indented JSON with sorted keys; equal configs give equal text."""
-    return _json_text(config.to_dict())
-
-
-def _json_text(tree: Json) -> str:
-    return json.dumps(tree, indent=2, sort_keys=True) + "\n"
+    return json_text(config.to_dict())
 
 
 def config_hash(config: ConfigDict) -> str:
-    """Twelve hexadecimal digits of SHA-256 over all fields but `EXECUTION`, `ADDED`: equal for equal training."""
-    return hashlib.sha256(_json_text(_without_added(_without_execution(config.to_dict()))).encode()).hexdigest()[:12]
+    """`run_hash` of the config: twelve hexadecimal digits, equal for equal training."""
+    return run_hash(config.to_dict())
 
 
 def run_differences(stored: Json, current: Json) -> list[str]:
@@ -246,25 +210,12 @@ def run_differences(stored: Json, current: Json) -> list[str]:
     """
     name = stored.get("model", {}).get("name")
     defaults = json.loads(to_json(default_config(name))) if name in MODELS else {}
-    return differences(_without_execution(_with_defaults(stored, defaults)), _without_execution(current))
+    return differences(without_execution(_with_defaults(stored, defaults)), without_execution(current))
 
 
 def _with_defaults(tree: Json, defaults: Json) -> Json:
     sections = {k: _with_defaults(v, defaults[k]) for k, v in tree.items() if isinstance(defaults.get(k), dict)}
     return {**defaults, **tree, **sections}
-
-
-def _without_execution(tree: Json, path: str = "") -> Json:
-    trained = {name: value for name, value in tree.items() if path + name not in EXECUTION}
-    return {k: _without_execution(v, f"{path}{k}.") if isinstance(v, dict) else v for k, v in trained.items()}
-
-
-def _without_added(tree: Json, path: str = "") -> Json:
-    kept = {name: value for name, value in tree.items() if value != ADDED.get(path + name, _NEVER)}
-    return {k: _without_added(v, f"{path}{k}.") if isinstance(v, dict) else v for k, v in kept.items()}
-
-
-_NEVER = object()  # equals no value
 
 
 def differences(stored: object, current: object, path: str = "") -> list[str]:
