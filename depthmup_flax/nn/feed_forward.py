@@ -50,10 +50,10 @@ class MixtureOfExperts(nn.Module):
     Over depth, routers alone move the outputs as depth^(0.03 +- 0.03) with ``alpha = 1/2``: what they change adds up at
     random. Its small part along the gradient adds up: from equal logits even the smallest step decides every choice,
     and chooses experts that help, so a layer's part does not shrink with the rate. It is of size (depth / width)^1/2:
-    measured as depth^(0.28 to 0.39) and width^(-0.41 to -0.51), +- 0.15, widths 32 to 128 and depths 8 to 32, n = 6;
-    9 % of the change at width 32 and depth 8. A coordinate check of narrow networks over depth therefore reports it at the
-    first step (80 of 81 pass with Adam, 79 with Muon). With ``alpha = 1`` this part does not grow, depth^(0.00 +- 0.11)
-    at width 32, and what adds up at random shrinks instead: features as depth^(-0.45 +- 0.04).
+    measured as depth^(0.28 to 0.39) and width^(-0.41 to -0.51), +- 0.15, widths 32 to 128 and depths 8 to 32, n = 6; 9
+    % of the change at width 32 and depth 8. A coordinate check of narrow networks over depth therefore reports it at
+    the first step (80 of 81 pass with Adam, 79 with Muon). With ``alpha = 1`` this part does not grow, depth^(0.00 +-
+    0.11) at width 32, and what adds up at random shrinks instead: features as depth^(-0.45 +- 0.04).
 
     Biases balance the experts without a loss (Wang et al., arXiv:2408.15664, Alg. 1): they count for the choice and not
     for the weights. A training step adds `BALANCE_RATE` to an expert's bias if fewer tokens than the mean chose it, and
