@@ -172,6 +172,31 @@ class Checkpointer:
         self._manager.reload()
 
 
+def read_checkpoint(path: str | pathlib.Path) -> tuple[Json, Json]:
+    """State, on the first device, and description of a checkpoint such as ``runs/digits/checkpoints/700``.
+
+    The state is a tree of dictionaries: ``params``, ``batch_stats``, ``opt_state``, ``step`` and the running averages.
+
+    Raises:
+      InputError: there is no checkpoint, or it is damaged.
+    """
+    path = pathlib.Path(path).absolute()
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    try:
+        meta = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(path / "meta")
+        reader = ocp.StandardCheckpointer()
+        shapes = dict(reader.metadata(path / "state").item_metadata)
+        state = reader.restore(
+            path / "state", jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
+        )
+        # The order of arrays in the saved state is another one.
+        if meta["digest"] != _digest(meta) or sorted(meta["fingerprint"]) != sorted(fingerprint(state)):
+            raise ValueError("its numbers are not the saved ones")
+    except Exception as error:  # of whatever type Orbax raises for a damaged file
+        raise InputError(f"{path} cannot be read as a checkpoint ({_first_line(error)}): name another one.") from error
+    return state, meta
+
+
 def fingerprint(state: ArrayTree) -> list[int]:
     """A number below 2^32 per array, in tree order, that changes with any single bit of the array.
 
