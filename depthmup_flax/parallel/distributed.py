@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, TypeVar
 
 import jax
@@ -27,6 +27,8 @@ T = TypeVar("T")
 HEARTBEAT_TIMEOUT_S = 60
 _START_TIMEOUT_S = 300
 _SHUTDOWN_TIMEOUT_S = 300  # process 0 may still be writing a checkpoint
+
+_MOST_NAMED = 5  # differences in a sentence
 
 _SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 # JAX reads the first by itself, and needs the others where it recognizes no cluster.
@@ -106,6 +108,34 @@ def on_first(function: Callable[[], T]) -> T:
     return value
 
 
+def require_same(facts: Mapping[str, object]) -> None:
+    """Compares ``facts``, named JSON values, of all processes.
+
+    Raises:
+      InputError: in all processes, if they differ; the sentence has names, values and processes.
+    """
+    if jax.process_count() == 1:
+        return
+    ours: Json = json.loads(json.dumps(facts))
+    first: Json = json.loads(_broadcast(json.dumps(facts)))
+    names = [name for name in {**first, **ours} if first.get(name) != ours.get(name)]
+    differences = [json.loads(text) for text in _gathered(json.dumps({name: ours.get(name) for name in names}))]
+    differing = list(dict.fromkeys(name for difference in differences for name in difference))
+    if not differing:
+        return
+    sentences = []
+    for name in differing[:_MOST_NAMED]:
+        having: dict[str, list[int]] = {}
+        for process, difference in enumerate(differences):
+            having.setdefault(repr(difference.get(name, first.get(name))), []).append(process)
+        sentences.append(f"{name} is " + ", ".join(f"{value} in {_numbered(who)}" for value, who in having.items()))
+    more = len(differing) - _MOST_NAMED
+    raise InputError(
+        f"the processes are not the same run: {'; '.join(sentences)}{f'; and {more} more differ' if more > 0 else ''}. "
+        "Start all of them with the same flags, code, libraries and data."
+    )
+
+
 def everywhere(condition: bool) -> bool:
     """Whether ``condition`` holds in all processes."""
     return bool(np.all(multihost_utils.process_allgather(np.asarray(condition))))
@@ -170,6 +200,23 @@ def _on_cloud_tpu() -> bool:
     platforms = os.environ.get("JAX_PLATFORMS", "tpu").split(",")
     chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
     return "tpu" in platforms and bool(chips) and importlib.util.find_spec("libtpu") is not None
+
+
+def _numbered(processes: Sequence[int], most: int = 4) -> str:
+    """``process 1``, ``processes 1, 2`` or ``processes 0, 1, 2, 3 and 60 others``."""
+    listed = ", ".join(map(str, processes[:most]))
+    others = f" and {len(processes) - most} others" if len(processes) > most else ""
+    return f"process{'es' * (len(processes) > 1)} {listed}{others}"
+
+
+def _gathered(text: str) -> list[str]:
+    """The ``text`` of each process."""
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    lengths = np.ravel(multihost_utils.process_allgather(np.array([len(encoded)], np.int32)))
+    padded = np.zeros(max(lengths), np.uint8)
+    padded[: len(encoded)] = encoded
+    rows = np.asarray(multihost_utils.process_allgather(padded), np.uint8).reshape(len(lengths), -1)
+    return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
 
 
 def _broadcast(text: str) -> str:

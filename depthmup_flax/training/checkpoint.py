@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import logging
-import math
 import operator
 import os
 import pathlib
@@ -14,13 +13,13 @@ import shutil
 from collections.abc import Mapping
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
 from depthmup_flax.errors import InputError, RunStopped
 from depthmup_flax.files import is_json, write_atomically
 from depthmup_flax.parallel import distributed
+from depthmup_flax.parallel.fingerprints import fingerprint
 from depthmup_flax.types import ArrayTree, Json
 
 log = logging.getLogger(__name__)
@@ -195,33 +194,6 @@ def read_checkpoint(path: str | pathlib.Path) -> tuple[Json, Json]:
     except Exception as error:  # of whatever type Orbax raises for a damaged file
         raise InputError(f"{path} cannot be read as a checkpoint ({_first_line(error)}): name another one.") from error
     return state, meta
-
-
-def fingerprint(state: ArrayTree) -> list[int]:
-    """A number below 2^32 per array, in tree order, that changes with any single bit of the array.
-
-    It is ``sum_i (2 i + 1) b_i mod 2^32`` over the elements ``b_i`` as unsigned integers. Integer sums are exact, so
-    sharding does not matter. A flipped bit adds an odd number times a power of two below 2^32.
-    """
-    return [int(number) for number in jax.device_get(_fingerprints(jax.tree.leaves(state)))]
-
-
-@jax.jit
-def _fingerprints(leaves: list[jax.Array]) -> list[jax.Array]:
-    return [_fingerprint(leaf) for leaf in leaves]
-
-
-@jax.jit  # traced once per shape: parameters and optimizer states share them
-def _fingerprint(x: jax.Array) -> jax.Array:
-    if x.dtype == jnp.bool_:
-        x = x.astype(jnp.uint8)
-    # 64-bit numbers become two of 32 bits, along a new last axis.
-    bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * min(x.dtype.itemsize, 4)}")).astype(jnp.uint32)
-    index = jnp.zeros(bits.shape, jnp.uint32)
-    for axis in range(bits.ndim):  # a reshape would gather a sharded array
-        stride = math.prod(bits.shape[axis + 1 :]) % 2**32
-        index += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride)
-    return jnp.sum((2 * index + 1) * bits, dtype=jnp.uint32)
 
 
 def _digest(meta: Mapping[str, object]) -> str:

@@ -18,11 +18,13 @@ from depthmup_flax.data import TextDataset
 from depthmup_flax.errors import InputError, Preempted, RunStopped
 from depthmup_flax.files import write_atomically
 from depthmup_flax.parallel import distributed, sharding
+from depthmup_flax.parallel.fingerprints import require_equal_copies
 from depthmup_flax.parallel.preemption import Preemption
 from depthmup_flax.provenance import versions
 from depthmup_flax.records import DIVERGED
 from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.training import config as configs
+from depthmup_flax.training import same_run
 from depthmup_flax.training.checkpoint import Checkpointer
 from depthmup_flax.training.device_batches import Waiting, held_out_batches, put_train_data, train_calls
 from depthmup_flax.training.experiment import Experiment, build
@@ -63,10 +65,15 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
       ``versions``. Numbers that are not finite are ``None``.
 
     Raises:
-      InputError: bad configuration or work directory, before anything is compiled or overwritten.
-      RunStopped: the work directory cannot be written, or the data do not arrive.
+      InputError: bad configuration or work directory, or processes that differ in config, code, libraries or data;
+        before anything is compiled or overwritten.
+      RunStopped: the work directory cannot be written, the data do not arrive, or copies of the state on several
+        devices differ at a checkpoint (``train.compare_replicas``).
     """
     experiment, mesh = distributed.in_all(lambda: _built(config))
+    if jax.process_count() > 1:
+        flags = {"--workdir": str(workdir), "--overwrite": overwrite}
+        distributed.require_same(distributed.in_all(lambda: flags | same_run.facts(experiment)))
     directory = pathlib.Path(workdir)
     with contextlib.ExitStack() as stack:
 
@@ -293,7 +300,13 @@ class _Run:
         }
 
     def _may_be_saved(self) -> bool:
-        """Whether the state is finite; and, if a loss that is not ends the run, all losses."""
+        """Whether the state is finite; and, if a loss that is not ends the run, all losses.
+
+        Raises:
+          RunStopped: copies of the state on several devices differ.
+        """
+        if self._experiment.config.train.compare_replicas:  # first: the next answer must be the same everywhere
+            require_equal_copies(self.state)
         self.finite = bool(is_finite(self.state))
         if self.stops_on_divergence:
             self.finite = self.finite and int(self.state.nonfinite_step) < 0
