@@ -4,6 +4,7 @@ Every process runs the same program with the same config on its own devices; onl
 With one process these calls are no-ops.
 """
 
+import atexit
 import glob
 import importlib.util
 import json
@@ -16,15 +17,18 @@ from typing import NoReturn, TypeVar
 
 import jax
 import numpy as np
+from jax._src import distributed as jax_distributed
 from jax.experimental import multihost_utils
 
 from depthmup_flax.errors import InputError, RunStopped
+from depthmup_flax.parallel.heartbeat import Watch
 from depthmup_flax.types import Json
 
 T = TypeVar("T")
 
-# All processes stop when one of them is silent for this long. A compilation may block its thread for many seconds.
-HEARTBEAT_TIMEOUT_S = 60
+# All processes stop when one of them is silent for this long. A library may keep Python from running for many seconds.
+HEARTBEAT_TIMEOUT_S = 100
+_JAX_HEARTBEAT_TIMEOUT_S = 3600  # crashes instead
 _START_TIMEOUT_S = 300
 _SHUTDOWN_TIMEOUT_S = 300  # process 0 may still be writing a checkpoint
 
@@ -55,9 +59,14 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
     jax.distributed.initialize(
         **cluster,
         initialization_timeout=_START_TIMEOUT_S,
-        heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
+        heartbeat_timeout_seconds=_JAX_HEARTBEAT_TIMEOUT_S,
         shutdown_timeout_seconds=_SHUTDOWN_TIMEOUT_S,
     )
+    joined = jax_distributed.global_state  # the store has no public name
+    if joined.client is not None and joined.num_processes > 1:
+        watch = Watch(joined.client, joined.process_id, joined.num_processes, HEARTBEAT_TIMEOUT_S)
+        atexit.register(watch.end)  # before JAX's, which waits for the other processes
+        watch.start()
     return True
 
 
