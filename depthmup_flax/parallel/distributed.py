@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, TypeVar
@@ -20,7 +21,7 @@ import numpy as np
 from jax._src import distributed as jax_distributed
 from jax.experimental import multihost_utils
 
-from depthmup_flax.errors import InputError, RunStopped
+from depthmup_flax.errors import STOPPED, InputError, RunStopped
 from depthmup_flax.parallel.heartbeat import Watch
 from depthmup_flax.types import Json
 
@@ -56,18 +57,33 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
         cluster = _checked_cluster(coordinator, num_processes, process_id)
     elif not (_in_slurm_step() or _on_cloud_tpu()):
         return False
+    # When JAX's own time is up, it crashes.
+    late = threading.Timer(_START_TIMEOUT_S, _give_up)
+    late.daemon = True
+    late.start()
     jax.distributed.initialize(
         **cluster,
-        initialization_timeout=_START_TIMEOUT_S,
+        initialization_timeout=2 * _START_TIMEOUT_S,
         heartbeat_timeout_seconds=_JAX_HEARTBEAT_TIMEOUT_S,
         shutdown_timeout_seconds=_SHUTDOWN_TIMEOUT_S,
     )
+    late.cancel()
     joined = jax_distributed.global_state  # the store has no public name
     if joined.client is not None and joined.num_processes > 1:
         watch = Watch(joined.client, joined.process_id, joined.num_processes, HEARTBEAT_TIMEOUT_S)
         atexit.register(watch.end)  # before JAX's, which waits for the other processes
         watch.start()
     return True
+
+
+def _give_up() -> None:
+    print(
+        f"error: not all processes have joined in {_START_TIMEOUT_S} s: see that all were started, each with its own "
+        "--process_id, and that they can reach --coordinator; then rerun the command.",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(STOPPED)
 
 
 def is_first() -> bool:
@@ -125,6 +141,7 @@ def require_same(facts: Mapping[str, object]) -> None:
     """
     if jax.process_count() == 1:
         return
+    facts = {"--num_processes": jax_distributed.global_state.num_processes, **facts}
     ours: Json = json.loads(json.dumps(facts))
     first: Json = json.loads(_broadcast(json.dumps(facts)))
     names = [name for name in {**first, **ours} if first.get(name) != ours.get(name)]

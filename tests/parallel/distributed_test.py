@@ -7,8 +7,9 @@ import signal
 import time
 
 import numpy as np
+import processes
 import pytest
-from joined import Joined, train_py
+from joined import Joined, free_port, train_py
 
 from depthmup_flax import InputError, data, errors
 from depthmup_flax.parallel import distributed, sharding
@@ -144,6 +145,19 @@ def test_processes_with_different_configs_name_the_difference_and_refuse_before_
         assert "config.optimizer.learning_rate is 0.001 in process 0, 0.03 in process 1" in sentence
         assert "config.seed is 0 in process 0, 1 in process 1" in sentence
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+def train_py_in_a_hurry(arguments, devices):
+    distributed._START_TIMEOUT_S = 4
+    return train_py(arguments, devices)
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_process_whose_others_never_join_ends_with_a_sentence(process, tmp_path):
+    arguments = [f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", f"--process_id={process}"]
+    alone = processes.Process(tmp_path / "log", train_py_in_a_hurry, [f"--workdir={tmp_path / 'run'}", *arguments], 1)
+    assert alone.wait(60) == errors.STOPPED, alone.text()
+    assert "error: not all processes have joined in 4 s: see that all were started" in alone.text()
 
 
 def train_py_in_own_home(arguments, devices):
