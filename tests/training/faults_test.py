@@ -187,8 +187,9 @@ def test_a_run_whose_terminal_is_closed_saves_and_exits_with_75(tmp_path):
     )
     try:
         os.close(its)
-        shown = b""
-        while b"images/s" not in shown:
+        shown, until = b"", time.monotonic() + 60
+        while b"test loss" not in shown:
+            assert time.monotonic() < until, shown
             shown += os.read(ours, 4096)
         os.close(ours)
         assert process.wait(60) == errors.PREEMPTED
