@@ -89,6 +89,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
                 print(f"{directory} holds this run already, {summary(finished)}. --overwrite runs it again.")
             return finished
         with writing_to(directory):
+            same_run.require_shared(directory)
             return _train_in(directory, experiment, mesh)
 
 

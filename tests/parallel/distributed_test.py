@@ -5,6 +5,7 @@ import os
 import pathlib
 import signal
 import time
+import types
 
 import numpy as np
 import processes
@@ -165,6 +166,25 @@ def train_py_in_own_home(arguments, devices):
     options = dict(argument.split("=", 1) for argument in arguments)
     os.environ["HOME"] = str(pathlib.Path(options["--workdir"]).parent / options["--process_id"])
     return train_py(arguments, devices)
+
+
+def train_py_on_own_disk(arguments, devices):
+    """``train.py`` with another work directory per process behind the same relative path."""
+    from depthmup_flax.training import loop, same_run
+
+    same_run._VISIBLE_S = 0.5
+    options = dict(argument.split("=", 1) for argument in arguments)
+    home = pathlib.Path(options["--workdir"]) / options["--process_id"]
+    loop.pathlib = types.SimpleNamespace(Path=lambda _: home)
+    return train_py(arguments, devices)
+
+
+@pytest.mark.slow
+def test_a_workdir_that_is_not_shared_is_refused_before_training(tmp_path):
+    pair = Joined(tmp_path / "logs", 2, 1, f"--workdir={tmp_path}", *SMALL, program=train_py_on_own_disk)
+    assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
+    assert "is another directory in process 1 than in process 0: name a directory on storage" in pair.running[1].text()
+    assert not list(tmp_path.glob("*/.shared-*"))
 
 
 @pytest.mark.slow

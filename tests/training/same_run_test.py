@@ -52,7 +52,7 @@ def test_another_example_or_another_number_of_them_counts():
 def test_another_version_or_another_edit_of_the_code_counts(monkeypatch):
     ours = facts(build(config()))
     monkeypatch.setattr("depthmup_flax.provenance.PACKAGES", ("depthmup-flax", "jax", "flax", "optax", "numpy"))
-    monkeypatch.setattr("depthmup_flax.training.same_run.commit", lambda: "0123456789ab")
+    monkeypatch.setattr("depthmup_flax.training.same_run._source_digest", lambda: "0123456789ab")
     theirs = facts(build(config()))
     assert {name for name in ours if ours[name] != theirs.get(name)} == {
         "the commit",
