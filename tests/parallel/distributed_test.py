@@ -153,6 +153,7 @@ def train_py_in_a_hurry(arguments, devices):
     return train_py(arguments, devices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", [0, 1])
 def test_a_process_whose_others_never_join_ends_with_a_sentence(process, tmp_path):
     arguments = [f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", f"--process_id={process}"]
@@ -191,7 +192,7 @@ def test_a_workdir_that_is_not_shared_is_refused_before_training(tmp_path):
 def test_processes_whose_files_of_the_same_name_differ_refuse(tmp_path):
     for index, text in enumerate(("ab", "ba")):
         (tmp_path / str(index)).mkdir()
-        (tmp_path / str(index) / "text").write_text(text * 4000)
+        (tmp_path / str(index) / "text").write_text(text * 10_000)
     arguments = (
         f"--workdir={tmp_path / 'run'}",
         "--config=configs/shakespeare_gpt.py",

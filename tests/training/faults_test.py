@@ -162,6 +162,7 @@ def train_under_nohup(run, workdir):
     return processes.train(run, workdir)
 
 
+@pytest.mark.slow
 def test_under_nohup_the_end_of_the_terminal_changes_nothing(undisturbed, tmp_path):
     process = processes.Process(tmp_path / "log", train_under_nohup, config(), tmp_path / "run")
     process.wait_for("step 20/240")

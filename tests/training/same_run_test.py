@@ -55,6 +55,6 @@ def test_another_version_or_another_edit_of_the_code_counts(monkeypatch):
     monkeypatch.setattr("depthmup_flax.training.same_run._source_digest", lambda: "0123456789ab")
     theirs = facts(build(config()))
     assert {name for name in ours if ours[name] != theirs.get(name)} == {
-        "the commit",
+        "the hash of the code",
         "the version of orbax-checkpoint",
     }
