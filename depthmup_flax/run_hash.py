@@ -34,6 +34,8 @@ EXECUTION = (
     "train.checkpoint_every",
     "train.keep_checkpoints",
     "train.stall_timeout_s",
+    "train.stop_on_divergence",
+    "train.compare_replicas",
 )
 
 # Fields, or whole sections, that are newer than the committed records -> the value with which a run is what it was

@@ -18,13 +18,13 @@ def free_port():
 class Joined:
     """``count`` processes with ``devices`` devices each; ``own`` gives further arguments of a process."""
 
-    def __init__(self, directory, count, devices, *arguments, own=lambda index: ()):
+    def __init__(self, directory, count, devices, *arguments, own=lambda index: (), program=None):
         directory.mkdir(parents=True, exist_ok=True)
         shared = [f"--coordinator=127.0.0.1:{free_port()}", f"--num_processes={count}"]
         self.running = [
             processes.Process(
                 directory / f"{index}.log",
-                train_py,
+                program or train_py,
                 [*arguments, *own(index), *((*shared, f"--process_id={index}") if count > 1 else ())],
                 devices,
             )

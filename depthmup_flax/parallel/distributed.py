@@ -4,29 +4,36 @@ Every process runs the same program with the same config on its own devices; onl
 With one process these calls are no-ops.
 """
 
+import atexit
 import glob
 import importlib.util
 import json
 import os
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, TypeVar
 
 import jax
 import numpy as np
+from jax._src import distributed as jax_distributed
 from jax.experimental import multihost_utils
 
-from depthmup_flax.errors import Busy, InputError, RunStopped
+from depthmup_flax.errors import STOPPED, Busy, InputError, RunStopped
+from depthmup_flax.parallel.heartbeat import Watch
 from depthmup_flax.types import Json
 
 T = TypeVar("T")
 
-# All processes stop when one of them is silent for this long. A compilation may block its thread for many seconds.
-HEARTBEAT_TIMEOUT_S = 60
+# All processes stop when one of them is silent for this long. A library may keep Python from running for many seconds.
+HEARTBEAT_TIMEOUT_S = 100
+_JAX_HEARTBEAT_TIMEOUT_S = 3600  # crashes instead
 _START_TIMEOUT_S = 300
 _SHUTDOWN_TIMEOUT_S = 300  # process 0 may still be writing a checkpoint
+
+_MOST_NAMED = 5  # differences in a sentence
 
 _SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 # JAX reads the first by itself, and needs the others where it recognizes no cluster.
@@ -50,13 +57,33 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
         cluster = _checked_cluster(coordinator, num_processes, process_id)
     elif not (_in_slurm_step() or _on_cloud_tpu()):
         return False
+    # When JAX's own time is up, it crashes.
+    late = threading.Timer(_START_TIMEOUT_S, _give_up)
+    late.daemon = True
+    late.start()
     jax.distributed.initialize(
         **cluster,
-        initialization_timeout=_START_TIMEOUT_S,
-        heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
+        initialization_timeout=2 * _START_TIMEOUT_S,
+        heartbeat_timeout_seconds=_JAX_HEARTBEAT_TIMEOUT_S,
         shutdown_timeout_seconds=_SHUTDOWN_TIMEOUT_S,
     )
+    late.cancel()
+    joined = jax_distributed.global_state  # the store has no public name
+    if joined.client is not None and joined.num_processes > 1:
+        watch = Watch(joined.client, joined.process_id, joined.num_processes, HEARTBEAT_TIMEOUT_S)
+        atexit.register(watch.end)  # before JAX's, which waits for the other processes
+        watch.start()
     return True
+
+
+def _give_up() -> None:
+    print(
+        f"error: not all processes have joined in {_START_TIMEOUT_S} s: see that all were started, each with its own "
+        "--process_id, and that they can reach --coordinator; then rerun the command.",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(STOPPED)
 
 
 def is_first() -> bool:
@@ -104,6 +131,35 @@ def on_first(function: Callable[[], T]) -> T:
     if kind != "value":
         raise {"RunStopped": RunStopped, "Busy": Busy}.get(kind, InputError)(value)
     return value
+
+
+def require_same(facts: Mapping[str, object]) -> None:
+    """Compares ``facts``, named JSON values, of all processes.
+
+    Raises:
+      InputError: in all processes, if they differ; the sentence has names, values and processes.
+    """
+    if jax.process_count() == 1:
+        return
+    facts = {"--num_processes": jax_distributed.global_state.num_processes, **facts}
+    ours: Json = json.loads(json.dumps(facts))
+    first: Json = json.loads(_broadcast(json.dumps(facts)))
+    names = [name for name in {**first, **ours} if first.get(name) != ours.get(name)]
+    differences = [json.loads(text) for text in _gathered(json.dumps({name: ours.get(name) for name in names}))]
+    differing = list(dict.fromkeys(name for difference in differences for name in difference))
+    if not differing:
+        return
+    sentences = []
+    for name in differing[:_MOST_NAMED]:
+        having: dict[str, list[int]] = {}
+        for process, difference in enumerate(differences):
+            having.setdefault(repr(difference.get(name, first.get(name))), []).append(process)
+        sentences.append(f"{name} is " + ", ".join(f"{value} in {_numbered(who)}" for value, who in having.items()))
+    more = len(differing) - _MOST_NAMED
+    raise InputError(
+        f"the processes are not the same run: {'; '.join(sentences)}{f'; and {more} more differ' if more > 0 else ''}. "
+        "Start all of them with the same flags, code, libraries and data."
+    )
 
 
 def everywhere(condition: bool) -> bool:
@@ -177,6 +233,23 @@ def _on_cloud_tpu() -> bool:
     platforms = os.environ.get("JAX_PLATFORMS", "tpu").split(",")
     chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
     return "tpu" in platforms and bool(chips) and importlib.util.find_spec("libtpu") is not None
+
+
+def _numbered(processes: Sequence[int], most: int = 4) -> str:
+    """``process 1``, ``processes 1, 2`` or ``processes 0, 1, 2, 3 and 60 others``."""
+    listed = ", ".join(map(str, processes[:most]))
+    others = f" and {len(processes) - most} others" if len(processes) > most else ""
+    return f"process{'es' * (len(processes) > 1)} {listed}{others}"
+
+
+def _gathered(text: str) -> list[str]:
+    """The ``text`` of each process."""
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    lengths = np.ravel(multihost_utils.process_allgather(np.array([len(encoded)], np.int32)))
+    padded = np.zeros(max(lengths), np.uint8)
+    padded[: len(encoded)] = encoded
+    rows = np.asarray(multihost_utils.process_allgather(padded), np.uint8).reshape(len(lengths), -1)
+    return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
 
 
 def _broadcast(text: str) -> str:

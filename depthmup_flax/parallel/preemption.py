@@ -1,7 +1,9 @@
 """Preemption: a signal is noted, and acted on between two steps, after the same step in all processes."""
 
+import contextlib
 import os
 import signal
+import stat
 import threading
 from types import FrameType
 from typing import Self
@@ -11,9 +13,10 @@ from jax.experimental import multihost_utils
 
 
 class Preemption:
-    """A context in which SIGTERM (from a scheduler) and the first SIGINT (Ctrl-C) do not end the process.
+    """A context in which SIGTERM (from a scheduler), SIGHUP and the first SIGINT (Ctrl-C) do not end the process.
 
-    With several processes JAX's preemption service handles SIGTERM in any of them and chooses the step; SIGINT is not
+    A terminal that is closed sends SIGHUP; under ``nohup`` it stays ignored. With several processes JAX's preemption
+    service handles SIGTERM in any of them and chooses the step, SIGHUP is passed on as SIGTERM, and SIGINT is not
     handled. Outside the main thread, where Python cannot handle signals, the context does nothing.
     """
 
@@ -22,9 +25,12 @@ class Preemption:
         self._previous_handlers: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> Self:
-        if jax.process_count() == 1 and threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous_handlers[number] = signal.signal(number, self._note)
+        if threading.current_thread() is threading.main_thread():
+            if jax.process_count() == 1:
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    self._previous_handlers[number] = signal.signal(number, self._note)
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+                self._previous_handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, _as_sigterm)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -45,5 +51,15 @@ class Preemption:
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         if not self.asked:  # os.write, as the signal may have interrupted a print, which cannot be entered twice
-            os.write(2, b"preempted: saving the state; press Ctrl-C to exit at once\n")
+            with contextlib.suppress(OSError):  # such as a terminal that was closed
+                os.write(2, b"preempted: saving the state; press Ctrl-C to exit at once\n")
         self._signal = number
+
+
+def _as_sigterm(number: int, frame: FrameType | None) -> None:
+    """Passes SIGHUP on; what is printed to the terminal, which is closed, is dropped, as it could not be written."""
+    with contextlib.suppress(OSError), open(os.devnull, "w", encoding="utf-8") as nowhere:
+        for file in (1, 2):
+            if stat.S_ISCHR(os.fstat(file).st_mode):
+                os.dup2(nowhere.fileno(), file)
+    os.kill(os.getpid(), signal.SIGTERM)

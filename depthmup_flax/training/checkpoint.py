@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import logging
-import math
 import operator
 import os
 import pathlib
@@ -14,12 +13,12 @@ import shutil
 from collections.abc import Mapping
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
 from depthmup_flax.errors import InputError, RunStopped
 from depthmup_flax.parallel import distributed
+from depthmup_flax.parallel.fingerprints import fingerprint
 from depthmup_flax.types import ArrayTree, Json
 from depthmup_flax.workdir.files import is_json, write_atomically
 
@@ -172,31 +171,29 @@ class Checkpointer:
         self._manager.reload()
 
 
-def fingerprint(state: ArrayTree) -> list[int]:
-    """A number below 2^32 per array, in tree order, that changes with any single bit of the array.
+def read_checkpoint(path: str | pathlib.Path) -> tuple[Json, Json]:
+    """State, on the first device, and description of a checkpoint such as ``runs/digits/checkpoints/700``.
 
-    It is ``sum_i (2 i + 1) b_i mod 2^32`` over the elements ``b_i`` as unsigned integers. Integer sums are exact, so
-    sharding does not matter. A flipped bit adds an odd number times a power of two below 2^32.
+    The state is a tree of dictionaries: ``params``, ``batch_stats``, ``opt_state``, ``step`` and the running averages.
+
+    Raises:
+      InputError: there is no checkpoint, or it is damaged.
     """
-    return [int(number) for number in jax.device_get(_fingerprints(jax.tree.leaves(state)))]
-
-
-@jax.jit
-def _fingerprints(leaves: list[jax.Array]) -> list[jax.Array]:
-    return [_fingerprint(leaf) for leaf in leaves]
-
-
-@jax.jit  # traced once per shape: parameters and optimizer states share them
-def _fingerprint(x: jax.Array) -> jax.Array:
-    if x.dtype == jnp.bool_:
-        x = x.astype(jnp.uint8)
-    # 64-bit numbers become two of 32 bits, along a new last axis.
-    bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * min(x.dtype.itemsize, 4)}")).astype(jnp.uint32)
-    index = jnp.zeros(bits.shape, jnp.uint32)
-    for axis in range(bits.ndim):  # a reshape would gather a sharded array
-        stride = math.prod(bits.shape[axis + 1 :]) % 2**32
-        index += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride)
-    return jnp.sum((2 * index + 1) * bits, dtype=jnp.uint32)
+    path = pathlib.Path(path).absolute()
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    try:
+        meta = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(path / "meta")
+        reader = ocp.StandardCheckpointer()
+        shapes = dict(reader.metadata(path / "state").item_metadata)
+        state = reader.restore(
+            path / "state", jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
+        )
+        # The order of arrays in the saved state is another one.
+        if meta["digest"] != _digest(meta) or sorted(meta["fingerprint"]) != sorted(fingerprint(state)):
+            raise ValueError("its numbers are not the saved ones")
+    except Exception as error:  # of whatever type Orbax raises for a damaged file
+        raise InputError(f"{path} cannot be read as a checkpoint ({_first_line(error)}): name another one.") from error
+    return state, meta
 
 
 def _digest(meta: Mapping[str, object]) -> str:

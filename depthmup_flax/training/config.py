@@ -75,6 +75,8 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "checkpoint_every": 0,  # steps between further checkpoints; 0: none
                 "keep_checkpoints": 2,  # the latest; the one with the best test accuracy is kept as well
                 "stall_timeout_s": 600.0,  # the run stops if streamed data delivers no batch for this long
+                "stop_on_divergence": True,  # the run ends when its loss or its parameters are not finite
+                "compare_replicas": True,  # the run stops if copies of an array on several devices differ at a save
             },
         }
     )

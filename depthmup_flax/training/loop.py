@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import math
 import pathlib
 import time
@@ -17,11 +18,13 @@ from ml_collections import ConfigDict
 from depthmup_flax.data import TextDataset
 from depthmup_flax.errors import InputError, Preempted, RunStopped
 from depthmup_flax.parallel import distributed, sharding
+from depthmup_flax.parallel.fingerprints import require_equal_copies
 from depthmup_flax.parallel.preemption import Preemption
 from depthmup_flax.provenance import versions
+from depthmup_flax.records import DIVERGED
 from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.training import config as configs
-from depthmup_flax.training import stored_run
+from depthmup_flax.training import same_run, stored_run
 from depthmup_flax.training.checkpoint import Checkpointer
 from depthmup_flax.training.device_batches import Waiting, held_out_batches, put_train_data, train_calls
 from depthmup_flax.training.experiment import Experiment, build
@@ -29,11 +32,13 @@ from depthmup_flax.training.metrics import MetricsWriter, Progress
 from depthmup_flax.training.multi_step import Call
 from depthmup_flax.training.run_outcome import PREEMPTED, outcome, read, summary
 from depthmup_flax.training.sharded_program import ShardedProgram
-from depthmup_flax.training.step import TrainState
+from depthmup_flax.training.step import TrainState, is_finite
 from depthmup_flax.training.text_generation import printable, sample_text
 from depthmup_flax.types import Json
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import read_json, write_atomically
+
+log = logging.getLogger(__name__)
 
 
 def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overwrite: bool = False) -> Json:
@@ -42,7 +47,8 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
     Writes ``config.json``, ``params.txt`` (the parameter table), ``metrics.jsonl``, TensorBoard events,
     ``checkpoints/`` and at the end ``result.json``; for a language model also ``sample.txt``, a generated text. A
     resumed run has the same parameters as an uninterrupted one, bit for bit; on another number of devices, up to the
-    order of sums. A loss that is not finite ends the run with the status ``diverged``.
+    order of sums. A loss that is not finite ends the run at the next log, evaluation or checkpoint with the status
+    ``diverged`` (see ``train.stop_on_divergence``), as do parameters at a checkpoint. All checkpoints are finite.
 
     On SIGTERM, or the first Ctrl-C, the run writes a checkpoint and returns with the status ``preempted``. With several
     processes (`depthmup_flax.parallel.distributed`), each makes this call. Process 0 writes everything but checkpoints,
@@ -60,11 +66,16 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
       ``bad_examples`` (skipped, see ``data.on_bad_example``), ``versions``. Numbers that are not finite are ``None``.
 
     Raises:
-      InputError: bad configuration or work directory, before anything is compiled or overwritten.
-      RunStopped: the work directory cannot be written, or the data do not arrive.
+      InputError: bad configuration or work directory, or processes that differ in config, code, libraries or data;
+        before anything is compiled or overwritten.
+      RunStopped: the work directory cannot be written, the data do not arrive, or copies of the state on several
+        devices differ at a checkpoint (``train.compare_replicas``).
     """
     experiment, mesh = distributed.in_all(lambda: _built(config))
     directory = workdirs.as_path(workdir)
+    if jax.process_count() > 1:
+        flags = {"--workdir": str(directory), "--overwrite": overwrite}
+        distributed.require_same(distributed.in_all(lambda: flags | same_run.facts(experiment)))
     claims: list[workdirs.Claim] = []  # of process 0
     with contextlib.ExitStack() as stack:
 
@@ -80,6 +91,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
                 print(f"{directory} holds this run already, {summary(finished)}. --overwrite runs it again.")
             return finished
         with workdirs.writing_to(directory):
+            same_run.require_shared(directory)
             return _train_in(directory, experiment, mesh, claims)
 
 
@@ -90,19 +102,21 @@ def _train(run: _Run) -> Json:
     with run.calls() as calls:
         while run.step < periods.total:
             run.take(run.next_call(calls))
-            evaluates = periods.evaluates_at(run.step)
-            if evaluates or periods.logs_at(run.step):
+            evaluates, saves = periods.evaluates_at(run.step), periods.saves_at(run.step)
+            if evaluates or saves or periods.logs_at(run.step):
                 numbers = read(run.state)
                 if periods.logs_at(run.step):
                     run.log(*numbers.recent.means())
-                if numbers.nonfinite_step >= 0:
+                if numbers.nonfinite_step >= 0 and run.stops_on_divergence:
                     return run.result()
             if evaluates:
                 test = run.evaluate_and_save()
-                if not math.isfinite(test["test_loss"]):
+                if not math.isfinite(test["test_loss"]) and run.stops_on_divergence:
                     return run.result(test)
-            elif periods.saves_at(run.step):
+            elif saves:
                 run.save()
+            if not run.finite and run.stops_on_divergence:
+                return run.result(test)
             if run.preemption.reached(run.step) and run.step < periods.total:
                 return run.save_and_leave()
     if test is None:  # resumed after the last step
@@ -150,6 +164,8 @@ def _train_in(
         if result["status"] != PREEMPTED:
             write_atomically(directory / "result.json", json.dumps(result, indent=2) + "\n")
             last = f"Written to {directory / 'result.json'}"
+            if result["status"] == DIVERGED and (checkpoint := run.last_checkpoint()):
+                last = f"The last finite state is in {checkpoint}. {last}"
         print(f"{summary(result)}. {last}", flush=True)
     return result
 
@@ -185,6 +201,8 @@ class _Run:
             if self.step:
                 print(f"resuming after step {self.step}", flush=True)
         self._progress = Progress(experiment, self.step, silent=not speaks)
+        self.stops_on_divergence: bool = train.stop_on_divergence
+        self.finite = True  # the state, when it was last to be saved
 
     @property
     def lacks_evaluation(self) -> bool:
@@ -240,13 +258,16 @@ class _Run:
         return test
 
     def save(self, test: dict[str, float] | None = None, *, wait: bool = False) -> None:
-        """Writes a checkpoint of the current step, evaluated as ``test``, unless it exists or checkpoints are off."""
+        """Writes a checkpoint of the current step, evaluated as ``test``, unless it exists or checkpoints are off.
+
+        A state that is not finite is not written, so that it replaces no older one; see `finite`.
+        """
         for claim in self._claims:
             claim.check(now=True)  # a checkpoint would create the directory again
         config = self._experiment.config
         if self._checkpointer is None or not config.train.checkpoint:
             return
-        if self.step > self._checkpointer.latest_step:
+        if self.step > self._checkpointer.latest_step and self._may_be_saved():
             meta = {
                 "config": config.to_dict(),
                 "param_info": info_to_json(self._experiment.info),
@@ -264,7 +285,14 @@ class _Run:
         if not self._experiment.config.train.checkpoint:
             raise RunStopped("preempted, but train.checkpoint is False: progress since the start is lost.")
         self.save(wait=True)
+        if not self.finite and self.stops_on_divergence:
+            return self.result()
         return {**self.result(), "status": PREEMPTED}
+
+    def last_checkpoint(self) -> pathlib.Path | None:
+        """The latest checkpoint, which is finite."""
+        step = -1 if self._checkpointer is None else self._checkpointer.latest_step
+        return None if step < 0 else self._directory / "checkpoints" / str(step)
 
     def write_sample(self) -> None:
         """Writes and shows ``sample.txt``, for a language model."""
@@ -277,7 +305,9 @@ class _Run:
 
     def result(self, test: dict[str, float] | None = None) -> Json:
         return {
-            **dataclasses.asdict(outcome(read(self.state), test)),
+            **dataclasses.asdict(
+                outcome(read(self.state), test, finite=self.finite, recovers=not self.stops_on_divergence)
+            ),
             "wall_time_s": round(self._elapsed_s(), 2),
             "config_hash": configs.config_hash(self._experiment.config),
             "seed": self._experiment.config.seed,
@@ -285,6 +315,21 @@ class _Run:
             "bad_examples": len(self._bad_examples()),
             "versions": versions(),
         }
+
+    def _may_be_saved(self) -> bool:
+        """Whether the state is finite; and, if a loss that is not ends the run, all losses.
+
+        Raises:
+          RunStopped: copies of the state on several devices differ.
+        """
+        if self._experiment.config.train.compare_replicas:  # first: the next answer must be the same everywhere
+            require_equal_copies(self.state)
+        self.finite = bool(is_finite(self.state))
+        if self.stops_on_divergence:
+            self.finite = self.finite and int(self.state.nonfinite_step) < 0
+        elif not self.finite:
+            log.warning("step %d: the state is not finite, so no checkpoint is written.", self.step)
+        return self.finite
 
     def close(self) -> None:
         for closable in (self._progress, self._writer, self._checkpointer):

@@ -10,15 +10,15 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 
-from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
+from depthmup_flax.training.event_file import EventFile
 from depthmup_flax.training.experiment import Experiment
 from depthmup_flax.workdir.files import write_atomically
 
 
 class MetricsWriter:
-    """Appends rows to ``metrics.jsonl`` and TensorBoard event files.
+    """Appends rows to ``metrics.jsonl`` and TensorBoard event files; only the first can stop a run (`EventFile`).
 
     Args:
       directory: of the run.
@@ -35,7 +35,7 @@ class MetricsWriter:
             for events in directory.glob("events.out.tfevents.*"):
                 events.unlink()
         # TensorBoard drops events from purge_step on.
-        self._events = SummaryWriter(str(directory), purge_step=resume_step + 1 if resume_step else None)
+        self._events = EventFile(directory, purge_step=resume_step + 1 if resume_step else None)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Appends a row; values that are not finite become null (JSON has no NaN)."""
@@ -47,9 +47,9 @@ class MetricsWriter:
                 self._events.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Flushes and closes both files."""
-        self._rows.close()
+        """Flushes and closes both files; an error is that of ``metrics.jsonl``."""
         self._events.close()
+        self._rows.close()
 
 
 class Progress:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 
 import jax
+import numpy as np
 
 from depthmup_flax.records import COMPLETED, DIVERGED
 from depthmup_flax.training.metrics import finite_or_none
@@ -36,19 +37,28 @@ def read(state: TrainState) -> TrainState:
 
 
 def outcome(
-    numbers: TrainState, test: Mapping[str, float] | None, to_json: Callable[[float], float | None] = finite_or_none
+    numbers: TrainState,
+    test: Mapping[str, float] | None,
+    to_json: Callable[[float], float | None] = finite_or_none,
+    *,
+    finite: bool = True,
+    recovers: bool = False,
 ) -> Outcome:
-    """The outcome of a run that has ended: diverged if a training loss or the test loss was not finite.
+    """The outcome of a run that has ended: diverged if a training loss, the test loss or the state was not finite.
 
     ``numbers``: `read` of the last state; ``test``: ``test_loss`` and ``test_accuracy``, if it was evaluated;
-    ``to_json`` rounds a number, and gives ``None`` for one that is not finite.
+    ``to_json`` rounds a number, and gives ``None`` for one that is not finite; ``finite``: whether the parameters are,
+    as far as known; ``recovers``: whether a run that ends with finite losses has completed, whatever came before.
     """
     diverged_at = int(numbers.nonfinite_step) if numbers.nonfinite_step >= 0 else None
-    if diverged_at is None and test is not None and not math.isfinite(test["test_loss"]):
+    if diverged_at is None and not (finite and (test is None or math.isfinite(test["test_loss"]))):
         diverged_at = int(numbers.step)  # the last update was one too many
-    evaluated = test if diverged_at is None else None
+    completed = diverged_at is None
+    if recovers and test is not None:
+        completed = finite and bool(np.isfinite(numbers.last_loss)) and math.isfinite(test["test_loss"])
+    evaluated = test if completed else None
     return Outcome(
-        status=COMPLETED if diverged_at is None else DIVERGED,
+        status=COMPLETED if completed else DIVERGED,
         train_loss=to_json(float(numbers.last_loss)),
         train_loss_avg=to_json(numbers.final.means()[0]),
         test_loss=to_json(evaluated["test_loss"]) if evaluated else None,
@@ -65,7 +75,8 @@ def summary(result: Json) -> str:
     elif result["status"] == DIVERGED:
         text = f"diverged: the loss was not finite at step {result['diverged_at_step']}"
     else:
-        text = f"completed: {result['steps']} steps, train loss {result['train_loss_avg']:.4f}, "
+        loss = "not finite" if result["train_loss_avg"] is None else f"{result['train_loss_avg']:.4f}"
+        text = f"completed: {result['steps']} steps, train loss {loss}, "
         text += f"test loss {result['test_loss']:.4f}, test accuracy {result['test_accuracy']:.1%}"
     if bad := result.get("bad_examples"):
         text += f", bad examples skipped: {bad}"

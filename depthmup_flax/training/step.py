@@ -66,6 +66,17 @@ class TrainState:
     final: Running  # over the last average_steps steps of the run
 
 
+@jax.jit
+def is_finite(state: TrainState) -> jax.Array:
+    """Whether parameters and BatchNorm's averages are finite, and no number of the optimizer's state is NaN.
+
+    An optimizer may hold infinities on purpose, such as for the best loss so far. Running sums are left out.
+    """
+    numbers = jax.tree.leaves((state.params, state.batch_stats))
+    checks = [jnp.isfinite(x).all() for x in numbers] + [~jnp.isnan(x).any() for x in jax.tree.leaves(state.opt_state)]
+    return functools.reduce(jnp.logical_and, checks, jnp.array(True))
+
+
 # Mean loss and accuracy over the examples whose mask is set.
 EvalMetrics = clu.metrics.Collection.create(
     loss=clu.metrics.Average.from_output("loss"), accuracy=clu.metrics.Average.from_output("accuracy")

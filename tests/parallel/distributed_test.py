@@ -2,12 +2,15 @@
 
 import json
 import os
+import pathlib
 import signal
 import time
+import types
 
 import numpy as np
+import processes
 import pytest
-from joined import Joined
+from joined import Joined, free_port, train_py
 
 from depthmup_flax import InputError, data, errors
 from depthmup_flax.parallel import distributed, sharding
@@ -128,6 +131,78 @@ def test_a_process_that_lacks_the_data_makes_all_refuse(tmp_path):
     assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
     assert "there is no folder 'nowhere'" in pair.running[0].text()
     assert "another process failed validation: see its log" in pair.running[1].text()
+
+
+def test_processes_with_different_configs_name_the_difference_and_refuse_before_anything_is_written(tmp_path):
+    """Else they would train a network of neither config, and report that it has completed."""
+
+    def own(index):
+        return (f"--config.optimizer.learning_rate={(1e-3, 3e-2)[index]}", f"--config.seed={index}")
+
+    pair = Joined(tmp_path / "logs", 2, 1, f"--workdir={tmp_path / 'run'}", "--config.train.steps=2", *SMALL, own=own)
+    assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
+    for process in pair.running:
+        (sentence,) = [line for line in process.text().splitlines() if line.startswith("error:")]
+        assert "config.optimizer.learning_rate is 0.001 in process 0, 0.03 in process 1" in sentence
+        assert "config.seed is 0 in process 0, 1 in process 1" in sentence
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def train_py_in_a_hurry(arguments, devices):
+    distributed._START_TIMEOUT_S = 4
+    return train_py(arguments, devices)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_process_whose_others_never_join_ends_with_a_sentence(process, tmp_path):
+    arguments = [f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", f"--process_id={process}"]
+    alone = processes.Process(tmp_path / "log", train_py_in_a_hurry, [f"--workdir={tmp_path / 'run'}", *arguments], 1)
+    assert alone.wait(60) == errors.STOPPED, alone.text()
+    assert "error: not all processes have joined in 4 s: see that all were started" in alone.text()
+
+
+def train_py_in_own_home(arguments, devices):
+    """``train.py`` with a home directory per process."""
+    options = dict(argument.split("=", 1) for argument in arguments)
+    os.environ["HOME"] = str(pathlib.Path(options["--workdir"]).parent / options["--process_id"])
+    return train_py(arguments, devices)
+
+
+def train_py_on_own_disk(arguments, devices):
+    """``train.py`` with another work directory per process behind the same relative path."""
+    from depthmup_flax.training import loop, same_run
+
+    same_run._VISIBLE_S = 0.5
+    options = dict(argument.split("=", 1) for argument in arguments)
+    home = pathlib.Path(options["--workdir"]) / options["--process_id"]
+    loop.pathlib = types.SimpleNamespace(Path=lambda _: home)
+    return train_py(arguments, devices)
+
+
+@pytest.mark.slow
+def test_a_workdir_that_is_not_shared_is_refused_before_training(tmp_path):
+    pair = Joined(tmp_path / "logs", 2, 1, f"--workdir={tmp_path}", *SMALL, program=train_py_on_own_disk)
+    assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
+    assert "is another directory in process 1 than in process 0: name a directory on storage" in pair.running[1].text()
+    assert not list(tmp_path.glob("*/.shared-*"))
+
+
+@pytest.mark.slow
+def test_processes_whose_files_of_the_same_name_differ_refuse(tmp_path):
+    for index, text in enumerate(("ab", "ba")):
+        (tmp_path / str(index)).mkdir()
+        (tmp_path / str(index) / "text").write_text(text * 10_000)
+    arguments = (
+        f"--workdir={tmp_path / 'run'}",
+        "--config=configs/shakespeare_gpt.py",
+        "--config.data.name=text:~/text",
+    )
+    pair = Joined(tmp_path / "logs", 2, 1, *arguments, program=train_py_in_own_home)
+    assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
+    for process in pair.running:
+        (sentence,) = [line for line in process.text().splitlines() if line.startswith("error:")]
+        assert "the processes are not the same run: the hash of training examples is" in sentence
 
 
 def test_bad_input_is_one_sentence_and_exit_code_two_in_every_process(tmp_path):

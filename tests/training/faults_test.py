@@ -1,6 +1,7 @@
 """Injected faults: kills, signals, full disks, lost files. Runs resume and end as undisturbed ones, bit for bit."""
 
 import contextlib
+import fcntl
 import os
 import pathlib
 import random
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 import numpy as np
@@ -141,10 +143,11 @@ def test_a_sweep_killed_at_random_moments_has_the_records_of_an_undisturbed_one(
         assert not list((workdir / "unfinished").glob("*"))
 
 
-def test_sigterm_saves_the_current_step_and_the_run_resumes_from_it(undisturbed, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+def test_a_signal_saves_the_current_step_and_the_run_resumes_from_it(number, undisturbed, tmp_path):
     process = processes.Process(tmp_path / "first.log", processes.train, config(), tmp_path / "run")
     process.wait_for("step 20/240")
-    process.send(signal.SIGTERM)
+    process.send(number)
     assert process.wait() == errors.PREEMPTED, process.text()
     step = int(process.text().partition("preempted after step ")[2].split(",")[0])
     assert 20 <= step < 240
@@ -152,6 +155,48 @@ def test_sigterm_saves_the_current_step_and_the_run_resumes_from_it(undisturbed,
     assert second.wait() == 0, second.text()
     assert f"resuming after step {step}" in second.text()
     assert_same_run(tmp_path / "run", undisturbed)
+
+
+def train_under_nohup(run, workdir):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    return processes.train(run, workdir)
+
+
+@pytest.mark.slow
+def test_under_nohup_the_end_of_the_terminal_changes_nothing(undisturbed, tmp_path):
+    process = processes.Process(tmp_path / "log", train_under_nohup, config(), tmp_path / "run")
+    process.wait_for("step 20/240")
+    process.send(signal.SIGHUP)
+    assert process.wait() == 0, process.text()
+    assert_same_run(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.slow
+def test_a_run_whose_terminal_is_closed_saves_and_exits_with_75(tmp_path):
+    """Nothing can be printed any more."""
+    ours, its = os.openpty()
+    command = [sys.executable, "train.py", f"--workdir={tmp_path}", "--config.train.steps=1000000"]
+    small = ["--config.model.width=8", "--config.model.depth=2", "--config.train.log_every=10"]
+    process = subprocess.Popen(
+        command + small,
+        cwd=processes.ROOT,
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    try:
+        os.close(its)
+        shown, until = b"", time.monotonic() + 60
+        while b"test loss" not in shown:
+            assert time.monotonic() < until, shown
+            shown += os.read(ours, 4096)
+        os.close(ours)
+        assert process.wait(60) == errors.PREEMPTED
+    finally:
+        process.kill()
+    assert checkpoints(tmp_path)
 
 
 def test_sigterm_stops_a_sweep_in_mid_training_and_it_resumes_to_the_same_records(tmp_path):

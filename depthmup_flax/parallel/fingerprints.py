@@ -1,0 +1,115 @@
+"""Fingerprints of arrays: of whole ones for checkpoints, and of the copies on several devices, which must be equal."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from depthmup_flax.errors import RunStopped
+from depthmup_flax.rule.info_trees import path_name
+from depthmup_flax.types import ArrayTree
+
+
+def fingerprint(state: ArrayTree) -> list[int]:
+    """A number below 2^32 per array, in tree order, that changes with any single bit of the array.
+
+    It is ``sum_i (2 i + 1) b_i mod 2^32`` over the elements ``b_i`` as unsigned integers. Integer sums are exact, so
+    sharding does not matter. A flipped bit adds an odd number times a power of two below 2^32.
+    """
+    return [int(number) for number in jax.device_get(_fingerprints(jax.tree.leaves(state)))]
+
+
+@jax.jit
+def _fingerprints(leaves: list[jax.Array]) -> list[jax.Array]:
+    return [_fingerprint(leaf) for leaf in leaves]
+
+
+@jax.jit  # traced once per shape: parameters and optimizer states share them
+def _fingerprint(x: jax.Array) -> jax.Array:
+    if x.dtype == jnp.bool_:
+        x = x.astype(jnp.uint8)
+    # 64-bit numbers become two of 32 bits, along a new last axis.
+    bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * min(x.dtype.itemsize, 4)}")).astype(jnp.uint32)
+    index = jnp.zeros(bits.shape, jnp.uint32)
+    for axis in range(bits.ndim):  # a reshape would gather a sharded array
+        stride = math.prod(bits.shape[axis + 1 :]) % 2**32
+        index += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride)
+    return jnp.sum((2 * index + 1) * bits, dtype=jnp.uint32)
+
+
+def require_equal_copies(state: ArrayTree) -> None:
+    """Compares the copies that devices hold of each array, or of each part of one, bit by bit (by `fingerprint`).
+
+    ``state`` is sharded over one mesh; all processes call this together and get the same answer. Devices whose copies
+    differ compute with broken hardware, or have got other numbers; training does not bring them together again.
+
+    Raises:
+      RunStopped: copies differ; the sentence names the array, the devices and their processes.
+    """
+    paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(state), strict=True)
+    mesh = leaves[0].sharding.mesh
+    if mesh.size == 1:
+        return
+    specs = tuple(leaf.sharding.spec for leaf in leaves)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    table = np.asarray(jax.device_get(_of_each_device(leaves, mesh, specs, everywhere)))
+    found = [
+        (path_name(path), devices, equal)
+        for path, spec, column in zip(paths, specs, table.T, strict=True)
+        for devices, equal in _differing(column.reshape(mesh.devices.shape), spec, mesh)
+    ]
+    if not found:
+        return
+    name, devices, equal = found[0]
+    where = " and ".join(f"device {device.id} of process {device.process_index}" for device in devices)
+    than = f"the {equal} equal copies on other devices" if equal else "each other"
+    more = f" (and {len(found) - 1} more arrays)" if len(found) > 1 else ""
+    raise RunStopped(
+        f"the copies of {name}{more} on {where} differ from {than}: a device has computed or stored a wrong number, so "
+        "no checkpoint is written. Check that machine or leave it out, and rerun the command, which resumes from the "
+        "last checkpoint; --config.train.compare_replicas=False turns this comparison off."
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _of_each_device(
+    leaves: Sequence[jax.Array], mesh: Mesh, specs: tuple[PartitionSpec, ...], everywhere: NamedSharding
+) -> jax.Array:
+    """Fingerprints of the parts of ``leaves`` on each device, uint32 ``[devices, leaves]``, on all devices."""
+
+    def of_parts(*parts: jax.Array) -> jax.Array:
+        return jnp.stack([_fingerprint(part) for part in parts])[None]
+
+    rows = jax.shard_map(
+        of_parts, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(mesh.axis_names), check_vma=False
+    )(*leaves)
+    return jax.lax.with_sharding_constraint(rows, everywhere)
+
+
+def _differing(numbers: np.ndarray, spec: PartitionSpec, mesh: Mesh) -> list[tuple[list[jax.Device], int]]:
+    """For each part of an array whose copies differ: devices of the minority, and the number of the others.
+
+    ``numbers``: the fingerprint on each device, in the shape of the mesh. Without a majority: all devices, and 0.
+    """
+    split = {name for entry in spec for name in (entry if isinstance(entry, tuple) else (entry,))}
+    copies = [axis for axis, name in enumerate(mesh.axis_names) if name not in split]
+    first = numbers[tuple(slice(0, 1) if axis in copies else slice(None) for axis in range(numbers.ndim))]
+    if (numbers == first).all():
+        return []
+    size = math.prod(numbers.shape[axis] for axis in copies)
+    together = [np.moveaxis(x, copies, range(len(copies))).reshape(size, -1).T for x in (numbers, mesh.devices)]
+    found: list[tuple[list[jax.Device], int]] = []
+    for values, devices in zip(*together, strict=True):  # of one part
+        ((majority, count), *_) = Counter(values.tolist()).most_common(1)
+        if 2 * count > size > count:
+            found.append(([d for d, value in zip(devices, values, strict=True) if value != majority], count))
+        elif count < size:
+            found.append((list(devices), 0))
+    return found

@@ -1,0 +1,108 @@
+"""A watch over the processes of a run: it ends all of them when one is silent, such as a stopped or unreachable one.
+
+JAX's own heartbeats crash the others (SIGABRT, exit code 134, a core dump), also after all processes were suspended
+together. The callback that could prevent that cannot be written in Python (jaxlib 0.10 to 0.12: ``std::bad_cast``). So
+this watch replaces them, with a shorter timeout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from depthmup_flax.errors import STOPPED
+
+_BEATS, _VERDICT = "depthmup/heartbeat/", "depthmup/silent/"
+_TICK_S = 1.0
+
+
+class Store(Protocol):
+    """The part of JAX's client of the coordination service, which process 0 hosts, that is used here."""
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        """Sets a value."""
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
+        """All keys below ``key``, with their values."""
+
+
+class Watch:
+    """Threads that tell the other processes that this one lives, and end this one when another does not.
+
+    Every process counts up a number in the ``store``. Process 0 looks at those of all, and writes down which one is
+    silent; the others read that, or find that process 0 does not answer. Time is counted in seconds in which this
+    process itself ran: it may have been stopped together with the others.
+
+    Args:
+      store: shared by the processes.
+      process: number of this one, of ``count``.
+      timeout_s: a process is silent that gives no sign of life for so long.
+      beat_s: between two signs of life.
+    """
+
+    def __init__(self, store: Store, process: int, count: int, timeout_s: float, beat_s: float = 3.0) -> None:
+        self._store, self._process, self._count = store, process, count
+        self._timeout_s, self._beat_s = timeout_s, beat_s
+        self._beats: Mapping[str, str] = {}
+        self._answers, self._silent = 0, ""
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        """Starts the threads, which end with the process."""
+        for target in (self._beat, self._judge):
+            threading.Thread(target=target, daemon=True, name=target.__name__).start()
+
+    def end(self) -> None:
+        """No process is judged from now on: the run has ended. This one still gives signs of life."""
+        self._ended.set()
+
+    def _beat(self) -> None:
+        beat = 0
+        while True:
+            with contextlib.suppress(Exception):  # no answer: see _judge. Also during the shutdown.
+                self._store.key_value_set(f"{_BEATS}{self._process}", str(beat), True)
+                self._silent = ", ".join(value for _, value in self._store.key_value_dir_get(_VERDICT))
+                if self._process == 0:
+                    self._beats = dict(self._store.key_value_dir_get(_BEATS))
+                self._answers += 1
+            beat += 1
+            time.sleep(self._beat_s)
+
+    def _judge(self) -> None:
+        silent_s: dict[int, float] = {}
+        before: dict[int, object] = {}
+        while not self._ended.wait(_TICK_S):
+            if self._silent:
+                self._leave(self._silent)
+            # Signs of life: the number of answers from process 0, which hosts the store, and, there, all beats.
+            signs: dict[int, object] = {0: self._answers}
+            if self._process == 0:
+                signs |= {i: self._beats.get(f"{_BEATS}{i}") for i in range(1, self._count)}
+            for i, sign in signs.items():
+                # Before the first sign a process may still be joining; JAX has a timeout for that.
+                alive = sign != before.get(i) or sign is None
+                silent_s[i] = 0.0 if alive else silent_s.get(i, 0.0) + _TICK_S
+            before = signs
+            silent = [i for i, seconds in silent_s.items() if seconds >= self._timeout_s]
+            if silent:
+                names = ", ".join(map(str, silent))
+                with contextlib.suppress(Exception):
+                    if self._process == 0:
+                        self._store.key_value_set(_VERDICT, names, True)
+                self._leave(names)
+
+    def _leave(self, silent: str) -> None:
+        message = (
+            f"error: process {silent} has given no sign of life for {self._timeout_s:.0f} s: it is stopped, or its "
+            "machine cannot be reached. Rerun the command, which resumes from the last checkpoint."
+        )
+        with contextlib.suppress(OSError):
+            print(message, file=sys.stderr, flush=True)
+        # The others read the verdict before the connections of this one close.
+        time.sleep(2 * self._beat_s if self._process == 0 else 1.0)
+        os._exit(STOPPED)

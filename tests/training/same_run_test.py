@@ -1,0 +1,60 @@
+"""What is compared between the processes of a run."""
+
+import copy
+import dataclasses
+
+import pytest
+from small_runs import config
+
+from depthmup_flax.data.dataset import ArraySplit
+from depthmup_flax.training.experiment import build
+from depthmup_flax.training.same_run import facts
+
+
+def changed(name, value):
+    run = config()
+    section, field = name.split(".")
+    run[section][field] = value
+    return build(run)
+
+
+def differing(experiment):
+    ours, theirs = facts(build(config())), facts(experiment)
+    return {name for name in ours | theirs if ours.get(name) != theirs.get(name)}
+
+
+@pytest.mark.parametrize("field", ["train.log_every", "optimizer.learning_rate", "mesh.fsdp"])
+def test_every_field_counts_because_each_decides_when_processes_communicate(field):
+    assert differing(changed(field, 2)) == {f"config.{field}"}
+
+
+@pytest.mark.parametrize(("field", "value"), [("data.data_dir", "/local"), ("data.read_threads", 3)])
+def test_what_may_differ_between_hosts_does_not_count(field, value):
+    assert not differing(changed(field, value))
+
+
+def test_another_example_or_another_number_of_them_counts():
+    def with_train(change):
+        experiment = build(config())
+        fields = copy.deepcopy(experiment.dataset.train.arrays())
+        split = ArraySplit(change(fields))
+        return dataclasses.replace(experiment, dataset=dataclasses.replace(experiment.dataset, train=split))
+
+    def other_pixel(fields):
+        fields["image"][0, 3, 3, 0] += 1
+        return fields
+
+    fewer = with_train(lambda fields: {name: values[:-1] for name, values in fields.items()})
+    assert differing(with_train(other_pixel)) == {"the hash of training examples"}
+    assert "the number of training examples" in differing(fewer)
+
+
+def test_another_version_or_another_edit_of_the_code_counts(monkeypatch):
+    ours = facts(build(config()))
+    monkeypatch.setattr("depthmup_flax.provenance.PACKAGES", ("depthmup-flax", "jax", "flax", "optax", "numpy"))
+    monkeypatch.setattr("depthmup_flax.training.same_run._source_digest", lambda: "0123456789ab")
+    theirs = facts(build(config()))
+    assert {name for name in ours if ours[name] != theirs.get(name)} == {
+        "the hash of the code",
+        "the version of orbax-checkpoint",
+    }
