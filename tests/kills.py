@@ -71,7 +71,7 @@ def flags(prefix, fields):
     return [f"--{prefix}.{name}={value}" for name, value in fields.items()]
 
 
-def command(kind, sweep_rates=7):
+def command(kind, rates=7, depths=(2, 3)):
     """The smallest run, sweep or search that writes everything."""
     size, batches = {"width": 8, "depth": 2, "base_width": 8, "base_depth": 2}, {"batch_size": 8, "log_every": 2}
     if kind == "train":
@@ -89,8 +89,8 @@ def command(kind, sweep_rates=7):
         words += flags("config.base.train", batches | {"steps": 12, "average_steps": 4})
         grid = {
             "parametrization.preset": ("depth_mup",),
-            "model.depth": (2, 3),
-            "optimizer.learning_rate": [2.0**-k for k in range(4, 4 + sweep_rates)],
+            "model.depth": tuple(depths),
+            "optimizer.learning_rate": [2.0**-k for k in range(4, 4 + rates)],
             "seed": (0, 1),
         }
         words += flags("config.grids.depths", grid)

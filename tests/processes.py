@@ -114,7 +114,7 @@ _CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os
 
 
 def killed_at_a_write(directory, number, delay_s=0.0, signal_number=signal.SIGKILL):
-    """From now on this process sends itself the signal when it changes files below ``directory`` the ``number``-th time.
+    """From now on this process sends itself the signal at change ``number`` of files below ``directory``, from 0.
 
     A change is a creation, renaming or deletion, or the opening of a file for writing, by Python in any thread. The
     signal comes ``delay_s`` after its begin, without a delay just before. Returns the counter of changes.

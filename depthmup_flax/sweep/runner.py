@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import math
 import pathlib
 import shutil
@@ -32,6 +33,8 @@ from depthmup_flax.training.config import differences, listed, run_differences
 from depthmup_flax.training.device_batches import put_train_data
 from depthmup_flax.training.workdir import make_writable, only_run_in, writing_to
 from depthmup_flax.types import Batch
+
+_FORGET_EVERY = 8  # groups
 
 
 def sweep(
@@ -99,6 +102,7 @@ class _Runner:
     versions: dict[str, str] = dataclasses.field(default_factory=versions)
     commit: str | None = dataclasses.field(default_factory=commit)
     progress: SweepProgress = dataclasses.field(init=False)
+    groups_trained: int = 0
 
     def run(self, groups: Sequence[Group]) -> None:
         """Trains all groups; then, ``config.extend`` times, values beyond a grid whose minimum is at its edge."""
@@ -127,8 +131,17 @@ class _Runner:
         self.progress.finish()
 
     def _run_group(self, group: Group) -> None:
-        if not (runs := self._left(group)):
+        if not self._left(group):
             return
+        self._train_group(group)
+        self.groups_trained += 1
+        if self.groups_trained % _FORGET_EVERY == 0:
+            # JAX keeps what it traced: 4 MB for each group of tiny networks, whose shapes do not come back.
+            jax.clear_caches()
+            gc.collect()
+
+    def _train_group(self, group: Group) -> None:
+        runs = self._left(group)
         if self.dataset is not group.experiment.dataset:
             self.dataset, self.data = group.experiment.dataset, None  # frees the memory first
             self.data = put_train_data(self.dataset, self.mesh)
