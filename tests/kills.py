@@ -44,6 +44,11 @@ def parameters(workdir):
     return {jax.tree_util.keystr(path): (str(x.dtype), np.shape(x), np.asarray(x).tobytes()) for path, x in leaves}
 
 
+def records(workdir):
+    """The records of a sweep, without times and without the commit, which may change in hours."""
+    return {run: record | {"commit": None} for run, record in outcomes(workdir).items()}
+
+
 def files(workdir):
     """The names of the files, without event files, of which each start makes one."""
     names = {path.name for path in workdir.iterdir() if not path.name.startswith(("events.out", "compiled"))}
@@ -94,12 +99,12 @@ def command(kind, rates=7, depths=(2, 3)):
             "seed": (0, 1),
         }
         words += flags("config.grids.depths", grid)
-        return Command(tuple(words), {"records": outcomes, "files": files}, keep_every_s=0.0)
+        return Command(tuple(words), {"records": records, "files": files}, keep_every_s=0.0)
     words = ["-m", "depthmup_flax.tune", "--config=configs/digits.py", "--lanes=2", "--octaves=2", "--seeds=2"]
     words += flags("config.model", size | {"width": 16, "depth": 4}) + flags("config.data", SYNTHETIC)
     words += [*flags("config.train", batches), "--config.optimizer.learning_rate=0.008", "--proxy.steps=12"]
     tuned = lambda workdir: (workdir / "tuned.py").read_text()
-    return Command(tuple(words), {"records": outcomes, "tuned.py": tuned, "files": files}, keep_every_s=0.0)
+    return Command(tuple(words), {"records": records, "tuned.py": tuned, "files": files}, keep_every_s=0.0)
 
 
 def start(command, workdir, log, **killed):
