@@ -113,9 +113,9 @@ def start(command, workdir, log, **killed):
     return processes.Process(log, processes.command, *words, keep_every_s=command.keep_every_s, **killed)
 
 
-def differing(command, workdir, expected):
-    """The parts that differ between two work directories."""
-    return [name for name, read in command.parts.items() if read(epath.Path(workdir)) != read(epath.Path(expected))]
+def differing(parts, workdir, expected):
+    """The names of the parts that differ between two work directories."""
+    return [name for name, read in parts.items() if read(epath.Path(workdir)) != read(epath.Path(expected))]
 
 
 @dataclasses.dataclass
@@ -189,7 +189,7 @@ def trial(kind, moments, root, logs, seed=0):
                 break
             done.resumed += any(text in process.text() for text in RESUMES)
         done.runs += 1
-        different = differing(command_, workdir, whole)
+        different = differing(command_.parts, workdir, whole)
         done.identical += not different
         done.failures += [f"{workdir}: {part} differs from {whole}" for part in different]
     done.minutes = (time.monotonic() - started) / 60

@@ -168,6 +168,7 @@ class Counts:
     kills: int = 0
     full_disks: int = 0
     starts: int = 0
+    survivors: dict[str, int] = dataclasses.field(default_factory=dict)  # exit code of the other of two -> times
     runs: dict[str, int] = dataclasses.field(default_factory=dict)  # kind -> completed
     sweep_runs: int = 0
     different: list[str] = dataclasses.field(default_factory=list)
@@ -208,7 +209,7 @@ class Soak:
             return
         self.counts.runs[kind] = self.counts.runs.get(kind, 0) + 1
         self.counts.sweep_runs += self.sweep_size * (kind == "sweep")
-        different = kills.differing(self.work[kind].command, workdir, self.scratch / "whole" / kind)
+        different = kills.differing(self.work[kind].command.parts, workdir, self.scratch / "whole" / kind)
         self.counts.different += [f"{kind}, {workdir}: {part}" for part in different]
         if different:
             shutil.copytree(workdir, self.scratch / "different" / workdir.name)
@@ -237,6 +238,9 @@ class Soak:
         self.counts.kills += not fills
         expected = {errors.STOPPED} if fills else kills.CODES[number]
         # With two processes, the other one fails, too, in its own way.
+        for code in codes:
+            if len(codes) > 1 and code not in expected:
+                self.counts.survivors[str(code)] = self.counts.survivors.get(str(code), 0) + 1
         if not expected & set(codes):
             what = "full disk" if fills else f"signal {number}"
             self.counts.failures.append(f"{kind}, {what}: exit codes {codes}, {self._last_log}")
@@ -285,6 +289,7 @@ def table(counts, samples, can_be_full):
         f"kills             {counts.kills}",
         f"full disks        {full}",
         f"completed         {runs}; {counts.sweep_runs} runs of sweeps",
+        f"survivors ended   {', '.join(f'{n} x {code}' for code, n in counts.survivors.items()) or '-'}",
         f"different         {len(counts.different)}",
         f"unexpected ends   {len(counts.failures)}",
         *(f"  {text}" for text in (*counts.different, *counts.failures)),
