@@ -260,7 +260,7 @@ class Soak:
 def train_beside(soak, ended, hours):
     """Trains without an end, with one process and then with two, and samples them."""
     train = soak.work["train"].command
-    endless = {"steps": 10**9, "log_every": 20, "eval_every": 500, "checkpoint_every": 100}
+    endless = {"steps": 10**9, "log_every": 100, "eval_every": 20_000, "checkpoint_every": 20_000}
     words = [word for word in train.words if not word.startswith("--config.train.")]
     command = dataclasses.replace(train, words=(*words, *kills.flags("config.train", {"batch_size": 16} | endless)))
     for count in (1, 2):
