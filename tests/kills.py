@@ -1,17 +1,21 @@
 """Kills a command at random moments, starts it again until it completes, and compares its files with undisturbed ones.
 
     python tests/kills.py train sweep tune --moments 50
+    python tests/kills.py train sweep tune --moments 50 --emulator
     python tests/kills.py train --moments 50 --workdir gs://bucket/kills
 
 Half of the moments are random times. The others are random writes: just before a file below the work directory is
-created, renamed or deleted, or up to 5 ms after (local directories only). Most signals are SIGKILL, some SIGTERM,
-SIGINT and SIGHUP. Prints a row per command, and exits with 1 if anything differs.
+created, renamed or deleted, or up to 5 ms after; with --emulator, which starts a bucket on this machine, at a request
+that writes an object, which half of the time then fails. (In another bucket all moments are times.) Most signals are
+SIGKILL, some SIGTERM, SIGINT and SIGHUP. Prints a row per command, and exits with 1 if anything differs.
 """
 
 import argparse
 import dataclasses
+import http
 import itertools
 import json
+import logging
 import os
 import pathlib
 import random
@@ -76,11 +80,18 @@ def flags(prefix, fields):
     return [f"--{prefix}.{name}={value}" for name, value in fields.items()]
 
 
-def command(kind, rates=7, depths=(2, 3)):
-    """The smallest run, sweep or search that writes everything."""
+def command(kind, rates=7, depths=(2, 3), *, remote=False):
+    """The smallest run, sweep or search that writes everything; less often if ``remote``, as a write takes a second."""
+    keep_every_s = 1.0 if remote else 0.0
     size, batches = {"width": 8, "depth": 2, "base_width": 8, "base_depth": 2}, {"batch_size": 8, "log_every": 2}
     if kind == "train":
-        train = {"batch_size": 16, "steps": 240, "log_every": 1, "eval_every": 20, "checkpoint_every": 3}
+        train = {
+            "batch_size": 16,
+            "steps": 240,
+            "log_every": 1,
+            "eval_every": 60 if remote else 20,
+            "checkpoint_every": 30 if remote else 3,
+        }
         words = ["train.py", "--config=configs/digits.py"]
         words += flags("config.model", size | {"depth": 4}) + flags("config.train", train)
         parts = {
@@ -99,12 +110,12 @@ def command(kind, rates=7, depths=(2, 3)):
             "seed": (0, 1),
         }
         words += flags("config.grids.depths", grid)
-        return Command(tuple(words), {"records": records, "files": files}, keep_every_s=0.0)
+        return Command(tuple(words), {"records": records, "files": files}, keep_every_s)
     words = ["-m", "depthmup_flax.tune", "--config=configs/digits.py", "--lanes=2", "--octaves=2", "--seeds=2"]
     words += flags("config.model", size | {"width": 16, "depth": 4}) + flags("config.data", SYNTHETIC)
     words += [*flags("config.train", batches), "--config.optimizer.learning_rate=0.008", "--proxy.steps=12"]
     tuned = lambda workdir: (workdir / "tuned.py").read_text()
-    return Command(tuple(words), {"records": records, "tuned.py": tuned, "files": files}, keep_every_s=0.0)
+    return Command(tuple(words), {"records": records, "tuned.py": tuned, "files": files}, keep_every_s)
 
 
 def start(command, workdir, log, **killed):
@@ -140,19 +151,43 @@ class Trial:
 HEADER = "command kills of writes starts resumed runs identical failures minutes"
 
 
-def trial(kind, moments, root, logs, seed=0):
-    """Kills the command ``moments`` times, over as many runs as that takes."""
-    command_, rng, done, started = command(kind), random.Random(f"{kind} {seed}"), Trial(kind), time.monotonic()
+def killed_at_an_upload(server, process, number, delay_s=0.0, signal_number=signal.SIGKILL):
+    """`processes.killed_at_a_write` for a bucket: with a delay, the object is written nevertheless."""
+    count = itertools.count()
+
+    def on_write(name):
+        if next(count) != number:
+            return None
+        process.send(signal_number)
+        return None if delay_s else http.HTTPStatus.SERVICE_UNAVAILABLE
+
+    server.on_write = on_write
+    return count
+
+
+def trial(kind, moments, root, logs, seed=0, server=None):
+    """Kills the command ``moments`` times, over as many runs as that takes; ``server`` has the bucket of ``root``."""
+    command_ = command(kind, remote=str(root).startswith(("gs://", "s3://")))
+    rng, done, started = random.Random(f"{kind} {seed}"), Trial(kind), time.monotonic()
     numbers = itertools.count()
 
-    def attempt(workdir, **killed):
+    uploads = itertools.count()
+
+    def attempt(workdir, *at_write):
+        """``at_write``: arguments of `killed_at_an_upload`."""
+        nonlocal uploads
         log = logs / f"{kind}-{next(numbers)}.log"
-        return start(command_, workdir, log, **killed)
+        if server is None:
+            return start(command_, workdir, log, killed=(str(workdir), *at_write) if at_write else None)
+        process = start(command_, workdir, log)
+        uploads = killed_at_an_upload(server, process, *(at_write or (-1,)))
+        return process
 
     whole = f"{root}/{kind}-whole"
-    process = attempt(whole, killed=(whole, -1))
-    assert process.wait() == 0, process.text()
-    duration, writes = time.monotonic() - started, int(process.text().rpartition("writes: ")[2])
+    process = attempt(whole, -1)
+    assert process.wait(600) == 0, process.text()
+    duration = time.monotonic() - started
+    writes = next(uploads) if server is not None else int(process.text().rpartition("writes: ")[2])
 
     def kill(workdir):
         """One attempt, with a signal at a random moment; whether the run has completed."""
@@ -160,12 +195,12 @@ def trial(kind, moments, root, logs, seed=0):
         at_write = writes > 0 and rng.random() < 0.5
         if at_write:
             delay_s = rng.choice((0.0, rng.uniform(0.0, 0.005)))
-            process = attempt(workdir, killed=(workdir, rng.randrange(max(1, writes // 3)), delay_s, number))
+            process = attempt(workdir, rng.randrange(max(1, writes // 3)), delay_s, number)
         else:
             process = attempt(workdir)
             process.join(rng.uniform(0.0, 0.5 * duration))
             process.send(number)
-        code = process.wait()
+        code = process.wait(600)
         done.starts += 1
         done.resumed += any(text in process.text() for text in RESUMES)
         if code == 0:  # it ended before the moment came
@@ -184,8 +219,8 @@ def trial(kind, moments, root, logs, seed=0):
         if not completed:
             process = attempt(workdir)
             done.starts += 1
-            if process.wait() != 0:
-                done.failures.append(f"{process.log}: undisturbed, exit code {process.wait()}")
+            if process.wait(600) != 0:
+                done.failures.append(f"{process.log}: undisturbed, exit code {process.wait(600)}")
                 break
             done.resumed += any(text in process.text() for text in RESUMES)
         done.runs += 1
@@ -209,6 +244,7 @@ def main():
     parser.add_argument("kinds", nargs="+", choices=("train", "sweep", "tune"))
     parser.add_argument("--moments", type=int, default=50, help="kills of each command")
     parser.add_argument("--workdir", help="parent of the work directories; default: a temporary directory")
+    parser.add_argument("--emulator", action="store_true", help="work directories in a bucket on this machine")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=pathlib.Path, help="also write the counts to this file")
     arguments = parser.parse_args()
@@ -217,9 +253,16 @@ def main():
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="depthmup-kills-"))
     os.environ["XDG_CACHE_HOME"] = str(scratch / "cache")
     print(f"logs in {scratch}\n{HEADER}", flush=True)
+    root, server = arguments.workdir or scratch / "runs", None
+    if arguments.emulator:
+        from bucket_emulator import BucketServer
+
+        logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
+        root, server = "gs://bucket", BucketServer()
+        os.environ.update(server.environment)
     trials = []
     for kind in arguments.kinds:
-        trials.append(trial(kind, arguments.moments, arguments.workdir or scratch / "runs", scratch, arguments.seed))
+        trials.append(trial(kind, arguments.moments, root, scratch, arguments.seed, server))
         print(trials[-1].row(), *trials[-1].failures, sep="\n  ", flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps([dataclasses.asdict(trial) for trial in trials], indent=1) + "\n")
