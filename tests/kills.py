@@ -85,13 +85,8 @@ def command(kind, rates=7, depths=(2, 3), *, remote=False):
     keep_every_s = 1.0 if remote else 0.0
     size, batches = {"width": 8, "depth": 2, "base_width": 8, "base_depth": 2}, {"batch_size": 8, "log_every": 2}
     if kind == "train":
-        train = {
-            "batch_size": 16,
-            "steps": 240,
-            "log_every": 1,
-            "eval_every": 60 if remote else 20,
-            "checkpoint_every": 30 if remote else 3,
-        }
+        train = {"batch_size": 16, "steps": 240, "log_every": 1}
+        train |= {"eval_every": 60, "checkpoint_every": 30} if remote else {"eval_every": 20, "checkpoint_every": 3}
         words = ["train.py", "--config=configs/digits.py"]
         words += flags("config.model", size | {"depth": 4}) + flags("config.train", train)
         parts = {
@@ -227,6 +222,9 @@ def trial(kind, moments, root, logs, seed=0, server=None):
         different = differing(command_.parts, workdir, whole)
         done.identical += not different
         done.failures += [f"{workdir}: {part} differs from {whole}" for part in different]
+        if "files" in different:
+            names = [set(files(epath.Path(path))) for path in (workdir, whole)]
+            done.failures.append(f"{workdir}: only one of them has {sorted(names[0] ^ names[1])}")
     done.minutes = (time.monotonic() - started) / 60
     return done
 

@@ -7,7 +7,7 @@ while, and started again until it completes; its files are then compared with un
 that nobody disturbs, with one process for the first half of the time and with two for the second. Its memory, threads
 and open files are sampled, and those of an undisturbed sweep. Full disks need the right to mount a tmpfs.
 
-A sweep has 500 runs; with less than an hour 100.
+A sweep has 500 runs; with less than an hour 100. The undisturbed runs come first, and are not part of the hours.
 """
 
 import argparse
@@ -135,8 +135,13 @@ class Sampler:
 
 
 def slope(samples, x, y):
-    """Theil-Sen slope of ``y`` over ``x`` with its 95 % interval, without the first quarter; ``None`` if too short."""
-    points = np.array([(sample[x], sample[y]) for sample in samples if x in sample])
+    """Theil-Sen slope of ``y`` over ``x`` with its 95 % interval; ``None`` if it was sampled for less than 3 minutes.
+
+    The first minute and the first quarter of the rest, in which programs are compiled, do not count.
+    """
+    if samples[-1]["hours"] < 0.05:
+        return None
+    points = np.array([(sample[x], sample[y]) for sample in samples if x in sample and sample["hours"] > 1 / 60])
     points = points[len(points) // 4 :]
     if len(points) < 8 or np.ptp(points[:, 0]) == 0:
         return None
@@ -311,10 +316,10 @@ def main():
     print(f"logs in {scratch}", flush=True)
     long = arguments.hours >= 1
     soak = Soak(scratch, sweep_rates=10, groups=25 if long else 5, seed=arguments.seed)
-    started, ended = time.monotonic(), threading.Event()
     soak.references()
+    started, ended = time.monotonic(), threading.Event()
     until = started + arguments.hours * 3600
-    beside = threading.Thread(target=train_beside, args=(soak, ended, (until - time.monotonic()) / 3600))
+    beside = threading.Thread(target=train_beside, args=(soak, ended, arguments.hours))
     beside.start()
     try:
         for kind in itertools.cycle(soak.work):
