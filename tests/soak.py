@@ -135,16 +135,14 @@ class Sampler:
 
 
 def slope(samples, x, y):
-    """Theil-Sen slope of ``y`` over ``x`` with its 95 % interval; ``None`` if it was sampled for less than 3 minutes.
+    """Theil-Sen slope of ``y`` over ``x`` with its 95 % interval, without the first third, in which programs compile.
 
-    The first minute and the first quarter of the rest, in which programs are compiled, do not count.
+    ``None`` for less than 3 minutes, and for fewer than 300 runs of a sweep.
     """
-    if samples[-1]["hours"] < 0.05:
+    points = np.array([(sample[x], sample[y]) for sample in samples if x in sample])
+    if np.ptp(points[:, 0]) < {"hours": 0.05, "runs": 300}[x]:
         return None
-    points = np.array([(sample[x], sample[y]) for sample in samples if x in sample and sample["hours"] > 1 / 60])
-    points = points[len(points) // 4 :]
-    if len(points) < 8 or np.ptp(points[:, 0]) == 0:
-        return None
+    points = points[len(points) // 3 :]
     means = np.array([block.mean(0) for block in np.array_split(points, min(BLOCKS, len(points)))])
     fit = scipy.stats.theilslopes(means[:, 1], means[:, 0])
     return float(fit.slope), float(fit.low_slope), float(fit.high_slope)
