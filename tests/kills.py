@@ -53,9 +53,13 @@ def records(workdir):
     return {run: record | {"commit": None} for run, record in outcomes(workdir).items()}
 
 
+# Each start makes an event file, and in a bucket a lock with a new number.
+STARTS_MAKE = ("events.out", "compiled", ".lock")
+
+
 def files(workdir):
-    """The names of the files, without event files, of which each start makes one."""
-    names = {path.name for path in workdir.iterdir() if not path.name.startswith(("events.out", "compiled"))}
+    """The names of the files, but for `STARTS_MAKE`, and of checkpoints that were not completed."""
+    names = {path.name for path in workdir.iterdir() if not path.name.startswith(STARTS_MAKE)}
     checkpoints = workdir / "checkpoints"
     left_over = [path.name for path in checkpoints.iterdir() if "tmp" in path.name] if checkpoints.exists() else []
     return sorted([*names, *left_over])
