@@ -53,8 +53,8 @@ def records(workdir):
     return {run: record | {"commit": None} for run, record in outcomes(workdir).items()}
 
 
-# Each start makes an event file, and in a bucket a lock with a new number.
-STARTS_MAKE = ("events.out", "compiled", ".lock")
+# Each start makes an event file, and in a bucket a lock and parts of the records with names of their own.
+STARTS_MAKE = ("events.out", "compiled", ".lock", "records")
 
 
 def files(workdir):
