@@ -137,10 +137,10 @@ class Sampler:
 def slope(samples, x, y):
     """Theil-Sen slope of ``y`` over ``x`` with its 95 % interval, without the first third, in which programs compile.
 
-    ``None`` for less than 3 minutes, and for fewer than 300 runs of a sweep.
+    ``None`` for less than 2.4 minutes, and for fewer than 300 runs of a sweep.
     """
     points = np.array([(sample[x], sample[y]) for sample in samples if x in sample])
-    if np.ptp(points[:, 0]) < {"hours": 0.05, "runs": 300}[x]:
+    if np.ptp(points[:, 0]) < {"hours": 0.04, "runs": 300}[x]:
         return None
     points = points[len(points) // 3 :]
     means = np.array([block.mean(0) for block in np.array_split(points, min(BLOCKS, len(points)))])
