@@ -80,7 +80,12 @@ git rev-parse --is-inside-work-tree >/dev/null 2>&1 || fail "$PWD is not a git c
 where=("--zone=$zone" "--quiet")
 [ -z "$project" ] || where+=("--project=$project")
 quoted() { printf '%q ' "$@"; }
-command="${python:-\$HOME/venv/bin/python} "
+python=${python:-"~/venv/bin/python"}
+# shellcheck disable=SC2088 # the worker's home directory
+case $python in
+  "~/"* | "\$HOME/"*) command="\$HOME/$(quoted "${python#*/}")" ;;
+  *) command=$(quoted "$python") ;;
+esac
 if [ -n "$sweep" ] && [ "$program" = train.py ]; then
   command+="-m depthmup_flax.sweep "
 else

@@ -10,6 +10,28 @@ import subprocess
 import sys
 import time
 
+# Flags of a program that a shell, YAML or Kubernetes would change. None of their commands may be executed.
+AWKWARD = (
+    *("--a=$(touch hit)", "`touch hit`", "; touch hit", "| touch hit", "&", "$HOME", "${HOME}", "*", "[a-z]*", "{a,b}"),
+    *(
+        "~",
+        "--b='x' \"y\"",
+        "a  b\tc",
+        "two\nlines\n",
+        "\r",
+        "\x01",
+        "\x7f",
+        "é",
+        "",
+        "-n",
+        "-e",
+        "--",
+        "\\",
+        "\\n",
+        "!x",
+    ),
+    *("#x", "a: b", "%j", "@NAME@", "$(HOME)", "$$(HOME)", "$$$(HOME)", "$$", "$"),
+)
 LAUNCH = pathlib.Path(__file__).parents[1] / "launch"
 
 

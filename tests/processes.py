@@ -3,13 +3,16 @@
 import contextlib
 import functools
 import importlib.util
+import itertools
 import multiprocessing
 import os
 import pathlib
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 
@@ -53,6 +56,10 @@ class Process:
             raise TimeoutError(f"still running after {timeout_s} s:\n{self.text()}")
         return self._process.exitcode
 
+    def join(self, timeout_s):
+        """Waits until it has ended, or for ``timeout_s``."""
+        self._process.join(timeout_s)
+
     def running(self):
         return self._process.is_alive()
 
@@ -76,6 +83,59 @@ def run_command(*command, cwd=ROOT):
         process.start()
         process.join()
         return subprocess.CompletedProcess(command, process.exitcode, out.read_text(), error.read_text())
+
+
+def command(*words, keep_every_s=None, killed=None):
+    """Runs ``python *words`` in the repository's root; returns its exit code.
+
+    ``keep_every_s`` replaces the default of a sweep, which no flag sets; ``killed`` is a tuple of arguments of
+    `killed_at_a_write`.
+    """
+    from depthmup_flax.sweep import runner
+
+    if keep_every_s is not None:
+        runner.sweep.__kwdefaults__["keep_every_s"] = keep_every_s
+    writes = killed_at_a_write(*killed) if killed else None
+    os.chdir(ROOT)
+    sys.path[0] = str(ROOT)
+    try:
+        _run_words(words)
+    except SystemExit as error:
+        if writes is not None:
+            print(f"writes: {next(writes)}")
+        return error.code or 0
+    except KeyboardInterrupt:  # before the command handles it
+        return 128 + signal.SIGINT
+    return 0
+
+
+# Audit events of changes of directories; files that are opened to be written to are changes, too.
+_CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "shutil.rmtree")
+
+
+def killed_at_a_write(directory, number, delay_s=0.0, signal_number=signal.SIGKILL):
+    """From now on this process sends itself the signal at change ``number`` of files below ``directory``, from 0.
+
+    A change is a creation, renaming or deletion, or the opening of a file for writing, by Python in any thread. The
+    signal comes ``delay_s`` after its begin, without a delay just before. Returns the counter of changes.
+    """
+    count, reached = itertools.count(), threading.Event()
+
+    def strike():
+        reached.wait()
+        time.sleep(delay_s)
+        os.kill(os.getpid(), signal_number)
+
+    if delay_s:
+        threading.Thread(target=strike, daemon=True).start()
+
+    def hook(event, arguments):
+        changes = event in _CHANGES or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR))
+        if changes and str(arguments[0]).startswith(directory) and next(count) == number:
+            reached.set() if delay_s else os.kill(os.getpid(), signal_number)
+
+    sys.addaudithook(hook)
+    return count
 
 
 def on_devices(count, function, *args, **kwargs):
@@ -128,12 +188,16 @@ def _run_command(command, cwd, out, error):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
     os.chdir(cwd)
     sys.path[0] = str(cwd)
-    if command[0] == "-m":
-        sys.argv = command[1:]
-        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    _run_words(command)
+
+
+def _run_words(words):
+    if words[0] == "-m":
+        sys.argv = list(words[1:])
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = command
-        runpy.run_path(command[0], run_name="__main__")
+        sys.argv = list(words)
+        runpy.run_path(words[0], run_name="__main__")
 
 
 def _run(log, function):

@@ -37,16 +37,16 @@ def last_state(workdir):
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here),
-        dict(ocp.StandardCheckpointer().metadata(path.absolute()).item_metadata),
+        dict(ocp.StandardCheckpointer().metadata(path).item_metadata),
     )
-    return ocp.StandardCheckpointer().restore(path.absolute(), shapes)
+    return ocp.StandardCheckpointer().restore(path, shapes)
 
 
 def assert_same_run(workdir, expected):
     """Two runs agree bit for bit in their last checkpoint, their metrics and their result, but for times."""
     jax.tree.map(np.testing.assert_array_equal, last_state(workdir), last_state(expected))
     for name, time in (("metrics.jsonl", "images_per_s"), ("result.json", "wall_time_s")):
-        ours, theirs = (_json_without(directory / name, time) for directory in (workdir, expected))
+        ours, theirs = (json_without(directory / name, time) for directory in (workdir, expected))
         assert ours == theirs
 
 
@@ -57,7 +57,8 @@ def outcomes(workdir):
     return {record.run: {**vars(record), "wall_time_s": None} for record in records}
 
 
-def _json_without(path, key):
+def json_without(path, key):
+    """The rows of a file of JSON lines, or the one object of another, without the field ``key``."""
     text = path.read_text()
     rows = [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else [json.loads(text)]
     return [{name: value for name, value in row.items() if name != key} for row in rows]

@@ -47,8 +47,12 @@ def choose_program(
     similar group. Memory bounds it in any case.
     """
     options = candidates(len(runs), programs.mesh.size)
+    if lanes == 0:
+        return _largest_that_fits(programs, runs, options[-1])
     if lanes is not None:
-        return _largest_that_fits(programs, runs, min(lanes or options[-1], options[-1]))
+        # Of the whole group: runs that an interrupted sweep has left must train in the same program as the others, as
+        # another one rounds differently.
+        return _largest_that_fits(programs, runs, min(lanes, math.ceil(len(programs.group.runs) / programs.mesh.size)))
     nearest = max(option for option in options if option <= max(hint, 1))
     program, seconds = _largest_that_fits(programs, runs, nearest)
     first = program

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import math
 import pathlib
 import shutil
@@ -34,6 +35,8 @@ from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import create, retried
 
 _WHOLE = "records.jsonl"  # of a sweep without shards
+
+_FORGET_EVERY = 8  # groups
 
 
 def sweep(
@@ -107,6 +110,7 @@ class _Runner:
     versions: dict[str, str] = dataclasses.field(default_factory=versions)
     commit: str | None = dataclasses.field(default_factory=commit)
     progress: SweepProgress = dataclasses.field(init=False)
+    groups_trained: int = 0
 
     def run(self, groups: Sequence[Group]) -> None:
         """Trains all groups; then, ``config.extend`` times, values beyond a grid whose minimum is at its edge."""
@@ -135,8 +139,17 @@ class _Runner:
         self.progress.finish()
 
     def _run_group(self, group: Group) -> None:
-        if not (runs := self._left(group)):
+        if not self._left(group):
             return
+        self._train_group(group)
+        self.groups_trained += 1
+        if self.groups_trained % _FORGET_EVERY == 0:
+            # JAX keeps what it traced: 4 MB for each group of tiny networks, whose shapes do not come back.
+            jax.clear_caches()
+            gc.collect()
+
+    def _train_group(self, group: Group) -> None:
+        runs = self._left(group)
         if self.dataset is not group.experiment.dataset:
             self.dataset, self.data = group.experiment.dataset, None  # frees the memory first
             self.data = put_train_data(self.dataset, self.mesh)

@@ -90,18 +90,24 @@ if [ -n "$sweep" ]; then
 fi
 
 quoted() { # TEXT: as a JSON string, which is valid YAML
-  local text=$1
+  local text=$1 code octal character escape
   text=${text//\\/\\\\}
   text=${text//\"/\\\"}
-  text=${text//$'\n'/\\n}
-  text=${text//$'\t'/\\t}
+  if [[ $text == *[[:cntrl:]]* ]]; then
+    for code in {1..31} 127; do
+      printf -v octal '%o' "$code"
+      printf -v character '%b' "\\0$octal"
+      printf -v escape '\\u%04x' "$code"
+      text=${text//"$character"/"$escape"}
+    done
+  fi
   echo "\"$text\""
 }
 
-list() { # ARGUMENT...: as a YAML list; $(NAME) is escaped, because Kubernetes expands it
-  local text items="" open="\$("
+list() { # ARGUMENT...: as a YAML list. Kubernetes replaces $(NAME), and $$ by $, so each $ is doubled
+  local text items=""
   for text in "$@"; do
-    items+=", $(quoted "${text//"$open"/"\$$open"}")"
+    items+=", $(quoted "${text//\$/\$\$}")"
   done
   echo "[${items#, }]"
 }
@@ -109,8 +115,8 @@ list() { # ARGUMENT...: as a YAML list; $(NAME) is escaped, because Kubernetes e
 manifest() {
   local text word values=()
   text=$(cat "$(dirname "$0")/$([ "$kind" = job ] && echo sweep || echo jobset).yaml")
-  values=("NAME=$name" "IMAGE=$(quoted "$image")" "ACCELERATOR=$accelerator" "TOPOLOGY=$topology" "CHIPS=$chips"
-    "CLAIM=$claim" "MAX_RESTARTS=$max_restarts" "GRACE=$grace" "HOSTS=$hosts" "PARTS=$sweep"
+  values=("NAME=$name" "IMAGE=$(quoted "$image")" "ACCELERATOR=$(quoted "$accelerator")" "TOPOLOGY=$topology"
+    "CHIPS=$chips" "CLAIM=$(quoted "$claim")" "MAX_RESTARTS=$max_restarts" "GRACE=$grace" "HOSTS=$hosts" "PARTS=$sweep"
     "SPOT=${spot:+cloud.google.com/gke-spot: \"true\"}" "COMMAND=$(list "${program[@]}" "$@")")
   for word in "${values[@]}"; do
     text=${text//"@${word%%=*}@"/"${word#*=}"}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 
 import pytest
-from cloud import Cloud
+from cloud import AWKWARD, Cloud
 
 # Answers to `get ... jsonpath=...conditions` and `logs` come from lists; the last one is repeated.
 KUBECTL = r"""
@@ -59,9 +60,8 @@ def gke(tmp_path):
     return cloud
 
 
-def gke_options(*more, topology="4x4"):
+def gke_options(*more, topology="4x4", flags=("--config=a.py", "--workdir=/runs/a")):
     options = ("--name=vit", "--image=registry/depthmup:1", "--accelerator=tpu-v5-lite-podslice", "--claim=runs")
-    flags = ("--config=a.py", '--workdir=/runs/a "b" $(HOME) \\ & c')
     return ("gke/run.sh", *options, f"--topology={topology}", "--poll=0", *more, "--", *flags)
 
 
@@ -173,9 +173,9 @@ def test_bad_use_of_gke_is_one_sentence_and_asks_nothing_of_kubectl(gke, more, m
     assert not (gke.directory / "calls").exists()
 
 
-def manifest(gke, *more, topology="16x16"):
+def manifest(gke, *more, topology="16x16", **flags):
     yaml = pytest.importorskip("yaml", reason="no PyYAML: pip install pyyaml")
-    done = gke.run(*gke_options("--dry_run", *more, topology=topology))
+    done = gke.run(*gke_options("--dry_run", *more, topology=topology, **flags))
     assert done.returncode == 0, done.stderr
     return yaml.safe_load(done.stdout)
 
@@ -225,15 +225,29 @@ def test_the_jobset_has_a_pod_on_every_host_and_knows_the_exit_codes(gke):
     assert container(replicated["template"])["resources"]["limits"] == {"google.com/tpu": 4}
 
 
+def as_kubernetes_expands(text):
+    """What a container gets: ``$$`` becomes ``$``, and ``$(NAME)`` is replaced."""
+    return re.sub(r"\$(\$|\(([^)]*)\))", lambda found: "$" if found[1] == "$" else f"value of {found[2]}", text)
+
+
 def test_flags_reach_the_program_unchanged(gke):
-    flags = ["--config=a.py", '--workdir=/runs/a "b" $(HOME) \\ & c']
-    as_kubernetes_replaces = [flag.replace("$(", "$$(") for flag in flags]
-    (replicated,) = manifest(gke)["spec"]["replicatedJobs"]
-    assert container(replicated["template"])["command"] == ["python", "train.py", *as_kubernetes_replaces]
-    command = container(manifest(gke, "--sweep=64", topology="2x2"))["command"]
-    command[2] = command[2].replace("exec python -m", "exec printf '%s\\n' -m")
-    shown = [text.replace("$$(", "$(") for text in command]
-    done = subprocess.run(
-        shown, env=os.environ | {"JOB_COMPLETION_INDEX": "5"}, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines() == ["-m", "depthmup_flax.sweep", "--shard=5/64", *flags]
+    (replicated,) = manifest(gke, flags=AWKWARD)["spec"]["replicatedJobs"]
+    command = [as_kubernetes_expands(text) for text in container(replicated["template"])["command"]]
+    assert command == ["python", "train.py", *AWKWARD]
+
+
+def test_flags_reach_the_parts_of_a_sweep_unchanged(gke):
+    command = container(manifest(gke, "--sweep=64", topology="2x2", flags=AWKWARD))["command"]
+    command = [as_kubernetes_expands(text) for text in command]
+    command[2] = command[2].replace("exec python -m", "exec printf '%s\\0' -m")
+    done = subprocess.run(command, env=os.environ | {"JOB_COMPLETION_INDEX": "5"}, capture_output=True, check=True)
+    expected = ["-m", "depthmup_flax.sweep", "--shard=5/64", *AWKWARD]
+    assert done.stdout.decode().split("\0")[:-1] == expected
+
+
+@pytest.mark.parametrize("option", ["--image", "--accelerator", "--claim"])
+def test_an_option_is_one_value_of_the_manifest(gke, option):
+    value = 'a"b: {c} # d\nhostNetwork: true'
+    text = json.dumps(manifest(gke, f"{option}={value}"))
+    assert json.dumps(value) in text
+    assert "hostNetwork" not in re.sub(re.escape(json.dumps(value)), "", text)

@@ -14,6 +14,7 @@ import sys
 import time
 
 import pytest
+from cloud import AWKWARD
 
 from depthmup_flax.training.loop import train_and_evaluate
 
@@ -92,6 +93,17 @@ def lives(pid: int) -> bool:
         return "Z" not in pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize("options", [(), ("--sweep",)], ids=["run", "sweep"])
+def test_flags_reach_every_process_unchanged_and_nothing_in_them_is_executed(tmp_path, options):
+    program, out = tmp_path / "a $(touch hit).py", tmp_path / "out"
+    program.write_text(f"import json, sys\nopen({str(out)!r}, 'a').write(json.dumps(sys.argv[1:]) + '\\n')\n")
+    command = [LAUNCH / "local.sh", "--processes=2", f"--program={program}", f"--python={sys.executable}", *options]
+    subprocess.run([*command, "--", *AWKWARD], cwd=tmp_path, capture_output=True, check=True)
+    started = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [arguments[: len(AWKWARD)] for arguments in started] == [list(AWKWARD)] * 2
+    assert not list(tmp_path.rglob("hit"))
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck: apt-get install shellcheck")

@@ -21,6 +21,7 @@ import time
 from typing import NoReturn
 
 import pytest
+from cloud import AWKWARD
 
 pytestmark = pytest.mark.slow
 
@@ -245,8 +246,14 @@ def jobs(slurm, tmp_path_factory):
     two = ("--ntasks=2", "--ntasks-per-node=2")
     crashing = {"FAILING_TASK": "1", "CODE": "7", "MAX_RESTARTS": "1"}
     workdir = tmp_path_factory.mktemp("run")
+    shows = slurm.directory / "shows $(touch hit).py"
+    shows.write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     found = {
         "workdir": workdir,
+        "flags": slurm.submit("launch/slurm.sbatch", *AWKWARD, LAUNCH_PROGRAM=str(shows)),
+        "flags of a sweep": slurm.submit(
+            "--array=0-1", "launch/slurm_array.sbatch", *AWKWARD, LAUNCH_PROGRAM=str(shows)
+        ),
         "training": slurm.submit(*two, "launch/slurm.sbatch", *TRAINING, f"--workdir={workdir}", JAX_PLATFORMS="cpu"),
         "crash": submit("slurm.sbatch", *two, **crashing),
         "bad input": submit("slurm.sbatch", *two, FAILING_TASK="0", CODE="2"),
@@ -297,6 +304,14 @@ def test_a_preempted_run_of_two_tasks_is_requeued_and_ends_as_an_undisturbed_one
     for name in ("train_loss", "train_loss_avg", "test_loss"):  # the order of sums depends on the number of devices
         assert result[name] == pytest.approx(expected[name], rel=1e-3)
     assert result["test_accuracy"] == pytest.approx(expected["test_accuracy"], abs=1.5 / 297)  # one image
+
+
+def test_flags_reach_every_task_unchanged_and_nothing_in_them_is_executed(slurm, jobs):
+    for name, task, shard in (("flags", "", []), ("flags of a sweep", "_1", ["--shard=1/2"])):
+        job = jobs[name] + task
+        assert slurm.ended(job)["JobState"] == "COMPLETED", slurm.output(job)
+        assert json.loads(slurm.output(job)) == [*AWKWARD, *shard]
+    assert not (ROOT / "hit").exists()
 
 
 def test_a_crash_is_retried_and_its_code_is_the_jobs_even_if_other_tasks_are_preempted(slurm, jobs):

@@ -14,7 +14,7 @@ import sys
 import time
 
 import pytest
-from cloud import Cloud
+from cloud import AWKWARD, Cloud
 
 # Files beside its state are its instructions. create: errors of successive requests, "" for success. states: successive
 # states of an existing pod, ACTIVE after the last.
@@ -118,10 +118,10 @@ def tpu(tmp_path):
     return Tpu(tmp_path)
 
 
-def tpu_options(tpu, *more):
+def tpu_options(tpu, *more, flags=("--config=a.py", "--workdir=/mnt/it is here")):
     options = ("--name=vit", "--zone=us-west4-a", "--accelerator=v5litepod-8", "--poll=0", "--setup=touch set_up")
     programs = (f"--python={sys.executable}", f"--program={tpu.program}")
-    return ("tpu_pod.sh", *options, *programs, *more, "--", "--config=a.py", "--workdir=/mnt/it is here")
+    return ("tpu_pod.sh", *options, *programs, *more, "--", *flags)
 
 
 def test_a_pod_is_requested_set_up_used_and_deleted(tpu):
@@ -271,6 +271,32 @@ def test_every_worker_trains_its_part_of_a_sweep(tpu):
     assert len(tpu.starts(1)) == 2
     assert (tpu.directory / "pod").exists()
     assert "still exists and is billed (--delete=never)" in done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--sweep",)], ids=["run", "sweep"])
+def test_flags_reach_every_worker_unchanged_and_nothing_in_them_is_executed(tpu, options):
+    done = tpu.run(*tpu_options(tpu, *options, flags=AWKWARD))
+    assert done.returncode == 0, done.stderr
+    for worker in range(2):
+        (start,) = tpu.starts(worker)
+        assert start["arguments"] == [*AWKWARD, *([f"--shard={worker}/2"] if options else [])]
+    assert not list(tpu.directory.rglob("hit"))
+
+
+def test_an_interpreter_and_a_program_are_one_word_each_and_in_the_home_of_the_worker(tpu):
+    directory = tpu.directory / "a $(touch hit); b"
+    directory.mkdir()
+    program, python = directory / "program.py", directory / "python"
+    program.write_text(PROGRAM)
+    python.symlink_to(sys.executable)
+    done = tpu.run(*tpu_options(tpu, f"--python={python}", f"--program={program}"))
+    assert done.returncode == 0, done.stderr
+    setup = f"ln -s {sys.executable} ~/'my python'"
+    for home in ("~", "$HOME"):
+        done = tpu.run(*tpu_options(tpu, f"--python={home}/my python", f"--setup={setup}"))
+        assert done.returncode == 0, done.stderr
+    assert len(tpu.starts(0)) == 3
+    assert not list(tpu.directory.rglob("hit"))
 
 
 @pytest.mark.parametrize(

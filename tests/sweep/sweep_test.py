@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import gc
+import json
 import math
 import signal
 import time
@@ -17,7 +19,7 @@ from processes import ROOT, run_command
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import Record, read_records, read_sweep
-from depthmup_flax.sweep import at_scale, lane_count, powers_of_two, sweep_config
+from depthmup_flax.sweep import at_scale, lane_count, powers_of_two, runner, sweep_config
 from depthmup_flax.sweep.cohort import Cohort, train
 from depthmup_flax.sweep.dry_run import describe
 from depthmup_flax.sweep.grid import curves, expand, shard_of, structural_groups
@@ -576,3 +578,30 @@ def test_the_commands_sweep_report_and_refuse(tmp_path):
         assert refused.returncode == 2
         assert sentence in refused.stderr
         assert "Traceback" not in refused.stderr
+
+
+def test_runs_that_an_interrupted_sweep_has_left_train_in_the_program_of_the_others(tmp_path):
+    sweep(small_sweep(), tmp_path, lanes=4)
+    records = tmp_path / "records.jsonl"
+    whole = records.read_text().splitlines(keepends=True)
+    records.write_text("".join(whole[:-1]))
+    sweep(small_sweep(), tmp_path, lanes=4)
+    first, again = (Record(**json.loads(line)) for line in (whole[-1], records.read_text().splitlines()[-1]))
+    assert dataclasses.replace(again, wall_time_s=first.wall_time_s) == first  # the number of lanes, too
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_groups_of_a_sweep(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "_FORGET_EVERY", 1)
+    traces = []
+    run_group = runner._Runner._run_group
+
+    def counting(self, group):
+        run_group(self, group)
+        gc.collect()
+        traces.append(sum(type(x).__name__ == "ClosedJaxpr" for x in gc.get_objects()))
+
+    monkeypatch.setattr(runner._Runner, "_run_group", counting)
+    widths = {"model.width": (8, 9, 10, 11), RATE: (1e-3, 4e-3)}
+    sweep(small_sweep(grids={"widths": widths}), tmp_path, lanes=0)
+    assert traces[-1] <= 1.1 * traces[0]
