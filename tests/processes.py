@@ -138,6 +138,18 @@ def killed_at_a_write(directory, number, delay_s=0.0, signal_number=signal.SIGKI
     return count
 
 
+def with_hanging_reads(directory, while_exists, function, *args):
+    """``function(*args)``, whose reads of files below ``directory`` wait while there is a file ``while_exists``."""
+
+    def hook(event, arguments):
+        if event == "open" and str(arguments[0]).startswith(str(directory)):
+            while os.path.exists(while_exists):
+                time.sleep(0.05)
+
+    sys.addaudithook(hook)
+    return function(*args)
+
+
 def on_devices(count, function, *args, **kwargs):
     """``function(*args)`` on ``count`` devices of the host."""
     import jax

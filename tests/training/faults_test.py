@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import os
-import pathlib
 import random
 import shutil
 import signal
@@ -379,17 +378,15 @@ def test_an_image_that_vanishes_is_named_and_the_run_resumes_when_it_is_back(str
 
 def test_a_read_that_hangs_stops_the_run_in_bounded_time_and_it_resumes_later(stream, tmp_path):
     images, whole = stream
-    stuck = images / "train" / "dog" / "11.png"
-    run = streamed(images, stall_timeout_s=2.0)
-    first = processes.Process(tmp_path / "first.log", processes.train, run, tmp_path / "run")
+    run, hangs = streamed(images, stall_timeout_s=2.0), tmp_path / "hangs"
+    arguments = processes.with_hanging_reads, images, hangs, processes.train, run, tmp_path / "run"
+    first = processes.Process(tmp_path / "first.log", *arguments)
     first.wait_for("step 20/120")
-    aside, pipe = pathlib.Path(shutil.copy(stuck, tmp_path / "aside.png")), tmp_path / "pipe"
-    os.mkfifo(pipe)  # opening it waits for a writer
-    pipe.replace(stuck)  # in one step: at no time is there no file
+    hangs.touch()
     assert first.wait(60) == errors.STOPPED, first.text()
     assert "gave no batch for 2 s: check its storage" in first.text()
-    aside.replace(stuck)
-    second = processes.Process(tmp_path / "second.log", processes.train, run, tmp_path / "run")
+    hangs.unlink()
+    second = processes.Process(tmp_path / "second.log", *arguments)
     assert second.wait() == 0, second.text()
     assert_same_run(tmp_path / "run", whole)
 
@@ -423,19 +420,11 @@ def test_a_program_stopped_by_its_storage_exits_while_a_reader_still_hangs(tmp_p
         "    config.train.update(batch_size=8, steps=100000, log_every=10, stall_timeout_s=1.0)\n"
         "    return config\n"
     )
-    root = pathlib.Path(__file__).parents[2]
-    command = [sys.executable, "train.py", f"--config={settings}", f"--workdir={tmp_path / 'run'}"]
-    with (tmp_path / "log").open("w") as log:
-        running = subprocess.Popen(
-            command, cwd=root, stdout=log, stderr=log, env={**os.environ, "JAX_PLATFORMS": "cpu"}
-        )
-        until = time.monotonic() + 120
-        while "step 10/" not in (tmp_path / "log").read_text():
-            assert running.poll() is None, (tmp_path / "log").read_text()
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        for image in list((images / "train" / "cat").iterdir()):
-            os.mkfifo(tmp_path / "pipe")
-            (tmp_path / "pipe").replace(image)  # in one step: at no time is there no file
-        assert running.wait(60) == errors.STOPPED
-    assert (tmp_path / "log").read_text().splitlines()[-1].startswith("error: data set 'folder:")
+    hangs, words = tmp_path / "hangs", ("train.py", f"--config={settings}", f"--workdir={tmp_path / 'run'}")
+    running = processes.Process(
+        tmp_path / "log", processes.with_hanging_reads, images, hangs, processes.command, *words
+    )
+    running.wait_for("step 10/")
+    hangs.touch()
+    assert running.wait(60) == errors.STOPPED, running.text()
+    assert running.text().splitlines()[-1].startswith("error: data set 'folder:")
