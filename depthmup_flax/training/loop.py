@@ -323,7 +323,12 @@ class _Run:
           RunStopped: copies of the state on several devices differ.
         """
         if self._experiment.config.train.compare_replicas:  # first: the next answer must be the same everywhere
-            require_equal_copies(self.state)
+            try:
+                require_equal_copies(self.state)
+            except RunStopped:
+                if self._checkpointer is not None:
+                    self._checkpointer.wait()  # the last one with equal copies may still be being written
+                raise
         self.finite = bool(is_finite(self.state))
         if self.stops_on_divergence:
             self.finite = self.finite and int(self.state.nonfinite_step) < 0
