@@ -13,7 +13,7 @@ from typing import Any
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.types import Json
-from depthmup_flax.workdir.files import JsonLines, read_lines
+from depthmup_flax.workdir.files import open_lines, read_lines
 
 SCHEMA = 1
 COMPLETED, DIVERGED = "completed", "diverged"
@@ -77,12 +77,19 @@ class Sweep:
     planned: dict[str, list[Any]] = dataclasses.field(default_factory=dict)  # axis -> values before the extension
 
 
-class RecordWriter(JsonLines):
-    """`JsonLines` of records."""
+class RecordWriter:
+    """Appends records to a file, or writes parts of it to a bucket; see `depthmup_flax.workdir.files.open_lines`."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._lines = open_lines(path)
 
     def write_records(self, records: Iterable[Record]) -> None:
         """Appends records and waits until they are on disk."""
-        self.write(dataclasses.asdict(record) for record in records)
+        self._lines.write(dataclasses.asdict(record) for record in records)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._lines.close()
 
 
 def read_records(path: pathlib.Path) -> tuple[list[Record], list[str]]:

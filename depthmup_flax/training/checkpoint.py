@@ -8,9 +8,7 @@ import json
 import logging
 import math
 import operator
-import os
 import pathlib
-import shutil
 from collections.abc import Mapping
 
 import jax
@@ -21,7 +19,8 @@ from orbax.checkpoint import checkpoint_managers as policies
 from depthmup_flax.errors import InputError, RunStopped
 from depthmup_flax.parallel import distributed
 from depthmup_flax.types import ArrayTree, Json
-from depthmup_flax.workdir.files import is_json, write_atomically
+from depthmup_flax.workdir.buckets import is_bucket
+from depthmup_flax.workdir.files import delete_tree, is_json, rename_tree, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ class Checkpointer:
     """
 
     def __init__(self, directory: pathlib.Path, keep: int) -> None:
-        self._directory = directory.absolute()
+        self._directory = directory if is_bucket(directory) else directory.absolute()
         accuracy = operator.itemgetter("test_accuracy")
         latest = policies.LatestN(keep)
         best = policies.BestN(n=1, get_metric_fn=accuracy, keep_checkpoints_without_metrics=False)
@@ -52,7 +51,7 @@ class Checkpointer:
             for metrics in self._directory.glob("*/metrics/metrics"):
                 if not is_json(metrics.read_bytes()):  # Orbax would fail to open the directory
                     log.warning("checkpoint %s: its metrics are damaged and are deleted.", metrics.parents[1])
-                    shutil.rmtree(metrics.parent)
+                    delete_tree(metrics.parent)
         distributed.barrier("open checkpoints")
         self._manager = ocp.CheckpointManager(self._directory, options=options, item_names=("state", "meta"))
 
@@ -167,7 +166,7 @@ class Checkpointer:
         if distributed.is_first():
             message = "checkpoint %s cannot be read (%s): it is renamed to %s, and the previous one is used."
             log.warning(message, source, _first_line(error), target.name)
-            os.replace(source, target)
+            rename_tree(source, target)
         distributed.barrier(f"rename {step}")
         self._manager.reload()
 

@@ -253,6 +253,8 @@ class _Run:
                 "elapsed_s": self._elapsed_s(),
                 "evaluated": test is not None,
             }
+            if self._writer is not None:
+                self._writer.upload()  # before the checkpoint from which the run would resume
             self._checkpointer.save(self.step, self.state, meta, test)
         if wait:
             self._checkpointer.wait()
