@@ -1,11 +1,17 @@
-"""Google Cloud Storage on this machine, by gcp-storage-emulator: a server that a test can stop, and can watch."""
+"""Google Cloud Storage on this machine, by gcp-storage-emulator: a server that a test can stop, watch and break."""
+
+from __future__ import annotations
 
 import contextlib
 import functools
+import io
+import json
+import os
+import pathlib
 import threading
 from collections.abc import Callable
 from http import HTTPStatus, server
-from urllib.parse import parse_qs, urlparse
+from urllib.parse import parse_qs, unquote, urlparse
 
 from gcp_storage_emulator import server as emulator
 from gcp_storage_emulator.exceptions import NotFound
@@ -14,13 +20,16 @@ from gcp_storage_emulator.storage import Storage
 
 
 class BucketServer:
-    """A bucket named ``bucket``; requests are served one at a time."""
+    """A bucket named ``bucket``; requests are served one at a time.
+
+    ``on_write`` is called with the name of an object before it is written or deleted, and with ``""`` before a batch.
+    An HTTP status that it returns is the answer, and nothing is written.
+    """
 
     def __init__(self) -> None:
         self.storage = Storage(use_memory_fs=True)
         buckets.create_bucket("bucket", self.storage)
-        self.requests: list[str] = []  # "POST /upload/storage/v1/b/bucket/o?..."
-        self.on_request: Callable[[str], None] = lambda request: None
+        self.on_write: Callable[[str], HTTPStatus | None] = lambda name: None
         self._port, self._server = 0, None
         self.start()
 
@@ -28,8 +37,8 @@ class BucketServer:
     def environment(self) -> dict[str, str]:
         """Variables with which gcsfs and TensorStore talk to this server."""
         url = f"http://127.0.0.1:{self._port}"
-        # Without credentials, gcsfs cannot ask which kind of bucket this is.
-        plain = {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false", "EPATH_USE_TF": "false"}
+        # No search for credentials; without them, gcsfs cannot ask which kind of bucket this is.
+        plain = {"NO_GCE_CHECK": "true", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false", "EPATH_USE_TF": "false"}
         return {"STORAGE_EMULATOR_HOST": url, "TENSORSTORE_GCS_HTTP_URL": url, **plain}
 
     def start(self) -> None:
@@ -43,13 +52,24 @@ class BucketServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def names(self) -> list[str]:
-        """Names of all objects."""
-        return sorted(file["name"] for file in self.storage.get_file_list("bucket")[0])
+    def names(self, directory: str) -> list[str]:
+        """Names of all objects below a directory, relative to it."""
+        names = (file["name"] for file in self.storage.get_file_list("bucket")[0])
+        return sorted(name.removeprefix(f"{directory}/") for name in names if name.startswith(f"{directory}/"))
 
-    def read(self, name: str) -> str:
-        """Content of an object."""
-        return self.storage.get_file("bucket", name).decode()
+    def copy(self, directory: str, target: pathlib.Path) -> pathlib.Path:
+        """Writes all objects of a directory to a disk."""
+        for name in self.names(directory):
+            path = target / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self.storage.get_file("bucket", f"{directory}/{name}"))
+        return target
+
+
+def with_environment(environment, function, *args, **kwargs):
+    """Calls ``function`` in a process that talks to the server of that environment."""
+    os.environ.update(environment)
+    return function(*args, **kwargs)
 
 
 class _Handler(emulator.RequestHandler):
@@ -64,26 +84,35 @@ class _Handler(emulator.RequestHandler):
             super().handle_one_request()
 
     def _passes(self) -> bool:
-        line = f"{self.command} {self.path}"
-        self._bucket.requests.append(line)
-        self._bucket.on_request(line)
+        """Whether the request is to be served; else it has been answered."""
+        name, query = self._object_name(), parse_qs(urlparse(self.path).query)
+        status = self._bucket.on_write(name) if self.command != "GET" else None
+        required = query.get("ifGenerationMatch")
+        if required is not None and required[0] != self._generation(name):
+            status = HTTPStatus.PRECONDITION_FAILED
+        if status is not None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        return status is None
+
+    def _object_name(self) -> str:
         url = urlparse(self.path)
         query = parse_qs(url.query)
-        required = query.get("ifGenerationMatch")
-        if required is None:
-            return True
-        name = query["name"][0] if "name" in query else url.path.rpartition("/o/")[2]
+        if "name" in query:
+            return query["name"][0]
+        if query.get("uploadType") == ["multipart"]:  # the name is in the body's first part, which is JSON
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            self.rfile = io.BytesIO(body)
+            return str(json.loads(body[body.index(b"{") : body.index(b"}\n") + 1])["name"])
+        return unquote(url.path.rpartition("/o/")[2])
+
+    def _generation(self, name: str) -> str:
         try:
-            generation = self.storage.get_file_obj("bucket", name)["generation"]
+            return str(self.storage.get_file_obj("bucket", name)["generation"])
         except NotFound:
-            generation = "0"
-        if required[0] == generation:
-            return True
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.send_response(HTTPStatus.PRECONDITION_FAILED)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-        return False
+            return "0"
 
     def do_POST(self) -> None:
         if self._passes():

@@ -1,0 +1,253 @@
+"""Work directories in buckets, with an emulator of Google Cloud Storage that the tests start, stop and break."""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from http import HTTPStatus
+
+import pytest
+
+import processes
+import small_runs
+from depthmup_flax.errors import Busy, InputError, RunStopped
+from depthmup_flax.records import read_sweep
+from depthmup_flax.workdir import bucket_lock, buckets
+from depthmup_flax.workdir.directory import RUN, SWEEP, as_path, claimed
+
+needs_emulator = [pytest.importorskip(name) for name in ("gcp_storage_emulator", "gcsfs")]
+from bucket_emulator import BucketServer, with_environment  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def server():
+    """One for all tests: clients remember its address."""
+    logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
+    before, running = dict(os.environ), BucketServer()
+    os.environ.update(running.environment)
+    yield running
+    running.stop()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def bucket(server, request, monkeypatch):
+    """The server, with a directory of this test's own."""
+    server.directory = request.node.name.translate(str.maketrans("[]/", "---"))
+    server.url = f"gs://bucket/{server.directory}"
+    yield server
+    server.on_write = lambda name: None
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """The client repeats a failed request as often as ever, but at once."""
+    import gcsfs.retry
+
+    class Asyncio:
+        @staticmethod
+        async def sleep(seconds):
+            pass
+
+    monkeypatch.setattr(gcsfs.retry, "asyncio", Asyncio)
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("gs://Runs/a", "names the bucket 'Runs'"),
+        ("gs://", "names the bucket ''"),
+        ("s3://x/a", "names the bucket 'x'"),
+        ("gs://bucket//a", "cannot be a directory"),
+        ("gs://bucket/a/../b", "cannot be a directory"),
+        ("gs://bucket/a*", "cannot be a directory"),
+    ],
+)
+def test_a_name_that_no_bucket_has_is_refused(name, says):
+    with pytest.raises(InputError, match="cannot be|names the bucket") as caught:
+        as_path(name)
+    assert says in str(caught.value)
+
+
+def test_a_missing_package_is_one_sentence_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setattr(buckets.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"needs the package gcsfs.*pip install 'depthmup-flax\[buckets\]'"):
+        as_path("gs://bucket/run")
+
+
+# Objects
+
+
+def test_one_of_many_that_create_an_object_at_the_same_time_succeeds(bucket):
+    path, won = as_path(bucket.url) / "mark", []
+
+    def create(text):
+        if buckets.put_new(path, text):
+            won.append(text)
+
+    threads = [threading.Thread(target=create, args=(str(number),)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [path.read_text()] == won
+
+
+def test_creating_an_object_again_with_its_content_succeeds_as_after_a_lost_answer(bucket):
+    path = as_path(bucket.url) / "mark"
+    assert [buckets.put_new(path, text) for text in ("a", "a", "b")] == [True, True, False]
+
+
+def test_two_writers_of_parts_never_write_the_same_object_and_names_sort_by_time(bucket):
+    path = as_path(bucket.url) / "records.jsonl"
+    first, second = buckets.Parts(path), buckets.Parts(path)
+    for number in range(3):
+        first.write([{"first": number}])
+        second.write([{"second": number}])
+    parts = [json.loads(part.read_text()) for part in sorted(path.parent.glob("records*.jsonl"))]
+    assert len(parts) == 6
+    assert [part["first"] for part in parts if "first" in part] == [0, 1, 2]
+
+
+def test_scratch_uploads_what_changed_and_nothing_else(bucket):
+    directory = as_path(bucket.url)
+    buckets.put(directory / "rows", "1\n")
+    scratch, written = buckets.Scratch(directory, ["rows", "absent"]), []
+    bucket.on_write = written.append
+    scratch.upload()
+    (scratch.local / "rows").write_text("1\n2\n")
+    scratch.upload()
+    scratch.close()
+    assert written == [f"{bucket.directory}/rows"]
+    assert (directory / "rows").read_text() == "1\n2\n"
+    assert not scratch.local.exists()
+
+
+# Locks
+
+
+def test_a_lock_has_one_holder_and_can_be_taken_again_when_it_is_released(bucket):
+    path = as_path(bucket.url) / ".lock"
+    for _ in range(2):
+        with (
+            bucket_lock.held(path, 0.0) as lock,
+            pytest.raises(Busy, match=f"is in use by process {os.getpid()}"),
+            bucket_lock.held(path, 0.0),
+        ):
+            pass
+        lock.check()
+    assert bucket.names(bucket.directory) == [".lock.000002"]
+
+
+def test_locks_of_two_parts_of_a_sweep_are_two_locks(bucket):
+    directory = as_path(bucket.url)
+    with bucket_lock.held(directory / ".lock-records", 0.0), bucket_lock.held(directory / ".lock-records.0-of-2", 0.0):
+        assert len(bucket.names(bucket.directory)) == 2
+
+
+def test_of_many_that_want_a_free_lock_one_gets_it(bucket):
+    path, holders, together = as_path(bucket.url) / ".lock", [], threading.Barrier(8)
+
+    def take():
+        together.wait()
+        with contextlib.suppress(Busy), bucket_lock.held(path, 0.0):
+            holders.append(threading.current_thread())
+            time.sleep(1.0)
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(holders) == 1
+
+
+def test_a_lock_whose_holder_no_longer_writes_is_taken_and_the_holder_notices(bucket, monkeypatch):
+    path = as_path(bucket.url) / ".lock"
+    monkeypatch.setattr(bucket_lock, "EXPIRES_S", 0.4)
+    monkeypatch.setattr(bucket_lock, "_POLL_S", 0.05)
+    with bucket_lock.held(path, 0.0) as stopped:  # its next write is due in 15 s
+        with bucket_lock.held(path, 10.0) as taken:
+            with pytest.raises(RunStopped, match="taken over by process"):
+                stopped.check()
+            taken.check()
+
+
+def test_a_lock_is_kept_by_its_heartbeat(bucket, monkeypatch):
+    path = as_path(bucket.url) / ".lock"
+    monkeypatch.setattr(bucket_lock, "EXPIRES_S", 0.6)
+    monkeypatch.setattr(bucket_lock, "BEAT_S", 0.1)
+    monkeypatch.setattr(bucket_lock, "_POLL_S", 0.05)
+    with bucket_lock.held(path, 0.0) as lock, pytest.raises(Busy), bucket_lock.held(path, 1.5):
+        pass
+    lock.check()
+
+
+def test_the_lock_of_a_killed_process_of_this_machine_is_free_at_once(bucket, tmp_path):
+    holder = processes.Process(tmp_path / "log", with_environment, bucket.environment, _hold, bucket.url)
+    holder.wait_for("held")
+    with pytest.raises(Busy), claimed(bucket.url, RUN, wait_s=0.0):
+        pass
+    holder.send(signal.SIGKILL)
+    holder.wait()
+    with claimed(bucket.url, RUN, wait_s=0.0):
+        pass
+
+
+def _hold(url):
+    with claimed(url, RUN):
+        print("held", flush=True)
+        time.sleep(60.0)
+
+
+# Opening
+
+
+def test_a_directory_in_a_bucket_belongs_to_one_kind_of_work(bucket):
+    with claimed(bucket.url, RUN):
+        pass
+    with pytest.raises(InputError, match="holds a training run, not a sweep"), claimed(bucket.url, SWEEP):
+        pass
+
+
+def test_a_bucket_that_does_not_exist_is_one_sentence(server):
+    with pytest.raises(InputError, match="there is no bucket 'no-such-bucket'"), claimed("gs://no-such-bucket/a", RUN):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "says"),
+    [
+        (HTTPStatus.FORBIDDEN, InputError, "no permission"),
+        (HTTPStatus.UNAUTHORIZED, InputError, "no valid credentials"),
+        (HTTPStatus.SERVICE_UNAVAILABLE, RunStopped, "cannot be reached"),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_an_answer_that_stays_is_one_sentence(bucket, impatient, status, error, says):
+    bucket.on_write = lambda name: status
+    with pytest.raises(error, match=says), claimed(bucket.url, RUN):
+        pass
+
+
+def test_an_answer_that_passes_is_not_noticed(bucket, impatient):
+    answers = iter([HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS])
+    bucket.on_write = lambda name: next(answers, None)
+    with claimed(bucket.url, RUN):
+        assert bucket.names(bucket.directory) == [".lock.000001", "workdir.json"]
+
+
+def test_a_lost_connection_is_one_sentence(bucket, impatient):
+    bucket.stop()
+    try:
+        with pytest.raises(RunStopped, match="cannot be reached"), claimed(bucket.url, RUN):
+            pass
+    finally:
+        bucket.start()
