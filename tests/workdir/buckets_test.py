@@ -9,17 +9,16 @@ import threading
 import time
 from http import HTTPStatus
 
+import processes
 import pytest
 
-import processes
-import small_runs
 from depthmup_flax.errors import Busy, InputError, RunStopped
-from depthmup_flax.records import read_sweep
 from depthmup_flax.workdir import bucket_lock, buckets
 from depthmup_flax.workdir.directory import RUN, SWEEP, as_path, claimed
 
-needs_emulator = [pytest.importorskip(name) for name in ("gcp_storage_emulator", "gcsfs")]
-from bucket_emulator import BucketServer, with_environment  # noqa: E402
+pytest.importorskip("gcsfs")
+pytest.importorskip("gcp_storage_emulator")
+from bucket_emulator import BucketServer, with_environment
 
 
 @pytest.fixture(scope="session")
@@ -71,9 +70,8 @@ def impatient(monkeypatch):
     ],
 )
 def test_a_name_that_no_bucket_has_is_refused(name, says):
-    with pytest.raises(InputError, match="cannot be|names the bucket") as caught:
+    with pytest.raises(InputError, match=says):
         as_path(name)
-    assert says in str(caught.value)
 
 
 def test_a_missing_package_is_one_sentence_with_the_command_that_installs_it(monkeypatch):
@@ -171,18 +169,17 @@ def test_of_many_that_want_a_free_lock_one_gets_it(bucket):
 
 def test_a_lock_whose_holder_no_longer_writes_is_taken_and_the_holder_notices(bucket, monkeypatch):
     path = as_path(bucket.url) / ".lock"
-    monkeypatch.setattr(bucket_lock, "EXPIRES_S", 0.4)
+    monkeypatch.setattr(bucket_lock, "EXPIRY_S", 0.4)
     monkeypatch.setattr(bucket_lock, "_POLL_S", 0.05)
-    with bucket_lock.held(path, 0.0) as stopped:  # its next write is due in 15 s
-        with bucket_lock.held(path, 10.0) as taken:
-            with pytest.raises(RunStopped, match="taken over by process"):
-                stopped.check()
-            taken.check()
+    with bucket_lock.held(path, 0.0) as stopped, bucket_lock.held(path, 10.0) as taken:
+        with pytest.raises(RunStopped, match="taken over by process"):  # its next write is due in 10 s
+            stopped.check()
+        taken.check()
 
 
 def test_a_lock_is_kept_by_its_heartbeat(bucket, monkeypatch):
     path = as_path(bucket.url) / ".lock"
-    monkeypatch.setattr(bucket_lock, "EXPIRES_S", 0.6)
+    monkeypatch.setattr(bucket_lock, "EXPIRY_S", 0.6)
     monkeypatch.setattr(bucket_lock, "BEAT_S", 0.1)
     monkeypatch.setattr(bucket_lock, "_POLL_S", 0.05)
     with bucket_lock.held(path, 0.0) as lock, pytest.raises(Busy), bucket_lock.held(path, 1.5):
