@@ -6,7 +6,6 @@ import contextlib
 import functools
 import io
 import json
-import os
 import pathlib
 import threading
 from collections.abc import Callable
@@ -66,14 +65,8 @@ class BucketServer:
         return target
 
 
-def with_environment(environment, function, *args, **kwargs):
-    """Calls ``function`` in a process that talks to the server of that environment."""
-    os.environ.update(environment)
-    return function(*args, **kwargs)
-
-
 class _Handler(emulator.RequestHandler):
-    """Adds generation preconditions, which the package ignores."""
+    """Adds the generations of objects and conditions on them, which the package lacks."""
 
     def __init__(self, bucket: BucketServer, *args: object) -> None:
         self._bucket = bucket
@@ -87,15 +80,22 @@ class _Handler(emulator.RequestHandler):
         """Whether the request is to be served; else it has been answered."""
         name, query = self._object_name(), parse_qs(urlparse(self.path).query)
         status = self._bucket.on_write(name) if self.command != "GET" else None
-        required = query.get("ifGenerationMatch")
-        if required is not None and required[0] != self._generation(name):
+        self._current = self._generation(name)
+        if self._current != query.get("ifGenerationMatch", [self._current])[0]:
             status = HTTPStatus.PRECONDITION_FAILED
+        if self._current == query.get("ifGenerationNotMatch", [None])[0]:
+            status = HTTPStatus.NOT_MODIFIED
         if status is not None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             self.send_response(status)
             self.send_header("Content-Length", "0")
             self.end_headers()
         return status is None
+
+    def end_headers(self) -> None:
+        if self.command == "GET":
+            self.send_header("x-goog-generation", self._current)
+        super().end_headers()
 
     def _object_name(self) -> str:
         url = urlparse(self.path)

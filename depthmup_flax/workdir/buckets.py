@@ -166,7 +166,9 @@ def _is_about_credentials(error: BaseException) -> bool:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 

@@ -180,9 +180,9 @@ def _opening(directory: pathlib.Path) -> Iterator[None]:
     except (Busy, InputError, RunStopped):
         raise
     except Exception as error:
-        if buckets.is_bucket(directory):
-            raise buckets.opening_error(directory, error) or error from error
-        if not isinstance(error, OSError):
+        if buckets.is_bucket(directory) and (sentence := buckets.opening_error(directory, error)):
+            raise sentence from error
+        if buckets.is_bucket(directory) or not isinstance(error, OSError):
             raise
         reason = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE):
@@ -205,7 +205,9 @@ def writing_to(directory: pathlib.Path) -> Iterator[None]:
         raise
     except Exception as error:
         if buckets.is_bucket(directory):
-            raise buckets.stopped(directory, error) or error from error
+            if sentence := buckets.stopped(directory, error):
+                raise sentence from error
+            raise
         if reason := _write_failure(error):
             remedy = "make room or make it writable, and rerun the command, which resumes from the last checkpoint."
             raise RunStopped(f"workdir {str(directory)!r} cannot be written any more ({reason}): {remedy}") from error

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import os
 import signal
 import threading
@@ -15,31 +14,6 @@ import pytest
 from depthmup_flax.errors import Busy, InputError, RunStopped
 from depthmup_flax.workdir import bucket_lock, buckets
 from depthmup_flax.workdir.directory import RUN, SWEEP, as_path, claimed
-
-pytest.importorskip("gcsfs")
-pytest.importorskip("gcp_storage_emulator")
-from bucket_emulator import BucketServer, with_environment
-
-
-@pytest.fixture(scope="session")
-def server():
-    """One for all tests: clients remember its address."""
-    logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
-    before, running = dict(os.environ), BucketServer()
-    os.environ.update(running.environment)
-    yield running
-    running.stop()
-    os.environ.clear()
-    os.environ.update(before)
-
-
-@pytest.fixture
-def bucket(server, request, monkeypatch):
-    """The server, with a directory of this test's own."""
-    server.directory = request.node.name.translate(str.maketrans("[]/", "---"))
-    server.url = f"gs://bucket/{server.directory}"
-    yield server
-    server.on_write = lambda name: None
 
 
 @pytest.fixture
@@ -188,7 +162,7 @@ def test_a_lock_is_kept_by_its_heartbeat(bucket, monkeypatch):
 
 
 def test_the_lock_of_a_killed_process_of_this_machine_is_free_at_once(bucket, tmp_path):
-    holder = processes.Process(tmp_path / "log", with_environment, bucket.environment, _hold, bucket.url)
+    holder = processes.Process(tmp_path / "log", processes.with_environment, bucket.environment, _hold, bucket.url)
     holder.wait_for("held")
     with pytest.raises(Busy), claimed(bucket.url, RUN, wait_s=0.0):
         pass
