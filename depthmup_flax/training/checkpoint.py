@@ -21,6 +21,7 @@ from depthmup_flax.parallel import distributed
 from depthmup_flax.types import ArrayTree, Json
 from depthmup_flax.workdir.buckets import is_bucket
 from depthmup_flax.workdir.files import delete_tree, is_json, rename_tree, write_atomically
+from depthmup_flax.workdir.mirror import Mirror
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,9 @@ class Checkpointer:
     """
 
     def __init__(self, directory: pathlib.Path, keep: int) -> None:
+        self._mirror = _mirror(directory)
+        if self._mirror is not None:
+            directory = self._mirror.local
         self._directory = directory if is_bucket(directory) else directory.absolute()
         accuracy = operator.itemgetter("test_accuracy")
         latest = policies.LatestN(keep)
@@ -74,6 +78,9 @@ class Checkpointer:
         saved = self._manager.save(step, args=items, metrics=None if metrics is None else dict(metrics), force=True)
         if not saved:
             raise RuntimeError(f"checkpoint {step} was not written: {self._directory} holds a later one.")
+        if self._mirror is not None:
+            self._manager.wait_until_finished()
+            self._mirror.upload()
 
     def wait(self) -> None:
         """Returns when all checkpoints are on disk."""
@@ -144,6 +151,8 @@ class Checkpointer:
     def close(self) -> None:
         """Ends the background threads, after what they are writing."""
         self._manager.close()
+        if self._mirror is not None:
+            self._mirror.close()
 
     def _report(self, step: int) -> pathlib.Path:
         return self._directory / f"{step}.unreadable"
@@ -169,6 +178,17 @@ class Checkpointer:
             rename_tree(source, target)
         distributed.barrier(f"rename {step}")
         self._manager.reload()
+
+
+def _mirror(directory: pathlib.Path) -> Mirror | None:
+    """A local copy of a directory to which Orbax cannot write."""
+    if not str(directory).startswith("s3://"):
+        return None
+    if jax.process_count() > 1:
+        raise InputError(
+            f"{directory}: several processes cannot write one checkpoint to S3. Use gs://, or a disk that all share."
+        )
+    return Mirror(directory)
 
 
 def fingerprint(state: ArrayTree) -> list[int]:
