@@ -106,8 +106,8 @@ def test_a_run_that_loses_the_connection_for_good_stops_with_74_and_resumes(buck
     process.wait_for("step 40/240")
     bucket.stop()
     try:
-        assert process.wait(300.0) == 1  # `processes.train` raises RunStopped
-        assert f"RunStopped: workdir '{bucket.url}' cannot be reached any more" in process.text()
+        assert process.wait(300.0) == errors.STOPPED
+        assert f"error: workdir '{bucket.url}' cannot be reached any more" in process.text()
     finally:
         bucket.start()
     last = start(bucket, tmp_path / "last.log", processes.train, run, bucket.url)
@@ -120,7 +120,7 @@ def test_a_run_that_loses_the_connection_for_good_stops_with_74_and_resumes(buck
 def test_two_processes_share_a_run_in_a_bucket(bucket, tmp_path):
     """They are preempted, and one process with as many devices ends the run."""
     command = [sys.executable, "train.py", f"--workdir={bucket.url}", "--config.model.width=8"]
-    command += ["--config.model.depth=2", "--config.train.steps=3000", "--config.train.checkpoint_every=100"]
+    command += ["--config.model.depth=2", "--config.train.steps=600", "--config.train.eval_every=100"]
 
     def started(processes_, devices):
         port = free_port()
