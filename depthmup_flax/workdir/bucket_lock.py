@@ -35,17 +35,17 @@ class BucketLock:
     def __init__(self, path: pathlib.Path, number: int, holder: Json) -> None:
         self.path, self._number, self._holder = path, number, holder
         self._confirmed_s, self._lost = now_s(), ""
-        self._ended = threading.Event()
+        self._beating, self._ended = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._beat_until_ended, name=f"heartbeat {path}", daemon=True)
         self._thread.start()
 
-    def check(self) -> None:
-        """Returns at once if the lock is still held; after a long stop of this process, asks the bucket first.
+    def check(self, *, now: bool = False) -> None:
+        """Returns if the lock is still held; asks the bucket ``now``, or after a long stop of this process.
 
         Raises:
           RunStopped: another process has taken the lock, or it was deleted.
         """
-        if not self._lost and now_s() - self._confirmed_s > EXPIRY_S - BEAT_S:
+        if not self._lost and (now or now_s() - self._confirmed_s > EXPIRY_S - BEAT_S):
             self._beat()
         if self._lost:
             raise RunStopped(f"workdir {str(self.path.parent)!r} {self._lost}")
@@ -63,7 +63,9 @@ class BucketLock:
 
     def _beat(self, *, held: bool = True) -> None:
         """Writes the object again, unless there is a later one."""
-        with contextlib.suppress(Exception):  # not reachable: neither are the objects that the lock protects
+        # Errors are ignored: a bucket that is not reachable does not take the writes that the lock protects, either.
+        with self._beating, contextlib.suppress(Exception):
+            started = now_s()
             latest = max(_numbers(self.path), default=0)
             if latest < self._number:
                 self._lost = DELETED
@@ -71,7 +73,7 @@ class BucketLock:
                 self._lost = f"was taken over by {_words(_read(self.path, latest))}: end that process, or let it work."
             else:
                 buckets.put(_object(self.path, latest), json.dumps({**self._holder, "held": held}))
-                self._confirmed_s = now_s()
+                self._confirmed_s = started
 
 
 @contextlib.contextmanager
