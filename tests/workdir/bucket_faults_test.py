@@ -174,7 +174,7 @@ def test_shards_killed_between_uploads_have_the_records_of_an_undisturbed_sweep(
         log = tmp_path / f"{kill}.log"
         options = {"lanes": 2, "shard": (index, 2), "keep_every_s": 0.0}
         process = start(bucket, log, processes.sweep, small, bucket.url, **options)
-        kill_at(bucket, rng.randrange(1, 80), process)
+        kill_at(bucket, rng.randrange(1, 300), process)
         assert process.wait() in (0, -signal.SIGKILL), process.text()
     bucket.on_write = lambda name: None
     for index in range(2):
