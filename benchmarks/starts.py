@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import signal
 import subprocess
@@ -25,7 +26,7 @@ def get_config():
 
 
 def first_step(fields: Sequence[str]) -> Callable[[], dict[str, float]]:
-    """Time until ``train.py`` prints the loss of a step, in a new work directory and after a restart in the same one.
+    """Time until ``train.py`` prints the loss of a step: with an empty cache, then again in the same work directory.
 
     Args:
       fields: the model's name, then flags.
@@ -34,7 +35,8 @@ def first_step(fields: Sequence[str]) -> Callable[[], dict[str, float]]:
     def start(directory: pathlib.Path) -> float:
         command = [sys.executable, "train.py", f"--config={directory / 'config.py'}", f"--workdir={directory / 'run'}"]
         started = time.perf_counter()
-        process = subprocess.Popen([*command, *fields[1:]], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        own = os.environ | {"XDG_CACHE_HOME": str(directory / "cache")}
+        process = subprocess.Popen([*command, *fields[1:]], cwd=ROOT, stdout=subprocess.PIPE, text=True, env=own)
         assert process.stdout is not None
         line = next((line for line in process.stdout if line.startswith("step ")), "")
         seconds = time.perf_counter() - started

@@ -209,7 +209,7 @@ def writing_to(directory: pathlib.Path) -> Iterator[None]:
                 raise sentence from error
             raise
         if reason := _write_failure(error):
-            remedy = "make room or make it writable, and rerun the command, which resumes from the last checkpoint."
+            remedy = f"make room or make it writable, and {file_lock.REMEDY}"
             raise RunStopped(f"workdir {str(directory)!r} cannot be written any more ({reason}): {remedy}") from error
         if not directory.exists():
             raise RunStopped(f"workdir {str(directory)!r} {file_lock.DELETED}") from error

@@ -108,7 +108,7 @@ class Lock:
                     found = _read(self.path, probe=False)
             except OSError as error:
                 if started - self._confirmed_s > EXPIRY_S:  # another machine may have taken over
-                    self._lost = f"cannot be reached any more ({error.strerror}): {_REMEDY}"
+                    self._lost = f"cannot be reached any more ({error.strerror}): {REMEDY}"
                 return
             if found is None:
                 self._lost = DELETED
@@ -122,8 +122,8 @@ class Lock:
         return now_s() - self._confirmed_s > EXPIRY_S - BEAT_S
 
 
-_REMEDY = "rerun the command, which resumes from what was saved."
-DELETED = f"was deleted or renamed while it was in use: restore it, and {_REMEDY}"
+REMEDY = "rerun the command, which resumes from what was saved."
+DELETED = f"was deleted or renamed while it was in use: restore it, and {REMEDY}"
 
 
 @contextlib.contextmanager

@@ -27,9 +27,17 @@ def replace(directory):
     directory.mkdir()
 
 
-@pytest.mark.parametrize("removed", [delete, rename, replace])
-@pytest.mark.parametrize("saves", [True, False])
-def test_a_run_whose_directory_goes_away_ends_and_creates_no_other(saves, removed, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("removed", "saves"),
+    [
+        (delete, True),
+        *(
+            pytest.param(removed, saves, marks=pytest.mark.slow)
+            for removed, saves in ((delete, False), (rename, True), (rename, False), (replace, True), (replace, False))
+        ),
+    ],
+)
+def test_a_run_whose_directory_goes_away_ends_and_creates_no_other(removed, saves, tmp_path, monkeypatch):
     workdir = tmp_path / "run"
     monkeypatch.setattr(_Run, "log", lambda *_: removed(workdir) if (workdir / "config.json").exists() else None)
     with pytest.raises(RunStopped, match=GONE):
@@ -38,7 +46,7 @@ def test_a_run_whose_directory_goes_away_ends_and_creates_no_other(saves, remove
     assert not list(tmp_path.glob("run/*"))
 
 
-@pytest.mark.parametrize("removed", [delete, rename])
+@pytest.mark.parametrize("removed", [delete, pytest.param(rename, marks=pytest.mark.slow)])
 def test_a_sweep_whose_directory_goes_away_ends_and_creates_no_other(removed, tmp_path, monkeypatch):
     workdir = tmp_path / "sweep"
     monkeypatch.setattr(Unfinished, "after_call", lambda *_: removed(workdir) if workdir.exists() else None)
