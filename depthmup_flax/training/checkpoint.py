@@ -19,7 +19,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from depthmup_flax.errors import InputError, RunStopped
 from depthmup_flax.parallel import distributed
 from depthmup_flax.types import ArrayTree, Json
-from depthmup_flax.workdir.buckets import is_bucket
+from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir.files import delete_tree, is_json, rename_tree, write_atomically
 from depthmup_flax.workdir.mirror import Mirror
 
@@ -38,7 +38,7 @@ class Checkpointer:
         self._mirror = _mirror(directory)
         if self._mirror is not None:
             directory = self._mirror.local
-        self._directory = directory if is_bucket(directory) else directory.absolute()
+        self._directory = directory if buckets.is_bucket(directory) else directory.absolute()
         accuracy = operator.itemgetter("test_accuracy")
         latest = policies.LatestN(keep)
         best = policies.BestN(n=1, get_metric_fn=accuracy, keep_checkpoints_without_metrics=False)
@@ -106,6 +106,7 @@ class Checkpointer:
             except RunStopped:
                 raise
             except Exception as error:  # of whatever type Orbax raises for a damaged file
+                self._require_connection(error)
                 damaged[step] = error
             else:
                 for damaged_step, reason in damaged.items():
@@ -145,6 +146,7 @@ class Checkpointer:
                 if meta["digest"] == _digest(meta):
                     return meta
             except Exception as error:  # damaged: `restore` warns about it
+                self._require_connection(error)
                 log.debug("checkpoint %d: %s", step, error)
         return None
 
@@ -153,6 +155,13 @@ class Checkpointer:
         self._manager.close()
         if self._mirror is not None:
             self._mirror.close()
+
+    def _require_connection(self, error: Exception) -> None:
+        """Raises `RunStopped` if ``error`` is about a bucket that cannot be reached, and not about a checkpoint."""
+        if not buckets.is_bucket(self._directory):
+            return
+        if sentence := buckets.stopped(self._directory, error, absent=False):
+            raise sentence from error
 
     def _report(self, step: int) -> pathlib.Path:
         return self._directory / f"{step}.unreadable"

@@ -68,6 +68,11 @@ def put(path: pathlib.Path, content: str | bytes) -> None:
     file_system(path).pipe_file(str(path), _as_bytes(content))
 
 
+def get(path: pathlib.Path) -> bytes:
+    """The content of an object, by one request: ``path.read_bytes()`` makes several."""
+    return bytes(file_system(path).cat_file(str(path)))
+
+
 def put_new(path: pathlib.Path, content: str | bytes) -> bool:
     """Writes a new object; ``False``, and no change, if there is one of other content.
 
@@ -78,7 +83,9 @@ def put_new(path: pathlib.Path, content: str | bytes) -> bool:
         file_system(path).pipe_file(str(path), _as_bytes(content), mode="create")  # generation 0; If-None-Match: *
         return True
     except FileExistsError:
-        return bool(file_system(path).cat_file(str(path)) == _as_bytes(content))
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            return get(path) == _as_bytes(content)
+        return False
 
 
 def delete_tree(directory: pathlib.Path) -> None:
@@ -115,9 +122,14 @@ def _file_system(scheme: str) -> Any:
     return fsspec.filesystem("gcs", finalize_on_close=True) if scheme == "gs" else fsspec.filesystem(scheme)
 
 
-def stopped(directory: pathlib.Path, error: Exception) -> RunStopped | None:
-    """What to raise for an error in mid-run; ``None`` if it does not come from a bucket."""
+def stopped(directory: pathlib.Path, error: Exception, *, absent: bool = True) -> RunStopped | None:
+    """What to raise for an error in mid-run; ``None`` if it does not come from a bucket.
+
+    ``absent``: whether an object that is not there counts, as it does not for damaged checkpoints.
+    """
     reason = _reason(error)
+    if not absent and any(isinstance(cause, FileNotFoundError) for cause in _causes(error)):
+        return None
     if reason is None:
         return None
     return RunStopped(

@@ -131,7 +131,7 @@ def _sync_directory(directory: pathlib.Path) -> None:
 
 def read_lines(path: pathlib.Path) -> list[str]:
     """The lines of a text file, decompressed if its name ends in ``.gz``; the last is empty if the file is complete."""
-    content = path.read_bytes()
+    content = buckets.get(path) if buckets.is_bucket(path) else path.read_bytes()
     if path.suffix == ".gz":
         try:
             content = gzip.decompress(content)

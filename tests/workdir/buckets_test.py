@@ -8,10 +8,13 @@ import threading
 import time
 from http import HTTPStatus
 
+import jax
+import jax.numpy as jnp
 import processes
 import pytest
 
 from depthmup_flax.errors import Busy, InputError, RunStopped
+from depthmup_flax.training.checkpoint import Checkpointer
 from depthmup_flax.workdir import bucket_lock, buckets
 from depthmup_flax.workdir.directory import RUN, SWEEP, as_path, claimed
 
@@ -41,6 +44,7 @@ def impatient(monkeypatch):
         ("gs://bucket//a", "cannot be a directory"),
         ("gs://bucket/a/../b", "cannot be a directory"),
         ("gs://bucket/a*", "cannot be a directory"),
+        ("az://bucket/a", "is not supported"),
     ],
 )
 def test_a_name_that_no_bucket_has_is_refused(name, says):
@@ -161,6 +165,7 @@ def test_a_lock_is_kept_by_its_heartbeat(bucket, monkeypatch):
     lock.check()
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_killed_process_of_this_machine_is_free_at_once(bucket, tmp_path):
     holder = processes.Process(tmp_path / "log", processes.with_environment, bucket.environment, _hold, bucket.url)
     holder.wait_for("held")
@@ -206,6 +211,28 @@ def test_an_answer_that_stays_is_one_sentence(bucket, impatient, status, error, 
     bucket.on_write = lambda name: status
     with pytest.raises(error, match=says), claimed(bucket.url, RUN):
         pass
+
+
+def test_a_lost_connection_is_no_damage_to_a_checkpoint(bucket, monkeypatch):
+    checkpointer = Checkpointer(as_path(bucket.url), keep=2)
+    state = {"w": jnp.ones(2)}
+    for step in (1, 2):
+        checkpointer.save(step, state, {})
+    checkpointer.wait()
+
+    def lost(*args, **kwargs):
+        raise ValueError("UNAVAILABLE: CURL error[7] Could not connect to server")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpointer._manager, "restore", lost)
+        with pytest.raises(RunStopped, match="cannot be reached any more"):
+            checkpointer.restore(state)
+    (as_path(bucket.url) / "2" / "state" / "manifest.ocdbt").unlink()
+    _, description = checkpointer.restore(jax.eval_shape(lambda: state))
+    checkpointer.close()
+    steps = {name.split("/")[0] for name in bucket.names(bucket.directory)}
+    assert steps == {"1", "2.damaged"}
+    assert set(description) == {"digest", "fingerprint"}
 
 
 def test_an_answer_that_passes_is_not_noticed(bucket, impatient):
