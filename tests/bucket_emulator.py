@@ -85,6 +85,8 @@ class _Handler(emulator.RequestHandler):
             status = HTTPStatus.PRECONDITION_FAILED
         if self._current == query.get("ifGenerationNotMatch", [None])[0]:
             status = HTTPStatus.NOT_MODIFIED
+        if "/moveTo/" in self.path:  # the package lacks it; gcsfs then copies and deletes
+            status = HTTPStatus.BAD_REQUEST
         if status is not None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             self.send_response(status)

@@ -145,24 +145,45 @@ def test_of_many_that_want_a_free_lock_one_gets_it(bucket):
     assert len(holders) == 1
 
 
-def test_a_lock_whose_holder_no_longer_writes_is_taken_and_the_holder_notices(bucket, monkeypatch):
-    path = as_path(bucket.url) / ".lock"
-    monkeypatch.setattr(bucket_lock, "EXPIRY_S", 0.4)
-    monkeypatch.setattr(bucket_lock, "_POLL_S", 0.05)
-    with bucket_lock.held(path, 0.0) as stopped, bucket_lock.held(path, 10.0) as taken:
-        with pytest.raises(RunStopped, match="taken over by process"):  # its next write is due in 10 s
-            stopped.check()
-        taken.check()
+@pytest.fixture
+def later(monkeypatch):
+    """Sets the clock of the storage forward: locks seem so many seconds older."""
+    modified = buckets.modified
+
+    def forward(seconds):
+        monkeypatch.setattr(buckets, "modified", lambda path: modified(path) + seconds * ("-clock-" in path.name))
+
+    return forward
 
 
-def test_a_lock_is_kept_by_its_heartbeat(bucket, monkeypatch):
+def test_a_lock_whose_holder_no_longer_writes_is_taken_and_the_holder_notices(bucket, later):
     path = as_path(bucket.url) / ".lock"
-    monkeypatch.setattr(bucket_lock, "EXPIRY_S", 0.6)
-    monkeypatch.setattr(bucket_lock, "BEAT_S", 0.1)
-    monkeypatch.setattr(bucket_lock, "_POLL_S", 0.05)
-    with bucket_lock.held(path, 0.0) as lock, pytest.raises(Busy), bucket_lock.held(path, 1.5):
-        pass
-    lock.check()
+    with bucket_lock.held(path, 0.0) as stopped:
+        later(bucket_lock.EXPIRY_S - 20.0)
+        with pytest.raises(Busy), bucket_lock.held(path, 0.0):
+            pass
+        later(bucket_lock.EXPIRY_S + 1.0)
+        with bucket_lock.held(path, 0.0) as taken:
+            with pytest.raises(RunStopped, match="taken over by process"):
+                stopped.check(now=True)
+            taken.check(now=True)
+
+
+def test_the_holder_of_a_lock_writes_it_again_and_again(bucket, monkeypatch):
+    path = as_path(bucket.url) / ".lock"
+    monkeypatch.setattr(bucket_lock, "BEAT_S", 0.02)
+    with bucket_lock.held(path, 0.0):
+        first, until = buckets.modified(path.with_name(".lock.000001")), time.monotonic() + 30.0
+        while buckets.modified(path.with_name(".lock.000001")) == first:
+            assert time.monotonic() < until
+
+
+def test_a_lock_that_is_deleted_is_lost(bucket):
+    path = as_path(bucket.url) / ".lock"
+    with bucket_lock.held(path, 0.0) as lock:
+        path.with_name(".lock.000001").unlink()
+        with pytest.raises(RunStopped, match="was deleted"):
+            lock.check(now=True)
 
 
 @pytest.mark.slow
