@@ -84,7 +84,8 @@ def run(
         text = f"{config.title}\n\n{module.table(rows)}\n"
         write_atomically(directory / "report.txt", text)
         pictures = save(module.figure(rows), directory, config.figure)
-    return text, [directory / "records.jsonl", directory / "report.txt", *pictures]
+        records = sorted(directory.glob("records*.jsonl"))
+    return text, [*records, directory / "report.txt", *pictures]
 
 
 def _measure(

@@ -138,6 +138,22 @@ def stopped(directory: pathlib.Path, error: Exception, *, absent: bool = True) -
     )
 
 
+@contextlib.contextmanager
+def reachable(directories: Iterable[pathlib.Path]) -> Iterator[None]:
+    """Within, a bucket that cannot be reached is one sentence.
+
+    Raises:
+      RunStopped: one of ``directories`` is in a bucket, and the connection is lost.
+    """
+    try:
+        yield
+    except Exception as error:
+        for directory in filter(is_bucket, directories):
+            if sentence := stopped(directory, error, absent=False):
+                raise sentence from error
+        raise
+
+
 def opening_error(directory: pathlib.Path, error: Exception) -> InputError | RunStopped | None:
     """What to raise for an error of the first requests; ``None`` if it does not come from a bucket."""
     reason = _reason(error)

@@ -172,17 +172,21 @@ def test_two_shards_of_a_sweep_fill_one_directory_and_the_report_merges_them(buc
 
 @pytest.mark.slow
 def test_shards_killed_between_uploads_have_the_records_of_an_undisturbed_sweep(bucket, tmp_path):
-    small, rng = a_sweep(rates=5), random.Random(1)
+    small, rng, kills, ends = a_sweep(rates=5), random.Random(1), 0, 0
     sweep(small, tmp_path / "whole", lanes=2)
-    for kill in range(KILLS):
-        index = kill % 2
-        log = tmp_path / f"{kill}.log"
-        options = {"lanes": 2, "shard": (index, 2), "keep_every_s": 0.0}
-        process = start(bucket, log, processes.sweep, small, bucket.url, **options)
-        kill_at(bucket, rng.randrange(1, 300), process)
-        assert process.wait() in (0, -signal.SIGKILL), process.text()
-    bucket.on_write = lambda name: None
-    for index in range(2):
-        sweep(small, bucket.url, lanes=2, shard=(index, 2))
-    assert outcomes(as_path(bucket.url)) == outcomes(tmp_path / "whole")
-    assert len(read_sweep([as_path(bucket.url)]).records) == 20
+    while True:
+        url, codes = f"{bucket.url}/{ends}", []
+        for index in range(2):
+            log, options = tmp_path / f"{ends}-{kills}.log", {"lanes": 2, "shard": (index, 2), "keep_every_s": 0.0}
+            process = start(bucket, log, processes.sweep, small, url, **options)
+            kill_at(bucket, rng.randrange(1, 300) if kills < KILLS else 0, process)
+            codes.append(process.wait())
+            assert codes[-1] in (0, -signal.SIGKILL), process.text()
+            kills += codes[-1] != 0
+        if codes == [0, 0]:
+            bucket.on_write = lambda name: None
+            assert outcomes(as_path(url)) == outcomes(tmp_path / "whole")
+            assert len(read_sweep([as_path(url)]).records) == 20
+            ends += 1
+            if kills >= KILLS:
+                break

@@ -13,6 +13,7 @@ import processes
 import pytest
 
 from depthmup_flax.errors import Busy, InputError, RunStopped
+from depthmup_flax.report import make_report
 from depthmup_flax.training.checkpoint import Checkpointer
 from depthmup_flax.workdir import bucket_lock, buckets
 from depthmup_flax.workdir.directory import RUN, SWEEP, as_path, claimed
@@ -237,6 +238,18 @@ def test_an_answer_that_stays_is_one_sentence(bucket, impatient, status, error, 
     bucket.on_write = lambda name: status
     with pytest.raises(error, match=says), claimed(bucket.url, RUN):
         pass
+
+
+def test_a_report_that_cannot_reach_its_records_is_one_sentence(bucket, impatient):
+    pytest.importorskip("matplotlib")
+    with pytest.raises(InputError, match="holds no sweep"):
+        make_report([bucket.url], f"{bucket.url}/report")
+    bucket.stop()
+    try:
+        with pytest.raises(RunStopped, match="cannot be reached any more"):
+            make_report([bucket.url], f"{bucket.url}/report")
+    finally:
+        bucket.start()
 
 
 @pytest.mark.slow
