@@ -48,10 +48,12 @@ class Checkpointer:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy([latest, best]),
             best_fn=accuracy,  # Orbax then stores the metrics, so that the best is known after a restart
-            cleanup_tmp_directories=True,
             async_options=patient if jax.process_count() == 1 else ocp.options.AsyncOptions(),
         )
         if distributed.is_first():
+            # Orbax would delete these in the background, maybe while the same step is saved again.
+            for folder in _incomplete(self._directory):
+                delete_tree(folder)
             for metrics in self._directory.glob("*/metrics/metrics"):
                 if not is_json(metrics.read_bytes()):  # Orbax would fail to open the directory
                     log.warning("checkpoint %s: its metrics are damaged and are deleted.", metrics.parents[1])
@@ -187,6 +189,14 @@ class Checkpointer:
             rename_tree(source, target)
         distributed.barrier(f"rename {step}")
         self._manager.reload()
+
+
+def _incomplete(directory: pathlib.Path) -> list[pathlib.Path]:
+    """Checkpoints whose writer was killed: by name on a disk; in a bucket, those without Orbax's marker."""
+    if not buckets.is_bucket(directory):
+        return list(directory.glob("*.orbax-checkpoint-tmp*"))
+    complete = {marker.parent.name for marker in directory.glob("*/commit_success.txt")}
+    return [folder for folder in directory.glob("*") if folder.name.isdigit() and folder.name not in complete]
 
 
 def _mirror(directory: pathlib.Path) -> Mirror | None:
