@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from depthmup_flax.errors import InputError
 from depthmup_flax.run_hash import RunNames, trained
 from depthmup_flax.types import Json
-from depthmup_flax.workdir.files import JsonLines, read_lines
+from depthmup_flax.workdir.files import open_lines, read_lines
 
 SCHEMA = 1
 COMPLETED, DIVERGED = "completed", "diverged"
@@ -85,12 +85,23 @@ class Sweep:
     planned: dict[str, list[Any]] = dataclasses.field(default_factory=dict)  # axis -> values before the extension
 
 
-class RecordWriter(JsonLines):
-    """`JsonLines` of records."""
+class RecordWriter:
+    """Appends records to a file, or writes parts of it to a bucket; see `depthmup_flax.workdir.files.open_lines`."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._lines = open_lines(path)
 
     def write_records(self, records: Iterable[Record]) -> None:
         """Appends records and waits until they are on disk."""
         self.write(dataclasses.asdict(record) for record in records)
+
+    def write(self, values: Iterable[Any]) -> None:
+        """Appends a line of JSON per value; returns when they are stored."""
+        self._lines.write(values)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._lines.close()
 
 
 # Types of a field's values in JSON, their lowest value, and how a sentence calls them.

@@ -6,7 +6,7 @@
 #     --config=configs/imagenet_vit.py --workdir=/mnt/runs/vit
 #
 # Arguments after -- go to train.py, or with --sweep to python -m depthmup_flax.sweep. --workdir must be storage that
-# all workers share and that outlives them: mount it in --setup.
+# all workers share and that outlives them: a bucket (gs://my-bucket/vit), or what --setup mounts.
 #
 #   --name=NAME           name of the queued resource and of the TPU
 #   --zone=ZONE           Google Cloud zone
@@ -36,7 +36,7 @@ name="" zone="" project="" accelerator="" runtime=v2-alpha-tpuv5-lite spot="" py
 max_restarts=3 requests=20 poll=30 delete=ended follow=""
 # shellcheck disable=SC2016
 setup='python3 -m pip install -q uv && python3 -m uv venv -q --allow-existing --python 3.12 ~/venv &&
-  python3 -m uv pip install -q --python ~/venv/bin/python ".[tpu]"'
+  python3 -m uv pip install -q --python ~/venv/bin/python ".[tpu,buckets]"'
 
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
   value=${1#*=}

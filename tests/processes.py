@@ -158,6 +158,12 @@ def on_devices(count, function, *args, **kwargs):
     return function(*args, **kwargs)
 
 
+def with_environment(environment, function, *args, **kwargs):
+    """Calls ``function`` in a process that talks to the server of that environment; see `bucket_emulator`."""
+    os.environ.update(environment)
+    return function(*args, **kwargs)
+
+
 def train(config, workdir):
     from depthmup_flax.training.loop import PREEMPTED, train_and_evaluate
 

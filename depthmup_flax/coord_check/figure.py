@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import math
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,8 @@ _Line = tuple[str, Mapping[int, Sequence[float]], bool]  # name, size -> a value
 _SHOWN = 10  # lines with a name in a legend; failures come first
 
 
-def draw(path: pathlib.Path, records: Sequence[Record], failures: Sequence[Quantity], title: str) -> None:
-    """Writes a PNG with a row per axis: activations before training, changes after it, each group trained alone."""
+def draw(records: Sequence[Record], failures: Sequence[Quantity], title: str) -> bytes:
+    """A PNG with a row per axis: activations before training, changes after it, each group trained alone."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -47,7 +47,9 @@ def draw(path: pathlib.Path, records: Sequence[Record], failures: Sequence[Quant
             bad = not failed.isdisjoint({("change", group, OUTPUT), ("change", group, FEATURES)})
             lines.append((group, table.values(axis, group, "change", OUTPUT, 1), bad))
         _panel(row[2], axis, "change of the output after 1 step of one group alone", lines)
-    figure.savefig(path, dpi=110)
+    content = io.BytesIO()
+    figure.savefig(content, dpi=110, format="png")
+    return content.getvalue()
 
 
 def _panel(panel: Axes, axis: str, title: str, lines: Sequence[_Line]) -> None:

@@ -127,7 +127,7 @@ class Report:
         verdict = "PASS" if self.ok else "FAIL: " + ", ".join(cause.name.replace("_", " ") for cause in self.causes)
         legend = f"flat lines pass, thick red lines fail; mean and range over n = {self.seeds} seeds"
         title = f"{str(self).splitlines()[0]}: {verdict}\n{legend}"
-        draw(path / "coord_check.png", self.records, self.failures, title)
+        write_atomically(path / "coord_check.png", draw(self.records, self.failures, title))
 
 
 def _line(q: Quantity) -> str:

@@ -21,7 +21,7 @@ from depthmup_flax.report.style import require_matplotlib, save
 from depthmup_flax.training import config as configs
 from depthmup_flax.types import Json
 from depthmup_flax.workdir import directory as workdirs
-from depthmup_flax.workdir.files import JsonLines, write_atomically
+from depthmup_flax.workdir.files import open_lines, write_atomically
 
 # config.figure -> its module of this package
 FIGURES = {name: name for name in ("ntk", "linear_kernel", "linear_limit", "limit_convergence", "diversity")}
@@ -84,15 +84,16 @@ def run(
         text = f"{config.title}\n\n{module.table(rows)}\n"
         write_atomically(directory / "report.txt", text)
         pictures = save(module.figure(rows), directory, config.figure)
-    return text, [directory / "records.jsonl", directory / "report.txt", *pictures]
+        records = sorted(directory.glob("records*.jsonl"))
+    return text, [*records, directory / "report.txt", *pictures]
 
 
 def _measure(
     module: Figure, config: ConfigDict, cases: list[Case], claim: workdirs.Claim, say: Callable[[str], None]
 ) -> list[Row]:
     path = claim.directory / "records.jsonl"
-    records = JsonLines(path)  # repairs a torn last line, so before reading
-    known = _known(path)
+    records = open_lines(path)  # repairs a torn last line, so before reading
+    known = {key: values for part in sorted(path.parent.glob("records*.jsonl")) for key, values in _known(part).items()}
     about = {"versions": versions(), "commit": commit(), "device": jax.devices()[0].device_kind}
     rows = []
     for number, case in enumerate(cases, 1):
@@ -125,7 +126,7 @@ def _known(path: pathlib.Path) -> dict[str, Values]:
 
 def _require_same_figure(directory: pathlib.Path, config: ConfigDict, overwrite: bool) -> None:
     """Writes ``limits.json``, the settings of the records; InputError if the directory has others."""
-    path, records = directory / "limits.json", list(directory.glob("records.jsonl*"))
+    path, records = directory / "limits.json", list(directory.glob("records*.jsonl*"))
     ours = json.loads(configs.to_json(config))
     if overwrite:
         for old in records:

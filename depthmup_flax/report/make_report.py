@@ -15,6 +15,7 @@ from depthmup_flax.report.loss_surfaces import roles, surfaces
 from depthmup_flax.report.style import drawable, require_matplotlib, save
 from depthmup_flax.report.transfer import Study, analyze
 from depthmup_flax.types import Json
+from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import write_atomically
 
@@ -42,7 +43,9 @@ def make_report(directories: Sequence[str | pathlib.Path], out: str | pathlib.Pa
       RunStopped: ``out`` cannot be written.
     """
     require_matplotlib()
-    sweep = read_sweep([workdirs.as_path(directory) for directory in directories])
+    paths = [workdirs.as_path(directory) for directory in directories]
+    with buckets.reachable(paths):
+        sweep = read_sweep(paths)
     study, swapped = studies(sweep)
     paths, pictures = [], []
     with workdirs.claimed(out, workdirs.REPORT) as claim:

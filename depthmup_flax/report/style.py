@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import io
 import math
-import os
 import pathlib
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from depthmup_flax.errors import InputError, printable
+from depthmup_flax.workdir.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,10 +65,10 @@ def save(figure: Figure, out: pathlib.Path, name: str) -> list[pathlib.Path]:
     paths = []
     name = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:100]  # it may contain an axis of somebody's sweep.json
     for kind in ("png", "svg"):
-        path, temporary = out / f"{name}.{kind}", out / f".{name}.{kind}.tmp"
+        path, content = out / f"{name}.{kind}", io.BytesIO()
         with matplotlib.rc_context({"svg.hashsalt": "depthmup"}):  # the same file from the same records
-            figure.savefig(temporary, dpi=130, format=kind, metadata={"Date": None} if kind == "svg" else None)
-        os.replace(temporary, path)
+            figure.savefig(content, dpi=130, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        write_atomically(path, content.getvalue())
         figure.set_layout_engine("none")  # the layout is computed once
         paths.append(path)
     return paths

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
-import shutil
 import time
 from collections.abc import Callable, Sequence
 
@@ -19,6 +18,7 @@ from depthmup_flax.sweep.lane_program import Program
 from depthmup_flax.training.checkpoint import Checkpointer
 from depthmup_flax.training.run_outcome import Outcome
 from depthmup_flax.types import Json
+from depthmup_flax.workdir.files import delete_tree
 
 
 class Unfinished:
@@ -81,7 +81,7 @@ class Unfinished:
         if self._checkpointer is not None:
             self._checkpointer.close()
             self._checkpointer = None
-        shutil.rmtree(self._directory, ignore_errors=True)
+        delete_tree(self._directory)
         self._last = time.monotonic()
 
     def _meta(self) -> Json | None:

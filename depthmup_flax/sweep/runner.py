@@ -7,7 +7,6 @@ import dataclasses
 import gc
 import math
 import pathlib
-import shutil
 from collections.abc import Sequence
 
 import jax
@@ -32,7 +31,7 @@ from depthmup_flax.training.config import differences, listed, run_differences
 from depthmup_flax.training.device_batches import put_train_data
 from depthmup_flax.types import Batch
 from depthmup_flax.workdir import directory as workdirs
-from depthmup_flax.workdir.files import create, retried
+from depthmup_flax.workdir.files import create, delete_tree, retried
 
 _WHOLE = "records.jsonl"  # of a sweep without shards
 
@@ -224,9 +223,10 @@ def _shrinking(programs: GroupPrograms, program: Program, seconds: float) -> Shr
 def _delete(path: pathlib.Path, unfinished: pathlib.Path) -> None:
     """Deletes the records of a shard and its runs in training; of the whole sweep, if ``path`` is not a shard's."""
     directory, whole = path.parent, path.name == _WHOLE
-    for old in [*directory.glob("records*.jsonl*"), directory / "sweep.json"] if whole else [path]:
+    parts = directory.glob("records*.jsonl*" if whole else f"{path.stem}.*jsonl")
+    for old in [*parts, directory / "sweep.json"] if whole else parts:
         old.unlink(missing_ok=True)
-    shutil.rmtree(unfinished.parent if whole else unfinished, ignore_errors=True)
+    delete_tree(unfinished.parent if whole else unfinished)
 
 
 def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> None:

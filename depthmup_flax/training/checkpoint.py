@@ -7,9 +7,7 @@ import itertools
 import json
 import logging
 import operator
-import os
 import pathlib
-import shutil
 from collections.abc import Mapping
 
 import jax
@@ -20,7 +18,10 @@ from depthmup_flax.errors import InputError, RunStopped
 from depthmup_flax.parallel import distributed
 from depthmup_flax.parallel.fingerprints import fingerprint
 from depthmup_flax.types import ArrayTree, Json
-from depthmup_flax.workdir.files import is_json, write_atomically
+from depthmup_flax.workdir import buckets
+from depthmup_flax.workdir.directory import as_path
+from depthmup_flax.workdir.files import delete_tree, is_json, rename_tree, write_atomically
+from depthmup_flax.workdir.mirror import Mirror
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,10 @@ class Checkpointer:
     """
 
     def __init__(self, directory: pathlib.Path, keep: int) -> None:
-        self._directory = directory.absolute()
+        self._mirror = _mirror(directory)
+        if self._mirror is not None:
+            directory = self._mirror.local
+        self._directory = directory if buckets.is_bucket(directory) else directory.absolute()
         accuracy = operator.itemgetter("test_accuracy")
         latest = policies.LatestN(keep)
         best = policies.BestN(n=1, get_metric_fn=accuracy, keep_checkpoints_without_metrics=False)
@@ -44,14 +48,16 @@ class Checkpointer:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy([latest, best]),
             best_fn=accuracy,  # Orbax then stores the metrics, so that the best is known after a restart
-            cleanup_tmp_directories=True,
             async_options=patient if jax.process_count() == 1 else ocp.options.AsyncOptions(),
         )
         if distributed.is_first():
+            # Orbax would delete these in the background, maybe while the same step is saved again.
+            for folder in _incomplete(self._directory):
+                delete_tree(folder)
             for metrics in self._directory.glob("*/metrics/metrics"):
                 if not is_json(metrics.read_bytes()):  # Orbax would fail to open the directory
                     log.warning("checkpoint %s: its metrics are damaged and are deleted.", metrics.parents[1])
-                    shutil.rmtree(metrics.parent)
+                    delete_tree(metrics.parent)
         distributed.barrier("open checkpoints")
         self._manager = ocp.CheckpointManager(self._directory, options=options, item_names=("state", "meta"))
 
@@ -74,6 +80,9 @@ class Checkpointer:
         saved = self._manager.save(step, args=items, metrics=None if metrics is None else dict(metrics), force=True)
         if not saved:
             raise RuntimeError(f"checkpoint {step} was not written: {self._directory} holds a later one.")
+        if self._mirror is not None:
+            self._manager.wait_until_finished()
+            self._mirror.upload()
 
     def wait(self) -> None:
         """Returns when all checkpoints are on disk."""
@@ -99,6 +108,7 @@ class Checkpointer:
             except RunStopped:
                 raise
             except Exception as error:  # of whatever type Orbax raises for a damaged file
+                self._require_connection(error)
                 damaged[step] = error
             else:
                 for damaged_step, reason in damaged.items():
@@ -138,12 +148,22 @@ class Checkpointer:
                 if meta["digest"] == _digest(meta):
                     return meta
             except Exception as error:  # damaged: `restore` warns about it
+                self._require_connection(error)
                 log.debug("checkpoint %d: %s", step, error)
         return None
 
     def close(self) -> None:
         """Ends the background threads, after what they are writing."""
         self._manager.close()
+        if self._mirror is not None:
+            self._mirror.close()
+
+    def _require_connection(self, error: Exception) -> None:
+        """Raises `RunStopped` if ``error`` is about a bucket that cannot be reached, and not about a checkpoint."""
+        if not buckets.is_bucket(self._directory):
+            return
+        if sentence := buckets.stopped(self._directory, error, absent=False):
+            raise sentence from error
 
     def _report(self, step: int) -> pathlib.Path:
         return self._directory / f"{step}.unreadable"
@@ -166,9 +186,28 @@ class Checkpointer:
         if distributed.is_first():
             message = "checkpoint %s cannot be read (%s): it is renamed to %s, and the previous one is used."
             log.warning(message, source, _first_line(error), target.name)
-            os.replace(source, target)
+            rename_tree(source, target)
         distributed.barrier(f"rename {step}")
         self._manager.reload()
+
+
+def _incomplete(directory: pathlib.Path) -> list[pathlib.Path]:
+    """Checkpoints whose writer was killed: by name on a disk; in a bucket, those without Orbax's marker."""
+    if not buckets.is_bucket(directory):
+        return list(directory.glob("*.orbax-checkpoint-tmp*"))
+    complete = {marker.parent.name for marker in directory.glob("*/commit_success.txt")}
+    return [folder for folder in directory.glob("*") if folder.name.isdigit() and folder.name not in complete]
+
+
+def _mirror(directory: pathlib.Path) -> Mirror | None:
+    """A local copy of a directory to which Orbax cannot write."""
+    if not str(directory).startswith("s3://"):
+        return None
+    if jax.process_count() > 1:
+        raise InputError(
+            f"{directory}: several processes cannot write one checkpoint to S3. Use gs://, or a disk that all share."
+        )
+    return Mirror(directory)
 
 
 def read_checkpoint(path: str | pathlib.Path) -> tuple[Json, Json]:
@@ -179,7 +218,10 @@ def read_checkpoint(path: str | pathlib.Path) -> tuple[Json, Json]:
     Raises:
       InputError: there is no checkpoint, or it is damaged.
     """
-    path = pathlib.Path(path).absolute()
+    path = as_path(path)
+    if str(path).startswith("s3://"):
+        raise InputError(f"{path} is read from a copy: aws s3 cp --recursive {path} checkpoint.")
+    path = path if buckets.is_bucket(path) else path.absolute()
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     try:
         meta = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(path / "meta")

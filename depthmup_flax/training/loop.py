@@ -276,6 +276,8 @@ class _Run:
                 "evaluated": test is not None,
                 "bad_examples": self._bad_examples(),
             }
+            if self._writer is not None:
+                self._writer.upload()  # before the checkpoint from which the run would resume
             self._checkpointer.save(self.step, self.state, meta, test)
         if wait:
             self._checkpointer.wait()

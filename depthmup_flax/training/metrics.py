@@ -14,11 +14,14 @@ from tqdm import tqdm
 
 from depthmup_flax.training.event_file import EventFile
 from depthmup_flax.training.experiment import Experiment
+from depthmup_flax.workdir.buckets import Scratch
 from depthmup_flax.workdir.files import write_atomically
 
 
 class MetricsWriter:
     """Appends rows to ``metrics.jsonl`` and TensorBoard event files; only the first can stop a run (`EventFile`).
+
+    In a bucket, both are uploaded once a minute.
 
     Args:
       directory: of the run.
@@ -27,7 +30,8 @@ class MetricsWriter:
     """
 
     def __init__(self, directory: pathlib.Path, resume_step: int, *, evaluated: bool = True) -> None:
-        path = directory / "metrics.jsonl"
+        self._scratch = Scratch(directory, ["metrics.jsonl"])
+        path = self._scratch.local / "metrics.jsonl"
         if path.exists():
             _drop_rows_after(path, resume_step, evaluated)
         self._rows = path.open("a", encoding="utf-8")
@@ -35,7 +39,7 @@ class MetricsWriter:
             for events in directory.glob("events.out.tfevents.*"):
                 events.unlink()
         # TensorBoard drops events from purge_step on.
-        self._events = EventFile(directory, purge_step=resume_step + 1 if resume_step else None)
+        self._events = EventFile(self._scratch.local, purge_step=resume_step + 1 if resume_step else None)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Appends a row; values that are not finite become null (JSON has no NaN)."""
@@ -45,11 +49,17 @@ class MetricsWriter:
         for name, value in values.items():
             if math.isfinite(value):
                 self._events.add_scalar(name, value, step)
+        self._scratch.upload_if_due()
+
+    def upload(self) -> None:
+        """Returns when the work directory holds all rows, also if it is in a bucket; call it before a checkpoint."""
+        self._scratch.upload()
 
     def close(self) -> None:
         """Flushes and closes both files; an error is that of ``metrics.jsonl``."""
         self._events.close()
         self._rows.close()
+        self._scratch.close()
 
 
 class Progress:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
-import shutil
 
 from ml_collections import ConfigDict
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.training.config import listed, run_differences, to_json
-from depthmup_flax.workdir.files import read_json
+from depthmup_flax.workdir.files import delete_tree, read_json
 
 GARBLED = "delete it, or pass --overwrite to restart the run"  # the remedy for a file that is not JSON
 
@@ -38,8 +37,7 @@ def prepare(directory: pathlib.Path, config: ConfigDict, *, overwrite: bool) -> 
 
 def _delete(directory: pathlib.Path) -> None:
     """Deletes the files of a run, and no others."""
-    if (directory / "checkpoints").is_dir():
-        shutil.rmtree(directory / "checkpoints")
+    delete_tree(directory / "checkpoints")
     for events in directory.glob("events.out.tfevents.*"):
         events.unlink()
     # config.json protects the other files, so it is deleted last.

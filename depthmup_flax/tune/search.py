@@ -14,6 +14,7 @@ from depthmup_flax.training.config import field_paths, from_file, get_field, set
 from depthmup_flax.training.experiment import build
 from depthmup_flax.tune.choice import best, describe
 from depthmup_flax.tune.rescaled_target import Rescaling, rescale_target
+from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import write_atomically
 
@@ -68,10 +69,17 @@ def tune(
     print(
         f"{summary}\n\n{len(records)} runs of the proxy took {seconds:,.0f} s. The same search on the target would be "
         f"{ratio:,.0f} times the work (parameters times examples).\n"
-        f"Next: python train.py --config={tuned} --workdir={directory / 'target'}\n"
+        f"Next: {_train_command(tuned)} --workdir={directory / 'target'}\n"
         f"Figures of the search: python -m depthmup_flax.report {directory}",
         flush=True,
     )
+
+
+def _train_command(tuned: pathlib.Path) -> str:
+    """Trains a config file, which in a bucket must be copied first."""
+    if not buckets.is_bucket(tuned):
+        return f"python train.py --config={tuned}"
+    return f"{buckets.copy_command(tuned)} && python train.py --config={tuned.name}"
 
 
 def tuned_file(

@@ -8,11 +8,13 @@ import errno
 import json
 import os
 import pathlib
+import types
 from collections.abc import Iterator
 
-from depthmup_flax.errors import InputError, RunStopped
+from depthmup_flax.errors import Busy, InputError, RunStopped
+from depthmup_flax.workdir import bucket_lock, buckets
+from depthmup_flax.workdir import lock as file_lock
 from depthmup_flax.workdir.files import create, read_json, retried
-from depthmup_flax.workdir.lock import DELETED, REMEDY, Lock, busy, held
 
 MARK = "workdir.json"  # written at the first claim: {"kind": "sweep"}
 _ALONE = ".lock-alone"
@@ -44,7 +46,7 @@ class Claim:
     """A work directory that this process may write to."""
 
     directory: pathlib.Path
-    lock: Lock
+    lock: file_lock.Lock | bucket_lock.BucketLock
 
     def check(self, *, now: bool = False) -> None:
         """Returns if the directory is still this process's; call it between steps.
@@ -63,9 +65,10 @@ class Claim:
         Raises:
           InputError: another part of the work is running.
         """
-        with held(self.directory / _ALONE):
-            for path in self.directory.glob(".lock*"):
-                if path not in (self.lock.path, self.directory / _ALONE) and (other := busy(path)):
+        locks = _locks(self.directory)
+        with locks.held(self.directory / _ALONE):
+            for path in locks.locks_in(self.directory):
+                if path not in (self.lock.path, self.directory / _ALONE) and (other := locks.busy(path)):
                     raise InputError(
                         f"workdir {str(self.directory)!r} is in use by {other}: end it before you delete its work."
                     )
@@ -73,11 +76,15 @@ class Claim:
 
 
 def as_path(text: str | os.PathLike[str]) -> pathlib.Path:
-    """The path of a work directory that a user has typed, with ``~`` expanded.
+    """The path of a work directory that a user has typed: on a disk, with ``~`` expanded, or in a bucket.
 
     Raises:
-      InputError: the home directory of a user is not known.
+      InputError: the home directory of a user is not known, or no bucket can have that name.
     """
+    if buckets.is_bucket(text):
+        return buckets.bucket_path(os.fspath(text))
+    if "://" in os.fspath(text):
+        raise InputError(f"workdir {os.fspath(text)!r} is not supported: name a directory, or gs:// or s3:// buckets.")
     try:
         return pathlib.Path(text).expanduser()
     except RuntimeError as error:
@@ -94,7 +101,7 @@ def claimed(
       path: as the user typed it.
       kind: one of the constants of this module.
       lock: name of the lock file, which only one process holds at a time; parts of a sweep have one each.
-      wait_s: how long to wait while another process holds the lock, in seconds; default `lock.WAIT_S`.
+      wait_s: how long to wait while another process holds the lock, in seconds; default a minute.
 
     Raises:
       InputError: the directory cannot be written, or holds another kind of work. Nothing in it has changed then.
@@ -105,9 +112,10 @@ def claimed(
     with contextlib.ExitStack() as stack:
         with _opening(directory):
             retried(lambda: _mark(directory, kind))
-            claim = Claim(directory, stack.enter_context(held(directory / lock, wait_s)))
-            if busy(directory / _ALONE):
-                with held(directory / _ALONE, wait_s):  # until the other has deleted what it wants to
+            locks = _locks(directory)
+            claim = Claim(directory, stack.enter_context(locks.held(directory / lock, wait_s)))
+            if locks.busy(directory / _ALONE):
+                with locks.held(directory / _ALONE, wait_s):  # until the other has deleted what it wants to
                     retried(lambda: _mark(directory, kind))
         stack.enter_context(writing_to(directory))
         yield claim
@@ -140,7 +148,8 @@ def kind_of(directory: pathlib.Path) -> str | None:
 
 def _mark(directory: pathlib.Path, kind: str) -> None:
     """Creates the directory and its mark, if absent; `InputError` if it holds another kind of work."""
-    directory.mkdir(parents=True, exist_ok=True)
+    if not buckets.is_bucket(directory):  # which has no directories
+        directory.mkdir(parents=True, exist_ok=True)
     mark = directory / MARK
     if not mark.exists() and kind_of(directory) in (None, kind):
         create(mark, json.dumps({"kind": kind}) + "\n")
@@ -151,6 +160,10 @@ def _mark(directory: pathlib.Path, kind: str) -> None:
         raise InputError(
             f"workdir {str(directory)!r} holds {_NAMES[present]}, not {_NAMES[kind]}: choose another directory."
         )
+
+
+def _locks(directory: pathlib.Path) -> types.ModuleType:
+    return bucket_lock if buckets.is_bucket(directory) else file_lock
 
 
 def _is_search(sweep: pathlib.Path) -> bool:
@@ -166,7 +179,13 @@ def _opening(directory: pathlib.Path) -> Iterator[None]:
     """Errors of the first writes: most are the user's choice of directory, not a failure."""
     try:
         yield
-    except OSError as error:
+    except (Busy, InputError, RunStopped):
+        raise
+    except Exception as error:
+        if buckets.is_bucket(directory) and (sentence := buckets.opening_error(directory, error)):
+            raise sentence from error
+        if buckets.is_bucket(directory) or not isinstance(error, OSError):
+            raise
         reason = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE):
             raise RunStopped(
@@ -187,11 +206,15 @@ def writing_to(directory: pathlib.Path) -> Iterator[None]:
     except (InputError, RunStopped):
         raise
     except Exception as error:
+        if buckets.is_bucket(directory):
+            if sentence := buckets.stopped(directory, error):
+                raise sentence from error
+            raise
         if reason := _write_failure(error):
-            remedy = f"make room or make it writable, and {REMEDY}"
+            remedy = f"make room or make it writable, and {file_lock.REMEDY}"
             raise RunStopped(f"workdir {str(directory)!r} cannot be written any more ({reason}): {remedy}") from error
         if not directory.exists():
-            raise RunStopped(f"workdir {str(directory)!r} {DELETED}") from error
+            raise RunStopped(f"workdir {str(directory)!r} {file_lock.DELETED}") from error
         raise
 
 

@@ -1,11 +1,14 @@
 """Files that stay complete when the process is killed."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import gzip
 import json
 import os
 import pathlib
+import shutil
 import time
 import uuid
 import zlib
@@ -14,6 +17,7 @@ from typing import Any, TypeVar
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.types import Json
+from depthmup_flax.workdir import buckets
 
 
 def read_json(path: pathlib.Path, remedy: str) -> Json:
@@ -35,9 +39,11 @@ T = TypeVar("T")
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
-def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Writes ``text`` so that readers, and a crash, see either the old file or the new one; returns when on disk."""
-    with _temporary(path, text) as temporary:
+def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
+    """Writes a file so that readers, and a crash, see either the old one or the new one; returns when it is stored."""
+    if buckets.is_bucket(path):
+        return buckets.put(path, content)
+    with _temporary(path, content) as temporary:
         os.replace(temporary, path)
     _sync_directory(path.parent)
 
@@ -47,6 +53,8 @@ def create(path: pathlib.Path, text: str) -> bool:
 
     Of processes that call it at the same time, on one host or several, one gets ``True``.
     """
+    if buckets.is_bucket(path):
+        return buckets.put_new(path, text)
     with _temporary(path, text) as temporary:
         if not link_exclusively(temporary, path):
             return False
@@ -96,12 +104,12 @@ def temporary_name(path: pathlib.Path) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def _temporary(path: pathlib.Path, text: str) -> Iterator[pathlib.Path]:
-    """A file with ``text`` on disk, beside ``path``; its name ends with the context."""
+def _temporary(path: pathlib.Path, content: str | bytes) -> Iterator[pathlib.Path]:
+    """A file with ``content`` on disk, beside ``path``; its name ends with the context."""
     temporary = temporary_name(path)
     try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         yield temporary
@@ -123,7 +131,7 @@ def _sync_directory(directory: pathlib.Path) -> None:
 
 def read_lines(path: pathlib.Path) -> list[str]:
     """The lines of a text file, decompressed if its name ends in ``.gz``; the last is empty if the file is complete."""
-    content = path.read_bytes()
+    content = buckets.get(path) if buckets.is_bucket(path) else path.read_bytes()
     if path.suffix == ".gz":
         try:
             content = gzip.decompress(content)
@@ -139,6 +147,27 @@ def is_json(text: str | bytes) -> bool:
         return True
     except ValueError:
         return False
+
+
+def delete_tree(directory: pathlib.Path) -> None:
+    """Deletes a directory and all it holds, if there is one."""
+    if buckets.is_bucket(directory):
+        buckets.delete_tree(directory)
+    elif directory.is_dir():
+        shutil.rmtree(directory)
+
+
+def rename_tree(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Renames a directory; in a bucket, which cannot rename, copies and then deletes it."""
+    if buckets.is_bucket(source):
+        buckets.rename_tree(source, target)
+    else:
+        os.replace(source, target)
+
+
+def open_lines(path: pathlib.Path) -> JsonLines | buckets.Parts:
+    """Opens a file of JSON lines for appending; in a bucket, parts beside it."""
+    return buckets.Parts(path) if buckets.is_bucket(path) else JsonLines(path)
 
 
 class JsonLines:

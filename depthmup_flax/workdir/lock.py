@@ -152,6 +152,11 @@ def held(path: pathlib.Path, wait_s: float | None = None) -> Iterator[Lock]:
         lock.release()
 
 
+def locks_in(directory: pathlib.Path) -> list[pathlib.Path]:
+    """The lock files of a directory."""
+    return list(directory.glob(".lock*"))
+
+
 def busy(path: pathlib.Path) -> str | None:
     """The process that holds a lock, in words; ``None`` if none does."""
     return _Watch().busy(path)

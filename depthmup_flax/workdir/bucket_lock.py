@@ -1,0 +1,193 @@
+"""A lock in a bucket, made of objects that are created only if absent.
+
+``.lock.000007`` is the seventh time that the lock was taken. Its holder writes it again every `BEAT_S`, and marks it as
+free at the end. Whoever finds the latest one free, or not written for `EXPIRY_S` by the clock of the storage, takes the
+lock by creating the next: of several that try, one succeeds. A holder that finds a later object has lost the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+from depthmup_flax.errors import Busy, RunStopped
+from depthmup_flax.types import Json
+from depthmup_flax.workdir import buckets
+from depthmup_flax.workdir.lock import BEAT_S, DELETED, EXPIRY_S, WAIT_S, now_s
+
+_POLL_S = 2.0  # between two looks at a lock that another process holds
+
+_mine: set[str] = set()  # the locks that threads of this process hold or want
+
+
+class BucketLock:
+    """A lock that this process holds, or has lost; made by `held`."""
+
+    def __init__(self, path: pathlib.Path, number: int, holder: Json) -> None:
+        self.path, self._number, self._holder = path, number, holder
+        self._confirmed_s, self._lost = now_s(), ""
+        self._beating, self._ended = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._beat_until_ended, name=f"heartbeat {path}", daemon=True)
+        self._thread.start()
+
+    def check(self, *, now: bool = False) -> None:
+        """Returns if the lock is still held; asks the bucket ``now``, or after a long stop of this process.
+
+        Raises:
+          RunStopped: another process has taken the lock, or it was deleted.
+        """
+        if not self._lost and (now or now_s() - self._confirmed_s > EXPIRY_S - BEAT_S):
+            self._beat()
+        if self._lost:
+            raise RunStopped(f"workdir {str(self.path.parent)!r} {self._lost}")
+
+    def release(self) -> None:
+        """Ends the heartbeat and frees the lock; harmless if it is lost."""
+        self._ended.set()
+        self._thread.join()
+        self._beat(held=False)
+        _mine.discard(self._holder["token"])
+
+    def _beat_until_ended(self) -> None:
+        while not self._ended.wait(BEAT_S) and not self._lost:
+            self._beat()
+
+    def _beat(self, *, held: bool = True) -> None:
+        """Writes the object again, unless there is a later one."""
+        # Errors are ignored: a bucket that is not reachable does not take the writes that the lock protects, either.
+        with self._beating, contextlib.suppress(Exception):
+            started = now_s()
+            latest = max(_numbers(self.path), default=0)
+            if latest < self._number:
+                self._lost = DELETED
+            elif latest > self._number:
+                self._lost = f"was taken over by {_words(_read(self.path, latest))}: end that process, or let it work."
+            else:
+                buckets.put(_object(self.path, latest), json.dumps({**self._holder, "held": held}))
+                self._confirmed_s = started
+
+
+@contextlib.contextmanager
+def held(path: pathlib.Path, wait_s: float | None = None) -> Iterator[BucketLock]:
+    """Holds the lock ``path``; waits for at most ``wait_s`` (default `WAIT_S`) seconds, and says so once.
+
+    Raises:
+      Busy: another process still holds it.
+    """
+    wait_s = WAIT_S if wait_s is None else wait_s
+    lock = _taken(path, wait_s)
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def busy(path: pathlib.Path) -> str | None:
+    """The process that holds a lock, in words; ``None`` if none does."""
+    latest = max(_numbers(path), default=0)
+    holder = _read(path, latest) if latest else None
+    return None if holder is None or _is_free(path, latest, holder) else _words(holder)
+
+
+def locks_in(directory: pathlib.Path) -> list[pathlib.Path]:
+    """The locks of a directory."""
+    return sorted({path.with_suffix("") for path in directory.glob(".lock*") if _NUMBER.fullmatch(path.suffix)})
+
+
+def _taken(path: pathlib.Path, wait_s: float) -> BucketLock:
+    deadline, said = now_s() + wait_s, False
+    while True:
+        numbers = _numbers(path)
+        latest = max(numbers, default=0)
+        other = _read(path, latest) if latest else None
+        if other is None or _is_free(path, latest, other):
+            holder = {**_identity(), "token": secrets.token_hex(8), "held": True}
+            _mine.add(holder["token"])
+            if buckets.put_new(_object(path, latest + 1), json.dumps(holder)):
+                for number in numbers:
+                    _object(path, number).unlink(missing_ok=True)
+                return BucketLock(path, latest + 1, holder)
+            continue  # another process was faster
+        if now_s() >= deadline:
+            text = f"workdir {str(path.parent)!r} is in use by {_words(other)}"
+            raise Busy(f"{text}, still after {wait_s:g} s: rerun the command later, or choose another directory.")
+        if not said:
+            said = True
+            text = f"workdir {path.parent} is in use by {_words(other)}"
+            print(f"{text}: waiting for at most {wait_s:g} s", file=sys.stderr)
+        time.sleep(min(_POLL_S, max(0.0, deadline - now_s())))
+
+
+def _is_free(path: pathlib.Path, number: int, holder: Json) -> bool:
+    """Whether a lock may be taken: it was freed, its process is gone, or it has expired."""
+    if not holder["held"] or _is_gone(holder):
+        return True
+    # The storage's own clock: the machines' may differ.
+    probe = path.with_name(f"{path.name}-clock-{secrets.token_hex(8)}")
+    buckets.put(probe, b"")
+    try:
+        return buckets.modified(probe) - buckets.modified(_object(path, number)) > EXPIRY_S
+    except FileNotFoundError:  # another process has just taken the lock, and deleted this object
+        return False
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+_NUMBER = re.compile(r"\.\d{6,}")
+
+
+def _object(path: pathlib.Path, number: int) -> pathlib.Path:
+    return path.with_name(f"{path.name}.{number:06d}")
+
+
+def _numbers(path: pathlib.Path) -> list[int]:
+    found = [file for file in path.parent.glob(f"{path.name}.*") if file.stem == path.name]
+    return [int(file.suffix[1:]) for file in found if _NUMBER.fullmatch(file.suffix)]
+
+
+def _read(path: pathlib.Path, number: int) -> Json:
+    try:
+        return dict(json.loads(_object(path, number).read_text()))
+    except FileNotFoundError:  # another process has just taken the lock, and deleted this object
+        return {"held": True}
+
+
+def _words(holder: Json) -> str:
+    return f"process {holder['pid']} on {holder['host']}" if "pid" in holder else "another process"
+
+
+def _identity() -> Json:
+    """Names this process among all processes of all machines; without /proc, only for a reader."""
+    identity: Json = {"host": socket.gethostname(), "pid": os.getpid()}
+    with contextlib.suppress(OSError):
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        identity |= {"machine": f"{boot} {os.readlink('/proc/self/ns/pid')}", "started": _started(os.getpid())}
+    return identity
+
+
+def _is_gone(holder: Json) -> bool:
+    """Whether the holder was a process of this machine that has ended."""
+    if holder.get("machine") is None or holder["machine"] != _identity().get("machine"):
+        return False
+    started = _started(holder["pid"])
+    if holder["pid"] == os.getpid() and holder["started"] == started:
+        return holder["token"] not in _mine
+    return holder["started"] != started
+
+
+def _started(pid: int) -> str | None:
+    """When a process of this machine started, in clock ticks since boot; ``None`` if it has ended."""
+    try:
+        state, *numbers = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state == "Z" else numbers[18]
