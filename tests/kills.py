@@ -53,8 +53,9 @@ def records(workdir):
     return {run: record | {"commit": None} for run, record in outcomes(workdir).items()}
 
 
-# Each start makes an event file, and in a bucket a lock and parts of the records with names of their own.
-STARTS_MAKE = ("events.out", "compiled", ".lock", "records")
+# Each start makes an event file, and in a bucket a lock and parts of the records with names of their own; a killed
+# writer leaves a temporary file, which a start deletes after an hour.
+STARTS_MAKE = ("events.out", "compiled", ".lock", ".tmp-", "records")
 
 
 def files(workdir):

@@ -48,7 +48,7 @@ def make_report(directories: Sequence[str | pathlib.Path], out: str | pathlib.Pa
         sweep = read_sweep(paths)
     study, swapped = studies(sweep)
     paths, pictures = [], []
-    with workdirs.claimed(out, workdirs.REPORT) as claim:
+    with workdirs.claimed(out, workdirs.REPORT, flag="--out") as claim:
         data = tables.as_data(sweep, study)
         for name, shown, figure in _figures(study, swapped):
             files = save(figure, claim.directory, name)

@@ -224,7 +224,7 @@ def _delete(path: pathlib.Path, unfinished: pathlib.Path) -> None:
     """Deletes the records of a shard and its runs in training; of the whole sweep, if ``path`` is not a shard's."""
     directory, whole = path.parent, path.name == _WHOLE
     parts = directory.glob("records*.jsonl*" if whole else f"{path.stem}.*jsonl")
-    for old in [*parts, directory / "sweep.json"] if whole else parts:
+    for old in [*parts, directory / "sweep.json", directory / "tuned.py"] if whole else parts:
         old.unlink(missing_ok=True)
     delete_tree(unfinished.parent if whole else unfinished)
 

@@ -88,7 +88,10 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
         finished = distributed.on_first(claim)
         if finished is not None:
             if distributed.is_first():
-                print(f"{directory} holds this run already, {summary(finished)}. --overwrite runs it again.")
+                again = "--overwrite runs it again."
+                if finished["status"] == DIVERGED and not config.train.stop_on_divergence:
+                    again = f"To train on from its last checkpoint, delete {directory / 'result.json'}."
+                print(f"{directory} holds this run already, {summary(finished)}. {again}")
             return finished
         with workdirs.writing_to(directory):
             same_run.require_shared(directory)
@@ -164,8 +167,9 @@ def _train_in(
         if result["status"] != PREEMPTED:
             write_atomically(directory / "result.json", json.dumps(result, indent=2) + "\n")
             last = f"Written to {directory / 'result.json'}"
-            if result["status"] == DIVERGED and (checkpoint := run.last_checkpoint()):
-                last = f"The last finite state is in {checkpoint}. {last}"
+            if result["status"] == DIVERGED and experiment.config.train.checkpoint:
+                checkpoint = run.last_checkpoint()
+                last = f"{f'The last finite state is in {checkpoint}' if checkpoint else 'No state was saved'}. {last}"
         print(f"{summary(result)}. {last}", flush=True)
     return result
 

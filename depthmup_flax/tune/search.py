@@ -64,7 +64,8 @@ def tune(
     tuned = directory / "tuned.py"
     parent, *arguments = file.split(":", 1)
     text = tuned_file(pathlib.Path(parent), arguments, large, from_file(parent, *arguments), summary)
-    write_atomically(tuned, text)
+    with workdirs.claimed(directory, workdirs.TUNE, lock=".lock-records"):  # the sweep's
+        write_atomically(tuned, text)
     seconds = sum(record.wall_time_s for record in records)
     print(
         f"{summary}\n\n{len(records)} runs of the proxy took {seconds:,.0f} s. The same search on the target would be "

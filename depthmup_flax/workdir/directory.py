@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from depthmup_flax.errors import Busy, InputError, RunStopped
 from depthmup_flax.workdir import bucket_lock, buckets
 from depthmup_flax.workdir import lock as file_lock
-from depthmup_flax.workdir.files import create, read_json, retried
+from depthmup_flax.workdir.files import create, delete_leftovers, read_json, retried
 
 MARK = "workdir.json"  # written at the first claim: {"kind": "sweep"}
 _ALONE = ".lock-alone"
@@ -93,7 +93,7 @@ def as_path(text: str | os.PathLike[str]) -> pathlib.Path:
 
 @contextlib.contextmanager
 def claimed(
-    path: str | os.PathLike[str], kind: str, *, lock: str = ".lock", wait_s: float | None = None
+    path: str | os.PathLike[str], kind: str, *, lock: str = ".lock", wait_s: float | None = None, flag: str = "workdir"
 ) -> Iterator[Claim]:
     """Opens a work directory for one kind of work; creates it if absent.
 
@@ -102,6 +102,7 @@ def claimed(
       kind: one of the constants of this module.
       lock: name of the lock file, which only one process holds at a time; parts of a sweep have one each.
       wait_s: how long to wait while another process holds the lock, in seconds; default a minute.
+      flag: what the user names the directory with, for messages.
 
     Raises:
       InputError: the directory cannot be written, or holds another kind of work. Nothing in it has changed then.
@@ -110,10 +111,12 @@ def claimed(
     """
     directory = as_path(path)
     with contextlib.ExitStack() as stack:
-        with _opening(directory):
+        with _opening(directory, flag):
             retried(lambda: _mark(directory, kind))
             locks = _locks(directory)
             claim = Claim(directory, stack.enter_context(locks.held(directory / lock, wait_s)))
+            if not buckets.is_bucket(directory):
+                delete_leftovers(directory)
             if locks.busy(directory / _ALONE):
                 with locks.held(directory / _ALONE, wait_s):  # until the other has deleted what it wants to
                     retried(lambda: _mark(directory, kind))
@@ -125,7 +128,7 @@ def kind_of(directory: pathlib.Path) -> str | None:
     """The kind of work that a directory holds; ``None`` if it holds none.
 
     Raises:
-      InputError: the mark is damaged, or there are records of unknown work.
+      InputError: the mark is damaged, or there are files of unknown work.
     """
     mark = directory / MARK
     if mark.exists():
@@ -135,6 +138,9 @@ def kind_of(directory: pathlib.Path) -> str | None:
         return str(kind)
     for name, kind in _UNMARKED.items():
         if (directory / name).exists():
+            if kind == RUN and not _is_run(directory):
+                sentence = f"workdir {str(directory)!r} holds {name!r} of unknown work: choose another directory."
+                raise InputError(sentence)
             return TUNE if kind == SWEEP and _is_search(directory / name) else kind
     if not any(directory.glob("records*.jsonl*")):
         return None
@@ -166,6 +172,15 @@ def _locks(directory: pathlib.Path) -> types.ModuleType:
     return bucket_lock if buckets.is_bucket(directory) else file_lock
 
 
+def _is_run(directory: pathlib.Path) -> bool:
+    """Whether a directory without a mark holds a training run of an earlier version, not files of another program."""
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        return all(isinstance(config[section], dict) for section in ("model", "parametrization", "train"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def _is_search(sweep: pathlib.Path) -> bool:
     """Whether an earlier version's ``sweep.json`` is that of a search that has not ended."""
     try:
@@ -175,7 +190,7 @@ def _is_search(sweep: pathlib.Path) -> bool:
 
 
 @contextlib.contextmanager
-def _opening(directory: pathlib.Path) -> Iterator[None]:
+def _opening(directory: pathlib.Path, flag: str) -> Iterator[None]:
     """Errors of the first writes: most are the user's choice of directory, not a failure."""
     try:
         yield
@@ -189,9 +204,13 @@ def _opening(directory: pathlib.Path) -> Iterator[None]:
         reason = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE):
             raise RunStopped(
-                f"workdir {str(directory)!r} cannot be written to ({reason}): mend that, and rerun the command."
+                f"{flag} {str(directory)!r} cannot be written to ({reason}): mend that, and rerun the command."
             ) from error
-        raise InputError(f"workdir {str(directory)!r} cannot be written to ({reason}): choose another.") from error
+        if directory.is_symlink() and not directory.exists():
+            reason = "it is a link to nothing"
+        elif directory.exists() and not directory.is_dir():
+            reason = "it is a file"
+        raise InputError(f"{flag} {str(directory)!r} cannot be written to ({reason}): choose another.") from error
 
 
 @contextlib.contextmanager

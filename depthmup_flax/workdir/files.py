@@ -28,14 +28,15 @@ def read_json(path: pathlib.Path, remedy: str) -> Json:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("no object")
     except ValueError as error:
         raise InputError(f"{path} is not JSON ({error}): {remedy}.") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is no JSON object: {remedy}.")
     return content
 
 
 T = TypeVar("T")
+_TEMPORARY = ".tmp-"
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -100,7 +101,15 @@ def link_exclusively(source: pathlib.Path, target: pathlib.Path) -> bool:
 
 def temporary_name(path: pathlib.Path) -> pathlib.Path:
     """A name beside ``path`` that no other process uses."""
-    return path.with_name(f".tmp-{uuid.uuid4().hex[:16]}-{path.name}")
+    return path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex[:16]}-{path.name}")
+
+
+def delete_leftovers(directory: pathlib.Path, age_s: float = 3600.0) -> None:
+    """Deletes temporary files of writers that were killed: a writer that lives keeps them for less than ``age_s``."""
+    for path in directory.glob(f"{_TEMPORARY}*"):
+        with contextlib.suppress(OSError):  # another process may have deleted it
+            if time.time() - path.stat().st_mtime > age_s:
+                path.unlink()
 
 
 @contextlib.contextmanager

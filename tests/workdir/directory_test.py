@@ -5,6 +5,7 @@ import functools
 import itertools
 import os
 import pathlib
+import time
 
 import pytest
 from planted_sweeps import X, parabola, sweep_of, write
@@ -30,12 +31,13 @@ from depthmup_flax.workdir.directory import (
     kind_of,
     writing_to,
 )
-from depthmup_flax.workdir.files import JsonLines, write_atomically
+from depthmup_flax.workdir.files import JsonLines, temporary_name, write_atomically
 
+A_CONFIG = '{"model": {}, "parametrization": {}, "train": {}}'
 KINDS = (RUN, SWEEP, TUNE, LIMITS, COORD_CHECK, REPORT)
 # What a directory of an earlier version holds, by kind.
 UNMARKED = {
-    RUN: {"config.json": "{}", "metrics.jsonl": "", "params.txt": ""},
+    RUN: {"config.json": A_CONFIG, "metrics.jsonl": "", "params.txt": ""},
     SWEEP: {"sweep.json": '{"figure": "f"}', "records.jsonl": ""},
     TUNE: {"sweep.json": '{"figure": "tune"}', "records.jsonl": ""},
     LIMITS: {"limits.json": "{}", "records.jsonl": "", "report.txt": ""},
@@ -95,7 +97,7 @@ def test_every_command_refuses_the_directory_of_a_sweep_and_leaves_it_as_it_was(
 
 
 def test_a_sweep_refuses_the_directory_of_a_run(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text(A_CONFIG)
     before = content(tmp_path)
     with pytest.raises(InputError, match="holds a training run, not a sweep"):
         sweep(a_sweep(1, (2,)), tmp_path, overwrite=True)
@@ -128,6 +130,39 @@ def test_records_of_unknown_work_are_refused_and_kept(tmp_path):
     with pytest.raises(InputError, match="holds records of unknown work"), claimed(tmp_path, COORD_CHECK):
         pytest.fail("the work began")
     assert content(tmp_path) == {tmp_path / "records.jsonl": b"hours of work"}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    "names", [("config.json",), ("config.json", "checkpoints/model.bin"), ("checkpoints/model.bin",), ("result.json",)]
+)
+def test_files_of_another_program_are_refused_and_kept(names, overwrite, tmp_path):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"model_type": "bert"}')
+    before = content(tmp_path)
+    with pytest.raises(InputError, match=rf"holds {names[0].split('/')[0]!r} of unknown work: choose another"):
+        train_and_evaluate(config(), tmp_path, overwrite=overwrite)
+    assert content(tmp_path) == before
+
+
+def test_a_file_and_a_link_to_nothing_are_named_as_such(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    records = write(tmp_path / "sweep", sweep_of(parabola, {X: (2.0**-9, 2.0**-8, 2.0**-7)}))
+    for name, reason in (("file", "it is a file"), ("link", "it is a link to nothing")):
+        with pytest.raises(InputError, match=rf"--out '.*{name}' cannot be written to \({reason}\): choose another"):
+            make_report([records], tmp_path / name)
+
+
+def test_what_a_killed_writer_has_left_is_deleted_after_an_hour(tmp_path):
+    old, new = (temporary_name(tmp_path / name) for name in ("old", "new"))
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (time.time() - 4000,) * 2)
+    with claimed(tmp_path, RUN):
+        assert not old.exists()
+        assert new.exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"kind": "film"}'])
