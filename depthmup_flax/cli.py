@@ -17,9 +17,15 @@ from ml_collections import ConfigDict, config_flags
 from depthmup_flax.errors import BAD_INPUT, STOPPED, TRY_LATER, Busy, InputError, Preempted, RunStopped, printable
 from depthmup_flax.parallel import distributed
 
-# Warnings of libraries that are left out, by a part of their text: Orbax's about a checkpoint without metrics, which
-# those between evaluations are; TFDS's about a set that is not prepared, which our own message says.
-_EXPECTED = ("did not provide metrics", "has no dataset_info.json")
+# Messages of libraries that are left out, by a part of their text: Orbax's about a checkpoint without metrics, which
+# those between evaluations are, and about errors in its threads, which the run raises; TFDS's about a set that is not
+# prepared, which our own message says.
+_EXPECTED = (
+    "did not provide metrics",
+    "in background save thread",
+    "[wait_until_finished] Save Finalize thread",
+    "has no dataset_info.json",
+)
 
 
 def define_config(help_text: str) -> flags.FlagHolder[ConfigDict]:
@@ -79,10 +85,10 @@ def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path
         distributed.leave(TRY_LATER)
     except (InputError, RunStopped) as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
-        distributed.leave(BAD_INPUT if isinstance(error, InputError) else STOPPED)
+        distributed.leave(BAD_INPUT if isinstance(error, InputError) else STOPPED, printable(str(error)))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        distributed.leave(128 + signal.SIGINT)
+        distributed.leave(128 + signal.SIGINT, "interrupted")
     except Exception:
         if not jax.distributed.is_initialized():
             raise
@@ -90,7 +96,7 @@ def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path
         hint = "see the log of another process. Rerunning the command resumes from the last checkpoint."
         failed = f"process {jax.process_index()} failed; the other processes stop with it."
         print(f"error: {failed} If the cause above is a closed connection, {hint}", file=sys.stderr)
-        distributed.leave(1)
+        distributed.leave(1, "failed, see its log. Rerunning the command resumes from the last checkpoint.")
 
 
 def require_no_arguments(argv: list[str]) -> None:

@@ -220,6 +220,8 @@ class _Run:
     def take(self, call: Call) -> None:
         for claim in self._claims:
             claim.check()
+        if self._checkpointer is not None:
+            self._checkpointer.check()
         self.state = self.program.take(self.state, call)
         first = self.step == self._first_step
         self.step += int(call.count)

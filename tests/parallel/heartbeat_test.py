@@ -35,8 +35,8 @@ class Judge(Watch):
         super().__init__(store, process, count, timeout_s=0.1, beat_s=0.01)
         self.left, self.names = threading.Event(), []
 
-    def _leave(self, silent):
-        self.names.append(silent)
+    def _leave(self, code, sentence):
+        self.names.append(sentence.split(" has given no sign of life")[0].removeprefix("process "))
         self.left.set()
 
 
