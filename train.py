@@ -34,14 +34,14 @@ def main(argv: list[str]) -> int:
     from depthmup_flax.training.experiment import build
     from depthmup_flax.training.loop import PREEMPTED, train_and_evaluate
 
-    config = cli.resolved(_CONFIG)
     if _PRINT_PARAMS.value:
-        print(build(config).parameter_table())
+        print(build(cli.resolved(_CONFIG)).parameter_table())
         return 0
+    cache_compilations()
+    cli.start_processes()  # before what may fail in one process, so that it ends the others
+    config = cli.resolved(_CONFIG)
     if not _WORKDIR.value:
         raise InputError("--workdir is not set: name a directory for the run, such as --workdir=runs/digits.")
-    cache_compilations()
-    cli.start_processes()
     result = train_and_evaluate(config, _WORKDIR.value, overwrite=_OVERWRITE.value)
     return errors.PREEMPTED if result["status"] == PREEMPTED else 0
 

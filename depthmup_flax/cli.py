@@ -1,13 +1,17 @@
-"""What the command lines share: config flags, process start-up, process-wide settings, exit codes."""
+"""What the command lines share: config flags, process start-up, process-wide settings, output, exit codes."""
 
+import contextlib
+import errno
 import functools
+import io
 import logging
 import os
 import pathlib
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TextIO
 
 import jax
 from absl import app, flags
@@ -17,9 +21,16 @@ from ml_collections import ConfigDict, config_flags
 from depthmup_flax.errors import BAD_INPUT, STOPPED, TRY_LATER, Busy, InputError, Preempted, RunStopped, printable
 from depthmup_flax.parallel import distributed
 
-# Warnings of libraries that are left out, by a part of their text: Orbax's about a checkpoint without metrics, which
-# those between evaluations are; TFDS's about a set that is not prepared, which our own message says.
-_EXPECTED = ("did not provide metrics", "has no dataset_info.json")
+# Messages of libraries that are left out, by a part of their text: Orbax's about a checkpoint without metrics, which
+# those between evaluations are, and about errors in its threads, which the run raises; TFDS's about a set that is not
+# prepared, which our own message says.
+_EXPECTED = (
+    "did not provide metrics",
+    "in background save thread",
+    "_SignalingThread.run() raised an exception",
+    "[wait_until_finished] Save Finalize thread",
+    "has no dataset_info.json",
+)
 
 
 def define_config(help_text: str) -> flags.FlagHolder[ConfigDict]:
@@ -68,8 +79,14 @@ def start_processes() -> None:
 def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path | None = None) -> None:
     """Parses the flags and calls ``main``, which returns the exit code.
 
-    `InputError` and `RunStopped` are printed as one sentence; see `depthmup_flax.errors` for their exit codes.
+    `InputError` and `RunStopped` are printed as one sentence; see `depthmup_flax.errors` for their exit codes. When the
+    output has no reader any more (``| head``, a ``tee`` that died, a terminal that is gone), the work continues.
     """
+    with contextlib.redirect_stdout(_Lasting(sys.stdout)), contextlib.redirect_stderr(_Lasting(sys.stderr)):
+        _run(main, default_config)
+
+
+def _run(main: Callable[[list[str]], int | None], default_config: pathlib.Path | None) -> None:
     absl_logging.set_verbosity(absl_logging.WARNING)
     logging.getLogger("absl").addFilter(lambda record: not any(text in record.getMessage() for text in _EXPECTED))
     try:
@@ -79,10 +96,10 @@ def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path
         distributed.leave(TRY_LATER)
     except (InputError, RunStopped) as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
-        distributed.leave(BAD_INPUT if isinstance(error, InputError) else STOPPED)
+        distributed.leave(BAD_INPUT if isinstance(error, InputError) else STOPPED, printable(str(error)))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        distributed.leave(128 + signal.SIGINT)
+        distributed.leave(128 + signal.SIGINT, "interrupted")
     except Exception:
         if not jax.distributed.is_initialized():
             raise
@@ -90,7 +107,52 @@ def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path
         hint = "see the log of another process. Rerunning the command resumes from the last checkpoint."
         failed = f"process {jax.process_index()} failed; the other processes stop with it."
         print(f"error: {failed} If the cause above is a closed connection, {hint}", file=sys.stderr)
-        distributed.leave(1)
+        distributed.leave(1, "failed, see its log. Rerunning the command resumes from the last checkpoint.")
+
+
+class _Lasting(io.TextIOBase):
+    """Standard output or error that, once it has no reader any more, drops what is written, and says so once."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._dropping():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._dropping():
+            self._stream.flush()
+
+    def close(self) -> None:
+        """Does nothing: the stream is the interpreter's."""
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    @contextlib.contextmanager
+    def _dropping(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):  # the reader of a pipe has ended; a terminal is gone
+                raise
+            # Also what the stream has buffered, and what libraries write to the same file.
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+            hint = "the work continues without it. To end it, send SIGTERM to process"
+            print(
+                f"warning: the output is closed ({error.strerror}): {hint} {os.getpid()}.", file=sys.stderr, flush=True
+            )
 
 
 def require_no_arguments(argv: list[str]) -> None:

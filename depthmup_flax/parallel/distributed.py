@@ -35,6 +35,8 @@ _SHUTDOWN_TIMEOUT_S = 300  # process 0 may still be writing a checkpoint
 
 _MOST_NAMED = 5  # differences in a sentence
 
+_watch: Watch | None = None  # of this process, once it has joined others
+
 _SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 # JAX reads the first by itself, and needs the others where it recognizes no cluster.
 _ADDRESS, _COUNT, _ID = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
@@ -50,6 +52,7 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
     ``coordinator`` is the ``host:port`` at which all processes reach process 0; ``process_id`` counts from 0. Missing
     and invalid arguments raise `InputError`.
     """
+    global _watch
     if (coordinator, num_processes, process_id) == (None, None, None):
         coordinator, num_processes, process_id = _from_environment()
     cluster: Json = {}
@@ -70,16 +73,17 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
     late.cancel()
     joined = jax_distributed.global_state  # the store has no public name
     if joined.client is not None and joined.num_processes > 1:
-        watch = Watch(joined.client, joined.process_id, joined.num_processes, HEARTBEAT_TIMEOUT_S)
-        atexit.register(watch.end)  # before JAX's, which waits for the other processes
-        watch.start()
+        _watch = Watch(joined.client, joined.process_id, joined.num_processes, HEARTBEAT_TIMEOUT_S)
+        atexit.register(_watch.end)  # before JAX's, which waits for the other processes
+        _watch.start()
     return True
 
 
 def _give_up() -> None:
     print(
         f"error: not all processes have joined in {_START_TIMEOUT_S} s: see that all were started, each with its own "
-        "--process_id, and that they can reach --coordinator; then rerun the command.",
+        "--process_id, that none has ended with an error (see its log), and that they can reach --coordinator; then "
+        "rerun the command.",
         file=sys.stderr,
         flush=True,
     )
@@ -91,12 +95,17 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def leave(code: int) -> NoReturn:
-    """Exits at once: unlike ``sys.exit``, waits neither for reader threads, which may hang, nor for other processes."""
+def leave(code: int, why: str = "") -> NoReturn:
+    """Exits without waiting, as ``sys.exit`` does, for reader threads, which may hang, and for other processes.
+
+    With a sentence ``why`` the other processes end with the same code, and name this process and the sentence.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    if jax.distributed.is_initialized() and is_first():  # it hosts the coordinator; the others report errors first
-        time.sleep(2)
+    if _watch is not None and why:
+        _watch.end_all(code, why)
+    elif jax.distributed.is_initialized() and jax_distributed.global_state.process_id == 0:
+        time.sleep(2)  # it hosts the coordinator; the others report errors first
     os._exit(code)
 
 

@@ -8,6 +8,8 @@ import json
 import logging
 import operator
 import pathlib
+import sys
+import threading
 from collections.abc import Mapping
 
 import jax
@@ -39,16 +41,21 @@ class Checkpointer:
         if self._mirror is not None:
             directory = self._mirror.local
         self._directory = directory if buckets.is_bucket(directory) else directory.absolute()
+        self._failure: BaseException | None = None  # of the background threads
+        self._wait_for_others = ocp.multihost.get_barrier_sync_fn()
         accuracy = operator.itemgetter("test_accuracy")
         latest = policies.LatestN(keep)
         best = policies.BestN(n=1, get_metric_fn=accuracy, keep_checkpoints_without_metrics=False)
         # A single process waits for storage without limit, because the clock may jump. One of several must time out,
         # because the others wait for it. Creating directories in the background has a timeout that cannot be set.
-        patient = ocp.options.AsyncOptions(timeout_secs=10**9, create_directories_asynchronously=False)
+        several = jax.process_count() > 1
+        in_background = ocp.options.AsyncOptions(barrier_sync_fn=self._meet, create_directories_asynchronously=several)
+        if not several:
+            in_background.timeout_secs = 10**9
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy([latest, best]),
             best_fn=accuracy,  # Orbax then stores the metrics, so that the best is known after a restart
-            async_options=patient if jax.process_count() == 1 else ocp.options.AsyncOptions(),
+            async_options=in_background,
         )
         if distributed.is_first():
             # Orbax would delete these in the background, maybe while the same step is saved again.
@@ -83,6 +90,11 @@ class Checkpointer:
         if self._mirror is not None:
             self._manager.wait_until_finished()
             self._mirror.upload()
+
+    def check(self) -> None:
+        """Raises the error that ended a save in the background, if there is one; takes no time."""
+        if self._failure is not None:
+            raise self._failure
 
     def wait(self) -> None:
         """Returns when all checkpoints are on disk."""
@@ -164,6 +176,18 @@ class Checkpointer:
             return
         if sentence := buckets.stopped(self._directory, error, absent=False):
             raise sentence from error
+
+    def _meet(self, *, key: str, timeout_ms: int) -> None:
+        """Waits for the other processes, which Orbax's threads do between the parts of a save.
+
+        After an error, too: but then the others wait elsewhere, for what this process has not done, until a timeout.
+        """
+        error = sys.exception()
+        # The main thread may save while it handles an exception, which is none of the save.
+        if error is None or threading.current_thread() is threading.main_thread():
+            self._wait_for_others(key=key, timeout_ms=timeout_ms)
+        else:
+            self._failure = error
 
     def _report(self, step: int) -> pathlib.Path:
         return self._directory / f"{step}.unreadable"

@@ -74,7 +74,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
     experiment, mesh = distributed.in_all(lambda: _built(config))
     directory = workdirs.as_path(workdir)
     if jax.process_count() > 1:
-        flags = {"--workdir": str(directory), "--overwrite": overwrite}
+        flags = {"--workdir": str(workdir), "--overwrite": overwrite}
         distributed.require_same(distributed.in_all(lambda: flags | same_run.facts(experiment)))
     claims: list[workdirs.Claim] = []  # of process 0
     with contextlib.ExitStack() as stack:
@@ -224,6 +224,8 @@ class _Run:
     def take(self, call: Call) -> None:
         for claim in self._claims:
             claim.check()
+        if self._checkpointer is not None:
+            self._checkpointer.check()
         self.state = self.program.take(self.state, call)
         first = self.step == self._first_step
         self.step += int(call.count)

@@ -1,11 +1,11 @@
 """Several processes on this machine: the same training, checkpoints for any number of processes, no hangs."""
 
+import functools
 import json
 import os
 import pathlib
 import signal
 import time
-import types
 
 import numpy as np
 import processes
@@ -169,23 +169,23 @@ def train_py_in_own_home(arguments, devices):
     return train_py(arguments, devices)
 
 
-def train_py_on_own_disk(arguments, devices):
-    """``train.py`` with another work directory per process behind the same relative path."""
-    from depthmup_flax.training import loop, same_run
+def train_py_on_own_disk(homes, arguments, devices):
+    """``train.py`` with a home directory per process, below ``homes``."""
+    from depthmup_flax.training import same_run
 
     same_run._VISIBLE_S = 0.5
     options = dict(argument.split("=", 1) for argument in arguments)
-    home = pathlib.Path(options["--workdir"]) / options["--process_id"]
-    loop.pathlib = types.SimpleNamespace(Path=lambda _: home)
+    os.environ["HOME"] = f"{homes}/{options['--process_id']}"
     return train_py(arguments, devices)
 
 
 @pytest.mark.slow
 def test_a_workdir_that_is_not_shared_is_refused_before_training(tmp_path):
-    pair = Joined(tmp_path / "logs", 2, 1, f"--workdir={tmp_path}", *SMALL, program=train_py_on_own_disk)
+    program = functools.partial(train_py_on_own_disk, str(tmp_path))
+    pair = Joined(tmp_path / "logs", 2, 1, "--workdir=~/run", *SMALL, program=program)
     assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
     assert "is another directory in process 1 than in process 0: name a directory on storage" in pair.running[1].text()
-    assert not list(tmp_path.glob("*/.shared-*"))
+    assert not list(tmp_path.glob("*/run/.shared-*"))
 
 
 @pytest.mark.slow

@@ -33,10 +33,11 @@ class Judge(Watch):
 
     def __init__(self, store, process, count):
         super().__init__(store, process, count, timeout_s=0.1, beat_s=0.01)
-        self.left, self.names = threading.Event(), []
+        self.left, self.names, self.codes = threading.Event(), [], []
 
-    def _leave(self, silent):
-        self.names.append(silent)
+    def _leave(self, code, sentence):
+        self.names.append(sentence.split(" has given no sign of life")[0].removeprefix("process "))
+        self.codes.append(code)
         self.left.set()
 
 
@@ -77,6 +78,17 @@ def test_a_first_process_that_does_not_answer_is_noticed_by_the_others():
     assert judge.names[0] == "0"
     judge.end()
     store.answers = True
+
+
+def test_a_process_that_fails_ends_the_others_with_its_sentence_and_exit_code():
+    failing, *others = watches(Store(), (1, 0, 2), 3)
+    failing.end_all(errors.BAD_INPUT, "the data are damaged.")
+    assert all(judge.left.wait(5.0) for judge in others)
+    assert {name for judge in others for name in judge.names} == {"1: the data are damaged."}
+    assert {code for judge in others for code in judge.codes} == {errors.BAD_INPUT}
+    assert not failing.left.is_set()
+    for judge in others:
+        judge.end()
 
 
 def train_py_watched(arguments, devices):
