@@ -209,6 +209,7 @@ def test_bad_input_is_one_sentence_and_exit_code_two_in_every_process(tmp_path):
     """Also where only the first looks: at the work directory."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text("{")
+    (tmp_path / "run" / "workdir.json").write_text('{"kind": "run"}')
     pair = Joined(tmp_path / "logs", 2, 1, f"--workdir={tmp_path / 'run'}")
     assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
     for process in pair.running:
