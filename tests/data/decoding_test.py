@@ -131,14 +131,8 @@ HOSTILE = {
     "socket": (a_socket, "it is no regular file"),
     "device": (lambda path: path.symlink_to("/dev/zero"), "it is no regular file"),
     "folder": (os.mkdir, "it is no regular file"),
-    "dangling-link": (
-        lambda path: path.symlink_to("absent"),
-        "a link to 'absent', cannot be read (No such file or directory",
-    ),
-    "link-to-itself": (
-        lambda path: path.symlink_to(path.name),
-        "a link to '1.png', cannot be read (Too many levels of symbolic links",
-    ),
+    "dangling-link": (lambda path: path.symlink_to("absent"), "No such file or directory"),
+    "link-to-itself": (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
 }
 
 
@@ -156,8 +150,8 @@ def test_what_is_no_image_is_named_and_why(tmp_path, kind, placement):
     make, reason = HOSTILE[kind]
     make(bad)
     message = error(load, name=f"folder:{tmp_path}", placement=placement)
-    said = f", {reason}" if reason.startswith("a link") else f" cannot be read ({reason}"
-    assert f"its image {bad}{said}" in message
+    link = f", a link to {os.readlink(bad)!r}," if "link" in kind else ""
+    assert f"its image {bad}{link} cannot be read ({reason}" in message
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE], ids=os.strerror)
