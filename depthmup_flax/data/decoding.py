@@ -6,16 +6,17 @@ A file that is missing, or that the storage does not deliver, is not bad: it sto
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import functools
 import io
 import itertools
+import logging
 import math
 import os
 import stat
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
@@ -26,6 +27,8 @@ from depthmup_flax.data.crops import center_box, fit, random_box, resize_box
 from depthmup_flax.data.dataset import DataConfig
 from depthmup_flax.errors import InputError, RunStopped
 from depthmup_flax.types import HostBatch
+
+log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -54,7 +57,11 @@ EncodedExamples = tuple[Fetch, int]  # and their number
 
 
 class BadExample(InputError):
-    """The content of an example cannot be decoded."""
+    """The content of an example cannot be decoded: ``problem``, a clause without its end, then remedies."""
+
+    def __init__(self, problem: str, remedies: str = "replace or remove that file.") -> None:
+        super().__init__(f"{problem}; {remedies}")
+        self.problem = problem
 
 
 class EncodedSet(NamedTuple):
@@ -68,19 +75,17 @@ class EncodedSet(NamedTuple):
     def split(self, config: DataConfig) -> tuple[list[EncodedSplit], np.ndarray]:
         """The training and test split, and `Dataset.bad_examples` of both, which they fill.
 
-        The first training image that is not bad sets the shape of all.
+        Nothing is decoded yet: the splits can be cut by `EncodedSplit.take`, then `of_one_shape` makes them readable.
         """
         lengths = [length for _, length in (self.train, self.test)]
         bad = np.zeros(sum(lengths) if config.on_bad_example == "skip" else 0, bool)
         shape = (0, 0, self.channels)
-        train, test = (
+        return [
             EncodedSplit(config, name, fetch, np.arange(length), self.num_classes, shape, "", part)
             for name, (fetch, length), part in zip(
                 ("training", "test"), (self.train, self.test), np.split(bad, lengths[:1]), strict=True
             )
-        )
-        shape, first = train.first_good()
-        return [dataclasses.replace(split, image_shape=shape, first=first) for split in (train, test)], bad
+        ], bad
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,25 +180,25 @@ class EncodedSplit:
     def _leave_out(self, position: int, error: BadExample) -> None:
         """Marks the example at a source position as bad, and warns of the first; raises if there are too many."""
         if not self.bad.size:
-            raise BadExample(f"{error} To leave such examples out, set data.on_bad_example to 'skip'.") from error
+            remedies = "replace or remove that file. To leave such examples out, set data.on_bad_example to 'skip'."
+            raise BadExample(error.problem, remedies) from error
         with _MARKING:
             first = not self.bad.any()
             self.bad[position] = True
         if first:
             use = "the next example takes its place" if self.name == "training" else "the test leaves it out"
-            warnings.warn(
-                f"{error} data.on_bad_example is 'skip', so {use}; others are skipped without a warning.", stacklevel=2
-            )
+            policy = "data.on_bad_example is 'skip', so"
+            log.warning("%s. %s %s; others are skipped without a warning.", error.problem, policy, use)
         self._require_good_ones()
 
     def _require_good_ones(self) -> None:
         """InputError if more than ``MOST_BAD`` of the examples, or all, are bad."""
-        count = int(self.bad.sum())
+        count = int(self.bad[self.order].sum())
         if count >= len(self) or count > math.ceil(MOST_BAD * len(self)):
             raise InputError(
                 f"data.on_bad_example is 'skip', but at least {count} of the {len(self)} examples of the {self.name} "
-                f"split of {self.config.name!r} cannot be decoded, more than {MOST_BAD:.0%}; correct the data set. A "
-                "warning names the first of them."
+                f"split of {self.config.name!r} cannot be decoded, more than {MOST_BAD:.0%}; correct the data set. "
+                "With 'error', the message names the first of them."
             )
 
     def _check(self, example: Encoded, shape: tuple[int, ...]) -> None:
@@ -208,6 +213,13 @@ class EncodedSplit:
                 f"data.name is {self.config.name!r}, but the label of {example.where} is {example.label}, outside "
                 f"0..{self.num_classes - 1}; correct or remove that example."
             )
+
+
+def of_one_shape(train: EncodedSplit, test: EncodedSplit) -> tuple[EncodedSplit, EncodedSplit]:
+    """Both splits, whose images must have the shape of the first training image that is not bad."""
+    shape, first = train.first_good()
+    train, test = (dataclasses.replace(split, image_shape=shape, first=first) for split in (train, test))
+    return train, test
 
 
 def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarray | None = None) -> np.ndarray:
@@ -244,8 +256,7 @@ def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarra
     except Exception as error:  # Pillow's decoders raise many types on damaged files.
         reason = "it is no image that Pillow reads" if isinstance(error, UnidentifiedImageError) else error
         raise BadExample(
-            f"data.name is {config.name!r}, but its image {example.where} cannot be read ({reason}); "
-            "replace or remove that file."
+            f"data.name is {config.name!r}, but its image {example.where} cannot be read ({reason})"
         ) from error
     return array.reshape(*array.shape[:2], channels)
 
@@ -261,10 +272,12 @@ def _content(path: str, config: DataConfig) -> bytes:
     where = f"data.name is {config.name!r}, but its image {printable_path(path)}"
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise BadExample(f"{where} cannot be read (it is no regular file); replace or remove it.")
+            raise BadExample(f"{where} cannot be read (it is no regular file)")
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
+        with contextlib.suppress(OSError):  # it is no link, or that cannot be read either
+            where += f", a link to {os.readlink(path)!r},"
         raise read_error(where, error) from error
 
 

@@ -3,13 +3,15 @@
 import collections
 import csv
 import dataclasses
+import logging
 import os
-import warnings
 from collections.abc import Sequence
 
 from depthmup_flax.data.dataset import DataConfig
 from depthmup_flax.data.decoding import Encoded, EncodedExamples, EncodedSet, printable_path, read_error
 from depthmup_flax.errors import InputError
+
+log = logging.getLogger(__name__)
 
 # What `data.suffixes` may name: formats that every build of Pillow reads. Of several frames the first counts.
 SUFFIXES = ("bmp", "gif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp")
@@ -30,10 +32,15 @@ def open_folder(directory: str, suffixes: str = DataConfig.suffixes) -> EncodedS
     return EncodedSet(examples(train), examples(test), num_classes=len(classes), channels=3)
 
 
+def separated(suffixes: str) -> list[str]:
+    """The suffixes that `data.suffixes` names; there may be spaces after its commas."""
+    return [suffix.strip() for suffix in suffixes.split(",")]
+
+
 def list_folder(directory: str, suffixes: str = DataConfig.suffixes) -> tuple[Files, Files, list[str]]:
     """(path, label) of the training and test images, and the class names: the sorted folders of ``train/``.
 
-    Images are files with one of ``suffixes``, separated by commas, in any case:
+    Images are files with one of ``suffixes``, separated by commas in any order, in any case:
 
     * ``train/<class>/``, and ``test/<class>/`` or, if ``test/`` has no class folders, ``val/<class>/``.
     * Tiny ImageNet: ``train/<class>/images/`` and ``val/images/``, with the latter's classes in
@@ -42,14 +49,15 @@ def list_folder(directory: str, suffixes: str = DataConfig.suffixes) -> tuple[Fi
       ships it, ``train/`` and ``val/`` are in ``ILSVRC/Data/CLS-LOC/``.
 
     Hidden files are left out. One warning counts all others beside the images and the class folders, such as files of
-    other kinds, folders inside a class, and links to nothing; another names classes that differ by case only.
+    other kinds, folders inside a class, and links to nothing; another names classes that differ by case only. A link
+    with one of ``suffixes`` is an image, which may be missing: to read that one is an error.
 
     Raises:
       InputError: a folder is missing or cannot be read, a class has no images, a test class is not a training class, or
         the images do not match the list of their classes.
       RunStopped: the storage fails.
     """
-    listing = _Listing(directory, tuple(f".{suffix}" for suffix in suffixes.split(",")))
+    listing = _Listing(directory, tuple(f".{suffix}" for suffix in separated(suffixes)))
     root = os.path.expanduser(directory)
     if not os.path.isdir(root):
         raise listing.error(f"but there is no folder {root!r}; give the folder that holds train/ and test/.")
@@ -146,11 +154,8 @@ class _Listing:
         if len(kinds) > _MOST_NAMED:
             counts.append(f"others {sum(count for _, count in kinds[_MOST_NAMED:])}")
         number = "1 entry is" if len(self.unread) == 1 else f"{len(self.unread)} entries are"
-        warnings.warn(
-            f"{self.field}, of which {number} not read ({', '.join(counts)}), the first: {self.unread[0].path!r}."
-            f"{self.remedy()}",
-            stacklevel=2,
-        )
+        start = f"{self.field}, of which {number} not read ({', '.join(counts)})"
+        log.warning("%s, the first: %r.%s", start, self.unread[0].path, self.remedy())
 
     def remedy(self) -> str:
         """How to read those of the unread files that may be images; "" if there are none."""
@@ -244,6 +249,4 @@ def _report_similar(classes: list[str], folder: str) -> None:
     if pairs:
         named = ", ".join(f"{one!r} and {other!r}" for one, other in pairs[:_MOST_NAMED])
         more = ", ..." if len(pairs) > _MOST_NAMED else ""
-        warnings.warn(
-            f"{folder!r} has classes that differ by case only, which count as two: {named}{more}.", stacklevel=2
-        )
+        log.warning("%r has classes that differ by case only, which count as two: %s%s.", folder, named, more)

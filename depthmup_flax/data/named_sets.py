@@ -11,8 +11,8 @@ import numpy as np
 from depthmup_flax.data.augmentation import check_augmentation
 from depthmup_flax.data.crops import fit
 from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, Placement
-from depthmup_flax.data.decoding import EncodedSplit
-from depthmup_flax.data.image_folder import SUFFIXES, open_folder
+from depthmup_flax.data.decoding import EncodedSplit, of_one_shape
+from depthmup_flax.data.image_folder import SUFFIXES, open_folder, separated
 from depthmup_flax.data.images import ImageDataset, channel_statistics, from_arrays
 from depthmup_flax.data.text import TOKENIZERS, TextDataset, read_tokens, windows
 from depthmup_flax.data.tfds_images import open_tfds
@@ -23,6 +23,14 @@ AnySplit = TypeVar("AnySplit", ArraySplit, EncodedSplit)
 DATA_DEFAULTS = dataclasses.asdict(DataConfig())
 _BUNDLED_CLASSES = 10
 _PLACEMENTS = ("auto", "device", "stream")
+_KINDS = ("digits", "synthetic", "tfds", "folder", "text")
+# Fields that only some kinds of sets read -> what they are for, and the names of such sets.
+_ONLY_FOR = {
+    "context": ("text", ("text:<file>",)),
+    "tokenizer": ("text", ("text:<file>",)),
+    "suffixes": ("folders of images", ("folder:<dir>",)),
+    "on_bad_example": ("image files", ("folder:<dir>", "tfds:<set>")),
+}
 
 
 class LoadOnce:
@@ -77,7 +85,7 @@ def load(config: object) -> Dataset:
     else:
         raise _unknown_name(fields.name)
     splits, bad = encoded.split(fields)
-    files, held_out = _limited(fields, splits)
+    files, held_out = of_one_shape(*_limited(fields, splits))
     if placement(fields, len(files) * int(np.prod(files.image_shape))) == "device":
         parts = ArraySplit(files.arrays()), ArraySplit(held_out.good_arrays())
         return dataclasses.replace(_in_memory(fields, *parts, files.num_classes), bad=bad)
@@ -99,15 +107,28 @@ def check_fields(fields: DataConfig) -> None:
             raise InputError(f"data.{field} is {getattr(fields, field)}; use 0 or a positive number.")
     if fields.on_bad_example not in ("error", "skip"):
         raise InputError(f"data.on_bad_example is {fields.on_bad_example!r}; use 'error' or 'skip'.")
-    if unknown := set(fields.suffixes.split(",")) - set(SUFFIXES):
+    if unknown := set(separated(fields.suffixes)) - set(SUFFIXES):
         raise InputError(
             f"data.suffixes is {fields.suffixes!r}, but {min(unknown)!r} is not read; separate some of "
             f"{', '.join(SUFFIXES)} by commas, without dots."
         )
+    _check_kind(fields)
     if fields.name.startswith("text:"):
         _check_text(fields)
     else:
         _check_images(fields)
+
+
+def _check_kind(fields: DataConfig) -> None:
+    """Refuses fields that this kind of set does not read; a name of no kind has an error of its own."""
+    kind = fields.name.partition(":")[0]
+    for field, (use, names) in _ONLY_FOR.items():
+        value, default = getattr(fields, field), DATA_DEFAULTS[field]
+        if value != default and kind in _KINDS and not any(name.startswith(f"{kind}:") for name in names):
+            named = " or ".join(map(repr, names))
+            raise InputError(
+                f"data.{field} is {value!r}, which is for {use}; leave it at {default!r} or use data.name = {named}."
+            )
 
 
 def _check_text(fields: DataConfig) -> None:
@@ -120,11 +141,6 @@ def _check_text(fields: DataConfig) -> None:
 
 
 def _check_images(fields: DataConfig) -> None:
-    for field in ("context", "tokenizer"):
-        value, default = getattr(fields, field), DATA_DEFAULTS[field]
-        if value != default:
-            remedy = f"leave it at {default!r} or use data.name = 'text:<file>'."
-            raise InputError(f"data.{field} is {value!r}, which is for text; {remedy}")
     if fields.augment != "resized_crop":
         return
     field = "data.augment is 'resized_crop'"
@@ -144,7 +160,7 @@ def _check_images(fields: DataConfig) -> None:
 
 def _unknown_name(name: str) -> InputError:
     kind, colon, rest = name.partition(":")
-    close = difflib.get_close_matches(kind, ["digits", "synthetic", "tfds", "folder", "text"], n=1)
+    close = difflib.get_close_matches(kind, _KINDS, n=1)
     if kind.endswith(".txt") or not close:
         guess = f"text:{name}" if kind.endswith(".txt") else f"tfds:{kind}"
     else:

@@ -8,6 +8,7 @@ import atexit
 import glob
 import importlib.util
 import json
+import logging
 import os
 import socket
 import sys
@@ -76,6 +77,8 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
         _watch = Watch(joined.client, joined.process_id, joined.num_processes, HEARTBEAT_TIMEOUT_S)
         atexit.register(_watch.end)  # before JAX's, which waits for the other processes
         _watch.start()
+        if joined.process_id:  # all processes meet much the same, and process 0 says it
+            logging.getLogger("depthmup_flax").setLevel(logging.ERROR)
     return True
 
 

@@ -10,8 +10,6 @@ from depthmup_flax import data
 from depthmup_flax.data import decoding
 from depthmup_flax.data.image_folder import open_folder
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*on_bad_example is 'skip':UserWarning")
-
 BAD_TRAIN = (0, 4, 5, 23)  # the first, two in a row, the last
 BAD_TEST = (2, 11)
 
@@ -86,15 +84,15 @@ def test_streams_memory_two_hosts_and_a_resumed_run_see_the_same_batches(tmp_pat
             assert_batches_equal(part, {field: values[rows] for field, values in expected[step].items()})
 
 
-def test_a_replacement_is_cropped_by_the_draws_of_the_place_it_takes(tmp_path):
+def test_a_replacement_is_cropped_by_the_draws_of_the_place_it_takes(tmp_path, caplog):
     image = smooth(40, 50, 7)  # the same everywhere
     for i in range(24):
         write_image(tmp_path / f"train/a/{i:02}.png", image)
     write_image(tmp_path / "test/a/0.png", image)
     expected = data.train_batch(load_crops(tmp_path).train, 0, 0, 24)
     (tmp_path / "train/a/05.png").write_bytes(b"")
-    with pytest.warns(UserWarning, match="05.png"):
-        assert_batches_equal(data.train_batch(load_crops(tmp_path, on_bad_example="skip").train, 0, 0, 24), expected)
+    assert_batches_equal(data.train_batch(load_crops(tmp_path, on_bad_example="skip").train, 0, 0, 24), expected)
+    assert "05.png" in caplog.text
 
 
 def test_statistics_are_those_of_what_is_trained_on(tmp_path):
@@ -105,13 +103,14 @@ def test_statistics_are_those_of_what_is_trained_on(tmp_path):
         np.testing.assert_allclose(dataset.std, np.full(3, colors.std()), rtol=1e-5)
 
 
-def test_a_bad_example_warns_once_for_each_split_and_all_are_marked(tmp_path):
+def test_a_bad_example_warns_once_for_each_split_and_all_are_marked(tmp_path, caplog):
     write_set(tmp_path)
-    with pytest.warns(UserWarning, match="on_bad_example") as caught:
-        dataset = load(name=f"folder:{tmp_path}", on_bad_example="skip", placement="device")
-    train, test = (str(warning.message) for warning in caught)
-    assert f"its image {tmp_path}/train/a/00.png cannot be read (it is empty)" in train
-    assert "data.on_bad_example is 'skip', so the next example takes its place" in train
+    dataset = skipping(tmp_path, placement="device")
+    train, test = caplog.messages
+    assert train == (
+        f"data.name is 'folder:{tmp_path}', but its image {tmp_path}/train/a/00.png cannot be read (it is empty). "
+        "data.on_bad_example is 'skip', so the next example takes its place; others are skipped without a warning."
+    )
     assert f"its image {tmp_path}/test/" in test
     assert "so the test leaves it out" in test
     assert np.flatnonzero(dataset.bad_examples).tolist() == [*BAD_TRAIN, *(24 + i for i in BAD_TEST)]
@@ -169,8 +168,8 @@ def test_a_set_that_was_refused_is_refused_again(tmp_path):
 def skipping_stream(root):
     """The training split, opened without reading more than its first image."""
     config = data.DataConfig(name=f"folder:{root}", on_bad_example="skip", placement="stream")
-    (train, _), _ = open_folder(str(root)).split(config)
-    return train
+    splits, _ = open_folder(str(root)).split(config)
+    return decoding.of_one_shape(*splits)[0]
 
 
 @pytest.mark.parametrize("limit", [1, 3])
@@ -181,7 +180,23 @@ def test_a_small_part_of_a_set_that_is_all_bad_is_an_error(tmp_path, limit):
     assert f"of the {limit} examples of the training split of" in message
 
 
-def test_a_tfds_example_that_cannot_be_decoded_is_skipped(tfds_dir, monkeypatch):
+@pytest.mark.parametrize("placement", ["device", "stream"])
+def test_only_the_examples_that_a_limit_keeps_are_counted_named_and_used_as_replacements(
+    tmp_path, monkeypatch, caplog, placement
+):
+    monkeypatch.setattr(decoding, "MOST_BAD", 0.1)
+    order = np.random.default_rng(0).permutation(24)
+    kept, others = order[:10].tolist(), order[10:].tolist()
+    bad = [kept[4], *others]  # 15 of the set's 24, but one of the ten that are kept
+    write_set(tmp_path, bad, bad_test=())
+    dataset = skipping(tmp_path, placement=placement, train_examples=10)
+    assert ids(dataset.train.arrays()) == [*kept[:4], *kept[5:6], *kept[5:]]
+    assert np.flatnonzero(dataset.bad_examples).tolist() == [kept[4]]
+    (message,) = caplog.messages
+    assert f"/{kept[4]:02}.png cannot be read" in message
+
+
+def test_a_tfds_example_that_cannot_be_decoded_is_skipped(tfds_dir, monkeypatch, caplog):
     fields = {"name": "tfds:mnist", "data_dir": tfds_dir, "placement": "stream"}
     good = load(**fields).train.arrays()
     real = decoding.decode
@@ -192,8 +207,8 @@ def test_a_tfds_example_that_cannot_be_decoded_is_skipped(tfds_dir, monkeypatch)
 
     monkeypatch.setattr(decoding, "decode", decode)
     assert "its image number 3 of the train split of tfds:mnist cannot be read" in error(load, **fields)
-    with pytest.warns(UserWarning, match="number 3 of the train split"):
-        skipped = load(**fields, on_bad_example="skip")
+    skipped = load(**fields, on_bad_example="skip")
+    assert "number 3 of the train split" in caplog.text
     order = [0, 1, 2, 4, 4, 5, 6, 7]
     assert_batches_equal(skipped.train.arrays(), {field: values[order] for field, values in good.items()})
 

@@ -150,7 +150,8 @@ def test_what_is_no_image_is_named_and_why(tmp_path, kind, placement):
     make, reason = HOSTILE[kind]
     make(bad)
     message = error(load, name=f"folder:{tmp_path}", placement=placement)
-    assert f"its image {bad} cannot be read ({reason}" in message
+    link = f", a link to {os.readlink(bad)!r}," if "link" in kind else ""
+    assert f"its image {bad}{link} cannot be read ({reason}" in message
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE], ids=os.strerror)

@@ -93,6 +93,16 @@ def test_unknown_data_set_lists_the_forms_and_the_closest():
         ("augment", "shift", "none, cifar, imagenet, resized_crop for images"),
         ("context", 32, "which is for text; leave it at 64"),
         ("tokenizer", "byte", "which is for text; leave it at 'char'"),
+        (
+            "suffixes",
+            "png",
+            "which is for folders of images; leave it at 'jpg,jpeg,png' or use data.name = 'folder:<dir>'",
+        ),
+        (
+            "on_bad_example",
+            "skip",
+            "which is for image files; leave it at 'error' or use data.name = 'folder:<dir>' or",
+        ),
         ("placement", "gpu", "auto, device, stream"),
         ("train_examples", -1, "use 0"),
         ("test_examples", 298, "there are 297"),
@@ -103,6 +113,13 @@ def test_bad_field_is_named_with_its_value_and_remedy(field, value, remedy):
     message = error(load, **{field: value})
     assert f"data.{field} is {value!r}" in message
     assert remedy in message
+
+
+@pytest.mark.parametrize("name", ["digits", "synthetic", "tfds:mnist", "text:a.txt"])
+def test_fields_of_other_kinds_of_sets_are_refused(name):
+    assert "data.suffixes is 'webp', which is for folders" in error(load, name=name, suffixes="webp")
+    if not name.startswith("tfds:"):
+        assert "data.on_bad_example is 'skip', which is for image" in error(load, name=name, on_bad_example="skip")
 
 
 @pytest.mark.parametrize(
