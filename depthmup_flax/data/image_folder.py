@@ -40,7 +40,7 @@ def separated(suffixes: str) -> list[str]:
 def list_folder(directory: str, suffixes: str = DataConfig.suffixes) -> tuple[Files, Files, list[str]]:
     """(path, label) of the training and test images, and the class names: the sorted folders of ``train/``.
 
-    Images are files with one of ``suffixes``, separated by commas in any order, in any case:
+    Images are files with one of ``suffixes``, separated by commas, in any case:
 
     * ``train/<class>/``, and ``test/<class>/`` or, if ``test/`` has no class folders, ``val/<class>/``.
     * Tiny ImageNet: ``train/<class>/images/`` and ``val/images/``, with the latter's classes in

@@ -48,7 +48,7 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
 
     Without arguments the environment decides: ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and
     ``JAX_PROCESS_ID``; a Slurm step with more than one task; or a Cloud TPU machine (also under Kubernetes), where JAX
-    finds the others. Otherwise there is one process.
+    finds the others. Otherwise there is one process. Processes other than 0 log only errors of this package.
 
     ``coordinator`` is the ``host:port`` at which all processes reach process 0; ``process_id`` counts from 0. Missing
     and invalid arguments raise `InputError`.
@@ -77,7 +77,7 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
         _watch = Watch(joined.client, joined.process_id, joined.num_processes, HEARTBEAT_TIMEOUT_S)
         atexit.register(_watch.end)  # before JAX's, which waits for the other processes
         _watch.start()
-        if joined.process_id:  # all processes meet much the same, and process 0 says it
+        if joined.process_id:  # as it warns of what process 0 warns of
             logging.getLogger("depthmup_flax").setLevel(logging.ERROR)
     return True
 
