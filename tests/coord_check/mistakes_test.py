@@ -94,6 +94,7 @@ def test_blocks_of_two_matrices_pass_and_their_updates_follow_the_rule(axis):
     assert found == pytest.approx(expected, abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_matrix_of_a_block_whose_update_shrinks_twice_with_width_is_named():
     report = check_blocks("width", down_updates_twice_divided)
     assert causes(report) == {"updates_too_small_in_width": ("blocks/down",)}, report.details()
@@ -153,6 +154,7 @@ def test_one_wrong_layer_among_right_ones_and_wrong_biases_are_found(axis, extra
     assert next(iter(causes(report))) == growth
 
 
+@pytest.mark.slow
 def test_a_shortcut_projection_in_in_branch_is_named():
     report = check_blocks("depth", in_branch=("blocks", "proj"))
     assert causes(report) == {"shortcut_in_branch": ("proj",)}, report.details()

@@ -114,6 +114,7 @@ def test_a_tuple_is_several_arguments_for_linen_and_nnx():
         np.testing.assert_allclose(one.apply(params)[0], expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_forward_pass_in_bfloat16_is_computed_in_float32():
     low, full = (traced(network(dtype=dtype)) for dtype in (jnp.bfloat16, jnp.float32))
     assert (low.precision, full.precision) == ("bfloat16", None)

@@ -143,9 +143,8 @@ def adapter_change(key, n, std):
     return jnp.sqrt(jnp.mean((adapter_features(params, x, m)[0] - adapter_features(start, x, m)[0]) ** 2))
 
 
-@pytest.mark.parametrize(
-    ("scaled", "least", "most"), [pytest.param(False, 0.3, 0.6, marks=pytest.mark.slow), (True, -0.15, 0.15)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("scaled", "least", "most"), [(False, 0.3, 0.6), (True, -0.15, 0.15)])
 def test_products_to_a_fixed_number_of_features_change_as_the_root_of_the_width_unless_they_start_smaller(
     scaled, least, most
 ):

@@ -76,6 +76,7 @@ def flat_nnx(state):
     return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
 
 
+@pytest.mark.slow
 def test_freezing_and_functional_updates_work_on_an_nnx_state():
     model, info = nnx_models()
     tx = freeze(depthmup(optax.scale_by_adam(), info, RULE, 0.1, weight_decay=0.5), info, ("stem", "head"))

@@ -283,6 +283,7 @@ def test_flags_reach_every_worker_unchanged_and_nothing_in_them_is_executed(tpu,
     assert not list(tpu.directory.rglob("hit"))
 
 
+@pytest.mark.slow
 def test_an_interpreter_and_a_program_are_one_word_each_and_in_the_home_of_the_worker(tpu):
     directory = tpu.directory / "a $(touch hit); b"
     directory.mkdir()

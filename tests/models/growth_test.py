@@ -113,10 +113,11 @@ def slopes(sizes, found) -> np.ndarray:
         return np.tensordot(from_mean / np.sum(from_mean**2), np.stack(found), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize(
     ("axis", "sizes", "wrong", "at_least"),
-    [pytest.param("width", (128, 512), "sp", 0.5, marks=pytest.mark.slow), ("depth", (32, 128), "mup", 0.7)],
+    [("width", (128, 512), "sp", 0.5), ("depth", (32, 128), "mup", 0.7)],
 )
 def test_blocks_move_as_much_at_every_size_under_depth_mup_alone(axis, sizes, wrong, at_least):
     """The first step with Adam; the tests below have more steps, groups, optimizers and networks."""

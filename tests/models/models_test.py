@@ -27,6 +27,7 @@ EACH = [
     (dm.GPT(5, width=32, depth=4), TOKENS),
 ]
 NAMES = [type(model).__name__ for model, _ in EACH]
+RESNET_SLOW = [pytest.param(*each, marks=pytest.mark.slow if type(each[0]) is dm.ResNet else ()) for each in EACH]
 
 
 def init(model, x, seed=0):
@@ -199,7 +200,7 @@ def test_batch_norm_uses_batch_statistics_in_training_and_running_ones_in_evalua
     np.testing.assert_allclose(evaluate({**variables, **updated}), trained, atol=0.02)
 
 
-@pytest.mark.parametrize(("model", "x"), EACH, ids=NAMES)
+@pytest.mark.parametrize(("model", "x"), RESNET_SLOW, ids=NAMES)
 def test_bfloat16_computes_in_bfloat16_with_float32_parameters_and_stream(model, x):
     exact, rounded = (model.clone(dtype=d) for d in (None, "bfloat16"))
     variables = init(rounded, x)
@@ -273,7 +274,7 @@ def test_training_under_vmap_over_learning_rates_and_seeds_is_training_alone(mod
     assert bool((together[:, -1] < together[:, 0]).all())
 
 
-@pytest.mark.parametrize(("model", "x"), EACH, ids=NAMES)
+@pytest.mark.parametrize(("model", "x"), RESNET_SLOW, ids=NAMES)
 def test_every_parameter_is_annotated_with_its_initial_standard_deviation(model, x):
     model = model.clone(width=32, base_width=16, use_bias=True)
     params = init(model, x)["params"]

@@ -58,7 +58,7 @@ def test_every_derivative_is_that_of_the_plain_operation(ours, plain, x_shape, k
         pytest.param(
             dm.ResNet(3, width=2, depth=2, stage_sizes=(2,), norm="none"), id="ResNet", marks=pytest.mark.slow
         ),
-        pytest.param(dm.SimpleResNet(3, width=8, depth=3), id="SimpleResNet"),
+        pytest.param(dm.SimpleResNet(3, width=8, depth=3), id="SimpleResNet", marks=pytest.mark.slow),
     ],
 )
 def test_forward_mode_goes_through_convolutional_networks(model, float64):

@@ -124,6 +124,7 @@ def test_a_vocabulary_is_split_over_tensor_and_its_logits_stay_where_they_are(ti
     assert {shape for shape in result["exchanged"] if re.search(r"(128|256)$", shape)} <= kernels
 
 
+@pytest.mark.slow
 def test_memory_for_the_state_falls_as_one_over_fsdp(on_eight_devices):
     """Also that no copy of all parameters is made whole: temporaries stay below a quarter of them."""
     results = {int(fsdp): value for fsdp, value in on_eight_devices("memory").items()}

@@ -249,7 +249,7 @@ def test_a_report_that_cannot_be_written_says_so(tmp_path, monkeypatch):
     def full(source, target):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("depthmup_flax.report.style.os.replace", full)
+    monkeypatch.setattr("depthmup_flax.workdir.files.os.replace", full)
     with pytest.raises(RunStopped, match=r"cannot be written any more \(No space left on device\): make room"):
         make_report([write(tmp_path / "sweep", SWEEP)], tmp_path / "out")
 

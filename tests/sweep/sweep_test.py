@@ -395,6 +395,7 @@ def test_devices_share_the_lanes_and_give_the_numbers_of_one(vectorized, tmp_pat
         assert_same(by_run(four), by_run(vectorized))
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_with_signal_9_resumes_without_repeating_or_losing_a_run(tmp_path):
     grids = {"rates": {RATE: powers_of_two(-10, -8), "model.depth": (2, 3), "seed": (0, 1)}}
     config = small_sweep(grids=grids)

@@ -83,6 +83,7 @@ def test_bad_input_is_one_sentence(call, sentence):
         call()
 
 
+@pytest.mark.slow
 def test_the_readme_computes_what_it_says():
     readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     blocks = [block.split("```")[0] for block in readme.split("```python\n")[1:]]

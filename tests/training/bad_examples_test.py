@@ -58,6 +58,7 @@ def test_a_run_that_skips_counts_the_bad_examples_and_tests_on_the_good_ones(tmp
         assert without[field] == pytest.approx(result[field], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_that_met_a_bad_example_goes_on_with_skip_as_if_it_had_skipped_from_the_start(tmp_path, capsys):
     root = write_noise(tmp_path / "set", {})
     half = run(root, on_bad_example="error")

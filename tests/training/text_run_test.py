@@ -168,6 +168,7 @@ def file(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_the_test_loss_is_the_mean_over_all_tokens_whatever_the_batch_size(file):
     dataset = load(f"text:{file}", context=16)
     model = Probe(vocab_size=dataset.num_classes)
