@@ -93,11 +93,7 @@ class RecordWriter:
 
     def write_records(self, records: Iterable[Record]) -> None:
         """Appends records and waits until they are on disk."""
-        self.write(dataclasses.asdict(record) for record in records)
-
-    def write(self, values: Iterable[Any]) -> None:
-        """Appends a line of JSON per value; returns when they are stored."""
-        self._lines.write(values)
+        self._lines.write(dataclasses.asdict(record) for record in records)
 
     def close(self) -> None:
         """Closes the file."""

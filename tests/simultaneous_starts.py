@@ -21,16 +21,17 @@ INFO = {"figure": "f", "title": "t", "scale": "cpu", "x": "optimizer.learning_ra
 
 def open_shard(directory: pathlib.Path, shard: int) -> None:
     """What `depthmup_flax.sweep.runner.sweep` does before it trains, and a record."""
-    from depthmup_flax.records import RecordWriter, SweepInfo
+    from depthmup_flax.records import SweepInfo
     from depthmup_flax.sweep.runner import _require_same_sweep
     from depthmup_flax.workdir import directory as workdirs
+    from depthmup_flax.workdir.files import open_lines
 
     name = f"records.{shard}-of-{SHARDS}"
     with workdirs.claimed(directory, workdirs.SWEEP, lock=f".lock-{name}") as claim:
         _require_same_sweep(claim.directory, SweepInfo(**INFO))
-        writer = RecordWriter(claim.directory / f"{name}.jsonl")
-        writer.write([shard])
-        writer.close()
+        lines = open_lines(claim.directory / f"{name}.jsonl")
+        lines.write([shard])
+        lines.close()
 
 
 def _worker(shard, root, rounds, jitter_s, delay_s, hidden_s, barrier, failures, opening):

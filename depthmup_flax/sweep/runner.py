@@ -79,10 +79,10 @@ def sweep(
         with claim.alone() if overwrite and path.name == _WHOLE else contextlib.nullcontext():
             if overwrite:
                 _delete(path, unfinished)
-            _require_same_sweep(directory, sweep_info(config))
+            stored = _require_same_sweep(directory, sweep_info(config))
         with contextlib.closing(RecordWriter(path)) as writer:  # repairs a torn last line, so before reading
             # Runs that any shard, or another sharding of the same sweep, has recorded are done.
-            done, notes = read_runs([(directory, read_info(directory))])
+            done, notes = read_runs([(directory, stored)])
             for note in notes:
                 print(f"warning: {note}", flush=True)
             runner = _Runner(config, claim, writer, done, lanes, load, Unfinished(unfinished, keep_every_s, preemption))
@@ -229,12 +229,12 @@ def _delete(path: pathlib.Path, unfinished: pathlib.Path) -> None:
     delete_tree(unfinished.parent if whole else unfinished)
 
 
-def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> None:
-    """Writes ``sweep.json``, or checks that the one there is of the same sweep."""
+def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> SweepInfo:
+    """Writes ``sweep.json``, or checks that the one there is of the same sweep; returns its content."""
     path = directory / "sweep.json"
     recorded = any(directory.glob("records*.jsonl*"))  # if so, their sweep.json is older
     if not recorded and create(path, info_to_json(info)):
-        return
+        return info
     try:
         retried(path.read_bytes)  # a file server may not show yet what another process has created
     except FileNotFoundError as error:
@@ -253,3 +253,4 @@ def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> None:
             f"workdir {str(directory)!r} holds another sweep ({listed(changed)}): choose another directory, or pass "
             "--overwrite, without --shard, to delete that sweep's records. You may add values to existing axes."
         )
+    return stored

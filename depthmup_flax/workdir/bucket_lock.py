@@ -14,17 +14,15 @@ import pathlib
 import re
 import secrets
 import socket
-import sys
 import threading
-import time
 from collections.abc import Iterator
 
-from depthmup_flax.errors import Busy, RunStopped
+from depthmup_flax.errors import RunStopped
 from depthmup_flax.types import Json
 from depthmup_flax.workdir import buckets
-from depthmup_flax.workdir.lock import BEAT_S, DELETED, EXPIRY_S, WAIT_S, now_s
+from depthmup_flax.workdir.lock import BEAT_S, BOOT, DELETED, EXPIRY_S, now_s, taken_in_time
 
-_POLL_S = 2.0  # between two looks at a lock that another process holds
+_POLL_S = 4.0  # at most, between two looks at a lock that another process holds
 
 _mine: set[str] = set()  # the locks that threads of this process hold or want
 
@@ -83,8 +81,7 @@ def held(path: pathlib.Path, wait_s: float | None = None) -> Iterator[BucketLock
     Raises:
       Busy: another process still holds it.
     """
-    wait_s = WAIT_S if wait_s is None else wait_s
-    lock = _taken(path, wait_s)
+    lock = taken_in_time(path, wait_s, lambda: _attempt(path), _POLL_S)
     try:
         yield lock
     finally:
@@ -103,28 +100,20 @@ def locks_in(directory: pathlib.Path) -> list[pathlib.Path]:
     return sorted({path.with_suffix("") for path in directory.glob(".lock*") if _NUMBER.fullmatch(path.suffix)})
 
 
-def _taken(path: pathlib.Path, wait_s: float) -> BucketLock:
-    deadline, said = now_s() + wait_s, False
-    while True:
-        numbers = _numbers(path)
-        latest = max(numbers, default=0)
-        other = _read(path, latest) if latest else None
-        if other is None or _is_free(path, latest, other):
-            holder = {**_identity(), "token": secrets.token_hex(8), "held": True}
-            _mine.add(holder["token"])
-            if buckets.put_new(_object(path, latest + 1), json.dumps(holder)):
-                for number in numbers:
-                    _object(path, number).unlink(missing_ok=True)
-                return BucketLock(path, latest + 1, holder)
-            continue  # another process was faster
-        if now_s() >= deadline:
-            text = f"workdir {str(path.parent)!r} is in use by {_words(other)}"
-            raise Busy(f"{text}, still after {wait_s:g} s: rerun the command later, or choose another directory.")
-        if not said:
-            said = True
-            text = f"workdir {path.parent} is in use by {_words(other)}"
-            print(f"{text}: waiting for at most {wait_s:g} s", file=sys.stderr)
-        time.sleep(min(_POLL_S, max(0.0, deadline - now_s())))
+def _attempt(path: pathlib.Path) -> tuple[BucketLock | None, str | None]:
+    """The lock, if it is free and no other process is faster; and who holds it, in words, as far as known."""
+    numbers = _numbers(path)
+    latest = max(numbers, default=0)
+    other = _read(path, latest) if latest else None
+    if other is not None and not _is_free(path, latest, other):
+        return None, _words(other)
+    holder = {**_identity(), "token": secrets.token_hex(8), "held": True}
+    _mine.add(holder["token"])
+    if not buckets.put_new(_object(path, latest + 1), json.dumps(holder)):
+        return None, None
+    for number in numbers:
+        _object(path, number).unlink(missing_ok=True)
+    return BucketLock(path, latest + 1, holder), None
 
 
 def _is_free(path: pathlib.Path, number: int, holder: Json) -> bool:
@@ -169,8 +158,7 @@ def _identity() -> Json:
     """Names this process among all processes of all machines; without /proc, only for a reader."""
     identity: Json = {"host": socket.gethostname(), "pid": os.getpid()}
     with contextlib.suppress(OSError):
-        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        identity |= {"machine": f"{boot} {os.readlink('/proc/self/ns/pid')}", "started": _started(os.getpid())}
+        identity |= {"machine": f"{BOOT} {os.readlink('/proc/self/ns/pid')}", "started": _started(os.getpid())}
     return identity
 
 

@@ -11,7 +11,7 @@ import pathlib
 import types
 from collections.abc import Iterator
 
-from depthmup_flax.errors import Busy, InputError, RunStopped
+from depthmup_flax.errors import InputError, RunStopped
 from depthmup_flax.workdir import bucket_lock, buckets
 from depthmup_flax.workdir import lock as file_lock
 from depthmup_flax.workdir.files import create, delete_leftovers, read_json, retried
@@ -194,7 +194,7 @@ def _opening(directory: pathlib.Path, flag: str) -> Iterator[None]:
     """Errors of the first writes: most are the user's choice of directory, not a failure."""
     try:
         yield
-    except (Busy, InputError, RunStopped):
+    except (InputError, RunStopped):
         raise
     except Exception as error:
         if buckets.is_bucket(directory) and (sentence := buckets.opening_error(directory, error)):

@@ -24,17 +24,20 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from depthmup_flax.errors import Busy, RunStopped
 from depthmup_flax.workdir.files import link_exclusively, temporary_name
+
+T = TypeVar("T")
 
 BEAT_S = 10.0
 EXPIRY_S = 45.0  # several beats: a holder that is stopped or starved of time for less keeps its lock
 WAIT_S = 60.0  # longer than EXPIRY_S, so that one start takes over the lock of a lost machine
 _POLL_S = 0.25
 _UNKNOWN_EXPIRY_S = 2.0  # of a file without content, which no process has locked
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_CLOCK = getattr(time, "CLOCKBOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def now_s() -> float:
@@ -134,22 +137,40 @@ def held(path: pathlib.Path, wait_s: float | None = None) -> Iterator[Lock]:
       Busy: another process still holds it.
       OSError: the directory cannot be written to.
     """
+    watch = _Watch()
+
+    def attempt() -> tuple[tuple[int, Holder] | None, str | None]:
+        own = _take(path, watch)
+        return own, None if own else watch.busy(path)
+
+    lock = Lock(path, *taken_in_time(path, wait_s, attempt, _POLL_S))
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def taken_in_time(
+    path: pathlib.Path, wait_s: float | None, attempt: Callable[[], tuple[T | None, str | None]], poll_s: float
+) -> T:
+    """What ``attempt`` takes; it also returns who holds the lock ``path``, in words, and is repeated until it succeeds.
+
+    Says once for whom it waits; between two attempts are up to ``poll_s`` seconds. `held` has the rest.
+    """
     wait_s = WAIT_S if wait_s is None else wait_s
-    watch, deadline, said = _Watch(), now_s() + wait_s, False
-    while (own := _take(path, watch)) is None:
-        other = watch.busy(path)
-        if now_s() >= deadline:
+    deadline, said = now_s() + wait_s, False
+    while True:
+        taken, other = attempt()
+        if taken is not None:
+            return taken
+        left = deadline - now_s()
+        if left <= 0:
             text = f"workdir {str(path.parent)!r} is in use by {other or 'another process'}"
             raise Busy(f"{text}, still after {wait_s:g} s: rerun the command later, or choose another directory.")
         if other and not said:
             said = True
             print(f"workdir {path.parent} is in use by {other}: waiting for at most {wait_s:g} s", file=sys.stderr)
-        time.sleep(_POLL_S * random.random())
-    lock = Lock(path, *own)
-    try:
-        yield lock
-    finally:
-        lock.release()
+        time.sleep(min(left, poll_s * random.random()))
 
 
 def locks_in(directory: pathlib.Path) -> list[pathlib.Path]:
@@ -200,7 +221,7 @@ class _Watch:
             return unchanged_s > (_UNKNOWN_EXPIRY_S if found.locked is False else EXPIRY_S) and not found.locked
         if not holder.held:
             return True
-        if holder.boot == _BOOT and holder.kernel_lock:
+        if holder.boot == BOOT and holder.kernel_lock:
             return found.locked is False
         return unchanged_s > EXPIRY_S
 
@@ -251,7 +272,7 @@ def _write_holder(file: int) -> Holder:
         kernel_lock = True
     except OSError:  # a file system without locks
         kernel_lock = False
-    holder = Holder(True, platform.node(), os.getpid(), _BOOT, kernel_lock, uuid.uuid4().hex[:16])
+    holder = Holder(True, platform.node(), os.getpid(), BOOT, kernel_lock, uuid.uuid4().hex[:16])
     os.pwrite(file, holder.to_json(), 0)
     return holder
 
@@ -297,4 +318,4 @@ def _boot() -> str:
         return f"{platform.node()} {uuid.getnode()}"
 
 
-_BOOT = _boot()
+BOOT = _boot()

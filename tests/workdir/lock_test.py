@@ -27,7 +27,7 @@ def _hold(path, boot, ready, times):
 
 
 def use(times, boot):
-    locks.BEAT_S, locks.EXPIRY_S, locks._POLL_S, locks._BOOT = *times, 0.02, boot
+    locks.BEAT_S, locks.EXPIRY_S, locks._POLL_S, locks.BOOT = *times, 0.02, boot
 
 
 TIMES = (0.05, 0.4)  # seconds between beats, and until a lock expires
@@ -44,7 +44,7 @@ def holder(tmp_path):
     """Starts a process that holds the lock of ``tmp_path``, as one of another machine if ``boot`` is its name."""
     started = []
 
-    def start(boot=locks._BOOT):
+    def start(boot=locks.BOOT):
         ready = _CONTEXT.Event()
         process = _CONTEXT.Process(target=_hold, args=(tmp_path / ".lock", boot, ready, TIMES))
         process.start()
