@@ -1,6 +1,6 @@
 """Writes transfer.png, the README's figure: python docs/transfer_figure.py
 
-Loss against learning rate at four depths under muP and Depth-muP, from the records of reproduction/lr_width_depth_mlp-cpu.
+Loss against learning rate at four depths under muP and Depth-muP; records: reproduction/lr_width_depth_mlp-cpu.
 """
 
 from __future__ import annotations
