@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from depthmup_flax.rule.rescaling import Hyperparameters, RescalingRule, rescaled_hyperparameters
     from depthmup_flax.rule.roles import param_info
 
+__version__ = "0.1.0"
+
 __all__ = [
     "GPT",
     "PRESETS",
@@ -58,6 +60,7 @@ __all__ = [
     "Role",
     "SimpleResNet",
     "ViT",
+    "__version__",
     "adamw",
     "annotated",
     "audit",

@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from depthmup_flax import __version__
 from depthmup_flax.errors import BAD_INPUT, did_you_mean, printable
 
 # Name -> module with main(argv), and what it does.
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if name in ("--help", "-h", "help"):
         print(usage())
     elif name == "--version":
-        print(f"depthmup-flax {_version()}")
+        print(f"depthmup-flax {__version__}")
     elif name in COMMANDS:
         run(name, arguments)
     else:
@@ -62,15 +63,6 @@ for example
 {_EXAMPLES}
 
 depthmup COMMAND --help explains a command."""
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("depthmup-flax")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 if __name__ == "__main__":
