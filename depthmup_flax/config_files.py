@@ -24,6 +24,8 @@ from ml_collections.config_flags import tuple_parser
 
 from depthmup_flax.errors import InputError, did_you_mean
 
+flags.disclaim_key_flags()  # the flags belong to the command that calls `define_config`
+
 SHOW_TRACEBACK = "traceback"  # a flag
 _REMEDY = "name a Python file with get_config(), such as configs/digits.py"
 
