@@ -2,11 +2,9 @@
 
 import contextlib
 import errno
-import functools
 import io
 import logging
 import os
-import pathlib
 import signal
 import sys
 import traceback
@@ -23,6 +21,7 @@ from depthmup_flax.config_files import define_config as define_config
 from depthmup_flax.config_files import resolved as resolved
 from depthmup_flax.errors import BAD_INPUT, STOPPED, TRY_LATER, Busy, InputError, Preempted, RunStopped, printable
 from depthmup_flax.parallel import distributed
+from depthmup_flax.shipped_configs import run_name
 
 # Messages of libraries that are left out, by a part of their text: Orbax's about a checkpoint without metrics, which
 # those between evaluations are, and about errors in its threads, which the run raises; TFDS's about a set that is not
@@ -58,21 +57,28 @@ def start_processes() -> None:
     distributed.start(*(flags.FLAGS[name].value for name in ("coordinator", "num_processes", "process_id")))
 
 
-def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path | None = None) -> None:
+def default_workdir(parent: str) -> str:
+    """The work directory where none is named: ``parent`` and the name of the config; printed."""
+    workdir = f"{parent}/{run_name(config_path())}"
+    print(f"--workdir={workdir}", flush=True)
+    return workdir
+
+
+def run(main: Callable[[list[str]], int | None]) -> None:
     """Parses the flags and calls ``main``, which returns the exit code.
 
     `InputError` and `RunStopped` are printed as one sentence; see `depthmup_flax.errors` for their exit codes. When the
     output has no reader any more (``| head``, a ``tee`` that died, a terminal that is gone), the work continues.
     """
     with contextlib.redirect_stdout(_Lasting(sys.stdout)), contextlib.redirect_stderr(_Lasting(sys.stderr)):
-        _run(main, default_config)
+        _run(main)
 
 
-def _run(main: Callable[[list[str]], int | None], default_config: pathlib.Path | None) -> None:
+def _run(main: Callable[[list[str]], int | None]) -> None:
     absl_logging.set_verbosity(absl_logging.WARNING)
     logging.getLogger("absl").addFilter(lambda record: not any(text in record.getMessage() for text in _EXPECTED))
     try:
-        app.run(main, flags_parser=functools.partial(config_files.parse, default_config=default_config))
+        app.run(main, flags_parser=config_files.parse)
     except (Busy, Preempted) as error:
         print(error, file=sys.stderr)
         distributed.leave(TRY_LATER)

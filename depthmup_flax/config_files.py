@@ -22,12 +22,13 @@ from absl import flags
 from ml_collections import ConfigDict
 from ml_collections.config_flags import tuple_parser
 
+from depthmup_flax import shipped_configs
 from depthmup_flax.errors import InputError, did_you_mean
 
 flags.disclaim_key_flags()  # the flags belong to the command that calls `define_config`
 
 SHOW_TRACEBACK = "traceback"  # a flag
-_REMEDY = "name a Python file with get_config(), such as configs/digits.py"
+_REMEDY = "name a shipped config, such as digits, or a Python file with get_config()"
 
 
 @dataclasses.dataclass
@@ -43,18 +44,18 @@ class _Given:
 class _ConfigFlag(flags.Flag):
     """``--config``; `parse` takes it out of the command line, so that absl only prints its help."""
 
-    def __init__(self, help_text: str) -> None:
-        super().__init__(flags.ArgumentParser(), None, "config", None, help_text)
+    def __init__(self, help_text: str, default: str | None) -> None:
+        super().__init__(flags.ArgumentParser(), None, "config", default, help_text)
         self.given = _Given()
 
 
-def define_config(help_text: str) -> flags.FlagHolder[Any]:
-    """Defines ``--config``, a Python file with ``get_config()``, and a flag ``--config.section.field`` per field."""
+def define_config(help_text: str, default: str | None = None) -> flags.FlagHolder[Any]:
+    """Defines ``--config``, a shipped config or a Python file, and a flag ``--config.section.field`` per field."""
     flags.DEFINE_bool(SHOW_TRACEBACK, False, "Print the traceback of an error inside the config file.")
-    return flags.DEFINE_flag(_ConfigFlag(help_text))
+    return flags.DEFINE_flag(_ConfigFlag(help_text, default))
 
 
-def parse(argv: Sequence[str], default_config: str | os.PathLike[str] | None = None) -> list[str]:
+def parse(argv: Sequence[str]) -> list[str]:
     """Parses the flags of a command line, those of the config aside; returns its other words.
 
     Raises:
@@ -67,8 +68,8 @@ def parse(argv: Sequence[str], default_config: str | os.PathLike[str] | None = N
         words = flags.FLAGS.read_flags_from_files(list(argv), force_gnu=True)
         if "config" in flags.FLAGS:
             flags.FLAGS["config"].given, words = _split(words)
-            if _given().file is None and default_config is not None:
-                _given().file = os.fspath(default_config)
+            if _given().file is None:
+                _given().file = flags.FLAGS["config"].default
         _require_values(words)
         return flags.FLAGS(words)
     except flags.UnrecognizedFlagError as error:
@@ -99,7 +100,7 @@ def config_path() -> str:
     file = _given().file
     if file is None:
         raise InputError(f"--config is not set: {_REMEDY}.")
-    return file
+    return shipped_configs.path_of(file)
 
 
 def overrides() -> dict[str, Any]:
