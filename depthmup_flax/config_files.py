@@ -175,14 +175,16 @@ def _require_values(argv: Sequence[str]) -> None:
 
 
 def _unknown_flag(name: str) -> str:
+    from depthmup_flax.models import MODELS
     from depthmup_flax.training.config import default_config, field_paths
 
-    own = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])]
-    if "config" in flags.FLAGS:
-        leaf = name.rpartition(".")[2]
-        fields = [path for path in field_paths(default_config()) if path.rpartition(".")[2] == leaf]
-        if fields:
-            return f"unknown flag --{name}: fields of the config are set by --config.{fields[0]}."
+    modules = flags.FLAGS.flags_by_module_dict()
+    ours = [module for module in modules if str(module).startswith("depthmup_flax") or module == sys.argv[0]]
+    own = [flag.name for module in ours for flag in modules[module]]
+    known = {path: None for model in MODELS for path in field_paths(default_config(model))}
+    fields = [path for path in known if path.rpartition(".")[2] == name.rpartition(".")[2]]
+    if fields and "config" in flags.FLAGS:
+        return f"unknown flag --{name}: fields of the config are set by --config.{fields[0]}."
     names = [f"--{flag}" for flag in own]
     return f"unknown flag --{name}: {did_you_mean(f'--{name}', names)}"
 
