@@ -78,6 +78,8 @@ CONFIG_FILES = [
     ("train --config={files}/parent.py", "undefined.py line 6: NameError: name 'foo' is not defined. "),
     ("train --config={files}/nothing.py", "--config={files}/nothing.py cannot be read: name a shipped config, such as"),
     ("train --config={files}", "--config={files} is neither a file nor a shipped config: "),
+    ("train --config=configs/digits.py", "--config=configs/digits.py cannot be read: use --config=digits."),
+    ("train --config.scale=cpu", "digits.py does not take 'cpu': this config has no scale; remove --config.scale"),
     ("train --config=digist", "--config=digist is neither a file nor a shipped config: did you mean 'digits'?"),
     ("train --config=", "--config= is neither a file nor a shipped config: depthmup config lists them."),
     ("train --config", "--config has no value: write it behind --config=."),

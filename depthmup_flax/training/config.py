@@ -176,7 +176,9 @@ def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
         raise InputError(f"config file {str(path)!r} cannot be read: name a Python file with get_config().")
     name = f"{pathlib.Path(path).stem}_config"
     loader = importlib.machinery.SourceFileLoader(name, os.path.abspath(path))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     loader.exec_module(module)
     get_config = getattr(module, "get_config", None)

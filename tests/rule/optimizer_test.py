@@ -394,7 +394,7 @@ def test_frozen_parameters_do_not_move_and_the_rest_does():
         (lambda: direction("novograd"), "grows with the parameter's size. Use, for example, sgd, momentum, adam"),
         (lambda: direction("sgd", nesterov=True), "nesterov is set but momentum is not"),
         (lambda: dm.adamw(0.1, INFO, RULE, b1=2.0), "b1 is 2.0: use a number of at least 0 and below 1, such as 0.9."),
-        (lambda: dm.adamw(0.1, INFO, RULE, eps=-1e-8), "eps is -1e-08: use a small number of at least 0, such as 1e-8."),
+        (lambda: dm.adamw(0.1, INFO, RULE, eps=-1e-8), "eps is -1e-08: use a small number of at least 0"),
         (lambda: dm.sgd(0.1, INFO, RULE, momentum=1), "momentum is 1: use a number of at least 0 and below 1"),
         (lambda: direction("rmsprop", decay=math.nan), "optimizer.kwargs.decay is nan: use a number of at least 0"),
         (lambda: dm.sgd(-0.1, INFO, RULE), "learning_rate is -0.1: use a number of at least 0."),
