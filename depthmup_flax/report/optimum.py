@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import scipy.special  # scipy.stats takes half a second to import
+from scipy.interpolate import PchipInterpolator
 
 DRAWS = 1000
 EDGE_LOW, EDGE_HIGH, ONE_VALUE = "lowest of the grid", "highest of the grid", "one value"
@@ -44,8 +45,14 @@ class Estimate:
         """
         if self.draws is None:
             return None
-        factor = scipy.special.stdtrit(self.seeds - 1, 0.975) * math.sqrt(self.seeds / (self.seeds - 1))
-        return max(float(factor * np.std(self.draws)), self.resolution)
+        return max(float(scipy.special.stdtrit(self.seeds - 1, 0.975)) * self.standard_error, self.resolution)
+
+    @property
+    def standard_error(self) -> float:
+        """``sqrt(S / (S - 1)) std(draws)``; NaN without draws."""
+        if self.draws is None:
+            return math.nan
+        return math.sqrt(self.seeds / (self.seeds - 1)) * float(np.std(self.draws))
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -89,14 +96,41 @@ def resampled_means(losses: np.ndarray, draws: int = DRAWS) -> np.ndarray:
     return np.einsum("ds,s...->d...", weights, losses)
 
 
-def vertices(coordinates: np.ndarray, losses: np.ndarray) -> np.ndarray:
-    """(X,), (..., X) -> (...): the vertex of the parabola through the lowest point and its two neighbors.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Parabolas:
+    """The parabola through the lowest point of each curve and its two neighbors; shapes (...,).
 
     With points (u0, l0), (u1, l1), (u2, l2), divided differences d1 = (l1 - l0)/(u1 - u0), d2 = (l2 - l1)/(u2 - u1) and
     c = (d2 - d1)/(u2 - u0), Newton's form l0 + d1 (u - u0) + c (u - u0)(u - u1) is lowest at
-    ``u = (u0 + u1)/2 - d1 / (2 c)``, clipped to [u0, u2]. The result is u1 if a neighbor is absent, not finite or a
-    hundred times as high, or if c <= 0; NaN if nothing is finite.
+    ``u = (u0 + u1)/2 - d1 / (2 c)``. ``valid`` is whether both neighbors are present, finite and at most a hundred
+    times as high, and c > 0.
     """
+
+    u0: np.ndarray
+    u1: np.ndarray
+    u2: np.ndarray
+    l0: np.ndarray
+    l1: np.ndarray
+    d1: np.ndarray
+    curvature: np.ndarray
+    valid: np.ndarray
+
+    @property
+    def vertex(self) -> np.ndarray:
+        """Where it is lowest, clipped to [u0, u2]; u1 if it is not valid; NaN if nothing is finite."""
+        with np.errstate(all="ignore"):
+            vertex = np.clip((self.u0 + self.u1) / 2 - self.d1 / (2 * self.curvature), self.u0, self.u2)
+        return np.where(np.isfinite(self.l1), np.where(self.valid, vertex, self.u1), np.nan)
+
+    def __call__(self, u: np.ndarray) -> np.ndarray:
+        """(...,) -> (...,): the parabola where it is valid and u in [u0, u2]; else NaN."""
+        with np.errstate(all="ignore"):
+            value = self.l0 + self.d1 * (u - self.u0) + self.curvature * (u - self.u0) * (u - self.u1)
+        return np.where(self.valid & (self.u0 <= u) & (u <= self.u2), value, np.nan)
+
+
+def parabolas(coordinates: np.ndarray, losses: np.ndarray) -> Parabolas:
+    """(X,), (..., X) -> (...)."""
     filled = np.where(np.isfinite(losses), losses, np.inf)
     lowest, last = filled.argmin(-1), len(coordinates) - 1
     around = [np.clip(lowest + k, 0, last) for k in (-1, 0, 1)]
@@ -105,9 +139,34 @@ def vertices(coordinates: np.ndarray, losses: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
         d1, d2 = (l1 - l0) / (u1 - u0), (l2 - l1) / (u2 - u1)
         curvature = (d2 - d1) / (u2 - u0)
-        vertex = np.clip((u0 + u1) / 2 - d1 / (2 * curvature), u0, u2)
-    inside = (lowest > 0) & (lowest < last) & _comparable(l0, l1) & _comparable(l2, l1) & (curvature > 0)
-    return np.where(np.isfinite(l1), np.where(inside, vertex, u1), np.nan)
+    valid = (lowest > 0) & (lowest < last) & _comparable(l0, l1) & _comparable(l2, l1) & (curvature > 0)
+    return Parabolas(u0, u1, u2, l0, l1, d1, curvature, valid)
+
+
+def vertices(coordinates: np.ndarray, losses: np.ndarray) -> np.ndarray:
+    """(X,), (..., X) -> (...): where the parabola through the lowest point is lowest, see `Parabolas`."""
+    return parabolas(coordinates, losses).vertex
+
+
+def excess(coordinates: np.ndarray, means: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """(X,), (..., X) finite, (...) -> (...): the fitted curve at ``at`` minus its minimum; never negative.
+
+    The curve is the parabola of `Parabolas` within its three points, and beyond them the monotone cubic of Fritsch and
+    Carlson (1980) through all points, so neither an explosion nor a kink makes a minimum. Without a valid parabola
+    the cubic is used everywhere, and its minimum is the lowest point.
+    """
+    if len(coordinates) == 1:
+        return np.zeros(means.shape[:-1])
+    flat, u = means.reshape(-1, means.shape[-1]), np.broadcast_to(at, means.shape[:-1]).reshape(-1)
+    c = PchipInterpolator(coordinates, flat.T).c  # (4, X - 1, ...)
+    k = np.clip(np.searchsorted(coordinates, u, side="right") - 1, 0, len(coordinates) - 2)
+    c3, c2, c1, c0 = c[:, k, np.arange(len(u))]
+    t = u - coordinates[k]
+    near = parabolas(coordinates, flat)
+    inside = near(u)
+    value = np.where(np.isnan(inside), ((c3 * t + c2) * t + c1) * t + c0, inside)
+    lowest = np.where(near.valid, near(near.vertex), flat.min(-1))
+    return np.maximum(value - lowest, 0.0).reshape(means.shape[:-1])  # below 0 by rounding
 
 
 def _comparable(neighbor: np.ndarray, lowest: np.ndarray) -> np.ndarray:
@@ -132,14 +191,26 @@ def find_optimum(coordinates: np.ndarray, losses: np.ndarray, draws: int = DRAWS
     return Optimum(grid, at, Estimate(float(means[grid]), loss_draws, seeds), flag)
 
 
-def regret(losses: np.ndarray, transferred: int) -> Estimate | None:
-    """Mean loss at grid index ``transferred`` minus the lowest mean loss; ``None`` if a seed diverged there."""
+def regret(coordinates: np.ndarray, losses: np.ndarray, proxy: Optimum, draws: int = DRAWS) -> Estimate | None:
+    """What the proxy's optimum costs here: the fitted curve there minus its minimum, by `excess`.
+
+    The proxy's choice is resampled together with this curve: each draw takes the minimum of the proxy's resampled curve
+    to this one's. With equal seeds the draws are paired. ``losses`` are (S, X), NaN for diverged runs.
+
+    ``None`` if a seed diverged at the grid point next to the proxy's optimum.
+    """
     means, seeds = losses.mean(0), len(losses)
-    if not np.isfinite(means[transferred]):
+    finite = np.isfinite(means)
+    if not finite[np.abs(coordinates - proxy.at.value).argmin()]:
         return None
-    resampled = resampled_means(losses)
-    differences = resampled[:, transferred] - np.nanmin(resampled, -1)
-    return Estimate(float(means[transferred] - np.nanmin(means)), differences if seeds > 1 else None, seeds)
+    u = coordinates[finite]
+    value = float(excess(u, means[finite], np.clip(proxy.at.value, u[0], u[-1])))
+    if seeds == 1 or proxy.at.seeds == 1:
+        return Estimate(value, None, min(seeds, proxy.at.seeds))
+    # At an edge of its grid the proxy's choice does not vary.
+    at = np.full(draws, proxy.at.value) if proxy.at.draws is None else proxy.at.draws
+    resampled = resampled_means(losses[:, finite], draws)
+    return Estimate(value, excess(u, resampled, np.clip(at, u[0], u[-1])), min(seeds, proxy.at.seeds))
 
 
 def slope(positions: Sequence[float], estimates: Sequence[Estimate]) -> Estimate | None:

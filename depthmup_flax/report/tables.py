@@ -6,20 +6,21 @@ import math
 from typing import Any
 
 from depthmup_flax.errors import printable
-from depthmup_flax.records import DIVERGED, Sweep, SweepInfo
+from depthmup_flax.records import Sweep, SweepInfo
 from depthmup_flax.report import optimum as opt
-from depthmup_flax.report import transfer
+from depthmup_flax.report import transfer, verdict
 from depthmup_flax.report.loss_surfaces import number, short
 from depthmup_flax.report.transfer import Row, Study, Variant
 from depthmup_flax.types import Json
 
 _HEADER = ("width", "depth", "seeds", "best {x}", "95 % interval", "shift", "regret", "best loss", "remarks")
+_SHOWN_ELSEWHERE = (transfer.ONE_SEED, transfer.FEW_SEEDS, transfer.UNTRAINED)
 _WARNINGS = {
     opt.EDGE_LOW: "The optimum is at the lowest {x} of the grid at {where}: it may lie below. Extend the grid.",
     opt.EDGE_HIGH: "The optimum is at the highest {x} of the grid at {where}: it may lie above. Extend the grid.",
     opt.ONE_VALUE: "Only one {x} was run at {where}: there is nothing to compare it with.",
-    opt.NEXT_TO_DIVERGENCE: "Runs diverged next to the best {x} at {where}: the optimum there is a grid point, "
-    "known to half a grid step.",
+    opt.NEXT_TO_DIVERGENCE: "The loss diverges, or is 100 times as high, next to the best {x} at {where}: the optimum "
+    "there is a grid point, known to half a grid step.",
     transfer.ALL_DIVERGED: "Every {x} has a diverged run at {where}: there is no optimum. Try lower learning rates.",
     transfer.INCOMPLETE: "Some runs have not ended at {where}: points that lack a seed are left out.",
     transfer.UNTRAINED: "No {x} brings the loss below twice the base's at {where}: that network does not train.",
@@ -70,10 +71,17 @@ def _where(variant: Variant, flag: str) -> str:
     return f"{variant.name} ({sizes})" if sizes and variant.name else sizes
 
 
-def as_data(sweep: Sweep, study: Study) -> Json:
-    """The content of ``report.json``: JSON values only, six digits, ``None`` for unknown numbers."""
+def as_data(sweep: Sweep, study: Study, tolerance: float = verdict.TOLERANCE) -> Json:
+    """The content of ``report.json``: JSON values only, six digits, ``None`` for unknown numbers.
+
+    ``tolerance``: the regret that counts as small, as a share of the base's lowest loss.
+    """
     info, records = sweep.info, sweep.records
+    verdicts = verdict.verdicts(study, tolerance)
     data = {
+        "headline": verdict.headline(study, verdicts),
+        "verdicts": _rounded([_verdict_data(one) for one in verdicts]),
+        "tolerance": tolerance,
         "figure": info.figure,
         "title": info.title,
         "scale": info.scale,
@@ -81,7 +89,7 @@ def as_data(sweep: Sweep, study: Study) -> Json:
         "second": study.other.axis if study.other else None,
         "axes": {**info.axes, info.x: sorted(info.axes[info.x])},  # shards may have added values at its ends
         "runs": len(records),
-        "diverged": sum(record.status == DIVERGED for record in records),
+        "diverged": sum(int(surface.diverged.sum()) for surface in study.surfaces),
         "seeds": sorted({record.seed for record in records}),
         "devices": sorted({record.device for record in records}),
         "versions": sorted({f"{k} {v}" for record in records for k, v in record.versions.items()}),
@@ -96,6 +104,22 @@ def as_data(sweep: Sweep, study: Study) -> Json:
         ],
     }
     return _plain(data)
+
+
+def _verdict_data(one: verdict.Verdict) -> Json:
+    regret = one.row.regret if isinstance(one.row.regret, opt.Estimate) else None
+    return {
+        "variant": one.variant,
+        "axis": one.axis,
+        "width": one.row.curve.width,
+        "depth": one.row.curve.depth,
+        "verdict": one.verdict,
+        "regret": _estimate_data(regret),
+        "tolerance": one.tolerance,
+        "seeds": len(one.row.curve.seeds),
+        "seeds_needed": one.seeds_needed,
+        "sentence": one.sentence,
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -128,7 +152,8 @@ def _variant_data(study: Study, variant: Variant) -> Json:
 
 
 def _row_data(study: Study, row: Row) -> Json:
-    curve, best, scale = row.curve, row.optimum, study.scale
+    curve, scale = row.curve, study.scale
+    best = row.optimum if row.trains else None  # a network that does not train has no optimum
     ends = best.at.interval if best else None
     regret, shift = row.regret if isinstance(row.regret, opt.Estimate) else None, _estimate_data(row.shift)
     regret_ends = regret.interval if regret else None
@@ -147,8 +172,8 @@ def _row_data(study: Study, row: Row) -> Json:
         "regret": regret.value if regret else None,
         "regret_interval": [max(end, 0.0) for end in regret_ends] if regret_ends else None,
         "transferred": "completed" if regret else row.regret,
-        "best_loss": best.loss.value if best else None,
-        "best_loss_interval": best.loss.interval if best else None,
+        "best_loss": row.optimum.loss.value if row.optimum else None,
+        "best_loss_interval": row.optimum.loss.interval if row.optimum else None,
         "diverged": {
             number(float(x)): f"{n}/{len(curve.seeds)}" for x, n in zip(curve.x, curve.diverged, strict=True) if n
         },
@@ -185,17 +210,22 @@ def table_rows(variant: Json) -> list[tuple[str, ...]]:
 def _cells(row: Json, is_base: bool) -> tuple[str, ...]:
     bound = f"{row['shift_bound']} ".lstrip()
     shift = f"{bound}{row['shift']:+.2f}{_plus_minus(row, 'shift')}" if row["shift"] is not None else "?"
-    loss = _four(row["regret"]) if row["regret"] else "0"  # exactly: the same grid point is best
-    regret = loss + _plus_minus(row, "regret") if row["regret"] is not None else row["transferred"]
+    regret = _regret(row) if row["regret"] is not None else row["transferred"]
     return (
         *(str(row[name]) for name in ("width", "depth", "seeds")),
         _three(row["optimum"]),
         "{} .. {}".format(*map(_three, row["interval"])) if row["interval"] else "",
         *(("base", "base") if is_base else (shift, regret)),
         "" if row["best_loss"] is None else _four(row["best_loss"]),
-        # The column of seeds shows how few they are.
-        ", ".join(flag for flag in row["flags"] if flag not in (transfer.ONE_SEED, transfer.FEW_SEEDS)),
+        # The column of seeds shows how few they are, the regret's that a network does not train.
+        ", ".join(flag for flag in row["flags"] if flag not in _SHOWN_ELSEWHERE),
     )
+
+
+def _regret(row: Json) -> str:
+    """``0.0126 (0.0040 to 0.0213)``."""
+    ends = row["regret_interval"]
+    return _four(row["regret"]) + (" ({} to {})".format(*map(_four, ends)) if ends else "")
 
 
 def _four(value: float) -> str:
@@ -234,19 +264,30 @@ def explanation(study: Study) -> str:
     x = study.scale.name
     return (
         f"shift: best {x} minus the base's, in {study.scale.unit}; 0 is perfect transfer. "
-        f"regret: training loss lost by using the base's best {x} instead of tuning it at this size. "
-        f"± and intervals: 95 %, over seeds."
+        f"regret: training loss lost by using the base's best {x} instead of tuning it at this size, on fitted curves; "
+        f"the base's choice is resampled, too. ± and intervals: 95 %, over seeds."
     )
 
 
 def as_text(data: Json, study: Study) -> str:
     """The whole report for a terminal."""
-    lines = [data["title"], f"{data['runs']} runs, {data['diverged']} diverged"]
-    lines += ["", *(f"note: {note}" for note in data["notes"])] if data["notes"] else []
+    lines = [data["headline"], "", data["title"]]
+    lines += [f"note: {note}" for note in data["notes"]]
     for variant in data["variants"]:
         cells = [header(data), *table_rows(variant)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)][:-1]
         lines += ["", variant["name"]] if variant["name"] else [""]
         lines += ["  ".join([*map(str.rjust, row, widths), row[-1]]) for row in cells]
         lines += slope_sentences(variant, study.scale.name)
-    return "\n".join([*lines, "", explanation(study)])
+    others = [one["sentence"] for one in data["verdicts"] if not data["headline"].startswith(one["sentence"][:-1])]
+    lines += ["", *others] if others else []
+    facts = f"{data['runs']} runs, {data['diverged']} diverged; {', '.join(data['devices'])}; {data['hours']:.3g} hours"
+    return "\n".join([*lines, "", explanation(study), tolerance_sentence(data), facts])
+
+
+def tolerance_sentence(data: Json) -> str:
+    """What counts as transfer."""
+    return (
+        f"A verdict says that it transfers if the whole interval of the regret is below {100 * data['tolerance']:g} % "
+        "of the base's lowest loss (--tolerance), and that it does not if the whole interval is above."
+    )

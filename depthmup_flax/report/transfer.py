@@ -26,9 +26,10 @@ class Row:
 
     Attributes:
       optimum: ``None`` if every point has a diverged run.
-      shift: optimum minus the base's, in coordinates of x; ``None`` for the base, and if unknown.
+      shift: optimum minus the base's, in coordinates of x; ``None`` for the base, if unknown, and if it does not train.
       bound: ``<=`` or ``>=`` if an optimum at an edge of its grid only bounds the shift; else empty.
-      regret: loss at the base's grid optimum minus the lowest loss; `DIVERGED` or `NOT_RUN` if there is none.
+      regret: the fitted loss at the base's optimum minus the lowest, see `depthmup_flax.report.optimum.regret`;
+        `DIVERGED`, `NOT_RUN` or `UNTRAINED` if there is none.
       flags: what limits the conclusions about it.
     """
 
@@ -152,7 +153,9 @@ def analyze(
         optima = [opt.find_optimum(scale.coordinate(curve.x), curve.losses) for curve in own]
         base, is_smallest = _base(info, own)
         at = own.index(base)
-        rows = tuple(_row(curve, best, base, optima[at], planned) for curve, best in zip(own, optima, strict=True))
+        rows = tuple(
+            _row(scale, curve, best, base, optima[at], planned) for curve, best in zip(own, optima, strict=True)
+        )
         slopes = {axis.name: _slope(rows, axis) for axis in axes if scale.log and len(axis.sizes) > 2}
         variants.append(Variant(name, rows[at], is_smallest, rows, slopes, power_laws(rows)))
     valleys = tuple(sublevel_slope(surface, scale, other) for surface in surfaces) if other else ()
@@ -193,22 +196,37 @@ def _base(info: SweepInfo, curves: Sequence[Curve]) -> tuple[Curve, bool]:
 
 
 def _row(
-    curve: Curve, best: opt.Optimum | None, base: Curve, base_best: opt.Optimum | None, planned: Sequence[float]
+    scale: Scale,
+    curve: Curve,
+    best: opt.Optimum | None,
+    base: Curve,
+    base_best: opt.Optimum | None,
+    planned: Sequence[float],
 ) -> Row:
     seeds = len(curve.seeds)
     missing = np.array([value for value in planned if not np.isclose(curve.x, value, rtol=1e-9, atol=0).any()])
     # While values beyond an end are pending, an optimum at that end is not at the edge of the grid.
     unknown = {opt.EDGE_LOW: any(missing < curve.x[0]), opt.EDGE_HIGH: any(missing > curve.x[-1])}
+    trains = not (
+        best and base_best and best.loss.value > max(UNTRAINED_ABOVE * base_best.loss.value, base_best.loss.value)
+    )
     flags = [] if best else [ALL_DIVERGED]
-    flags += [best.flag] if best and best.flag and not unknown.get(best.flag) else []
-    if best and base_best and best.loss.value > max(UNTRAINED_ABOVE * base_best.loss.value, base_best.loss.value):
+    if not trains:
         flags.append(UNTRAINED)
+    elif best and best.flag and not unknown.get(best.flag):
+        flags.append(best.flag)
     flags += [ONE_SEED] if seeds == 1 else [FEW_SEEDS] if seeds == 2 else []
     flags += [INCOMPLETE] if curve.incomplete or len(missing) else []
-    shift, bound = (None, "") if curve is base else _shift(best, base_best)
-    transferred = curve.index(float(base.x[base_best.grid])) if base_best else None
-    regret = NOT_RUN if transferred is None else opt.regret(curve.losses, transferred) or DIVERGED
+    shift, bound = (None, "") if curve is base or not trains else _shift(best, base_best)
+    regret = _regret(scale, curve, base_best) if trains else UNTRAINED
     return Row(curve, best, shift, bound, regret, tuple(flags))
+
+
+def _regret(scale: Scale, curve: Curve, base_best: opt.Optimum | None) -> opt.Estimate | str:
+    coordinates = scale.coordinate(curve.x)
+    if base_best is None or not coordinates[0] <= base_best.at.value <= coordinates[-1]:
+        return NOT_RUN
+    return opt.regret(coordinates, curve.losses, base_best) or DIVERGED
 
 
 def _shift(best: opt.Optimum | None, base: opt.Optimum | None) -> tuple[opt.Estimate | None, str]:

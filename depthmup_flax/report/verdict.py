@@ -1,0 +1,263 @@
+"""Verdicts: whether an interval shows a claim, whether a rate transfers, and the sentence that says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+import scipy.special
+
+from depthmup_flax.report import optimum as opt
+from depthmup_flax.report import transfer
+from depthmup_flax.report.optimum import Estimate
+from depthmup_flax.report.transfer import Row, Study, Variant
+
+SHOWN, OPPOSITE, NOT_RESOLVED = "shown", "opposite", "not resolved"
+TRANSFERS, DOES_NOT_TRANSFER = "transfers", "does not transfer"
+# A regret below this share of the base's lowest loss is small.
+TOLERANCE = 0.01
+POWER = 0.8
+MOST_SEEDS = 100
+_ROUNDS_TO_0 = 5e-5  # a loss is printed with four digits
+_RULE = "depth_mup"  # a sweep is about the first variant of this preset that has a control, if it has any
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgment:
+    """``SHOWN``, ``OPPOSITE`` or ``NOT_RESOLVED``; then ``seeds`` would do (``None``: more than `MOST_SEEDS`)."""
+
+    verdict: str
+    seeds: int | None = None
+
+
+def judge(estimate: Estimate, bound: float) -> Judgment:
+    """Whether its 95 % interval shows that a quantity is at most ``bound``; the opposite is that it is above.
+
+    For "at least" negate both.
+    """
+    ends = estimate.interval
+    if ends and ends[1] <= bound:
+        return Judgment(SHOWN)
+    if ends and ends[0] > bound:
+        return Judgment(OPPOSITE)
+    return Judgment(NOT_RESOLVED, seeds_needed(estimate, bound))
+
+
+def seeds_needed(estimate: Estimate, bound: float) -> int | None:
+    """The fewest seeds n with which the 95 % interval of such an estimate excludes ``bound`` four times in five.
+
+    With the standard error s of the S seeds at hand, sigma = s sqrt(S) and the power 0.8, that is the smallest n with
+    ``(t_{0.975}(n - 1) + t_{0.8}(n - 1)) sigma / sqrt(n) <= |value - bound|``, the sample size of a one-sample t-test
+    in its usual approximation. ``None`` if n is above `MOST_SEEDS`, or the noise is unknown.
+    """
+    if estimate.draws is None:
+        return None
+    sigma = estimate.standard_error * math.sqrt(estimate.seeds)
+    for n in range(2, MOST_SEEDS + 1):
+        quantiles = scipy.special.stdtrit(n - 1, 0.975) + scipy.special.stdtrit(n - 1, POWER)
+        if quantiles * sigma / math.sqrt(n) <= abs(estimate.value - bound):
+            return n
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Contrast:
+    """A control against the rule at the largest size: regret of the control minus the rule's."""
+
+    control: str
+    estimate: Estimate | None  # ``None``: the control does not train, or diverges at the base's optimum
+    sentence: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Whether one variant's best x at the base is good at other sizes along ``axis``.
+
+    Attributes:
+      axis: ``depth``, ``width`` or ``width and depth``.
+      row: the size that decides: the largest, or the worst.
+      verdict: `TRANSFERS`, `DOES_NOT_TRANSFER`, `NOT_RESOLVED` or `depthmup_flax.report.transfer.UNTRAINED`.
+      tolerance: the regret that counts as small, in units of the loss.
+      seeds_needed: if it is not resolved.
+      sentence: all of it in words.
+    """
+
+    variant: str
+    axis: str
+    row: Row
+    verdict: str
+    tolerance: float
+    seeds_needed: int | None
+    sentence: str
+
+
+def verdicts(study: Study, tolerance: float = TOLERANCE) -> list[Verdict]:
+    """One per variant and axis with more than one size; ``tolerance`` is a share of the base's lowest loss."""
+    found = []
+    for variant in study.variants:
+        base, optimum = variant.base.curve, variant.base.optimum
+        if optimum is None or optimum.flag == opt.ONE_VALUE:
+            continue
+        absolute = tolerance * abs(optimum.loss.value)
+        others = [row for row in variant.rows if row is not variant.base]
+        larger = [row for row in others if row.curve.width >= base.width and row.curve.depth >= base.depth]
+        axes = {axis.name: axis.rows(larger) or axis.rows(others) for axis in study.axes}
+        axes["width and depth"] = [r for r in larger if r.curve.width != base.width and r.curve.depth != base.depth]
+        found += [_verdict(study, variant, name, rows, absolute) for name, rows in axes.items() if rows]
+    return found
+
+
+def _verdict(study: Study, variant: Variant, axis: str, rows: Sequence[Row], tolerance: float) -> Verdict:
+    name = study.scale.name
+    by_size = sorted(rows, key=lambda row: (row.curve.depth, row.curve.width))
+    untrained = [row for row in by_size if row.regret == transfer.UNTRAINED or row.optimum is None]
+    diverged = [row for row in by_size if row.regret == transfer.DIVERGED and row.optimum is not None]
+    known = [(row, row.regret) for row in by_size if isinstance(row.regret, Estimate)]
+    result = lambda row, verdict, reason, seeds=None: Verdict(
+        variant.name, axis, row, verdict, tolerance, seeds, f"{_claim(verdict, variant, axis, name)}: {reason}."
+    )
+    if untrained:
+        sizes = _sizes(untrained, axis)
+        why = f"at {sizes} no {name} brings the loss below twice the base's"
+        return result(untrained[-1], transfer.UNTRAINED, why)
+    if diverged:
+        why = f"the base's best {name} diverges at {_sizes(diverged, axis)}"
+        return result(diverged[-1], DOES_NOT_TRANSFER, why)
+    if not known:
+        return result(by_size[-1], NOT_RESOLVED, f"the base's best {name} was not run at {_sizes(by_size, axis)}")
+    if variant.base.optimum is not None and variant.base.optimum.flag in (opt.EDGE_LOW, opt.EDGE_HIGH):
+        why = f"the base's best {name} is the {variant.base.optimum.flag}: extend the grid"
+        return result(by_size[-1], NOT_RESOLVED, why)
+    judged = [(row, regret, judge(regret, tolerance)) for row, regret in known]
+    worse = [one for one in judged if one[2].verdict == OPPOSITE]
+    unclear = [one for one in judged if one[2].verdict == NOT_RESOLVED]
+    row, regret, judgment = max(worse or unclear or judged[-1:], key=lambda one: one[1].value)
+    where = _times(row, variant.base, axis)
+    costs = f"keeping the base's best {name} costs {_loss(regret, least=0.0)}{where}{_drift(row, study)}"
+    if worse:
+        return result(row, DOES_NOT_TRANSFER, costs)
+    outside = [one for one, _ in known if not one.bracketed]
+    if outside:  # there the regret is only known from below
+        return result(row, NOT_RESOLVED, f"{costs}; the optimum is at the edge of the grid at {_sizes(outside, axis)}")
+    if unclear:
+        would_do = f"{judgment.seeds} would do" if judgment.seeds else f"more than {MOST_SEEDS} would be needed"
+        noise = f"{regret.seeds} seeds; {would_do}" if regret.draws is not None else "1 seed: the noise is unknown"
+        return result(row, NOT_RESOLVED, f"{costs}; {noise}", judgment.seeds)
+    return result(row, TRANSFERS, costs)
+
+
+def _claim(verdict: str, variant: Variant, axis: str, x: str) -> str:
+    name = variant.name or f"the {x}"
+    texts = {
+        transfer.UNTRAINED: f"{name} does not train",
+        NOT_RESOLVED: f"not resolved whether {name} transfers over {axis}",
+    }
+    text = texts.get(verdict, f"{name} {verdict} over {axis}")
+    return text if variant.name and verdict != NOT_RESOLVED else text[0].upper() + text[1:]
+
+
+def contrasts(study: Study, axis: str) -> list[Contrast]:
+    """Each control against the rule, at the largest size along ``axis`` that both have."""
+    rule, of_rule = rule_of(study)
+    found = []
+    for control in of_rule:
+        pair = _largest_pair(study, rule, control, axis)
+        if pair is None or not isinstance(pair[0].regret, Estimate):
+            continue
+        ours, theirs = pair
+        assert isinstance(ours.regret, Estimate)
+        if not isinstance(theirs.regret, Estimate):
+            what = transfer.UNTRAINED if theirs.regret == transfer.UNTRAINED or not theirs.optimum else theirs.regret
+            text = {transfer.UNTRAINED: "does not train", transfer.DIVERGED: "diverges there"}.get(what)
+            found += [Contrast(control.name, None, f"{control.name} {text}")] if text else []
+            continue
+        difference = theirs.regret - ours.regret
+        found.append(Contrast(control.name, difference, f"{control.name} {_difference(difference)}"))
+    return found
+
+
+def _difference(estimate: Estimate) -> str:
+    ends = estimate.interval
+    if estimate.value == 0 and (estimate.draws is None or not estimate.draws.any()):
+        return "costs the same"
+    if ends and ends[0] <= 0 <= ends[1]:
+        return f"differs by {_loss(estimate)}, which is not resolved"
+    size = estimate if estimate.value > 0 else Estimate(-estimate.value, estimate.draws, estimate.seeds)
+    return f"costs {_loss(size)} {'more' if estimate.value > 0 else 'less'}"
+
+
+def rule_of(study: Study) -> tuple[Variant, list[Variant]]:
+    """The variant that the sweep is about, and its controls.
+
+    A control has another preset (or, without a variant of the rule's, another word anywhere), and else differs from it
+    at most in numbers, such as the branch multiplier that goes with the preset.
+    """
+    candidates = [variant for variant in study.variants if _RULE in _words(variant)] or list(study.variants)
+    pairs = [(one, [other for other in study.variants if _is_control(one, other)]) for one in candidates]
+    return next((pair for pair in pairs if pair[1]), pairs[0])
+
+
+def _is_control(rule: Variant, other: Variant) -> bool:
+    ours, theirs = _words(rule), _words(other)
+    return len(ours - theirs) == len(theirs - ours) == 1 and (_RULE not in ours or _RULE not in theirs)
+
+
+def _words(variant: Variant) -> set[str]:
+    """``batch, depth_mup, branch_multiplier=1.06`` -> its parts that are not numbers."""
+    words = set()
+    for part in variant.name.split(", "):
+        try:
+            float(part.rpartition("=")[2])
+        except ValueError:
+            words.add(part)
+    return words
+
+
+def headline(study: Study, found: Iterable[Verdict]) -> str:
+    """One sentence: the rule's verdict along its first axis, and how the controls differ."""
+    rule, _ = rule_of(study)
+    own = [verdict for verdict in found if verdict.variant == rule.name]
+    if not own:
+        return f"No verdict, which takes two sizes and several values of the {study.scale.name}."
+    against = [one.sentence for one in contrasts(study, own[0].axis)]
+    return "; ".join([own[0].sentence.rstrip("."), *([", ".join(against)] if against else [])]) + "."
+
+
+def _largest_pair(study: Study, rule: Variant, control: Variant, axis: str) -> tuple[Row, Row] | None:
+    lines = {one.name: one for one in study.axes}
+    rows = lines[axis].rows(rule.rows) if axis in lines else rule.rows
+    theirs = {(row.curve.width, row.curve.depth): row for row in control.rows if row is not control.base}
+    sizes = [(row, theirs[size]) for row in rows if (size := (row.curve.width, row.curve.depth)) in theirs]
+    return max(sizes, key=lambda pair: (pair[0].curve.depth, pair[0].curve.width)) if sizes else None
+
+
+def _sizes(rows: Sequence[Row], axis: str) -> str:
+    if axis == "width and depth":
+        return ", ".join(f"width {row.curve.width} depth {row.curve.depth}" for row in rows)
+    return f"{axis} " + " and ".join(str(row.curve.size(axis)) for row in rows)
+
+
+def _times(row: Row, base: Row, axis: str) -> str:
+    ratios = [f"{row.curve.size(name) / base.curve.size(name):.3g} times the {name}" for name in axis.split(" and ")]
+    return f" at {' and '.join(ratios)}"
+
+
+def _drift(row: Row, study: Study) -> str:
+    if row.shift is None:
+        return ""
+    bound = {"<=": "at most ", ">=": "at least "}.get(row.bound, "")
+    ends = row.shift.interval
+    interval = f" ({ends[0]:+.1f} to {ends[1]:+.1f})" if ends and not row.bound else ""
+    return f"; the optimum drifts by {bound}{row.shift.value:+.1f} {study.scale.unit}{interval}"
+
+
+def _loss(estimate: Estimate, *, least: float = -math.inf) -> str:
+    """``0.0030 (0 to 0.016)``; ``least`` is the smallest possible value."""
+    ends = estimate.interval
+    interval = f" ({_short(max(ends[0], least))} to {_short(ends[1])})" if ends else ""
+    return f"{_short(estimate.value)}{interval}"
+
+
+def _short(loss: float) -> str:
+    return "0" if abs(loss) < _ROUNDS_TO_0 else f"{loss:.2g}"
