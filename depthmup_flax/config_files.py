@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import collections
 import dataclasses
+import functools
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -24,6 +25,8 @@ from ml_collections.config_flags import tuple_parser
 
 from depthmup_flax import shipped_configs
 from depthmup_flax.errors import InputError, did_you_mean
+
+flags.disclaim_key_flags()  # the flags belong to the command that calls `define_config`
 
 SHOW_TRACEBACK = "traceback"  # a flag
 _REMEDY = "name a shipped config, such as digits, or a Python file with get_config()"
@@ -65,9 +68,8 @@ def parse(argv: Sequence[str]) -> list[str]:
     try:
         words = flags.FLAGS.read_flags_from_files(list(argv), force_gnu=True)
         if "config" in flags.FLAGS:
-            flags.FLAGS["config"].given, words = _split(words)
-            if _given().file is None:
-                _given().file = flags.FLAGS["config"].default
+            flag = _flag()
+            flag.given, words = _split(words, flag.default)
         _require_values(words)
         return flags.FLAGS(words)
     except flags.UnrecognizedFlagError as error:
@@ -117,8 +119,12 @@ def print_traceback(error: BaseException) -> None:
         traceback.print_exception(error.__cause__)
 
 
+def _flag() -> _ConfigFlag:
+    return cast(_ConfigFlag, flags.FLAGS["config"])
+
+
 def _given() -> _Given:
-    return flags.FLAGS["config"].given
+    return _flag().given
 
 
 # The command line.
@@ -126,8 +132,8 @@ def _given() -> _Given:
 _OF_CONFIG = re.compile(r"--?(?P<no>no)?config(?:\.(?P<path>[^=]*))?(?:=(?P<text>.*))?", re.DOTALL)
 
 
-def _split(argv: Sequence[str]) -> tuple[_Given, list[str]]:
-    """What the words say about the config, and the other words."""
+def _split(argv: Sequence[str], default: str | None) -> tuple[_Given, list[str]]:
+    """What the words say about the config, and the other words; ``default`` is the file if they name none."""
     others, words = list(argv[:1]), collections.deque(argv[1:])
     given: dict[str, list[str | None]] = collections.defaultdict(list)  # "" is the file
     while words:
@@ -143,7 +149,8 @@ def _split(argv: Sequence[str]) -> tuple[_Given, list[str]]:
         if text is None and words and not words[0].startswith("--"):
             text = words.popleft()
         given[match["path"] or ""].append(text)
-    return _Given(_with_scale(given.pop("", []), given.pop("scale", [])), dict(given)), others
+    file = _with_scale(given.pop("", [] if default is None else [default]), given.pop("scale", []))
+    return _Given(file, dict(given)), others
 
 
 def _with_scale(files: Sequence[str | None], scales: Sequence[str | None]) -> str | None:
@@ -173,14 +180,16 @@ def _require_values(argv: Sequence[str]) -> None:
 
 
 def _unknown_flag(name: str) -> str:
+    from depthmup_flax.models import MODELS
     from depthmup_flax.training.config import default_config, field_paths
 
-    own = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])]
-    if "config" in flags.FLAGS:
-        leaf = name.rpartition(".")[2]
-        fields = [path for path in field_paths(default_config()) if path.rpartition(".")[2] == leaf]
-        if fields:
-            return f"unknown flag --{name}: fields of the config are set by --config.{fields[0]}."
+    modules = flags.FLAGS.flags_by_module_dict()
+    ours = [module for module in modules if str(module).startswith("depthmup_flax") or module == sys.argv[0]]
+    own = [flag.name for module in ours for flag in modules[module]]
+    known = {path: None for model in MODELS for path in field_paths(default_config(model))}
+    fields = [path for path in known if path.rpartition(".")[2] == name.rpartition(".")[2]]
+    if fields and "config" in flags.FLAGS:
+        return f"unknown flag --{name}: fields of the config are set by --config.{fields[0]}."
     names = [f"--{flag}" for flag in own]
     return f"unknown flag --{name}: {did_you_mean(f'--{name}', names)}"
 
@@ -188,7 +197,6 @@ def _unknown_flag(name: str) -> str:
 _TYPES: dict[type, tuple[str, str]] = {  # what is expected, and an example
     int: ("a whole number", "8"),
     float: ("a number", "0.5"),
-    bool: ("True or False", "True"),
     str: ("a name", "name"),
     tuple: ("a tuple", "('a', 'b')"),
 }
@@ -206,10 +214,10 @@ def _illegal_value(message: str) -> str:
 
 
 def _wrong_value(flag: str, text: str, kind: type, example: Any) -> str:
-    expected, other = _TYPES[kind]
-    shown = other if example is None or example == () else str(example)
     if kind is bool:
         return f"{flag} is {text!r}: use True or False."
+    expected, other = _TYPES[kind]
+    shown = other if example is None or example == () else str(example)
     return f"{flag} is {text!r}: use {expected}, such as {flag}={shlex.quote(shown)}."
 
 
@@ -233,7 +241,7 @@ def _set(config: ConfigDict, path: str, texts: Sequence[str | None]) -> None:
         raise InputError(f"{flag} has no value: write it behind {flag}=.")
     try:
         if kind is tuple:  # several flags are its elements
-            value: Any = sum((tuple_parser.TupleParser().parse(text) for text in texts), ())
+            value: Any = tuple(part for text in texts for part in tuple_parser.TupleParser().parse(text))
         else:
             value = _PARSERS.get(kind, _literal)("True" if texts[-1] is None else texts[-1])
     except ValueError as error:
@@ -270,8 +278,10 @@ def load(named: str) -> ConfigDict:
 
     path, *arguments = named.split(":", 1)
     if not os.path.isfile(path) or not os.access(path, os.R_OK):
+        shipped = path.removeprefix("configs/").removesuffix(".py")
+        remedy = f"use --config={shipped}" if shipped in shipped_configs.names() else _REMEDY
         problem = "is a directory" if os.path.isdir(path) else "cannot be read"
-        raise InputError(f"--config={named} {problem}: {_REMEDY}.")
+        raise InputError(f"--config={named} {problem}: {remedy}.")
     try:
         config = from_file(path, *arguments)
     except (Exception, SystemExit) as error:
@@ -289,8 +299,8 @@ def load(named: str) -> ConfigDict:
 
 def _placed(error: BaseException, path: str) -> str:
     """A sentence about an error inside a config file, with the file and line of the innermost code of the user's."""
-    if isinstance(error, SyntaxError):
-        return f"{_place(error.filename or path, error.lineno)}: {type(error).__name__}: {error.msg}."
+    if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):
+        return f"{_place(str(error.filename), error.lineno)}: {type(error).__name__}: {error.msg}."
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
     place = _place(frames[-1].filename, frames[-1].lineno) if frames else ""
     if isinstance(error, InputError):
@@ -306,6 +316,7 @@ def _place(file: str, line: int | None) -> str:
     return f"{shown} line {line}" if line else shown
 
 
+@functools.cache
 def _is_users(file: str) -> bool:
     """Whether code is neither Python's, nor of a library, nor of this package, whose configs count as the user's."""
     package = os.path.dirname(os.path.abspath(__file__))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
-from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.errors import InputError, closest
 
 _PACKAGE = pathlib.Path(__file__).parent
 
@@ -30,13 +30,12 @@ def path_of(named: str) -> str:
       InputError: neither a file nor a shipped config.
     """
     name, colon, argument = named.partition(":")
-    if name.endswith(".py") or pathlib.Path(name).exists():
+    if name.endswith(".py") or pathlib.Path(name).is_file():
         return named
     if name not in names():
-        raise InputError(
-            f"--config={named} is neither a file nor a shipped config: {did_you_mean(name, names())} "
-            "depthmup config lists them."
-        )
+        meant = closest(name, names())
+        hint = "" if meant is None else f"did you mean {meant!r}? "
+        raise InputError(f"--config={named} is neither a file nor a shipped config: {hint}depthmup config lists them.")
     return f"{directory() / name}.py{colon}{argument}"
 
 

@@ -130,31 +130,6 @@ def test_help_quotes_the_classification():
     assert "One matrix in a branch: depth_mup." in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--config.model.dpth=3"], "config has no field 'dpth'. Did you mean \"depth\""),
-        (["--config.modl.depth=3"], "config has no field 'modl'"),
-        (["--config.model.depth=many"], "flag --config.model.depth=many"),
-        (["--config.model.depth=0"], "model.depth is 0: use a positive whole number"),
-        (["--config=configs/nothing.py"], "--config=configs/nothing.py cannot be read"),
-        (["--cofnig=x"], "Unknown command line flag 'cofnig'"),
-        (["depth=3"], "unexpected argument 'depth=3'"),
-        (["--config.optimizer.kwargs.momentum=0.9"], "optimizer.kwargs of 'adam'"),
-        (["--config.train.batch_size=9999"], "batch_size"),
-        (["--config.data.name=tfds:nothing_like_this"], "nothing_like_this"),
-    ],
-)
-def test_bad_command_lines_end_with_one_sentence_and_code_2(arguments, message, tmp_path):
-    done = run_command("train.py", *arguments, f"--workdir={tmp_path / 'run'}")
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_missing_workdir_is_asked_for():
     done = run_command("train.py", "--config=configs/digits.py")
     assert done.returncode == 2

@@ -45,6 +45,9 @@ _VOCABULARY = flags.DEFINE_integer("vocabulary", None, "Of a text that is absent
 def main(argv: list[str]) -> int:
     """Prints the plan; returns an exit code."""
     cli.require_no_arguments(argv)
+    for flag in (_CLASSES, _EXAMPLES, _VOCABULARY):
+        if flag.value is not None and flag.value < 1:
+            raise InputError(f"--{flag.name} is {flag.value}: use a whole number of at least 1.")
     _prepare(_TOPOLOGY.value)
     # Imported here, so that --help and a wrong flag answer at once.
     from depthmup_flax.plan.blank_data import PlannedData, Sizes

@@ -192,10 +192,10 @@ def require_ranges(arguments: Mapping[str, Any], where: str = "") -> None:
     for name, value in arguments.items():
         if not isinstance(value, (numbers.Real, str)):
             continue
-        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if name in _AVERAGES and not (number and 0 <= value < 1):
+        number = math.nan if isinstance(value, (bool, str)) else float(value)
+        if name in _AVERAGES and not 0 <= number < 1:
             raise InputError(f"{where}{name} is {value!r}: use a number of at least 0 and below 1, such as 0.9.")
-        if name in _EPSILONS and not (number and 0 <= value < math.inf):
+        if name in _EPSILONS and not 0 <= number < math.inf:
             raise InputError(f"{where}{name} is {value!r}: use a small number of at least 0, such as 1e-8.")
 
 

@@ -91,7 +91,7 @@ def depthmup(
     if isinstance(decay_width_exponent, numbers.Real) and not math.isfinite(decay_width_exponent):
         raise InputError(f"decay_width_exponent is {decay_width_exponent}: use a finite number, such as 0, -0.5 or -1.")
     _require_at_least_0(learning_rate=learning_rate, weight_decay=weight_decay)
-    if isinstance(clip_rms, numbers.Real) and not 0 < clip_rms:
+    if isinstance(clip_rms, numbers.Real) and not float(clip_rms) > 0:
         raise InputError(f"clip_rms is {clip_rms}: use a number above 0, or None for no clipping.")
     first, *others = _scaled(inner, info, parametrization, geometry)
     clip = () if clip_rms is None else (clip_by_global_rms(clip_rms),)
@@ -103,7 +103,7 @@ def depthmup(
 
 def _require_at_least_0(**numbers_: ScalarOrSchedule) -> None:
     for name, value in numbers_.items():
-        if isinstance(value, numbers.Real) and not 0 <= value < math.inf:
+        if isinstance(value, numbers.Real) and not 0 <= float(value) < math.inf:
             raise InputError(f"{name} is {value}: use a number of at least 0.")
 
 

@@ -139,8 +139,8 @@ def _require_same_fields(config: ConfigDict, default: ConfigDict, path: str) -> 
             others = [model for model in MODELS if path == "model." and name in model_fields(model)]
             if others:
                 raise InputError(
-                    f"model.name is {config.name!r}, which has no field {name!r}: a config is for one model; use a file "
-                    f"that starts from default_config({config.name!r})."
+                    f"model.name is {config.name!r}, which has no field {name!r}: a config is for one model. Use a "
+                    f"file that starts from default_config({config.name!r})."
                 )
             raise InputError(f"config has no field '{path}{name}': {did_you_mean(name, default)}")
         if isinstance(default[name], ConfigDict) and name != "kwargs":
@@ -176,7 +176,9 @@ def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
         raise InputError(f"config file {str(path)!r} cannot be read: name a Python file with get_config().")
     name = f"{pathlib.Path(path).stem}_config"
     loader = importlib.machinery.SourceFileLoader(name, os.path.abspath(path))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     loader.exec_module(module)
     get_config = getattr(module, "get_config", None)
@@ -242,15 +244,11 @@ def unknown_field(config: ConfigDict, path: str) -> str:
     if names[0] in section:
         return f"{missing}: {before}{names[0]} is no section."
     meant = closest(names[0], section)
+    if meant is not None:
+        after = names[1:] if isinstance(section[meant], ConfigDict) else []
+        return f"{missing}: did you mean {before + '.'.join([meant, *after])!r}?"
     elsewhere = [other for other in field_paths(config) if other.rpartition(".")[2] == names[-1]]
-    if meant is not None or not elsewhere:
-        rest = ".".join(names[1:]) if meant is not None and isinstance(section[meant], ConfigDict) else ""
-        return f"{missing}: " + (
-            did_you_mean(names[0], section)
-            if meant is None
-            else f"did you mean {f'{before}{meant}.{rest}'.rstrip('.')!r}?"
-        )
-    return f"{missing}: did you mean {elsewhere[0]!r}?"
+    return f"{missing}: {f'did you mean {elsewhere[0]!r}?' if elsewhere else did_you_mean(names[0], section)}"
 
 
 def to_json(config: ConfigDict) -> str:

@@ -16,6 +16,7 @@ TUNABLE: Mapping[str, Sequence[float]] = {
     **dict.fromkeys(("branch_multiplier", "gamma0"), powers_of_two(-2, 2)),
     **dict.fromkeys(("input_lr_factor", "output_lr_factor"), powers_of_two(-4, 4, 2)),
 }
+_MOST_OCTAVES = 20
 _EXTEND = 4  # learning rates that may be added at each end of the grid
 
 
@@ -60,6 +61,8 @@ def tuning_sweep(proxy: ConfigDict, names: Sequence[str], octaves: int, seeds: i
     for flag, value in (("octaves", octaves), ("seeds", seeds)):
         if value < 1:
             raise InputError(f"--{flag} is {value}: use a whole number of at least 1.")
+    if octaves > _MOST_OCTAVES:
+        raise InputError(f"--octaves is {octaves}: use at most {_MOST_OCTAVES}, a million times the config's rate.")
     rate = proxy.optimizer.learning_rate
     if not rate > 0:
         raise InputError(f"optimizer.learning_rate is {rate}: set a positive one; the search starts from it.")

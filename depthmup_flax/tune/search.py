@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import LoadOnce
+from depthmup_flax.errors import InputError
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.config import field_paths, from_file, get_field, set_field
 from depthmup_flax.training.experiment import build
@@ -45,6 +46,9 @@ def tune(
     load = LoadOnce()
     built, built_proxy = build(large, load=load), build(proxy, load=load)
     if rescaling.wanted:  # fails before anything is trained
+        batch_size, examples = rescaling.batch_size or 0, len(built.dataset.train)
+        if batch_size > examples:
+            raise InputError(f"--target.batch_size is {batch_size}: use at most the {examples} training examples.")
         rescale_target(
             proxy, built_proxy.total_steps, large.copy_and_resolve_references(), built.total_steps, rescaling
         )

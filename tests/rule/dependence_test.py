@@ -131,10 +131,10 @@ def test_an_update_that_depends_on_the_parameters_is_refused(name):
 @pytest.mark.parametrize("name", ["norm", "norm in a chain"])
 def test_what_a_user_vouches_for_is_taken_as_it_is(name):
     inner = OTHER_ENTRIES[name]
-    vouched = dm.depthmup(optax.chain(optax.clip(9.0), dm.entrywise(inner)), {"w": INFO["scale"]}, RULE, -1.0)
+    vouched = dm.depthmup(optax.chain(optax.clip(9.0), dm.entrywise(inner)), {"w": INFO["scale"]}, RULE, 1.0)
     params = {"w": jnp.array(3.0)}
     updates, _ = vouched.update(params, vouched.init(params), params)
-    np.testing.assert_array_equal(updates["w"], inner.update(params, inner.init(params), params)[0]["w"])
+    np.testing.assert_array_equal(updates["w"], -inner.update(params, inner.init(params), params)[0]["w"])
 
 
 def test_an_update_that_needs_the_loss_is_refused():
