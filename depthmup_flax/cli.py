@@ -18,6 +18,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import ConfigDict, config_flags
 
+from depthmup_flax import console
 from depthmup_flax.errors import BAD_INPUT, STOPPED, TRY_LATER, Busy, InputError, Preempted, RunStopped, printable
 from depthmup_flax.parallel import distributed
 
@@ -90,7 +91,7 @@ def _run(main: Callable[[list[str]], int | None], default_config: pathlib.Path |
     absl_logging.set_verbosity(absl_logging.WARNING)
     logging.getLogger("absl").addFilter(lambda record: not any(text in record.getMessage() for text in _EXPECTED))
     try:
-        app.run(main, flags_parser=functools.partial(_parse, default_config))
+        app.run(console.shown(main), flags_parser=functools.partial(_parse, default_config))
     except (Busy, Preempted) as error:
         print(error, file=sys.stderr)
         distributed.leave(TRY_LATER)

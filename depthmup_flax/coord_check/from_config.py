@@ -75,6 +75,5 @@ def check_config(
         depth=depth or base_depth,
         widths=[base_width * k for k in (4, 8, 16)] if widths is None else widths,
         depths=[base_depth * k for k in (4, 8, 16)] if depths is None else depths,
-        say=lambda text: print(text, flush=True),
         **kwargs,
     )

@@ -25,7 +25,7 @@ def main(argv: list[str]) -> None:
     if not _WORKDIR.value:
         raise InputError("--workdir is not set: name a directory for the records, such as --workdir=runs/ntk.")
     try:
-        text, paths = run(config, _WORKDIR.value, overwrite=_OVERWRITE.value, say=lambda s: print(s, flush=True))
+        text, paths = run(config, _WORKDIR.value, overwrite=_OVERWRITE.value)
     except KeyboardInterrupt:
         raise InputError("interrupted; rerunning the command resumes it.") from None
     print(text)

@@ -7,7 +7,7 @@ resumes the sweep. Make figures with: python -m depthmup_flax.report DIR
 
 from absl import flags
 
-from depthmup_flax import cli
+from depthmup_flax import cli, console
 from depthmup_flax.compilation_cache import cache_compilations
 from depthmup_flax.errors import InputError
 
@@ -39,7 +39,8 @@ def main(argv: list[str]) -> None:
         raise InputError("--workdir is not set: name a directory for the records, such as --workdir=runs/sweep.")
     cache_compilations()
     sweep(config, _WORKDIR.value, shard=shard, lanes=lanes, overwrite=_OVERWRITE.value)
-    print(f"records: {_WORKDIR.value}; make figures: python -m depthmup_flax.report {_WORKDIR.value}")
+    print(f"Records are in {_WORKDIR.value}")
+    console.next_step(f"depthmup report {_WORKDIR.value}")
 
 
 def _parse_shard(text: str) -> tuple[int, int]:

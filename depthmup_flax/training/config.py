@@ -30,6 +30,7 @@ from depthmup_flax.types import Json
 # Unset, these fields of `Parametrization` have the preset's value.
 _LR_FACTORS = ("input_lr_factor", "hidden_lr_factor", "output_lr_factor", "vector_lr_factor", "fixed_lr_factor")
 _KWARGS = ("momentum", "b1", "b2", "eps")
+WRITERS = ("jsonl", "tensorboard", "wandb")
 _EXPONENTS = ("alpha", "gamma", "inner_gamma")
 _RULE_FIELDS = {"width": str, **dict.fromkeys((*_EXPONENTS, "gamma0", "branch_multiplier", *_LR_FACTORS), float)}
 
@@ -71,6 +72,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "eval_batch_size": 500,
                 "eval_every": 0,  # steps between evaluations, each with a checkpoint; 0: an epoch
                 "log_every": 50,  # steps between rows of metrics
+                "writers": ("jsonl", "tensorboard"),  # of metrics; also "wandb". metrics.jsonl is always written
                 "checkpoint": True,
                 "checkpoint_every": 0,  # steps between further checkpoints; 0: none
                 "keep_checkpoints": 2,  # the latest; the one with the best test accuracy is kept as well
@@ -109,11 +111,25 @@ def validate(config: ConfigDict) -> None:
         raise InputError("train.epochs and train.steps are both 0: set one of them.")
     if config.optimizer.schedule not in ("constant", "cosine"):
         raise InputError(f"optimizer.schedule is {config.optimizer.schedule!r}: use 'constant' or 'cosine'.")
+    _require_writers(config.train.writers)
     if config.mesh.gradient_dtype not in GRADIENT_DTYPES:
         raise InputError(
             f"mesh.gradient_dtype is {config.mesh.gradient_dtype!r}: use 'float32', or '' for model.dtype."
         )
     make_parametrization(config)
+
+
+def _require_writers(names: object) -> None:
+    if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"train.writers is {names!r}: use names with commas, such as ('jsonl', 'tensorboard').")
+    for name in names:
+        if name not in WRITERS:
+            raise InputError(f"train.writers has {name!r}: {did_you_mean(name, WRITERS)}")
+    if "jsonl" not in names:
+        raise InputError(
+            f"train.writers is {tuple(names)!r}, without 'jsonl': add it, because resuming and reading a run need its "
+            "metrics.jsonl."
+        )
 
 
 def _require_at_least(lowest: float, path: str, value: object) -> None:
