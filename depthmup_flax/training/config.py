@@ -111,7 +111,7 @@ def validate(config: ConfigDict) -> None:
         raise InputError("train.epochs and train.steps are both 0: set one of them.")
     if config.optimizer.schedule not in ("constant", "cosine"):
         raise InputError(f"optimizer.schedule is {config.optimizer.schedule!r}: use 'constant' or 'cosine'.")
-    _require_writers(config.train.writers)
+    writer_names(config)
     if config.mesh.gradient_dtype not in GRADIENT_DTYPES:
         raise InputError(
             f"mesh.gradient_dtype is {config.mesh.gradient_dtype!r}: use 'float32', or '' for model.dtype."
@@ -119,17 +119,25 @@ def validate(config: ConfigDict) -> None:
     make_parametrization(config)
 
 
-def _require_writers(names: object) -> None:
-    if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
-        raise InputError(f"train.writers is {names!r}: use names with commas, such as ('jsonl', 'tensorboard').")
+def writer_names(config: ConfigDict) -> list[str]:
+    """The names in ``train.writers``, a tuple of strings; each may hold several with commas, as a command line does.
+
+    Raises:
+      InputError: an unknown name, or no ``jsonl``.
+    """
+    values = config.train.writers
+    if not isinstance(values, (tuple, list)) or not all(isinstance(value, str) for value in values):
+        raise InputError(f"train.writers is {values!r}: use names, such as ('jsonl', 'tensorboard').")
+    names = [name.strip() for value in values for name in value.split(",")]
     for name in names:
         if name not in WRITERS:
             raise InputError(f"train.writers has {name!r}: {did_you_mean(name, WRITERS)}")
     if "jsonl" not in names:
         raise InputError(
-            f"train.writers is {tuple(names)!r}, without 'jsonl': add it, because resuming and reading a run need its "
+            f"train.writers is {','.join(names)}, without jsonl: add it, because resuming and reading a run need its "
             "metrics.jsonl."
         )
+    return names
 
 
 def _require_at_least(lowest: float, path: str, value: object) -> None:

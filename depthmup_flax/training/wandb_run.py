@@ -41,10 +41,8 @@ class WandbRun:
             resume="allow",
             settings=wandb.Settings(silent=True, console="off"),
         )
-        log.info(
-            "wandb: %s",
-            self._run.url or f"offline; to upload it, run wandb sync {self._run.dir.removesuffix('/files')}",
-        )
+        offline = f"offline; to upload the run: wandb sync {self._run.dir.removesuffix('/files')}"
+        log.info("wandb: %s", self._run.url or offline)
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         """Logs the values. wandb drops those of a step that it has, which a resumed run computes again."""

@@ -19,6 +19,7 @@ from typing import Protocol
 from ml_collections import ConfigDict
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.training.config import writer_names
 from depthmup_flax.training.event_file import EventFile
 from depthmup_flax.training.wandb_run import WandbRun
 
@@ -115,16 +116,15 @@ class BackgroundWriter:
 
     def _warn(self, reason: str) -> None:
         if self._warned.acquire(blocking=False):
-            log.warning(
-                "metrics cannot be written to %s (%s): some are lost. metrics.jsonl has all.", *(self._name, reason)
-            )
+            log.warning("some metrics are lost to %s (%s). metrics.jsonl has all of them.", self._name, reason)
 
 
 def require_writers(config: ConfigDict, own: Sequence[Writer]) -> None:
     """Raises `InputError` if a library of ``train.writers`` is absent, or one of ``own`` is no `Writer`."""
-    if "wandb" in config.train.writers and importlib.util.find_spec("wandb") is None:
+    if "wandb" in writer_names(config) and importlib.util.find_spec("wandb") is None:
         raise InputError(
-            "train.writers has 'wandb', which is not installed: run pip install \"depthmup-flax[wandb]\", or leave it out."
+            "train.writers has 'wandb', which is not installed: run "
+            'pip install "depthmup-flax[wandb]", or leave it out.'
         )
     for writer in own:
         for method in ("write_scalars", "close"):
@@ -147,12 +147,12 @@ def open_writers(
       local: where files of the run are written; the same if it is on a disk.
       resume_step: the first row is of a later step.
     """
-    writers = []
-    if "tensorboard" in config.train.writers:
+    writers, names = [], writer_names(config)
+    if "tensorboard" in names:
         # TensorBoard drops events from purge_step on.
         purge_step = resume_step + 1 if resume_step else None
         writers.append(BackgroundWriter("TensorBoard events", lambda attempt: EventFile(local, purge_step, attempt)))
-    if "wandb" in config.train.writers:
+    if "wandb" in names:
         open_run = lambda attempt: WandbRun(directory, config.to_dict())
         writers.append(BackgroundWriter("wandb", open_run, close_s=WANDB_CLOSE_S))
     for writer in own:
