@@ -36,12 +36,11 @@ def main(argv: list[str]) -> None:
     if _DRY_RUN.value or _MEASURE.value:
         print(describe(config, lanes, shard, measure=_MEASURE.value))
         return
-    if not _WORKDIR.value:
-        raise InputError("--workdir is not set: name a directory for the records, such as --workdir=runs/sweep.")
+    workdir = _WORKDIR.value or cli.default_workdir("runs/sweeps")
     cache_compilations()
-    sweep(config, _WORKDIR.value, shard=shard, lanes=lanes, overwrite=_OVERWRITE.value)
-    print(f"Records are in {_WORKDIR.value}")
-    console.next_step(f"depthmup report {_WORKDIR.value}")
+    sweep(config, workdir, shard=shard, lanes=lanes, overwrite=_OVERWRITE.value)
+    print(f"Records are in {workdir}")
+    console.next_step(f"depthmup report {workdir}")
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
