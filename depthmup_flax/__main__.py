@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -44,9 +45,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(name: str, arguments: Sequence[str] | None = None) -> None:
     """Runs a subcommand with these arguments, by default the process's, and ends the process with its exit code."""
     sys.argv = [f"depthmup {name}", *(sys.argv[1:] if arguments is None else arguments)]
-    module = importlib.import_module(COMMANDS[name][0])  # late: most import JAX
-    from depthmup_flax import cli
-
+    try:
+        module = importlib.import_module(COMMANDS[name][0])  # late: most import JAX
+        from depthmup_flax import cli
+    except KeyboardInterrupt:  # `cli.run` handles later ones
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     cli.run(module.main)
 
 

@@ -20,19 +20,25 @@ RESULT = {"result": True}  # ``extra`` of a message that is the outcome of a com
 _PACKAGE = logging.getLogger("depthmup_flax")
 
 
-def shown(main: Callable[[list[str]], int | None]) -> Callable[[list[str]], int | None]:
-    """``main`` of a command line, whose messages are shown as plain lines; defines the flag ``--quiet``.
+def show() -> _Output:
+    """Shows the messages of this package as plain lines; returns the handler.
 
     Progress and results go to standard output; warnings and errors, also those of other libraries, to standard error.
     """
-    if "quiet" not in flags.FLAGS:
-        flags.DEFINE_bool("quiet", False, "Show only warnings, errors and the result.")
     output = _Output()
     output.setFormatter(_Plain())
     _PACKAGE.handlers = [output]
     _PACKAGE.setLevel(logging.INFO)
     _PACKAGE.propagate = False  # absl would show warnings again
     absl_logging.get_absl_handler().setFormatter(_Plain())
+    return output
+
+
+def shown(main: Callable[[list[str]], int | None]) -> Callable[[list[str]], int | None]:
+    """``main`` of a command line, within `show`; defines the flag ``--quiet``."""
+    if "quiet" not in flags.FLAGS:
+        flags.DEFINE_bool("quiet", False, "Show only warnings, errors and the result.")
+    output = show()
 
     @functools.wraps(main)
     def run(argv: list[str]) -> int | None:

@@ -98,8 +98,8 @@ class BackgroundWriter:
 
     def _write_to(self, writer: Writer) -> None:
         """Writes rows until `close`."""
-        flush = getattr(writer, "flush", None)
-        flushed, pending = time.monotonic(), flush is not None
+        flush = getattr(writer, "flush", lambda: None)
+        flushed, pending = time.monotonic(), True
         while True:
             left = flushed + _FLUSH_S - time.monotonic()
             try:
@@ -112,7 +112,7 @@ class BackgroundWriter:
                 self._closing = True
                 return writer.close()
             writer.write_scalars(*row)
-            pending = flush is not None
+            pending = True
 
     def _warn(self, reason: str) -> None:
         if self._warned.acquire(blocking=False):

@@ -464,17 +464,18 @@ def test_shards_split_the_cost_evenly_and_no_curve():
     assert all(len(owner) == 1 for owner in owners)
 
 
-def test_a_curve_whose_minimum_is_at_the_end_of_the_grid_is_extended_and_said(tmp_path, capsys):
+def test_a_curve_whose_minimum_is_at_the_end_of_the_grid_is_extended_and_said(tmp_path, logged):
     config = small_sweep(grids={"rates": {RATE: (1e-6, 2e-6), "seed": (0, 1)}}, extend=2)
     records = sweep(config, tmp_path / "sweep", lanes=0)
     assert sorted({record.point[RATE] for record in records}) == pytest.approx([1e-6, 2e-6, 4e-6, 8e-6])
     assert len(records) == 8
-    assert "the best optimizer.learning_rate is at the edge of the grid; trying 4e-06 too" in capsys.readouterr().out
+    assert "the best optimizer.learning_rate is at the edge of the grid; trying 4e-06 too" in logged.text
     assert read_sweep([tmp_path / "sweep"]).info.axes[RATE] == pytest.approx([1e-6, 2e-6, 4e-6, 8e-6])
+    logged.clear()
     again = sweep(config, tmp_path / "sweep", lanes=0)
-    printed = capsys.readouterr().out
+    printed = logged.text
     assert "trying" not in printed
-    assert "8 runs, 0 diverged now" in printed
+    assert "8 runs, 0 diverged" in printed
     assert by_run(again).keys() == by_run(records).keys()  # resuming extends nothing twice
     assert len(read_records(tmp_path / "sweep" / "records.jsonl")[0]) == 8
 
