@@ -546,15 +546,37 @@ def test_a_scale_that_there_is_not_names_those_there_are():
     assert at_scale("gpu", smoke=1, other=2) == 2
 
 
-def test_a_dry_run_counts_runs_parameters_and_time():
-    text = describe(small_sweep(grids={"rates": {RATE: (1e-3, 2e-3), "model.depth": (2, 4), "seed": (0, 1)}}), lanes=0)
+GRID = {RATE: (1e-3, 2e-3), "model.depth": (2, 4), "seed": (0, 1)}
+
+
+def test_a_dry_run_counts_runs_parameters_and_steps_and_compiles_nothing(monkeypatch):
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *args, **kwargs: pytest.fail("compiles"))
+    text = describe(small_sweep(grids={"rates": GRID}))
     assert "8 runs in 2 compiled groups" in text
     # 8x8 synthetic color images: 192 inputs, 10 classes.
-    assert f"{192 * 8 + 2 * 64 + 80:,} parameters: depth 2" in text
+    parameters = 192 * 8 + 2 * 64 + 80
+    assert f"{parameters:,} parameters" in text
+    assert ": depth 2" in text
     assert "0.001, 0.002" in text
-    assert "ms per run and step" in text
-    half = describe(small_sweep(grids={"rates": {RATE: (1e-3, 2e-3), "model.depth": (2, 4)}}), lanes=0, shard=(0, 2))
+    base = small_sweep().base.train
+    assert f"{8 * base.steps:,} steps, {8 * base.steps * base.batch_size:,} images in all" in text
+    half = describe(small_sweep(grids={"rates": {path: GRID[path] for path in (RATE, "model.depth")}}), shard=(0, 2))
     assert "in 1 compiled groups in shard 0/2" in half
+
+
+def test_a_dry_run_measures_time_and_memory_if_asked():
+    text = describe(small_sweep(grids={"rates": GRID}), lanes=0, measure=True)
+    assert text.count("ms per run and step") == 2
+    assert "about 00:0" in text.splitlines()[-1]
+
+
+def test_a_dry_run_needs_no_data_of_a_published_set_and_says_that_they_are_absent(tmp_path):
+    config = small_sweep(grids={"rates": GRID})
+    config.base.data.update(name="tfds:cifar10", data_dir=str(tmp_path), train_examples=0, test_examples=0)
+    assert "The data are not here: prepare tfds:cifar10 before the sweep." in describe(config)
+    config.base.data.name = "tfds:no_such_set"
+    with pytest.raises(InputError, match="no_such_set"):
+        describe(config)
 
 
 def test_the_commands_sweep_report_and_refuse(tmp_path):
