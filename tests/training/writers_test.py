@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import json
 import pathlib
+import struct
 import threading
 import time
 
@@ -181,15 +182,27 @@ def test_writers_do_not_change_the_hash_of_a_run():
     assert len({config_hash(short_run(writers=names)) for names in (("jsonl",), ("jsonl", "wandb"))}) == 1
 
 
+def logged_messages(path):
+    """Messages in a file of wandb: 7 bytes, then LevelDB's log format, in blocks of 32 KiB."""
+    content, start, message = path.read_bytes(), 7, b""
+    while start < len(content):
+        if start // 2**15 < (start + 7) // 2**15 and (start + 7) % 2**15:  # what is left of a block has no header
+            start = (start // 2**15 + 1) * 2**15
+        length, kind = struct.unpack_from("<HB", content, start + 4)
+        message += content[start + 7 : start + 7 + length]
+        start += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield message
+            message = b""
+
+
 def offline_rows(directory):
     """Step and values of every row in wandb's file of an offline run."""
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
-    store, rows = DataStore(), []
-    store.open_for_scan(str(next(directory.glob("wandb/offline-run-*/*.wandb"))))
-    while (data := store.scan_data()) is not None:
-        record = wandb_internal_pb2.Record.FromString(data)
+    rows = []
+    (path,) = directory.glob("wandb/offline-run-*/*.wandb")
+    for record in map(wandb_internal_pb2.Record.FromString, logged_messages(path)):
         if record.WhichOneof("record_type") == "history":
             items = {".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
             rows.append((record.history.step.num, {k: v for k, v in items.items() if not k.startswith("_")}))
