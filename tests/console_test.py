@@ -4,14 +4,16 @@ import logging
 import os
 import pty
 import re
+import signal
 import sys
+import time
 
 import processes
 import pytest
 from processes import ROOT, run_command
 
+from depthmup_flax import __main__ as main
 from depthmup_flax import console
-from depthmup_flax.__main__ import COMMANDS
 
 SMALL = ("--config.model.width=8", "--config.model.depth=2", "--config.train.batch_size=16", "--config.train.steps=20")
 
@@ -71,10 +73,23 @@ def test_a_quiet_run_prints_its_result_alone_and_another_says_what_is_next(tmp_p
     assert again.stdout.splitlines()[-1] == f"next: depthmup predict {tmp_path / 'run'} image.png"
 
 
+def interrupted_while_importing():
+    with main._interruptible():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+    return 0
+
+
+def test_ctrl_c_while_a_command_imports_ends_it_with_a_word_and_130(tmp_path):
+    process = processes.Process(tmp_path / "log", interrupted_while_importing)
+    assert process.wait() == 130
+    assert process.text() == "interrupted\n"
+
+
 def test_the_library_prints_nothing_but_in_commands():
     """Progress goes to loggers: `print` is for the commands, and for processes that end at once."""
     allowed = {"__main__.py", "cli.py", "config_files.py", "parallel/distributed.py", "parallel/heartbeat.py"}
-    commands = {module.removeprefix("depthmup_flax.").replace(".", "/") + ".py" for module, _ in COMMANDS.values()}
+    commands = {module.removeprefix("depthmup_flax.").replace(".", "/") + ".py" for module, _ in main.COMMANDS.values()}
     package = ROOT / "depthmup_flax"
     calls = re.compile(r"^\s*print\(", re.MULTILINE)
     printing = {str(path.relative_to(package)) for path in package.rglob("*.py") if calls.search(path.read_text())}

@@ -5,11 +5,13 @@ import importlib.util
 import inspect
 import json
 import pathlib
+import re
 import struct
 import threading
 import time
 
 import pytest
+from processes import ROOT
 from small_runs import config
 from tensorboardX.record_writer import RecordWriter
 
@@ -176,6 +178,13 @@ def test_an_absent_library_is_one_sentence_with_the_command(tmp_path, monkeypatc
 def test_an_object_that_is_no_writer_is_refused_with_the_method_that_it_lacks(tmp_path):
     with pytest.raises(InputError, match="writers has a set, which has no method write_scalars"):
         train_and_evaluate(short_run(), tmp_path / "run", writers=[set()])
+
+
+def test_the_example_of_the_docs_runs(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs" / "logging.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    exec(re.search(r"<!-- example -->\n```python\n(.*?)```", page, re.DOTALL).group(1), {})
+    assert float(capsys.readouterr().out.removeprefix("best test loss ")) < 1.5
 
 
 def test_writers_do_not_change_the_hash_of_a_run():
