@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from depthmup_flax import __version__
 from depthmup_flax.errors import BAD_INPUT, did_you_mean, printable
@@ -45,10 +48,27 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(name: str, arguments: Sequence[str] | None = None) -> None:
     """Runs a subcommand with these arguments, by default the process's, and ends the process with its exit code."""
     sys.argv = [f"depthmup {name}", *(sys.argv[1:] if arguments is None else arguments)]
-    module = importlib.import_module(COMMANDS[name][0])  # late: most import JAX
-    from depthmup_flax import cli
-
+    with _interruptible():
+        module = importlib.import_module(COMMANDS[name][0])  # late: most import JAX
+        from depthmup_flax import cli
     cli.run(module.main)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C during imports ends the process at once: an exception would end them in tracebacks. `cli.run` has more."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # else the shell, or the caller, wants none or another
+        signal.signal(signal.SIGINT, _interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupted(*_: object) -> None:
+    os.write(2, b"interrupted\n")
+    os._exit(128 + signal.SIGINT)
 
 
 def usage() -> str:

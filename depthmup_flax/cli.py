@@ -15,7 +15,7 @@ import jax
 from absl import app, flags
 from absl import logging as absl_logging
 
-from depthmup_flax import config_files
+from depthmup_flax import config_files, console
 from depthmup_flax.config_files import config_path as config_path  # for the commands
 from depthmup_flax.config_files import define_config as define_config
 from depthmup_flax.config_files import resolved as resolved
@@ -78,7 +78,7 @@ def _run(main: Callable[[list[str]], int | None]) -> None:
     absl_logging.set_verbosity(absl_logging.WARNING)
     logging.getLogger("absl").addFilter(lambda record: not any(text in record.getMessage() for text in _EXPECTED))
     try:
-        app.run(main, flags_parser=config_files.parse)
+        app.run(console.shown(main), flags_parser=config_files.parse)
     except (Busy, Preempted) as error:
         print(error, file=sys.stderr)
         distributed.leave(TRY_LATER)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import pathlib
 import platform
 import stat
-import sys
 from importlib.metadata import version
 
 import jax
+
+log = logging.getLogger(__name__)
 
 LIMIT_BYTES = 4 * 2**30  # of all versions together
 
@@ -33,7 +35,7 @@ def cache_compilations() -> None:
             _require_private(path)
         _delete_oldest(home, LIMIT_BYTES)
     except OSError as error:
-        print(f"compiled programs are not kept for the next start: {error.strerror}: {error.filename}", file=sys.stderr)
+        log.warning("compiled programs are not kept for the next start: %s: %s", error.strerror, error.filename)
         return
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles many small programs

@@ -56,32 +56,32 @@ def test_only_the_user_can_write_to_the_cache(home):
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
 @pytest.mark.parametrize("inner", [False, True])
-def test_a_cache_that_others_can_write_to_is_not_used_and_a_line_says_why(inner, mode, home, capsys):
+def test_a_cache_that_others_can_write_to_is_not_used_and_a_line_says_why(inner, mode, home, logged):
     cache_compilations()
     path = jax.config.jax_compilation_cache_dir if inner else home
     jax.config.update("jax_compilation_cache_dir", None)
     os.chmod(path, mode)
     cache_compilations()
     assert jax.config.jax_compilation_cache_dir is None
-    assert capsys.readouterr().err == (
+    assert logged.messages == [
         "compiled programs are not kept for the next start: "
-        f"other users can write to the directory, so run chmod go-w on it: {path}\n"
-    )
+        f"other users can write to the directory, so run chmod go-w on it: {path}"
+    ]
 
 
-def test_the_cache_of_another_user_is_not_used(home, capsys, monkeypatch):
+def test_the_cache_of_another_user_is_not_used(home, logged, monkeypatch):
     home.mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: os.stat(home).st_uid + 1)
     cache_compilations()
     assert jax.config.jax_compilation_cache_dir is None
-    assert "another user owns the directory" in capsys.readouterr().err
+    assert "another user owns the directory" in logged.text
 
 
-def test_a_home_that_cannot_be_written_costs_the_cache_and_nothing_else(home, capsys):
+def test_a_home_that_cannot_be_written_costs_the_cache_and_nothing_else(home, logged):
     home.touch()
     cache_compilations()
     assert jax.config.jax_compilation_cache_dir is None
-    assert "File exists" in capsys.readouterr().err
+    assert "File exists" in logged.text
 
 
 def test_a_compilation_cache_that_the_user_names_takes_the_place_of_ours(tmp_path):

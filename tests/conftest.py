@@ -38,6 +38,13 @@ def pytest_xdist_auto_num_workers(config):
 
 
 @pytest.fixture
+def logged(caplog):
+    """What the package logs, progress too: ``logged.text``."""
+    caplog.set_level("INFO", logger="depthmup_flax")
+    return caplog
+
+
+@pytest.fixture
 def float64():
     """Double precision, for comparisons of two forms of the same network."""
     import jax

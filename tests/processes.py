@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 
-from depthmup_flax import errors
+from depthmup_flax import console, errors
 
 # The fork server skips a module that it cannot import, silently: the assertion below does not.
 _PRELOADED = (
@@ -223,6 +223,7 @@ def _run(log, function):
     os.dup2(file, 1)
     os.dup2(file, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    console.show()
     try:
         code = function()
     except errors.InputError as error:

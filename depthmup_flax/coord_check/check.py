@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import itertools
+import logging
 import numbers
 import os
 import time
@@ -33,6 +34,8 @@ from depthmup_flax.rule.geometry import matrix_updates
 from depthmup_flax.rule.info_trees import flatten_info, param_count
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, require_parametrization
 
+log = logging.getLogger(__name__)
+
 _COMPILERS = 4  # threads; a compilation of a large network may take a GB
 
 
@@ -51,7 +54,7 @@ def coord_check(
     seeds: int = 4,
     tolerance: float = 0.2,
     spectral: bool = False,
-    say: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None] = log.info,
 ) -> Report:
     """Trains networks of several widths and depths for a few steps; fits how every size follows width and depth.
 
@@ -79,7 +82,7 @@ def coord_check(
       seeds: initial values per size.
       tolerance: largest exponent that counts as flat; above 0 and below 1/2.
       spectral: also record the spectral norm of every weight's update.
-      say: called with a progress line per network, for example ``print``.
+      say: called with a progress line per network, for example ``print``; by default they are logged.
 
     Raises:
       InputError: too few sizes or seeds, networks that do not grow with their sizes, or labels that do not fit the

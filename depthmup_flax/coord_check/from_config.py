@@ -91,5 +91,4 @@ def prepared_check(
         # Its layers are annotated for the config's base, so they cannot be audited against another one.
         return dataclasses.replace(network, source=None)
 
-    say = lambda text: print(text, flush=True)
-    return lambda: coord_check(build, labels, rule=experiment.parametrization, spectral=spectral, say=say, **plan)
+    return lambda: coord_check(build, labels, rule=experiment.parametrization, spectral=spectral, **plan)

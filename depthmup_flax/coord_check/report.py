@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import logging
 import math
 import pathlib
 
@@ -28,6 +29,8 @@ from depthmup_flax.coord_check.verdict import (
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.workdir.directory import COORD_CHECK, claimed
 from depthmup_flax.workdir.files import write_atomically
+
+log = logging.getLogger(__name__)
 
 _SHOWN_LAYERS = 8
 _SHOWN_FAILURES, _SHOWN_PASSED = 12, 6  # lines per axis
@@ -122,7 +125,7 @@ class Report:
         write_atomically(path / "report.txt", f"{self}\n")
         write_atomically(path / "details.txt", f"{self.details()}\n")
         if importlib.util.find_spec("matplotlib") is None:
-            print('No figure: matplotlib is not installed. Run pip install "depthmup-flax[report]".')
+            log.warning('no figure: matplotlib is not installed. Run pip install "depthmup-flax[report]".')
             return
         verdict = "PASS" if self.ok else "FAIL: " + ", ".join(cause.name.replace("_", " ") for cause in self.causes)
         legend = f"flat lines pass, thick red lines fail; mean and range over n = {self.seeds} seeds"

@@ -7,7 +7,6 @@ expected ones. Rerunning the command resumes an interrupted one.
 from absl import flags
 
 from depthmup_flax import cli
-from depthmup_flax.errors import InputError
 
 _CONFIG = cli.define_config(
     "Python file with get_config(scale); --config.scale=smoke|cpu|gpu|paper, any field --config.widths='(64, 128)'."
@@ -23,10 +22,7 @@ def main(argv: list[str]) -> None:
 
     config = cli.resolved(_CONFIG)
     workdir = _WORKDIR.value or cli.default_workdir("runs/limits")
-    try:
-        text, paths = run(config, workdir, overwrite=_OVERWRITE.value, say=lambda s: print(s, flush=True))
-    except KeyboardInterrupt:
-        raise InputError("interrupted; rerunning the command resumes it.") from None
+    text, paths = run(config, workdir, overwrite=_OVERWRITE.value)
     print(text)
     print("written: " + ", ".join(str(path) for path in paths))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import logging
 import pathlib
 import time
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from depthmup_flax.training import config as configs
 from depthmup_flax.types import Json
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import open_lines, write_atomically
+
+log = logging.getLogger(__name__)
 
 # config.figure -> its module of this package
 FIGURES = {name: name for name in ("ntk", "linear_kernel", "linear_limit", "limit_convergence", "diversity")}
@@ -68,7 +71,7 @@ def run(
     workdir: str | pathlib.Path,
     *,
     overwrite: bool = False,
-    say: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None] = log.info,
 ) -> tuple[str, list[pathlib.Path]]:
     """Measures the cases that the work directory lacks; returns the report's text and the files that were written.
 

@@ -28,6 +28,8 @@ from depthmup_flax.types import Json
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 # All processes stop when one of them is silent for this long. A library may keep Python from running for many seconds.
 HEARTBEAT_TIMEOUT_S = 100
 _JAX_HEARTBEAT_TIMEOUT_S = 3600  # crashes instead
@@ -228,7 +230,7 @@ def _checked_cluster(coordinator: str | None, num_processes: int | None, process
     except (OSError, OverflowError) as error:
         raise InputError(f"coordinator is {coordinator!r}, which cannot be used ({error}): use another.") from error
     if process_id == 0 and num_processes > 1:
-        print(f"waiting for {num_processes} processes at {coordinator}, for at most {_START_TIMEOUT_S} s", flush=True)
+        log.info("waiting for %d processes at %s, for at most %d s", num_processes, coordinator, _START_TIMEOUT_S)
     return {
         "coordinator_address": coordinator,
         "num_processes": num_processes,

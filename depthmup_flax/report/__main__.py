@@ -7,7 +7,7 @@ import pathlib
 
 from absl import flags
 
-from depthmup_flax import cli
+from depthmup_flax import cli, console
 from depthmup_flax.errors import InputError
 from depthmup_flax.report import make_report
 from depthmup_flax.workdir import buckets
@@ -28,6 +28,7 @@ def main(argv: list[str]) -> int:
     print("\nwritten:")
     for path in report.paths:
         print(f"  {path}")
+    console.next_step("depthmup tune --config=CONFIG.py, for a large network of yours")
     return 0
 
 

@@ -7,7 +7,7 @@ resumes the sweep. Make figures with: python -m depthmup_flax.report DIR
 
 from absl import flags
 
-from depthmup_flax import cli
+from depthmup_flax import cli, console
 from depthmup_flax.compilation_cache import cache_compilations
 from depthmup_flax.errors import InputError
 
@@ -17,7 +17,8 @@ _CONFIG = cli.define_config(
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory for sweep.json and records.jsonl; resumed if it has them.")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the sweep in --workdir and start again.")
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the grid, the number of runs and a time estimate; train nothing.")
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the grid, its runs and their sizes; train nothing.")
+_MEASURE = flags.DEFINE_bool("measure", False, "A dry run that also compiles, and measures memory and time.")
 _SHARD = flags.DEFINE_string("shard", "0/1", "i/n: train only the i-th of n parts of the grid, counted from 0.")
 _LANES = flags.DEFINE_string("lanes", "auto", "Runs together on each device: auto (benchmark), all, or a number.")
 
@@ -32,13 +33,14 @@ def main(argv: list[str]) -> None:
     from depthmup_flax.sweep.runner import sweep
 
     config, lanes, shard = cli.resolved(_CONFIG), parse_lanes(_LANES.value), _parse_shard(_SHARD.value)
-    if _DRY_RUN.value:
-        print(describe(config, lanes, shard))
+    if _DRY_RUN.value or _MEASURE.value:
+        print(describe(config, lanes, shard, measure=_MEASURE.value))
         return
     workdir = _WORKDIR.value or cli.default_workdir("runs/sweeps")
     cache_compilations()
     sweep(config, workdir, shard=shard, lanes=lanes, overwrite=_OVERWRITE.value)
-    print(f"records: {workdir}; make figures: python -m depthmup_flax.report {workdir}")
+    print(f"Records are in {workdir}")
+    console.next_step(f"depthmup report {workdir}")
 
 
 def _parse_shard(text: str) -> tuple[int, int]:

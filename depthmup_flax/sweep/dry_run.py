@@ -1,24 +1,34 @@
-"""A sweep's size and estimated time, without training it."""
+"""A sweep's size without training it; its speed, memory and time if they are asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from depthmup_flax.data import LoadOnce
+from depthmup_flax.data import Dataset, LoadOnce
+from depthmup_flax.errors import InputError
+from depthmup_flax.plan.blank_data import BlankSplit, PlannedData, Sizes
 from depthmup_flax.sweep.grid import expand, sweep_info
 from depthmup_flax.sweep.lane_count import choose_program
 from depthmup_flax.sweep.lane_program import sweep_mesh
 from depthmup_flax.sweep.program_group import Group, GroupPrograms, groups_of_shard, plan
 from depthmup_flax.training.device_batches import put_train_data
 
+_UNMEASURED = "Time, and memory for activations, are measured by --measure: it compiles two of the groups."
 
-def describe(config: ConfigDict, lanes: int | None = None, shard: tuple[int, int] = (0, 1)) -> str:
-    """The output of ``--dry_run``: axes, runs, parameters, and a time estimated from the cheapest and dearest group."""
-    groups = groups_of_shard(config, plan(config, expand(config), LoadOnce()), shard)
+
+def describe(
+    config: ConfigDict, lanes: int | None = None, shard: tuple[int, int] = (0, 1), *, measure: bool = False
+) -> str:
+    """The output of ``--dry_run``: axes, runs, parameters, steps; a published data set may be absent.
+
+    With ``measure``, also speed, memory and time, estimated from the cheapest and the dearest group.
+    """
+    groups = groups_of_shard(config, plan(config, expand(config), _DataOrBlank()), shard)
     groups.sort(key=lambda group: group.experiment.cost)
     info = sweep_info(config)
     lines = [f"{info.figure} ({info.scale}): {info.title}", ""]
@@ -26,10 +36,48 @@ def describe(config: ConfigDict, lanes: int | None = None, shard: tuple[int, int
     lines += [f"  {path:<36} {', '.join(map(short, values))}" for path, values in info.axes.items()]
     part = f" in shard {shard[0]}/{shard[1]}" if shard[1] > 1 else ""
     lines += ["", f"{sum(len(group.runs) for group in groups)} runs in {len(groups)} compiled groups{part}:"]
+    lines += [f"  {len(group.runs):>5} x {_size(group)}: {group.label}" for group in groups]
+    if not groups:
+        return "\n".join(lines)
+    lines += [_total(groups), *_absent(groups)]
+    return "\n".join(lines + (_measured(groups, lanes) if measure else [_UNMEASURED]))
+
+
+class _DataOrBlank:
+    """Loads data sets, each once, or blank ones of the same shape for published sets that are absent."""
+
+    def __init__(self) -> None:
+        self._planned, self._real = PlannedData(Sizes()), LoadOnce()
+
+    def __call__(self, config: ConfigDict) -> Dataset:
+        try:
+            return self._planned(config)
+        except InputError:
+            return self._real(config)  # whose error names the remedy
+
+
+def _size(group: Group) -> str:
+    """Steps, parameters, and the memory of a run's weights and optimizer state."""
+    experiment = group.experiment
+    weights = jax.tree.map(lambda info: jax.ShapeDtypeStruct(info.shape, np.float32), experiment.info)
+    leaves = jax.tree.leaves((weights, jax.eval_shape(experiment.optimizer.init, weights)))
+    mib = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / 2**20
+    return f"{experiment.total_steps} steps, {experiment.parameters:>13,} parameters, {mib:>9,.2f} MiB with optimizer"
+
+
+def _total(groups: Sequence[Group]) -> str:
+    steps, units = 0, 0
     for group in groups:
-        size = f"{group.experiment.total_steps} steps, {group.experiment.parameters:>13,} parameters"
-        lines.append(f"  {len(group.runs):>5} x {size}: {group.label}")
-    return "\n".join(lines + (_measured(groups, lanes) if groups else []))
+        experiment = group.experiment
+        of_group = len(group.runs) * experiment.total_steps
+        steps += of_group
+        units += of_group * experiment.config.train.batch_size * experiment.dataset.units_per_example
+    return f"{steps:,} steps, {units:,} {groups[0].experiment.dataset.unit} in all"
+
+
+def _absent(groups: Sequence[Group]) -> list[str]:
+    sets = {group.experiment.dataset.name for group in groups if isinstance(group.experiment.dataset.train, BlankSplit)}
+    return [f"The data are not here: prepare {name} before the sweep." for name in sorted(sets)]
 
 
 def _measured(groups: Sequence[Group], lanes: int | None) -> list[str]:

@@ -205,12 +205,9 @@ def _as_tuple(values: Any) -> tuple[Any, ...]:
 
 
 def _structure(config: ConfigDict) -> str:
-    fixed = config.copy_and_resolve_references()
-    with fixed.ignore_type():
-        for path in (SEED, *CONTINUOUS):
-            if configs.get_field(fixed, path) is not None:
-                configs.set_field(fixed, path, 0)
-    return configs.to_json(fixed)
+    fields = flatten_dict(config.to_dict(), sep=".")
+    fixed = {path: 0 for path in (SEED, *CONTINUOUS) if fields.get(path) is not None}
+    return json.dumps(fields | fixed, sort_keys=True)
 
 
 def _continuous_values(run: Run) -> tuple[float, ...]:

@@ -1,67 +1,131 @@
-"""Progress lines of a sweep."""
+"""Progress of a sweep: a line that is rewritten on a terminal, a line every now and then in a log."""
 
 from __future__ import annotations
 
+import logging
 import math
+import sys
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Mapping, Sequence
 
 from tqdm import tqdm
 
+from depthmup_flax import console
 from depthmup_flax.records import DIVERGED, Record
+from depthmup_flax.sweep.cohort import Cohort
 from depthmup_flax.sweep.lane_program import Program
 from depthmup_flax.sweep.program_group import Group
 
-_LINE_EVERY_S = 5.0
+log = logging.getLogger(__name__)
+
+# Seconds between lines of a log: when runs end, and while they train.
+_ENDED_EVERY_S, _TRAINING_EVERY_S = 5.0, 60.0
+_REWRITE_EVERY_S = 0.2  # on a terminal
 
 
 class SweepProgress:
-    """Prints runs done and diverged, time taken and time left, by `Experiment.cost`, for the whole grid."""
+    """Shows runs done, in training and diverged, the lowest loss and, by `Experiment.cost`, the time left.
 
-    def __init__(self, groups: Sequence[Group], done: Container[str]) -> None:
+    Args:
+      groups: the whole grid of this shard.
+      done: hash of a run -> its record, for runs that were recorded before.
+    """
+
+    def __init__(self, groups: Sequence[Group], done: Mapping[str, Record]) -> None:
         self._total = self._finished = self._diverged = 0
         self._cost_done = self._cost_left = 0.0
-        self._best = math.inf  # loss in the current group
-        self._started = self._printed = time.perf_counter()
+        self._best = math.inf  # lowest train_loss_avg
+        self._cohort: Cohort | None = None  # in training
+        self._first_step = 0  # of it, in this process
+        self._started = self._shown = time.perf_counter()
+        self._line: tqdm | None = None
+        if console.rewrites_lines():
+            self._line = tqdm(bar_format="{desc}", file=sys.stdout, dynamic_ncols=True, leave=False)
         self.add(groups, done)
         recorded = f", {self._finished} already recorded" if self._finished else ""
-        print(f"{self._total} runs in {len(groups)} compiled groups{recorded}", flush=True)
+        log.info("%d runs in %d compiled groups%s", self._total, len(groups), recorded)
 
-    def add(self, groups: Sequence[Group], done: Container[str]) -> None:
+    def add(self, groups: Sequence[Group], done: Mapping[str, Record]) -> None:
         """Counts the runs of further groups."""
         for group in groups:
-            left = sum(run.hash not in done for run in group.runs)
+            recorded = [done[run.hash] for run in group.runs if run.hash in done]
             self._total += len(group.runs)
-            self._finished += len(group.runs) - left
-            self._cost_left += left * group.experiment.cost
+            self._cost_left += (len(group.runs) - len(recorded)) * group.experiment.cost
+            self._count(recorded)
 
     def start(self, group: Group, runs: int, program: Program, seconds: float) -> None:
-        """Prints what the group trains, and its measured speed."""
-        self._best = math.inf
+        """Shows what the group trains, and its measured speed."""
         devices = f" on each of {program.mesh.size} devices" if program.mesh.size > 1 else ""
         of = f"{group.experiment.total_steps} steps, {group.experiment.parameters:,} parameters"
         speed = f"{program.per_device} at a time{devices}, {1e3 * seconds:.3g} ms per run and step"
-        print(f"{group.label}: {runs} runs of {of}; {speed}", flush=True)
+        log.info("%s: %d runs of %s; %s", group.label, runs, of, speed)
 
-    def update(self, group: Group, records: Sequence[Record], *, last: bool) -> None:
-        """Counts ended runs; prints a line if the previous one is old, or these are the ``last`` of the group."""
-        self._finished += len(records)
-        self._diverged += sum(record.status == DIVERGED for record in records)
-        self._cost_done += len(records) * group.experiment.cost
-        self._cost_left -= len(records) * group.experiment.cost
-        losses = (record.train_loss_avg for record in records if record.status != DIVERGED)
-        self._best = min([self._best, *(loss for loss in losses if loss is not None)])
-        now = time.perf_counter()
-        if now < self._printed + _LINE_EVERY_S and not last:
-            return
-        self._printed, elapsed = now, now - self._started
-        left = elapsed * self._cost_left / self._cost_done
-        best = f"{self._best:.5g}" if math.isfinite(self._best) else "-"
-        times = f"elapsed {tqdm.format_interval(elapsed)}  ETA {tqdm.format_interval(max(left, 0.0))}"
-        runs = f"runs {self._finished}/{self._total}  diverged {self._diverged}  best loss {best}"
-        print(f"  {runs}  {times}", flush=True)
+    def train(self, cohort: Cohort) -> None:
+        """Counts the runs of ``cohort`` as running until `update`."""
+        self._cohort, self._first_step = cohort, cohort.step
+        cost = len(cohort.runs) * cohort.program.experiment.cost
+        self._cost_left -= cost * cohort.step / cohort.program.periods.total  # done before an interruption
+        self._show(_TRAINING_EVERY_S)
+
+    def refresh(self) -> None:
+        """Shows the state of the cohort in training, if it is time."""
+        self._show(_TRAINING_EVERY_S)
+
+    def update(self, records: Sequence[Record], *, last: bool) -> None:
+        """Counts ended runs, those of the cohort in training; always shows the ``last`` of a group."""
+        done = self._cohort_cost(to_its_end=True)
+        self._cost_done += done
+        self._cost_left -= done
+        self._cohort = None
+        self._count(records)
+        self._show(0.0 if last else _ENDED_EVERY_S)
 
     def finish(self) -> None:
-        """Prints the totals."""
-        elapsed = time.perf_counter() - self._started
-        print(f"{self._finished} runs, {self._diverged} diverged now, {tqdm.format_interval(elapsed)}", flush=True)
+        """Shows the totals."""
+        self.close()
+        elapsed = tqdm.format_interval(time.perf_counter() - self._started)
+        totals = f"{self._finished} runs, {self._diverged} diverged{self._best_text(', lowest loss ')}, {elapsed}"
+        log.info(totals, extra=console.RESULT)
+
+    def close(self) -> None:
+        """Removes the line from a terminal."""
+        if self._line is not None:
+            self._line.close()
+
+    def _count(self, records: Sequence[Record]) -> None:
+        self._finished += len(records)
+        self._diverged += sum(record.status == DIVERGED for record in records)
+        losses = (record.train_loss_avg for record in records if record.status != DIVERGED)
+        self._best = min([self._best, *(loss for loss in losses if loss is not None)])
+
+    def _cohort_cost(self, *, to_its_end: bool = False) -> float:
+        """Of what this process has trained of the cohort."""
+        if self._cohort is None:
+            return 0.0
+        experiment, total = self._cohort.program.experiment, self._cohort.program.periods.total
+        steps = (total if to_its_end else self._cohort.step) - self._first_step
+        return len(self._cohort.runs) * experiment.cost * steps / total
+
+    def _show(self, every_s: float) -> None:
+        now = time.perf_counter()
+        if now - self._shown < (_REWRITE_EVERY_S if self._line is not None and every_s else every_s):
+            return
+        self._shown = now
+        if self._line is not None:
+            self._line.set_description_str(self._text(now - self._started))
+        else:
+            log.info("  %s  elapsed %s", self._text(now - self._started), tqdm.format_interval(now - self._started))
+
+    def _text(self, elapsed: float) -> str:
+        running, diverged = "compiling", self._diverged
+        if self._cohort is not None:
+            ended = len(self._cohort.outcomes)  # before their time
+            running, diverged = f"running {len(self._cohort.runs) - ended}", diverged + ended
+        done = self._cohort_cost()
+        left = (self._cost_left - done) * elapsed / (self._cost_done + done) if self._cost_done + done else math.nan
+        eta = tqdm.format_interval(max(left, 0.0)) if math.isfinite(left) else "?"
+        counts = f"done {self._finished}/{self._total}  {running}  diverged {diverged}"
+        return f"{counts}{self._best_text('  best loss ')}  ETA {eta}"
+
+    def _best_text(self, before: str) -> str:
+        return f"{before}{self._best:.5g}" if math.isfinite(self._best) else ""

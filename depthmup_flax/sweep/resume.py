@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from depthmup_flax.training.checkpoint import Checkpointer
 from depthmup_flax.training.run_outcome import Outcome
 from depthmup_flax.types import Json
 from depthmup_flax.workdir.files import delete_tree
+
+log = logging.getLogger(__name__)
 
 
 class Unfinished:
@@ -46,7 +49,7 @@ class Unfinished:
                 restored = self._opened().restore(program.abstract_state)
         if restored is None:
             runs_text = f"{len(meta['runs'])} unfinished runs"
-            print(f"the saved state of {runs_text} {reason}: restarting them from step 0", flush=True)
+            log.warning("the saved state of %s %s: restarting them from step 0", runs_text, reason)
             return None
         state, meta = restored
         fields = [field.name for field in dataclasses.fields(Outcome)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import logging
 import math
 import pathlib
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ from depthmup_flax.training.device_batches import put_train_data
 from depthmup_flax.types import Batch
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import create, delete_tree, retried
+
+log = logging.getLogger(__name__)
 
 _WHOLE = "records.jsonl"  # of a sweep without shards
 
@@ -84,7 +87,7 @@ def sweep(
             # Runs that any shard, or another sharding of the same sweep, has recorded are done.
             done, notes = read_runs([(directory, stored)])
             for note in notes:
-                print(f"warning: {note}", flush=True)
+                log.warning("%s", note)
             runner = _Runner(config, claim, writer, done, lanes, load, Unfinished(unfinished, keep_every_s, preemption))
             runner.run(groups)
         return [record for record in runner.done.values() if record.run in runner.mine]
@@ -116,6 +119,12 @@ class _Runner:
         runs = [run for group in groups for run in group.runs]
         self.mine |= {run.hash for run in runs}
         self.progress = SweepProgress(groups, self.done)
+        with contextlib.closing(self.progress):
+            self._run(groups, runs)
+        self.unfinished.delete()
+        self.progress.finish()
+
+    def _run(self, groups: Sequence[Group], runs: list[Run]) -> None:
         # The runs that were in training first: another group would overwrite their saved state.
         saved = self.unfinished.saved_runs()
         for group in sorted(groups, key=lambda group: not any(run.hash in saved for run in group.runs)):
@@ -127,15 +136,13 @@ class _Runner:
                 break
             for curve, sentence in curves:
                 if any(run.hash not in self.done for run in curve):
-                    print(sentence, flush=True)
+                    log.info("%s", sentence)
             runs += more
             self.mine |= {run.hash for run in more}
             extended = plan(self.config, more, self.load)
             self.progress.add(extended, self.done)
             for group in extended:
                 self._run_group(group)
-        self.unfinished.delete()
-        self.progress.finish()
 
     def _run_group(self, group: Group) -> None:
         if not self._left(group):
@@ -155,7 +162,7 @@ class _Runner:
         programs = GroupPrograms(group, self.mesh, self.data)
         resumed = self.unfinished.restore(runs, programs.get)
         if resumed is not None:
-            print(f"{group.label}: {len(resumed.runs)} runs resume after step {resumed.step}", flush=True)
+            log.info("%s: %d runs resume after step %d", group.label, len(resumed.runs), resumed.step)
             self._train(group, resumed, lambda alive: None)
             if not (runs := self._left(group)):
                 return
@@ -170,6 +177,7 @@ class _Runner:
 
     def _after_call(self, cohort: Cohort) -> None:
         self.claim.check()
+        self.progress.refresh()
         self.unfinished.after_call(cohort)
 
     def _left(self, group: Group) -> list[Run]:
@@ -178,6 +186,7 @@ class _Runner:
     def _train(self, group: Group, cohort: Cohort, shrink: Shrink, *, last: bool = False) -> None:
         """Trains ``cohort`` and writes its records."""
         lanes = cohort.program.per_device  # training may shrink the program
+        self.progress.train(cohort)
         outcomes = train(cohort, shrink, self._after_call)
         seconds = round(cohort.elapsed_s() / len(cohort.runs), 3)
         records = [
@@ -203,7 +212,7 @@ class _Runner:
         self.writer.write_records(records)
         self.unfinished.delete()
         self.done.update({record.run: record for record in records})
-        self.progress.update(group, records, last=last)
+        self.progress.update(records, last=last)
 
 
 def _shrinking(programs: GroupPrograms, program: Program, seconds: float) -> Shrink:

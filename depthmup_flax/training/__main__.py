@@ -9,8 +9,10 @@ saved, or another process uses the work directory: rerunning the command resumes
 
 from absl import flags
 
-from depthmup_flax import cli, errors
+from depthmup_flax import cli, console, errors
 from depthmup_flax.compilation_cache import cache_compilations
+from depthmup_flax.parallel import distributed
+from depthmup_flax.records import COMPLETED
 from depthmup_flax.rule.phase_diagram import describe_presets
 
 _CONFIG = cli.define_config("A shipped config, or a Python file with get_config().", default="digits")
@@ -39,6 +41,9 @@ def main(argv: list[str]) -> int:
     config = cli.resolved(_CONFIG)
     workdir = _WORKDIR.value or cli.default_workdir("runs")
     result = train_and_evaluate(config, workdir, overwrite=_OVERWRITE.value)
+    if result["status"] == COMPLETED and config.train.checkpoint and distributed.is_first():
+        what = '--prompt="Once"' if config.data.name.startswith("text:") else "image.png"
+        console.next_step(f"depthmup predict {workdir} {what}")
     return errors.PREEMPTED if result["status"] == PREEMPTED else 0
 
 

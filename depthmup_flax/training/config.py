@@ -34,6 +34,7 @@ from depthmup_flax.types import Json
 # Unset, these fields of `Parametrization` have the preset's value.
 _LR_FACTORS = ("input_lr_factor", "hidden_lr_factor", "output_lr_factor", "vector_lr_factor", "fixed_lr_factor")
 _KWARGS = ("momentum", "b1", "b2", "eps")
+WRITERS = ("jsonl", "tensorboard", "wandb")
 _EXPONENTS = ("alpha", "gamma", "inner_gamma")
 _RULE_FIELDS = {"width": str, **dict.fromkeys((*_EXPONENTS, "gamma0", "branch_multiplier", *_LR_FACTORS), float)}
 
@@ -75,6 +76,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "eval_batch_size": 500,
                 "eval_every": 0,  # steps between evaluations, each with a checkpoint; 0: an epoch
                 "log_every": 50,  # steps between rows of metrics
+                "writers": ("jsonl", "tensorboard"),  # of metrics; also "wandb". metrics.jsonl is always written
                 "checkpoint": True,
                 "checkpoint_every": 0,  # steps between further checkpoints; 0: none
                 "keep_checkpoints": 2,  # the latest; the one with the best test accuracy is kept as well
@@ -118,11 +120,33 @@ def validate(config: ConfigDict) -> None:
         raise InputError("train.epochs and train.steps are both 0: set one of them.")
     if config.optimizer.schedule not in ("constant", "cosine"):
         raise InputError(f"optimizer.schedule is {config.optimizer.schedule!r}: use 'constant' or 'cosine'.")
+    writer_names(config)
     if config.mesh.gradient_dtype not in GRADIENT_DTYPES:
         raise InputError(
             f"mesh.gradient_dtype is {config.mesh.gradient_dtype!r}: use 'float32', or '' for model.dtype."
         )
     make_parametrization(config)
+
+
+def writer_names(config: ConfigDict) -> list[str]:
+    """The names in ``train.writers``, a tuple of strings; each may hold several with commas, as a command line does.
+
+    Raises:
+      InputError: an unknown name, or no ``jsonl``.
+    """
+    values = config.train.writers
+    if not isinstance(values, (tuple, list)) or not all(isinstance(value, str) for value in values):
+        raise InputError(f"train.writers is {values!r}: use names, such as ('jsonl', 'tensorboard').")
+    names = [name.strip() for value in values for name in value.split(",")]
+    for name in names:
+        if name not in WRITERS:
+            raise InputError(f"train.writers has {name!r}: {did_you_mean(name, WRITERS)}")
+    if "jsonl" not in names:
+        raise InputError(
+            f"train.writers is {','.join(names)}, without jsonl: add it, because resuming and reading a run need its "
+            "metrics.jsonl."
+        )
+    return names
 
 
 def _require_at_least(lowest: float, path: str, value: object) -> None:

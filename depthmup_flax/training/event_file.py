@@ -1,96 +1,45 @@
-"""TensorBoard events of a run, written by a thread, so that their storage can neither stop nor delay the run."""
+"""TensorBoard events of a run."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import logging
+import math
 import pathlib
-import queue
-import threading
 import time
+from collections.abc import Mapping
 
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
-log = logging.getLogger(__name__)
-
-WAITING = 1000  # events in memory; more are lost
-RETRY_S = 60.0  # after a failure
-CLOSE_S = 10.0  # for what is waiting, at the end of the run
-_FLUSH_S = 2.0  # between two flushes, each of which waits for the disk
-
 
 class EventFile:
-    """TensorBoard scalars in a directory. No call raises, or waits for storage for more than `CLOSE_S`.
+    """TensorBoard scalars in a file ``events.out.tfevents.*`` of a directory.
 
-    Events that cannot be written are lost, with one warning. The writer tries again, in a new file, every `RETRY_S`.
     ``tensorboardX.SummaryWriter`` is not used: its thread dies of the first failed write, and the next events then wait
     for ever.
 
     Args:
-      directory: where ``events.out.tfevents.*`` are written.
-      purge_step: TensorBoard drops events of earlier attempts from this step on; ``None`` if there are none.
+      directory: of the file.
+      purge_step: TensorBoard drops events of earlier files from this step on; ``None`` if there are none.
+      attempt: of several files of one process; those of the same second need different names.
     """
 
-    def __init__(self, directory: pathlib.Path, purge_step: int | None) -> None:
-        self._prefix = str(directory / "events")
-        self._waiting: queue.Queue[Event | None] = queue.Queue(WAITING)
-        self._warned = threading.Lock()  # held after the warning
-        if purge_step is not None:
-            self._add(Event(step=purge_step, session_log=SessionLog(status=SessionLog.START), wall_time=time.time()))
-        # A daemon: a write that hangs must not keep the process alive.
-        self._thread = threading.Thread(target=self._write_all, daemon=True, name="tensorboard")
-        self._thread.start()
+    def __init__(self, directory: pathlib.Path, purge_step: int | None, attempt: int = 0) -> None:
+        self._file = EventsWriter(str(directory / "events"), f".{attempt}" if attempt else "")
+        if purge_step is not None and not attempt:
+            start = SessionLog(status=SessionLog.START)
+            self._file.write_event(Event(step=purge_step, session_log=start, wall_time=time.time()))
 
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        """Writes a number, later."""
-        self._add(Event(step=step, summary=scalar(name, value), wall_time=time.time()))
+    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Writes the numbers that are finite."""
+        for name, value in scalars.items():
+            if math.isfinite(value):
+                self._file.write_event(Event(step=step, summary=scalar(name, value), wall_time=time.time()))
+
+    def flush(self) -> None:
+        """Returns when the file has everything."""
+        self._file.flush()
 
     def close(self) -> None:
-        """Writes what is waiting, for at most `CLOSE_S`."""
-        until = time.monotonic() + CLOSE_S
-        with contextlib.suppress(queue.Full):
-            self._waiting.put(None, timeout=CLOSE_S)
-        self._thread.join(max(0.0, until - time.monotonic()))
-        if self._thread.is_alive():
-            self._warn("the storage does not answer")
-
-    def _add(self, event: Event) -> None:
-        try:
-            self._waiting.put_nowait(event)
-        except queue.Full:
-            self._warn("the storage does not answer")
-
-    def _write_all(self) -> None:
-        for attempt in itertools.count():
-            try:
-                return self._write_to(f".{attempt}" if attempt else "")
-            except Exception as error:  # an OSError, or what a writer to other storage raises
-                self._warn(str(error))
-            until = time.monotonic() + RETRY_S
-            while time.monotonic() < until:  # so that the queue does not fill up
-                with contextlib.suppress(queue.Empty):
-                    if self._waiting.get(timeout=max(0.0, until - time.monotonic())) is None:
-                        return
-
-    def _write_to(self, suffix: str) -> None:
-        """Writes to a new file until `close`; two files of the same second need different suffixes."""
-        file, flushed, pending = EventsWriter(self._prefix, suffix), time.monotonic(), True
-        while True:
-            left = flushed + _FLUSH_S - time.monotonic()
-            try:
-                event = self._waiting.get(timeout=max(0.0, left) if pending else None)
-            except queue.Empty:
-                file.flush()
-                flushed, pending = time.monotonic(), False
-                continue
-            if event is None:
-                return file.close()
-            file.write_event(event)
-            pending = True
-
-    def _warn(self, reason: str) -> None:
-        if self._warned.acquire(blocking=False):
-            log.warning("TensorBoard events cannot be written (%s): some are lost. metrics.jsonl has all rows.", reason)
+        """Flushes and closes the file."""
+        self._file.close()

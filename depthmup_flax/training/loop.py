@@ -9,12 +9,13 @@ import logging
 import math
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from depthmup_flax.console import RESULT
 from depthmup_flax.data import TextDataset
 from depthmup_flax.errors import InputError, Preempted, RunStopped
 from depthmup_flax.parallel import distributed, sharding
@@ -34,6 +35,7 @@ from depthmup_flax.training.run_outcome import PREEMPTED, outcome, read, summary
 from depthmup_flax.training.sharded_program import ShardedProgram
 from depthmup_flax.training.step import TrainState, is_finite
 from depthmup_flax.training.text_generation import printable, sample_text
+from depthmup_flax.training.writers import Writer, require_writers
 from depthmup_flax.types import Json
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import read_json, write_atomically
@@ -41,7 +43,9 @@ from depthmup_flax.workdir.files import read_json, write_atomically
 log = logging.getLogger(__name__)
 
 
-def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overwrite: bool = False) -> Json:
+def train_and_evaluate(
+    config: ConfigDict, workdir: str | pathlib.Path, *, overwrite: bool = False, writers: Sequence[Writer] = ()
+) -> Json:
     """Trains what ``config`` describes, or resumes the run that ``workdir`` holds.
 
     Writes ``config.json``, ``params.txt`` (the parameter table), ``metrics.jsonl``, TensorBoard events,
@@ -58,6 +62,8 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
       config: from a config file (see `depthmup_flax.training.config.default_config`).
       workdir: created if absent.
       overwrite: delete an earlier run's files in ``workdir`` and start from step 0.
+      writers: receive the metrics, besides those of ``train.writers``; each is called in a thread of its own in process
+        0, and closed at the end. None can stop the run. A resumed run passes the steps after its checkpoint again.
 
     Returns:
       The content of ``result.json``: ``status`` (``completed``, ``diverged`` or, with no such file, ``preempted``),
@@ -71,7 +77,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
       RunStopped: the work directory cannot be written, the data do not arrive, or copies of the state on several
         devices differ at a checkpoint (``train.compare_replicas``).
     """
-    experiment, mesh = distributed.in_all(lambda: _built(config))
+    experiment, mesh = distributed.in_all(lambda: _built(config, writers))
     directory = workdirs.as_path(workdir)
     if jax.process_count() > 1:
         flags = {"--workdir": str(workdir), "--overwrite": overwrite}
@@ -91,11 +97,11 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path, *, overw
                 again = "--overwrite runs it again."
                 if finished["status"] == DIVERGED and not config.train.stop_on_divergence:
                     again = f"To train on from its last checkpoint, delete {directory / 'result.json'}."
-                print(f"{directory} holds this run already, {summary(finished)}. {again}")
+                log.info("%s holds this run already, %s. %s", directory, summary(finished), again, extra=RESULT)
             return finished
         with workdirs.writing_to(directory):
             same_run.require_shared(directory)
-            return _train_in(directory, experiment, mesh, claims)
+            return _train_in(directory, experiment, mesh, claims, writers)
 
 
 def _train(run: _Run) -> Json:
@@ -130,7 +136,9 @@ def _train(run: _Run) -> Json:
     return result
 
 
-def _built(config: ConfigDict) -> tuple[Experiment, jax.sharding.Mesh]:
+def _built(config: ConfigDict, writers: Sequence[Writer]) -> tuple[Experiment, jax.sharding.Mesh]:
+    configs.validate(config)
+    require_writers(config, writers)  # before the data are opened, which may take minutes
     experiment = build(config)
     mesh = sharding.make_mesh(config.mesh)
     sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)
@@ -145,9 +153,13 @@ def _finished(path: pathlib.Path, config: ConfigDict) -> Json | None:
 
 
 def _train_in(
-    directory: pathlib.Path, experiment: Experiment, mesh: jax.sharding.Mesh, claims: list[workdirs.Claim]
+    directory: pathlib.Path,
+    experiment: Experiment,
+    mesh: jax.sharding.Mesh,
+    claims: list[workdirs.Claim],
+    writers: Sequence[Writer],
 ) -> Json:
-    run = _Run(experiment, mesh, directory, claims)
+    run = _Run(experiment, mesh, directory, claims, writers)
     try:
         if distributed.is_first():
             write_atomically(directory / "config.json", configs.to_json(experiment.config))
@@ -170,7 +182,7 @@ def _train_in(
             if result["status"] == DIVERGED and experiment.config.train.checkpoint:
                 checkpoint = run.last_checkpoint()
                 last = f"{f'The last finite state is in {checkpoint}' if checkpoint else 'No state was saved'}. {last}"
-        print(f"{summary(result)}. {last}", flush=True)
+        log.info("%s. %s", summary(result), last, extra=RESULT)
     return result
 
 
@@ -183,6 +195,7 @@ class _Run:
         mesh: jax.sharding.Mesh,
         directory: pathlib.Path,
         claims: list[workdirs.Claim],
+        writers: Sequence[Writer],
     ) -> None:
         self._experiment, self._mesh, self._directory, self._claims = experiment, mesh, directory, claims
         train = experiment.config.train
@@ -199,11 +212,13 @@ class _Run:
         self.step = self._first_step = int(self.state.step)
         self._started = time.perf_counter()
         speaks = distributed.is_first()
-        self._writer = MetricsWriter(directory, self.step, evaluated=self._evaluated) if speaks else None
+        self._writer = None
         if speaks:
-            print(f"{experiment.description(mesh)}, work directory {directory}", flush=True)
+            self._writer = MetricsWriter(experiment.config, writers, directory, self.step, evaluated=self._evaluated)
+        if speaks:
+            log.info("%s, work directory %s", experiment.description(mesh), directory)
             if self.step:
-                print(f"resuming after step {self.step}", flush=True)
+                log.info("resuming after step %d", self.step)
         self._progress = Progress(experiment, self.step, silent=not speaks)
         self.stops_on_divergence: bool = train.stop_on_divergence
         self.finite = True  # the state, when it was last to be saved

@@ -1,35 +1,44 @@
-"""Metrics of a run: ``metrics.jsonl``, TensorBoard events, and progress on the terminal."""
+"""Metrics of a run: ``metrics.jsonl``, which resuming relies on, other writers, and progress for people."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import pathlib
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from depthmup_flax.training.event_file import EventFile
+from depthmup_flax import console
 from depthmup_flax.training.experiment import Experiment
+from depthmup_flax.training.writers import Writer, open_writers
 from depthmup_flax.workdir.buckets import Scratch
 from depthmup_flax.workdir.files import write_atomically
 
+log = logging.getLogger(__name__)
+
 
 class MetricsWriter:
-    """Appends rows to ``metrics.jsonl`` and TensorBoard event files; only the first can stop a run (`EventFile`).
+    """Appends rows to ``metrics.jsonl``, and passes them to other writers, which cannot stop the run.
 
-    In a bucket, both are uploaded once a minute.
+    In a bucket, ``metrics.jsonl`` and TensorBoard's files are uploaded once a minute.
 
     Args:
+      config: of the run; ``train.writers`` names the writers.
+      own: further ones.
       directory: of the run.
       resume_step: later rows will be computed again and are dropped, as is a last line that a crash has cut off.
       evaluated: whether the evaluation after that step is complete; otherwise its row is dropped, too.
     """
 
-    def __init__(self, directory: pathlib.Path, resume_step: int, *, evaluated: bool = True) -> None:
+    def __init__(
+        self, config: ConfigDict, own: Sequence[Writer], directory: pathlib.Path, resume_step: int, *, evaluated: bool
+    ) -> None:
         self._scratch = Scratch(directory, ["metrics.jsonl"])
         path = self._scratch.local / "metrics.jsonl"
         if path.exists():
@@ -38,17 +47,15 @@ class MetricsWriter:
         if not resume_step:  # events of an earlier attempt
             for events in directory.glob("events.out.tfevents.*"):
                 events.unlink()
-        # TensorBoard drops events from purge_step on.
-        self._events = EventFile(self._scratch.local, purge_step=resume_step + 1 if resume_step else None)
+        self._others = open_writers(config, own, directory, self._scratch.local, resume_step)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Appends a row; values that are not finite become null (JSON has no NaN)."""
         row = {"step": step, **{k: finite_or_none(v) for k, v in values.items()}}
         self._rows.write(json.dumps(row) + "\n")
         self._rows.flush()
-        for name, value in values.items():
-            if math.isfinite(value):
-                self._events.add_scalar(name, value, step)
+        for writer in self._others:
+            writer.write(step, dict(values))
         self._scratch.upload_if_due()
 
     def upload(self) -> None:
@@ -56,8 +63,9 @@ class MetricsWriter:
         self._scratch.upload()
 
     def close(self) -> None:
-        """Flushes and closes both files; an error is that of ``metrics.jsonl``."""
-        self._events.close()
+        """Closes all writers; an error is that of ``metrics.jsonl``."""
+        for writer in self._others:
+            writer.close()
         self._rows.close()
         self._scratch.close()
 
@@ -74,7 +82,7 @@ class Progress:
         self.units_per_step = experiment.config.train.batch_size * experiment.dataset.units_per_example
         self._step, self._seconds, self._since = first_step, 0.0, time.perf_counter()
         self._bar, self._silent = None, silent
-        if sys.stdout.isatty() and not silent:
+        if console.rewrites_lines() and not silent:
             self._bar = tqdm(total=self._total, initial=first_step, unit="step", file=sys.stdout, dynamic_ncols=True)
 
     @contextlib.contextmanager
@@ -107,11 +115,9 @@ class Progress:
         return rate
 
     def note(self, text: str) -> None:
-        """Prints a line, above the bar."""
-        if self._bar is not None:
-            self._bar.write(text)
-        elif not self._silent:
-            print(text, flush=True)
+        """Shows a line, above the bar."""
+        if not self._silent:
+            log.info("%s", text)
 
     def close(self) -> None:
         """Ends the bar."""

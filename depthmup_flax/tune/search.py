@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
+from depthmup_flax import console
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.errors import InputError
 from depthmup_flax.sweep.runner import sweep
@@ -18,6 +20,8 @@ from depthmup_flax.tune.rescaled_target import Rescaling, rescale_target
 from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import write_atomically
+
+log = logging.getLogger(__name__)
 
 
 def tune(
@@ -54,7 +58,7 @@ def tune(
         )
     ratio = built.cost / built_proxy.cost
     sizes = (f"{name} {proxy.model[name]} (target {large.model[name]})" for name in ("width", "depth"))
-    print(f"proxy: {', '.join(sizes)}", flush=True)
+    log.info("proxy: %s", ", ".join(sizes))
     records = sweep(grid, workdir, lanes=lanes, load=load, overwrite=overwrite, kind=workdirs.TUNE)
     choice = best(records)
     summary = describe(choice, proxy)
@@ -71,20 +75,20 @@ def tune(
     with workdirs.claimed(directory, workdirs.TUNE, lock=".lock-records"):  # the sweep's
         write_atomically(tuned, text)
     seconds = sum(record.wall_time_s for record in records)
-    print(
-        f"{summary}\n\n{len(records)} runs of the proxy took {seconds:,.0f} s. The same search on the target would be "
-        f"{ratio:,.0f} times the work (parameters times examples).\n"
-        f"Next: {_train_command(tuned)} --workdir={directory / 'target'}\n"
-        f"Figures of the search: python -m depthmup_flax.report {directory}",
-        flush=True,
+    work = f"{ratio:,.0f} times the work (parameters times examples)"
+    log.info(
+        "%s\n\n%d runs of the proxy took %s s. The same search on the target would be %s.\nWritten to %s",
+        *(summary, len(records), f"{seconds:,.0f}", work, tuned),
+        extra=console.RESULT,
     )
+    console.next_step(f"{_train_command(tuned)} --workdir={directory / 'target'}")
 
 
 def _train_command(tuned: pathlib.Path) -> str:
     """Trains a config file, which in a bucket must be copied first."""
     if not buckets.is_bucket(tuned):
-        return f"python train.py --config={tuned}"
-    return f"{buckets.copy_command(tuned)} && python train.py --config={tuned.name}"
+        return f"depthmup train --config={tuned}"
+    return f"{buckets.copy_command(tuned)} && depthmup train --config={tuned.name}"
 
 
 def tuned_file(

@@ -16,11 +16,11 @@ import dataclasses
 import errno
 import fcntl
 import json
+import logging
 import os
 import pathlib
 import platform
 import random
-import sys
 import threading
 import time
 import uuid
@@ -31,6 +31,8 @@ from depthmup_flax.errors import Busy, RunStopped
 from depthmup_flax.workdir.files import link_exclusively, temporary_name
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 BEAT_S = 10.0
 EXPIRY_S = 45.0  # several beats: a holder that is stopped or starved of time for less keeps its lock
@@ -169,7 +171,7 @@ def taken_in_time(
             raise Busy(f"{text}, still after {wait_s:g} s: rerun the command later, or choose another directory.")
         if other and not said:
             said = True
-            print(f"workdir {path.parent} is in use by {other}: waiting for at most {wait_s:g} s", file=sys.stderr)
+            log.warning("workdir %s is in use by %s: waiting for at most %g s", path.parent, other, wait_s)
         time.sleep(min(left, poll_s * random.random()))
 
 

@@ -82,7 +82,7 @@ def test_a_sweep_of_the_first_version_is_resumed_without_training_and_reported(f
     assert make_report([first_version], tmp_path / "out").data["runs"] == 8
 
 
-def test_a_search_of_the_first_version_is_resumed_without_training(tmp_path, capsys):
+def test_a_search_of_the_first_version_is_resumed_without_training(tmp_path, logged):
     directory = shutil.copytree(ROOT / "tests" / "tune" / "first_version", tmp_path / "tune")
     before = (directory / "records.jsonl").read_bytes()
     target = default_config()
@@ -95,19 +95,19 @@ def test_a_search_of_the_first_version_is_resumed_without_training(tmp_path, cap
     proxy, large = proxy_config(target, 8, 2)
     file = str(tmp_path / "target.py")
     tune(proxy, large, tuning_sweep(proxy, [], 1, 2), file, str(directory), None, False, Rescaling())
-    assert "optimizer.learning_rate 0.032; training loss 1.3088, n = 2 seeds" in capsys.readouterr().out
+    assert "optimizer.learning_rate 0.032; training loss 1.3088, n = 2 seeds" in logged.text
     assert (directory / "records.jsonl").read_bytes() == before
     assert "'optimizer.learning_rate': 0.032" in (directory / "tuned.py").read_text()
 
 
-def test_a_record_whose_name_is_not_its_points_is_trained_again_and_said(first_version, capsys):
+def test_a_record_whose_name_is_not_its_points_is_trained_again_and_said(first_version, logged):
     path = first_version / "records.jsonl"
     lines = path.read_text().splitlines()
     moved = json.loads(lines[0])
     moved["point"]["seed"] = 7  # also a run that no grid has
     path.write_text("\n".join([json.dumps(moved), *lines[1:]]) + "\n")
     records = sweep(first_sweep(), first_version, lanes=1)
-    assert "warning: 1 of 8 records left out" in capsys.readouterr().out
+    assert "1 of 8 records left out" in logged.text
     assert sorted(record.point["seed"] for record in records) == [0, 0, 0, 0, 1, 1, 1, 1]
     assert len(path.read_text().splitlines()) == 9
     again = read_sweep([first_version])

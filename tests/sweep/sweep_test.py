@@ -464,17 +464,18 @@ def test_shards_split_the_cost_evenly_and_no_curve():
     assert all(len(owner) == 1 for owner in owners)
 
 
-def test_a_curve_whose_minimum_is_at_the_end_of_the_grid_is_extended_and_said(tmp_path, capsys):
+def test_a_curve_whose_minimum_is_at_the_end_of_the_grid_is_extended_and_said(tmp_path, logged):
     config = small_sweep(grids={"rates": {RATE: (1e-6, 2e-6), "seed": (0, 1)}}, extend=2)
     records = sweep(config, tmp_path / "sweep", lanes=0)
     assert sorted({record.point[RATE] for record in records}) == pytest.approx([1e-6, 2e-6, 4e-6, 8e-6])
     assert len(records) == 8
-    assert "the best optimizer.learning_rate is at the edge of the grid; trying 4e-06 too" in capsys.readouterr().out
+    assert "the best optimizer.learning_rate is at the edge of the grid; trying 4e-06 too" in logged.text
     assert read_sweep([tmp_path / "sweep"]).info.axes[RATE] == pytest.approx([1e-6, 2e-6, 4e-6, 8e-6])
+    logged.clear()
     again = sweep(config, tmp_path / "sweep", lanes=0)
-    printed = capsys.readouterr().out
+    printed = logged.text
     assert "trying" not in printed
-    assert "8 runs, 0 diverged now" in printed
+    assert "8 runs, 0 diverged" in printed
     assert by_run(again).keys() == by_run(records).keys()  # resuming extends nothing twice
     assert len(read_records(tmp_path / "sweep" / "records.jsonl")[0]) == 8
 
@@ -545,15 +546,37 @@ def test_a_scale_that_there_is_not_names_those_there_are():
     assert at_scale("gpu", smoke=1, other=2) == 2
 
 
-def test_a_dry_run_counts_runs_parameters_and_time():
-    text = describe(small_sweep(grids={"rates": {RATE: (1e-3, 2e-3), "model.depth": (2, 4), "seed": (0, 1)}}), lanes=0)
+GRID = {RATE: (1e-3, 2e-3), "model.depth": (2, 4), "seed": (0, 1)}
+
+
+def test_a_dry_run_counts_runs_parameters_and_steps_and_compiles_nothing(monkeypatch):
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *args, **kwargs: pytest.fail("compiles"))
+    text = describe(small_sweep(grids={"rates": GRID}))
     assert "8 runs in 2 compiled groups" in text
     # 8x8 synthetic color images: 192 inputs, 10 classes.
-    assert f"{192 * 8 + 2 * 64 + 80:,} parameters: depth 2" in text
+    parameters = 192 * 8 + 2 * 64 + 80
+    assert f"{parameters:,} parameters" in text
+    assert ": depth 2" in text
     assert "0.001, 0.002" in text
-    assert "ms per run and step" in text
-    half = describe(small_sweep(grids={"rates": {RATE: (1e-3, 2e-3), "model.depth": (2, 4)}}), lanes=0, shard=(0, 2))
+    base = small_sweep().base.train
+    assert f"{8 * base.steps:,} steps, {8 * base.steps * base.batch_size:,} images in all" in text
+    half = describe(small_sweep(grids={"rates": {path: GRID[path] for path in (RATE, "model.depth")}}), shard=(0, 2))
     assert "in 1 compiled groups in shard 0/2" in half
+
+
+def test_a_dry_run_measures_time_and_memory_if_asked():
+    text = describe(small_sweep(grids={"rates": GRID}), lanes=0, measure=True)
+    assert text.count("ms per run and step") == 2
+    assert "about 00:0" in text.splitlines()[-1]
+
+
+def test_a_dry_run_needs_no_data_of_a_published_set_and_says_that_they_are_absent(tmp_path):
+    config = small_sweep(grids={"rates": GRID})
+    config.base.data.update(name="tfds:cifar10", data_dir=str(tmp_path), train_examples=0, test_examples=0)
+    assert "The data are not here: prepare tfds:cifar10 before the sweep." in describe(config)
+    config.base.data.name = "tfds:no_such_set"
+    with pytest.raises(InputError, match="no_such_set"):
+        describe(config)
 
 
 def test_the_commands_sweep_report_and_refuse(tmp_path):

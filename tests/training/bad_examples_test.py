@@ -59,7 +59,7 @@ def test_a_run_that_skips_counts_the_bad_examples_and_tests_on_the_good_ones(tmp
 
 
 @pytest.mark.slow
-def test_a_run_that_met_a_bad_example_goes_on_with_skip_as_if_it_had_skipped_from_the_start(tmp_path, capsys):
+def test_a_run_that_met_a_bad_example_goes_on_with_skip_as_if_it_had_skipped_from_the_start(tmp_path, logged):
     root = write_noise(tmp_path / "set", {})
     half = run(root, on_bad_example="error")
     bad = root / "test/a/01.png"
@@ -69,9 +69,9 @@ def test_a_run_that_met_a_bad_example_goes_on_with_skip_as_if_it_had_skipped_fro
         train_and_evaluate(half, tmp_path / "resumed")
     assert config_hash(half) == config_hash(run(root))
     resumed = train_and_evaluate(run(root), tmp_path / "resumed")
-    assert "resuming after step 6" in capsys.readouterr().out
+    assert "resuming after step 6" in logged.text
     whole = train_and_evaluate(run(root), tmp_path / "whole")
-    assert "bad examples skipped: 1" in capsys.readouterr().out
+    assert "bad examples skipped: 1" in logged.text
     times = {"wall_time_s": 0}
     assert {**resumed, **times} == {**whole, **times}
 

@@ -48,14 +48,14 @@ def finite(workdir, number):
     return all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(state))
 
 
-def test_the_last_finite_checkpoints_stay_and_the_run_ends_at_the_first_checkpoint_after(rate_jumps, tmp_path, capsys):
+def test_the_last_finite_checkpoints_stay_and_the_run_ends_at_the_first_checkpoint_after(rate_jumps, tmp_path, logged):
     result = train_and_evaluate(diverging(), tmp_path)
     assert result["status"] == "diverged"
     assert result["diverged_at_step"] in (9, 10)
     assert result["steps"] in (9, 10)  # not 60, the next log
     assert saved(tmp_path)[-1] in (8, 9)
     assert all(finite(tmp_path, number) for number in saved(tmp_path))
-    out = capsys.readouterr().out
+    out = logged.text
     assert f"The last finite state is in {tmp_path / 'checkpoints' / str(saved(tmp_path)[-1])}." in out
     assert train_and_evaluate(diverging(), tmp_path) == result
 

@@ -168,11 +168,11 @@ def test_several_steps_in_a_call_are_single_steps_bit_for_bit(finished, tmp_path
     assert losses(finished) == losses(tmp_path)
 
 
-def test_running_a_finished_run_again_computes_nothing_and_returns_its_result(copied, capsys):
+def test_running_a_finished_run_again_computes_nothing_and_returns_its_result(copied, logged):
     before = {p: p.stat().st_mtime_ns for p in copied.rglob("*") if p.is_file() and p.name != ".lock"}
     assert train_and_evaluate(tiny(), copied) == json.loads((copied / "result.json").read_text())
     assert {p: p.stat().st_mtime_ns for p in copied.rglob("*") if p.is_file() and p.name != ".lock"} == before
-    assert "holds this run already" in capsys.readouterr().out
+    assert "holds this run already" in logged.text
 
 
 def test_streamed_and_in_memory_training_are_bit_identical(tmp_path):
@@ -215,7 +215,7 @@ def test_batch_norm_has_the_statistics_of_the_whole_batch_on_eight_devices(tmp_p
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-4), one[part], eight[part])
 
 
-def test_a_diverged_run_ends_cleanly_and_says_when(tmp_path, capsys):
+def test_a_diverged_run_ends_cleanly_and_says_when(tmp_path, logged):
     config = tiny(optimizer={"name": "sgd", "learning_rate": 1e12})
     result = train_and_evaluate(config, tmp_path)
     assert result["status"] == "diverged"
@@ -223,7 +223,7 @@ def test_a_diverged_run_ends_cleanly_and_says_when(tmp_path, capsys):
     assert result["train_loss"] is None
     assert result["test_loss"] is None
     json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)  # no NaN in the file
-    assert "diverged: the loss was not finite at step" in capsys.readouterr().out
+    assert "diverged: the loss was not finite at step" in logged.text
     assert train_and_evaluate(config, tmp_path) == result
 
 

@@ -39,7 +39,7 @@ def tiny(path, **sections):
     return config
 
 
-def test_a_gpt_learns_a_repeated_line_and_writes_a_sample_of_it(pattern, tmp_path, capsys):
+def test_a_gpt_learns_a_repeated_line_and_writes_a_sample_of_it(pattern, tmp_path, logged):
     result = train_and_evaluate(
         tiny(pattern, optimizer={"learning_rate": 5e-3}, train={"steps": 150, "eval_every": 150, "log_every": 50}),
         tmp_path / "run",
@@ -50,7 +50,7 @@ def test_a_gpt_learns_a_repeated_line_and_writes_a_sample_of_it(pattern, tmp_pat
     sample = (tmp_path / "run" / "sample.txt").read_text()
     assert len(sample) == 301
     assert "spain" in sample
-    printed = capsys.readouterr().out
+    printed = logged.text
     assert f"examples of 24 tokens, vocabulary {len(set(PATTERN))}, on the device" in printed
     assert " tokens/s" in printed
     assert sample.strip().splitlines()[0] in printed
@@ -61,14 +61,14 @@ def test_a_gpt_learns_a_repeated_line_and_writes_a_sample_of_it(pattern, tmp_pat
 
 @pytest.mark.slow
 def test_control_characters_of_a_sample_stay_in_its_file_and_overwriting_deletes_it(
-    pattern, tmp_path, monkeypatch, capsys
+    pattern, tmp_path, monkeypatch, logged
 ):
     tokens = np.array([27, 91, 65, 10, 66])
     monkeypatch.setattr("depthmup_flax.training.text_generation.generate", lambda *args, **kwargs: tokens)
     short = {"data": {"tokenizer": "byte"}, "train": {"steps": 2, "eval_every": 2, "log_every": 1}}
     train_and_evaluate(tiny(pattern, **short), tmp_path / "run")
     assert (tmp_path / "run" / "sample.txt").read_text() == "\x1b[A\nB\n"
-    assert "sample\n  �[A\n  B\n" in capsys.readouterr().out
+    assert "sample\n  �[A\n  B\n" in "\n".join([*logged.messages, ""])
     diverged = tiny(pattern, optimizer={"name": "sgd", "learning_rate": 1e30}, **short)
     assert train_and_evaluate(diverged, tmp_path / "run", overwrite=True)["status"] == "diverged"
     assert not (tmp_path / "run" / "sample.txt").exists()

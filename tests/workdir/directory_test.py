@@ -234,7 +234,7 @@ def test_the_whole_work_is_not_deleted_while_a_part_runs(tmp_path):
         pass
 
 
-def test_a_part_that_starts_while_the_whole_work_is_deleted_waits(tmp_path, capsys):
+def test_a_part_that_starts_while_the_whole_work_is_deleted_waits(tmp_path, logged):
     from depthmup_flax.errors import Busy
 
     with (

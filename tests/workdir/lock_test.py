@@ -75,14 +75,14 @@ def test_a_lock_is_free_at_once_when_its_holder_on_this_machine_is_killed(holder
     assert seconds_until_held(tmp_path / ".lock") < 2
 
 
-def test_a_busy_lock_names_its_holder_once_while_it_waits_and_when_it_gives_up(holder, tmp_path, times, capsys):
+def test_a_busy_lock_names_its_holder_once_while_it_waits_and_when_it_gives_up(holder, tmp_path, times, logged):
     process = holder()
     with (
         pytest.raises(Busy, match=rf"in use by process {process.pid} on .*, still after 0.3 s: rerun"),
         held(tmp_path / ".lock", 0.3),
     ):
         pass
-    assert capsys.readouterr().err.count(f"in use by process {process.pid} on ") == 1
+    assert logged.text.count(f"in use by process {process.pid} on ") == 1
 
 
 def test_a_stopped_process_of_this_machine_keeps_its_lock(holder, tmp_path, times):

@@ -1,0 +1,59 @@
+"""Metrics of a run on Weights & Biases."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import pathlib
+import secrets
+from collections.abc import Mapping
+
+from depthmup_flax.types import Json
+from depthmup_flax.workdir import buckets
+from depthmup_flax.workdir.files import read_json, write_atomically
+
+log = logging.getLogger(__name__)
+
+
+class WandbRun:
+    """A run of wandb; one that is resumed goes on in the same. In a bucket, wandb's own files are below ``./wandb``.
+
+    The environment sets wandb's project (``WANDB_PROJECT``, by default ``depthmup-flax``), its directory, and whether
+    it uploads (``WANDB_MODE=offline`` does not).
+
+    Args:
+      directory: of the run; ``wandb.json`` in it holds the name by which wandb knows the run.
+      config: of the run.
+    """
+
+    def __init__(self, directory: pathlib.Path, config: Json) -> None:
+        wandb = importlib.import_module("wandb")
+        # No question for a key where nobody answers, and no lines of its own.
+        wandb.setup(settings=wandb.Settings(silent=True))
+        local = None if buckets.is_bucket(directory) or "WANDB_DIR" in os.environ else str(directory)
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "depthmup-flax"),
+            id=_name(directory / "wandb.json"),
+            name=directory.name,
+            dir=local,
+            config=config,
+            resume="allow",
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        offline = f"offline; to upload the run: wandb sync {self._run.dir.removesuffix('/files')}"
+        log.info("wandb: %s", self._run.url or offline)
+
+    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Logs the values. wandb drops those of a step that it has, which a resumed run computes again."""
+        self._run.log(dict(scalars), step=step)
+
+    def close(self) -> None:
+        """Uploads the last rows and ends the run."""
+        self._run.finish()
+
+
+def _name(path: pathlib.Path) -> str:
+    if not path.exists():
+        write_atomically(path, f'{{"id": "{secrets.token_hex(4)}"}}\n')
+    return str(read_json(path, "delete it")["id"])

@@ -1,0 +1,96 @@
+"""What a command line shows, and a user of the library does not hear."""
+
+import logging
+import os
+import pty
+import re
+import signal
+import sys
+import time
+
+import processes
+import pytest
+from processes import ROOT, run_command
+
+from depthmup_flax import __main__ as main
+from depthmup_flax import console
+
+SMALL = ("--config.model.width=8", "--config.model.depth=2", "--config.train.batch_size=16", "--config.train.steps=20")
+
+
+def logs_lines():
+    log = logging.getLogger("depthmup_flax.some.module")
+    log.info("progress")
+    log.info("the end", extra=console.RESULT)
+    log.warning("look %d", 1)
+    log.error("no")
+
+
+def shown_lines(quiet):
+    console.show().quiet = quiet
+    logs_lines()
+    console.next_step("depthmup report runs")
+    return 0
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_messages_are_plain_lines_and_quiet_leaves_results_and_warnings(quiet, tmp_path):
+    process = processes.Process(tmp_path / "log", shown_lines, quiet)
+    assert process.wait() == 0
+    kept = ["the end", "warning: look 1", "error: no"]
+    assert process.text().splitlines() == (kept if quiet else ["progress", *kept, "next: depthmup report runs"])
+
+
+def test_a_user_of_the_library_hears_of_warnings_alone(capfd):
+    logs_lines()
+    assert "progress" not in "".join(capfd.readouterr())
+
+
+def both_streams():
+    """Writes to a terminal that is standard output and error; the exit code says whether lines are whole."""
+    master, slave = pty.openpty()
+    sys.stdout = sys.stderr = os.fdopen(slave, "w")
+    console.show()
+    assert console.rewrites_lines()
+    console.show().quiet = True
+    assert not console.rewrites_lines()
+    logs_lines()
+    return 0 if os.read(master, 100) == b"the end\r\nwarning: look 1\r\nerror: no\r\n" else 1
+
+
+def test_only_a_terminal_has_a_line_that_is_rewritten_and_not_with_quiet(tmp_path):
+    assert not console.rewrites_lines()
+    assert processes.Process(tmp_path / "log", both_streams).wait() == 0
+
+
+def test_a_quiet_run_prints_its_result_alone_and_another_says_what_is_next(tmp_path):
+    command = ("train.py", f"--workdir={tmp_path / 'run'}", *SMALL)
+    quiet = run_command(*command, "--quiet")
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+    (line,) = quiet.stdout.splitlines()
+    assert line.startswith("completed: 20 steps")
+    again = run_command(*command)
+    assert again.stdout.splitlines()[-1] == f"next: depthmup predict {tmp_path / 'run'} image.png"
+
+
+def interrupted_while_importing():
+    with main._interruptible():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+    return 0
+
+
+def test_ctrl_c_while_a_command_imports_ends_it_with_a_word_and_130(tmp_path):
+    process = processes.Process(tmp_path / "log", interrupted_while_importing)
+    assert process.wait() == 130
+    assert process.text() == "interrupted\n"
+
+
+def test_the_library_prints_nothing_but_in_commands():
+    """Progress goes to loggers: `print` is for the commands, and for processes that end at once."""
+    allowed = {"__main__.py", "cli.py", "config_files.py", "parallel/distributed.py", "parallel/heartbeat.py"}
+    commands = {module.removeprefix("depthmup_flax.").replace(".", "/") + ".py" for module, _ in main.COMMANDS.values()}
+    package = ROOT / "depthmup_flax"
+    calls = re.compile(r"^\s*print\(", re.MULTILINE)
+    printing = {str(path.relative_to(package)) for path in package.rglob("*.py") if calls.search(path.read_text())}
+    assert printing - commands - allowed == set()

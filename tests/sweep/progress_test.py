@@ -1,0 +1,98 @@
+"""The line of a sweep's progress."""
+
+import dataclasses
+import io
+import types
+
+import pytest
+from tqdm import tqdm
+
+from depthmup_flax import console
+from depthmup_flax.records import COMPLETED, DIVERGED
+from depthmup_flax.sweep import progress
+from depthmup_flax.sweep.progress import SweepProgress
+
+
+@dataclasses.dataclass
+class Clock:
+    now: float = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+def record(loss, status=COMPLETED):
+    return types.SimpleNamespace(status=status, train_loss_avg=loss)
+
+
+def group(runs, cost):
+    return types.SimpleNamespace(
+        runs=[types.SimpleNamespace(hash=f"{cost} {i}") for i in range(runs)],
+        experiment=types.SimpleNamespace(cost=cost),
+        label="",
+    )
+
+
+def cohort(runs, group, step=0, ended=0):
+    return types.SimpleNamespace(
+        runs=runs,
+        step=step,
+        outcomes=dict.fromkeys(range(ended)),
+        program=types.SimpleNamespace(experiment=group.experiment, periods=types.SimpleNamespace(total=100)),
+    )
+
+
+def test_a_log_shows_done_running_diverged_best_and_time_left_by_cost(clock, logged):
+    small, large = group(4, 1.0), group(4, 3.0)
+    earlier = {small.runs[0].hash: record(0.9), small.runs[1].hash: record(None, DIVERGED)}
+    shown = SweepProgress([small, large], earlier)
+    assert logged.messages == ["8 runs in 2 compiled groups, 2 already recorded"]
+    now = cohort(small.runs[2:], small)
+    shown.train(now)
+    clock.now, now.step, now.outcomes = 61.0, 50, {"a": None}  # half of a cost of 2, of 14 that are left
+    shown.refresh()
+    assert logged.messages[1].split("  ")[1:] == [
+        *("done 2/8", "running 1", "diverged 2", "best loss 0.9", "ETA 13:13", "elapsed 01:01")
+    ]
+    clock.now = 122.0
+    shown.update([record(0.5), record(None, DIVERGED)], last=True)
+    assert "done 4/8  compiling  diverged 2  best loss 0.5  ETA 12:12" in logged.messages[2]
+    shown.finish()
+    assert logged.messages[3] == "4 runs, 2 diverged, lowest loss 0.5, 02:02"
+
+
+def test_what_an_interrupted_cohort_had_trained_is_not_counted_as_this_processs_speed(clock, logged):
+    only = group(2, 1.0)
+    shown = SweepProgress([only], {})
+    now = cohort(only.runs, only, step=90)
+    shown.train(now)
+    clock.now, now.step = 61.5, 95
+    shown.refresh()
+    assert "ETA 01:01" in logged.messages[-1]
+
+
+def test_on_a_terminal_one_line_of_at_most_80_columns_is_rewritten(clock, monkeypatch, logged):
+    terminal = io.StringIO()
+    monkeypatch.setattr(console, "rewrites_lines", lambda: True)
+    monkeypatch.setattr(progress.sys, "stdout", terminal)
+    many = group(12345, 1e9)
+    shown = SweepProgress([many], {run.hash: record(0.123456) for run in many.runs[:5000]})
+    now = cohort(many.runs[:1000], many, ended=100)
+    shown.train(now)
+    for step in range(1, 4):
+        clock.now, now.step = 1000.0 * step, step
+        shown.refresh()
+    shown.close()
+    assert len(logged.messages) == 1
+    assert "\n" not in terminal.getvalue().rstrip("\n")
+    lines = [line.strip() for line in terminal.getvalue().split("\r")]
+    last = [line for line in lines if line][-1]
+    assert last == f"done 5000/12345  running 900  diverged 100  best loss 0.12346  ETA {tqdm.format_interval(731500)}"
+    assert len(last) <= 80
