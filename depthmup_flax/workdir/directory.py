@@ -20,7 +20,7 @@ MARK = "workdir.json"  # written at the first claim: {"kind": "sweep"}
 _ALONE = ".lock-alone"
 
 RUN, SWEEP, TUNE, LIMITS, COORD_CHECK, REPORT = "run", "sweep", "tune", "limits", "coord_check", "report"
-_NAMES = {
+NAMES = {
     RUN: "a training run",
     SWEEP: "a sweep",
     TUNE: "a search for hyperparameters",
@@ -133,7 +133,7 @@ def kind_of(directory: pathlib.Path) -> str | None:
     mark = directory / MARK
     if mark.exists():
         kind = read_json(mark, "restore it, or choose another directory").get("kind")
-        if kind not in _NAMES:
+        if kind not in NAMES:
             raise InputError(f"{mark} names {kind!r}, which is no kind of work: choose another directory.")
         return str(kind)
     for name, kind in _UNMARKED.items():
@@ -164,7 +164,7 @@ def _mark(directory: pathlib.Path, kind: str) -> None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(mark))
     if present != kind:
         raise InputError(
-            f"workdir {str(directory)!r} holds {_NAMES[present]}, not {_NAMES[kind]}: choose another directory."
+            f"workdir {str(directory)!r} holds {NAMES[present]}, not {NAMES[kind]}: choose another directory."
         )
 
 
