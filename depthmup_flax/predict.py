@@ -125,7 +125,9 @@ def _output_path(text: str) -> pathlib.Path:
     if path.suffix not in (".csv", ".json"):
         raise InputError(f"--out is {text!r}: use a name that ends in .csv or .json.")
     if not path.parent.is_dir():
-        raise InputError(f"--out is {text!r}: there is no directory {str(path.parent)!r}. Create it, or choose another.")
+        raise InputError(
+            f"--out is {text!r}: there is no directory {str(path.parent)!r}. Create it, or choose another."
+        )
     return path
 
 

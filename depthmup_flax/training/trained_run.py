@@ -179,7 +179,11 @@ class TrainedRun:
         if isinstance(self.data, ImageDataset):
             return given_images.checked(inputs, self.data.image_shape)
         tokens, vocabulary = np.asarray(inputs), self.data.num_classes
-        if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer) or not 0 < tokens.shape[1] <= self.data.context:
+        if (
+            tokens.ndim != 2
+            or not np.issubdtype(tokens.dtype, np.integer)
+            or not 0 < tokens.shape[1] <= self.data.context
+        ):
             raise InputError(
                 f"tokens have shape {list(tokens.shape)}, type {tokens.dtype}: give integers [B, T] with T at most "
                 f"{self.data.context}, such as run.tokenizer.encode(text)[None]."
