@@ -34,9 +34,8 @@ def checked(images: object, shape: tuple[int, int, int]) -> np.ndarray:
     else:
         raise InputError(f"images are {array.dtype}: give integers in 0..255, or floats in 0..1.")
     if not (low >= 0 and high <= top):  # also for NaN
-        raise InputError(
-            f"images are {np.asarray(images).dtype} from {low:g} to {high:g}: give integers in 0..255, or floats in 0..1."
-        )
+        given = f"{np.asarray(images).dtype} from {low:g} to {high:g}"
+        raise InputError(f"images are {given}: give integers in 0..255, or floats in 0..1.")
     return array.astype(np.uint8) if top == 255 else array * np.float32(255)
 
 

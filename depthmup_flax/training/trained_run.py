@@ -256,9 +256,8 @@ def _require_run(path: pathlib.Path) -> None:
             "train one of its networks with depthmup train."
         )
     if kind != workdirs.RUN:
-        raise InputError(
-            f"{name!r} holds {workdirs.NAMES[kind]}, not a training run: name the --workdir of one, such as runs/digits."
-        )
+        holds = f"{workdirs.NAMES[kind]}, not a training run"
+        raise InputError(f"{name!r} holds {holds}: name the --workdir of one, such as runs/digits.")
     if not (path / "config.json").exists():
         raise InputError(f"the run in {name!r} has saved nothing yet: wait for its first checkpoint.")
 
