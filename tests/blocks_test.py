@@ -49,7 +49,7 @@ class Block:
 
 def blocks_of(page, language):
     text = page.read_text(encoding="utf-8")
-    found = re.finditer(rf"(?:^<!-- (.*) -->\n)?^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    found = re.finditer(rf"(?:^<!-- ([^\n]*) -->\n)?^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     return [Block(page, text.count("\n", 0, m.start(2)), m[1] or "", m[2]) for m in found]
 
 

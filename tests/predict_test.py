@@ -110,7 +110,7 @@ def test_a_language_model_continues_the_prompt(tmp_path):
         ([], "--prompt is not set"),
         (["a.png"], "unexpected argument 'a.png'"),
         (["--prompt=X"], "the text has 'X' at position 0"),
-        (["--prompt=a", "--tokens=0"], "length is 0"),
+        (["--prompt=a", "--tokens=0"], "tokens is 0"),
     ):
         failed = run_command(*command, *arguments)
         assert (failed.returncode, says in failed.stderr) == (2, True), failed.stderr

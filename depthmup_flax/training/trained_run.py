@@ -152,6 +152,10 @@ class TrainedRun:
           InputError: a model of images, an empty prompt, or a character that was not in the training text.
         """
         text = self._text
+        if not prompt:
+            raise InputError("the prompt is empty: give at least one character, such as a line's end.")
+        if not isinstance(tokens, int) or tokens < 1:
+            raise InputError(f"tokens is {tokens!r}: use a whole number of at least 1.")
         drawn = generate(
             self.model,
             self.variables,
@@ -224,8 +228,7 @@ def load_run(directory: str | os.PathLike[str], which: str | int = "latest") -> 
     path = workdirs.as_path(directory)
     _require_run(path)
     config = configs.from_json(read_json(path / "config.json", _RESTORE))
-    step = _chosen_step(path, which, config)
-    state, meta = read_checkpoint(path / "checkpoints" / str(step), ("params", "batch_stats"))
+    step, state, meta = _read(path, which, config)
     rule, data = configs.make_parametrization(config), _data(path, config)
     return TrainedRun(
         directory=path,
@@ -260,6 +263,19 @@ def _require_run(path: pathlib.Path) -> None:
         raise InputError(f"{name!r} holds {holds}: name the --workdir of one, such as runs/digits.")
     if not (path / "config.json").exists():
         raise InputError(f"the run in {name!r} has saved nothing yet: wait for its first checkpoint.")
+
+
+def _read(path: pathlib.Path, which: str | int, config: ConfigDict) -> tuple[int, Json, Json]:
+    """The step, the arrays and the description of the checkpoint that ``which`` means."""
+    step = _chosen_step(path, which, config)
+    while True:
+        try:
+            return step, *read_checkpoint(path / "checkpoints" / str(step), ("params", "batch_stats"))
+        except InputError:
+            # The run may be training: it deletes its older checkpoints.
+            previous, step = step, _chosen_step(path, which, config)
+            if step == previous:
+                raise
 
 
 def _chosen_step(path: pathlib.Path, which: str | int, config: ConfigDict) -> int:

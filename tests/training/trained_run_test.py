@@ -14,6 +14,7 @@ import depthmup_flax as dm
 from depthmup_flax.data import ImageDataset, Tokenizer, load, stored_dataset
 from depthmup_flax.data.text import TextDataset
 from depthmup_flax.sweep.runner import sweep
+from depthmup_flax.training import trained_run
 from depthmup_flax.training.checkpoint import read_checkpoint
 from depthmup_flax.training.config import config_hash, default_config
 from depthmup_flax.training.loop import train_and_evaluate
@@ -90,6 +91,16 @@ def test_a_damaged_checkpoint_is_one_sentence(copied):
             path.write_bytes(bytes(len(path.read_bytes())))
     with pytest.raises(dm.InputError, match=r"checkpoints/240 cannot be read as a checkpoint .*: name another one\."):
         dm.load_run(copied)
+
+
+def test_a_checkpoint_that_the_run_deletes_meanwhile_is_replaced_by_the_next(copied, monkeypatch):
+    def read(path, parts):
+        if path.name == "240":  # as if training went on
+            path.rename(path.with_name("300"))
+        return read_checkpoint(path, parts)
+
+    monkeypatch.setattr(trained_run, "read_checkpoint", read)
+    assert dm.load_run(copied).step == 300
 
 
 def test_a_run_of_an_earlier_version_is_read_with_its_data_set(copied):
@@ -183,7 +194,8 @@ def test_a_language_model_gives_the_logits_of_its_evaluation_and_continues_a_pro
     assert (len(written), run.generate("the rain", 40, seed=1)) == (40, written)
     for call, says in [
         (lambda: run.generate("THE"), "the text has 'T' at position 0, which is not among the"),
-        (lambda: run.generate(""), "prompt has shape"),
+        (lambda: run.generate(""), "the prompt is empty"),
+        (lambda: run.generate("the", 0), "tokens is 0"),
         (lambda: run.predict(windows[:, :-1] + 99), "tokens run from"),
         (lambda: run.predict(windows), r"tokens have shape \[\d+, 17\].*T at most 16"),
         (lambda: run.preprocess(windows), "holds a language model"),
