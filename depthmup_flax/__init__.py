@@ -6,6 +6,10 @@ The rule is in `depthmup_flax.rule.parametrization`; its docstring has the notat
   parameters are `annotated`, as those of `depthmup_flax.nn.layers` and `depthmup_flax.models` are.
 * `depthmup` turns any entrywise optax direction into an optimizer that follows the rule; `sgd` and `adamw` are ready.
 * `param_table` prints every factor; `classify` places (alpha, gamma) in the phase diagram.
+* `load_run` reads what a training run wrote: parameters, metrics, predictions.
+
+The modules `coord_check`, `report`, `sweep`, `theory` and `tune` are attributes: ``dm.coord_check.coord_check(...)``,
+``dm.theory.gram(x)``.
 
 Importing this package starts no device and imports no TensorFlow.
 """
@@ -16,6 +20,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from depthmup_flax import coord_check, report, sweep, theory, tune
     from depthmup_flax.errors import InputError
     from depthmup_flax.infer import audit, infer_info, rescale_init
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
     from depthmup_flax.rule.phase_diagram import Classification, classify
     from depthmup_flax.rule.rescaling import Hyperparameters, RescalingRule, rescaled_hyperparameters
     from depthmup_flax.rule.roles import param_info
+    from depthmup_flax.training.trained_run import TrainedRun, load_run
 
 __version__ = "0.1.0"
 
@@ -59,6 +65,7 @@ __all__ = [
     "ResidualBranch",
     "Role",
     "SimpleResNet",
+    "TrainedRun",
     "ViT",
     "__version__",
     "adamw",
@@ -66,21 +73,27 @@ __all__ = [
     "audit",
     "classify",
     "clip_by_global_rms",
+    "coord_check",
     "create_model",
     "depthmup",
     "entrywise",
     "freeze",
     "get_parametrization",
     "infer_info",
+    "load_run",
     "muon",
     "muon_geometry",
     "param_info",
     "param_table",
+    "report",
     "rescale_init",
     "rescaled_hyperparameters",
     "residual_scope",
     "scale_by_depthmup",
     "sgd",
+    "sweep",
+    "theory",
+    "tune",
 ]
 
 # Module -> its public names. A name is imported at its first use, so that reading records needs neither Flax nor JAX.
@@ -98,13 +111,17 @@ _NAMES = {
     "rule.phase_diagram": "Classification classify",
     "rule.rescaling": "Hyperparameters RescalingRule rescaled_hyperparameters",
     "rule.roles": "param_info",
+    "training.trained_run": "TrainedRun load_run",
 }
+_MODULES = ("coord_check", "report", "sweep", "theory", "tune")
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> object:
+        if name in _MODULES:  # importing one sets the attribute
+            return importlib.import_module(f"{__name__}.{name}")
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -57,11 +57,14 @@ EncodedExamples = tuple[Fetch, int]  # and their number
 
 
 class BadExample(InputError):
-    """The content of an example cannot be decoded: ``problem``, a clause without its end, then remedies."""
+    """The content of an example cannot be decoded: ``problem``, a clause without its end, then remedies.
 
-    def __init__(self, problem: str, remedies: str = "replace or remove that file.") -> None:
+    ``reason`` is what the decoder says.
+    """
+
+    def __init__(self, problem: str, remedies: str = "replace or remove that file.", *, reason: object = "") -> None:
         super().__init__(f"{problem}; {remedies}")
-        self.problem = problem
+        self.problem, self.reason = problem, reason
 
 
 class EncodedSet(NamedTuple):
@@ -71,6 +74,7 @@ class EncodedSet(NamedTuple):
     test: EncodedExamples
     num_classes: int
     channels: int
+    class_names: tuple[str, ...] = ()  # by label
 
     def split(self, config: DataConfig) -> tuple[list[EncodedSplit], np.ndarray]:
         """The training and test split, and `Dataset.bad_examples` of both, which they fill.
@@ -255,9 +259,8 @@ def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarra
         ) from error
     except Exception as error:  # Pillow's decoders raise many types on damaged files.
         reason = "it is no image that Pillow reads" if isinstance(error, UnidentifiedImageError) else error
-        raise BadExample(
-            f"data.name is {config.name!r}, but its image {example.where} cannot be read ({reason})"
-        ) from error
+        problem = f"data.name is {config.name!r}, but its image {example.where} cannot be read ({reason})"
+        raise BadExample(problem, reason=reason) from error
     return array.reshape(*array.shape[:2], channels)
 
 

@@ -29,7 +29,7 @@ def open_folder(directory: str, suffixes: str = DataConfig.suffixes) -> EncodedS
         return lambda positions: [Encoded(printable_path(files[i][0]), *files[i]) for i in positions], len(files)
 
     train, test, classes = list_folder(directory, suffixes)
-    return EncodedSet(examples(train), examples(test), num_classes=len(classes), channels=3)
+    return EncodedSet(examples(train), examples(test), num_classes=len(classes), channels=3, class_names=tuple(classes))
 
 
 def separated(suffixes: str) -> list[str]:

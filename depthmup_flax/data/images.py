@@ -27,6 +27,7 @@ class ImageDataset(Dataset):
     mean: np.ndarray  # float32 [C], per-channel mean of the training images on a 0..1 scale
     std: np.ndarray  # float32 [C], their standard deviation; 1 for a constant channel
     bad: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))  # see ``bad_examples``
+    class_names: tuple[str, ...] = ()  # by label; empty if the set does not name its classes
 
     input_kind: ClassVar[str] = "image"
     unit: ClassVar[str] = "images"

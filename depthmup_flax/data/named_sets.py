@@ -78,7 +78,7 @@ def load(config: object) -> Dataset:
         return _in_memory(fields, *_synthetic(*sizes), _BUNDLED_CLASSES)
     if fields.name == "digits":
         train, test = _limited(fields, _digits(fields.image_size))
-        return _in_memory(fields, train, test, _BUNDLED_CLASSES)
+        return _in_memory(fields, train, test, _BUNDLED_CLASSES, tuple("0123456789"))
     if kind == "tfds" and rest:
         encoded = open_tfds(rest, fields.data_dir)
     elif kind == "folder" and rest:
@@ -89,9 +89,10 @@ def load(config: object) -> Dataset:
     files, held_out = of_one_shape(*_limited(fields, splits))
     if placement(fields, len(files) * int(np.prod(files.image_shape))) == "device":
         parts = ArraySplit(files.arrays()), ArraySplit(held_out.good_arrays())
-        return dataclasses.replace(_in_memory(fields, *parts, files.num_classes), bad=bad)
+        return dataclasses.replace(_in_memory(fields, *parts, files.num_classes, encoded.class_names), bad=bad)
     mean, std = channel_statistics(files)
-    return ImageDataset(fields.name, files, held_out, files.num_classes, "stream", files.image_shape, mean, std, bad)
+    shape, classes, names = files.image_shape, files.num_classes, encoded.class_names
+    return ImageDataset(fields.name, files, held_out, classes, "stream", shape, mean, std, bad, names)
 
 
 def _fields(config: object) -> DataConfig:
@@ -188,10 +189,12 @@ def _limited(fields: DataConfig, splits: Iterable[AnySplit]) -> list[AnySplit]:
     return limited
 
 
-def _in_memory(fields: DataConfig, train: ArraySplit, test: ArraySplit, num_classes: int) -> ImageDataset:
+def _in_memory(
+    fields: DataConfig, train: ArraySplit, test: ArraySplit, num_classes: int, class_names: tuple[str, ...] = ()
+) -> ImageDataset:
     a, b = train.arrays(), test.arrays()
     dataset = from_arrays(a["image"], a["label"], b["image"], b["label"], num_classes, fields.name)
-    return dataclasses.replace(dataset, placement=placement(fields, a["image"].nbytes))
+    return dataclasses.replace(dataset, placement=placement(fields, a["image"].nbytes), class_names=class_names)
 
 
 def _text(path: str, fields: DataConfig) -> TextDataset:

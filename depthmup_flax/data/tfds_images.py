@@ -32,7 +32,7 @@ def open_tfds(name: str, data_dir: str) -> EncodedSet:
     keys = source.supervised_keys(builder)
     image, label = (builder.info.features[key] for key in keys)
     train, test = (source.examples(builder, keys, splits) for splits in (["train"], ["test", "validation"]))
-    return EncodedSet(train, test, label.num_classes, image.shape[-1] or 3)
+    return EncodedSet(train, test, label.num_classes, image.shape[-1] or 3, tuple(label.names))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -9,8 +10,10 @@ import logging
 import operator
 import pathlib
 import sys
+import tempfile
 import threading
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 
 import jax
 import orbax.checkpoint as ocp
@@ -23,9 +26,11 @@ from depthmup_flax.types import ArrayTree, Json
 from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir.directory import as_path
 from depthmup_flax.workdir.files import delete_tree, is_json, rename_tree, write_atomically
-from depthmup_flax.workdir.mirror import Mirror
+from depthmup_flax.workdir.mirror import COMPLETE, Mirror
 
 log = logging.getLogger(__name__)
+
+_COMMITTED = "commit_success.txt"  # Orbax's marker of a complete checkpoint in a bucket
 
 
 class Checkpointer:
@@ -219,7 +224,7 @@ def _incomplete(directory: pathlib.Path) -> list[pathlib.Path]:
     """Checkpoints whose writer was killed: by name on a disk; in a bucket, those without Orbax's marker."""
     if not buckets.is_bucket(directory):
         return list(directory.glob("*.orbax-checkpoint-tmp*"))
-    complete = {marker.parent.name for marker in directory.glob("*/commit_success.txt")}
+    complete = {marker.parent.name for marker in directory.glob(f"*/{_COMMITTED}")}
     return [folder for folder in directory.glob("*") if folder.name.isdigit() and folder.name not in complete]
 
 
@@ -234,32 +239,69 @@ def _mirror(directory: pathlib.Path) -> Mirror | None:
     return Mirror(directory)
 
 
-def read_checkpoint(path: str | pathlib.Path) -> tuple[Json, Json]:
+def saved_steps(directory: pathlib.Path) -> list[int]:
+    """Steps of the complete checkpoints in ``runs/digits/checkpoints``, in order; none if there is no directory."""
+    if not buckets.is_bucket(directory):
+        folders = [path.name for path in directory.glob("*") if path.is_dir()]  # others have Orbax's temporary names
+    else:
+        marker = COMPLETE if str(directory).startswith("s3://") else _COMMITTED
+        folders = [path.parent.name for path in directory.glob(f"*/{marker}")]
+    return sorted(int(name) for name in folders if name.isdigit())
+
+
+def best_step(directory: pathlib.Path) -> int | None:
+    """The step with the highest ``test_accuracy``, of equal ones the latest; ``None`` if none was evaluated."""
+    accuracies = {}
+    for step in saved_steps(directory):
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError):  # not evaluated, or damaged
+            metrics = json.loads((directory / str(step) / "metrics" / "metrics").read_bytes())
+            accuracies[step] = float(metrics["test_accuracy"])
+    return max(accuracies, key=lambda step: (accuracies[step], step), default=None)
+
+
+def read_checkpoint(path: str | pathlib.Path, parts: Collection[str] = ()) -> tuple[Json, Json]:
     """State, on the first device, and description of a checkpoint such as ``runs/digits/checkpoints/700``.
 
-    The state is a tree of dictionaries: ``params``, ``batch_stats``, ``opt_state``, ``step`` and the running averages.
+    The state is a tree of dictionaries: ``params``, ``batch_stats``, ``opt_state``, ``step`` and the running averages;
+    with ``parts``, only those of them. It may have been written on any number of devices and processes.
 
     Raises:
       InputError: there is no checkpoint, or it is damaged.
     """
     path = as_path(path)
-    if str(path).startswith("s3://"):
-        raise InputError(f"{path} is read from a copy: aws s3 cp --recursive {path} checkpoint.")
-    path = path if buckets.is_bucket(path) else path.absolute()
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     try:
-        meta = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(path / "meta")
-        reader = ocp.StandardCheckpointer()
-        shapes = dict(reader.metadata(path / "state").item_metadata)
-        state = reader.restore(
-            path / "state", jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
-        )
+        with _on_disk(path) as folder:
+            meta = ocp.JsonCheckpointHandler().restore(folder / "meta")
+            state = _read_state(folder / "state", parts)
         # The order of arrays in the saved state is another one.
-        if meta["digest"] != _digest(meta) or sorted(meta["fingerprint"]) != sorted(fingerprint(state)):
+        saved, read = Counter(meta["fingerprint"]), Counter(fingerprint(state))
+        if meta["digest"] != _digest(meta) or not (read <= saved if parts else read == saved):
             raise ValueError("its numbers are not the saved ones")
     except Exception as error:  # of whatever type Orbax raises for a damaged file
         raise InputError(f"{path} cannot be read as a checkpoint ({_first_line(error)}): name another one.") from error
     return state, meta
+
+
+def _read_state(path: pathlib.Path, parts: Collection[str]) -> Json:
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    handler = ocp.PyTreeCheckpointHandler()
+    stored = dict(handler.metadata(path).tree)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), {k: stored[k] for k in parts or stored}
+    )
+    places = ocp.checkpoint_utils.construct_restore_args(shapes)
+    return dict(handler.restore(path, args=ocp.args.PyTreeRestore(shapes, restore_args=places, partial_restore=True)))
+
+
+@contextlib.contextmanager
+def _on_disk(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A checkpoint where Orbax can read it: itself, or a temporary copy of one in S3."""
+    if not str(path).startswith("s3://"):
+        yield path if buckets.is_bucket(path) else path.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="depthmup-checkpoint-") as copy:
+        buckets.file_system(path).get(f"{path}/", f"{copy}/", recursive=True)
+        yield pathlib.Path(copy)
 
 
 def _digest(meta: Mapping[str, object]) -> str:

@@ -280,6 +280,27 @@ def to_json(config: ConfigDict) -> str:
     return json_text(config.to_dict())
 
 
+def from_json(stored: Json) -> ConfigDict:
+    """The config that `to_json` wrote; fields that it lacks are newer and have their defaults.
+
+    Raises:
+      InputError: a model that is not known, or a field of another type.
+    """
+    config = default_config(str(stored.get("model", {}).get("name")))
+    try:
+        config.update(_with_tuples(stored))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"the stored config cannot be read ({error}): restore its config.json.") from error
+    return config
+
+
+def _with_tuples(value: Any) -> Any:
+    """``value`` with the tuples that JSON turned into lists."""
+    if isinstance(value, dict):
+        return {name: _with_tuples(item) for name, item in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
 def config_hash(config: ConfigDict) -> str:
     """`run_hash` of the config: twelve hexadecimal digits, equal for equal training."""
     return run_hash(config.to_dict())

@@ -16,7 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.console import RESULT
-from depthmup_flax.data import TextDataset
+from depthmup_flax.data import TextDataset, stored_dataset
 from depthmup_flax.errors import InputError, Preempted, RunStopped
 from depthmup_flax.parallel import distributed, sharding
 from depthmup_flax.parallel.fingerprints import require_equal_copies
@@ -48,7 +48,8 @@ def train_and_evaluate(
 ) -> Json:
     """Trains what ``config`` describes, or resumes the run that ``workdir`` holds.
 
-    Writes ``config.json``, ``params.txt`` (the parameter table), ``metrics.jsonl``, TensorBoard events,
+    Writes ``config.json``, ``data.json`` (what the network reads), ``params.txt`` (the parameter table),
+    ``metrics.jsonl``, TensorBoard events,
     ``checkpoints/`` and at the end ``result.json``; for a language model also ``sample.txt``, a generated text. A
     resumed run has the same parameters as an uninterrupted one, bit for bit; on another number of devices, up to the
     order of sums. A loss that is not finite ends the run at the next log, evaluation or checkpoint with the status
@@ -163,6 +164,7 @@ def _train_in(
     try:
         if distributed.is_first():
             write_atomically(directory / "config.json", configs.to_json(experiment.config))
+            write_atomically(directory / "data.json", json.dumps(stored_dataset.to_json(experiment.dataset)) + "\n")
             write_atomically(directory / "params.txt", experiment.parameter_table() + "\n")
         with run.preemption:
             try:

@@ -41,5 +41,6 @@ def _delete(directory: pathlib.Path) -> None:
     for events in directory.glob("events.out.tfevents.*"):
         events.unlink()
     # config.json protects the other files, so it is deleted last.
-    for name in ("result.json", "sample.txt", "metrics.jsonl", "params.txt", "wandb.json", "config.json"):
+    files = "result.json sample.txt metrics.jsonl data.json params.txt wandb.json config.json"
+    for name in files.split():
         (directory / name).unlink(missing_ok=True)

@@ -8,7 +8,7 @@ import tempfile
 
 from depthmup_flax.workdir import buckets
 
-_COMPLETE = "uploaded.txt"
+COMPLETE = "uploaded.txt"
 
 
 class Mirror:
@@ -23,7 +23,7 @@ class Mirror:
         self.local = pathlib.Path(tempfile.mkdtemp(prefix="depthmup-checkpoints-"))
         for folder in self._complete():
             buckets.file_system(directory).get(str(directory / folder), str(self.local / folder), recursive=True)
-            (self.local / folder / _COMPLETE).unlink()
+            (self.local / folder / COMPLETE).unlink()
 
     def upload(self) -> None:
         """Returns when the bucket has all local folders, and no others."""
@@ -32,9 +32,9 @@ class Mirror:
             target = self._directory / folder
             buckets.delete_tree(target)  # what an upload that was cut off has left
             buckets.file_system(target).put(f"{self.local / folder}/", f"{target}/", recursive=True)
-            buckets.put(target / _COMPLETE, "")
+            buckets.put(target / COMPLETE, "")
         for folder in sorted(complete - ours):
-            (self._directory / folder / _COMPLETE).unlink(missing_ok=True)
+            (self._directory / folder / COMPLETE).unlink(missing_ok=True)
             buckets.delete_tree(self._directory / folder)
 
     def close(self) -> None:
@@ -42,4 +42,4 @@ class Mirror:
         shutil.rmtree(self.local, ignore_errors=True)
 
     def _complete(self) -> set[str]:
-        return {marker.parent.name for marker in self._directory.glob(f"*/{_COMPLETE}")}
+        return {marker.parent.name for marker in self._directory.glob(f"*/{COMPLETE}")}

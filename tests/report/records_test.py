@@ -8,7 +8,6 @@ import pytest
 from planted_sweeps import RATES, X, parabola, sweep_of, write
 from processes import ROOT
 
-import depthmup_flax
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import RecordWriter, read_sweep
 from depthmup_flax.report import make_report
@@ -53,19 +52,9 @@ def test_sweeps_of_different_base_are_not_merged(tmp_path):
 
 def test_reading_records_and_reports_imports_neither_jax_nor_flax():
     code = (
-        "import sys, depthmup_flax.records, depthmup_flax.report, depthmup_flax.types\n"
+        "import sys, depthmup_flax.records, depthmup_flax.types\n"
+        "import depthmup_flax as dm; dm.report.make_report, dm.InputError, dir(dm)\n"
         "print({'jax', 'flax', 'optax', 'tensorflow'} & {name.partition('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (done.stdout.strip(), done.stderr) == ("set()", "")
-
-
-def test_public_names_are_imported_at_first_use():
-    assert set(depthmup_flax.__all__) <= set(dir(depthmup_flax))
-    assert all(
-        getattr(depthmup_flax, name).__name__ == name
-        for name in depthmup_flax.__all__
-        if name not in ("PRESETS", "Axes")
-    )
-    with pytest.raises(AttributeError, match="no attribute 'adamv'"):
-        _ = depthmup_flax.adamv

@@ -15,6 +15,7 @@ import pytest
 from interruption import interrupted_before
 
 from depthmup_flax import InputError
+from depthmup_flax.data import load as read_data
 from depthmup_flax.errors import Busy
 from depthmup_flax.rule.info_trees import info_from_json
 from depthmup_flax.training.checkpoint import Checkpointer
@@ -23,6 +24,7 @@ from depthmup_flax.training.experiment import build
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.training.multi_step import CallLength
 from depthmup_flax.training.step import init_state, make_train_step
+from depthmup_flax.training.trained_run import load_run
 from depthmup_flax.workdir.directory import RUN, claimed
 
 
@@ -198,6 +200,11 @@ def test_eight_devices_train_like_one(tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), one, eight)
     first, last = (json.loads((tmp_path / n / "result.json").read_text()) for n in ("1", "8"))
     assert first["train_loss"] == pytest.approx(last["train_loss"], rel=1e-4)
+    read = load_run(tmp_path / "8")  # on this process's one device
+    jax.tree.map(np.testing.assert_array_equal, read.params, eight)
+    test = read_data(config.data).test.arrays()
+    accuracy = (read.predict(test["image"]).argmax(-1) == test["label"]).mean()
+    assert accuracy == pytest.approx(last["test_accuracy"], abs=1e-6)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from depthmup_flax.records import read_sweep
 from depthmup_flax.report import make_report
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.training.trained_run import load_run
 from depthmup_flax.workdir.directory import as_path
 
 KILLS = 8
@@ -52,6 +53,9 @@ def test_a_run_in_a_bucket_ends_as_one_on_a_disk(bucket, tmp_path):
     assert_same_run(bucket.copy(bucket.directory, tmp_path / "copy"), tmp_path / "disk")
     assert train_and_evaluate(run, bucket.url) == result  # it is there already
     assert any(name.startswith("events.out.tfevents") for name in bucket.names(bucket.directory))
+    read = load_run(bucket.url, which="best")
+    assert (read.result, read.step) == (result, load_run(tmp_path / "disk", which="best").step)
+    assert read.metrics["test_accuracy"][-1] == result["test_accuracy"]
     assert train_and_evaluate(run, bucket.url, overwrite=True)["train_loss"] == result["train_loss"]
 
 

@@ -3,6 +3,8 @@
 import logging
 import os
 
+import jax
+import numpy as np
 import pytest
 from interruption import interrupted_before
 from small_runs import a_sweep, assert_same_run, config, outcomes
@@ -10,6 +12,7 @@ from small_runs import a_sweep, assert_same_run, config, outcomes
 from depthmup_flax.errors import Busy, InputError
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.training.trained_run import load_run
 from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir.directory import RUN, as_path, claimed
 from depthmup_flax.workdir.mirror import Mirror
@@ -80,6 +83,11 @@ def test_a_run_in_s3_that_is_interrupted_ends_as_an_undisturbed_one(s3, tmp_path
     directory = as_path("s3://bucket/run")
     buckets.file_system(directory).get(str(directory), str(tmp_path / "copy"), recursive=True)
     assert_same_run(tmp_path / "copy", tmp_path / "disk")
+    read, copy = load_run("s3://bucket/run", which="best"), load_run(tmp_path / "copy", which="best")
+    assert read.result == copy.result
+    jax.tree.map(np.testing.assert_array_equal, read.params, copy.params)
+    with pytest.raises(InputError, match="there is no directory 's3://bucket/nothing'"):
+        load_run("s3://bucket/nothing")
 
 
 @pytest.mark.slow

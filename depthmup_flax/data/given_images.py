@@ -1,0 +1,95 @@
+"""Images that a user gives to a trained network: arrays, checked, and files, decoded as evaluation decodes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from depthmup_flax.data.dataset import DataConfig
+from depthmup_flax.data.decoding import BadExample, Encoded, decode, in_threads, pixels, printable_path
+from depthmup_flax.data.image_folder import SUFFIXES
+from depthmup_flax.errors import InputError
+
+
+def checked(images: object, shape: tuple[int, int, int]) -> np.ndarray:
+    """Images ``[B, H, W, C]`` in 0..255: uint8 as given, or float32 from floats in 0..1.
+
+    Raises:
+      InputError: another shape than ``[B, *shape]``, or values outside that range.
+    """
+    array = np.asarray(images)
+    if array.ndim != 4 or array.shape[1:] != shape:
+        wanted = f"[B, {', '.join(map(str, shape))}]"
+        hint = "add the axis B, images[None]" if array.shape == shape else "resize them, or read files"
+        raise InputError(f"images have shape {list(array.shape)}: the network reads {wanted}; {hint}.")
+    if np.issubdtype(array.dtype, np.integer):
+        low, high, top = *_range(array), 255
+    elif np.issubdtype(array.dtype, np.floating):
+        array = array.astype(np.float32)
+        low, high, top = *_range(array), 1
+    else:
+        raise InputError(f"images are {array.dtype}: give integers in 0..255, or floats in 0..1.")
+    if not (low >= 0 and high <= top):  # also for NaN
+        given = f"{np.asarray(images).dtype} from {low:g} to {high:g}"
+        raise InputError(f"images are {given}: give integers in 0..255, or floats in 0..1.")
+    return array.astype(np.uint8) if top == 255 else array * np.float32(255)
+
+
+def _range(array: np.ndarray) -> tuple[float, float]:
+    return (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+
+
+def read_images(paths: Sequence[pathlib.Path], shape: tuple[int, int, int], config: DataConfig) -> np.ndarray:
+    """Image files as uint8 ``[B, *shape]``, decoded, resized and cropped as in the evaluation of ``config``.
+
+    Files of other modes are converted to the channels of ``shape``. Where ``config`` does not resize, images of other
+    sizes are resized by the shorter side and cropped to the center square.
+
+    Raises:
+      InputError: a file cannot be read, or has another size and ``shape`` is no square.
+    """
+    height, width, channels = shape
+    if not config.image_size and height == width:
+        config = dataclasses.replace(config, image_size=height)
+
+    def read(path: pathlib.Path) -> np.ndarray:
+        try:
+            image = decode(Encoded("", os.fspath(path), 0), channels, config)
+        except BadExample as error:
+            raise InputError(
+                f"{printable_path(os.fspath(path))} cannot be read as an image ({error.reason}): name another file."
+            ) from error
+        if image.shape != shape:
+            raise InputError(
+                f"{printable_path(os.fspath(path))} is {pixels(image.shape)}: the network reads {pixels(shape)}; "
+                "resize the image."
+            )
+        return image
+
+    images = in_threads(read, paths, config.read_threads)
+    return np.stack(images) if images else np.zeros((0, *shape), np.uint8)
+
+
+def image_files(arguments: Sequence[str]) -> list[pathlib.Path]:
+    """The files that a user names: files as they are, directories with all images below them, sorted by path.
+
+    Raises:
+      InputError: nothing is there, or a directory has no images.
+    """
+    files: list[pathlib.Path] = []
+    for argument in arguments:
+        path = pathlib.Path(argument).expanduser()
+        if path.is_dir():
+            found = sorted(p for p in path.rglob("*") if p.suffix.lower().removeprefix(".") in SUFFIXES and p.is_file())
+            if not found:
+                raise InputError(f"{argument!r} has no image files: name one of {', '.join(SUFFIXES)}.")
+            files += found
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise InputError(f"there is no file {argument!r}: name image files, or directories of them.")
+    return files

@@ -1,0 +1,57 @@
+"""What a network was trained to read, without the examples: ``data.json`` of a run.
+
+A trained network needs it wherever the data set is not: the shape and normalization of images and the names of their
+classes, or the context and the vocabulary of a text.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from depthmup_flax.data.dataset import ArraySplit, Dataset
+from depthmup_flax.data.images import ImageDataset
+from depthmup_flax.data.text import TextDataset, Tokenizer
+from depthmup_flax.types import Json
+
+
+def to_json(dataset: Dataset) -> Json:
+    """What `from_json` needs of a data set of images or text."""
+    common = {"name": dataset.name, "kind": dataset.input_kind, "num_classes": dataset.num_classes}
+    if isinstance(dataset, TextDataset):
+        return {**common, "context": dataset.context, "characters": dataset.tokenizer.characters}
+    if isinstance(dataset, ImageDataset):
+        # A float32 is exact in JSON, as a float64.
+        statistics = {"mean": dataset.mean.tolist(), "std": dataset.std.tolist()}
+        return {
+            **common,
+            "image_shape": list(dataset.image_shape),
+            **statistics,
+            "class_names": list(dataset.class_names),
+        }
+    raise TypeError(f"{type(dataset).__name__} has no description")
+
+
+def from_json(stored: Json) -> ImageDataset | TextDataset:
+    """The data set that `to_json` describes, with no examples: `Dataset.prepare` does what it did in training.
+
+    Raises:
+      KeyError, TypeError, ValueError: ``stored`` is not what `to_json` returns.
+    """
+    name, classes = str(stored["name"]), int(stored["num_classes"])
+    if stored["kind"] == TextDataset.input_kind:
+        tokens = ArraySplit({"tokens": np.zeros((0, 0), np.uint8)})
+        tokenizer = Tokenizer(stored["characters"])
+        return TextDataset(name, tokens, tokens, classes, "device", int(stored["context"]), tokenizer)
+    height, width, channels = map(int, stored["image_shape"])
+    images = ArraySplit({"image": np.zeros((0, height, width, channels), np.uint8), "label": np.zeros(0, np.int32)})
+    return ImageDataset(
+        name,
+        images,
+        images,
+        classes,
+        "device",
+        (height, width, channels),
+        np.asarray(stored["mean"], np.float32),
+        np.asarray(stored["std"], np.float32),
+        class_names=tuple(stored["class_names"]),
+    )

@@ -1,0 +1,135 @@
+"""What a trained network says: classes of image files, or the continuation of a text.
+
+    depthmup predict runs/digits image.png photographs/ --top=3 --out=classes.csv
+    depthmup predict runs/gpt --prompt="ROMEO:" --tokens=200
+
+Images are resized and normalized as in the evaluation of the run. Exit code 0 on success, 2 for bad input.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from absl import flags
+
+from depthmup_flax import cli
+from depthmup_flax.errors import InputError, printable
+from depthmup_flax.workdir.directory import as_path
+from depthmup_flax.workdir.files import write_atomically
+
+if TYPE_CHECKING:
+    from depthmup_flax.training.trained_run import TrainedRun
+
+_WHICH = flags.DEFINE_string("which", "latest", "The checkpoint: latest, best (by test accuracy), or its step.")
+_TOP = flags.DEFINE_integer("top", 3, "Images: the number of classes to show, most probable first.")
+_OUT = flags.DEFINE_string("out", None, "Images: a file for the classes, .csv or .json, instead of the terminal.")
+_PROMPT = flags.DEFINE_string("prompt", None, "Language models: the text to continue.")
+_TOKENS = flags.DEFINE_integer("tokens", 200, "Language models: the number of tokens to write.")
+_TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "Language models: below 1, likely tokens become likelier.")
+_SEED = flags.DEFINE_integer("seed", 0, "Language models: equal seeds give equal texts.")
+
+_USAGE = "depthmup predict runs/digits image.png, or depthmup predict runs/gpt --prompt='ROMEO:'"
+# A file, and the most probable classes with their probabilities.
+Prediction = tuple[pathlib.Path, list[tuple[str, float]]]
+
+
+def main(argv: list[str]) -> int:
+    """Prints or writes the predictions; returns the exit code."""
+    if len(argv) < 2:
+        raise InputError(f"no run was given: {_USAGE}.")
+    out = None if _OUT.value is None else _output_path(_OUT.value)
+    # Imported here, so that --help and a wrong flag answer at once.
+    from depthmup_flax.compilation_cache import cache_compilations
+    from depthmup_flax.training.trained_run import load_run
+
+    cache_compilations()
+    run = load_run(argv[1], int(_WHICH.value) if _WHICH.value.isdigit() else _WHICH.value)
+    if run.data.input_kind == "tokens":
+        _write_text(run, argv[2:])
+    else:
+        _classify(run, argv[2:], out)
+    return 0
+
+
+def _write_text(run: TrainedRun, arguments: Sequence[str]) -> None:
+    if arguments or _PROMPT.value is None:
+        given = f"unexpected argument {arguments[0]!r}" if arguments else "--prompt is not set"
+        raise InputError(f"{given}: {run.directory} holds a language model; give a text, --prompt='ROMEO:'.")
+    text = run.generate(_PROMPT.value, _TOKENS.value, temperature=_TEMPERATURE.value, seed=_SEED.value)
+    print(printable(_PROMPT.value + text))
+
+
+def _classify(run: TrainedRun, arguments: Sequence[str], out: pathlib.Path | None) -> None:
+    from depthmup_flax.data.given_images import image_files
+
+    if _PROMPT.value is not None or not arguments:
+        given = "--prompt is set" if arguments or _PROMPT.value is not None else "no image was given"
+        raise InputError(f"{given}: {run.directory} holds a model of images; name image files or directories.")
+    classes = len(run.class_names)
+    if not 1 <= _TOP.value <= classes:
+        raise InputError(f"--top is {_TOP.value}: use 1 to {classes}, the number of classes.")
+    files = image_files(arguments)
+    predictions = classified(run, files, _TOP.value)
+    if out is None:
+        widest = max(len(printable(str(file))) for file in files)
+        for file, best in predictions:
+            shown = "  ".join(f"{printable(name)} {probability:.1%}" for name, probability in best)
+            print(f"{printable(str(file)):{widest}}  {shown}", flush=True)
+    else:
+        write_atomically(out, (as_csv if out.suffix == ".csv" else as_json)(predictions))
+        print(f"written: {out}, {len(files)} {'image' if len(files) == 1 else 'images'}")
+
+
+def classified(run: TrainedRun, files: Sequence[pathlib.Path], top: int) -> Iterator[Prediction]:
+    """The ``top`` most probable classes of each file; as many files in memory as the evaluation has examples."""
+    size = run.config.train.eval_batch_size
+    for start in range(0, len(files), size):
+        part = files[start : start + size]
+        logits = run.predict(run.read_images(part))
+        odds = np.exp(logits - logits.max(-1, keepdims=True))
+        probabilities = odds / odds.sum(-1, keepdims=True)
+        for file, row in zip(part, probabilities, strict=True):
+            best = np.argsort(-row, kind="stable")[:top]
+            yield file, [(run.class_names[label], float(row[label])) for label in best]
+
+
+def as_csv(predictions: Iterator[Prediction]) -> str:
+    """A row per file: ``file,class_1,probability_1,class_2,...``."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for number, (file, best) in enumerate(predictions):
+        if not number:
+            places = range(1, len(best) + 1)
+            writer.writerow(["file", *(name for i in places for name in (f"class_{i}", f"probability_{i}"))])
+        writer.writerow([file, *(cell for name, probability in best for cell in (name, f"{probability:.6g}"))])
+    return text.getvalue()
+
+
+def as_json(predictions: Iterator[Prediction]) -> str:
+    """``[{"file": ..., "classes": [{"name": ..., "probability": ...}, ...]}, ...]``, a line per file."""
+    rows = [
+        {"file": str(file), "classes": [{"name": name, "probability": value} for name, value in best]}
+        for file, best in predictions
+    ]
+    return "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
+
+
+def _output_path(text: str) -> pathlib.Path:
+    path = as_path(text)
+    if path.suffix not in (".csv", ".json"):
+        raise InputError(f"--out is {text!r}: use a name that ends in .csv or .json.")
+    if not path.parent.is_dir():
+        raise InputError(
+            f"--out is {text!r}: there is no directory {str(path.parent)!r}. Create it, or choose another."
+        )
+    return path
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,43 @@
+"""The names at the top of the package: all there, each imported at its first use, modules as modules."""
+
+import ast
+import inspect
+import pathlib
+import sys
+import types
+
+import pytest
+
+import depthmup_flax as dm
+
+
+def test_every_public_name_is_there_and_is_listed():
+    assert set(dm.__all__) <= set(dir(dm))
+    assert all(getattr(dm, name) is not None for name in dm.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = dm.nothing
+
+
+def test_type_checkers_and_editors_see_the_same_names_as_python():
+    """They read the imports below ``TYPE_CHECKING``, which no program runs."""
+    tree = ast.parse(pathlib.Path(dm.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    seen = {alias.name for node in block.body for alias in node.names}
+    assert seen == set(dm.__all__)
+    for node in block.body:
+        for alias in node.names:
+            value = getattr(dm, alias.name)
+            if not isinstance(value, types.ModuleType):
+                assert value is getattr(__import__(node.module, fromlist=[alias.name]), alias.name)
+
+
+def test_a_module_has_its_name_and_its_function_the_same_name_inside():
+    """Importing a module of a package sets the attribute: a function of that name would come and go."""
+    for name, function in (("coord_check", "coord_check"), ("sweep", "sweep"), ("tune", "tune"), ("theory", "gram")):
+        module = getattr(dm, name)
+        __import__(f"depthmup_flax.{name}")
+        assert getattr(dm, name) is module is sys.modules[f"depthmup_flax.{name}"]
+        assert inspect.isfunction(getattr(module, function))
+        assert function in module.__all__
+        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+            _ = module.nothing

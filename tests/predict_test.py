@@ -1,0 +1,159 @@
+"""``depthmup predict``: classes of image files and continuations of texts, from a trained run."""
+
+import csv
+import io
+import json
+import pathlib
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+from processes import run_command
+from small_runs import config
+
+import depthmup_flax as dm
+from depthmup_flax.data import DataConfig, given_images, load
+from depthmup_flax.predict import as_csv, as_json, classified
+from depthmup_flax.training.config import default_config
+from depthmup_flax.training.loop import train_and_evaluate
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A run of a few steps, and ten images of its test set as files."""
+    directory = tmp_path_factory.mktemp("digits")
+    run = config()
+    run.train.update(steps=60, eval_every=60)
+    train_and_evaluate(run, directory / "run")
+    (directory / "images").mkdir()
+    for number, image in enumerate(load(run.data).test.arrays()["image"][:10]):
+        Image.fromarray(image[..., 0]).save(directory / "images" / f"{number}.png")
+    return directory
+
+
+def test_files_get_the_classes_of_the_arrays_that_they_hold(digits):
+    run = dm.load_run(digits / "run")
+    run.config.train.eval_batch_size = 4  # three parts
+    files = given_images.image_files([str(digits / "images")])
+    rows = list(classified(run, files, top=3))
+    logits = run.predict(load(run.config.data).test.arrays()["image"][:10])
+    assert [file.name for file, _ in rows] == [f"{number}.png" for number in range(10)]
+    assert [best[0][0] for _, best in rows] == [str(label) for label in logits.argmax(-1)]
+    probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    for (_, best), row in zip(rows, probabilities, strict=True):
+        assert [probability for _, probability in best] == pytest.approx(sorted(row.tolist())[:-4:-1], rel=1e-4)
+
+
+def test_tables_can_be_read_by_others():
+    rows = [(pathlib.Path("a, b.png"), [("cat", 0.75), ("dog", 0.25)]), (pathlib.Path("c.png"), [("dog", 1.0)])]
+    first, _ = csv.DictReader(io.StringIO(as_csv(iter(rows))))
+    assert first == {
+        "file": "a, b.png", "class_1": "cat", "probability_1": "0.75", "class_2": "dog", "probability_2": "0.25"
+    }  # fmt: skip
+    assert json.loads(as_json(iter(rows)))[0]["classes"][1] == {"name": "dog", "probability": 0.25}
+
+
+def test_the_command_prints_classes_and_writes_files(digits, tmp_path):
+    command = ("-m", "depthmup_flax.predict", digits / "run", digits / "images")
+    done = run_command(*command, "--top=2")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 10
+    assert [word.rstrip("%") == word for word in lines[0].split()] == [True, True, False, True, False]
+    written = run_command(*command, f"--out={tmp_path / 'classes.json'}", "--which=best")
+    assert written.stdout == f"written: {tmp_path / 'classes.json'}, 10 images\n"
+    best = [row["classes"][0]["name"] for row in json.loads((tmp_path / "classes.json").read_text())]
+    assert best == [line.split()[1] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "no run was given: depthmup predict runs/digits image.png"),
+        (["RUN"], "no image was given: .* holds a model of images; name image files or directories"),
+        (["RUN", "--prompt=a"], "--prompt is set: .* holds a model of images"),
+        (["RUN", "nothing.png"], "there is no file 'nothing.png': name image files, or directories of them"),
+        (["RUN", "RUN"], "has no image files: name one of bmp, gif"),
+        (["RUN", "RUN/config.json"], r"config\.json cannot be read as an image \(it is no image that Pillow reads\)"),
+        (["RUN", "IMAGES", "--top=11"], "--top is 11: use 1 to 10, the number of classes"),
+        (["RUN", "IMAGES", "--out=classes.txt"], "--out is 'classes.txt': use a name that ends in .csv or .json"),
+        (["RUN", "IMAGES", "--out=nowhere/a.csv"], "there is no directory 'nowhere'"),
+        (["RUN", "IMAGES", "--which=7"], "which is 7: use 'latest', 'best' or a saved step: 60"),
+        (["nowhere", "IMAGES"], "there is no directory 'nowhere'"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence_and_code_2(arguments, says, digits):
+    names = {"RUN": str(digits / "run"), "IMAGES": str(digits / "images")}
+    for name, path in names.items():
+        arguments = [argument.replace(name, path) for argument in arguments]
+    done = run_command("-m", "depthmup_flax.predict", *arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = done.stderr.splitlines()
+    assert re.search(f"^error: .*{says}", line), line
+
+
+@pytest.mark.slow
+def test_a_language_model_continues_the_prompt(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the rain in spain stays mainly in the plain.\n" * 60)
+    gpt = default_config("gpt")
+    gpt.model.update(width=16, depth=1, num_heads=2)
+    gpt.data.update(name=f"text:{text}", context=16)
+    gpt.train.update(batch_size=16, steps=2, eval_every=2)
+    train_and_evaluate(gpt, tmp_path / "run")
+    command = ("-m", "depthmup_flax.predict", tmp_path / "run")
+    done = run_command(*command, "--prompt=the rain", "--tokens=20", "--seed=3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "the rain" + dm.load_run(tmp_path / "run").generate("the rain", 20, seed=3) + "\n"
+    for arguments, says in (
+        ([], "--prompt is not set"),
+        (["a.png"], "unexpected argument 'a.png'"),
+        (["--prompt=X"], "the text has 'X' at position 0"),
+        (["--prompt=a", "--tokens=0"], "tokens is 0"),
+    ):
+        failed = run_command(*command, *arguments)
+        assert (failed.returncode, says in failed.stderr) == (2, True), failed.stderr
+
+
+# Files of other sizes
+
+
+@pytest.fixture
+def wide(tmp_path):
+    path = tmp_path / "wide.png"
+    Image.fromarray(np.tile(np.arange(90, dtype=np.uint8), (60, 1))).convert("RGB").save(path)
+    return path
+
+
+@pytest.mark.parametrize("shape", [(32, 32, 3), (32, 32, 1), (60, 90, 3)])
+def test_files_are_brought_to_the_size_and_the_channels_of_the_network(wide, shape):
+    (image,) = given_images.read_images([wide], shape, DataConfig())
+    assert image.shape == shape
+    row = np.arange(90) if shape[1] == 90 else (np.arange(32) + 0.5) * 60 / 32 + 15 - 0.5  # the middle 60 columns
+    np.testing.assert_allclose(image[5, ..., 0], row, atol=1.5)
+
+
+def test_files_are_cropped_as_the_evaluation_of_resized_crops_does(wide):
+    fields = DataConfig(name="folder:x", image_size=32, augment="resized_crop")
+    (image,) = given_images.read_images([wide], (32, 32, 3), fields)
+    side = 60 * 32 / 37  # the center of the image resized to 256/224 of 32
+    np.testing.assert_allclose(
+        image[5, 1:-1, 0], ((np.arange(32) + 0.5) * side / 32 + 45 - side / 2 - 0.5)[1:-1], atol=1
+    )
+
+
+def test_a_size_that_cannot_be_reached_and_a_missing_file_are_one_sentence(wide, tmp_path):
+    with pytest.raises(dm.InputError, match=r"wide\.png is 60x90x3: the network reads 60x80x3; resize the image"):
+        given_images.read_images([wide], (60, 80, 3), DataConfig())
+    with pytest.raises(dm.InputError, match=r"none\.png cannot be read"):
+        given_images.read_images([tmp_path / "none.png"], (8, 8, 3), DataConfig())
+
+
+def test_class_names_are_those_of_the_folders(tmp_path):
+    for split in ("train", "test"):
+        for name in ("cat", "ant"):
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / split / name / "0.png")
+    for placement in ("device", "stream"):
+        assert load(DataConfig(name=f"folder:{tmp_path}", placement=placement)).class_names == ("ant", "cat")
