@@ -17,7 +17,7 @@ class Row:
       case: the network.
       against: the alternative.
       value: spread of the ratio, or of another quantity in ``unit``.
-      bar: bound of the median; ``None``: no bound.
+      bar: bound of the ratio; ``None``: no bound.
       at_most: whether the bound is an upper bound.
       unit: ``x`` for ratios.
       note: remark in the table.
@@ -35,11 +35,14 @@ class Row:
     seconds: dict[str, Spread] = dataclasses.field(default_factory=dict)
 
     @property
-    def met(self) -> bool | None:
-        """Whether the median is within the bound."""
-        if self.bar is None:
-            return None
-        return self.value["median"] <= self.bar if self.at_most else self.value["median"] >= self.bar
+    def judgment(self) -> str:
+        """``met`` or ``missed`` if both quartiles say so, else ``within noise``; empty without a bound or a value."""
+        if self.bar is None or not self.value["n"]:
+            return ""
+        inside = {
+            end <= self.bar if self.at_most else end >= self.bar for end in (self.value["low"], self.value["high"])
+        }
+        return "within noise" if len(inside) == 2 else "met" if inside.pop() else "missed"
 
 
 def unavailable(title: str, why: str) -> Row:

@@ -20,14 +20,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from benchmarks.contest import ROOT, Unavailable
+from benchmarks.contest import Unavailable
 from benchmarks.figures import FIGURES, RESULTS
+from benchmarks.pages import document, line, table
 from benchmarks.row import Row, unavailable
 from benchmarks.setting import Setting
 from depthmup_flax.types import Json
 from depthmup_flax.workdir.files import write_atomically
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 _VERSIONS = ("jax", "jaxlib", "flax", "optax", "torch", "mup", "tensorflow", "tensorflow_cpu")
 
 
@@ -79,7 +79,7 @@ def run(setting: Setting, names: Sequence[str], out: pathlib.Path) -> Json:
 
         def add(row: Row, rows: list[Json] = rows, name: str = name, started: float = started) -> None:
             rows.append(_as_json(row))
-            print(_line(rows[-1]), flush=True)
+            print(line(rows[-1]), flush=True)
             duration = round(time.perf_counter() - started)
             result["figures"][name] = {"rows": rows, "rounds": setting.rounds, "took_s": duration, **facts}
             write_atomically(out, json.dumps(result, indent=1, allow_nan=False) + "\n")
@@ -127,61 +127,7 @@ def _gpu() -> str:
 
 
 def _as_json(row: Row) -> Json:
-    fields = dataclasses.asdict(row)
-    if math.isnan(row.value["median"]):
-        fields["value"] = None
-    return {**fields, "met": None if fields["value"] is None else row.met}
-
-
-def document() -> None:
-    """Replaces the tables between ``<!-- benchmarks: cpu -->`` and ``<!-- end -->`` in the pages by the results."""
-    for page in PAGES:
-        text = page.read_text()
-        for path in RESULTS.glob("*.json"):
-            result = json.loads(path.read_text())
-            for mark, bounded in ((path.stem, False), (f"{path.stem}, bounded", True)):
-                begin = f"<!-- benchmarks: {mark} -->\n"
-                before, mark_found, after = text.partition(begin)
-                if mark_found:
-                    rest = after[after.index("<!-- end -->") :]
-                    text = f"{before}{begin}{where(result)}\n\n{table(result, bounded=bounded)}\n{rest}"
-        page.write_text(text)
-
-
-def where(result: Json) -> str:
-    """Hardware and versions of the figures, each combination once."""
-    facts = (figure for figure in result["figures"].values())
-    lines = (
-        f"{one['hardware']}; Python {' '.join(f'{k} {v},' for k, v in one['versions'].items()).removeprefix('python ')}"
-        f" {one['day']}."
-        for one in facts
-    )
-    return "\n".join(dict.fromkeys(lines))
-
-
-def table(result: Json, *, bounded: bool = False) -> str:
-    """The results as a Markdown table; ``bounded``: only rows with a bound."""
-    lines = ["| figure | case | against | measured (quartiles, n) | bound | |", "|---|---|---|---|---|---|"]
-    lines += [
-        _line(row)
-        for name in FIGURES
-        if name in result["figures"]
-        for row in result["figures"][name]["rows"]
-        if row["bar"] is not None or not bounded
-    ]
-    return "\n".join(lines)
-
-
-def _line(row: Json) -> str:
-    value = row["value"]
-    measured = row["note"]
-    if value is not None:
-        unit = row["unit"] and f" {row['unit']}"
-        spread = f" ({value['low']:.3g}-{value['high']:.3g}, {value['n']})" if value["n"] > 1 else ""
-        measured = f"**{value['median']:.3g}{unit}**{spread}" + (f"; {row['note']}" if row["note"] else "")
-    bar = "" if row["bar"] is None else f"{'<=' if row['at_most'] else '>='} {row['bar']:g}"
-    met = {None: "", True: "met", False: "missed"}[row["met"]]
-    return f"| {row['figure']} | {row['case']} | {row['against']} | {measured} | {bar} | {met} |"
+    return dataclasses.asdict(row) | {"value": None if math.isnan(row.value["median"]) else row.value}
 
 
 if __name__ == "__main__":

@@ -2,11 +2,9 @@
 
 import contextlib
 import errno
-import functools
 import io
 import logging
 import os
-import pathlib
 import signal
 import sys
 import traceback
@@ -16,10 +14,14 @@ from typing import TextIO
 import jax
 from absl import app, flags
 from absl import logging as absl_logging
-from ml_collections import ConfigDict, config_flags
 
+from depthmup_flax import config_files
+from depthmup_flax.config_files import config_path as config_path  # for the commands
+from depthmup_flax.config_files import define_config as define_config
+from depthmup_flax.config_files import resolved as resolved
 from depthmup_flax.errors import BAD_INPUT, STOPPED, TRY_LATER, Busy, InputError, Preempted, RunStopped, printable
 from depthmup_flax.parallel import distributed
+from depthmup_flax.shipped_configs import run_name
 
 # Messages of libraries that are left out, by a part of their text: Orbax's about a checkpoint without metrics, which
 # those between evaluations are, and about errors in its threads, which the run raises; TFDS's about a set that is not
@@ -31,27 +33,6 @@ _EXPECTED = (
     "[wait_until_finished] Save Finalize thread",
     "has no dataset_info.json",
 )
-
-
-def define_config(help_text: str) -> flags.FlagHolder[ConfigDict]:
-    """Defines ``--config``, a Python file with ``get_config()``, and a flag ``--config.section.field`` per field."""
-    return config_flags.DEFINE_config_file("config", None, help_text)
-
-
-def resolved(flag: flags.FlagHolder[ConfigDict]) -> ConfigDict:
-    """The config of `define_config`'s flag, with the fields that the command line sets."""
-    if not flags.FLAGS["config"].present:
-        raise InputError("--config is not set: name a Python file with get_config(), such as configs/digits.py.")
-    try:
-        flag.value.to_dict()  # absl reports a missing file only on access
-    except OSError as error:
-        raise InputError(f"--config={config_path()} cannot be read: name a Python file with get_config().") from error
-    return flag.value
-
-
-def config_path() -> str:
-    """The file that ``--config`` names, including any ``:argument``."""
-    return config_flags.get_config_filename(flags.FLAGS["config"])
 
 
 def one_device_per_core() -> None:
@@ -76,25 +57,33 @@ def start_processes() -> None:
     distributed.start(*(flags.FLAGS[name].value for name in ("coordinator", "num_processes", "process_id")))
 
 
-def run(main: Callable[[list[str]], int | None], *, default_config: pathlib.Path | None = None) -> None:
+def default_workdir(parent: str) -> str:
+    """The work directory where none is named: ``parent`` and the name of the config; printed."""
+    workdir = f"{parent}/{run_name(config_path())}"
+    print(f"--workdir={workdir}", flush=True)
+    return workdir
+
+
+def run(main: Callable[[list[str]], int | None]) -> None:
     """Parses the flags and calls ``main``, which returns the exit code.
 
     `InputError` and `RunStopped` are printed as one sentence; see `depthmup_flax.errors` for their exit codes. When the
     output has no reader any more (``| head``, a ``tee`` that died, a terminal that is gone), the work continues.
     """
     with contextlib.redirect_stdout(_Lasting(sys.stdout)), contextlib.redirect_stderr(_Lasting(sys.stderr)):
-        _run(main, default_config)
+        _run(main)
 
 
-def _run(main: Callable[[list[str]], int | None], default_config: pathlib.Path | None) -> None:
+def _run(main: Callable[[list[str]], int | None]) -> None:
     absl_logging.set_verbosity(absl_logging.WARNING)
     logging.getLogger("absl").addFilter(lambda record: not any(text in record.getMessage() for text in _EXPECTED))
     try:
-        app.run(main, flags_parser=functools.partial(_parse, default_config))
+        app.run(main, flags_parser=config_files.parse)
     except (Busy, Preempted) as error:
         print(error, file=sys.stderr)
         distributed.leave(TRY_LATER)
     except (InputError, RunStopped) as error:
+        config_files.print_traceback(error)
         print(f"error: {printable(str(error))}", file=sys.stderr)
         distributed.leave(BAD_INPUT if isinstance(error, InputError) else STOPPED, printable(str(error)))
     except KeyboardInterrupt:
@@ -159,49 +148,3 @@ def require_no_arguments(argv: list[str]) -> None:
     """Refuses positional arguments."""
     if len(argv) > 1:
         raise InputError(f"unexpected argument {argv[1]!r}: flags are written --config.model.depth=24.")
-
-
-def _parse(default_config: pathlib.Path | None, argv: list[str]) -> list[str]:
-    named = any(argument.split("=")[0] in ("--config", "-config") for argument in argv)
-    if default_config is not None and not named:
-        argv = [argv[0], f"--config={default_config}", *argv[1:]]
-    argv = _with_scale(argv)
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        if "get_config() takes 0 positional arguments" in str(error):
-            raise InputError("this config has no scale: remove --config.scale, or the colon in --config.") from error
-        raise _error_of_config_file(error) or InputError(str(error)) from error
-    except (AttributeError, KeyError) as error:
-        if "ml_collections" not in traceback.extract_tb(error.__traceback__)[-1].filename:
-            raise  # a bug in the config file
-        cause = error.args[0] if isinstance(error.args[0], KeyError) else error
-        name, *hint = str(cause.args[0]).splitlines()  # 'dpth', then perhaps: Did you mean "depth" instead of "dpth"?
-        flag = ".optimizer.kwargs." + name.strip("'") + "="
-        if any(flag in argument for argument in argv):
-            hint = ["Others of optimizer.kwargs than those of --help are set in a config file."]
-        raise InputError(f"config has no field {name}. {' '.join(hint)}".rstrip()) from error
-
-
-def _error_of_config_file(error: BaseException | None) -> InputError | None:
-    """The innermost `InputError` among the causes: ml_collections hides one from ``get_config`` in a flag error."""
-    innermost = None
-    while error is not None:
-        innermost = error if isinstance(error, InputError) else innermost
-        error = error.__cause__ or error.__context__
-    return innermost
-
-
-def _with_scale(argv: list[str]) -> list[str]:
-    """Rewrites ``--config=file.py --config.scale=gpu`` as ``--config=file.py:gpu``: ``get_config`` takes the scale."""
-    joined: list[str] = []  # --flag value as --flag=value
-    for argument in argv:
-        if joined and joined[-1].lstrip("-") in ("config", "config.scale"):
-            joined[-1] += f"={argument}"
-        else:
-            joined.append(argument)
-    scales = [word for word in joined if word.lstrip("-").startswith("config.scale=")]
-    if not scales:
-        return argv
-    end = ":" + scales[-1].partition("=")[2]
-    return [word + end if word.lstrip("-").startswith("config=") else word for word in joined if word not in scales]

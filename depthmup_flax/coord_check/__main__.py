@@ -5,12 +5,13 @@ learning rate. Exit code 0: the check passes; 1: it fails, and the report names 
 """
 
 import contextlib
+from collections.abc import Callable
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
-from depthmup_flax import cli
-from depthmup_flax.coord_check.from_config import check_config
+from depthmup_flax import cli, config_files
+from depthmup_flax.coord_check.from_config import prepared_check
 from depthmup_flax.coord_check.report import Report
 from depthmup_flax.errors import InputError
 from depthmup_flax.workdir.directory import COORD_CHECK, claimed
@@ -34,7 +35,7 @@ def main(argv: list[str]) -> int:
     """Prints the report; returns the exit code."""
     cli.require_no_arguments(argv)
     config = cli.resolved(_CONFIG)
-    overrides = config_flags.get_override_values(flags.FLAGS["config"])
+    overrides = config_files.overrides()
     for name in ("width", "depth"):
         if f"model.{name}" in overrides and config.model[f"base_{name}"]:
             raise InputError(
@@ -43,8 +44,9 @@ def main(argv: list[str]) -> int:
                 f"--config.model.base_{name}."
             )
     with contextlib.ExitStack() as stack:
+        check = _prepared(config)  # before the claim: a wrong flag leaves no directory behind
         claim = stack.enter_context(claimed(_WORKDIR.value, COORD_CHECK)) if _WORKDIR.value else None
-        report = _checked(config)
+        report = check()
         print(report)
         if claim is not None:
             claim.check(now=True)
@@ -53,8 +55,8 @@ def main(argv: list[str]) -> int:
     return 0 if report.ok else 1
 
 
-def _checked(config: ConfigDict) -> Report:
-    return check_config(
+def _prepared(config: ConfigDict) -> Callable[[], Report]:
+    return prepared_check(
         config,
         widths=_sizes("widths", _WIDTHS.value),
         depths=_sizes("depths", _DEPTHS.value),

@@ -86,7 +86,7 @@ def coord_check(
         outputs; before anything trains.
     """
     require_parametrization(rule)
-    _require_plan(widths, depths, width, depth, steps, seeds, tolerance)
+    require_plan(widths, depths, width, depth, steps, seeds, tolerance)
     sizes = [Size("width", w, w, depth) for w in widths] + [Size("depth", d, width, d) for d in depths]
     networks = [traced(_built(build, size)) for size in sizes]
     shapes = [network.shapes for network in networks]
@@ -167,7 +167,7 @@ def _measured(measurements: Sequence[Measurement], say: Callable[[str], None]) -
     return records
 
 
-def _require_plan(
+def require_plan(
     widths: Sequence[int], depths: Sequence[int], width: int, depth: int, steps: int, seeds: int, tolerance: float
 ) -> None:
     """Raises `InputError` for arguments that `coord_check` cannot use."""

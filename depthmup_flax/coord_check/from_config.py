@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.coord_check.check import coord_check
+from depthmup_flax.coord_check.check import coord_check, require_plan
 from depthmup_flax.coord_check.networks import Network, linen_network
 from depthmup_flax.coord_check.report import Report
 from depthmup_flax.errors import InputError
 from depthmup_flax.rule.roles import param_info
+from depthmup_flax.training.config import validate
 from depthmup_flax.training.experiment import build as build_experiment
 from depthmup_flax.training.experiment import make_optimizer
 
 
-def check_config(
+def check_config(config: ConfigDict, **kwargs: Any) -> Report:
+    """`coord_check` of a config's network, data, rule and optimizer; arguments are those of `prepared_check`."""
+    return prepared_check(config, **kwargs)()
+
+
+def prepared_check(
     config: ConfigDict,
     *,
     widths: list[int] | None = None,
@@ -26,9 +33,12 @@ def check_config(
     width: int = 0,
     depth: int = 0,
     batch_size: int = 16,
-    **kwargs: Any,
-) -> Report:
-    """`coord_check` of a config's network, data, rule and optimizer.
+    steps: int = 10,
+    seeds: int = 4,
+    tolerance: float = 0.2,
+    spectral: bool = False,
+) -> Callable[[], Report]:
+    """`coord_check` of a config's network, data, rule and optimizer, to be called.
 
     The batch is the first ``batch_size`` training examples without augmentation; the learning rate is constant. The
     config's width and depth are used only where it has no base sizes.
@@ -38,8 +48,12 @@ def check_config(
       widths, depths: sizes to try; ``None``: 4, 8 and 16 times the base's.
       width, depth: of the networks whose depth or width varies; 0: the base's.
       batch_size: training examples.
-      **kwargs: of `coord_check`.
+      steps, seeds, tolerance, spectral: of `coord_check`.
+
+    Raises:
+      InputError: now, for a config or a plan that cannot be checked.
     """
+    validate(config)
     config = config.copy_and_resolve_references()
     model_config = config.model
     for name in ("base_width", "base_depth"):
@@ -50,6 +64,16 @@ def check_config(
     model_config.update(width=base_width, depth=base_depth, base_width=base_width, base_depth=base_depth)
     if "stage_sizes" in model_config:
         model_config.stage_sizes = ()
+    plan: dict[str, Any] = {
+        "width": width or base_width,
+        "depth": depth or base_depth,
+        "widths": [base_width * k for k in (4, 8, 16)] if widths is None else widths,
+        "depths": [base_depth * k for k in (4, 8, 16)] if depths is None else depths,
+        "steps": steps,
+        "seeds": seeds,
+        "tolerance": tolerance,
+    }
+    require_plan(**plan)
     # The check does not use these: values that only suit the config's own run must not fail it.
     config.train.batch_size, config.optimizer.warmup_steps = 1, 0
     experiment = build_experiment(config)
@@ -67,14 +91,5 @@ def check_config(
         # Its layers are annotated for the config's base, so they cannot be audited against another one.
         return dataclasses.replace(network, source=None)
 
-    return coord_check(
-        build,
-        labels,
-        rule=experiment.parametrization,
-        width=width or base_width,
-        depth=depth or base_depth,
-        widths=[base_width * k for k in (4, 8, 16)] if widths is None else widths,
-        depths=[base_depth * k for k in (4, 8, 16)] if depths is None else depths,
-        say=lambda text: print(text, flush=True),
-        **kwargs,
-    )
+    say = lambda text: print(text, flush=True)
+    return lambda: coord_check(build, labels, rule=experiment.parametrization, spectral=spectral, say=say, **plan)

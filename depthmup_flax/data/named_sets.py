@@ -26,6 +26,7 @@ _PLACEMENTS = ("auto", "device", "stream")
 _KINDS = ("digits", "synthetic", "tfds", "folder", "text")
 # Fields that only some kinds of sets read -> what they are for, and the names of such sets.
 _ONLY_FOR = {
+    "data_dir": ("sets of TFDS", ("tfds:<set>",)),
     "context": ("text", ("text:<file>",)),
     "tokenizer": ("text", ("text:<file>",)),
     "suffixes": ("folders of images", ("folder:<dir>",)),

@@ -22,10 +22,9 @@ def main(argv: list[str]) -> None:
     from depthmup_flax.limits.pipeline import run
 
     config = cli.resolved(_CONFIG)
-    if not _WORKDIR.value:
-        raise InputError("--workdir is not set: name a directory for the records, such as --workdir=runs/ntk.")
+    workdir = _WORKDIR.value or cli.default_workdir("runs/limits")
     try:
-        text, paths = run(config, _WORKDIR.value, overwrite=_OVERWRITE.value, say=lambda s: print(s, flush=True))
+        text, paths = run(config, workdir, overwrite=_OVERWRITE.value, say=lambda s: print(s, flush=True))
     except KeyboardInterrupt:
         raise InputError("interrupted; rerunning the command resumes it.") from None
     print(text)

@@ -87,9 +87,13 @@ class ResidualNetwork(nn.Module):
         for name in ("dtype", "param_dtype"):
             value = getattr(self, name)
             try:
-                jnp.dtype(jnp.float32 if value is None else value)
-            except TypeError as error:
-                raise InputError(f"model.{name} is {value!r}: use 'float32', 'bfloat16' or 'float16'.") from error
+                floating = value is None or jnp.issubdtype(jnp.dtype(value), jnp.floating)
+            except TypeError:
+                floating = False
+            if not floating:
+                raise InputError(f"model.{name} is {value!r}: use 'float32', 'bfloat16' or 'float16'.")
+        if isinstance(self.sigma, numbers.Real) and not 0 < self.sigma < math.inf:
+            raise InputError(f"model.sigma is {self.sigma!r}: use a number above 0, such as 1.")
         for field in dataclasses.fields(self):
             value, least = getattr(self, field.name), 0 if field.default == 0 else 1
             whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import numbers
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -178,10 +179,31 @@ TRAITS: Mapping[str, Traits] = {
 }  # fmt: skip
 
 
+# Arguments of optax that mean the same in every direction which has them.
+_AVERAGES = ("b1", "b2", "b3", "decay", "momentum")
+_EPSILONS = ("eps", "eps_root")
+
+
+def require_ranges(arguments: Mapping[str, Any], where: str = "") -> None:
+    """Raises `InputError` for an average or an epsilon out of its range; traced values are unknown and pass.
+
+    ``where``: what stands before an argument's name in the sentence, such as ``optimizer.kwargs.``.
+    """
+    for name, value in arguments.items():
+        if not isinstance(value, (numbers.Real, str)):
+            continue
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if name in _AVERAGES and not (number and 0 <= value < 1):
+            raise InputError(f"{where}{name} is {value!r}: use a number of at least 0 and below 1, such as 0.9.")
+        if name in _EPSILONS and not (number and 0 <= value < math.inf):
+            raise InputError(f"{where}{name} is {value!r}: use a small number of at least 0, such as 1e-8.")
+
+
 def sgd_direction(momentum: Scalar | None = None, nesterov: bool = False) -> optax.GradientTransformation:
     """The gradient itself, or its running sum if ``momentum`` is given."""
     if momentum is None and nesterov:
         raise InputError("nesterov is set but momentum is not: give a momentum, such as 0.9.")
+    require_ranges({"momentum": momentum})
     return optax.identity() if momentum is None else optax.trace(momentum, nesterov)
 
 
@@ -235,6 +257,7 @@ def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
       InputError: there is no such direction, it does not take an argument, or the rule does not cover it (`TRAITS`).
     """
     factory = _direction_factory(name)
+    require_ranges(kwargs, "optimizer.kwargs.")
     try:
         inner = factory(**kwargs)
     except TypeError as error:

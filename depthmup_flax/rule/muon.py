@@ -19,6 +19,7 @@ import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.rule.directions import require_ranges
 from depthmup_flax.rule.info_trees import flatten_info, is_info, map_info, matches, path_name
 from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
@@ -71,7 +72,8 @@ def muon(
     Raises:
       InputError: a hidden parameter whose input and output dimensions are unknown, or heads that do not divide it.
     """
-    _require_settings({"beta": beta, "b1": b1, "b2": b2}, eps, ns_steps, preconditioning, consistent_rms)
+    require_ranges({"b1": b1, "b2": b2, "eps": eps})
+    _require_settings(beta, ns_steps, preconditioning, consistent_rms)
     _require_matrices(info, heads)
     info = _info_of_heads(info, heads)
     momentum = _momentum(beta, nesterov, mu_dtype)
@@ -185,15 +187,10 @@ def _info_of_heads(info: InfoTree, heads: Heads | None) -> InfoTree:
     return jax.tree_util.tree_map_with_path(of_head, info, is_leaf=is_info)
 
 
-def _require_settings(
-    betas: Mapping[str, Scalar], eps: Scalar, ns_steps: int, preconditioning: str, consistent_rms: Scalar | None
-) -> None:
+def _require_settings(beta: Scalar, ns_steps: int, preconditioning: str, consistent_rms: Scalar | None) -> None:
     """Raises `InputError` for a setting that is out of range; values of traced arrays are unknown and pass."""
-    for name, beta in betas.items():
-        if isinstance(beta, numbers.Real) and not 0 <= beta < 1:
-            raise InputError(f"{name} is {beta}: use a number of at least 0 and below 1.")
-    if isinstance(eps, numbers.Real) and not 0 <= eps < math.inf:
-        raise InputError(f"eps is {eps}: use a number of at least 0.")
+    if isinstance(beta, numbers.Real) and not 0 <= beta < 1:
+        raise InputError(f"beta is {beta}: use a number of at least 0 and below 1, such as 0.95.")
     if isinstance(ns_steps, bool) or not isinstance(ns_steps, int) or ns_steps < 1:
         raise InputError(f"ns_steps is {ns_steps!r}: use a whole number of at least 1.")
     if preconditioning not in _PRECONDITIONINGS:

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import optax
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.rule.directions import checked_at_init, require_direction, sgd_direction
+from depthmup_flax.rule.directions import checked_at_init, require_direction, require_ranges, sgd_direction
 from depthmup_flax.rule.geometry import geometries
 from depthmup_flax.rule.info_trees import frozen_paths, is_info, map_info, path_name, require_inner_layers
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
@@ -90,12 +90,21 @@ def depthmup(
     """
     if isinstance(decay_width_exponent, numbers.Real) and not math.isfinite(decay_width_exponent):
         raise InputError(f"decay_width_exponent is {decay_width_exponent}: use a finite number, such as 0, -0.5 or -1.")
+    _require_at_least_0(learning_rate=learning_rate, weight_decay=weight_decay)
+    if isinstance(clip_rms, numbers.Real) and not 0 < clip_rms:
+        raise InputError(f"clip_rms is {clip_rms}: use a number above 0, or None for no clipping.")
     first, *others = _scaled(inner, info, parametrization, geometry)
     clip = () if clip_rms is None else (clip_by_global_rms(clip_rms),)
     parts = [first, *clip, *others]
     if not isinstance(weight_decay, (int, float)) or weight_decay != 0:
         parts += _decays(weight_decay, decay_width_exponent, info)
     return optax.chain(*parts, optax.scale_by_learning_rate(learning_rate))
+
+
+def _require_at_least_0(**numbers_: ScalarOrSchedule) -> None:
+    for name, value in numbers_.items():
+        if isinstance(value, numbers.Real) and not 0 <= value < math.inf:
+            raise InputError(f"{name} is {value}: use a number of at least 0.")
 
 
 def sgd(
@@ -141,6 +150,7 @@ def adamw(
 
     ``eps`` is compared with the *scaled* gradient, so it transfers too.
     """
+    require_ranges({"b1": b1, "b2": b2, "eps": eps, "eps_root": eps_root})
     inner = optax.scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
     return depthmup(
         inner,

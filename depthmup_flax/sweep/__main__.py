@@ -35,11 +35,10 @@ def main(argv: list[str]) -> None:
     if _DRY_RUN.value:
         print(describe(config, lanes, shard))
         return
-    if not _WORKDIR.value:
-        raise InputError("--workdir is not set: name a directory for the records, such as --workdir=runs/sweep.")
+    workdir = _WORKDIR.value or cli.default_workdir("runs/sweeps")
     cache_compilations()
-    sweep(config, _WORKDIR.value, shard=shard, lanes=lanes, overwrite=_OVERWRITE.value)
-    print(f"records: {_WORKDIR.value}; make figures: python -m depthmup_flax.report {_WORKDIR.value}")
+    sweep(config, workdir, shard=shard, lanes=lanes, overwrite=_OVERWRITE.value)
+    print(f"records: {workdir}; make figures: python -m depthmup_flax.report {workdir}")
 
 
 def _parse_shard(text: str) -> tuple[int, int]:

@@ -7,10 +7,14 @@ see what it configures: ``parametrization`` `Parametrization`, ``model`` the mod
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
+import inspect
 import json
+import os
 import pathlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flax.traverse_util import flatten_dict
@@ -18,7 +22,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from depthmup_flax.data import DATA_DEFAULTS
-from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.errors import InputError, closest, did_you_mean
 from depthmup_flax.models import MODELS, model_fields
 from depthmup_flax.parallel.sharding import GRADIENT_DTYPES
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
@@ -86,7 +90,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
 _AT_LEAST: Sequence[tuple[float, Sequence[str]]] = (
     (1, ("train.batch_size", "train.accumulate", "train.eval_batch_size", "train.log_every", "train.keep_checkpoints")),
     (0, ("train.steps", "train.average_steps", "train.eval_every", "train.checkpoint_every", "optimizer.warmup_steps")),
-    (0.0, ("train.epochs", "optimizer.learning_rate", "optimizer.weight_decay", "optimizer.clip_rms")),
+    (0.0, ("train.epochs", "optimizer.weight_decay", "optimizer.clip_rms")),
     (0.1, ("train.stall_timeout_s",)),
 )
 
@@ -105,6 +109,11 @@ def validate(config: ConfigDict) -> None:
     for lowest, paths in _AT_LEAST:
         for path in paths:
             _require_at_least(lowest, path, get_field(config, path))
+    rate, frozen = config.optimizer.learning_rate, config.optimizer.frozen
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < float("inf"):
+        raise InputError(f"optimizer.learning_rate is {rate!r}: use a number above 0, such as 0.001.")
+    if isinstance(frozen, str) or not all(isinstance(pattern, str) for pattern in frozen):
+        raise InputError(f"optimizer.frozen is {frozen!r}: use a tuple of patterns, such as ('stem', 'readout').")
     if not config.train.steps and not config.train.epochs:
         raise InputError("train.epochs and train.steps are both 0: set one of them.")
     if config.optimizer.schedule not in ("constant", "cosine"):
@@ -127,6 +136,12 @@ def _require_same_fields(config: ConfigDict, default: ConfigDict, path: str) -> 
     """``config`` must have the fields of ``default`` and no others, except in ``kwargs``, which is optax's."""
     for name, value in config.items():
         if name not in default:
+            others = [model for model in MODELS if path == "model." and name in model_fields(model)]
+            if others:
+                raise InputError(
+                    f"model.name is {config.name!r}, which has no field {name!r}: a config is for one model; use a file "
+                    f"that starts from default_config({config.name!r})."
+                )
             raise InputError(f"config has no field '{path}{name}': {did_you_mean(name, default)}")
         if isinstance(default[name], ConfigDict) and name != "kwargs":
             if not isinstance(value, ConfigDict):
@@ -157,12 +172,32 @@ def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
 
     A config names its parent by ``pathlib.Path(__file__).with_name("parent.py")``.
     """
-    spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
-    if spec is None or spec.loader is None or not pathlib.Path(path).is_file():
+    if not pathlib.Path(path).is_file():
         raise InputError(f"config file {str(path)!r} cannot be read: name a Python file with get_config().")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config(*arguments)
+    name = f"{pathlib.Path(path).stem}_config"
+    loader = importlib.machinery.SourceFileLoader(name, os.path.abspath(path))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    sys.modules[name] = module  # dataclasses look their module up
+    loader.exec_module(module)
+    get_config = getattr(module, "get_config", None)
+    if not callable(get_config):
+        raise InputError(f"{path} has no function get_config(): define one that returns a config.")
+    _require_signature(get_config, path, arguments)
+    return get_config(*arguments)
+
+
+def _require_signature(get_config: Callable[..., Any], path: str | pathlib.Path, arguments: Sequence[Any]) -> None:
+    """Raises `InputError` unless ``get_config`` takes the arguments, such as the scale of a sweep."""
+    signature = inspect.signature(get_config)
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        called = f"get_config({', '.join(signature.parameters)}) of {path}"
+        if arguments:
+            hint = "remove --config.scale, or the colon in --config"
+            raise InputError(f"{called} does not take {arguments[0]!r}: this config has no scale; {hint}.") from error
+        hint = f"name it behind a colon, --config={path}:ARGUMENT, or give it a default"
+        raise InputError(f"{called} needs an argument: {hint}.") from error
 
 
 def field_paths(config: ConfigDict) -> list[str]:
@@ -183,16 +218,39 @@ def set_field(config: ConfigDict, path: str, value: Any) -> None:
     Raises:
       InputError: no such field, or a value of another type.
     """
-    *sections, name = path.split(".")
+    sections, _, name = path.rpartition(".")
     try:
-        for section in sections:
-            config = config[section]
-        config[name]  # raises KeyError; an assignment could add the field
-        config[name] = value
-    except KeyError as error:
-        raise InputError(f"config has no field {path!r}: {did_you_mean(name, config)}") from error
+        section = get_field(config, sections) if sections else config
+        section[name]  # raises KeyError; an assignment could add the field
+    except (KeyError, TypeError) as error:
+        raise InputError(unknown_field(config, path)) from error
+    try:
+        section[name] = value
     except TypeError as error:
-        raise InputError(f"{path} is {value!r}: use a value of type {config.get_type(name).__name__}.") from error
+        raise InputError(f"{path} is {value!r}: use a value of type {section.get_type(name).__name__}.") from error
+
+
+def unknown_field(config: ConfigDict, path: str) -> str:
+    """The sentence about a dotted field that ``config`` lacks, with the field that was meant."""
+    missing = f"config has no field {path!r}"
+    if path.startswith("optimizer.kwargs."):
+        return f"{missing}: set it in a config file, config.{path} = VALUE, if the optimizer takes such an argument."
+    section, names = config, path.split(".")
+    while isinstance(section.get(names[0]), ConfigDict):
+        section, *names = section[names[0]], *names[1:]
+    before = path.removesuffix(".".join(names))
+    if names[0] in section:
+        return f"{missing}: {before}{names[0]} is no section."
+    meant = closest(names[0], section)
+    elsewhere = [other for other in field_paths(config) if other.rpartition(".")[2] == names[-1]]
+    if meant is not None or not elsewhere:
+        rest = ".".join(names[1:]) if meant is not None and isinstance(section[meant], ConfigDict) else ""
+        return f"{missing}: " + (
+            did_you_mean(names[0], section)
+            if meant is None
+            else f"did you mean {f'{before}{meant}.{rest}'.rstrip('.')!r}?"
+        )
+    return f"{missing}: did you mean {elsewhere[0]!r}?"
 
 
 def to_json(config: ConfigDict) -> str:

@@ -60,8 +60,7 @@ def main(argv: list[str]) -> None:
 
     target = cli.resolved(_CONFIG)
     validate(target)
-    if not _WORKDIR.value:
-        raise InputError("--workdir is not set: name a directory for the search, such as --workdir=runs/tune.")
+    workdir = _WORKDIR.value or cli.default_workdir("runs/tune")
     sizes = {}
     for name, flag in (("width", _WIDTH), ("depth", _DEPTH)):
         sizes[name] = flag.value or target.model[f"base_{name}"]
@@ -79,7 +78,7 @@ def main(argv: list[str]) -> None:
     proxy, large = proxy_config(target, sizes["width"], sizes["depth"], _STEPS.value)
     grid = tuning_sweep(proxy, [name for name in _TUNE.value if name], _OCTAVES.value, _SEEDS.value)
     lanes = parse_lanes(_LANES.value)
-    tune(proxy, large, grid, cli.config_path(), _WORKDIR.value, lanes, _OVERWRITE.value, rescaling)
+    tune(proxy, large, grid, cli.config_path(), workdir, lanes, _OVERWRITE.value, rescaling)
 
 
 if __name__ == "__main__":

@@ -81,6 +81,8 @@ def as_path(text: str | os.PathLike[str]) -> pathlib.Path:
     Raises:
       InputError: the home directory of a user is not known, or no bucket can have that name.
     """
+    if not os.fspath(text):
+        raise InputError("the work directory is '': name one, such as runs/digits.")
     if buckets.is_bucket(text):
         return buckets.bucket_path(os.fspath(text))
     if "://" in os.fspath(text):

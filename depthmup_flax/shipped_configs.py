@@ -1,0 +1,46 @@
+"""The configs that come with the package, by name: ``digits``, ``sweeps/vit``, ``limits/ntk``."""
+
+from __future__ import annotations
+
+import pathlib
+
+from depthmup_flax.errors import InputError, did_you_mean
+
+_PACKAGE = pathlib.Path(__file__).parent
+
+
+def directory() -> pathlib.Path:
+    """Their directory: inside the package where it was installed, beside it in a checkout."""
+    installed = _PACKAGE / "configs"
+    return installed if installed.is_dir() else _PACKAGE.parent / "configs"
+
+
+def names() -> list[str]:
+    """All of them, sorted, single runs first."""
+    paths = [path.relative_to(directory()).with_suffix("") for path in directory().rglob("*.py")]
+    return sorted((path.as_posix() for path in paths), key=lambda name: ("/" in name, name))
+
+
+def path_of(named: str) -> str:
+    """The file of a config that is named as on a command line, ``digits``, ``sweeps/vit:gpu`` or ``my/config.py:gpu``.
+
+    Keeps any ``:argument``. A file that exists, or whose name ends in .py, is itself.
+
+    Raises:
+      InputError: neither a file nor a shipped config.
+    """
+    name, colon, argument = named.partition(":")
+    if name.endswith(".py") or pathlib.Path(name).exists():
+        return named
+    if name not in names():
+        raise InputError(
+            f"--config={named} is neither a file nor a shipped config: {did_you_mean(name, names())} "
+            "depthmup config lists them."
+        )
+    return f"{directory() / name}.py{colon}{argument}"
+
+
+def run_name(path: str) -> str:
+    """What a config's runs are called by default: the name of its file, with any argument: ``digits-smoke``."""
+    name, _, argument = path.partition(":")
+    return "-".join((pathlib.Path(name).stem, *([argument] if argument else [])))
