@@ -7,9 +7,10 @@ import enum
 import inspect
 import io
 import tokenize
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sphinx.application import Sphinx
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 
 def field_comments(cls: type) -> dict[str, str]:
@@ -60,7 +61,12 @@ def _on_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lin
         return
     comments = field_comments(obj)
     if comments:
-        lines += ["", "Values:" if is_enum else "Fields:", *(f"  {field}: {text}" for field, text in comments.items()), ""]
+        lines += [
+            "",
+            "Values:" if is_enum else "Fields:",
+            *(f"  {field}: {text}" for field, text in comments.items()),
+            "",
+        ]
 
 
 _PLAIN: dict[str, list[str]] = {}

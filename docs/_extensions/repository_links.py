@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import pathlib
 import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from sphinx.application import Sphinx
-from sphinx.util import logging
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
-_LOGGER = logging.getLogger(__name__)
 _FENCED = re.compile(r"^(```+|~~~+).*?^\1`*~*$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(?<!!)(\[[^\]]*\])\(([^()\s#]+)(#[^()\s]*)?\)")
 _ADDRESS = re.compile(r"[a-z]+:")
 
 
-def rewritten(text: str, page: pathlib.Path, docs: pathlib.Path, url: str, is_page) -> tuple[str, list[str]]:
+def rewritten(
+    text: str, page: pathlib.Path, docs: pathlib.Path, url: str, is_page: Callable[[pathlib.Path], bool]
+) -> tuple[str, list[str]]:
     """The text of a page with such links replaced, and the targets that do not exist.
 
     ``is_page``: whether a path is one of the site's own pages.
     """
-    missing = []
+    missing: list[str] = []
     root = docs.parent
 
     def replaced(match: re.Match[str]) -> str:
@@ -42,6 +45,8 @@ def rewritten(text: str, page: pathlib.Path, docs: pathlib.Path, url: str, is_pa
 
 
 def _on_source(app: Sphinx, docname: str, source: list[str]) -> None:
+    from sphinx.util import logging
+
     page = pathlib.Path(app.env.doc2path(docname))
     if page.suffix not in (".md", ".ipynb"):
         return
@@ -52,7 +57,8 @@ def _on_source(app: Sphinx, docname: str, source: list[str]) -> None:
 
     source[0], missing = rewritten(source[0], page, docs, app.config.repository_url, is_page)
     for target in missing:
-        _LOGGER.warning("link to %s: there is no such file in the repository", target, location=docname)
+        message = "link to %s: there is no such file in the repository"
+        logging.getLogger(__name__).warning(message, target, location=docname)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
