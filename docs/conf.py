@@ -54,6 +54,7 @@ html_show_sphinx = False
 html_last_updated_fmt = None
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_sidebars = {"**": ["navbar-logo.html", "sbt-sidebar-nav.html"]}  # the search field is above
 html_theme_options = {
     "repository_url": repository,
     "repository_branch": "main",

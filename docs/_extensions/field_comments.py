@@ -1,4 +1,4 @@
-"""Shows the fields of classes with their comments: ``alpha: float = 0.5  # what it means`` becomes a line of the page."""
+"""Shows the fields of classes with their comments: ``alpha: float = 0.5  # what it means`` is a line of the page."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import inspect
 import io
+import itertools
 import tokenize
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ def field_comments(cls: type) -> dict[str, str]:
         return {}
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     first_of_line = True
-    for token, after in zip(tokens, tokens[1:], strict=False):
+    for token, after in itertools.pairwise(tokens):
         if token.type == tokenize.INDENT:
             depth += 1
         elif token.type == tokenize.DEDENT:
@@ -61,12 +62,8 @@ def _on_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lin
         return
     comments = field_comments(obj)
     if comments:
-        lines += [
-            "",
-            "Values:" if is_enum else "Fields:",
-            *(f"  {field}: {text}" for field, text in comments.items()),
-            "",
-        ]
+        section = "Values:" if is_enum else "Fields:"
+        lines += ["", section, *(f"  {field}: {text}" for field, text in comments.items()), ""]
 
 
 _PLAIN: dict[str, list[str]] = {}

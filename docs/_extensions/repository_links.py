@@ -1,4 +1,4 @@
-"""Links of a page to files that are no pages, such as ``../configs``, lead to the repository; their targets must exist."""
+"""Links of a page to files that are no pages, such as ``../configs``, lead to the repository. Targets must exist."""
 
 from __future__ import annotations
 
