@@ -1,0 +1,150 @@
+"""The documentation site: its pages, without building it, and its notebooks. ``sphinx -W`` checks the rest."""
+
+import ast
+import contextlib
+import importlib
+import io
+import itertools
+import json
+import os
+import pathlib
+import re
+import sys
+
+import pytest
+
+import depthmup_flax
+from depthmup_flax import shipped_configs
+from depthmup_flax.__main__ import COMMANDS
+
+ROOT = pathlib.Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+sys.path.append(str(DOCS / "_extensions"))
+field_comments = importlib.import_module("field_comments")
+repository_links = importlib.import_module("repository_links")
+
+PAGES = [*DOCS.glob("*.md"), *DOCS.glob("beyond/*.md"), *DOCS.glob("api/*.md")]
+NOTEBOOKS = sorted(DOCS.glob("notebooks/*.ipynb"))
+ROOMS = ("coord_check", "data", "infer", "models", "report", "sweep", "theory")
+
+
+def blocks(page):
+    """Language and text of every fenced block."""
+    return re.findall(r"^```([a-z]*)\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("module", ["depthmup_flax", *(f"depthmup_flax.{room}" for room in ROOMS)])
+def test_every_public_name_is_in_the_api_reference(module):
+    text = "\n".join(page.read_text() for page in DOCS.glob("api/*.md"))
+    documented = {
+        name.rpartition(".")[2] for name in re.findall(r"^\.\. \S+:: depthmup_flax\.(\S+)", text, re.MULTILINE)
+    }
+    assert set(importlib.import_module(module).__all__) <= documented | set(ROOMS)  # rooms have pages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_links_of_pages_lead_to_files_that_exist(page):
+    _, missing = repository_links.rewritten(page.read_text(), page, DOCS, "url", lambda path: False)
+    assert not missing
+
+
+def test_links_to_files_that_are_no_pages_lead_to_the_repository():
+    page = DOCS / "input.md"
+    code = "```\n[e](../configs)\n```"
+    text = f"[a](../configs) [b](theory.md#x) [c](https://x.org) ![d](transfer.png)\n{code}\n[f](nothing.md)"
+    is_page = lambda path: path.suffix == ".md"
+    result, missing = repository_links.rewritten(text, page, DOCS, "https://forge/main", is_page)
+    assert result == text.replace("(../configs) ", "(https://forge/main/configs) ")
+    assert missing == ["nothing.md"]
+
+
+def test_comments_of_fields_are_shown():
+    comments = field_comments.field_comments(depthmup_flax.Parametrization)
+    assert comments["alpha"].startswith("branches are multiplied by a * r^-alpha")
+    assert comments["gamma0"].startswith("Divides the output")  # a comment above the field
+    assert "hidden_lr_factor" not in comments  # one comment above several fields
+
+
+def test_commands_of_pages_exist():
+    text = "\n".join(page.read_text() for page in [*PAGES, ROOT / "README.md"])
+    for name, arguments in re.findall(r"^depthmup ([a-z]+)(.*)$", text, re.MULTILINE):
+        assert name in COMMANDS
+        for config in re.findall(r"--config=([\w/]+)(?= |$)", arguments):
+            assert shipped_configs.path_of(config)
+
+
+def test_the_front_page_has_the_example_of_the_readme():
+    example = re.search(r"<!-- example -->\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert example
+    assert ("python", example[1]) in blocks("index.md")
+
+
+def shown_and_printed(page):
+    """What the page shows below each program, and what the program prints."""
+    for (language, program), (next_language, shown) in itertools.pairwise(blocks(page)):
+        if language == "python":
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile(program, page, "exec"), {"__name__": "page"})
+            if not next_language:
+                yield shown, printed.getvalue()
+
+
+@pytest.mark.parametrize("page", ["parametrizations.md", "training.md", "sweeps.md"])
+def test_programs_of_a_page_print_what_it_shows(page):
+    for shown, printed in shown_and_printed(page):
+        assert printed == shown
+
+
+def test_the_sweep_of_the_page_is_a_sweep():
+    (program,) = (text for language, text in blocks("sweeps.md") if language == "python")
+    scope = {}
+    exec(program, scope)
+    from depthmup_flax.sweep.grid import expand
+
+    assert len(expand(scope["get_config"]())) == 2 * 3 * 7 * 3
+
+
+@pytest.mark.slow
+def test_theory_page_prints_what_it_shows():
+    number = r"-?\d+\.\d+(?:e-?\d+)?"
+    for shown, printed in shown_and_printed("theory.md"):
+        assert re.sub(number, "", printed).split() == re.sub(number, "", shown).split()
+        values = [[float(x) for x in re.findall(number, text)] for text in (printed, shown)]
+        assert values[0] == pytest.approx(values[1], rel=0.05, abs=1e-3)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_committed_as_executed(path):
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert {output["output_type"] for output in outputs} <= {"stream", "display_data"}
+    assert all(output.get("name") != "stderr" for output in outputs)
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert path.stat().st_size < 300_000
+    for cell in cells:
+        ast.parse("".join(cell["source"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_run(path, tmp_path, monkeypatch):
+    """Also prints what is committed, numbers aside."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    notebook = nbformat.read(path, as_version=4)
+    before = [printed(cell) for cell in notebook.cells]
+    nbclient.NotebookClient(notebook, timeout=1200, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert [words(printed(cell)) for cell in notebook.cells] == [words(text) for text in before]
+
+
+def printed(cell):
+    """What a cell prints."""
+    outputs = cell.get("outputs", [])
+    return "".join(output["text"] for output in outputs if output["output_type"] == "stream")
+
+
+def words(text):
+    """The words of a text without numbers, which differ a little between machines."""
+    return re.sub(r"[-+\d.^%e ]+", " ", text).split()
