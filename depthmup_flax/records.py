@@ -72,6 +72,7 @@ class SweepInfo:
     x: str  # the axis whose optimum is measured, such as optimizer.learning_rate
     axes: dict[str, list[Any]]  # dotted config field -> its values in the whole grid, in the grid's order
     base: Json  # the base config
+    runs: int = 0  # of the grid when it was written; 0 if an earlier version wrote it
     unknown: tuple[str, ...] = ()  # fields of a later version in the file, which are ignored
 
 
@@ -330,7 +331,7 @@ def read_info(directory: pathlib.Path) -> SweepInfo:
         raise InputError(f"{path} is not what a sweep writes ({wrong}): restore it, or use another directory.")
     if fields.pop("schema") > SCHEMA:
         raise InputError(f"{path} was written by a later version of this package: update the package.")
-    own = {field.name: fields.pop(field.name) for field in dataclasses.fields(SweepInfo) if field.name in _INFO_TYPES}
+    own = {name: fields.pop(name) for name in (*_INFO_TYPES, *_INFO_DEFAULTS) if name in fields}
     return SweepInfo(**own, unknown=tuple(_shown(name) for name in fields))
 
 
@@ -339,13 +340,15 @@ _INFO_TYPES = {
     **dict.fromkeys(("axes", "base"), _OBJECT),
     "schema": _SIZE,
 }
+_INFO_DEFAULTS: dict[str, _Kind] = {"runs": _COUNT}  # fields that earlier versions do not write
 
 
 def _wrong_info(fields: Any) -> str:
     """What is wrong in the content of ``sweep.json``; empty if nothing is."""
     if type(fields) is not dict:
         return f"{_shown(fields)} is no object"
-    for name, (types, _, described) in _INFO_TYPES.items():
+    present = {name: kind for name, kind in _INFO_DEFAULTS.items() if name in fields}
+    for name, (types, _, described) in {**_INFO_TYPES, **present}.items():
         if type(fields.get(name)) not in types:
             return f"{name} is {_shown(fields.get(name))}: it must be {described}"
     for name in ("model", "parametrization", "train"):

@@ -1,29 +1,46 @@
-"""Figures, tables and a page from the records of a sweep: python -m depthmup_flax.report DIR... [--out=DIR]
+"""Verdict, tables, figures and a page from the records of a sweep: depthmup report [DIR...] [--open] [--watch]
 
-Several directories are the shards of one sweep. Exit code 0 on success, 2 for bad input.
+Several directories are the shards of one sweep; without one, the report is of the newest sweep below ./runs.
+Exit code 0 on success, 2 for bad input.
 """
 
+import os
 import pathlib
+import sys
+import webbrowser
 
 from absl import flags
 
 from depthmup_flax import cli, console
 from depthmup_flax.errors import InputError
 from depthmup_flax.report import make_report
+from depthmup_flax.report.watch import watch
 from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir import directory as workdirs
 
 _OUT = flags.DEFINE_string("out", None, "Directory for report.html and the figures; default DIR/report.")
+_OPEN = flags.DEFINE_bool("open", False, "Open the page in a browser.")
+_WATCH = flags.DEFINE_bool("watch", False, "Rewrite the report while the sweep runs, until it is complete or Ctrl-C.")
+_RUNS = pathlib.Path("runs")  # where commands write by default
 
 
 def main(argv: list[str]) -> int:
     """Prints tables, warnings and the paths of the files; returns the exit code."""
     directories = [workdirs.as_path(argument) for argument in argv[1:]]
     if not directories:
-        raise InputError("no directory was given: name the one that a sweep wrote, python -m depthmup_flax.report DIR.")
+        directories = [newest_sweep(_RUNS)]
+        print(f"the newest sweep: {directories[0]}", flush=True)
     for directory in directories:  # before matplotlib is asked for
         _require_sweep(directory)
-    report = make_report(directories, _OUT.value if _OUT.value else directories[0] / "report")
+    out = workdirs.as_path(_OUT.value) if _OUT.value else directories[0] / "report"
+    if _WATCH.value:
+        report = watch(directories, out, say=_say, opened=_open if _OPEN.value else lambda page: None)
+        if report is None:
+            return 0
+    else:
+        report = make_report(directories, out)
+        if _OPEN.value:
+            _open(report.paths[0])
     print(report.text)
     print("\nwritten:")
     for path in report.paths:
@@ -41,6 +58,41 @@ def _require_sweep(directory: pathlib.Path) -> None:
         raise InputError(f"{str(directory)!r} {'is a file' if directory.exists() else 'does not exist'}: {remedy}.")
     kind = workdirs.kind_of(directory)
     raise InputError(f"{str(directory)!r} holds {'no sweep' if kind is None else workdirs.NAMES[kind]}: {remedy}.")
+
+
+def newest_sweep(runs: pathlib.Path) -> pathlib.Path:
+    """The directory of the sweep below ``runs`` that was written to last.
+
+    Raises:
+      InputError: there is none.
+    """
+    found = []
+    for path, folders, files in os.walk(runs):
+        if "sweep.json" in files:
+            folders.clear()  # no sweep lies in another one
+            directory = pathlib.Path(path)
+            if workdirs.kind_of(directory) == workdirs.SWEEP:
+                files_of_sweep = [directory / "sweep.json", *directory.glob("records*.jsonl*")]
+                found.append((max(file.stat().st_mtime_ns for file in files_of_sweep), directory))
+    if not found:
+        raise InputError(
+            f"no directory was given, and there is no sweep below ./{runs}: name the --workdir of a sweep, "
+            "depthmup report DIR, or run one: depthmup sweep --config=sweeps/digits."
+        )
+    return max(found)[1]
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _open(page: pathlib.Path) -> None:
+    """Opens the page in a browser; says its path if there is none."""
+    display = sys.platform in ("darwin", "win32") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    )
+    if buckets.is_bucket(page) or not display or not webbrowser.open(page.resolve().as_uri()):
+        print(f"no browser can be opened here: open {page} yourself", flush=True)
 
 
 if __name__ == "__main__":

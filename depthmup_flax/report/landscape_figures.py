@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,36 +10,46 @@ import numpy as np
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import style
 from depthmup_flax.report.loss_surfaces import Curve, Scale, Surface
+from depthmup_flax.report.points import point_text, size_text, surface_points
+from depthmup_flax.report.sheet import Frame, Sheet
 from depthmup_flax.report.transfer import Study, Valley, lowest_losses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.lines import Line2D
 
 
-def draw_heatmap(study: Study, second: Scale) -> Figure:
+def draw_heatmap(study: Study, second: Scale, sheet: Sheet) -> None:
     """Mean loss over x and y: a panel per variant and size, with the optimum and the optimal sublevel set."""
-    columns = min(len(study.surfaces), style.COLUMNS)
-    figure, grid = style.canvas(math.ceil(len(study.surfaces) / columns), columns, width=4.2, height=3.9)
-    figure.suptitle(
+    count = len(study.surfaces)
+    (band,) = sheet.add_bands([""], count, min(count, style.COLUMNS), width=4.2, height=3.9, sharey=False)
+    sheet.set_title(
         "Training loss, mean over seeds; star: optimum; gray cross: a run diverged\n"
         "red: losses up to min + 0.1 (median - min), and the slope along them with its 95 % interval",
-        fontsize=11,
     )
-    image: Any = None
     means = np.concatenate([surface.means().ravel() for surface in study.surfaces])
     finite = means[np.isfinite(means)]
     limits = {"vmin": finite.min(), "vmax": np.quantile(finite, 0.8)} if len(finite) else {}
-    for surface, valley, panel in zip(study.surfaces, study.valleys, grid.flat, strict=False):
-        image = _heat(panel, study.scale, second, surface, limits)
+    for surface, valley, frame in zip(study.surfaces, study.valleys, band.frames, strict=True):
+        image = _heat(frame, study, second, surface, limits)
         name = f"{style.title_of(surface.variant)}\n" if surface.variant else ""
-        panel.set_title(f"{name}width {surface.width}, depth {surface.depth}: {_direction(valley)}", fontsize=9)
-    style.hide_unused(grid.flat[len(study.surfaces) :])
-    figure.colorbar(image, ax=grid, label="training loss", extend="max", shrink=0.8)
-    return figure
+        sheet.set_heading(frame, f"{name}width {surface.width}, depth {surface.depth}: {_direction(valley)}")
+        frame.summary = _lowest(surface, study.scale, second)
+    sheet.add_color_bar(image, "training loss")
 
 
-def _heat(panel: Axes, x: Scale, y: Scale, surface: Surface, limits: dict[str, float]) -> Any:
+def _lowest(surface: Surface, x: Scale, y: Scale) -> str:
+    means = surface.means()
+    if not np.isfinite(means).any():
+        return f"Training loss over {x.name} and {y.name}: no mean is known."
+    i, j = np.unravel_index(np.nanargmin(means), means.shape)
+    at = f"{x.name} {surface.x[j]:.4g} and {y.name} {surface.y[i]:.4g}"
+    return f"Training loss over {x.name} and {y.name}; the lowest is {means[i, j]:.4g} at {at}."
+
+
+def _heat(frame: Frame, study: Study, y: Scale, surface: Surface, limits: dict[str, float]) -> ScalarMappable:
+    x, panel = study.scale, frame.axes
     u, v, means = x.coordinate(surface.x), y.coordinate(surface.y), surface.means()
     look: dict[str, Any] = {"cmap": "viridis_r", "rasterized": True, **limits}
     image = panel.pcolormesh(_edges(u), _edges(v), np.ma.masked_invalid(means), **look)
@@ -51,6 +60,8 @@ def _heat(panel: Axes, x: Scale, y: Scale, surface: Surface, limits: dict[str, f
     if np.isfinite(means).any():
         row, column = np.unravel_index(np.nanargmin(means), means.shape)
         panel.plot(u[column], v[row], "*", color="white", markersize=14, markeredgecolor="black")
+    for point in surface_points(surface, has_second=True):
+        frame.value(x.coordinate(point.x), y.coordinate(point.second), point_text(point, study))
     style.hyperparameter_axis(panel.xaxis, x)
     style.hyperparameter_axis(panel.yaxis, y)
     return image
@@ -83,24 +94,29 @@ def _outline(panel: Axes, u: np.ndarray, v: np.ndarray, inside: np.ndarray) -> N
         panel.hlines(v[i], u[j], u[j + 1], **look)
 
 
-def draw_parameters(study: Study) -> Figure:
+def draw_parameters(study: Study, sheet: Sheet) -> None:
     """Lowest loss against parameter count: lines of equal depth and of equal width, if any has two points."""
     lowest = lowest_losses(study.rows)
     lines = {name: [(curve.variant, curve.size(name)) for curve, _ in lowest] for name in ("depth", "width")}
     names = [name for name, line_of in lines.items() if len(set(line_of)) < len(line_of)] or ["depth"]
-    figure, grid = style.canvas(len(study.variants), len(names), width=5.4, height=3.9, sharey=True)
+    # A band per panel: each has exponents of its own in its legend.
+    kinds = [(variant, name) for variant in study.variants for name in names]
+    headings = [", ".join(filter(None, (variant.name, f"equal {name}"))) for variant, name in kinds]
     bars = "; bars: 95 % interval over seeds" if any(len(curve.seeds) > 1 for curve, _ in lowest) else ""
-    title = f"Lowest loss over {study.scale.name} against parameters; lines: loss = c $P^{{-b}}$"
-    figure.suptitle(title + bars, fontsize=11)
+    bands = sheet.add_bands(headings, 1, 1, per_row=len(names), width=5.4, height=3.9)
+    sheet.set_title(f"Lowest loss over {study.scale.name} against parameters P; lines: loss = c / P^b{bars}")
     losses = [loss.value for _, loss in lowest] or [1.0]
-    for variant, own in zip(study.variants, grid, strict=True):
-        for name, panel in zip(names, own, strict=True):
-            _power_lines(panel, lowest_losses(variant.rows), name, variant.power_laws[name])
-            panel.set_title(", ".join(filter(None, (variant.name, f"equal {name}"))), fontsize=10)
-            _log_log(panel, min(losses), max(losses))
-            panel.legend(fontsize=7, title=name, title_fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-        own[0].set_ylabel("lowest training loss")
-    return figure
+    for (variant, name), band in zip(kinds, bands, strict=True):
+        (frame,) = band.frames
+        handles = _power_lines(frame, lowest_losses(variant.rows), name, variant.power_laws[name])
+        if not sheet.apart:
+            sheet.set_heading(frame, band.heading)
+        _log_log(frame.axes, min(losses), max(losses))
+        sheet.add_legend(band, 0, name, handles, fontsize=7, title_fontsize=8)
+        frame.axes.set_ylabel("lowest training loss" if frame.first else "")
+        ends = sorted((curve.parameters, loss.value) for curve, loss in lowest_losses(variant.rows))
+        span = f": {ends[0][1]:.4g} at {ends[0][0]:,} to {ends[-1][1]:.4g} at {ends[-1][0]:,}" if ends else ""
+        frame.summary = f"Lowest training loss against parameters, lines of {band.heading}{span}."
 
 
 def _log_log(panel: Axes, low: float, high: float) -> None:
@@ -122,8 +138,10 @@ def _log_log(panel: Axes, low: float, high: float) -> None:
 
 
 def _power_lines(
-    panel: Axes, lowest: Sequence[tuple[Curve, opt.Estimate]], name: str, laws: dict[int, opt.Estimate]
-) -> None:
+    frame: Frame, lowest: Sequence[tuple[Curve, opt.Estimate]], name: str, laws: dict[int, opt.Estimate]
+) -> list[Line2D]:
+    """Draws the points and lines of each size; returns the legend's entries."""
+    handles, panel = [], frame.axes
     for size, color in style.colors({curve.size(name) for curve, _ in lowest}).items():
         line = [(curve.parameters, e.value, e.half_width or 0.0) for curve, e in lowest if curve.size(name) == size]
         counts, losses, errors = np.array(sorted(line), np.float64).T
@@ -132,6 +150,11 @@ def _power_lines(
         panel.errorbar(counts, losses, errors, linestyle="", marker="o", markersize=4, color=color, capsize=2)
         if law:
             middle = np.exp(np.log(losses).mean() + law.value * np.log(counts).mean())
-            panel.plot(counts, middle * counts**-law.value, color=color, linewidth=1.3, label=label)
-        else:
-            panel.plot(counts, losses, color=color, linewidth=0.8, linestyle=":", label=label)
+            losses = middle * counts**-law.value
+        look: dict[str, Any] = {"linewidth": 1.3} if law else {"linewidth": 0.8, "linestyle": ":"}
+        handles += panel.plot(counts, losses, color=color, label=label, **look)
+    for curve, loss in lowest:
+        ends = ", 95 % interval {:.4g} to {:.4g}".format(*loss.interval) if loss.interval else ""
+        text = f"{curve.parameters:,} parameters\nlowest loss {loss.value:.5g}{ends}, n = {len(curve.seeds)}"
+        frame.value(curve.parameters, loss.value, f"{size_text(curve)}\n{text}")
+    return handles

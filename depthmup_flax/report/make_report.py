@@ -5,22 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import Sweep, read_sweep
-from depthmup_flax.report import landscape_figures, page, tables, time_figures, transfer_figures
+from depthmup_flax.report import landscape_figures, page, points, tables, time_figures, transfer_figures
 from depthmup_flax.report.loss_surfaces import roles, surfaces
-from depthmup_flax.report.style import drawable, require_matplotlib, save
+from depthmup_flax.report.sheet import Sheet
+from depthmup_flax.report.style import drawable, file_name, pictures, require_matplotlib
 from depthmup_flax.report.transfer import Study, analyze
 from depthmup_flax.types import Json
 from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import write_atomically
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +30,13 @@ class Report:
     paths: list[pathlib.Path]
 
 
-def make_report(directories: Sequence[str | pathlib.Path], out: str | pathlib.Path) -> Report:
-    """Reads the shards of one sweep and writes figures, ``report.html`` and ``report.json`` to ``out``.
+def make_report(
+    directories: Sequence[str | pathlib.Path], out: str | pathlib.Path, *, refresh_s: float | None = None
+) -> Report:
+    """Reads the shards of one sweep and writes ``report.html``, ``report.json``, tables and figures to ``out``.
 
-    A file in ``out`` is the old one or the new one at any moment, also after a crash.
+    A file in ``out`` is the old one or the new one at any moment, also after a crash. ``refresh_s``: every how many
+    seconds the page loads itself again, while the sweep runs; PNG and SVG files are then left as they are.
 
     Raises:
       InputError: the directories hold no sweep or several, no run has ended, all runs diverged, or matplotlib is not
@@ -46,18 +47,35 @@ def make_report(directories: Sequence[str | pathlib.Path], out: str | pathlib.Pa
     paths = [workdirs.as_path(directory) for directory in directories]
     with buckets.reachable(paths):
         sweep = read_sweep(paths)
+    return write_report(sweep, out, refresh_s=refresh_s)
+
+
+def write_report(sweep: Sweep, out: str | pathlib.Path, *, refresh_s: float | None = None) -> Report:
+    """The second half of `make_report`: from a sweep to files."""
     study, swapped = studies(sweep)
-    paths, pictures = [], []
     with workdirs.claimed(out, workdirs.REPORT, flag="--out") as claim:
         data = tables.as_data(sweep, study)
-        for name, shown, figure in _figures(study, swapped):
-            files = save(figure, claim.directory, name)
-            paths += files
-            pictures.append((name, files[0], shown))
-        html, as_json = claim.directory / "report.html", claim.directory / "report.json"
-        write_atomically(html, page.render(data, pictures, study))
-        write_atomically(as_json, json.dumps(data, indent=1) + "\n")
-    return Report(data, tables.as_text(data, study), [html, as_json, *paths])
+        files: dict[str, bytes] = {}
+        panels = []
+        for name, shown, draw in _figures(study, swapped):
+            name = file_name(name)
+            apart = Sheet(apart=True)
+            draw(apart)
+            panels.append((name, apart, shown))
+            if refresh_s is None:
+                whole = Sheet()
+                draw(whole)
+                files |= pictures(whole.drawn(), name)
+        files["tables.csv"] = points.tables_csv(data).encode()
+        files["points.csv"] = points.points_csv(study).encode()
+        page_files = {
+            "report.html": page.render(data, panels, study, files, refresh_s).encode(),
+            "report.json": (json.dumps(data, indent=1) + "\n").encode(),
+        }
+        written = page_files | files
+        for name, content in written.items():
+            write_atomically(claim.directory / name, content)
+    return Report(data, tables.as_text(data, study), [claim.directory / name for name in written])
 
 
 def studies(sweep: Sweep) -> tuple[Study, Study | None]:
@@ -83,20 +101,20 @@ def studies(sweep: Sweep) -> tuple[Study, Study | None]:
     return study, analyze(info, [surface.swapped() for surface in grids], parts.second, parts.x, planned)
 
 
-def _figures(study: Study, swapped: Study | None) -> Iterator[tuple[str, Study, Figure]]:
-    """Name, study and figure, for each figure that the sweep has enough sizes for."""
+def _figures(study: Study, swapped: Study | None) -> Iterator[tuple[str, Study, Callable[[Sheet], None]]]:
+    """Name, study and drawing, for each figure that the sweep has enough sizes for; the main one first."""
     several, drawn = len(study.scale.values) > 1, drawable(study)
     if several:
-        yield "transfer", study, transfer_figures.draw_transfer(drawn)
+        yield "transfer", study, partial(transfer_figures.draw_transfer, drawn)
     if swapped is not None:
         name = f"transfer_{swapped.scale.name.replace(' ', '_')}"
-        yield name, swapped, transfer_figures.draw_transfer(drawable(swapped))
+        yield name, swapped, partial(transfer_figures.draw_transfer, drawable(swapped))
     if several and any(len(axis.sizes) > 1 for axis in study.axes):
-        yield "optima", study, transfer_figures.draw_optima(drawn)
-    yield "curves", study, time_figures.draw_curves(drawn)
+        yield "optima", study, partial(transfer_figures.draw_optima, drawn)
+    yield "curves", study, partial(time_figures.draw_curves, drawn)
     if several:
-        yield "over_time", study, time_figures.draw_over_time(drawn)
+        yield "over_time", study, partial(time_figures.draw_over_time, drawn)
     if drawn.other is not None:
-        yield "heatmap", study, landscape_figures.draw_heatmap(drawn, drawn.other)
+        yield "heatmap", study, partial(landscape_figures.draw_heatmap, drawn, drawn.other)
     if len({row.curve.parameters for row in study.rows}) >= 3:
-        yield "parameters", study, landscape_figures.draw_parameters(drawn)
+        yield "parameters", study, partial(landscape_figures.draw_parameters, drawn)

@@ -3,48 +3,100 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from depthmup_flax.report.inline_svg import inline_svg, plain, themed
 from depthmup_flax.report.loss_surfaces import number
+from depthmup_flax.report.sheet import Band, Sheet
 from depthmup_flax.report.tables import explanation, header, slope_sentences, table_rows
 from depthmup_flax.report.transfer import Study
 from depthmup_flax.types import Json
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1200px; margin: 2em auto; padding: 0 1em; color: #222; }
-img { max-width: 100%; } figure { margin: 2em 0; } figcaption { color: #555; max-width: 60em; }
-table { border-collapse: collapse; margin: 1em 0; } th, td { padding: .2em .8em; border-bottom: 1px solid #ddd; }
-td, th { text-align: right; } td:last-child, th:last-child, .grid td { text-align: left; }
-.notes { background: #fff6e0; }
-.notes li { padding: .2em; } .scroll { overflow-x: auto; }
-"""
+if TYPE_CHECKING:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.lines import Line2D
+
+_HERE = pathlib.Path(__file__).parent
 _CAPTIONS = {
-    "transfer": "Loss against {x}, a line per size, darker for larger. Stars mark optima, the dashed line the base's. "
+    "transfer": "Loss against {x}, a line per size. Stars mark optima, the dashed line the base's. "
     "The {x} transfers if the stars lie on the dashed line and larger networks have a lower loss.",
     "optima": "The best {x} of each size. A flat line means transfer; the slope is the exponent of size.",
     "curves": "Every size trained with the base's best {x}. With transfer, the curves coincide early in training "
     "and larger networks end lower.",
     "over_time": "The best {x} if training had stopped earlier. A flat line means that it is settled early.",
-    "heatmap": "Darker is higher. Inside the red line the loss is close to the lowest, so one hyperparameter can be "
+    "heatmap": "Inside the red line the loss is close to the lowest, so one hyperparameter can be "
     "traded for the other along it; its slope is the rate of exchange.",
     "parameters": "The lowest loss of each size against its parameter count. Steeper lines gain more per parameter.",
 }
+_TYPES = {"png": "image/png", "svg": "image/svg+xml", "csv": "text/csv"}
+_GLYPHS = {"o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "*": "★", "x": "✕"}
 
 
-def render(data: Json, figures: Sequence[tuple[str, pathlib.Path, Study]], study: Study) -> str:
-    """The page of the `as_data` of a study, with the name, PNG and study of each figure."""
-    title, how_to_read = html.escape(data["title"]), html.escape(explanation(study))
-    notes = "".join(f"<li>{html.escape(note)}</li>" for note in data["notes"])
-    pictures = "".join(_picture(*figure) for figure in figures)
+def render(
+    data: Json,
+    figures: Sequence[tuple[str, Sheet, Study]],
+    study: Study,
+    files: Mapping[str, bytes],
+    refresh_s: float | None = None,
+) -> str:
+    """The page of the `as_data` of a study.
+
+    Args:
+      data: from `as_data`.
+      figures: name, panels and study of each figure, the main one first.
+      study: the one along x.
+      files: name -> content of the files to download: of each figure, and the tables.
+      refresh_s: every how many seconds the page loads itself again, while a sweep runs.
+    """
+    title = html.escape(data["title"])
+    pictures = [_picture(*figure, files, level=3 if k else 2) for k, figure in enumerate(figures)]
+    style, script = (_HERE / "page.css").read_text("utf-8"), (_HERE / "page.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     tables = "".join(_table(data, variant, study) for variant in data["variants"])
+    more = f"<h2>More figures</h2>\n{''.join(pictures[1:])}" if pictures[1:] else ""
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head><body>\n<h1>{title}</h1>\n{_facts(data)}\n"
-        + (f'<h2>Warnings</h2>\n<ul class="notes">{notes}</ul>\n' if notes else "")
-        + f"<h2>Figures</h2>\n{pictures}<h2>Tables</h2>\n<p>{how_to_read}</p>\n{tables}</body></html>\n"
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        + (f'<meta http-equiv="refresh" content="{refresh_s:g}">' if refresh_s else "")
+        + f"<title>{title}</title><style>{style}</style></head><body>\n<main>\n"
+        + _head(data, refresh_s)
+        + "".join(pictures[:1])
+        + f"<h2>Tables</h2>\n<p>{html.escape(explanation(study))}</p>\n{tables}"
+        + f'<p class="downloads">Download: {_downloads(files, "csv")}</p>\n'
+        + more
+        + _notes(data)
+        + _facts(data)
+        + f"</main>\n<script>{script}</script></body></html>\n"
     )
+
+
+def _head(data: Json, refresh_s: float | None) -> str:
+    """The verdict in words, then what was run."""
+    seeds = len(data["seeds"])
+    facts = [f"{data['runs']} runs, {data['diverged']} of them diverged", f"{seeds} seed{'s' * (seeds != 1)}"]
+    notes = len(data["notes"])
+    link = f' · <a href="#notes">{notes} note{"s" * (notes != 1)}</a>' if notes else ""
+    headline = data.get("headline")
+    # A headline of one variant only is its sentence.
+    sentences = [verdict.get("sentence", "") for verdict in data.get("verdicts", [])]
+    listed = "".join(f"<li>{html.escape(text)}</li>" for text in sentences if text and text != headline)
+    facts_line = f'<p class="faint">{html.escape(" · ".join([data["title"]] * bool(headline) + facts))}{link}</p>\n'
+    return (
+        f"<h1>{html.escape(headline or data['title'])}</h1>\n{facts_line}"
+        + (f'<p role="status">The sweep runs; this page reloads every {refresh_s:g} s.</p>\n' if refresh_s else "")
+        + (f'<ul class="verdicts">{listed}</ul>\n' if listed else "")
+    )
+
+
+def _notes(data: Json) -> str:
+    notes = "".join(f"<li>{html.escape(note)}</li>" for note in data["notes"])
+    return f'<h2 id="notes">Notes</h2>\n<ul class="notes">{notes}</ul>\n' if notes else ""
 
 
 def _facts(data: Json) -> str:
@@ -58,29 +110,84 @@ def _facts(data: Json) -> str:
         ("versions", ", ".join(data["versions"])),
         ("commits", ", ".join(data["commits"])),
     ]
-    rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in facts)
-    return f'<table class="grid">{rows}</table>'
+    rows = "".join(f'<tr><th scope="row">{html.escape(k)}</th><td>{html.escape(v)}</td></tr>' for k, v in facts)
+    return f'<h2>How it was measured</h2>\n<table class="facts">{rows}</table>\n'
 
 
-def _picture(name: str, path: pathlib.Path, study: Study) -> str:
-    content = base64.b64encode(path.read_bytes()).decode()
+def _picture(name: str, sheet: Sheet, study: Study, files: Mapping[str, bytes], level: int) -> str:
+    """A figure with a heading of a level; its bands side by side if each has one panel."""
     kind = "transfer" if name.startswith("transfer") else name
-    caption = html.escape(_CAPTIONS[kind].format(x=study.scale.name))
+    title, *details = plain(sheet.title).split("\n")
+    caption = html.escape(". ".join([*details, _CAPTIONS[kind].format(x=study.scale.name)]))
+    bands = "".join(_band(band, f"{name}-{k}-", level + 1) for k, band in enumerate(sheet.bands))
+    if len(sheet.bands) > 1 and all(len(band.frames) == 1 for band in sheet.bands):
+        bands = f'<div class="side">{bands}</div>\n'
+    colors = _color_bar(*sheet.colors) if sheet.colors else ""
+    links = " · ".join(filter(None, (_downloads(files, kind, name) for kind in ("png", "svg"))))
     return (
-        f'<figure id="{html.escape(name)}"><img alt="{html.escape(name)}" src="data:image/png;base64,{content}">'
-        f"<figcaption>{caption}</figcaption></figure>\n"
+        f'<figure id="{html.escape(name)}"><h{level}>{html.escape(title)}</h{level}>\n{colors}{bands}'
+        f"<figcaption>{caption}</figcaption>\n"
+        + (f'<p class="downloads">Download: {links}</p>' if links else "")
+        + "</figure>\n"
     )
+
+
+def _band(band: Band, prefix: str, level: int) -> str:
+    heading = f"<h{level}>{html.escape(plain(band.heading))}</h{level}>\n" if band.heading else ""
+    entries = "".join(_legend_entry(handle) for handle in band.legend)
+    title = f"<li>{html.escape(band.legend_title)}:</li>" if band.legend_title and entries else ""
+    legend = f'<ul class="legend">{title}{entries}</ul>\n' if entries else ""
+    panels = "".join(
+        "<div>"
+        + (f"<p>{html.escape(plain(frame.heading))}</p>" if frame.heading else "")
+        + inline_svg(frame, f"{prefix}{k}-")
+        + "</div>\n"
+        for k, frame in enumerate(band.frames)
+    )
+    return f'<section>{heading}{legend}<div class="panels">{panels}</div></section>\n'
+
+
+def _legend_entry(handle: Line2D) -> str:
+    from matplotlib.colors import to_hex
+
+    color = themed(to_hex(handle.get_color()))
+    glyph = _GLYPHS.get(str(handle.get_marker()), "┅" if handle.get_linestyle() == "--" else "━")
+    label = html.escape(plain(str(handle.get_label())))
+    return f'<li><span style="color: {color}" aria-hidden="true">{glyph}</span> {label}</li>'
+
+
+def _color_bar(colors: ScalarMappable, label: str) -> str:
+    """The color map from left to right, with its limits."""
+    from matplotlib.colors import to_hex
+
+    low, high = colors.get_clim()
+    stops = ", ".join(to_hex(colors.get_cmap()(k / 8)) for k in range(9))
+    bar = f'<span class="bar" style="background: linear-gradient(to right, {stops})" aria-hidden="true"></span>'
+    return f'<p class="legend"><span></span>{html.escape(label)} {number(low)} {bar} {number(high)} and above</p>\n'
+
+
+def _downloads(files: Mapping[str, bytes], kind: str, stem: str = "") -> str:
+    links = []
+    for name, content in files.items():
+        path = pathlib.PurePath(name)
+        if path.suffix == f".{kind}" and stem in ("", path.stem):
+            address = f"data:{_TYPES[kind]};base64,{base64.b64encode(content).decode()}"
+            text = kind.upper() if stem else name
+            links.append(f'<a download="{html.escape(name)}" href="{address}">{html.escape(text)}</a>')
+    return " · ".join(links)
 
 
 def _table(data: Json, variant: Json, study: Study) -> str:
     def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>\n"
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag.split()[0]}>" for cell in cells) + "</tr>\n"
 
     body = "".join(
         line((*cells, ", ".join(f"{n} at {x}" for x, n in row["diverged"].items())), "td")
         for cells, row in zip(table_rows(variant), variant["rows"], strict=True)
     )
-    head = line((*header(data), "diverged runs"), "th")
+    head = line((*header(data), "diverged runs"), 'th scope="col"')
     slopes = "".join(f"<p>{html.escape(sentence)}</p>\n" for sentence in slope_sentences(variant, study.scale.name))
     name = f"<h3>{html.escape(variant['name'])}</h3>\n" if variant["name"] else ""
-    return f'{name}<div class="scroll"><table>{head}{body}</table></div>\n{slopes}'
+    label = html.escape(f"Results by size {variant['name']}".rstrip())
+    box: Any = f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
+    return f"{name}{box}<table><thead>{head}</thead><tbody>{body}</tbody></table></div>\n{slopes}"

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
     from depthmup_flax.report.loss_surfaces import Scale
-    from depthmup_flax.report.transfer import Row, SizeAxis, Study, Variant
+    from depthmup_flax.report.transfer import Study
 
 COLUMNS = 4  # panels side by side
 Color: TypeAlias = tuple[float, float, float, float]
@@ -48,30 +47,52 @@ def drawable(study: Study) -> Study:
     )
 
 
-def canvas(rows: int, columns: int, *, width: float = 4.0, height: float = 3.6, **kwargs: Any) -> tuple[Figure, Any]:
-    """A figure and its (rows, columns) array of panels; sizes per panel in inches."""
+def canvas(
+    rows: int, columns: int, *, width: float = 4.0, height: float = 3.6, bare: bool = False, **kwargs: Any
+) -> tuple[Figure, Any]:
+    """A figure and its (rows, columns) array of panels; sizes per panel in inches.
+
+    ``bare``: fixed margins without room for a title and a legend, and the 72 dots per inch of an SVG.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(max(width * columns, 6.0) + 1.3, height * rows + 0.8), layout="constrained")
+    if bare:
+        figure = Figure(figsize=(width, height), dpi=72)
+        inches = {"left": 0.75 / width, "right": 1 - 0.1 / width, "bottom": 0.5 / height, "top": 1 - 0.1 / height}
+        figure.subplots_adjust(**inches)
+    else:
+        figure = Figure(figsize=(max(width * columns, 6.0) + 1.3, height * rows + 0.8), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, squeeze=False, **kwargs)
 
 
 def save(figure: Figure, out: pathlib.Path, name: str) -> list[pathlib.Path]:
     """Writes ``name.png`` and ``name.svg``, each complete or absent."""
+    paths = []
+    for file, content in pictures(figure, file_name(name)).items():
+        write_atomically(out / file, content)
+        paths.append(out / file)
+    return paths
+
+
+def file_name(name: str) -> str:
+    """A name without suffix for files: it may contain an axis of somebody's sweep.json."""
+    return re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:100]
+
+
+def pictures(figure: Figure, name: str) -> dict[str, bytes]:
+    """``name.png`` and ``name.svg`` with their content."""
     import matplotlib
 
-    paths = []
-    name = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:100]  # it may contain an axis of somebody's sweep.json
+    files = {}
     for kind in ("png", "svg"):
-        path, content = out / f"{name}.{kind}", io.BytesIO()
+        content = io.BytesIO()
         with matplotlib.rc_context({"svg.hashsalt": "depthmup"}):  # the same file from the same records
             figure.savefig(content, dpi=130, format=kind, metadata={"Date": None} if kind == "svg" else None)
-        write_atomically(path, content.getvalue())
+        files[f"{name}.{kind}"] = content.getvalue()
         figure.set_layout_engine("none")  # the layout is computed once
-        paths.append(path)
-    return paths
+    return files
 
 
 def colors(sizes: Collection[int]) -> dict[int, Color]:
@@ -133,53 +154,6 @@ def title_of(name: str) -> str:
 def format_slope(value: float, half: float | None, digits: int = 2) -> str:
     """``-0.50 ± 0.03``."""
     return f"{value:.{digits}f}" + (f" ± {half:.{digits}f}" if half is not None else " (no interval)")
-
-
-@dataclasses.dataclass(frozen=True)
-class Panel:
-    """One variant's rows along one size axis, drawn on ``axes``; ``palette`` has the color of each size."""
-
-    axis: SizeAxis
-    variant: Variant
-    axes: Axes
-    palette: dict[int, Color]
-    has_legend: bool
-
-    @property
-    def rows(self) -> list[tuple[Row, int, Color]]:
-        """The variant's rows on this axis with their sizes and colors, ascending."""
-        sized = [(row, row.curve.size(self.axis.name)) for row in self.axis.rows(self.variant.rows)]
-        return [(row, size, self.palette[size]) for row, size in sized]
-
-    def finish(self, ylabel: str, subtitle: str = "", legend: Iterable[Line2D] = ()) -> None:
-        """Title, grid, a legend to the right, and a label of the first panel's y axis that names the fixed size."""
-        from matplotlib.lines import Line2D
-
-        self.axes.set_title("\n".join(filter(None, (title_of(self.variant.name), subtitle))), fontsize=10)
-        self.axes.grid(alpha=0.25)
-        place = self.axes.get_subplotspec()
-        first = place is not None and place.is_first_col()
-        self.axes.set_ylabel(f"{ylabel}\n({self.axis.other} {self.axis.fixed})" if first else "")
-        if self.has_legend:
-            sizes = [Line2D([], [], color=c, marker="o", markersize=3, label=str(n)) for n, c in self.palette.items()]
-            fonts: dict[str, Any] = {"title": self.axis.name, "fontsize": 8, "title_fontsize": 9}
-            self.axes.legend(handles=[*sizes, *legend], loc="upper left", bbox_to_anchor=(1, 1), **fonts)
-
-
-def variant_panels(study: Study, title: str) -> tuple[Figure, list[Panel]]:
-    """A figure with a panel per size axis and variant, at most `COLUMNS` side by side."""
-    count = len(study.variants)
-    columns = min(count, COLUMNS)
-    wrapped = math.ceil(count / columns)
-    figure, grid = canvas(len(study.axes) * wrapped, columns, sharey=True)
-    figure.suptitle(title, fontsize=11)
-    panels = []
-    for i, axis in enumerate(study.axes):
-        own = grid[i * wrapped : (i + 1) * wrapped].ravel()
-        palette = colors(axis.sizes)
-        panels += [Panel(axis, v, own[k], palette, k == columns - 1) for k, v in enumerate(study.variants)]
-        hide_unused(own[count:])
-    return figure, panels
 
 
 def spread_sentence(study: Study) -> str:

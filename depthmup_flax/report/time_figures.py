@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from depthmup_flax.report import style
 from depthmup_flax.report.optimum import vertices
-from depthmup_flax.report.transfer import Study
+from depthmup_flax.report.points import loss_text, mean_and_sd, size_text
+from depthmup_flax.report.sheet import Frame, Sheet
+from depthmup_flax.report.transfer import Row, Study
+from depthmup_flax.report.variant_panels import Panel, variant_panels
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-
-def draw_curves(study: Study) -> Figure:
+def draw_curves(study: Study, sheet: Sheet) -> None:
     """Training loss over steps, every size at the x that is best at the base."""
     x = study.scale.name
     title = f"Training loss over time, every size at the base's best {x}\n{style.spread_sentence(study)}"
-    figure, panels = style.variant_panels(study, title)
     low, high, log_y = _limits(study)
-    for panel in panels:
+    for panel in variant_panels(study, sheet, title):
         transferred, remarks = panel.variant.transferred, []
         for row, size, color in panel.rows:
             index = row.curve.index(transferred)
@@ -30,6 +27,7 @@ def draw_curves(study: Study) -> Figure:
             losses, steps = row.curve.slices[:, index], row.curve.slice_ends  # (S, T), (T,)
             means = losses.mean(0)
             style.mean_and_spread(panel.axes, steps, losses, color, high, markersize=2.5)
+            _values(panel.frame, row, steps, losses, high)
             if row.curve.diverged[index]:
                 remarks.append(f"{size} diverged")
                 for last in np.flatnonzero(np.isfinite(means))[-1:]:
@@ -43,8 +41,23 @@ def draw_curves(study: Study) -> Figure:
             panel.axes.text(0.97, 0.97, text, transform=corner, ha="right", va="top", fontsize=8, wrap=True)
         _step_axis(panel)
         at = "" if transferred is None else f"{x} {style.value_label(transferred, study.scale)}"
-        panel.finish("training loss", subtitle=at)
-    return figure
+        summary = f"Training loss over steps at {x} {transferred:.4g}." if transferred is not None else ""
+        panel.finish("training loss", subtitle=at, summary=" ".join([summary, *_final_losses(panel)]))
+
+
+def _values(frame: Frame, row: Row, steps: np.ndarray, losses: np.ndarray, high: float) -> None:
+    for step, at_step in zip(steps, losses.T, strict=True):
+        mean, sd = mean_and_sd(at_step)
+        if mean is not None and mean <= high:
+            frame.value(step, mean, f"{size_text(row.curve)}\nstep {step}\n{loss_text(mean, sd, len(at_step))}")
+
+
+def _final_losses(panel: Panel) -> list[str]:
+    """The loss of each size at the end."""
+    at = [(row.curve, size, row.curve.index(panel.variant.transferred)) for row, size, _ in panel.rows]
+    ends = [(size, mean_and_sd(curve.losses[:, index])[0]) for curve, size, index in at if index is not None]
+    known = [f"{mean:.4g} at {panel.axis.name} {size}" for size, mean in ends if mean is not None]
+    return [f"Loss at the end: {', '.join(known)}."] if known else []
 
 
 def _limits(study: Study) -> tuple[float, float, bool]:
@@ -63,25 +76,27 @@ def _limits(study: Study) -> tuple[float, float, bool]:
     return low - margin, high + margin, False
 
 
-def draw_over_time(study: Study) -> Figure:
+def draw_over_time(study: Study, sheet: Sheet) -> None:
     """The optimum of each size after each time slice."""
     scale = study.scale
-    figure, panels = style.variant_panels(study, f"Best {scale.name} after each slice of training time")
     coordinates = scale.coordinate(scale.values)
-    for panel in panels:
+    for panel in variant_panels(study, sheet, f"Best {scale.name} after each slice of training time"):
         for row, _, color in panel.rows:
             # Points that diverge later are excluded from the start: nobody would use them.
             means = np.where(row.curve.diverged[:, None] > 0, np.nan, row.curve.slices.mean(0))  # (X, T)
             best = vertices(scale.coordinate(row.curve.x), means.T)
             panel.axes.plot(row.curve.slice_ends, best, color=color, linewidth=1.5, marker="o", markersize=3)
+            for step, at in zip(row.curve.slice_ends, best, strict=True):
+                text = f"best {scale.name} {scale.value(at):.4g}, n = {len(row.curve.seeds)}"
+                panel.frame.value(step, at, f"{size_text(row.curve)}\nafter step {step}\n{text}")
         panel.axes.set_ylim(coordinates[0] - 0.5, coordinates[-1] + 0.5)
         style.hyperparameter_axis(panel.axes.yaxis, scale)
         _step_axis(panel)
-        panel.finish(panel.axes.get_ylabel())
-    return figure
+        summary = f"Best {scale.name} of each {panel.axis.name} if training had stopped at an earlier step."
+        panel.finish(panel.axes.get_ylabel(), summary=summary)
 
 
-def _step_axis(panel: style.Panel) -> None:
+def _step_axis(panel: Panel) -> None:
     panel.axes.set_xlabel("step")
     panel.axes.set_xlim(left=0)
     panel.axes.locator_params(axis="x", integer=True)

@@ -9,41 +9,51 @@ import numpy as np
 
 from depthmup_flax.report import style
 from depthmup_flax.report.loss_surfaces import Scale
-from depthmup_flax.report.style import Color, Panel
+from depthmup_flax.report.points import curve_points, point_text, size_text
+from depthmup_flax.report.sheet import Frame, Sheet
+from depthmup_flax.report.style import Color
 from depthmup_flax.report.transfer import Row, SizeAxis, Study, Variant
+from depthmup_flax.report.variant_panels import Panel, variant_panels
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
 
-def draw_transfer(study: Study) -> Figure:
+def draw_transfer(study: Study, sheet: Sheet) -> None:
     """Loss against x: a panel per variant, a row per size that varies, a line per size, the optimum marked."""
     scale, rows = study.scale, [row for axis in study.axes for row in axis.rows(study.rows)]
     best = f", each point at its best {study.other.name}" if study.other else ""
     title = f"Training loss against {scale.name}{best}\n{style.spread_sentence(study)}"
-    figure, panels = style.variant_panels(study, title)
     low, top, log_y = loss_limits(rows)
     clipped = any(_clipped(row, top).any() for row in rows)
     diverged = any(row.curve.diverged.any() for row in rows)
     strip = 0.05 + 0.028 * max(len(axis.sizes) for axis in study.axes) if diverged or clipped else 0.0
     coordinates, margin = scale.coordinate(scale.values), 0.4 * _grid_step(scale)
-    for panel in panels:
+    for panel in variant_panels(study, sheet, title, _marks(diverged, clipped)):
         axes = panel.axes
         axes.set_yscale("log" if log_y else "linear")
         if panel.variant.base.optimum:
             axes.axvline(panel.variant.base.optimum.at.value, color="0.45", linestyle="--", linewidth=1.0, zorder=1)
         for row, _, color in panel.rows:
-            _curve(axes, scale, row, color, top)
+            _curve(panel.frame, study, row, color, top)
         if strip:
-            _strip(panel, scale, top, strip)
+            _strip(panel, study, top, strip)
         share = 1 / (1 - strip)  # leaves room for the strip above `top`
         axes.set_ylim(low, low * (top / low) ** share if log_y else low + (top - low) * share)
         axes.set_xlim(coordinates[0] - margin, coordinates[-1] + margin)
         style.hyperparameter_axis(axes.xaxis, scale)
-        panel.finish("training loss", legend=_marks(diverged, clipped))
-    return figure
+        panel.finish("training loss", summary=_best_of_sizes(panel, scale))
+
+
+def _best_of_sizes(panel: Panel, scale: Scale) -> str:
+    """What the panel shows, in a sentence for readers who do not see it."""
+    best = [
+        f"{scale.value(row.optimum.at.value):.3g} at {panel.axis.name} {size}"
+        if row.trains and row.optimum
+        else f"none at {panel.axis.name} {size}"
+        for row, size, _ in panel.rows
+    ]
+    return f"Training loss against {scale.name}. Best {scale.name}: {', '.join(best)}."
 
 
 def loss_limits(rows: Sequence[Row]) -> tuple[float, float, bool]:
@@ -76,30 +86,36 @@ def _clipped(row: Row, top: float) -> np.ndarray:
     return np.isfinite(means) & (means > top)
 
 
-def _curve(axes: Axes, scale: Scale, row: Row, color: Color, top: float) -> None:
+def _curve(frame: Frame, study: Study, row: Row, color: Color, top: float) -> None:
     """Mean and spread, and a star at the optimum, hollow if it is at the edge of the grid."""
-    style.mean_and_spread(axes, scale.coordinate(row.curve.x), row.curve.losses, color, top, markersize=2.8)
+    scale = study.scale
+    style.mean_and_spread(frame.axes, scale.coordinate(row.curve.x), row.curve.losses, color, top, markersize=2.8)
+    for point in curve_points(row.curve, has_second=study.other is not None):
+        if point.mean is not None and point.mean <= top:
+            frame.value(scale.coordinate(point.x), point.mean, point_text(point, study))
     if row.optimum:
         fill = color if row.bracketed else "white"
         at = (row.optimum.at.value, row.optimum.loss.value)
-        axes.plot(*at, "*", markersize=14, zorder=5, markerfacecolor=fill, markeredgecolor="black")
+        frame.axes.plot(*at, "*", markersize=14, zorder=5, markerfacecolor=fill, markeredgecolor="black")
 
 
-def _strip(panel: Panel, scale: Scale, top: float, height: float) -> None:
+def _strip(panel: Panel, study: Study, top: float, height: float) -> None:
     """A band over the curves with crosses where a run diverged and arrows where the mean is above ``top``.
 
     Each size has its own line in the band; ``height`` is a fraction of the panel.
     """
     from matplotlib.patches import Rectangle
 
-    axes, transform = panel.axes, panel.axes.get_xaxis_transform()
+    axes, transform, scale = panel.axes, panel.axes.get_xaxis_transform(), study.scale
     corner, height = (0, 1 - height + 0.015), height - 0.015
     axes.add_patch(Rectangle(corner, 1, height, transform=axes.transAxes, color="0.94", zorder=3))
     for place, (row, _, color) in enumerate(panel.rows):
+        line, points = 0.972 - 0.028 * place, curve_points(row.curve, has_second=study.other is not None)
         for mark, where in (("x", row.curve.diverged > 0), ("^", _clipped(row, top))):
             u = scale.coordinate(row.curve.x[where])
-            line = np.full(len(u), 0.972 - 0.028 * place)
-            axes.plot(u, line, mark, color=color, markersize=4.5, zorder=4, transform=transform)
+            axes.plot(u, np.full(len(u), line), mark, color=color, markersize=4.5, zorder=4, transform=transform)
+            for k in np.flatnonzero(where):
+                panel.frame.value(scale.coordinate(points[k].x), line, point_text(points[k], study), transform)
 
 
 def _marks(diverged: bool, clipped: bool) -> list[Line2D]:
@@ -114,37 +130,61 @@ def _marks(diverged: bool, clipped: bool) -> list[Line2D]:
     return [Line2D([], [], label=label, **{"color": "0.3", "linestyle": "", **look}) for label, look in entries]
 
 
-def draw_optima(study: Study) -> Figure:
+def draw_optima(study: Study, sheet: Sheet) -> None:
     """The optimum against size, a line per variant; hollow where it is at the edge of the grid."""
-    figure, panels = style.canvas(1, len(study.axes), width=5.6, height=4.2)
+    from matplotlib.lines import Line2D
+
     known = any(row.optimum and row.optimum.at.interval for row in study.rows)
     interval = "bars: 95 % interval over seeds" if known else "one seed: no intervals"
-    figure.suptitle(f"Best {study.scale.name} against size ({interval}; hollow: edge of the grid)", fontsize=11)
+    (band,) = sheet.add_bands([""], len(study.axes), len(study.axes), width=5.6, height=4.2, sharey=False)
+    sheet.set_title(f"Best {study.scale.name} against size ({interval}; hollow: edge of the grid)")
     coordinates, margin = study.scale.coordinate(study.scale.values), _grid_step(study.scale)
-    for axis, panel in zip(study.axes, panels[0], strict=True):
+    for axis, frame in zip(study.axes, band.frames, strict=True):
         for k, variant in enumerate(study.variants):
-            _optima(panel, axis, variant, k, len(study.variants))
-        style.size_ticks(panel, axis.sizes, axis.name)
-        panel.set_title(f"{axis.other} {axis.fixed}", fontsize=10)
-        panel.set_ylim(coordinates[0] - margin, coordinates[-1] + margin)
-        style.hyperparameter_axis(panel.yaxis, study.scale)
-        panel.grid(alpha=0.25)
-        fitted = any(axis.name in v.slopes and v.slopes[axis.name].estimate for v in study.variants)
-        panel.legend(fontsize=8, title="slope of log2 optimum" if fitted else None, title_fontsize=8)
-    return figure
+            _optima(frame, study.scale, axis, variant, k, len(study.variants))
+        style.size_ticks(frame.axes, axis.sizes, axis.name)
+        frame.axes.set_ylim(coordinates[0] - margin, coordinates[-1] + margin)
+        style.hyperparameter_axis(frame.axes.yaxis, study.scale)
+        frame.axes.grid(alpha=0.25)
+        fitted = [text for variant in study.variants if (text := _slope_text(variant, axis))]
+        slopes = "\nslope of log2 optimum: " + "; ".join(fitted) if fitted else ""
+        sheet.set_heading(frame, f"{axis.other} {axis.fixed}{_wrapped(slopes)}")
+        frame.summary = f"Best {study.scale.name} against {axis.name} at {axis.other} {axis.fixed}.{slopes}"
+    if any(variant.name for variant in study.variants):
+        looks = [(variant.name, _look(k)) for k, variant in enumerate(study.variants)]
+        sheet.add_legend(band, len(study.axes) - 1, "", [Line2D([], [], label=name, **look) for name, look in looks])
 
 
-def _optima(axes: Axes, axis: SizeAxis, variant: Variant, place: int, count: int) -> None:
-    rows = [row for row in axis.rows(variant.rows) if row.trains]
+def _wrapped(text: str) -> str:
+    """At most 70 characters a line, where `; ` allows it."""
+    lines = [""]
+    for part in text.split("; "):
+        joined = f"{lines[-1]}; {part}" if lines[-1] else part
+        lines = [*lines[:-1], joined] if len(joined) <= 70 else [*lines, part]
+    return "\n".join(lines)
+
+
+def _slope_text(variant: Variant, axis: SizeAxis) -> str:
+    estimate = variant.slopes[axis.name].estimate if axis.name in variant.slopes else None
+    return f"{variant.name} ".lstrip() + style.format_slope(estimate.value, estimate.half_width) if estimate else ""
+
+
+def _look(place: int) -> dict[str, Any]:
+    return {"color": f"C{place}", "markersize": 6, "marker": "osD^vP"[place % 6]}
+
+
+def _optima(frame: Frame, scale: Scale, axis: SizeAxis, variant: Variant, place: int, count: int) -> None:
+    rows = [row for row in axis.rows(variant.rows) if row.trains and row.optimum]
     nudge = 2 ** (0.05 * (place - (count - 1) / 2))  # keeps the bars at one size apart
     sizes = np.array([row.curve.size(axis.name) for row in rows]) * nudge
     best = [row.optimum.at for row in rows if row.optimum]
-    values, errors = [e.value for e in best], [e.half_width or 0.0 for e in best]
-    estimate = variant.slopes[axis.name].estimate if axis.name in variant.slopes else None
-    label = variant.name or "optimum"
-    if estimate:
-        label += ": " + style.format_slope(estimate.value, estimate.half_width)
-    look: dict[str, Any] = {"color": f"C{place}", "markersize": 6, "marker": "osD^vP"[place % 6]}
-    axes.errorbar(sizes, values, errors, linewidth=1.4, capsize=3, label=label, **look)
+    values, errors, look = [e.value for e in best], [e.half_width or 0.0 for e in best], _look(place)
+    frame.axes.errorbar(sizes, values, errors, linewidth=1.4, capsize=3, **look)
     hollow = [k for k, row in enumerate(rows) if not row.bracketed]
-    axes.plot(sizes[hollow], [values[k] for k in hollow], linestyle="", markerfacecolor="white", zorder=3, **look)
+    frame.axes.plot(sizes[hollow], [values[k] for k in hollow], linestyle="", markerfacecolor="white", zorder=3, **look)
+    for size, row, at in zip(sizes, rows, best, strict=True):
+        ends = ", 95 % interval {:.4g} to {:.4g}".format(*map(scale.value, at.interval)) if at.interval else ""
+        text = (
+            f"{size_text(row.curve)}\nbest {scale.name} {scale.value(at.value):.4g}{ends}\nn = {len(row.curve.seeds)}"
+        )
+        frame.value(size, at.value, text)

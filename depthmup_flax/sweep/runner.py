@@ -74,7 +74,8 @@ def sweep(
       RunStopped: the work directory cannot be written.
     """
     load = load or LoadOnce()
-    groups = groups_of_shard(config, plan(config, expand(config), load), shard)
+    runs = expand(config)
+    groups = groups_of_shard(config, plan(config, runs, load), shard)
     name = "records" if shard[1] == 1 else f"records.{shard[0]}-of-{shard[1]}"
     with workdirs.claimed(workdir, kind, lock=f".lock-{name}") as claim, Preemption() as preemption:
         directory = claim.directory
@@ -82,7 +83,7 @@ def sweep(
         with claim.alone() if overwrite and path.name == _WHOLE else contextlib.nullcontext():
             if overwrite:
                 _delete(path, unfinished)
-            stored = _require_same_sweep(directory, sweep_info(config))
+            stored = _require_same_sweep(directory, dataclasses.replace(sweep_info(config), runs=len(runs)))
         with contextlib.closing(RecordWriter(path)) as writer:  # repairs a torn last line, so before reading
             # Runs that any shard, or another sharding of the same sweep, has recorded are done.
             done, notes = read_runs([(directory, stored)])

@@ -238,7 +238,7 @@ def test_escape_codes_in_files_reach_neither_terminal_nor_page_and_dollars_start
     axes = {x: RATES[3:6], variants: ("a$", "$b^{$")}
     directory = write(tmp_path / "sweep", sweep_of(loss, axes, title="\x1b[31mred\u202e $x^{", x=x))
     report = make_report([directory], tmp_path / "out")
-    assert report.text.startswith("\\x1b[31mred\\u202e $x^{")
+    assert "\n\\x1b[31mred\\u202e $x^{" in report.text
     for text in (report.text, report.paths[0].read_text(), (tmp_path / "out" / "report.json").read_text()):
         assert not set(text) & {"\x1b", "\x07", "\u202e"}
     assert "best $rate^{$\\x07" in report.text

@@ -1,0 +1,88 @@
+"""A panel as SVG inside the page: its colors follow the reader's theme, and it carries its values for hovering."""
+
+from __future__ import annotations
+
+import functools
+import html
+import io
+import json
+import re
+from typing import TYPE_CHECKING
+
+from depthmup_flax.report.sheet import Frame
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_THEMED = {
+    **dict.fromkeys(("#000000", "#4d4d4d"), "currentColor"),
+    "#737373": "var(--faint)",
+    "#ffffff": "var(--page)",
+    **dict.fromkeys(("#f0f0f0", "#e6e6e6"), "var(--band)"),
+    "#b0b0b0": "var(--grid)",
+}
+
+
+def inline_svg(frame: Frame, prefix: str) -> str:
+    """The panel as one ``<svg>``; ``prefix`` makes its ids unique in the page."""
+    import matplotlib
+
+    figure, content = frame.axes.get_figure(root=True), io.StringIO()
+    assert figure is not None
+    values = _placed_values(frame, figure)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "depthmup"}):
+        figure.savefig(content, format="svg", metadata={"Date": None}, transparent=False)
+    text = content.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = _with_unique_ids(text, prefix)
+    text = re.sub(r"#[0-9a-f]{6}\b", lambda match: themed(match[0]), text)
+    view = re.search(r'viewBox="[^"]*"', text)
+    assert view is not None
+    label = html.escape(f"{plain(frame.heading)}. {plain(frame.summary)}".lstrip(". "))
+    data = html.escape(json.dumps(values, separators=(",", ":"), ensure_ascii=False))
+    head = f'<svg {view[0]} role="img" tabindex="0" aria-label="{label}" data-values="{data}">'
+    return head + re.sub(r"\n\s*", "\n", text[text.index(">") + 1 :].strip())
+
+
+def plain(text: str) -> str:
+    """A text for matplotlib as one for HTML: without escapes, powers with superscripts."""
+    powers = re.sub(r"\$2\^\{(-?\d+)\}\$", lambda match: "2" + match[1].translate(_SUPERSCRIPTS), text)
+    return powers.replace(r"\$", "$")
+
+
+def themed(color: str) -> str:
+    """A hex color of a figure as a CSS color that is visible on light and dark pages."""
+    if color in _THEMED:
+        return _THEMED[color]
+    light, dark = _viridis().get(color, (color, color))
+    return f"light-dark({light}, {dark})" if light != dark else color
+
+
+@functools.cache
+def _viridis() -> dict[str, tuple[str, str]]:
+    """A color of the map -> those for light and dark pages, which contrast with the page at least 3 to 1.
+
+    Larger sizes, which come first in the map, contrast more.
+    """
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    hexes = [to_hex(colormaps["viridis"](i)) for i in range(256)]
+    return {color: (hexes[round(0.62 * i)], hexes[round(250 - 0.62 * i)]) for i, color in enumerate(hexes)}
+
+
+def _placed_values(frame: Frame, figure: Figure) -> list[tuple[float, float, str]]:
+    """x and y in the SVG's units, and the text, of the values that lie inside the panel."""
+    height, inside = figure.bbox.height, frame.axes.bbox.padded(2)
+    assert frame.axes.viewLim is not None  # reading the limits sets those that follow the data
+    placed = [(*value.transform.transform((value.x, value.y)), plain(value.text)) for value in frame.values]
+    return [(round(x, 1), round(height - y, 1), text) for x, y, text in placed if inside.contains(x, y)]
+
+
+def _with_unique_ids(text: str, prefix: str) -> str:
+    """Ids that are referred to get the prefix; others, which matplotlib gives to every group, are left out."""
+    used = set(re.findall(r"#([\w.-]+)[\")]", text))
+    text = re.sub(r' id="([^"]*)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "", text)
+    return re.sub(r"((?:xlink:)?href=\"#|url\(#)", rf"\g<1>{prefix}", text)

@@ -1,0 +1,126 @@
+"""The points of all curves: the values that a figure shows on hovering, and the lines of ``points.csv``."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from typing import Any
+
+import numpy as np
+
+from depthmup_flax.report.loss_surfaces import Curve, Surface
+from depthmup_flax.report.transfer import Study
+from depthmup_flax.types import Json
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One network at one x, over its seeds.
+
+    Attributes:
+      second: value of the second continuous axis, if the sweep has one; on a curve the best one for this x.
+      mean: training loss; ``None`` if a run diverged or has not ended.
+      sd: standard deviation over seeds; ``None`` where the mean is, and for one seed.
+      n: number of runs that ended.
+      diverged: how many of them diverged.
+    """
+
+    variant: str
+    width: int
+    depth: int
+    parameters: int
+    x: float
+    second: float | None
+    mean: float | None
+    sd: float | None
+    n: int
+    diverged: int
+
+
+def curve_points(curve: Curve, *, has_second: bool = False) -> list[Point]:
+    """The points of one curve, ascending in x."""
+    return [
+        _point(curve, x, curve.best_y[k] if has_second else None, curve.losses[:, k], len(curve.seeds), bad)
+        for k, (x, bad) in enumerate(zip(curve.x, curve.diverged, strict=True))
+    ]
+
+
+def surface_points(surface: Surface, *, has_second: bool = False) -> list[Point]:
+    """The points of one surface at which a run has ended, ascending in y, then x."""
+    y = surface.y if has_second else [None] * len(surface.y)
+    return [
+        _point(surface, surface.x[j], y[i], surface.losses[:, i, j], surface.ended[i, j], surface.diverged[i, j])
+        for i, j in np.argwhere(surface.ended > 0)
+    ]
+
+
+def _point(network: Any, x: float, second: float | None, losses: np.ndarray, n: int, diverged: int) -> Point:
+    mean, sd = mean_and_sd(losses)
+    sizes = network.variant, network.width, network.depth, network.parameters
+    return Point(*sizes, float(x), None if second is None else float(second), mean, sd, int(n), int(diverged))
+
+
+def mean_and_sd(losses: np.ndarray) -> tuple[float | None, float | None]:
+    """Mean and standard deviation of losses (S,); ``None`` for what is unknown."""
+    if not np.isfinite(losses).all():
+        return None, None
+    return float(losses.mean()), float(losses.std(ddof=1)) if len(losses) > 1 else None
+
+
+def loss_text(mean: float | None, sd: float | None, n: int, diverged: int = 0) -> str:
+    """``mean loss 1.234, sd 0.012, n = 3``."""
+    if mean is None:
+        return f"{diverged} of {n} runs diverged" if diverged else f"no mean yet, n = {n}"
+    return f"mean loss {mean:.5g}, " + (f"sd {sd:.2g}, " if sd is not None else "") + f"n = {n}"
+
+
+def size_text(network: Any) -> str:
+    """``completep, width 128, depth 4``."""
+    return ", ".join(filter(None, (network.variant, f"width {network.width}", f"depth {network.depth}")))
+
+
+def point_text(point: Point, study: Study) -> str:
+    """What a point shows on hovering, in three lines."""
+    at = f"{study.scale.name} {point.x:.4g}"
+    if study.other and point.second is not None:
+        at += f", {study.other.name} {point.second:.4g}"
+    return f"{size_text(point)}\n{at}\n{loss_text(point.mean, point.sd, point.n, point.diverged)}"
+
+
+def points_csv(study: Study) -> str:
+    """A line per point of all surfaces, with the names of the axes as columns."""
+    names = [field.name for field in dataclasses.fields(Point)]
+    columns = {"x": study.scale.axis, "second": study.other.axis if study.other else None}
+    shown = [name for name in names if columns.get(name, name)]
+    points = [p for surface in study.surfaces for p in surface_points(surface, has_second=study.other is not None)]
+    return _csv(
+        [[columns.get(name, name) for name in shown], *([getattr(point, name) for name in shown] for point in points)]
+    )
+
+
+def tables_csv(data: Json) -> str:
+    """The rows of all variants of an `as_data`; an interval takes two columns."""
+    lines = [{"variant": variant["name"], **_flat(row)} for variant in data["variants"] for row in variant["rows"]]
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    return _csv([names, *([line.get(name) for name in names] for line in lines)])
+
+
+def _flat(row: Json) -> Json:
+    flat: Json = {}
+    for name, value in row.items():
+        if name.endswith("interval"):
+            flat[f"{name}_low"], flat[f"{name}_high"] = value or (None, None)
+        elif isinstance(value, dict):
+            flat[name] = "; ".join(f"{entry} at {key}" for key, entry in value.items())
+        elif isinstance(value, (list, tuple)):
+            flat[name] = "; ".join(map(str, value))
+        else:
+            flat[name] = value
+    return flat
+
+
+def _csv(lines: list[list[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
