@@ -50,6 +50,7 @@ add_module_names = False
 
 html_theme = "sphinx_book_theme"
 html_title = "depthmup-flax"
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's system
 html_show_sphinx = False
 html_last_updated_fmt = None
 html_static_path = ["_static"]

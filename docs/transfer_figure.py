@@ -21,7 +21,8 @@ WIDTH, TOP = 32, 2.35
 def main() -> None:
     """Draws the figure."""
     study, _ = studies(read_sweep([HERE / "reproduction" / "lr_width_depth_mlp-cpu"]))
-    figure = Figure(figsize=(7.2, 3.5), layout="constrained")
+    matplotlib.rcParams["font.size"] = 11  # readable on a phone, where the figure is 9 cm wide
+    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
     colors = matplotlib.colormaps["viridis_r"]
     for axes, (name, title) in zip(figure.subplots(1, 2, sharey=True), PANELS.items(), strict=True):
         (variant,) = (variant for variant in study.variants if variant.name == name)
@@ -35,15 +36,17 @@ def main() -> None:
             axes.fill_between(curve.x, means - deviations, means + deviations, color=color, alpha=0.2, linewidth=0)
         axes.axvline(2**variant.base.optimum.at.value, color="0.45", linestyle="--", linewidth=1.2)
         axes.set_xscale("log", base=2)
-        axes.set(xlabel="learning rate", xlim=(2**-13, 2**-5 * 1.2), ylim=(1.85, TOP))
+        axes.set(xlabel="learning rate", xlim=(2**-12.4, 2**-5 * 1.2), ylim=(1.85, TOP))
         axes.grid(alpha=0.25)
         axes.set_title(title)
         untrained = " and ".join(str(row.curve.depth) for row in rows if not row.trains)
-        if untrained:
-            axes.set_title(f"{title} (depths {untrained} do not train)")
-    axes.legend(fontsize=9, loc="lower left")
+        if not all(row.trains for row in rows):
+            axes.text(
+                0.97, 0.97, f"{untrained}\ndo not\ntrain", ha="right", va="top", transform=axes.transAxes, fontsize=9
+            )
+    axes.legend(fontsize=9, loc="lower left", handlelength=1.2, borderpad=0.3, labelspacing=0.3)
     figure.axes[0].set_ylabel("training loss")
-    figure.savefig(HERE / "transfer.png", dpi=150)
+    figure.savefig(HERE / "transfer.png", dpi=200)
 
 
 if __name__ == "__main__":
