@@ -13,7 +13,7 @@ from depthmup_flax.report import transfer
 from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.transfer import Row, Study, Variant
 
-SHOWN, OPPOSITE, NOT_RESOLVED = "shown", "opposite", "not resolved"
+SHOWN, OPPOSITE, NOT_RESOLVED, SAME = "shown", "opposite", "not resolved", "the same"
 TRANSFERS, DOES_NOT_TRANSFER = "transfers", "does not transfer"
 # A regret below this share of the base's lowest loss is small.
 TOLERANCE = 0.01
@@ -63,10 +63,17 @@ def seeds_needed(estimate: Estimate, bound: float) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class Contrast:
-    """A control against the rule at the largest size: regret of the control minus the rule's."""
+    """A control against the rule at the largest size: regret of the control minus the rule's.
+
+    Attributes:
+      verdict: `SHOWN` if the control costs more, `OPPOSITE` if it costs less, `NOT_RESOLVED`, or `SAME`.
+      estimate: ``None`` if the control does not train, or diverges at the base's optimum.
+      sentence: in words, with the control's name.
+    """
 
     control: str
-    estimate: Estimate | None  # ``None``: the control does not train, or diverges at the base's optimum
+    verdict: str
+    estimate: Estimate | None
     sentence: str
 
 
@@ -80,7 +87,7 @@ class Verdict:
       verdict: `TRANSFERS`, `DOES_NOT_TRANSFER`, `NOT_RESOLVED` or `depthmup_flax.report.transfer.UNTRAINED`.
       tolerance: the regret that counts as small, in units of the loss.
       seeds_needed: if it is not resolved.
-      sentence: all of it in words.
+      claim, reason: in words.
     """
 
     variant: str
@@ -89,7 +96,18 @@ class Verdict:
     verdict: str
     tolerance: float
     seeds_needed: int | None
-    sentence: str
+    claim: str
+    reason: str
+
+    @property
+    def sentence(self) -> str:
+        """Both."""
+        return _sentence(self.claim, self.reason)
+
+
+def _sentence(claim: str, *reasons: str) -> str:
+    text = f"{claim}: {'; '.join(reasons)}."
+    return text[0].upper() + text[1:] if text.startswith(("the ", "not ")) else text
 
 
 def verdicts(study: Study, tolerance: float = TOLERANCE) -> list[Verdict]:
@@ -115,7 +133,7 @@ def _verdict(study: Study, variant: Variant, axis: str, rows: Sequence[Row], tol
     diverged = [row for row in by_size if row.regret == transfer.DIVERGED and row.optimum is not None]
     known = [(row, row.regret) for row in by_size if isinstance(row.regret, Estimate)]
     result = lambda row, verdict, reason, seeds=None: Verdict(
-        variant.name, axis, row, verdict, tolerance, seeds, f"{_claim(verdict, variant, axis, name)}: {reason}."
+        variant.name, axis, row, verdict, tolerance, seeds, _claim(verdict, variant.name or f"the {name}", axis), reason
     )
     if untrained:
         sizes = _sizes(untrained, axis)
@@ -141,20 +159,20 @@ def _verdict(study: Study, variant: Variant, axis: str, rows: Sequence[Row], tol
     if outside:  # there the regret is only known from below
         return result(row, NOT_RESOLVED, f"{costs}; the optimum is at the edge of the grid at {_sizes(outside, axis)}")
     if unclear:
-        would_do = f"{judgment.seeds} would do" if judgment.seeds else f"more than {MOST_SEEDS} would be needed"
-        noise = f"{regret.seeds} seeds; {would_do}" if regret.draws is not None else "1 seed: the noise is unknown"
+        would_do = f"{judgment.seeds} would" if judgment.seeds else f"nor would {MOST_SEEDS}"
+        seeds = f"{regret.seeds} seeds do not decide, {would_do}"
+        decides = seeds if regret.draws is not None else "1 seed does not decide"
+        noise = f"below {_short(tolerance)} counts as small: {decides}"
         return result(row, NOT_RESOLVED, f"{costs}; {noise}", judgment.seeds)
     return result(row, TRANSFERS, costs)
 
 
-def _claim(verdict: str, variant: Variant, axis: str, x: str) -> str:
-    name = variant.name or f"the {x}"
+def _claim(verdict: str, name: str, axis: str) -> str:
     texts = {
         transfer.UNTRAINED: f"{name} does not train",
         NOT_RESOLVED: f"not resolved whether {name} transfers over {axis}",
     }
-    text = texts.get(verdict, f"{name} {verdict} over {axis}")
-    return text if variant.name and verdict != NOT_RESOLVED else text[0].upper() + text[1:]
+    return texts.get(verdict, f"{name} {verdict} over {axis}")
 
 
 def contrasts(study: Study, axis: str) -> list[Contrast]:
@@ -170,21 +188,24 @@ def contrasts(study: Study, axis: str) -> list[Contrast]:
         if not isinstance(theirs.regret, Estimate):
             what = transfer.UNTRAINED if theirs.regret == transfer.UNTRAINED or not theirs.optimum else theirs.regret
             text = {transfer.UNTRAINED: "does not train", transfer.DIVERGED: "diverges there"}.get(what)
-            found += [Contrast(control.name, None, f"{control.name} {text}")] if text else []
+            found += [Contrast(control.name, SHOWN, None, f"{control.name} {text}")] if text else []
             continue
         difference = theirs.regret - ours.regret
-        found.append(Contrast(control.name, difference, f"{control.name} {_difference(difference)}"))
+        verdict, text = _difference(difference)
+        found.append(Contrast(control.name, verdict, difference, f"{control.name} {text}"))
     return found
 
 
-def _difference(estimate: Estimate) -> str:
-    ends = estimate.interval
+def _difference(estimate: Estimate) -> tuple[str, str]:
+    """What the interval of a difference shows, and that in words."""
+    ends, negative = estimate.interval, Estimate(-estimate.value, estimate.draws, estimate.seeds)
     if estimate.value == 0 and (estimate.draws is None or not estimate.draws.any()):
-        return "costs the same"
-    if ends and ends[0] <= 0 <= ends[1]:
-        return f"differs by {_loss(estimate)}, which is not resolved"
-    size = estimate if estimate.value > 0 else Estimate(-estimate.value, estimate.draws, estimate.seeds)
-    return f"costs {_loss(size)} {'more' if estimate.value > 0 else 'less'}"
+        return SAME, "costs the same"
+    if ends and ends[0] > 0:
+        return SHOWN, f"costs {_loss(estimate)} more"
+    if ends and ends[1] < 0:
+        return OPPOSITE, f"costs {_loss(negative)} less"
+    return NOT_RESOLVED, f"differs by {_loss(estimate)}, which is not resolved"
 
 
 def rule_of(study: Study) -> tuple[Variant, list[Variant]]:
@@ -215,13 +236,33 @@ def _words(variant: Variant) -> set[str]:
 
 
 def headline(study: Study, found: Iterable[Verdict]) -> str:
-    """One sentence: the rule's verdict along its first axis, and how the controls differ."""
+    """One sentence: how the rule compares with its controls along its first axis, and what keeping its rate costs."""
     rule, _ = rule_of(study)
-    own = [verdict for verdict in found if verdict.variant == rule.name]
-    if not own:
+    own = next((verdict for verdict in found if verdict.variant == rule.name), None)
+    if own is None:
         return f"No verdict, which takes two sizes and several values of the {study.scale.name}."
-    against = [one.sentence for one in contrasts(study, own[0].axis)]
-    return "; ".join([own[0].sentence.rstrip("."), *([", ".join(against)] if against else [])]) + "."
+    against = contrasts(study, own.axis)
+    if not against:
+        return own.sentence
+    return _sentence(_compared(own, against), own.reason, ", ".join(one.sentence for one in against))
+
+
+def _compared(own: Verdict, against: Sequence[Contrast]) -> str:
+    """The rule's claim, with those controls in it that it differs from."""
+    better, worse = (_listed([one.control for one in against if one.verdict == kind]) for kind in (SHOWN, OPPOSITE))
+    if own.verdict == transfer.UNTRAINED or not (better or worse):
+        return own.claim
+    first, *others = [f"{word} than {names}" for word, names in (("better", better), ("worse", worse)) if names]
+    if own.verdict == NOT_RESOLVED:  # the comparison is
+        first = f"{own.variant} transfers {first.replace(' than', f' over {own.axis} than', 1)}"
+    else:
+        first = f"{own.claim}, {'but ' * (better != '' and own.verdict == DOES_NOT_TRANSFER)}{first}"
+    return ", ".join([first, *others])
+
+
+def _listed(names: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def _largest_pair(study: Study, rule: Variant, control: Variant, axis: str) -> tuple[Row, Row] | None:

@@ -12,6 +12,7 @@ from depthmup_flax.report.verdict import (
     DOES_NOT_TRANSFER,
     NOT_RESOLVED,
     OPPOSITE,
+    SAME,
     SHOWN,
     TRANSFERS,
     contrasts,
@@ -60,12 +61,32 @@ def test_the_headline_judges_the_rule_against_its_control():
     low, high = contrast.estimate.interval
     assert low < 0.03 * 2.0**2 < high
     text = headline(study, verdicts(study))
-    assert text.startswith("depth_mup transfers over depth: ")
+    assert text.startswith("depth_mup transfers over depth, better than mup: ")
     assert "; mup costs 0.1" in text
     assert text.endswith("more.")
     data = data_of(planted({"depth_mup": 0.0}))
     assert data["headline"].startswith("The learning rate transfers over depth: ")
     assert data["verdicts"][0]["verdict"] == TRANSFERS
+
+
+def test_the_headline_says_what_is_better_and_worse_where_the_cost_itself_is_not_resolved():
+    drift = {"depth_mup": 0.4, "sp": -1.2, "ode": 0.0}
+    study = study_of(planted(drift, noise=0.004, seeds=3, presets=tuple(drift)))
+    cost = verdicts(study)[0].row.regret.value
+    text = headline(study, verdicts(study, tolerance=cost / study.variants[0].base.optimum.loss.value))
+    assert text.startswith("depth_mup transfers better over depth than sp, worse than ode: keeping ")
+    assert "counts as small: 3 seeds do not decide, " in text
+    text = headline(study, verdicts(study, tolerance=0.001))
+    assert text.startswith("depth_mup does not transfer over depth, but better than sp, worse than ode: ")
+    assert [one.verdict for one in contrasts(study, "depth")] == [SHOWN, OPPOSITE]
+
+
+def test_a_control_with_the_same_runs_is_neither_better_nor_worse():
+    sweep = planted({"same": 0.0, "depth_mup": 0.0}, noise=0.0, presets=("depth_mup", "same"))
+    study = study_of(sweep)
+    (contrast,) = contrasts(study, "depth")
+    assert (contrast.verdict, contrast.sentence) == (SAME, "same costs the same")
+    assert headline(study, verdicts(study)).startswith("depth_mup transfers over depth: ")
 
 
 def test_controls_differ_in_the_preset_and_in_numbers_that_go_with_it():
@@ -83,10 +104,10 @@ def test_too_few_seeds_are_named_with_the_number_that_would_do():
     (found,) = verdicts(study_of(planted({"depth_mup": 0.25}, noise=0.02, seeds=3)))
     assert found.verdict == NOT_RESOLVED
     assert found.seeds_needed > 3
-    assert f"; 3 seeds; {found.seeds_needed} would do." in found.sentence
+    assert f"below 0.02 counts as small: 3 seeds do not decide, {found.seeds_needed} would." in found.sentence
     (found,) = verdicts(study_of(planted({"depth_mup": 0.0}, seeds=1)))
     assert found.verdict == NOT_RESOLVED
-    assert found.sentence.endswith("1 seed: the noise is unknown.")
+    assert found.sentence.endswith("below 0.02 counts as small: 1 seed does not decide.")
 
 
 def test_a_network_that_does_not_train_is_called_that_and_has_no_numbers():
