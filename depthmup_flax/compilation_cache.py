@@ -11,8 +11,6 @@ import platform
 import stat
 from importlib.metadata import version
 
-import jax
-
 log = logging.getLogger(__name__)
 
 LIMIT_BYTES = 4 * 2**30  # of all versions together
@@ -25,6 +23,8 @@ def cache_compilations() -> None:
     and kind of CPU. If others could write to it, it is not used, and a warning says so. Programs that were not used for
     longest are deleted beyond `LIMIT_BYTES`. Has no effect if ``JAX_COMPILATION_CACHE_DIR`` is set.
     """
+    import jax  # late: --help does without
+
     if jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         return
     try:

@@ -52,7 +52,7 @@ class _ConfigFlag(flags.Flag):
 
 def define_config(help_text: str, default: str | None = None) -> flags.FlagHolder[Any]:
     """Defines ``--config``, a shipped config or a Python file, and a flag ``--config.section.field`` per field."""
-    flags.DEFINE_bool(SHOW_TRACEBACK, False, "Print the traceback of an error inside the config file.")
+    flags.DEFINE_bool(SHOW_TRACEBACK, False, "Show the calls behind an error in the config file.")
     return flags.DEFINE_flag(_ConfigFlag(help_text, default))
 
 
@@ -78,6 +78,13 @@ def parse(argv: Sequence[str]) -> list[str]:
         raise InputError(_illegal_value(str(error))) from error
     except flags.Error as error:
         raise InputError(f"{_one_line(error)}.") from error
+
+
+def own_flags() -> list[flags.Flag]:
+    """The flags of this command, without those of absl and other libraries, in the order of their definition."""
+    modules = flags.FLAGS.flags_by_module_dict()
+    ours = [module for module in modules if str(module).startswith("depthmup_flax") or module == sys.argv[0]]
+    return [flag for module in ours for flag in modules[module]]
 
 
 def resolved(flag: flags.FlagHolder[Any]) -> ConfigDict:
@@ -183,14 +190,11 @@ def _unknown_flag(name: str) -> str:
     from depthmup_flax.models import MODELS
     from depthmup_flax.training.config import default_config, field_paths
 
-    modules = flags.FLAGS.flags_by_module_dict()
-    ours = [module for module in modules if str(module).startswith("depthmup_flax") or module == sys.argv[0]]
-    own = [flag.name for module in ours for flag in modules[module]]
     known = {path: None for model in MODELS for path in field_paths(default_config(model))}
     fields = [path for path in known if path.rpartition(".")[2] == name.rpartition(".")[2]]
     if fields and "config" in flags.FLAGS:
         return f"unknown flag --{name}: fields of the config are set by --config.{fields[0]}."
-    names = [f"--{flag}" for flag in own]
+    names = [f"--{flag.name}" for flag in own_flags()]
     return f"unknown flag --{name}: {did_you_mean(f'--{name}', names)}"
 
 
