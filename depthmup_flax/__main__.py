@@ -34,6 +34,8 @@ _EXAMPLES = """\
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the subcommand that ``argv``, by default the process's, names first."""
     name, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name == "help" and arguments:  # as git has it
+        name, *arguments = arguments[0], "--help"
     if name in ("--help", "-h", "help"):
         print(usage())
     elif name == "--version":

@@ -12,8 +12,8 @@ from typing import Any
 from absl import flags
 
 _SHARED = ("coordinator", "num_processes", "process_id", "traceback", "quiet", "help")  # last, and in this order
-_COLUMN = 26  # where the explanations of flags start
-_FIELD = ("--config.FIELD=VALUE", "Set a field of the config; depthmup config NAME explains all.")
+_WIDEST = 24  # of aligned flags; longer ones stick out
+_FIELD = ("--config.FIELD=VALUE", "Set a field of the config: depthmup config lists them.")
 _HELP = ("--help, -h", "Show this help and exit.")
 
 
@@ -31,7 +31,9 @@ def help_text(docstring: str, own_flags: Sequence[flags.Flag[Any]]) -> str:
     for flag in sorted(own_flags, key=lambda flag: position[flag.name]):
         rows += [(shown(flag), str(flag.help))]
         rows += [_FIELD] if flag.name == "config" else []
-    table = "\n".join(f"  {name:{_COLUMN - 3}} {text}" for name, text in [*rows, _HELP])
+    rows += [_HELP]
+    width = max(len(name) for name, _ in rows if len(name) <= _WIDEST)
+    table = "\n".join(f"  {name:{width}}  {text}" for name, text in rows)
     return "\n\n".join([does, form, f"Flags, with their defaults:\n{table}", *others])
 
 

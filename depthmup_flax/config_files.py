@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_flags import tuple_parser
 
 from depthmup_flax import shipped_configs
-from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.errors import InputError, closest
 
 flags.disclaim_key_flags()  # the flags belong to the command that calls `define_config`
 
@@ -194,8 +194,8 @@ def _unknown_flag(name: str) -> str:
     fields = [path for path in known if path.rpartition(".")[2] == name.rpartition(".")[2]]
     if fields and "config" in flags.FLAGS:
         return f"unknown flag --{name}: fields of the config are set by --config.{fields[0]}."
-    names = [f"--{flag.name}" for flag in own_flags()]
-    return f"unknown flag --{name}: {did_you_mean(f'--{name}', names)}"
+    meant = closest(f"--{name}", [f"--{flag.name}" for flag in own_flags()])
+    return f"unknown flag --{name}: {f'did you mean {meant!r}? ' if meant else ''}--help lists the flags."
 
 
 _TYPES: dict[type, tuple[str, str]] = {  # what is expected, and an example

@@ -29,7 +29,7 @@ from depthmup_flax.workdir.directory import COORD_CHECK, claimed
 if TYPE_CHECKING:
     from depthmup_flax.coord_check.report import Report
 
-_CONFIG = cli.define_config("A shipped config (depthmup config lists them) or a Python file.")
+_CONFIG = cli.define_config("A shipped config, such as digits, or a Python file.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory for records, report and figure; default: none.")
 _WIDTHS = flags.DEFINE_list("widths", None, "Widths A,B,C to try; default 4, 8, 16 times the base.")
 _DEPTHS = flags.DEFINE_list("depths", None, "Depths A,B,C to try; default 4, 8, 16 times the base.")

@@ -16,7 +16,7 @@ from absl import flags
 
 from depthmup_flax import cli
 
-_CONFIG = cli.define_config("A shipped config (depthmup config lists them) or a Python file.")
+_CONFIG = cli.define_config("A shipped config, such as limits/ntk, or a Python file.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory; default runs/limits/ and the config's name.")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the records in --workdir and start again.")
 

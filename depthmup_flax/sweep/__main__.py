@@ -22,13 +22,13 @@ from depthmup_flax import cli, console
 from depthmup_flax.compilation_cache import cache_compilations
 from depthmup_flax.errors import InputError
 
-_CONFIG = cli.define_config("A shipped config (depthmup config lists them) or a Python file.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of records; default runs/sweeps/ and the config's name.")
+_CONFIG = cli.define_config("A shipped config, such as sweeps/digits, or a Python file.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory; default runs/sweeps/ and the config's name.")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the sweep in --workdir and start again.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the runs and their sizes; train nothing.")
 _MEASURE = flags.DEFINE_bool("measure", False, "As --dry_run, and measure memory and time.")
 _SHARD = flags.DEFINE_string("shard", "0/1", "i/n: only part i of n, from 0; for several machines.")
-_LANES = flags.DEFINE_string("lanes", "auto", "Runs at a time on a device: auto (measure), all, or a number.")
+_LANES = flags.DEFINE_string("lanes", "auto", "Runs at a time on a device: auto, all or a number.")
 
 
 def main(argv: list[str]) -> None:

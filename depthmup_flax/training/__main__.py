@@ -21,11 +21,11 @@ from depthmup_flax import cli, console, errors
 from depthmup_flax.compilation_cache import cache_compilations
 from depthmup_flax.records import COMPLETED
 
-_CONFIG = cli.define_config("A shipped config (depthmup config lists them) or a Python file.", default="digits")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; default runs/ and the config's name.")
+_CONFIG = cli.define_config("A shipped config, such as digits, or a Python file.", default="digits")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory; default runs/ and the config's name.")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the run in --workdir and start again.")
 cli.define_processes()
-_PRINT_PARAMS = flags.DEFINE_bool("print_params", False, "Print the factors of all parameters; train nothing.")
+_PRINT_PARAMS = flags.DEFINE_bool("print_params", False, "Print the factors of all parameters and exit.")
 
 
 def main(argv: list[str]) -> int:

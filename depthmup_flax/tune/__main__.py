@@ -30,20 +30,20 @@ _STEPS = flags.DEFINE_integer("proxy.steps", 0, "Training steps of a proxy run; 
 _TARGET_BATCH = flags.DEFINE_integer("target.batch_size", None, "Batch size of the target, if another.")
 _TARGET_STEPS = flags.DEFINE_integer("target.steps", None, "Steps of the target; default: as many examples.")
 _RULE = RescalingRule()
-_TIMES = "/".join(TIMES)
-_AVERAGES = flags.DEFINE_string("rescale.averages", _RULE.averages, f"Keep Adam's averages in {_TIMES}.")
-_DECAY = flags.DEFINE_string("rescale.decay", _RULE.decay, f"Keep weight decay in {_TIMES}.")
-_WARMUP = flags.DEFINE_string("rescale.warmup", _RULE.warmup, f"Keep the warm-up in {_TIMES}.")
+_TIMES = f"{', '.join(TIMES[:-1])} or {TIMES[-1]}."
+_AVERAGES = flags.DEFINE_string("rescale.averages", _RULE.averages, f"Adam's averages span as many {_TIMES}")
+_DECAY = flags.DEFINE_string("rescale.decay", _RULE.decay, f"Weight decay spans as many {_TIMES}")
+_WARMUP = flags.DEFINE_string("rescale.warmup", _RULE.warmup, f"The warm-up spans as many {_TIMES}")
 _BATCH_EXPONENT = flags.DEFINE_float(
-    "rescale.batch_exponent", None, "Rate ~ batch size to this; default: the optimizer's."
+    "rescale.batch_exponent", None, "Rate ~ batch size^this; default by optimizer."
 )
 _DURATION_EXPONENT = flags.DEFINE_float(
-    "rescale.duration_exponent", None, "Rate ~ examples to this; default: the optimizer's."
+    "rescale.duration_exponent", None, "Rate ~ examples^this; default by optimizer."
 )
-_TUNE = flags.DEFINE_list("tune", [], "Also branch_multiplier, gamma0, (in|out)put_lr_factor.")
+_TUNE = flags.DEFINE_list("tune", [], "Also branch_multiplier, gamma0, output_lr_factor, ...")
 _OCTAVES = flags.DEFINE_integer("octaves", 4, "Factors of two on each side of the config's rate.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds per point.")
-_LANES = flags.DEFINE_string("lanes", "auto", "Runs at a time on a device: auto (measure), all, or a number.")
+_LANES = flags.DEFINE_string("lanes", "auto", "Runs at a time on a device: auto, all or a number.")
 
 
 def main(argv: list[str]) -> None:
