@@ -102,6 +102,16 @@ def resolved(flag: flags.FlagHolder[Any]) -> ConfigDict:
     return given.config
 
 
+def is_named() -> bool:
+    """Whether the command line has ``--config``, or it has a default."""
+    return _given().file is not None
+
+
+def name(file: str) -> None:
+    """Names the config, for a command that has it without ``--config=``."""
+    _given().file = file
+
+
 def config_path() -> str:
     """The file that ``--config`` names, including any ``:argument``."""
     file = _given().file

@@ -25,18 +25,18 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         scale=scale,
         seed=0,  # of initial weights and data
         seeds=at_scale(scale, smoke=2, other=5),  # networks of each kind and depth
-        data=dict(DATA_DEFAULTS),  # digits; the paper has --config.data.name=tfds:cifar10
+        data=dict(DATA_DEFAULTS),  # the images: digits; the paper has --config.data.name=tfds:cifar10
         kinds=kinds[:2] if scale == "smoke" else kinds,  # presets and nonlinearities that are compared
         width=at_scale(scale, smoke=16, cpu=64, gpu=256),  # width of the networks
         base_depth=4,  # depth at which branches are multiplied by branch_multiplier alone
-        branch_multiplier=1.0,  # TP6: 2 / sqrt(8) at base depth 8
+        branch_multiplier=1.0,  # a, the constant of every branch; TP6: 2 / sqrt(8) at base depth 8
         depths=at_scale(scale, smoke=(16,), cpu=(32, 128, 256), gpu=(32, 128, 512, 2048)),  # depths of the networks
         # distances between layers, in units of the depth
         fractions=at_scale(scale, smoke=(1 / 8, 1 / 4), other=(1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)),
         # steps of training after which features are compared
         times=at_scale(scale, smoke=(0, 5), cpu=(0, 20, 100, 300), gpu=(0, 100, 500, 1000)),
         batch_size=64,  # images of a training step
-        # gpu: the paper's. cpu: twice the best of configs/sweeps/abs.py at its width; see above.
+        # of Adam. gpu: the paper's. cpu: twice the best of configs/sweeps/abs.py at its width; see above.
         learning_rate=at_scale(scale, gpu=2**-10, other=2**-6),
         inputs=16,  # held-out images on which distances are measured
     )

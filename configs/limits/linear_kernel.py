@@ -25,12 +25,12 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         # depths at which theory is computed
         theory_depths=at_scale(scale, smoke=(2, 4), other=tuple(2**k for k in range(2, 10))),
         profile_width=at_scale(scale, smoke=32, other=1000),  # width of the networks whose depth varies
-        # depths of these networks
+        # depths of the networks of profile_width
         depths=at_scale(scale, smoke=(2,), cpu=(4, 8, 16, 32, 64), gpu=(4, 8, 16, 32, 64, 128, 256)),
-        profile_seeds=at_scale(scale, smoke=16, cpu=32, gpu=256),  # networks at each of these depths
-        # widths of the networks whose width varies
+        profile_seeds=at_scale(scale, smoke=16, cpu=32, gpu=256),  # networks at each of the depths
+        # widths of the networks of width_depth
         widths=at_scale(scale, smoke=(8, 16, 32), cpu=(32, 64, 128, 256, 512), gpu=(64, 128, 256, 512, 1024, 2048)),
-        width_depth=at_scale(scale, smoke=2, other=16),  # depth of these networks
+        width_depth=at_scale(scale, smoke=2, other=16),  # depth of the networks whose width varies
         seeds=at_scale(scale, smoke=16, cpu=128, gpu=256),  # networks of the largest width; more of smaller ones
         lanes=at_scale(scale, smoke=16, cpu=1, gpu=4),  # networks trained at a time
     )

@@ -27,12 +27,12 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         # steps of training after which networks are compared with theory
         steps=at_scale(scale, smoke=(1, 3), other=(1, 5, 10)),
         depth=at_scale(scale, smoke=8, other=64),  # depth of the networks whose width varies
-        # widths of these networks
+        # widths of the networks of that depth
         widths=at_scale(scale, smoke=(8, 16, 32), cpu=(64, 128, 256, 512, 1024), gpu=tuple(2**k for k in range(7, 14))),
         # depths at which theory is computed
         theory_depths=at_scale(scale, smoke=(4, 8), other=(16, 32, 64, 128, 256, 512)),
         network_width=at_scale(scale, smoke=32, cpu=256, gpu=1024),  # width of the networks whose depth varies
-        # depths of these networks
+        # depths of the networks of network_width
         network_depths=at_scale(scale, smoke=(8,), cpu=(16, 32, 64, 128), gpu=(16, 32, 64, 128, 256, 512)),
         seeds=16,  # networks at each width and depth
         lanes=at_scale(scale, smoke=16, other=1),  # networks trained at a time

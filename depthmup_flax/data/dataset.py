@@ -18,9 +18,9 @@ Placement = Literal["device", "stream"]
 class DataConfig:
     """The fields of ``config.data``; ``load`` has more about them."""
 
-    name: str = "digits"  # digits | synthetic | tfds:<set> | folder:<dir> | text:<file>
+    name: str = "digits"  # the data set: digits | synthetic | tfds:<set> | folder:<dir> | text:<file>
     data_dir: str = ""  # where TFDS sets are prepared; "" is TFDS's default
-    image_size: int = 0  # pixels; 0 keeps the data's own size
+    image_size: int = 0  # side in pixels; 0 keeps the data's own size
     augment: str = "none"  # images: none | cifar | imagenet | resized_crop; text: none | shift
     placement: str = "auto"  # of examples: auto | device, all in memory | stream, read during training
     device_limit_mib: int = 2048  # placement auto streams training sets that are larger

@@ -52,7 +52,7 @@ class ResidualNetwork(nn.Module):
     Attributes:
       width: n, the dimension of hidden representations.
       depth: L, the number of residual blocks.
-      base_width, base_depth: the tuned proxy's; 0 means this model is its own base.
+      base_width, base_depth: width and depth of the base model, the tuned proxy; 0: this model is its own base.
       parametrization: the rule.
       norm: kind of normalization inside the residual branches; ``none`` for none.
       zero_init_readout: the readout starts at zero.

@@ -43,22 +43,25 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
     return ConfigDict(
         {
             "seed": 0,  # of initial weights, data order, augmentation, dropout and a language model's sample
-            # The rule: a preset, of which single fields may be set.
+            # The rule: a preset, in which single fields may be replaced.
             "parametrization": {
                 "preset": "depth_mup",  # depth_mup, completep, mup, sp, ...: depthmup config --presets
                 **{name: placeholder(kind) for name, kind in _RULE_FIELDS.items()},
             },
+            # The network: the sizes, those of its base model, and the fields of its class.
             "model": {
                 "name": model,  # the model's class: res_mlp, simple_resnet, resnet, vit or gpt
                 **model_fields(model),
                 "dtype": "float32",  # of the computation in layers: float32, in full on every device, or bfloat16
             },
+            # The examples, and how they are read.
             "data": dict(DATA_DEFAULTS),
+            # The optax direction, its learning rate and weight decay.
             "optimizer": {
                 "name": "adam",  # sgd, momentum, adam, adamw, muon, or any optax direction: lion, rmsprop, ...
                 "learning_rate": 1e-3,  # eta; the same at the base model and at every size
                 "schedule": "constant",  # after the warm-up: constant, or cosine to zero at the last step
-                "warmup_steps": 0,  # linear from 0
+                "warmup_steps": 0,  # steps in which the rate rises linearly from 0
                 "weight_decay": 0.0,  # decoupled: a step removes eta(t) * this from a matrix, at every size
                 "decay_width_exponent": 0.0,  # of hidden matrices: decay is times their width ratio to this power
                 "clip_rms": 0.0,  # largest root mean square of the scaled gradients; 0: no clipping
@@ -77,21 +80,22 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "data": -1,  # copies of the parameters, each with a part of the batch
                 "fsdp": 1,  # parts of the batch, the parameters and the optimizer state
                 "tensor": 1,  # parts of the features inside layers
-                "gradient_dtype": "",  # of weights' gradients, also in sums over devices: float32, or "", model.dtype
+                "gradient_dtype": "",  # of gradients of weights, also in sums over devices: float32, or "" for model.dtype
             },
+            # Length of the training, evaluations, checkpoints.
             "train": {
                 "batch_size": 64,  # examples of a step, on all devices together
-                "accumulate": 1,  # sequential parts of a batch, for less memory
+                "accumulate": 1,  # parts of a batch, computed one after another, for less memory
                 "epochs": 20.0,  # passes over the training examples; may be a fraction
-                "steps": 0,  # if above 0, replaces epochs
+                "steps": 0,  # steps of training; if above 0, replaces epochs
                 "average_steps": 0,  # train_loss_avg is the mean over this many last steps; 0: the last epoch
                 "eval_batch_size": 500,  # examples evaluated at a time
                 "eval_every": 0,  # steps between evaluations, each with a checkpoint; 0: an epoch
                 "log_every": 50,  # steps between rows of metrics
-                "writers": ("jsonl", "tensorboard"),  # of metrics; also "wandb". metrics.jsonl is always written
+                "writers": ("jsonl", "tensorboard"),  # of metrics: jsonl, which is needed, tensorboard, wandb
                 "checkpoint": True,  # save at evaluations and when preempted, so that the run can be resumed
                 "checkpoint_every": 0,  # steps between further checkpoints; 0: none
-                "keep_checkpoints": 2,  # the latest; the one with the best test accuracy is kept as well
+                "keep_checkpoints": 2,  # how many of the latest; that with the best test accuracy is kept as well
                 "stall_timeout_s": 600.0,  # the run stops if streamed data delivers no batch for this long
                 "stop_on_divergence": True,  # the run ends when its loss or its parameters are not finite
                 "compare_replicas": True,  # the run stops if copies of an array on several devices differ at a save
