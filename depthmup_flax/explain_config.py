@@ -70,9 +70,10 @@ def main(argv: list[str]) -> None:
         print(copied(*words))
     elif _PRESETS.value:
         cli.require_no_arguments(argv)
-        from depthmup_flax.rule.phase_diagram import describe_presets
+        from depthmup_flax.rule.phase_diagram import WHICH_EXPONENT, describe_presets
 
-        print(describe_presets())
+        print(f"--config.parametrization.preset is one of\n\n{describe_presets()}\n")
+        print(textwrap.fill(WHICH_EXPONENT, _columns()))
     elif not words and not config_files.is_named():
         print(listing())
     else:
