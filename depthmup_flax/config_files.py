@@ -37,6 +37,7 @@ class _Given:
     """What a command line says about its config."""
 
     file: str | None = None  # with any :argument
+    scales: Sequence[str | None] = ()  # of --config.scale
     # Dotted field -> texts as typed, None for a flag without "=".
     fields: dict[str, list[str | None]] = dataclasses.field(default_factory=dict)
     config: ConfigDict | None = None  # once `resolved`
@@ -109,7 +110,7 @@ def is_named() -> bool:
 
 def name(file: str) -> None:
     """Names the config, for a command that has it without ``--config=``."""
-    _given().file = file
+    _given().file = _with_scale([file], _given().scales)
 
 
 def config_path() -> str:
@@ -166,8 +167,9 @@ def _split(argv: Sequence[str], default: str | None) -> tuple[_Given, list[str]]
         if text is None and words and not words[0].startswith("--"):
             text = words.popleft()
         given[match["path"] or ""].append(text)
-    file = _with_scale(given.pop("", [] if default is None else [default]), given.pop("scale", []))
-    return _Given(file, dict(given)), others
+    scales = given.pop("scale", [])
+    file = _with_scale(given.pop("", [] if default is None else [default]), scales)
+    return _Given(file, scales, dict(given)), others
 
 
 def _with_scale(files: Sequence[str | None], scales: Sequence[str | None]) -> str | None:

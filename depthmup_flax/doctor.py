@@ -51,7 +51,9 @@ _PROBE = "from depthmup_flax.doctor import probe; probe()"
 def main(argv: list[str]) -> int:
     """Prints the findings; returns the exit code."""
     cli.require_no_arguments(argv)
-    started = subprocess.Popen([sys.executable, "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    started = subprocess.Popen(
+        [sys.executable, "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     problems: list[str] = []
     _section("Versions", _versions(problems))
     _section("Machine", _machine())

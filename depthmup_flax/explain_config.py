@@ -90,10 +90,11 @@ def listing() -> str:
     for group, command in _GROUPS.items():
         names = [name for name in shipped_configs.names() if name.rpartition("/")[0] == group]
         width = max(map(len, names))
-        clipped = lambda text, room=_columns() - width - 4: textwrap.shorten(text, room, placeholder=" ...")
-        rows = [f"  {name:{width}}  {clipped(_summary(shipped_configs.path_of(name)))}" for name in names]
+        summaries = (_summary(shipped_configs.path_of(name)) for name in names)
+        clipped = (textwrap.shorten(text, _columns() - width - 4, placeholder=" ...") for text in summaries)
+        rows = [f"  {name:{width}}  {text}" for name, text in zip(names, clipped, strict=True)]
         blocks.append("\n".join([f"depthmup {command} --config=NAME", *rows]))
-    return "\n\n".join([*blocks, "depthmup config NAME explains a config, depthmup config --copy NAME my.py copies it."])
+    return "\n\n".join([*blocks, "depthmup config NAME explains one, depthmup config --copy NAME my.py copies it."])
 
 
 def copied(name: str, target: str) -> str:

@@ -29,7 +29,8 @@ def of_class(cls: type) -> dict[str, str]:
 
 def of_code(source: str) -> dict[str, str]:
     """Dotted field -> comment, for the keys of dictionaries and the keyword arguments of calls in Python code."""
-    return _comments(source, _in_expression(ast.parse(textwrap.dedent(source)), ""))
+    source = textwrap.dedent(source)
+    return _comments(source, _in_expression(ast.parse(source), ""))
 
 
 def of_docstring(docstring: str, section: str) -> dict[str, str]:
@@ -49,33 +50,34 @@ def _in_body(definition: ast.ClassDef) -> Iterator[Span]:
 
 def _in_expression(node: ast.AST, prefix: str) -> Iterator[Span]:
     """The fields of dictionaries and calls; those inside the value of a field have its name as prefix."""
-    if isinstance(node, ast.Dict):
-        named = [(key.value, key, value) for key, value in zip(node.keys, node.values, strict=True) if _is_name(key)]
-    elif isinstance(node, ast.Call):
-        named = [(word.arg, word, word.value) for word in node.keywords if word.arg]
-    else:
-        named = []
-    for name, first, value in named:
-        last = value.end_lineno if not isinstance(value, ast.Dict) else first.lineno
-        yield f"{prefix}{name}", first.lineno, last
-        yield from _in_expression(value, f"{prefix}{name}.")
-    values = {id(value) for _, _, value in named}
+    names: dict[ast.AST, str] = {}  # of values
+    for name, first, value in _fields(node):
+        names[value] = f"{prefix}{name}."
+        # The fields inside a dictionary have comments of their own.
+        last = first if isinstance(value, ast.Dict) else value.end_lineno or first
+        yield f"{prefix}{name}", first, last
     for child in ast.iter_child_nodes(node):
         inner = child.value if isinstance(child, ast.keyword) else child
-        if id(inner) not in values:
-            yield from _in_expression(inner, prefix)
+        yield from _in_expression(inner, names.get(inner, prefix))
 
 
-def _is_name(key: ast.expr | None) -> bool:
-    return isinstance(key, ast.Constant) and isinstance(key.value, str)
+def _fields(node: ast.AST) -> Iterator[tuple[str, int, ast.expr]]:
+    """Name, line and value of the keys of a dictionary, or of the keyword arguments of a call."""
+    if isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                yield key.value, key.lineno, value
+    elif isinstance(node, ast.Call):
+        for word in node.keywords:
+            if word.arg is not None:
+                yield word.arg, word.lineno, word.value
 
 
 def _comments(source: str, spans: Iterator[Span]) -> dict[str, str]:
-    lines = textwrap.dedent(source)
-    tokens = tokenize.generate_tokens(io.StringIO(lines).readline)
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
     alone = {line for line, token in comments.items() if token.line.lstrip().startswith("#")}
-    found = {}
+    found: dict[str, str] = {}
     for name, first, last in spans:
         above = first
         while above - 1 in alone:

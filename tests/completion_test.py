@@ -59,7 +59,9 @@ def test_bash_completes_flags_of_the_command_alone(completed):
 def test_bash_completes_names_of_configs_behind_the_equals_sign(completed):
     assert completed("depthmup train --config=dig") == ["digits"]
     assert completed("depthmup sweep --overwrite --config=sweeps/vi") == ["sweeps/vit"]
-    assert set(completed("depthmup limits --config=")) == {n for n in shipped_configs.names() if n.startswith("limits/")}
+    assert set(completed("depthmup limits --config=")) == {
+        n for n in shipped_configs.names() if n.startswith("limits/")
+    }
     assert completed("depthmup config tiny_im") == ["tiny_imagenet_vit"]
 
 
@@ -67,7 +69,9 @@ def test_bash_completes_every_field(completed):
     assert completed("depthmup train --config.optimizer.lea") == ["--config.optimizer.learning_rate="]
     assert completed("depthmup sweep --config.base.train.batch") == ["--config.base.train.batch_size="]
     offered = set(completed("depthmup train --config."))
-    assert offered >= {f"--config.{path}=" for model in ("res_mlp", "gpt") for path in field_paths(default_config(model))}
+    assert offered >= {
+        f"--config.{path}=" for model in ("res_mlp", "gpt") for path in field_paths(default_config(model))
+    }
 
 
 def test_bash_leaves_other_words_to_file_names(completed):

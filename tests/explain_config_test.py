@@ -39,7 +39,7 @@ def test_every_field_of_a_default_config_has_its_own_explanation(model):
 def test_the_list_has_every_shipped_config_in_a_line_of_a_terminal():
     lines = shown().splitlines()
     assert [line.split()[0] for line in lines if line.startswith("  ")] == sorted(
-        shipped_configs.names(), key=lambda name: ("", "sweeps", "limits").index(name.rpartition("/")[0])
+        shipped_configs.names(), key=lambda name: (name.startswith("limits/"), name.startswith("sweeps/"), name)
     )
     assert all(len(line) <= 80 for line in lines)
 
@@ -57,7 +57,7 @@ def test_flags_and_a_section_change_what_is_shown():
     assert lines[0] == "model"
     assert any(line.startswith("* depth=24 ") for line in lines)
     assert not any("learning_rate" in line for line in lines)
-    assert shown("--config=digits", "model.width").splitlines()[1].split()[1] == "width=128"
+    assert shown("--config=digits", "model.width").splitlines()[1].split()[0] == "width=128"
 
 
 def test_a_sweep_shows_its_axes_and_what_it_changes_and_all_fields_of_its_runs_if_asked():

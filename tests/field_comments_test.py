@@ -23,9 +23,7 @@ class Sizes:
 
     height: int = 2  # beside the field
     depth: int = 3
-    name: str = (
-        "box"  # inside the value
-    )
+    name: str = "box"  # inside the value
 
 
 def test_comments_above_and_beside_belong_to_a_field_of_a_class():

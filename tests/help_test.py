@@ -1,6 +1,8 @@
 """``--help`` of every command: exit 0, a screen, and nothing but what the command is for."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 from processes import ROOT, run_command
@@ -80,8 +82,5 @@ try:
 finally:
     assert not {{"jax", "flax", "tensorflow"}} & sys.modules.keys()
 """
-    import subprocess
-    import sys
-
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -17,4 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["Network", "Report", "Source", "coord_check", "linen_network", "nnx_network"]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = imported_late(__name__, {"check": "coord_check", "networks": "Network Source linen_network nnx_network", "report": "Report"})
+    __getattr__ = imported_late(
+        __name__, {"check": "coord_check", "networks": "Network Source linen_network nnx_network", "report": "Report"}
+    )

@@ -162,8 +162,8 @@ class TransformerNetwork(ResidualNetwork):
       norm: ``layer`` or ``rms`` (at the beginning of each branch, and before the readout) or ``none``.
       positions: ``learned`` or ``sincos`` (fixed), added to the tokens; or ``rotary``: queries and keys are rotated.
       dropout: of branch outputs in training.
-      remat: what the backward pass computes again, as in `ResidualNetwork`. ``dots``, the default, is also the fastest on CPUs and by the TPU compiler's
-        estimates.
+      remat: what the backward pass computes again, as in `ResidualNetwork`. ``dots``, the default, is also the fastest
+        on CPUs and by the TPU compiler's estimates.
       attention: ``auto``: our own kernel in bfloat16 programs of ``train.py`` for TPUs, which was compiled for TPUs and
         tested by interpretation, but never ran on one; otherwise, and with ``xla``, ``jax.nn.dot_product_attention``.
     """

@@ -1,7 +1,7 @@
 """The config tree: every field with its default, the checks that need no model, and comparison of configs.
 
-A config file is Python: ``get_config()`` returns `default_config` with some fields changed. ``depthmup config`` explains
-every field, in the words of the comments below, of `Parametrization` and ``DataConfig``, and of the models' docstrings.
+A config file is Python: ``get_config()`` returns `default_config` with some fields changed. ``depthmup config``
+explains every field, in the words of the comments below, of `Parametrization`, ``DataConfig`` and the models.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "data": -1,  # copies of the parameters, each with a part of the batch
                 "fsdp": 1,  # parts of the batch, the parameters and the optimizer state
                 "tensor": 1,  # parts of the features inside layers
-                "gradient_dtype": "",  # of gradients of weights, also in sums over devices: float32, or "" for model.dtype
+                "gradient_dtype": "",  # of weights' gradients and their sums over devices: float32, or "": model.dtype
             },
             # Length of the training, evaluations, checkpoints.
             "train": {

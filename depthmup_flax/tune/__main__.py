@@ -34,9 +34,7 @@ _TIMES = f"{', '.join(TIMES[:-1])} or {TIMES[-1]}."
 _AVERAGES = flags.DEFINE_string("rescale.averages", _RULE.averages, f"Adam's averages span as many {_TIMES}")
 _DECAY = flags.DEFINE_string("rescale.decay", _RULE.decay, f"Weight decay spans as many {_TIMES}")
 _WARMUP = flags.DEFINE_string("rescale.warmup", _RULE.warmup, f"The warm-up spans as many {_TIMES}")
-_BATCH_EXPONENT = flags.DEFINE_float(
-    "rescale.batch_exponent", None, "Rate ~ batch size^this; default by optimizer."
-)
+_BATCH_EXPONENT = flags.DEFINE_float("rescale.batch_exponent", None, "Rate ~ batch size^this; default by optimizer.")
 _DURATION_EXPONENT = flags.DEFINE_float(
     "rescale.duration_exponent", None, "Rate ~ examples^this; default by optimizer."
 )
