@@ -150,8 +150,8 @@ def shard_of(runs: Sequence[Run], x: str, shard: tuple[int, int], cost: Mapping[
 def _validate(config: ConfigDict) -> None:
     if "grids" not in config:
         raise InputError(
-            "this config has no grids: it describes one run. Train it with depthmup train, or use one of the sweeps that "
-            "depthmup config lists."
+            "this config has no grids: it describes one run. Train it with depthmup train, or use one of the sweeps "
+            "that depthmup config lists."
         )
     configs.validate(config.base)
     if config.base.mesh.to_dict() != configs.default_config().mesh.to_dict():
