@@ -151,7 +151,10 @@ def _data() -> Iterator[str]:
     directory = pathlib.Path(place).expanduser()
     prepared = sorted(prepared_sets(directory))
     place = f"TFDS sets in {_from_home(directory)}"
-    yield f"{place}: {', '.join(prepared)}" if prepared else f"{place}: none (TFDS_DATA_DIR names another directory)"
+    yield f"{place}: {', '.join(prepared) or 'none'}"
+    if not prepared:
+        yield "  TFDS_DATA_DIR names another directory; depthmup train --config=cifar10_resnet"
+        yield "  says how to prepare a set"
 
 
 def prepared_sets(directory: pathlib.Path) -> Iterator[str]:

@@ -212,8 +212,8 @@ def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
 
     Names a shipped config, ``from_file("sweeps/vit")``, or a file, ``pathlib.Path(__file__).with_name("parent.py")``.
     """
-    if path in shipped_configs.names() and not pathlib.Path(path).is_file():
-        path = shipped_configs.path_of(str(path))
+    if path in shipped_configs.names():
+        path = shipped_configs.directory() / f"{path}.py"
     if not pathlib.Path(path).is_file():
         raise InputError(f"config file {str(path)!r} cannot be read: name a Python file with get_config().")
     name = f"{pathlib.Path(path).stem}_config"
