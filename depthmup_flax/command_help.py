@@ -13,7 +13,7 @@ from absl import flags
 
 _SHARED = ("coordinator", "num_processes", "process_id", "traceback", "quiet", "help")  # last, and in this order
 _WIDEST = 24  # of aligned flags; longer ones stick out
-_FIELD = ("--config.FIELD=VALUE", "Set a field of the config: depthmup config lists them.")
+_FIELD = ("--config.FIELD=VALUE", "Set a field: depthmup config NAME explains them.")
 _HELP = ("--help, -h", "Show this help and exit.")
 
 

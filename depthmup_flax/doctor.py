@@ -5,7 +5,7 @@
 Examples:
     depthmup doctor
     JAX_PLATFORMS=cpu depthmup doctor
-    depthmup train --config=digits
+    TFDS_DATA_DIR=/data/tfds depthmup doctor
 
 Exit codes: 0 all that depthmup train --config=digits needs is here, 2 something is
 missing, or a version is outside the supported ones; ! marks it.
