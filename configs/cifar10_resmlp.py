@@ -1,12 +1,12 @@
 """TP6's residual MLP on CIFAR-10 with Adam (sec. 10.2, Fig. 10, top): stem and readout stay at their initial values.
 
-    python train.py --config=configs/cifar10_resmlp.py --workdir=runs/cifar10_resmlp
+    depthmup train --config=cifar10_resmlp --workdir=runs/cifar10_resmlp
 
 The figure has depths 8 to 1024 (--config.model.depth). Prepare the data once (README) and set its directory with
 --config.data.data_dir. Small scale, 35 seconds on 2 CPU cores with 10 of them for reading the images: training loss of
 the last 1000 steps 1.206 +- 0.004, test accuracy 48.9 % +- 0.7 (n = 3 seeds, standard deviation):
 
-    python train.py --config=configs/cifar10_resmlp.py --workdir=runs/resmlp_small --config.model.depth=16
+    depthmup train --config=cifar10_resmlp --workdir=runs/resmlp_small --config.model.depth=16
         --config.train.epochs=3
 """
 

@@ -1,12 +1,12 @@
 """B24's convolutional ResNet on CIFAR-10 with SGD (Fig. 1, App. A.1, A.4): 20 epochs of batch 64, augmented.
 
-    python train.py --config=configs/cifar10_resnet.py --workdir=runs/cifar10_resnet
+    depthmup train --config=cifar10_resnet --workdir=runs/cifar10_resnet
 
 The figures have depths 3 to 30 and widths to 512. Prepare the data once (README) and set its directory with
 --config.data.data_dir. Small scale, 160 to 210 seconds on 2 CPU cores: training loss of the third epoch 1.49 +- 0.03,
 test accuracy 51.4 % +- 1.8 (n = 3 seeds, standard deviation):
 
-    python train.py --config=configs/cifar10_resnet.py --workdir=runs/resnet_small --config.model.width=64
+    depthmup train --config=cifar10_resnet --workdir=runs/resnet_small --config.model.width=64
         --config.model.depth=12 --config.train.epochs=3
 
 The rate is the best of a factor-2 grid at the base after one epoch (test loss 1.594 at 0.023, 1.534 at 0.046, 1.589 at

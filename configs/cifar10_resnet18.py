@@ -1,13 +1,13 @@
 """ResNet-18 on CIFAR-10 with SGD (B24 Fig. 2, App. A.2, A.4): BatchNorm, 20 epochs of batch 64, augmented.
 
-    python train.py --config=configs/cifar10_resnet18.py --workdir=runs/resnet18
+    depthmup train --config=cifar10_resnet18 --workdir=runs/resnet18
 
 Prepare the data once (README) and set its directory with --config.data.data_dir. The paper prints no learning rate:
 this one is between two that were tried at a quarter of the width for 300 steps (train loss 1.785 at 0.05, 1.783 at 0.2;
 one seed). Small scale, 200 to 300 seconds on 2 shared CPU cores: training loss of the first epoch 1.528 +- 0.008, test
 accuracy 52.2 % +- 1.4 (n = 2 seeds, standard deviation):
 
-    python train.py --config=configs/cifar10_resnet18.py --workdir=runs/resnet18_small --config.model.width=16
+    depthmup train --config=cifar10_resnet18 --workdir=runs/resnet18_small --config.model.width=16
         --config.train.epochs=1
 """
 

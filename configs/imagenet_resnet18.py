@@ -1,13 +1,13 @@
 """ResNet-18 without any norm on ImageNet (B24 Fig. B.6): SGD with momentum 0.9, 5 epochs of batch 128.
 
-    python train.py --config=configs/imagenet_resnet18.py --workdir=runs/imagenet_resnet18
+    depthmup train --config=imagenet_resnet18 --workdir=runs/imagenet_resnet18
 
 Reads TFDS's imagenet2012 or, with --config.data.name=folder:DIR, ImageNet's own files (README). Not run on ImageNet
 itself. Small scale, on 20 classes of Tiny ImageNet (10,000 images of 64 pixels), for two epochs at a quarter of the
 width: train loss 2.655 at 0.003, 2.528 at 0.01, 2.557 at 0.03 (one seed each). Four epochs at 0.02: training loss of
 the last 2.265, test accuracy 33.8 % (one seed, 106 seconds on 2 shared CPU cores):
 
-    python train.py --config=configs/imagenet_resnet18.py --workdir=runs/resnet18_small
+    depthmup train --config=imagenet_resnet18 --workdir=runs/resnet18_small
         --config.data.name=folder:path/to/tiny-imagenet-200 --config.data.image_size=64 --config.model.width=16
         --config.train.epochs=4 --config.data.augment=imagenet
 """

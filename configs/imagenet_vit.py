@@ -1,13 +1,13 @@
 """A vision transformer without any norm on ImageNet with Adam (B24 Fig. 3 (e), (f)): 10 epochs of batch 64.
 
-    python train.py --config=configs/imagenet_vit.py --workdir=runs/imagenet_vit
+    depthmup train --config=imagenet_vit --workdir=runs/imagenet_vit
 
 Reads TFDS's imagenet2012 or, with --config.data.name=folder:DIR, ImageNet's own files (README). Not run on ImageNet
 itself; the rate is the one of tiny_imagenet_vit.py. Small scale, on 20 classes of Tiny ImageNet (10,000 images of 64
 pixels), 60 to 105 seconds on 2 shared CPU cores: training loss of the last of 4 epochs 2.463 +- 0.004, test accuracy
 25.1 % +- 1.2 (n = 2 seeds, standard deviation; 16 patches are few):
 
-    python train.py --config=configs/imagenet_vit.py --workdir=runs/imagenet_vit_small
+    depthmup train --config=imagenet_vit --workdir=runs/imagenet_vit_small
         --config.data.name=folder:path/to/tiny-imagenet-200 --config.data.image_size=64 --config.model.width=64
         --config.model.depth=4 --config.optimizer.warmup_steps=200 --config.train.epochs=4
         --config.data.augment=imagenet

@@ -24,6 +24,7 @@ COMMANDS = {
     "limits": ("depthmup_flax.limits.__main__", "theory of infinite networks against trained ones"),
     "config": ("depthmup_flax.explain_config", "list the shipped configs; explain, copy one"),
     "doctor": ("depthmup_flax.doctor", "what is installed, what is missing"),
+    "completion": ("depthmup_flax.completion", "a script for the TAB key of bash, zsh, fish"),
 }
 _EXAMPLES = """\
   depthmup train --config=digits
@@ -34,6 +35,8 @@ _EXAMPLES = """\
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the subcommand that ``argv``, by default the process's, names first."""
     name, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name == "help" and arguments:  # as git has it
+        name, *arguments = arguments[0], "--help"
     if name in ("--help", "-h", "help"):
         print(usage())
     elif name == "--version":
@@ -73,7 +76,7 @@ def _interrupted(*_: object) -> None:
 
 def usage() -> str:
     """The help of ``depthmup`` itself."""
-    commands = "\n".join(f"  {name:9} {what}" for name, (_, what) in COMMANDS.items())
+    commands = "\n".join(f"  {name:11} {what}" for name, (_, what) in COMMANDS.items())
     return f"""\
 depthmup: tune a small network once, train a deeper, wider one with the same hyperparameters.
 

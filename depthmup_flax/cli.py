@@ -9,18 +9,16 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import TextIO
+from typing import NoReturn, TextIO
 
-import jax
 from absl import app, flags
 from absl import logging as absl_logging
 
-from depthmup_flax import config_files, console
+from depthmup_flax import command_help, config_files, console
 from depthmup_flax.config_files import config_path as config_path  # for the commands
 from depthmup_flax.config_files import define_config as define_config
 from depthmup_flax.config_files import resolved as resolved
 from depthmup_flax.errors import BAD_INPUT, STOPPED, TRY_LATER, Busy, InputError, Preempted, RunStopped, printable
-from depthmup_flax.parallel import distributed
 from depthmup_flax.shipped_configs import run_name
 
 # Messages of libraries that are left out, by a part of their text: Orbax's about a checkpoint without metrics, which
@@ -42,18 +40,22 @@ def one_device_per_core() -> None:
     """
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        import jax
+
         jax.config.update("jax_num_cpu_devices", cores)
 
 
 def define_processes() -> None:
     """Defines the flags of `start_processes`: ``--coordinator``, ``--num_processes``, ``--process_id``."""
-    flags.DEFINE_string("coordinator", None, "Several processes: host:port of process 0. Default: the environment's.")
-    flags.DEFINE_integer("num_processes", None, "Several processes: their number, with --coordinator.")
-    flags.DEFINE_integer("process_id", None, "Several processes: the number of this one, from 0, with --coordinator.")
+    flags.DEFINE_string("coordinator", None, "Several processes: host:port of process 0.")
+    flags.DEFINE_integer("num_processes", None, "Several processes: their number.")
+    flags.DEFINE_integer("process_id", None, "Several processes: the number of this one, from 0.")
 
 
 def start_processes() -> None:
     """Calls `depthmup_flax.parallel.distributed.start` with the flags; call before JAX starts."""
+    from depthmup_flax.parallel import distributed
+
     distributed.start(*(flags.FLAGS[name].value for name in ("coordinator", "num_processes", "process_id")))
 
 
@@ -75,28 +77,41 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 
 
 def _run(main: Callable[[list[str]], int | None]) -> None:
+    console.define_quiet()
+    if command_help.is_asked_for(sys.argv[1:]):
+        print(command_help.help_text(sys.modules[main.__module__].__doc__ or "", config_files.own_flags()))
+        return
     absl_logging.set_verbosity(absl_logging.WARNING)
     logging.getLogger("absl").addFilter(lambda record: not any(text in record.getMessage() for text in _EXPECTED))
     try:
         app.run(console.shown(main), flags_parser=config_files.parse)
     except (Busy, Preempted) as error:
         print(error, file=sys.stderr)
-        distributed.leave(TRY_LATER)
+        _leave(TRY_LATER)
     except (InputError, RunStopped) as error:
         config_files.print_traceback(error)
         print(f"error: {printable(str(error))}", file=sys.stderr)
-        distributed.leave(BAD_INPUT if isinstance(error, InputError) else STOPPED, printable(str(error)))
+        _leave(BAD_INPUT if isinstance(error, InputError) else STOPPED, printable(str(error)))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        distributed.leave(128 + signal.SIGINT, "interrupted")
+        _leave(128 + signal.SIGINT, "interrupted")
     except Exception:
-        if not jax.distributed.is_initialized():
+        if "jax" not in sys.modules or not sys.modules["jax"].distributed.is_initialized():
             raise
         traceback.print_exc()
         hint = "see the log of another process. Rerunning the command resumes from the last checkpoint."
-        failed = f"process {jax.process_index()} failed; the other processes stop with it."
+        failed = f"process {sys.modules['jax'].process_index()} failed; the other processes stop with it."
         print(f"error: {failed} If the cause above is a closed connection, {hint}", file=sys.stderr)
-        distributed.leave(1, "failed, see its log. Rerunning the command resumes from the last checkpoint.")
+        _leave(1, "failed, see its log. Rerunning the command resumes from the last checkpoint.")
+
+
+def _leave(code: int, why: str = "") -> NoReturn:
+    """Ends the process, by `depthmup_flax.parallel.distributed.leave` if others may depend on it."""
+    if "jax" not in sys.modules:
+        sys.exit(code)
+    from depthmup_flax.parallel import distributed
+
+    distributed.leave(code, why)
 
 
 class _Lasting(io.TextIOBase):

@@ -11,8 +11,6 @@ import platform
 import stat
 from importlib.metadata import version
 
-import jax
-
 log = logging.getLogger(__name__)
 
 LIMIT_BYTES = 4 * 2**30  # of all versions together
@@ -25,10 +23,12 @@ def cache_compilations() -> None:
     and kind of CPU. If others could write to it, it is not used, and a warning says so. Programs that were not used for
     longest are deleted beyond `LIMIT_BYTES`. Has no effect if ``JAX_COMPILATION_CACHE_DIR`` is set.
     """
+    import jax  # late: --help does without
+
     if jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         return
     try:
-        home = _cache_home() / "depthmup_flax"
+        home = cache_home()
         directory = home / f"compiled-{version('jax')}-{version('jaxlib')}-{_cpu()}"
         for path in (home, directory):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -43,12 +43,13 @@ def cache_compilations() -> None:
     jax.config.update("jax_persistent_cache_enable_xla_caches", "")
 
 
-def _cache_home() -> pathlib.Path:
+def cache_home() -> pathlib.Path:
+    """The directory of all versions' compiled programs."""
     given = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
     home = pathlib.Path(os.path.expanduser("~"))
     if not (given.is_absolute() or home.is_absolute()):
         raise FileNotFoundError(errno.ENOENT, "the home directory is not known", str(home))
-    return given if given.is_absolute() else home / ".cache"
+    return (given if given.is_absolute() else home / ".cache") / "depthmup_flax"
 
 
 def _cpu() -> str:

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_flags import tuple_parser
 
 from depthmup_flax import shipped_configs
-from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.errors import InputError, closest
 
 flags.disclaim_key_flags()  # the flags belong to the command that calls `define_config`
 
@@ -37,6 +37,7 @@ class _Given:
     """What a command line says about its config."""
 
     file: str | None = None  # with any :argument
+    scales: Sequence[str | None] = ()  # of --config.scale
     # Dotted field -> texts as typed, None for a flag without "=".
     fields: dict[str, list[str | None]] = dataclasses.field(default_factory=dict)
     config: ConfigDict | None = None  # once `resolved`
@@ -52,7 +53,7 @@ class _ConfigFlag(flags.Flag):
 
 def define_config(help_text: str, default: str | None = None) -> flags.FlagHolder[Any]:
     """Defines ``--config``, a shipped config or a Python file, and a flag ``--config.section.field`` per field."""
-    flags.DEFINE_bool(SHOW_TRACEBACK, False, "Print the traceback of an error inside the config file.")
+    flags.DEFINE_bool(SHOW_TRACEBACK, False, "Show the calls behind an error in the config file.")
     return flags.DEFINE_flag(_ConfigFlag(help_text, default))
 
 
@@ -80,6 +81,13 @@ def parse(argv: Sequence[str]) -> list[str]:
         raise InputError(f"{_one_line(error)}.") from error
 
 
+def own_flags() -> list[flags.Flag]:
+    """The flags of this command, without those of absl and other libraries, in the order of their definition."""
+    modules = flags.FLAGS.flags_by_module_dict()
+    ours = [module for module in modules if str(module).startswith("depthmup_flax") or module == sys.argv[0]]
+    return [flag for module in ours for flag in modules[module]]
+
+
 def resolved(flag: flags.FlagHolder[Any]) -> ConfigDict:
     """The config of `define_config`'s flag, with the fields that the command line sets.
 
@@ -93,6 +101,16 @@ def resolved(flag: flags.FlagHolder[Any]) -> ConfigDict:
         for path, texts in given.fields.items():
             _set(given.config, path, texts)
     return given.config
+
+
+def is_named() -> bool:
+    """Whether the command line has ``--config``, or it has a default."""
+    return _given().file is not None
+
+
+def name(file: str) -> None:
+    """Names the config, for a command that has it without ``--config=``."""
+    _given().file = _with_scale([file], _given().scales)
 
 
 def config_path() -> str:
@@ -149,8 +167,9 @@ def _split(argv: Sequence[str], default: str | None) -> tuple[_Given, list[str]]
         if text is None and words and not words[0].startswith("--"):
             text = words.popleft()
         given[match["path"] or ""].append(text)
-    file = _with_scale(given.pop("", [] if default is None else [default]), given.pop("scale", []))
-    return _Given(file, dict(given)), others
+    scales = given.pop("scale", [])
+    file = _with_scale(given.pop("", [] if default is None else [default]), scales)
+    return _Given(file, scales, dict(given)), others
 
 
 def _with_scale(files: Sequence[str | None], scales: Sequence[str | None]) -> str | None:
@@ -183,15 +202,12 @@ def _unknown_flag(name: str) -> str:
     from depthmup_flax.models import MODELS
     from depthmup_flax.training.config import default_config, field_paths
 
-    modules = flags.FLAGS.flags_by_module_dict()
-    ours = [module for module in modules if str(module).startswith("depthmup_flax") or module == sys.argv[0]]
-    own = [flag.name for module in ours for flag in modules[module]]
     known = {path: None for model in MODELS for path in field_paths(default_config(model))}
     fields = [path for path in known if path.rpartition(".")[2] == name.rpartition(".")[2]]
     if fields and "config" in flags.FLAGS:
         return f"unknown flag --{name}: fields of the config are set by --config.{fields[0]}."
-    names = [f"--{flag}" for flag in own]
-    return f"unknown flag --{name}: {did_you_mean(f'--{name}', names)}"
+    meant = closest(f"--{name}", [f"--{flag.name}" for flag in own_flags()])
+    return f"unknown flag --{name}: {f'did you mean {meant!r}? ' if meant else ''}--help lists the flags."
 
 
 _TYPES: dict[type, tuple[str, str]] = {  # what is expected, and an example

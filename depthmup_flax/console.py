@@ -34,10 +34,14 @@ def show() -> _Output:
     return output
 
 
-def shown(main: Callable[[list[str]], int | None]) -> Callable[[list[str]], int | None]:
-    """``main`` of a command line, within `show`; defines the flag ``--quiet``."""
+def define_quiet() -> None:
+    """Defines the flag ``--quiet``."""
     if "quiet" not in flags.FLAGS:
         flags.DEFINE_bool("quiet", False, "Show only warnings, errors and the result.")
+
+
+def shown(main: Callable[[list[str]], int | None]) -> Callable[[list[str]], int | None]:
+    """``main`` of a command line, within `show`; `define_quiet` comes before."""
     output = show()
 
     @functools.wraps(main)

@@ -1,9 +1,14 @@
-"""What a trained network says: classes of image files, or the continuation of a text.
+"""Apply a trained network: classes of image files, or the continuation of a text.
 
-    depthmup predict runs/digits image.png photographs/ --top=3 --out=classes.csv
+    depthmup predict RUN [IMAGE ...] [FLAG ...]
+
+Examples:
+    depthmup predict runs/digits image.png
+    depthmup predict runs/digits photographs/ --top=1 --out=classes.csv
     depthmup predict runs/gpt --prompt="ROMEO:" --tokens=200
 
-Images are resized and normalized as in the evaluation of the run. Exit code 0 on success, 2 for bad input.
+RUN is the --workdir of a run. Images are resized and normalized as in its
+evaluation. Exit codes: 0 success, 2 bad input.
 """
 
 from __future__ import annotations
@@ -26,13 +31,13 @@ from depthmup_flax.workdir.files import write_atomically
 if TYPE_CHECKING:
     from depthmup_flax.training.trained_run import TrainedRun
 
-_WHICH = flags.DEFINE_string("which", "latest", "The checkpoint: latest, best (by test accuracy), or its step.")
-_TOP = flags.DEFINE_integer("top", 3, "Images: the number of classes to show, most probable first.")
-_OUT = flags.DEFINE_string("out", None, "Images: a file for the classes, .csv or .json, instead of the terminal.")
-_PROMPT = flags.DEFINE_string("prompt", None, "Language models: the text to continue.")
-_TOKENS = flags.DEFINE_integer("tokens", 200, "Language models: the number of tokens to write.")
-_TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "Language models: below 1, likely tokens become likelier.")
-_SEED = flags.DEFINE_integer("seed", 0, "Language models: equal seeds give equal texts.")
+_WHICH = flags.DEFINE_string("which", "latest", "The checkpoint: latest, best (test accuracy), or its step.")
+_TOP = flags.DEFINE_integer("top", 3, "Images: classes to show, most probable first.")
+_OUT = flags.DEFINE_string("out", None, "Images: write the classes to this .csv or .json.")
+_PROMPT = flags.DEFINE_string("prompt", None, "Text: what to continue.")
+_TOKENS = flags.DEFINE_integer("tokens", 200, "Text: tokens to write.")
+_TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "Text: below 1, likely tokens become likelier.")
+_SEED = flags.DEFINE_integer("seed", 0, "Text: equal seeds give equal texts.")
 
 _USAGE = "depthmup predict runs/digits image.png, or depthmup predict runs/gpt --prompt='ROMEO:'"
 # A file, and the most probable classes with their probabilities.

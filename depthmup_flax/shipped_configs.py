@@ -33,7 +33,8 @@ def path_of(named: str) -> str:
     if name.endswith(".py") or pathlib.Path(name).is_file():
         return named
     if name not in names():
-        meant = closest(name, names())
+        same_end = [other for other in names() if other.endswith(f"/{name}")]
+        meant = same_end[0] if same_end else closest(name, names())
         hint = "" if meant is None else f"did you mean {meant!r}? "
         raise InputError(f"--config={named} is neither a file nor a shipped config: {hint}depthmup config lists them.")
     return f"{directory() / name}.py{colon}{argument}"

@@ -22,7 +22,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
-    "field_comments",
+    "field_sections",
     "references",
     "repository_links",
 ]

@@ -123,17 +123,12 @@ def test_the_parameter_table_shows_the_sharding_on_a_mesh_that_splits_parameters
     assert "Sharding" not in build(config).parameter_table()
 
 
-def test_help_quotes_the_classification():
-    text = run_command("train.py", "--help").stdout
-    assert re.search(r"depth_mup +alpha 0.5 +gamma 0.5 .*\n.*feature diversity 0.5", text)
-    assert re.search(r" mup +alpha 0 .*\n.*unstable at initialization", text)
-    assert "One matrix in a branch: depth_mup." in text
-
-
-def test_a_missing_workdir_is_asked_for():
-    done = run_command("train.py", "--config=configs/digits.py")
-    assert done.returncode == 2
-    assert "error: --workdir is not set" in done.stderr
+def test_a_missing_workdir_is_runs_and_the_name_of_the_config(tmp_path):
+    small = ("--config.model.width=8", "--config.model.depth=2", "--config.train.steps=2", "--config.train.epochs=0")
+    done = run_command(ROOT / "train.py", "--config=digits", *small, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("--workdir=runs/digits\n")
+    assert (tmp_path / "runs/digits/result.json").is_file()
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "configs").glob("*.py")))
@@ -143,7 +138,7 @@ def test_every_config_is_valid_and_documents_its_command(name):
     validate(config)
     fields = {k: v for k, v in config.model.items() if k != "name"}
     create_model(config.model.name, num_classes=10, parametrization=make_parametrization(config), **fields)
-    assert f"--config=configs/{name}.py" in module.__doc__
+    assert f"depthmup train --config={name} " in module.__doc__
 
 
 @pytest.mark.parametrize("name", ["imagenet_resnet18", "imagenet_vit"])

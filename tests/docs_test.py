@@ -20,7 +20,7 @@ from depthmup_flax.__main__ import COMMANDS
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.append(str(DOCS / "_extensions"))
-field_comments = importlib.import_module("field_comments")
+field_sections = importlib.import_module("field_sections")
 repository_links = importlib.import_module("repository_links")
 
 PAGES = [*DOCS.glob("*.md"), *DOCS.glob("beyond/*.md"), *DOCS.glob("api/*.md")]
@@ -60,10 +60,11 @@ def test_links_to_files_that_are_no_pages_lead_to_the_repository():
 
 
 def test_comments_of_fields_are_shown():
-    comments = field_comments.field_comments(depthmup_flax.Parametrization)
-    assert comments["alpha"].startswith("branches are multiplied by a * r^-alpha")
-    assert comments["gamma0"].startswith("Divides the output")  # a comment above the field
-    assert "hidden_lr_factor" not in comments  # one comment above several fields
+    lines = ["What it is."]
+    field_sections._on_docstring(None, "class", "Parametrization", depthmup_flax.Parametrization, None, lines)
+    section = lines[lines.index("Fields:") :]
+    assert any(line.startswith("  alpha: branches are multiplied by a * r^-alpha") for line in section)
+    assert any(line.startswith("  gamma0: Divides the output") for line in section)  # a comment above the field
 
 
 def test_commands_of_pages_exist():

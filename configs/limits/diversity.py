@@ -1,6 +1,6 @@
 """Distances between the features of nearby layers in trained residual MLPs (TP6 Fig. 17 to 19).
 
-    python -m depthmup_flax.limits --config=configs/limits/diversity.py --workdir=runs/diversity
+    depthmup limits --config=limits/diversity --workdir=runs/diversity
         --config.data.name=tfds:cifar10
 
 Claim: the distance of features eps L layers apart grows as eps^(1/2) under Depth-muP, at every depth; with alpha = 1
@@ -23,18 +23,20 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         "diversity",
         title="Distances of features along depth, in trained residual MLPs (TP6 Fig. 17, 18, 19)",
         scale=scale,
-        seed=0,
-        seeds=at_scale(scale, smoke=2, other=5),
-        data=dict(DATA_DEFAULTS),  # digits; the paper has --config.data.name=tfds:cifar10
-        kinds=kinds[:2] if scale == "smoke" else kinds,
-        width=at_scale(scale, smoke=16, cpu=64, gpu=256),
-        base_depth=4,
-        branch_multiplier=1.0,  # TP6: 2 / sqrt(8) at base depth 8
-        depths=at_scale(scale, smoke=(16,), cpu=(32, 128, 256), gpu=(32, 128, 512, 2048)),
+        seed=0,  # of initial weights and data
+        seeds=at_scale(scale, smoke=2, other=5),  # networks of each kind and depth
+        data=dict(DATA_DEFAULTS),  # the images: digits; the paper has --config.data.name=tfds:cifar10
+        kinds=kinds[:2] if scale == "smoke" else kinds,  # presets and nonlinearities that are compared
+        width=at_scale(scale, smoke=16, cpu=64, gpu=256),  # width of the networks
+        base_depth=4,  # depth at which branches are multiplied by branch_multiplier alone
+        branch_multiplier=1.0,  # a, the constant of every branch; TP6: 2 / sqrt(8) at base depth 8
+        depths=at_scale(scale, smoke=(16,), cpu=(32, 128, 256), gpu=(32, 128, 512, 2048)),  # depths of the networks
+        # distances between layers, in units of the depth
         fractions=at_scale(scale, smoke=(1 / 8, 1 / 4), other=(1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)),
+        # steps of training after which features are compared
         times=at_scale(scale, smoke=(0, 5), cpu=(0, 20, 100, 300), gpu=(0, 100, 500, 1000)),
-        batch_size=64,
-        # gpu: the paper's. cpu: twice the best of configs/sweeps/abs.py at its width; see above.
+        batch_size=64,  # images of a training step
+        # of Adam. gpu: the paper's. cpu: twice the best of configs/sweeps/abs.py at its width; see above.
         learning_rate=at_scale(scale, gpu=2**-10, other=2**-6),
         inputs=16,  # held-out images on which distances are measured
     )

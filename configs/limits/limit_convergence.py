@@ -1,6 +1,6 @@
 """Finite networks approach the limit of infinite width and depth, which is computed (B24 Fig. 5, B.7).
 
-    python -m depthmup_flax.limits --config=configs/limits/limit_convergence.py --workdir=runs/limit_convergence
+    depthmup limits --config=limits/limit_convergence --workdir=runs/limit_convergence
 
 Residual MLPs with ReLU, and linear ones, take five steps of SGD on three handwritten digits and predict a fourth. The
 square error of their outputs splits into the variance over initial weights, as N^-1 at every depth, the error of the
@@ -23,16 +23,20 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         "limit_convergence",
         title="Width and depth errors of residual MLPs after five steps of SGD (B24 Fig. 5, B.7)",
         scale=scale,
-        seed=0,
-        nonlinearities=at_scale(scale, smoke=("relu",), other=("relu", "linear")),
-        learning_rates=at_scale(scale, smoke=(0.6,), other=(0.6, 0.3)),  # of each; outputs move toward the labels
-        steps=5,
-        gamma0=1.0,
+        seed=0,  # of initial weights and of Monte Carlo
+        nonlinearities=at_scale(scale, smoke=("relu",), other=("relu", "linear")),  # of the branches: relu, linear
+        # of SGD, for each nonlinearity; outputs move toward the labels
+        learning_rates=at_scale(scale, smoke=(0.6,), other=(0.6, 0.3)),
+        steps=5,  # steps of SGD
+        gamma0=1.0,  # feature-learning strength
+        # widths of the networks
         widths=at_scale(scale, smoke=(8, 16), cpu=(16, 32, 64, 128, 256), gpu=(16, 32, 64, 128, 256, 512)),
+        # depths of the networks
         depths=at_scale(scale, smoke=(2, 4), cpu=(2, 4, 8, 16, 32), gpu=(2, 4, 8, 16, 32, 64)),
         # An ensemble of width N has this / N networks, so that ensembles of all widths take about as long.
         seeds_times_width=at_scale(scale, smoke=2**12, cpu=2**18, gpu=2**23),
         lanes=at_scale(scale, smoke=64, cpu=128, gpu=4096),  # networks trained at a time
-        samples=at_scale(scale, smoke=2**10, cpu=2**19, gpu=2**23),  # of Monte Carlo, in all populations
-        limit_depth=at_scale(scale, smoke=2, cpu=16, gpu=32),  # extrapolated from half, once and twice this
+        samples=at_scale(scale, smoke=2**10, cpu=2**19, gpu=2**23),  # samples of Monte Carlo, in all populations
+        # the limit is extrapolated from half, once and twice this depth
+        limit_depth=at_scale(scale, smoke=2, cpu=16, gpu=32),
     )

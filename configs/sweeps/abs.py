@@ -1,14 +1,12 @@
 """ReLU and the absolute value in the branches: residual MLP, Adam (TP6 Fig. 3).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/abs.py --workdir=runs/abs
+    depthmup sweep --config=sweeps/abs --workdir=runs/abs
 
 Claim: with the absolute value, whose features are more diverse, deep networks reach a lower loss.
 
 Measured at scale ``cpu`` on two CPU cores: 162 runs, under a minute of training. Lowest loss at depth 64: abs 2.018,
 ReLU 1.895 (n = 3). The claim does not show at this scale.
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -18,7 +16,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10 under Depth-muP, with two nonlinearities."""
-    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
+    parent = from_file("sweeps/lr_width_depth_mlp", scale)
     depths = parent.grids.depths
     grid = {
         "model.nonlinearity": ("relu", "abs"),

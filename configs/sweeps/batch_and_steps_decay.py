@@ -1,11 +1,9 @@
 """Weight decay over batch size: residual MLP with Adam at the rate and averages that the batch size asks for.
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/batch_and_steps_decay.py --workdir=runs/batch_and_steps_decay
+    depthmup sweep --config=sweeps/batch_and_steps_decay --workdir=runs/batch_and_steps_decay
 
 The times of decay, 1 / (rate * weight decay), are the same parts of the run at every batch size.
 """
-
-import pathlib
 
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
@@ -17,7 +15,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: the parent's batch sizes with averages in examples."""
-    parent = from_file(pathlib.Path(__file__).with_name("batch_and_steps.py"), scale)
+    parent = from_file("sweeps/batch_and_steps", scale)
     train = parent.base.train
     tuned = Hyperparameters(2.0**-6, train.batch_size, train.steps)
     times = at_scale(scale, smoke=powers_of_two(-2, 2, 2), other=powers_of_two(-5, 3))  # in runs

@@ -1,13 +1,11 @@
 """Learning rate over batch size and training steps: a small GPT on text with Adam.
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/batch_and_steps_gpt.py --workdir=runs/batch_and_steps_gpt
+    depthmup sweep --config=sweeps/batch_and_steps_gpt --workdir=runs/batch_and_steps_gpt
         --config.base.data.name=text:path/to/tinyshakespeare.txt
 
 As batch_and_steps.py, at fewer sizes. An example is 16 characters. Batch size varies twice: around 64 in runs of 9,600
 examples, and around 128 in runs of 38,400.
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -19,7 +17,7 @@ BATCH, STEPS = 64, 150  # of the base run
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep."""
-    base = from_file(pathlib.Path(__file__).parent.with_name("shakespeare_gpt.py"))
+    base = from_file("shakespeare_gpt")
     base.model.update(width=32, depth=2, base_width=32, base_depth=2)
     base.data.context = 16
     base.optimizer.update(warmup_steps=STEPS // 10)

@@ -1,11 +1,9 @@
 """Learning rate over batch size and training steps: residual MLP with SGD, without and with momentum.
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/batch_and_steps_sgd.py --workdir=runs/batch_and_steps_sgd
+    depthmup sweep --config=sweeps/batch_and_steps_sgd --workdir=runs/batch_and_steps_sgd
 
 The batch sizes and steps of batch_and_steps.py. Momentum averages over the same number of examples at every batch size.
 """
-
-import pathlib
 
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
@@ -16,7 +14,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: the parent's grids of single steps without momentum, those of averages in examples with momentum."""
-    parent = from_file(pathlib.Path(__file__).with_name("batch_and_steps.py"), scale)
+    parent = from_file("sweeps/batch_and_steps", scale)
     base = parent.base
     base.optimizer.name = "sgd"
     base.optimizer.kwargs.update(b1=None, b2=None)

@@ -1,6 +1,6 @@
 """One and two layers in a branch, at equal numbers of layers: residual MLP, Adam (TP6 Fig. 4 and 6).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/block_depth.py --workdir=runs/block_depth
+    depthmup sweep --config=sweeps/block_depth --workdir=runs/block_depth
 
 Claim: with two layers in a branch the loss is higher at the same number of layers, and the best rate moves.
 
@@ -8,8 +8,6 @@ Measured at scale ``cpu`` on two CPU cores: 162 runs, under a minute of training
 0.11) with two layers, depth^(0.17 +- 0.11) with one (n = 3); the loss at 64 layers is lower with two, 1.872 against
 1.895.
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -19,7 +17,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10 under Depth-muP, with half as many branches of two layers."""
-    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
+    parent = from_file("sweeps/lr_width_depth_mlp", scale)
     depths = parent.grids.depths
     layers = at_scale(scale, cpu=depths.model.depth[:-1], other=depths.model.depth)
     common = {"optimizer.learning_rate": depths.optimizer.learning_rate, "seed": depths.seed}

@@ -1,6 +1,6 @@
 """Learning rate and branch multiplier together, with two layers in a branch: abs, LayerNorm, Adam (TP6 Fig. 7).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/block_depth_heatmap.py --workdir=runs/heatmap
+    depthmup sweep --config=sweeps/block_depth_heatmap --workdir=runs/heatmap
 
 Claim: in the plane of log2 rate (across) and log2 multiplier (up) the slope of the best region goes from -2 in shallow
 to -1 in deep networks, so that no scaling of both with depth keeps the optimum.
@@ -8,8 +8,6 @@ to -1 in deep networks, so that no scaling of both with depth keeps the optimum.
 Measured at scale ``cpu`` on two CPU cores: 594 runs, 9 minutes of training. Slopes -3.1, -2.1, -1.5 at depths 2, 16,
 128 (n = 2; 95 % interval at depth 128: -13.9 to -0.5).
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -19,7 +17,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10 under Depth-muP, over rate and multiplier."""
-    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
+    parent = from_file("sweeps/lr_width_depth_mlp", scale)
     parent.base.model.update(nonlinearity="abs", norm="layer", block_depth=2)
     # LayerNorm and small multipliers want high rates: the region that is best has to lie inside.
     rates = at_scale(scale, smoke=powers_of_two(-2, 2, 2), cpu=powers_of_two(-3, 7), other=powers_of_two(-5, 7))

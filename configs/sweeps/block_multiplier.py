@@ -1,14 +1,12 @@
 """The branch multiplier a over depth: residual MLP, Adam (TP6 Fig. 13).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/block_multiplier.py --workdir=runs/block_multiplier
+    depthmup sweep --config=sweeps/block_multiplier --workdir=runs/block_multiplier
 
 Claim: under Depth-muP the best multiplier converges as depth grows.
 
 Measured at scale ``cpu`` on two CPU cores: 72 runs, under a minute of training. Best a 0.75, 0.72, 0.69 at depths 4,
 16, 64 (n = 3; 95 % interval at depth 64: 0.54 to 0.90).
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -18,7 +16,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10 under Depth-muP at one rate, over the multiplier."""
-    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
+    parent = from_file("sweeps/lr_width_depth_mlp", scale)
     tuned = parent.base.parametrization.branch_multiplier
     grid = {
         "parametrization.branch_multiplier": tuple(tuned * factor for factor in powers_of_two(-4, 3)),

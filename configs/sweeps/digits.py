@@ -1,7 +1,7 @@
 """A first sweep: the learning rate of a residual MLP on scikit-learn's digits, over depth and three parametrizations.
 
-python -m depthmup_flax.sweep --config=configs/sweeps/digits.py --workdir=runs/sweep
-python -m depthmup_flax.report runs/sweep
+depthmup sweep --config=sweeps/digits --workdir=runs/sweep
+depthmup report runs/sweep
 """
 
 from ml_collections import ConfigDict

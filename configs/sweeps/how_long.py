@@ -1,6 +1,6 @@
 """How early the best rate is settled: convolutional ResNet without norm, SGD, two depths, longer runs (B24 Fig. B.3).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/how_long.py --workdir=runs/how_long
+    depthmup sweep --config=sweeps/how_long --workdir=runs/how_long
 
 Claim: the order of the rates is settled early, and is the same at both depths. The report's figure over time shows it.
 
@@ -8,8 +8,6 @@ Measured at scale ``cpu`` on two CPU cores: 30 runs, 4 minutes of training. From
 depths 6 and 18 stay within 0.5 octaves of the last, single slices aside; the shift between the depths is -0.6 +- 1.0
 octaves (n = 3).
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -19,7 +17,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 1 under Depth-muP, longer, at two depths."""
-    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_conv.py"), scale)
+    parent = from_file("sweeps/lr_width_depth_conv", scale)
     base = parent.base
     if scale in ("cpu", "gpu"):
         steps = at_scale(scale, cpu=400, gpu=8000)

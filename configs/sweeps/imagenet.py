@@ -1,6 +1,6 @@
 """Learning rate over depth: ResNet-18 without norm and deeper networks, SGD with momentum (B24 Fig. B.6).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/imagenet.py --workdir=runs/imagenet
+    depthmup sweep --config=sweeps/imagenet --workdir=runs/imagenet
         --config.base.data.name=folder:path/to/tiny-imagenet-200
 
 Scales below ``paper`` train on Tiny ImageNet. Claim: the best rate and the learning curves are those of the base.
@@ -8,8 +8,6 @@ Scales below ``paper`` train on Tiny ImageNet. Claim: the best rate and the lear
 Measured at scale ``cpu`` on two CPU cores: 20 runs, 3 minutes of training. The shift from depth 8 to 16 is 0.15 +- 3.4
 octaves (n = 2): not resolved.
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -19,7 +17,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: ResNet-18 and its depth extrapolations."""
-    base = from_file(pathlib.Path(__file__).parent.with_name("imagenet_resnet18.py"))
+    base = from_file("imagenet_resnet18")
     width = at_scale(scale, smoke=2, cpu=4, gpu=16, paper=64)
     base.model.update(width=width, base_width=width)
     if scale != "paper":

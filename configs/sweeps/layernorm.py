@@ -1,14 +1,12 @@
 """Learning rate over depth with LayerNorm before each branch: residual MLP with abs, Adam (TP6 Fig. 12).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/layernorm.py --workdir=runs/layernorm
+    depthmup sweep --config=sweeps/layernorm --workdir=runs/layernorm
 
 Claim: with LayerNorm, too, Depth-muP keeps the best rate; scaling only the block does not.
 
 Measured at scale ``cpu`` on two CPU cores: 162 runs, 1 minute of training. Shift from depth 4 to 64 (n = 3): Depth-muP
 0.2 +- 1.5 octaves, regret 0; block-only -1.8 +- 1.5, regret 0.06 +- 0.05.
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -18,7 +16,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10, with abs and a LayerNorm."""
-    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
+    parent = from_file("sweeps/lr_width_depth_mlp", scale)
     parent.base.model.update(nonlinearity="abs", norm="layer")
     depths = parent.grids.depths
     grid = {

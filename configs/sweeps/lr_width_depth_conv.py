@@ -1,7 +1,7 @@
 """Learning rate over depth and width: convolutional ResNet without norm, SGD (B24 Fig. 1 and B.2).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/lr_width_depth_conv.py --workdir=runs/lr_conv
-    python -m depthmup_flax.report runs/lr_conv
+    depthmup sweep --config=sweeps/lr_width_depth_conv --workdir=runs/lr_conv
+    depthmup report runs/lr_conv
 
 Claim: under Depth-muP the best rate is the same at every depth and width; under muP it transfers over width alone, and
 deep networks diverge; under the standard parametrization it transfers over neither.
@@ -9,8 +9,6 @@ deep networks diverge; under the standard parametrization it transfers over neit
 Measured at scale ``cpu`` on two CPU cores: 384 runs, 21 minutes of training. The best rate follows depth^(-0.34 +-
 0.48) under Depth-muP, with regret 0, and depth^(-1.19 +- 0.35) under muP, with regret 0.14 +- 0.18 at depth 24 (n = 3).
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -20,7 +18,7 @@ from depthmup_flax.training.config import from_file
 
 def base_config(scale: str) -> ConfigDict:
     """The run at the base depth and width, which other sweeps of the convolutional network start from."""
-    base = from_file(pathlib.Path(__file__).parent.with_name("cifar10_resnet.py"))
+    base = from_file("cifar10_resnet")
     width = at_scale(scale, smoke=16, cpu=32, gpu=64, paper=64)
     base.model.update(width=width, depth=6, base_width=width, base_depth=6)
     if scale == "smoke":

@@ -1,7 +1,7 @@
 """Learning rate over depth and width: residual MLP, Adam, stem and readout frozen (TP6 Fig. 10).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/lr_width_depth_mlp.py --workdir=runs/lr_mlp
-    python -m depthmup_flax.report runs/lr_mlp
+    depthmup sweep --config=sweeps/lr_width_depth_mlp --workdir=runs/lr_mlp
+    depthmup report runs/lr_mlp
 
 Claim: under Depth-muP the best rate is that of the base at every depth, and deeper is better; scaling only the block
 moves it; without depth scaling deep networks are worse at any rate.
@@ -12,7 +12,6 @@ train from depth 64 on.
 """
 
 import math
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -22,7 +21,7 @@ from depthmup_flax.training.config import from_file
 
 def base_config(scale: str) -> ConfigDict:
     """The run at the base depth and width, which other sweeps of the residual MLP start from."""
-    base = from_file(pathlib.Path(__file__).parent.with_name("cifar10_resmlp.py"))
+    base = from_file("cifar10_resmlp")
     width, depth = at_scale(scale, smoke=(16, 2), cpu=(32, 4), gpu=(128, 8), paper=(256, 8))
     base.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
     base.parametrization.branch_multiplier = 2 / math.sqrt(depth)  # as the parent's, at this base depth

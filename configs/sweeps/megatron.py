@@ -1,6 +1,6 @@
 """Learning rate over depth: a GPT on text, Adam (TP6 Fig. 15, 16); megatron_multiplier.py has Fig. 14.
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/megatron.py --workdir=runs/megatron
+    depthmup sweep --config=sweeps/megatron --workdir=runs/megatron
         --config.base.data.name=text:path/to/tinyshakespeare.txt
 
 Claim: deeper is worse at first and better later, and how the best rate depends on depth changes with training time.
@@ -11,8 +11,6 @@ Measured at scale ``cpu`` on two CPU cores: 122 runs, 14 minutes of training. Sh
 2.449.
 """
 
-import pathlib
-
 from ml_collections import ConfigDict
 
 from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
@@ -21,7 +19,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: rates over depth, with and without depth scaling."""
-    base = from_file(pathlib.Path(__file__).parent.with_name("shakespeare_gpt.py"))
+    base = from_file("shakespeare_gpt")
     width, depth = at_scale(scale, smoke=(16, 2), cpu=(32, 2), gpu=(128, 4), paper=(256, 4))
     base.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
     if scale != "paper":

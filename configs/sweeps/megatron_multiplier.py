@@ -1,6 +1,6 @@
 """Branch multiplier over depth: a GPT on text, Adam (TP6 Fig. 14).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/megatron_multiplier.py --workdir=runs/megatron_multiplier
+    depthmup sweep --config=sweeps/megatron_multiplier --workdir=runs/megatron_multiplier
         --config.base.data.name=text:path/to/tinyshakespeare.txt
 
 Claim: transformers are insensitive to the branch multiplier.
@@ -8,8 +8,6 @@ Claim: transformers are insensitive to the branch multiplier.
 Measured at scale ``cpu`` on two CPU cores: 45 runs, 3 minutes of training. Best a 0.94, 0.99, 0.95 at depths 2, 4, 8 (n
 = 3; 95 % interval at depth 8: 0.8 to 1.1); a factor of two costs 0.01 of a loss of 2.53.
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -19,7 +17,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: multipliers over depth at the base's rate."""
-    parent = from_file(pathlib.Path(__file__).with_name("megatron.py"), scale)
+    parent = from_file("sweeps/megatron", scale)
     wide = powers_of_two(-2, 2) if scale == "cpu" else powers_of_two(-3, 3)
     grid = {
         "model.depth": parent.grids.rates.model.depth,

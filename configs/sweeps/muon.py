@@ -1,7 +1,7 @@
 """Learning rate over width and depth with Muon, beside Adam: residual MLP; muon_gpt.py and muon_conv.py are others.
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/muon.py --workdir=runs/muon
-    python -m depthmup_flax.report runs/muon
+    depthmup sweep --config=sweeps/muon --workdir=runs/muon
+    depthmup report runs/muon
 
 Neither paper has Muon. Expected of the rule: the best rate stays under ``depth_mup`` and ``ode``, over width and depth;
 it moves over depth under ``mup``, over width under ``sp``.
@@ -11,19 +11,15 @@ under ``depth_mup`` and width^-0.28 (-0.39 to -0.17) under ``sp``; depth^0.23 (0
 (0.18 to 0.43). Muon's lowest loss is Adam's within 0.006 (n = 5).
 """
 
-import pathlib
-
 from ml_collections import ConfigDict
 
 from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
 from depthmup_flax.training.config import from_file
 
-HERE = pathlib.Path(__file__).parent
-
 
 def res_mlp(scale: str) -> ConfigDict:
     """The residual MLP of the other sweeps on CIFAR-10."""
-    base = from_file(HERE.with_name("cifar10_resmlp.py"))
+    base = from_file("cifar10_resmlp")
     width, depth = at_scale(scale, smoke=(16, 2), cpu=(32, 4), gpu=(128, 8), paper=(256, 8))
     base.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
     base.data.update(test_examples=2000, augment="none")
@@ -33,7 +29,7 @@ def res_mlp(scale: str) -> ConfigDict:
 
 def gpt(scale: str) -> ConfigDict:
     """The GPT of configs/shakespeare_gpt.py."""
-    base = from_file(HERE.with_name("shakespeare_gpt.py"))
+    base = from_file("shakespeare_gpt")
     width, depth = at_scale(scale, smoke=(16, 2), cpu=(32, 2), gpu=(128, 4), paper=(256, 4))
     base.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
     base.data.context = at_scale(scale, smoke=16, cpu=32, other=256)
@@ -43,7 +39,7 @@ def gpt(scale: str) -> ConfigDict:
 
 def simple_resnet(scale: str) -> ConfigDict:
     """The convolutional network of B24 on CIFAR-10."""
-    base = from_file(HERE.with_name("cifar10_resnet.py"))
+    base = from_file("cifar10_resnet")
     width = at_scale(scale, smoke=16, cpu=32, gpu=64, paper=128)
     base.model.update(width=width, depth=3, base_width=width, base_depth=3)
     base.data.update(test_examples=2000, augment="none", image_size=at_scale(scale, smoke=16, cpu=16, other=0))

@@ -1,13 +1,11 @@
 """Learning rate over width and depth with Muon, beside Adam: convolutional ResNet; see muon.py.
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/muon_conv.py --workdir=runs/muon_conv
+    depthmup sweep --config=sweeps/muon_conv --workdir=runs/muon_conv
 
 Measured at scale ``cpu`` on two CPU cores: 315 runs. The best rate follows width^-0.11 (95 % interval -0.46 to 0.24)
 under ``depth_mup``, and depth^-0.43 (-0.51 to -0.35), as Adam's (-0.36). Muon's lowest losses are 0.07 to 0.10 below
 Adam's at equal steps (n = 5).
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -16,4 +14,4 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep."""
-    return from_file(pathlib.Path(__file__).with_name("muon.py"), scale, "simple_resnet")
+    return from_file("sweeps/muon", scale, "simple_resnet")

@@ -1,14 +1,12 @@
 """Learning rate over depth with BatchNorm and LayerNorm: ResNet of He et al., SGD (B24 Fig. 2, B.4, B.5).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/norm.py --workdir=runs/norm
+    depthmup sweep --config=sweeps/norm --workdir=runs/norm
 
 Claim: norms make deep networks trainable without depth scaling, but the best rate varies less with it.
 
 Measured at scale ``cpu`` on two CPU cores: 120 runs, 10 minutes of training, n = 2. BatchNorm: from depth 8 to 16 the
 best rate stays at 0.31 with the scaling and falls by at least 1.3 octaves without. LayerNorm: not resolved.
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -18,7 +16,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: ResNet-18 and its depth extrapolations."""
-    base = from_file(pathlib.Path(__file__).parent.with_name("cifar10_resnet18.py"))
+    base = from_file("cifar10_resnet18")
     width = at_scale(scale, smoke=2, cpu=4, gpu=16, paper=64)
     base.model.update(width=width, base_width=width)
     if scale == "smoke":

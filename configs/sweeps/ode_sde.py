@@ -1,6 +1,6 @@
 """The exponent alpha = 1 (the ODE limit) beside 1/2 (Depth-muP): residual MLP, Adam (TP6 Fig. 11; B24 App. M).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/ode_sde.py --workdir=runs/ode_sde
+    depthmup sweep --config=sweeps/ode_sde --workdir=runs/ode_sde
 
 Claim: with alpha = 1 the best rate moves up with depth, and the loss is above that of Depth-muP.
 
@@ -8,8 +8,6 @@ Measured at scale ``cpu`` on two CPU cores: 216 runs, 2 minutes of training. Fro
 0.13 +- 0.25 octaves under alpha = 1 (n = 3), and its loss is lower: 1.847 against 1.889. The claim does not show at
 this scale.
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -19,7 +17,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10, with other parametrizations."""
-    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
+    parent = from_file("sweeps/lr_width_depth_mlp", scale)
     depths = parent.grids.depths
     grid = {
         "parametrization.preset": ("depth_mup", "ode"),

@@ -1,14 +1,12 @@
 """The feature-learning strength gamma0 over depth: convolutional ResNet without norm, SGD (B24 Fig. 4 (b)).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/other_hparams_gamma0.py --workdir=runs/gamma0
+    depthmup sweep --config=sweeps/other_hparams_gamma0 --workdir=runs/gamma0
 
 Claim: the learning curves and the best gamma0 are those of the base at every depth.
 
 Measured at scale ``cpu`` on two CPU cores: 45 runs, 1 minute of training. The best gamma0 follows depth^(-0.40 +-
 0.21), regret at most 0.02 +- 0.11 (n = 3).
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -18,7 +16,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 1 under Depth-muP at one rate, over gamma0."""
-    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_conv.py"), scale)
+    parent = from_file("sweeps/lr_width_depth_conv", scale)
     wide = powers_of_two(-3, 3)
     grid = {
         "parametrization.gamma0": at_scale(scale, smoke=(0.5, 2.0), cpu=powers_of_two(-2, 2), other=wide),

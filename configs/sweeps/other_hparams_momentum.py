@@ -1,14 +1,12 @@
 """Momentum over depth: convolutional ResNet without norm, SGD with momentum (B24 Fig. 4 (a)).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/other_hparams_momentum.py --workdir=runs/momentum
+    depthmup sweep --config=sweeps/other_hparams_momentum --workdir=runs/momentum
 
 Claim: the best momentum and the learning curves are those of the base at every depth.
 
 Measured at scale ``cpu`` on two CPU cores: 72 runs, 4 minutes of training. The best momentum is 0.91, 0.88, 0.89 at
 depths 6, 12, 24 (+- 0.05 to 0.16, n = 3), and at the edge of the grid, 0.95, at depth 3.
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -18,7 +16,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 1 under Depth-muP at one rate, over momentum."""
-    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_conv.py"), scale)
+    parent = from_file("sweeps/lr_width_depth_conv", scale)
     parent.base.optimizer.update(name="momentum", learning_rate=0.046 / 4)
     grid = {
         "optimizer.kwargs.momentum": at_scale(

@@ -1,14 +1,12 @@
 """Weight decay over depth: convolutional ResNet without norm, SGD (B24 Fig. B.8).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/other_hparams_weight_decay.py --workdir=runs/weight_decay
+    depthmup sweep --config=sweeps/other_hparams_weight_decay --workdir=runs/weight_decay
 
 Claim: the learning curves and the best weight decay are those of the base at every depth.
 
 Measured at scale ``cpu`` on two CPU cores: 45 runs, 1 minute of training, n = 3. The lowest weight decay of the grid is
 best at every depth: not resolved.
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -18,7 +16,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 1 under Depth-muP at one rate, over weight decay."""
-    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_conv.py"), scale)
+    parent = from_file("sweeps/lr_width_depth_conv", scale)
     wide = tuple(10.0**k for k in (-3, -2, -1.5, -1, -0.5, 0, 0.5))
     grid = {
         "optimizer.weight_decay": at_scale(scale, smoke=(0.01, 0.1), cpu=wide[1:6], other=wide),

@@ -1,6 +1,6 @@
 """The nonlinearity before or after a branch's weights: residual MLP, Adam (TP6 Fig. 2).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/pre_nonlin.py --workdir=runs/pre_nonlin
+    depthmup sweep --config=sweeps/pre_nonlin --workdir=runs/pre_nonlin
 
 Claim: with the nonlinearity first the best rate transfers, but depth stops helping, and the loss is far higher.
 
@@ -8,8 +8,6 @@ Measured at scale ``cpu`` on two CPU cores: 162 runs, under a minute of training
 rate moves by 0.4 +- 0.2 octaves from depth 4 to 64, regret 0, and the loss stays at 2.00; with it last the loss falls
 from 1.925 to 1.895 (n = 3).
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -19,7 +17,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10 under Depth-muP, with both orders."""
-    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
+    parent = from_file("sweeps/lr_width_depth_mlp", scale)
     depths = parent.grids.depths
     grid = {
         "model.pre_nonlin": (False, True),

@@ -1,14 +1,12 @@
 """Loss against parameters over width and depth at one learning rate: convolutional ResNet, SGD (B24 Fig. B.1).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/trade_off.py --workdir=runs/trade_off
+    depthmup sweep --config=sweeps/trade_off --workdir=runs/trade_off
 
 Claim: at the transferred rate the loss is a power of the number of parameters, and a middle depth is best.
 
 Measured at scale ``cpu`` on two CPU cores: 48 runs, 6 minutes of training. Loss ~ P^-0.03 at equal depth; depth 6 or 12
 is best at widths 32 to 128 (n = 3).
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -18,7 +16,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 1 under Depth-muP, every width with every depth, at the printed rate."""
-    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_conv.py"), scale)
+    parent = from_file("sweeps/lr_width_depth_conv", scale)
     grid = {
         "model.width": at_scale(
             scale,

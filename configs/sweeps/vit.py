@@ -1,6 +1,6 @@
 """Learning rate over depth: vision transformer with and without LayerNorm, Adam (B24 Fig. 3).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/vit.py --workdir=runs/vit
+    depthmup sweep --config=sweeps/vit --workdir=runs/vit
 
 Scales below ``paper`` train on CIFAR-10: a few hundred steps on Tiny ImageNet decide nothing. Claim: the best rate
 transfers in every case, and depth helps more with the 1/sqrt(L) scaling.
@@ -8,8 +8,6 @@ transfers in every case, and depth helps more with the 1/sqrt(L) scaling.
 Measured at scale ``cpu`` on two CPU cores: 270 runs, 6 minutes of training. Without norm, from depth 2 to 8 (n = 3):
 0.6 +- 2.1 octaves and regret 0 +- 0.03 under Depth-muP; 1.35 +- 0.8 octaves and regret 0.05 +- 0.04 under muP.
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -19,7 +17,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: norm and no norm, with a warm-up and a constant rate or a cosine."""
-    base = from_file(pathlib.Path(__file__).parent.with_name("tiny_imagenet_vit.py"))
+    base = from_file("tiny_imagenet_vit")
     width, depth = at_scale(scale, smoke=(16, 2), cpu=(32, 2), gpu=(64, 4), paper=(64, 4))
     base.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
     if scale != "paper":

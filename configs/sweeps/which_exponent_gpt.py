@@ -1,14 +1,12 @@
 """Which exponent for a transformer: GPT with Adam, three rules (docs/beyond/which_exponent.md).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/which_exponent_gpt.py --workdir=runs/which_exponent_gpt
+    depthmup sweep --config=sweeps/which_exponent_gpt --workdir=runs/which_exponent_gpt
         --config.base.data.name=text:path/to/tinyshakespeare.txt
 
 The rules are Depth-muP, CompleteP, and Depth-muP with faster inner layers. Measured at scale ``cpu`` on two CPU cores:
 108 runs. From depth 2 to 32 the best rate moves by 0.7 +- 2.4, -0.65 +- 0.68 and -1.08 +- 0.80 octaves (n = 3); the
 lowest losses at depth 32 are 2.355, 2.339 and 2.367.
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -18,7 +16,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: rates over depth under each rule."""
-    base = from_file(pathlib.Path(__file__).parent.with_name("shakespeare_gpt.py"))
+    base = from_file("shakespeare_gpt")
     width, depth = at_scale(scale, smoke=(16, 2), cpu=(32, 2), other=(128, 4))
     base.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
     steps = at_scale(scale, smoke=20, cpu=400, other=3000)

@@ -1,13 +1,11 @@
 """Which exponent for branches of two layers: residual MLP with Adam, three rules (docs/beyond/which_exponent.md).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/which_exponent_mlp.py --workdir=runs/which_exponent_mlp
+    depthmup sweep --config=sweeps/which_exponent_mlp --workdir=runs/which_exponent_mlp
 
 The rules are Depth-muP, CompleteP, and Depth-muP with faster inner layers. Measured at scale ``cpu`` on two CPU cores:
 324 runs, 4 minutes. From depth 2 to 128 the best rate moves by 1.43 +- 0.94, 0.43 +- 0.84 and -0.81 +- 0.9 octaves
 (n = 3); the lowest losses at depth 128 are 1.844, 1.857 and 1.838.
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -17,7 +15,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: rates over depth under each rule."""
-    parent = from_file(pathlib.Path(__file__).with_name("lr_width_depth_mlp.py"), scale)
+    parent = from_file("sweeps/lr_width_depth_mlp", scale)
     base = parent.base
     base.model.update(block_depth=2, depth=2, base_depth=2)
     grid = {

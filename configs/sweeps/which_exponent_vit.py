@@ -1,12 +1,10 @@
 """Which exponent for a transformer: ViT with Adam, three rules (docs/beyond/which_exponent.md).
 
-    python -m depthmup_flax.sweep --config=configs/sweeps/which_exponent_vit.py --workdir=runs/which_exponent_vit
+    depthmup sweep --config=sweeps/which_exponent_vit --workdir=runs/which_exponent_vit
 
 The rules are Depth-muP, CompleteP, and Depth-muP with faster inner layers. Measured at scale ``cpu`` on two CPU cores:
 138 runs. Shifts of the best rate are not resolved (n = 3); the lowest losses at depth 32 are 1.973, 1.942 and 1.961.
 """
-
-import pathlib
 
 from ml_collections import ConfigDict
 
@@ -16,7 +14,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: rates over depth under each rule."""
-    base = from_file(pathlib.Path(__file__).with_name("vit.py"), scale).base
+    base = from_file("sweeps/vit", scale).base
     steps = at_scale(scale, smoke=20, cpu=200, other=3000)
     base.train.update(steps=steps, average_steps=steps // 8, log_every=max(1, steps // 20))
     base.train.batch_size = at_scale(scale, smoke=16, cpu=16, other=64)

@@ -1,34 +1,45 @@
-"""Checks a config's parametrization: python -m depthmup_flax.coord_check --config=configs/digits.py
+"""Check that a config's network follows the rule: the coordinate check.
 
-Trains networks of several widths and depths for a few steps on one batch of the config's data, with its optimizer and
-learning rate. Exit code 0: the check passes; 1: it fails, and the report names what and why; 2: bad input.
+    depthmup check --config=NAME [--config.FIELD=VALUE ...] [FLAG ...]
+
+Examples:
+    depthmup check --config=digits
+    depthmup check --config=digits --config.parametrization.preset=mup
+    depthmup check --config=cifar10_resnet --widths=32,64,128 --workdir=runs/check
+
+Trains networks of several widths and depths for a few steps on one batch, with
+the config's optimizer and learning rate: activations and updates must keep
+their size. depthmup config digits explains the fields of the config.
+Exit codes: 0 the check passes, 1 it fails, and says why, 2 bad input.
 """
+
+from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from absl import flags
 from ml_collections import ConfigDict
 
 from depthmup_flax import cli, config_files
-from depthmup_flax.coord_check.from_config import prepared_check
-from depthmup_flax.coord_check.report import Report
 from depthmup_flax.errors import InputError
 from depthmup_flax.workdir.directory import COORD_CHECK, claimed
 
-_CONFIG = cli.define_config(
-    "Python file with get_config(). Set any field but width and depth, as in --config.model.norm=layer."
-)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory for records.jsonl, report.txt and coord_check.png.")
-_WIDTHS = flags.DEFINE_list("widths", None, "Widths to try; default 4, 8 and 16 times the base. Empty: none.")
-_DEPTHS = flags.DEFINE_list("depths", None, "Depths to try; default 4, 8 and 16 times the base. Empty: none.")
-_WIDTH = flags.DEFINE_integer("width", 0, "Width of the networks whose depth varies; default the base's.")
-_DEPTH = flags.DEFINE_integer("depth", 0, "Depth of the networks whose width varies; default the base's.")
+if TYPE_CHECKING:
+    from depthmup_flax.coord_check.report import Report
+
+_CONFIG = cli.define_config("A shipped config, such as digits, or a Python file.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory for records, report and figure; default: none.")
+_WIDTHS = flags.DEFINE_list("widths", None, "Widths A,B,C to try; default 4, 8, 16 times the base.")
+_DEPTHS = flags.DEFINE_list("depths", None, "Depths A,B,C to try; default 4, 8, 16 times the base.")
+_WIDTH = flags.DEFINE_integer("width", 0, "Width of the networks whose depth varies; 0: the base.")
+_DEPTH = flags.DEFINE_integer("depth", 0, "Depth of the networks whose width varies; 0: the base.")
 _STEPS = flags.DEFINE_integer("steps", 10, "Training steps.")
 _SEEDS = flags.DEFINE_integer("seeds", 4, "Initial values per size.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Training examples in the batch.")
-_TOLERANCE = flags.DEFINE_float("tolerance", 0.2, "Largest exponent that counts as flat; above 0, below 0.5.")
-_SPECTRAL = flags.DEFINE_bool("spectral", False, "Also record the spectral norm of every weight's update.")
+_TOLERANCE = flags.DEFINE_float("tolerance", 0.2, "Largest exponent that counts as flat.")
+_SPECTRAL = flags.DEFINE_bool("spectral", False, "Also record the spectral norm of every update.")
 
 
 def main(argv: list[str]) -> int:
@@ -56,6 +67,8 @@ def main(argv: list[str]) -> int:
 
 
 def _prepared(config: ConfigDict) -> Callable[[], Report]:
+    from depthmup_flax.coord_check.from_config import prepared_check  # late: --help does without JAX
+
     return prepared_check(
         config,
         widths=_sizes("widths", _WIDTHS.value),

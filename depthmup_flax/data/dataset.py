@@ -16,16 +16,16 @@ Placement = Literal["device", "stream"]
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """The fields of ``config.data``; ``load`` explains them."""
+    """The fields of ``config.data``; ``load`` has more about them."""
 
-    name: str = "digits"  # digits | synthetic | tfds:<set> | folder:<dir> | text:<file>
+    name: str = "digits"  # the data set: digits | synthetic | tfds:<set> | folder:<dir> | text:<file>
     data_dir: str = ""  # where TFDS sets are prepared; "" is TFDS's default
-    image_size: int = 0  # pixels; 0 keeps the data's own size
+    image_size: int = 0  # side in pixels; 0 keeps the data's own size
     augment: str = "none"  # images: none | cifar | imagenet | resized_crop; text: none | shift
-    placement: str = "auto"  # auto | device | stream
-    device_limit_mib: int = 2048  # auto streams training sets that are larger
-    train_examples: int = 0  # 0 is all
-    test_examples: int = 0
+    placement: str = "auto"  # of examples: auto | device, all in memory | stream, read during training
+    device_limit_mib: int = 2048  # placement auto streams training sets that are larger
+    train_examples: int = 0  # training examples to keep; 0 is all
+    test_examples: int = 0  # test examples to keep; 0 is all
     context: int = 64  # text: tokens that a model sees
     tokenizer: str = "char"  # text: char | byte
     suffixes: str = "jpg,jpeg,png"  # folder: names of files that are read, in any case

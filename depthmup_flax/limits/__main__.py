@@ -1,18 +1,24 @@
-"""Draw a theory figure: python -m depthmup_flax.limits --config=configs/limits/ntk.py --workdir=runs/ntk
+"""Draw a theory figure: infinite networks against trained ones.
 
-Measures the cases that DIR/records.jsonl lacks, then writes the figure and DIR/report.txt: fitted powers beside the
-expected ones. Rerunning the command resumes an interrupted one.
+    depthmup limits --config=NAME [--config.FIELD=VALUE ...] [FLAG ...]
+
+Examples:
+    depthmup limits --config=limits/ntk --config.scale=smoke
+    depthmup limits --config=limits/ntk --config.widths="(64, 128)"
+    depthmup limits --config=limits/phase_diagram --workdir=runs/phases
+
+--config.scale is smoke, cpu, gpu or paper. Measures the cases that records.jsonl
+lacks, then writes the figure and report.txt: fitted powers beside the expected.
+Rerunning the command resumes. depthmup config limits/ntk explains the fields.
 """
 
 from absl import flags
 
 from depthmup_flax import cli
 
-_CONFIG = cli.define_config(
-    "Python file with get_config(scale); --config.scale=smoke|cpu|gpu|paper, any field --config.widths='(64, 128)'."
-)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory for records, report and figure; existing records are used.")
-_OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the records in --workdir and start over.")
+_CONFIG = cli.define_config("A shipped config, such as limits/ntk, or a Python file.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory; default runs/limits/ and the config's name.")
+_OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the records in --workdir and start again.")
 
 
 def main(argv: list[str]) -> None:

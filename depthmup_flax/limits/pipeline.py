@@ -62,7 +62,14 @@ def figure_module(name: str) -> Figure:
 
 
 def limits_config(figure: str, *, title: str, scale: str, **settings: Any) -> ConfigDict:
-    """The config of a figure of `FIGURES`; ``settings`` are the fields that its module reads."""
+    """The config of a figure.
+
+    Args:
+      figure: name of the figure.
+      title: one sentence.
+      scale: size of the experiment: smoke, cpu or gpu.
+      **settings: the fields that the figure's module reads; the config file explains each in a comment.
+    """
     return ConfigDict({"figure": figure, "title": title, "scale": scale, **settings})
 
 

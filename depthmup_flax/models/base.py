@@ -52,7 +52,7 @@ class ResidualNetwork(nn.Module):
     Attributes:
       width: n, the dimension of hidden representations.
       depth: L, the number of residual blocks.
-      base_width, base_depth: the tuned proxy's; 0 means this model is its own base.
+      base_width, base_depth: width and depth of the base model, the tuned proxy; 0: this model is its own base.
       parametrization: the rule.
       norm: kind of normalization inside the residual branches; ``none`` for none.
       zero_init_readout: the readout starts at zero.
@@ -158,11 +158,12 @@ class TransformerNetwork(ResidualNetwork):
       experts: feed-forward networks of a layer, of which a router chooses ``experts_per_token`` for each token; 0 for
         one without router. As many at every size. All are computed
         (`depthmup_flax.nn.feed_forward.MixtureOfExperts`).
+      experts_per_token: of the experts, those that the router chooses for a token.
       norm: ``layer`` or ``rms`` (at the beginning of each branch, and before the readout) or ``none``.
       positions: ``learned`` or ``sincos`` (fixed), added to the tokens; or ``rotary``: queries and keys are rotated.
       dropout: of branch outputs in training.
-      remat: as in `ResidualNetwork`. ``dots``, the default, is also the fastest on CPUs and by the TPU compiler's
-        estimates.
+      remat: what the backward pass computes again, as in `ResidualNetwork`. ``dots``, the default, is also the fastest
+        on CPUs and by the TPU compiler's estimates.
       attention: ``auto``: our own kernel in bfloat16 programs of ``train.py`` for TPUs, which was compiled for TPUs and
         tested by interpretation, but never ran on one; otherwise, and with ``xla``, ``jax.nn.dot_product_attention``.
     """

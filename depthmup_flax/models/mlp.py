@@ -35,7 +35,7 @@ class ResMLP(ResidualNetwork, Classifier):
     Attributes:
       nonlinearity: relu, abs, linear, gelu, tanh or erf.
       pre_nonlin: the nonlinearity comes before the weights.
-      mean_subtraction: MS on the branch's output.
+      mean_subtraction: MS, the mean over features is subtracted from the branch's output.
       block_depth: layers in a branch; above 1 the default preset is not optimal
         (`depthmup_flax.rule.phase_diagram.WHICH_EXPONENT`).
       norm: ``none``, or ``layer`` for a LayerNorm in front of the branch's first weights (TP6 Fig. 12).

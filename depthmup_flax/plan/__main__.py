@@ -1,13 +1,17 @@
-"""What a run or a sweep needs on devices that may be absent: memory, time of a step, communication.
+"""Say what a run or sweep needs on devices that may be absent: memory, time.
 
-    python -m depthmup_flax.plan --config=configs/imagenet_vit.py --topology=v5e:4x4 --config.mesh.fsdp=4
-    python -m depthmup_flax.plan --config=configs/sweeps/vit.py:paper --topology=v5e:2x2
+    depthmup plan --config=NAME [--config.FIELD=VALUE ...] [FLAG ...]
 
-Compiles the very program that train.py or the sweep will run. --topology=here is for the devices of this machine. Other
-topologies need pip install "depthmup-flax[plan]" (TPU), or jax-cuda12-pjrt and jax-cuda12-plugin (GPU), but no device
-and no data: blank data of the right shapes replace a set that is absent.
+Examples:
+    depthmup plan --config=digits
+    depthmup plan --config=imagenet_vit --topology=v5e:4x4 --config.mesh.fsdp=4
+    depthmup plan --config=sweeps/vit:paper --topology=v5e:2x2
 
-Exit codes: 0 it fits, or the limit is not known; 1 it does not fit; 2 bad input.
+Compiles the program that train or sweep will run. --topology=here is for this
+machine's devices. Others need pip install "depthmup-flax[plan]" (TPU) or
+jax-cuda12-pjrt and jax-cuda12-plugin (GPU), but no device and no data.
+depthmup config digits explains the fields of the config.
+Exit codes: 0 it fits, or the limit is not known, 1 it does not fit, 2 bad input.
 """
 
 from __future__ import annotations
@@ -19,7 +23,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import jax
 from absl import flags
 from ml_collections import ConfigDict
 
@@ -27,19 +30,19 @@ from depthmup_flax import cli
 from depthmup_flax.errors import BAD_INPUT, InputError
 
 if TYPE_CHECKING:
+    import jax
+
     from depthmup_flax.plan.blank_data import PlannedData
 
-_CONFIG = cli.define_config("Python file with get_config(), of a run or a sweep. Set any field: --config.mesh.fsdp=4")
-_TOPOLOGY = flags.DEFINE_string("topology", "here", "v5e:4x4, v6e:4x4, v5p:2x2x2, v4:2x2x2, h100:8, a100:8, or here.")
-_SLICES = flags.DEFINE_integer("slices", 1, "TPU slices of that topology, connected by the data-center network.")
-_MESHES = flags.DEFINE_bool("meshes", False, "Compile several meshes and settings of model.remat, and rank them.")
+_CONFIG = cli.define_config("A shipped config, of a run or a sweep, or a Python file.")
+_TOPOLOGY = flags.DEFINE_string("topology", "here", "v5e:4x4, v6e:4x4, v5p:2x2x2, v4:2x2x2, h100:8, a100:8.")
+_SLICES = flags.DEFINE_integer("slices", 1, "TPU slices of that topology.")
+_MESHES = flags.DEFINE_bool("meshes", False, "Compile several meshes and model.remat; rank them.")
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
-_LANES = flags.DEFINE_string(
-    "lanes", "auto", "Sweeps: runs on each device: auto (the most that fit), all, or a number."
-)
-_CLASSES = flags.DEFINE_integer("classes", None, "Of an image set that is absent and not known.")
-_EXAMPLES = flags.DEFINE_integer("examples", None, "Training examples of a set that is absent and not known.")
-_VOCABULARY = flags.DEFINE_integer("vocabulary", None, "Of a text that is absent and not known.")
+_LANES = flags.DEFINE_string("lanes", "auto", "Sweeps: runs on a device: auto (most that fit), all, N.")
+_CLASSES = flags.DEFINE_integer("classes", None, "Classes of an image set that is absent and not known.")
+_EXAMPLES = flags.DEFINE_integer("examples", None, "Training examples of such a set.")
+_VOCABULARY = flags.DEFINE_integer("vocabulary", None, "Vocabulary of a text that is absent and not known.")
 
 
 def main(argv: list[str]) -> int:
@@ -69,6 +72,8 @@ def _prepare(topology: str) -> None:
     from depthmup_flax.plan.topologies import HERE, environment_for
 
     os.environ.update(environment_for(topology, os.environ))
+    import jax
+
     if topology != HERE and not jax.config.jax_platforms:  # type: ignore[attr-defined]
         jax.config.update("jax_platforms", "cpu")  # leaves the devices of this machine to others
 
@@ -105,6 +110,8 @@ def _rank_meshes(config: ConfigDict, devices: Sequence[jax.Device], load: Planne
 
     if is_sweep(config):
         raise InputError("--meshes is for a run: the devices of a sweep do not communicate.")
+
+    import jax
 
     def make(config: ConfigDict) -> Plan:
         plan = make_plan(compile_run(config, devices, load))

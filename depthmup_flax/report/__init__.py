@@ -1,6 +1,6 @@
 """The report of a sweep: reads records, writes figures, tables and one self-contained page. No model runs here.
 
-``python -m depthmup_flax.report DIR`` is the command line of `make_report`.
+``depthmup report DIR`` is the command line of `make_report`.
 """
 
 from depthmup_flax.report.make_report import Report, make_report

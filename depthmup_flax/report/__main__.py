@@ -1,7 +1,15 @@
-"""Verdict, tables, figures and a page from the records of a sweep: depthmup report [DIR...] [--open] [--watch]
+"""Write the verdict, tables, figures and page of a sweep.
 
-Several directories are the shards of one sweep; without one, the report is of the newest sweep below ./runs.
-Exit code 0 on success, 2 for bad input.
+    depthmup report [DIR ...] [FLAG ...]
+
+Examples:
+    depthmup report
+    depthmup report runs/sweeps/digits --open
+    depthmup report runs/part0 runs/part1 --out=runs/report
+
+DIR is the --workdir of a sweep; several are the shards of one sweep. Without
+one, the report is of the newest sweep below ./runs.
+Exit codes: 0 success, 2 bad input.
 """
 
 import os
@@ -18,9 +26,9 @@ from depthmup_flax.report.watch import watch
 from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir import directory as workdirs
 
-_OUT = flags.DEFINE_string("out", None, "Directory for report.html and the figures; default DIR/report.")
+_OUT = flags.DEFINE_string("out", None, "Directory for the page and figures; default DIR/report.")
 _OPEN = flags.DEFINE_bool("open", False, "Open the page in a browser.")
-_WATCH = flags.DEFINE_bool("watch", False, "Rewrite the report while the sweep runs, until it is complete or Ctrl-C.")
+_WATCH = flags.DEFINE_bool("watch", False, "Rewrite the report while the sweep runs.")
 _RUNS = pathlib.Path("runs")  # where commands write by default
 
 

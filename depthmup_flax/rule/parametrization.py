@@ -188,22 +188,23 @@ class Parametrization:
 
     alpha: float = 0.5  # branches are multiplied by a * r^-alpha (TP6 Def. 6.2); delta = alpha for their gradients
     gamma: float = 0.5  # updates inside branches are multiplied by r^-gamma (TP6 Def. 6.1)
-    width: str = "mup"  # TP6 Table 2, or "standard": no width factor at all
-    # Divides the output, and multiplies gradient and update scales of every leaf, which gives SGD eta * gamma0^2
-    # (B24 Eq. 3) and Adam eta * gamma0 with a faithful epsilon (our extension).
+    width: str = "mup"  # the width rule: mup (TP6 Table 2), or standard: no width factor at all
+    # Divides the output: the feature-learning strength (B24 Eq. 3). It multiplies gradient and update scales of every
+    # leaf, which gives SGD eta * gamma0^2 and Adam eta * gamma0 with a faithful epsilon (our extension).
     gamma0: Scalar = 1.0
     gamma0_width_exponent: float = 0.0  # gamma0 is multiplied by m^this; -1/2: features stop moving (B24 C.1)
     branch_multiplier: Scalar = 1.0  # a, the tuned constant of every branch
-    # Learning-rate constants per `Role`, free of width and depth; tuned on the base model and transferred like eta.
-    input_lr_factor: Scalar = 1.0
-    hidden_lr_factor: Scalar = 1.0
-    output_lr_factor: Scalar = 1.0
-    vector_lr_factor: Scalar = 1.0
-    fixed_lr_factor: Scalar = 1.0
+    # Constants per `Role` at every width and depth: tuned on the base model and transferred like eta.
+
+    input_lr_factor: Scalar = 1.0  # times the learning rate of input weights: stem, embeddings
+    hidden_lr_factor: Scalar = 1.0  # times the learning rate of hidden weights
+    output_lr_factor: Scalar = 1.0  # times the learning rate of the readout's weights
+    vector_lr_factor: Scalar = 1.0  # times the learning rate of biases and norm scales
+    fixed_lr_factor: Scalar = 1.0  # times the learning rate of the readout's bias
     normalized_updates_only: bool = False  # refuse optimizers that are linear in the gradient (SGD, momentum)
-    # Replaces gamma for a branch's inner layers (`ParamInfo.inner`); None: gamma. depth_mup with 0 is the learning-rate
-    # correction of arXiv:2512.21075 for two-layer blocks; deep networks are unstable with it (TP6 sec. 9.3, measured in
-    # docs/beyond/which_exponent.md).
+    # Replaces gamma for a branch's inner layers (`ParamInfo.inner`); None: gamma. With 0, depth_mup has the
+    # learning-rate correction of arXiv:2512.21075 for two-layer blocks; deep networks are unstable with it (TP6 sec.
+    # 9.3, measured in docs/beyond/which_exponent.md).
     inner_gamma: float | None = None
 
     def __post_init__(self) -> None:

@@ -66,12 +66,12 @@ def classify(alpha: float, gamma: float) -> Classification:
 
 # What each preset is for.
 _USES = {
-    "sp": "a control: the framework's defaults and one learning rate, at every width and depth",
+    "sp": "a control: the framework's defaults, one rate at every width and depth",
     "mup": "a control over depth: transfers over width only",
     "depth_mup": "the default; for branches of one matrix",
     "block_only": "a control: branches scaled, learning rates not",
     "ode": "the infinite-depth ODE of TP6 Fig. 11 and B24 App. M",
-    "completep": "the numbers of ode under their best-known name; for branches of two or more matrices",
+    "completep": "for branches of two or more matrices; the exponents of ode",
     "ntk": "a control: features stop moving as width grows (B24 C.1)",
 }
 
@@ -85,15 +85,15 @@ gpt and by 0.033 +- 0.017 in vit (n = 8), and higher by 0.002 +- 0.004 in that r
 
 
 def describe_presets() -> str:
-    """The presets, their exponents and uses, what TP6 claims where its premises hold, and which to choose."""
+    """The presets, their uses and exponents, and what TP6 claims where its premises hold."""
     lines = []
     for name, rule in PRESETS.items():
         # The claims are about networks whose features move at every width, as under muP.
         hold = rule.width == "mup" and not rule.gamma0_width_exponent
-        exponents = f"alpha {rule.alpha:<4g} gamma {rule.gamma:<4g} width rule {rule.width:<9}"
-        lines.append(f"  {name:<11} {exponents} {_USES[name]}")
+        lines.append(f"  {name:<11} {_USES[name]}")
+        lines.append(f"  {'':<11} alpha {rule.alpha:g}, gamma {rule.gamma:g}, width rule {rule.width}")
         lines += [f"  {'':<11} {_verdict(classify(rule.alpha, rule.gamma))}"] if hold else []
-    return "\n".join([*lines, "", WHICH_EXPONENT])
+    return "\n".join(lines)
 
 
 def _verdict(classification: Classification) -> str:
@@ -102,4 +102,4 @@ def _verdict(classification: Classification) -> str:
     if not classification.stable_in_training:
         return "unstable during training as depth grows (TP6 Claim 7.2)"
     diversity = classification.feature_diversity_exponent
-    return f"with one matrix: stable, nontrivial, faithful, feature diversity {diversity:g} (TP6 Claims 7.1-7.5)"
+    return f"stable, nontrivial, faithful, feature diversity {diversity:g} (TP6, one matrix)"

@@ -1,4 +1,4 @@
-"""Sweeps: python -m depthmup_flax.sweep --config=configs/sweeps/<id>.py --workdir=DIR, or `sweep(config, directory)`.
+"""Sweeps: depthmup sweep --config=sweeps/NAME, or `sweep(config, directory)`.
 
 A group is the runs that differ only in the seed and other numbers, and so share one compiled program.
 A cohort is the runs of a group that train together now.
@@ -9,20 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from depthmup_flax.sweep.grid import at_scale, powers_of_two, sweep_config
+from depthmup_flax.lazy_names import imported_late
 
 if TYPE_CHECKING:
+    from depthmup_flax.sweep.grid import at_scale, powers_of_two, sweep_config
     from depthmup_flax.sweep.runner import sweep
 
 __all__ = ["at_scale", "powers_of_two", "sweep", "sweep_config"]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-
-    def __getattr__(name: str) -> object:
-        """`sweep`, imported at its first use: a config file of a sweep needs no Flax."""
-        if name != "sweep":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from depthmup_flax.sweep.runner import sweep
-
-        globals()[name] = sweep
-        return sweep
+    __getattr__ = imported_late(__name__, {"grid": "at_scale powers_of_two sweep_config", "runner": "sweep"})

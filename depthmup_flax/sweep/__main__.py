@@ -1,8 +1,19 @@
-"""Trains a grid of runs: python -m depthmup_flax.sweep --config=configs/sweeps/digits.py --workdir=runs/sweep
+"""Train a grid of networks over learning rate, width, depth, seed, ...
 
-Runs that differ only in learning rate, momentum, seed and other numbers share one compiled program; a short benchmark
-chooses how many train together. Each run appends a record to DIR/records.jsonl when it ends, and rerunning the command
-resumes the sweep. Make figures with: python -m depthmup_flax.report DIR
+    depthmup sweep --config=NAME [--config.FIELD=VALUE ...] [FLAG ...]
+
+Examples:
+    depthmup sweep --config=sweeps/digits
+    depthmup sweep --config=sweeps/vit --config.scale=smoke --dry_run
+    depthmup sweep --config=sweeps/digits --config.base.model.norm=layer
+
+--config.scale is smoke, cpu, gpu or paper. --config.base.model.norm sets a field
+of all runs, --config.grids.NAME.model.depth="(4, 8)" the values of an axis:
+depthmup config sweeps/digits lists both.
+
+Runs that differ only in learning rate, seed and other numbers share a compiled
+program and train together. Each run appends a line to records.jsonl when it
+ends. Rerunning the command resumes the sweep. Afterwards: depthmup report
 """
 
 from absl import flags
@@ -11,16 +22,13 @@ from depthmup_flax import cli, console
 from depthmup_flax.compilation_cache import cache_compilations
 from depthmup_flax.errors import InputError
 
-_CONFIG = cli.define_config(
-    "Python file with get_config(scale); --config.scale=smoke|cpu|gpu|paper. Set a field of the base config with "
-    "--config.base.model.norm=layer, an axis of a grid with --config.grids.<name>.model.depth='(4, 8)'."
-)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory for sweep.json and records.jsonl; resumed if it has them.")
+_CONFIG = cli.define_config("A shipped config, such as sweeps/digits, or a Python file.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory; default runs/sweeps/ and the config's name.")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the sweep in --workdir and start again.")
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the grid, its runs and their sizes; train nothing.")
-_MEASURE = flags.DEFINE_bool("measure", False, "A dry run that also compiles, and measures memory and time.")
-_SHARD = flags.DEFINE_string("shard", "0/1", "i/n: train only the i-th of n parts of the grid, counted from 0.")
-_LANES = flags.DEFINE_string("lanes", "auto", "Runs together on each device: auto (benchmark), all, or a number.")
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the runs and their sizes; train nothing.")
+_MEASURE = flags.DEFINE_bool("measure", False, "As --dry_run, and measure memory and time.")
+_SHARD = flags.DEFINE_string("shard", "0/1", "i/n: only part i of n, from 0; for several machines.")
+_LANES = flags.DEFINE_string("lanes", "auto", "Runs at a time on a device: auto, all or a number.")
 
 
 def main(argv: list[str]) -> None:

@@ -45,7 +45,7 @@ def sweep_config(
       grids: name -> dotted field -> values. On the command line: ``--config.grids.depths.model.depth="(4, 8)"``.
       figure: id of the figure.
       title: one sentence.
-      scale: the argument of ``get_config``: ``smoke``, ``cpu``, ``gpu`` or ``paper``.
+      scale: size of the experiment, the argument of ``get_config``: ``smoke``, ``cpu``, ``gpu`` or ``paper``.
       x: the axis along which the report finds optima.
       extend: largest number of values to add to ``x`` while the minimum of a curve lies at the edge of the grid.
     """
@@ -150,7 +150,8 @@ def shard_of(runs: Sequence[Run], x: str, shard: tuple[int, int], cost: Mapping[
 def _validate(config: ConfigDict) -> None:
     if "grids" not in config:
         raise InputError(
-            "this config has no grids: it describes one run. Train it with train.py, or use one of configs/sweeps/."
+            "this config has no grids: it describes one run. Train it with depthmup train, or use one of the sweeps "
+            "that depthmup config lists."
         )
     configs.validate(config.base)
     if config.base.mesh.to_dict() != configs.default_config().mesh.to_dict():

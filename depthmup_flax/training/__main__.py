@@ -1,35 +1,38 @@
-"""Trains a network with Depth-muP: depthmup train --config=digits
+"""Train one network with Depth-muP.
 
-Set any field of the config on the command line, such as --config.model.depth=24. Rerunning the command resumes the run.
---print_params shows what the rule gives every parameter, and trains nothing.
+    depthmup train --config=NAME [--config.FIELD=VALUE ...] [FLAG ...]
 
-Exit codes: 0 the run has ended, 2 bad input, 74 the disk or the data failed, 75 preempted by a signal, with the state
-saved, or another process uses the work directory: rerunning the command resumes the run.
+Examples:
+    depthmup train --config=digits
+    depthmup train --config=digits --config.model.depth=32 --workdir=runs/deep
+    depthmup train --config=cifar10_resnet --print_params
+
+Rerunning the command resumes the run. In a clone, python train.py is the same.
+depthmup config lists the configs, depthmup config digits all fields of one.
+
+Exit codes: 0 the run has ended, 2 bad input, 74 the disk or the data failed,
+75 interrupted by a signal, with the state saved, or another process uses the
+work directory: rerun the command to resume.
 """
 
 from absl import flags
 
 from depthmup_flax import cli, console, errors
 from depthmup_flax.compilation_cache import cache_compilations
-from depthmup_flax.parallel import distributed
 from depthmup_flax.records import COMPLETED
-from depthmup_flax.rule.phase_diagram import describe_presets
 
-_CONFIG = cli.define_config("A shipped config, or a Python file with get_config().", default="digits")
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Directory of the run, resumed if it holds the run; default: runs/ and the config's name."
-)
+_CONFIG = cli.define_config("A shipped config, such as digits, or a Python file.", default="digits")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory; default runs/ and the config's name.")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the run in --workdir and start again.")
 cli.define_processes()
-_PRINT_PARAMS = flags.DEFINE_bool("print_params", False, "Print the parameter table and exit.")
-
-__doc__ = f"{__doc__}\n--config.parametrization.preset is one of\n{describe_presets()}\n"
+_PRINT_PARAMS = flags.DEFINE_bool("print_params", False, "Print the factors of all parameters and exit.")
 
 
 def main(argv: list[str]) -> int:
     """Trains the config; returns an exit code of `depthmup_flax.errors`."""
     cli.require_no_arguments(argv)
     # Imported here, so that --help and a wrong flag answer at once.
+    from depthmup_flax.parallel import distributed
     from depthmup_flax.training.experiment import build
     from depthmup_flax.training.loop import PREEMPTED, train_and_evaluate
 

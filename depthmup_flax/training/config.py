@@ -1,8 +1,7 @@
 """The config tree: every field with its default, the checks that need no model, and comparison of configs.
 
-A config file is Python: ``get_config()`` returns `default_config` with some fields changed. For the fields of a section
-see what it configures: ``parametrization`` `Parametrization`, ``model`` the model's class, ``data``
-`depthmup_flax.data`, ``optimizer.kwargs`` optax.
+A config file is Python: ``get_config()`` returns `default_config` with some fields changed. ``depthmup config``
+explains every field, in the words of the comments below, of `Parametrization`, ``DataConfig`` and the models.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from depthmup_flax import shipped_configs
 from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.errors import InputError, closest, did_you_mean
 from depthmup_flax.models import MODELS, model_fields
@@ -33,7 +33,6 @@ from depthmup_flax.types import Json
 
 # Unset, these fields of `Parametrization` have the preset's value.
 _LR_FACTORS = ("input_lr_factor", "hidden_lr_factor", "output_lr_factor", "vector_lr_factor", "fixed_lr_factor")
-_KWARGS = ("momentum", "b1", "b2", "eps")
 WRITERS = ("jsonl", "tensorboard", "wandb")
 _EXPONENTS = ("alpha", "gamma", "inner_gamma")
 _RULE_FIELDS = {"width": str, **dict.fromkeys((*_EXPONENTS, "gamma0", "branch_multiplier", *_LR_FACTORS), float)}
@@ -44,42 +43,59 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
     return ConfigDict(
         {
             "seed": 0,  # of initial weights, data order, augmentation, dropout and a language model's sample
-            "parametrization": {"preset": "depth_mup", **{k: placeholder(t) for k, t in _RULE_FIELDS.items()}},
-            # float32 is in full on every device; bfloat16 is faster on accelerators (docs/running_at_scale.md).
-            "model": {"name": model, **model_fields(model), "dtype": "float32"},
+            # The rule: a preset, in which single fields may be replaced.
+            "parametrization": {
+                "preset": "depth_mup",  # depth_mup, completep, mup, sp, ...: depthmup config --presets
+                **{name: placeholder(kind) for name, kind in _RULE_FIELDS.items()},
+            },
+            # The network: the sizes, those of its base model, and the fields of its class.
+            "model": {
+                "name": model,  # the model's class: res_mlp, simple_resnet, resnet, vit or gpt
+                **model_fields(model),
+                "dtype": "float32",  # of the computation in layers: float32, in full on every device, or bfloat16
+            },
+            # The examples, and how they are read.
             "data": dict(DATA_DEFAULTS),
+            # The optax direction, its learning rate and weight decay.
             "optimizer": {
                 "name": "adam",  # sgd, momentum, adam, adamw, muon, or any optax direction: lion, rmsprop, ...
                 "learning_rate": 1e-3,  # eta; the same at the base model and at every size
                 "schedule": "constant",  # after the warm-up: constant, or cosine to zero at the last step
-                "warmup_steps": 0,  # linear from 0
+                "warmup_steps": 0,  # steps in which the rate rises linearly from 0
                 "weight_decay": 0.0,  # decoupled: a step removes eta(t) * this from a matrix, at every size
                 "decay_width_exponent": 0.0,  # of hidden matrices: decay is times their width ratio to this power
                 "clip_rms": 0.0,  # largest root mean square of the scaled gradients; 0: no clipping
                 "frozen": (),  # globs of parameter paths that keep their initial values: ("stem", "readout")
                 # Arguments of the optax direction; unset ones have optax's default. A config file may add others.
-                "kwargs": {"nesterov": placeholder(bool), **{k: placeholder(float) for k in _KWARGS}},
+                "kwargs": {
+                    "nesterov": placeholder(bool),  # sgd, momentum, adam, adamw, muon: Nesterov's momentum
+                    "momentum": placeholder(float),  # momentum: decay of the average of gradients
+                    "b1": placeholder(float),  # adam and the like: decay of the average of gradients
+                    "b2": placeholder(float),  # adam and the like: decay of the average of squared gradients
+                    "eps": placeholder(float),  # adam and the like: added to the denominator
+                },
             },
             # Devices along each axis; one may be -1, all the others (`depthmup_flax.parallel.sharding`).
             "mesh": {
                 "data": -1,  # copies of the parameters, each with a part of the batch
                 "fsdp": 1,  # parts of the batch, the parameters and the optimizer state
                 "tensor": 1,  # parts of the features inside layers
-                "gradient_dtype": "",  # of weights' gradients, also in sums over devices: float32, or "", model.dtype
+                "gradient_dtype": "",  # of weights' gradients and their sums over devices: float32, or "": model.dtype
             },
+            # Length of the training, evaluations, checkpoints.
             "train": {
-                "batch_size": 64,
-                "accumulate": 1,  # sequential parts of a batch, for less memory
-                "epochs": 20.0,
-                "steps": 0,  # if above 0, replaces epochs
+                "batch_size": 64,  # examples of a step, on all devices together
+                "accumulate": 1,  # parts of a batch, computed one after another, for less memory
+                "epochs": 20.0,  # passes over the training examples; may be a fraction
+                "steps": 0,  # steps of training; if above 0, replaces epochs
                 "average_steps": 0,  # train_loss_avg is the mean over this many last steps; 0: the last epoch
-                "eval_batch_size": 500,
+                "eval_batch_size": 500,  # examples evaluated at a time
                 "eval_every": 0,  # steps between evaluations, each with a checkpoint; 0: an epoch
                 "log_every": 50,  # steps between rows of metrics
-                "writers": ("jsonl", "tensorboard"),  # of metrics; also "wandb". metrics.jsonl is always written
-                "checkpoint": True,
+                "writers": ("jsonl", "tensorboard"),  # of metrics: jsonl, which is needed, tensorboard, wandb
+                "checkpoint": True,  # save at evaluations and when preempted, so that the run can be resumed
                 "checkpoint_every": 0,  # steps between further checkpoints; 0: none
-                "keep_checkpoints": 2,  # the latest; the one with the best test accuracy is kept as well
+                "keep_checkpoints": 2,  # how many of the latest; that with the best test accuracy is kept as well
                 "stall_timeout_s": 600.0,  # the run stops if streamed data delivers no batch for this long
                 "stop_on_divergence": True,  # the run ends when its loss or its parameters are not finite
                 "compare_replicas": True,  # the run stops if copies of an array on several devices differ at a save
@@ -104,7 +120,7 @@ def validate(config: ConfigDict) -> None:
       InputError: one sentence with the field, its value and the remedy.
     """
     if "grids" in config:
-        raise InputError("this config is a sweep's: run it with python -m depthmup_flax.sweep.")
+        raise InputError("this config is a sweep's: run it with depthmup sweep.")
     _require_same_fields(config, default_config(config.get("model", {}).get("name", "res_mlp")), "")
     if not isinstance(config.seed, int) or not 0 <= config.seed < 2**31:
         raise InputError(f"seed is {config.seed!r}: use a whole number from 0 to 2^31 - 1.")
@@ -187,15 +203,17 @@ def make_parametrization(config: ConfigDict) -> Parametrization:
 
 def optimizer_kwargs(config: ConfigDict) -> dict[str, Any]:
     """The fields of ``config.optimizer.kwargs`` that are set; a field that a config file added may be ``None``."""
-    unset = {name for name in ("nesterov", *_KWARGS) if config.optimizer.kwargs.get(name) is None}
+    unset = {name for name in default_config().optimizer.kwargs if config.optimizer.kwargs.get(name) is None}
     return {name: value for name, value in config.optimizer.kwargs.to_dict().items() if name not in unset}
 
 
 def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
     """``get_config(*arguments)`` of another config file, for a config that is derived from it.
 
-    A config names its parent by ``pathlib.Path(__file__).with_name("parent.py")``.
+    Names a shipped config, ``from_file("sweeps/vit")``, or a file, ``pathlib.Path(__file__).with_name("parent.py")``.
     """
+    if path in shipped_configs.names():
+        path = shipped_configs.directory() / f"{path}.py"
     if not pathlib.Path(path).is_file():
         raise InputError(f"config file {str(path)!r} cannot be read: name a Python file with get_config().")
     name = f"{pathlib.Path(path).stem}_config"

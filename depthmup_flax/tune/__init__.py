@@ -1,8 +1,10 @@
-"""Tuning a small proxy of a large network: python -m depthmup_flax.tune --config=TARGET.py ..., or `tune`."""
+"""Tuning a small proxy of a large network: depthmup tune --config=TARGET.py, or `tune`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from depthmup_flax.lazy_names import imported_late
 
 if TYPE_CHECKING:
     from depthmup_flax.tune.search import tune
@@ -10,12 +12,4 @@ if TYPE_CHECKING:
 __all__ = ["tune"]
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-
-    def __getattr__(name: str) -> object:
-        """`tune`, imported at its first use: the command line answers ``--help`` without Flax."""
-        if name != "tune":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from depthmup_flax.tune.search import tune
-
-        globals()[name] = tune
-        return tune
+    __getattr__ = imported_late(__name__, {"search": "tune"})

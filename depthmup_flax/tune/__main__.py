@@ -1,14 +1,17 @@
-"""Tunes a small proxy and writes the large network's config: python -m depthmup_flax.tune --config=TARGET.py ...
+"""Tune a small proxy network and write the config of the large one.
 
-    python -m depthmup_flax.tune --config=configs/cifar10_resnet.py --proxy.width=64 --proxy.depth=6 --workdir=runs/tune
-    python train.py --config=runs/tune/tuned.py --workdir=runs/large
+    depthmup tune --config=TARGET --proxy.width=N --proxy.depth=N [FLAG ...]
 
-The proxy is the target at another width and depth, which become the base sizes of both: Depth-muP then transfers the
-proxy's hyperparameters to the target. The search sweeps the proxy's learning rate, and what --tune names, with several
-seeds. It extends the grid while the optimum lies at its edge.
+Examples:
+    depthmup tune --config=digits --proxy.width=32 --proxy.depth=4
+    depthmup tune --config=my.py --proxy.steps=500 --tune=gamma0,output_lr_factor
+    depthmup train --config=runs/tune/digits/tuned.py --workdir=runs/large
 
---target.batch_size and --target.steps train the target at another batch size or for another number of steps than the
-proxy; rate, averages, epsilon, decay and warm-up are then rescaled (depthmup_flax.rule.rescaling), and printed.
+The proxy is the target at another width and depth, its base model: Depth-muP
+transfers the proxy's hyperparameters to the target. The grid is extended while
+the optimum lies at its edge. --target.batch_size and --target.steps rescale
+rate, averages, decay and warm-up for a target that is trained otherwise.
+depthmup config digits explains the fields of the config.
 """
 
 from absl import flags
@@ -18,33 +21,27 @@ from depthmup_flax.compilation_cache import cache_compilations
 from depthmup_flax.errors import InputError
 from depthmup_flax.rule.rescaling import TIMES, RescalingRule
 
-_CONFIG = cli.define_config("Python file with get_config(): the large network.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory for records and tuned.py; resumed if it has them.")
+_CONFIG = cli.define_config("The large network: a shipped config or a Python file.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory; default runs/tune/ and the config's name.")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the search in --workdir and start again.")
-_WIDTH = flags.DEFINE_integer("proxy.width", 0, "Width of the proxy; default: the target's model.base_width.")
-_DEPTH = flags.DEFINE_integer("proxy.depth", 0, "Depth of the proxy; default: the target's model.base_depth.")
-_STEPS = flags.DEFINE_integer("proxy.steps", 0, "Training steps of each proxy run; default: the target's.")
-_TARGET_BATCH = flags.DEFINE_integer("target.batch_size", None, "Batch size of the target; default: its config's.")
-_TARGET_STEPS = flags.DEFINE_integer(
-    "target.steps", None, "Training steps of the target; default: as many examples as its config says."
-)
+_WIDTH = flags.DEFINE_integer("proxy.width", 0, "Width of the proxy; 0: model.base_width.")
+_DEPTH = flags.DEFINE_integer("proxy.depth", 0, "Depth of the proxy; 0: model.base_depth.")
+_STEPS = flags.DEFINE_integer("proxy.steps", 0, "Training steps of a proxy run; 0: the target's.")
+_TARGET_BATCH = flags.DEFINE_integer("target.batch_size", None, "Batch size of the target, if another.")
+_TARGET_STEPS = flags.DEFINE_integer("target.steps", None, "Steps of the target; default: as many examples.")
 _RULE = RescalingRule()
-_TIMES = f"{', '.join(TIMES)}; see depthmup_flax.rule.rescaling."
-_AVERAGES = flags.DEFINE_string("rescale.averages", _RULE.averages, f"Keep the time of Adam's averages in {_TIMES}")
-_DECAY = flags.DEFINE_string("rescale.decay", _RULE.decay, f"Keep the time of weight decay in {_TIMES}")
-_WARMUP = flags.DEFINE_string("rescale.warmup", _RULE.warmup, f"Keep the time of the warm-up in {_TIMES}")
-_BATCH_EXPONENT = flags.DEFINE_float(
-    "rescale.batch_exponent", None, "The rate follows the batch size to this power; default: the optimizer's."
-)
+_TIMES = f"{', '.join(TIMES[:-1])} or {TIMES[-1]}."
+_AVERAGES = flags.DEFINE_string("rescale.averages", _RULE.averages, f"Adam's averages span as many {_TIMES}")
+_DECAY = flags.DEFINE_string("rescale.decay", _RULE.decay, f"Weight decay spans as many {_TIMES}")
+_WARMUP = flags.DEFINE_string("rescale.warmup", _RULE.warmup, f"The warm-up spans as many {_TIMES}")
+_BATCH_EXPONENT = flags.DEFINE_float("rescale.batch_exponent", None, "Rate ~ batch size^this; default by optimizer.")
 _DURATION_EXPONENT = flags.DEFINE_float(
-    "rescale.duration_exponent",
-    None,
-    "The rate follows the examples to this power; default: the optimizer's.",
+    "rescale.duration_exponent", None, "Rate ~ examples^this; default by optimizer."
 )
-_TUNE = flags.DEFINE_list("tune", [], "Also tune these: branch_multiplier, gamma0, input_lr_factor, output_lr_factor.")
-_OCTAVES = flags.DEFINE_integer("octaves", 4, "Factors of two to try on each side of the config's learning rate.")
+_TUNE = flags.DEFINE_list("tune", [], "Also branch_multiplier, gamma0, output_lr_factor, ...")
+_OCTAVES = flags.DEFINE_integer("octaves", 4, "Factors of two on each side of the config's rate.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds per point.")
-_LANES = flags.DEFINE_string("lanes", "auto", "Runs together on each device: auto (benchmark), all, or a number.")
+_LANES = flags.DEFINE_string("lanes", "auto", "Runs at a time on a device: auto, all or a number.")
 
 
 def main(argv: list[str]) -> None:

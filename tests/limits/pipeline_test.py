@@ -127,7 +127,6 @@ def test_an_unknown_figure_is_one_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--config=configs/limits/ntk.py"], "error: --workdir is not set"),
         (["--config=configs/limits/ntk.py", "--config.scale=paper", "--workdir=x"], "error: config.scale is 'paper'"),
         (["--config=configs/limits/ntk.py", "--config.width=3", "--workdir=x"], "error: config has no field 'width'"),
     ],

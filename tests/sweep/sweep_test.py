@@ -593,7 +593,6 @@ def test_the_commands_sweep_report_and_refuse(tmp_path):
     for arguments, sentence in (
         ([config, "--config.scale=huge", "--workdir=s"], "config.scale is 'huge'"),
         ([config, "--config.scale", "huge"], "config.scale is 'huge'"),
-        ([config, "--config.scale=smoke"], "--workdir is not set"),
         ([f"--config={ROOT / 'configs/digits.py'}", "--config.scale=cpu"], "this config has no scale"),
         ([config, "--config.scale=smoke", "--workdir=s", "--shard=4/4"], "--shard is 4/4: write i/n"),
         ([config, "--config.scale=smoke", "--workdir=s", "--lanes=many"], "--lanes is many: use auto"),

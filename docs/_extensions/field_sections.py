@@ -4,52 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import inspect
-import io
-import itertools
-import tokenize
 from typing import TYPE_CHECKING, Any
+
+from depthmup_flax import field_comments
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
-
-
-def field_comments(cls: type) -> dict[str, str]:
-    """Name -> comment for the fields in a class's body: the comment lines above a field, and the one beside it."""
-    comments: dict[str, str] = {}
-    above: list[str] = []
-    name = ""
-    depth = 0
-    try:
-        source = inspect.cleandoc("\n" + inspect.getsource(cls))
-    except (OSError, TypeError):
-        return {}
-    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
-    first_of_line = True
-    for token, after in itertools.pairwise(tokens):
-        if token.type == tokenize.INDENT:
-            depth += 1
-        elif token.type == tokenize.DEDENT:
-            depth -= 1
-        elif token.type == tokenize.COMMENT and depth == 1:
-            if first_of_line:
-                above.append(_words(token))
-            elif name:
-                comments[name] = " ".join([comments[name], _words(token)]).strip()
-        elif token.type == tokenize.NAME and first_of_line and depth == 1 and after.string in (":", "="):
-            name = token.string
-            comments[name], above = " ".join(above), []
-        elif token.type == tokenize.NEWLINE:
-            name = ""
-        elif token.type == tokenize.NL and token.line.isspace():
-            above = []
-        if token.type not in (tokenize.INDENT, tokenize.DEDENT):
-            first_of_line = token.type in (tokenize.NEWLINE, tokenize.NL)
-    return {field: comment for field, comment in comments.items() if comment}
-
-
-def _words(token: tokenize.TokenInfo) -> str:
-    return token.string.lstrip("#").strip()
 
 
 def _on_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
@@ -60,7 +20,7 @@ def _on_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lin
     is_enum = issubclass(obj, enum.Enum)
     if "Fields:" in lines or not (dataclasses.is_dataclass(obj) or is_enum):
         return
-    comments = field_comments(obj)
+    comments = field_comments.of_class(obj)
     if comments:
         section = "Values:" if is_enum else "Fields:"
         lines += ["", section, *(f"  {field}: {text}" for field, text in comments.items()), ""]

@@ -1,0 +1,278 @@
+"""List the shipped configs, explain the fields of one, or copy one.
+
+    depthmup config [NAME [SECTION]] [--config.FIELD=VALUE ...] [FLAG ...]
+
+Examples:
+    depthmup config
+    depthmup config digits optimizer
+    depthmup config --copy digits my.py
+
+NAME is a shipped config, such as digits or sweeps/vit, or a Python file of yours.
+Fields that differ from their default are marked *. Of the runs of a sweep, these
+are shown; depthmup config sweeps/digits base shows all.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import pathlib
+import re
+import shlex
+import shutil
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from depthmup_flax import cli, config_files, field_comments, shipped_configs
+from depthmup_flax.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+_CONFIG = cli.define_config("The same as NAME.")
+_COPY = flags.DEFINE_bool("copy", False, "Write the config to the file that is named second.")
+_PRESETS = flags.DEFINE_bool("presets", False, "List the values of parametrization.preset.")
+
+_GROUPS = {  # the part of a shipped config's name before "/" -> the command that it is for
+    "": "train",
+    "sweeps": "sweep",
+    "limits": "limits",
+}
+_LEFT = 30  # columns of "name=value"
+_LONG = 60  # columns of a value; longer tuples are abbreviated
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """A field of a config."""
+
+    path: str  # dotted
+    value: Any  # None: not set
+    default: Any  # None: it has none, or is not set by default
+    meaning: str  # in a sentence or more
+    if_unset: str = ""  # what is used if it is not set
+
+    @property
+    def changed(self) -> bool:
+        """Whether its value is another one than its default."""
+        return self.value is not None and self.value != self.default
+
+
+def main(argv: list[str]) -> None:
+    """Prints what was asked for, or writes the copy."""
+    words = argv[1:]
+    if _COPY.value:
+        if len(words) != 2:
+            raise InputError("--copy needs a config and a new file: depthmup config --copy digits my.py.")
+        print(copied(*words))
+    elif _PRESETS.value:
+        cli.require_no_arguments(argv)
+        from depthmup_flax.rule.phase_diagram import WHICH_EXPONENT, describe_presets
+
+        print(f"--config.parametrization.preset is one of\n\n{describe_presets()}\n")
+        print(textwrap.fill(WHICH_EXPONENT, _columns()))
+    elif not words and not config_files.is_named():
+        print(listing())
+    else:
+        if not config_files.is_named():
+            config_files.name(words.pop(0))
+        if len(words) > 1:
+            raise InputError(f"unexpected argument {words[1]!r}: name one config and one section.")
+        print(explained(cli.resolved(_CONFIG), cli.config_path(), *words))
+
+
+def listing() -> str:
+    """The shipped configs, in groups, each with the first line of its docstring."""
+    blocks = []
+    for group, command in _GROUPS.items():
+        names = [name for name in shipped_configs.names() if name.rpartition("/")[0] == group]
+        width = max(map(len, names))
+        summaries = (_summary(shipped_configs.path_of(name)) for name in names)
+        clipped = (textwrap.shorten(text, _columns() - width - 4, placeholder=" ...") for text in summaries)
+        rows = [f"  {name:{width}}  {text}" for name, text in zip(names, clipped, strict=True)]
+        blocks.append("\n".join([f"depthmup {command} --config=NAME", *rows]))
+    return "\n\n".join([*blocks, "depthmup config NAME explains one, depthmup config --copy NAME my.py copies it."])
+
+
+def copied(name: str, target: str) -> str:
+    """Copies the file of a config to a new file; returns a sentence, and the next command.
+
+    Raises:
+      InputError: no such config, or the new file exists or cannot be written.
+    """
+    source, path = pathlib.Path(shipped_configs.path_of(name).partition(":")[0]), pathlib.Path(target)
+    if path.suffix != ".py":
+        raise InputError(f"the copy is {target!r}: use a name that ends in .py.")
+    try:
+        text = source.read_bytes()
+        with path.open("xb") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise InputError(f"{target} exists: choose another name, or delete it.") from error
+    except OSError as error:
+        raise InputError(f"{error.filename} cannot be used: {error.strerror}.") from error
+    command = _GROUPS.get(name.rpartition("/")[0], "train")
+    return f"written: {target}\nnext: depthmup {command} --config={target}"
+
+
+def fields(config: ConfigDict, path: str) -> list[Field]:
+    """The fields of the config of a run, a sweep or a theory figure, which the file ``path`` returned."""
+    from depthmup_flax.training.config import field_paths, get_field
+
+    if "grids" in config:
+        return _of_sweep(config)
+    if "figure" not in config:
+        return _of_run(config)
+    from depthmup_flax.data import DataConfig
+    from depthmup_flax.limits import limits_config
+
+    meanings = {
+        **{f"data.{name}": text for name, text in field_comments.of_class(DataConfig).items()},
+        **field_comments.of_docstring(limits_config.__doc__ or "", "Args"),
+        **field_comments.of_code(pathlib.Path(path.partition(":")[0]).read_text(encoding="utf-8")),
+    }
+    position = {name: place for place, name in enumerate(meanings)}
+    names = sorted(field_paths(config), key=lambda name: ("." not in name, position.get(name, len(position))))
+    return [Field(name, get_field(config, name), None, meanings.get(name, "")) for name in names]
+
+
+def _of_run(config: ConfigDict) -> list[Field]:
+    from depthmup_flax.data import DataConfig
+    from depthmup_flax.models import MODELS
+    from depthmup_flax.rule.parametrization import Parametrization
+    from depthmup_flax.training.config import default_config, field_paths, get_field, make_parametrization
+
+    model = MODELS[config.model.name]
+    of_model: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        of_model |= field_comments.of_docstring(base.__doc__ or "", "Attributes")
+    sections = {
+        "parametrization": field_comments.of_class(Parametrization),
+        "model": of_model,
+        "data": field_comments.of_class(DataConfig),
+    }
+    meanings = field_comments.of_code(inspect.getsource(default_config))
+    order = list(dict.fromkeys(path.partition(".")[0] for path in meanings))
+    for section, texts in sections.items():
+        for name, text in texts.items():
+            meanings.setdefault(f"{section}.{name}", text)
+    position = {path: place for place, path in enumerate(meanings)}
+    defaults, rule = default_config(config.model.name), make_parametrization(config)
+    known = set(field_paths(defaults))
+    result = []
+    by_source = lambda path: (order.index(path.partition(".")[0]), position.get(path, len(position)))
+    for path in sorted(field_paths(config), key=by_source):
+        section, _, name = path.rpartition(".")
+        of_preset = getattr(rule, name, None)
+        unset = {
+            "parametrization": f"the preset's {of_preset}" if of_preset is not None else "",
+            "optimizer.kwargs": "optax's",
+        }
+        meaning = meanings.get(path) or meanings.get(section, "")  # a config file may add arguments of optax
+        default = get_field(defaults, path) if path in known else None
+        result.append(Field(path, get_field(config, path), default, meaning, unset.get(section, "")))
+    return result
+
+
+def _of_sweep(config: ConfigDict) -> list[Field]:
+    from depthmup_flax.sweep import sweep_config
+    from depthmup_flax.training.config import field_paths, get_field
+
+    meanings = field_comments.of_docstring(sweep_config.__doc__ or "", "Args")
+    of_run = _of_run(config.base)
+    meanings |= {f"grids.{grid}.{field.path}": field.meaning for grid in config.grids for field in of_run}
+    own = [path for path in field_paths(config) if not path.startswith("base.")]
+    own.sort(key=lambda path: path.startswith("grids."))
+    fields_of_sweep = [Field(path, get_field(config, path), None, meanings.get(path, "")) for path in own]
+    return fields_of_sweep + [dataclasses.replace(field, path=f"base.{field.path}") for field in of_run]
+
+
+def explained(config: ConfigDict, path: str, section: str = "") -> str:
+    """The fields of a config, or of a section of it, with values, defaults and explanations, as text.
+
+    Raises:
+      InputError: no such section.
+    """
+    known = fields(config, path)
+    if section:
+        shown = [field for field in known if f"{field.path}.".startswith(f"{section}.")]
+        if not shown:
+            raise InputError(f"{path} has no section {section!r}: {did_you_mean(section, _sections(known))}")
+    else:
+        shown = [field for field in known if field.changed or not field.path.startswith("base.")]
+    lines = [] if section else [*textwrap.wrap(_summary(path), _columns()), ""]
+    heading = None
+    for field in shown:
+        parts = field.path.split(".")
+        depth = 2 if parts[0] == "grids" else len(parts) - 1
+        if heading not in (None, parts[:depth]):
+            lines.append("")
+        if heading != parts[:depth] and depth:
+            lines.append(".".join(parts[:depth]))
+        heading = parts[:depth]
+        lines += _lines(field, ".".join(parts[depth:]), "* " if field.changed and field.default is not None else "  ")
+    return "\n".join([*lines, "", *_footer(known, shown, section)])
+
+
+def _sections(known: list[Field]) -> set[str]:
+    """``optimizer``, ``optimizer.kwargs``, ... and the fields themselves."""
+    return {".".join(field.path.split(".")[:end]) for field in known for end in range(1, field.path.count(".") + 2)}
+
+
+def _lines(field: Field, name: str, mark: str) -> list[str]:
+    """``* depth=16    (default 8) L, the number of residual blocks``, in as many lines as it needs."""
+    if field.value is None:
+        left, note = name, f"(unset: {field.if_unset}) " if field.if_unset else "(unset) "
+    else:
+        left = f"{name}={_shown(field.value)}"
+        note = f"(default {_shown(field.default)}) " if field.changed and field.default is not None else ""
+    rest = textwrap.wrap(note + first_sentence(field.meaning), _columns() - _LEFT) or [""]
+    if len(left) > _LEFT - 4:
+        rest.insert(0, "")
+    first, *others = rest
+    return [f"{mark}{left:{_LEFT - 2}}{first}".rstrip(), *(" " * _LEFT + line for line in others)]
+
+
+def _shown(value: Any) -> str:
+    """A value as one types it behind ``=``; the ends of a long tuple."""
+    text = str(value)
+    if isinstance(value, tuple) and len(text) > _LONG:
+        return f"({value[0]}, {value[1]}, ..., {value[-1]}), {len(value)} values"
+    return text or "''"
+
+
+def _footer(known: list[Field], shown: list[Field], section: str) -> list[str]:
+    lines = []
+    if any(field.changed and field.default is not None for field in shown):
+        lines.append("* differs from the default.")
+    example = next((field for field in shown if field.changed and field.default is not None), shown[-1])
+    typed = shlex.quote(str(example.value if example.value is not None else "VALUE"))
+    lines.append(f"Set a field on the command line: --config.{example.path}={typed}")
+    if not section and any(field.path.startswith("base.") for field in known):
+        lines.append("All fields of the sweep's runs: depthmup config NAME base")
+    return lines
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of an explanation, without its period and marks of code."""
+    sentence = re.split(r"(?<=\.)(?<!App\.|Def\.|Fig\.)\s+(?=[A-Z`])", text, maxsplit=1)[0]
+    without_references = re.sub(r" \(`depthmup_flax[^)]*\)", "", sentence).replace("`", "")
+    return without_references if sentence.endswith("...") else without_references.removesuffix(".")
+
+
+def _summary(path: str) -> str:
+    """The first line of the docstring of a config file, which is not run."""
+    file = pathlib.Path(path if pathlib.Path(path).is_file() else path.partition(":")[0])
+    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    return docstring.partition("\n")[0]
+
+
+def _columns() -> int:
+    return min(max(shutil.get_terminal_size().columns, 70), 120)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,137 @@
+"""``depthmup config``: lists, explains and copies configs."""
+
+import pytest
+from processes import run_command
+
+from depthmup_flax import config_files, explain_config, shipped_configs
+from depthmup_flax.models import MODELS
+from depthmup_flax.rule.parametrization import PRESETS
+from depthmup_flax.training.config import default_config
+
+
+def config(*words, cwd=None):
+    return run_command("-m", "depthmup_flax", "config", *words, **({} if cwd is None else {"cwd": cwd}))
+
+
+def shown(*words):
+    done = config(*words)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", shipped_configs.names())
+def test_every_field_of_a_shipped_config_has_an_explanation(name):
+    path = shipped_configs.path_of(name)
+    fields = explain_config.fields(config_files.load(path), path)
+    assert [field.path for field in fields if not field.meaning] == []
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_field_of_a_default_config_has_its_own_explanation(model):
+    fields = explain_config.fields(default_config(model), "")
+    explanations = {field.path: field.meaning for field in fields}
+    assert all(explanations.values())
+    sections = {explanations[path] for path in ("optimizer.kwargs.b1", "train.steps", "mesh.data", "model.width")}
+    assert len(sections) == 4
+    assert not any(field.changed for field in fields)
+
+
+def test_the_list_has_every_shipped_config_in_a_line_of_a_terminal():
+    lines = shown().splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == sorted(
+        shipped_configs.names(), key=lambda name: (name.startswith("limits/"), name.startswith("sweeps/"), name)
+    )
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_a_config_is_explained_with_values_and_defaults_and_without_loading_data():
+    text = " ".join(shown("digits").split())
+    assert "A residual MLP on scikit-learn's 8x8 digits" in text
+    assert "* depth=16 (default 8) L, the number of residual blocks" in text
+    assert "alpha (unset: the preset's 0.5) branches are multiplied by a * r^-alpha" in text
+    assert " seed=0 of initial weights" in text  # not marked
+
+
+def test_flags_and_a_section_change_what_is_shown():
+    lines = shown("digits", "model", "--config.model.depth=24").splitlines()
+    assert lines[0] == "model"
+    assert any(line.startswith("* depth=24 ") for line in lines)
+    assert not any("learning_rate" in line for line in lines)
+    assert shown("--config=digits", "model.width").splitlines()[1].split()[0] == "width=128"
+
+
+def test_a_sweep_shows_its_axes_and_what_it_changes_and_all_fields_of_its_runs_if_asked():
+    text = shown("sweeps/digits")
+    assert "model.depth=(4, 16, 64)     L, the number of residual blocks" in text
+    assert "* frozen=('stem', 'readout')" in text
+    assert "weight_decay" not in text
+    assert "weight_decay=0.0" in shown("sweeps/digits", "base")
+    assert "seeds=16 " in shown("limits/ntk", "--config.scale=smoke")
+
+
+def test_presets_are_listed_with_uses_exponents_and_claims():
+    text = shown("--presets")
+    for name in PRESETS:
+        assert f"\n  {name} " in text
+    depth_mup = text.split("\n  depth_mup ")[1].split("\n  block_only")[0]
+    assert "the default" in depth_mup
+    assert "alpha 0.5, gamma 0.5" in depth_mup
+    assert "feature diversity 0.5" in depth_mup
+    assert "unstable at initialization" in text.split("\n  mup ")[1].split("\n  depth_mup")[0]
+    assert "One matrix in a branch: depth_mup." in text
+
+
+@pytest.mark.parametrize("name", ["digits", "shakespeare_llama", "sweeps/megatron_multiplier", "limits/ntk"])
+def test_a_copy_returns_the_same_config_from_anywhere(name, tmp_path):
+    done = config("--copy", name, "my.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    command = {"sweeps": "sweep", "limits": "limits"}.get(name.partition("/")[0], "train")
+    assert done.stdout == f"written: my.py\nnext: depthmup {command} --config=my.py\n"
+    original = config_files.load(shipped_configs.path_of(name))
+    assert config_files.load(str(tmp_path / "my.py")).to_dict() == original.to_dict()
+    explained = config("my.py", cwd=tmp_path)
+    assert explained.returncode == 0
+    assert explained.stdout == shown(name)
+
+
+def test_a_copy_overwrites_nothing(tmp_path):
+    mine = tmp_path / "my.py"
+    mine.write_text("mine")
+    done = config("--copy", "digits", mine)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {mine} exists: choose another name, or delete it.\n"
+    assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["digts"], "did you mean 'digits'?"),
+        (["vit"], "did you mean 'sweeps/vit'?"),
+        (["digits", "modl"], "has no section 'modl': did you mean 'model'?"),
+        (["digits", "model", "data"], "unexpected argument 'data': name one config and one section."),
+        (["digits", "--config.model.dpth=3"], "config has no field 'model.dpth': did you mean 'model.depth'?"),
+        (["--copy", "digits"], "--copy needs a config and a new file: depthmup config --copy digits my.py."),
+        (["--copy", "digits", "my.txt"], "the copy is 'my.txt': use a name that ends in .py."),
+        (["--copy", "digits", "/nowhere/my.py"], "/nowhere/my.py cannot be used: No such file or directory."),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence(words, sentence):
+    done = config(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert sentence in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("n, the width. It grows.", "n, the width"),
+        ("with zeros (B24 App. M).", "with zeros (B24 App. M)"),
+        ("lion, rmsprop, ...", "lion, rmsprop, ..."),
+        ("not optimal (`depthmup_flax.rule.x`). More.", "not optimal"),
+        ("``none``, or ``layer``", "none, or layer"),
+    ],
+)
+def test_the_first_sentence_of_an_explanation_is_shown(text, first):
+    assert explain_config.first_sentence(text) == first
