@@ -9,10 +9,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from depthmup_flax.report import tables
 from depthmup_flax.report.inline_svg import inline_svg, plain, themed
 from depthmup_flax.report.loss_surfaces import number
 from depthmup_flax.report.sheet import Band, Sheet
-from depthmup_flax.report.tables import explanation, header, slope_sentences, table_rows
 from depthmup_flax.report.transfer import Study
 from depthmup_flax.types import Json
 
@@ -57,7 +57,7 @@ def render(
     style, script = (_HERE / "page.css").read_text("utf-8"), (_HERE / "page.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    tables = "".join(_table(data, variant, study) for variant in data["variants"])
+    results = "".join(_table(data, variant, study) for variant in data["variants"])
     more = f"<h2>More figures</h2>\n{''.join(pictures[1:])}" if pictures[1:] else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -67,7 +67,9 @@ def render(
         + f"<title>{title}</title><style>{style}</style></head><body>\n<main>\n"
         + _head(data, refresh_s)
         + "".join(pictures[:1])
-        + f"<h2>Tables</h2>\n<p>{html.escape(explanation(study))}</p>\n{tables}"
+        + f"<h2>Tables</h2>\n<p>{html.escape(tables.explanation(study))}</p>\n"
+        + f"<p>{html.escape(tables.tolerance_sentence(data))}</p>\n"
+        + results
         + f'<p class="downloads">Download: {_downloads(files, "csv")}</p>\n'
         + more
         + _notes(data)
@@ -82,13 +84,10 @@ def _head(data: Json, refresh_s: float | None) -> str:
     facts = [f"{data['runs']} runs, {data['diverged']} of them diverged", f"{seeds} seed{'s' * (seeds != 1)}"]
     notes = len(data["notes"])
     link = f' · <a href="#notes">{notes} note{"s" * (notes != 1)}</a>' if notes else ""
-    headline = data.get("headline")
-    # A headline of one variant only is its sentence.
-    sentences = [verdict.get("sentence", "") for verdict in data.get("verdicts", [])]
-    listed = "".join(f"<li>{html.escape(text)}</li>" for text in sentences if text and text != headline)
-    facts_line = f'<p class="faint">{html.escape(" · ".join([data["title"]] * bool(headline) + facts))}{link}</p>\n'
+    listed = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in tables.other_verdicts(data))
+    facts_line = f'<p class="faint">{html.escape(" · ".join([data["title"], *facts]))}{link}</p>\n'
     return (
-        f"<h1>{html.escape(headline or data['title'])}</h1>\n{facts_line}"
+        f"<h1>{html.escape(data['headline'])}</h1>\n{facts_line}"
         + (f'<p role="status">The sweep runs; this page reloads every {refresh_s:g} s.</p>\n' if refresh_s else "")
         + (f'<ul class="verdicts">{listed}</ul>\n' if listed else "")
     )
@@ -183,10 +182,12 @@ def _table(data: Json, variant: Json, study: Study) -> str:
 
     body = "".join(
         line((*cells, ", ".join(f"{n} at {x}" for x, n in row["diverged"].items())), "td")
-        for cells, row in zip(table_rows(variant), variant["rows"], strict=True)
+        for cells, row in zip(tables.table_rows(variant), variant["rows"], strict=True)
     )
-    head = line((*header(data), "diverged runs"), 'th scope="col"')
-    slopes = "".join(f"<p>{html.escape(sentence)}</p>\n" for sentence in slope_sentences(variant, study.scale.name))
+    head = line((*tables.header(data), "diverged runs"), 'th scope="col"')
+    slopes = "".join(
+        f"<p>{html.escape(sentence)}</p>\n" for sentence in tables.slope_sentences(variant, study.scale.name)
+    )
     name = f"<h3>{html.escape(variant['name'])}</h3>\n" if variant["name"] else ""
     label = html.escape(f"Results by size {variant['name']}".rstrip())
     box: Any = f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">'

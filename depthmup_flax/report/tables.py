@@ -279,10 +279,16 @@ def as_text(data: Json, study: Study) -> str:
         lines += ["", variant["name"]] if variant["name"] else [""]
         lines += ["  ".join([*map(str.rjust, row, widths), row[-1]]) for row in cells]
         lines += slope_sentences(variant, study.scale.name)
-    others = [one["sentence"] for one in data["verdicts"] if not data["headline"].startswith(one["sentence"][:-1])]
+    others = other_verdicts(data)
     lines += ["", *others] if others else []
     facts = f"{data['runs']} runs, {data['diverged']} diverged; {', '.join(data['devices'])}; {data['hours']:.3g} hours"
     return "\n".join([*lines, "", explanation(study), tolerance_sentence(data), facts])
+
+
+def other_verdicts(data: Json) -> list[str]:
+    """The sentences of the verdicts that are not in the headline."""
+    sentences = [one["sentence"] for one in data["verdicts"]]
+    return [sentence for sentence in sentences if not data["headline"].startswith(sentence.removesuffix("."))]
 
 
 def tolerance_sentence(data: Json) -> str:
