@@ -50,9 +50,9 @@ def inline_svg(frame: Frame, prefix: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A text for matplotlib as one for HTML: without escapes, powers with superscripts."""
+    """A text for matplotlib as one for HTML: without escapes and breaks at commas, powers with superscripts."""
     powers = re.sub(r"\$2\^\{(-?\d+)\}\$", lambda match: "2" + match[1].translate(_SUPERSCRIPTS), text)
-    return powers.replace(r"\$", "$")
+    return powers.replace(r"\$", "$").replace(",\n", ", ")
 
 
 def themed(color: str) -> str:
