@@ -255,6 +255,10 @@ FLAGS = [
         "--out '{files}/a_file' cannot be written to (it is a file): choose ",
     ),
     ("report {files}/planted --out={files}/run", "holds a training run, not a report: choose another directory."),
+    (
+        "report {files}/planted --tolerance=2",
+        "--tolerance is 2: it must be above 0 and below 1, as in --tolerance=0.01.",
+    ),
     ("report {files}/planted --ouut=x", "unknown flag --ouut: did you mean '--out'?"),
     ("trian", "depthmup has no command 'trian': did you mean 'train'?"),
     ("report ''", "the work directory is '': name one"),

@@ -21,7 +21,7 @@ from absl import flags
 
 from depthmup_flax import cli, console
 from depthmup_flax.errors import InputError
-from depthmup_flax.report import make_report
+from depthmup_flax.report import make_report, verdict
 from depthmup_flax.report.watch import watch
 from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir import directory as workdirs
@@ -29,6 +29,9 @@ from depthmup_flax.workdir import directory as workdirs
 _OUT = flags.DEFINE_string("out", None, "Directory for the page and figures; default DIR/report.")
 _OPEN = flags.DEFINE_bool("open", False, "Open the page in a browser.")
 _WATCH = flags.DEFINE_bool("watch", False, "Rewrite the report while the sweep runs.")
+_TOLERANCE = flags.DEFINE_float(
+    "tolerance", verdict.TOLERANCE, "Regret that counts as small, as a share of the base's lowest loss; 0 to 1."
+)
 _RUNS = pathlib.Path("runs")  # where commands write by default
 
 
@@ -42,11 +45,12 @@ def main(argv: list[str]) -> int:
         _require_sweep(directory)
     out = workdirs.as_path(_OUT.value) if _OUT.value else directories[0] / "report"
     if _WATCH.value:
-        report = watch(directories, out, say=_say, opened=_open if _OPEN.value else lambda page: None)
+        opened = _open if _OPEN.value else lambda page: None
+        report = watch(directories, out, tolerance=_TOLERANCE.value, say=_say, opened=opened)
         if report is None:
             return 0
     else:
-        report = make_report(directories, out)
+        report = make_report(directories, out, tolerance=_TOLERANCE.value)
         if _OPEN.value:
             _open(report.paths[0])
     print(report.text)

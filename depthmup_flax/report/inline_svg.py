@@ -14,9 +14,11 @@ from depthmup_flax.report.sheet import Frame
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+PAGES = ("#ffffff", "#14171a")  # light and dark background, as in page.css
+CONTRAST = 3.0  # least contrast of a line or mark with the page
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _THEMED = {
-    **dict.fromkeys(("#000000", "#4d4d4d"), "currentColor"),
+    **dict.fromkeys(("#000000", "#4c4c4c"), "currentColor"),
     "#737373": "var(--faint)",
     "#ffffff": "var(--page)",
     **dict.fromkeys(("#f0f0f0", "#e6e6e6"), "var(--band)"),
@@ -30,6 +32,7 @@ def inline_svg(frame: Frame, prefix: str) -> str:
 
     figure, content = frame.axes.get_figure(root=True), io.StringIO()
     assert figure is not None
+    figure.draw_without_rendering()  # places the panel
     values = _placed_values(frame, figure)
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "depthmup"}):
         figure.savefig(content, format="svg", metadata={"Date": None}, transparent=False)
@@ -47,22 +50,49 @@ def inline_svg(frame: Frame, prefix: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A text for matplotlib as one for HTML: without escapes, powers with superscripts."""
+    """A text for matplotlib as one for HTML: without escapes and breaks at commas, powers with superscripts."""
     powers = re.sub(r"\$2\^\{(-?\d+)\}\$", lambda match: "2" + match[1].translate(_SUPERSCRIPTS), text)
-    return powers.replace(r"\$", "$")
+    return powers.replace(r"\$", "$").replace(",\n", ", ")
 
 
 def themed(color: str) -> str:
     """A hex color of a figure as a CSS color that is visible on light and dark pages."""
     if color in _THEMED:
         return _THEMED[color]
-    light, dark = _viridis().get(color, (color, color))
+    light, dark = _viridis().get(color) or tuple(_readable(color, page) for page in PAGES)
     return f"light-dark({light}, {dark})" if light != dark else color
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of two hex colors, 1 to 21.
+
+    References:
+      Web Content Accessibility Guidelines 2.2, "contrast ratio" and "relative luminance".
+    """
+    dark, light = sorted(map(_luminance, (one, other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(color: str) -> float:
+    channels = [int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _readable(color: str, page: str) -> str:
+    """The color, mixed with black or white until it contrasts with the page."""
+    target = 0 if _luminance(page) > 0.5 else 255
+    channels = [int(color[k : k + 2], 16) for k in (1, 3, 5)]
+    for share in range(0, 101, 5):
+        mixed = "#" + "".join(f"{round(c + (target - c) * share / 100):02x}" for c in channels)
+        if contrast(mixed, page) >= CONTRAST:
+            return mixed
+    return mixed
 
 
 @functools.cache
 def _viridis() -> dict[str, tuple[str, str]]:
-    """A color of the map -> those for light and dark pages, which contrast with the page at least 3 to 1.
+    """A color of the map -> those for light and dark pages, which contrast with the page at least `CONTRAST` to 1.
 
     Larger sizes, which come first in the map, contrast more.
     """
@@ -76,7 +106,6 @@ def _viridis() -> dict[str, tuple[str, str]]:
 def _placed_values(frame: Frame, figure: Figure) -> list[tuple[float, float, str]]:
     """x and y in the SVG's units, and the text, of the values that lie inside the panel."""
     height, inside = figure.bbox.height, frame.axes.bbox.padded(2)
-    assert frame.axes.viewLim is not None  # reading the limits sets those that follow the data
     placed = [(*value.transform.transform((value.x, value.y)), plain(value.text)) for value in frame.values]
     return [(round(x, 1), round(height - y, 1), text) for x, y, text in placed if inside.contains(x, y)]
 

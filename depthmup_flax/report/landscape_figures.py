@@ -25,7 +25,8 @@ def draw_heatmap(study: Study, second: Scale, sheet: Sheet) -> None:
     count = len(study.surfaces)
     (band,) = sheet.add_bands([""], count, min(count, style.COLUMNS), width=4.2, height=3.9, sharey=False)
     sheet.set_title(
-        "Training loss, mean over seeds; star: optimum; gray cross: a run diverged\n"
+        f"Training loss over {study.scale.name} and {second.name}\n"
+        "mean over seeds; star: optimum; gray cross: a run diverged\n"
         "red: losses up to min + 0.1 (median - min), and the slope along them with its 95 % interval",
     )
     means = np.concatenate([surface.means().ravel() for surface in study.surfaces])
@@ -104,7 +105,7 @@ def draw_parameters(study: Study, sheet: Sheet) -> None:
     headings = [", ".join(filter(None, (variant.name, f"equal {name}"))) for variant, name in kinds]
     bars = "; bars: 95 % interval over seeds" if any(len(curve.seeds) > 1 for curve, _ in lowest) else ""
     bands = sheet.add_bands(headings, 1, 1, per_row=len(names), width=5.4, height=3.9)
-    sheet.set_title(f"Lowest loss over {study.scale.name} against parameters P; lines: loss = c / P^b{bars}")
+    sheet.set_title(f"Lowest loss over {study.scale.name} against parameters\nlines: loss = c / parameters^b{bars}")
     losses = [loss.value for _, loss in lowest] or [1.0]
     for (variant, name), band in zip(kinds, bands, strict=True):
         (frame,) = band.frames

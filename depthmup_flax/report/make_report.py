@@ -10,7 +10,7 @@ from functools import partial
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import Sweep, read_sweep
-from depthmup_flax.report import landscape_figures, page, points, tables, time_figures, transfer_figures
+from depthmup_flax.report import landscape_figures, page, points, tables, time_figures, transfer_figures, verdict
 from depthmup_flax.report.loss_surfaces import roles, surfaces
 from depthmup_flax.report.sheet import Sheet
 from depthmup_flax.report.style import drawable, file_name, pictures, require_matplotlib
@@ -31,30 +31,44 @@ class Report:
 
 
 def make_report(
-    directories: Sequence[str | pathlib.Path], out: str | pathlib.Path, *, refresh_s: float | None = None
+    directories: Sequence[str | pathlib.Path],
+    out: str | pathlib.Path,
+    *,
+    tolerance: float = verdict.TOLERANCE,
 ) -> Report:
     """Reads the shards of one sweep and writes ``report.html``, ``report.json``, tables and figures to ``out``.
 
-    A file in ``out`` is the old one or the new one at any moment, also after a crash. ``refresh_s``: every how many
-    seconds the page loads itself again, while the sweep runs; PNG and SVG files are then left as they are.
+    A file in ``out`` is the old one or the new one at any moment, also after a crash. ``tolerance``: the regret that
+    counts as small, as a share of the base's lowest loss.
 
     Raises:
-      InputError: the directories hold no sweep or several, no run has ended, all runs diverged, or matplotlib is not
-        installed.
+      InputError: the directories hold no sweep or several, no run has ended, all runs diverged, ``tolerance`` is no
+        share, or matplotlib is not installed.
       RunStopped: ``out`` cannot be written.
     """
     require_matplotlib()
     paths = [workdirs.as_path(directory) for directory in directories]
     with buckets.reachable(paths):
         sweep = read_sweep(paths)
-    return write_report(sweep, out, refresh_s=refresh_s)
+    return write_report(sweep, out, tolerance=tolerance)
 
 
-def write_report(sweep: Sweep, out: str | pathlib.Path, *, refresh_s: float | None = None) -> Report:
-    """The second half of `make_report`: from a sweep to files."""
+def write_report(
+    sweep: Sweep,
+    out: str | pathlib.Path,
+    *,
+    tolerance: float = verdict.TOLERANCE,
+    refresh_s: float | None = None,
+) -> Report:
+    """The second half of `make_report`: from a sweep to files.
+
+    ``refresh_s``: every how many seconds the page loads itself again, while the sweep runs; PNG and SVG files are then
+    left as they are.
+    """
+    require_share(tolerance)
     study, swapped = studies(sweep)
     with workdirs.claimed(out, workdirs.REPORT, flag="--out") as claim:
-        data = tables.as_data(sweep, study)
+        data = tables.as_data(sweep, study, tolerance)
         files: dict[str, bytes] = {}
         panels = []
         for name, shown, draw in _figures(study, swapped):
@@ -76,6 +90,12 @@ def write_report(sweep: Sweep, out: str | pathlib.Path, *, refresh_s: float | No
         for name, content in written.items():
             write_atomically(claim.directory / name, content)
     return Report(data, tables.as_text(data, study), [claim.directory / name for name in written])
+
+
+def require_share(tolerance: float) -> None:
+    """Raises `InputError` for a tolerance that is no share of a loss."""
+    if not 0 < tolerance < 1:
+        raise InputError(f"--tolerance is {tolerance:g}: it must be above 0 and below 1, as in --tolerance=0.01.")
 
 
 def studies(sweep: Sweep) -> tuple[Study, Study | None]:

@@ -6,13 +6,14 @@ import base64
 import hashlib
 import html
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from depthmup_flax.report import tables
 from depthmup_flax.report.inline_svg import inline_svg, plain, themed
 from depthmup_flax.report.loss_surfaces import number
 from depthmup_flax.report.sheet import Band, Sheet
-from depthmup_flax.report.tables import explanation, header, slope_sentences, table_rows
 from depthmup_flax.report.transfer import Study
 from depthmup_flax.types import Json
 
@@ -32,6 +33,7 @@ _CAPTIONS = {
     "traded for the other along it; its slope is the rate of exchange.",
     "parameters": "The lowest loss of each size against its parameter count. Steeper lines gain more per parameter.",
 }
+_FEW_VERDICTS = 4  # more are folded
 _TYPES = {"png": "image/png", "svg": "image/svg+xml", "csv": "text/csv"}
 _GLYPHS = {"o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "*": "★", "x": "✕"}
 
@@ -57,7 +59,6 @@ def render(
     style, script = (_HERE / "page.css").read_text("utf-8"), (_HERE / "page.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    tables = "".join(_table(data, variant, study) for variant in data["variants"])
     more = f"<h2>More figures</h2>\n{''.join(pictures[1:])}" if pictures[1:] else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -67,7 +68,9 @@ def render(
         + f"<title>{title}</title><style>{style}</style></head><body>\n<main>\n"
         + _head(data, refresh_s)
         + "".join(pictures[:1])
-        + f"<h2>Tables</h2>\n<p>{html.escape(explanation(study))}</p>\n{tables}"
+        + f"<h2>Tables</h2>\n<p>{html.escape(tables.explanation(study))}</p>\n"
+        + f"<p>{html.escape(tables.tolerance_sentence(data))}</p>\n"
+        + _tables(data, study)
         + f'<p class="downloads">Download: {_downloads(files, "csv")}</p>\n'
         + more
         + _notes(data)
@@ -81,16 +84,19 @@ def _head(data: Json, refresh_s: float | None) -> str:
     seeds = len(data["seeds"])
     facts = [f"{data['runs']} runs, {data['diverged']} of them diverged", f"{seeds} seed{'s' * (seeds != 1)}"]
     notes = len(data["notes"])
-    link = f' · <a href="#notes">{notes} note{"s" * (notes != 1)}</a>' if notes else ""
-    headline = data.get("headline")
-    # A headline of one variant only is its sentence.
-    sentences = [verdict.get("sentence", "") for verdict in data.get("verdicts", [])]
-    listed = "".join(f"<li>{html.escape(text)}</li>" for text in sentences if text and text != headline)
-    facts_line = f'<p class="faint">{html.escape(" · ".join([data["title"]] * bool(headline) + facts))}{link}</p>\n'
+    link = f' · <a href="#notes">{notes}&nbsp;note{"s" * (notes != 1)}</a>' if notes else ""
+    claim, _, reason = data["headline"].partition(": ")
+    others = tables.other_verdicts(data)
+    listed = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in others)
+    opened = " open" * (len(others) <= _FEW_VERDICTS)
+    more = f"<details{opened}><summary>All other verdicts ({len(others)})</summary><ul>{listed}</ul></details>\n"
+    facts_line = f'<p class="faint">{html.escape(" · ".join([data["title"], *facts]))}{link}</p>\n'
     return (
-        f"<h1>{html.escape(headline or data['title'])}</h1>\n{facts_line}"
+        f"<h1>{html.escape(claim)}</h1>\n"
+        + (f'<p class="lead">{html.escape(reason[0].upper() + reason[1:])}</p>\n' if reason else "")
+        + facts_line
         + (f'<p role="status">The sweep runs; this page reloads every {refresh_s:g} s.</p>\n' if refresh_s else "")
-        + (f'<ul class="verdicts">{listed}</ul>\n' if listed else "")
+        + (more if others else "")
     )
 
 
@@ -102,7 +108,6 @@ def _notes(data: Json) -> str:
 def _facts(data: Json) -> str:
     """The axes of the sweep, devices and versions."""
     facts = [
-        ("runs", f"{data['runs']}, {data['diverged']} of them diverged"),
         ("figure, scale", f"{data['figure']}, {data['scale']}"),
         *((axis, ", ".join(map(number, values))) for axis, values in data["axes"].items()),
         ("devices", "; ".join(data["devices"])),
@@ -118,7 +123,8 @@ def _picture(name: str, sheet: Sheet, study: Study, files: Mapping[str, bytes], 
     """A figure with a heading of a level; its bands side by side if each has one panel."""
     kind = "transfer" if name.startswith("transfer") else name
     title, *details = plain(sheet.title).split("\n")
-    caption = html.escape(". ".join([*details, _CAPTIONS[kind].format(x=study.scale.name)]))
+    sentences = [text[0].upper() + text[1:] for text in (*details, _CAPTIONS[kind].format(x=study.scale.name))]
+    caption = html.escape(". ".join(sentences))
     bands = "".join(_band(band, f"{name}-{k}-", level + 1) for k, band in enumerate(sheet.bands))
     if len(sheet.bands) > 1 and all(len(band.frames) == 1 for band in sheet.bands):
         bands = f'<div class="side">{bands}</div>\n'
@@ -177,17 +183,36 @@ def _downloads(files: Mapping[str, bytes], kind: str, stem: str = "") -> str:
     return " · ".join(links)
 
 
-def _table(data: Json, variant: Json, study: Study) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag.split()[0]}>" for cell in cells) + "</tr>\n"
-
-    body = "".join(
-        line((*cells, ", ".join(f"{n} at {x}" for x, n in row["diverged"].items())), "td")
-        for cells, row in zip(table_rows(variant), variant["rows"], strict=True)
+def _tables(data: Json, study: Study) -> str:
+    """A table per variant; columns that are empty in all of them are left out."""
+    head = [*tables.header(data), "diverged runs"]
+    bodies = [
+        [
+            [*cells, ", ".join(f"{n} at {x}" for x, n in row["diverged"].items())]
+            for cells, row in zip(tables.table_rows(variant), variant["rows"], strict=True)
+        ]
+        for variant in data["variants"]
+    ]
+    shown = [k for k in range(len(head)) if any(row[k] for body in bodies for row in body)]
+    return "".join(
+        _table(variant, [[row[k] for k in shown] for row in (head, *body)], study.scale.name)
+        for variant, body in zip(data["variants"], bodies, strict=True)
     )
-    head = line((*header(data), "diverged runs"), 'th scope="col"')
-    slopes = "".join(f"<p>{html.escape(sentence)}</p>\n" for sentence in slope_sentences(variant, study.scale.name))
+
+
+def _table(variant: Json, rows: Sequence[Sequence[str]], x: str) -> str:
+    head, *body = rows
+    columns = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in head)
+    lines = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>\n" for row in body)
+    slopes = "".join(f"<p>{html.escape(sentence)}</p>\n" for sentence in tables.slope_sentences(variant, x))
     name = f"<h3>{html.escape(variant['name'])}</h3>\n" if variant["name"] else ""
     label = html.escape(f"Results by size {variant['name']}".rstrip())
-    box: Any = f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
-    return f"{name}{box}<table><thead>{head}</thead><tbody>{body}</tbody></table></div>\n{slopes}"
+    return (
+        f'{name}<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
+        f"<table><thead><tr>{columns}</tr></thead><tbody>{lines}</tbody></table></div>\n{slopes}"
+    )
+
+
+def _cell(text: str) -> str:
+    """The text; its interval, which has a line of its own on narrow screens, is marked."""
+    return re.sub(r" ((?:\(|± |\.\. ).*)$", r" <span>\1</span>", html.escape(text))

@@ -74,14 +74,14 @@ class Sheet:
         height: float = 3.6,
         sharey: bool = True,
     ) -> list[Band]:
-        """A band of ``count`` panels per heading, at most ``columns`` side by side; sizes per panel in inches.
+        """A band of ``count`` panels per heading.
 
-        In files, ``per_row`` bands of one panel are side by side, and panels of a row may share their y axis.
+        In files, at most ``columns`` panels are side by side, or ``per_row`` bands of one panel; panels have a size in
+        inches, and may share the y axis of their row.
         """
         if self.apart:
             for heading in headings:
-                panels = [style.canvas(1, 1, width=width, height=height, bare=True)[1][0, 0] for _ in range(count)]
-                self.bands.append(Band(heading, [Frame(axes, first=True) for axes in panels]))
+                self.bands.append(Band(heading, [Frame(style.lone_panel(), first=True) for _ in range(count)]))
             return self.bands
         columns, wrapped = columns * per_row, math.ceil(count / columns)
         rows = len(headings) * wrapped // per_row

@@ -47,24 +47,24 @@ def drawable(study: Study) -> Study:
     )
 
 
-def canvas(
-    rows: int, columns: int, *, width: float = 4.0, height: float = 3.6, bare: bool = False, **kwargs: Any
-) -> tuple[Figure, Any]:
-    """A figure and its (rows, columns) array of panels; sizes per panel in inches.
-
-    ``bare``: fixed margins without room for a title and a legend, and the 72 dots per inch of an SVG.
-    """
+def canvas(rows: int, columns: int, *, width: float = 4.0, height: float = 3.6, **kwargs: Any) -> tuple[Figure, Any]:
+    """A figure and its (rows, columns) array of panels; sizes per panel in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    if bare:
-        figure = Figure(figsize=(width, height), dpi=72)
-        inches = {"left": 0.75 / width, "right": 1 - 0.1 / width, "bottom": 0.5 / height, "top": 1 - 0.1 / height}
-        figure.subplots_adjust(**inches)
-    else:
-        figure = Figure(figsize=(max(width * columns, 6.0) + 1.3, height * rows + 0.8), layout="constrained")
+    figure = Figure(figsize=(max(width * columns, 6.0) + 1.3, height * rows + 0.8), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, squeeze=False, **kwargs)
+
+
+def lone_panel() -> Axes:
+    """A panel on a canvas of its own, at the 72 dots per inch of an SVG; small, so that its text is large."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.7, 3.3), dpi=72, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure.subplots()
 
 
 def save(figure: Figure, out: pathlib.Path, name: str) -> list[pathlib.Path]:
@@ -121,8 +121,10 @@ def hyperparameter_axis(axis: Axis, scale: Scale) -> None:
     """A label and, on a log scale, ticks at values of the grid; the axis is drawn in coordinates of ``scale``."""
     axis.set_label_text(scale.name + (" (log scale)" if scale.log else ""))
     if scale.log:
-        shown = scale.values[:: math.ceil(len(scale.values) / 7)]  # at most 7
-        axis.set_ticks(list(scale.coordinate(shown)), labels=[value_label(v, scale) for v in shown])
+        labels = [value_label(value, scale) for value in scale.values]
+        most = 5 if any(len(label) > 6 and "$" not in label for label in labels) else 7
+        step = math.ceil(len(labels) / most)
+        axis.set_ticks(list(scale.coordinate(scale.values[::step])), labels=labels[::step])
 
 
 def value_label(value: float, scale: Scale) -> str:

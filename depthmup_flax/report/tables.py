@@ -155,7 +155,9 @@ def _row_data(study: Study, row: Row) -> Json:
     curve, scale = row.curve, study.scale
     best = row.optimum if row.trains else None  # a network that does not train has no optimum
     ends = best.at.interval if best else None
-    regret, shift = row.regret if isinstance(row.regret, opt.Estimate) else None, _estimate_data(row.shift)
+    transferred, shift = isinstance(row.regret, opt.Estimate), _estimate_data(row.shift)
+    # With one value there is nothing better to compare it with.
+    regret = row.regret if isinstance(row.regret, opt.Estimate) and opt.ONE_VALUE not in row.flags else None
     regret_ends = regret.interval if regret else None
     return {
         "width": curve.width,
@@ -171,7 +173,7 @@ def _row_data(study: Study, row: Row) -> Json:
         "shift_interval": shift["interval"],
         "regret": regret.value if regret else None,
         "regret_interval": [max(end, 0.0) for end in regret_ends] if regret_ends else None,
-        "transferred": "completed" if regret else row.regret,
+        "transferred": "completed" if transferred else row.regret,
         "best_loss": row.optimum.loss.value if row.optimum else None,
         "best_loss_interval": row.optimum.loss.interval if row.optimum else None,
         "diverged": {
@@ -210,7 +212,8 @@ def table_rows(variant: Json) -> list[tuple[str, ...]]:
 def _cells(row: Json, is_base: bool) -> tuple[str, ...]:
     bound = f"{row['shift_bound']} ".lstrip()
     shift = f"{bound}{row['shift']:+.2f}{_plus_minus(row, 'shift')}" if row["shift"] is not None else "?"
-    regret = _regret(row) if row["regret"] is not None else row["transferred"]
+    unknown = "?" if row["transferred"] == "completed" else row["transferred"]
+    regret = _regret(row) if row["regret"] is not None else unknown
     return (
         *(str(row[name]) for name in ("width", "depth", "seeds")),
         _three(row["optimum"]),
@@ -279,10 +282,16 @@ def as_text(data: Json, study: Study) -> str:
         lines += ["", variant["name"]] if variant["name"] else [""]
         lines += ["  ".join([*map(str.rjust, row, widths), row[-1]]) for row in cells]
         lines += slope_sentences(variant, study.scale.name)
-    others = [one["sentence"] for one in data["verdicts"] if not data["headline"].startswith(one["sentence"][:-1])]
+    others = other_verdicts(data)
     lines += ["", *others] if others else []
     facts = f"{data['runs']} runs, {data['diverged']} diverged; {', '.join(data['devices'])}; {data['hours']:.3g} hours"
     return "\n".join([*lines, "", explanation(study), tolerance_sentence(data), facts])
+
+
+def other_verdicts(data: Json) -> list[str]:
+    """The sentences of the verdicts that are not in the headline."""
+    sentences = [one["sentence"] for one in data["verdicts"]]
+    return [sentence for sentence in sentences if not data["headline"].startswith(sentence.removesuffix("."))]
 
 
 def tolerance_sentence(data: Json) -> str:

@@ -36,9 +36,7 @@ def draw_curves(study: Study, sheet: Sheet) -> None:
                 remarks.append(f"{size} above the panel")
         panel.axes.set_yscale("log" if log_y else "linear")
         panel.axes.set_ylim(low, high)
-        if remarks:
-            text, corner = f"{panel.axis.name} " + ", ".join(remarks), panel.axes.transAxes
-            panel.axes.text(0.97, 0.97, text, transform=corner, ha="right", va="top", fontsize=8, wrap=True)
+        panel.remark(remarks)
         _step_axis(panel)
         at = "" if transferred is None else f"{x} {style.value_label(transferred, study.scale)}"
         summary = f"Training loss over steps at {x} {transferred:.4g}." if transferred is not None else ""
@@ -82,6 +80,8 @@ def draw_over_time(study: Study, sheet: Sheet) -> None:
     coordinates = scale.coordinate(scale.values)
     for panel in variant_panels(study, sheet, f"Best {scale.name} after each slice of training time"):
         for row, _, color in panel.rows:
+            if not row.trains:  # its optimum is meaningless
+                continue
             # Points that diverge later are excluded from the start: nobody would use them.
             means = np.where(row.curve.diverged[:, None] > 0, np.nan, row.curve.slices.mean(0))  # (X, T)
             best = vertices(scale.coordinate(row.curve.x), means.T)
@@ -89,6 +89,7 @@ def draw_over_time(study: Study, sheet: Sheet) -> None:
             for step, at in zip(row.curve.slice_ends, best, strict=True):
                 text = f"best {scale.name} {scale.value(at):.4g}, n = {len(row.curve.seeds)}"
                 panel.frame.value(step, at, f"{size_text(row.curve)}\nafter step {step}\n{text}")
+        panel.remark([f"{size} does not train" for row, size, _ in panel.rows if not row.trains])
         panel.axes.set_ylim(coordinates[0] - 0.5, coordinates[-1] + 0.5)
         style.hyperparameter_axis(panel.axes.yaxis, scale)
         _step_axis(panel)

@@ -93,7 +93,7 @@ def _curve(frame: Frame, study: Study, row: Row, color: Color, top: float) -> No
     for point in curve_points(row.curve, has_second=study.other is not None):
         if point.mean is not None and point.mean <= top:
             frame.value(scale.coordinate(point.x), point.mean, point_text(point, study))
-    if row.optimum:
+    if row.optimum and row.trains:
         fill = color if row.bracketed else "white"
         at = (row.optimum.at.value, row.optimum.loss.value)
         frame.axes.plot(*at, "*", markersize=14, zorder=5, markerfacecolor=fill, markeredgecolor="black")
@@ -137,7 +137,7 @@ def draw_optima(study: Study, sheet: Sheet) -> None:
     known = any(row.optimum and row.optimum.at.interval for row in study.rows)
     interval = "bars: 95 % interval over seeds" if known else "one seed: no intervals"
     (band,) = sheet.add_bands([""], len(study.axes), len(study.axes), width=5.6, height=4.2, sharey=False)
-    sheet.set_title(f"Best {study.scale.name} against size ({interval}; hollow: edge of the grid)")
+    sheet.set_title(f"Best {study.scale.name} against size\n{interval}; hollow: edge of the grid")
     coordinates, margin = study.scale.coordinate(study.scale.values), _grid_step(study.scale)
     for axis, frame in zip(study.axes, band.frames, strict=True):
         for k, variant in enumerate(study.variants):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from depthmup_flax.report import style
@@ -37,6 +37,12 @@ class Panel:
         """The variant's rows on this axis with their sizes and colors, ascending."""
         sized = [(row, row.curve.size(self.axis.name)) for row in self.axis.rows(self.variant.rows)]
         return [(row, size, self.palette[size]) for row, size in sized]
+
+    def remark(self, remarks: Sequence[str]) -> None:
+        """Writes what holds of single sizes, such as ``64 not run``, into the upper right corner."""
+        if remarks:
+            text, corner = f"{self.axis.name} " + ", ".join(remarks), self.axes.transAxes
+            self.axes.text(0.97, 0.97, text, transform=corner, ha="right", va="top", fontsize=8, wrap=True)
 
     def finish(self, ylabel: str, subtitle: str = "", summary: str = "") -> None:
         """Heading, grid, and a label of the first panel's y axis; ``summary`` says what the panel shows."""

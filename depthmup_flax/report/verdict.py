@@ -289,8 +289,10 @@ def _drift(row: Row, study: Study) -> str:
         return ""
     bound = {"<=": "at most ", ">=": "at least "}.get(row.bound, "")
     ends = row.shift.interval
-    interval = f" ({ends[0]:+.1f} to {ends[1]:+.1f})" if ends and not row.bound else ""
-    return f"; the optimum drifts by {bound}{row.shift.value:+.1f} {study.scale.unit}{interval}"
+    digits = 1 if study.scale.log else 2  # octaves, or the hyperparameter's own units
+    text = lambda value: f"{round(value, digits) + 0.0:+.{digits}f}"  # + 0.0: no minus before a zero
+    interval = f" ({text(ends[0])} to {text(ends[1])})" if ends and not row.bound else ""
+    return f"; the optimum drifts by {bound}{text(row.shift.value)} {study.scale.unit}{interval}"
 
 
 def _loss(estimate: Estimate, *, least: float = -math.inf) -> str:

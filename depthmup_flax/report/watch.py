@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import Record, Sweep, read_sweep
-from depthmup_flax.report.make_report import Report, write_report
+from depthmup_flax.report import verdict
+from depthmup_flax.report.make_report import Report, require_share, write_report
 from depthmup_flax.report.style import require_matplotlib
 from depthmup_flax.workdir import bucket_lock, buckets, lock
 
@@ -74,6 +75,7 @@ def watch(
     directories: Sequence[pathlib.Path],
     out: str | pathlib.Path,
     *,
+    tolerance: float = verdict.TOLERANCE,
     say: Callable[[str], None] = print,
     every_s: float = EVERY_S,
     opened: Callable[[pathlib.Path], None] = lambda page: None,
@@ -87,6 +89,7 @@ def watch(
       InputError: see `read_sweep`; at the end, see `write_report`.
     """
     require_matplotlib()
+    require_share(tolerance)
     reported, said, shown = -1, "", False
     try:
         while not (state := look(directories)).complete:
@@ -94,11 +97,11 @@ def watch(
             if len(state.sweep.records) != reported:
                 reported = len(state.sweep.records)
                 try:
-                    report = write_report(state.sweep, out, refresh_s=every_s)
+                    report = write_report(state.sweep, out, tolerance=tolerance, refresh_s=every_s)
                 except InputError as error:  # no run has ended, or no point has all of its seeds
                     headline = f"no report yet: {error}"
                 else:
-                    headline = str(report.data.get("headline", ""))
+                    headline = report.data["headline"]
                     if not shown:
                         opened(report.paths[0])
                     shown = True
@@ -112,7 +115,7 @@ def watch(
             return None
         state = look(directories)
     say(progress_line(state))
-    report = write_report(state.sweep, out)
+    report = write_report(state.sweep, out, tolerance=tolerance)
     if not shown:
         opened(report.paths[0])
     return report

@@ -1,12 +1,10 @@
-"""A report's page, JSON and command line."""
+"""A report's files and JSON, whole and from shards, and what it refuses."""
 
 import json
 import math
-from html.parser import HTMLParser
 
 import pytest
-from planted_sweeps import MULTIPLIER, RATES, X, parabola, sweep_of, write
-from processes import run_command
+from planted_sweeps import RATES, X, data_of, parabola, sweep_of, write
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import Sweep, read_sweep
@@ -35,63 +33,6 @@ def test_shards_give_the_same_files_as_the_whole(tmp_path):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "merged" / name).read_bytes()
 
 
-class Tags(HTMLParser):
-    """Collects open tags, the addresses they refer to, and the text."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.tags, self.references, self.text = [], [], [], ""
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.references += [value for name, value in attrs if name in ("src", "href")]
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
-
-
-@pytest.fixture(scope="module")
-def full_report(tmp_path_factory):
-    """The report of a sweep that has every figure, with a title that has to be escaped."""
-
-    def loss(point):
-        rate, multiplier = math.log2(point[X]), math.log2(point[MULTIPLIER])
-        return None if rate > -5 else parabola(point, noise=0.1) + 0.05 * (multiplier + rate + 8) ** 2
-
-    path = tmp_path_factory.mktemp("full")
-    axes = {"model.depth": (4, 8, 16), MULTIPLIER: (0.5, 1.0, 2.0), X: RATES[2::2], "seed": range(2)}
-    sweep = write(path / "sweep", sweep_of(loss, axes, title="<script>alert('&')</script>"))
-    return make_report([sweep], path / "out")
-
-
-def test_the_page_is_one_file_that_loads_nothing_and_holds_every_figure(full_report):
-    text = full_report.paths[0].read_text()
-    page = Tags(text)
-    assert page.open == []
-    assert "http://" not in text
-    assert "https://" not in text
-    pictures = [path for path in full_report.paths if path.suffix == ".png"]
-    names = {path.stem for path in pictures}
-    expected = {"transfer", "transfer_branch_multiplier", "optima", "curves", "over_time", "heatmap", "parameters"}
-    assert names == expected
-    assert len(page.references) == len(expected)
-    assert all(reference.startswith("data:image/png;base64,") for reference in page.references)
-    assert all(path.exists() and path.stat().st_size for path in full_report.paths)
-    assert not list(full_report.paths[0].parent.glob(".tmp-*"))
-
-
-def test_the_page_escapes_a_title(full_report):
-    page = Tags(full_report.paths[0].read_text())
-    assert "script" not in page.tags
-    assert "<script>alert('&')</script>" in page.text
-
-
 def test_report_json_is_the_data_and_strict_json(full_report):
     def refuse(name):
         raise ValueError(name)
@@ -100,16 +41,33 @@ def test_report_json_is_the_data_and_strict_json(full_report):
     assert json.loads(text, parse_constant=refuse) == full_report.data
 
 
-def test_the_command_prints_tables_and_paths_and_refuses_a_directory_without_a_sweep(tmp_path):
-    sweep = write(tmp_path / "sweep", sweep_of(parabola, {"model.depth": (4, 8), X: RATES[4:5]}))
-    done = run_command("-m", "depthmup_flax.report", sweep, f"--out={tmp_path / 'out'}")
-    assert done.returncode == 0, done.stderr
-    assert "best learning rate" in done.stdout
-    assert str(tmp_path / "out" / "report.html") in done.stdout
-    done = run_command("-m", "depthmup_flax.report", tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_a_report_has_every_figure_in_two_formats_and_leaves_no_other_file(full_report):
+    names = {"transfer", "transfer_branch_multiplier", "optima", "curves", "over_time", "heatmap", "parameters"}
+    pictures = {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+    written = {path.name for path in full_report.paths}
+    assert written == pictures | {"report.html", "report.json", "tables.csv", "points.csv"}
+    assert all(path.stat().st_size for path in full_report.paths)
+    assert not list(full_report.paths[0].parent.glob(".tmp-*"))
+
+
+def test_the_tolerance_decides_the_verdict_and_is_in_data_and_text(tmp_path):
+    """At eight times the depth the optimum has moved by an octave, which costs 0.1 of a loss of 0.5, a fifth."""
+    loss = lambda point: parabola(point, best=-8.0 + math.log2(point["model.depth"] / 4) / 3, noise=0.01)
+    sweep = write(tmp_path / "sweep", sweep_of(loss, {"model.depth": (4, 32), X: RATES, "seed": range(4)}))
+    lenient = make_report([sweep], tmp_path / "out", tolerance=0.3)
+    assert [one["verdict"] for one in lenient.data["verdicts"]] == ["transfers"]
+    assert [one["verdict"] for one in data_of(read_sweep([sweep]))["verdicts"]] == ["does not transfer"]
+    assert lenient.data["tolerance"] == 0.3
+    assert "below 30 % of the base's lowest loss" in lenient.text
+    assert "below 30 % of the base&#x27;s lowest loss" in lenient.paths[0].read_text()
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1.0, -0.1, math.nan])
+def test_a_tolerance_that_is_no_share_is_refused(tolerance, tmp_path):
+    sweep = write(tmp_path / "sweep", sweep_of(parabola, {"model.depth": (4, 8), X: RATES}))
+    with pytest.raises(InputError, match=r"--tolerance is .*: it must be above 0 and below 1, as in --tolerance=0.01"):
+        make_report([sweep], tmp_path / "out", tolerance=tolerance)
+    assert not (tmp_path / "out").exists()
 
 
 def test_all_diverged_is_one_sentence_with_a_remedy(tmp_path):

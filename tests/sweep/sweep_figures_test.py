@@ -3,6 +3,7 @@
 import pytest
 from processes import ROOT
 
+from depthmup_flax.records import read_info
 from depthmup_flax.report.make_report import make_report
 from depthmup_flax.sweep.grid import expand
 from depthmup_flax.sweep.runner import sweep
@@ -27,11 +28,13 @@ def test_every_figure_has_a_smoke_scale_from_config_to_page(path, tmp_path, monk
         config.base.data.name = f"text:{tmp_path / 'text.txt'}"
     # One run after another: convolutions of several lanes are slow on CPU.
     records = sweep(config, tmp_path / "sweep", lanes=1)
-    assert len(records) == len(expand(config))
+    assert len(records) == len(expand(config)) == read_info(tmp_path / "sweep" / "sweep.json").runs
     report = make_report([tmp_path / "sweep"], tmp_path / "report")
     assert (tmp_path / "report" / "report.html").exists()
     diverged = sum(record.status == "diverged" for record in records)
-    assert report.text.splitlines()[:2] == [config.title, f"{len(records)} runs, {diverged} diverged"]
+    lines = report.text.splitlines()
+    assert lines[:3] == [report.data["headline"], "", config.title]
+    assert lines[-1].startswith(f"{len(records)} runs, {diverged} diverged; ")
     assert report.data["figure"] == config.figure
 
 
