@@ -56,7 +56,7 @@ def progress_line(state: State, headline: str = "") -> str:
     of = f" of {state.planned}" if state.planned else ""
     diverged = sum(record.train_loss_avg is None for record in records)
     parts = [f"{len(records)}{of} runs done", *([f"{diverged} diverged"] if diverged else []), *_best(state.sweep)]
-    parts += [] if state.running or state.complete else ["no process trains it: waiting"]
+    parts += [] if state.running or state.complete else ["waiting, as no process trains it"]
     return ", ".join(parts) + (f": {headline}" if headline else "")
 
 

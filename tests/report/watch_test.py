@@ -68,7 +68,7 @@ def test_the_progress_line_counts_runs_and_names_the_best():
 
 
 def test_the_progress_line_says_that_no_process_trains_an_incomplete_sweep():
-    assert progress_line(state(4, running=False)).endswith(", no process trains it: waiting")
+    assert progress_line(state(4, running=False)).endswith(", waiting, as no process trains it")
     assert "waiting" not in progress_line(state(10, running=False))
 
 
