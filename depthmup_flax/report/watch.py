@@ -110,9 +110,10 @@ def watch(
                     say(line)
             time.sleep(every_s)
     except KeyboardInterrupt:
-        say("stopped; the report is of the runs that have ended")
         if not shown:
+            say("stopped before the first report")
             return None
+        say("stopped; the report is of the runs that have ended")
         state = look(directories)
     say(progress_line(state))
     report = write_report(state.sweep, out, tolerance=tolerance)
