@@ -56,7 +56,7 @@ def progress_line(state: State, headline: str = "") -> str:
     of = f" of {state.planned}" if state.planned else ""
     diverged = sum(record.train_loss_avg is None for record in records)
     parts = [f"{len(records)}{of} runs done", *([f"{diverged} diverged"] if diverged else []), *_best(state.sweep)]
-    parts += [] if state.running or state.complete else ["no process trains it: waiting"]
+    parts += [] if state.running or state.complete else ["waiting, as no process trains it"]
     return ", ".join(parts) + (f": {headline}" if headline else "")
 
 
@@ -110,9 +110,10 @@ def watch(
                     say(line)
             time.sleep(every_s)
     except KeyboardInterrupt:
-        say("stopped; the report is of the runs that have ended")
         if not shown:
+            say("stopped before the first report")
             return None
+        say("stopped; the report is of the runs that have ended")
         state = look(directories)
     say(progress_line(state))
     report = write_report(state.sweep, out, tolerance=tolerance)

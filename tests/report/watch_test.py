@@ -68,7 +68,7 @@ def test_the_progress_line_counts_runs_and_names_the_best():
 
 
 def test_the_progress_line_says_that_no_process_trains_an_incomplete_sweep():
-    assert progress_line(state(4, running=False)).endswith(", no process trains it: waiting")
+    assert progress_line(state(4, running=False)).endswith(", waiting, as no process trains it")
     assert "waiting" not in progress_line(state(10, running=False))
 
 
@@ -124,8 +124,10 @@ def test_ctrl_c_ends_watching_with_a_report_of_the_runs_that_have_ended(director
 
 
 def test_ctrl_c_before_the_first_report_writes_none(directory, tmp_path, pauses):
+    lines = []
     pauses.append(interrupt)
-    assert watch([directory], tmp_path / "out", say=lambda line: None) is None
+    assert watch([directory], tmp_path / "out", say=lines.append) is None
+    assert lines[-1] == "stopped before the first report"
     assert not (tmp_path / "out" / "report.html").exists()
 
 

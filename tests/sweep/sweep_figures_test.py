@@ -28,7 +28,7 @@ def test_every_figure_has_a_smoke_scale_from_config_to_page(path, tmp_path, monk
         config.base.data.name = f"text:{tmp_path / 'text.txt'}"
     # One run after another: convolutions of several lanes are slow on CPU.
     records = sweep(config, tmp_path / "sweep", lanes=1)
-    assert len(records) == len(expand(config)) == read_info(tmp_path / "sweep" / "sweep.json").runs
+    assert len(records) == len(expand(config)) == read_info(tmp_path / "sweep").runs
     report = make_report([tmp_path / "sweep"], tmp_path / "report")
     assert (tmp_path / "report" / "report.html").exists()
     diverged = sum(record.status == "diverged" for record in records)
