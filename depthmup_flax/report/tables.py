@@ -78,9 +78,11 @@ def as_data(sweep: Sweep, study: Study, tolerance: float = verdict.TOLERANCE) ->
     """
     info, records = sweep.info, sweep.records
     verdicts = verdict.verdicts(study, tolerance)
+    main = verdict.main_verdict(study, verdicts)
     data = {
         "headline": verdict.headline(study, verdicts),
-        "verdicts": _rounded([_verdict_data(one) for one in verdicts]),
+        "verdicts": _rounded([{**_verdict_data(one), "in_headline": one is main} for one in verdicts]),
+        "contrasts": _rounded([_contrast_data(one) for one in verdict.contrasts(study, main.axis)] if main else []),
         "tolerance": tolerance,
         "figure": info.figure,
         "title": info.title,
@@ -118,6 +120,15 @@ def _verdict_data(one: verdict.Verdict) -> Json:
         "tolerance": one.tolerance,
         "seeds": len(one.row.curve.seeds),
         "seeds_needed": one.seeds_needed,
+        "sentence": one.sentence,
+    }
+
+
+def _contrast_data(one: verdict.Contrast) -> Json:
+    return {
+        "control": one.control,
+        "verdict": one.verdict,
+        "difference": _estimate_data(one.estimate),
         "sentence": one.sentence,
     }
 
@@ -290,13 +301,15 @@ def as_text(data: Json, study: Study) -> str:
 
 def other_verdicts(data: Json) -> list[str]:
     """The sentences of the verdicts that are not in the headline."""
-    sentences = [one["sentence"] for one in data["verdicts"]]
-    return [sentence for sentence in sentences if not data["headline"].startswith(sentence.removesuffix("."))]
+    return [one["sentence"] for one in data["verdicts"] if not one["in_headline"]]
 
 
 def tolerance_sentence(data: Json) -> str:
-    """What counts as transfer."""
-    return (
-        f"A verdict says that it transfers if the whole interval of the regret is below {100 * data['tolerance']:g} % "
-        "of the base's lowest loss (--tolerance), and that it does not if the whole interval is above."
+    """What the verdicts mean."""
+    better = (
+        "The rule transfers better than a control if the whole interval of the difference of their regrets is above 0. "
+    )
+    return (better if data["contrasts"] else "") + (
+        f"A rate transfers if the whole interval of the regret is below {100 * data['tolerance']:g} % of the base's lowest "
+        "loss (--tolerance), and does not if the whole interval is above."
     )

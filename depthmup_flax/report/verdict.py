@@ -237,14 +237,19 @@ def _words(variant: Variant) -> set[str]:
 
 def headline(study: Study, found: Iterable[Verdict]) -> str:
     """One sentence: how the rule compares with its controls along its first axis, and what keeping its rate costs."""
-    rule, _ = rule_of(study)
-    own = next((verdict for verdict in found if verdict.variant == rule.name), None)
+    own = main_verdict(study, found)
     if own is None:
         return f"No verdict, which takes two sizes and several values of the {study.scale.name}."
     against = contrasts(study, own.axis)
     if not against:
         return own.sentence
     return _sentence(_compared(own, against), own.reason, ", ".join(one.sentence for one in against))
+
+
+def main_verdict(study: Study, found: Iterable[Verdict]) -> Verdict | None:
+    """The rule's, along its first axis."""
+    rule, _ = rule_of(study)
+    return next((one for one in found if one.variant == rule.name), None)
 
 
 def _compared(own: Verdict, against: Sequence[Contrast]) -> str:

@@ -79,6 +79,9 @@ def test_the_headline_says_what_is_better_and_worse_where_the_cost_itself_is_not
     text = headline(study, verdicts(study, tolerance=0.001))
     assert text.startswith("depth_mup does not transfer over depth, but better than sp, worse than ode: ")
     assert [one.verdict for one in contrasts(study, "depth")] == [SHOWN, OPPOSITE]
+    data = data_of(planted(drift, noise=0.001, seeds=3, presets=tuple(drift)))
+    assert [(one["control"], one["verdict"]) for one in data["contrasts"]] == [("sp", SHOWN), ("ode", OPPOSITE)]
+    assert [one["variant"] for one in data["verdicts"] if one["in_headline"]] == ["depth_mup"]
 
 
 def test_a_control_with_the_same_runs_is_neither_better_nor_worse():
