@@ -310,6 +310,6 @@ def tolerance_sentence(data: Json) -> str:
         "The rule transfers better than a control if the whole interval of the difference of their regrets is above 0. "
     )
     return (better if data["contrasts"] else "") + (
-        f"A rate transfers if the whole interval of the regret is below {100 * data['tolerance']:g} % of the base's lowest "
-        "loss (--tolerance), and does not if the whole interval is above."
+        f"A rate transfers if the whole interval of the regret is below {100 * data['tolerance']:g} % of the base's "
+        "lowest loss (--tolerance), and does not if the whole interval is above."
     )
