@@ -117,17 +117,18 @@ def verdicts(study: Study, tolerance: float = TOLERANCE) -> list[Verdict]:
         base, optimum = variant.base.curve, variant.base.optimum
         if optimum is None or optimum.flag == opt.ONE_VALUE:
             continue
-        absolute = tolerance * abs(optimum.loss.value)
         others = [row for row in variant.rows if row is not variant.base]
         larger = [row for row in others if row.curve.width >= base.width and row.curve.depth >= base.depth]
         axes = {axis.name: axis.rows(larger) or axis.rows(others) for axis in study.axes}
         axes["width and depth"] = [r for r in larger if r.curve.width != base.width and r.curve.depth != base.depth]
-        found += [_verdict(study, variant, name, rows, absolute) for name, rows in axes.items() if rows]
+        found += [_verdict(study, variant, name, rows, tolerance) for name, rows in axes.items() if rows]
     return found
 
 
-def _verdict(study: Study, variant: Variant, axis: str, rows: Sequence[Row], tolerance: float) -> Verdict:
-    name = study.scale.name
+def _verdict(study: Study, variant: Variant, axis: str, rows: Sequence[Row], share: float) -> Verdict:
+    name, base = study.scale.name, variant.base
+    assert base.optimum is not None
+    tuned, tolerance = f"the {name} tuned at {_sizes([base], axis)}", share * abs(base.optimum.loss.value)
     by_size = sorted(rows, key=lambda row: (row.curve.depth, row.curve.width))
     untrained = [row for row in by_size if row.regret == transfer.UNTRAINED or row.optimum is None]
     diverged = [row for row in by_size if row.regret == transfer.DIVERGED and row.optimum is not None]
@@ -140,30 +141,31 @@ def _verdict(study: Study, variant: Variant, axis: str, rows: Sequence[Row], tol
         why = f"at {sizes} no {name} brings the loss below twice the base's"
         return result(untrained[-1], transfer.UNTRAINED, why)
     if diverged:
-        why = f"the base's best {name} diverges at {_sizes(diverged, axis)}"
+        why = f"{tuned} diverges at {_sizes(diverged, axis)}"
         return result(diverged[-1], DOES_NOT_TRANSFER, why)
     if not known:
-        return result(by_size[-1], NOT_RESOLVED, f"the base's best {name} was not run at {_sizes(by_size, axis)}")
-    if variant.base.optimum is not None and variant.base.optimum.flag in (opt.EDGE_LOW, opt.EDGE_HIGH):
-        why = f"the base's best {name} is the {variant.base.optimum.flag}: extend the grid"
+        return result(by_size[-1], NOT_RESOLVED, f"{tuned} was not run at {_sizes(by_size, axis)}")
+    if base.optimum.flag in (opt.EDGE_LOW, opt.EDGE_HIGH):
+        why = f"{tuned} is the {base.optimum.flag}: extend the grid"
         return result(by_size[-1], NOT_RESOLVED, why)
     judged = [(row, regret, judge(regret, tolerance)) for row, regret in known]
     worse = [one for one in judged if one[2].verdict == OPPOSITE]
     unclear = [one for one in judged if one[2].verdict == NOT_RESOLVED]
     row, regret, judgment = max(worse or unclear or judged[-1:], key=lambda one: one[1].value)
-    where = _times(row, variant.base, axis)
-    costs = f"keeping the base's best {name} costs {_loss(regret, least=0.0)}{where}{_drift(row, study)}"
+    cost = _loss(regret, least=0.0).replace("(", "(95 %: ")
+    costs = f"{tuned} costs {cost} in training loss at {_sizes([row], axis)}{_drift(row, study)}"
     if worse:
         return result(row, DOES_NOT_TRANSFER, costs)
     outside = [one for one, _ in known if not one.bracketed]
     if outside:  # there the regret is only known from below
         return result(row, NOT_RESOLVED, f"{costs}; the optimum is at the edge of the grid at {_sizes(outside, axis)}")
     if unclear:
-        would_do = f"{judgment.seeds} would" if judgment.seeds else f"nor would {MOST_SEEDS}"
-        seeds = f"{regret.seeds} seeds do not decide, {would_do}"
-        decides = seeds if regret.draws is not None else "1 seed does not decide"
-        noise = f"below {_short(tolerance)} counts as small: {decides}"
-        return result(row, NOT_RESOLVED, f"{costs}; {noise}", judgment.seeds)
+        own = f"{regret.seeds} seeds do" if regret.draws is not None else "1 seed does"
+        would = f"{judgment.seeds} would" if judgment.seeds else f"nor would {MOST_SEEDS}"
+        question = f"{own} not decide whether that is below {100 * share:.3g} % of the base's loss"
+        return result(
+            row, NOT_RESOLVED, f"{costs}; {question}{f', {would}' * (regret.draws is not None)}", judgment.seeds
+        )
     return result(row, TRANSFERS, costs)
 
 
@@ -282,11 +284,6 @@ def _sizes(rows: Sequence[Row], axis: str) -> str:
     if axis == "width and depth":
         return ", ".join(f"width {row.curve.width} depth {row.curve.depth}" for row in rows)
     return f"{axis} " + " and ".join(str(row.curve.size(axis)) for row in rows)
-
-
-def _times(row: Row, base: Row, axis: str) -> str:
-    ratios = [f"{row.curve.size(name) / base.curve.size(name):.3g} times the {name}" for name in axis.split(" and ")]
-    return f" at {' and '.join(ratios)}"
 
 
 def _drift(row: Row, study: Study) -> str:

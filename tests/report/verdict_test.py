@@ -50,8 +50,8 @@ def test_a_rate_that_moves_little_transfers_and_one_that_moves_far_does_not():
     assert ours.row.regret.value == pytest.approx(0.03 * 0.4**2, abs=0.004)
     assert theirs.row.regret.value == pytest.approx(0.03 * 2.0**2, abs=0.01)
     assert ours.tolerance == pytest.approx(0.02, rel=0.01)
-    assert ours.sentence.startswith("depth_mup transfers over depth: keeping the base's best learning rate costs 0.0")
-    assert "at 16 times the depth; the optimum drifts by +0." in ours.sentence
+    assert ours.sentence.startswith("depth_mup transfers over depth: the learning rate tuned at depth 4 costs 0.0")
+    assert " in training loss at depth 64; the optimum drifts by +0." in ours.sentence
     assert "mup does not transfer over depth" in theirs.sentence
 
 
@@ -74,8 +74,8 @@ def test_the_headline_says_what_is_better_and_worse_where_the_cost_itself_is_not
     study = study_of(planted(drift, noise=0.004, seeds=3, presets=tuple(drift)))
     cost = verdicts(study)[0].row.regret.value
     text = headline(study, verdicts(study, tolerance=cost / study.variants[0].base.optimum.loss.value))
-    assert text.startswith("depth_mup transfers better over depth than sp, worse than ode: keeping ")
-    assert "counts as small: 3 seeds do not decide, " in text
+    assert text.startswith("depth_mup transfers better over depth than sp, worse than ode: the learning rate ")
+    assert "; 3 seeds do not decide whether that is below 1.3 % of the base's loss, " in text
     text = headline(study, verdicts(study, tolerance=0.001))
     assert text.startswith("depth_mup does not transfer over depth, but better than sp, worse than ode: ")
     assert [one.verdict for one in contrasts(study, "depth")] == [SHOWN, OPPOSITE]
@@ -107,10 +107,11 @@ def test_too_few_seeds_are_named_with_the_number_that_would_do():
     (found,) = verdicts(study_of(planted({"depth_mup": 0.25}, noise=0.02, seeds=3)))
     assert found.verdict == NOT_RESOLVED
     assert found.seeds_needed > 3
-    assert f"below 0.02 counts as small: 3 seeds do not decide, {found.seeds_needed} would." in found.sentence
+    question = "3 seeds do not decide whether that is below 1 % of the base's loss"
+    assert found.sentence.endswith(f"; {question}, {found.seeds_needed} would.")
     (found,) = verdicts(study_of(planted({"depth_mup": 0.0}, seeds=1)))
     assert found.verdict == NOT_RESOLVED
-    assert found.sentence.endswith("below 0.02 counts as small: 1 seed does not decide.")
+    assert found.sentence.endswith("; 1 seed does not decide whether that is below 1 % of the base's loss.")
 
 
 def test_a_network_that_does_not_train_is_called_that_and_has_no_numbers():
@@ -130,7 +131,7 @@ def test_a_rate_that_diverges_does_not_transfer():
     fails = lambda point, loss: None if point["model.depth"] == 64 and point[X] > 2.0**-9.5 else loss
     (found,) = verdicts(study_of(planted({"depth_mup": -0.9}, loss=fails)))
     assert found.verdict == DOES_NOT_TRANSFER
-    assert "the base's best learning rate diverges at depth 64" in found.sentence
+    assert "the learning rate tuned at depth 4 diverges at depth 64" in found.sentence
 
 
 def test_an_optimum_at_the_edge_of_the_grid_gives_no_verdict_of_transfer():
