@@ -12,10 +12,10 @@ from depthmup_flax.training.same_run import facts
 
 
 def changed(name, value):
-    run = config()
+    experiment = build(config())
     section, field = name.split(".")
-    run[section][field] = value
-    return build(run)
+    experiment.config[section][field] = value  # digits would refuse a directory
+    return experiment
 
 
 def differing(experiment):
