@@ -26,6 +26,7 @@ COMMANDS = {
     "doctor": ("depthmup_flax.doctor", "what is installed, what is missing"),
     "completion": ("depthmup_flax.completion", "a script for the TAB key of bash, zsh, fish"),
 }
+_PRINTING = ("config", "doctor", "completion")  # their output is their work: they end with their reader, as in | head
 _EXAMPLES = """\
   depthmup train --config=digits
   depthmup sweep --config=sweeps/digits && depthmup report
@@ -51,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(name: str, arguments: Sequence[str] | None = None) -> None:
     """Runs a subcommand with these arguments, by default the process's, and ends the process with its exit code."""
     sys.argv = [f"depthmup {name}", *(sys.argv[1:] if arguments is None else arguments)]
+    if name in _PRINTING and hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     with _interruptible():
         module = importlib.import_module(COMMANDS[name][0])  # late: most import JAX
         from depthmup_flax import cli

@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 
 import processes
 import pytest
@@ -34,3 +37,9 @@ def test_a_run_whose_output_is_closed_completes_and_says_so_once(both, tmp_path)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
     assert process.text().count("the output is closed (Broken pipe): the work continues") == (not both)
     assert "Traceback" not in process.text()
+
+
+def test_a_listing_ends_with_its_reader_and_says_nothing():
+    command = f"{sys.executable} -m depthmup_flax config digits | head -n 2; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=processes.ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
