@@ -40,6 +40,9 @@ def test_a_run_whose_output_is_closed_completes_and_says_so_once(both, tmp_path)
 
 
 def test_a_listing_ends_with_its_reader_and_says_nothing():
-    command = f"{sys.executable} -m depthmup_flax config digits | head -n 2; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], cwd=processes.ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "depthmup_flax", "config", "digits"]
+    done = subprocess.run(command, cwd=processes.ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
