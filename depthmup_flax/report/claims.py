@@ -82,12 +82,12 @@ def costs_more(control: str, rule: str, axis: str = "depth") -> Rule:
 
 def moves_more(control: str, rule: str, axis: str = "depth") -> Rule:
     """The best x of the control follows a steeper power of size than the rule's."""
-    return Rule(((1, Term("steepness", control, axis)), (-1, Term("steepness", rule, axis))), AT_LEAST)
+    return Rule(((1, Term("absolute exponent", control, axis)), (-1, Term("absolute exponent", rule, axis))), AT_LEAST)
 
 
 def lower_loss(a: str, b: str) -> Rule:
     """The lowest loss of a is below b's at the largest size."""
-    return Rule(((1, Term("loss", a)), (-1, Term("loss", b))), AT_MOST)
+    return Rule(((1, Term("lowest loss", a)), (-1, Term("lowest loss", b))), AT_MOST)
 
 
 def falls(variant: str = "") -> Rule:
@@ -106,7 +106,7 @@ def gains_more(a: str, b: str) -> Rule:
 
 
 def _growth(variant: str, when: Window | None = None) -> Terms:
-    return (1, Term("loss", variant, when=when)), (-1, Term("loss", variant, at=BASE, when=when))
+    return (1, Term("lowest loss", variant, when=when)), (-1, Term("lowest loss", variant, at=BASE, when=when))
 
 
 def exponent_at_least(bound: float, variant: str = "", when: Window | None = None) -> Rule:
@@ -135,41 +135,49 @@ _MIDDLE_OF_0_AND_MINUS_HALF = -0.25
 # The figure of a sweep -> its claims.
 CLAIMS: Mapping[str, tuple[Claim, ...]] = {
     "lr-width-depth (MLP)": (
-        _MLP("Depth-muP preserves the best rate over depth", transfers("depth_mup")),
+        _MLP("the best rate of Depth-muP transfers over depth", transfers("depth_mup")),
         _MLP("under Depth-muP the loss improves with depth", falls("depth_mup")),
-        _MLP("scaling only the blocks, the best rate shifts with depth", moves_more("block_only", "depth_mup")),
-        _MLP("without depth scaling (muP) the rate does not transfer over depth", costs_more("mup", "depth_mup")),
-        _MLP("without depth scaling (SP) the rate does not transfer over depth", costs_more("sp", "depth_mup")),
-        _MLP("without depth scaling (SP) deep networks are worse at their own best rate", rises("sp")),
+        _MLP("scaling only the blocks, the best rate shifts more with depth", moves_more("block_only", "depth_mup")),
+        _MLP("the best rate of Depth-muP transfers better over depth than that of muP", costs_more("mup", "depth_mup")),
+        _MLP("the best rate of Depth-muP transfers better over depth than that of SP", costs_more("sp", "depth_mup")),
+        _MLP("without depth scaling (SP) deeper is worse, each at its best rate", rises("sp")),
         _CONV("the best rate of Depth-muP transfers over width", transfers("depth_mup", "width")),
-        _CONV("the best rate of SP does not transfer over width", costs_more("sp", "depth_mup", "width")),
+        _CONV(
+            "the best rate of Depth-muP transfers better over width than that of SP",
+            costs_more("sp", "depth_mup", "width"),
+        ),
     ),
     "lr-width-depth (conv)": (
         _CONV("the best rate of Depth-muP transfers over depth", transfers("depth_mup")),
         _CONV("the best rate of Depth-muP transfers over width", transfers("depth_mup", "width")),
-        _CONV("the best rate of muP does not transfer over depth", costs_more("mup", "depth_mup")),
-        _CONV("the best rate of muP shifts with depth", moves_more("mup", "depth_mup")),
-        _CONV("the best rate of SP does not transfer over depth", costs_more("sp", "depth_mup")),
-        _CONV("the best rate of SP does not transfer over width", costs_more("sp", "depth_mup", "width")),
+        _CONV(
+            "the best rate of Depth-muP transfers better over depth than that of muP", costs_more("mup", "depth_mup")
+        ),
+        _CONV("the best rate of muP shifts more with depth than that of Depth-muP", moves_more("mup", "depth_mup")),
+        _CONV("the best rate of Depth-muP transfers better over depth than that of SP", costs_more("sp", "depth_mup")),
+        _CONV(
+            "the best rate of Depth-muP transfers better over width than that of SP",
+            costs_more("sp", "depth_mup", "width"),
+        ),
     ),
     "norm": (
         Claim(
             "norm",
             "B24 Fig. 2",
-            "with BatchNorm transfer is more reliable with the 1/sqrt(L) scaling",
+            "with BatchNorm the best rate transfers better over depth with the 1/sqrt(L) scaling",
             costs_more("batch, mup", "batch, depth_mup"),
         ),
         Claim(
             "norm",
             "B24 Fig. B.4",
-            "with LayerNorm transfer is more reliable with the 1/sqrt(L) scaling",
+            "with LayerNorm the best rate transfers better over depth with the 1/sqrt(L) scaling",
             costs_more("layer, mup", "layer, depth_mup"),
         ),
     ),
     "vit": (
         _VIT("the best rate transfers without norm, with scaling", transfers(f"{_NO_NORM}, depth_mup")),
         _VIT(
-            "the best rate transfers without norm, with scaling and a cosine schedule",
+            "the best rate transfers with a cosine, without norm, with scaling",
             transfers("norm=none, cosine, depth_mup"),
         ),
         _VIT("the best rate transfers with LayerNorm and scaling", transfers("layer, depth_mup")),
@@ -178,7 +186,7 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
         Claim(
             "vit",
             "B24 section 1",
-            "without norm and scaling the rate does not transfer over depth",
+            "without norm the best rate transfers better over depth with the scaling",
             costs_more(f"{_NO_NORM}, mup", f"{_NO_NORM}, depth_mup"),
         ),
     ),
@@ -195,7 +203,7 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
         Claim(
             "trade-off",
             "B24 Fig. B.1",
-            "at the base's depth the loss falls as a power of the number of parameters",
+            "at the base's depth the loss falls with the number of parameters",
             Rule(((1, Term("power of the number of parameters", at=BASE)),), AT_MOST),
         ),
         Claim(
@@ -225,13 +233,13 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
             _small(Term("regret of the early choice", when=_THIRD_OF_20_EPOCHS)),
         ),
     ),
-    "imagenet": (Claim("imagenet", "B24 Fig. B.6", "the best rate is preserved over depth", transfers()),),
+    "imagenet": (Claim("imagenet", "B24 Fig. B.6", "the best rate transfers over depth", transfers()),),
     "ode-sde": (
         Claim("ode-sde", "TP6 Fig. 11", "at alpha = 1 the best rate rises with depth", exponent_at_least(0.0, "ode")),
         Claim(
             "ode-sde",
             "TP6 Fig. 11",
-            "at alpha = 1 the best rate transfers less well than under Depth-muP",
+            "the best rate transfers better over depth under Depth-muP than at alpha = 1",
             costs_more("ode", "depth_mup"),
         ),
         Claim("ode-sde", "TP6 Fig. 11", "Depth-muP has the lower training loss", lower_loss("depth_mup", "ode")),
@@ -257,7 +265,12 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
         ),
     ),
     "abs": (
-        Claim("abs", "TP6 Fig. 3", "the absolute value improves the loss of deep networks", lower_loss("abs", "relu")),
+        Claim(
+            "abs",
+            "TP6 Fig. 3",
+            "the absolute value has a lower loss than ReLU in deep networks",
+            lower_loss("abs", "relu"),
+        ),
     ),
     "block-depth": (
         Claim(
@@ -269,7 +282,7 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
         Claim(
             "block-depth",
             "TP6 Fig. 6",
-            "with two layers in a branch the best rate shifts with depth",
+            "with two layers in a branch the best rate shifts more with depth",
             moves_more("block_depth=2", "block_depth=1"),
         ),
     ),
@@ -282,12 +295,12 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
         ),
     ),
     "layernorm": (
-        Claim("layernorm", "TP6 Fig. 12", "Depth-muP preserves the best rate over depth", transfers("depth_mup")),
+        Claim("layernorm", "TP6 Fig. 12", "the best rate of Depth-muP transfers over depth", transfers("depth_mup")),
         Claim("layernorm", "TP6 Fig. 12", "under Depth-muP the loss improves with depth", falls("depth_mup")),
         Claim(
             "layernorm",
             "TP6 Fig. 12",
-            "scaling only the blocks, the best rate shifts with depth",
+            "scaling only the blocks, the best rate shifts more with depth",
             moves_more("block_only", "depth_mup"),
         ),
     ),
@@ -362,29 +375,31 @@ class JudgedClaim:
         return f"{_short(self.estimate.value)}{interval}"
 
     @property
-    def evidence(self) -> str:
-        """The contrast with its interval and the bound, and what limits it."""
+    def finding(self) -> str:
+        """The contrast with its interval and the bound, and what limits them."""
         if not self.numbers:
             return f"{self.contrast}: {self.note}"
         text = f"{self.contrast} is {self.numbers}, claimed {self.claim.rule.sense} {_short(self.bound)}"
-        return "; ".join(filter(None, (text, self.note or self._more_seeds())))
+        return f"{text}; {self.note}" if self.note else text
 
     @property
     def sentence(self) -> str:
-        """Verdict, claim and evidence."""
-        verdict, evidence = (f"{text[0].upper()}{text[1:]}" for text in (self.verdict, self.evidence))
-        return f"{verdict}: {self.claim.text} ({self.claim.source}). {evidence}."
+        """Verdict, claim and finding; if the noise leaves it open, the seeds that would do."""
+        verdict, finding = (f"{text[0].upper()}{text[1:]}" for text in (self.verdict, self.finding))
+        return f"{verdict}: {self.claim.text} ({self.claim.source}). {finding}{self._more_seeds()}."
 
     def _more_seeds(self) -> str:
-        if self.verdict != NOT_RESOLVED:
+        if self.verdict != NOT_RESOLVED or self.note:
             return ""
         if self.seeds == 1:
-            return "1 seed does not decide"
+            return "; 1 seed does not decide"
         would = f"{self.seeds_needed} would" if self.seeds_needed else f"nor would {verdict.MOST_SEEDS}"
-        return f"{self.seeds} seeds do not decide, {would}"
+        return f"; {self.seeds} seeds do not decide, {would}"
 
 
 def _short(value: float) -> str:
+    if abs(value) >= 100:
+        return f"{value:.0f}"
     return f"{value:.2g}" if abs(value) >= 5e-5 else "0"
 
 
@@ -443,13 +458,15 @@ def _variant(study: Study, parts: str) -> Variant | None:
 
 
 def _in_words(terms: Terms, places: Sequence[Place]) -> str:
-    """``regret of mup minus regret of depth_mup at depth 24``."""
-    where = [place.where for place in places]
-    shared = len(set(where)) == 1
-    texts = [f"{place.what}{'' if shared else f' {at}'}" for place, at in zip(places, where, strict=True)]
-    words = [{1: "plus", -1: "minus"}[sign] for sign, _ in terms]
-    text = " ".join(f"{word} {text}" for word, text in zip(words, texts, strict=True)).removeprefix("plus ")
-    return f"{text} {where[0]}" if shared else text
+    """``regret of mup minus that of depth_mup at depth 24``."""
+    wheres = [place.where for place in places]
+    shared = len(set(wheres)) == 1
+    words: list[str] = []
+    for (sign, term), place, where in zip(terms, places, wheres, strict=True):
+        alike = (term.measure, term.when) == (terms[0][1].measure, terms[0][1].when)
+        what = place.what if not words or not alike else f"that{place.of}"
+        words += ["" if not words else "plus" if sign > 0 else "minus", what, "" if shared else where]
+    return " ".join(filter(None, [*words, wheres[0] if shared else ""]))
 
 
 def _total(parts: Sequence[tuple[int, Measured]]) -> Measured:

@@ -19,8 +19,7 @@ AT_MOST, AT_LEAST, EITHER = "at most", "at least", "either"
 BASE, LARGEST = "base", "largest"
 Window = tuple[float, float]  # part of training, as fractions of its steps
 NOT_NEGATIVE = ("regret", "regret of the early choice", "cost of an octave")
-OVER_SIZES = ("exponent", "steepness")
-OVER_PARAMETERS = tuple(f"loss at the {depth}" for depth in ("depth next to 12", "smallest depth", "largest depth"))
+OVER_SIZES = ("exponent", "absolute exponent")
 _EDGES = (opt.EDGE_LOW, opt.EDGE_HIGH)
 _OPPOSITE = {AT_MOST: AT_LEAST, AT_LEAST: AT_MOST}
 
@@ -98,11 +97,16 @@ class Place:
         return self.variant.name or "the network"
 
     @property
+    def of(self) -> str:
+        """`` of mup``; empty for a sweep's only variant."""
+        return f" of {self.variant.name}" if self.variant.name else ""
+
+    @property
     def what(self) -> str:
         """The measure, the variant and the time, in words."""
         when = self.term.when
         window = f" between {100 * when[0]:g} and {100 * when[1]:g} % of training" if when else ""
-        return f"{self.term.measure}{f' of {self.variant.name}' * bool(self.variant.name)}{window}"
+        return f"{self.term.measure}{self.of}{window}"
 
     @property
     def where(self) -> str:
@@ -198,7 +202,7 @@ def _exponent(place: Place) -> Measured:
     return Measured(slope, note="" if slope else "an exponent takes three sizes")
 
 
-def _steepness(place: Place) -> Measured:
+def _absolute_exponent(place: Place) -> Measured:
     """The exponent without its sign. All draws get the value's sign, since folding them would hide noise around 0."""
     found = _exponent(place)
     return -found if found.estimate is not None and found.estimate.value < 0 else found
@@ -284,17 +288,20 @@ def _angle(place: Place) -> Measured:
     return Measured(opt.weighted_sum([math.degrees(1.0)], [angle]), note=note)
 
 
+_PICKS: Mapping[str, Callable[[Sequence[int]], int]] = {
+    "loss at the depth next to 12": _next_to_12,
+    "loss at the smallest depth": min,
+    "loss at the largest depth": max,
+}
+OVER_PARAMETERS = tuple(_PICKS)
 MEASURES: Mapping[str, Callable[[Place], Measured]] = {
     "regret": _regret,
-    "loss": _loss,
+    "lowest loss": _loss,
     "exponent": _exponent,
-    "steepness": _steepness,
+    "absolute exponent": _absolute_exponent,
     "regret of the early choice": _early_choice,
     "cost of an octave": _cost_of_an_octave,
     "power of the number of parameters": _power_of_parameters,
-    **{
-        measure: functools.partial(_loss_at_depth, pick)
-        for measure, pick in zip(OVER_PARAMETERS, (_next_to_12, min, max), strict=True)
-    },
+    **{measure: functools.partial(_loss_at_depth, pick) for measure, pick in _PICKS.items()},
     "angle of the best region": _angle,
 }
