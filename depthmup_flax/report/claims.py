@@ -12,11 +12,8 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from depthmup_flax.records import Record
 from depthmup_flax.report import verdict
-from depthmup_flax.report.loss_surfaces import Curve, Scale
 from depthmup_flax.report.measures import (
     AT_LEAST,
     AT_MOST,
@@ -31,11 +28,11 @@ from depthmup_flax.report.measures import (
     Window,
 )
 from depthmup_flax.report.optimum import Estimate
+from depthmup_flax.report.same_runs import same_runs
 from depthmup_flax.report.transfer import Study, Variant
 from depthmup_flax.report.verdict import NOT_RESOLVED, OPPOSITE, SHOWN
 
 NO_EVIDENCE = "no evidence"  # the runs are those of another variant
-_SAME_LOSS = 1e-5  # relative: the same run but for rounding in float32
 Terms = tuple[tuple[int, Term], ...]  # signs and numbers
 
 
@@ -405,7 +402,7 @@ def _short(value: float) -> str:
 
 def judged(figure: str, study: Study) -> list[JudgedClaim]:
     """What a study shows about each claim of its figure; none for a figure without claims."""
-    return [_judged(claim, study) for claim in CLAIMS.get(figure, ())]
+    return [judged_claim(claim, study) for claim in CLAIMS.get(figure, ())]
 
 
 def core_minutes(records: Sequence[Record]) -> float:
@@ -418,18 +415,22 @@ def _devices(device: str) -> int:
     return int(count) if count.isdecimal() else 1
 
 
-def _judged(claim: Claim, study: Study) -> JudgedClaim:
+def judged_claim(claim: Claim, study: Study) -> JudgedClaim:
+    """What a study shows about one claim: at the largest multiple of the base's size that all its variants have.
+
+    A claim about every size is shown if it is at all of them, and decided by the worst of them if it is not.
+    """
     rule = claim.rule
     found = {term.variant: _variant(study, term.variant) for _, term in rule.terms}
     variants = [variant for variant in found.values() if variant is not None]
     if len(variants) < len(found):
         missing = " and ".join(name for name, variant in found.items() if variant is None)
-        return JudgedClaim(claim, NOT_RESOLVED, missing, None, rule.bound, 0, None, "not run")
+        return JudgedClaim(claim, NOT_RESOLVED, f"variant {missing}", None, rule.bound, 0, None, "not in the sweep")
     places = [Place(study, variant, term) for _, term in rule.terms if (variant := found[term.variant])]
     larger = sorted(m for m in set.intersection(*(set(place.rows) for place in places)) if m > 1)
     if not larger and any(term.at == LARGEST for _, term in rule.terms):
         return JudgedClaim(claim, NOT_RESOLVED, _in_words(rule.terms, places), None, rule.bound, 0, None, "one size")
-    same = _same_runs(study, variants, places[0].term.axis)
+    same = _copied(study, variants, places[0].term.axis)
     sizes = larger if rule.every else larger[-1:] or [1.0]
     at_sizes = [_judged_at(claim, [dataclasses.replace(p, multiple=size) for p in places], same) for size in sizes]
     worst = [[one for one in at_sizes if one.verdict == kind] for kind in (OPPOSITE, NOT_RESOLVED)]
@@ -497,30 +498,7 @@ def _decide(total: Measured, sense: str, bound: float) -> verdict.Judgment:
     return verdict.Judgment(NOT_RESOLVED) if total.limit in unsure else decision
 
 
-def _same_runs(study: Study, variants: Sequence[Variant], axis: str) -> str:
-    """Names a variant whose runs along an axis are those of an earlier one, at other x; empty if there is none."""
-    for variant in variants:
-        for earlier in study.variants[: study.variants.index(variant)]:
-            ours, theirs = (Place(study, one, Term("", axis=axis)).rows for one in (variant, earlier))
-            pairs = [(row, theirs[multiple]) for multiple, row in ours.items() if multiple != 1 and multiple in theirs]
-            equal = [_equal_runs(study.scale, row.curve, other.curve) for row, other in pairs]
-            if equal and all(equal):
-                x = study.scale.name
-                return f"all {sum(equal)} runs of {variant.name} are {earlier.name}'s, at the same or another {x}"
-    return ""
-
-
-def _equal_runs(scale: Scale, a: Curve, b: Curve) -> int:
-    """How many runs two curves share if one is the other with x moved by a constant; 0 if it is not."""
-    if a.seeds != b.seeds:
-        return 0
-    u, v = scale.coordinate(a.x), scale.coordinate(b.x)
-    for shift in range(1 - len(v), len(u)):
-        i, j = max(shift, 0), max(-shift, 0)
-        n = min(len(u) - i, len(v) - j)
-        moved = u[i : i + n] - v[j : j + n]
-        ours, theirs = a.losses[:, i : i + n], b.losses[:, j : j + n]
-        same = np.allclose(ours, theirs, rtol=_SAME_LOSS, atol=0, equal_nan=True) and np.isfinite(ours).any()
-        if n > 1 and same and np.allclose(moved, moved[0], atol=1e-6):
-            return ours.size
-    return 0
+def _copied(study: Study, variants: Sequence[Variant], axis: str) -> str:
+    """Names a variant whose runs along an axis are those of an earlier one; empty if there is none."""
+    pairs = [(variant, earlier) for variant in variants for earlier in study.variants[: study.variants.index(variant)]]
+    return next(filter(None, (same_runs(study, *pair, axis) for pair in pairs)), "")

@@ -11,6 +11,7 @@ import scipy.special
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer
 from depthmup_flax.report.optimum import Estimate
+from depthmup_flax.report.same_runs import same_runs
 from depthmup_flax.report.transfer import Row, Study, Variant
 
 SHOWN, OPPOSITE, NOT_RESOLVED, SAME = "shown", "opposite", "not resolved", "the same"
@@ -66,7 +67,8 @@ class Contrast:
     """A control against the rule at the largest size: regret of the control minus the rule's.
 
     Attributes:
-      verdict: `SHOWN` if the control costs more, `OPPOSITE` if it costs less, `NOT_RESOLVED`, or `SAME`.
+      verdict: `SHOWN` if the control costs more, `OPPOSITE` if it costs less, `NOT_RESOLVED`, or `SAME` if its cost or
+        its runs are the rule's.
       estimate: ``None`` if the control does not train, or diverges at the base's optimum.
       sentence: in words, with the control's name.
     """
@@ -191,6 +193,9 @@ def contrasts(study: Study, axis: str) -> list[Contrast]:
             found += [Contrast(control.name, SHOWN, None, f"{control.name} {text}")] if text else []
             continue
         difference = theirs.regret - ours.regret
+        if same := same_runs(study, control, rule, axis):
+            found.append(Contrast(control.name, SAME, difference, same))
+            continue
         verdict, text = _difference(difference)
         found.append(Contrast(control.name, verdict, difference, f"{control.name} {text}"))
     return found
@@ -198,13 +203,13 @@ def contrasts(study: Study, axis: str) -> list[Contrast]:
 
 def _difference(estimate: Estimate) -> tuple[str, str]:
     """What the interval of a difference shows, and that in words."""
-    ends, negative = estimate.interval, Estimate(-estimate.value, estimate.draws, estimate.seeds)
+    ends = estimate.interval
     if estimate.value == 0 and (estimate.draws is None or not estimate.draws.any()):
         return SAME, "costs the same"
     if ends and ends[0] > 0:
         return SHOWN, f"costs {_loss(estimate)} more"
     if ends and ends[1] < 0:
-        return OPPOSITE, f"costs {_loss(negative)} less"
+        return OPPOSITE, f"costs {_loss(-estimate)} less"
     return NOT_RESOLVED, f"differs by {_loss(estimate)}, which is not resolved"
 
 

@@ -88,8 +88,24 @@ def test_a_control_with_the_same_runs_is_neither_better_nor_worse():
     sweep = planted({"same": 0.0, "depth_mup": 0.0}, noise=0.0, presets=("depth_mup", "same"))
     study = study_of(sweep)
     (contrast,) = contrasts(study, "depth")
-    assert (contrast.verdict, contrast.sentence) == (SAME, "same costs the same")
+    assert contrast.verdict == SAME
+    assert contrast.sentence == "same's runs are depth_mup's at the same or another learning rate (90 are equal)"
     assert headline(study, verdicts(study)).startswith("depth_mup transfers over depth: ")
+
+
+def test_a_control_whose_runs_are_the_rules_at_rates_that_shift_with_depth_is_neither_better_nor_worse():
+    def loss(point):
+        octaves = math.log2(point["model.depth"] / 4) / 2 * (point["parametrization.preset"] == "block_only")
+        rate = math.log2(point[X]) + octaves
+        noise = np.random.default_rng((point["seed"], int(-rate), point["model.depth"])).normal()
+        return 2 + 0.03 * (rate + 8) ** 2 + 0.001 * noise
+
+    axes = {"parametrization.preset": ("depth_mup", "block_only"), "model.depth": DEPTHS, X: RATES, "seed": (0, 1, 2)}
+    study = study_of(sweep_of(loss, axes))
+    assert [one.verdict for one in contrasts(study, "depth")] == [SAME]
+    assert headline(study, verdicts(study)).startswith("depth_mup transfers over depth: ")
+    other = lambda point: loss(point) + 1e-4 * (point["parametrization.preset"] == "block_only")
+    assert [one.verdict for one in contrasts(study_of(sweep_of(other, axes)), "depth")] == [SHOWN]
 
 
 def test_controls_differ_in_the_preset_and_in_numbers_that_go_with_it():
