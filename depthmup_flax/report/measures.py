@@ -20,7 +20,6 @@ BASE, LARGEST = "base", "largest"
 Window = tuple[float, float]  # part of training, as fractions of its steps
 NOT_NEGATIVE = ("regret", "regret of the early choice", "cost of an octave")
 OVER_SIZES = ("exponent", "absolute exponent")
-_EDGES = (opt.EDGE_LOW, opt.EDGE_HIGH)
 _OPPOSITE = {AT_MOST: AT_LEAST, AT_LEAST: AT_MOST}
 
 
@@ -155,7 +154,7 @@ def _edge(place: Place, row: Row) -> str:
     """Says that the optimum lies at an edge of the grid; empty if it does not."""
     flag = row.optimum.flag if row.optimum else ""
     size = f"{place.term.axis} {row.curve.size(place.term.axis)}"
-    return f"the best {place.x} of {place.name} at {size} is the {flag}" if flag in _EDGES else ""
+    return f"the best {place.x} of {place.name} at {size} is the {flag}" if flag in opt.EDGES else ""
 
 
 def _regret(place: Place) -> Measured:
@@ -184,7 +183,7 @@ def _loss(place: Place) -> Measured:
     best = opt.find_optimum(coordinates, losses)
     if best is None:
         return _fails(place, row, "diverges")
-    edge = best.flag in _EDGES
+    edge = best.flag in opt.EDGES
     note = f"the best {place.x} of {place.name} is at the edge of the grid" if edge else ""
     return Measured(opt.lowest(coordinates, losses), AT_MOST if edge else "", note)
 
@@ -195,7 +194,7 @@ def _exponent(place: Place) -> Measured:
     for row in place.rows.values():
         size = row.curve.size(place.term.axis)
         best = opt.find_optimum(place.coordinates(row.curve), place.losses(row.curve))
-        if best is None or not row.trains or best.flag in (*_EDGES, opt.ONE_VALUE):
+        if best is None or not row.trains or best.flag in (*opt.EDGES, opt.ONE_VALUE):
             return Measured(None, note=f"no best {place.x} of {place.name} inside the grid at {place.term.axis} {size}")
         optima[math.log2(size)] = best.at
     slope = opt.slope(list(optima), list(optima.values()))
@@ -218,7 +217,7 @@ def _early_choice(place: Place) -> Measured:
     regret = opt.regret(coordinates, row.curve.losses, early) if early else None
     if early is None or regret is None:
         return _fails(place, row, f"diverges with the early best {place.x}")
-    if early.flag in _EDGES:
+    if early.flag in opt.EDGES:
         return Measured(regret, EITHER, f"the early best {place.x} is the {early.flag}")
     edge = _edge(place, row)
     return Measured(regret, AT_LEAST if edge else "", edge)

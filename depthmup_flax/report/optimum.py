@@ -15,6 +15,7 @@ from scipy.interpolate import PchipInterpolator
 
 DRAWS = 1000
 EDGE_LOW, EDGE_HIGH, ONE_VALUE = "lowest of the grid", "highest of the grid", "one value"
+EDGES = (EDGE_LOW, EDGE_HIGH)
 NEXT_TO_DIVERGENCE = "next to divergence"
 # A finite loss this many times the lowest counts as diverged: it would pull a parabola's vertex to the middle.
 _EXPLODED = 100.0

@@ -146,8 +146,8 @@ def _verdict(study: Study, variant: Variant, axis: str, rows: Sequence[Row], tol
         return result(diverged[-1], DOES_NOT_TRANSFER, why)
     if not known:
         return result(by_size[-1], NOT_RESOLVED, f"the base's best {name} was not run at {_sizes(by_size, axis)}")
-    if variant.base.optimum is not None and variant.base.optimum.flag in (opt.EDGE_LOW, opt.EDGE_HIGH):
-        why = f"the base's best {name} is the {variant.base.optimum.flag}: extend the grid"
+    if _flag(variant.base) in opt.EDGES:
+        why = f"the base's best {name} is the {_flag(variant.base)}: extend the grid"
         return result(by_size[-1], NOT_RESOLVED, why)
     judged = [(row, regret, judge(regret, tolerance)) for row, regret in known]
     worse = [one for one in judged if one[2].verdict == OPPOSITE]
@@ -196,9 +196,25 @@ def contrasts(study: Study, axis: str) -> list[Contrast]:
         if same := same_runs(study, control, rule, axis):
             found.append(Contrast(control.name, SAME, difference, same))
             continue
-        verdict, text = _difference(difference)
+        verdict, text = _limited(_difference(difference), ours, theirs)
+        for whose, base in ((f"{rule.name}'s", rule.base), ("its", control.base)):
+            if (flag := _flag(base)) in opt.EDGES:
+                verdict = NOT_RESOLVED
+                text = f"is not compared, as {whose} best {study.scale.name} at the base is the {flag}"
         found.append(Contrast(control.name, verdict, difference, f"{control.name} {text}"))
     return found
+
+
+def _flag(row: Row) -> str:
+    return row.optimum.flag if row.optimum else ""
+
+
+def _limited(found: tuple[str, str], ours: Row, theirs: Row) -> tuple[str, str]:
+    """Not resolved where an optimum at an edge of its grid leaves the regret open that decides."""
+    open_row = {SHOWN: ours, OPPOSITE: theirs}.get(found[0])
+    if open_row is None or open_row.bracketed:
+        return found
+    return NOT_RESOLVED, f"{found[1]} on this grid, at whose edge an optimum is"
 
 
 def _difference(estimate: Estimate) -> tuple[str, str]:

@@ -155,6 +155,18 @@ def test_an_optimum_at_the_edge_of_the_grid_gives_no_verdict_of_transfer():
     assert "edge of the grid at depth 64" in found.sentence
 
 
+def test_a_control_whose_regret_the_grid_does_not_bound_is_not_compared():
+    drift = {"depth_mup": 0.0, "mup": -1.0}
+    tilt = lambda point, loss: loss - 0.4 * math.log2(point[X]) * (point["parametrization.preset"] == "mup")
+    (contrast,) = contrasts(study_of(planted(drift, presets=tuple(drift), loss=tilt)), "depth")
+    assert contrast.verdict == NOT_RESOLVED
+    assert contrast.sentence.endswith("as its best learning rate at the base is the highest of the grid")
+    drift = {"depth_mup": 2.5, "mup": 4.0}  # both regrets may be larger than they seem
+    (contrast,) = contrasts(study_of(planted(drift, presets=tuple(drift))), "depth")
+    assert contrast.verdict == NOT_RESOLVED
+    assert contrast.sentence.endswith("on this grid, at whose edge an optimum is")
+
+
 def test_one_size_or_one_rate_has_no_verdict():
     study = study_of(sweep_of(lambda point: 1.0, {"model.depth": (4, 8), X: (0.1,), "seed": (0, 1)}))
     assert verdicts(study) == []
