@@ -114,7 +114,7 @@ class Place:
         if self.term.measure in OVER_PARAMETERS:
             return "at equal numbers of parameters"
         if self.term.measure in OVER_SIZES:
-            return f"over {axis} {sizes[0]} to {sizes[-1]}"
+            return f"over {axis} {sizes[0]} to {sizes[-1]}" if sizes else ""
         return f"at {axis} {self.row.curve.size(axis)}" if self.row else ""
 
     @property
