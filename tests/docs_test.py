@@ -22,6 +22,8 @@ DOCS = ROOT / "docs"
 sys.path.append(str(DOCS / "_extensions"))
 field_sections = importlib.import_module("field_sections")
 repository_links = importlib.import_module("repository_links")
+sys.path.append(str(DOCS))
+claims_table = importlib.import_module("claims_table")
 
 PAGES = [*DOCS.glob("*.md"), *DOCS.glob("beyond/*.md"), *DOCS.glob("api/*.md")]
 NOTEBOOKS = sorted(DOCS.glob("notebooks/*.ipynb"))
@@ -47,6 +49,11 @@ def test_every_public_name_is_in_the_api_reference(module):
 def test_links_of_pages_lead_to_files_that_exist(page):
     _, missing = repository_links.rewritten(page.read_text(), page, DOCS, "url", lambda path: False)
     assert not missing
+
+
+def test_the_table_of_claims_is_what_the_committed_records_give():
+    page = claims_table.PAGE.read_text()
+    assert claims_table.with_table(page, claims_table.table()) == page
 
 
 def test_links_to_files_that_are_no_pages_lead_to_the_repository():

@@ -15,6 +15,7 @@ from scipy.interpolate import PchipInterpolator
 
 DRAWS = 1000
 EDGE_LOW, EDGE_HIGH, ONE_VALUE = "lowest of the grid", "highest of the grid", "one value"
+EDGES = (EDGE_LOW, EDGE_HIGH)
 NEXT_TO_DIVERGENCE = "next to divergence"
 # A finite loss this many times the lowest counts as diverged: it would pull a parabola's vertex to the middle.
 _EXPLODED = 100.0
@@ -59,6 +60,10 @@ class Estimate:
         """The 95 % interval."""
         half = self.half_width
         return None if half is None else (self.value - half, self.value + half)
+
+    def __neg__(self) -> Estimate:
+        """The negative number."""
+        return Estimate(-self.value, None if self.draws is None else -self.draws, self.seeds, self.resolution)
 
     def __sub__(self, other: Estimate) -> Estimate:
         """The difference. Equal seeds are resampled together, so noise that they share cancels."""
@@ -148,6 +153,12 @@ def vertices(coordinates: np.ndarray, losses: np.ndarray) -> np.ndarray:
     return parabolas(coordinates, losses).vertex
 
 
+def minima(coordinates: np.ndarray, losses: np.ndarray) -> np.ndarray:
+    """(X,), (..., X) -> (...): the lowest value of the parabola of `Parabolas`, or without one the lowest loss."""
+    near = parabolas(coordinates, losses)
+    return np.where(near.valid, near(near.vertex), near.l1)
+
+
 def excess(coordinates: np.ndarray, means: np.ndarray, at: np.ndarray) -> np.ndarray:
     """(X,), (..., X) finite, (...) -> (...): the fitted curve at ``at`` minus its minimum; never negative.
 
@@ -165,8 +176,7 @@ def excess(coordinates: np.ndarray, means: np.ndarray, at: np.ndarray) -> np.nda
     near = parabolas(coordinates, flat)
     inside = near(u)
     value = np.where(np.isnan(inside), ((c3 * t + c2) * t + c1) * t + c0, inside)
-    lowest = np.where(near.valid, near(near.vertex), flat.min(-1))
-    return np.maximum(value - lowest, 0.0).reshape(means.shape[:-1])  # below 0 by rounding
+    return np.maximum(value - minima(coordinates, flat), 0.0).reshape(means.shape[:-1])  # below 0 by rounding
 
 
 def _comparable(neighbor: np.ndarray, lowest: np.ndarray) -> np.ndarray:
@@ -211,6 +221,21 @@ def regret(coordinates: np.ndarray, losses: np.ndarray, proxy: Optimum, draws: i
     at = np.full(draws, proxy.at.value) if proxy.at.draws is None else proxy.at.draws
     resampled = resampled_means(losses[:, finite], draws)
     return Estimate(value, excess(u, resampled, np.clip(at, u[0], u[-1])), min(seeds, proxy.at.seeds))
+
+
+def lowest(coordinates: np.ndarray, losses: np.ndarray, draws: int = DRAWS) -> Estimate:
+    """The minimum of the fitted curve, see `minima`; losses are (S, X), NaN for diverged runs."""
+    resampled = minima(coordinates, resampled_means(losses, draws)) if len(losses) > 1 else None
+    return Estimate(float(minima(coordinates, losses.mean(0))), resampled, len(losses))
+
+
+def weighted_sum(weights: Sequence[float], estimates: Sequence[Estimate]) -> Estimate:
+    """The sum of weights times estimates, which are resampled together; no draws if any of them has none."""
+    draws = [e.draws for e in estimates if e.draws is not None]
+    known = np.asarray(weights) @ np.stack(draws) if len(draws) == len(estimates) else None
+    resolution = math.hypot(*(w * e.resolution for w, e in zip(weights, estimates, strict=True)))
+    value = math.fsum(w * e.value for w, e in zip(weights, estimates, strict=True))
+    return Estimate(value, known, min(e.seeds for e in estimates), resolution)
 
 
 def slope(positions: Sequence[float], estimates: Sequence[Estimate]) -> Estimate | None:

@@ -72,6 +72,7 @@ def render(
         + f"<p>{html.escape(tables.tolerance_sentence(data))}</p>\n"
         + _tables(data, study)
         + f'<p class="downloads">Download: {_downloads(files, "csv")}</p>\n'
+        + _claims(data)
         + more
         + _notes(data)
         + _facts(data)
@@ -98,6 +99,14 @@ def _head(data: Json, refresh_s: float | None) -> str:
         + (f'<p role="status">The sweep runs; this page reloads every {refresh_s:g} s.</p>\n' if refresh_s else "")
         + (more if others else "")
     )
+
+
+def _claims(data: Json) -> str:
+    """The paper's claims, with what the sweep shows about each; empty for a sweep of no paper's figure."""
+    if not data["claims"]:
+        return ""
+    listed = "".join(f"<li>{html.escape(one['sentence'])}</li>\n" for one in data["claims"])
+    return f"<h2>The paper's claims</h2>\n<ul>{listed}</ul>\n<p>{html.escape(tables.claims_cost(data))}</p>\n"
 
 
 def _notes(data: Json) -> str:

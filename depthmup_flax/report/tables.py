@@ -7,8 +7,8 @@ from typing import Any
 
 from depthmup_flax.errors import printable
 from depthmup_flax.records import Sweep, SweepInfo
+from depthmup_flax.report import claims, transfer, verdict
 from depthmup_flax.report import optimum as opt
-from depthmup_flax.report import transfer, verdict
 from depthmup_flax.report.loss_surfaces import number, short
 from depthmup_flax.report.transfer import Row, Study, Variant
 from depthmup_flax.types import Json
@@ -104,6 +104,8 @@ def as_data(sweep: Sweep, study: Study, tolerance: float = verdict.TOLERANCE) ->
             for s, valley in zip(study.surfaces, study.valleys, strict=False)
             for slope, interval in [_rounded(valley or (None, None))]
         ],
+        "claims": _rounded([_claim_data(one) for one in claims.judged(info.figure, study)]),
+        "core_minutes": _rounded(claims.core_minutes(records)),
     }
     return _plain(data)
 
@@ -129,6 +131,23 @@ def _contrast_data(one: verdict.Contrast) -> Json:
         "control": one.control,
         "verdict": one.verdict,
         "difference": _estimate_data(one.estimate),
+        "sentence": one.sentence,
+    }
+
+
+def _claim_data(one: claims.JudgedClaim) -> Json:
+    return {
+        "id": one.claim.id,
+        "source": one.claim.source,
+        "claim": one.claim.text,
+        "verdict": one.verdict,
+        "contrast": one.contrast,
+        **_estimate_data(one.estimate),
+        "claimed": one.claim.rule.sense,
+        "bound": one.bound,
+        "seeds": one.seeds,
+        "seeds_needed": one.seeds_needed,
+        "note": one.note,
         "sentence": one.sentence,
     }
 
@@ -295,6 +314,8 @@ def as_text(data: Json, study: Study) -> str:
         lines += slope_sentences(variant, study.scale.name)
     others = other_verdicts(data)
     lines += ["", *others] if others else []
+    if data["claims"]:
+        lines += ["", f"The paper's claims ({claims_cost(data)})", *(one["sentence"] for one in data["claims"])]
     facts = f"{data['runs']} runs, {data['diverged']} diverged; {', '.join(data['devices'])}; {data['hours']:.3g} hours"
     return "\n".join([*lines, "", explanation(study), tolerance_sentence(data), facts])
 
@@ -302,6 +323,12 @@ def as_text(data: Json, study: Study) -> str:
 def other_verdicts(data: Json) -> list[str]:
     """The sentences of the verdicts that are not in the headline."""
     return [one["sentence"] for one in data["verdicts"] if not one["in_headline"]]
+
+
+def claims_cost(data: Json) -> str:
+    """What the runs took."""
+    unit = "core-minutes" if all(device.endswith(" cpu") for device in data["devices"]) else "device-minutes"
+    return f"{data['core_minutes']:.2g} {unit}"
 
 
 def tolerance_sentence(data: Json) -> str:

@@ -11,6 +11,7 @@ import scipy.special
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer
 from depthmup_flax.report.optimum import Estimate
+from depthmup_flax.report.same_runs import same_runs
 from depthmup_flax.report.transfer import Row, Study, Variant
 
 SHOWN, OPPOSITE, NOT_RESOLVED, SAME = "shown", "opposite", "not resolved", "the same"
@@ -66,7 +67,8 @@ class Contrast:
     """A control against the rule at the largest size: regret of the control minus the rule's.
 
     Attributes:
-      verdict: `SHOWN` if the control costs more, `OPPOSITE` if it costs less, `NOT_RESOLVED`, or `SAME`.
+      verdict: `SHOWN` if the control costs more, `OPPOSITE` if it costs less, `NOT_RESOLVED`, or `SAME` if its cost or
+        its runs are the rule's.
       estimate: ``None`` if the control does not train, or diverges at the base's optimum.
       sentence: in words, with the control's name.
     """
@@ -145,7 +147,7 @@ def _verdict(study: Study, variant: Variant, axis: str, rows: Sequence[Row], sha
         return result(diverged[-1], DOES_NOT_TRANSFER, why)
     if not known:
         return result(by_size[-1], NOT_RESOLVED, f"{tuned} was not run at {_sizes(by_size, axis)}")
-    if base.optimum.flag in (opt.EDGE_LOW, opt.EDGE_HIGH):
+    if base.optimum.flag in opt.EDGES:
         why = f"{tuned} is the {base.optimum.flag}: extend the grid"
         return result(by_size[-1], NOT_RESOLVED, why)
     judged = [(row, regret, judge(regret, tolerance)) for row, regret in known]
@@ -193,20 +195,39 @@ def contrasts(study: Study, axis: str) -> list[Contrast]:
             found += [Contrast(control.name, SHOWN, None, f"{control.name} {text}")] if text else []
             continue
         difference = theirs.regret - ours.regret
-        verdict, text = _difference(difference)
+        if same := same_runs(study, control, rule, axis):
+            found.append(Contrast(control.name, SAME, difference, same))
+            continue
+        verdict, text = _limited(_difference(difference), ours, theirs)
+        for whose, base in ((f"{rule.name}'s", rule.base), ("its", control.base)):
+            if (flag := _flag(base)) in opt.EDGES:
+                verdict = NOT_RESOLVED
+                text = f"is not compared, as {whose} best {study.scale.name} at the base is the {flag}"
         found.append(Contrast(control.name, verdict, difference, f"{control.name} {text}"))
     return found
 
 
+def _flag(row: Row) -> str:
+    return row.optimum.flag if row.optimum else ""
+
+
+def _limited(found: tuple[str, str], ours: Row, theirs: Row) -> tuple[str, str]:
+    """Not resolved where an optimum at an edge of its grid leaves the regret open that decides."""
+    open_row = {SHOWN: ours, OPPOSITE: theirs}.get(found[0])
+    if open_row is None or open_row.bracketed:
+        return found
+    return NOT_RESOLVED, f"{found[1]} on this grid, at whose edge an optimum is"
+
+
 def _difference(estimate: Estimate) -> tuple[str, str]:
     """What the interval of a difference shows, and that in words."""
-    ends, negative = estimate.interval, Estimate(-estimate.value, estimate.draws, estimate.seeds)
+    ends = estimate.interval
     if estimate.value == 0 and (estimate.draws is None or not estimate.draws.any()):
         return SAME, "costs the same"
     if ends and ends[0] > 0:
         return SHOWN, f"costs {_loss(estimate)} more"
     if ends and ends[1] < 0:
-        return OPPOSITE, f"costs {_loss(negative)} less"
+        return OPPOSITE, f"costs {_loss(-estimate)} less"
     return NOT_RESOLVED, f"differs by {_loss(estimate)}, which is not resolved"
 
 

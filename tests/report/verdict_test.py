@@ -88,8 +88,24 @@ def test_a_control_with_the_same_runs_is_neither_better_nor_worse():
     sweep = planted({"same": 0.0, "depth_mup": 0.0}, noise=0.0, presets=("depth_mup", "same"))
     study = study_of(sweep)
     (contrast,) = contrasts(study, "depth")
-    assert (contrast.verdict, contrast.sentence) == (SAME, "same costs the same")
+    assert contrast.verdict == SAME
+    assert contrast.sentence == "same repeats depth_mup's runs at shifted learning rates (90 are equal)"
     assert headline(study, verdicts(study)).startswith("depth_mup transfers over depth: ")
+
+
+def test_a_control_whose_runs_are_the_rules_at_rates_that_shift_with_depth_is_neither_better_nor_worse():
+    def loss(point):
+        octaves = math.log2(point["model.depth"] / 4) / 2 * (point["parametrization.preset"] == "block_only")
+        rate = math.log2(point[X]) + octaves
+        noise = np.random.default_rng((point["seed"], int(-rate), point["model.depth"])).normal()
+        return 2 + 0.03 * (rate + 8) ** 2 + 0.001 * noise
+
+    axes = {"parametrization.preset": ("depth_mup", "block_only"), "model.depth": DEPTHS, X: RATES, "seed": (0, 1, 2)}
+    study = study_of(sweep_of(loss, axes))
+    assert [one.verdict for one in contrasts(study, "depth")] == [SAME]
+    assert headline(study, verdicts(study)).startswith("depth_mup transfers over depth: ")
+    other = lambda point: loss(point) + 1e-4 * (point["parametrization.preset"] == "block_only")
+    assert [one.verdict for one in contrasts(study_of(sweep_of(other, axes)), "depth")] == [SHOWN]
 
 
 def test_controls_differ_in_the_preset_and_in_numbers_that_go_with_it():
@@ -138,6 +154,18 @@ def test_an_optimum_at_the_edge_of_the_grid_gives_no_verdict_of_transfer():
     (found,) = verdicts(study_of(planted({"depth_mup": 3.0}, curvature=0.0005)))
     assert found.verdict == NOT_RESOLVED
     assert "edge of the grid at depth 64" in found.sentence
+
+
+def test_a_control_whose_regret_the_grid_does_not_bound_is_not_compared():
+    drift = {"depth_mup": 0.0, "mup": -1.0}
+    tilt = lambda point, loss: loss - 0.4 * math.log2(point[X]) * (point["parametrization.preset"] == "mup")
+    (contrast,) = contrasts(study_of(planted(drift, presets=tuple(drift), loss=tilt)), "depth")
+    assert contrast.verdict == NOT_RESOLVED
+    assert contrast.sentence.endswith("as its best learning rate at the base is the highest of the grid")
+    drift = {"depth_mup": 2.5, "mup": 4.0}  # both regrets may be larger than they seem
+    (contrast,) = contrasts(study_of(planted(drift, presets=tuple(drift))), "depth")
+    assert contrast.verdict == NOT_RESOLVED
+    assert contrast.sentence.endswith("on this grid, at whose edge an optimum is")
 
 
 def test_one_size_or_one_rate_has_no_verdict():

@@ -1,0 +1,504 @@
+"""The papers' claims as contrasts: a rule per claim, and what the interval of its contrast shows.
+
+`CLAIMS` has them by figure, close to the papers' words. TP6 is arXiv:2310.02244, B24 arXiv:2309.16620. Where the paper
+gives no number, the bound is 0 for a comparison, `depthmup_flax.report.verdict.TOLERANCE` of the base's lowest loss
+for "transfers" and "does not matter", and the middle between two exponents for a choice between them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+from depthmup_flax.records import Record
+from depthmup_flax.report import verdict
+from depthmup_flax.report.measures import (
+    AT_LEAST,
+    AT_MOST,
+    BASE,
+    EITHER,
+    LARGEST,
+    MEASURES,
+    NOT_NEGATIVE,
+    Measured,
+    Place,
+    Term,
+    Window,
+)
+from depthmup_flax.report.optimum import Estimate
+from depthmup_flax.report.same_runs import same_runs
+from depthmup_flax.report.transfer import Study, Variant
+from depthmup_flax.report.verdict import NOT_RESOLVED, OPPOSITE, SHOWN
+
+NO_EVIDENCE = "no evidence"  # the runs are those of another variant
+Terms = tuple[tuple[int, Term], ...]  # signs and numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What a claim says: the sum of ``terms`` is at most or at least a bound.
+
+    Attributes:
+      sense: `AT_MOST` or `AT_LEAST`.
+      bound: of the sum; if ``share`` is given, that share of the base's lowest loss instead.
+      every: whether it has to hold at every size above the base's, and not only at the largest.
+    """
+
+    terms: Terms
+    sense: str
+    bound: float = 0.0
+    share: float | None = None
+    every: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A statement of a paper: ``id`` as in docs/reproduction.md, ``source`` the figure, ``text`` what it says."""
+
+    id: str
+    source: str
+    text: str
+    rule: Rule
+
+
+def transfers(variant: str = "", axis: str = "depth") -> Rule:
+    """Keeping the base's best x costs little at every larger size."""
+    return dataclasses.replace(_small(Term("regret", variant, axis)), every=True)
+
+
+def _small(term: Term) -> Rule:
+    return Rule(((1, term),), AT_MOST, share=verdict.TOLERANCE)
+
+
+def costs_more(control: str, rule: str, axis: str = "depth") -> Rule:
+    """Keeping the base's best x costs the control more than the rule."""
+    return Rule(((1, Term("regret", control, axis)), (-1, Term("regret", rule, axis))), AT_LEAST)
+
+
+def moves_more(control: str, rule: str, axis: str = "depth") -> Rule:
+    """The best x of the control follows a steeper power of size than the rule's."""
+    return Rule(((1, Term("absolute exponent", control, axis)), (-1, Term("absolute exponent", rule, axis))), AT_LEAST)
+
+
+def lower_loss(a: str, b: str) -> Rule:
+    """The lowest loss of a is below b's at the largest size."""
+    return Rule(((1, Term("lowest loss", a)), (-1, Term("lowest loss", b))), AT_MOST)
+
+
+def falls(variant: str = "") -> Rule:
+    """The lowest loss at the largest size is below the base's."""
+    return Rule(_growth(variant), AT_MOST)
+
+
+def rises(variant: str = "", when: Window | None = None) -> Rule:
+    """The lowest loss at the largest size is above the base's, in a part of training."""
+    return Rule(_growth(variant, when), AT_LEAST)
+
+
+def gains_more(a: str, b: str) -> Rule:
+    """The lowest loss falls more from the base to the largest size in a than in b."""
+    return Rule((*_growth(a), *((-sign, term) for sign, term in _growth(b))), AT_MOST)
+
+
+def _growth(variant: str, when: Window | None = None) -> Terms:
+    return (1, Term("lowest loss", variant, when=when)), (-1, Term("lowest loss", variant, at=BASE, when=when))
+
+
+def exponent_at_least(bound: float, variant: str = "", when: Window | None = None) -> Rule:
+    """The best x follows at least that power of depth."""
+    return Rule(((1, Term("exponent", variant, when=when)),), AT_LEAST, bound)
+
+
+def exponent_at_most(bound: float, variant: str = "", when: Window | None = None) -> Rule:
+    """The best x follows at most that power of depth."""
+    return Rule(((1, Term("exponent", variant, when=when)),), AT_MOST, bound)
+
+
+def _difference(a: str, b: str) -> Rule:
+    """The measure a is at most the measure b."""
+    return Rule(((1, Term(a)), (-1, Term(b))), AT_MOST)
+
+
+_MLP = functools.partial(Claim, "lr-width-depth", "TP6 Fig. 10")
+_CONV = functools.partial(Claim, "lr-width-depth", "B24 Fig. 1, B.2")
+_VIT = functools.partial(Claim, "vit", "B24 Fig. 3")
+_NO_NORM = "norm=none, constant"
+_THIRD_OF_20_EPOCHS = (0.10, 0.15)
+_EARLY, _MIDDLE = (0.0, 0.25), (0.375, 0.625)  # before and around the middle of training
+_MIDDLE_OF_0_AND_MINUS_HALF = -0.25
+
+# The figure of a sweep -> its claims.
+CLAIMS: Mapping[str, tuple[Claim, ...]] = {
+    "lr-width-depth (MLP)": (
+        _MLP("the best rate of Depth-muP transfers over depth", transfers("depth_mup")),
+        _MLP("under Depth-muP the loss improves with depth", falls("depth_mup")),
+        _MLP("scaling only the blocks, the best rate shifts more with depth", moves_more("block_only", "depth_mup")),
+        _MLP("the best rate of Depth-muP transfers better over depth than that of muP", costs_more("mup", "depth_mup")),
+        _MLP("the best rate of Depth-muP transfers better over depth than that of SP", costs_more("sp", "depth_mup")),
+        _MLP("without depth scaling (SP) deeper is worse, each at its best rate", rises("sp")),
+        _CONV("the best rate of Depth-muP transfers over width", transfers("depth_mup", "width")),
+        _CONV(
+            "the best rate of Depth-muP transfers better over width than that of SP",
+            costs_more("sp", "depth_mup", "width"),
+        ),
+    ),
+    "lr-width-depth (conv)": (
+        _CONV("the best rate of Depth-muP transfers over depth", transfers("depth_mup")),
+        _CONV("the best rate of Depth-muP transfers over width", transfers("depth_mup", "width")),
+        _CONV(
+            "the best rate of Depth-muP transfers better over depth than that of muP", costs_more("mup", "depth_mup")
+        ),
+        _CONV("the best rate of muP shifts more with depth than that of Depth-muP", moves_more("mup", "depth_mup")),
+        _CONV("the best rate of Depth-muP transfers better over depth than that of SP", costs_more("sp", "depth_mup")),
+        _CONV(
+            "the best rate of Depth-muP transfers better over width than that of SP",
+            costs_more("sp", "depth_mup", "width"),
+        ),
+    ),
+    "norm": (
+        Claim(
+            "norm",
+            "B24 Fig. 2",
+            "with BatchNorm the best rate transfers better over depth with the 1/sqrt(L) scaling",
+            costs_more("batch, mup", "batch, depth_mup"),
+        ),
+        Claim(
+            "norm",
+            "B24 Fig. B.4",
+            "with LayerNorm the best rate transfers better over depth with the 1/sqrt(L) scaling",
+            costs_more("layer, mup", "layer, depth_mup"),
+        ),
+    ),
+    "vit": (
+        _VIT("the best rate transfers without norm, with scaling", transfers(f"{_NO_NORM}, depth_mup")),
+        _VIT(
+            "the best rate transfers with a cosine, without norm, with scaling",
+            transfers("norm=none, cosine, depth_mup"),
+        ),
+        _VIT("the best rate transfers with LayerNorm and scaling", transfers("layer, depth_mup")),
+        _VIT("the best rate transfers with LayerNorm, without scaling", transfers("layer, mup")),
+        _VIT("with LayerNorm, depth helps more with the scaling", gains_more("layer, depth_mup", "layer, mup")),
+        Claim(
+            "vit",
+            "B24 section 1",
+            "without norm the best rate transfers better over depth with the scaling",
+            costs_more(f"{_NO_NORM}, mup", f"{_NO_NORM}, depth_mup"),
+        ),
+    ),
+    "other-hparams (momentum)": (
+        Claim("other-hparams", "B24 Fig. 4", "the best momentum transfers over depth", transfers()),
+    ),
+    "other-hparams (gamma0)": (
+        Claim("other-hparams", "B24 Fig. 4", "the best gamma0 transfers over depth", transfers()),
+    ),
+    "other-hparams (weight decay)": (
+        Claim("other-hparams", "B24 Fig. B.8", "the best weight decay transfers over depth", transfers()),
+    ),
+    "trade-off": (
+        Claim(
+            "trade-off",
+            "B24 Fig. B.1",
+            "at the base's depth the loss falls with the number of parameters",
+            Rule(((1, Term("power of the number of parameters", at=BASE)),), AT_MOST),
+        ),
+        Claim(
+            "trade-off",
+            "B24 Fig. B.1",
+            "at equal numbers of parameters depth 12 is better than the smallest depth",
+            _difference("loss at the depth next to 12", "loss at the smallest depth"),
+        ),
+        Claim(
+            "trade-off",
+            "B24 Fig. B.1",
+            "at equal numbers of parameters depth 12 is better than the largest depth",
+            _difference("loss at the depth next to 12", "loss at the largest depth"),
+        ),
+    ),
+    "how-long": (
+        Claim(
+            "how-long",
+            "B24 Fig. B.3",
+            "the best rate is determined after 3 of 20 epochs, in the base",
+            _small(Term("regret of the early choice", at=BASE, when=_THIRD_OF_20_EPOCHS)),
+        ),
+        Claim(
+            "how-long",
+            "B24 Fig. B.3",
+            "the best rate is determined after 3 of 20 epochs, in the deepest network",
+            _small(Term("regret of the early choice", when=_THIRD_OF_20_EPOCHS)),
+        ),
+    ),
+    "imagenet": (Claim("imagenet", "B24 Fig. B.6", "the best rate transfers over depth", transfers()),),
+    "ode-sde": (
+        Claim("ode-sde", "TP6 Fig. 11", "at alpha = 1 the best rate rises with depth", exponent_at_least(0.0, "ode")),
+        Claim(
+            "ode-sde",
+            "TP6 Fig. 11",
+            "the best rate transfers better over depth under Depth-muP than at alpha = 1",
+            costs_more("ode", "depth_mup"),
+        ),
+        Claim("ode-sde", "TP6 Fig. 11", "Depth-muP has the lower training loss", lower_loss("depth_mup", "ode")),
+    ),
+    "pre-nonlin": (
+        Claim(
+            "pre-nonlin",
+            "TP6 Fig. 2",
+            "with the nonlinearity first the best rate transfers over depth",
+            transfers("pre_nonlin=True"),
+        ),
+        Claim(
+            "pre-nonlin",
+            "TP6 Fig. 2",
+            "with the nonlinearity first depth gives no gain",
+            dataclasses.replace(rises("pre_nonlin=True"), share=-verdict.TOLERANCE),
+        ),
+        Claim(
+            "pre-nonlin",
+            "TP6 Fig. 2",
+            "with the nonlinearity first the loss is higher",
+            lower_loss("pre_nonlin=False", "pre_nonlin=True"),
+        ),
+    ),
+    "abs": (
+        Claim(
+            "abs",
+            "TP6 Fig. 3",
+            "the absolute value has a lower loss than ReLU in deep networks",
+            lower_loss("abs", "relu"),
+        ),
+    ),
+    "block-depth": (
+        Claim(
+            "block-depth",
+            "TP6 Fig. 4",
+            "two layers in a branch are worse than one at equal numbers of layers",
+            lower_loss("block_depth=1", "block_depth=2"),
+        ),
+        Claim(
+            "block-depth",
+            "TP6 Fig. 6",
+            "with two layers in a branch the best rate shifts more with depth",
+            moves_more("block_depth=2", "block_depth=1"),
+        ),
+    ),
+    "block-depth (heat maps)": (
+        Claim(
+            "block-depth",
+            "TP6 Fig. 7",
+            "over rate and multiplier the slope of the best region rises with depth",
+            Rule(((1, Term("angle of the best region")), (-1, Term("angle of the best region", at=BASE))), AT_LEAST),
+        ),
+    ),
+    "layernorm": (
+        Claim("layernorm", "TP6 Fig. 12", "the best rate of Depth-muP transfers over depth", transfers("depth_mup")),
+        Claim("layernorm", "TP6 Fig. 12", "under Depth-muP the loss improves with depth", falls("depth_mup")),
+        Claim(
+            "layernorm",
+            "TP6 Fig. 12",
+            "scaling only the blocks, the best rate shifts more with depth",
+            moves_more("block_only", "depth_mup"),
+        ),
+    ),
+    "block-multiplier": (
+        Claim("block-multiplier", "TP6 Fig. 13", "the best multiplier transfers over depth", transfers()),
+    ),
+    "megatron": (
+        Claim("megatron", "TP6 Fig. 15", "deeper is worse initially", rises("depth_mup", _EARLY)),
+        Claim("megatron", "TP6 Fig. 15", "deeper is better at the end", falls("depth_mup")),
+        Claim(
+            "megatron",
+            "TP6 Fig. 16",
+            "in the middle of training the best rate is invariant, rather than 1/sqrt(L)",
+            exponent_at_least(_MIDDLE_OF_0_AND_MINUS_HALF, "mup", _MIDDLE),
+        ),
+        Claim(
+            "megatron",
+            "TP6 Fig. 16",
+            "at the end of training the best rate scales as 1/sqrt(L), rather than being invariant",
+            exponent_at_most(_MIDDLE_OF_0_AND_MINUS_HALF, "mup"),
+        ),
+        Claim(
+            "megatron",
+            "TP6 section 10.3",
+            "with 1/sqrt(L) scaling the best rate transfers at the end",
+            transfers("depth_mup"),
+        ),
+    ),
+    "megatron (multiplier)": (
+        Claim(
+            "megatron",
+            "TP6 Fig. 14",
+            "transformers are insensitive to the branch multiplier (a factor of two)",
+            _small(Term("cost of an octave")),
+        ),
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class JudgedClaim:
+    """A claim and what a sweep shows about it.
+
+    Attributes:
+      verdict: `SHOWN`, `OPPOSITE`, `NOT_RESOLVED` or `NO_EVIDENCE`.
+      contrast: what is measured, in words.
+      estimate: ``None`` if it is unknown; infinite if a network does not train.
+      bound: of the contrast, at most or at least as the rule says.
+      seeds: of the sizes that it compares; 0 if there are none.
+      seeds_needed: if it is not resolved, the seeds that decide four times in five; ``None`` if their number is unknown
+        or above `depthmup_flax.report.verdict.MOST_SEEDS`.
+      note: what limits the verdict.
+    """
+
+    claim: Claim
+    verdict: str
+    contrast: str
+    estimate: Estimate | None
+    bound: float
+    seeds: int
+    seeds_needed: int | None
+    note: str
+
+    @property
+    def numbers(self) -> str:
+        """``0.012 (0.004 to 0.02)``; empty without a finite number."""
+        if self.estimate is None or not math.isfinite(self.estimate.value):
+            return ""
+        terms, ends = self.claim.rule.terms, self.estimate.interval
+        least = 0.0 if len(terms) == 1 and terms[0][1].measure in NOT_NEGATIVE else -math.inf
+        interval = f" ({_short(max(ends[0], least))} to {_short(ends[1])})" if ends else ""
+        return f"{_short(self.estimate.value)}{interval}"
+
+    @property
+    def finding(self) -> str:
+        """The contrast with its interval and the bound, and what limits them."""
+        if not self.numbers:
+            return f"{self.contrast}: {self.note}"
+        text = f"{self.contrast} is {self.numbers}, claimed {self.claim.rule.sense} {_short(self.bound)}"
+        return f"{text}; {self.note}" if self.note else text
+
+    @property
+    def sentence(self) -> str:
+        """Verdict, claim and finding; if the noise leaves it open, the seeds that would do."""
+        verdict, finding = (f"{text[0].upper()}{text[1:]}" for text in (self.verdict, self.finding))
+        return f"{verdict}: {self.claim.text} ({self.claim.source}). {finding}{self._more_seeds()}."
+
+    def _more_seeds(self) -> str:
+        if self.verdict != NOT_RESOLVED or self.note:
+            return ""
+        if self.seeds == 1:
+            return "; 1 seed does not decide"
+        would = f"{self.seeds_needed} would" if self.seeds_needed else f"nor would {verdict.MOST_SEEDS}"
+        return f"; {self.seeds} seeds do not decide, {would}"
+
+
+def _short(value: float) -> str:
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.2g}" if abs(value) >= 5e-5 else "0"
+
+
+def judged(figure: str, study: Study) -> list[JudgedClaim]:
+    """What a study shows about each claim of its figure; none for a figure without claims."""
+    return [judged_claim(claim, study) for claim in CLAIMS.get(figure, ())]
+
+
+def core_minutes(records: Sequence[Record]) -> float:
+    """What the runs took: wall time times devices; a CPU device is a core."""
+    return math.fsum(record.wall_time_s * _devices(record.device) for record in records) / 60
+
+
+def _devices(device: str) -> int:
+    count = device.partition(" x ")[0]
+    return int(count) if count.isdecimal() else 1
+
+
+def judged_claim(claim: Claim, study: Study) -> JudgedClaim:
+    """What a study shows about one claim: at the largest multiple of the base's size that all its variants have.
+
+    A claim about every size is shown if it is at all of them, and decided by the worst of them if it is not.
+    """
+    rule = claim.rule
+    found = {term.variant: _variant(study, term.variant) for _, term in rule.terms}
+    variants = [variant for variant in found.values() if variant is not None]
+    if len(variants) < len(found):
+        missing = " and ".join(name for name, variant in found.items() if variant is None)
+        return JudgedClaim(claim, NOT_RESOLVED, f"variant {missing}", None, rule.bound, 0, None, "not in the sweep")
+    places = [Place(study, variant, term) for _, term in rule.terms if (variant := found[term.variant])]
+    larger = sorted(m for m in set.intersection(*(set(place.rows) for place in places)) if m > 1)
+    if not larger and any(term.at == LARGEST for _, term in rule.terms):
+        return JudgedClaim(claim, NOT_RESOLVED, _in_words(rule.terms, places), None, rule.bound, 0, None, "one size")
+    same = _copied(study, variants, places[0].term.axis)
+    sizes = larger if rule.every else larger[-1:] or [1.0]
+    at_sizes = [_judged_at(claim, [dataclasses.replace(p, multiple=size) for p in places], same) for size in sizes]
+    worst = [[one for one in at_sizes if one.verdict == kind] for kind in (OPPOSITE, NOT_RESOLVED)]
+    return max(worst[0] or worst[1] or at_sizes[-1:], key=lambda one: one.estimate.value if one.estimate else math.inf)
+
+
+def _judged_at(claim: Claim, places: Sequence[Place], same: str) -> JudgedClaim:
+    """At one size. ``same`` names a variant whose runs are another's."""
+    rule, optimum = claim.rule, places[0].variant.base.optimum
+    share_of = abs(optimum.loss.value) if optimum else math.nan
+    bound = rule.bound if rule.share is None else rule.share * share_of
+    seeds = min(len(row.curve.seeds) for place in places for row in place.compared)
+    judge = functools.partial(JudgedClaim, claim, contrast=_in_words(rule.terms, places), bound=bound, seeds=seeds)
+    if same:
+        return judge(verdict=NO_EVIDENCE, estimate=None, seeds_needed=None, note=same)
+    measured = [MEASURES[place.term.measure](place) for place in places]
+    total = _total([(sign, one) for (sign, _), one in zip(rule.terms, measured, strict=True)])
+    decision = _decide(total, rule.sense, bound)
+    return judge(verdict=decision.verdict, estimate=total.estimate, seeds_needed=decision.seeds, note=total.note)
+
+
+def _variant(study: Study, parts: str) -> Variant | None:
+    """The first whose name has all parts."""
+    asked = set(filter(None, parts.split(", ")))
+    return next((variant for variant in study.variants if asked <= set(variant.name.split(", "))), None)
+
+
+def _in_words(terms: Terms, places: Sequence[Place]) -> str:
+    """``regret of mup minus that of depth_mup at depth 24``."""
+    wheres = [place.where for place in places]
+    shared = len(set(wheres)) == 1
+    words: list[str] = []
+    for (sign, term), place, where in zip(terms, places, wheres, strict=True):
+        alike = (term.measure, term.when) == (terms[0][1].measure, terms[0][1].when)
+        what = place.what if not words or not alike else f"that{place.of}"
+        words += ["" if not words else "plus" if sign > 0 else "minus", what, "" if shared else where]
+    return " ".join(filter(None, [*words, wheres[0] if shared else ""]))
+
+
+def _total(parts: Sequence[tuple[int, Measured]]) -> Measured:
+    """The signed sum. A network that does not train decides, unless another one opposes it."""
+    note = "; ".join(dict.fromkeys(part.note for _, part in parts if part.note))
+    signed = [part if sign > 0 else -part for sign, part in parts]
+    estimates = [part.estimate for part in signed if part.estimate is not None]
+    infinite = {estimate.value for estimate in estimates if math.isinf(estimate.value)}
+    if len(infinite) == 1:
+        return Measured(Estimate(infinite.pop(), None, min(estimate.seeds for estimate in estimates)), note=note)
+    if infinite or len(estimates) < len(parts):
+        return Measured(None, note=note)
+    limits = {part.limit for part in signed if part.limit}
+    limit = limits.pop() if len(limits) == 1 else EITHER if limits else ""
+    return Measured(functools.reduce(lambda total, other: total - (-other), estimates), limit, note)
+
+
+def _decide(total: Measured, sense: str, bound: float) -> verdict.Judgment:
+    """`verdict.judge`, except where the truth may lie beyond what was measured."""
+    if total.estimate is None or math.isnan(bound):
+        return verdict.Judgment(NOT_RESOLVED)
+    sign = 1 if sense == AT_MOST else -1
+    if math.isinf(total.estimate.value):
+        return verdict.Judgment(SHOWN if sign * total.estimate.value < 0 else OPPOSITE)
+    decision = verdict.judge(total.estimate if sign > 0 else -total.estimate, sign * bound)
+    other = AT_LEAST if sense == AT_MOST else AT_MOST
+    unsure = {SHOWN: (other, EITHER), OPPOSITE: (sense, EITHER)}.get(decision.verdict, (AT_MOST, AT_LEAST, EITHER))
+    return verdict.Judgment(NOT_RESOLVED) if total.limit in unsure else decision
+
+
+def _copied(study: Study, variants: Sequence[Variant], axis: str) -> str:
+    """Names a variant whose runs along an axis are those of an earlier one; empty if there is none."""
+    pairs = [(variant, earlier) for variant in variants for earlier in study.variants[: study.variants.index(variant)]]
+    return next(filter(None, (same_runs(study, *pair, axis) for pair in pairs)), "")

@@ -1,0 +1,306 @@
+"""The numbers that claims compare: measured in a study, with intervals, and with what limits them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from depthmup_flax.report import optimum as opt
+from depthmup_flax.report import transfer
+from depthmup_flax.report.loss_surfaces import Curve
+from depthmup_flax.report.optimum import Estimate
+from depthmup_flax.report.transfer import Row, Study, Variant
+
+AT_MOST, AT_LEAST, EITHER = "at most", "at least", "either"
+BASE, LARGEST = "base", "largest"
+Window = tuple[float, float]  # part of training, as fractions of its steps
+NOT_NEGATIVE = ("regret", "regret of the early choice", "cost of an octave")
+OVER_SIZES = ("exponent", "absolute exponent")
+_OPPOSITE = {AT_MOST: AT_LEAST, AT_LEAST: AT_MOST}
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    """One number of one variant.
+
+    Attributes:
+      measure: a key of `MEASURES`.
+      variant: the parts of its name that identify it, as in ``batch, mup``; empty for a sweep's only variant.
+      axis: along which sizes vary.
+      at: `BASE` or `LARGEST`.
+      when: the part of training whose mean loss counts; by default the loss that the sweep reports.
+    """
+
+    measure: str
+    variant: str = ""
+    axis: str = "depth"
+    at: str = LARGEST
+    when: Window | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A number, or what is known of it.
+
+    Attributes:
+      estimate: ``None`` if nothing is known; infinite if the network does not train.
+      limit: the truth is `AT_LEAST` or `AT_MOST` the estimate, whose interval then says nothing about the other side;
+        `EITHER` if it says nothing; empty if it says all.
+      note: why it is limited, unknown or infinite.
+    """
+
+    estimate: Estimate | None
+    limit: str = ""
+    note: str = ""
+
+    def __neg__(self) -> Measured:
+        """The negative number."""
+        negative = None if self.estimate is None else -self.estimate
+        return Measured(negative, _OPPOSITE.get(self.limit, self.limit), self.note)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a term is measured: at ``multiple`` times the base's size, or at the base."""
+
+    study: Study
+    variant: Variant
+    term: Term
+    multiple: float = math.nan
+
+    @functools.cached_property
+    def rows(self) -> dict[float, Row]:
+        """Multiple of the base's size -> row, along the axis."""
+        axis, base = self.term.axis, self.variant.base.curve
+        lines = [line for line in self.study.axes if line.name == axis]
+        rows = [row for line in lines for row in line.rows(self.variant.rows)]
+        return {row.curve.size(axis) / base.size(axis): row for row in rows}
+
+    @property
+    def row(self) -> Row | None:
+        """``None`` if there is no larger size."""
+        return self.variant.base if self.term.at == BASE else self.rows.get(self.multiple)
+
+    @property
+    def x(self) -> str:
+        """The name of the hyperparameter."""
+        return self.study.scale.name
+
+    @property
+    def name(self) -> str:
+        """The variant, for sentences."""
+        return self.variant.name or "the network"
+
+    @property
+    def of(self) -> str:
+        """`` of mup``; empty for a sweep's only variant."""
+        return f" of {self.variant.name}" if self.variant.name else ""
+
+    @property
+    def what(self) -> str:
+        """The measure, the variant and the time, in words."""
+        when = self.term.when
+        window = f" between {100 * when[0]:g} and {100 * when[1]:g} % of training" if when else ""
+        return f"{self.term.measure}{self.of}{window}"
+
+    @property
+    def where(self) -> str:
+        """The sizes, in words."""
+        axis, sizes = self.term.axis, sorted({row.curve.size(self.term.axis) for row in self.compared})
+        if self.term.measure in OVER_PARAMETERS:
+            return "at equal numbers of parameters"
+        if self.term.measure in OVER_SIZES:
+            return f"over {axis} {sizes[0]} to {sizes[-1]}" if sizes else ""
+        return f"at {axis} {self.row.curve.size(axis)}" if self.row else ""
+
+    @property
+    def compared(self) -> list[Row]:
+        """The rows that it takes."""
+        if self.term.measure in (*OVER_SIZES, *OVER_PARAMETERS) or self.row is None:
+            return list(self.rows.values())
+        return [self.row]
+
+    def coordinates(self, curve: Curve) -> np.ndarray:
+        """(X,)."""
+        return np.asarray(self.study.scale.coordinate(curve.x))
+
+    def losses(self, curve: Curve) -> np.ndarray:
+        """(S, X): as reported, or the mean over the time slices that overlap ``when``."""
+        if self.term.when is None:
+            return curve.losses
+        ends = curve.slice_ends / curve.slice_ends[-1]
+        starts = np.concatenate([[0.0], ends[:-1]])
+        inside = (ends > self.term.when[0]) & (starts < self.term.when[1])
+        return np.asarray(curve.slices[..., inside].mean(-1))
+
+
+def _no_seed_trains(place: Place, row: Row) -> bool:
+    """Whether each seed's lowest loss is above twice the base's."""
+    base = place.variant.base.optimum
+    lowest = np.where(np.isfinite(row.curve.losses), row.curve.losses, np.inf).min(1)
+    return base is not None and bool((lowest > transfer.UNTRAINED_ABOVE * abs(base.loss.value)).all())
+
+
+def _fails(place: Place, row: Row, how: str) -> Measured:
+    size = f"{place.term.axis} {row.curve.size(place.term.axis)}"
+    return Measured(Estimate(math.inf, None, len(row.curve.seeds)), note=f"{place.name} {how} at {size}")
+
+
+def _edge(place: Place, row: Row) -> str:
+    """Says that the optimum lies at an edge of the grid; empty if it does not."""
+    flag = row.optimum.flag if row.optimum else ""
+    size = f"{place.term.axis} {row.curve.size(place.term.axis)}"
+    return f"the best {place.x} of {place.name} at {size} is the {flag}" if flag in opt.EDGES else ""
+
+
+def _regret(place: Place) -> Measured:
+    """What the base's best x costs, as in the tables."""
+    row, base = place.row, place.variant.base
+    if row is None or (note := _edge(place, base)):
+        return Measured(None, note=note if row else "no larger size was run")
+    if row.regret == transfer.UNTRAINED and _no_seed_trains(place, row):
+        return _fails(place, row, "does not train")
+    if row.regret == transfer.DIVERGED:
+        return _fails(place, row, f"diverges with the base's best {place.x}")
+    if not isinstance(row.regret, Estimate):
+        return Measured(None, note=f"the base's best {place.x} of {place.name}: {row.regret} at this size")
+    edge = _edge(place, row)
+    return Measured(row.regret, AT_LEAST if edge else "", edge)
+
+
+def _loss(place: Place) -> Measured:
+    """The minimum of the fitted curve."""
+    row = place.row
+    if row is None:
+        return Measured(None, note="no larger size was run")
+    if row.optimum is None or _no_seed_trains(place, row):
+        return _fails(place, row, "does not train")
+    coordinates, losses = place.coordinates(row.curve), place.losses(row.curve)
+    best = opt.find_optimum(coordinates, losses)
+    if best is None:
+        return _fails(place, row, "diverges")
+    edge = best.flag in opt.EDGES
+    note = f"the best {place.x} of {place.name} is at the edge of the grid" if edge else ""
+    return Measured(opt.lowest(coordinates, losses), AT_MOST if edge else "", note)
+
+
+def _exponent(place: Place) -> Measured:
+    """Of the best x over all sizes of the axis, each of which must have its optimum inside the grid."""
+    optima = {}
+    for row in place.rows.values():
+        size = row.curve.size(place.term.axis)
+        best = opt.find_optimum(place.coordinates(row.curve), place.losses(row.curve))
+        if best is None or not row.trains or best.flag in (*opt.EDGES, opt.ONE_VALUE):
+            return Measured(None, note=f"no best {place.x} of {place.name} inside the grid at {place.term.axis} {size}")
+        optima[math.log2(size)] = best.at
+    slope = opt.slope(list(optima), list(optima.values()))
+    return Measured(slope, note="" if slope else "an exponent takes three sizes")
+
+
+def _absolute_exponent(place: Place) -> Measured:
+    """The exponent without its sign. All draws get the value's sign, since folding them would hide noise around 0."""
+    found = _exponent(place)
+    return -found if found.estimate is not None and found.estimate.value < 0 else found
+
+
+def _early_choice(place: Place) -> Measured:
+    """What the x that is best early in training costs at the end, at the same size."""
+    row = place.row
+    if row is None:
+        return Measured(None, note="no larger size was run")
+    coordinates = place.coordinates(row.curve)
+    early = opt.find_optimum(coordinates, place.losses(row.curve))
+    regret = opt.regret(coordinates, row.curve.losses, early) if early else None
+    if early is None or regret is None:
+        return _fails(place, row, f"diverges with the early best {place.x}")
+    if early.flag in opt.EDGES:
+        return Measured(regret, EITHER, f"the early best {place.x} is the {early.flag}")
+    edge = _edge(place, row)
+    return Measured(regret, AT_LEAST if edge else "", edge)
+
+
+def _cost_of_an_octave(place: Place) -> Measured:
+    """What half or twice of the best x costs, whichever costs more."""
+    row = place.row
+    if row is None or row.optimum is None or not row.bracketed:
+        return Measured(None, note=f"no best {place.x} inside the grid")
+    coordinates, at = place.coordinates(row.curve), row.optimum.at
+    if not coordinates[0] + 1 <= at.value <= coordinates[-1] - 1:
+        return Measured(None, note=f"the grid ends within an octave of the best {place.x}")
+    moved = [
+        Estimate(at.value + step, None if at.draws is None else at.draws + step, at.seeds, at.resolution)
+        for step in (-1.0, 1.0)
+    ]
+    costs = [opt.regret(coordinates, row.curve.losses, dataclasses.replace(row.optimum, at=one)) for one in moved]
+    known = [cost for cost in costs if cost is not None]
+    if len(known) < len(costs):
+        return _fails(place, row, f"diverges within an octave of the best {place.x}")
+    return Measured(max(known, key=lambda cost: cost.value))
+
+
+def _power_of_parameters(place: Place) -> Measured:
+    """Exponent of the lowest loss in the number of parameters, at the base's depth."""
+    law = place.variant.power_laws["depth"].get(place.variant.base.curve.depth)
+    return Measured(-law) if law else Measured(None, note="a power takes three widths")
+
+
+def _loss_at_depth(pick: Callable[[Sequence[int]], int], place: Place) -> Measured:
+    """The loss at one of the depths, in the middle of the numbers of parameters that all depths have.
+
+    Between widths it is linear in the logarithm of the number of parameters.
+    """
+    lines: dict[int, list[tuple[float, Estimate]]] = {}
+    for row in sorted(place.variant.rows, key=lambda row: row.curve.parameters):
+        if row.trains:
+            loss = opt.lowest(place.coordinates(row.curve), row.curve.losses)
+            lines.setdefault(row.curve.depth, []).append((math.log(row.curve.parameters), loss))
+    lines = {depth: line for depth, line in lines.items() if len(line) > 1}
+    low = max((line[0][0] for line in lines.values()), default=math.inf)
+    high = min((line[-1][0] for line in lines.values()), default=-math.inf)
+    if low > high or len(lines) < 3:
+        return Measured(None, note="this takes three depths with equal numbers of parameters")
+    positions, losses = zip(*lines[pick(sorted(lines))], strict=True)
+    weights = [float(np.interp((low + high) / 2, positions, unit)) for unit in np.eye(len(positions))]
+    return Measured(opt.weighted_sum(weights, losses))
+
+
+def _next_to_12(depths: Sequence[int]) -> int:
+    return min(depths[1:-1], key=lambda depth: abs(math.log(depth / 12)))
+
+
+def _angle(place: Place) -> Measured:
+    """Of the optimal sublevel set over both hyperparameters, in degrees: -45 for a slope of -1."""
+    row, other = place.row, place.study.other
+    if row is None or other is None:
+        return Measured(None, note="this takes two hyperparameters and two sizes")
+    sizes = (place.variant.name, row.curve.width, row.curve.depth)
+    (surface,) = (s for s in place.study.surfaces if (s.variant, s.width, s.depth) == sizes)
+    u, v = place.study.scale.coordinate(surface.x), other.coordinate(surface.y)
+    angle = opt.valley_angle(u, v, surface.losses)
+    if angle is None:
+        return Measured(None, note=f"the best region has no direction {place.where}")
+    note = "" if angle.draws is not None else f"no interval: a resampled region has no direction {place.where}"
+    return Measured(opt.weighted_sum([math.degrees(1.0)], [angle]), note=note)
+
+
+_PICKS: Mapping[str, Callable[[Sequence[int]], int]] = {
+    "loss at the depth next to 12": _next_to_12,
+    "loss at the smallest depth": min,
+    "loss at the largest depth": max,
+}
+OVER_PARAMETERS = tuple(_PICKS)
+MEASURES: Mapping[str, Callable[[Place], Measured]] = {
+    "regret": _regret,
+    "lowest loss": _loss,
+    "exponent": _exponent,
+    "absolute exponent": _absolute_exponent,
+    "regret of the early choice": _early_choice,
+    "cost of an octave": _cost_of_an_octave,
+    "power of the number of parameters": _power_of_parameters,
+    **{measure: functools.partial(_loss_at_depth, pick) for measure, pick in _PICKS.items()},
+    "angle of the best region": _angle,
+}
