@@ -1,4 +1,4 @@
-"""A first sweep: the learning rate of a residual MLP on scikit-learn's digits, over depth and three parametrizations.
+"""A first sweep: the learning rate of a residual MLP on scikit-learn's digits, over depth, under Depth-muP and muP.
 
 depthmup sweep --config=sweeps/digits --workdir=runs/sweep
 depthmup report runs/sweep
@@ -23,7 +23,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     )
     grids = {
         "depths": {
-            "parametrization.preset": ("depth_mup", "block_only", "mup"),
+            "parametrization.preset": ("depth_mup", "mup"),
             "model.depth": at_scale(scale, smoke=(4, 16), cpu=(4, 16, 64)),
             "optimizer.learning_rate": powers_of_two(-11, -5, at_scale(scale, smoke=3, cpu=1)),
             "seed": at_scale(scale, smoke=(0,), cpu=(0, 1, 2)),
