@@ -96,6 +96,7 @@ def command(*words, keep_every_s=None, killed=None):
     if keep_every_s is not None:
         runner.sweep.__kwdefaults__["keep_every_s"] = keep_every_s
     writes = killed_at_a_write(*killed) if killed else None
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that run under nohup would pass on that it is ignored
     os.chdir(ROOT)
     sys.path[0] = str(ROOT)
     try:
