@@ -96,7 +96,6 @@ def command(*words, keep_every_s=None, killed=None):
     if keep_every_s is not None:
         runner.sweep.__kwdefaults__["keep_every_s"] = keep_every_s
     writes = killed_at_a_write(*killed) if killed else None
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that run under nohup would pass on that it is ignored
     os.chdir(ROOT)
     sys.path[0] = str(ROOT)
     try:
@@ -220,6 +219,7 @@ def _run_words(words):
 
 
 def _run(log, function):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, tests would pass on that it is ignored
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
