@@ -19,7 +19,7 @@ from depthmup_flax.config_files import config_path as config_path  # for the com
 from depthmup_flax.config_files import define_config as define_config
 from depthmup_flax.config_files import resolved as resolved
 from depthmup_flax.errors import BAD_INPUT, STOPPED, TRY_LATER, Busy, InputError, Preempted, RunStopped, printable
-from depthmup_flax.host import cpu_cores
+from depthmup_flax.parallel.host import cpu_cores
 from depthmup_flax.shipped_configs import run_name
 
 # Messages of libraries that are left out, by a part of their text: Orbax's about a checkpoint without metrics, which

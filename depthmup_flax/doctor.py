@@ -30,7 +30,7 @@ from packaging.specifiers import SpecifierSet
 from depthmup_flax import cli
 from depthmup_flax.compilation_cache import cache_home
 from depthmup_flax.errors import BAD_INPUT
-from depthmup_flax.host import cpu_cores
+from depthmup_flax.parallel.host import cpu_cores
 from depthmup_flax.types import Json
 
 _PACKAGE = "depthmup-flax"

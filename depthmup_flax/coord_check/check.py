@@ -27,8 +27,8 @@ from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, OUTPUT, Record,
 from depthmup_flax.coord_check.report import Report
 from depthmup_flax.coord_check.verdict import judge
 from depthmup_flax.errors import InputError
-from depthmup_flax.host import cpu_cores
 from depthmup_flax.infer.audit_table import Finding
+from depthmup_flax.parallel.host import cpu_cores
 from depthmup_flax.precision import products_in
 from depthmup_flax.rule.geometry import matrix_updates
 from depthmup_flax.rule.info_trees import flatten_info, param_count

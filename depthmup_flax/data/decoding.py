@@ -26,7 +26,7 @@ import numpy as np
 from depthmup_flax.data.crops import center_box, fit, random_box, resize_box
 from depthmup_flax.data.dataset import DataConfig
 from depthmup_flax.errors import InputError, RunStopped
-from depthmup_flax.host import cpu_cores
+from depthmup_flax.parallel.host import cpu_cores
 from depthmup_flax.types import HostBatch
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from depthmup_flax import console
-from depthmup_flax.host import cpu_cores
+from depthmup_flax.parallel.host import cpu_cores
 from depthmup_flax.records import DIVERGED, Record
 from depthmup_flax.sweep.cohort import Cohort
 from depthmup_flax.sweep.lane_program import Program

@@ -1,4 +1,4 @@
-"""The machine that this process runs on."""
+"""The cores that this process may use."""
 
 import os
 
