@@ -64,7 +64,7 @@ def best(records: Sequence[Record]) -> Choice:
             end, beyond = ("lowest", "lower") if value == low else ("highest", "higher")
             warnings.append(
                 f"the best {path}, {value:.4g}, is the {end} of the grid: a {beyond} one may be better. Search around "
-                f"it with --config.{path}={value:.4g}."
+                f"it with --config.{path}={value:.4g} and another --workdir."
             )
     interval = optimum.at.interval
     return Choice(

@@ -61,9 +61,9 @@ def test_a_warning_names_what_lies_at_the_edge_of_the_grid_and_the_flag_to_searc
     edge = best(planted_records([1e-3 * 2.0**k for k in range(-3, 1)], [0.5, 1.0]))
     assert describe(edge, default_config()).splitlines()[-2:] == [
         "Warning: the best optimizer.learning_rate, 0.001, is the highest of the grid: a higher one may be better. "
-        "Search around it with --config.optimizer.learning_rate=0.001.",
+        "Search around it with --config.optimizer.learning_rate=0.001 and another --workdir.",
         "Warning: the best parametrization.branch_multiplier, 1, is the highest of the grid: a higher one may be "
-        "better. Search around it with --config.parametrization.branch_multiplier=1.",
+        "better. Search around it with --config.parametrization.branch_multiplier=1 and another --workdir.",
     ]
 
 
