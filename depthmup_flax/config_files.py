@@ -10,6 +10,7 @@ import ast
 import collections
 import dataclasses
 import functools
+import logging
 import os
 import re
 import shlex
@@ -25,6 +26,8 @@ from ml_collections.config_flags import tuple_parser
 
 from depthmup_flax import shipped_configs
 from depthmup_flax.errors import InputError, closest
+
+log = logging.getLogger(__name__)
 
 flags.disclaim_key_flags()  # the flags belong to the command that calls `define_config`
 
@@ -99,7 +102,7 @@ def resolved(flag: flags.FlagHolder[Any]) -> ConfigDict:
     given = _given()
     if given.config is None:
         if given.is_default:
-            print(f"--config={given.file} (the default; depthmup config lists the others)", flush=True)
+            log.info("--config=%s (the default; depthmup config lists the others)", given.file)
         given.config = load(config_path())
         for path, texts in given.fields.items():
             _set(given.config, path, texts)
