@@ -14,11 +14,12 @@ from typing import NoReturn, TextIO
 from absl import app, flags
 from absl import logging as absl_logging
 
-from depthmup_flax import command_help, config_files, console
+from depthmup_flax import command_help, config_files, console, shipped_configs
 from depthmup_flax.config_files import config_path as config_path  # for the commands
 from depthmup_flax.config_files import define_config as define_config
 from depthmup_flax.config_files import resolved as resolved
 from depthmup_flax.errors import BAD_INPUT, STOPPED, TRY_LATER, Busy, InputError, Preempted, RunStopped, printable
+from depthmup_flax.parallel.host import cpu_cores
 from depthmup_flax.shipped_configs import run_name
 
 # Messages of libraries that are left out, by a part of their text: Orbax's about a checkpoint without metrics, which
@@ -39,10 +40,9 @@ def one_device_per_core() -> None:
     Does nothing on a GPU or TPU, or if ``XLA_FLAGS`` sets the number of devices.
     """
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         import jax
 
-        jax.config.update("jax_num_cpu_devices", cores)
+        jax.config.update("jax_num_cpu_devices", cpu_cores())
 
 
 def define_processes() -> None:
@@ -161,5 +161,7 @@ class _Lasting(io.TextIOBase):
 
 def require_no_arguments(argv: list[str]) -> None:
     """Refuses positional arguments."""
+    if len(argv) > 1 and "config" in flags.FLAGS and shipped_configs.is_config(argv[1]):
+        raise InputError(f"unexpected argument {argv[1]!r}: a config is written --config={argv[1]}.")
     if len(argv) > 1:
         raise InputError(f"unexpected argument {argv[1]!r}: flags are written --config.model.depth=24.")

@@ -10,6 +10,7 @@ import ast
 import collections
 import dataclasses
 import functools
+import logging
 import os
 import re
 import shlex
@@ -26,6 +27,8 @@ from ml_collections.config_flags import tuple_parser
 from depthmup_flax import shipped_configs
 from depthmup_flax.errors import InputError, closest
 
+log = logging.getLogger(__name__)
+
 flags.disclaim_key_flags()  # the flags belong to the command that calls `define_config`
 
 SHOW_TRACEBACK = "traceback"  # a flag
@@ -37,6 +40,7 @@ class _Given:
     """What a command line says about its config."""
 
     file: str | None = None  # with any :argument
+    is_default: bool = False  # the file, which the command line does not name
     scales: Sequence[str | None] = ()  # of --config.scale
     # Dotted field -> texts as typed, None for a flag without "=".
     fields: dict[str, list[str | None]] = dataclasses.field(default_factory=dict)
@@ -97,6 +101,8 @@ def resolved(flag: flags.FlagHolder[Any]) -> ConfigDict:
     del flag  # a command has one
     given = _given()
     if given.config is None:
+        if given.is_default:
+            log.info("--config=%s (the default; depthmup config lists the others)", given.file)
         given.config = load(config_path())
         for path, texts in given.fields.items():
             _set(given.config, path, texts)
@@ -167,9 +173,9 @@ def _split(argv: Sequence[str], default: str | None) -> tuple[_Given, list[str]]
         if text is None and words and not words[0].startswith("--"):
             text = words.popleft()
         given[match["path"] or ""].append(text)
-    scales = given.pop("scale", [])
+    scales, is_default = given.pop("scale", []), default is not None and "" not in given
     file = _with_scale(given.pop("", [] if default is None else [default]), scales)
-    return _Given(file, scales, dict(given)), others
+    return _Given(file, is_default, scales, dict(given)), others
 
 
 def _with_scale(files: Sequence[str | None], scales: Sequence[str | None]) -> str | None:

@@ -30,6 +30,7 @@ from packaging.specifiers import SpecifierSet
 from depthmup_flax import cli
 from depthmup_flax.compilation_cache import cache_home
 from depthmup_flax.errors import BAD_INPUT
+from depthmup_flax.parallel.host import cpu_cores
 from depthmup_flax.types import Json
 
 _PACKAGE = "depthmup-flax"
@@ -129,9 +130,8 @@ def _version(name: str) -> str:
 
 
 def _machine() -> Iterator[str]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    yield f"{platform.system()} {platform.machine()}, {cores} CPU cores, {_bytes(memory)} of memory"
+    yield f"{platform.system()} {platform.machine()}, {cpu_cores()} CPU cores, {_bytes(memory)} of memory"
     yield f"{_bytes(shutil.disk_usage('.').free)} free on the disk of the working directory"
     try:
         cache = pathlib.Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_home())

@@ -21,6 +21,12 @@ def names() -> list[str]:
     return sorted((path.as_posix() for path in paths), key=lambda name: ("/" in name, name))
 
 
+def is_config(word: str) -> bool:
+    """Whether a word names a config, as `path_of` takes it."""
+    name = word.partition(":")[0]
+    return name.endswith(".py") or name in names()
+
+
 def path_of(named: str) -> str:
     """The file of a config that is named as on a command line, ``digits``, ``sweeps/vit:gpu`` or ``my/config.py:gpu``.
 
@@ -38,6 +44,14 @@ def path_of(named: str) -> str:
         hint = "" if meant is None else f"did you mean {meant!r}? "
         raise InputError(f"--config={named} is neither a file nor a shipped config: {hint}depthmup config lists them.")
     return f"{directory() / name}.py{colon}{argument}"
+
+
+def name_of(path: str | pathlib.Path) -> str | None:
+    """The name of the shipped config in a file; ``None`` for another file."""
+    absolute = pathlib.Path(path).resolve()
+    if not absolute.is_relative_to(directory().resolve()):
+        return None
+    return absolute.relative_to(directory().resolve()).with_suffix("").as_posix()
 
 
 def run_name(path: str) -> str:

@@ -131,6 +131,13 @@ def test_a_missing_workdir_is_runs_and_the_name_of_the_config(tmp_path):
     assert (tmp_path / "runs/digits/result.json").is_file()
 
 
+def test_train_without_a_config_says_first_which_one_it_trains():
+    done = run_command("train.py", "--print_params")
+    assert done.stdout.startswith("--config=digits (the default; depthmup config lists the others)\n"), done.stderr
+    named = run_command("train.py", "--print_params", "--config=digits")
+    assert named.stdout == done.stdout.partition("\n")[2]
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "configs").glob("*.py")))
 def test_every_config_is_valid_and_documents_its_command(name):
     module = config_module(name)

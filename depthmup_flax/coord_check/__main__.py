@@ -9,7 +9,9 @@ Examples:
 
 Trains networks of several widths and depths for a few steps on one batch, with
 the config's optimizer and learning rate: activations and updates must keep
-their size. depthmup config digits explains the fields of the config.
+their size. digits takes 45 s on 2 CPU cores (AMD EPYC); again, 20 s, because
+compiled programs are kept.
+depthmup config digits explains the fields of the config.
 Exit codes: 0 the check passes, 1 it fails, and says why, 2 bad input.
 """
 
@@ -23,6 +25,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from depthmup_flax import cli, config_files
+from depthmup_flax.compilation_cache import cache_compilations
 from depthmup_flax.errors import InputError
 from depthmup_flax.workdir.directory import COORD_CHECK, claimed
 
@@ -45,6 +48,7 @@ _SPECTRAL = flags.DEFINE_bool("spectral", False, "Also record the spectral norm 
 def main(argv: list[str]) -> int:
     """Prints the report; returns the exit code."""
     cli.require_no_arguments(argv)
+    cache_compilations()
     config = cli.resolved(_CONFIG)
     overrides = config_files.overrides()
     for name in ("width", "depth"):

@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import logging
 import numbers
-import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -29,6 +28,7 @@ from depthmup_flax.coord_check.report import Report
 from depthmup_flax.coord_check.verdict import judge
 from depthmup_flax.errors import InputError
 from depthmup_flax.infer.audit_table import Finding
+from depthmup_flax.parallel.host import cpu_cores
 from depthmup_flax.precision import products_in
 from depthmup_flax.rule.geometry import matrix_updates
 from depthmup_flax.rule.info_trees import flatten_info, param_count
@@ -67,8 +67,9 @@ def coord_check(
     of at most 1/2, and a batch of a few examples. Mistakes change exponents by 1/2 or more. Products of float32 are
     computed in full, unless ``jax.default_matmul_precision`` is set.
 
-    Cost: each network is compiled once. It trains ``seeds`` times: ``steps`` steps for all parameters, and 2 steps for
-    each group alone. There are about as many groups as weights in a layer.
+    Cost: each network is compiled once; one that is on both axes is measured once. It trains ``seeds`` times:
+    ``steps`` steps for all parameters, and 2 steps for each group alone. There are about as many groups as weights in a
+    layer.
 
     Args:
       build: ``(width, depth) -> Network`` on a fixed batch, the same for all; see `linen_network`, `nnx_network`.
@@ -91,7 +92,9 @@ def coord_check(
     require_parametrization(rule)
     require_plan(widths, depths, width, depth, steps, seeds, tolerance)
     sizes = [Size("width", w, w, depth) for w in widths] + [Size("depth", d, width, d) for d in depths]
-    networks = [traced(_built(build, size)) for size in sizes]
+    distinct = {size[2:]: size for size in sizes}  # a size may be on both axes
+    network_of = {key: traced(_built(build, size)) for key, size in distinct.items()}
+    networks = [network_of[size[2:]] for size in sizes]
     shapes = [network.shapes for network in networks]
     infos = [flatten_info(network.network.info) for network in networks]
     _require_growth("width", widths, infos[: len(widths)])
@@ -144,30 +147,37 @@ def _audited(
 
 
 def _measured(measurements: Sequence[Measurement], say: Callable[[str], None]) -> list[Record]:
-    """The records of all networks. They are compiled side by side, and run one after another."""
+    """The records of all networks. They are compiled side by side, and run one after another.
+
+    A network that is on both axes is measured once, for the depth, which records more.
+    """
     first = measurements[0]
+    distinct = {measurement.size[2:]: measurement for measurement in measurements}
     say(
-        f"{len(measurements)} networks: each is compiled, then trains {first.seeds} times {sum(first.lengths)} steps "
+        f"{len(distinct)} networks: each is compiled, then trains {first.seeds} times {sum(first.lengths)} steps "
         f"({first.steps} together, the rest by {len(first.groups) - 1} groups of parameters alone)"
     )
     start = time.monotonic()
-    records: list[Record] = []
-    with concurrent.futures.ThreadPoolExecutor(min(_COMPILERS, os.cpu_count() or 1)) as pool:
+    records: dict[tuple[int, int], list[Record]] = {}
+    with concurrent.futures.ThreadPoolExecutor(min(_COMPILERS, cpu_cores())) as pool:
         # Tracing needs this thread's settings, such as the precision of products.
-        compiled = [pool.submit(measurement.lowered().compile) for measurement in measurements]
-        for done, (measurement, program) in enumerate(zip(measurements, compiled, strict=True), start=1):
-            new, size = measurement.records(program.result()), measurement.size
-            records += new
+        compiled = [pool.submit(measurement.lowered().compile) for measurement in distinct.values()]
+        for done, (measurement, program) in enumerate(zip(distinct.values(), compiled, strict=True), start=1):
+            size = measurement.size
+            records[size[2:]] = new = measurement.records(program.result())
             last = Table(new).values(size.axis, EVERYTHING, "change", OUTPUT, measurement.steps)
             seconds = time.monotonic() - start
-            left = (
-                f", about {seconds / done * (len(measurements) - done):.0f} s left" if done < len(measurements) else ""
-            )
+            left = f", about {seconds / done * (len(distinct) - done):.0f} s left" if done < len(distinct) else ""
             say(
-                f"width {size.width}, depth {size.depth}: outputs changed by {np.mean(last[size.size]):.3g} in "
-                f"{measurement.steps} steps ({seconds:.0f} s{left})"
+                f"network {done} of {len(distinct)}, width {size.width}, depth {size.depth}: outputs changed by "
+                f"{np.mean(last[size.size]):.3g} in {measurement.steps} steps ({seconds:.0f} s{left})"
             )
-    return records
+    return [
+        dataclasses.replace(record, axis=measurement.size.axis, size=measurement.size.size)
+        for measurement in measurements
+        for record in records[measurement.size[2:]]
+        if measurement.blocks is not None or record.quantity != "nonlinear"
+    ]
 
 
 def require_plan(

@@ -26,6 +26,7 @@ import numpy as np
 from depthmup_flax.data.crops import center_box, fit, random_box, resize_box
 from depthmup_flax.data.dataset import DataConfig
 from depthmup_flax.errors import InputError, RunStopped
+from depthmup_flax.parallel.host import cpu_cores
 from depthmup_flax.types import HostBatch
 
 log = logging.getLogger(__name__)
@@ -306,8 +307,7 @@ def in_threads(function: Callable[[Item], Result], items: Sequence[Item], thread
 
     ``function`` must not call ``in_threads`` itself: that deadlocks.
     """
-    if not threads:
-        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = threads or cpu_cores()
     size = max(1, min(_TASK, math.ceil(len(items) / threads)))
     tasks = [items[start : start + size] for start in range(0, len(items), size)]
     results = _pool(threads).map(lambda task: [function(item) for item in task], tasks)

@@ -55,7 +55,9 @@ class _Set:
         try:
             import tensorflow_datasets as tfds
         except ImportError as error:
-            remedy = 'run `pip install "depthmup-flax[tfds]"`.'
+            remedy = (
+                f'run {self.build_command()} once, or, if the set is prepared, `pip install "depthmup-flax[tfds]"`.'
+            )
             raise self.error(f"but TensorFlow Datasets cannot be imported ({error}); {remedy}") from error
         directory = os.path.expanduser(self.data_dir)
         if directory and "://" not in directory and not os.path.isdir(directory):

@@ -17,7 +17,9 @@ DRAWS = 1000
 EDGE_LOW, EDGE_HIGH, ONE_VALUE = "lowest of the grid", "highest of the grid", "one value"
 EDGES = (EDGE_LOW, EDGE_HIGH)
 NEXT_TO_DIVERGENCE = "next to divergence"
-# A finite loss this many times the lowest counts as diverged: it would pull a parabola's vertex to the middle.
+# A finite loss this many times the lowest, and above that of the first point of the grid, where a network trains
+# slowest, counts as diverged: it would pull a parabola's vertex to the middle. The first alone would call every loss
+# next to one near zero diverged.
 _EXPLODED = 100.0
 
 
@@ -107,8 +109,8 @@ class Parabolas:
 
     With points (u0, l0), (u1, l1), (u2, l2), divided differences d1 = (l1 - l0)/(u1 - u0), d2 = (l2 - l1)/(u2 - u1) and
     c = (d2 - d1)/(u2 - u0), Newton's form l0 + d1 (u - u0) + c (u - u0)(u - u1) is lowest at
-    ``u = (u0 + u1)/2 - d1 / (2 c)``. ``valid`` is whether both neighbors are present, finite and at most a hundred
-    times as high, and c > 0.
+    ``u = (u0 + u1)/2 - d1 / (2 c)``. ``valid`` is whether both neighbors are present, finite and not exploded
+    (at most a hundred times as high, or as the first point of the grid), and c > 0.
     """
 
     u0: np.ndarray
@@ -137,14 +139,14 @@ class Parabolas:
 def parabolas(coordinates: np.ndarray, losses: np.ndarray) -> Parabolas:
     """(X,), (..., X) -> (...)."""
     filled = np.where(np.isfinite(losses), losses, np.inf)
-    lowest, last = filled.argmin(-1), len(coordinates) - 1
+    lowest, last, first = filled.argmin(-1), len(coordinates) - 1, losses[..., 0]
     around = [np.clip(lowest + k, 0, last) for k in (-1, 0, 1)]
     u0, u1, u2 = (coordinates[i] for i in around)
     l0, l1, l2 = (np.take_along_axis(filled, i[..., None], -1)[..., 0] for i in around)
     with np.errstate(all="ignore"):
         d1, d2 = (l1 - l0) / (u1 - u0), (l2 - l1) / (u2 - u1)
         curvature = (d2 - d1) / (u2 - u0)
-    valid = (lowest > 0) & (lowest < last) & _comparable(l0, l1) & _comparable(l2, l1) & (curvature > 0)
+    valid = (lowest > 0) & (lowest < last) & _comparable(l0, l1, first) & _comparable(l2, l1, first) & (curvature > 0)
     return Parabolas(u0, u1, u2, l0, l1, d1, curvature, valid)
 
 
@@ -179,9 +181,9 @@ def excess(coordinates: np.ndarray, means: np.ndarray, at: np.ndarray) -> np.nda
     return np.maximum(value - minima(coordinates, flat), 0.0).reshape(means.shape[:-1])  # below 0 by rounding
 
 
-def _comparable(neighbor: np.ndarray, lowest: np.ndarray) -> np.ndarray:
-    """Whether a loss is finite and at most `_EXPLODED` times the lowest."""
-    return np.isfinite(neighbor) & ((lowest <= 0) | (neighbor <= _EXPLODED * lowest))
+def _comparable(neighbor: np.ndarray, lowest: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Whether a loss is finite and at most `_EXPLODED` times the lowest, or at most the first of the grid."""
+    return np.isfinite(neighbor) & ((lowest <= 0) | (neighbor <= _EXPLODED * lowest) | (neighbor <= first))
 
 
 def find_optimum(coordinates: np.ndarray, losses: np.ndarray, draws: int = DRAWS) -> Optimum | None:
@@ -194,7 +196,7 @@ def find_optimum(coordinates: np.ndarray, losses: np.ndarray, draws: int = DRAWS
     # At an edge all draws agree, which says nothing about an optimum beyond the edge.
     resampled = resampled_means(losses, draws) if seeds > 1 else None
     at_draws = None if resampled is None or flag else vertices(coordinates, resampled)
-    if not flag and not _comparable(means[[grid - 1, grid + 1]], means[grid]).all():
+    if not flag and not _comparable(means[[grid - 1, grid + 1]], means[grid], means[0]).all():
         flag, resolution = NEXT_TO_DIVERGENCE, float(coordinates[grid + 1] - coordinates[grid - 1]) / 4
     at = Estimate(float(vertices(coordinates, means)), at_draws, seeds, resolution)
     loss_draws = None if resampled is None else np.nanmin(resampled, -1)

@@ -8,9 +8,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from depthmup_flax import console
+from depthmup_flax.parallel.host import cpu_cores
 from depthmup_flax.records import DIVERGED, Record
 from depthmup_flax.sweep.cohort import Cohort
 from depthmup_flax.sweep.lane_program import Program
@@ -36,6 +38,7 @@ class SweepProgress:
         self._cost_done = self._cost_left = 0.0
         self._best = math.inf  # lowest train_loss_avg
         self._cohort: Cohort | None = None  # in training
+        self._compiling = False
         self._first_step = 0  # of it, in this process
         self._started = self._shown = time.perf_counter()
         self._line: tqdm | None = None
@@ -53,16 +56,21 @@ class SweepProgress:
             self._cost_left += (len(group.runs) - len(recorded)) * group.experiment.cost
             self._count(recorded)
 
+    def compile(self) -> None:
+        """Shows on a terminal that programs are compiled, until `train`."""
+        self._compiling = True
+        self._show(0.0 if self._line is not None else _TRAINING_EVERY_S)
+
     def start(self, group: Group, runs: int, program: Program, seconds: float) -> None:
         """Shows what the group trains, and its measured speed."""
-        devices = f" on each of {program.mesh.size} devices" if program.mesh.size > 1 else ""
+        devices = f" on each of {_devices(program.mesh)}" if program.mesh.size > 1 else ""
         of = f"{group.experiment.total_steps} steps, {group.experiment.parameters:,} parameters"
         speed = f"{program.per_device} at a time{devices}, {1e3 * seconds:.3g} ms per run and step"
         log.info("%s: %d runs of %s; %s", group.label, runs, of, speed)
 
     def train(self, cohort: Cohort) -> None:
         """Counts the runs of ``cohort`` as running until `update`."""
-        self._cohort, self._first_step = cohort, cohort.step
+        self._cohort, self._first_step, self._compiling = cohort, cohort.step, False
         cost = len(cohort.runs) * cohort.program.experiment.cost
         self._cost_left -= cost * cohort.step / cohort.program.periods.total  # done before an interruption
         self._show(_TRAINING_EVERY_S)
@@ -117,15 +125,21 @@ class SweepProgress:
             log.info("  %s  elapsed %s", self._text(now - self._started), tqdm.format_interval(now - self._started))
 
     def _text(self, elapsed: float) -> str:
-        running, diverged = "compiling", self._diverged
+        running, diverged = "  compiling" if self._compiling else "", self._diverged
         if self._cohort is not None:
             ended = len(self._cohort.outcomes)  # before their time
-            running, diverged = f"running {len(self._cohort.runs) - ended}", diverged + ended
+            running, diverged = f"  running {len(self._cohort.runs) - ended}", diverged + ended
         done = self._cohort_cost()
         left = (self._cost_left - done) * elapsed / (self._cost_done + done) if self._cost_done + done else math.nan
         eta = tqdm.format_interval(max(left, 0.0)) if math.isfinite(left) else "?"
-        counts = f"done {self._finished}/{self._total}  {running}  diverged {diverged}"
+        counts = f"done {self._finished}/{self._total}{running}  diverged {diverged}"
         return f"{counts}{self._best_text('  best loss ')}  ETA {eta}"
 
     def _best_text(self, before: str) -> str:
         return f"{before}{self._best:.5g}" if math.isfinite(self._best) else ""
+
+
+def _devices(mesh: Mesh) -> str:
+    """``4 devices``; ``2 CPU cores as devices``, which `train` and `doctor` count as one device."""
+    on_cores = mesh.devices.flat[0].platform == "cpu" and mesh.size == cpu_cores()
+    return f"{mesh.size} {'CPU cores as ' if on_cores else ''}devices"

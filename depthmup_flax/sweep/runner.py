@@ -161,6 +161,7 @@ class _Runner:
             self.dataset, self.data = group.experiment.dataset, None  # frees the memory first
             self.data = put_train_data(self.dataset, self.mesh)
         programs = GroupPrograms(group, self.mesh, self.data)
+        self.progress.compile()
         resumed = self.unfinished.restore(runs, programs.get)
         if resumed is not None:
             log.info("%s: %d runs resume after step %d", group.label, len(resumed.runs), resumed.step)

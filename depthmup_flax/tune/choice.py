@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import COMPLETED, LEARNING_RATE, SEED, Record
-from depthmup_flax.report.optimum import find_optimum
-
-_WITHIN = 0.01  # relative difference of losses that counts as equally good
+from depthmup_flax.report.optimum import NEXT_TO_DIVERGENCE, find_optimum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,11 +23,10 @@ class Choice:
     """
 
     values: dict[str, float]  # dotted field -> its best value
-    loss: float  # lowest mean loss on the grid
     interval: tuple[float, float] | None
-    as_good: tuple[float, float]  # lowest and highest rate of the grid whose mean loss is within 1 % of the best
+    around: dict[float, float]  # the best learning rate of the grid and its neighbors -> mean loss, NaN if one diverged
     seeds: int  # number of seeds
-    flag: str  # the edges of the grid at which the optimum lies; empty if it lies inside
+    warnings: tuple[str, ...]  # the edges of the grid at which the optimum lies, and an instability next to it
 
 
 def best(records: Sequence[Record]) -> Choice:
@@ -56,20 +54,37 @@ def best(records: Sequence[Record]) -> Choice:
             "longer optimizer.warmup_steps."
         )
     loss, others, rates, means, optimum = min(optima, key=lambda entry: entry[0])
-    as_good = rates[means <= loss * (1 + _WITHIN)]
-    flags = [optimum.flag]
-    for path, value in others:
-        axis = {record.point[path] for record in records}
-        if len(axis) > 1 and value in (min(axis), max(axis)):
-            flags.append(f"{path.rpartition('.')[2]} at the end of its grid")
+    near = slice(max(optimum.grid - 1, 0), optimum.grid + 2)
+    around = dict(zip(rates[near].tolist(), means[near].tolist(), strict=True))
+    warnings = [_unstable(around, loss)] if optimum.flag == NEXT_TO_DIVERGENCE else []
+    grids = {path: {record.point[path] for record in records} for path, _ in others} | {LEARNING_RATE: set(rates)}
+    for path, value in ((LEARNING_RATE, rates[optimum.grid]), *others):
+        low, high = min(grids[path]), max(grids[path])
+        if low < high and value in (low, high):
+            end, beyond = ("lowest", "lower") if value == low else ("highest", "higher")
+            warnings.append(
+                f"the best {path}, {value:.4g}, is the {end} of the grid: a {beyond} one may be better. Search around "
+                f"it with --config.{path}={value:.4g} and another --workdir."
+            )
     interval = optimum.at.interval
     return Choice(
         values={LEARNING_RATE: float(2**optimum.at.value), **dict(others)},
-        loss=loss,
         interval=None if interval is None else (2 ** interval[0], 2 ** interval[1]),
-        as_good=(float(as_good.min()), float(as_good.max())),
+        around=around,
         seeds=len(seeds),
-        flag=", ".join(filter(None, flags)),
+        warnings=tuple(warnings),
+    )
+
+
+def _unstable(around: Mapping[float, float], loss: float) -> str:
+    """Says that a run diverged, or that the loss is many times the lowest, next to the best learning rate."""
+    lower, best, higher = around
+    at = higher if not around[higher] <= around[lower] else lower  # NaN: diverged
+    problem = f"the loss is {around[at] / loss:.0f} times as high" if math.isfinite(around[at]) else "a run diverges"
+    advice = f" Consider {best / 2:.4g}, an octave lower." if at == higher else ""
+    return (
+        f"next to the best learning rate, at {at:.4g}, {problem}: training is close to instability there. The optimum "
+        f"is a point of the grid, known to half a step.{advice}"
     )
 
 
@@ -77,16 +92,16 @@ def describe(choice: Choice, proxy: ConfigDict) -> str:
     """The optimum, its number of seeds and its uncertainty, in sentences."""
     values = ", ".join(f"{path} {value:.4g}" for path, value in choice.values.items())
     lines = [
-        f"Best on the proxy (width {proxy.model.width}, depth {proxy.model.depth}): {values}; training loss "
-        f"{choice.loss:.4f}, n = {choice.seeds} seeds."
+        f"Best on the proxy (width {proxy.model.width}, depth {proxy.model.depth}): {values}; n = {choice.seeds} seeds."
     ]
     if choice.interval is not None:
         low, high = choice.interval
         lines.append(f"95 % interval of the learning rate, from resampled seeds: {low:.3g} to {high:.3g}.")
     elif choice.seeds < 2:
         lines.append("One seed gives no interval: use --seeds=3.")
-    if choice.flag:
-        lines.append(f"Warning: the optimum lies at the edge of the grid ({choice.flag}). Start from other values.")
-    low, high = choice.as_good
-    lines.append(f"Learning rates from {low:.3g} to {high:.3g} are within {_WITHIN:.0%} of the best loss.")
+    losses = (
+        f"{f'{mean:.3g}' if math.isfinite(mean) else 'diverged'} at {rate:.3g}" for rate, mean in choice.around.items()
+    )
+    lines.append(f"Training loss at the nearest learning rates of the grid: {', '.join(losses)}.")
+    lines += [f"Warning: {warning}" for warning in choice.warnings]
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
-from depthmup_flax import console
+from depthmup_flax import console, shipped_configs
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.errors import InputError
 from depthmup_flax.sweep.runner import sweep
@@ -94,7 +94,11 @@ def _train_command(tuned: pathlib.Path) -> str:
 def tuned_file(
     original: pathlib.Path, arguments: Sequence[str], config: ConfigDict, parent: ConfigDict, summary: str
 ) -> str:
-    """Text of a config file that calls ``original`` with ``arguments`` and sets what differs in ``config``."""
+    """Text of a config file that calls ``original`` with ``arguments`` and sets what differs in ``config``.
+
+    It names a shipped config, which another machine may have elsewhere, and the absolute path of a user's file.
+    """
+    parent_name = shipped_configs.name_of(original) or os.fspath(original.resolve())
     changed = [path for path in field_paths(config) if get_field(config, path) != get_field(parent, path)]
     lines = "\n".join(f"            {path!r}: {get_field(config, path)!r}," for path in changed)
     return f'''"""{original.stem}, with hyperparameters from a small proxy.
@@ -109,7 +113,7 @@ from depthmup_flax.training.config import from_file
 
 def get_config() -> ConfigDict:
     """The configuration."""
-    config = from_file({", ".join(map(repr, (os.fspath(original.resolve()), *arguments)))})
+    config = from_file({", ".join(map(repr, (parent_name, *arguments)))})
     config.update_from_flattened_dict(
         {{
 {lines}

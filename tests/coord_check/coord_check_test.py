@@ -65,6 +65,32 @@ def test_a_right_linen_network_passes(axis):
 
 
 @pytest.mark.slow
+def test_a_network_on_both_axes_is_measured_once():
+    said = []
+    sizes = {"width": 16, "widths": (16, 32, 64), "depth": 4, "depths": (4, 8, 16)}
+    records = coord_check(build_linen, Y, rule=RULE, steps=1, seeds=2, say=said.append, **sizes).records
+    assert said[0].startswith("5 networks: each is compiled, then trains 2 times")
+    assert [line.split(":")[0] for line in said[1:]] == [
+        *(
+            "network 1 of 5, width 16, depth 4",
+            "network 2 of 5, width 32, depth 4",
+            "network 3 of 5, width 64, depth 4",
+        ),
+        *("network 4 of 5, width 16, depth 8", "network 5 of 5, width 16, depth 16"),
+    ]
+    of_axis = {
+        (axis, size): {
+            (r.seed, r.group, r.step, r.quantity, r.name): r.value for r in records if (r.axis, r.size) == (axis, size)
+        }
+        for axis, size in (("width", 16), ("depth", 4), ("width", 32))
+    }
+    over_width, over_depth, wider = of_axis.values()
+    assert over_width.keys() == wider.keys()
+    assert {key[3] for key in over_depth.keys() - over_width.keys()} == {"nonlinear"}
+    assert over_width.items() <= over_depth.items()
+
+
+@pytest.mark.slow
 def test_measured_changes_are_those_of_a_step_by_hand():
     sizes = (16, 32, 64)
     report = coord_check(build_linen, Y, rule=RULE, width=16, depth=4, widths=sizes, steps=1, seeds=2, spectral=True)

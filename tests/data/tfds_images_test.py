@@ -129,9 +129,11 @@ def test_damaged_tfds_files_are_named_at_the_start_and_in_mid_run(tmp_path):
     assert "the files of its train split cannot be read" in error(load, name="tfds:damaged", data_dir=str(tmp_path))
 
 
-def test_absent_tfds_names_the_extra(monkeypatch):
+def test_absent_tfds_names_the_extras_and_the_command_that_prepares_the_set(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    assert 'pip install "depthmup-flax[tfds]"' in error(load, name="tfds:cifar10")
+    message = error(load, name="tfds:cifar10")
+    prepare = '`pip install "depthmup-flax[tfds-prepare]"` and `tfds build cifar10 --file_format=array_record` once'
+    assert f'run {prepare}, or, if the set is prepared, `pip install "depthmup-flax[tfds]"`.' in message
 
 
 def test_label_out_of_range_is_named_when_streaming(tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import types
 
+import numpy as np
 import pytest
 from tqdm import tqdm
 
@@ -63,9 +64,46 @@ def test_a_log_shows_done_running_diverged_best_and_time_left_by_cost(clock, log
     ]
     clock.now = 122.0
     shown.update([record(0.5), record(None, DIVERGED)], last=True)
-    assert "done 4/8  compiling  diverged 2  best loss 0.5  ETA 12:12" in logged.messages[2]
+    assert "done 4/8  diverged 2  best loss 0.5  ETA 12:12" in logged.messages[2]
+    clock.now = 190.0
+    shown.compile()
+    assert "done 4/8  compiling  diverged 2  best loss 0.5  ETA 19:00" in logged.messages[3]
+    clock.now = 260.0
+    shown.train(cohort(large.runs, large))
+    shown.update([record(0.6)] * 4, last=True)
+    assert "done 8/8  diverged 2  best loss 0.5  ETA 00:00" in logged.messages[-1]
     shown.finish()
-    assert logged.messages[3] == "4 runs, 2 diverged, lowest loss 0.5, 02:02"
+    assert logged.messages[-1] == "8 runs, 2 diverged, lowest loss 0.5, 04:20"
+
+
+@pytest.mark.parametrize(
+    ("platform", "size", "devices"),
+    [("cpu", 2, "2 CPU cores as devices"), ("cpu", 8, "8 devices"), ("gpu", 2, "2 devices")],
+)
+def test_a_sweep_says_when_its_devices_are_cpu_cores(platform, size, devices, monkeypatch, logged):
+    monkeypatch.setattr(progress, "cpu_cores", lambda: 2)
+    only = group(4, 1.0)
+    only.experiment.total_steps = only.experiment.parameters = 10
+    mesh = types.SimpleNamespace(size=size, devices=np.array([types.SimpleNamespace(platform=platform)] * size))
+    SweepProgress([only], {}).start(only, 4, types.SimpleNamespace(mesh=mesh, per_device=1), 1e-3)
+    assert f"1 at a time on each of {devices}, 1 ms" in logged.messages[-1]
+
+
+def test_on_a_terminal_it_says_compiling_until_the_next_runs_train(clock, monkeypatch, logged):
+    terminal = io.StringIO()
+    monkeypatch.setattr(console, "rewrites_lines", lambda: True)
+    monkeypatch.setattr(progress.sys, "stdout", terminal)
+    first, second = group(1, 1.0), group(1, 2.0)
+    shown = SweepProgress([first, second], {})
+    shown.compile()
+    assert "done 0/2  compiling  diverged 0" in terminal.getvalue()
+    clock.now = 10.0
+    shown.train(cohort(first.runs, first))
+    clock.now = 20.0
+    shown.update([record(0.5)], last=True)
+    terminal.truncate(0)
+    shown.compile()  # within the time between two rewritten lines
+    assert "done 1/2  compiling  diverged 0" in terminal.getvalue()
 
 
 def test_what_an_interrupted_cohort_had_trained_is_not_counted_as_this_processs_speed(clock, logged):

@@ -49,11 +49,48 @@ def test_the_tuner_recovers_a_planted_optimum_and_says_how_certain_it_is():
     assert choice.values[RATE] == pytest.approx(3e-3, rel=0.03)
     assert choice.interval[0] <= 3e-3 * 1.03
     assert choice.interval[1] >= 3e-3 * 0.97
-    assert choice.flag == ""
-    assert choice.as_good == (2e-3, 4e-3)  # 0.05 log2(rate / 3e-3)^2 exceeds that of 4e-3 by 0.8 % of 1, by 9 % at 1e-3
+    assert choice.warnings == ()
+    assert list(choice.around) == [2e-3, 4e-3, 8e-3]
+    losses = [f"{loss:.3g} at {rate:g}" for rate, loss in choice.around.items()]
+    assert f"Training loss at the nearest learning rates of the grid: {', '.join(losses)}." in describe(
+        choice, default_config()
+    )
+
+
+def test_a_warning_names_what_lies_at_the_edge_of_the_grid_and_the_flag_to_search_beyond():
     edge = best(planted_records([1e-3 * 2.0**k for k in range(-3, 1)], [0.5, 1.0]))
-    assert edge.flag == "highest of the grid, branch_multiplier at the end of its grid"
-    assert f"Warning: the optimum lies at the edge of the grid ({edge.flag})" in describe(edge, default_config())
+    assert describe(edge, default_config()).splitlines()[-2:] == [
+        "Warning: the best optimizer.learning_rate, 0.001, is the highest of the grid: a higher one may be better. "
+        "Search around it with --config.optimizer.learning_rate=0.001 and another --workdir.",
+        "Warning: the best parametrization.branch_multiplier, 1, is the highest of the grid: a higher one may be "
+        "better. Search around it with --config.parametrization.branch_multiplier=1 and another --workdir.",
+    ]
+
+
+def planted_curve(losses):
+    """The optimum of three seeds of equal losses at rates 1e-3, 2e-3, 4e-3, ...; ``None`` for a diverged run."""
+    records = planted_records([1e-3 * 2**k for k in range(len(losses))], [1.0])
+    of_rate = dict(zip(sorted({record.point[RATE] for record in records}), losses, strict=True))
+    return best(
+        [
+            dataclasses.replace(r, train_loss_avg=loss, status="diverged" if loss is None else "completed")
+            for r in records
+            for loss in [of_rate[r.point[RATE]]]
+        ]
+    )
+
+
+@pytest.mark.parametrize(("beside", "what"), [(500.0, "the loss is 5000 times as high"), (None, "a run diverges")])
+def test_an_instability_next_to_the_best_rate_is_not_called_an_edge(beside, what):
+    (warning,) = planted_curve([0.3, 0.1, beside, None]).warnings
+    assert warning == (
+        f"next to the best learning rate, at 0.004, {what}: training is close to instability there. The optimum is a "
+        "point of the grid, known to half a step. Consider 0.001, an octave lower."
+    )
+
+
+def test_a_hundredfold_loss_next_to_one_near_zero_is_not_an_instability():
+    assert planted_curve([0.3, 0.01, 0.0005, 0.0001, 0.02, 0.1]).warnings == ()
 
 
 def run_tuner(tmp_path, *arguments):
@@ -120,6 +157,8 @@ def test_the_tuned_file_sets_only_the_fields_that_differ_from_its_parent(tmp_pat
     assert path.read_text().count("            '") == 2
     assert json.loads(from_file(path).to_json()) == json.loads(config.to_json())
     assert get_field(from_file(path), RATE) == 0.125
+    # Another machine has the shipped config at another path.
+    assert "config = from_file('cifar10_resnet')" in path.read_text()
 
 
 def test_the_tuned_file_calls_its_parent_as_the_target_was_called(tmp_path):
