@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.infer.parameter_trees import Leaf, flatten, require_same_paths, shape_of, value_of
+from depthmup_flax.infer.traced_model import template
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 from depthmup_flax.types import ArrayTree, InfoTree
@@ -22,8 +24,9 @@ def rescale_init(
     """``params`` with the rule's standard deviation of every weight, given the base model's.
 
     Hidden weights get ``std_base / sqrt(m_in)``, input and output weights ``std_base``; the output's 1/m is in the
-    forward pass (`Parametrization.init_ratio`). So readouts and ``nn.Embed`` start ``m^1/2`` times larger than Flax
-    starts them, which is what `Readout` does, too. Vectors, fixed parameters and constants (zeros, ones) keep their values; under ``standard``, all do.
+    forward pass (`Parametrization.init_ratio`). So readouts and ``nn.Embed`` start ``m^1/2`` times larger than Flax's
+    defaults; `Readout` starts so by itself. Vectors, fixed parameters and constants (zeros, ones) keep their values;
+    under ``standard``, all do.
 
     Both standard deviations are measured, so they have a sampling error. Common initializers scale with powers of the
     fan-in or fan-out. If the closest ``m_in^a m_out^b`` with a, b in {-1/2, 0, 1/2} is within four standard errors of
@@ -65,11 +68,13 @@ def init_factors(
     return {path: factor(path, leaf) for path, leaf in leaves.items()}
 
 
-def _counterparts(leaves: Mapping[str, Leaf], base: Mapping[str, Leaf], infos: Mapping[str, ParamInfo]) -> dict[str, str]:
-    """Path -> path in the base model; in one of another depth, of a layer that is as wide as the base model's.
+def _counterparts(
+    leaves: Mapping[str, Leaf], base: Mapping[str, Leaf], infos: Mapping[str, ParamInfo]
+) -> dict[str, str]:
+    """Path -> path in the base model; if that has another depth, of an equal layer of the base width.
 
-    That is a parameter of the same name without numbers and of the size that the width ratios give. Of several, the
-    nearest in order.
+    An equal layer has the same name without numbers, and the size that the width ratios give; of several, the nearest
+    in order counts.
     """
     if leaves.keys() == base.keys():
         require_same_paths(leaves, base, "the model", "the base model")
@@ -83,25 +88,27 @@ def _counterparts(leaves: Mapping[str, Leaf], base: Mapping[str, Leaf], infos: M
         candidates = groups.get(name, [])
         place = places[name] / max(counts[name] - 1, 1) * (len(candidates) - 1)
         places[name] += 1
-        nearest = sorted(candidates, key=lambda other: abs(candidates.index(other) - place))
-        fitting = [other for other in nearest if _same_layer(info, shape_of(base[other]))]
+        misfits = [(_misfit(info, shape_of(base[other])), abs(k - place), k) for k, other in enumerate(candidates)]
+        fitting = [misfit for misfit in misfits if misfit[0] is not None]
         if not fitting:
             raise InputError(
-                f"no parameter of the base model corresponds to {path!r} of shape {info.shape}, which is "
-                f"{info.width_in:g} x {info.width_out:g} times as wide as in the base model: pass base_params of a "
-                "model with the base width and this depth."
+                f"no parameter of the base model corresponds to {path!r} of shape {info.shape}: pass base_params of a "
+                "model with the base width and the depth of this one."
             )
-        result[path] = fitting[0]
+        result[path] = candidates[min(fitting)[2]]
     return result
 
 
-def _same_layer(info: ParamInfo, base: tuple[int, ...]) -> bool:
-    """Whether a base model's parameter has the sizes of a layer over its width ratios; a leading axis may count layers."""
-    ratios = [n / m for n, m in zip(info.shape, base, strict=False)]
-    grows = info.width_in * info.width_out
-    return len(info.shape) == len(base) and (
-        math.isclose(math.prod(ratios), grows) or math.isclose(math.prod(ratios[1:]), grows)
-    )
+def _misfit(info: ParamInfo, base: tuple[int, ...]) -> tuple[bool, int] | None:
+    """How unlike a layer at the base width a shape of the base model is; ``None`` if it cannot be one."""
+    if len(info.shape) != len(base):
+        return None
+    ratios = [n / base_n for n, base_n in zip(info.shape, base, strict=True)]
+    equal = lambda ratios: math.isclose(math.prod(ratios), info.width_in * info.width_out)
+    if not equal(ratios) and not equal(ratios[1:]):  # a leading axis may count layers
+        return None
+    expected = (1.0, info.width_in, info.width_out)
+    return not equal(ratios), sum(not any(math.isclose(r, m) for m in expected) for r in ratios)
 
 
 def multiplied(params: ArrayTree, factors: Mapping[str, float]) -> ArrayTree:
