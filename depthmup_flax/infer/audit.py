@@ -236,8 +236,8 @@ def _initial_scale(rows: Sequence[Row], facts: Traced, rule: Parametrization) ->
             wrong.setdefault(m, []).append(row.path)
     return [
         f"initial values are not seen. {summary(paths)} should start with the base model's standard deviation, "
-        f"m^1/2 = {m**0.5:.4g} times what initializers of 1/sqrt(width) give, such as Flax's defaults. Use dm.Readout as "
-        "the readout, or set all initial values, with the parameters of base:\n"
+        f"m^1/2 = {m**0.5:.4g} times what initializers of 1/sqrt(width) give, such as Flax's defaults. Use dm.Readout "
+        "as the readout, or set all initial values, given those of base:\n"
         "write: params = dm.rescale_init(params, base_params, audit.info, rule)"
         for m, paths in wrong.items()
     ]

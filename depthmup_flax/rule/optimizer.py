@@ -88,13 +88,13 @@ def depthmup(
       decay_width_exponent: hidden matrices have lambda times their width ratio to this power, see `decay_factor`.
       clip_rms: largest root mean square of all scaled gradients together (see `clip_by_global_rms`).
     """
+    first, *others = _scaled(inner, info, parametrization, geometry)
     if isinstance(decay_width_exponent, numbers.Real) and not math.isfinite(decay_width_exponent):
         raise InputError(f"decay_width_exponent is {decay_width_exponent}: use a finite number, such as 0, -0.5 or -1.")
     _require_at_least_0("learning_rate", learning_rate, schedule=True)
     _require_at_least_0("weight_decay", weight_decay)
     if isinstance(clip_rms, numbers.Real) and not float(clip_rms) > 0:
         raise InputError(f"clip_rms is {clip_rms}: use a number above 0, or None for no clipping.")
-    first, *others = _scaled(inner, info, parametrization, geometry)
     clip = () if clip_rms is None else (clip_by_global_rms(clip_rms),)
     parts = [first, *clip, *others]
     if not isinstance(weight_decay, (int, float)) or weight_decay != 0:
