@@ -58,7 +58,7 @@ def require_finite(
 
 def require_ratio(size: str, value: Any) -> None:
     """Raises `InputError` unless a ratio of a ``size``, width or depth, is above 0; arrays, maybe traced, pass."""
-    if not (0 < value < math.inf if isinstance(value, numbers.Real) else hasattr(value, "dtype")):
+    if not (0 < float(value) < math.inf if isinstance(value, numbers.Real) else hasattr(value, "dtype")):
         raise InputError(f"{size}_ratio is {value!r}: use {size} / base_{size}, a number above 0.")
 
 
