@@ -2,7 +2,8 @@
 
 The forward passes of the model and of the base model are traced with shapes alone. How they use each parameter gives
 its role; the sums with the stream give the branches; the constant factors, compared between the two models, show which
-multipliers are there. What a trace does not tell is printed as "?".
+multipliers are there. What a trace does not tell is printed as "?". It tells nothing about initial values, which
+`depthmup_flax.rescale_init` sets, and optimizers; `depthmup_flax.coord_check` measures both.
 """
 
 from __future__ import annotations
@@ -94,6 +95,9 @@ def audit(
 ) -> Audit:
     """Reads roles, branches and multipliers from traces of the forward passes. Nothing is computed or compiled.
 
+    Initial values and the optimizer are not seen: `depthmup_flax.rescale_init` sets the former, as a note says where
+    Flax's defaults differ from the rule, and ``dm.depthmup(direction, audit.info, rule, ...)`` is the latter.
+
     Args:
       model, base: Linen modules, NNX modules, or pairs (function, parameters); parameters may be shapes. The base has
         the tuned width *and* depth. Where one of the two is equal, its factors cannot be checked, and the notes say so;
@@ -109,7 +113,7 @@ def audit(
       **kwargs: of the call, such as ``train=True``.
 
     Raises:
-      InputError: the two models are not the same code, or the arguments do not fit them.
+      InputError: the two models are not the same code, the arguments do not fit them, or a forward pass fails.
     """
     require_parametrization(rule)
     models = as_model(model, x, "model", output, kwargs), as_model(base, x, "base", output, kwargs)
