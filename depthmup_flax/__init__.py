@@ -2,6 +2,9 @@
 
 The rule is in `depthmup_flax.rule.parametrization`; its docstring has the notation. Around it:
 
+* `audit` reads a model of yours, in Linen, NNX or plain functions: which multipliers its forward pass lacks, with the
+  code to write, and the role of every parameter (``audit.info``), which the optimizers below take. `rescale_init` sets
+  the initial values, which a trace does not show.
 * `param_info` says what each parameter is (`Role`, width ratios, inside a residual branch or not) for a model whose
   parameters are `annotated`, as those of `depthmup_flax.nn.layers` and `depthmup_flax.models` are.
 * `depthmup` turns any entrywise optax direction into an optimizer that follows the rule; `sgd` and `adamw` are ready.

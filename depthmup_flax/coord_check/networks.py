@@ -20,8 +20,8 @@ from depthmup_flax.coord_check.recorded_sizes import OUTPUT, SCORES
 from depthmup_flax.errors import InputError
 from depthmup_flax.infer.initial_scale import init_factors, multiplied
 from depthmup_flax.infer.traced_model import Output, arguments_of, selected
-from depthmup_flax.rule.info_trees import is_info
-from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
+from depthmup_flax.rule.info_trees import is_info, require_info
+from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.types import ArrayTree, InfoTree
 
 Activations = dict[str, jax.Array]
@@ -189,11 +189,7 @@ def traced(network: Network) -> Traced:
             f"the network returns {type(outputs).__name__}{names}: it must return one array of outputs. Say which with "
             "output=, a key, an index or a function of the result."
         )
-    if not all(isinstance(leaf, ParamInfo) for leaf in jax.tree.leaves(network.info, is_leaf=is_info)):
-        raise InputError(
-            f"info is {type(network.info).__name__}: pass a tree of ParamInfo, from infer_info or param_info, or "
-            "audit.info."
-        )
+    require_info(network.info)
     shapes, known = ([tuple(x.shape) for x in jax.tree.leaves(t, is_leaf=is_info)] for t in (params, network.info))
     if shapes != known:
         raise InputError(

@@ -2,7 +2,8 @@
 
 The forward passes of the model and of the base model are traced with shapes alone. How they use each parameter gives
 its role; the sums with the stream give the branches; the constant factors, compared between the two models, show which
-multipliers are there. What a trace does not tell is printed as "?".
+multipliers are there. What a trace does not tell is printed as "?". It tells nothing about initial values, which
+`depthmup_flax.rescale_init` sets, and optimizers; `depthmup_flax.coord_check` measures both.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from depthmup_flax.infer.audit_table import Finding, Row, printed, summary
 from depthmup_flax.infer.matched_layers import base_sizes, contradictions, doubtful, matched, width_ratio
 from depthmup_flax.infer.missing_factors import Comparison, branch_counts, different, misplaced
 from depthmup_flax.infer.parameter_trees import Globs
-from depthmup_flax.infer.parameter_uses import parameter_uses
+from depthmup_flax.infer.parameter_uses import LOOKUP, parameter_uses
 from depthmup_flax.infer.roles_from_trace import layer_axes, traced_infos
 from depthmup_flax.infer.traced_model import Model, Output, Traced, as_model, template, traced, with_base_width
 from depthmup_flax.rule.annotations import Axes
@@ -37,8 +38,9 @@ class Audit:
     Attributes:
       rows: one per parameter.
       findings: what is missing or wrong, each with the code to write.
-      notes: what could not be compared.
+      notes: what could not be compared, and initial values to set, which a trace does not see.
       width_ratio, depth_ratio: of the model to the base model; the depth counts residual sums.
+      doubt: why the comparison says nothing, if the two models have one size or seem swapped; else "".
     """
 
     rows: Sequence[Row]
@@ -47,11 +49,15 @@ class Audit:
     width_ratio: float
     depth_ratio: float
     structure: jax.tree_util.PyTreeDef = dataclasses.field(repr=False)
+    doubt: str = ""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is missing, as far as the trace tells and whatever the optimizer."""
-        return not any(finding.certain for finding in self.findings)
+        """Whether nothing is missing, as far as the trace tells and whatever the optimizer.
+
+        False if there is a ``doubt``: two models of one size tell nothing.
+        """
+        return not self.doubt and not any(finding.certain for finding in self.findings)
 
     @property
     def info(self) -> InfoTree:
@@ -70,7 +76,7 @@ class Audit:
         return jax.tree_util.tree_unflatten(self.structure, [row.info for row in self.rows])
 
     def __str__(self) -> str:
-        return printed(self.rows, self.findings, self.notes, self.width_ratio, self.depth_ratio)
+        return printed(self.rows, self.findings, self.notes, self.width_ratio, self.depth_ratio, self.doubt)
 
 
 def audit(
@@ -89,9 +95,13 @@ def audit(
 ) -> Audit:
     """Reads roles, branches and multipliers from traces of the forward passes. Nothing is computed or compiled.
 
+    Initial values and the optimizer are not seen: `depthmup_flax.rescale_init` sets the former, as a note says where
+    Flax's defaults differ from the rule, and ``dm.depthmup(direction, audit.info, rule, ...)`` is the latter.
+
     Args:
       model, base: Linen modules, NNX modules, or pairs (function, parameters); parameters may be shapes. The base has
-        the tuned width *and* depth. Where one of the two is equal, its factors cannot be checked, and the notes say so.
+        the tuned width *and* depth. Where one of the two is equal, its factors cannot be checked, and the notes say so;
+        where both are, the audit says nothing and is not ``ok``.
       x: a batch, arrays or shapes, for both models. A tuple is passed as several arguments.
       rule: whose multipliers the forward pass should have.
       depth_ratio: branches of the model over the base model's; counted from residual sums by default.
@@ -103,7 +113,7 @@ def audit(
       **kwargs: of the call, such as ``train=True``.
 
     Raises:
-      InputError: the two models are not the same code, or the arguments do not fit them.
+      InputError: the two models are not the same code, the arguments do not fit them, or a forward pass fails.
     """
     require_parametrization(rule)
     models = as_model(model, x, "model", output, kwargs), as_model(base, x, "base", output, kwargs)
@@ -138,9 +148,19 @@ def audit(
         findings += different(infos, flatten_info(info), facts)
     m = width_ratio(mine.shapes, base_shapes, {path: path for path in pairs}, layers)
     rows = [compared.row(path, unread.get(path, ""), findings) for path in mine.leaves]
-    counts = _counts(mine.shapes, layers), _counts(base_model.shapes, {q: layers.get(p, ()) for p, q in pairs.items()})
-    notes = _notes(compared, rows, same_width, unread, counts)
-    return Audit(rows, tuple(findings), tuple(notes), m, r, mine.structure)
+    base_layers = {q: layers.get(p, frozenset()) for p, q in pairs.items()}
+    counts = _counts(mine.shapes, layers, facts), _counts(base_model.shapes, base_layers, base_facts)
+    notes = [*_notes(compared, rows, same_width, unread, counts), *_initial_scale(rows, facts, rule)]
+    return Audit(rows, tuple(findings), tuple(notes), m, r, mine.structure, _doubt(m, r))
+
+
+def _doubt(m: float, r: float) -> str:
+    """Why a comparison of two models with these ratios of width and depth says nothing; "" if it does."""
+    if m == r == 1:
+        return "Nothing was compared: model and base have the same width and depth. Give base the tuned ones."
+    if m <= 1 and r <= 1:
+        return "The model is smaller than the base model: were model and base swapped? Write audit(model, base, x)."
+    return ""
 
 
 def _base_shapes(
@@ -197,12 +217,34 @@ def _depth_ratio(given: float | None, facts: Traced, base: Traced) -> float:
     return ratio
 
 
-def _counts(shapes: Mapping[str, tuple[int, ...]], layers: Mapping[str, Collection[int]]) -> Counter[str]:
-    """Path without numbers -> the layers that have such a parameter."""
+def _counts(
+    shapes: Mapping[str, tuple[int, ...]], layers: Mapping[str, Collection[int]], facts: Traced
+) -> Counter[str]:
+    """Path without numbers -> the layers that have such a parameter outside of branches."""
     counts = Counter[str]()
     for path, shape in shapes.items():
-        counts[template(path)] += math.prod(shape[k] for k in layers.get(path, ()))
+        if not facts.inside.get(path):
+            counts[template(path)] += math.prod(shape[k] for k in layers.get(path, ()))
     return counts
+
+
+def _initial_scale(rows: Sequence[Row], facts: Traced, rule: Parametrization) -> list[str]:
+    """What readouts and tables that are looked up should start with, unless an annotation declares it."""
+    wrong: dict[float, list[str]] = {}
+    for row in rows:
+        if row.info is None or row.info.init_std is not None or row.in_branch:
+            continue
+        is_table = row.info.role is Role.INPUT and any(use.kind == LOOKUP for use in facts.uses.get(row.path, ()))
+        m = row.info.width_in if row.info.role is Role.OUTPUT else row.info.width_out if is_table else 1.0
+        if m != 1 and rule.init_ratio(row.info) is not None:
+            wrong.setdefault(m, []).append(row.path)
+    return [
+        f"initial values are not seen. {summary(paths)} should start with the base model's standard deviation, "
+        f"m^1/2 = {m**0.5:.4g} times what initializers of 1/sqrt(width) give, such as Flax's defaults. Use dm.Readout "
+        "as the readout, or set all initial values, given those of base:\n"
+        "write: params = dm.rescale_init(params, base_params, audit.info, rule)"
+        for m, paths in wrong.items()
+    ]
 
 
 def _notes(
@@ -234,14 +276,15 @@ def _notes(
             "branch: start at zero, or with a standard deviation of 1/fan_in. With 1/sqrt(fan_in), the product changes "
             "as sqrt(m) in wide networks."
         )
-    if any(leaf.width_in < 1 or leaf.width_out < 1 for leaf in compared.infos.values()):
+    if compared.r > 1 and any(leaf.width_in < 1 or leaf.width_out < 1 for leaf in compared.infos.values()):
         notes.append("the model is narrower than the base model: were model and base swapped?")
     more = [row.path for row in rows if row.info and row.info.role is Role.VECTOR and not row.in_branch]
     more = [path for path in more if counts[0][template(path)] > counts[1][template(path)] > 0]
     if more:
         notes.append(
-            f"{summary(more)} stand on the stream in every layer, as norms behind the sum do: their updates add up "
-            "with depth, which no multiplier corrects. Use norms in front of branches, or without scale and bias."
+            f"{summary(more)} {'stand' if len(more) > 1 else 'stands'} on the stream in every layer, as norms behind "
+            "the sum do: updates add up with depth, which no multiplier corrects. Use norms in front of branches, or "
+            "without scale and bias."
         )
     unknown = [branch for branch in facts.branches if compared.branches[branch.node] is None]
     if unknown:

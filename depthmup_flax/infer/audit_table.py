@@ -41,7 +41,9 @@ class Row:
         return self.info is not None and self.info.in_branch
 
 
-def printed(rows: Sequence[Row], findings: Sequence[Finding], notes: Sequence[str], m: float, r: float) -> str:
+def printed(
+    rows: Sequence[Row], findings: Sequence[Finding], notes: Sequence[str], m: float, r: float, doubt: str
+) -> str:
     """The table of an audit, its findings and its notes."""
     cells = [("parameter", "shape", "role", "uses", "factor", "wanted", "missing")]
     cells += [_cells(*group) for group in _grouped(rows)]
@@ -51,12 +53,15 @@ def printed(rows: Sequence[Row], findings: Sequence[Finding], notes: Sequence[st
     rule = "-" * max(map(len, lines))
     text = [lines[0], rule, *lines[1:], rule]
     text.append(f"width ratio m = {m:g}, depth ratio r = {r:g}; factors are relative to the base model")
+    if doubt:
+        text += ["", *_wrapped(doubt, "")]
     for n, finding in enumerate(findings, start=1):
         text += ["", *_wrapped(f"{n}. {finding.name}: {finding.text}", "   "), f"   write: {finding.code}"]
-    if not any(finding.certain for finding in findings):
+    if not doubt and not any(finding.certain for finding in findings):
         text += ["", "Nothing is missing." if not findings else "Nothing else is missing."]
     for note in notes:
-        text += ["", *_wrapped(f"Note: {note}", "")]
+        sentences, *code = f"Note: {note}".split("\n")
+        text += ["", *_wrapped(sentences, ""), *(f"   {line}" for line in code)]
     return "\n".join(text)
 
 

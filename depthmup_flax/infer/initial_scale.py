@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.infer.parameter_trees import Leaf, flatten, require_same_paths, shape_of, value_of
+from depthmup_flax.infer.traced_model import template
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 from depthmup_flax.types import ArrayTree, InfoTree
@@ -22,7 +24,9 @@ def rescale_init(
     """``params`` with the rule's standard deviation of every weight, given the base model's.
 
     Hidden weights get ``std_base / sqrt(m_in)``, input and output weights ``std_base``; the output's 1/m is in the
-    forward pass. Vectors, fixed parameters and constants (zeros, ones) keep their values; under ``standard``, all do.
+    forward pass (`Parametrization.init_ratio`). So readouts and ``nn.Embed`` start ``m^1/2`` times larger than Flax's
+    defaults; `Readout` starts so by itself. Vectors, fixed parameters and constants (zeros, ones) keep their values;
+    under ``standard``, all do.
 
     Both standard deviations are measured, so they have a sampling error. Common initializers scale with powers of the
     fan-in or fan-out. If the closest ``m_in^a m_out^b`` with a, b in {-1/2, 0, 1/2} is within four standard errors of
@@ -32,15 +36,17 @@ def rescale_init(
 
     Args:
       params: fresh parameters of the model to train; arrays in any pytree, an ``nnx.State`` or a module.
-      base_params: fresh parameters of the base model, from the same initializers.
-      info: from `infer_info`.
+      base_params: fresh parameters of the base model, from the same initializers: of the base width, and of the base
+        depth, as in `audit`, or of the depth of ``params``.
+      info: ``audit.info``, or from `infer_info`.
       parametrization: the rule.
 
     Returns:
       Parameters in the containers of ``params``; the ``nnx.State`` of a module, for ``nnx.update(model, state)``.
 
     Raises:
-      InputError: leaves are not concrete arrays, or ``info`` was made for other parameters.
+      InputError: leaves are not concrete arrays, ``info`` was made for other parameters, or the base model has no layer
+        that corresponds to one of the model.
     """
     return multiplied(params, init_factors(params, base_params, info, parametrization))
 
@@ -50,15 +56,59 @@ def init_factors(
 ) -> dict[str, float]:
     """Path -> the factor that `rescale_init`, with the same arguments, multiplies the parameter by."""
     (leaves, _), (base, _), known = flatten(params, "params"), flatten(base_params, "base_params"), flatten_info(info)
-    require_same_paths(leaves, base, "the model", "the base model")
     require_same_paths(leaves, known, "the model", "info")
     for path, leaf in leaves.items():
         if shape_of(leaf) != known[path].shape:
             raise InputError(
-                f"parameter {path!r} has shape {shape_of(leaf)}, but info was made for {known[path].shape}: call "
-                "infer_info with these parameters."
+                f"parameter {path!r} has shape {shape_of(leaf)}, but info was made for {known[path].shape}: make "
+                "info for these parameters."
             )
-    return {path: _factor(path, leaf, base[path], known[path], parametrization) for path, leaf in leaves.items()}
+    pairs = _counterparts(leaves, base, known)
+    factor = lambda path, leaf: _factor(path, leaf, base[pairs[path]], known[path], parametrization)
+    return {path: factor(path, leaf) for path, leaf in leaves.items()}
+
+
+def _counterparts(
+    leaves: Mapping[str, Leaf], base: Mapping[str, Leaf], infos: Mapping[str, ParamInfo]
+) -> dict[str, str]:
+    """Path -> path in the base model; if that has another depth, of an equal layer of the base width.
+
+    An equal layer has the same name without numbers, and the size that the width ratios give; of several, the nearest
+    in order counts.
+    """
+    if leaves.keys() == base.keys():
+        require_same_paths(leaves, base, "the model", "the base model")
+        return {path: path for path in leaves}
+    groups: dict[str, list[str]] = {}
+    for path in base:
+        groups.setdefault(template(path), []).append(path)
+    counts, places, result = Counter(map(template, leaves)), Counter[str](), {}
+    for path in leaves:
+        name, info = template(path), infos[path]
+        candidates = groups.get(name, [])
+        place = places[name] / max(counts[name] - 1, 1) * (len(candidates) - 1)
+        places[name] += 1
+        misfits = [(_misfit(info, shape_of(base[other])), abs(k - place), k) for k, other in enumerate(candidates)]
+        fitting = [misfit for misfit in misfits if misfit[0] is not None]
+        if not fitting:
+            raise InputError(
+                f"no parameter of the base model corresponds to {path!r} of shape {info.shape}: pass base_params of a "
+                "model with the base width and the depth of this one."
+            )
+        result[path] = candidates[min(fitting)[2]]
+    return result
+
+
+def _misfit(info: ParamInfo, base: tuple[int, ...]) -> tuple[bool, int] | None:
+    """How unlike a layer at the base width a shape of the base model is; ``None`` if it cannot be one."""
+    if len(info.shape) != len(base):
+        return None
+    ratios = [n / base_n for n, base_n in zip(info.shape, base, strict=True)]
+    equal = lambda ratios: math.isclose(math.prod(ratios), info.width_in * info.width_out)
+    if not equal(ratios) and not equal(ratios[1:]):  # a leading axis may count layers
+        return None
+    expected = (1.0, info.width_in, info.width_out)
+    return not equal(ratios), sum(not any(math.isclose(r, m) for m in expected) for r in ratios)
 
 
 def multiplied(params: ArrayTree, factors: Mapping[str, float]) -> ArrayTree:
@@ -82,7 +132,8 @@ def _array(path: str, leaf: Leaf) -> jax.Array:
 
 def _factor(path: str, leaf: Leaf, base_leaf: Leaf, info: ParamInfo, rule: Parametrization) -> float:
     array, base = _array(path, leaf), _array(path, base_leaf)
-    if rule.width == "standard" or info.role in (Role.VECTOR, Role.FIXED):
+    wanted = rule.init_ratio(info)
+    if wanted is None or info.role in (Role.VECTOR, Role.FIXED):
         return 1.0
     constant, base_constant = (float(jnp.max(x)) == float(jnp.min(x)) for x in (array, base))
     if constant and base_constant:
@@ -92,7 +143,6 @@ def _factor(path: str, leaf: Leaf, base_leaf: Leaf, info: ParamInfo, rule: Param
             f"parameter {path!r} is constant in {'the model' if constant else 'the base model'} alone: use the same "
             "initializers in both models."
         )
-    wanted = info.width_in**-0.5 if info.role is Role.HIDDEN else 1.0
     std, base_std = (float(jnp.std(x.astype(jnp.float32))) for x in (array, base))
     measured = wanted * base_std / std
     # The relative standard error of a normal sample's standard deviation is 1 / sqrt(2 n).

@@ -41,8 +41,34 @@ def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Ma
     """A Linen module, an NNX module or a pair (function, parameters), traced on a batch of the shapes of ``x``.
 
     ``argument`` names the model in errors.
+
+    Raises:
+      InputError: the forward pass raises an error, or does not return what ``output`` says.
     """
     inputs = jax.tree.map(_abstract, x)
+    try:
+        return _as_model(model, inputs, argument, output, kwargs)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(_failed_call(model, inputs, argument, error)) from error
+
+
+def _failed_call(model: Any, inputs: ArrayTree, argument: str, error: Exception) -> str:
+    """What a user reads when the forward pass raises ``error``."""
+    shapes = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(inputs))
+    message = (str(error).strip().splitlines() or [""])[0]
+    text = f"the call {argument}(x) with x of shape {shapes} failed, {type(error).__name__}: {message}"
+    is_pair = isinstance(model, tuple)
+    call = getattr(model[0], "__qualname__", "") if is_pair else f"{type(model).__qualname__}.__call__"
+    missing = message.startswith(f"{call}() missing") and re.findall(r"'(\w+)'", message)
+    if missing:
+        values = ", ".join(f"{name}=..." for name in missing)
+        text += f". Write audit(model, base, x, {values}), or pass a tuple of arrays as x."
+    return text
+
+
+def _as_model(model: Any, inputs: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any]) -> Model:
     if isinstance(model, nn.Module):
         params, state, apply = _linen(model, inputs, kwargs)
     elif is_nnx(model, "Module"):

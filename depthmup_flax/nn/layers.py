@@ -24,7 +24,7 @@ from depthmup_flax.nn.own_gradient import with_gradient_of
 from depthmup_flax.parallel.sharding import gathered, inner, own_gradient, stream
 from depthmup_flax.precision import product_precision
 from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_branch, residual_scope
-from depthmup_flax.rule.parametrization import PRESETS, Parametrization
+from depthmup_flax.rule.parametrization import PRESETS, Parametrization, require_parametrization
 from depthmup_flax.types import Dtype
 
 NONLINEARITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -165,6 +165,12 @@ class Readout(nn.Module):
     def __call__(self, x: jax.Array, *, factors: bool = False) -> Any:
         """``[..., in] -> [..., features]``, at least float32; with ``factors`` the `Factors` of that."""
         rule = self.parametrization
+        if not isinstance(self.features, numbers.Integral):
+            raise InputError(
+                f"Readout.features is {type(self.features).__name__}: it must be a whole number. Write "
+                "Readout(features, parametrization, width_ratio)."
+            )
+        require_parametrization(rule)
         if not isinstance(self.width_ratio, numbers.Real) or not 0 < self.width_ratio < math.inf:
             raise InputError(f"Readout.width_ratio is {self.width_ratio!r}: it must be width / base width, above 0.")
         std = self.sigma / math.sqrt(rule.readout_fan_in(x.shape[-1], self.width_ratio))
@@ -204,6 +210,7 @@ class ResidualBranch(nn.Module):
     @nn.compact
     def __call__(self, h: jax.Array) -> jax.Array:
         """``[...] -> [...]`` in the dtype of ``h`` (or of its shortcut), which the branch's dtype does not round."""
+        require_parametrization(self.parametrization)
         with residual_scope(self.depth_ratio):
             increment = self.branch(h)
         skip = h if self.shortcut is None else self.shortcut(h)

@@ -103,7 +103,7 @@ def annotated(
     Args:
       init: ``(key, shape, dtype) -> array``.
       axes: one name of `AXES` per dimension, in the order of the shape; `InputError` for another name.
-      init_std: standard deviation of ``init``, for the printed table; ``None`` prints as "?".
+      init_std: standard deviation of ``init``, for the printed table; ``None`` prints what the rule wants.
       decay: whether weight decay applies; ``None``: to matrices (roles input, hidden, output), not to vectors.
       width_ratio: the ``m`` that the forward pass divides by, if it does; `param_info` checks it against the shapes.
     """

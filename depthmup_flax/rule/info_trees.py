@@ -31,8 +31,21 @@ def is_nnx(x: object, *names: str) -> bool:
     return nnx is not None and isinstance(x, tuple(getattr(nnx, name) for name in names))
 
 
+def require_info(info: object) -> None:
+    """Raises `InputError` for anything but a tree of `ParamInfo`, such as an `Audit` or a tree of arrays."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(info, is_leaf=is_info)[0]:
+        if not is_info(leaf):
+            kind = type(leaf).__name__
+            what = f"has {kind} at {path_name(path)!r}" if path else f"is {kind}"
+            raise InputError(
+                f"info {what}: pass a tree of ParamInfo, which is audit.info after audit = dm.audit(...), or what "
+                "infer_info or param_info returns."
+            )
+
+
 def flatten_info(info: InfoTree) -> dict[str, ParamInfo]:
     """Path -> `ParamInfo`, in the order of the tree."""
+    require_info(info)
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(info, is_leaf=is_info)[0]}
 
 

@@ -30,7 +30,7 @@ import optax
 from depthmup_flax.errors import InputError
 from depthmup_flax.rule.directions import checked_at_init, require_direction, require_ranges, sgd_direction
 from depthmup_flax.rule.geometry import geometries
-from depthmup_flax.rule.info_trees import frozen_paths, is_info, map_info, path_name, require_inner_layers
+from depthmup_flax.rule.info_trees import frozen_paths, is_info, map_info, path_name, require_info, require_inner_layers
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.types import ArrayTree, Dtype, InfoTree, Scalar
 
@@ -88,12 +88,13 @@ def depthmup(
       decay_width_exponent: hidden matrices have lambda times their width ratio to this power, see `decay_factor`.
       clip_rms: largest root mean square of all scaled gradients together (see `clip_by_global_rms`).
     """
+    first, *others = _scaled(inner, info, parametrization, geometry)
     if isinstance(decay_width_exponent, numbers.Real) and not math.isfinite(decay_width_exponent):
         raise InputError(f"decay_width_exponent is {decay_width_exponent}: use a finite number, such as 0, -0.5 or -1.")
-    _require_at_least_0(learning_rate=learning_rate, weight_decay=weight_decay)
+    _require_at_least_0("learning_rate", learning_rate, schedule=True)
+    _require_at_least_0("weight_decay", weight_decay)
     if isinstance(clip_rms, numbers.Real) and not float(clip_rms) > 0:
         raise InputError(f"clip_rms is {clip_rms}: use a number above 0, or None for no clipping.")
-    first, *others = _scaled(inner, info, parametrization, geometry)
     clip = () if clip_rms is None else (clip_by_global_rms(clip_rms),)
     parts = [first, *clip, *others]
     if not isinstance(weight_decay, (int, float)) or weight_decay != 0:
@@ -101,10 +102,14 @@ def depthmup(
     return optax.chain(*parts, optax.scale_by_learning_rate(learning_rate))
 
 
-def _require_at_least_0(**numbers_: ScalarOrSchedule) -> None:
-    for name, value in numbers_.items():
-        if isinstance(value, numbers.Real) and not 0 <= float(value) < math.inf:
-            raise InputError(f"{name} is {value}: use a number of at least 0.")
+def _require_at_least_0(name: str, value: ScalarOrSchedule, *, schedule: bool = False) -> None:
+    """Raises `InputError` for anything else; the values of arrays, which may be traced, and of schedules pass."""
+    if isinstance(value, numbers.Real):
+        right = 0 <= float(value) < math.inf
+    else:
+        right = hasattr(value, "dtype") or (schedule and callable(value))
+    if not right:
+        raise InputError(f"{name} is {value!r}: use a number of at least 0{', or a schedule' * schedule}.")
 
 
 def sgd(
@@ -247,6 +252,7 @@ def _scaled(
     geometry: str | ArrayTree | None,
 ) -> list[optax.GradientTransformation]:
     """Steps 1, 3 and 4 of the contract."""
+    require_info(info)
     require_direction(inner, parametrization)
     require_inner_layers(info, parametrization)
     kinds = geometries(inner, info, geometry)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from depthmup_flax.rule.geometry import named_geometries
 from depthmup_flax.rule.info_trees import flatten_info, frozen_paths, param_count
 from depthmup_flax.rule.optimizer import decay_factor
-from depthmup_flax.rule.parametrization import Geometry, Parametrization
+from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo
 from depthmup_flax.types import ArrayTree, InfoTree
 
 
@@ -27,7 +27,9 @@ def param_table(
     With decay and ``learning_rate``, the last column is the time over which decay forgets: ``1 / (eta lambda)`` steps,
     at the peak of the schedule (arXiv:2405.13698).
 
-    The learning-rate multiplier is the effective one, and epsilon is relative to the raw gradient.
+    The learning-rate multiplier is the effective one, and epsilon is relative to the raw gradient. Where an initializer
+    does not declare its standard deviation, the table has the one that the rule wants, relative to the base model's:
+    ``base/2`` is half of that. `depthmup_flax.rescale_init` sets it. Under ``standard`` the initializer decides: "?".
 
     Args:
       info: from `param_info`.
@@ -54,7 +56,7 @@ def param_table(
             name,
             "x".join(map(str, leaf.shape)) or "scalar",
             leaf.role + ("+branch" if leaf.in_branch else ""),
-            "?" if leaf.init_std is None else f"{leaf.init_std:.4g}",
+            _initial_scale(leaf, parametrization),
             f"{float(parametrization.forward_multiplier(leaf)):.4g}",
             "frozen" if name in frozen_names else rate,
             "-"
@@ -70,6 +72,14 @@ def param_table(
     inside = param_count({name: leaf for name, leaf in leaves.items() if leaf.in_branch})
     total = f"{len(leaves)} arrays, {param_count(leaves):,} parameters, {inside:,} of them inside residual branches"
     return "\n".join(line.rstrip() for line in [lines[0], rule, *lines[1:], rule, total])
+
+
+def _initial_scale(leaf: ParamInfo, rule: Parametrization) -> str:
+    """The standard deviation if it is declared, or what the rule wants: ``base/2``, half the base model's."""
+    ratio = rule.init_ratio(leaf)
+    if leaf.init_std is not None:
+        return f"{leaf.init_std:.4g}"
+    return "?" if ratio is None else "base" if ratio == 1 else f"base/{1 / ratio:.4g}"
 
 
 def _time(learning_rate: float, decay: float, epoch_steps: float | None) -> str:

@@ -56,6 +56,12 @@ def require_finite(
         raise InputError(f"parametrization.{name} is {value}: it must be at least {at_least:g}.")
 
 
+def require_ratio(size: str, value: Any) -> None:
+    """Raises `InputError` unless a ratio of a ``size``, width or depth, is above 0; arrays, maybe traced, pass."""
+    if not (0 < float(value) < math.inf if isinstance(value, numbers.Real) else hasattr(value, "dtype")):
+        raise InputError(f"{size}_ratio is {value!r}: use {size} / base_{size}, a number above 0.")
+
+
 class Role(enum.StrEnum):
     """Which dimensions of a parameter grow with the model's width."""
 
@@ -223,11 +229,21 @@ class Parametrization:
 
     def residual_multiplier(self, depth_ratio: float) -> Scalar:
         """``a * r^-alpha``, the factor on a branch's output (TP6 10.2; B24 Table 1 with alpha = 1/2)."""
+        require_ratio("depth", depth_ratio)
         return self.branch_multiplier * depth_ratio**-self.alpha
 
     def readout_multiplier(self, width_ratio: float) -> Scalar:
         """``1/m``, the factor on the readout's matrix product, not on its bias."""
         return 1.0 / self._width(width_ratio)
+
+    def init_ratio(self, info: ParamInfo) -> float | None:
+        """Initial standard deviation over the base model's: ``m_in^-1/2`` of hidden weights, 1 of others (TP6 Table 2).
+
+        ``None`` under ``standard``, which leaves initial values to the initializer.
+        """
+        if self.width == "standard":
+            return None
+        return info.width_in**-0.5 if info.role is Role.HIDDEN else 1.0
 
     def readout_fan_in(self, fan_in: int, width_ratio: float) -> float:
         """The base model's fan-in, which sets the readout's initial std: ``sigma / sqrt(fan_in / m)``."""
@@ -283,6 +299,7 @@ class Parametrization:
         return dataclasses.replace(self, **changes)
 
     def _width(self, ratio: float) -> float:
+        require_ratio("width", ratio)
         return ratio if self.width == "mup" else 1.0
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib.util
 import pathlib
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -349,7 +350,103 @@ def test_what_no_multiplier_corrects_is_noted():
     assert "blocks/norm_*/scale" in notes
     assert "stand on the stream in every layer" in notes
     assert "stand on the stream" not in " ".join(audit(*both(PooledViT, post_norm=False), IMAGES).notes)
-    assert "were model and base swapped?" in " ".join(audit(*both(Latents)[::-1], VECTORS).notes)
+    assert "were model and base swapped?" in " ".join(audit(Latents(WIDTH, 4), Latents(2 * WIDTH, 2), VECTORS).notes)
+
+
+class AutoNamed(nn.Module):
+    """Layers that Flax numbers, so that the stem has the name of those in branches."""
+
+    width: int
+    depth: int
+    layer: Callable = nn.Dense
+    readout: str = "by hand"
+    post_norm: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        h, m = self.layer(self.width)(x), self.width / WIDTH
+        for _ in range(self.depth):
+            h = h + RULE.residual_multiplier(self.depth / DEPTH) * self.layer(self.width)(nn.relu(h))
+            h = nn.LayerNorm(use_scale=False)(h) if self.post_norm else h
+        if self.readout == "ours":
+            return dm.Readout(5, RULE, m, name="head")(h)
+        return nn.Dense(5, use_bias=False, name="head")(h) * RULE.readout_multiplier(m)
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"), [(nn.Dense, VECTORS), (functools.partial(nn.Conv, kernel_size=(3, 3)), IMAGES)]
+)
+def test_a_stem_that_flax_numbers_with_the_branches_is_no_norm_on_the_stream(layer, x):
+    result = audit(*both(AutoNamed, layer), x)
+    assert result.ok
+    assert "on the stream" not in str(result)
+
+
+def test_norms_on_the_stream_are_noted_beside_a_stem_that_flax_numbers():
+    notes = " ".join(audit(*both(AutoNamed, post_norm=True), VECTORS).notes)
+    assert "LayerNorm_*/bias stand on the stream in every layer" in notes
+    assert "Dense_" not in notes
+
+
+def test_what_a_readout_of_ones_own_should_start_with_is_noted_with_the_call():
+    by_hand = audit(*both(AutoNamed), VECTORS)
+    (note,) = by_hand.notes
+    assert "head/kernel should start with the base model's standard deviation, m^1/2 = 1.414 times" in note
+    assert "\n   write: params = dm.rescale_init(params, base_params, audit.info, rule)" in str(by_hand)
+    assert "initial values" not in str(audit(*both(AutoNamed, readout="ours"), VECTORS))
+    assert "initial values" not in str(audit(*both(AutoNamed), VECTORS, rule=dm.get_parametrization("sp")))
+    assert "embed/embedding should start" in " ".join(audit(*both(Translator), (TOKENS, TOKENS)).notes)
+
+
+def test_two_models_of_one_size_or_swapped_ones_are_not_ok():
+    model, base = both(AutoNamed)
+    same = audit(model, model, VECTORS)
+    assert not same.ok
+    assert "Nothing was compared: model and base have the same width and depth." in str(same)
+    swapped = audit(base, model, VECTORS)
+    assert not swapped.ok
+    assert "were model and base swapped? Write audit(model, base, x)." in str(swapped)
+    assert "Nothing is missing" not in str(same) + str(swapped)
+    # Wider or deeper alone is a comparison.
+    assert audit(model.clone(depth=DEPTH), base, VECTORS).ok
+    assert audit(model.clone(width=WIDTH), base, VECTORS).ok
+
+
+class Training(nn.Module):
+    """A call with an argument that has no default, and a batch of one size."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x, train):
+        return nn.Dense(self.width)(x.reshape(3, self.width // 8, -1)) * train
+
+
+def test_a_call_that_fails_is_named_with_the_error_of_flax():
+    with pytest.raises(InputError) as error:
+        audit(Training(16), Training(8), VECTORS)
+    assert "the call model(x) with x of shape (3, 6) failed, TypeError: Training.__call__() miss" in str(error.value)
+    assert "Write audit(model, base, x, train=...), or pass a tuple of arrays as x." in str(error.value)
+    with pytest.raises(InputError, match=r"the call base\(x\) with x of shape \(3, 6\) failed, .*reshape"):
+        audit(Training(16), Training(40), VECTORS, train=True)
+
+
+def test_the_audits_base_gives_the_base_initial_values_too():
+    x = jnp.ones((3, 6))
+    model, base = AutoNamed(32 * WIDTH, 2 * DEPTH), AutoNamed(8 * WIDTH, DEPTH)
+    deep_base, info = base.clone(depth=2 * DEPTH), audit(model, base, x).info
+    params, shallow, deep = (net.init(jax.random.key(0), x)["params"] for net in (model, base, deep_base))
+    new = rescale_init(params, shallow, info, RULE)
+    jax.tree.map(np.testing.assert_array_equal, new, rescale_init(params, deep, info, RULE))
+    assert float(new["head"]["kernel"].std()) == pytest.approx(float(shallow["head"]["kernel"].std()), rel=0.1)
+    np.testing.assert_array_equal(new["Dense_2"]["kernel"], params["Dense_2"]["kernel"])  # 1/sqrt(fan_in) is right
+
+
+def test_an_initial_value_without_an_equal_layer_in_the_base_model_is_refused():
+    model, base = ConvNet(2 * WIDTH, (2, 2)), ConvNet(WIDTH, (1, 1))
+    params, base_params = (net.init(jax.random.key(0), jnp.ones(IMAGES.shape))["params"] for net in (model, base))
+    with pytest.raises(InputError, match=r"corresponds to 'stage1_block1_conv1/kernel' of shape .*: pass base_params"):
+        rescale_init(params, base_params, audit(model, base, IMAGES).info, RULE)
 
 
 def test_branches_that_are_added_together_are_one():

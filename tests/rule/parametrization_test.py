@@ -3,12 +3,18 @@
 import dataclasses
 import math
 import re
+from fractions import Fraction
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from depthmup_flax import InputError, Parametrization, ParamInfo, Role, classify, get_parametrization
 from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.rule.phase_diagram import describe_presets
+
+RULE = PRESETS["depth_mup"]
 
 # Effective learning-rate multipliers of microsoft/mup 1.0.0 (MuSGD, MuAdam at lr=1 with torch 2.13, one step on unit
 # gradients): optim.py MuSGD lines 102-116, MuAdam lines 59-68. Base -> target: MLP 64 -> 512, conv 8 -> 64, and two
@@ -159,12 +165,32 @@ def test_classification_prints_each_claim():
         (lambda: Parametrization(gamma0=0.0), "parametrization.gamma0 is 0.0: it must be above 0"),
         (lambda: Parametrization(input_lr_factor=-1.0), "parametrization.input_lr_factor is -1.0"),
         (lambda: classify(float("inf"), 0.5), "alpha is inf"),
+        (lambda: RULE.residual_multiplier("4"), "depth_ratio is '4': use depth / base_depth, a number above 0."),
+        (lambda: RULE.residual_multiplier(0), "depth_ratio is 0: use depth / base_depth, a number above 0."),
+        (lambda: RULE.readout_multiplier(None), "width_ratio is None: use width / base_width, a number above 0."),
+        (lambda: RULE.readout_multiplier(0.0), "width_ratio is 0.0: use width / base_width, a number above 0."),
+        (lambda: RULE.readout_fan_in(8, "2"), "width_ratio is '2': use width / base_width, a number above 0."),
     ],
 )
 def test_bad_parametrization_is_named(call, message):
     with pytest.raises(InputError) as error:
         call()
     assert message in str(error.value)
+
+
+def test_ratios_may_be_traced():
+    mapped = jax.jit(lambda r: (RULE.residual_multiplier(r), RULE.readout_multiplier(r)))
+    assert [float(x) for x in mapped(jnp.float32(4.0))] == [0.5, 0.25]
+    assert RULE.residual_multiplier(np.int64(4)) == RULE.residual_multiplier(Fraction(4)) == 0.5
+
+
+def test_the_rules_initial_scale_is_microsofts_mups_relative_to_the_base_model():
+    info = {role: ParamInfo(role, (8, 8), width_in=4.0, width_out=4.0) for role in Role}
+    assert {role: RULE.init_ratio(leaf) for role, leaf in info.items() if role is not Role.HIDDEN} == {
+        Role.INPUT: 1.0, Role.OUTPUT: 1.0, Role.VECTOR: 1.0, Role.FIXED: 1.0,
+    }  # fmt: skip
+    assert RULE.init_ratio(info[Role.HIDDEN]) == 0.5
+    assert get_parametrization("sp").init_ratio(info[Role.HIDDEN]) is None
 
 
 def test_a_parametrization_cannot_be_changed():

@@ -354,6 +354,18 @@ class Misnamed(nn.Module):
             "Readout.width_ratio is -1.0",
         ),
         (
+            lambda: Readout(PRESETS["ode"], 4).init(jax.random.key(0), jnp.zeros((2, 4))),
+            "Readout.features is Parametrization: it must be a whole number. Write Readout(features, parametrization",
+        ),
+        (
+            lambda: Readout(4, "ode").init(jax.random.key(0), jnp.zeros((2, 4))),
+            "rule is 'ode': pass a Parametrization, such as",
+        ),
+        (
+            lambda: ResidualBranch(nn.Dense(4), "ode").init(jax.random.key(0), jnp.zeros((2, 4))),
+            "rule is 'ode': pass a Parametrization, such as",
+        ),
+        (
             lambda: param_info(ResMLP(10, use_bias=True), ResMLP(10), IMAGE),
             "is in the model but not in the base model",
         ),
@@ -387,6 +399,14 @@ def test_table_has_every_factor_right_by_hand():
     assert [line.split()[-3::2] for line in frozen if line.startswith("stem")] == [["frozen", "0"]]
     rates = {line.split()[0]: line.split()[5] for line in sgd.splitlines()[2:5]}
     assert rates == {"blocks/branch/dense_0/kernel": "1", "readout/kernel": "4", "stem/kernel": "4"}
+
+
+def test_where_the_initializer_is_unknown_the_table_has_what_the_rule_wants_relative_to_the_base_model():
+    info = {role: ParamInfo(role, (8, 8), width_in=4.0, width_out=4.0) for role in Role}
+    column = lambda rule: {line.split()[0]: line.split()[3] for line in param_table(info, rule).splitlines()[2:-2]}
+    wanted = {"input": "base", "hidden": "base/2", "output": "base", "vector": "base", "fixed": "base"}
+    assert column(PRESETS["mup"]) == wanted
+    assert column(PRESETS["sp"]) == dict.fromkeys(wanted, "?")  # the initializer decides
 
 
 def test_the_table_has_the_time_over_which_decay_forgets():

@@ -1,0 +1,17 @@
+"""The example in the docstring of `depthmup_flax.coord_check` runs as written."""
+
+import textwrap
+
+import pytest
+
+import depthmup_flax as dm
+
+EXAMPLE = textwrap.dedent(dm.coord_check.__doc__.split("::\n", 1)[1])
+
+
+@pytest.mark.slow
+def test_the_example_of_the_module_runs_and_passes(capsys):
+    scope = {"__name__": "example"}
+    exec(compile(EXAMPLE, "coord_check.__doc__", "exec"), scope)
+    assert scope["report"].ok
+    assert str(scope["report"]) in capsys.readouterr().out
