@@ -95,7 +95,7 @@ def test_a_search_of_the_first_version_is_resumed_without_training(tmp_path, log
     proxy, large = proxy_config(target, 8, 2)
     file = str(tmp_path / "target.py")
     tune(proxy, large, tuning_sweep(proxy, [], 1, 2), file, str(directory), None, False, Rescaling())
-    assert "optimizer.learning_rate 0.032; training loss 1.3088, n = 2 seeds" in logged.text
+    assert "Best on the proxy (width 8, depth 2): optimizer.learning_rate 0.032; n = 2 seeds." in logged.text
     assert (directory / "records.jsonl").read_bytes() == before
     assert "'optimizer.learning_rate': 0.032" in (directory / "tuned.py").read_text()
 
