@@ -146,6 +146,7 @@ class NnxNet(nnx.Module):
         return self.head(h), h
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_an_nnx_module_with_averages_and_dropout_computes_the_same_twice(dtype):
     make = lambda rngs: NnxNet(rngs, dtype)

@@ -94,6 +94,7 @@ def test_a_run_killed_at_twenty_random_moments_ends_as_an_undisturbed_one(undist
     assert_resumes_to_the_same_end(workdir, tmp_path / "last.log", undisturbed)
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_between_its_records_has_the_records_of_an_undisturbed_one(tmp_path):
     small = a_sweep(rates=3)
     sweep(small, tmp_path / "whole", lanes=2)
@@ -359,6 +360,7 @@ def stream(tmp_path_factory):
     return images, directory / "whole"
 
 
+@pytest.mark.slow
 def test_an_image_that_vanishes_is_named_and_the_run_resumes_when_it_is_back(stream, tmp_path):
     images, whole = stream
     lost = images / "train" / "cat" / "07.png"
@@ -376,6 +378,7 @@ def test_an_image_that_vanishes_is_named_and_the_run_resumes_when_it_is_back(str
     assert_same_run(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 def test_a_read_that_hangs_stops_the_run_in_bounded_time_and_it_resumes_later(stream, tmp_path):
     images, whole = stream
     run, hangs = streamed(images, stall_timeout_s=2.0), tmp_path / "hangs"

@@ -193,6 +193,7 @@ def trained_on_one_and_on_eight_devices(config, tmp_path):
     return (saved_state(tmp_path / devices, config.train.steps) for devices in ("1", "8"))
 
 
+@pytest.mark.slow
 def test_eight_devices_train_like_one(tmp_path):
     """Float sums in another order: the tolerance is rounding, not luck."""
     config = tiny(data={"augment": "cifar"}, train={"batch_size": 64, "steps": 20, "eval_every": 10})

@@ -39,6 +39,7 @@ def tiny(path, **sections):
     return config
 
 
+@pytest.mark.slow
 def test_a_gpt_learns_a_repeated_line_and_writes_a_sample_of_it(pattern, tmp_path, logged):
     result = train_and_evaluate(
         tiny(pattern, optimizer={"learning_rate": 5e-3}, train={"steps": 150, "eval_every": 150, "log_every": 50}),

@@ -177,6 +177,7 @@ def test_a_checkpoint_that_is_not_there_is_one_sentence(undisturbed, which):
         dm.load_run(undisturbed, which=which)
 
 
+@pytest.mark.slow
 def test_a_language_model_gives_the_logits_of_its_evaluation_and_continues_a_prompt(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the rain in spain stays mainly in the plain.\n" * 60)
