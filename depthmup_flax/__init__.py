@@ -22,6 +22,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from depthmup_flax.lazy_names import imported_late
+
 if TYPE_CHECKING:
     from depthmup_flax import coord_check, report, sweep, theory, tune
     from depthmup_flax.errors import InputError
@@ -117,19 +119,15 @@ _NAMES = {
     "training.trained_run": "TrainedRun load_run",
 }
 _MODULES = ("coord_check", "report", "sweep", "theory", "tune")
-_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name
+    _late = imported_late(__name__, _NAMES)
 
     def __getattr__(name: str) -> object:
         if name in _MODULES:  # importing one sets the attribute
             return importlib.import_module(f"{__name__}.{name}")
-        if name not in _MODULE_OF:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-        globals()[name] = value
-        return value
+        return _late(name)
 
 
 def __dir__() -> list[str]:

@@ -366,38 +366,28 @@ class JudgedClaim:
         """``0.012 (0.004 to 0.02)``; empty without a finite number."""
         if self.estimate is None or not math.isfinite(self.estimate.value):
             return ""
-        terms, ends = self.claim.rule.terms, self.estimate.interval
+        terms = self.claim.rule.terms
         least = 0.0 if len(terms) == 1 and terms[0][1].measure in NOT_NEGATIVE else -math.inf
-        interval = f" ({_short(max(ends[0], least))} to {_short(ends[1])})" if ends else ""
-        return f"{_short(self.estimate.value)}{interval}"
+        return verdict.in_words(self.estimate, least=least)
 
     @property
     def finding(self) -> str:
         """The contrast with its interval and the bound, and what limits them."""
         if not self.numbers:
             return f"{self.contrast}: {self.note}"
-        text = f"{self.contrast} is {self.numbers}, claimed {self.claim.rule.sense} {_short(self.bound)}"
+        text = f"{self.contrast} is {self.numbers}, claimed {self.claim.rule.sense} {verdict.short(self.bound)}"
         return f"{text}; {self.note}" if self.note else text
 
     @property
     def sentence(self) -> str:
         """Verdict, claim and finding; if the noise leaves it open, the seeds that would do."""
-        verdict, finding = (f"{text[0].upper()}{text[1:]}" for text in (self.verdict, self.finding))
-        return f"{verdict}: {self.claim.text} ({self.claim.source}). {finding}{self._more_seeds()}."
+        found, finding = (f"{text[0].upper()}{text[1:]}" for text in (self.verdict, self.finding))
+        return f"{found}: {self.claim.text} ({self.claim.source}). {finding}{self._more_seeds()}."
 
     def _more_seeds(self) -> str:
         if self.verdict != NOT_RESOLVED or self.note:
             return ""
-        if self.seeds == 1:
-            return "; 1 seed does not decide"
-        would = f"{self.seeds_needed} would" if self.seeds_needed else f"nor would {verdict.MOST_SEEDS}"
-        return f"; {self.seeds} seeds do not decide, {would}"
-
-
-def _short(value: float) -> str:
-    if abs(value) >= 100:
-        return f"{value:.0f}"
-    return f"{value:.2g}" if abs(value) >= 5e-5 else "0"
+        return f"; {verdict.undecided(self.seeds, '', self.seeds_needed)}"
 
 
 def judged(figure: str, study: Study) -> list[JudgedClaim]:

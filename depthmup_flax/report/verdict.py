@@ -154,7 +154,7 @@ def _verdict(study: Study, variant: Variant, axis: str, rows: Sequence[Row], sha
     worse = [one for one in judged if one[2].verdict == OPPOSITE]
     unclear = [one for one in judged if one[2].verdict == NOT_RESOLVED]
     row, regret, judgment = max(worse or unclear or judged[-1:], key=lambda one: one[1].value)
-    cost = _loss(regret, least=0.0).replace("(", "(95 %: ")
+    cost = in_words(regret, least=0.0, level="95 %: ")
     costs = f"{tuned} costs {cost} in training loss at {_sizes([row], axis)}{_drift(row, study)}"
     if worse:
         return result(row, DOES_NOT_TRANSFER, costs)
@@ -162,12 +162,9 @@ def _verdict(study: Study, variant: Variant, axis: str, rows: Sequence[Row], sha
     if outside:  # there the regret is only known from below
         return result(row, NOT_RESOLVED, f"{costs}; the optimum is at the edge of the grid at {_sizes(outside, axis)}")
     if unclear:
-        own = f"{regret.seeds} seeds do" if regret.draws is not None else "1 seed does"
-        would = f"{judgment.seeds} would" if judgment.seeds else f"nor would {MOST_SEEDS}"
-        question = f"{own} not decide whether that is below {100 * share:.3g} % of the base's loss"
-        return result(
-            row, NOT_RESOLVED, f"{costs}; {question}{f', {would}' * (regret.draws is not None)}", judgment.seeds
-        )
+        what = f" whether that is below {100 * share:.3g} % of the base's loss"
+        more = undecided(regret.seeds, what, judgment.seeds)
+        return result(row, NOT_RESOLVED, f"{costs}; {more}", judgment.seeds)
     return result(row, TRANSFERS, costs)
 
 
@@ -225,10 +222,10 @@ def _difference(estimate: Estimate) -> tuple[str, str]:
     if estimate.value == 0 and (estimate.draws is None or not estimate.draws.any()):
         return SAME, "costs the same"
     if ends and ends[0] > 0:
-        return SHOWN, f"costs {_loss(estimate)} more"
+        return SHOWN, f"costs {in_words(estimate)} more"
     if ends and ends[1] < 0:
-        return OPPOSITE, f"costs {_loss(-estimate)} less"
-    return NOT_RESOLVED, f"differs by {_loss(estimate)}, which is not resolved"
+        return OPPOSITE, f"costs {in_words(-estimate)} less"
+    return NOT_RESOLVED, f"differs by {in_words(estimate)}, which is not resolved"
 
 
 def rule_of(study: Study) -> tuple[Variant, list[Variant]]:
@@ -318,12 +315,22 @@ def _drift(row: Row, study: Study) -> str:
     return f"; the optimum drifts by {bound}{text(row.shift.value)} {study.scale.unit}{interval}"
 
 
-def _loss(estimate: Estimate, *, least: float = -math.inf) -> str:
-    """``0.0030 (0 to 0.016)``; ``least`` is the smallest possible value."""
+def undecided(seeds: int, what: str, needed: int | None) -> str:
+    """``3 seeds do not decide whether ..., 5 would``; ``needed`` is from `seeds_needed`."""
+    if seeds == 1:
+        return f"1 seed does not decide{what}"
+    return f"{seeds} seeds do not decide{what}, " + (f"{needed} would" if needed else f"nor would {MOST_SEEDS}")
+
+
+def in_words(estimate: Estimate, *, least: float = -math.inf, level: str = "") -> str:
+    """``0.003 (0 to 0.016)``; ``least`` is the smallest possible value, ``level`` stands before the interval."""
     ends = estimate.interval
-    interval = f" ({_short(max(ends[0], least))} to {_short(ends[1])})" if ends else ""
-    return f"{_short(estimate.value)}{interval}"
+    interval = f" ({level}{short(max(ends[0], least))} to {short(ends[1])})" if ends else ""
+    return f"{short(estimate.value)}{interval}"
 
 
-def _short(loss: float) -> str:
-    return "0" if abs(loss) < _ROUNDS_TO_0 else f"{loss:.2g}"
+def short(value: float) -> str:
+    """A loss, or another contrast, with two digits."""
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return "0" if abs(value) < _ROUNDS_TO_0 else f"{value:.2g}"
