@@ -139,19 +139,26 @@ def test_notebooks_are_committed_as_executed(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run(path, tmp_path, monkeypatch):
-    """Also begins each output as committed, numbers aside; what follows may hang on rounding."""
+    """Also prints what is committed, numbers aside. Which rows of a coordinate check fail hangs on rounding."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    for name in ("JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS"):  # a reader compiles without the tests' settings
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     notebook = nbformat.read(path, as_version=4)
     before = [printed(cell) for cell in notebook.cells]
     nbclient.NotebookClient(notebook, timeout=1200, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    assert [words(printed(cell))[:8] for cell in notebook.cells] == [words(text)[:8] for text in before]
+    assert [steady(printed(cell)) for cell in notebook.cells] == [steady(text) for text in before]
 
 
 def printed(cell):
     """What a cell prints."""
     outputs = cell.get("outputs", [])
     return "".join(output["text"] for output in outputs if output["output_type"] == "stream")
+
+
+def steady(text):
+    """The words that do not hang on rounding."""
+    return words(text)[:8] if text.startswith("coordinate check") else words(text)
 
 
 def words(text):
