@@ -95,10 +95,10 @@ def config(name: str, size: int, **fields: Any) -> Any:
     return types.SimpleNamespace(**{**data.DATA_DEFAULTS, **settings})
 
 
-def measure(name: str, data_dir: str, size: int, seconds: float) -> dict[str, float]:
-    """Speed of ``train_stream`` on the cores that this process is bound to."""
+def measure(name: str, size: int, seconds: float, fields: dict[str, str]) -> dict[str, float]:
+    """Speed of ``train_stream`` on the cores that this process is bound to. ``fields`` are those of ``config.data``."""
     started = time.perf_counter()
-    dataset = data.load(config(name, size, data_dir=data_dir))
+    dataset = data.load(config(name, size, **fields))
     opened = time.perf_counter() - started
     batch = min(BATCH, len(dataset.train))
     stream = data.train_stream(dataset.train, 0, batch)
@@ -221,16 +221,17 @@ def run(flags: argparse.Namespace, scratch: pathlib.Path) -> dict[str, Any]:
     files = list_folder(folder)[0]
     make_tfds(files, scratch / "tfds")
     cases = [
-        (source, name, cores)
+        (source, name, fields, cores)
         for cores in map(int, flags.cores.split(","))
-        for source, name in (("folder", f"folder:{folder}"), ("tfds", "tfds:photographs"))
+        for source, name, fields in (
+            ("folder", f"folder:{folder}", {}),
+            ("tfds", "tfds:photographs", {"data_dir": str(scratch / "tfds")}),
+        )
     ]
-    measured: dict[tuple[str, int], list[dict[str, float]]] = {(source, cores): [] for source, _, cores in cases}
+    measured: dict[tuple[str, int], list[dict[str, float]]] = {(source, cores): [] for source, _, _, cores in cases}
     for _ in range(flags.repeats):
-        for source, name, cores in cases:
-            measured[source, cores].append(
-                in_new_process(cores, name, str(scratch / "tfds"), flags.size, flags.seconds)
-            )
+        for source, name, fields, cores in cases:
+            measured[source, cores].append(in_new_process(cores, name, flags.size, flags.seconds, fields))
     return {
         "size": flags.size,
         "images": len(files),

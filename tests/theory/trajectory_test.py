@@ -1,4 +1,4 @@
-"""Infinite depth by extrapolation against closed formulas and larger depths; and the README's example."""
+"""Infinite depth by extrapolation against closed formulas and larger depths; and the example of docs/theory.md."""
 
 import pathlib
 
@@ -84,12 +84,11 @@ def test_bad_input_is_one_sentence(call, sentence):
 
 
 @pytest.mark.slow
-def test_the_readme_computes_what_it_says():
-    readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    blocks = [block.split("```")[0] for block in readme.split("```python\n")[1:]]
-    (code,) = (block for block in blocks if "depthmup_flax.theory" in block)
-    names = {"x": X, "y": Y, "times": jnp.linspace(0, 1, 3), "inputs": X[:, None], "targets": Y[:, None]}
+def test_the_exact_recursion_of_the_page_is_near_its_infinite_depth():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "theory.md").read_text(encoding="utf-8")
+    blocks = [block.split("```")[0] for block in page.split("```python\n")[1:]]
+    (code,) = (block for block in blocks if "infinite_depth" in block)
+    names: dict = {}
     exec(code, names)
-    assert names["outputs"].shape == (3, 3)
-    assert names["training"].mean.features.shape == (17, 15, 15)
-    np.testing.assert_allclose(names["limit"].mean.outputs, names["exact"].outputs, atol=0.05)
+    assert names["training"].mean.features.shape == (17, 40, 40)
+    np.testing.assert_allclose(names["exact"].losses, names["limit"].mean.losses, atol=0.01)

@@ -175,7 +175,7 @@ def test_two_shards_of_a_sweep_fill_one_directory_and_the_report_merges_them(buc
     assert {name.removeprefix("report/") for name in bucket.names(bucket.directory) if "report/" in name} >= {
         path.name for path in here.paths
     }
-    times = ("hours",)
+    times = ("hours", "core_minutes")
     assert {**there.data, **dict.fromkeys(times)} == {**here.data, **dict.fromkeys(times)}
 
 
