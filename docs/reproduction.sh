@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the sweeps and the limits of the papers' figures one after another. Rerunning resumes an interrupted run.
 #
-#   docs/reproduction.sh SCALE [NAME ...]      SCALE: smoke, cpu, gpu or paper (paper: sweeps only)
+#   docs/reproduction.sh SCALE [NAME ...]      SCALE: smoke, cpu, gpu or paper (paper: sweeps only); for residual MLPs
+#                                              also long, 20 epochs of a small set
 #                                              NAME: a file of configs/sweeps or configs/limits; default: all
 #
 # Results go to docs/reproduction/<NAME>-<SCALE>: compressed records, tables (report.txt) and figures; a sweep's whole
@@ -15,11 +16,14 @@ cd "$(dirname "$0")/.."
 [ $# -ge 1 ] || { grep '^#' "$0" | sed 1d; exit 2; }
 scale=$1
 shift
-[ $# -ge 1 ] || set -- lr_width_depth_mlp lr_width_depth_conv vit norm other_hparams_momentum other_hparams_gamma0 \
-  other_hparams_weight_decay trade_off how_long imagenet ode_sde pre_nonlin abs block_depth block_depth_heatmap \
-  block_multiplier layernorm megatron megatron_multiplier muon muon_conv muon_gpt \
-  which_exponent_mlp which_exponent_gpt which_exponent_vit \
-  ntk linear_kernel linear_limit limit_convergence phase_diagram diversity
+mlps="lr_width_depth_mlp trained_ends ode_sde pre_nonlin abs block_depth block_multiplier layernorm"
+others="lr_width_depth_conv vit norm other_hparams_momentum other_hparams_gamma0 other_hparams_weight_decay trade_off
+  how_long imagenet block_depth_heatmap megatron megatron_multiplier muon muon_conv muon_gpt
+  which_exponent_mlp which_exponent_gpt which_exponent_vit
+  ntk linear_kernel linear_limit limit_convergence phase_diagram diversity"
+[ "$scale" != long ] || others=
+# shellcheck disable=SC2086
+[ $# -ge 1 ] || set -- $mlps $others
 
 run_limit() {
   local data=()

@@ -18,6 +18,8 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10, with abs and a LayerNorm."""
     parent = from_file("sweeps/lr_width_depth_mlp", scale)
     parent.base.model.update(nonlinearity="abs", norm="layer")
+    if scale == "long":
+        parent.base.optimizer.frozen = ()  # with frozen ends, block_only repeats depth_mup's runs
     depths = parent.grids.depths
     grid = {
         "parametrization.preset": ("depth_mup", "block_only"),

@@ -18,6 +18,7 @@ from depthmup_flax.report.measures import (
     AT_LEAST,
     AT_MOST,
     BASE,
+    BOTH,
     EITHER,
     LARGEST,
     MEASURES,
@@ -124,6 +125,16 @@ def _difference(a: str, b: str) -> Rule:
 _MLP = functools.partial(Claim, "lr-width-depth", "TP6 Fig. 10")
 _CONV = functools.partial(Claim, "lr-width-depth", "B24 Fig. 1, B.2")
 _VIT = functools.partial(Claim, "vit", "B24 Fig. 3")
+_ODE = (
+    Claim("ode-sde", "TP6 Fig. 11", "at alpha = 1 the best rate rises with depth", exponent_at_least(0.0, "ode")),
+    Claim(
+        "ode-sde",
+        "TP6 Fig. 11",
+        "the best rate transfers better over depth under Depth-muP than at alpha = 1",
+        costs_more("ode", "depth_mup"),
+    ),
+    Claim("ode-sde", "TP6 Fig. 11", "Depth-muP has the lower training loss", lower_loss("depth_mup", "ode")),
+)
 _NO_NORM = "norm=none, constant"
 _THIRD_OF_20_EPOCHS = (0.10, 0.15)
 _EARLY, _MIDDLE = (0.0, 0.25), (0.375, 0.625)  # before and around the middle of training
@@ -143,6 +154,25 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
             "the best rate of Depth-muP transfers better over width than that of SP",
             costs_more("sp", "depth_mup", "width"),
         ),
+    ),
+    "lr-width-depth (trained ends)": (
+        _MLP("the best rate of Depth-muP transfers over depth", transfers("depth_mup")),
+        _MLP("the best rate of Depth-muP transfers over width", transfers("depth_mup", "width")),
+        _MLP("the best rate of Depth-muP transfers over width and depth together", transfers("depth_mup", BOTH)),
+        _MLP("under Depth-muP the loss improves with depth", falls("depth_mup")),
+        _MLP("scaling only the blocks, the best rate shifts more with depth", moves_more("block_only", "depth_mup")),
+        _MLP(
+            "the best rate of Depth-muP transfers better over depth than that of block scaling alone",
+            costs_more("block_only", "depth_mup"),
+        ),
+        _MLP("the best rate of Depth-muP transfers better over depth than that of muP", costs_more("mup", "depth_mup")),
+        _MLP("the best rate of Depth-muP transfers better over depth than that of SP", costs_more("sp", "depth_mup")),
+        _MLP("without depth scaling (SP) deeper is worse, each at its best rate", rises("sp")),
+        _MLP(
+            "the best rate of Depth-muP transfers better over width than that of SP",
+            costs_more("sp", "depth_mup", "width"),
+        ),
+        *_ODE,
     ),
     "lr-width-depth (conv)": (
         _CONV("the best rate of Depth-muP transfers over depth", transfers("depth_mup")),
@@ -231,16 +261,7 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
         ),
     ),
     "imagenet": (Claim("imagenet", "B24 Fig. B.6", "the best rate transfers over depth", transfers()),),
-    "ode-sde": (
-        Claim("ode-sde", "TP6 Fig. 11", "at alpha = 1 the best rate rises with depth", exponent_at_least(0.0, "ode")),
-        Claim(
-            "ode-sde",
-            "TP6 Fig. 11",
-            "the best rate transfers better over depth under Depth-muP than at alpha = 1",
-            costs_more("ode", "depth_mup"),
-        ),
-        Claim("ode-sde", "TP6 Fig. 11", "Depth-muP has the lower training loss", lower_loss("depth_mup", "ode")),
-    ),
+    "ode-sde": _ODE,
     "pre-nonlin": (
         Claim(
             "pre-nonlin",

@@ -17,6 +17,7 @@ from depthmup_flax.report.transfer import Row, Study, Variant
 
 AT_MOST, AT_LEAST, EITHER = "at most", "at least", "either"
 BASE, LARGEST = "base", "largest"
+BOTH = "width and depth"  # an axis: both are the same multiple of the base's
 Window = tuple[float, float]  # part of training, as fractions of its steps
 NOT_NEGATIVE = ("regret", "regret of the early choice", "cost of an octave")
 OVER_SIZES = ("exponent", "absolute exponent")
@@ -30,7 +31,7 @@ class Term:
     Attributes:
       measure: a key of `MEASURES`.
       variant: the parts of its name that identify it, as in ``batch, mup``; empty for a sweep's only variant.
-      axis: along which sizes vary.
+      axis: along which sizes vary: depth, width or `BOTH`.
       at: `BASE` or `LARGEST`.
       when: the part of training whose mean loss counts; by default the loss that the sweep reports.
     """
@@ -76,6 +77,9 @@ class Place:
     def rows(self) -> dict[float, Row]:
         """Multiple of the base's size -> row, along the axis."""
         axis, base = self.term.axis, self.variant.base.curve
+        if axis == BOTH:
+            multiples = ((row, row.curve.width / base.width, row.curve.depth / base.depth) for row in self.variant.rows)
+            return {depth: row for row, width, depth in multiples if width == depth}
         lines = [line for line in self.study.axes if line.name == axis]
         rows = [row for line in lines for row in line.rows(self.variant.rows)]
         return {row.curve.size(axis) / base.size(axis): row for row in rows}
@@ -110,12 +114,17 @@ class Place:
     @property
     def where(self) -> str:
         """The sizes, in words."""
-        axis, sizes = self.term.axis, sorted({row.curve.size(self.term.axis) for row in self.compared})
         if self.term.measure in OVER_PARAMETERS:
             return "at equal numbers of parameters"
         if self.term.measure in OVER_SIZES:
+            axis, sizes = self.term.axis, sorted({row.curve.size(self.term.axis) for row in self.compared})
             return f"over {axis} {sizes[0]} to {sizes[-1]}" if sizes else ""
-        return f"at {axis} {self.row.curve.size(axis)}" if self.row else ""
+        return f"at {self.size(self.row)}" if self.row else ""
+
+    def size(self, row: Row) -> str:
+        """The row's size along the axis, in words."""
+        names = ("width", "depth") if self.term.axis == BOTH else (self.term.axis,)
+        return " and ".join(f"{name} {row.curve.size(name)}" for name in names)
 
     @property
     def compared(self) -> list[Row]:
@@ -146,15 +155,14 @@ def _no_seed_trains(place: Place, row: Row) -> bool:
 
 
 def _fails(place: Place, row: Row, how: str) -> Measured:
-    size = f"{place.term.axis} {row.curve.size(place.term.axis)}"
-    return Measured(Estimate(math.inf, None, len(row.curve.seeds)), note=f"{place.name} {how} at {size}")
+    note = f"{place.name} {how} at {place.size(row)}"
+    return Measured(Estimate(math.inf, None, len(row.curve.seeds)), note=note)
 
 
 def _edge(place: Place, row: Row) -> str:
     """Says that the optimum lies at an edge of the grid; empty if it does not."""
     flag = row.optimum.flag if row.optimum else ""
-    size = f"{place.term.axis} {row.curve.size(place.term.axis)}"
-    return f"the best {place.x} of {place.name} at {size} is the {flag}" if flag in opt.EDGES else ""
+    return f"the best {place.x} of {place.name} at {place.size(row)} is the {flag}" if flag in opt.EDGES else ""
 
 
 def _regret(place: Place) -> Measured:
@@ -195,7 +203,8 @@ def _exponent(place: Place) -> Measured:
         size = row.curve.size(place.term.axis)
         best = opt.find_optimum(place.coordinates(row.curve), place.losses(row.curve))
         if best is None or not row.trains or best.flag in (*opt.EDGES, opt.ONE_VALUE):
-            return Measured(None, note=f"no best {place.x} of {place.name} inside the grid at {place.term.axis} {size}")
+            note = f"no best {place.x} of {place.name} inside the grid at {place.size(row)}"
+            return Measured(None, note=note)
         optima[math.log2(size)] = best.at
     slope = opt.slope(list(optima), list(optima.values()))
     return Measured(slope, note="" if slope else "an exponent takes three sizes")

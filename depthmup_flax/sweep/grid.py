@@ -21,7 +21,7 @@ from depthmup_flax.records import CONTINUOUS, LEARNING_RATE, SEED, SweepInfo
 from depthmup_flax.run_hash import EXECUTION
 from depthmup_flax.training import config as configs
 
-SCALES = ("smoke", "cpu", "gpu", "paper")
+SCALES = ("smoke", "cpu", "long", "gpu", "paper")
 _POSITIVE = (LEARNING_RATE, "parametrization.gamma0")
 Grids = Mapping[str, Mapping[str, Sequence[Any]]]
 
@@ -45,7 +45,7 @@ def sweep_config(
       grids: name -> dotted field -> values. On the command line: ``--config.grids.depths.model.depth="(4, 8)"``.
       figure: id of the figure.
       title: one sentence.
-      scale: size of the experiment, the argument of ``get_config``: ``smoke``, ``cpu``, ``gpu`` or ``paper``.
+      scale: size of the experiment, the argument of ``get_config``: one of `SCALES`.
       x: the axis along which the report finds optima.
       extend: largest number of values to add to ``x`` while the minimum of a curve lies at the edge of the grid.
     """
