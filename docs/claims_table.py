@@ -6,11 +6,15 @@ The table lies between two markers. Claims and verdicts: depthmup_flax/report/cl
 from __future__ import annotations
 
 import collections
+import dataclasses
 import pathlib
+from collections.abc import Sequence
 
-from depthmup_flax.records import read_info, read_sweep
-from depthmup_flax.report.claims import CLAIMS, JudgedClaim, core_minutes, judged
+from depthmup_flax.records import read_sweep
+from depthmup_flax.report.claims import CLAIMS, NO_EVIDENCE, JudgedClaim, core_minutes, judged
+from depthmup_flax.report.loss_surfaces import TEST
 from depthmup_flax.report.make_report import studies
+from depthmup_flax.report.verdict import NOT_RESOLVED, OPPOSITE, SHOWN
 
 HERE = pathlib.Path(__file__).parent
 PAGE = HERE / "reproduction.md"
@@ -22,9 +26,29 @@ HEADER = (
     "n",
     "n that would do",
     "verdict",
+    "by test loss",
     "core-minutes",
     "sweep",
 )
+VERDICTS = (SHOWN, OPPOSITE, NOT_RESOLVED, NO_EVIDENCE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A claim, judged on the records of one sweep.
+
+    Attributes:
+      sweep: name of its directory.
+      steps: of each run; of several sweeps of a figure, the longest decides.
+      by_test_loss: its verdict if the test loss is judged; empty for claims about a part of training.
+    """
+
+    figure: str
+    sweep: str
+    steps: int
+    minutes: float
+    one: JudgedClaim
+    by_test_loss: str
 
 
 def main() -> None:
@@ -40,31 +64,58 @@ def with_table(page: str, text: str) -> str:
 
 
 def table() -> str:
-    """How many claims have which verdict, and a row per claim, in the order of `CLAIMS`."""
-    rows = [(name, minutes, one) for name, minutes, found in _sweeps() for one in found]
-    counts = collections.Counter(one.verdict for _, _, one in rows)
-    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
-    cells = [HEADER, ("---",) * len(HEADER), *(_cells(*row) for row in rows)]
-    lines = "\n".join(f"| {' | '.join(row)} |" for row in cells)
-    return f"Of {len(rows)} claims: {summary}.\n\n{lines}"
+    """How many claims of each id have which verdict, and a row per claim, in the order of `CLAIMS`."""
+    rows = _rows()
+    longest: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        key = row.figure, row.one.claim.text
+        longest[key] = max(longest.get(key, row), row, key=lambda one: one.steps)
+    deciding = list(longest.values())
+    counts = collections.Counter(row.one.verdict for row in deciding)
+    summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
+    cells = [_cells(row, any(row is one for one in deciding)) for row in rows]
+    return f"Of {len(deciding)} claims: {summary}.\n\n{_by_id(deciding)}\n\n{_markdown(HEADER, cells)}"
 
 
-def _sweeps() -> list[tuple[str, float, list[JudgedClaim]]]:
-    directories = [path.parent for path in (HERE / "reproduction").glob("*/sweep.json")]
+def _by_id(deciding: Sequence[Row]) -> str:
+    counts = collections.Counter((row.one.claim.id, row.one.verdict) for row in deciding)
+    ids = dict.fromkeys(row.one.claim.id for row in deciding)
+    cells = [(name, *(str(counts[name, verdict] or "") for verdict in VERDICTS)) for name in ids]
+    return _markdown(("id", *VERDICTS), cells)
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
+
+
+def _rows() -> list[Row]:
     order = {figure: place for place, figure in enumerate(CLAIMS)}
-    figures = {directory: read_info(directory).figure for directory in directories}
-    known = sorted((order[figure], directory) for directory, figure in figures.items() if figure in order)
-    sweeps = [(directory.name, read_sweep([directory])) for _, directory in known]
-    return [(name, core_minutes(s.records), judged(s.info.figure, studies(s)[0])) for name, s in sweeps]
+    read = {path.parent.name: read_sweep([path.parent]) for path in (HERE / "reproduction").glob("*/sweep.json")}
+    rows = []
+    for name in sorted(read, key=lambda name: (order.get(read[name].info.figure, -1), name)):
+        info, records = read[name].info, read[name].records
+        if info.figure not in order:
+            continue
+        tested = {one.claim.text: one.verdict for one in judged(info.figure, studies(read[name], TEST)[0])}
+        for one in judged(info.figure, studies(read[name])[0]):
+            steps = max(record.steps for record in records)
+            by_test_loss = tested.get(one.claim.text, "")
+            rows.append(Row(info.figure, name, steps, core_minutes(records), one, by_test_loss))
+    place = list(CLAIMS).index
+    claims = [claim.text for figure in CLAIMS.values() for claim in figure]
+    return sorted(rows, key=lambda row: (place(row.figure), claims.index(row.one.claim.text), -row.steps))
 
 
-def _cells(name: str, minutes: float, one: JudgedClaim) -> tuple[str, ...]:
+def _cells(row: Row, decides: bool) -> tuple[str, ...]:
     """The cells under `HEADER`."""
-    seeds_needed = "" if one.verdict != "not resolved" or one.note else str(one.seeds_needed or "> 100")
-    sweep = f"[{name.rpartition('-')[0]}](reproduction/{name})"
+    one = row.one
+    seeds_needed = "" if one.verdict != NOT_RESOLVED or one.note else str(one.seeds_needed or "> 100")
+    name, _, scale = row.sweep.rpartition("-")
+    sweep = f"[{name}, {scale}](reproduction/{row.sweep})"
     claim = f"{one.claim.text} ({one.claim.source})"
-    verdict = f"**{one.verdict}**"
-    return one.claim.id, claim, one.finding, str(one.seeds), seeds_needed, verdict, f"{minutes:.2g}", sweep
+    verdict = f"**{one.verdict}**" if decides else one.verdict
+    cost = f"{row.minutes:.2g}"
+    return one.claim.id, claim, one.finding, str(one.seeds), seeds_needed, verdict, row.by_test_loss, cost, sweep
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from depthmup_flax.tune.proxy import proxy_config, tuning_sweep
 from depthmup_flax.tune.rescaled_target import Rescaling
 from depthmup_flax.tune.search import tune
 
-COMMITTED = sorted(path.parent for path in (ROOT / "docs").glob("*/*-cpu/sweep.json"))
+SCALES = ("cpu", "long")
+COMMITTED = sorted(path.parent for scale in SCALES for path in (ROOT / "docs").glob(f"*/*-{scale}/sweep.json"))
 CONFIGS = {path.stem: path for path in (ROOT / "configs" / "sweeps").glob("*.py")}
 # Two of the first version, in every run of the tests; one of today's.
 QUICK = ("how_long-cpu", "imagenet-cpu", "which_exponent_vit-cpu")
@@ -43,13 +44,14 @@ def test_every_committed_record_is_named_by_its_point_and_gives_the_committed_re
     [
         pytest.param(path, marks=[pytest.mark.slow] * (path.name not in QUICK))
         for path in COMMITTED
-        if path.name.removesuffix("-cpu") in CONFIGS
+        if path.name.rpartition("-")[0] in CONFIGS
     ],
     ids=lambda path: path.name,
 )
 def test_no_run_of_a_committed_sweep_is_left_to_train(directory):
     info = read_info(directory)
-    config = from_file(CONFIGS[directory.name.removesuffix("-cpu")], "cpu")
+    name, _, scale = directory.name.rpartition("-")
+    config = from_file(CONFIGS[name], scale)
     config.base.data.name = info.base["data"]["name"]  # docs/reproduction.sh takes it from the environment
     assert run_differences(info.base, sweep_info(config).base) == []
     done, _ = read_runs([(directory, info)])
