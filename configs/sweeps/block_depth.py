@@ -6,7 +6,7 @@ Claim: with two layers in a branch the loss is higher at the same number of laye
 
 Measured at scale ``cpu`` on two CPU cores: 162 runs, under a minute of training. The best rate follows depth^(0.28 +-
 0.11) with two layers, depth^(0.17 +- 0.11) with one (n = 3); the loss at 64 layers is lower with two, 1.872 against
-1.895.
+1.895. At scale ``long``, 20 epochs of 5,000 images, it is not resolved: 0.082 with two, 0.044 with one (n = 8).
 """
 
 from ml_collections import ConfigDict

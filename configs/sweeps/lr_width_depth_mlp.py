@@ -11,7 +11,7 @@ Measured at scale ``cpu`` on two CPU cores: 660 runs in ten minutes. From depth 
 train from depth 64 on.
 
 Scale ``long`` passes a small set many times: 5,000 images of 16 x 16 pixels, 20 epochs, width 64, n = 8. Its size, grid
-and base (a sixteenth of the largest depth) were written down before the first run.
+and base (a sixteenth of the largest depth) were written down before its runs.
 """
 
 import math

@@ -1,0 +1,80 @@
+"""Writes the table of planned GPU sweeps in reproduction.md: python docs/gpu_plans.py
+
+Compiles each sweep's largest program for one H100, which need not be here:
+pip install jax-cuda12-pjrt jax-cuda12-plugin, of jax's version. Hours are bounds from the peaks of the device; other
+programs count by their cost relative to the largest.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+
+from depthmup_flax.plan.topologies import environment_for
+
+TOPOLOGY = "h100:1"
+os.environ.update(environment_for(TOPOLOGY, os.environ))
+
+import jax  # noqa: E402
+
+from depthmup_flax.plan.blank_data import PlannedData, Sizes  # noqa: E402
+from depthmup_flax.plan.estimate import make_plan  # noqa: E402
+from depthmup_flax.plan.programs import compile_sweep  # noqa: E402
+from depthmup_flax.plan.topologies import chip_of, topology_devices  # noqa: E402
+from depthmup_flax.sweep.grid import expand  # noqa: E402
+from depthmup_flax.sweep.program_group import plan  # noqa: E402
+from depthmup_flax.training.config import from_file  # noqa: E402
+
+PAGE = pathlib.Path(__file__).parent / "reproduction.md"
+START, END = "<!-- plans: python docs/gpu_plans.py -->", "<!-- end of plans -->"
+SWEEPS = [
+    *("lr_width_depth_mlp", "trained_ends", "lr_width_depth_conv", "vit", "norm", "trade_off", "how_long", "imagenet"),
+    *("other_hparams_momentum", "other_hparams_gamma0", "other_hparams_weight_decay", "ode_sde", "pre_nonlin", "abs"),
+    *("block_depth", "block_depth_heatmap", "block_multiplier", "layernorm", "megatron", "megatron_multiplier"),
+]
+HEADER = (
+    "| sweep | scale | runs | steps | largest network | memory, GiB | hours, at least |\n|---|---|---|---|---|---|---|"
+)
+
+
+def row(name: str, scale: str) -> str:
+    """Of one sweep at one scale."""
+    config = from_file(f"sweeps/{name}", scale)
+    if config.base.data.name.startswith("text:"):
+        config.base.data.name = "text:tinyshakespeare.txt"
+    devices, load = topology_devices(TOPOLOGY, 1), PlannedData(Sizes(20, 10_000, 65))
+    chip = chip_of(devices[0])
+    runs = expand(config)
+    step = compile_sweep(config, devices, load, None, chip.memory if chip else None)
+    found = make_plan(step)
+    groups = plan(config, runs, load)
+    costs = [group.experiment.cost * len(group.runs) for group in groups]
+    assert step.lanes is not None
+    most = max(groups, key=lambda group: group.experiment.cost)
+    seconds = found.seconds.step * found.steps * sum(costs) / (most.experiment.cost * len(most.runs))
+    model = most.experiment.config.model
+    size = f"{model.width} x {model.depth}"
+    numbers = f"{found.memory.total / 2**30:.2g}", f"{seconds / 3600:.2g}"
+    cells = (name, scale, f"{len(runs):,}", f"{most.experiment.total_steps:,}", size, *numbers)
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Replaces the table in the page."""
+    jax.config.update("jax_platforms", "cpu")
+    names = sys.argv[1:] or SWEEPS
+    lines = []
+    for name in names:
+        for scale in ("gpu", "paper"):
+            lines.append(row(name, scale))
+            print(lines[-1], flush=True)
+            jax.clear_caches()
+    page = PAGE.read_text()
+    before, _, rest = page.partition(START)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{START}\n\n{HEADER}\n" + "\n".join(lines) + f"\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
