@@ -27,9 +27,7 @@ from depthmup_flax.report.watch import watch
 from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir import directory as workdirs
 
-_OUT = flags.DEFINE_string(
-    "out", None, "Directory for the page and figures; default DIR/report, with --loss=test DIR/report_test."
-)
+_OUT = flags.DEFINE_string("out", None, "Directory for page and figures; default DIR/report, or DIR/report_test.")
 _OPEN = flags.DEFINE_bool("open", False, "Open the page in a browser.")
 _WATCH = flags.DEFINE_bool("watch", False, "Rewrite the report while the sweep runs.")
 _TOLERANCE = flags.DEFINE_float(

@@ -2,7 +2,8 @@
 
     python docs/demonstration/demonstration.py run NAME DATA    NAME: resmlp, simple_resnet or gpt; DATA: TFDS's
                                                                 directory, or the text
-    python docs/demonstration/demonstration.py show             the table, and demonstration.png, from the records
+    python docs/demonstration/demonstration.py show             renews the page's table and demonstration.png from the
+                                                                records
 
 A repetition draws learning rates and branch multipliers at random, trains the small network with each, and trains the
 large one once: with those of the lowest training loss. The rival draws from the same ranges, trains the large network
@@ -32,6 +33,8 @@ from depthmup_flax.training.config import from_file
 
 HERE = pathlib.Path(__file__).parent
 FLOPS = HERE / "flops.json"
+PAGE = HERE.parent / "demonstration.md"
+START, END = "<!-- outcomes: python docs/demonstration/demonstration.py show -->", "<!-- end of outcomes -->"
 MULTIPLIER, PRESET = "parametrization.branch_multiplier", "parametrization.preset"
 RULE, CONTROL = "depth_mup", "sp"  # for the large network
 SMALL, LARGE = 0, 1  # streams of random points
@@ -225,6 +228,18 @@ def table(names: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def with_table(page: str, text: str) -> str:
+    """The page with another table."""
+    before, _, rest = page.partition(START)
+    _, _, after = rest.partition(END)
+    return f"{before}{START}\n\n{text}\n\n{END}{after}"
+
+
+def recorded() -> list[str]:
+    """The pairs whose runs are complete."""
+    return [name for name in PAIRS if directory(name, "kept").exists()]
+
+
 def quartiles(name: str, one: Outcome) -> tuple[float, float, float]:
     """Lower quartile, median and upper quartile."""
     pair = PAIRS[name]
@@ -255,8 +270,8 @@ def main(arguments: Sequence[str]) -> None:
     if arguments[:1] == ["run"]:
         run(arguments[1], arguments[2] if len(arguments) > 2 else "")
     elif list(arguments) == ["show"]:
-        names = [name for name in PAIRS if directory(name, "kept").exists()]
-        print(table(names))
+        names = recorded()
+        PAGE.write_text(with_table(PAGE.read_text(), table(names)))
         figure(names)
     else:
         sys.exit(__doc__)
