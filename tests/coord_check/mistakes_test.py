@@ -193,25 +193,13 @@ def lamb(info):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("axis", "fields", "expected"),
     [
-        pytest.param(
-            "width",
-            {"make_optimizer": decayed_inside},
-            {"decay_inside_multipliers": ("blocks/dense/kernel",)},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "width", {"make_optimizer": lamb}, {"not_entrywise": ("blocks/dense/kernel",)}, marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "depth",
-            {"norm_last": True},
-            {"norm_cancels_multiplier": ("blocks/dense/kernel",)},
-            marks=pytest.mark.slow,
-        ),
-        ("depth", {"shared": True}, {"repeated_weights": ("blocks/dense/kernel",)}),
+        ("width", {"make_optimizer": decayed_inside}, {"decay_inside_multipliers": ("blocks/dense/kernel",)}),
+        ("width", {"make_optimizer": lamb}, {"not_entrywise": ("blocks/dense/kernel",)}),
+        ("depth", {"norm_last": True}, {"norm_cancels_multiplier": ("blocks/dense/kernel",)}),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else value,
 )
