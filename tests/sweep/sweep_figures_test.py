@@ -42,7 +42,7 @@ LONG = "abs block_depth block_multiplier layernorm lr_width_depth_mlp ode_sde pr
 
 
 def ends_of(grid, path):
-    """Thins an axis of a grid to its first and last value: of others, nothing but the number of runs depends on them."""
+    """Thins an axis of a grid to its first and last value: nothing depends on others but the number of runs."""
     *sections, name = path.split(".")
     for section in sections:
         grid = grid.get(section, {})
