@@ -356,7 +356,7 @@ def test_clip_rms_is_optax_global_norm_at_the_base_model():
 def test_scaled_gradient_rms_is_flat_in_width_and_depth_so_that_clipping_transfers():
     def rms(width, depth):
         model, params, info = net(width=width, depth=depth, nonlinearity="abs")
-        grads = jax.grad(loss_fn(model))(params)
+        grads = jax.jit(jax.grad(loss_fn(model)))(params)
         scaled = jax.tree.map(
             lambda leaf, g: g * model.parametrization.gradient_scale(leaf),
             info,
