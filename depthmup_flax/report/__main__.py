@@ -22,16 +22,20 @@ from absl import flags
 from depthmup_flax import cli, console
 from depthmup_flax.errors import InputError
 from depthmup_flax.report import make_report, verdict
+from depthmup_flax.report.loss_surfaces import LOSSES, TRAIN
 from depthmup_flax.report.watch import watch
 from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir import directory as workdirs
 
-_OUT = flags.DEFINE_string("out", None, "Directory for the page and figures; default DIR/report.")
+_OUT = flags.DEFINE_string(
+    "out", None, "Directory for the page and figures; default DIR/report, with --loss=test DIR/report_test."
+)
 _OPEN = flags.DEFINE_bool("open", False, "Open the page in a browser.")
 _WATCH = flags.DEFINE_bool("watch", False, "Rewrite the report while the sweep runs.")
 _TOLERANCE = flags.DEFINE_float(
     "tolerance", verdict.TOLERANCE, "Regret that counts as small, as a share of the base's lowest loss; 0 to 1."
 )
+_LOSS = flags.DEFINE_enum("loss", TRAIN, list(LOSSES), "Which loss: of the last steps of training, or on the test set.")
 _RUNS = pathlib.Path("runs")  # where commands write by default
 
 
@@ -43,14 +47,18 @@ def main(argv: list[str]) -> int:
         print(f"the newest sweep: {directories[0]}", flush=True)
     for directory in directories:  # before matplotlib is asked for
         _require_sweep(directory)
-    out = workdirs.as_path(_OUT.value) if _OUT.value else directories[0] / "report"
+    out = (
+        workdirs.as_path(_OUT.value)
+        if _OUT.value
+        else directories[0] / ("report" if _LOSS.value == TRAIN else f"report_{_LOSS.value}")
+    )
     if _WATCH.value:
         opened = _open if _OPEN.value else lambda page: None
-        report = watch(directories, out, tolerance=_TOLERANCE.value, say=_say, opened=opened)
+        report = watch(directories, out, tolerance=_TOLERANCE.value, loss=_LOSS.value, say=_say, opened=opened)
         if report is None:
             return 0
     else:
-        report = make_report(directories, out, tolerance=_TOLERANCE.value)
+        report = make_report(directories, out, tolerance=_TOLERANCE.value, loss=_LOSS.value)
         if _OPEN.value:
             _open(report.paths[0])
     print(report.text)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from depthmup_flax.records import Record
 from depthmup_flax.report import verdict
+from depthmup_flax.report.loss_surfaces import TRAIN
 from depthmup_flax.report.measures import (
     AT_LEAST,
     AT_MOST,
@@ -133,7 +134,7 @@ _ODE = (
         "the best rate transfers better over depth under Depth-muP than at alpha = 1",
         costs_more("ode", "depth_mup"),
     ),
-    Claim("ode-sde", "TP6 Fig. 11", "Depth-muP has the lower training loss", lower_loss("depth_mup", "ode")),
+    Claim("ode-sde", "TP6 Fig. 11", "Depth-muP has the lower loss", lower_loss("depth_mup", "ode")),
 )
 _NO_NORM = "norm=none, constant"
 _THIRD_OF_20_EPOCHS = (0.10, 0.15)
@@ -412,8 +413,16 @@ class JudgedClaim:
 
 
 def judged(figure: str, study: Study) -> list[JudgedClaim]:
-    """What a study shows about each claim of its figure; none for a figure without claims."""
-    return [judged_claim(claim, study) for claim in CLAIMS.get(figure, ())]
+    """What a study shows about each claim of its figure; none for a figure without claims.
+
+    Claims about a part of training have no test loss.
+    """
+    claims = [claim for claim in CLAIMS.get(figure, ()) if study.loss == TRAIN or not _in_training(claim.rule)]
+    return [judged_claim(claim, study) for claim in claims]
+
+
+def _in_training(rule: Rule) -> bool:
+    return any(term.when for _, term in rule.terms)
 
 
 def core_minutes(records: Sequence[Record]) -> float:

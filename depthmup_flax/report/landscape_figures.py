@@ -25,7 +25,7 @@ def draw_heatmap(study: Study, second: Scale, sheet: Sheet) -> None:
     count = len(study.surfaces)
     (band,) = sheet.add_bands([""], count, min(count, style.COLUMNS), width=4.2, height=3.9, sharey=False)
     sheet.set_title(
-        f"Training loss over {study.scale.name} and {second.name}\n"
+        f"{study.loss_name.capitalize()} over {study.scale.name} and {second.name}\n"
         "mean over seeds; star: optimum; gray cross: a run diverged\n"
         "red: losses up to min + 0.1 (median - min), and the slope along them with its 95 % interval",
     )
@@ -36,17 +36,18 @@ def draw_heatmap(study: Study, second: Scale, sheet: Sheet) -> None:
         image = _heat(frame, study, second, surface, limits)
         name = f"{style.title_of(surface.variant)}\n" if surface.variant else ""
         sheet.set_heading(frame, f"{name}width {surface.width}, depth {surface.depth}: {_direction(valley)}")
-        frame.summary = _lowest(surface, study.scale, second)
-    sheet.add_color_bar(image, "training loss")
+        frame.summary = _lowest(surface, study, second)
+    sheet.add_color_bar(image, study.loss_name)
 
 
-def _lowest(surface: Surface, x: Scale, y: Scale) -> str:
-    means = surface.means()
+def _lowest(surface: Surface, study: Study, y: Scale) -> str:
+    x, means = study.scale, surface.means()
+    over = f"{study.loss_name.capitalize()} over {x.name} and {y.name}"
     if not np.isfinite(means).any():
-        return f"Training loss over {x.name} and {y.name}: no mean is known."
+        return f"{over}: no mean is known."
     i, j = np.unravel_index(np.nanargmin(means), means.shape)
     at = f"{x.name} {surface.x[j]:.4g} and {y.name} {surface.y[i]:.4g}"
-    return f"Training loss over {x.name} and {y.name}; the lowest is {means[i, j]:.4g} at {at}."
+    return f"{over}; the lowest is {means[i, j]:.4g} at {at}."
 
 
 def _heat(frame: Frame, study: Study, y: Scale, surface: Surface, limits: dict[str, float]) -> ScalarMappable:
@@ -114,10 +115,10 @@ def draw_parameters(study: Study, sheet: Sheet) -> None:
             sheet.set_heading(frame, band.heading)
         _log_log(frame.axes, min(losses), max(losses))
         sheet.add_legend(band, 0, name, handles, fontsize=7, title_fontsize=8)
-        frame.axes.set_ylabel("lowest training loss" if frame.first else "")
+        frame.axes.set_ylabel(f"lowest {study.loss_name}" if frame.first else "")
         ends = sorted((curve.parameters, loss.value) for curve, loss in lowest_losses(variant.rows))
         span = f": {ends[0][1]:.4g} at {ends[0][0]:,} to {ends[-1][1]:.4g} at {ends[-1][0]:,}" if ends else ""
-        frame.summary = f"Lowest training loss against parameters, lines of {band.heading}{span}."
+        frame.summary = f"Lowest {study.loss_name} against parameters, lines of {band.heading}{span}."
 
 
 def _log_log(panel: Axes, low: float, high: float) -> None:

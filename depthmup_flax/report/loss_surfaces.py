@@ -15,6 +15,8 @@ from depthmup_flax.errors import InputError, printable
 from depthmup_flax.records import COMPLETED, CONTINUOUS, SEED, Record, SweepInfo
 from depthmup_flax.types import Json
 
+TRAIN, TEST = "train", "test"
+LOSSES = {TRAIN: "training loss", TEST: "test loss"}  # names, for sentences; of the end of training, or after it
 _LARGEST = 1e100  # a loss above it, or not finite, counts as diverged
 
 
@@ -67,7 +69,7 @@ class Network:
       seeds: (S,) seeds of all runs here.
       slice_ends: (T,) last step of each time slice.
       x: (X,) axis values.
-      losses: (S, Y, X) mean training loss at the end; NaN if the run diverged or has not ended.
+      losses: (S, Y, X) mean training loss at the end, or the test loss; NaN if the run diverged or has not ended.
       diverged: (Y, X) number of runs.
       slices: (S, Y, X, T) mean training loss of each time slice; NaN as above.
     """
@@ -161,8 +163,8 @@ def roles(info: SweepInfo) -> Roles:
     return Roles(x, second, tuple(a for a in others if second is None or a != second.axis))
 
 
-def surfaces(info: SweepInfo, records: Sequence[Record], parts: Roles) -> list[Surface]:
-    """One surface per variant and size, variants in the grid's order, sizes ascending.
+def surfaces(info: SweepInfo, records: Sequence[Record], parts: Roles, loss: str = TRAIN) -> list[Surface]:
+    """One surface of a loss of `LOSSES` per variant and size, variants in the grid's order, sizes ascending.
 
     Raises InputError if a record has no value for an axis.
     """
@@ -175,7 +177,7 @@ def surfaces(info: SweepInfo, records: Sequence[Record], parts: Roles) -> list[S
             )
         order = tuple([info.axes[axis].index(record.point[axis]) for axis in parts.variants])
         groups.setdefault((order, record.width, record.depth), []).append(record)
-    return [_surface(info, groups[key], parts) for key in sorted(groups)]
+    return [_surface(info, groups[key], parts, loss) for key in sorted(groups)]
 
 
 def _variant_name(info: SweepInfo, axes: Sequence[str], point: Json) -> str:
@@ -199,7 +201,7 @@ def number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _surface(info: SweepInfo, records: Sequence[Record], parts: Roles) -> Surface:
+def _surface(info: SweepInfo, records: Sequence[Record], parts: Roles, loss: str) -> Surface:
     def value(record: Record, scale: Scale | None) -> float:
         return float(record.point[scale.axis]) if scale else 0.0
 
@@ -216,7 +218,7 @@ def _surface(info: SweepInfo, records: Sequence[Record], parts: Roles) -> Surfac
         ended[at[1:]] += 1
         slices[at][: len(record.train_loss_slices)] = record.train_loss_slices  # None becomes NaN
         if record.status == COMPLETED:
-            losses[at] = record.train_loss_avg
+            losses[at] = record.test_loss if loss == TEST else record.train_loss_avg  # None becomes NaN
     # Sums of larger numbers overflow; no float32 is as large.
     losses[np.abs(losses) > _LARGEST] = slices[np.abs(slices) > _LARGEST] = np.nan
     return Surface(

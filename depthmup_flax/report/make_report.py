@@ -11,7 +11,7 @@ from functools import partial
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import Sweep, read_sweep
 from depthmup_flax.report import landscape_figures, page, points, tables, time_figures, transfer_figures, verdict
-from depthmup_flax.report.loss_surfaces import roles, surfaces
+from depthmup_flax.report.loss_surfaces import TEST, TRAIN, roles, surfaces
 from depthmup_flax.report.sheet import Sheet
 from depthmup_flax.report.style import drawable, file_name, pictures, require_matplotlib
 from depthmup_flax.report.transfer import Study, analyze
@@ -35,11 +35,13 @@ def make_report(
     out: str | pathlib.Path,
     *,
     tolerance: float = verdict.TOLERANCE,
+    loss: str = TRAIN,
 ) -> Report:
     """Reads the shards of one sweep and writes ``report.html``, ``report.json``, tables and figures to ``out``.
 
     A file in ``out`` is the old one or the new one at any moment, also after a crash. ``tolerance``: the regret that
-    counts as small, as a share of the base's lowest loss.
+    counts as small, as a share of the base's lowest loss. ``loss``: that of the last steps of training, ``train``, or
+    that on the test set, ``test``, which curves over time do not have.
 
     Raises:
       InputError: the directories hold no sweep or several, no run has ended, all runs diverged, ``tolerance`` is no
@@ -50,7 +52,7 @@ def make_report(
     paths = [workdirs.as_path(directory) for directory in directories]
     with buckets.reachable(paths):
         sweep = read_sweep(paths)
-    return write_report(sweep, out, tolerance=tolerance)
+    return write_report(sweep, out, tolerance=tolerance, loss=loss)
 
 
 def write_report(
@@ -58,6 +60,7 @@ def write_report(
     out: str | pathlib.Path,
     *,
     tolerance: float = verdict.TOLERANCE,
+    loss: str = TRAIN,
     refresh_s: float | None = None,
 ) -> Report:
     """The second half of `make_report`: from a sweep to files.
@@ -66,7 +69,7 @@ def write_report(
     left as they are.
     """
     require_share(tolerance)
-    study, swapped = studies(sweep)
+    study, swapped = studies(sweep, loss)
     with workdirs.claimed(out, workdirs.REPORT, flag="--out") as claim:
         data = tables.as_data(sweep, study, tolerance)
         files: dict[str, bytes] = {}
@@ -98,27 +101,29 @@ def require_share(tolerance: float) -> None:
         raise InputError(f"--tolerance is {tolerance:g}: it must be above 0 and below 1, as in --tolerance=0.01.")
 
 
-def studies(sweep: Sweep) -> tuple[Study, Study | None]:
+def studies(sweep: Sweep, loss: str = TRAIN) -> tuple[Study, Study | None]:
     """A sweep analyzed along x and, if there is one, along the second continuous axis.
 
-    Raises InputError if no run has ended, or all runs diverged.
+    Raises InputError if no run has ended, all runs diverged, or none has that loss.
     """
     info, records = sweep.info, sweep.records
     if not records:
         reason = " ".join(sweep.notes) or "wait, or run it."
         raise InputError(f"no run of the sweep {info.figure!r} has ended: {reason}")
     parts = roles(info)
-    grids = surfaces(info, records, parts)
+    if loss == TEST and all(record.test_loss is None for record in records):
+        raise InputError("no run of the sweep has a test loss: its data had no test examples; leave out --loss=test.")
+    grids = surfaces(info, records, parts, loss)
     if all((surface.diverged == surface.ended).all() for surface in grids):
         raise InputError(
             f"all {len(records)} runs diverged ({parts.x.axis} from {parts.x.values[0]:g} to {parts.x.values[-1]:g}): "
             "sweep lower values of optimizer.learning_rate, or check the data."
         )
-    study = analyze(info, grids, parts.x, parts.second, sweep.planned.get(parts.x.axis, ()))
+    study = analyze(info, grids, parts.x, parts.second, sweep.planned.get(parts.x.axis, ()), loss)
     if parts.second is None:
         return study, None
     planned = sweep.planned.get(parts.second.axis, ())
-    return study, analyze(info, [surface.swapped() for surface in grids], parts.second, parts.x, planned)
+    return study, analyze(info, [surface.swapped() for surface in grids], parts.second, parts.x, planned, loss)
 
 
 def _figures(study: Study, swapped: Study | None) -> Iterator[tuple[str, Study, Callable[[Sheet], None]]]:
@@ -131,8 +136,9 @@ def _figures(study: Study, swapped: Study | None) -> Iterator[tuple[str, Study, 
         yield name, swapped, partial(transfer_figures.draw_transfer, drawable(swapped))
     if several and any(len(axis.sizes) > 1 for axis in study.axes):
         yield "optima", study, partial(transfer_figures.draw_optima, drawn)
-    yield "curves", study, partial(time_figures.draw_curves, drawn)
-    if several:
+    if study.loss == TRAIN:
+        yield "curves", study, partial(time_figures.draw_curves, drawn)
+    if several and study.loss == TRAIN:
         yield "over_time", study, partial(time_figures.draw_over_time, drawn)
     if drawn.other is not None:
         yield "heatmap", study, partial(landscape_figures.draw_heatmap, drawn, drawn.other)

@@ -35,7 +35,7 @@ class Estimate:
     """
 
     value: float
-    draws: np.ndarray | None
+    draws: np.ndarray | None = dataclasses.field(repr=False)
     seeds: int
     resolution: float = 0.0
 

@@ -88,6 +88,7 @@ def as_data(sweep: Sweep, study: Study, tolerance: float = verdict.TOLERANCE) ->
         "title": info.title,
         "scale": info.scale,
         "x": info.x,
+        "loss": study.loss,
         "second": study.other.axis if study.other else None,
         "axes": {**info.axes, info.x: sorted(info.axes[info.x])},  # shards may have added values at its ends
         "runs": len(records),
@@ -297,8 +298,8 @@ def explanation(study: Study) -> str:
     x = study.scale.name
     return (
         f"shift: best {x} minus the base's, in {study.scale.unit}; 0 is perfect transfer. "
-        f"regret: training loss lost by using the base's best {x} instead of tuning it at this size, on fitted curves; "
-        f"the base's choice is resampled, too. ± and intervals: 95 %, over seeds."
+        f"regret: {study.loss_name} lost by using the base's best {x} instead of tuning it at this size, on fitted "
+        f"curves; the base's choice is resampled, too. ± and intervals: 95 %, over seeds."
     )
 
 

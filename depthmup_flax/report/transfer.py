@@ -11,7 +11,7 @@ import numpy as np
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import SweepInfo
 from depthmup_flax.report import optimum as opt
-from depthmup_flax.report.loss_surfaces import Curve, Scale, Surface, profile
+from depthmup_flax.report.loss_surfaces import LOSSES, TRAIN, Curve, Scale, Surface, profile
 
 ALL_DIVERGED, ONE_SEED, FEW_SEEDS, INCOMPLETE = "all diverged", "one seed", "few seeds", "incomplete"
 UNTRAINED = "does not train"  # its lowest loss is more than this many times the base's
@@ -116,6 +116,7 @@ class Study:
       other: the second continuous axis, over which each point's mean is minimized, if there is one.
       valleys: per surface, slope and interval of its optimal sublevel set, see `sublevel_slope`.
       axes: the axes along which sizes vary; one with a single size if none does.
+      loss: of all curves, a key of `depthmup_flax.report.loss_surfaces.LOSSES`.
     """
 
     scale: Scale
@@ -124,6 +125,12 @@ class Study:
     valleys: tuple[Valley | None, ...]
     variants: tuple[Variant, ...]
     axes: tuple[SizeAxis, ...]
+    loss: str = TRAIN
+
+    @property
+    def loss_name(self) -> str:
+        """For sentences: ``training loss``."""
+        return LOSSES[self.loss]
 
     @property
     def rows(self) -> list[Row]:
@@ -137,8 +144,9 @@ def analyze(
     scale: Scale,
     other: Scale | None = None,
     planned: Sequence[float] = (),
+    loss: str = TRAIN,
 ) -> Study:
-    """Optimum, shift, regret and exponents; ``scale`` is the surfaces' x axis, ``other`` their y axis.
+    """Optimum, shift, regret and exponents; ``scale`` is the surfaces' x axis, ``other`` their y axis, ``loss`` theirs.
 
     Sizes that lack one of the ``planned`` values of x are flagged as incomplete. Raises InputError if no point has all
     of its seeds.
@@ -159,7 +167,7 @@ def analyze(
         slopes = {axis.name: _slope(rows, axis) for axis in axes if scale.log and len(axis.sizes) > 2}
         variants.append(Variant(name, rows[at], is_smallest, rows, slopes, power_laws(rows)))
     valleys = tuple(sublevel_slope(surface, scale, other) for surface in surfaces) if other else ()
-    return Study(scale, other, tuple(surfaces), valleys, tuple(variants), tuple(axes))
+    return Study(scale, other, tuple(surfaces), valleys, tuple(variants), tuple(axes), loss)
 
 
 def _size_axes(info: SweepInfo, curves: Sequence[Curve]) -> list[SizeAxis]:

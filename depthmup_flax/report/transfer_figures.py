@@ -23,7 +23,7 @@ def draw_transfer(study: Study, sheet: Sheet) -> None:
     """Loss against x: a panel per variant, a row per size that varies, a line per size, the optimum marked."""
     scale, rows = study.scale, [row for axis in study.axes for row in axis.rows(study.rows)]
     best = f", each point at its best {study.other.name}" if study.other else ""
-    title = f"Training loss against {scale.name}{best}\n{style.spread_sentence(study)}"
+    title = f"{study.loss_name.capitalize()} against {scale.name}{best}\n{style.spread_sentence(study)}"
     low, top, log_y = loss_limits(rows)
     clipped = any(_clipped(row, top).any() for row in rows)
     diverged = any(row.curve.diverged.any() for row in rows)
@@ -42,18 +42,19 @@ def draw_transfer(study: Study, sheet: Sheet) -> None:
         axes.set_ylim(low, low * (top / low) ** share if log_y else low + (top - low) * share)
         axes.set_xlim(coordinates[0] - margin, coordinates[-1] + margin)
         style.hyperparameter_axis(axes.xaxis, scale)
-        panel.finish("training loss", summary=_best_of_sizes(panel, scale))
+        panel.finish(study.loss_name, summary=_best_of_sizes(panel, study))
 
 
-def _best_of_sizes(panel: Panel, scale: Scale) -> str:
+def _best_of_sizes(panel: Panel, study: Study) -> str:
     """What the panel shows, in a sentence for readers who do not see it."""
+    scale = study.scale
     best = [
         f"{scale.value(row.optimum.at.value):.3g} at {panel.axis.name} {size}"
         if row.trains and row.optimum
         else f"none at {panel.axis.name} {size}"
         for row, size, _ in panel.rows
     ]
-    return f"Training loss against {scale.name}. Best {scale.name}: {', '.join(best)}."
+    return f"{study.loss_name.capitalize()} against {scale.name}. Best {scale.name}: {', '.join(best)}."
 
 
 def loss_limits(rows: Sequence[Row]) -> tuple[float, float, bool]:

@@ -155,7 +155,7 @@ def _verdict(study: Study, variant: Variant, axis: str, rows: Sequence[Row], sha
     unclear = [one for one in judged if one[2].verdict == NOT_RESOLVED]
     row, regret, judgment = max(worse or unclear or judged[-1:], key=lambda one: one[1].value)
     cost = in_words(regret, least=0.0, level="95 %: ")
-    costs = f"{tuned} costs {cost} in training loss at {_sizes([row], axis)}{_drift(row, study)}"
+    costs = f"{tuned} costs {cost} in {study.loss_name} at {_sizes([row], axis)}{_drift(row, study)}"
     if worse:
         return result(row, DOES_NOT_TRANSFER, costs)
     outside = [one for one, _ in known if not one.bracketed]

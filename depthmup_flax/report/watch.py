@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import Record, Sweep, read_sweep
 from depthmup_flax.report import verdict
+from depthmup_flax.report.loss_surfaces import TRAIN
 from depthmup_flax.report.make_report import Report, require_share, write_report
 from depthmup_flax.report.style import require_matplotlib
 from depthmup_flax.workdir import bucket_lock, buckets, lock
@@ -76,6 +77,7 @@ def watch(
     out: str | pathlib.Path,
     *,
     tolerance: float = verdict.TOLERANCE,
+    loss: str = TRAIN,
     say: Callable[[str], None] = print,
     every_s: float = EVERY_S,
     opened: Callable[[pathlib.Path], None] = lambda page: None,
@@ -97,7 +99,7 @@ def watch(
             if len(state.sweep.records) != reported:
                 reported = len(state.sweep.records)
                 try:
-                    report = write_report(state.sweep, out, tolerance=tolerance, refresh_s=every_s)
+                    report = write_report(state.sweep, out, tolerance=tolerance, loss=loss, refresh_s=every_s)
                 except InputError as error:  # no run has ended, or no point has all of its seeds
                     headline = f"no report yet: {error}"
                 else:
@@ -116,7 +118,7 @@ def watch(
         say("stopped; the report is of the runs that have ended")
         state = look(directories)
     say(progress_line(state))
-    report = write_report(state.sweep, out, tolerance=tolerance)
+    report = write_report(state.sweep, out, tolerance=tolerance, loss=loss)
     if not shown:
         opened(report.paths[0])
     return report

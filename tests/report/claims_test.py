@@ -25,7 +25,7 @@ from depthmup_flax.report.claims import (
     rises,
     transfers,
 )
-from depthmup_flax.report.measures import AT_LEAST, AT_MOST, BASE, MEASURES, Term
+from depthmup_flax.report.measures import AT_LEAST, AT_MOST, BASE, BOTH, MEASURES, Term
 from depthmup_flax.report.page import render
 from depthmup_flax.report.tables import as_text
 from depthmup_flax.report.verdict import NOT_RESOLVED, OPPOSITE, SHOWN
@@ -104,6 +104,29 @@ def test_a_claim_about_every_size_is_decided_by_the_worst():
     found = of(transfers("a"), planted({"a": STILL}, change=back))
     assert found.verdict == OPPOSITE
     assert found.contrast == "regret of a at depth 16"
+
+
+@pytest.mark.parametrize(("shift", "verdict"), [(0.0, SHOWN), (0.4, OPPOSITE)])
+def test_width_and_depth_together_are_compared_where_both_are_the_same_multiple_of_the_base(shift, verdict):
+    def loss(point):  # the best rate moves with the product of both multiples
+        octaves = math.log2(point["model.width"] / 64) * math.log2(point["model.depth"] / 4)
+        noise = np.random.default_rng(point["seed"]).normal()
+        return 2 + CURVATURE * (math.log2(point[X]) - BEST - shift * octaves) ** 2 + 0.003 * noise
+
+    axes = {"model.width": (64, 256), "model.depth": (4, 16), X: RATES, "seed": tuple(range(5))}
+    one = of(transfers(axis=BOTH), sweep_of(loss, axes))
+    assert one.contrast == "regret at width 256 and depth 16"
+    assert one.verdict == verdict
+    assert one.estimate.value == pytest.approx(CURVATURE * (4 * shift) ** 2, abs=0.003)
+
+
+def test_claims_about_a_part_of_training_have_no_test_loss():
+    study = study_of(planted({"depth_mup": STILL, "mup": LEFT}))
+    texts = lambda study: {one.claim.text for one in judged("megatron", study)}
+    assert texts(study) - texts(dataclasses.replace(study, loss="test")) == {
+        "deeper is worse initially",
+        "in the middle of training the best rate is invariant, rather than 1/sqrt(L)",
+    }
 
 
 def test_sizes_that_not_every_variant_has_are_not_compared():

@@ -1,5 +1,6 @@
 """A report's files and JSON, whole and from shards, and what it refuses."""
 
+import dataclasses
 import json
 import math
 
@@ -74,3 +75,28 @@ def test_all_diverged_is_one_sentence_with_a_remedy(tmp_path):
     sweep = write(tmp_path / "sweep", sweep_of(lambda p: None, {X: RATES}))
     with pytest.raises(InputError, match=r"all 9 runs diverged .* sweep lower values of optimizer.learning_rate"):
         make_report([sweep], tmp_path / "out")
+
+
+def test_the_test_loss_has_optimum_and_words_of_its_own_and_no_figures_over_time(tmp_path):
+    trained = sweep_of(lambda point: parabola(point, best=-8.0), {"model.depth": (4, 16), X: RATES, "seed": range(3)})
+    tested = [dataclasses.replace(r, test_loss=parabola(r.point, best=-9.0) + 1) for r in trained.records]
+    directory = write(tmp_path / "sweep", dataclasses.replace(trained, records=tested))
+    report = make_report([directory], tmp_path / "report", loss="test")
+    (variant,) = report.data["variants"]
+    for row in variant["rows"]:
+        assert math.log2(row["optimum"]) == pytest.approx(-9)
+        assert row["best_loss"] == pytest.approx(1.5)
+    assert report.data["loss"] == "test"
+    assert "in test loss at depth 16" in report.data["headline"]
+    assert "training" not in report.text
+    names = {path.name for path in report.paths}
+    assert "transfer.png" in names
+    assert not names & {"curves.png", "over_time.png"}
+
+
+def test_a_sweep_without_test_examples_has_no_report_of_the_test_loss(tmp_path):
+    trained = sweep_of(parabola, {"model.depth": (4, 16), X: RATES, "seed": range(3)})
+    records = [dataclasses.replace(record, test_loss=None) for record in trained.records]
+    directory = write(tmp_path / "sweep", dataclasses.replace(trained, records=records))
+    with pytest.raises(InputError, match=r"no run of the sweep has a test loss: its data had no test examples"):
+        make_report([directory], tmp_path / "report", loss="test")

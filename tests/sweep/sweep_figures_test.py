@@ -50,7 +50,16 @@ def test_every_figure_has_a_smoke_scale_from_config_to_page(path, tmp_path, monk
     assert report.data["figure"] == config.figure
 
 
-LONG = "abs block_depth block_multiplier layernorm lr_width_depth_mlp ode_sde pre_nonlin trained_ends".split()
+LONG = [
+    "abs",
+    "block_depth",
+    "block_multiplier",
+    "layernorm",
+    "lr_width_depth_mlp",
+    "ode_sde",
+    "pre_nonlin",
+    "trained_ends",
+]
 
 
 SHORTER = {

@@ -1,0 +1,266 @@
+"""Tune small, train large, against a search on the large network itself: runs, table and figure of demonstration.md.
+
+    python docs/demonstration/demonstration.py run NAME DATA    NAME: resmlp, simple_resnet or gpt; DATA: TFDS's
+                                                                directory, or the text
+    python docs/demonstration/demonstration.py show             the table, and demonstration.png, from the records
+
+A repetition draws learning rates and branch multipliers at random, trains the small network with each, and trains the
+large one once: with those of the lowest training loss. The rival draws from the same ranges, trains the large network
+with each, and keeps the run of the lowest training loss. Sizes, lengths, ranges, numbers of trials and seeds were
+committed before the runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from depthmup_flax.data import LoadOnce
+from depthmup_flax.plan.programs import compile_run
+from depthmup_flax.records import COMPLETED, LEARNING_RATE, SEED, Record, read_sweep
+from depthmup_flax.report.style import canvas
+from depthmup_flax.sweep import sweep, sweep_config
+from depthmup_flax.training.config import from_file
+
+HERE = pathlib.Path(__file__).parent
+FLOPS = HERE / "flops.json"
+MULTIPLIER, PRESET = "parametrization.branch_multiplier", "parametrization.preset"
+RULE, CONTROL = "depth_mup", "sp"  # for the large network
+SMALL, LARGE = 0, 1  # streams of random points
+REPETITIONS = 10
+SMALL_TRIALS = (4, 16, 64)  # after which the large network is trained
+LARGE_TRIALS = 8  # of the rival
+MULTIPLIERS = (1 / 4, 4.0)
+COLORS = ("#0072b2", "#d55e00", "0.35")
+Point = dict[str, object]  # dotted config field -> value
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A small network, and how it is searched; rates and multipliers are drawn uniformly in their logarithm.
+
+    Attributes:
+      small: the data's place -> config of the small network.
+      large: width and depth of the large one, whose step takes at least 16 times the operations.
+      rates: lowest and highest.
+      measure: field of a record, on examples that no search has seen.
+      chance: the measure of a network that diverged.
+    """
+
+    title: str
+    small: Callable[[str], ConfigDict]
+    large: tuple[int, int]
+    rates: tuple[float, float]
+    measure: str
+    chance: float
+
+
+def residual_mlp(data: str) -> ConfigDict:
+    """TP6's network on CIFAR-10 with 16 x 16 pixels, 1.5 epochs, Adam."""
+    config = from_file("cifar10_resmlp")
+    config.model.update(width=64, depth=4)
+    config.data.update(data_dir=data, image_size=16, test_examples=5000)
+    config.train.update(epochs=0.0, steps=1200, average_steps=100)
+    config.optimizer.frozen = ()
+    return config
+
+
+def convolutional(data: str) -> ConfigDict:
+    """B24's network on CIFAR-10 with 16 x 16 pixels, SGD."""
+    config = from_file("cifar10_resnet")
+    config.model.update(width=32, depth=6)
+    config.data.update(data_dir=data, image_size=16, test_examples=5000, augment="none")
+    config.train.update(epochs=0.0, steps=200, average_steps=30)
+    return config
+
+
+def gpt(data: str) -> ConfigDict:
+    """A GPT on Tiny Shakespeare, warm-up and cosine, Adam."""
+    config = from_file("shakespeare_gpt")
+    config.model.update(width=32, depth=2)
+    config.data.update(name=f"text:{data}", context=32)
+    config.train.update(steps=300, average_steps=30, batch_size=16)
+    config.optimizer.warmup_steps = 40
+    return config
+
+
+PAIRS = {
+    "resmlp": Pair("ResMLP, Adam: test accuracy", residual_mlp, (256, 16), (10**-4.5, 10**-1.5), "test_accuracy", 0.1),
+    "simple_resnet": Pair("SimpleResNet, SGD: test accuracy", convolutional, (96, 14), (1e-3, 1), "test_accuracy", 0.1),
+    "gpt": Pair("GPT, Adam: test loss", gpt, (64, 10), (1e-4, 10**-1.5), "test_loss", math.log(65)),
+}
+
+
+def points(pair: Pair, repetition: int, stream: int, count: int) -> list[Point]:
+    """Random points, of one stream for the small network and of another for the rival."""
+    random = np.random.default_rng([repetition, stream])
+    low, high = np.log([pair.rates, MULTIPLIERS]).T
+    drawn = np.exp(random.uniform(low, high, (count, 2))).tolist()
+    return [{LEARNING_RATE: rate, MULTIPLIER: multiplier, SEED: repetition} for rate, multiplier in drawn]
+
+
+def configs(name: str, data: str) -> tuple[ConfigDict, ConfigDict]:
+    """Of the small and the large network; the small one is the base of both."""
+    pair = PAIRS[name]
+    small = pair.small(data)
+    small.model.update(base_width=small.model.width, base_depth=small.model.depth)
+    large = small.copy_and_resolve_references()
+    width, depth = pair.large
+    large.model.update(width=width, depth=depth)
+    return small, large
+
+
+def directory(name: str, part: str) -> pathlib.Path:
+    """Of the records of a part: small, search (the rival's), or kept, where small values train the large network."""
+    return HERE / f"{name}-{part}"
+
+
+def trained(name: str, part: str, base: ConfigDict, runs: Sequence[Point]) -> None:
+    """Trains the runs that the part's directory lacks."""
+    grids = {f"run{i}": {path: (value,) for path, value in point.items()} for i, point in enumerate(runs)}
+    title = f"{PAIRS[name].title}, {part}"
+    sweep(sweep_config(base, grids, figure=f"demonstration-{name}", title=title, scale="cpu"), directory(name, part))
+
+
+class Records:
+    """The records of one part, by their points."""
+
+    def __init__(self, name: str, part: str) -> None:
+        self.read = read_sweep([directory(name, part)])
+        self._by_point = {_key(record.point): record for record in self.read.records}
+
+    def __getitem__(self, point: Point) -> Record:
+        return self._by_point[_key(point)]
+
+    def best(self, points: Sequence[Point]) -> Point:
+        """That of the lowest training loss; diverged runs come last."""
+        return min(points, key=lambda point: _loss(self[point]))
+
+
+def _key(point: Point) -> tuple[object, ...]:
+    return (*(point[path] for path in (LEARNING_RATE, MULTIPLIER, SEED)), point.get(PRESET, RULE))
+
+
+def _loss(record: Record) -> float:
+    diverged = record.status != COMPLETED or record.train_loss_avg is None
+    return math.inf if diverged else record.train_loss_avg
+
+
+def run(name: str, data: str) -> None:
+    """Trains all runs of a pair that are not recorded yet."""
+    pair = PAIRS[name]
+    small, large = configs(name, data)
+    write_flops(name, small, large)
+    drawn = [points(pair, repetition, SMALL, max(SMALL_TRIALS)) for repetition in range(REPETITIONS)]
+    trained(name, "small", small, [point for own in drawn for point in own])
+    searched = [points(pair, repetition, LARGE, LARGE_TRIALS) for repetition in range(REPETITIONS)]
+    trained(name, "search", large, [point for own in searched for point in own])
+    found = Records(name, "small")
+    kept = [found.best(own[:trials]) for own in drawn for trials in SMALL_TRIALS]
+    unique = list({_key(point): point for point in kept}.values())
+    trained(name, "kept", large, [{**point, PRESET: preset} for preset in (RULE, CONTROL) for point in unique])
+
+
+def write_flops(name: str, small: ConfigDict, large: ConfigDict) -> None:
+    """Operations of the products in one training step, of the small and the large network."""
+    load, (device, *_) = LoadOnce(), jax.devices()
+    sizes = {"small": small, "large": large}
+    found = {size: compile_run(config, [device], load).flops for size, config in sizes.items()}
+    known = json.loads(FLOPS.read_text()) if FLOPS.exists() else {}
+    FLOPS.write_text(json.dumps({**known, name: found}, indent=1, sort_keys=True) + "\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one way reaches at one cost.
+
+    Attributes:
+      cost: floating-point operations of all its runs, in those of one run of the large network.
+      measured: (R,) the measure of the network it ends with, one per repetition; NaN if that diverged.
+    """
+
+    way: str
+    trials: int
+    cost: float
+    measured: np.ndarray
+
+
+def outcomes(name: str) -> list[Outcome]:
+    """Of all ways and numbers of trials, from the records."""
+    pair = PAIRS[name]
+    small, search, kept = (Records(name, part) for part in ("small", "search", "kept"))
+    flops = json.loads(FLOPS.read_text())[name]
+    share = flops["small"] / flops["large"]
+    measured = lambda record: getattr(record, pair.measure) if record.status == COMPLETED else math.nan
+    found = []
+    for way, preset in (("tuned small, kept by the rule", RULE), ("tuned small, kept without a rule", CONTROL)):
+        for trials in SMALL_TRIALS:
+            best = [small.best(points(pair, r, SMALL, max(SMALL_TRIALS))[:trials]) for r in range(REPETITIONS)]
+            values = np.array([measured(kept[{**point, PRESET: preset}]) for point in best], float)
+            found.append(Outcome(way, trials, trials * share + 1, values))
+    for trials in range(1, LARGE_TRIALS + 1):
+        best = [search.best(points(pair, r, LARGE, LARGE_TRIALS)[:trials]) for r in range(REPETITIONS)]
+        values = np.array([measured(search[point]) for point in best], float)
+        found.append(Outcome("searched large", trials, float(trials), values))
+    return found
+
+
+def table(names: Sequence[str]) -> str:
+    """Markdown: median and quartiles over the repetitions; a diverged network counts as the worst."""
+    lines = ["| networks | way | trials | cost | measure: median (quartiles) | diverged |", "|---|---|---|---|---|---|"]
+    for name in names:
+        for one in outcomes(name):
+            low, middle, high = quartiles(name, one)
+            measure = f"{middle:.3f} ({low:.3f} to {high:.3f})"
+            cells = (PAIRS[name].title, one.way, one.trials, f"{one.cost:.2f}", measure, np.isnan(one.measured).sum())
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def quartiles(name: str, one: Outcome) -> tuple[float, float, float]:
+    """Lower quartile, median and upper quartile."""
+    pair = PAIRS[name]
+    worst = pair.chance
+    low, middle, high = np.quantile(np.nan_to_num(one.measured, nan=worst), (0.25, 0.5, 0.75))
+    return float(low), float(middle), float(high)
+
+
+def figure(names: Sequence[str]) -> None:
+    """Writes demonstration.png."""
+    drawing, panels = canvas(1, len(names), width=3.6, height=3.2)
+    for name, axes in zip(names, panels[0], strict=True):
+        found = outcomes(name)
+        for color, way in zip(COLORS, dict.fromkeys(one.way for one in found), strict=True):
+            own = [one for one in found if one.way == way]
+            low, middle, high = zip(*(quartiles(name, one) for one in own), strict=True)
+            costs = [one.cost for one in own]
+            axes.plot(costs, middle, color=color, marker="o", markersize=4, label=way)
+            axes.fill_between(costs, low, high, color=color, alpha=0.2, linewidth=0)
+        axes.set(title=PAIRS[name].title, xlabel="cost, in runs of the large network")
+        axes.grid(alpha=0.25)
+    panels[0][0].legend(fontsize=8)
+    drawing.savefig(HERE / "demonstration.png", dpi=150)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs a pair, or shows what is recorded."""
+    if arguments[:1] == ["run"]:
+        run(arguments[1], arguments[2] if len(arguments) > 2 else "")
+    elif list(arguments) == ["show"]:
+        names = [name for name in PAIRS if directory(name, "kept").exists()]
+        print(table(names))
+        figure(names)
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
