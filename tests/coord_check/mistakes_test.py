@@ -145,7 +145,7 @@ def named_blocks(width, depth, extra=lambda path, m, r: 1.0):
     ids=["one layer over width", "biases", "one layer over depth"],
 )
 def test_one_wrong_layer_among_right_ones_and_wrong_biases_are_found(axis, extra, expected):
-    sizes = {"widths": (32, 64, 128)} if axis == "width" else {"depths": (3, 6, 12)}
+    sizes = {"widths": (32, 64, 128)} if axis == "width" else {"depths": (4, 6, 10)}
     build = lambda width, depth: named_blocks(width, depth, extra)
     report = coord_check(build, Y, rule=RULE, width=32, depth=3, **sizes, steps=1, seeds=2)
     wrong = {q.name: q.fit.slope for q in report.failures if q.kind == "update"}
