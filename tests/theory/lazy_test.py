@@ -135,7 +135,6 @@ def test_kernels_are_differentiable_by_inputs_and_multiplier(name, depth):
     np.testing.assert_allclose(by_a, (entry(x, 0.7 + step) - entry(x, 0.7 - step)) / (2 * step), rtol=1e-4)
 
 
-@unoptimized
 def test_kernels_are_differentiable_and_map_over_batches():
     batch = jnp.stack([gram(inputs()), 2 * gram(inputs())])
     mapped = jax.jit(jax.vmap(lambda start: lazy_kernels(start, "tanh", depth=8).tangent()))(batch)
@@ -226,7 +225,6 @@ def test_training_of_a_wide_lazy_network_follows_the_prediction():
     assert errors[1] < 2e-3, errors
 
 
-@unoptimized
 def test_predictions_are_the_exponential_of_the_kernel_and_in_the_end_its_regression():
     kernel, y = (
         np.asarray(lazy_kernels(gram(inputs(6)), "relu").tangent()),

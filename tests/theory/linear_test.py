@@ -26,7 +26,6 @@ def steps_of(shape, seed=3):
     return jax.random.normal(keys[0], shape), jax.random.normal(keys[1], shape[:2])
 
 
-@unoptimized
 @pytest.mark.parametrize("norm", [1.0, 1.6])
 def test_one_step_of_a_linear_network_approaches_the_corrected_formula_as_one_over_depth(norm):
     """And not the printed one, which is 20.0 at layer time 1 where this is 15.03."""
@@ -90,7 +89,6 @@ def test_linear_networks_in_training_approach_the_recursion_as_one_over_width():
     assert biases[-1] < 0.05, biases
 
 
-@unoptimized
 def test_without_feature_learning_linear_training_is_descent_with_the_lazy_kernel():
     (x, y), depth, rate, steps = steps_of((1, 3, 4)), 6, 0.3, 8
     x, y = map(np.asarray, (x, y))
@@ -115,7 +113,6 @@ def test_linear_training_converges_in_depth_as_one_over_depth():
     assert abs(power(depths[:-1], between) + 1) < 0.2, between
 
 
-@unoptimized
 def test_an_example_twice_in_a_step_is_that_example_once():
     x, y = map(np.asarray, steps_of((2, 1, 2)))
     once = linear_training(x, y, depth=3)
@@ -128,7 +125,6 @@ def half_loss(outputs, targets):
     return (outputs - targets) ** 2 / 4
 
 
-@unoptimized
 def test_half_the_loss_at_twice_the_rate_is_the_same_training():
     x, y = steps_of((2, 1, 2))
     square = linear_training(x, y, depth=3)

@@ -34,7 +34,6 @@ def linear(steps=4, **kwargs):
     return linear_training(*repeated, **{"depth": 4, "learning_rate": 0.4, **kwargs})
 
 
-@unoptimized
 def test_infinite_depth_is_the_closed_form_of_one_step_and_its_error_falls_as_depth_to_the_minus_two():
     x, y = jnp.ones((2, 1, 1)), jnp.ones((2, 1))
     errors = {}
