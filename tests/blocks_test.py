@@ -4,7 +4,8 @@ A block runs in a new namespace, in a directory with the runs and files of `_pro
 ``# name.py`` is also that file, for the page's other blocks. A line above a block changes this:
 ``<!-- slow -->`` runs it with the slow tests, ``<!-- not run: REASON -->`` does not run it.
 
-docs/your_model.md has a test of its own, which also compares what its blocks print.
+docs/your_model.md has a test of its own, which also compares what its blocks print, and so have the slow ones of
+docs/theory.md.
 """
 
 import dataclasses
@@ -63,7 +64,9 @@ def as_parameters(blocks):
     return [pytest.param(block, id=str(block), marks=marks(block)) for block in blocks]
 
 
-BLOCKS = [block for page in PAGES for block in blocks_of(page, "python")]
+BLOCKS = [
+    block for page in PAGES for block in blocks_of(page, "python") if (page.name, block.note) != ("theory.md", "slow")
+]
 
 
 @pytest.fixture(scope="module")

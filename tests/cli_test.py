@@ -74,7 +74,7 @@ assert train_and_evaluate(config, {str(tmp_path)!r})["status"] == "completed"
 require_unchanged("train_and_evaluate")
 """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
-    done = run("-c", code, env=environment | {"JAX_PLATFORMS": "cpu"})
+    done = run("-c", code, env=environment | {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -148,7 +148,7 @@ def test_every_config_is_valid_and_documents_its_command(name):
     assert f"depthmup train --config={name} " in module.__doc__
 
 
-@pytest.mark.parametrize("name", ["imagenet_resnet18", "imagenet_vit"])
+@pytest.mark.parametrize("name", ["imagenet_resnet18", pytest.param("imagenet_vit", marks=pytest.mark.slow)])
 def test_the_imagenet_configs_train_on_files_in_imagenets_own_layout(name, tmp_path):
     """Class folders of JPEGs of many sizes, one of them gray, and a flat val/ with Kaggle's list of its classes."""
     rng = np.random.default_rng(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib.metadata
 import os
 import shutil
@@ -35,6 +36,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_xdist_auto_num_workers(config):
     """Three workers on two cores: about a quarter of the time, tests wait for the processes that they start."""
     return (os.cpu_count() or 1) * 3 // 2
+
+
+def pytest_collection_finish():
+    """What is imported and collected stays: the garbage collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

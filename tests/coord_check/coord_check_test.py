@@ -166,7 +166,7 @@ def small_config(preset="depth_mup"):
         ("block_only", "depth", False, "rule_not_stable_in_depth"),
         pytest.param("ode", "depth", True, None, marks=pytest.mark.slow),
         pytest.param("ntk", "width", False, "lazy_rule", marks=pytest.mark.slow),
-        pytest.param("sp", "width", False, "rule_without_width", marks=pytest.mark.slow),  # command_test has it too
+        # command_test has sp.
     ],
 )
 def test_presets_pass_and_fail_as_theory_says(preset, axis, ok, cause):

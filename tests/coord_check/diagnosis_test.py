@@ -65,6 +65,7 @@ def test_a_plain_optimizer_lacks_the_width_factor_of_the_update():
     assert "depthmup(direction, info, rule" in str(report)
 
 
+@pytest.mark.slow
 def test_initial_values_that_count_depth_twice_are_named():
     report = check("depth", depth_init=True)
     assert causes(report)["double_counted_init"] == ("blocks/dense/kernel",)
@@ -89,6 +90,7 @@ def test_updates_that_shrink_twice_with_depth_are_named():
     assert causes(report)["updates_too_small_in_depth"] == ("blocks/dense/kernel",)
 
 
+@pytest.mark.slow
 def test_changes_below_float_precision_are_called_that():
     def vanishing(info):
         (m,) = {leaf.model_width for leaf in flatten_info(info).values()}
@@ -100,7 +102,7 @@ def test_changes_below_float_precision_are_called_that():
     assert list(causes(report)) == ["below_precision"]
 
 
-@pytest.mark.parametrize("readout_std", [0.0, None])
+@pytest.mark.parametrize("readout_std", [0.0, pytest.param(None, marks=pytest.mark.slow)])
 def test_a_readout_that_starts_at_zero_or_shrinks_with_width_is_no_failure(readout_std):
     report = check("width", readout_std=readout_std)
     assert report.ok, str(report)

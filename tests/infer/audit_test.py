@@ -435,7 +435,7 @@ def test_the_audits_base_gives_the_base_initial_values_too():
     x = jnp.ones((3, 6))
     model, base = AutoNamed(32 * WIDTH, 2 * DEPTH), AutoNamed(8 * WIDTH, DEPTH)
     deep_base, info = base.clone(depth=2 * DEPTH), audit(model, base, x).info
-    params, shallow, deep = (net.init(jax.random.key(0), x)["params"] for net in (model, base, deep_base))
+    params, shallow, deep = (jax.jit(net.init)(jax.random.key(0), x)["params"] for net in (model, base, deep_base))
     new = rescale_init(params, shallow, info, RULE)
     jax.tree.map(np.testing.assert_array_equal, new, rescale_init(params, deep, info, RULE))
     assert float(new["head"]["kernel"].std()) == pytest.approx(float(shallow["head"]["kernel"].std()), rel=0.1)
@@ -444,7 +444,9 @@ def test_the_audits_base_gives_the_base_initial_values_too():
 
 def test_an_initial_value_without_an_equal_layer_in_the_base_model_is_refused():
     model, base = ConvNet(2 * WIDTH, (2, 2)), ConvNet(WIDTH, (1, 1))
-    params, base_params = (net.init(jax.random.key(0), jnp.ones(IMAGES.shape))["params"] for net in (model, base))
+    params, base_params = (
+        jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes_of(net, IMAGES)) for net in (model, base)
+    )
     with pytest.raises(InputError, match=r"corresponds to 'stage1_block1_conv1/kernel' of shape .*: pass base_params"):
         rescale_init(params, base_params, audit(model, base, IMAGES).info, RULE)
 

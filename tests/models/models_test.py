@@ -52,7 +52,8 @@ def assert_trees_equal(a, b):
 
 
 def assert_trees_close(a, b, rtol):
-    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(b))
+    a, b = jax.device_get((a, b))
+    scale = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(b))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * scale), a, b)
 
 
@@ -178,10 +179,14 @@ def test_norm_in_the_branch_does_not_cancel_the_multiplier():
         (dm.SimpleResNet(5, width=64, depth=13, base_depth=1 + 3, norm="batch"), IMAGES),
         (dm.SimpleResNet(5, width=64, depth=13, base_depth=1 + 3, norm="layer"), IMAGES),
     ]:
-        variables = init(model, x)
-        _, recorded = apply(model, variables, x, train=True, mutable=["intermediates", "batch_stats"])
-        streams = recorded["intermediates"]["segment_0"]["stream"][0]
-        increment = float(jnp.sqrt(jnp.mean((streams[1] - streams[0]) ** 2)))
+
+        @jax.jit
+        def streams(key, model=model, x=x):
+            _, recorded = model.apply(model.init(key, x), x, train=True, mutable=["intermediates", "batch_stats"])
+            return recorded["intermediates"]["segment_0"]["stream"][0]
+
+        first, second, *_ = np.asarray(streams(jax.random.key(0)))
+        increment = float(np.sqrt(np.mean((second - first) ** 2)))
         assert increment == pytest.approx((16 / 7) ** -0.5, rel=0.05)
 
 
@@ -225,22 +230,23 @@ def test_zero_init_branch_starts_as_the_identity_and_gets_gradients(model, x, ze
     variables = init(model, x)
     _, grads = loss_and_grads(model, variables, x)
     _, recorded = apply(model, variables, x, mutable=["intermediates"])
-    for streams in jax.tree.leaves(recorded["intermediates"]):
-        np.testing.assert_array_equal(streams, jnp.broadcast_to(streams[0], streams.shape))
+    for streams in jax.tree.leaves(jax.device_get(recorded["intermediates"])):
+        np.testing.assert_array_equal(streams, np.broadcast_to(streams[0], streams.shape))
+    grads = jax.device_get(grads)
     leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(grads)[0]}
-    assert all(bool(jnp.any(leaf != 0)) for path, leaf in leaves.items() if zero in path)
+    assert all(bool(np.any(leaf != 0)) for path, leaf in leaves.items() if zero in path)
 
 
-def test_zero_init_readout_starts_at_zero_logits():
-    for model, x in EACH:
-        model = model.clone(width=16, depth=4, zero_init_readout=True)
-        assert not jnp.any(jax.jit(lambda key, model=model, x=x: model.init_with_output(key, x)[0])(jax.random.key(0)))
+@pytest.mark.parametrize(("model", "x"), RESNET_SLOW, ids=NAMES)
+def test_zero_init_readout_starts_at_zero_logits(model, x):
+    model = model.clone(width=16, depth=4, zero_init_readout=True)
+    assert not np.any(jax.jit(lambda key: model.init_with_output(key, x)[0])(jax.random.key(0)))
 
 
 @pytest.mark.parametrize(
     ("model", "x"),
     [
-        pytest.param(*each, id=name, marks=[pytest.mark.slow] * (name.endswith("ResNet") or name == "ViT"))
+        pytest.param(*each, id=name, marks=[pytest.mark.slow] * (name != "ResMLP"))
         for each, name in zip(EACH, NAMES, strict=True)
     ],
 )
@@ -277,7 +283,7 @@ def test_training_under_vmap_over_learning_rates_and_seeds_is_training_alone(mod
 @pytest.mark.parametrize(("model", "x"), RESNET_SLOW, ids=NAMES)
 def test_every_parameter_is_annotated_with_its_initial_standard_deviation(model, x):
     model = model.clone(width=32, base_width=16, use_bias=True)
-    params = init(model, x)["params"]
+    params = jax.device_get(init(model, x)["params"])
     leaves = flatten_info(dm.param_info(model, model.base(), x))
     for path, value in jax.tree_util.tree_flatten_with_path(params)[0]:
         leaf = leaves[path_name(path)]

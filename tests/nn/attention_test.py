@@ -58,10 +58,8 @@ def llama(h, p, *, heads, kv_heads, scale, multiplier, angles, causal):
 def shaken(model, x):
     """Parameters moved off their initial values, in float64."""
     params = nn.unbox(jax.jit(model.init)(jax.random.key(0), x))["params"]
-    leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(5), len(leaves))
-    moved = [leaf + 0.1 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
-    params = jax.tree.unflatten(structure, moved)
+    random = np.random.default_rng(5)
+    params = jax.tree.map(lambda leaf: leaf + np.float32(0.1 * random.normal(size=leaf.shape)), jax.device_get(params))
     return params, jax.tree.map(lambda a: np.asarray(a, np.float64), params)
 
 

@@ -82,7 +82,7 @@ def test_a_run_goes_from_two_processes_to_one_with_the_losses_of_one_that_never_
     assert result["steps"] == STEPS
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_process_that_dies_ends_the_other_with_a_message_in_bounded_time(victim, tmp_path):
     pair = Joined(tmp_path / "logs", 2, 1, f"--workdir={tmp_path / 'run'}", "--config.train.steps=100000", *SMALL)
     pair.wait_for("step 2/")
@@ -205,6 +205,7 @@ def test_processes_whose_files_of_the_same_name_differ_refuse(tmp_path):
         assert "the processes are not the same run: the hash of training examples is" in sentence
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_sentence_and_exit_code_two_in_every_process(tmp_path):
     """Also where only the first looks: at the work directory."""
     (tmp_path / "run").mkdir()

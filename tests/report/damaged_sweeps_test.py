@@ -135,7 +135,7 @@ def test_random_edits_give_a_report_or_one_sentence(part, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", range(4))
 def test_random_edits_give_figures_or_one_sentence(part, tmp_path):
     reports = 0
     for seed in range(1000 + 10 * part, 1000 + 10 * (part + 1)):
@@ -268,7 +268,7 @@ def test_a_killed_report_leaves_every_file_old_or_new(tmp_path):
         contents.append({path.name: path.read_bytes() for path in out.iterdir() if path.name[0] != "."})
     assert contents[0].keys() == contents[1].keys()
     rng, killed = random.Random(0), 0
-    for attempt in range(20):
+    for attempt in range(10):
         child = os.fork()
         if child == 0:
             make_report((several, other)[attempt % 2], out)
@@ -278,7 +278,7 @@ def test_a_killed_report_leaves_every_file_old_or_new(tmp_path):
         killed += os.waitpid(child, 0)[1] == signal.SIGKILL
         for name, content in contents[0].items():
             assert (out / name).read_bytes() in (content, contents[1][name]), name
-    assert killed > 10
+    assert killed > 5
     make_report(several, out)
     assert {name: (out / name).read_bytes() for name in contents[0]} == contents[0]
 

@@ -1,8 +1,6 @@
 """What is known of optax directions, held against measured updates; and that building optimizers runs nothing."""
 
 import functools
-import subprocess
-import sys
 import time
 
 import flax.linen as nn
@@ -12,6 +10,7 @@ import numpy as np
 import optax
 import optax.contrib
 import pytest
+from processes import run_command
 
 import depthmup_flax as dm
 from depthmup_flax.rule.directions import DIRECTIONS, TRAITS, direction, direction_eps, homogeneity
@@ -118,13 +117,20 @@ def test_the_structure_of_a_composed_direction_is_read(inner, degree):
     assert homogeneity(inner) == degree
 
 
+@functools.cache
 def small_model():
     rule = dm.get_parametrization("depth_mup")
     model = dm.ResMLP(3, width=32, depth=4, base_width=16, base_depth=2, parametrization=rule, use_bias=True)
     x = jax.random.normal(jax.random.key(1), (16, 8))
     info = dm.param_info(model, model.base(), x)
-    params = nn.unbox(model.init(jax.random.key(0), x))["params"]
+    params = nn.unbox(jax.jit(model.init)(jax.random.key(0), x))["params"]
     return model, params, info, rule, x
+
+
+@functools.cache
+def small_gradients():
+    model, params, _, _, x = small_model()
+    return jax.jit(jax.grad(lambda p: model.apply({"params": p}, x).std()))(params)
 
 
 def matrices(params):
@@ -178,22 +184,25 @@ def test_compositions_with_optax_train_a_model(name):
 
     @jax.jit
     def step(params, state):
-        updates, state = optimizer.update(jax.grad(loss)(params), state, params)
-        return optax.apply_updates(params, updates), state
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
 
-    before, state = loss(params), optimizer.init(params)
-    for _ in range(10):
-        params, state = step(params, state)
-    assert loss(params) < 0.95 * before
+    state, losses = optimizer.init(params), []
+    for _ in range(11):
+        params, state, value = step(params, state)
+        losses.append(value)
+    assert losses[-1] < 0.95 * losses[0]
 
 
 def test_an_injected_optimizer_is_the_plain_one():
-    model, params, info, rule, x = small_model()
-    grads = jax.grad(lambda p: model.apply({"params": p}, x).std())(params)
+    _, params, info, rule, _ = small_model()
     plain = dm.adamw(1e-2, info, rule, weight_decay=0.1, eps=1e-6)
     injected = optax.inject_hyperparams(dm.adamw)(1e-2, info, rule, weight_decay=0.1, eps=1e-6)
-    expected = plain.update(grads, plain.init(params), params)[0]
-    updates = injected.update(grads, injected.init(params), params)[0]
+    expected, updates = (
+        jax.jit(lambda grads, params, o=o: o.update(grads, o.init(params), params)[0])(small_gradients(), params)
+        for o in (plain, injected)
+    )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), updates, expected)
 
 
@@ -314,8 +323,8 @@ def test_wrappers_outside_decay_as_often_as_they_update():
 
 
 def test_clipping_by_this_package_may_stand_in_a_direction():
-    model, params, info, rule, x = small_model()
-    grads = jax.grad(lambda p: model.apply({"params": p}, x).std())(params)
+    _, params, info, rule, _ = small_model()
+    grads = small_gradients()
     parts = optax.chain(dm.clip_by_global_rms(1e-3), optax.trace(0.9))
     inside = dm.depthmup(parts, info, rule, 0.1)
     outside = dm.sgd(0.1, info, rule, momentum=0.9, clip_rms=1e-3)
@@ -336,8 +345,8 @@ def test_a_direction_that_is_not_listed_is_read_when_the_parameters_are_known(mo
     np.testing.assert_array_equal(updates["w"], -expected["w"])
 
 
-def test_building_optimizers_compiles_and_allocates_nothing():
-    """In a new process: no backend is started by any constructor."""
+def test_building_optimizers_compiles_and_allocates_nothing(tmp_path):
+    """In a process of its own: no backend is started by any constructor."""
     program = """
 import depthmup_flax as dm, optax, jax._src.xla_bridge as bridge
 rule = dm.get_parametrization("depth_mup")
@@ -354,7 +363,8 @@ for name in ("adam", "rmsprop", "novograd", "sm3"):
         pass
 assert not bridge._backends, bridge._backends
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    (tmp_path / "program.py").write_text(program)
+    done = run_command(tmp_path / "program.py")
     assert done.returncode == 0, done.stderr
 
 

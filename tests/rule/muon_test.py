@@ -16,6 +16,7 @@ from depthmup_flax.rule.parametrization import Geometry, ParamInfo, Role
 
 RULE = dm.get_parametrization("depth_mup")
 TOKENS = jnp.zeros((2, 8), jnp.int32)
+KEY = jax.random.key(0)
 
 
 def hidden(shape, m_in=1.0, m_out=1.0, **fields):
@@ -29,14 +30,17 @@ def noise(shape, seed=0):
 
 
 def step(optimizer, params, grads):
-    updates, _ = optimizer.update(grads, optimizer.init(params), params)
-    return updates
+    return jax.jit(lambda params, grads: optimizer.update(grads, optimizer.init(params), params)[0])(params, grads)
+
+
+def orthogonal(matrix):
+    """What optax makes of a matrix."""
+    return step(optax.contrib.scale_by_muon(), matrix, matrix)
 
 
 def gpt(width=32, **fields):
     model = dm.GPT(50, width=width, depth=2, base_width=32, base_depth=2, **fields)
-    info = dm.param_info(model, model.base(), TOKENS)
-    return model, info, nn.unbox(model.init(jax.random.key(0), TOKENS))["params"]
+    return model, dm.param_info(model, model.base(), TOKENS)
 
 
 @pytest.mark.parametrize("consistent_rms", [0.2, None])
@@ -53,10 +57,11 @@ def test_at_the_base_model_it_is_the_muon_of_optax(consistent_rms):
     )
     params = {name: noise(leaf.shape) for name, leaf in info.items()}
     state, other = ours.init(params), theirs.init(params)
+    our_update, their_update = jax.jit(ours.update), jax.jit(theirs.update)
     for seed in range(3):
         grads = jax.tree.map(lambda p, seed=seed: noise(p.shape, seed), params)
-        updates, state = ours.update(grads, state, params)
-        expected, other = theirs.update(grads, other, params)
+        updates, state = our_update(grads, state, params)
+        expected, other = their_update(grads, other, params)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-7), updates, expected)
 
 
@@ -65,7 +70,7 @@ def test_layers_of_a_stack_are_orthogonalized_one_by_one():
     whole = step(dm.muon(1.0, {"w": hidden((3, 8, 16))}, RULE), {"w": grads}, {"w": grads})["w"]
     for layer in range(3):
         alone = step(dm.muon(1.0, {"w": hidden((8, 16))}, RULE), {"w": grads[layer]}, {"w": grads[layer]})["w"]
-        np.testing.assert_allclose(whole[layer], alone, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(whole[layer], alone, rtol=1e-4, atol=1e-5)
 
 
 def test_a_convolution_is_a_matrix_from_windows_to_channels():
@@ -74,9 +79,7 @@ def test_a_convolution_is_a_matrix_from_windows_to_channels():
     info = {"k": leaves["widen_1/conv/kernel"]}  # 3 x 3 x 4 x 8
     grads = noise(info["k"].shape)
     update = step(dm.muon(1.0, info, RULE), {"k": grads}, {"k": grads})["k"]
-    flat = optax.contrib.scale_by_muon()
-    matrix = grads.reshape(36, 8)
-    expected = -0.2 * 6 * flat.update(matrix, flat.init(matrix))[0]
+    expected = -0.2 * 6 * orthogonal(grads.reshape(36, 8))
     np.testing.assert_allclose(update.reshape(36, 8), expected, rtol=1e-3, atol=1e-5)
 
 
@@ -98,10 +101,8 @@ def test_heads_are_orthogonalized_one_by_one_if_asked():
     by_head = step(
         dm.muon(1.0, info, RULE, heads={"query": 3}, consistent_rms=None), {"query": grads}, {"query": grads}
     )
-    flat = optax.contrib.scale_by_muon()
     for head in range(3):
-        part = grads[:, 4 * head : 4 * head + 4]
-        expected = -flat.update(part, flat.init(part))[0]
+        expected = -orthogonal(grads[:, 4 * head : 4 * head + 4])
         np.testing.assert_allclose(by_head["query"][:, 4 * head : 4 * head + 4], expected, rtol=1e-3, atol=1e-5)
 
 
@@ -123,7 +124,7 @@ def test_explicit_heads_belong_to_the_output():
     three = dataclasses.replace(info, shape=(8, 3, 4), in_axes=(0,), out_axes=(1, 2))
     flat = step(dm.muon(1.0, {"q": info}, RULE), {"q": grads.reshape(8, 12)}, {"q": grads.reshape(8, 12)})["q"]
     kept = step(dm.muon(1.0, {"q": three}, RULE), {"q": grads}, {"q": grads})["q"]
-    np.testing.assert_allclose(kept.reshape(8, 12), flat, rtol=1e-5)
+    np.testing.assert_allclose(kept.reshape(8, 12), flat, rtol=1e-4, atol=1e-5)
 
 
 def test_branches_shrink_with_depth_as_r_to_minus_gamma():
@@ -136,9 +137,10 @@ def test_branches_shrink_with_depth_as_r_to_minus_gamma():
 
 
 def test_frozen_parameters_have_no_update_and_no_state():
-    _, info, params = gpt()
+    model, info = gpt()
+    params = jax.tree.map(lambda leaf: noise(leaf.shape), nn.unbox(jax.eval_shape(model.init, KEY, TOKENS))["params"])
     optimizer = dm.freeze(dm.muon(0.1, info, RULE), info, ("stem", "transformer/blocks/mlp"))
-    updates = step(optimizer, params, jax.tree.map(lambda p: noise(p.shape), params))
+    updates = step(optimizer, params, params)
     blocks = updates["transformer"]["blocks"]
     assert not jnp.any(blocks["mlp"]["up"]["kernel"])
     assert jnp.any(blocks["attention"]["key"]["kernel"])
@@ -167,7 +169,7 @@ def test_rates_and_momenta_may_be_mapped():
 
 
 def test_the_table_shows_each_parameters_own_factor():
-    _, info, _ = gpt(width=128)
+    _, info = gpt(width=128)
     rows = dm.param_table(info, RULE, geometry=muon_geometry(info), eps=1e-8).splitlines()
     of = lambda name: next(row.split() for row in rows if row.startswith(name))
     assert of("transformer/blocks/mlp/up/kernel")[-3:-1] == ["1", "-"]  # no 1/m, no epsilon

@@ -1,5 +1,6 @@
 """The optimizer side of the rule: one transformation for every optimizer, the order of its parts, equivalent forms."""
 
+import functools
 import math
 
 import flax.linen as nn
@@ -69,10 +70,11 @@ def run(optimizer, params=PARAMS, grads=GRADS):
     return params
 
 
+@functools.cache
 def net(*, width=16, depth=4, preset="depth_mup", **fields):
     rule = dm.get_parametrization(preset)
     model = dm.ResMLP(10, width=width, depth=depth, base_width=16, base_depth=4, parametrization=rule, **fields)
-    params = nn.unbox(model.init(KEY, X))["params"]
+    params = nn.unbox(jax.jit(model.init)(KEY, X))["params"]
     return model, params, dm.param_info(model, model.base(), X)
 
 
@@ -321,12 +323,11 @@ def test_hyperparameters_can_be_mapped_over_and_give_the_numbers_of_single_runs(
         return losses(model.clone(parametrization=rule), params, optimizer, 10)
 
     grid = {
-        "eta": [1e-3, 3e-3, 1e-2], "gamma0": [1.0, 0.5, 2.0], "a": [1.0, 0.5, 0.7], "stem": [1.0, 0.1, 0.3],
-        "bias": [1.0, 2.0, 0.0], "b1": [0.9, 0.8, 0.0], "b2": [0.999, 0.99, 0.95], "eps": [1e-8, 1e-3, 1e-6],
-        "decay": [0.0, 0.1, 0.01], "clip": [10.0, 0.1, 1.0],
+        "eta": [1e-2, 3e-3], "gamma0": [2.0, 0.5], "a": [0.7, 0.5], "stem": [0.3, 0.1], "bias": [0.0, 2.0],
+        "b1": [0.0, 0.8], "b2": [0.95, 0.99], "eps": [1e-6, 1e-3], "decay": [0.0, 0.1], "clip": [10.0, 0.1],
     }  # fmt: skip
     together = jax.vmap(curve)({k: jnp.array(v) for k, v in grid.items()})
-    alone = [curve({k: v[i] for k, v in grid.items()}) for i in range(3)]
+    alone = [curve({k: v[i] for k, v in grid.items()}) for i in range(2)]
     np.testing.assert_allclose(together, jnp.stack(alone), rtol=2e-4)
     assert np.ptp(np.asarray(together)[:, -1]) > 0.05  # the lanes do differ
 
@@ -355,7 +356,7 @@ def test_clip_rms_is_optax_global_norm_at_the_base_model():
 def test_scaled_gradient_rms_is_flat_in_width_and_depth_so_that_clipping_transfers():
     def rms(width, depth):
         model, params, info = net(width=width, depth=depth, nonlinearity="abs")
-        grads = jax.grad(loss_fn(model))(params)
+        grads = jax.jit(jax.grad(loss_fn(model)))(params)
         scaled = jax.tree.map(
             lambda leaf, g: g * model.parametrization.gradient_scale(leaf),
             info,
@@ -376,8 +377,8 @@ def test_frozen_parameters_do_not_move_and_the_rest_does():
         dm.adamw(1e-2, info, model.parametrization, weight_decay=0.1), info, ("stem", "readout/kernel")
     )
     state = optimizer.init(params)
-    updates, _ = optimizer.update(jax.grad(loss_fn(model))(params), state, params)
-    moved = jax.tree.map(lambda u: bool(jnp.any(u != 0)), updates)
+    updates, _ = optimizer.update(jax.jit(jax.grad(loss_fn(model)))(params), state, params)
+    moved = jax.tree.map(lambda u: bool(np.any(u != 0)), jax.device_get(updates))
     assert moved["stem"] == {"kernel": False, "bias": False}
     assert moved["readout"] == {"kernel": False, "bias": True}
     assert moved["blocks"]["branch"]["dense_0"] == {"kernel": True, "bias": True}
@@ -416,7 +417,9 @@ def test_frozen_parameters_do_not_move_and_the_rest_does():
             "shape (2,), but info was made for (3,)",
         ),
         (
-            lambda: dm.sgd(0.1, *net_info()).init(dm.ResMLP(10, width=16, depth=4).init(KEY, X)["params"]),
+            lambda: dm.sgd(0.1, *net_info()).init(
+                jax.eval_shape(dm.ResMLP(10, width=16, depth=4).init, KEY, X)["params"]
+            ),
             "unbox them, flax.linen.unbox",
         ),
         (

@@ -1,9 +1,10 @@
 """Every figure of the papers is a grid at every scale, and at the smallest trains and becomes a page."""
 
 import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
 from processes import ROOT
 
-from depthmup_flax.records import read_info
+from depthmup_flax.records import CONTINUOUS, SEED, read_info
 from depthmup_flax.report.make_report import make_report
 from depthmup_flax.sweep.grid import expand
 from depthmup_flax.sweep.runner import sweep
@@ -12,6 +13,14 @@ from depthmup_flax.training.config import from_file
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
 
 
+# Another model in grids of which a sweep of the residual MLP has all.
+ONE_GRID = {
+    "lr_width_depth_conv": "widths",
+    "muon_conv": "beside adam",
+    "muon_gpt": "beside adam",
+    "which_exponent_gpt": "rules",
+    "which_exponent_vit": "inner",
+}
 # One of them in every run of the tests.
 SMOKE = [pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "block_multiplier")) for path in SWEEPS]
 
@@ -23,6 +32,9 @@ def test_every_figure_has_a_smoke_scale_from_config_to_page(path, tmp_path, monk
     config.extend = 0
     config.base.data.update(test_examples=8)
     config.base.train.update(steps=6, average_steps=3, log_every=2, batch_size=8)
+    names = [ONE_GRID[path.stem]] if path.stem in ONE_GRID else [*config.grids]
+    with config.ignore_type(), config.unlocked():
+        config.grids = {f"{name} {i}": part for name in names for i, part in enumerate(thinned(config.grids[name]))}
     if config.base.data.name.startswith("text:"):
         (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60)
         config.base.data.name = f"text:{tmp_path / 'text.txt'}"
@@ -50,6 +62,33 @@ LONG = [
 ]
 
 
+SHORTER = {
+    "train.steps": lambda steps: 4 + steps // 15,
+    "train.average_steps": lambda steps: max(1, steps // 15),
+    "train.batch_size": lambda size: size // 8,
+    "optimizer.warmup_steps": lambda steps: steps // 15,
+}
+
+
+def thinned(grid):
+    """Grids along one axis of programs at a time, of its first and last value: the same axes, in fewer programs."""
+    axes = flatten_dict(grid.to_dict(), sep=".")
+    axes = {path: tuple(map(SHORTER.get(path, lambda value: value), values)) for path, values in axes.items()}
+    programs = [path for path, values in axes.items() if len(values) > 1 and path not in (*CONTINUOUS, SEED)]
+    for along in programs or [None]:
+        ends = {path: axes[path][:: len(axes[path]) - 1] if path == along else axes[path][:1] for path in programs}
+        yield unflatten_dict({**axes, **ends}, sep=".")
+
+
+def ends_of(grid, path):
+    """Thins an axis of a grid to its first and last value: nothing depends on others but the number of runs."""
+    *sections, name = path.split(".")
+    for section in sections:
+        grid = grid.get(section, {})
+    if name in grid:
+        grid[name] = grid[name][:: max(1, len(grid[name]) - 1)]
+
+
 @pytest.mark.parametrize("scale", ["cpu", "long", "gpu", "paper"])
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_scale_of_every_figure_is_a_grid(path, scale):
@@ -58,6 +97,9 @@ def test_every_scale_of_every_figure_is_a_grid(path, scale):
     if path.stem == "digits" and scale != "cpu":
         pytest.skip("a first example, not a figure of the papers")
     config = from_file(path, scale)
+    for grid in config.grids.values():
+        ends_of(grid, "seed")
+        ends_of(grid, "optimizer.learning_rate")
     runs = expand(config)
     assert len({run.hash for run in runs}) == len(runs) > 1
     assert config.scale == scale

@@ -420,26 +420,23 @@ def test_a_sweep_killed_with_signal_9_resumes_without_repeating_or_losing_a_run(
     assert_same(by_run(after), expected)
 
 
-def test_shards_are_disjoint_and_merge_to_the_whole(tmp_path):
-    grids = {"rates": {RATE: (1e-3, 4e-3), "model.depth": (2, 3), "seed": (0, 1)}}
-    config = small_sweep(grids=grids)
+def test_shards_are_disjoint_and_merge_to_the_whole_and_overwriting_one_keeps_the_others(tmp_path):
+    config = small_sweep(grids={"rates": {RATE: (1e-3, 4e-3), "model.depth": (2, 3), "seed": (0, 1)}})
+    parts = [tmp_path / f"part{i}" for i in range(2)]
+    first, second = (by_run(sweep(config, part, shard=(i, 2), lanes=0)) for i, part in enumerate(parts))
+    assert not first.keys() & second.keys()
+    assert first
+    assert second
     whole = by_run(sweep(config, tmp_path / "whole", lanes=0))
-    parts = [by_run(sweep(config, tmp_path / f"part{i}", shard=(i, 2), lanes=0)) for i in range(2)]
-    assert not parts[0].keys() & parts[1].keys()
-    assert all(parts)
-    merged = read_sweep([tmp_path / "part0", tmp_path / "part1"])
+    merged = read_sweep(parts)
     assert_same(by_run(merged.records), whole)
     assert merged.info == read_sweep([tmp_path / "whole"]).info
-
-
-def test_overwriting_a_shard_keeps_the_others(tmp_path):
-    config = small_sweep(grids={"rates": {RATE: (1e-3, 4e-3), "model.depth": (2, 3)}})
-    for shard in ((0, 2), (1, 2)):
-        sweep(config, tmp_path, shard=shard, lanes=0)
-    before = (tmp_path / "records.0-of-2.jsonl").read_text()
-    sweep(config, tmp_path, shard=(1, 2), lanes=0, overwrite=True)
-    assert (tmp_path / "records.0-of-2.jsonl").read_text() == before
-    assert len(read_sweep([tmp_path]).records) == 4
+    # Both in one directory.
+    assert by_run(sweep(config, parts[1], shard=(0, 2), lanes=0)).keys() == first.keys()
+    before = (parts[1] / "records.0-of-2.jsonl").read_text()
+    sweep(config, parts[1], shard=(1, 2), lanes=0, overwrite=True)
+    assert (parts[1] / "records.0-of-2.jsonl").read_text() == before
+    assert by_run(read_sweep([parts[1]]).records).keys() == whole.keys()
 
 
 def test_a_last_line_that_lacks_its_end_is_a_record_and_stays(tmp_path):

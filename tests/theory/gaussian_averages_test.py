@@ -20,6 +20,7 @@ def test_averages_are_integrals_over_two_gaussians(name):
     slope = jax.vmap(jax.grad(phi))
 
     def average(function):
+        function = jax.jit(function)
         # In polar coordinates, where relu and abs have kinks along rays only: exact radially, fine in the angle.
         angles = np.linspace(0, 2 * np.pi, 4001)[:-1] + 1e-4
         radii, weights = np.polynomial.laguerre.laggauss(60)  # of r^2 / 2
@@ -40,7 +41,8 @@ def test_the_average_of_slopes_is_the_derivative_by_the_covariance(name):
     """Price's theorem."""
     activation = get_activation(name)
     p, q, c = (jnp.array(value) for value in (0.8, 1.7, 0.5))
-    np.testing.assert_allclose(jax.grad(lambda c: activation.values(p, q, c))(c), activation.slopes(p, q, c), rtol=1e-6)
+    derivative = jax.jit(jax.grad(lambda c: activation.values(p, q, c)))
+    np.testing.assert_allclose(derivative(c), jax.jit(activation.slopes)(p, q, c), rtol=1e-6)
 
 
 @pytest.mark.parametrize("variance", [10.0, 100.0])

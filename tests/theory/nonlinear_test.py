@@ -28,20 +28,21 @@ def training(activation="relu", *, steps=4, depth=4, learning_rate=0.4, **kwargs
 
 
 def largest_of(training):
-    return {name: float(jnp.abs(getattr(training, name)).max()) for name in QUANTITIES}
+    return {name: float(np.abs(getattr(training, name)).max()) for name in QUANTITIES}
 
 
 @pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_without_a_nonlinearity_monte_carlo_is_the_recursion_of_linear_networks_to_rounding(depth):
     fields = {"depth": depth, "gamma0": 0.7, "branch_multiplier": 0.8}
     monte_carlo = training("linear", samples=1024, populations=2, **fields)
-    batches = [jnp.repeat(values[None], 4, axis=0) for values in (X, Y)]
+    batches = [np.repeat(values[None], 4, axis=0) for values in (X, Y)]
     exact = linear_training(*batches, learning_rate=0.4, **fields)
     for name, scale in largest_of(exact).items():
         np.testing.assert_allclose(getattr(monte_carlo.mean, name), getattr(exact, name), atol=1e-12 * scale)
     np.testing.assert_allclose(monte_carlo.mean.losses, exact.losses, atol=1e-12)
     assert largest_of(monte_carlo.error)["features"] < 1e-12
-    assert float(jnp.abs(exact.features[:, -1, -1] - exact.features[:, 2, 2]).max()) > 0.005  # features moved
+    features = np.asarray(exact.features)
+    assert np.abs(features[:, -1, -1] - features[:, 2, 2]).max() > 0.005  # they moved
 
 
 @pytest.mark.parametrize("activation", [pytest.param("relu", marks=pytest.mark.slow), "erf"])
@@ -51,19 +52,21 @@ def test_without_feature_learning_monte_carlo_is_descent_with_the_lazy_kernel(ac
         activation, steps=steps, depth=depth, learning_rate=rate, gamma0=1e-3, trained=EVERY_LAYER, populations=16
     )
     kernels = lazy_kernels(gram(X), activation, depth=depth)
-    lazy = [jnp.zeros(3)]
+    kernel, lazy = np.asarray(kernels.tangent(EVERY_LAYER)), [np.zeros(3)]
     for _ in range(steps - 1):
-        lazy.append(lazy[-1] - rate / 3 * kernels.tangent(EVERY_LAYER) @ (lazy[-1] - Y))
-    within(found.mean.outputs[1:], jnp.stack(lazy[1:]), found.error.outputs[1:])
+        lazy.append(lazy[-1] - rate / 3 * kernel @ (lazy[-1] - Y))
+    within(found.mean.outputs[1:], np.stack(lazy[1:]), found.error.outputs[1:])
     for first in (slice(0, 3), slice(-3, None)):  # the first step's passes and the last's
-        within(found.mean.features[:, first, first], kernels.Phi, found.error.features[:, first, first])
-        within(found.mean.gradients[:, first, first], kernels.G, found.error.gradients[:, first, first])
+        for name, exact in (("features", kernels.Phi), ("gradients", kernels.G)):
+            mean, error = (np.asarray(getattr(part, name))[:, first, first] for part in (found.mean, found.error))
+            within(mean, exact, error)
     assert float(found.error.outputs.max()) < 0.01
 
 
 def within(found, exact, error):
     """Root mean square of the difference in units of its error; 1 is right, and errors are correlated."""
-    sizes = np.asarray(jnp.abs(found - exact) / (error + 1e-6))
+    found, exact, error = map(np.asarray, (found, exact, error))
+    sizes = np.abs(found - exact) / (error + 1e-6)
     assert np.sqrt(np.mean(sizes**2)) < 2.0, sizes
 
 
@@ -220,16 +223,19 @@ def test_bad_input_is_one_sentence(call, sentence):
 
 
 def test_a_rate_that_diverges_is_refused_with_one_that_does_not():
+    small = {"samples": 1024, "populations": 2}
     with pytest.raises(InputError, match=r"learning_rate is 200\.0: training diverges") as refused:
-        training(learning_rate=200.0, steps=8, populations=2)
+        training(learning_rate=200.0, steps=8, **small)
     stable = float(str(refused.value).split("use less than ")[1].split(",")[0])
-    losses = training(learning_rate=0.9 * stable, steps=8, populations=2).mean.losses
+    losses = training(learning_rate=0.9 * stable, steps=8, **small).mean.losses
     assert losses[-1] < losses[0]
 
 
 def test_targets_that_move_features_too_far_are_named_where_the_rate_would_be_stable():
     with pytest.raises(InputError, match=r"diverges.*or smaller targets \(up to 1000 here\) or gamma0"):
-        nonlinear_training(X, 1000 * Y, activation="relu", steps=8, depth=4, learning_rate=0.5, populations=2)
+        nonlinear_training(
+            X, 1000 * Y, activation="relu", steps=8, depth=4, learning_rate=0.5, samples=1024, populations=2
+        )
 
 
 @pytest.mark.slow

@@ -34,15 +34,14 @@ def linear(steps=4, **kwargs):
     return linear_training(*repeated, **{"depth": 4, "learning_rate": 0.4, **kwargs})
 
 
-@unoptimized
 def test_infinite_depth_is_the_closed_form_of_one_step_and_its_error_falls_as_depth_to_the_minus_two():
     x, y = jnp.ones((2, 1, 1)), jnp.ones((2, 1))
     errors = {}
     for depth in (16, 32):
         limit = infinite_depth(lambda depth: linear_training(x, y, depth=depth, learning_rate=0.8), depth)
-        exact = one_step_kernel(jnp.linspace(0, 1, depth // 2 + 1), 0.8)
-        difference = jnp.abs(limit.mean.features[:, 1, 1] - exact)
-        assert 0.5 * difference.max() < limit.error.features[:, 1, 1].max() < 8 * difference.max()
+        exact = one_step_kernel(np.linspace(0, 1, depth // 2 + 1), 0.8)
+        difference = np.abs(np.asarray(limit.mean.features)[:, 1, 1] - exact)
+        assert 0.5 * difference.max() < np.asarray(limit.error.features)[:, 1, 1].max() < 8 * difference.max()
         errors[depth] = float(difference.max())
     assert abs(power(errors) + 2) < 0.2, errors
 

@@ -57,11 +57,11 @@ def test_the_gradient_in_parts_is_that_of_the_whole(length, parts, bias, float64
         losses, right = cross_entropy.cross_entropy(factors.product(), labels)
         return losses.mean(), (losses, right)
 
-    expected_grads, expected = jax.grad(mean_loss, has_aux=True)(factors)
+    expected_grads, expected = jax.jit(jax.grad(mean_loss, has_aux=True))(factors)
     values, grads = jax.jit(functools.partial(cross_entropy.gradient_in_parts, parts=parts))(factors, labels)
     assert jax.tree.structure(grads) == jax.tree.structure(expected_grads)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-14), grads, expected_grads)
-    for found in (values, cross_entropy.in_parts(factors, labels, parts)):
+    for found in (values, jax.jit(cross_entropy.in_parts, static_argnums=2)(factors, labels, parts)):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), found, expected)
 
 
@@ -130,7 +130,7 @@ def test_runs_that_train_together_in_parts_train_as_alone(monkeypatch):
 
 def test_the_test_loss_in_parts_is_that_of_whole_logits(monkeypatch):
     model = MODELS["untied"]
-    params = nn.unbox(model.init(jax.random.key(0), TOKENS))["params"]
+    params = nn.unbox(jax.jit(model.init)(jax.random.key(0), TOKENS))["params"]
     batch = {"tokens": TOKENS, "mask": jnp.array([1, 1, 1, 0])}
 
     def values():

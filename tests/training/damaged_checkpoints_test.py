@@ -75,7 +75,7 @@ def truncate(rng, content):
     return content[: rng.randrange(len(content))]
 
 
-@pytest.mark.parametrize(("damage", "trials"), [(flip, 40), (truncate, 20)])
+@pytest.mark.parametrize(("damage", "trials"), [(flip, 16), (truncate, 8)])
 def test_a_damaged_checkpoint_is_set_aside_and_the_previous_one_is_restored(
     damage, trials, undisturbed, tmp_path, restore, record_property
 ):

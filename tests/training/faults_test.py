@@ -143,7 +143,13 @@ def test_a_sweep_killed_at_random_moments_has_the_records_of_an_undisturbed_one(
         assert not list((workdir / "unfinished").glob("*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGTERM, id="SIGTERM"),
+        pytest.param(signal.SIGHUP, id="SIGHUP", marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_saves_the_current_step_and_the_run_resumes_from_it(number, undisturbed, tmp_path):
     process = processes.Process(tmp_path / "first.log", processes.train, config(), tmp_path / "run")
     process.wait_for("step 20/240")

@@ -108,11 +108,10 @@ class Probe(nn.Module):
 
 
 def probe_losses(steps, seed):
-    step = make_train_step(
-        Probe(), optax.sgd(0.0), prepare=lambda key, batch: (batch["x"], batch["x"]), seed=seed, log_every=1,
-        average_from=0,
-    )  # fmt: skip
-    state = init_state(Probe(), optax.sgd(0.0), 0, jax.ShapeDtypeStruct((1, 8), jnp.int32))
+    prepare = lambda key, batch: (batch["x"], batch["x"])
+    step = make_train_step(Probe(), optax.sgd(0.0), prepare=prepare, seed=seed, log_every=1, average_from=0)
+    step = jax.jit(step)
+    state = jax.jit(lambda: init_state(Probe(), optax.sgd(0.0), 0, jax.ShapeDtypeStruct((1, 8), jnp.int32)))()
     batch = {"x": jnp.zeros((4, 8), jnp.int32)}
     losses = []
     for _ in range(steps):
@@ -145,8 +144,8 @@ def test_the_key_of_dropout_is_none_that_augmentation_uses():
         record("augmentation", key)
         return batch["x"], batch["y"]
 
-    step = make_train_step(Spy(), optax.sgd(0.1), prepare=prepare, seed=0, log_every=1, average_from=0)
-    state = init_state(Spy(), optax.sgd(0.1), 0, jax.ShapeDtypeStruct((1, 2), jnp.float32))
+    step = jax.jit(make_train_step(Spy(), optax.sgd(0.1), prepare=prepare, seed=0, log_every=1, average_from=0))
+    state = jax.jit(lambda: init_state(Spy(), optax.sgd(0.1), 0, jax.ShapeDtypeStruct((1, 2), jnp.float32)))()
     jax.block_until_ready(step(state, {"x": jnp.ones((4, 2)), "y": jnp.zeros(4, jnp.int32)}))
     jax.effects_barrier()
 

@@ -94,13 +94,15 @@ def test_a_hundredfold_loss_next_to_one_near_zero_is_not_an_instability():
 
 
 def run_tuner(tmp_path, *arguments):
-    proxy = "--proxy.width=16", "--proxy.depth=2", "--proxy.steps=20"
+    proxy = "--proxy.width=16", "--proxy.depth=2", "--proxy.steps=10"
     large = f"--config={ROOT / 'configs/digits.py'}", "--config.model.width=32"
-    return run_command("-m", "depthmup_flax.tune", *large, *proxy, "--lanes=1", "--workdir=t", *arguments, cwd=tmp_path)
+    return run_command(
+        "-m", "depthmup_flax.tune", *large, *proxy, "--lanes=all", "--workdir=t", *arguments, cwd=tmp_path
+    )
 
 
 def test_the_tuner_writes_a_config_that_train_py_trains_at_the_tuned_rate(tmp_path):
-    done = run_tuner(tmp_path, "--octaves=2", "--seeds=2", "--config.train.steps=10")
+    done = run_tuner(tmp_path, "--octaves=1", "--seeds=2", "--config.train.steps=10")
     assert done.returncode == 0, done.stderr + done.stdout
     assert "Best on the proxy (width 16, depth 2): optimizer.learning_rate" in done.stdout
     assert "times the work" in done.stdout

@@ -21,7 +21,7 @@ from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.training.trained_run import load_run
 from depthmup_flax.workdir.directory import as_path
 
-KILLS = 8
+KILLS = 5
 
 
 def start(bucket, log, function, *args, **kwargs):
