@@ -12,9 +12,9 @@ sys.path.append(str(ROOT / "docs" / "demonstration"))
 demonstration = importlib.import_module("demonstration")
 
 
-def test_the_table_of_the_demonstration_is_what_its_records_give():
+def test_the_tables_of_the_demonstration_are_what_its_records_give():
     page = demonstration.PAGE.read_text()
-    assert demonstration.with_table(page, demonstration.table(demonstration.recorded())) == page
+    assert demonstration.with_tables(page, demonstration.tables(demonstration.recorded())) == page
 
 
 def test_points_of_a_repetition_are_the_same_again_and_no_other_ones():

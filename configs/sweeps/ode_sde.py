@@ -5,8 +5,8 @@
 Claim: with alpha = 1 the best rate moves up with depth, and the loss is above that of Depth-muP.
 
 Measured at scale ``cpu`` on two CPU cores: 216 runs, 2 minutes of training. From depth 4 to 256 the best rate moves by
-0.13 +- 0.25 octaves under alpha = 1 (n = 3), and its loss is lower: 1.847 against 1.889. At scale ``long``, 20 epochs of
-5,000 images in 28 core-minutes, Depth-muP's is lower: 0.044 against 0.137 at depth 64 (n = 8).
+0.13 +- 0.25 octaves under alpha = 1 (n = 3), and its loss is lower: 1.847 against 1.889. At scale ``long``, 20 epochs
+of 5,000 images in 28 core-minutes, Depth-muP's is lower: 0.044 against 0.137 at depth 64 (n = 8).
 """
 
 from ml_collections import ConfigDict

@@ -2,7 +2,7 @@
 
     python docs/demonstration/demonstration.py run NAME DATA    NAME: resmlp, simple_resnet or gpt; DATA: TFDS's
                                                                 directory, or the text
-    python docs/demonstration/demonstration.py show             renews the page's table and demonstration.png from the
+    python docs/demonstration/demonstration.py show             renews the page's tables and demonstration.png from the
                                                                 records
 
 A repetition draws learning rates and branch multipliers at random, trains the small network with each, and trains the
@@ -23,7 +23,9 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 from ml_collections import ConfigDict
+from scipy import stats
 
+from depthmup_flax import cli
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.plan.programs import compile_run
 from depthmup_flax.records import COMPLETED, LEARNING_RATE, SEED, Record, read_sweep
@@ -216,7 +218,12 @@ def outcomes(name: str) -> list[Outcome]:
     return found
 
 
-def table(names: Sequence[str]) -> str:
+def tables(names: Sequence[str]) -> str:
+    """Markdown."""
+    return f"{contrasts(names)}\n\n{medians(names)}"
+
+
+def medians(names: Sequence[str]) -> str:
     """Markdown: median and quartiles over the repetitions; a diverged network counts as the worst."""
     lines = ["| networks | way | trials | cost | measure: median (quartiles) | diverged |", "|---|---|---|---|---|---|"]
     for name in names:
@@ -228,8 +235,31 @@ def table(names: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def with_table(page: str, text: str) -> str:
-    """The page with another table."""
+def contrasts(names: Sequence[str]) -> str:
+    """Markdown: the rule minus each other way at the next higher cost, or the same.
+
+    Means over the repetitions, with 95 % intervals of their differences by Student's t.
+    """
+    lines = ["| networks | cost | against | its cost | difference (95 %) |", "|---|---|---|---|---|"]
+    for name in names:
+        pair, found = PAIRS[name], outcomes(name)
+        for trials in SMALL_TRIALS:
+            rule = next(one for one in found if one.trials == trials)
+            others = [one for one in found if one.way != rule.way and one.cost >= rule.cost - 1e-9]
+            for other in {one.way: one for one in reversed(others)}.values():
+                differences = np.nan_to_num(rule.measured, nan=pair.chance) - np.nan_to_num(
+                    other.measured, nan=pair.chance
+                )
+                half = stats.sem(differences) * stats.t.ppf(0.975, len(differences) - 1)
+                middle = differences.mean()
+                interval = f"{middle:+.3f} ({middle - half:+.3f} to {middle + half:+.3f})"
+                cells = (pair.title, f"{rule.cost:.2f}", other.way, f"{other.cost:.2f}", interval)
+                lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def with_tables(page: str, text: str) -> str:
+    """The page with other tables."""
     before, _, rest = page.partition(START)
     _, _, after = rest.partition(END)
     return f"{before}{START}\n\n{text}\n\n{END}{after}"
@@ -267,11 +297,12 @@ def figure(names: Sequence[str]) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Runs a pair, or shows what is recorded."""
-    if arguments[:1] == ["run"]:
-        run(arguments[1], arguments[2] if len(arguments) > 2 else "")
+    if len(arguments) == 3 and arguments[0] == "run" and arguments[1] in PAIRS:
+        cli.one_device_per_core()
+        run(*arguments[1:])
     elif list(arguments) == ["show"]:
         names = recorded()
-        PAGE.write_text(with_table(PAGE.read_text(), table(names)))
+        PAGE.write_text(with_tables(PAGE.read_text(), tables(names)))
         figure(names)
     else:
         sys.exit(__doc__)
