@@ -89,21 +89,19 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _rows() -> list[Row]:
-    order = {figure: place for place, figure in enumerate(CLAIMS)}
     read = {path.parent.name: read_sweep([path.parent]) for path in (HERE / "reproduction").glob("*/sweep.json")}
     rows = []
-    for name in sorted(read, key=lambda name: (order.get(read[name].info.figure, -1), name)):
+    for name in sorted(read):
         info, records = read[name].info, read[name].records
-        if info.figure not in order:
+        if info.figure not in CLAIMS:
             continue
         tested = {one.claim.text: one.verdict for one in judged(info.figure, studies(read[name], TEST)[0])}
         for one in judged(info.figure, studies(read[name])[0]):
             steps = max(record.steps for record in records)
             by_test_loss = tested.get(one.claim.text, "")
             rows.append(Row(info.figure, name, steps, core_minutes(records), one, by_test_loss))
-    place = list(CLAIMS).index
-    claims = [claim.text for figure in CLAIMS.values() for claim in figure]
-    return sorted(rows, key=lambda row: (place(row.figure), claims.index(row.one.claim.text), -row.steps))
+    places = [(figure, claim.text) for figure, claims in CLAIMS.items() for claim in claims]
+    return sorted(rows, key=lambda row: (places.index((row.figure, row.one.claim.text)), -row.steps))
 
 
 def _cells(row: Row, decides: bool) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""Writes the table of planned GPU sweeps in reproduction.md: python docs/gpu_plans.py
+"""Writes the table of planned GPU sweeps in reproduction.md: python docs/gpu_plans.py [SWEEP ...]
+
+With names of sweeps it prints their rows alone.
 
 Compiles each sweep's largest program for one H100, which need not be here:
 pip install jax-cuda12-pjrt jax-cuda12-plugin, of jax's version. Hours are bounds from the peaks of the device; other
@@ -61,7 +63,7 @@ def row(name: str, scale: str) -> str:
 
 
 def main() -> None:
-    """Replaces the table in the page."""
+    """Prints the rows; replaces the table in the page if all sweeps were planned."""
     jax.config.update("jax_platforms", "cpu")
     names = sys.argv[1:] or SWEEPS
     lines = []
@@ -70,6 +72,8 @@ def main() -> None:
             lines.append(row(name, scale))
             print(lines[-1], flush=True)
             jax.clear_caches()
+    if sys.argv[1:]:
+        return
     page = PAGE.read_text()
     before, _, rest = page.partition(START)
     _, _, after = rest.partition(END)

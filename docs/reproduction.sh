@@ -10,14 +10,14 @@
 # Environment: DATA_DIR is the directory of prepared TFDS data sets (default: TFDS's own), TINY_IMAGENET the directory of
 # Tiny ImageNet, TEXT a text file (defaults: the paths in the recorded sweep.json, which are part of its runs' names),
 # MNIST the name of a data set (default: tfds:mnist).
-# On the committed records it trains nothing: they hold every run of scale cpu.
+# On the committed records it trains nothing: they hold every run of scale cpu, and of long but for block_multiplier.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -ge 1 ] || { grep '^#' "$0" | sed 1d; exit 2; }
 scale=$1
 shift
 mlps="lr_width_depth_mlp trained_ends ode_sde pre_nonlin abs block_depth block_multiplier layernorm"
-others="lr_width_depth_conv vit norm other_hparams_momentum other_hparams_gamma0 other_hparams_weight_decay trade_off
+others="digits lr_width_depth_conv vit norm other_hparams_momentum other_hparams_gamma0 other_hparams_weight_decay trade_off
   how_long imagenet block_depth_heatmap megatron megatron_multiplier muon muon_conv muon_gpt
   which_exponent_mlp which_exponent_gpt which_exponent_vit
   ntk linear_kernel linear_limit limit_convergence phase_diagram diversity"
@@ -41,7 +41,7 @@ run_sweep() {
   [ ! -e "$workdir/sweep.json" ] || recorded=$(sed -En 's/^ *"name": "(text|folder):(.*)",?$/\2/p' "$workdir/sweep.json")
   case $name:$scale in
     megatron*:smoke | muon_gpt:smoke | which_exponent_gpt:smoke) data=("--config.base.data.name=text:README.md") ;;
-    *:smoke) ;;
+    *:smoke | digits:*) ;;
     megatron* | muon_gpt:* | which_exponent_gpt:*) data=("--config.base.data.name=text:${TEXT:-${recorded:-tinyshakespeare.txt}}") ;;
     imagenet:*) data=("--config.base.data.name=folder:${TINY_IMAGENET:-${recorded:-tiny-imagenet-200}}") ;;
     *) data=("--config.base.data.data_dir=${DATA_DIR:-}") ;;

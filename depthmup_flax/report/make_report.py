@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.records import Sweep, read_sweep
+from depthmup_flax.records import COMPLETED, Record, Sweep, read_sweep
 from depthmup_flax.report import landscape_figures, page, points, tables, time_figures, transfer_figures, verdict
 from depthmup_flax.report.loss_surfaces import TEST, TRAIN, roles, surfaces
 from depthmup_flax.report.sheet import Sheet
@@ -104,15 +104,15 @@ def require_share(tolerance: float) -> None:
 def studies(sweep: Sweep, loss: str = TRAIN) -> tuple[Study, Study | None]:
     """A sweep analyzed along x and, if there is one, along the second continuous axis.
 
-    Raises InputError if no run has ended, all runs diverged, or none has that loss.
+    Raises InputError if no run has ended, all runs diverged, or a completed one lacks that loss.
     """
     info, records = sweep.info, sweep.records
     if not records:
         reason = " ".join(sweep.notes) or "wait, or run it."
         raise InputError(f"no run of the sweep {info.figure!r} has ended: {reason}")
     parts = roles(info)
-    if loss == TEST and all(record.test_loss is None for record in records):
-        raise InputError("no run of the sweep has a test loss: its data had no test examples; leave out --loss=test.")
+    if lacking := _without_test_loss(records) if loss == TEST else 0:
+        raise InputError(f"{lacking} completed runs have no test loss: leave out --loss=test.")
     grids = surfaces(info, records, parts, loss)
     if all((surface.diverged == surface.ended).all() for surface in grids):
         raise InputError(
@@ -124,6 +124,11 @@ def studies(sweep: Sweep, loss: str = TRAIN) -> tuple[Study, Study | None]:
         return study, None
     planned = sweep.planned.get(parts.second.axis, ())
     return study, analyze(info, [surface.swapped() for surface in grids], parts.second, parts.x, planned, loss)
+
+
+def _without_test_loss(records: Sequence[Record]) -> int:
+    """The number of completed runs whose data had no test examples."""
+    return sum(record.status == COMPLETED and record.test_loss is None for record in records)
 
 
 def _figures(study: Study, swapped: Study | None) -> Iterator[tuple[str, Study, Callable[[Sheet], None]]]:

@@ -9,7 +9,7 @@ from depthmup_flax.errors import printable
 from depthmup_flax.records import Sweep, SweepInfo
 from depthmup_flax.report import claims, transfer, verdict
 from depthmup_flax.report import optimum as opt
-from depthmup_flax.report.loss_surfaces import number, short
+from depthmup_flax.report.loss_surfaces import TEST, number, short
 from depthmup_flax.report.transfer import Row, Study, Variant
 from depthmup_flax.types import Json
 
@@ -32,6 +32,10 @@ _WARNINGS = {
 def warnings(sweep: Sweep, study: Study) -> list[str]:
     """Notes on the files, missing sizes, and every flag once with the sizes that have it."""
     lines = list(sweep.notes)
+    if study.loss == TEST:
+        lines.append(
+            "All losses are on the test set, after training. Curves and claims over training time are left out."
+        )
     if not study.scale.log:
         lines.append(f"Not all values of {study.scale.name} are positive: shifts are differences, not octaves.")
     for variant in study.variants:

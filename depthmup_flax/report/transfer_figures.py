@@ -136,7 +136,8 @@ def draw_optima(study: Study, sheet: Sheet) -> None:
     from matplotlib.lines import Line2D
 
     known = any(row.optimum and row.optimum.at.interval for row in study.rows)
-    interval = "bars: 95 % interval over seeds" if known else "one seed: no intervals"
+    unknown = "no intervals" if any(len(row.curve.seeds) > 1 for row in study.rows) else "one seed: no intervals"
+    interval = "bars: 95 % interval over seeds" if known else unknown
     (band,) = sheet.add_bands([""], len(study.axes), len(study.axes), width=5.6, height=4.2, sharey=False)
     sheet.set_title(f"Best {study.scale.name} against size\n{interval}; hollow: edge of the grid")
     coordinates, margin = study.scale.coordinate(study.scale.values), _grid_step(study.scale)

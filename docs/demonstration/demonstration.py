@@ -266,8 +266,8 @@ def with_tables(page: str, text: str) -> str:
 
 
 def recorded() -> list[str]:
-    """The pairs whose runs are complete."""
-    return [name for name in PAIRS if directory(name, "kept").exists()]
+    """The pairs with records of all parts."""
+    return [name for name in PAIRS if all(directory(name, part).exists() for part in ("small", "search", "kept"))]
 
 
 def quartiles(name: str, one: Outcome) -> tuple[float, float, float]:

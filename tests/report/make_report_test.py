@@ -88,15 +88,20 @@ def test_the_test_loss_has_optimum_and_words_of_its_own_and_no_figures_over_time
         assert row["best_loss"] == pytest.approx(1.5)
     assert report.data["loss"] == "test"
     assert "in test loss at depth 16" in report.data["headline"]
-    assert "training" not in report.text
+    assert "training loss" not in report.text
+    assert "note: All losses are on the test set" in report.text
     names = {path.name for path in report.paths}
     assert "transfer.png" in names
     assert not names & {"curves.png", "over_time.png"}
 
 
-def test_a_sweep_without_test_examples_has_no_report_of_the_test_loss(tmp_path):
+@pytest.mark.parametrize("every", [1, 7])
+def test_completed_runs_without_a_test_loss_are_no_divergence(every, tmp_path):
     trained = sweep_of(parabola, {"model.depth": (4, 16), X: RATES, "seed": range(3)})
-    records = [dataclasses.replace(record, test_loss=None) for record in trained.records]
+    records = [
+        dataclasses.replace(record, test_loss=record.test_loss if i % every else None)
+        for i, record in enumerate(trained.records)
+    ]
     directory = write(tmp_path / "sweep", dataclasses.replace(trained, records=records))
-    with pytest.raises(InputError, match=r"no run of the sweep has a test loss: its data had no test examples"):
+    with pytest.raises(InputError, match=r"\d+ completed runs have no test loss: leave out --loss=test"):
         make_report([directory], tmp_path / "report", loss="test")

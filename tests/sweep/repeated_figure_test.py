@@ -9,7 +9,7 @@ from depthmup_flax.records import SEED, read_sweep
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.config import from_file
 
-LANES_DIFFER_BY = 0.02  # losses of one run in programs of other lanes; docs/reproduction.md
+LANES_DIFFER_BY = 0.02  # losses of one run in programs of other lanes, at most
 
 
 @pytest.mark.slow
