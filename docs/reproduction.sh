@@ -20,7 +20,7 @@ mlps="lr_width_depth_mlp trained_ends ode_sde pre_nonlin abs block_depth block_m
 others="digits lr_width_depth_conv vit norm other_hparams_momentum other_hparams_gamma0 other_hparams_weight_decay trade_off
   how_long imagenet block_depth_heatmap megatron megatron_multiplier muon muon_conv muon_gpt
   which_exponent_mlp which_exponent_gpt which_exponent_vit
-  ntk linear_kernel linear_limit limit_convergence phase_diagram diversity"
+  ntk linear_kernel linear_limit limit_convergence training_curve phase_diagram diversity"
 [ "$scale" != long ] || others=
 # shellcheck disable=SC2086
 [ $# -ge 1 ] || set -- $mlps $others
@@ -30,7 +30,7 @@ run_limit() {
   case $name:$scale in
     *:smoke) ;;
     linear_limit:*) data=("--config.data.name=${MNIST:-tfds:mnist}" "--config.data.data_dir=${DATA_DIR:-}") ;;
-    diversity:*) data=("--config.data.name=tfds:cifar10" "--config.data.data_dir=${DATA_DIR:-}") ;;
+    training_curve:* | diversity:*) data=("--config.data.name=tfds:cifar10" "--config.data.data_dir=${DATA_DIR:-}") ;;
   esac
   python -m depthmup_flax.limits --config="configs/limits/$name.py" --config.scale="$scale" --workdir="$workdir" \
     "${data[@]}"

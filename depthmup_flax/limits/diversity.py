@@ -17,12 +17,13 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from depthmup_flax.data import Dataset, LoadOnce, batch_indices
+from depthmup_flax.data import Dataset, batch_indices
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits import finite_networks as networks
 from depthmup_flax.limits.config_fields import check_fields, is_distinct, is_whole, require, require_fractions
 from depthmup_flax.limits.feature_distances import distances, four_digits, mean_interval, slopes
 from depthmup_flax.limits.fitted_rates import aligned
+from depthmup_flax.limits.image_examples import image_set
 from depthmup_flax.limits.panels import Page, Panel, finish, page, points
 from depthmup_flax.limits.pipeline import Case, Row, Values
 from depthmup_flax.models import ResMLP
@@ -35,7 +36,6 @@ from depthmup_flax.types import ArrayTree, Batch
 _FITTED = 4  # smallest fractions, to which slopes are fitted
 _CLAIMS = {"depth_mup": "1/2", "ode": "to 1 with depth"}
 _Kind = tuple[str, str]  # rule and nonlinearity
-_load = LoadOnce()
 
 
 def cases(config: ConfigDict) -> list[Case]:
@@ -58,10 +58,7 @@ def cases(config: ConfigDict) -> list[Case]:
 
 def measure(config: ConfigDict, case: Case) -> Values:
     """``d(eps)`` and the training loss of each seed at each time."""
-    dataset = _load(config.data)
-    if dataset.input_kind != "image":
-        name = repr(config.data.name)
-        raise InputError(f"data.name is {name}, which holds no images: use digits, tfds:<set> or folder:DIR.")
+    dataset = image_set(config)
     if config.inputs > len(dataset.test):
         raise InputError(f"config.inputs is {config.inputs}: the data set has {len(dataset.test)} held-out images.")
     model = _model(config, **case, classes=dataset.num_classes)

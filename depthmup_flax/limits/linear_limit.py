@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax import data
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits import finite_networks as networks
 from depthmup_flax.limits.config_fields import check_fields, require
 from depthmup_flax.limits.finite_networks import GROUPS
 from depthmup_flax.limits.fitted_rates import Line, aligned, rate, rates_table
+from depthmup_flax.limits.image_examples import image_set, labeled_images
 from depthmup_flax.limits.panels import Page, Panel, draw_groups, finish, guide, page, points, size_axis
 from depthmup_flax.limits.pipeline import Case, Row, Values
 from depthmup_flax.report.style import colors, hide_unused, size_ticks
@@ -28,7 +28,6 @@ from depthmup_flax.types import ArrayTree
 _QUARTERS = ("0", "L/4", "L/2", "3L/4", "L")  # the layers that are shown
 _DEEP = 32  # from here on theory's differences are a power of depth
 _ERRORS = {"square_errors": "layers", "square_errors_outputs": "outputs"}
-_load = data.LoadOnce()
 
 
 def cases(config: ConfigDict) -> list[Case]:
@@ -53,7 +52,7 @@ def cases(config: ConfigDict) -> list[Case]:
 def measure(config: ConfigDict, case: Case) -> Values:
     """Root mean squares (steps, quarters), and outputs of every pass."""
     targets_T = _examples(config)[1]
-    about = {"steps": list(config.steps), "targets": targets_T.tolist(), "images": _load(config.data).describe()}
+    about = {"steps": list(config.steps), "targets": targets_T.tolist(), "images": image_set(config).describe()}
     if case["what"] == "networks":
         return {**about, **_of_networks(config, case["width"], case["depth"], case["seeds"])}
     rms_TxQ, outputs_T = _theory(config, case["depth"])
@@ -62,18 +61,8 @@ def measure(config: ConfigDict, case: Case) -> Values:
 
 
 def _examples(config: ConfigDict) -> tuple[np.ndarray, np.ndarray]:
-    """(T, D) images with ``|x|^2 / D = 1``, and (T,) +1 for the upper half of the classes and -1 for the lower."""
-    dataset, count = _load(config.data), max(config.steps) + 1
-    if dataset.input_kind != "image":
-        raise InputError(f"config.data.name is {config.data.name!r}: use a set of images, as this figure does.")
-    most = len(dataset.train) - 1
-    require(config, "steps", count <= most + 1, f"use at most {most}, one image for each")
-    chosen = np.random.default_rng(config.seed).permutation(len(dataset.train))[:count]
-    batch = {name: jnp.asarray(values) for name, values in dataset.train.read(chosen).items()}
-    images, labels = dataset.prepare("none", None, batch)
-    flat_TxD = np.asarray(images, np.float64).reshape(count, -1)
-    flat_TxD /= np.sqrt(np.mean(flat_TxD**2, 1, keepdims=True))
-    return flat_TxD, np.where(2 * np.asarray(labels) < dataset.num_classes, -1.0, 1.0)
+    """An image and its label for each step, and for the outputs after the last."""
+    return labeled_images(config, max(config.steps) + 1, asked_by="steps")
 
 
 def _theory(config: ConfigDict, depth: int) -> tuple[np.ndarray, np.ndarray]:

@@ -27,8 +27,8 @@ from depthmup_flax.workdir.files import open_lines, write_atomically
 log = logging.getLogger(__name__)
 
 # config.figure -> its module of this package
-FIGURES = {name: name for name in ("ntk", "linear_kernel", "linear_limit", "limit_convergence", "diversity")}
-FIGURES["phase_diagram"] = "phase_plane"
+_SAME = ("ntk", "linear_kernel", "linear_limit", "limit_convergence", "training_curve", "diversity")
+FIGURES = {**{name: name for name in _SAME}, "phase_diagram": "phase_plane"}
 SCHEMA = 1
 _FREE = ("title", "lanes")  # settings that change no number
 _key = functools.partial(json.dumps, sort_keys=True)

@@ -65,7 +65,11 @@ def test_larger_scales_pass_their_checks(name, scale):
             {"theory_depths": (12,)},
             r"config.theory_depths is \(12,\): give depths of which each is twice",
         ),
-        ("linear_limit", {"steps": (1, 2000)}, r"config.steps is \(1, 2000\): use at most 1499"),
+        (
+            "linear_limit",
+            {"steps": (1, 2000)},
+            r"config.steps is \(1, 2000\): use fewer, it takes 2001 images and digits has 1500",
+        ),
         ("linear_limit", {"data": {"name": "digit"}}, "data.name is 'digit', which is no data set"),
     ],
 )
@@ -79,7 +83,7 @@ def test_a_bad_field_is_one_sentence_before_anything_runs(name, fields, sentence
 def test_text_is_refused_where_images_are_needed(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("abcdefgh " * 400)
-    with pytest.raises(InputError, match="use a set of images"):
+    with pytest.raises(InputError, match="holds no images: use digits"):
         linear_limit.cases(smoke("linear_limit", data={"name": f"text:{path}"}))
 
 
