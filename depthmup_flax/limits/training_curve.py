@@ -89,10 +89,10 @@ def _networks(config: ConfigDict, width: int, depth: int, x_PxD: np.ndarray, y_P
     x, y = jnp.asarray(x_PxD, jnp.float32), jnp.asarray(y_P, jnp.float32)
     model = networks.network(config.nonlinearity, width, depth, gamma0=config.gamma0)
     optimizer = networks.mean_field_sgd(model, x, config.learning_rate, trained=LAYERS)
-    batches = (jnp.repeat(values[None], config.steps + 1, axis=0) for values in (x, y))
+    x_TxPxD, y_TxP = (jnp.repeat(values[None], config.steps + 1, axis=0) for values in (x, y))
     observe = lambda params: networks.forward(model, params, x)[0]
     keys = networks.network_keys(config.seed, width, depth, config.seeds)
-    outputs = networks.trajectories(model, optimizer, *batches, observe, keys, lanes=config.lanes)
+    outputs = networks.trajectories(model, optimizer, x_TxPxD, y_TxP, observe, keys, lanes=config.lanes)
     return np.asarray(outputs, np.float64)
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.limits import limit_convergence, linear_kernel, linear_limit, ntk, run
+from depthmup_flax.limits import limit_convergence, linear_kernel, linear_limit, ntk, run, training_curve
 from depthmup_flax.limits.finite_networks import ensemble_sizes
 from depthmup_flax.limits.fitted_rates import aligned, rate, rates_table
 from depthmup_flax.training.config import from_file
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs" / "limits"
-MODULES = {"ntk": ntk, "linear_kernel": linear_kernel, "linear_limit": linear_limit}
+MODULES = {"ntk": ntk, "linear_kernel": linear_kernel, "linear_limit": linear_limit, "training_curve": training_curve}
 
 
 def smoke(name, **fields):
@@ -70,6 +70,11 @@ def test_larger_scales_pass_their_checks(name, scale):
             {"steps": (1, 2000)},
             r"config.steps is \(1, 2000\): use fewer, it takes 2001 images and digits has 1500",
         ),
+        ("training_curve", {"images": 2000}, r"config.images is 2000: use fewer, .* digits has 1500"),
+        ("training_curve", {"nonlinearity": "swish"}, "config.nonlinearity is 'swish': use one of linear, relu"),
+        ("training_curve", {"limit_depth": 5}, "config.limit_depth is 5: use an even number"),
+        ("training_curve", {"seeds": 12}, "config.seeds is 12: use a multiple of 8"),
+        ("training_curve", {"populations": 1}, "config.populations is 1: use a whole number of at least 2"),
         ("linear_limit", {"data": {"name": "digit"}}, "data.name is 'digit', which is no data set"),
     ],
 )
@@ -123,6 +128,31 @@ def test_trained_linear_networks_approach_theory_as_one_over_width():
     assert np.all(np.abs(np.subtract(wide["rms"], theory["rms"])) < 5 * noise + 0.03)
     # Training moves features: by much more than networks differ from theory.
     assert np.abs(np.array(theory["rms"]) - theory["start"]).max() > 0.06
+
+
+@pytest.mark.slow
+def test_the_training_curve_of_the_limit_predicts_networks_better_the_wider_they_are():
+    config = smoke("training_curve", widths=(16, 64), depths=(8,), seeds=64, populations=16)
+    study = training_curve.Study(measured(training_curve, config))
+    narrow, wide = (study.square_errors((width, 8)).mean() for width in study.widths)
+    assert 2.5 < narrow / wide < 8  # 4 as 1 / width
+    # Against the same images with their labels exchanged it is no prediction.
+    study.limit_TxP = -study.limit_TxP
+    assert study.square_errors((64, 8)).mean() > 20 * wide
+
+
+def test_errors_of_a_training_curve_are_those_of_single_networks():
+    outputs_SxTxP = np.random.default_rng(0).normal(size=(32, 3, 2))
+    limit_TxP, targets_P = np.ones((3, 2)) / 2, np.array([1.0, -1.0])
+    groups = outputs_SxTxP.reshape(8, 4, 3, 2)
+    values = {"seeds": 32, "outputs": groups.mean(1).tolist(), "spread": groups.std(1).tolist()}
+    limit = {"outputs": limit_TxP.tolist(), "targets": targets_P.tolist(), "error": np.full((3, 2), 0.1).tolist()}
+    study = training_curve.Study([{"what": "limit", **limit}, {"what": "networks", "width": 4, "depth": 2, **values}])
+    expected = np.mean((outputs_SxTxP - limit_TxP)[:, 1:] ** 2)
+    assert study.error((4, 2)) == pytest.approx(expected**0.5, rel=1e-12)
+    losses_T = np.mean((outputs_SxTxP - targets_P) ** 2 / 2, (0, 2))
+    np.testing.assert_allclose(study.losses_GxT((4, 2)).mean(0), losses_T, rtol=1e-12)
+    assert study.limit_error == pytest.approx(0.1)
 
 
 @pytest.mark.slow
