@@ -10,6 +10,8 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
+from generated_parts import with_part
+
 from depthmup_flax.records import read_sweep
 from depthmup_flax.report.claims import CLAIMS, NO_EVIDENCE, JudgedClaim, core_minutes, judged
 from depthmup_flax.report.loss_surfaces import TEST
@@ -53,14 +55,12 @@ class Row:
 
 def main() -> None:
     """Replaces the table in the page."""
-    PAGE.write_text(with_table(PAGE.read_text(), table()))
+    PAGE.write_text(renewed(PAGE.read_text()))
 
 
-def with_table(page: str, text: str) -> str:
-    """The page with another table."""
-    before, _, rest = page.partition(START)
-    _, _, after = rest.partition(END)
-    return f"{before}{START}\n\n{text}\n\n{END}{after}"
+def renewed(page: str) -> str:
+    """The page with the table of the records."""
+    return with_part(page, START, END, table())
 
 
 def table() -> str:

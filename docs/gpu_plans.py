@@ -19,6 +19,7 @@ TOPOLOGY = "h100:1"
 os.environ.update(environment_for(TOPOLOGY, os.environ))
 
 import jax  # noqa: E402
+from generated_parts import with_part  # noqa: E402
 
 from depthmup_flax.plan.blank_data import PlannedData, Sizes  # noqa: E402
 from depthmup_flax.plan.estimate import make_plan  # noqa: E402
@@ -74,10 +75,8 @@ def main() -> None:
             jax.clear_caches()
     if sys.argv[1:]:
         return
-    page = PAGE.read_text()
-    before, _, rest = page.partition(START)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{START}\n\n{HEADER}\n" + "\n".join(lines) + f"\n\n{END}{after}")
+    table = "\n".join([HEADER, *lines])
+    PAGE.write_text(with_part(PAGE.read_text(), START, END, table))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/demonstration: its procedure on tiny networks, and its page against its records."""
+"""docs/demonstration.py: its procedure on tiny networks, and its page against its records."""
 
 import importlib
 import sys
@@ -8,13 +8,13 @@ import pytest
 from processes import ROOT
 from small_runs import a_sweep
 
-sys.path.append(str(ROOT / "docs" / "demonstration"))
+sys.path.append(str(ROOT / "docs"))
 demonstration = importlib.import_module("demonstration")
 
 
 def test_the_tables_of_the_demonstration_are_what_its_records_give():
     page = demonstration.PAGE.read_text()
-    assert demonstration.with_tables(page, demonstration.tables(demonstration.recorded())) == page
+    assert demonstration.renewed(page, demonstration.recorded()) == page
 
 
 def test_points_of_a_repetition_are_the_same_again_and_no_other_ones():
@@ -33,7 +33,7 @@ def test_points_of_a_repetition_are_the_same_again_and_no_other_ones():
 def test_the_large_network_is_trained_with_what_was_best_for_the_small_one(tmp_path, monkeypatch):
     pair = demonstration.Pair("tiny", lambda data: a_sweep().base, (16, 4), (1e-4, 1e-2), "test_accuracy", 0.1)
     monkeypatch.setattr(demonstration, "PAIRS", {"tiny": pair})
-    monkeypatch.setattr(demonstration, "HERE", tmp_path)
+    monkeypatch.setattr(demonstration, "RECORDS", tmp_path)
     monkeypatch.setattr(demonstration, "FLOPS", tmp_path / "flops.json")
     monkeypatch.setattr(demonstration, "REPETITIONS", 2)
     monkeypatch.setattr(demonstration, "SMALL_TRIALS", (1, 3))

@@ -53,7 +53,7 @@ def test_links_of_pages_lead_to_files_that_exist(page):
 
 def test_the_table_of_claims_is_what_the_committed_records_give():
     page = claims_table.PAGE.read_text()
-    assert claims_table.with_table(page, claims_table.table()) == page
+    assert claims_table.renewed(page) == page
 
 
 def test_links_to_files_that_are_no_pages_lead_to_the_repository():

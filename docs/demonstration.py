@@ -1,9 +1,8 @@
 """Tune small, train large, against a search on the large network itself: runs, table and figure of demonstration.md.
 
-    python docs/demonstration/demonstration.py run NAME DATA    NAME: resmlp, simple_resnet or gpt; DATA: TFDS's
-                                                                directory, or the text
-    python docs/demonstration/demonstration.py show             renews the page's tables and demonstration.png from the
-                                                                records
+    python docs/demonstration.py run NAME DATA      NAME: resmlp, simple_resnet or gpt
+                                                    DATA: TFDS's directory, or the text
+    python docs/demonstration.py show               renews the page's tables and the figure from the records
 
 A repetition draws learning rates and branch multipliers at random, trains the small network with each, and trains the
 large one once: with those of the lowest training loss. The rival draws from the same ranges, trains the large network
@@ -18,10 +17,11 @@ import json
 import math
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
+from generated_parts import with_part
 from ml_collections import ConfigDict
 from scipy import stats
 
@@ -33,10 +33,10 @@ from depthmup_flax.report.style import canvas
 from depthmup_flax.sweep import sweep, sweep_config
 from depthmup_flax.training.config import from_file
 
-HERE = pathlib.Path(__file__).parent
-FLOPS = HERE / "flops.json"
-PAGE = HERE.parent / "demonstration.md"
-START, END = "<!-- outcomes: python docs/demonstration/demonstration.py show -->", "<!-- end of outcomes -->"
+RECORDS = pathlib.Path(__file__).parent / "demonstration"
+FLOPS = RECORDS / "flops.json"
+PAGE = RECORDS.with_suffix(".md")
+START, END = "<!-- outcomes: python docs/demonstration.py show -->", "<!-- end of outcomes -->"
 MULTIPLIER, PRESET = "parametrization.branch_multiplier", "parametrization.preset"
 RULE, CONTROL = "depth_mup", "sp"  # for the large network
 SMALL, LARGE = 0, 1  # streams of random points
@@ -125,7 +125,7 @@ def configs(name: str, data: str) -> tuple[ConfigDict, ConfigDict]:
 
 def directory(name: str, part: str) -> pathlib.Path:
     """Of the records of a part: small, search (the rival's), or kept, where small values train the large network."""
-    return HERE / f"{name}-{part}"
+    return RECORDS / f"{name}-{part}"
 
 
 def trained(name: str, part: str, base: ConfigDict, runs: Sequence[Point]) -> None:
@@ -189,13 +189,19 @@ class Outcome:
 
     Attributes:
       cost: floating-point operations of all its runs, in those of one run of the large network.
-      measured: (R,) the measure of the network it ends with, one per repetition; NaN if that diverged.
+      measured: (R,) the measure of the network it ends with, one per repetition; that of chance if it diverged.
+      diverged: how many of them did.
     """
 
     way: str
     trials: int
     cost: float
     measured: np.ndarray
+    diverged: int
+
+    def quartiles(self) -> np.ndarray:
+        """Lower quartile, median and upper quartile."""
+        return np.quantile(self.measured, (0.25, 0.5, 0.75))
 
 
 def outcomes(name: str) -> list[Outcome]:
@@ -204,95 +210,85 @@ def outcomes(name: str) -> list[Outcome]:
     small, search, kept = (Records(name, part) for part in ("small", "search", "kept"))
     flops = json.loads(FLOPS.read_text())[name]
     share = flops["small"] / flops["large"]
-    measured = lambda record: getattr(record, pair.measure) if record.status == COMPLETED else math.nan
+
+    def outcome(way: str, trials: int, cost: float, ended: Sequence[Record]) -> Outcome:
+        diverged = [record.status != COMPLETED for record in ended]
+        values = [
+            pair.chance if d else getattr(record, pair.measure) for d, record in zip(diverged, ended, strict=True)
+        ]
+        return Outcome(way, trials, cost, np.array(values, float), sum(diverged))
+
     found = []
     for way, preset in (("tuned small, kept by the rule", RULE), ("tuned small, kept without a rule", CONTROL)):
         for trials in SMALL_TRIALS:
             best = [small.best(points(pair, r, SMALL, max(SMALL_TRIALS))[:trials]) for r in range(REPETITIONS)]
-            values = np.array([measured(kept[{**point, PRESET: preset}]) for point in best], float)
-            found.append(Outcome(way, trials, trials * share + 1, values))
+            found.append(outcome(way, trials, trials * share + 1, [kept[{**point, PRESET: preset}] for point in best]))
     for trials in range(1, LARGE_TRIALS + 1):
         best = [search.best(points(pair, r, LARGE, LARGE_TRIALS)[:trials]) for r in range(REPETITIONS)]
-        values = np.array([measured(search[point]) for point in best], float)
-        found.append(Outcome("searched large", trials, float(trials), values))
+        found.append(outcome("searched large", trials, float(trials), [search[point] for point in best]))
     return found
 
 
-def tables(names: Sequence[str]) -> str:
-    """Markdown."""
-    return f"{contrasts(names)}\n\n{medians(names)}"
+Outcomes = Mapping[str, Sequence[Outcome]]  # of the pairs
 
 
-def medians(names: Sequence[str]) -> str:
-    """Markdown: median and quartiles over the repetitions; a diverged network counts as the worst."""
+def recorded() -> Outcomes:
+    """Of the pairs with records of all parts."""
+    parts = ("small", "search", "kept")
+    return {name: outcomes(name) for name in PAIRS if all(directory(name, part).exists() for part in parts)}
+
+
+def renewed(page: str, found: Outcomes) -> str:
+    """The page with the tables of the records."""
+    return with_part(page, START, END, f"{contrasts(found)}\n\n{medians(found)}")
+
+
+def medians(found: Outcomes) -> str:
+    """Markdown: median and quartiles over the repetitions; a diverged network counts as chance."""
     lines = ["| networks | way | trials | cost | measure: median (quartiles) | diverged |", "|---|---|---|---|---|---|"]
-    for name in names:
-        for one in outcomes(name):
-            low, middle, high = quartiles(name, one)
+    for name, ways in found.items():
+        for one in ways:
+            low, middle, high = one.quartiles()
             measure = f"{middle:.3f} ({low:.3f} to {high:.3f})"
-            cells = (PAIRS[name].title, one.way, one.trials, f"{one.cost:.2f}", measure, np.isnan(one.measured).sum())
+            cells = (PAIRS[name].title, one.way, one.trials, f"{one.cost:.2f}", measure, one.diverged)
             lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 
-def contrasts(names: Sequence[str]) -> str:
+def contrasts(found: Outcomes) -> str:
     """Markdown: the rule minus each other way at the next higher cost, or the same.
 
     Means over the repetitions, with 95 % intervals of their differences by Student's t.
     """
     lines = ["| networks | cost | against | its cost | difference (95 %) |", "|---|---|---|---|---|"]
-    for name in names:
-        pair, found = PAIRS[name], outcomes(name)
+    for name, ways in found.items():
         for trials in SMALL_TRIALS:
-            rule = next(one for one in found if one.trials == trials)
-            others = [one for one in found if one.way != rule.way and one.cost >= rule.cost - 1e-9]
+            rule = next(one for one in ways if one.trials == trials)
+            others = [one for one in ways if one.way != rule.way and one.cost >= rule.cost - 1e-9]
             for other in {one.way: one for one in reversed(others)}.values():
-                differences = np.nan_to_num(rule.measured, nan=pair.chance) - np.nan_to_num(
-                    other.measured, nan=pair.chance
-                )
+                differences = rule.measured - other.measured
                 half = stats.sem(differences) * stats.t.ppf(0.975, len(differences) - 1)
                 middle = differences.mean()
                 interval = f"{middle:+.3f} ({middle - half:+.3f} to {middle + half:+.3f})"
-                cells = (pair.title, f"{rule.cost:.2f}", other.way, f"{other.cost:.2f}", interval)
+                cells = (PAIRS[name].title, f"{rule.cost:.2f}", other.way, f"{other.cost:.2f}", interval)
                 lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def with_tables(page: str, text: str) -> str:
-    """The page with other tables."""
-    before, _, rest = page.partition(START)
-    _, _, after = rest.partition(END)
-    return f"{before}{START}\n\n{text}\n\n{END}{after}"
-
-
-def recorded() -> list[str]:
-    """The pairs with records of all parts."""
-    return [name for name in PAIRS if all(directory(name, part).exists() for part in ("small", "search", "kept"))]
-
-
-def quartiles(name: str, one: Outcome) -> tuple[float, float, float]:
-    """Lower quartile, median and upper quartile."""
-    pair = PAIRS[name]
-    worst = pair.chance
-    low, middle, high = np.quantile(np.nan_to_num(one.measured, nan=worst), (0.25, 0.5, 0.75))
-    return float(low), float(middle), float(high)
-
-
-def figure(names: Sequence[str]) -> None:
+def figure(found: Outcomes) -> None:
     """Writes demonstration.png."""
-    drawing, panels = canvas(1, len(names), width=3.6, height=3.2)
-    for name, axes in zip(names, panels[0], strict=True):
-        found = outcomes(name)
-        for color, way in zip(COLORS, dict.fromkeys(one.way for one in found), strict=True):
-            own = [one for one in found if one.way == way]
-            low, middle, high = zip(*(quartiles(name, one) for one in own), strict=True)
+    drawing, panels = canvas(1, len(found), width=3.6, height=3.2)
+    for (name, ways), axes in zip(found.items(), panels[0], strict=True):
+        for color, way in zip(COLORS, dict.fromkeys(one.way for one in ways), strict=True):
+            own = [one for one in ways if one.way == way]
+            low, middle, high = zip(*(one.quartiles() for one in own), strict=True)
             costs = [one.cost for one in own]
             axes.plot(costs, middle, color=color, marker="o", markersize=4, label=way)
             axes.fill_between(costs, low, high, color=color, alpha=0.2, linewidth=0)
         axes.set(title=PAIRS[name].title, xlabel="cost, in runs of the large network")
         axes.grid(alpha=0.25)
     panels[0][0].legend(fontsize=8)
-    drawing.savefig(HERE / "demonstration.png", dpi=150)
+    drawing.savefig(RECORDS / "demonstration.png", dpi=150)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -301,9 +297,9 @@ def main(arguments: Sequence[str]) -> None:
         cli.one_device_per_core()
         run(*arguments[1:])
     elif list(arguments) == ["show"]:
-        names = recorded()
-        PAGE.write_text(with_tables(PAGE.read_text(), tables(names)))
-        figure(names)
+        found = recorded()
+        PAGE.write_text(renewed(PAGE.read_text(), found))
+        figure(found)
     else:
         sys.exit(__doc__)
 
