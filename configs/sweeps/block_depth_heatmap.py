@@ -28,7 +28,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         ),
         "optimizer.learning_rate": tuple(1e-3 * factor for factor in rates),
         "parametrization.branch_multiplier": multipliers,
-        "seed": at_scale(scale, smoke=(0,), other=(0, 1)),
+        "seed": at_scale(scale, smoke=(0,), cpu=tuple(range(6)), other=(0, 1)),
     }
     return sweep_config(
         parent.base,

@@ -31,7 +31,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
             paper=(0.011, 0.023, 0.046, 0.092),
         ),
         "model.depth": at_scale(scale, smoke=(3, 6), cpu=(6, 18), gpu=(6, 24), paper=(6, 12, 30)),
-        "seed": parent.grids.depths.seed,
+        "seed": at_scale(scale, cpu=tuple(range(12)), other=parent.grids.depths.seed),
     }
     return sweep_config(
         base,

@@ -42,7 +42,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
             cpu=powers_of_two(-8, -4),
             other=powers_of_two(-10, -3),
         ),
-        "seed": at_scale(scale, smoke=(0,), cpu=(0, 1), paper=(0,), other=(0, 1, 2)),
+        "seed": at_scale(scale, smoke=(0,), cpu=tuple(range(8)), paper=(0,), other=(0, 1, 2)),
     }
     return sweep_config(
         base,

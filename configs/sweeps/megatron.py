@@ -30,12 +30,12 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         base.data.context = at_scale(scale, smoke=16, cpu=32, gpu=128)
     else:
         base.train.log_every = 100
-    depths = at_scale(scale, smoke=(2, 4), cpu=(2, 4, 8), gpu=(4, 8, 16, 32), paper=(4, 8, 16, 32, 64))
-    seeds = at_scale(scale, smoke=(0,), other=(0, 1, 2))
+    depths = at_scale(scale, smoke=(2, 4), cpu=(2, 4, 8, 16), gpu=(4, 8, 16, 32), paper=(4, 8, 16, 32, 64))
+    seeds = at_scale(scale, smoke=(0,), cpu=tuple(range(8)), other=(0, 1, 2))
     factors = at_scale(
         scale,
         smoke=powers_of_two(-2, 2, 2),
-        cpu=powers_of_two(-2, 2),
+        cpu=powers_of_two(-2, 3),
         other=powers_of_two(-4, 3),
     )
     grid = {

@@ -21,7 +21,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     grid = {
         "parametrization.gamma0": at_scale(scale, smoke=(0.5, 2.0), cpu=powers_of_two(-2, 2), other=wide),
         "model.depth": at_scale(scale, cpu=(3, 6, 12), other=parent.grids.depths.model.depth),
-        "seed": parent.grids.depths.seed,
+        "seed": at_scale(scale, cpu=tuple(range(12)), other=parent.grids.depths.seed),
     }
     return sweep_config(
         parent.base,

@@ -27,7 +27,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
             paper=(0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95),
         ),
         "model.depth": parent.grids.depths.model.depth,
-        "seed": parent.grids.depths.seed,
+        "seed": at_scale(scale, cpu=tuple(range(12)), other=parent.grids.depths.seed),
     }
     return sweep_config(
         parent.base,

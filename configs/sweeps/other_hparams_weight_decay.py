@@ -19,7 +19,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     parent = from_file("sweeps/lr_width_depth_conv", scale)
     wide = tuple(10.0**k for k in (-3, -2, -1.5, -1, -0.5, 0, 0.5))
     grid = {
-        "optimizer.weight_decay": at_scale(scale, smoke=(0.01, 0.1), cpu=wide[1:6], other=wide),
+        "optimizer.weight_decay": at_scale(scale, smoke=(0.01, 0.1), cpu=(1e-4, 10**-3.5, *wide[:6]), other=wide),
         "model.depth": at_scale(scale, cpu=(3, 6, 12), other=parent.grids.depths.model.depth),
         "seed": parent.grids.depths.seed,
     }

@@ -43,7 +43,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
             gpu=powers_of_two(-13, -6),
             paper=powers_of_two(-14, -6),
         ),
-        "seed": at_scale(scale, smoke=(0,), other=(0, 1, 2)),
+        "seed": at_scale(scale, smoke=(0,), cpu=tuple(range(8)), other=(0, 1, 2)),
     }
     grids = {
         "norms": {
