@@ -231,6 +231,8 @@ def _illegal_value(message: str) -> str:
         return f"{_one_line(message)}."
     name, text = match.groups()
     flag = flags.FLAGS[name]
+    if isinstance(flag, flags.EnumFlag):
+        return f"--{name} is {text!r}: use {' or '.join(flag.parser.enum_values)}."
     kinds = {"int": int, "float": float, "bool": bool}
     return _wrong_value(f"--{name}", text, kinds.get(flag.flag_type(), str), flag.default)
 

@@ -42,7 +42,8 @@ class Row:
     Attributes:
       sweep: name of its directory.
       steps: of each run; of several sweeps of a figure, the longest decides.
-      by_test_loss: its verdict if the test loss is judged; empty for claims about a part of training.
+      by_test_loss: its verdict if the test loss is judged, with a star where the grid or what ran limits it; empty for
+        claims about a part of training.
     """
 
     figure: str
@@ -95,13 +96,17 @@ def _rows() -> list[Row]:
         info, records = read[name].info, read[name].records
         if info.figure not in CLAIMS:
             continue
-        tested = {one.claim.text: one.verdict for one in judged(info.figure, studies(read[name], TEST)[0])}
+        tested = {one.claim.text: _short(one) for one in judged(info.figure, studies(read[name], TEST)[0])}
         for one in judged(info.figure, studies(read[name])[0]):
             steps = max(record.steps for record in records)
             by_test_loss = tested.get(one.claim.text, "")
             rows.append(Row(info.figure, name, steps, core_minutes(records), one, by_test_loss))
     places = [(figure, claim.text) for figure, claims in CLAIMS.items() for claim in claims]
     return sorted(rows, key=lambda row: (places.index((row.figure, row.one.claim.text)), -row.steps))
+
+
+def _short(one: JudgedClaim) -> str:
+    return one.verdict + r"\*" * (one.verdict == NOT_RESOLVED and bool(one.note))
 
 
 def _cells(row: Row, decides: bool) -> tuple[str, ...]:

@@ -224,6 +224,7 @@ FLAGS = [
     ),
     ("tune {digits} --tune=gama0", "--tune has 'gama0': did you mean 'gamma0'?"),
     ("tune {digits} --octaves=abc", "--octaves is 'abc': use a whole number, such as --octaves=4."),
+    ("report runs --loss=foo", "--loss is 'foo': use train or test."),
     ("tune {digits} --octaves=1000", "--octaves is 1000: use at most 20"),
     ("tune {digits} --rescale.batch_exponent=nan", "batch_exponent is nan: use a finite number"),
     (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from depthmup_flax.report import tables
 from depthmup_flax.report.inline_svg import inline_svg, plain, themed
-from depthmup_flax.report.loss_surfaces import number
+from depthmup_flax.report.loss_surfaces import TEST, number
 from depthmup_flax.report.sheet import Band, Sheet
 from depthmup_flax.report.transfer import Study
 from depthmup_flax.types import Json
@@ -84,6 +84,7 @@ def _head(data: Json, refresh_s: float | None) -> str:
     """The verdict in words, then what was run."""
     seeds = len(data["seeds"])
     facts = [f"{data['runs']} runs, {data['diverged']} of them diverged", f"{seeds} seed{'s' * (seeds != 1)}"]
+    facts += ["all losses on the test set"] * (data["loss"] == TEST)
     notes = len(data["notes"])
     link = f' · <a href="#notes">{notes}&nbsp;note{"s" * (notes != 1)}</a>' if notes else ""
     claim, _, reason = data["headline"].partition(": ")

@@ -13,7 +13,7 @@ from depthmup_flax.report.loss_surfaces import TEST, number, short
 from depthmup_flax.report.transfer import Row, Study, Variant
 from depthmup_flax.types import Json
 
-_HEADER = ("width", "depth", "seeds", "best {x}", "95 % interval", "shift", "regret", "best loss", "remarks")
+_HEADER = ("width", "depth", "seeds", "best {x}", "95 % interval", "shift", "regret", "best {loss}", "remarks")
 _SHOWN_ELSEWHERE = (transfer.ONE_SEED, transfer.FEW_SEEDS, transfer.UNTRAINED)
 _WARNINGS = {
     opt.EDGE_LOW: "The optimum is at the lowest {x} of the grid at {where}: it may lie below. Extend the grid.",
@@ -235,7 +235,8 @@ def _rounded(value: Any) -> Any:
 
 def header(data: Json) -> tuple[str, ...]:
     """The names of the columns."""
-    return tuple(name.format(x=short(data["x"]).replace("_", " ")) for name in _HEADER)
+    words = {"x": short(data["x"]).replace("_", " "), "loss": "test loss" if data["loss"] == TEST else "loss"}
+    return tuple(name.format(**words) for name in _HEADER)
 
 
 def table_rows(variant: Json) -> list[tuple[str, ...]]:

@@ -89,6 +89,8 @@ def test_the_test_loss_has_optimum_and_words_of_its_own_and_no_figures_over_time
     assert report.data["loss"] == "test"
     assert "in test loss at depth 16" in report.data["headline"]
     assert "training loss" not in report.text
+    assert "best test loss" in report.text
+    assert "all losses on the test set" in (tmp_path / "report" / "report.html").read_text()
     assert "note: All losses are on the test set" in report.text
     names = {path.name for path in report.paths}
     assert "transfer.png" in names
