@@ -1,12 +1,14 @@
-"""Writes the table of claims in reproduction.md, from the committed records: python docs/claims_table.py
+"""Writes the table of claims and the limits' costs in reproduction.md, from the records: python docs/claims_table.py
 
-The table lies between two markers. Claims and verdicts: depthmup_flax/report/claims.py.
+Claims and verdicts: depthmup_flax/report/claims.py.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import gzip
+import json
 import pathlib
 from collections.abc import Sequence
 
@@ -20,7 +22,8 @@ from depthmup_flax.report.verdict import NOT_RESOLVED, OPPOSITE, SHOWN
 
 HERE = pathlib.Path(__file__).parent
 PAGE = HERE / "reproduction.md"
-START, END = "<!-- claims: python docs/claims_table.py -->", "<!-- end of claims -->"
+CLAIMS_PART = "<!-- claims: python docs/claims_table.py -->", "<!-- end of claims -->"
+COSTS_PART = "<!-- costs: python docs/claims_table.py -->", "<!-- end of costs -->"
 HEADER = (
     "id",
     "the paper's claim",
@@ -55,13 +58,13 @@ class Row:
 
 
 def main() -> None:
-    """Replaces the table in the page."""
+    """Renews the page."""
     PAGE.write_text(renewed(PAGE.read_text()))
 
 
 def renewed(page: str) -> str:
-    """The page with the table of the records."""
-    return with_part(page, START, END, table())
+    """The page with what the records give."""
+    return with_part(with_part(page, *CLAIMS_PART, table()), *COSTS_PART, costs())
 
 
 def table() -> str:
@@ -76,6 +79,16 @@ def table() -> str:
     summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
     cells = [_cells(row, any(row is one for one in deciding)) for row in rows]
     return f"Of {len(deciding)} claims: {summary}.\n\n{_by_id(deciding)}\n\n{_markdown(HEADER, cells)}"
+
+
+def costs() -> str:
+    """How long each limit took, in a sentence."""
+    minutes = {}
+    for path in sorted((HERE / "reproduction").glob("*/limits.json")):
+        lines = gzip.decompress((path.parent / "records.jsonl.gz").read_bytes()).decode().splitlines()
+        minutes[path.parent.name] = sum(json.loads(line)["seconds"] for line in lines) / 60
+    listed = ", ".join(f"{name.removesuffix('-cpu')} {one:.2g}" for name, one in minutes.items())
+    return f"Minutes on two cores, theory included: {listed}. `docs/reproduction.sh cpu NAME` repeats one."
 
 
 def _by_id(deciding: Sequence[Row]) -> str:
