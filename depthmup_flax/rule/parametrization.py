@@ -258,6 +258,9 @@ class Parametrization:
 
         It is ``1 / sqrt(d)`` if the head dimension does not grow, and under ``standard``.
         """
+        for name, dim in (("head_dim", head_dim), ("base_head_dim", base_head_dim)):
+            if isinstance(dim, bool) or not isinstance(dim, numbers.Integral) or dim < 1:
+                raise InputError(f"{name} is {dim!r}: use a whole number of at least 1.")
         return (head_dim * self._width(head_dim / base_head_dim)) ** -0.5
 
     def forward_multiplier(self, info: ParamInfo) -> Scalar:

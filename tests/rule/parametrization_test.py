@@ -166,6 +166,8 @@ def test_classification_prints_each_claim():
         (lambda: Parametrization(input_lr_factor=-1.0), "parametrization.input_lr_factor is -1.0"),
         (lambda: classify(float("inf"), 0.5), "alpha is inf"),
         (lambda: RULE.residual_multiplier("4"), "depth_ratio is '4': use depth / base_depth, a number above 0."),
+        (lambda: RULE.attention_scale("8", 4), "head_dim is '8': use a whole number of at least 1."),
+        (lambda: RULE.attention_scale(8, 0), "base_head_dim is 0: use a whole number of at least 1."),
         (lambda: RULE.residual_multiplier(0), "depth_ratio is 0: use depth / base_depth, a number above 0."),
         (lambda: RULE.readout_multiplier(None), "width_ratio is None: use width / base_width, a number above 0."),
         (lambda: RULE.readout_multiplier(0.0), "width_ratio is 0.0: use width / base_width, a number above 0."),
