@@ -29,6 +29,7 @@ from packaging.specifiers import SpecifierSet
 
 from depthmup_flax import cli
 from depthmup_flax.compilation_cache import cache_home
+from depthmup_flax.cpu_flags import choose_cpu_flags
 from depthmup_flax.errors import BAD_INPUT
 from depthmup_flax.parallel.host import cpu_cores
 from depthmup_flax.types import Json
@@ -140,6 +141,11 @@ def _machine() -> Iterator[str]:
         yield f"compiled programs are not kept: {error.strerror}"
     else:
         yield f"{_bytes(size)} of compiled programs in {_from_home(cache)}"
+    if given := os.environ.get("XLA_FLAGS"):
+        yield f"XLA_FLAGS={given}, yours: no other flag is set"
+    elif chosen := choose_cpu_flags({}):
+        yield "On a CPU, train, sweep and tune set the flags that were measured to help:"
+        yield from (f"  {flag}" for flag in chosen)
 
 
 def _data() -> Iterator[str]:

@@ -1,0 +1,53 @@
+"""Which flags of XLA's CPU compiler the commands set, and when."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from depthmup_flax import cpu_flags
+
+HERE = importlib.metadata.version("jaxlib"), platform.machine()
+
+
+def test_flags_are_set_only_where_they_were_measured():
+    for one in cpu_flags.FLAGS:
+        assert cpu_flags.flags_for(one.jaxlib, one.machines[0]) == [one.flag]
+        assert not cpu_flags.flags_for(one.jaxlib, "riscv64")
+        assert not cpu_flags.flags_for(f"{one.jaxlib}.dev0", one.machines[0])
+        assert all(min(times.values()) < 0.95 and max(times.values()) < 1.05 for times in one.measured.values())
+
+
+def test_flags_of_the_user_stay_alone():
+    given = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    assert cpu_flags.choose_cpu_flags(given) == []
+    assert given == {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+
+
+def test_chosen_flags_are_in_the_environment():
+    environment = {}
+    chosen = cpu_flags.choose_cpu_flags(environment)
+    assert chosen == cpu_flags.flags_for(*HERE)
+    assert environment == ({"XLA_FLAGS": " ".join(chosen)} if chosen else {})
+
+
+def printed(code):
+    """What a process without ``XLA_FLAGS`` prints."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    command = [sys.executable, "-c", f"import os\n{code}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
+
+
+@pytest.mark.skipif(not cpu_flags.flags_for(*HERE), reason="no flag was measured to help here")
+def test_the_compiler_here_knows_the_flags():
+    chosen = "from depthmup_flax.cpu_flags import choose_cpu_flags; choose_cpu_flags()"
+    product = "import jax.numpy as jnp; print(os.environ['XLA_FLAGS'], (jnp.ones((8, 8)) @ jnp.ones((8, 8))).sum())"
+    assert printed(f"{chosen}\n{product}") == f"{' '.join(cpu_flags.flags_for(*HERE))} 512.0"
+
+
+def test_an_imported_library_sets_none():
+    code = "import depthmup_flax, depthmup_flax.sweep, depthmup_flax.tune; print('XLA_FLAGS' in os.environ)"
+    assert printed(code) == "False"
