@@ -28,6 +28,7 @@ from depthmup_flax.report.style import colors
 from depthmup_flax.theory.argument_checks import LAYERS
 
 LIMIT, NETWORKS = "limit", "networks"
+_ABOVE_NOISE = 2.0
 
 
 def cases(config: ConfigDict) -> list[Case]:
@@ -121,6 +122,22 @@ class Study:
         """The root of their mean."""
         return float(np.sqrt(self.square_errors(size).mean()))
 
+    def mean_square_error(self, size: _Size) -> tuple[float, float]:
+        """Mean square difference of the mean over initial weights to the limit, unbiased, and its standard error.
+
+        Jackknife over groups, as outputs of different steps are dependent.
+        """
+        row = self.networks[size]
+        outputs_GxTxP, squares_GxTxP = np.array(row["outputs"]), np.array(row["spread"]) ** 2
+        without = [self._of_mean(np.delete(outputs_GxTxP, g, 0), np.delete(squares_GxTxP, g, 0)) for g in range(GROUPS)]
+        error = (np.var(without) * (GROUPS - 1)) ** 0.5
+        return self._of_mean(outputs_GxTxP, squares_GxTxP), float(error)
+
+    def _of_mean(self, outputs_GxTxP: np.ndarray, squares_GxTxP: np.ndarray) -> float:
+        count, mean_TxP = self.seeds * len(outputs_GxTxP) // GROUPS, outputs_GxTxP.mean(0)
+        variance_TxP = (squares_GxTxP + (outputs_GxTxP - mean_TxP) ** 2).mean(0)  # over all networks, biased
+        return float(np.mean(((mean_TxP - self.limit_TxP) ** 2 - variance_TxP / (count - 1))[1:]))
+
     def losses_GxT(self, size: _Size) -> np.ndarray:
         """Mean loss of networks, by groups, before each step and after the last."""
         return self._squares_GxT(size, self.targets_P) / 2
@@ -143,8 +160,12 @@ def table(rows: list[Row]) -> str:
         rate(f"width {width}, over depth", square({n: (width, n) for n in study.depths}), None, study.seeds)
         for width in study.widths
     ]
+    means = {depth: study.mean_square_error((widest, depth)) for depth in study.depths}
+    positive = {depth: [value] for depth, (value, error) in means.items() if value > _ABOVE_NOISE * error}
+    rates.append(rate(f"mean of networks of width {widest}, over depth", positive, None, study.seeds))
     errors = [["error of a network", *(f"depth {depth}" for depth in study.depths)]]
     errors += [[f"width {n}", *(f"{study.error((n, depth)):.4f}" for depth in study.depths)] for n in study.widths]
+    errors.append([f"mean, width {widest}", *(f"{max(value, 0) ** 0.5:.4f}" for value, _ in means.values())])
     times = sorted({0, 1, last // 2, last})
     losses = [["loss", *(f"step {time}" for time in times)]]
     losses.append(["infinite width and depth", *(f"{study.limit_losses_T[time]:.4f}" for time in times)])
@@ -160,6 +181,7 @@ def table(rows: list[Row]) -> str:
 _NOTE = f"""\
 Error: root mean square difference of a network's outputs to the limit's, over images and the steps after the first
 update; labels are -1 and 1. The limit's own error, of Monte Carlo and of its extrapolation in depth, is {{error:.4f}}.
+The last line is of the mean over initial weights, without the noise of n networks: what finite depth and width shift.
 n = {{seeds}} networks of each size; fits are to the means of {GROUPS} groups, ± of a loss is its standard error."""
 
 
@@ -181,8 +203,8 @@ def figure(rows: list[Row]) -> Page:
     guide(panels[1, 0], study.widths, 1.2 * study.error((study.widths[0], study.depths[0])), -1 / 2, "slope -1/2")
     for width, color in colors(study.widths).items():
         _draw_errors(panels[1, 1], study, {n: (width, n) for n in study.depths}, color, f"width {width}")
+    _draw_means(panels[1, 1], study)
     for panel, sizes, name in zip(panels[1], (study.widths, study.depths), ("width N", "depth L"), strict=True):
-        panel.axhline(study.limit_error, color="black", linestyle=":", linewidth=1.2, label="the limit's own error")
         size_axis(panel, sizes, name, title="a network's error", ylabel="root mean square")
     finish(panels.flat)
     return drawing
@@ -199,3 +221,13 @@ def _draw_losses(panel: Panel, study: Study, sizes: Mapping[str, _Size]) -> None
 def _draw_errors(panel: Panel, study: Study, sizes: Mapping[int, _Size], color: Color, label: str) -> None:
     groups = {key: np.sqrt(study.square_errors(size)) for key, size in sizes.items()}
     draw_groups(panel, {key: list(values) for key, values in groups.items()}, color, label)
+
+
+def _draw_means(panel: Panel, study: Study) -> None:
+    """Error of the mean over the widest networks, where it is above its noise; in square the bars are symmetric."""
+    widest, _ = study.largest
+    means = {depth: study.mean_square_error((widest, depth)) for depth in study.depths}
+    shown = {depth: value for depth, value in means.items() if value[0] > _ABOVE_NOISE * value[1]}
+    roots = [value**0.5 for value, _ in shown.values()]
+    bars = [error / (2 * value**0.5) for value, error in shown.values()]
+    points(panel, list(shown), roots, bars, color="tab:red", label=f"mean, width {widest}", joined=True)
