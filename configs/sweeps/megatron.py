@@ -31,11 +31,11 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     else:
         base.train.log_every = 100
     depths = at_scale(scale, smoke=(2, 4), cpu=(2, 4, 8, 16), gpu=(4, 8, 16, 32), paper=(4, 8, 16, 32, 64))
-    seeds = at_scale(scale, smoke=(0,), cpu=tuple(range(8)), other=(0, 1, 2))
+    seeds = at_scale(scale, smoke=(0,), cpu=tuple(range(16)), other=(0, 1, 2))
     factors = at_scale(
         scale,
         smoke=powers_of_two(-2, 2, 2),
-        cpu=powers_of_two(-2, 3),
+        cpu=powers_of_two(-2, 4),
         other=powers_of_two(-4, 3),
     )
     grid = {

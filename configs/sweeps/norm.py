@@ -35,11 +35,11 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         "optimizer.learning_rate": at_scale(
             scale,
             smoke=powers_of_two(-4, 0, 2),
-            cpu=powers_of_two(-5, -1),
+            cpu=powers_of_two(-6, 1),
             gpu=powers_of_two(-7, 1),
             paper=powers_of_two(-8, 1),
         ),
-        "seed": at_scale(scale, smoke=(0,), cpu=(0, 1), other=(0, 1, 2)),
+        "seed": at_scale(scale, smoke=(0,), cpu=tuple(range(4)), other=(0, 1, 2)),
     }
     grids = {
         "scaled": {**common, "parametrization.preset": ("depth_mup",)},

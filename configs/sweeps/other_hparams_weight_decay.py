@@ -21,7 +21,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     grid = {
         "optimizer.weight_decay": at_scale(scale, smoke=(0.01, 0.1), cpu=(1e-4, 10**-3.5, *wide[:6]), other=wide),
         "model.depth": at_scale(scale, cpu=(3, 6, 12), other=parent.grids.depths.model.depth),
-        "seed": parent.grids.depths.seed,
+        "seed": at_scale(scale, cpu=tuple(range(8)), other=parent.grids.depths.seed),
     }
     return sweep_config(
         parent.base,

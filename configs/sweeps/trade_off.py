@@ -29,7 +29,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
             scale, smoke=(3, 6), cpu=(3, 6, 12, 24), gpu=(3, 6, 12, 24, 48), paper=(3, 6, 9, 12, 18, 30)
         ),
         "optimizer.learning_rate": (0.046,),
-        "seed": parent.grids.depths.seed,
+        "seed": at_scale(scale, cpu=tuple(range(8)), other=parent.grids.depths.seed),
     }
     return sweep_config(
         parent.base,

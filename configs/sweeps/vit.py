@@ -56,6 +56,10 @@ def get_config(scale: str = "cpu") -> ConfigDict:
             "parametrization.preset": ("depth_mup",),
             "model.norm": ("none",),
             "optimizer.schedule": ("cosine",),
+            "optimizer.learning_rate": (
+                *common["optimizer.learning_rate"],
+                *at_scale(scale, cpu=powers_of_two(-5, -5), other=()),  # best at the highest rate, after a look
+            ),
         },
     }
     return sweep_config(
