@@ -5,8 +5,8 @@
 
 Scales below ``paper`` train on Tiny ImageNet. Claim: the best rate and the learning curves are those of the base.
 
-Measured at scale ``cpu`` on two CPU cores: 20 runs, 3 minutes of training. The shift from depth 8 to 16 is 0.15 +- 3.4
-octaves (n = 2): not resolved.
+Measured at scale ``cpu`` on two CPU cores: 80 runs, 6 minutes of training. The shift from depth 8 to 16 is -0.5 +- 1.2
+octaves, which costs 0.002 (n = 8).
 """
 
 from ml_collections import ConfigDict

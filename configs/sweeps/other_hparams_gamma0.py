@@ -4,8 +4,8 @@
 
 Claim: the learning curves and the best gamma0 are those of the base at every depth.
 
-Measured at scale ``cpu`` on two CPU cores: 45 runs, 1 minute of training. The best gamma0 follows depth^(-0.40 +-
-0.21), regret at most 0.02 +- 0.11 (n = 3).
+Measured at scale ``cpu`` on two CPU cores: 180 runs, 3 minutes of training. The best gamma0 follows depth^(-0.40 +-
+0.06); at twice the base's depth the base's costs 0.008 +- 0.009 (n = 12).
 """
 
 from ml_collections import ConfigDict

@@ -4,8 +4,8 @@
 
 Claim: at the transferred rate the loss is a power of the number of parameters, and a middle depth is best.
 
-Measured at scale ``cpu`` on two CPU cores: 48 runs, 6 minutes of training. Loss ~ P^-0.03 at equal depth; depth 6 or 12
-is best at widths 32 to 128 (n = 3).
+Measured at scale ``cpu`` on two CPU cores: 128 runs, 11 minutes of training. Loss ~ P^-0.03 at equal depth; at equal
+numbers of parameters depth 12 is better than 24 and worse than 3 (n = 8).
 """
 
 from ml_collections import ConfigDict
