@@ -4,8 +4,8 @@
 
 Claim: the learning curves and the best weight decay are those of the base at every depth.
 
-Measured at scale ``cpu`` on two CPU cores: 192 runs, 4 minutes of training, n = 8. The lowest weight decay of the grid is
-best at depths 6 and 12: not resolved.
+Measured at scale ``cpu`` on two CPU cores: 192 runs, 4 minutes of training, n = 8. The lowest weight decay of the grid
+is best at depths 6 and 12: not resolved.
 """
 
 from ml_collections import ConfigDict
