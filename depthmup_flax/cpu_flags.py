@@ -13,7 +13,8 @@ class MeasuredFlag(NamedTuple):
     """A flag for one version of jaxlib: an unknown flag ends the process, and other versions have other compilers.
 
     Attributes:
-      measured: time of a training step with the flag, relative to without: medians of interleaved rounds, two cores.
+      measured: processor -> network -> time of a training step with the flag, relative to without: medians of
+        interleaved rounds; lanes, as sweeps train them, on one core.
     """
 
     flag: str
@@ -28,7 +29,11 @@ FLAGS = (
         jaxlib="0.10.2",
         machines=("x86_64", "AMD64"),
         measured={
-            "AMD EPYC": {"SimpleResNet 128x12": 0.82, "ViT 128x6": 0.92, "ResNet-18": 0.96},
+            "AMD EPYC": {
+                **{"SimpleResNet 128x12": 0.82, "ViT 128x6": 0.92, "ResNet-18": 0.96},
+                **{"ResMLP 128x16, 8 lanes": 0.99, "ResMLP 32x16, 8x8 pixels, 8 lanes": 0.90},
+                **{"SimpleResNet 32x6, 1 lane": 1.03, "ViT 64x4, 2 lanes": 0.93},
+            },
             "Intel Xeon, AVX-512": {"SimpleResNet 128x12": 0.74, "ViT 128x6": 0.85, "ResNet-18": 1.0},
         },
     ),
