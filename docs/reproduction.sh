@@ -10,7 +10,7 @@
 # Environment: DATA_DIR is the directory of prepared TFDS data sets (default: TFDS's own), TINY_IMAGENET the directory of
 # Tiny ImageNet, TEXT a text file (defaults: the paths in the recorded sweep.json, which are part of its runs' names),
 # MNIST the name of a data set (default: tfds:mnist).
-# On the committed records it trains nothing: they hold every run of scale cpu, and of long but for block_multiplier.
+# On the committed records it trains nothing: they hold every run of the scales cpu and long.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -ge 1 ] || { grep '^#' "$0" | sed 1d; exit 2; }

@@ -4,8 +4,9 @@
 
 Claim: norms make deep networks trainable without depth scaling, but the best rate varies less with it.
 
-Measured at scale ``cpu`` on two CPU cores: 120 runs, 10 minutes of training, n = 2. BatchNorm: from depth 8 to 16 the
-best rate stays at 0.31 with the scaling and falls by at least 1.3 octaves without. LayerNorm: not resolved.
+Measured at scale ``cpu`` on two CPU cores: 384 runs, 15 minutes of training, n = 4. BatchNorm: from depth 8 to 16 the
+best rate stays at 0.3 with the scaling (+0.1 +- 0.7 octaves), and the loss with it; without, the loss rises by 0.1.
+LayerNorm: the same of the loss; the best rate falls by an octave with the scaling and by 2.7 or more without.
 """
 
 from ml_collections import ConfigDict
