@@ -6,9 +6,9 @@
 Claim: deeper is worse at first and better later, and how the best rate depends on depth changes with training time.
 TP6 trains on Common Crawl, 4 billion tokens.
 
-Measured at scale ``cpu`` on two CPU cores: 898 runs, 31 minutes of training. Shift from depth 2 to 16 (n = 16): 0.5 +-
-0.2 octaves under Depth-muP, regret 0.003; -1.0 +- 0.3 under muP, regret 0.009 +- 0.009. Lowest losses at depth 16: 2.411
-and 2.474.
+Measured at scale ``cpu`` on two CPU cores: 898 runs, 31 minutes of training. Shift from depth 2 to 16 (n = 16): 0.5
++- 0.2 octaves under Depth-muP, regret 0.003; -1.0 +- 0.3 under muP, regret 0.009 +- 0.009. Lowest losses at depth 16:
+2.411 and 2.474.
 """
 
 from ml_collections import ConfigDict
