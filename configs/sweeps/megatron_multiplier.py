@@ -20,9 +20,9 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     parent = from_file("sweeps/megatron", scale)
     wide = powers_of_two(-2, 2) if scale == "cpu" else powers_of_two(-3, 3)
     grid = {
-        "model.depth": parent.grids.rates.model.depth,
+        "model.depth": at_scale(scale, cpu=(2, 4, 8), other=parent.grids.rates.model.depth),
         "parametrization.branch_multiplier": at_scale(scale, smoke=(0.5, 2.0), other=wide),
-        "seed": parent.grids.rates.seed,
+        "seed": at_scale(scale, cpu=(0, 1, 2), other=parent.grids.rates.seed),
     }
     return sweep_config(
         parent.base,
