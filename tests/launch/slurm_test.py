@@ -293,7 +293,7 @@ def test_a_preempted_run_of_two_tasks_is_requeued_and_ends_as_an_undisturbed_one
     assert fields["JobState"] == "COMPLETED", output
     assert fields["Restarts"] == "1"
     assert "2 processes" in output
-    assert "preempted (exit code 75): requeued" in output
+    assert "preempted (exit code 75): requeued" in output, output
     # The resumed run starts at the checkpoint: no step is printed twice.
     steps = [int(step) for step in re.findall(r"^step (\d+)/400", output, re.MULTILINE)]
     assert steps == sorted(set(steps)), output
