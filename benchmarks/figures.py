@@ -1,4 +1,7 @@
-"""The figures: each is a function that yields rows of ratios to a named alternative, with their bounds."""
+"""The figures: each is a function that yields rows of ratios to a named alternative, with their bounds.
+
+Those in `TOGETHER` measure all stacks of a setting in one contest; the others measure its first stack.
+"""
 
 from __future__ import annotations
 
@@ -104,6 +107,15 @@ def features(setting: Setting) -> Iterator[Row]:
         measured = measure(contenders, max(3, setting.rounds // 2))
         value = ratio(measured, "without", "with")
         yield Row(title, name, f"JAX's gradient of {without} layers", value, seconds=_seconds(measured))
+    flags = setting.stacks[0].facts["XLA_FLAGS"]
+    names = ("ResMLP 256x64", "SimpleResNet 128x12", "ResNet-18", "ViT 128x6") if flags else ()
+    for name, model in setting.networks(*names).items():
+        args = {"model": model, "batch": setting.batch(name), "seconds": setting.seconds}
+        contenders = [setting.jax(kind, "train_step", kind, **args) for kind in ("with", "without")]
+        contenders[1] = dataclasses.replace(contenders[1], env={**contenders[1].env, "XLA_FLAGS": ""})
+        measured = measure(contenders, setting.rounds)
+        value = ratio(measured, "without", "with")
+        yield Row(title, name, "no XLA_FLAGS", value, note=flags, seconds=_seconds(measured))
     for name, model in setting.networks("ViT 128x6", "SimpleResNet 128x12", "ResMLP 256x64").items():
         args = {"model": model, "batch": setting.batch(name), "seconds": setting.seconds}
         contenders = [setting.jax(kind, "train_step", kind, **args) for kind in ("usual", "large pages")]
@@ -115,7 +127,7 @@ def features(setting: Setting) -> Iterator[Row]:
 
 # XLA allocates temporary memory anew in every step, and the system maps it page by page.
 LARGE_PAGES = "glibc.malloc.hugetlb=1"
-STEP_BARS = {"res_mlp": 1.5, "vit": 0.8, "simple_resnet": 0.65, "resnet": 0.65}
+STEP_BARS = {"res_mlp": 1.3, "vit": 0.9, "simple_resnet": 0.8, "resnet": 0.8}
 
 
 def against_torch(setting: Setting) -> Iterator[Row]:
@@ -128,66 +140,137 @@ def against_torch(setting: Setting) -> Iterator[Row]:
 
 
 def _against_torch(setting: Setting, name: str, model: Model, cores: int) -> Iterator[Row]:
+    title = "step, PyTorch + mup / ours"
     args = {"batch": setting.batch(name), "seconds": setting.seconds}
-    ours = [
-        setting.jax(way, "train_step", process=way, model={**model, **fields}, **args) for way, fields in WAYS.items()
-    ]
-    modes = ["eager", "fused", "compile", *(["channels_last"] if model["name"] in ("simple_resnet", "resnet") else [])]
+    ours = {
+        (stack, way): setting.jax(process := f"{stack.name}, {way}", "train_step", process, stack, model=fields, **args)
+        for stack in setting.stacks
+        for way, fields in ((way, {**model, **fields}) for way, fields in WAYS.items())
+    }
+    convolves = model["name"] in ("simple_resnet", "resnet")
+    modes = ["eager", "fused", "compile", *(["channels_last"] if convolves else [])]
     theirs = [setting.torch(mode, "train_step", model=model, mode=mode, **args) for mode in modes]
-    measured = measure([dataclasses.replace(one, cores=cores) for one in (*ours, *theirs)], setting.rounds)
+    contenders = [dataclasses.replace(one, cores=cores) for one in (*ours.values(), *theirs)]
+    measured = measure(contenders, setting.rounds)
     sizes = {one["parameters"] for rounds in measured.values() for one in rounds}
     assert len(sizes) == 1, f"{name}: networks differ, {sizes} parameters"
     modes = [mode for mode in modes if mode in measured]
     if not modes:
-        yield unavailable("step, PyTorch + mup / ours", f"{setting.python} runs none of its modes")
+        yield unavailable(title, f"{setting.python} runs none of its modes")
         return
-    mode, kind = fastest(measured, modes), fastest(measured, list(WAYS))
-    bar = STEP_BARS[model["name"]] if setting.device == "cpu" else 1.0
-    title = "step, PyTorch + mup / ours"
-    case = f"{name}, one core" if cores else name
-    yield Row(
-        title,
-        case,
-        f"PyTorch, {mode}",
-        ratio(measured, mode, kind),
-        bar,
-        at_most=False,
-        note=kind,
-        seconds=_seconds(measured),
-    )
+    mode = fastest(measured, modes)
+    for stack in setting.stacks:
+        way = fastest(measured, [f"{stack.name}, {way}" for way in WAYS])
+        yield Row(
+            title,
+            f"{name}, one core" if cores else name,
+            f"PyTorch, {mode}",
+            ratio(measured, mode, way),
+            STEP_BARS[model["name"]] if setting.device == "cpu" else 1.0,
+            at_most=False,
+            note=way.removeprefix(f"{stack.name}, "),
+            seconds=_seconds(measured),
+            stack=stack.name,
+        )
+
+
+# A curve: network, side of its images, steps of a run, bound.
+CURVES: dict[str, list[tuple[str, int, int, float]]] = {
+    "cpu": [
+        ("ResMLP 128x16", 32, 1000, 3.0),
+        ("ResMLP 128x16", 8, 1000, 4.0),
+        ("ResMLP 32x16", 32, 2000, 8.0),
+        ("ResMLP 32x16", 8, 2000, 8.0),
+        ("SimpleResNet 32x6", 32, 300, 1.5),
+        ("ViT 64x4", 32, 300, 1.5),
+    ],
+    "gpu": [("ResMLP 128x16", 32, 1000, 10.0), ("ResMLP 512x16", 32, 1000, 10.0)],
+}
+_KINDS: dict[str, Model] = {
+    "ResMLP": {"name": "res_mlp"},
+    "SimpleResNet": {"name": "simple_resnet"},
+    "ViT": {"name": "vit", "patch_size": 4},
+}
+
+
+def _sized(title: str) -> dict[str, Any]:
+    """``config.model`` of a title as ``ViT 64x4``."""
+    kind, _, size = title.partition(" ")
+    width, depth = size.split("x")
+    return with_base({**_KINDS[kind], "width": int(width), "depth": int(depth)})
 
 
 def curve(setting: Setting) -> Iterator[Row]:
     """A curve, learning rates x seeds, against the same runs in PyTorch one after another."""
-    title = "a curve, PyTorch + mup / ours"
-    cases = {
-        "cpu": [(128, 32, 4.0), (128, 8, 4.0), (32, 32, 8.0), (32, 8, 8.0)],
-        "gpu": [(128, 32, 10.0), (512, 32, 10.0)],
-    }
-    tiny, quick = [(8, 8, 0.0)], setting.quick
-    for width, side, bar in tiny if quick else cases[setting.device]:
+    title, quick = "a curve, PyTorch + mup / ours", setting.quick
+    tiny = [("ResMLP 8x4", 8, 3, 0.0)]
+    for network, side, steps, bar in tiny if quick else CURVES[setting.device]:
         args: dict[str, Any] = {
-            "model": with_base({"name": "res_mlp", "width": width, "depth": 2 if quick else 16}),
+            "model": _sized(network),
             "rates": [1e-4 * 2**i for i in range(2 if quick else 8)],
             "seeds": 1 if quick else 4,
-            "steps": 3 if quick else 1000 if width >= 128 else 2000,
+            "steps": steps,
             "batch": 64,
             "side": side,
             "examples": 100 if quick else 10_000,
             "tests": 64 if quick else 500,
         }
+        ours = [setting.jax(stack.name, "curve", stack.name, stack, **args) for stack in setting.stacks]
         theirs = setting.torch("PyTorch", "curve", measured=1 if quick else 4, **args)
-        rounds = 1 if quick else min(3, setting.rounds)
-        measured = measure([setting.jax("ours", "curve", **args), theirs], rounds, warm=False)
+        measured = measure([*ours, theirs], setting.rounds, warm=False)
         if "PyTorch" not in measured:
             yield unavailable(title, f"{setting.python} cannot run PyTorch and mup")
             continue
         seconds = _seconds(measured)
-        runs = f"{len(args['rates'])} rates x {args['seeds']} seeds x {args['steps']} steps"
-        case = f"ResMLP {width}x16, {side}x{side} pixels, {runs}"
-        note = f"{seconds['ours']['median']:.0f} s with compilation"
-        value = ratio(measured, "PyTorch", "ours")
-        yield Row(title, case, "one after another, fused", value, bar, at_most=False, note=note, seconds=seconds)
+        runs = f"{len(args['rates'])} rates x {args['seeds']} seeds x {steps} steps"
+        for stack in setting.stacks:
+            yield Row(
+                title,
+                f"{network}, {side}x{side} pixels, {runs}",
+                "one after another, " + ("channels_last" if network.startswith("Simple") else "fused"),
+                ratio(measured, "PyTorch", stack.name),
+                bar,
+                at_most=False,
+                note=f"{seconds[stack.name]['median']:.0f} s with compilation",
+                seconds=seconds,
+                stack=stack.name,
+            )
+
+
+def search(setting: Setting) -> Iterator[Row]:
+    """``depthmup tune`` from the command line to its answer, against the same runs in a script with PyTorch and mup."""
+    title = "a search, whole process, PyTorch + mup / ours"
+    network = "SimpleResNet 16x4" if setting.quick else "SimpleResNet 32x6"
+    args: dict[str, Any] = {
+        "model": _sized(network),
+        "octaves": 1 if setting.quick else 2,
+        "seeds": 1 if setting.quick else 3,
+        "steps": 3 if setting.quick else 300,
+        "batch": 8 if setting.quick else 64,
+        "examples": 64 if setting.quick else 5000,
+    }
+    ours = [setting.ours(stack.name, "benchmarks.starts:tune", stack.name, stack, **args) for stack in setting.stacks]
+    theirs = setting.torch("PyTorch", "search", **args)
+    theirs = dataclasses.replace(theirs, make="benchmarks.starts:torch_search")
+    measured = measure([*ours, theirs], setting.rounds, warm=False)
+    if "PyTorch" not in measured:
+        yield unavailable(title, f"{setting.python} cannot run PyTorch and mup")
+        return
+    runs = {one["runs"] for stack in setting.stacks for one in measured[stack.name]}
+    assert setting.quick or runs == {(2 * args["octaves"] + 1) * args["seeds"]}, f"tune extended its grid: {runs} runs"
+    seconds = _seconds(measured)
+    for stack in setting.stacks:
+        yield Row(
+            title,
+            f"{network}, {2 * args['octaves'] + 1} rates x {args['seeds']} seeds x {args['steps']} steps",
+            "one after another, channels_last",
+            ratio(measured, "PyTorch", stack.name),
+            2.0,
+            at_most=False,
+            note=f"{seconds[stack.name]['median']:.0f} of {seconds['PyTorch']['median']:.0f} s",
+            seconds=seconds,
+            stack=stack.name,
+        )
 
 
 def achieved(setting: Setting) -> Iterator[Row]:
@@ -253,7 +336,7 @@ def streaming(setting: Setting) -> Iterator[Row]:
             "batch": 8 if setting.quick else 64,
             "seconds": 0.1 if setting.quick else 4.0,
         }
-        ours = Contender("ours", "benchmarks.streams:ours", args, env={"JAX_PLATFORMS": "cpu"}, cores=1)
+        ours = dataclasses.replace(setting.ours("ours", "benchmarks.streams:ours", **args), cores=1)
         for name in ("DataLoader", "tf.data"):
             function = {"DataLoader": "data_loader", "tf.data": "tf_data"}[name]
             other = Contender(name, f"benchmarks.streams:{function}", args, python=setting.python, cores=1)
@@ -317,7 +400,7 @@ def restart(setting: Setting) -> Iterator[Row]:
         "ViT 192x12, 32 px": ["vit", "--config.model.patch_size=4"],
     }
     for name, fields in cases.items():
-        both = Contender("starts", "benchmarks.starts:first_step", {"fields": fields}, env=setting.env)
+        both = setting.ours("starts", "benchmarks.starts:first_step", fields=fields)
         rounds = measure([both], 1 if setting.quick else max(3, setting.rounds // 2), warm=False)["starts"]
         seconds = {kind: spread([one[kind] for one in rounds]) for kind in ("cold", "again")}
         value = spread([one["again"] / one["cold"] for one in rounds])
@@ -331,8 +414,7 @@ def importing(setting: Setting) -> Iterator[Row]:
     """``import depthmup_flax`` and the first use of every public name, against its three foundations."""
     statements = {"ours": "from depthmup_flax import *", "theirs": "import jax, flax, optax"}
     contenders = [
-        Contender(name, "benchmarks.starts:importing", {"statement": code}, "starts")
-        for name, code in statements.items()
+        setting.ours(name, "benchmarks.starts:importing", "starts", statement=code) for name, code in statements.items()
     ]
     measured = measure(contenders, 1 if setting.quick else 3 * setting.rounds)
     yield Row(
@@ -406,6 +488,7 @@ FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
         features,
         against_torch,
         curve,
+        search,
         achieved,
         input_share,
         streaming,
@@ -415,4 +498,5 @@ FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
         growth,
     )
 }
+TOGETHER = frozenset({"against_torch", "curve", "search"})
 RESULTS = pathlib.Path(__file__).parent / "results"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
+from collections.abc import Iterator, Sequence
 
 from benchmarks.contest import ROOT
 from benchmarks.figures import FIGURES, RESULTS
@@ -15,73 +16,123 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 _SHORT = {
     "parametrization": {"ResMLP 256x64": "step with the rule / without it", "ViT": "step with the rule / without it"},
     "against_torch": dict.fromkeys(
-        ("ResMLP 256x64, one core", "ViT 128x6, one core", "ResNet-18, one core"), "step, PyTorch + mup / ours"
+        ("ResMLP 256x64, one core", "ViT 128x6, one core", "SimpleResNet 128x12, one core", "ResNet-18, one core"),
+        "step, PyTorch + mup / ours",
     ),
     "curve": dict.fromkeys(
-        ("ResMLP 128x16, 32x32", "ResMLP 32x16, 8x8"), "a whole learning-rate curve, PyTorch + mup / ours"
+        ("ResMLP 128x16, 32x32", "ResMLP 32x16, 8x8", "SimpleResNet", "ViT"),
+        "a whole learning-rate curve, PyTorch + mup / ours",
     ),
+    "search": {"SimpleResNet": "depthmup tune, whole process, PyTorch + mup / ours"},
 }
 
 
 def document() -> None:
     """Replaces the tables between ``<!-- benchmarks: cpu -->`` and ``<!-- end -->`` in the pages by the results."""
-    for page in PAGES:
-        text = page.read_text()
-        for path in RESULTS.glob("*.json"):
-            result = json.loads(path.read_text())
-            whole = f"{where(result)}\n\n{table(result)}\n"
-            for mark, content in ((path.stem, whole), (f"{path.stem}, short", f"{short_table(result)}\n")):
+    for device, results in stored().items():
+        whole = f"{where(results)}\n\n{table(results)}"
+        for page in PAGES:
+            for mark, content in ((device, whole), (f"{device}, short", short_table(results))):
+                text = page.read_text()
                 begin = f"<!-- benchmarks: {mark} -->\n"
                 before, mark_found, after = text.partition(begin)
                 if mark_found:
-                    text = f"{before}{begin}{content}{after[after.index('<!-- end -->') :]}"
-        page.write_text(text)
+                    page.write_text(f"{before}{begin}{content}\n{after[after.index('<!-- end -->') :]}")
 
 
-def where(result: Json) -> str:
-    """Hardware and versions of the figures, each combination once."""
-    facts = (figure for figure in result["figures"].values())
-    lines = (
-        f"{one['hardware']}; Python {' '.join(f'{k} {v},' for k, v in one['versions'].items()).removeprefix('python ')}"
-        f" {one['day']}."
-        for one in facts
-    )
-    return "\n".join(dict.fromkeys(lines))
+def stored() -> dict[str, list[Json]]:
+    """Device -> results of each of its processors in benchmarks/results."""
+    results: dict[str, list[Json]] = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        result = json.loads(path.read_text())
+        results.setdefault(result["device"], []).append(result)
+    return results
 
 
-def table(result: Json) -> str:
-    """The results as a Markdown table."""
-    lines = ["| figure | case | against | measured (quartiles, n) | bound | |", "|---|---|---|---|---|---|"]
-    lines += [line(row) for name in FIGURES if name in result["figures"] for row in result["figures"][name]["rows"]]
+def where(results: Sequence[Json]) -> str:
+    """Hardware, versions and days of the measurements, each combination of hardware and stack once."""
+    lines = []
+    for result in results:
+        measured: dict[str, list[Json]] = {}
+        for figure in result["figures"].values():
+            for stack, facts in figure["measured"].items():
+                measured.setdefault(stack, []).append(facts)
+        for stack, all_facts in sorted(measured.items()):
+            versions: dict[str, list[str]] = {}
+            for facts in all_facts:
+                for name, version in facts["versions"].items():
+                    if version and version not in versions.setdefault(name, []):
+                        versions[name].append(version)
+            days = sorted({facts["day"] for facts in all_facts})
+            listed = ", ".join(f"{name} {' and '.join(values)}" for name, values in versions.items())
+            lines.append(f"* {stack}: {result['hardware']}; {listed}; {' and '.join(days)}.")
     return "\n".join(lines)
 
 
-def line(row: Json) -> str:
-    """A row of `table`."""
-    measured = row["note"]
-    if row["value"] is not None:
-        measured = _measured(row) + (f"; {row['note']}" if row["note"] else "")
-    bar = "" if row["bar"] is None else f"{'<=' if row['at_most'] else '>='} {row['bar']:g}"
-    value = row["value"] or {"low": math.nan, "high": math.nan, "n": 0}
-    judgment = Row(**{**row, "value": value}).judgment
-    return f"| {row['figure']} | {row['case']} | {row['against']} | {measured} | {bar} | {judgment} |"
+def table(results: Sequence[Json]) -> str:
+    """The results as a Markdown table: a row for each case and processor, a column for each stack."""
+    stacks = sorted({row["stack"] for result in results for _, row in _rows(result)})
+    titles = ["figure", "case", "against", *stacks, "bound", "processor"]
+    lines = [_cells(titles), _cells(["---"] * len(titles), space="")]
+    cases: dict[tuple[str, ...], list[Json]] = {}
+    for name, result in itertools.product(FIGURES, results):
+        for figure, row in _rows(result):
+            if figure == name:
+                case = (row["figure"], row["case"], row["against"], result["hardware"])
+                cases.setdefault(case, []).append(row)
+    lines += [line(rows, stacks, processor) for (*_, processor), rows in cases.items()]
+    return "\n".join(lines)
 
 
-def short_table(result: Json) -> str:
-    """The rows of `_SHORT` as a Markdown table, with hardware and versions in each."""
-    lines = ["| ratio of times | network | measured (quartiles, n) | machine |", "|---|---|---|---|"]
+def line(rows: Sequence[Json], stacks: Sequence[str] = (), processor: str = "") -> str:
+    """A row of `table`: one case on one processor, with a cell for each of ``stacks``."""
+    by_stack = {row["stack"]: row for row in rows}
+    first = rows[0]
+    bar = "" if first["bar"] is None else f"{'<=' if first['at_most'] else '>='} {first['bar']:g}"
+    cells = [_cell(by_stack[stack]) if stack in by_stack else "" for stack in stacks or by_stack]
+    return _cells([first["figure"], first["case"], first["against"], *cells, bar, processor])
+
+
+def short_table(results: Sequence[Json]) -> str:
+    """The rows of `_SHORT` as a Markdown table; of several processors, the one with the worst median."""
+    stacks = sorted({row["stack"] for result in results for _, row in _rows(result)})
+    titles = ["ratio of times", "network", *stacks, "machine"]
+    lines = [_cells(titles), _cells(["---"] * len(titles), space="")]
     for name, cases in _SHORT.items():
-        figure = result["figures"].get(name, {"rows": []})
         for start, title in cases.items():
-            rows = [row for row in figure["rows"] if row["case"].startswith(start) and row["bar"] is not None]
-            for row in rows[:1]:
-                versions = ", ".join(f"{k} {v}" for k, v in figure["versions"].items() if k in _shown(name))
-                lines.append(f"| {title} | {row['case']} | {_measured(row)} | {figure['hardware']}; {versions} |")
+            found = []
+            for result in results:
+                rows = [
+                    row
+                    for figure, row in _rows(result)
+                    if figure == name and row["case"].startswith(start) and row["bar"] is not None and row["value"]
+                ]
+                if rows:
+                    sign = -1 if rows[0]["at_most"] else 1
+                    found.append((min(sign * row["value"]["median"] for row in rows), result, rows))
+            if found:
+                _, result, rows = min(found, key=lambda one: one[0])
+                by_stack = {row["stack"]: row for row in rows}
+                cells = [_measured(by_stack[stack]) if stack in by_stack else "" for stack in stacks]
+                lines.append(_cells([title, rows[0]["case"], *cells, result["hardware"]]))
     return "\n".join(lines)
 
 
-def _shown(name: str) -> tuple[str, ...]:
-    return ("jax",) if name == "parametrization" else ("jax", "torch", "mup")
+def _rows(result: Json) -> Iterator[tuple[str, Json]]:
+    for name, figure in result["figures"].items():
+        for row in figure["rows"]:
+            yield name, row
+
+
+def _cells(texts: Sequence[str], space: str = " ") -> str:
+    return f"|{'|'.join(f'{space}{text}{space}' for text in texts)}|"
+
+
+def _cell(row: Json) -> str:
+    if row["value"] is None:
+        return row["note"]
+    judgment = Row(**row).judgment
+    return "; ".join(text for text in (_measured(row), judgment, row["note"]) if text)
 
 
 def _measured(row: Json) -> str:

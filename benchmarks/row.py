@@ -22,6 +22,7 @@ class Row:
       unit: ``x`` for ratios.
       note: remark in the table.
       seconds: contender -> spread of its times.
+      stack: of this package, as `benchmarks.setting.Stack.name` has it; filled in by `benchmarks.run` if empty.
     """
 
     figure: str
@@ -33,6 +34,7 @@ class Row:
     unit: str = "x"
     note: str = ""
     seconds: dict[str, Spread] = dataclasses.field(default_factory=dict)
+    stack: str = ""
 
     @property
     def judgment(self) -> str:

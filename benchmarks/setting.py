@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.contest import Contender
+from benchmarks.contest import ROOT, Contender
 
 Model = Mapping[str, Any]
 
@@ -36,6 +40,38 @@ TINY: dict[str, dict[str, Any]] = {
 }
 
 
+# What a stack consists of, and the compiler's flags that the commands would set on it.
+_DESCRIBE = """
+import importlib.metadata, json, os, platform
+from depthmup_flax.cpu_flags import choose_cpu_flags
+versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}
+choose_cpu_flags()
+print(json.dumps({"python": platform.python_version(), **versions, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}))
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """An interpreter with this package and a version of JAX."""
+
+    python: str = sys.executable
+
+    @functools.cached_property
+    def facts(self) -> dict[str, str]:
+        """Versions of Python and libraries, and ``XLA_FLAGS`` on a CPU."""
+        command = [self.python, "-c", _DESCRIBE]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": "."})
+        if done.returncode:
+            raise SystemExit(f"{self.python} cannot import this package: {done.stderr.strip().splitlines()[-1]}")
+        facts: dict[str, str] = json.loads(done.stdout)
+        return facts
+
+    @property
+    def name(self) -> str:
+        """Title of the stack's column in the tables."""
+        return f"Python {'.'.join(self.facts['python'].split('.')[:2])}, jax {self.facts['jax']}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Setting:
     """How to measure.
@@ -43,6 +79,8 @@ class Setting:
     Attributes:
       device: ``cpu`` or ``gpu``.
       rounds: rounds of each comparison.
+      stacks: interpreters with this package. Most figures are measured on each in turn; those against PyTorch
+        interleave them, so that all meet the same PyTorch.
       python: interpreter with PyTorch, mup and TensorFlow.
       quick: tiny sizes, which only show that everything runs.
       images: folder of images for the streaming figure; empty: generated images.
@@ -50,6 +88,7 @@ class Setting:
 
     device: str = "cpu"
     rounds: int = 7
+    stacks: tuple[Stack, ...] = (Stack(),)
     python: str = sys.executable
     quick: bool = False
     images: str = ""
@@ -64,11 +103,10 @@ class Setting:
         """Batch size of a network."""
         return 8 if self.quick else CPU_BATCH.get(name, BATCH["cpu"]) if self.device == "cpu" else BATCH["gpu"]
 
-    @property
-    def env(self) -> dict[str, str]:
-        """Environment of JAX: one device of the requested kind, without preallocated memory."""
+    def env(self, stack: Stack) -> dict[str, str]:
+        """Environment of JAX: one device of the requested kind, without preallocated memory, with our flags."""
         if self.device == "cpu":
-            return {"JAX_PLATFORMS": "cpu"}
+            return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": stack.facts["XLA_FLAGS"]}
         return {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
     @property
@@ -76,9 +114,16 @@ class Setting:
         """Duration of one measurement of a step."""
         return 0.01 if self.quick else 0.4
 
-    def jax(self, name: str, function: str, process: str = "ours", **args: Any) -> Contender:
-        """A contender in JAX; by default all share one process."""
-        return Contender(name, f"benchmarks.ours:{function}", args, process, env=self.env)
+    def jax(
+        self, name: str, function: str, process: str = "ours", stack: Stack | None = None, **args: Any
+    ) -> Contender:
+        """A contender in JAX, on the first stack if none is given; by default all share one process."""
+        return self.ours(name, f"benchmarks.ours:{function}", process, stack, **args)
+
+    def ours(self, name: str, make: str, process: str = "ours", stack: Stack | None = None, **args: Any) -> Contender:
+        """A contender that runs in a stack's interpreter and environment."""
+        stack = stack or self.stacks[0]
+        return Contender(name, make, args, process, stack.python, self.env(stack))
 
     def torch(self, name: str, function: str, **args: Any) -> Contender:
         """A contender in PyTorch, in its own process."""

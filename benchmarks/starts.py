@@ -1,7 +1,8 @@
-"""Contenders that start a process: time to the first step, time of an import."""
+"""Contenders that start a process: time to the first step, of an import, of a search. Imports no JAX or PyTorch."""
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import signal
@@ -9,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from benchmarks.contest import ROOT
 from benchmarks.timing import timed
@@ -58,3 +60,50 @@ def importing(statement: str) -> Callable[[], dict[str, float]]:
     """Time of a Python process that executes an import ``statement``."""
     command = [sys.executable, "-c", statement]
     return lambda: {"seconds": timed(lambda: subprocess.run(command, cwd=ROOT, check=True))}
+
+
+_TUNED = """\
+from depthmup_flax.training.config import default_config
+
+def get_config():
+    config = default_config({model[name]!r})
+    config.model.update({model!r})
+    config.model.update(width=4 * config.model.width, depth=2 * config.model.depth)
+    config.data.update(name="synthetic", train_examples={examples}, test_examples=500)
+    config.train.update(steps={steps}, average_steps={steps}, log_every={steps}, batch_size={batch})
+    config.optimizer.learning_rate = 2**-6
+    return config
+"""
+
+
+def tune(
+    model: Mapping[str, Any], octaves: int, seeds: int, steps: int, batch: int, examples: int
+) -> Callable[[], dict[str, float]]:
+    """``depthmup tune`` of a proxy of the sizes of ``model``, with nothing compiled before."""
+
+    def measure() -> dict[str, float]:
+        with tempfile.TemporaryDirectory() as scratch:
+            directory = pathlib.Path(scratch)
+            config = _TUNED.format(model=dict(model), steps=steps, batch=batch, examples=examples)
+            (directory / "config.py").write_text(config)
+            flags = {
+                "config": directory / "config.py",
+                "workdir": directory / "search",
+                "proxy.width": model["width"],
+                "proxy.depth": model["depth"],
+                "octaves": octaves,
+                "seeds": seeds,
+            }
+            command = [sys.executable, "-m", "depthmup_flax.tune", *(f"--{k}={v}" for k, v in flags.items())]
+            own = os.environ | {"XDG_CACHE_HOME": str(directory / "cache")}
+            seconds = timed(lambda: subprocess.run(command, cwd=ROOT, env=own, check=True, stdout=subprocess.DEVNULL))
+            runs = sum(len(path.read_text().splitlines()) for path in directory.rglob("records.jsonl"))
+            return {"seconds": seconds, "runs": runs}
+
+    return measure
+
+
+def torch_search(**args: Any) -> Callable[[], dict[str, float]]:
+    """`benchmarks.theirs.search` in a process of its own."""
+    program = f"import json; from benchmarks.theirs import search; search(**json.loads({json.dumps(args)!r}))"
+    return importing(program)

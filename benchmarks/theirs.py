@@ -205,29 +205,53 @@ def curve(model, rates, seeds, steps, batch, side, examples, tests, measured, de
     Runs ``measured`` of them and scales the time to all, because runs one after another take the same time each.
     """
     torch.set_float32_matmul_precision(precision)
-    images = torch.randn(examples, 3, side, side, device=device)
-    labels = torch.randint(0, 10, (examples,), device=device)
-
+    data = _data(model, examples, side, device)
     runs = [(rate, seed) for rate in rates for seed in range(seeds)]
 
     def run_some():
         for rate, seed in runs[:: len(runs) // measured]:
-            torch.manual_seed(seed)
-            network = make_network(side=side, **model).to(device)
-            optimizer = make_optimizer(network, _ratio(model), rate, fused=True)
-            total = torch.zeros((), device=device)
-            for _ in range(steps):
-                rows = torch.randint(0, examples, (batch,), device=device)
-                optimizer.zero_grad(set_to_none=True)
-                loss = F.cross_entropy(network(images[rows]), labels[rows])
-                loss.backward()
-                optimizer.step()
-                total += loss.detach()
-            with torch.no_grad():
-                logits = network(images[:tests])
-                (total / steps).item(), F.cross_entropy(logits, labels[:tests]).item()
+            _run(model, rate, seed, steps, batch, *data, tests)
 
     return lambda: {"seconds": timed(run_some) * len(runs) / measured}
+
+
+def search(model, octaves, seeds, steps, batch, examples, device="cpu", precision="highest", side=32):
+    """A script that tries learning rates, as users of PyTorch and mup write it; returns the best."""
+    torch.set_float32_matmul_precision(precision)
+    data = _data(model, examples, side, device)
+    losses = {
+        rate: [_run(model, rate, seed, steps, batch, *data, tests=500)[0] for seed in range(seeds)]
+        for rate in (2.0 ** (k - 6) for k in range(-octaves, octaves + 1))
+    }
+    return min(losses, key=lambda rate: sum(losses[rate]) if all(map(math.isfinite, losses[rate])) else math.inf)
+
+
+def _data(model, examples, side, device):
+    images = torch.randn(examples, 3, side, side, device=device)
+    return images.to(memory_format=_memory_format(model)), torch.randint(0, 10, (examples,), device=device)
+
+
+def _run(model, rate, seed, steps, batch, images, labels, tests):
+    """Trains one network; returns its average training loss and its loss on ``tests`` images."""
+    torch.manual_seed(seed)
+    network = make_network(side=images.shape[-1], **model).to(images.device, memory_format=_memory_format(model))
+    optimizer = make_optimizer(network, _ratio(model), rate, fused=True)
+    total = torch.zeros((), device=images.device)
+    for _ in range(steps):
+        rows = torch.randint(0, len(images), (batch,), device=images.device)
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(network(images[rows]), labels[rows])
+        loss.backward()
+        optimizer.step()
+        total += loss.detach()
+    with torch.no_grad():
+        logits = network(images[:tests])
+        return (total / steps).item(), F.cross_entropy(logits, labels[:tests]).item()
+
+
+def _memory_format(model):
+    """The one in which the network was faster."""
+    return torch.channels_last if model["name"] in ("simple_resnet", "resnet") else torch.contiguous_format
 
 
 def _ratio(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import textwrap
 
@@ -13,9 +14,9 @@ import pytest
 
 from benchmarks import plain
 from benchmarks.contest import Contender, Unavailable, measure, ratio
-from benchmarks.figures import FIGURES, RESULTS
+from benchmarks.figures import FIGURES
 from benchmarks.ours import train_step
-from benchmarks.pages import PAGES, document, short_table, table
+from benchmarks.pages import PAGES, document, short_table, stored, table, where
 from benchmarks.row import Row
 from benchmarks.run import run
 from benchmarks.setting import Setting
@@ -32,6 +33,7 @@ def test_flops_of_a_residual_mlp_are_six_per_weight_and_example_but_for_the_inpu
     assert facts["flops"] == 4 * (4 * weights["stem"] + 6 * (weights["blocks"] + weights["readout"]))
 
 
+VALUE = {"median": 1.05, "low": 0.9, "high": 1.2, "n": 5}
 CONTENDERS = """
 import os, time
 
@@ -122,8 +124,7 @@ def test_the_plain_residual_mlp_computes_what_ours_does_without_multipliers():
 
 
 def test_a_bound_is_judged_by_both_quartiles_and_from_the_right_side():
-    value = {"median": 1.05, "low": 0.9, "high": 1.2, "n": 5}
-    judgment = lambda *bar, **kwargs: Row("f", "c", "a", value, *bar, **kwargs).judgment
+    judgment = lambda *bar, **kwargs: Row("f", "c", "a", VALUE, *bar, **kwargs).judgment
     assert judgment(1.3) == judgment(0.8, at_most=False) == "met"
     assert judgment(0.8) == judgment(1.3, at_most=False) == "missed"
     assert judgment(1.1) == judgment(1.1, at_most=False) == "within noise"
@@ -131,29 +132,65 @@ def test_a_bound_is_judged_by_both_quartiles_and_from_the_right_side():
 
 
 @pytest.mark.slow
-def test_a_measured_figure_is_written_and_shown_and_other_figures_stay(tmp_path):
+def test_a_measured_figure_is_written_and_shown_and_other_figures_and_stacks_stay(tmp_path):
     out = tmp_path / "results.json"
-    other = {"rows": [], "rounds": 1, "took_s": 0}
-    out.write_text(json.dumps({"figures": {"curve": other}}))
+    (stack,) = Setting().stacks
+    elsewhere = {**dataclasses.asdict(Row("import", "c", "a", VALUE)), "stack": "Python 3.99, jax 9"}
+    again = {**elsewhere, "stack": stack.name, "case": "measured again"}
+    other, facts = {"rows": [], "measured": {}}, {"day": "2026-01-01", "versions": {"jax": "9"}}
+    earlier = {"rows": [elsewhere, again], "measured": {"Python 3.99, jax 9": facts}}
+    out.write_text(json.dumps({"figures": {"curve": other, "importing": earlier}}))
     result = run(Setting(rounds=1, quick=True), ["importing"], out)
     assert result == json.loads(out.read_text())
     assert result["figures"]["curve"] == other
-    (row,) = result["figures"]["importing"]["rows"]
+    kept, row = result["figures"]["importing"]["rows"]
+    assert kept == elsewhere
+    assert result["figures"]["importing"]["measured"].keys() == {"Python 3.99, jax 9", stack.name}
+    assert result["figures"]["importing"]["measured"][stack.name]["versions"]["jax"] == jax.__version__
     # Importing the package imports jax, flax and optax. One round, with other tests on the machine: wide bounds.
     assert row["value"]["n"] == 1
+    assert row["stack"] == stack.name
     assert 0.5 < row["value"]["median"] < 2.5
-    header, _, line = table(result).splitlines()
-    assert line.count("|") == header.count("|") == 7
+    header, _, *lines = table([result]).splitlines()
+    assert len(lines) == 2  # other alternatives: two lines
+    assert all(line.count("|") == header.count("|") == 8 for line in lines)
+    assert f"* {stack.name}: {result['hardware']}; python " in where([result])
+
+
+def test_a_table_has_a_column_for_each_stack_and_a_row_for_each_processor(tmp_path):
+    def result(processor: str, **medians: float) -> dict:
+        rows = [
+            {**dataclasses.asdict(Row("f", "c", "a", {**VALUE, "median": value}, 1.1)), "stack": stack}
+            for stack, value in medians.items()
+        ]
+        return {"hardware": processor, "figures": {"parametrization": {"rows": rows, "measured": {}}}}
+
+    lines = table([result("fast", old=1.5, new=1.25), result("slow", new=1.75)]).splitlines()
+    assert lines == [
+        "| figure | case | against | new | old | bound | processor |",
+        "|---|---|---|---|---|---|---|",
+        "| f | c | a | **1.25 x** (0.9-1.2, 5); within noise | **1.5 x** (0.9-1.2, 5); within noise | <= 1.1 | fast |",
+        "| f | c | a | **1.75 x** (0.9-1.2, 5); within noise |  | <= 1.1 | slow |",
+    ]
+
+
+def test_the_short_table_shows_the_worst_processor_of_several():
+    def result(processor: str, median: float) -> dict:
+        row = dataclasses.asdict(Row("f", "ViT 128x6, one core", "a", {**VALUE, "median": median}, 1.0, at_most=False))
+        return {"hardware": processor, "figures": {"against_torch": {"rows": [{**row, "stack": "s"}], "measured": {}}}}
+
+    (line,) = short_table([result("fast", 1.5), result("slow", 0.75)]).splitlines()[2:]
+    assert line == "| step, PyTorch + mup / ours | ViT 128x6, one core | **0.75 x** (0.9-1.2, 5) | slow |"
 
 
 def test_the_pages_show_the_results_in_the_repository(tmp_path, monkeypatch):
-    result = json.loads((RESULTS / "cpu.json").read_text())
-    assert result["figures"].keys() <= FIGURES.keys()
+    (results,) = stored().values()
+    assert {name for result in results for name in result["figures"]} <= FIGURES.keys()
     copies = [tmp_path / page.name for page in PAGES]
     for page, copy in zip(PAGES, copies, strict=True):
         copy.write_text(page.read_text())
     monkeypatch.setattr("benchmarks.pages.PAGES", copies)
     document()
-    for page, copy, written in zip(PAGES, copies, (short_table(result), table(result)), strict=True):
+    for page, copy, written in zip(PAGES, copies, (short_table(results), table(results)), strict=True):
         assert written in copy.read_text()
         assert copy.read_text() == page.read_text(), "python -m benchmarks.run --document"
