@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import pathlib
 import platform
 from collections.abc import Mapping, MutableMapping
 from typing import NamedTuple
@@ -13,6 +14,7 @@ class MeasuredFlag(NamedTuple):
     """A flag for one version of jaxlib: an unknown flag ends the process, and other versions have other compilers.
 
     Attributes:
+      vendors: of processors, as Linux names them; empty: all.
       measured: processor -> network -> time of a training step with the flag, relative to without: medians of
         interleaved rounds; lanes, as sweeps train them, on one core.
     """
@@ -20,14 +22,17 @@ class MeasuredFlag(NamedTuple):
     flag: str
     jaxlib: str
     machines: tuple[str, ...]
+    vendors: tuple[str, ...]
     measured: Mapping[str, Mapping[str, float]]
 
 
+_X86 = ("x86_64", "AMD64")
 FLAGS = (
     MeasuredFlag(
         "--xla_cpu_experimental_ynn_fusion_type=dot",  # products by YNNPACK, fused with what surrounds them
         jaxlib="0.10.2",
-        machines=("x86_64", "AMD64"),
+        machines=_X86,
+        vendors=(),
         measured={
             "AMD EPYC": {
                 **{"SimpleResNet 128x12": 0.82, "ViT 128x6": 0.92, "ResNet-18": 0.96},
@@ -37,12 +42,44 @@ FLAGS = (
             "Intel Xeon, AVX-512": {"SimpleResNet 128x12": 0.74, "ViT 128x6": 0.85, "ResNet-18": 1.0},
         },
     ),
+    MeasuredFlag(
+        "--xla_cpu_experimental_ynn_fusion_type=dot,reduce",  # the default without convolutions, which Eigen does faster
+        jaxlib="0.12.0.1",
+        machines=_X86,
+        vendors=("AuthenticAMD",),  # on other processors, convolutions were not compared
+        measured={
+            "AMD EPYC": {
+                **{"SimpleResNet 128x12": 0.93, "ViT 128x6": 1.00, "ResNet-18": 0.84, "ResMLP 256x64": 0.97},
+                **{"ResMLP 128x16, 8 lanes": 0.99, "ResMLP 32x16, 8x8 pixels, 8 lanes": 0.97},
+                **{"SimpleResNet 32x6, 1 lane": 0.98, "ViT 64x4, 2 lanes": 1.00},
+            },
+        },
+    ),
 )
 
 
-def flags_for(jaxlib: str, machine: str) -> list[str]:
-    """The flags that help on a version of jaxlib and a kind of machine, as `platform.machine` names it."""
-    return [one.flag for one in FLAGS if one.jaxlib == jaxlib and machine in one.machines]
+def flags_for(jaxlib: str, machine: str, vendor: str) -> list[str]:
+    """The flags that help on a version of jaxlib and a machine.
+
+    Args:
+      jaxlib: its version.
+      machine: as `platform.machine` names it.
+      vendor: see `cpu_vendor`.
+    """
+    return [
+        one.flag
+        for one in FLAGS
+        if one.jaxlib == jaxlib and machine in one.machines and (not one.vendors or vendor in one.vendors)
+    ]
+
+
+def cpu_vendor() -> str:
+    """Vendor of the processor as Linux names it, such as ``AuthenticAMD``; empty if unknown."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
 def choose_cpu_flags(environment: MutableMapping[str, str] = os.environ) -> list[str]:
@@ -52,7 +89,7 @@ def choose_cpu_flags(environment: MutableMapping[str, str] = os.environ) -> list
     """
     if environment.get("XLA_FLAGS"):
         return []
-    flags = flags_for(importlib.metadata.version("jaxlib"), platform.machine())
+    flags = flags_for(importlib.metadata.version("jaxlib"), platform.machine(), cpu_vendor())
     if flags:
         environment["XLA_FLAGS"] = " ".join(flags)
     return flags

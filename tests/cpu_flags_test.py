@@ -10,14 +10,16 @@ import pytest
 
 from depthmup_flax import cpu_flags
 
-HERE = importlib.metadata.version("jaxlib"), platform.machine()
+HERE = importlib.metadata.version("jaxlib"), platform.machine(), cpu_flags.cpu_vendor()
 
 
 def test_flags_are_set_only_where_they_were_measured():
     for one in cpu_flags.FLAGS:
-        assert cpu_flags.flags_for(one.jaxlib, one.machines[0]) == [one.flag]
-        assert not cpu_flags.flags_for(one.jaxlib, "riscv64")
-        assert not cpu_flags.flags_for(f"{one.jaxlib}.dev0", one.machines[0])
+        vendor = one.vendors[0] if one.vendors else "any"
+        assert cpu_flags.flags_for(one.jaxlib, one.machines[0], vendor) == [one.flag]
+        assert bool(cpu_flags.flags_for(one.jaxlib, one.machines[0], "")) == (not one.vendors)
+        assert not cpu_flags.flags_for(one.jaxlib, "riscv64", vendor)
+        assert not cpu_flags.flags_for(f"{one.jaxlib}.dev0", one.machines[0], vendor)
         assert all(min(times.values()) < 0.95 and max(times.values()) < 1.05 for times in one.measured.values())
 
 
