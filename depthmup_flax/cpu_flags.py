@@ -43,7 +43,7 @@ FLAGS = (
         },
     ),
     MeasuredFlag(
-        "--xla_cpu_experimental_ynn_fusion_type=dot,reduce",  # the default without convolutions, which Eigen does faster
+        "--xla_cpu_experimental_ynn_fusion_type=dot,reduce",  # its default without convolutions: Eigen is faster
         jaxlib="0.12.0.1",
         machines=_X86,
         vendors=("AuthenticAMD",),  # on other processors, convolutions were not compared
