@@ -325,6 +325,33 @@ def input_share(setting: Setting) -> Iterator[Row]:
         )
 
 
+def host(setting: Setting) -> Iterator[Row]:
+    """The host's share of a step of train.py, which small networks feel, and what several steps in a call save."""
+    from depthmup_flax.training import multi_step  # imports JAX
+
+    for name, side in (("ResMLP 64x8", 8), ("ResMLP 128x16", 32)):
+        model, most = _sized("ResMLP 8x4" if setting.quick else name), multi_step.MOST_STEPS
+        args: dict[str, Any] = {"model": model, "batch": 64, "side": side, "seconds": setting.seconds}
+        ways = {"single": (1, True), "calls": (most, True), "device": (most, False)}
+        contenders = [
+            setting.jax(way, "loop_step", way, most=steps, host=host, **args) for way, (steps, host) in ways.items()
+        ]
+        measured = measure(contenders, setting.rounds)
+        seconds = _seconds(measured)
+        case, times = f"{name}, {side}x{side} pixels", {way: 1e6 * one["median"] for way, one in seconds.items()}
+        note = f"{times['single']:.0f} and {times['calls']:.0f} us"
+        value = ratio(measured, "single", "calls")
+        yield Row(
+            f"step of train.py, single / {most} in a call", case, "single steps", value, note=note, seconds=seconds
+        )
+        for way in ("single", "calls"):
+            pairs = zip(measured[way], measured["device"], strict=True)
+            share = spread([1 - device["seconds"] / whole["seconds"] for whole, device in pairs])
+            note = f"{times[way] - times['device']:.0f} us a step"
+            title = f"host's share of a step of train.py, {'single steps' if way == 'single' else f'{most} in a call'}"
+            yield Row(title, case, "the same program alone", share, unit="", note=note, seconds=seconds)
+
+
 def streaming(setting: Setting) -> Iterator[Row]:
     """Images per second on one core, with random resized crops, against other readers of the same files."""
     from benchmarks import streams
@@ -491,6 +518,7 @@ FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
         search,
         achieved,
         input_share,
+        host,
         streaming,
         memory,
         restart,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,11 +18,15 @@ from benchmarks.timing import RATE, repeated, timed
 from depthmup_flax import cli
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.nn import layers
+from depthmup_flax.parallel import sharding
 from depthmup_flax.plan.flops import count_flops
 from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.sweep import sweep_config
+from depthmup_flax.training import multi_step
 from depthmup_flax.training.config import default_config
+from depthmup_flax.training.device_batches import Waiting, put_train_data, train_calls
 from depthmup_flax.training.experiment import Experiment, build
+from depthmup_flax.training.sharded_program import ShardedProgram
 from depthmup_flax.training.step import TrainState, init_state, make_train_step
 
 Measure = Callable[[], dict[str, float]]
@@ -168,11 +173,41 @@ def curve(
     return lambda: {"seconds": timed(once)}
 
 
+def loop_step(model: Mapping[str, Any], batch: int, side: int, most: int, host: bool, seconds: float = 0.4) -> Measure:
+    """A step of ``train.py``'s loop between two events, over data that are on the device.
+
+    Args:
+      model, batch, side, seconds: see `train_step`.
+      most: steps in a call, at most.
+      host: whether the host draws the examples of every call and places them; else every call has the same.
+    """
+    multi_step.MOST_STEPS = most
+    config = _config(model, batch, side)
+    config.data.update(train_examples=1024)
+    config.train.update(log_every=10**6)
+    experiment = build(config)
+    mesh = sharding.make_mesh(config.mesh)
+    program = ShardedProgram(experiment, mesh, put_train_data(experiment.dataset, mesh))
+    program.call_length.steps = most
+    waiting = Waiting(60.0, lambda: False)
+    context = train_calls(experiment.dataset, config.seed, batch, 0, mesh, program.call_length, waiting)
+    calls = contextlib.ExitStack().enter_context(context)  # until the process ends
+    state, same = program.initial_state(), jax.device_put(next(calls))
+
+    def run(count: int) -> None:
+        nonlocal state
+        for _ in range(count):
+            state = program.take(state, next(calls) if host else same)
+        jax.block_until_ready(state)
+
+    measure = repeated(run, seconds)
+    return lambda: {"seconds": measure()["seconds"] / most}
+
+
 def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32, seconds: float = 0.4) -> Measure:
     """A step of the sweep's program with ``lanes`` networks on one device."""
     from depthmup_flax.sweep.grid import expand
     from depthmup_flax.sweep.lane_program import Program, sweep_mesh
-    from depthmup_flax.training.device_batches import put_train_data
 
     rates = tuple(1e-4 * 2 ** (i / 8) for i in range(lanes))
     base = _config(model, batch, side)
