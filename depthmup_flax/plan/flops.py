@@ -42,8 +42,11 @@ def _of_equation(equation: Any) -> int:
         return 2 * products // output_features
     if equation.primitive.name == "custom_linear_solve":  # a gradient of depthmup_flax.nn.cpu
         return _of_jaxpr(params["jaxprs"].solve.jaxpr)
-    if equation.primitive.name == "cond":  # one branch runs, such as that of the platform
-        return max(_of_jaxpr(branch.jaxpr) for branch in params["branches"])
+    if equation.primitive.name == "cond":  # one branch runs
+        branches = params["branches"]
+        if params.get("branches_platforms"):  # the last is the default, without the zeros of a platform's own form
+            branches = branches[-1:]
+        return max(_of_jaxpr(branch.jaxpr) for branch in branches)
     times = _TIMES.get(equation.primitive.name, lambda params: 1)(params)
     return times * sum(_of_jaxpr(inner) for inner in core.jaxprs_in_params(params))
 

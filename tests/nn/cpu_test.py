@@ -22,8 +22,9 @@ def normal(seed, *shape):
         (conv_same, convolve, (2, 5, 4, 3), (3, 3, 3, 4)),
         (conv_same, convolve, (2, 5, 4, 3), (5, 1, 3, 2)),
         (conv_same, convolve, (2, 4, 4, 2), (2, 2, 2, 2)),
+        (conv_same, convolve, (2, 3, 5, 2), (3, 3, 2, 20)),
     ],
-    ids=["wide to narrow", "narrow to wide", "3x3", "5x1", "even window"],
+    ids=["wide to narrow", "narrow to wide", "3x3", "5x1", "even window", "20 channels"],
 )
 def test_every_derivative_is_that_of_the_plain_operation(ours, plain, x_shape, kernel_shape, float64):
     x, kernel, towards = normal(0, *x_shape), normal(1, *kernel_shape), normal(2, *kernel_shape)
@@ -50,6 +51,17 @@ def test_every_derivative_is_that_of_the_plain_operation(ours, plain, x_shape, k
         jax.tree.map(
             lambda a, b, name=name: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13, err_msg=name), a, b
         )
+
+
+@pytest.mark.parametrize(
+    ("width", "channels", "neighbors"),
+    [(32, 4, 8), (32, 16, 2), (12, 4, 4), (7, 4, 1), (32, 32, 1), (32, 17, 1)],
+)
+def test_on_a_cpu_neighbors_of_a_row_make_up_to_32_channels(width, channels, neighbors):
+    x, kernel = normal(0, 2, 3, width, 3), normal(1, 3, 3, 3, channels)
+    text = jax.jit(conv_same).trace(x, kernel).lower(lowering_platforms=("cpu",)).as_text()
+    (line,) = (line for line in text.splitlines() if "stablehlo.convolution" in line)
+    assert f"-> tensor<2x3x{width // neighbors}x{neighbors * channels}xf32>" in line
 
 
 @pytest.mark.parametrize(
