@@ -96,26 +96,29 @@ def features(setting: Setting) -> Iterator[Row]:
     if setting.device != "cpu":
         return
     title = "step on CPU, without / with"
-    for without, name in (("dense", "ViT 128x6"), ("dense", "ResMLP 256x64"), ("conv", "SimpleResNet 128x6")):
-        (model,) = setting.networks(name).values()
-        batch = setting.batch(name) // (4 if without == "conv" else 1)  # a step takes seconds
-        args = {"model": model, "batch": batch, "seconds": setting.seconds}
-        contenders = [
-            setting.jax(kind, "train_step", kind, without=without if kind == "without" else "", **args)
-            for kind in ("with", "without")
-        ]
-        measured = measure(contenders, max(3, setting.rounds // 2))
-        value = ratio(measured, "without", "with")
-        yield Row(title, name, f"JAX's gradient of {without} layers", value, seconds=_seconds(measured))
+    features = {
+        "dense": ("JAX's gradient of dense layers", ("ViT 128x6", "ResMLP 256x64")),
+        "conv": ("JAX's convolutions and their gradients", ("SimpleResNet 128x6",)),
+        "neighbors": ("one pixel at a time", ("SimpleResNet 32x6", "SimpleResNet 128x12")),
+        "memory": ("memory returned after a step", ("ViT 128x6", "ResNet-18", "SimpleResNet 128x12", "ResMLP 256x64")),
+        "flags": ("no XLA_FLAGS", ("ResMLP 256x64", "SimpleResNet 128x12", "ResNet-18", "ViT 128x6")),
+    }
     flags = setting.stacks[0].facts["XLA_FLAGS"]
-    names = ("ResMLP 256x64", "SimpleResNet 128x12", "ResNet-18", "ViT 128x6") if flags else ()
-    for name, model in setting.networks(*names).items():
-        args = {"model": model, "batch": setting.batch(name), "seconds": setting.seconds}
-        contenders = [setting.jax(kind, "train_step", kind, **args) for kind in ("with", "without")]
-        contenders[1] = dataclasses.replace(contenders[1], env={**contenders[1].env, "XLA_FLAGS": ""})
-        measured = measure(contenders, setting.rounds)
-        value = ratio(measured, "without", "with")
-        yield Row(title, name, "no XLA_FLAGS", value, note=flags, seconds=_seconds(measured))
+    if not flags:
+        del features["flags"]
+    for feature, (alternative, names) in features.items():
+        for name, model in setting.networks(*names).items():
+            batch = setting.batch(name) // (4 if feature == "conv" else 1)  # a step takes seconds
+            args = {"model": model, "batch": batch, "seconds": setting.seconds}
+            contenders = [
+                setting.jax(kind, "train_step", kind, without=feature if kind == "without" else "", **args)
+                for kind in ("with", "without")
+            ]
+            if feature == "flags":
+                contenders[1] = dataclasses.replace(contenders[1], env={**contenders[1].env, "XLA_FLAGS": ""})
+            measured = measure(contenders, setting.rounds)
+            value, note = ratio(measured, "without", "with"), flags if feature == "flags" else ""
+            yield Row(title, name, alternative, value, note=note, seconds=_seconds(measured))
     for name, model in setting.networks("ViT 128x6", "SimpleResNet 128x12", "ResMLP 256x64").items():
         args = {"model": model, "batch": setting.batch(name), "seconds": setting.seconds}
         contenders = [setting.jax(kind, "train_step", kind, **args) for kind in ("usual", "large pages")]

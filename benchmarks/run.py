@@ -138,8 +138,12 @@ def _version(name: str, python: str) -> str:
 
 
 def _processor() -> str:
-    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
+    """Name, family and model of the processor: virtual machines give one name to several generations."""
+    lines = pathlib.Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in facts:
+        return platform.processor()
+    return f"{facts['model name']} (family {facts['cpu family']}, model {facts['model']})"
 
 
 def _gpu() -> str:

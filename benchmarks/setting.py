@@ -19,6 +19,7 @@ Model = Mapping[str, Any]
 NETWORKS: dict[str, dict[str, Any]] = {
     "ResMLP 256x8": {"name": "res_mlp", "width": 256, "depth": 8},
     "ResMLP 256x64": {"name": "res_mlp", "width": 256, "depth": 64},
+    "SimpleResNet 32x6": {"name": "simple_resnet", "width": 32, "depth": 6},
     "SimpleResNet 128x6": {"name": "simple_resnet", "width": 128, "depth": 6},
     "SimpleResNet 128x12": {"name": "simple_resnet", "width": 128, "depth": 12},
     "ResNet-18": {"name": "resnet", "width": 64, "depth": 8},

@@ -15,6 +15,7 @@ class MeasuredFlag(NamedTuple):
 
     Attributes:
       vendors: of processors, as Linux names them; empty: all.
+      slower_on: processors (`Processor`) where it was measured to cost more than it gains.
       measured: processor -> network -> time of a training step with the flag, relative to without: medians of
         interleaved rounds; lanes, as sweeps train them, on one core.
     """
@@ -23,23 +24,34 @@ class MeasuredFlag(NamedTuple):
     jaxlib: str
     machines: tuple[str, ...]
     vendors: tuple[str, ...]
+    slower_on: tuple[Processor, ...]
     measured: Mapping[str, Mapping[str, float]]
 
 
+class Processor(NamedTuple):
+    """Vendor and family as Linux names them, such as ``AuthenticAMD`` and ``25``; empty if unknown."""
+
+    vendor: str = ""
+    family: str = ""
+
+
 _X86 = ("x86_64", "AMD64")
+_ZEN_4 = Processor("AuthenticAMD", "25")
 FLAGS = (
     MeasuredFlag(
         "--xla_cpu_experimental_ynn_fusion_type=dot",  # products by YNNPACK, fused with what surrounds them
         jaxlib="0.10.2",
         machines=_X86,
         vendors=(),
+        slower_on=(_ZEN_4,),
         measured={
-            "AMD EPYC": {
+            "AMD EPYC (family not recorded)": {
                 **{"SimpleResNet 128x12": 0.82, "ViT 128x6": 0.92, "ResNet-18": 0.96},
                 **{"ResMLP 128x16, 8 lanes": 0.99, "ResMLP 32x16, 8x8 pixels, 8 lanes": 0.90},
                 **{"SimpleResNet 32x6, 1 lane": 1.03, "ViT 64x4, 2 lanes": 0.93},
             },
             "Intel Xeon, AVX-512": {"SimpleResNet 128x12": 0.74, "ViT 128x6": 0.85, "ResNet-18": 1.0},
+            "AMD EPYC, family 25": {"SimpleResNet 128x12": 1.08, "ViT 128x6": 0.99, "ResNet-18": 1.13},
         },
     ),
     MeasuredFlag(
@@ -47,39 +59,41 @@ FLAGS = (
         jaxlib="0.12.0.1",
         machines=_X86,
         vendors=("AuthenticAMD",),  # on other processors, convolutions were not compared
+        slower_on=(_ZEN_4,),
         measured={
-            "AMD EPYC": {
+            "AMD EPYC (family not recorded)": {
                 **{"SimpleResNet 128x12": 0.93, "ViT 128x6": 1.00, "ResNet-18": 0.84, "ResMLP 256x64": 0.97},
                 **{"ResMLP 128x16, 8 lanes": 0.99, "ResMLP 32x16, 8x8 pixels, 8 lanes": 0.97},
                 **{"SimpleResNet 32x6, 1 lane": 0.98, "ViT 64x4, 2 lanes": 1.00},
+            },
+            "AMD EPYC, family 25": {
+                **{"SimpleResNet 128x12": 1.03, "ViT 128x6": 1.06, "ResNet-18": 0.93, "ResMLP 256x64": 1.03},
             },
         },
     ),
 )
 
 
-def flags_for(jaxlib: str, machine: str, vendor: str) -> list[str]:
-    """The flags that help on a version of jaxlib and a machine.
-
-    Args:
-      jaxlib: its version.
-      machine: as `platform.machine` names it.
-      vendor: see `cpu_vendor`.
-    """
+def flags_for(jaxlib: str, machine: str, processor: Processor) -> list[str]:
+    """The flags that help on a version of jaxlib and a machine, which `platform.machine` names."""
     return [
         one.flag
         for one in FLAGS
-        if one.jaxlib == jaxlib and machine in one.machines and (not one.vendors or vendor in one.vendors)
+        if one.jaxlib == jaxlib
+        and machine in one.machines
+        and (not one.vendors or processor.vendor in one.vendors)
+        and processor not in one.slower_on
     ]
 
 
-def cpu_vendor() -> str:
-    """Vendor of the processor as Linux names it, such as ``AuthenticAMD``; empty if unknown."""
+def this_processor() -> Processor:
+    """The processor of this machine."""
     try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
+        return Processor()
+    first = lambda name: next((line.partition(":")[2].strip() for line in lines if line.split("\t")[0] == name), "")
+    return Processor(first("vendor_id"), first("cpu family"))
 
 
 def choose_cpu_flags(environment: MutableMapping[str, str] = os.environ) -> list[str]:
@@ -89,7 +103,7 @@ def choose_cpu_flags(environment: MutableMapping[str, str] = os.environ) -> list
     """
     if environment.get("XLA_FLAGS"):
         return []
-    flags = flags_for(importlib.metadata.version("jaxlib"), platform.machine(), cpu_vendor())
+    flags = flags_for(importlib.metadata.version("jaxlib"), platform.machine(), this_processor())
     if flags:
         environment["XLA_FLAGS"] = " ".join(flags)
     return flags

@@ -31,6 +31,7 @@ from depthmup_flax import cli
 from depthmup_flax.compilation_cache import cache_home
 from depthmup_flax.cpu_flags import choose_cpu_flags
 from depthmup_flax.errors import BAD_INPUT
+from depthmup_flax.freed_memory import can_keep_freed_memory
 from depthmup_flax.parallel.host import cpu_cores
 from depthmup_flax.types import Json
 
@@ -146,6 +147,8 @@ def _machine() -> Iterator[str]:
     elif chosen := choose_cpu_flags({}):
         yield "On a CPU, train, sweep and tune set the flags that were measured to help:"
         yield from (f"  {flag}" for flag in chosen)
+    if can_keep_freed_memory():
+        yield "train, sweep and tune keep up to 2 GB of freed memory for the next step"
 
 
 def _data() -> Iterator[str]:

@@ -10,17 +10,22 @@ import pytest
 
 from depthmup_flax import cpu_flags
 
-HERE = importlib.metadata.version("jaxlib"), platform.machine(), cpu_flags.cpu_vendor()
+HERE = importlib.metadata.version("jaxlib"), platform.machine(), cpu_flags.this_processor()
 
 
-def test_flags_are_set_only_where_they_were_measured():
+def test_flags_are_set_only_where_they_were_measured_to_help():
     for one in cpu_flags.FLAGS:
-        vendor = one.vendors[0] if one.vendors else "any"
-        assert cpu_flags.flags_for(one.jaxlib, one.machines[0], vendor) == [one.flag]
-        assert bool(cpu_flags.flags_for(one.jaxlib, one.machines[0], "")) == (not one.vendors)
-        assert not cpu_flags.flags_for(one.jaxlib, "riscv64", vendor)
-        assert not cpu_flags.flags_for(f"{one.jaxlib}.dev0", one.machines[0], vendor)
-        assert all(min(times.values()) < 0.95 and max(times.values()) < 1.05 for times in one.measured.values())
+        processor = cpu_flags.Processor(one.vendors[0] if one.vendors else "any", "99")
+        assert cpu_flags.flags_for(one.jaxlib, one.machines[0], processor) == [one.flag]
+        assert bool(cpu_flags.flags_for(one.jaxlib, one.machines[0], cpu_flags.Processor())) == (not one.vendors)
+        assert not cpu_flags.flags_for(one.jaxlib, "riscv64", processor)
+        assert not cpu_flags.flags_for(f"{one.jaxlib}.dev0", one.machines[0], processor)
+        for slower in one.slower_on:
+            assert not cpu_flags.flags_for(one.jaxlib, one.machines[0], slower)
+            (times,) = (times for where, times in one.measured.items() if f"family {slower.family}" in where)
+            assert max(times.values()) > 1.05
+        helped = [times for where, times in one.measured.items() if "family 25" not in where]
+        assert all(min(times.values()) < 0.95 and max(times.values()) < 1.05 for times in helped)
 
 
 def test_flags_of_the_user_stay_alone():
@@ -53,3 +58,8 @@ def test_the_compiler_here_knows_the_flags():
 def test_an_imported_library_sets_none():
     code = "import depthmup_flax, depthmup_flax.sweep, depthmup_flax.tune; print('XLA_FLAGS' in os.environ)"
     assert printed(code) == "False"
+
+
+def test_the_processor_is_known_on_linux():
+    if platform.system() == "Linux" and platform.machine() == "x86_64":
+        assert all(cpu_flags.this_processor())

@@ -20,7 +20,6 @@ from absl import flags
 
 from depthmup_flax import cli, console
 from depthmup_flax.compilation_cache import cache_compilations
-from depthmup_flax.cpu_flags import choose_cpu_flags
 from depthmup_flax.errors import InputError
 
 _CONFIG = cli.define_config("A shipped config, such as sweeps/digits, or a Python file.")
@@ -35,7 +34,7 @@ _LANES = flags.DEFINE_string("lanes", "auto", "Runs at a time on a device: auto,
 def main(argv: list[str]) -> None:
     """Runs the sweep, or prints what it would run."""
     cli.require_no_arguments(argv)
-    choose_cpu_flags()
+    cli.prepare_cpu()
     cli.one_device_per_core()
     # Imported here, so that --help and a wrong flag answer at once.
     from depthmup_flax.sweep.dry_run import describe

@@ -19,7 +19,6 @@ from absl import flags
 
 from depthmup_flax import cli, console, errors
 from depthmup_flax.compilation_cache import cache_compilations
-from depthmup_flax.cpu_flags import choose_cpu_flags
 from depthmup_flax.records import COMPLETED
 
 _CONFIG = cli.define_config("A shipped config, such as digits, or a Python file.", default="digits")
@@ -40,7 +39,7 @@ def main(argv: list[str]) -> int:
     if _PRINT_PARAMS.value:
         print(build(cli.resolved(_CONFIG)).parameter_table())
         return 0
-    choose_cpu_flags()
+    cli.prepare_cpu()
     cache_compilations()
     cli.start_processes()  # before what may fail in one process, so that it ends the others
     config = cli.resolved(_CONFIG)

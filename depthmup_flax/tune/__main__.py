@@ -18,7 +18,6 @@ from absl import flags
 
 from depthmup_flax import cli
 from depthmup_flax.compilation_cache import cache_compilations
-from depthmup_flax.cpu_flags import choose_cpu_flags
 from depthmup_flax.errors import InputError
 from depthmup_flax.rule.rescaling import TIMES, RescalingRule
 
@@ -48,7 +47,7 @@ _LANES = flags.DEFINE_string("lanes", "auto", "Runs at a time on a device: auto,
 def main(argv: list[str]) -> None:
     """Runs the search and writes ``tuned.py``."""
     cli.require_no_arguments(argv)
-    choose_cpu_flags()
+    cli.prepare_cpu()
     cli.one_device_per_core()
     # Imported here, so that --help and a wrong flag answer at once.
     from depthmup_flax.sweep.lane_count import parse_lanes
