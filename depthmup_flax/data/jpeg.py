@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 _FORMATS = ("JPEG", "MPO")  # of Pillow; MPO is a JPEG followed by others, of which the first counts
 _START, _END = b"\xff\xd8", b"\xff\xd9"  # of the image
 _SEQUENTIAL = (0xC0, 0xC1)  # frame headers: baseline and extended, Huffman-coded
-_BEFORE_FRAME = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # tables, restart interval, application data, comment
+_TABLES_AND_NOTES = (0xC4, 0xDB, *range(0xE0, 0xF0), 0xFE)
+_SCAN = 0xDA  # its header
 
 
 def stop_after(image: Image.Image, rows: int, scale: int = 1) -> None:
@@ -23,8 +24,9 @@ def stop_after(image: Image.Image, rows: int, scale: int = 1) -> None:
     up to the next marker, and goes on from there, as it does after the last row. So the errors are those of decoding
     all of it, and the pixels too, except those of the last two rows if colors are subsampled.
 
-    Files that are progressive, arithmetic-coded or unusual are decoded whole, and so are those without an end marker at
-    their end: a file that is cut off is an error whatever the rows.
+    Other files are decoded whole: progressive, arithmetic-coded and unusual ones, such as those of several scans; those with restart intervals, for
+    which libjpeg forgives damage inside a scan that it refuses after it; and those without an end marker at their end,
+    so that a file that is cut off is an error whatever the rows.
     """
     file = getattr(image, "fp", None)
     if image.format not in _FORMATS or not isinstance(file, io.BytesIO):
@@ -45,14 +47,15 @@ def _height_at(content: bytes) -> int | None:
     """The position of the two bytes that declare the height; ``None`` if the file is to be decoded whole."""
     if not (content.startswith(_START) and content.endswith(_END)):
         return None
-    at = len(_START)
-    while content[at] == 0xFF:  # up to the end marker at the latest, which is no segment
+    at, height_at = len(_START), None
+    while at + len(_END) < len(content) and content[at] == 0xFF:
         marker = content[at + 1]
+        if marker == _SCAN:
+            one_scan = height_at is not None and content[at + 4] == content[height_at + 4]  # it has all the components
+            return height_at if one_scan else None
         if marker in _SEQUENTIAL:
-            return at + 5
-        if marker not in _BEFORE_FRAME:
+            height_at = at + 5
+        elif marker not in _TABLES_AND_NOTES:
             return None
         at += 2 + int.from_bytes(content[at + 2 : at + 4], "big")
-        if at + len(_END) > len(content):
-            return None
     return None
