@@ -24,9 +24,9 @@ def stop_after(image: Image.Image, rows: int, scale: int = 1) -> None:
     up to the next marker, and goes on from there, as it does after the last row. So the errors are those of decoding
     all of it, and the pixels too, except those of the last two rows if colors are subsampled.
 
-    Other files are decoded whole: progressive, arithmetic-coded and unusual ones, such as those of several scans; those with restart intervals, for
-    which libjpeg forgives damage inside a scan that it refuses after it; and those without an end marker at their end,
-    so that a file that is cut off is an error whatever the rows.
+    Other files are decoded whole: those that are progressive, arithmetic-coded or have several scans; those with
+    restart intervals, for which libjpeg forgives damage inside a scan that it refuses after it; and those without an
+    end marker at their end, so that a file that is cut off is an error whatever the rows.
     """
     file = getattr(image, "fp", None)
     if image.format not in _FORMATS or not isinstance(file, io.BytesIO):
