@@ -317,8 +317,4 @@ def in_threads(function: Callable[[Item], Result], items: Sequence[Item], thread
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     # One for all splits: Pillow decodes without the GIL, and concurrent readers share the cores.
-    from PIL import Image
-
-    # Pillow reuses memory of images. Each thread has up to three at a time: decoded, half resized, resized.
-    Image.core.set_blocks_max(max(Image.core.get_blocks_max(), 3 * threads))
     return ThreadPoolExecutor(threads, thread_name_prefix="decode")
