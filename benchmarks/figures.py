@@ -367,9 +367,13 @@ def streaming(setting: Setting) -> Iterator[Row]:
             "seconds": 0.1 if setting.quick else 4.0,
         }
         ours = dataclasses.replace(setting.ours("ours", "benchmarks.streams:ours", **args), cores=1)
-        for name in ("DataLoader", "tf.data"):
-            function = {"DataLoader": "data_loader", "tf.data": "tf_data"}[name]
-            other = Contender(name, f"benchmarks.streams:{function}", args, python=setting.python, cores=1)
+        for name, function, options in (
+            ("DataLoader", "data_loader", {}),
+            ("tf.data, antialiased", "tf_data", {"same_pixels": True}),
+            ("tf.data, not antialiased", "tf_data", {}),
+        ):
+            make = f"benchmarks.streams:{function}"
+            other = Contender(name, make, {**args, **options}, python=setting.python, cores=1)
             try:
                 measured = measure([ours, other], setting.rounds)
             except Unavailable:

@@ -61,8 +61,12 @@ def data_loader(folder, size, batch, seconds):
     return _images_per_batch(forever(), batch, seconds)
 
 
-def tf_data(folder, size, batch, seconds):
-    """tf.data, which decodes only the crop."""
+def tf_data(folder, size, batch, seconds, same_pixels=False):
+    """tf.data, which decodes only the crop.
+
+    As in its tutorials, it decodes with the fast DCT, whose pixels are 1.2 of 255 levels off, and resizes without
+    antialiasing. With ``same_pixels`` it decodes and filters as Pillow does, which is what the others do.
+    """
     import tensorflow as tf
 
     def crop(path):
@@ -73,8 +77,9 @@ def tf_data(folder, size, batch, seconds):
             shape, box, aspect_ratio_range=(3 / 4, 4 / 3), area_range=(0.08, 1.0), use_image_if_no_bounding_boxes=True
         )
         window = tf.stack([begin[0], begin[1], extent[0], extent[1]])
-        image = tf.image.decode_and_crop_jpeg(content, window, channels=3)
-        image = tf.image.random_flip_left_right(tf.image.resize(image, (size, size)))
+        dct = "INTEGER_ACCURATE" if same_pixels else ""
+        image = tf.image.decode_and_crop_jpeg(content, window, channels=3, dct_method=dct)
+        image = tf.image.random_flip_left_right(tf.image.resize(image, (size, size), antialias=same_pixels))
         return tf.cast(image, tf.uint8)
 
     files = sorted(str(path) for path in pathlib.Path(folder, "train").rglob("*.jpg"))

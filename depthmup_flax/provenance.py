@@ -5,7 +5,7 @@ import pathlib
 import platform
 import subprocess
 
-PACKAGES = ("depthmup-flax", "jax", "flax", "optax", "orbax-checkpoint", "numpy")
+PACKAGES = ("depthmup-flax", "jax", "flax", "optax", "orbax-checkpoint", "numpy", "pillow")
 
 
 def versions() -> dict[str, str]:

@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 from small_runs import config
 
+from depthmup_flax import provenance
 from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.training.experiment import build
 from depthmup_flax.training.same_run import facts
@@ -51,10 +52,12 @@ def test_another_example_or_another_number_of_them_counts():
 
 def test_another_version_or_another_edit_of_the_code_counts(monkeypatch):
     ours = facts(build(config()))
-    monkeypatch.setattr("depthmup_flax.provenance.PACKAGES", ("depthmup-flax", "jax", "flax", "optax", "numpy"))
+    packages = [name for name in provenance.PACKAGES if name not in ("orbax-checkpoint", "pillow")]
+    monkeypatch.setattr(provenance, "PACKAGES", packages)
     monkeypatch.setattr("depthmup_flax.training.same_run._source_digest", lambda: "0123456789ab")
     theirs = facts(build(config()))
     assert {name for name in ours if ours[name] != theirs.get(name)} == {
         "the hash of the code",
         "the version of orbax-checkpoint",
+        "the version of pillow",
     }
