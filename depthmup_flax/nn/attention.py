@@ -98,7 +98,33 @@ def attention(
         fused = lambda q, k, v: fused_attention(q, k, v, head_dim, scale, causal)
         k, v = (_for_each_head(x, head_dim, shape[-1] // head_dim) for x in (k_BxTxM, v_BxTxM))
         return on_parts(fused, q_BxTxN, k, v)
+    if (traced_platform() or jax.default_backend()) == "cpu":
+        return attention_head_by_head(q_BxTxN, k_BxTxM, v_BxTxM, head_dim=head_dim, scale=scale, causal=causal)
     return attention_by_xla(q_BxTxN, k_BxTxM, v_BxTxM, head_dim=head_dim, scale=scale, causal=causal)
+
+
+def attention_head_by_head(
+    q_BxTxN: jax.Array, k_BxTxM: jax.Array, v_BxTxM: jax.Array, *, head_dim: int, scale: float, causal: bool
+) -> jax.Array:
+    """`attention` as products of one head after another in memory, with the scale on the queries.
+
+    On a CPU a ViT's step takes 0.86 times as long as with `attention_by_xla`, whose heads lie beside one another.
+    """
+    (batch, tokens, _), kv_heads = q_BxTxN.shape, k_BxTxM.shape[-1] // head_dim
+    in_front = lambda x: x.reshape(batch, tokens, kv_heads, -1, head_dim).transpose(0, 2, 3, 1, 4)
+    # K heads of keys and values; Q queries: of all heads that share these, one head's tokens after another's.
+    q_BxKxQxD, k_BxKxTxD, v_BxKxTxD = (
+        in_front(x).reshape(batch, kv_heads, -1, head_dim) for x in (q_BxTxN * scale, k_BxTxM, v_BxTxM)
+    )
+    with products_in(q_BxTxN.dtype):
+        wide = jnp.promote_types(q_BxTxN.dtype, jnp.float32)
+        logits = jnp.einsum("bkqd,bktd->bkqt", q_BxKxQxD, k_BxKxTxD, preferred_element_type=wide)
+        if causal:
+            before = jnp.tile(jnp.tri(tokens, dtype=bool), (logits.shape[2] // tokens, 1))
+            logits = jnp.where(before, logits, jnp.finfo(wide).min)
+        mixed = jnp.einsum("bkqt,bktd->bkqd", jax.nn.softmax(logits).astype(v_BxTxM.dtype), v_BxKxTxD)
+    heads = mixed.reshape(batch, kv_heads, -1, tokens, head_dim).transpose(0, 3, 1, 2, 4)
+    return heads.reshape(q_BxTxN.shape)
 
 
 def attention_by_xla(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import depthmup_flax as dm
+from depthmup_flax.nn import attention as attention_module
 from depthmup_flax.nn.attention import SelfAttention
 from depthmup_flax.nn.positions import sincos_positions, sincos_positions_2d
 from depthmup_flax.nn.transformer import Embed
@@ -121,13 +122,13 @@ def test_gpt_takes_shorter_sequences_than_it_was_made_for_and_learned_positions_
 )
 def test_heads_or_their_dimension_grow_and_the_logits_scale_follows(fields, scale, monkeypatch):
     seen = {}
-    attend = jax.nn.dot_product_attention
+    attend = attention_module.attention
 
-    def spy(q, k, v, *, scale, is_causal):
-        seen.update(scale=scale, shape=q.shape)
-        return attend(q, k, v, scale=scale, is_causal=is_causal)
+    def spy(q, k, v, *, head_dim, scale, causal):
+        seen.update(scale=scale, shape=(*q.shape[:2], q.shape[2] // head_dim, head_dim))
+        return attend(q, k, v, head_dim=head_dim, scale=scale, causal=causal)
 
-    monkeypatch.setattr(jax.nn, "dot_product_attention", spy)
+    monkeypatch.setattr(attention_module, "attention", spy)
     model = dm.ViT(5, width=64, base_width=16, depth=2, patch_size=4, **fields)
     jax.eval_shape(model.init, jax.random.key(0), IMAGES)
     assert seen["scale"] == pytest.approx(scale)
