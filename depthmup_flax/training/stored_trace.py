@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -87,8 +88,10 @@ class Traces:
             return None
         before, now = json.loads(files), self._files()
         changed = [name for name, file in before.items() if tuple(file) != (now.get(name) or _stat(file[0]))]
-        log.debug("changed since %s was traced: %s", path, changed)
-        return None if changed else program
+        if changed:
+            log.debug("changed since %s was traced: %s", path, ", ".join(changed))
+            return None
+        return program
 
     def _files(self) -> _Files:
         loaded = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
@@ -98,11 +101,13 @@ class Traces:
 
 
 def _stat(file: str | None) -> tuple[str, int, int] | None:
+    if not file:  # built in, or a package without a file
+        return None
     try:
-        found = pathlib.Path(file or "").stat()
+        found = os.stat(file)
     except OSError:
         return None
-    return str(file), found.st_size, found.st_mtime_ns
+    return file, found.st_size, found.st_mtime_ns
 
 
 def _digest(leaves: Sequence[Any], tree: str, facts: Mapping[str, Any]) -> str:
