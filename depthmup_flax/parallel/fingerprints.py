@@ -31,8 +31,10 @@ def fingerprint(state: ArrayTree) -> list[int]:
     return [int(number) for number in jax.device_get(_fingerprints(leaves))]
 
 
-def _is_in_memory(leaf: jax.Array) -> bool:
+def _is_in_memory(leaf: jax.Array | np.ndarray) -> bool:
     """Whether NumPy can read the array without a copy."""
+    if isinstance(leaf, np.ndarray):
+        return True
     return leaf.is_fully_addressable and [device.platform for device in leaf.devices()] == ["cpu"]
 
 

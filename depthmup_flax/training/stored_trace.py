@@ -57,18 +57,17 @@ class Traces:
         except Exception as error:  # such as operations that have no portable form
             log.debug("the step is traced: %s: %s", type(error).__name__, error)
             return function
-        return lambda *given: jax.tree.unflatten(
-            jax.tree.structure(arguments[0]), exported.call(*jax.tree.leaves(given))
-        )
+        tree = jax.tree.structure(arguments[0])
+        return _named(function, lambda *given: jax.tree.unflatten(tree, exported.call(*jax.tree.leaves(given))))
 
     def _exported(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], out_shardings: Any, facts: Mapping[str, Any]
     ) -> jax.export.Exported:
         leaves, tree = jax.tree.flatten(arguments)
-        path = self.directory / f"trace-{_digest(leaves, str(tree), facts)}"
+        path = self.directory / f"trace-{_digest(leaves, str(tree), {**facts, 'code': [*self.code]})}"
         program = self._read(path)
         if program is None:
-            flat = lambda *leaves: jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves)))
+            flat = _named(function, lambda *leaves: jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves))))
             places = jax.tree.leaves(out_shardings)
             program = bytes(jax.export.export(jax.jit(flat, out_shardings=places))(*leaves).serialize())
             files = json.dumps(self._files()).encode()
@@ -98,6 +97,12 @@ class Traces:
         loaded.pop("__main__", None)  # another one for each way to start a command
         files = loaded | {file: file for file in self.code}
         return {name: found for name, file in files.items() if (found := _stat(file))}
+
+
+def _named(function: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
+    """``other`` with the name of ``function``, which profiles show."""
+    other.__name__ = function.__name__
+    return other
 
 
 def _stat(file: str | None) -> tuple[str, int, int] | None:
