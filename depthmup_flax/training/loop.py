@@ -222,8 +222,11 @@ class _Run:
         # A run that has checkpoints resumes from them even if it writes no more.
         if train.checkpoint or (directory / "checkpoints").exists():
             self._checkpointer = Checkpointer(directory / "checkpoints", train.keep_checkpoints)
-        with self._compiling():
-            self.state, self._elapsed_before_s, self._evaluated = self._initial()
+        # In a thread, while the checkpoint is read; but the shapes of streamed examples come with the first batch.
+        self._thread, self._compiled = concurrent.futures.ThreadPoolExecutor(1, "compile"), None
+        if experiment.dataset.placement != "stream":
+            self._compiled = self._thread.submit(self.program.compile)
+        self.state, self._elapsed_before_s, self._evaluated = self._initial()
         self.step = self._first_step = int(self.state.step)
         speaks = distributed.is_first()
         self._writer = None
@@ -255,8 +258,10 @@ class _Run:
             claim.check()
         if self._checkpointer is not None:
             self._checkpointer.check()
-        self.state = self.program.take(self.state, call)
         first = self.step == self._first_step
+        if first:
+            self._compile(call)
+        self.state = self.program.take(self.state, call)
         self.step += int(call.count)
         if first:  # compilation does not count as training time
             jax.block_until_ready(self.state)
@@ -374,20 +379,18 @@ class _Run:
         return self.finite
 
     def close(self) -> None:
+        self._thread.shutdown()
         for closable in (self._progress, self._writer, self._checkpointer):
             if closable is not None:
                 closable.close()
 
-    @contextlib.contextmanager
-    def _compiling(self) -> Iterator[None]:
-        """Compiles the step meanwhile; not in one of several processes, which would have to compile in one order."""
-        if jax.process_count() > 1:
-            yield
-            return
-        with concurrent.futures.ThreadPoolExecutor(1, "compile") as thread:
-            compiled = thread.submit(self.program.compile)
-            yield
-            compiled.result()
+    def _compile(self, call: Call) -> None:
+        """Compiles the step, or waits for the thread that does."""
+        with few_collections():
+            if self._compiled is None:
+                self.program.compile(call)
+            else:
+                self._compiled.result()
 
     def _initial(self) -> tuple[TrainState, float, bool]:
         """The latest checkpoint or a fresh state, the seconds spent before, and whether that step was evaluated."""

@@ -60,9 +60,15 @@ class ShardedProgram:
         """The state after the steps of ``call``; ``state`` is donated."""
         return self._take(state, call, self._data)
 
-    def compile(self) -> None:
-        """Compiles `take`; may run in another thread than what else is done before the first step."""
-        arguments, step = self._abstract_arguments(), self._take_steps
+    def compile(self, call: Call | None = None) -> None:
+        """Compiles `take` for calls such as ``call``; may run in another thread than the rest of a start.
+
+        Without ``call``, its shapes are read from the data set. Several processes compile at the first call instead.
+        """
+        if jax.process_count() > 1:
+            return
+        arguments = self._abstract_arguments() if call is None else (self.abstract_state, call, self._data)
+        step = self._take_steps
         if self._traces is not None:
             step = self._traces.reused(step, arguments, self._shardings, self._facts())
         self._take = self._jitted(step).trace(*arguments).lower().compile()
