@@ -237,7 +237,7 @@ def fused_attention_parts():
     interpreted = functools.partial(fused_attention.fused_attention, interpret=True)
     with (
         mock.patch.object(attention, "traced_platform", return_value="tpu"),
-        mock.patch.object(fused_attention, "fused_attention", interpreted),
+        mock.patch.object(attention, "fused_attention", interpreted),
     ):
         for name, axes in LAYOUTS.items():
             mesh = sharding.make_mesh(axes, jax.devices()[: int(np.prod(list(axes.values())))])

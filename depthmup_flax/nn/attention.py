@@ -9,6 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.nn.blocks import ATTENTION
+from depthmup_flax.nn.fused_attention import fused_attention, fuses
 from depthmup_flax.nn.layers import INTO, OUT_OF, Norm
 from depthmup_flax.nn.positions import rotated
 from depthmup_flax.nn.transformer_config import TransformerConfig
@@ -93,13 +94,10 @@ def attention(
     """
     shape = q_BxTxN.shape
     part = inner_part(shape)
-    if traced_platform() == "tpu" and part is not None:
-        from depthmup_flax.nn.fused_attention import fused_attention, fuses  # late: Pallas for TPUs is large
-
-        if fuses(part[1], part[2], head_dim, q_BxTxN.dtype):
-            fused = lambda q, k, v: fused_attention(q, k, v, head_dim, scale, causal)
-            k, v = (_for_each_head(x, head_dim, shape[-1] // head_dim) for x in (k_BxTxM, v_BxTxM))
-            return on_parts(fused, q_BxTxN, k, v)
+    if traced_platform() == "tpu" and part is not None and fuses(part[1], part[2], head_dim, q_BxTxN.dtype):
+        fused = lambda q, k, v: fused_attention(q, k, v, head_dim, scale, causal)
+        k, v = (_for_each_head(x, head_dim, shape[-1] // head_dim) for x in (k_BxTxM, v_BxTxM))
+        return on_parts(fused, q_BxTxN, k, v)
     return attention_by_xla(q_BxTxN, k_BxTxM, v_BxTxM, head_dim=head_dim, scale=scale, causal=causal)
 
 
