@@ -16,17 +16,20 @@ log = logging.getLogger(__name__)
 LIMIT_BYTES = 4 * 2**30  # of all versions together
 
 
-def cache_compilations() -> None:
+def cache_compilations() -> pathlib.Path | None:
     """Makes JAX write compiled programs to the user's cache and read them on the next start; call before JAX starts.
 
     The directory is ``depthmup_flax/compiled-...`` in ``XDG_CACHE_HOME`` or ``~/.cache``, one for each version of JAX
     and kind of CPU. If others could write to it, it is not used, and a warning says so. Programs that were not used for
     longest are deleted beyond `LIMIT_BYTES`. Has no effect if ``JAX_COMPILATION_CACHE_DIR`` is set.
+
+    Returns:
+      The directory, to which only this user can write, if it is used.
     """
     import jax  # late: --help does without
 
     if jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
-        return
+        return None
     try:
         home = cache_home()
         directory = home / f"compiled-{version('jax')}-{version('jaxlib')}-{_cpu()}"
@@ -36,11 +39,12 @@ def cache_compilations() -> None:
         _delete_oldest(home, LIMIT_BYTES)
     except OSError as error:
         log.warning("compiled programs are not kept for the next start: %s: %s", error.strerror, error.filename)
-        return
+        return None
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles many small programs
     # JAX hashes the path of XLA's own cache into the names of programs, so that none would be found at another path.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "")
+    return directory
 
 
 def cache_home() -> pathlib.Path:

@@ -22,7 +22,7 @@ from depthmup_flax.nn.own_gradient import with_gradient_of
 from depthmup_flax.nn.transformer import Embed
 from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.info_trees import path_name
-from depthmup_flax.rule.roles import axes_from_annotations
+from depthmup_flax.rule.roles import axes_from_annotations, variable_shapes
 from depthmup_flax.training import cross_entropy
 from depthmup_flax.training.config import default_config
 from depthmup_flax.training.device_batches import Waiting, put_train_data, train_calls
@@ -65,9 +65,9 @@ def program_of(experiment, mesh, accumulate=1, **fields):
     config = experiment.config.copy_and_resolve_references()
     config.train.accumulate = accumulate
     model = experiment.model.clone(param_dtype=jnp.float64, dtype="float64", **fields)
-    return ShardedProgram(
-        dataclasses.replace(experiment, config=config, model=model), mesh, put_train_data(experiment.dataset, mesh)
-    )
+    variables = variable_shapes(model, experiment.dataset.input_spec)
+    replaced = dataclasses.replace(experiment, config=config, model=model, variables=variables)
+    return ShardedProgram(replaced, mesh, put_train_data(experiment.dataset, mesh))
 
 
 def trained(experiment, mesh, accumulate=1, **fields):

@@ -13,8 +13,6 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 _Own: TypeAlias = Callable[[jax.Array], jax.Array]
 
@@ -72,6 +70,8 @@ def _fused_fwd(
 def _fused_bwd(
     head_dim: int, scale: float, causal: bool, interpret: bool, qkv: tuple[jax.Array, ...], g: jax.Array
 ) -> tuple[jax.Array, ...]:
+    from jax.experimental.pallas import tpu as pltpu  # late: it is large, and other platforms do without
+
     sums = pltpu.VMEM((g.shape[1], _block_width(g.shape[2], head_dim)), jnp.float32)
     return tuple(_call(_backward, (*qkv, g), 3, head_dim, scale, causal, interpret, (sums, sums)))
 
@@ -90,6 +90,9 @@ def _call(
     scratch: tuple[Any, ...] = (),
 ) -> list[jax.Array]:
     """Runs ``kernel`` on blocks of some examples and heads."""
+    from jax.experimental import pallas as pl  # late, as above
+    from jax.experimental.pallas import tpu as pltpu
+
     like = arrays_BxTxN[0]
     size, tokens, features = like.shape
     width = _block_width(features, head_dim)

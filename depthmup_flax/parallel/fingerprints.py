@@ -16,6 +16,8 @@ from depthmup_flax.errors import RunStopped
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.types import ArrayTree
 
+_ODD = np.arange(1, 2**17, 2, dtype=np.uint32)  # 1/4 MiB, which stays in a core's cache
+
 
 def fingerprint(state: ArrayTree) -> list[int]:
     """A number below 2^32 per array, in tree order, that changes with any single bit of the array.
@@ -23,7 +25,26 @@ def fingerprint(state: ArrayTree) -> list[int]:
     It is ``sum_i (2 i + 1) b_i mod 2^32`` over the elements ``b_i`` as unsigned integers. Integer sums are exact, so
     sharding does not matter. A flipped bit adds an odd number times a power of two below 2^32.
     """
-    return [int(number) for number in jax.device_get(_fingerprints(jax.tree.leaves(state)))]
+    leaves = jax.tree.leaves(state)
+    if all(_is_in_memory(leaf) for leaf in leaves):
+        return [_by_numpy(np.asarray(leaf)) for leaf in leaves]
+    return [int(number) for number in jax.device_get(_fingerprints(leaves))]
+
+
+def _is_in_memory(leaf: jax.Array | np.ndarray) -> bool:
+    """Whether NumPy can read the array without a copy."""
+    if isinstance(leaf, np.ndarray):
+        return True
+    return leaf.is_fully_addressable and [device.platform for device in leaf.devices()] == ["cpu"]
+
+
+def _by_numpy(x: np.ndarray) -> int:
+    """`fingerprint` of an array without a program, whose compiled form takes longer to read than the sum to compute."""
+    words, total = np.ascontiguousarray(x).reshape(-1).view(f"u{min(x.itemsize, 4)}"), 0
+    for start in range(0, len(words), len(_ODD)):
+        part = words[start : start + len(_ODD)].astype(np.uint32, copy=False)
+        total += int(np.dot(_ODD[: len(part)], part)) + 2 * start * int(part.sum(dtype=np.uint32))
+    return total % 2**32
 
 
 @jax.jit

@@ -95,8 +95,13 @@ def axes_from_annotations(params: ArrayTree) -> dict[str, tuple[str | None, ...]
 
 def init_shapes(model: nn.Module, *inputs: Any, **kwargs: Any) -> ArrayTree:
     """The annotated shapes of a model's parameters; arguments as in `param_info`."""
+    return variable_shapes(model, *inputs, **kwargs)["params"]
+
+
+def variable_shapes(model: nn.Module, *inputs: Any, **kwargs: Any) -> dict[str, ArrayTree]:
+    """The shapes of all collections that ``model.init`` returns, those of parameters annotated; see `init_shapes`."""
     # The key is created inside the traced function, so no device is touched.
-    return jax.eval_shape(lambda *xs: model.init(jax.random.key(0), *xs, **kwargs), *inputs)["params"]
+    return dict(jax.eval_shape(lambda *xs: model.init(jax.random.key(0), *xs, **kwargs), *inputs))
 
 
 def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -> ParamInfo:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import pathlib
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.summary import scalar
+if TYPE_CHECKING:
+    from tensorboardX.event_file_writer import EventsWriter
 
 
 class EventFile:
-    """TensorBoard scalars in a file ``events.out.tfevents.*`` of a directory.
+    """TensorBoard scalars in a file ``events.out.tfevents.*`` of a directory, created with the first of them.
 
     ``tensorboardX.SummaryWriter`` is not used: its thread dies of the first failed write, and the next events then wait
     for ever.
@@ -25,21 +26,35 @@ class EventFile:
     """
 
     def __init__(self, directory: pathlib.Path, purge_step: int | None, attempt: int = 0) -> None:
-        self._file = EventsWriter(str(directory / "events"), f".{attempt}" if attempt else "")
-        if purge_step is not None and not attempt:
+        self._directory, self._purge_step, self._attempt = directory, purge_step, attempt
+
+    @functools.cached_property
+    def _file(self) -> EventsWriter:
+        # tensorboardX imports the clients of two clouds, where they are installed: not before the first step.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        file = EventsWriter(str(self._directory / "events"), f".{self._attempt}" if self._attempt else "")
+        if self._purge_step is not None and not self._attempt:
             start = SessionLog(status=SessionLog.START)
-            self._file.write_event(Event(step=purge_step, session_log=start, wall_time=time.time()))
+            file.write_event(Event(step=self._purge_step, session_log=start, wall_time=time.time()))
+        return file
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         """Writes the numbers that are finite."""
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
+
         for name, value in scalars.items():
             if math.isfinite(value):
                 self._file.write_event(Event(step=step, summary=scalar(name, value), wall_time=time.time()))
 
     def flush(self) -> None:
         """Returns when the file has everything."""
-        self._file.flush()
+        if "_file" in vars(self):
+            self._file.flush()
 
     def close(self) -> None:
         """Flushes and closes the file."""
-        self._file.close()
+        if "_file" in vars(self):
+            self._file.close()

@@ -28,10 +28,10 @@ from depthmup_flax.rule.muon import muon, muon_geometry
 from depthmup_flax.rule.optimizer import depthmup, freeze, warmup_schedule
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.rule.roles import axes_from_annotations, info_from_annotations, init_shapes
+from depthmup_flax.rule.roles import axes_from_annotations, info_from_annotations, init_shapes, variable_shapes
 from depthmup_flax.training.config import make_parametrization, optimizer_kwargs, set_field, validate
-from depthmup_flax.training.step import TrainState, init_state
-from depthmup_flax.types import InfoTree, Scalar
+from depthmup_flax.training.step import TrainState, init_state, state_of
+from depthmup_flax.types import ArrayTree, InfoTree, Scalar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Experiment:
     model: nn.Module  # reads the output of dataset.prepare
     parametrization: Parametrization
     info: InfoTree
+    variables: dict[str, ArrayTree]  # shapes of what model.init returns
     axes: dict[str, AxisNames]  # path of a parameter -> its logical axes
     optimizer: optax.GradientTransformation  # of the whole update
     epoch_steps: int
@@ -72,7 +73,7 @@ class Experiment:
 
     def state_shapes(self) -> TrainState:
         """`init_state` with shapes and dtypes in place of arrays; computes nothing."""
-        return jax.eval_shape(self.init_state)
+        return jax.eval_shape(functools.partial(state_of, optimizer=self.optimizer), self.variables)
 
     def parameter_table(self) -> str:
         """`param_table` for the optimizer of this run; with the sharding, if ``config.mesh`` splits parameters."""
@@ -128,7 +129,8 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     dataset = load(config.data)
     _require_fit(config.model.name, dataset)
     model = new_model(num_classes=dataset.num_classes)
-    shapes = init_shapes(model, dataset.input_spec)  # a deep network takes a second to trace
+    variables = variable_shapes(model, dataset.input_spec)  # a deep network takes a second to trace
+    shapes = variables["params"]
     is_base = model.base_width in (0, model.width)
     info = info_from_annotations(shapes, shapes if is_base else init_shapes(model.base(), dataset.input_spec))
     epoch_steps = steps_per_epoch(len(dataset.train), config.train.batch_size)
@@ -142,6 +144,7 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
         model=model,
         parametrization=parametrization,
         info=info,
+        variables=variables,
         axes=axes_from_annotations(shapes),
         optimizer=make_optimizer(config, info, parametrization, total_steps),
         epoch_steps=epoch_steps,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from depthmup_flax.data import stored_dataset
 from depthmup_flax.parallel import sharding
+from depthmup_flax.training import config as configs
 from depthmup_flax.training.device_batches import batch_of
 from depthmup_flax.training.experiment import Experiment
 from depthmup_flax.training.multi_step import (
@@ -23,17 +25,18 @@ from depthmup_flax.training.multi_step import (
     train_step_of,
 )
 from depthmup_flax.training.step import EvalMetrics, TrainState, evaluate, make_eval_step
-from depthmup_flax.types import ArrayTree, Batch
+from depthmup_flax.training.stored_trace import Traces
+from depthmup_flax.types import ArrayTree, Batch, Json
 
 
 class ShardedProgram:
-    """Initializes, trains and evaluates one run; compiled at first use.
+    """Initializes, trains and evaluates one run; compiled at first use, `take` before if `compile` is called.
 
     ``data`` is from `depthmup_flax.training.device_batches.put_train_data`. `traced` needs no more than shapes of
-    them, and a mesh of devices that may be absent.
+    them, and a mesh of devices that may be absent. With ``traces``, a trace of an earlier start is used.
     """
 
-    def __init__(self, experiment: Experiment, mesh: Mesh, data: Batch | None) -> None:
+    def __init__(self, experiment: Experiment, mesh: Mesh, data: Batch | None, traces: Traces | None = None) -> None:
         train, eval_every = experiment.config.train, experiment.config.train.eval_every or experiment.epoch_steps
         self.periods = Periods(experiment.total_steps, train.log_every, eval_every, train.checkpoint_every)
         self.call_length = CallLength(most_steps(experiment, mesh), self.periods)
@@ -41,12 +44,12 @@ class ShardedProgram:
         shapes = experiment.state_shapes()
         self._shardings = sharding.state_shardings(shapes, experiment.axes, mesh)
         self.abstract_state: TrainState = jax.tree.map(lambda x, s: x.update(sharding=s), shapes, self._shardings)
-        self._data = data
+        self._data, self._traces = data, traces
         prepare = functools.partial(experiment.dataset.prepare, experiment.config.data.augment)
         seed = experiment.config.seed
         self._train_step = train_step_of(experiment, experiment.model, experiment.optimizer, prepare, seed)
         self._eval_step = make_eval_step(experiment.model, prepare=prepare)
-        self._take = jax.jit(self._take_steps, donate_argnums=0, out_shardings=self._shardings)
+        self._take: Callable[[TrainState, Call, Batch | None], TrainState] = self._jitted(self._take_steps)
         self._evaluate = jax.jit(self._evaluate_batch, out_shardings=sharding.replicated(mesh))
 
     def initial_state(self) -> TrainState:
@@ -57,8 +60,27 @@ class ShardedProgram:
         """The state after the steps of ``call``; ``state`` is donated."""
         return self._take(state, call, self._data)
 
+    def compile(self, call: Call | None = None) -> None:
+        """Compiles `take` for calls such as ``call``; may run in another thread than the rest of a start.
+
+        Without ``call``, its shapes are read from the data set. Several processes compile at the first call instead.
+        """
+        if jax.process_count() > 1:
+            return
+        arguments = self._abstract_arguments() if call is None else (self.abstract_state, call, self._data)
+        step = self._take_steps
+        if self._traces is not None:
+            step = self._traces.reused(step, arguments, self._shardings, self._facts())
+        self._take = self._jitted(step).trace(*arguments).lower().compile()
+
     def traced(self) -> jax.stages.Traced:
         """The program of `take`, for the devices of the mesh."""
+        return self._jitted(self._take_steps).trace(*self._abstract_arguments())
+
+    def _jitted(self, step: Callable[..., TrainState]) -> jax.stages.Wrapped:
+        return jax.jit(step, donate_argnums=0, out_shardings=self._shardings)
+
+    def _abstract_arguments(self) -> tuple[TrainState, Call, Batch | None]:
         dataset, size, most = self._experiment.dataset, self._experiment.config.train.batch_size, self.call_length.most
         place = sharding.replicated(self._mesh)
         leading: tuple[int, ...] = (size,)
@@ -68,7 +90,16 @@ class ShardedProgram:
             leading = (*[most] * (most > 1), 1, size)
         examples = jax.tree.map(lambda x: x.update(sharding=place), abstract_examples(dataset, leading))
         count = jax.ShapeDtypeStruct((), np.int32, sharding=sharding.replicated(self._mesh))
-        return self._take.trace(self.abstract_state, Call(count, examples), self._data)  # type: ignore[arg-type]
+        return self.abstract_state, Call(count, examples), self._data  # type: ignore[arg-type]
+
+    def _facts(self) -> Json:
+        """On what the trace of `take` depends besides its arguments."""
+        experiment = self._experiment
+        return {
+            "config": configs.to_json(experiment.config),
+            "data": stored_dataset.to_json(experiment.dataset),
+            "steps": [experiment.epoch_steps, experiment.total_steps],
+        }
 
     def evaluate(self, state: TrainState, batches: Iterator[Batch]) -> EvalMetrics:
         """Loss and accuracy of ``state`` over ``batches``."""

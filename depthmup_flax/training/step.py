@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import clu.metrics
@@ -87,7 +87,13 @@ def init_state(
     model: nn.Module, optimizer: optax.GradientTransformation, seed: jax.Array | int, input_spec: jax.ShapeDtypeStruct
 ) -> TrainState:
     """A fresh state; a pure function, to be jitted with shardings, mapped over seeds, or evaluated for shapes alone."""
-    variables = nn.unbox(model.init(jax.random.key(seed), jnp.zeros(input_spec.shape, input_spec.dtype)))
+    variables = model.init(jax.random.key(seed), jnp.zeros(input_spec.shape, input_spec.dtype))
+    return state_of(variables, optimizer)
+
+
+def state_of(variables: Mapping[str, ArrayTree], optimizer: optax.GradientTransformation) -> TrainState:
+    """The state before the first step; ``variables`` are those of ``model.init``."""
+    variables = nn.unbox(variables)
     params = variables["params"]
     return TrainState(
         step=jnp.zeros((), jnp.int32),
