@@ -92,7 +92,7 @@ def muon(setting: Setting) -> Iterator[Row]:
 
 
 def features(setting: Setting) -> Iterator[Row]:
-    """Features for CPUs: a step without each against a step with it, and the effect of larger memory pages."""
+    """Features for CPUs: a step without each against a step with it."""
     if setting.device != "cpu":
         return
     title = "step on CPU, without / with"
@@ -119,17 +119,8 @@ def features(setting: Setting) -> Iterator[Row]:
             measured = measure(contenders, setting.rounds)
             value, note = ratio(measured, "without", "with"), flags if feature == "flags" else ""
             yield Row(title, name, alternative, value, note=note, seconds=_seconds(measured))
-    for name, model in setting.networks("ViT 128x6", "SimpleResNet 128x12", "ResMLP 256x64").items():
-        args = {"model": model, "batch": setting.batch(name), "seconds": setting.seconds}
-        contenders = [setting.jax(kind, "train_step", kind, **args) for kind in ("usual", "large pages")]
-        contenders[1] = dataclasses.replace(contenders[1], env={**contenders[1].env, "GLIBC_TUNABLES": LARGE_PAGES})
-        measured = measure(contenders, setting.rounds)
-        value, note = ratio(measured, "usual", "large pages"), f"GLIBC_TUNABLES={LARGE_PAGES}"
-        yield Row("step on CPU, usual / large pages", name, "4 kB pages", value, note=note, seconds=_seconds(measured))
 
 
-# XLA allocates temporary memory anew in every step, and the system maps it page by page.
-LARGE_PAGES = "glibc.malloc.hugetlb=1"
 STEP_BARS = {"res_mlp": 1.3, "vit": 0.9, "simple_resnet": 0.8, "resnet": 0.8}
 
 
