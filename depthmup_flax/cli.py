@@ -48,10 +48,7 @@ def one_device_per_core() -> None:
 
 
 def prepare_cpu() -> None:
-    """Sets what was measured to help training on the CPU at hand (`cpu_flags`, `freed_memory`); call before JAX starts.
-
-    Other devices ignore it.
-    """
+    """Sets what helps training on the CPU at hand (`cpu_flags`, `freed_memory`); call before JAX starts."""
     choose_cpu_flags()
     keep_freed_memory()
 

@@ -29,21 +29,22 @@ class MeasuredFlag(NamedTuple):
 
 
 class Processor(NamedTuple):
-    """Vendor and family as Linux names them, such as ``AuthenticAMD`` and ``25``; empty if unknown."""
+    """As Linux names it, such as ``AuthenticAMD``, family ``25``, model ``17``; empty if unknown."""
 
     vendor: str = ""
     family: str = ""
+    model: str = ""
 
 
 _X86 = ("x86_64", "AMD64")
-_ZEN_4 = Processor("AuthenticAMD", "25")
+_EPYC_25_17 = Processor("AuthenticAMD", "25", "17")
 FLAGS = (
     MeasuredFlag(
         "--xla_cpu_experimental_ynn_fusion_type=dot",  # products by YNNPACK, fused with what surrounds them
         jaxlib="0.10.2",
         machines=_X86,
         vendors=(),
-        slower_on=(_ZEN_4,),
+        slower_on=(_EPYC_25_17,),
         measured={
             "AMD EPYC (family not recorded)": {
                 **{"SimpleResNet 128x12": 0.82, "ViT 128x6": 0.92, "ResNet-18": 0.96},
@@ -51,7 +52,7 @@ FLAGS = (
                 **{"SimpleResNet 32x6, 1 lane": 1.03, "ViT 64x4, 2 lanes": 0.93},
             },
             "Intel Xeon, AVX-512": {"SimpleResNet 128x12": 0.74, "ViT 128x6": 0.85, "ResNet-18": 1.0},
-            "AMD EPYC, family 25": {"SimpleResNet 128x12": 1.08, "ViT 128x6": 0.99, "ResNet-18": 1.13},
+            "AMD EPYC, family 25, model 17": {"SimpleResNet 128x12": 1.08, "ViT 128x6": 0.99, "ResNet-18": 1.13},
         },
     ),
     MeasuredFlag(
@@ -59,14 +60,14 @@ FLAGS = (
         jaxlib="0.12.0.1",
         machines=_X86,
         vendors=("AuthenticAMD",),  # on other processors, convolutions were not compared
-        slower_on=(_ZEN_4,),
+        slower_on=(_EPYC_25_17,),
         measured={
             "AMD EPYC (family not recorded)": {
                 **{"SimpleResNet 128x12": 0.93, "ViT 128x6": 1.00, "ResNet-18": 0.84, "ResMLP 256x64": 0.97},
                 **{"ResMLP 128x16, 8 lanes": 0.99, "ResMLP 32x16, 8x8 pixels, 8 lanes": 0.97},
                 **{"SimpleResNet 32x6, 1 lane": 0.98, "ViT 64x4, 2 lanes": 1.00},
             },
-            "AMD EPYC, family 25": {
+            "AMD EPYC, family 25, model 17": {
                 **{"SimpleResNet 128x12": 1.03, "ViT 128x6": 1.06, "ResNet-18": 0.93, "ResMLP 256x64": 1.03},
             },
         },
@@ -92,8 +93,10 @@ def this_processor() -> Processor:
         lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return Processor()
-    first = lambda name: next((line.partition(":")[2].strip() for line in lines if line.split("\t")[0] == name), "")
-    return Processor(first("vendor_id"), first("cpu family"))
+    first = lambda name: next(
+        (line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), ""
+    )
+    return Processor(first("vendor_id"), first("cpu family"), first("model"))
 
 
 def choose_cpu_flags(environment: MutableMapping[str, str] = os.environ) -> list[str]:

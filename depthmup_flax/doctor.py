@@ -148,7 +148,7 @@ def _machine() -> Iterator[str]:
         yield "On a CPU, train, sweep and tune set the flags that were measured to help:"
         yield from (f"  {flag}" for flag in chosen)
     if can_keep_freed_memory():
-        yield "train, sweep and tune keep up to 2 GB of freed memory for the next step"
+        yield "train, sweep and tune keep freed memory for the next step: their memory stays near its peak"
 
 
 def _data() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Python's collector of garbage, which visits all objects again and again while a start makes millions of them."""
+"""Python's garbage collector, which takes a part of a start: it visits all objects, and a start makes millions."""
 
 from __future__ import annotations
 

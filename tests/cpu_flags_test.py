@@ -15,7 +15,7 @@ HERE = importlib.metadata.version("jaxlib"), platform.machine(), cpu_flags.this_
 
 def test_flags_are_set_only_where_they_were_measured_to_help():
     for one in cpu_flags.FLAGS:
-        processor = cpu_flags.Processor(one.vendors[0] if one.vendors else "any", "99")
+        processor = cpu_flags.Processor(one.vendors[0] if one.vendors else "any", "99", "9")
         assert cpu_flags.flags_for(one.jaxlib, one.machines[0], processor) == [one.flag]
         assert bool(cpu_flags.flags_for(one.jaxlib, one.machines[0], cpu_flags.Processor())) == (not one.vendors)
         assert not cpu_flags.flags_for(one.jaxlib, "riscv64", processor)

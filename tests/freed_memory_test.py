@@ -1,7 +1,6 @@
 """Memory that the commands keep: the next allocation of the same size asks the system for no page."""
 
 import os
-import platform
 import subprocess
 import sys
 
@@ -39,20 +38,21 @@ def kept_and_faults(**environment):
     return kept == "True", int(faults)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+@pytest.mark.skipif(freed_memory._glibc() < freed_memory._OLDEST, reason="the C library is not glibc 2.35")
 def test_freed_memory_is_used_again_without_page_faults_unless_the_user_has_set_glibc():
-    kept, faults = kept_and_faults()
+    kept, faults = kept_and_faults(JAX_PLATFORMS="cpu")
     assert kept
     assert faults < 10
-    kept, faults = kept_and_faults(GLIBC_TUNABLES="glibc.malloc.trim_threshold=131072")
+    kept, faults = kept_and_faults(JAX_PLATFORMS="cpu", GLIBC_TUNABLES="glibc.malloc.trim_threshold=131072")
     assert not kept
     assert faults > 40  # 48 of 2 MB, or 24,000 of 4 kB
 
 
-def test_another_c_library_is_left_alone(monkeypatch):
-    def no_library(name):
-        raise OSError(name)
-
-    monkeypatch.setattr("ctypes.CDLL", no_library)
-    assert not freed_memory.can_keep_freed_memory({})
-    assert not freed_memory.keep_freed_memory({})
+@pytest.mark.parametrize(
+    ("version", "platforms", "kept"),
+    [("glibc 2.36", "cpu", True), ("glibc 2.34", "cpu", False), ("", "cpu", False), ("glibc 2.36", "tpu,cpu", False)],
+)
+def test_older_and_other_c_libraries_and_other_devices_are_left_alone(version, platforms, kept, monkeypatch):
+    monkeypatch.setattr("os.confstr", lambda name: version)
+    assert freed_memory.can_keep_freed_memory({"JAX_PLATFORMS": platforms}) == kept
+    assert kept or not freed_memory.keep_freed_memory({"JAX_PLATFORMS": platforms})

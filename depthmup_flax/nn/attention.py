@@ -106,25 +106,24 @@ def attention(
 def attention_head_by_head(
     q_BxTxN: jax.Array, k_BxTxM: jax.Array, v_BxTxM: jax.Array, *, head_dim: int, scale: float, causal: bool
 ) -> jax.Array:
-    """`attention` as products of one head after another in memory, with the scale on the queries.
+    """`attention` as products of one head after another in memory, with the scale on the queries, in their dtype.
 
-    On a CPU a ViT's step takes 0.86 times as long as with `attention_by_xla`, whose heads lie beside one another.
+    On a CPU a ViT's step takes 0.9 times as long as with `attention_by_xla`, whose heads lie beside one another.
     """
-    (batch, tokens, _), kv_heads = q_BxTxN.shape, k_BxTxM.shape[-1] // head_dim
-    in_front = lambda x: x.reshape(batch, tokens, kv_heads, -1, head_dim).transpose(0, 2, 3, 1, 4)
+    (*batch, tokens, _), kv_heads = q_BxTxN.shape, k_BxTxM.shape[-1] // head_dim
+    in_front = lambda x: jnp.moveaxis(x.reshape(*batch, tokens, kv_heads, -1, head_dim), -4, -2)
     # K heads of keys and values; Q queries: of all heads that share these, one head's tokens after another's.
     q_BxKxQxD, k_BxKxTxD, v_BxKxTxD = (
-        in_front(x).reshape(batch, kv_heads, -1, head_dim) for x in (q_BxTxN * scale, k_BxTxM, v_BxTxM)
+        in_front(x).reshape(*batch, kv_heads, -1, head_dim) for x in (q_BxTxN * scale, k_BxTxM, v_BxTxM)
     )
     with products_in(q_BxTxN.dtype):
         wide = jnp.promote_types(q_BxTxN.dtype, jnp.float32)
-        logits = jnp.einsum("bkqd,bktd->bkqt", q_BxKxQxD, k_BxKxTxD, preferred_element_type=wide)
+        logits = jnp.einsum("...qd,...td->...qt", q_BxKxQxD, k_BxKxTxD, preferred_element_type=wide)
         if causal:
-            before = jnp.tile(jnp.tri(tokens, dtype=bool), (logits.shape[2] // tokens, 1))
+            before = jnp.tile(jnp.tri(tokens, dtype=bool), (logits.shape[-2] // tokens, 1))
             logits = jnp.where(before, logits, jnp.finfo(wide).min)
-        mixed = jnp.einsum("bkqt,bktd->bkqd", jax.nn.softmax(logits).astype(v_BxTxM.dtype), v_BxKxTxD)
-    heads = mixed.reshape(batch, kv_heads, -1, tokens, head_dim).transpose(0, 3, 1, 2, 4)
-    return heads.reshape(q_BxTxN.shape)
+        mixed = jnp.einsum("...qt,...td->...qd", jax.nn.softmax(logits).astype(v_BxTxM.dtype), v_BxKxTxD)
+    return jnp.moveaxis(mixed.reshape(*batch, kv_heads, -1, tokens, head_dim), -2, -4).reshape(q_BxTxN.shape)
 
 
 def attention_by_xla(

@@ -73,7 +73,8 @@ def train_and_evaluate(
       overwrite: delete an earlier run's files in ``workdir`` and start from step 0.
       writers: receive the metrics, besides those of ``train.writers``; each is called in a thread of its own in process
         0, and closed at the end. None can stop the run. A resumed run passes the steps after its checkpoint again.
-      traces: keeps the traced step for the next start; only for what ``config`` and the code of modules determine.
+      traces: keeps the traced step for the next start; only for what ``config`` and the code of modules determine, and
+        without JAX's settings of a context, which the thread that compiles does not see.
 
     Returns:
       The content of ``result.json``: ``status`` (``completed``, ``diverged`` or, with no such file, ``preempted``),
@@ -380,7 +381,7 @@ class _Run:
         return self.finite
 
     def close(self) -> None:
-        self._thread.shutdown()
+        self._thread.shutdown(wait=False, cancel_futures=True)  # a second Ctrl-C does not wait for the compiler
         for closable in (self._progress, self._writer, self._checkpointer):
             if closable is not None:
                 closable.close()

@@ -30,7 +30,7 @@ from depthmup_flax.types import ArrayTree, Batch, Json
 
 
 class ShardedProgram:
-    """Initializes, trains and evaluates one run; compiled at first use, `take` before if `compile` is called.
+    """Initializes, trains and evaluates one run. Programs are compiled at their first use; `compile` compiles `take`.
 
     ``data`` is from `depthmup_flax.training.device_batches.put_train_data`. `traced` needs no more than shapes of
     them, and a mesh of devices that may be absent. With ``traces``, a trace of an earlier start is used.
@@ -63,9 +63,11 @@ class ShardedProgram:
     def compile(self, call: Call | None = None) -> None:
         """Compiles `take` for calls such as ``call``; may run in another thread than the rest of a start.
 
-        Without ``call``, its shapes are read from the data set. Several processes compile at the first call instead.
+        Without ``call``, its shapes are read from the data set. Several processes compile at the first call instead,
+        and so do JAX's debugging modes, which run a compiled step again, operation by operation.
         """
-        if jax.process_count() > 1:
+        debugs = any(jax.config.values[f"jax_{name}"] for name in ("debug_nans", "debug_infs", "disable_jit"))
+        if jax.process_count() > 1 or debugs:
             return
         arguments = self._abstract_arguments() if call is None else (self.abstract_state, call, self._data)
         step = self._take_steps

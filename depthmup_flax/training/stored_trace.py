@@ -1,4 +1,4 @@
-"""The traced training step, kept for the next start, which then neither traces nor lowers it.
+"""The traced training step, kept for the next start, which then reads it instead of tracing the step.
 
 JAX finds a compiled program by its StableHLO, which a start has to trace first. `Traces` keeps that StableHLO, exported
 by `jax.export`, under a digest of what the step was traced for, with the files of all modules that were loaded then. It
@@ -14,6 +14,7 @@ import logging
 import os
 import pathlib
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -36,10 +37,13 @@ class Traces:
     Attributes:
       directory: only this user can write to it, because what is read there is executed.
       code: files on which a trace depends and which are no modules, such as the config's.
+      started_ns: time at which modules were imported. What is changed later is not what was traced, so that no trace
+        is kept then.
     """
 
     directory: pathlib.Path
     code: Sequence[str] = ()
+    started_ns: int = dataclasses.field(default_factory=time.time_ns)
 
     def reused(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], out_shardings: Any, facts: Mapping[str, Any]
@@ -70,10 +74,21 @@ class Traces:
             flat = _named(function, lambda *leaves: jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves))))
             places = jax.tree.leaves(out_shardings)
             program = bytes(jax.export.export(jax.jit(flat, out_shardings=places))(*leaves).serialize())
-            files = json.dumps(self._files()).encode()
-            write_atomically(path, hashlib.sha256(files + program).digest() + files + b"\n" + program)
+            self._write(path, program)
         # The first start uses the stored form, too, so that it compiles what later ones look for.
         return jax.export.deserialize(bytearray(program))
+
+    def _write(self, path: pathlib.Path, program: bytes) -> None:
+        files = self._files()
+        changed = [name for name, (_, _, changed_ns) in files.items() if changed_ns > self.started_ns]
+        if changed:
+            log.debug("the trace is not kept, because these changed since the start: %s", ", ".join(changed))
+            return
+        listed = json.dumps(files).encode()
+        try:
+            write_atomically(path, hashlib.sha256(listed + program).digest() + listed + b"\n" + program)
+        except OSError as error:
+            log.debug("the trace is not kept: %s", error)
 
     def _read(self, path: pathlib.Path) -> bytes | None:
         """The program in a file, if it is intact and the code is the same."""
@@ -116,7 +131,7 @@ def _stat(file: str | None) -> tuple[str, int, int] | None:
 
 
 def _digest(leaves: Sequence[Any], tree: str, facts: Mapping[str, Any]) -> str:
-    """Of everything but code on which a trace depends."""
+    """A name for everything on which a trace depends but the content of its code."""
     places = [getattr(x, "sharding", None) for x in leaves]
     devices = sorted(
         {device for place in places if place is not None for device in place.device_set}, key=lambda d: d.id
@@ -128,5 +143,6 @@ def _digest(leaves: Sequence[Any], tree: str, facts: Mapping[str, Any]) -> str:
         "devices": [f"{device.id} {device.device_kind} {device.client.platform_version}" for device in devices],
         "settings": {name: repr(value) for name, value in jax.config.values.items() if name not in _PATHS},
         "python": sys.version,
+        "package": os.path.dirname(os.path.dirname(__file__)),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
