@@ -172,7 +172,7 @@ def _against_torch(setting: Setting, name: str, model: Model, cores: int) -> Ite
 CURVES: dict[str, list[tuple[str, int, int, float]]] = {
     "cpu": [
         ("SimpleResNet 32x6", 32, 150, 1.5),
-        ("ViT 64x4", 32, 50, 1.5),
+        ("ViT 64x4", 16, 100, 1.5),
         ("ResMLP 128x16", 8, 1000, 4.0),
         ("ResMLP 128x16", 32, 1000, 3.0),
         ("ResMLP 32x16", 8, 2000, 8.0),

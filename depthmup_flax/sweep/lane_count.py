@@ -12,12 +12,14 @@ from collections.abc import Sequence
 import jax
 
 from depthmup_flax.errors import InputError
+from depthmup_flax.parallel import sharding
 from depthmup_flax.sweep.grid import Run
 from depthmup_flax.sweep.lane_program import Program
 from depthmup_flax.sweep.program_group import GroupPrograms
 
-# Another number of lanes is tried while the runs are expected to take this many times the last compilation.
-_WORTH = 8.0
+# Another number of lanes is tried while the runs are expected to take this many times the last compilation. On a CPU,
+# more lanes of convolutions were slower wherever that was measured.
+_WORTH, _WORTH_OF_CONVOLUTIONS_ON_CPU = 8.0, 100.0
 _GAIN = 0.95  # a smaller share of the time per step counts as a gain
 _RATIO = 4  # between numbers of lanes that are tried
 MEMORY_SHARE = 0.8
@@ -83,7 +85,9 @@ def _better(
 ) -> tuple[Program, float] | None:
     """The program with another number of lanes, if it is worth a compilation, fits and is faster."""
     left = len(runs) * program.experiment.total_steps * seconds
-    if left < _WORTH * program.compile_s or (other := _fitting(programs, runs, option)) is None:
+    slower = program.experiment.convolves and sharding.platform(programs.mesh) == "cpu"
+    worth = _WORTH_OF_CONVOLUTIONS_ON_CPU if slower else _WORTH
+    if left < worth * program.compile_s or (other := _fitting(programs, runs, option)) is None:
         return None
     measured = other.seconds_per_run_step(runs)
     return (other, measured) if measured < _GAIN * seconds else None

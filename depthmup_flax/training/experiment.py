@@ -71,6 +71,11 @@ class Experiment:
         inner = direction(name, **kwargs)
         return {"degree": homogeneity(inner), "eps": direction_eps(name, **kwargs), "geometry": geometry_of(inner)}
 
+    @property
+    def convolves(self) -> bool:
+        """Whether the network has convolutions: a parameter has more axes than layers, in, out."""
+        return any(len(names) > 3 for names in self.axes.values())
+
     def state_shapes(self) -> TrainState:
         """`init_state` with shapes and dtypes in place of arrays; computes nothing."""
         return jax.eval_shape(functools.partial(state_of, optimizer=self.optimizer), self.variables)

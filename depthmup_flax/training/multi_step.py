@@ -106,8 +106,7 @@ def most_steps(experiment: Experiment, mesh: Mesh) -> int:
     call of a single step, and the host needs some 0.1 ms for each call. GPUs were not measured.
     """
     streamed, several = experiment.dataset.placement == "stream", jax.process_count() > 1
-    convolves = any(len(names) > 3 for names in experiment.axes.values())  # more than layers, in, out
-    pays = {"cpu": not convolves, "tpu": True}.get(sharding.platform(mesh), False)
+    pays = {"cpu": not experiment.convolves, "tpu": True}.get(sharding.platform(mesh), False)
     return MOST_STEPS if pays and not (streamed or several) else 1
 
 

@@ -362,14 +362,15 @@ def test_measuring_takes_more_lanes_only_where_they_are_faster():
         per_device: int
         compile_s: float = 0.0
         bytes_per_device: int = 0
-        experiment: object = dataclasses.field(default_factory=lambda: type("E", (), {"total_steps": 1000}))
+        experiment: object = None
         per_lane: object = None
 
         def seconds_per_run_step(self, runs):
             return self.per_lane(self.per_device)
 
-    def chosen(per_lane, hint=1, compile_s=0.0):
-        for_runs = lambda runs, n: Fake(n, per_lane=per_lane, compile_s=compile_s)
+    def chosen(per_lane, hint=1, compile_s=0.0, convolves=False):
+        experiment = types.SimpleNamespace(total_steps=1000, convolves=convolves)
+        for_runs = lambda runs, n: Fake(n, compile_s, experiment=experiment, per_lane=per_lane)
         programs = types.SimpleNamespace(mesh=sweep_mesh(), for_runs=for_runs)
         return lane_count.choose_program(programs, list(range(64)), None, hint)[0].per_device
 
@@ -381,6 +382,11 @@ def test_measuring_takes_more_lanes_only_where_they_are_faster():
     assert chosen(lambda n: float(n), hint=64) == 1
     # Compiling more would take longer than the runs.
     assert chosen(lambda n: 1.0 / n, compile_s=1e9) == 1
+    # 64 runs of 1000 steps: 16 times the compilation is worth a trial, but not of convolutions on a CPU.
+    assert (
+        chosen(lambda n: 1.0 / n, compile_s=4000.0) > chosen(lambda n: 1.0 / n, compile_s=4000.0, convolves=True) == 1
+    )
+    assert chosen(lambda n: 1.0 / n, compile_s=400.0, convolves=True) > 1
 
 
 @pytest.mark.slow
