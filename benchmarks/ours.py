@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,7 +24,8 @@ from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.sweep import sweep_config
 from depthmup_flax.training import multi_step
 from depthmup_flax.training.config import default_config
-from depthmup_flax.training.device_batches import Waiting, put_train_data, train_calls
+from depthmup_flax.training.device_batches import calls as host_calls
+from depthmup_flax.training.device_batches import put_train_data
 from depthmup_flax.training.experiment import Experiment, build
 from depthmup_flax.training.sharded_program import ShardedProgram
 from depthmup_flax.training.step import TrainState, init_state, make_train_step
@@ -197,9 +197,7 @@ def loop_step(model: Mapping[str, Any], batch: int, side: int, most: int, host: 
     mesh = sharding.make_mesh(config.mesh)
     program = ShardedProgram(experiment, mesh, put_train_data(experiment.dataset, mesh))
     program.call_length.steps = most
-    waiting = Waiting(60.0, lambda: False)
-    context = train_calls(experiment.dataset, config.seed, batch, 0, mesh, program.call_length, waiting)
-    calls = contextlib.ExitStack().enter_context(context)  # until the process ends
+    calls = host_calls(experiment.dataset, [config.seed], batch, 0, program.call_length)
     state, same = program.initial_state(), jax.device_put(next(calls))
 
     def run(count: int) -> None:
