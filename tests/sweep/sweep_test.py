@@ -342,7 +342,7 @@ def test_lanes_that_a_tpu_refuses_to_compile_do_not_fit(lanes):
     def for_runs(runs, n):
         if n > most:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory on HBM.")
-        experiment = types.SimpleNamespace(total_steps=1000)
+        experiment = types.SimpleNamespace(total_steps=1000, convolves=False)
         measured = lambda runs: 1.0 / n
         return types.SimpleNamespace(
             per_device=n, compile_s=0.0, bytes_per_device=0, experiment=experiment, seconds_per_run_step=measured
