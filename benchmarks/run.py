@@ -27,6 +27,7 @@ from benchmarks.figures import FIGURES, RESULTS, TOGETHER
 from benchmarks.pages import document, line, table
 from benchmarks.row import Row, unavailable
 from benchmarks.setting import Setting, Stack
+from depthmup_flax.cpu_flags import this_processor
 from depthmup_flax.types import Json
 from depthmup_flax.workdir.files import write_atomically
 
@@ -139,11 +140,10 @@ def _version(name: str, python: str) -> str:
 
 def _processor() -> str:
     """Name, family and model of the processor: virtual machines give one name to several generations."""
-    lines = pathlib.Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
-    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    if "model name" not in facts:
-        return platform.processor()
-    return f"{facts['model name']} (family {facts['cpu family']}, model {facts['model']})"
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
+    _, family, model = this_processor()
+    return f"{name} (family {family}, model {model})" if family else name
 
 
 def _gpu() -> str:
