@@ -276,8 +276,7 @@ class _Run:
         if rate is not None:
             values[f"{self._experiment.dataset.unit}_per_s"] = rate
             self.program.call_length.adapt(rate / self._progress.units_per_step)
-        if self._writer is not None:
-            self._writer.write(self.step, values)
+        self._write(values)
 
     def evaluate(self) -> dict[str, float]:
         """``test_loss`` and ``test_accuracy`` of the current state over the test split."""
@@ -291,8 +290,7 @@ class _Run:
         """Evaluates, writes a line of metrics, and, unless the loss is not finite, a checkpoint."""
         with self._progress.paused():
             test = self.evaluate()
-            if self._writer is not None:
-                self._writer.write(self.step, test)
+            self._write(test)
             loss, accuracy = f"{test['test_loss']:.4f}", f"{test['test_accuracy']:.1%}"
             self._progress.note(f"step {self.step}  test loss {loss}  test acc {accuracy}")
             if math.isfinite(test["test_loss"]):
@@ -359,6 +357,13 @@ class _Run:
             "bad_examples": len(self._bad_examples()),
             "versions": versions(),
         }
+
+    def _write(self, values: dict[str, float]) -> None:
+        """Writes a line of metrics."""
+        if self._writer is not None:
+            for claim in self._claims:
+                claim.check(now=True)  # the first line creates TensorBoard's file
+            self._writer.write(self.step, values)
 
     def _may_be_saved(self) -> bool:
         """Whether the state is finite; and, if a loss that is not ends the run, all losses.
