@@ -146,8 +146,7 @@ def _against_torch(setting: Setting, name: str, model: Model, cores: int) -> Ite
     theirs = [setting.torch(mode, "train_step", model=model, mode=mode, **args) for mode in modes]
     contenders = [dataclasses.replace(one, cores=cores) for one in (*ours.values(), *theirs)]
     measured = measure(contenders, setting.rounds)
-    sizes = {one["parameters"] for rounds in measured.values() for one in rounds}
-    assert len(sizes) == 1, f"{name}: networks differ, {sizes} parameters"
+    _require_same_size(name, measured)
     modes = [mode for mode in modes if mode in measured]
     if not modes:
         yield unavailable(title, f"{setting.python} runs none of its modes")
@@ -166,6 +165,11 @@ def _against_torch(setting: Setting, name: str, model: Model, cores: int) -> Ite
             seconds=_seconds(measured),
             stack=stack.name,
         )
+
+
+def _require_same_size(network: str, measured: Measurements) -> None:
+    sizes = {one["parameters"] for rounds in measured.values() for one in rounds}
+    assert len(sizes) == 1, f"{network}: networks differ, {sizes} parameters"
 
 
 # A curve: network, side of its images, steps of a run, bound.
@@ -241,6 +245,7 @@ def search(setting: Setting) -> Iterator[Row]:
         "seeds": 1 if setting.quick else 3,
         "steps": 3 if setting.quick else 200,
         "batch": 8 if setting.quick else 64,
+        "side": 8 if setting.quick else 32,
         "examples": 64 if setting.quick else 5000,
     }
     ours = [setting.ours(stack.name, "benchmarks.starts:tune", stack.name, stack, **args) for stack in setting.stacks]
@@ -252,11 +257,13 @@ def search(setting: Setting) -> Iterator[Row]:
         return
     runs = {one["runs"] for stack in setting.stacks for one in measured[stack.name]}
     assert setting.quick or runs == {(2 * args["octaves"] + 1) * args["seeds"]}, f"tune extended its grid: {runs} runs"
+    _require_same_size(network, measured)
+    side, rates = args["side"], 2 * args["octaves"] + 1
     seconds = _seconds(measured)
     for stack in setting.stacks:
         yield Row(
             title,
-            f"{network}, {2 * args['octaves'] + 1} rates x {args['seeds']} seeds x {args['steps']} steps",
+            f"{network}, {side}x{side} pixels, {rates} rates x {args['seeds']} seeds x {args['steps']} steps",
             "one after another, channels_last",
             ratio(measured, "PyTorch", stack.name),
             2.0,

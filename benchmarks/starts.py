@@ -69,7 +69,7 @@ def get_config():
     config = default_config({model[name]!r})
     config.model.update({model!r})
     config.model.update(width=4 * config.model.width, depth=2 * config.model.depth)
-    config.data.update(name="synthetic", train_examples={examples}, test_examples=500)
+    config.data.update(name="synthetic", image_size={side}, train_examples={examples}, test_examples=500)
     config.train.update(steps={steps}, average_steps={steps}, log_every={steps}, batch_size={batch})
     config.optimizer.learning_rate = 2**-6
     return config
@@ -77,14 +77,14 @@ def get_config():
 
 
 def tune(
-    model: Mapping[str, Any], octaves: int, seeds: int, steps: int, batch: int, examples: int
+    model: Mapping[str, Any], octaves: int, seeds: int, steps: int, batch: int, side: int, examples: int
 ) -> Callable[[], dict[str, float]]:
     """``depthmup tune`` of a proxy of the sizes of ``model``, with nothing compiled before."""
 
     def measure() -> dict[str, float]:
         with tempfile.TemporaryDirectory() as scratch:
             directory = pathlib.Path(scratch)
-            config = _TUNED.format(model=dict(model), steps=steps, batch=batch, examples=examples)
+            config = _TUNED.format(model=dict(model), steps=steps, batch=batch, side=side, examples=examples)
             (directory / "config.py").write_text(config)
             flags = {
                 "config": directory / "config.py",
@@ -97,13 +97,21 @@ def tune(
             command = [sys.executable, "-m", "depthmup_flax.tune", *(f"--{k}={v}" for k, v in flags.items())]
             own = os.environ | {"XDG_CACHE_HOME": str(directory / "cache")}
             seconds = timed(lambda: subprocess.run(command, cwd=ROOT, env=own, check=True, stdout=subprocess.DEVNULL))
-            runs = sum(len(path.read_text().splitlines()) for path in directory.rglob("records.jsonl"))
-            return {"seconds": seconds, "runs": runs}
+            (records,) = (path.read_text().splitlines() for path in directory.rglob("records.jsonl"))
+            return {"seconds": seconds, "runs": len(records), "parameters": json.loads(records[0])["parameters"]}
 
     return measure
 
 
 def torch_search(**args: Any) -> Callable[[], dict[str, float]]:
     """`benchmarks.theirs.search` in a process of its own."""
-    program = f"import json; from benchmarks.theirs import search; search(**json.loads({json.dumps(args)!r}))"
-    return importing(program)
+    call = f"search(**json.loads({json.dumps(args)!r}))"
+    command = [sys.executable, "-c", f"import json; from benchmarks.theirs import search; print(json.dumps({call}))"]
+
+    def measure() -> dict[str, float]:
+        started = time.perf_counter()
+        found = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+        seconds = time.perf_counter() - started
+        return {"seconds": seconds, "parameters": json.loads(found.splitlines()[-1])["parameters"]}
+
+    return measure

@@ -6,9 +6,13 @@ import platform
 import subprocess
 import sys
 
+import jax
+import numpy as np
 import pytest
 
 from depthmup_flax import cpu_flags
+from depthmup_flax.training.config import default_config
+from depthmup_flax.training.experiment import build
 
 HERE = importlib.metadata.version("jaxlib"), platform.machine(), cpu_flags.this_processor()
 
@@ -63,3 +67,13 @@ def test_an_imported_library_sets_none():
 def test_the_processor_is_known_on_linux():
     if platform.system() == "Linux" and platform.machine() == "x86_64":
         assert all(cpu_flags.this_processor())
+
+
+def test_parameters_are_the_same_bit_for_bit_at_both_levels_of_optimization():
+    experiment = build(default_config("simple_resnet"))
+    at_default, drawn = (
+        jax.device_get(jax.jit(experiment.init_state, compiler_options=options)())
+        for options in ({"xla_backend_optimization_level": "3"}, cpu_flags.drawing_options("cpu"))
+    )
+    jax.tree.map(np.testing.assert_array_equal, drawn, at_default)
+    assert cpu_flags.drawing_options("tpu") is None

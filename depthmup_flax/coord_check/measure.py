@@ -24,6 +24,7 @@ from depthmup_flax.coord_check.recorded_sizes import (
     Record,
     Size,
 )
+from depthmup_flax.cpu_flags import drawing_options
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 from depthmup_flax.types import ArrayTree
@@ -265,7 +266,8 @@ def _program(
         carry = (first, () if blocks is None else first, network.optimizer.init(first), zeros, squares_SxK)
         return jax.lax.fori_loop(0, jnp.asarray(rounds_G)[group], step, carry)[-1], squares_P
 
-    return jax.jit(lambda pairs, readouts: jax.lax.map(lambda pair: train(pair, readouts), pairs))
+    measured = lambda pairs, readouts: jax.lax.map(lambda pair: train(pair, readouts), pairs)
+    return jax.jit(measured, compiler_options=drawing_options(jax.default_backend()))
 
 
 _SLOPE = "slope of the loss"  # the gradient of the loss by the outputs, at the start

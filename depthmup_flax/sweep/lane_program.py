@@ -27,6 +27,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from depthmup_flax.cpu_flags import drawing_options
 from depthmup_flax.data import eval_batches
 from depthmup_flax.parallel import sharding
 from depthmup_flax.records import CONTINUOUS, SEED
@@ -118,7 +119,8 @@ class Program:
         values = self._laid_out(group[:1]).values
         self._abstract_values: LaneValues = self._abstract(values, P(SWEEP_AXIS))
         started = time.perf_counter()
-        self._init = jax.jit(self._sharded(self._init_lanes, P(SWEEP_AXIS)))
+        options = drawing_options(sharding.platform(mesh))
+        self._init = jax.jit(self._sharded(self._init_lanes, P(SWEEP_AXIS)), compiler_options=options)
         self._evaluate = jax.jit(self._sharded(self._evaluate_lanes, P(SWEEP_AXIS), P(SWEEP_AXIS), P()))
         self.traced = self._traced_steps()
         self.compiled = self.traced.lower().compile()

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from depthmup_flax.cpu_flags import drawing_options
 from depthmup_flax.data import stored_dataset
 from depthmup_flax.parallel import sharding
 from depthmup_flax.training import config as configs
@@ -54,7 +55,8 @@ class ShardedProgram:
 
     def initial_state(self) -> TrainState:
         """A fresh state."""
-        return jax.jit(self._experiment.init_state, out_shardings=self._shardings)()
+        options = drawing_options(sharding.platform(self._mesh))
+        return jax.jit(self._experiment.init_state, out_shardings=self._shardings, compiler_options=options)()
 
     def take(self, state: TrainState, call: Call) -> TrainState:
         """The state after the steps of ``call``; ``state`` is donated."""
