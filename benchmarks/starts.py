@@ -71,21 +71,26 @@ def get_config():
     config.model.update(width=4 * config.model.width, depth=2 * config.model.depth)
     config.data.update(name="synthetic", image_size={side}, train_examples={examples}, test_examples=500)
     config.train.update(steps={steps}, average_steps={steps}, log_every={steps}, batch_size={batch})
-    config.optimizer.learning_rate = 2**-6
+    config.optimizer.learning_rate = {rate}
     return config
 """
 
 
 def tune(
-    model: Mapping[str, Any], octaves: int, seeds: int, steps: int, batch: int, side: int, examples: int
+    model: Mapping[str, Any], octaves: int, seeds: int, runs: int | None = None, **fields: float
 ) -> Callable[[], dict[str, float]]:
-    """``depthmup tune`` of a proxy of the sizes of ``model``, with nothing compiled before."""
+    """``depthmup tune`` of a proxy of the sizes of ``model``, with nothing compiled before.
+
+    Args:
+      model, octaves, seeds: of the search.
+      runs: the number that it must take, as ``tune`` extends a grid whose best rate is at its end; ``None``: any.
+      **fields: ``rate`` in the middle of the grid, ``steps``, ``batch``, ``side`` and ``examples``.
+    """
 
     def measure() -> dict[str, float]:
         with tempfile.TemporaryDirectory() as scratch:
             directory = pathlib.Path(scratch)
-            config = _TUNED.format(model=dict(model), steps=steps, batch=batch, side=side, examples=examples)
-            (directory / "config.py").write_text(config)
+            (directory / "config.py").write_text(_TUNED.format(model=dict(model), **fields))
             flags = {
                 "config": directory / "config.py",
                 "workdir": directory / "search",
@@ -98,7 +103,8 @@ def tune(
             own = os.environ | {"XDG_CACHE_HOME": str(directory / "cache")}
             seconds = timed(lambda: subprocess.run(command, cwd=ROOT, env=own, check=True, stdout=subprocess.DEVNULL))
             (records,) = (path.read_text().splitlines() for path in directory.rglob("records.jsonl"))
-            return {"seconds": seconds, "runs": len(records), "parameters": json.loads(records[0])["parameters"]}
+            assert runs in (None, len(records)), f"tune took {len(records)} runs, not {runs}"
+            return {"seconds": seconds, "parameters": json.loads(records[0])["parameters"]}
 
     return measure
 

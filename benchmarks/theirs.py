@@ -215,15 +215,15 @@ def curve(model, rates, seeds, steps, batch, side, examples, tests, measured, de
     return lambda: {"seconds": timed(run_some) * len(runs) / measured}
 
 
-def search(model, octaves, seeds, steps, batch, side, examples, device="cpu", precision="highest"):
+def search(model, rate, octaves, seeds, steps, batch, side, examples, device="cpu", precision="highest"):
     """A script that tries learning rates, as users of PyTorch and mup write it: the best, and the network's size."""
     torch.set_float32_matmul_precision(precision)
     data = _data(model, examples, side, device)
     losses = {
-        rate: [_run(model, rate, seed, steps, batch, *data, tests=500)[0] for seed in range(seeds)]
-        for rate in (2.0 ** (k - 6) for k in range(-octaves, octaves + 1))
+        tried: [_run(model, tried, seed, steps, batch, *data, tests=500)[0] for seed in range(seeds)]
+        for tried in (rate * 2.0**k for k in range(-octaves, octaves + 1))
     }
-    best = min(losses, key=lambda rate: sum(losses[rate]) if all(map(math.isfinite, losses[rate])) else math.inf)
+    best = min(losses, key=lambda tried: sum(losses[tried]) if all(map(math.isfinite, losses[tried])) else math.inf)
     parameters = sum(p.numel() for p in make_network(side=side, **model).parameters())
     return {"learning_rate": best, "parameters": parameters}
 
