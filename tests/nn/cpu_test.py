@@ -1,5 +1,7 @@
 """Products and convolutions with gradients for the CPU: every derivative is JAX's own, on every platform."""
 
+import re
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -51,6 +53,20 @@ def test_every_derivative_is_that_of_the_plain_operation(ours, plain, x_shape, k
         jax.tree.map(
             lambda a, b, name=name: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13, err_msg=name), a, b
         )
+
+
+@pytest.mark.parametrize(
+    ("rows", "features_in", "features_out", "transposed"),
+    [(1088, 256, 64, True), (1088, 64, 256, False), (1088, 64, 64, False), (64, 3072, 128, False), (64, 256, 10, True)],
+)
+def test_a_kernels_gradient_is_transposed_on_a_cpu_where_that_copies_fewer_numbers(
+    rows, features_in, features_out, transposed
+):
+    x, kernel = jnp.ones((rows, features_in)), jnp.ones((features_in, features_out))
+    loss = lambda kernel, x: (dense_product(x, kernel) ** 2).sum()
+    lowered = jax.jit(jax.grad(loss, (0, 1))).trace(kernel, x).lower(lowering_platforms=("cpu",)).as_text()
+    (sums,) = re.findall(r"contracting_dims = \[0\] x \[0\].* -> tensor<(\d+x\d+)xf32>", lowered)
+    assert sums == (f"{features_out}x{features_in}" if transposed else f"{features_in}x{features_out}")
 
 
 @pytest.mark.parametrize(
