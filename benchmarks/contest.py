@@ -149,3 +149,14 @@ def ratio(measurements: Measurements, above: str, below: str) -> dict[str, float
 def fastest(measurements: Measurements, names: Sequence[str]) -> str:
     """Of ``names``, the contender with the lowest median time."""
     return min(names, key=lambda name: float(np.median([one["seconds"] for one in measurements[name]])))
+
+
+def seconds_of(measurements: Measurements) -> dict[str, dict[str, float]]:
+    """`spread` of each contender's seconds."""
+    return {name: spread([one["seconds"] for one in rounds]) for name, rounds in measurements.items()}
+
+
+def require_same_size(network: str, measurements: Measurements) -> None:
+    """Raises AssertionError unless all contenders' networks have one number of parameters."""
+    sizes = {one["parameters"] for rounds in measurements.values() for one in rounds}
+    assert len(sizes) == 1, f"{network}: networks differ, {sizes} parameters"

@@ -13,14 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.contest import Contender, Measurements, Unavailable, fastest, measure, ratio, spread
-from benchmarks.row import Row, Spread, unavailable
-from benchmarks.setting import Model, Setting, with_base
+from benchmarks.contest import Contender, Unavailable, fastest, measure, ratio, require_same_size, seconds_of, spread
+from benchmarks.curves import curve_res_mlp, curve_simple_resnet, curve_vit, search
+from benchmarks.row import Row, unavailable
+from benchmarks.setting import Model, Setting, sized, with_base
 from depthmup_flax.power_fits import fit_power
-
-
-def _seconds(measured: Measurements) -> dict[str, Spread]:
-    return {name: spread([one["seconds"] for one in rounds]) for name, rounds in measured.items()}
 
 
 def parametrization(setting: Setting) -> Iterator[Row]:
@@ -32,7 +29,7 @@ def parametrization(setting: Setting) -> Iterator[Row]:
         contenders = [setting.jax(rule, "train_step", rule=rule, **args) for rule in rules]
         measured = measure(contenders, 3 * setting.rounds)
         yield Row(
-            title, name, "no multipliers, optax.adam", ratio(measured, "on", "off"), 1.02, seconds=_seconds(measured)
+            title, name, "no multipliers, optax.adam", ratio(measured, "on", "off"), 1.02, seconds=seconds_of(measured)
         )
         if "plain" in rules:
             note = "its convolutions are not scanned" if model["name"] == "simple_resnet" else ""
@@ -57,7 +54,7 @@ def set_up(setting: Setting) -> Iterator[Row]:
             f"depth {low}",
             ratio(measured, "deep", "shallow"),
             1.5,
-            seconds=_seconds(measured),
+            seconds=seconds_of(measured),
         )
 
 
@@ -77,7 +74,7 @@ def scanned(setting: Setting) -> Iterator[Row]:
         measured = measure(contenders, setting.rounds)
         for way in ("scanned", "scanned, remat=dots"):
             value = ratio(measured, way, "unrolled")
-            yield Row(f"step, {way} / unrolled", name, "scan=False", value, 1.1, seconds=_seconds(measured))
+            yield Row(f"step, {way} / unrolled", name, "scan=False", value, 1.1, seconds=seconds_of(measured))
 
 
 def muon(setting: Setting) -> Iterator[Row]:
@@ -88,7 +85,7 @@ def muon(setting: Setting) -> Iterator[Row]:
             contenders = [setting.jax(one, "train_step", optimizer=one, **args) for one in ("muon", "adam")]
             measured = measure(contenders, setting.rounds)
             value = ratio(measured, "muon", "adam")
-            yield Row("step, Muon / Adam", f"{name}, batch {batch}", "dm.adamw", value, seconds=_seconds(measured))
+            yield Row("step, Muon / Adam", f"{name}, batch {batch}", "dm.adamw", value, seconds=seconds_of(measured))
 
 
 def features(setting: Setting) -> Iterator[Row]:
@@ -118,7 +115,7 @@ def features(setting: Setting) -> Iterator[Row]:
                 contenders[1] = dataclasses.replace(contenders[1], env={**contenders[1].env, "XLA_FLAGS": ""})
             measured = measure(contenders, setting.rounds)
             value, note = ratio(measured, "without", "with"), flags if feature == "flags" else ""
-            yield Row(title, name, alternative, value, note=note, seconds=_seconds(measured))
+            yield Row(title, name, alternative, value, note=note, seconds=seconds_of(measured))
 
 
 STEP_BARS = {"res_mlp": 1.3, "vit": 0.9, "simple_resnet": 0.8, "resnet": 0.8}
@@ -146,7 +143,7 @@ def _against_torch(setting: Setting, name: str, model: Model, cores: int) -> Ite
     theirs = [setting.torch(mode, "train_step", model=model, mode=mode, **args) for mode in modes]
     contenders = [dataclasses.replace(one, cores=cores) for one in (*ours.values(), *theirs)]
     measured = measure(contenders, setting.rounds)
-    _require_same_size(name, measured)
+    require_same_size(name, measured)
     modes = [mode for mode in modes if mode in measured]
     if not modes:
         yield unavailable(title, f"{setting.python} runs none of its modes")
@@ -162,115 +159,7 @@ def _against_torch(setting: Setting, name: str, model: Model, cores: int) -> Ite
             STEP_BARS[model["name"]] if setting.device == "cpu" else 1.0,
             at_most=False,
             note=way.removeprefix(f"{stack.name}, "),
-            seconds=_seconds(measured),
-            stack=stack.name,
-        )
-
-
-def _require_same_size(network: str, measured: Measurements) -> None:
-    sizes = {one["parameters"] for rounds in measured.values() for one in rounds}
-    assert len(sizes) == 1, f"{network}: networks differ, {sizes} parameters"
-
-
-# A curve: network, side of its images, steps of a run, bound.
-CURVES: dict[str, list[tuple[str, int, int, float]]] = {
-    "cpu": [
-        ("SimpleResNet 32x6", 32, 150, 1.5),
-        ("ViT 64x4", 16, 100, 1.5),
-        ("ResMLP 128x16", 8, 1000, 4.0),
-        ("ResMLP 128x16", 32, 1000, 3.0),
-        ("ResMLP 32x16", 8, 2000, 8.0),
-        ("ResMLP 32x16", 32, 2000, 8.0),
-    ],
-    "gpu": [("ResMLP 128x16", 32, 1000, 10.0), ("ResMLP 512x16", 32, 1000, 10.0)],
-}
-_KINDS: dict[str, Model] = {
-    "ResMLP": {"name": "res_mlp"},
-    "SimpleResNet": {"name": "simple_resnet"},
-    "ViT": {"name": "vit", "patch_size": 4},
-}
-
-
-def _sized(title: str) -> dict[str, Any]:
-    """``config.model`` of a title as ``ViT 64x4``."""
-    kind, _, size = title.partition(" ")
-    width, depth = size.split("x")
-    return with_base({**_KINDS[kind], "width": int(width), "depth": int(depth)})
-
-
-def curve(setting: Setting) -> Iterator[Row]:
-    """A curve, learning rates x seeds, against the same runs in PyTorch one after another."""
-    title, quick = "a curve, PyTorch + mup / ours", setting.quick
-    tiny = [("ResMLP 8x4", 8, 3, 0.0)]
-    for network, side, steps, bar in tiny if quick else CURVES[setting.device]:
-        args: dict[str, Any] = {
-            "model": _sized(network),
-            "rates": [1e-4 * 2**i for i in range(2 if quick else 8)],
-            "seeds": 1 if quick else 4,
-            "steps": steps,
-            "batch": 64,
-            "side": side,
-            "examples": 100 if quick else 10_000,
-            "tests": 64 if quick else 500,
-        }
-        ours = [setting.jax(stack.name, "curve", stack.name, stack, **args) for stack in setting.stacks]
-        theirs = setting.torch("PyTorch", "curve", measured=1 if quick else 4, **args)
-        measured = measure([*ours, theirs], setting.rounds, warm=False)
-        if "PyTorch" not in measured:
-            yield unavailable(title, f"{setting.python} cannot run PyTorch and mup")
-            continue
-        seconds = _seconds(measured)
-        runs = f"{len(args['rates'])} rates x {args['seeds']} seeds x {steps} steps"
-        for stack in setting.stacks:
-            yield Row(
-                title,
-                f"{network}, {side}x{side} pixels, {runs}",
-                "one after another, " + ("channels_last" if network.startswith("Simple") else "fused"),
-                ratio(measured, "PyTorch", stack.name),
-                bar,
-                at_most=False,
-                note=f"{seconds[stack.name]['median']:.0f} s with compilation",
-                seconds=seconds,
-                stack=stack.name,
-            )
-
-
-def search(setting: Setting) -> Iterator[Row]:
-    """``depthmup tune`` from the command line to its answer, against the same runs in a script with PyTorch and mup."""
-    title = "a search, whole process, PyTorch + mup / ours"
-    network = "SimpleResNet 16x4" if setting.quick else "SimpleResNet 32x6"
-    args: dict[str, Any] = {
-        "model": _sized(network),
-        "rate": 2.0**-8,
-        "octaves": 1 if setting.quick else 2,
-        "seeds": 1 if setting.quick else 3,
-        "steps": 3 if setting.quick else 200,
-        "batch": 8 if setting.quick else 64,
-        "side": 8 if setting.quick else 32,
-        "examples": 64 if setting.quick else 5000,
-    }
-    rates = 2 * args["octaves"] + 1
-    runs = None if setting.quick else rates * args["seeds"]
-    tune = "benchmarks.starts:tune"
-    ours = [setting.ours(stack.name, tune, stack.name, stack, runs=runs, **args) for stack in setting.stacks]
-    theirs = setting.torch("PyTorch", "search", **args)
-    theirs = dataclasses.replace(theirs, make="benchmarks.starts:torch_search")
-    measured = measure([*ours, theirs], setting.rounds, warm=False)
-    if "PyTorch" not in measured:
-        yield unavailable(title, f"{setting.python} cannot run PyTorch and mup")
-        return
-    _require_same_size(network, measured)
-    seconds, side = _seconds(measured), args["side"]
-    for stack in setting.stacks:
-        yield Row(
-            title,
-            f"{network}, {side}x{side} pixels, {rates} rates x {args['seeds']} seeds x {args['steps']} steps",
-            "one after another, channels_last",
-            ratio(measured, "PyTorch", stack.name),
-            2.0,
-            at_most=False,
-            note=f"{seconds[stack.name]['median']:.0f} of {seconds['PyTorch']['median']:.0f} s",
-            seconds=seconds,
+            seconds=seconds_of(measured),
             stack=stack.name,
         )
 
@@ -323,7 +212,7 @@ def input_share(setting: Setting) -> Iterator[Row]:
             spread(shares),
             0.1,
             unit="",
-            seconds=_seconds(measured),
+            seconds=seconds_of(measured),
         )
 
 
@@ -332,14 +221,14 @@ def host(setting: Setting) -> Iterator[Row]:
     from depthmup_flax.training import multi_step  # imports JAX
 
     for name, side in (("ResMLP 64x8", 8), ("ResMLP 128x16", 32)):
-        model, most = _sized("ResMLP 8x4" if setting.quick else name), multi_step.MOST_STEPS
+        model, most = sized("ResMLP 8x4" if setting.quick else name), multi_step.MOST_STEPS
         args: dict[str, Any] = {"model": model, "batch": 64, "side": side, "seconds": setting.seconds}
         ways = {"single": (1, True), "calls": (most, True), "device": (most, False)}
         contenders = [
             setting.jax(way, "loop_step", way, most=steps, host=host, **args) for way, (steps, host) in ways.items()
         ]
         measured = measure(contenders, setting.rounds)
-        seconds = _seconds(measured)
+        seconds = seconds_of(measured)
         case, times = f"{name}, {side}x{side} pixels", {way: 1e6 * one["median"] for way, one in seconds.items()}
         note = f"{times['single']:.0f} and {times['calls']:.0f} us"
         value = ratio(measured, "single", "calls")
@@ -387,7 +276,7 @@ def streaming(setting: Setting) -> Iterator[Row]:
                 1.0,
                 at_most=False,
                 note=f"ours {speed['median']:.0f}/s",
-                seconds=_seconds(measured),
+                seconds=seconds_of(measured),
             )
 
 
@@ -422,7 +311,7 @@ def memory(setting: Setting) -> Iterator[Row]:
                 spread([bytes_of[remat] / bytes_of["none"]]),
                 note=f"{bytes_of[remat] / 1e6:.0f} of {bytes_of['none'] / 1e6:.0f} MB, "
                 f"step time x {price['median']:.2f} ({price['low']:.2f}-{price['high']:.2f})",
-                seconds=_seconds(measured),
+                seconds=seconds_of(measured),
             )
 
 
@@ -456,7 +345,7 @@ def importing(setting: Setting) -> Iterator[Row]:
         "import jax, flax, optax",
         ratio(measured, "ours", "theirs"),
         1.1,
-        seconds=_seconds(measured),
+        seconds=seconds_of(measured),
     )
 
 
@@ -503,7 +392,7 @@ def _exponents(case: str, contenders: list[Contender], setting: Setting) -> Iter
         spread(times),
         unit="",
         note=note,
-        seconds=_seconds(measured),
+        seconds=seconds_of(measured),
     )
 
 
@@ -520,7 +409,9 @@ FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
         muon,
         features,
         against_torch,
-        curve,
+        curve_res_mlp,
+        curve_simple_resnet,
+        curve_vit,
         search,
         achieved,
         input_share,
@@ -532,5 +423,5 @@ FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
         growth,
     )
 }
-TOGETHER = frozenset({"against_torch", "curve", "search"})
+TOGETHER = frozenset({"against_torch", "curve_res_mlp", "curve_simple_resnet", "curve_vit", "search"})
 RESULTS = pathlib.Path(__file__).parent / "results"

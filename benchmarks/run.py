@@ -1,4 +1,4 @@
-"""Speed compared with alternatives: python -m benchmarks.run [--device=cpu|gpu] [--only=curve,restart]
+"""Speed compared with alternatives: python -m benchmarks.run [--device=cpu|gpu] [--only=curve_vit,restart]
 
 Each figure is a ratio of two interleaved measurements: the median over rounds, with quartiles. Each result is written
 to benchmarks/results/<device>-<processor>.json when it is measured; what is not measured keeps its result there. Other

@@ -33,6 +33,11 @@ GPU_NETWORKS: dict[str, dict[str, Any]] = {
     "ResNet-18": {"name": "resnet", "width": 64, "depth": 8},
     "ViT 512x12": {"name": "vit", "width": 512, "depth": 12, "patch_size": 4},
 }
+_KINDS: dict[str, Model] = {
+    "ResMLP": {"name": "res_mlp"},
+    "SimpleResNet": {"name": "simple_resnet"},
+    "ViT": {"name": "vit", "patch_size": 4},
+}
 BATCH = {"cpu": 64, "gpu": 256}
 CPU_BATCH = {"ResNet-18": 16}  # a step of 64 takes seconds
 
@@ -137,3 +142,10 @@ class Setting:
 def with_base(fields: Model) -> dict[str, Any]:
     """``fields`` with the proxy's sizes: a quarter of the width, at least 8, and half of the depth, at least 4."""
     return {**fields, "base_width": max(8, fields["width"] // 4), "base_depth": max(4, fields["depth"] // 2)}
+
+
+def sized(title: str) -> dict[str, Any]:
+    """``config.model`` of a title such as ``ViT 64x4``, with base sizes."""
+    kind, _, size = title.partition(" ")
+    width, depth = size.split("x")
+    return with_base({**_KINDS[kind], "width": int(width), "depth": int(depth)})

@@ -139,10 +139,10 @@ def test_a_measured_figure_is_written_and_shown_and_other_figures_and_stacks_sta
     again = {**elsewhere, "stack": stack.name, "case": "measured again"}
     other, facts = {"rows": [], "measured": {}}, {"day": "2026-01-01", "versions": {"jax": "9"}}
     earlier = {"rows": [elsewhere, again], "measured": {"Python 3.99, jax 9": facts}}
-    out.write_text(json.dumps({"figures": {"curve": other, "importing": earlier}}))
+    out.write_text(json.dumps({"figures": {"curve_vit": other, "importing": earlier}}))
     result = run(Setting(rounds=1, quick=True), ["importing"], out)
     assert result == json.loads(out.read_text())
-    assert result["figures"]["curve"] == other
+    assert result["figures"]["curve_vit"] == other
     kept, row = result["figures"]["importing"]["rows"]
     assert kept == elsewhere
     assert result["figures"]["importing"]["measured"].keys() == {"Python 3.99, jax 9", stack.name}
