@@ -143,7 +143,7 @@ def test_a_measured_figure_is_written_and_shown_and_other_figures_and_stacks_sta
     result = run(Setting(rounds=1, quick=True), ["importing"], out)
     assert result == json.loads(out.read_text())
     assert result["figures"]["curve_vit"] == other
-    kept, row = result["figures"]["importing"]["rows"]
+    kept, row, everything = result["figures"]["importing"]["rows"]
     assert kept == elsewhere
     assert result["figures"]["importing"]["measured"].keys() == {"Python 3.99, jax 9", stack.name}
     assert result["figures"]["importing"]["measured"][stack.name]["versions"]["jax"] == jax.__version__
@@ -151,8 +151,9 @@ def test_a_measured_figure_is_written_and_shown_and_other_figures_and_stacks_sta
     assert row["value"]["n"] == 1
     assert row["stack"] == stack.name
     assert 0.5 < row["value"]["median"] < 2.5
+    assert row["seconds"] == everything["seconds"]
     header, _, *lines = table([result]).splitlines()
-    assert len(lines) == 2  # other alternatives: two lines
+    assert len(lines) == 3  # other cases: lines of their own
     assert all(line.count("|") == header.count("|") == 8 for line in lines)
     assert f"* {stack.name}: {result['hardware']}; python " in where([result])
 
