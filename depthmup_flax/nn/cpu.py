@@ -68,12 +68,12 @@ def _sum_over_rows(a: jax.Array, b: jax.Array) -> jax.Array:
     return jax.lax.dot_general(a, b, ((rows, rows), ((), ())), precision=product_precision(a.dtype))
 
 
-# Without the barriers XLA:CPU computes what makes `g` again, in the transposed order of a copy, and turns the transposed
-# sum into the other one.
+# Without the barriers XLA:CPU computes what makes `g` again, in the transposed order of a copy, and turns one sum into
+# the other.
 _sum: _Transpose = lambda x, g, _: _sum_over_rows(x, jax.lax.optimization_barrier(g))
-_transposed_sum: _Transpose = lambda x, g, _: jax.lax.optimization_barrier(
-    _sum_over_rows(jax.lax.optimization_barrier(g), x)
-).T
+_transposed_sum: _Transpose = lambda x, g, _: (
+    jax.lax.optimization_barrier(_sum_over_rows(jax.lax.optimization_barrier(g), x)).T
+)
 
 
 def convolve(
