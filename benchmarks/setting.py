@@ -15,28 +15,36 @@ from benchmarks.contest import ROOT, Contender
 
 Model = Mapping[str, Any]
 
-# `with_base` adds the proxy's sizes, so that no multiplier is 1.
-NETWORKS: dict[str, dict[str, Any]] = {
-    "ResMLP 256x8": {"name": "res_mlp", "width": 256, "depth": 8},
-    "ResMLP 256x64": {"name": "res_mlp", "width": 256, "depth": 64},
-    "SimpleResNet 32x6": {"name": "simple_resnet", "width": 32, "depth": 6},
-    "SimpleResNet 128x6": {"name": "simple_resnet", "width": 128, "depth": 6},
-    "SimpleResNet 128x12": {"name": "simple_resnet", "width": 128, "depth": 12},
-    "ResNet-18": {"name": "resnet", "width": 64, "depth": 8},
-    "ResNet-18, width 16": {"name": "resnet", "width": 16, "depth": 8},
-    "ViT 128x6": {"name": "vit", "width": 128, "depth": 6, "patch_size": 4},
-}
-# Large enough to keep a GPU busy.
-GPU_NETWORKS: dict[str, dict[str, Any]] = {
-    "ResMLP 1024x64": {"name": "res_mlp", "width": 1024, "depth": 64},
-    "SimpleResNet 512x12": {"name": "simple_resnet", "width": 512, "depth": 12},
-    "ResNet-18": {"name": "resnet", "width": 64, "depth": 8},
-    "ViT 512x12": {"name": "vit", "width": 512, "depth": 12, "patch_size": 4},
-}
 _KINDS: dict[str, Model] = {
     "ResMLP": {"name": "res_mlp"},
     "SimpleResNet": {"name": "simple_resnet"},
     "ViT": {"name": "vit", "patch_size": 4},
+}
+
+
+def _fields(title: str) -> dict[str, Any]:
+    """Fields of ``config.model`` that a title such as ``ViT 64x4`` names."""
+    kind, _, size = title.partition(" ")
+    width, depth = size.split("x")
+    return {**_KINDS[kind], "width": int(width), "depth": int(depth)}
+
+
+# `with_base` adds the proxy's sizes, so that no multiplier is 1.
+NETWORKS: dict[str, dict[str, Any]] = {
+    **{
+        title: _fields(title)
+        for title in (
+            *("ResMLP 256x8", "ResMLP 256x64", "ViT 128x6"),
+            *("SimpleResNet 32x6", "SimpleResNet 128x6", "SimpleResNet 128x12"),
+        )
+    },
+    "ResNet-18": {"name": "resnet", "width": 64, "depth": 8},
+    "ResNet-18, width 16": {"name": "resnet", "width": 16, "depth": 8},
+}
+# Large enough to keep a GPU busy.
+GPU_NETWORKS: dict[str, dict[str, Any]] = {
+    **{title: _fields(title) for title in ("ResMLP 1024x64", "SimpleResNet 512x12", "ViT 512x12")},
+    "ResNet-18": NETWORKS["ResNet-18"],
 }
 BATCH = {"cpu": 64, "gpu": 256}
 CPU_BATCH = {"ResNet-18": 16}  # a step of 64 takes seconds
@@ -146,6 +154,4 @@ def with_base(fields: Model) -> dict[str, Any]:
 
 def sized(title: str) -> dict[str, Any]:
     """``config.model`` of a title such as ``ViT 64x4``, with base sizes."""
-    kind, _, size = title.partition(" ")
-    width, depth = size.split("x")
-    return with_base({**_KINDS[kind], "width": int(width), "depth": int(depth)})
+    return with_base(_fields(title))
