@@ -219,11 +219,15 @@ class Program:
 
     def _take_steps(self, state_V: TrainState, values_V: LaneValues, call: Call, data: Batch | None) -> TrainState:
         step = functools.partial(self._step_lanes, values_V, data)
-        return take_steps(step, state_V, call, self.call_length.most)
+        take = lambda state: take_steps(step, state, call, self.call_length.most)
+        # A single lane has no axis between steps, where XLA:CPU would compute its moments twice to add one.
+        return take(state_V) if self.per_device > 1 else _with_axis(take(_first(state_V)))
 
-    def _step_lanes(self, values_V: LaneValues, data: Batch | None, state_V: TrainState, examples_U: Any) -> TrainState:
-        experiment = self.experiment
-        step = state_V.step[0]  # the same in all lanes
+    def _step_lanes(self, values_V: LaneValues, data: Batch | None, state: TrainState, examples_U: Any) -> TrainState:
+        """``state``: of all lanes, or of the only one, without an axis of lanes."""
+        experiment, several = self.experiment, self.per_device > 1
+        fields: Any = values_V.fields_K if several else _first(values_V.fields_K)
+        step = state.step[0] if several else state.step  # the same in all lanes
 
         def prepare(seed: jax.Array, examples: Any) -> tuple[jax.Array, jax.Array]:
             key = jax.random.fold_in(jax.random.key(seed), step)
@@ -236,11 +240,11 @@ class Program:
 
         batch_U = _mapped(prepare, self._seeds_per_device)(values_V.seeds_DU, examples_U)
         if self._seeds_per_device == 1:
-            batch = jax.tree.map(lambda x: x[0], batch_U)
-            return _mapped(functools.partial(train, batch=batch), self.per_device)(state_V, values_V.fields_K)
+            on_batch = functools.partial(train, batch=_first(batch_U))
+            return (jax.vmap(on_batch) if several else on_batch)(state, fields)
         # A copy for each lane: mapping twice, over seeds and over the lanes of each, is slower.
         batch_V = jax.tree.map(lambda x: x[values_V.seed_place_K], batch_U)
-        return _mapped(train, self.per_device)(state_V, values_V.fields_K, batch_V)
+        return jax.vmap(train)(state, fields, batch_V)
 
     def _evaluate_lanes(self, state_V: TrainState, values_V: LaneValues, batch: Batch) -> clu.metrics.Collection:
         prepare = functools.partial(self.experiment.dataset.prepare, self.experiment.config.data.augment)
@@ -256,7 +260,12 @@ class Program:
 
     def _sharded(self, function: Callable[..., T], *specs: Any) -> Callable[..., T]:
         """``function`` on each device's part of its arguments, which are split as ``specs`` say."""
-        return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=P(SWEEP_AXIS), check_vma=False)
+
+        def on_device(*parts: Any) -> T:
+            with sharding.traced_for(sharding.platform(self.mesh)):
+                return function(*parts)
+
+        return jax.shard_map(on_device, mesh=self.mesh, in_specs=specs, out_specs=P(SWEEP_AXIS), check_vma=False)
 
     def _traced_steps(self) -> jax.stages.Traced:
         train, dataset, most = self.experiment.config.train, self.experiment.dataset, self.call_length.most
@@ -303,7 +312,12 @@ def _dtype(path: str) -> Any:
 
 def _mapped(function: Callable[..., Any], size: int) -> Callable[..., Any]:
     """``vmap`` over a leading axis of length ``size``; for 1 the same without it, as it makes convolutions grouped."""
-    if size > 1:
-        return jax.vmap(function)
-    first = lambda trees: jax.tree.map(lambda x: x[0], trees)
-    return lambda *trees: jax.tree.map(lambda x: x[None], function(*first(trees)))
+    return jax.vmap(function) if size > 1 else lambda *trees: _with_axis(function(*_first(trees)))
+
+
+def _first(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+def _with_axis(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x[None], tree)

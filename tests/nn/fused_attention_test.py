@@ -52,6 +52,16 @@ def test_the_kernel_is_softmax_attention_and_so_are_its_gradients(tokens, featur
         np.testing.assert_allclose(mine, expected, atol=1e-5)
 
 
+def test_the_kernel_of_mapped_networks_is_that_of_each():
+    """As the lanes of a sweep are."""
+    arrays = [jnp.stack([x, 2 * x]) for x in operands(19, 128)]
+    fused = lambda q, k, v: fused_attention.fused_attention(q, k, v, 64, 0.125, True, True)
+    both = functools.partial(value_and_gradients, fused)
+    one_by_one = [jax.jit(both)(*(x[lane] for x in arrays)) for lane in range(2)]
+    for mine, *expected in zip(jax.jit(jax.vmap(both))(*arrays), *one_by_one, strict=True):
+        np.testing.assert_allclose(mine, jnp.stack(expected), atol=1e-5)
+
+
 @pytest.mark.slow
 def test_in_bfloat16_the_kernel_is_as_near_to_the_exact_values_as_xla_is():
     """Both round the softmax's weights, and the gradients of the logits, to bfloat16 for their products."""

@@ -247,6 +247,15 @@ def test_the_number_of_steps_in_a_call_changes_no_number(monkeypatch):
     assert found[0] == found[1] == found[2]
 
 
+def test_a_single_lane_computes_no_moment_twice():
+    """Its axis of lanes once made XLA:CPU compute Adam's moments to read them, and again to keep them."""
+    base = small_base(width=64, depth=4)
+    base.data.image_size = 8
+    programs = programs_of(small_sweep(base))
+    operations = lambda lanes: programs.get(lanes, one_seed=True).compiled.cost_analysis()["flops"] / lanes
+    assert operations(1) < 1.01 * operations(3)
+
+
 def test_the_layout_of_gradients_on_a_tpu_changes_no_number():
     params_V = {"kernel": jax.random.normal(jax.random.key(0), (3, 5, 4)), "bias": np.ones((3, 4), np.float32)}
     x = jax.random.normal(jax.random.key(1), (7, 5))

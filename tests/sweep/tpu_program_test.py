@@ -16,12 +16,9 @@ from depthmup_flax.training.device_batches import abstract_train_data
 from depthmup_flax.training.experiment import build
 
 
-@pytest.mark.slow
-def test_a_sweep_on_a_tpu_copies_neither_the_data_set_nor_kernels_nor_their_moments():
+def program_for_a_tpu(config, lanes):
+    """The program of ``lanes`` learning rates on each chip, with small images."""
     devices = topology_devices("v5e:2x2")
-    config, lanes = default_config("res_mlp"), 8
-    config.model.update(width=128, depth=2, dtype="bfloat16")
-    config.train.update(batch_size=128)
     rates = tuple(1e-3 * 2**i for i in range(lanes * len(devices)))
     sweep = sweep_config(
         config, {"rates": {"optimizer.learning_rate": rates}}, figure="test", title="A test", scale="smoke"
@@ -30,9 +27,25 @@ def test_a_sweep_on_a_tpu_copies_neither_the_data_set_nor_kernels_nor_their_mome
     dataset, runs = from_arrays(pixels, labels, pixels[:128], labels[:128]), expand(sweep)
     experiment = build(runs[0].config, load=lambda _: dataset)
     mesh = sweep_mesh(devices)
-    program = Program(experiment, runs, mesh, lanes, True, abstract_train_data(dataset, mesh))
+    return Program(experiment, runs, mesh, lanes, True, abstract_train_data(dataset, mesh))
+
+
+@pytest.mark.slow
+def test_a_sweep_on_a_tpu_copies_neither_the_data_set_nor_kernels_nor_their_moments():
+    config, lanes = default_config("res_mlp"), 8
+    config.model.update(width=128, depth=2, dtype="bfloat16")
+    config.train.update(batch_size=128)
+    program = program_for_a_tpu(config, lanes)
     assert program.call_length.most > 1  # the host's time for a call is that of several steps
     copied = set(re.findall(r" = (\w+\[[\d,]+\])\S* (?:copy|transpose)\(", program.compiled.as_text()))
     kernels = {f"f32[{lanes},2352,128]", f"f32[{lanes},2,128,128]"}  # of the stem and of the blocks
     assert not copied & kernels, copied & kernels
     assert not any(shape.startswith("u8[4096") for shape in copied)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_sweep_on_a_tpu_has_the_attention_kernel_as_a_single_run_has(lanes):
+    config = default_config("vit")
+    config.model.update(width=64, depth=2, patch_size=7, remat="dots", dtype="bfloat16")
+    assert program_for_a_tpu(config, lanes).compiled.as_text().count('custom_call_target="tpu_custom_call"') == 2
