@@ -215,6 +215,7 @@ def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32,
     from depthmup_flax.sweep.grid import expand
     from depthmup_flax.sweep.lane_program import Program, sweep_mesh
 
+    keep_freed_memory()
     rates = tuple(1e-4 * 2 ** (i / 8) for i in range(lanes))
     base = _config(model, batch, side)
     base.data.update(train_examples=1024)

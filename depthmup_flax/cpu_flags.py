@@ -9,16 +9,28 @@ import importlib.metadata
 import os
 import pathlib
 import platform
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import NamedTuple
+
+
+class Processor(NamedTuple):
+    """As Linux names it, such as ``AuthenticAMD``, family ``25``, model ``17``; empty: unknown, or any."""
+
+    vendor: str = ""
+    family: str = ""
+    model: str = ""
+
+    def is_among(self, some: Sequence[Processor]) -> bool:
+        """Whether one of ``some`` has the same fields, or empty ones."""
+        return any(all(theirs in ("", mine) for mine, theirs in zip(self, one, strict=True)) for one in some)
 
 
 class MeasuredFlag(NamedTuple):
     """A flag for one version of jaxlib: an unknown flag ends the process, and other versions have other compilers.
 
     Attributes:
-      vendors: of processors, as Linux names them; empty: all.
-      slower_on: processors (`Processor`) where it was measured to cost more than it gains.
+      faster_on: processors that get it: where it was measured, and those that are taken to be like them.
+      slower_on: of these, processors where it was measured to cost more than it gains, or another gains more.
       measured: processor -> network -> time of a training step with the flag, relative to without: medians of
         interleaved rounds; lanes, as sweeps train them, on one core.
     """
@@ -26,28 +38,21 @@ class MeasuredFlag(NamedTuple):
     flag: str
     jaxlib: str
     machines: tuple[str, ...]
-    vendors: tuple[str, ...]
+    faster_on: tuple[Processor, ...]
     slower_on: tuple[Processor, ...]
     measured: Mapping[str, Mapping[str, float]]
 
 
-class Processor(NamedTuple):
-    """As Linux names it, such as ``AuthenticAMD``, family ``25``, model ``17``; empty if unknown."""
-
-    vendor: str = ""
-    family: str = ""
-    model: str = ""
-
-
 _X86 = ("x86_64", "AMD64")
-_EPYC_25_17 = Processor("AuthenticAMD", "25", "17")
+_ANY, _AMD = Processor(), Processor("AuthenticAMD")
+_ZEN_3, _ZEN_4 = Processor("AuthenticAMD", "25", "1"), Processor("AuthenticAMD", "25", "17")
 FLAGS = (
     MeasuredFlag(
         "--xla_cpu_experimental_ynn_fusion_type=dot",  # products by YNNPACK, fused with what surrounds them
         jaxlib="0.10.2",
         machines=_X86,
-        vendors=(),
-        slower_on=(_EPYC_25_17,),
+        faster_on=(_ANY,),
+        slower_on=(_ZEN_3, _ZEN_4),
         measured={
             "AMD EPYC (family not recorded)": {
                 **{"SimpleResNet 128x12": 0.82, "ViT 128x6": 0.92, "ResNet-18": 0.96},
@@ -56,14 +61,33 @@ FLAGS = (
             },
             "Intel Xeon, AVX-512": {"SimpleResNet 128x12": 0.74, "ViT 128x6": 0.85, "ResNet-18": 1.0},
             "AMD EPYC, family 25, model 17": {"SimpleResNet 128x12": 1.08, "ViT 128x6": 0.99, "ResNet-18": 1.13},
+            "AMD EPYC, family 25, model 1": {
+                **{"SimpleResNet 128x12": 0.85, "ViT 128x6": 1.09, "ResNet-18": 0.83, "ResMLP 256x64": 0.99},
+                **{"ResMLP 128x16, 8 lanes": 1.00, "ResMLP 32x16, 8x8 pixels, 8 lanes": 0.90},
+                **{"SimpleResNet 32x6, 1 lane": 1.17, "ViT 64x4, 1 lane": 0.88, "ViT 64x4, 4 lanes": 1.09},
+            },
+        },
+    ),
+    MeasuredFlag(
+        "--xla_cpu_experimental_ynn_fusion_type=dot,reduce",  # its default without convolutions: Eigen is faster
+        jaxlib="0.10.2",
+        machines=_X86,
+        faster_on=(_ZEN_3,),  # without AVX-512, YNNPACK's convolutions for gradients take twice as long as Eigen's
+        slower_on=(),
+        measured={
+            "AMD EPYC, family 25, model 1": {
+                **{"SimpleResNet 128x12": 0.88, "ViT 128x6": 1.04, "ResNet-18": 0.71, "ResMLP 256x64": 0.98},
+                **{"ResMLP 128x16, 8 lanes": 1.01, "ResMLP 32x16, 8x8 pixels, 8 lanes": 0.99},
+                **{"SimpleResNet 32x6, 1 lane": 1.24, "ViT 64x4, 1 lane": 0.82, "ViT 64x4, 4 lanes": 1.09},
+            },
         },
     ),
     MeasuredFlag(
         "--xla_cpu_experimental_ynn_fusion_type=dot,reduce",  # its default without convolutions: Eigen is faster
         jaxlib="0.12.0.1",
         machines=_X86,
-        vendors=("AuthenticAMD",),  # on other processors, convolutions were not compared
-        slower_on=(_EPYC_25_17,),
+        faster_on=(_AMD,),  # on other processors, convolutions were not compared
+        slower_on=(_ZEN_4,),
         measured={
             "AMD EPYC (family not recorded)": {
                 **{"SimpleResNet 128x12": 0.93, "ViT 128x6": 1.00, "ResNet-18": 0.84, "ResMLP 256x64": 0.97},
@@ -72,6 +96,10 @@ FLAGS = (
             },
             "AMD EPYC, family 25, model 17": {
                 **{"SimpleResNet 128x12": 1.03, "ViT 128x6": 1.06, "ResNet-18": 0.93, "ResMLP 256x64": 1.03},
+            },
+            "AMD EPYC, family 25, model 1": {
+                **{"SimpleResNet 128x12": 0.80, "ViT 128x6": 1.02, "ResNet-18": 0.55, "ResMLP 256x64": 1.00},
+                **{"SimpleResNet 32x6, 1 lane": 0.81, "ViT 64x4, 1 lane": 0.84},
             },
         },
     ),
@@ -85,8 +113,8 @@ def flags_for(jaxlib: str, machine: str, processor: Processor) -> list[str]:
         for one in FLAGS
         if one.jaxlib == jaxlib
         and machine in one.machines
-        and (not one.vendors or processor.vendor in one.vendors)
-        and processor not in one.slower_on
+        and processor.is_among(one.faster_on)
+        and not processor.is_among(one.slower_on)
     ]
 
 
