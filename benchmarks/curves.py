@@ -45,6 +45,8 @@ def _curves(setting: Setting, kind: str, mode: str) -> Iterator[Row]:
     """Learning rates x seeds, against the same runs in PyTorch one after another."""
     title, quick = "a curve, PyTorch + mup / ours", setting.quick
     cases = CURVES[setting.device].get(kind, [])
+    if not cases:
+        yield unavailable(title, f"no case of {kind} for {setting.device}")
     if quick:
         cases = [(f"{kind} 8x4", 8, 3, 0.0)]
     for network, side, steps, bar in cases:
@@ -64,6 +66,7 @@ def _curves(setting: Setting, kind: str, mode: str) -> Iterator[Row]:
         if "PyTorch" not in measured:
             yield unavailable(title, f"{setting.python} cannot run PyTorch and mup")
             continue
+        require_same_size(network, measured)
         seconds = seconds_of(measured)
         runs = f"{len(args['rates'])} rates x {args['seeds']} seeds x {steps} steps"
         for stack in setting.stacks:

@@ -171,13 +171,15 @@ def curve(
     load = LoadOnce()
     load(base.data)  # synthetic data take seconds to generate
 
+    parameters = build(base, load=load).parameters
+
     def once() -> None:
         jax.clear_caches()
         with tempfile.TemporaryDirectory() as directory:
             records = sweep(config, directory, load=load)
         assert len(records) == len(rates) * seeds
 
-    return lambda: {"seconds": timed(once)}
+    return lambda: {"seconds": timed(once), "parameters": parameters}
 
 
 def loop_step(model: Mapping[str, Any], batch: int, side: int, most: int, host: bool, seconds: float = 0.4) -> Measure:

@@ -29,15 +29,10 @@ def _fields(title: str) -> dict[str, Any]:
     return {**_KINDS[kind], "width": int(width), "depth": int(depth)}
 
 
+_SIZES = {"ResMLP": ("256x8", "256x64"), "ViT": ("128x6",), "SimpleResNet": ("32x6", "128x6", "128x12")}
 # `with_base` adds the proxy's sizes, so that no multiplier is 1.
 NETWORKS: dict[str, dict[str, Any]] = {
-    **{
-        title: _fields(title)
-        for title in (
-            *("ResMLP 256x8", "ResMLP 256x64", "ViT 128x6"),
-            *("SimpleResNet 32x6", "SimpleResNet 128x6", "SimpleResNet 128x12"),
-        )
-    },
+    **{title: _fields(title) for title in (f"{kind} {size}" for kind, sizes in _SIZES.items() for size in sizes)},
     "ResNet-18": {"name": "resnet", "width": 64, "depth": 8},
     "ResNet-18, width 16": {"name": "resnet", "width": 16, "depth": 8},
 }

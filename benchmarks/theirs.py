@@ -212,7 +212,8 @@ def curve(model, rates, seeds, steps, batch, side, examples, tests, measured, de
         for rate, seed in runs[:: len(runs) // measured]:
             _run(model, rate, seed, steps, batch, *data, tests)
 
-    return lambda: {"seconds": timed(run_some) * len(runs) / measured}
+    parameters = _size(model, side)
+    return lambda: {"seconds": timed(run_some) * len(runs) / measured, "parameters": parameters}
 
 
 def search(model, rate, octaves, seeds, steps, batch, side, examples, device="cpu", precision="highest"):
@@ -224,8 +225,11 @@ def search(model, rate, octaves, seeds, steps, batch, side, examples, device="cp
         for tried in (rate * 2.0**k for k in range(-octaves, octaves + 1))
     }
     best = min(losses, key=lambda tried: sum(losses[tried]) if all(map(math.isfinite, losses[tried])) else math.inf)
-    parameters = sum(p.numel() for p in make_network(side=side, **model).parameters())
-    return {"learning_rate": best, "parameters": parameters}
+    return {"learning_rate": best, "parameters": _size(model, side)}
+
+
+def _size(model, side):
+    return sum(p.numel() for p in make_network(side=side, **model).parameters())
 
 
 def _data(model, examples, side, device):

@@ -1,4 +1,4 @@
-"""Flags of XLA's CPU compiler that the commands set, each only where it was measured to help; the library sets none.
+"""Flags of XLA's CPU compiler that the commands set where they help on average, by `FLAGS`; the library sets none.
 
 The library's own programs have options (`drawing_options`), which no other program sees.
 """
@@ -29,8 +29,8 @@ class MeasuredFlag(NamedTuple):
     """A flag for one version of jaxlib: an unknown flag ends the process, and other versions have other compilers.
 
     Attributes:
-      faster_on: processors that get it: where it was measured, and those that are taken to be like them.
-      slower_on: of these, processors where it was measured to cost more than it gains, or another gains more.
+      faster_on: processors that get it: those where it was measured, and others of which nothing is known.
+      except_on: of these, processors where it was measured to cost more than it gains, or another to gain more.
       measured: processor -> network -> time of a training step with the flag, relative to without: medians of
         interleaved rounds; lanes, as sweeps train them, on one core.
     """
@@ -39,20 +39,20 @@ class MeasuredFlag(NamedTuple):
     jaxlib: str
     machines: tuple[str, ...]
     faster_on: tuple[Processor, ...]
-    slower_on: tuple[Processor, ...]
+    except_on: tuple[Processor, ...]
     measured: Mapping[str, Mapping[str, float]]
 
 
 _X86 = ("x86_64", "AMD64")
 _ANY, _AMD = Processor(), Processor("AuthenticAMD")
-_ZEN_3, _ZEN_4 = Processor("AuthenticAMD", "25", "1"), Processor("AuthenticAMD", "25", "17")
+_EPYC_25_1, _EPYC_25_17 = Processor("AuthenticAMD", "25", "1"), Processor("AuthenticAMD", "25", "17")
 FLAGS = (
     MeasuredFlag(
         "--xla_cpu_experimental_ynn_fusion_type=dot",  # products by YNNPACK, fused with what surrounds them
         jaxlib="0.10.2",
         machines=_X86,
         faster_on=(_ANY,),
-        slower_on=(_ZEN_3, _ZEN_4),
+        except_on=(_EPYC_25_1, _EPYC_25_17),
         measured={
             "AMD EPYC (family not recorded)": {
                 **{"SimpleResNet 128x12": 0.82, "ViT 128x6": 0.92, "ResNet-18": 0.96},
@@ -72,8 +72,8 @@ FLAGS = (
         "--xla_cpu_experimental_ynn_fusion_type=dot,reduce",  # its default without convolutions: Eigen is faster
         jaxlib="0.10.2",
         machines=_X86,
-        faster_on=(_ZEN_3,),  # without AVX-512, YNNPACK's convolutions for gradients take twice as long as Eigen's
-        slower_on=(),
+        faster_on=(_EPYC_25_1,),  # which has no AVX-512: YNNPACK takes twice as long as Eigen for kernels' gradients
+        except_on=(),
         measured={
             "AMD EPYC, family 25, model 1": {
                 **{"SimpleResNet 128x12": 0.88, "ViT 128x6": 1.04, "ResNet-18": 0.71, "ResMLP 256x64": 0.98},
@@ -87,7 +87,7 @@ FLAGS = (
         jaxlib="0.12.0.1",
         machines=_X86,
         faster_on=(_AMD,),  # on other processors, convolutions were not compared
-        slower_on=(_ZEN_4,),
+        except_on=(_EPYC_25_17,),
         measured={
             "AMD EPYC (family not recorded)": {
                 **{"SimpleResNet 128x12": 0.93, "ViT 128x6": 1.00, "ResNet-18": 0.84, "ResMLP 256x64": 0.97},
@@ -114,7 +114,7 @@ def flags_for(jaxlib: str, machine: str, processor: Processor) -> list[str]:
         if one.jaxlib == jaxlib
         and machine in one.machines
         and processor.is_among(one.faster_on)
-        and not processor.is_among(one.slower_on)
+        and not processor.is_among(one.except_on)
     ]
 
 

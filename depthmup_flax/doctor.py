@@ -145,7 +145,7 @@ def _machine() -> Iterator[str]:
     if given := os.environ.get("XLA_FLAGS"):
         yield f"XLA_FLAGS={given}, yours: no other flag is set"
     elif chosen := choose_cpu_flags({}):
-        yield "On a CPU, train, sweep and tune set the flags that were measured to help:"
+        yield "On a CPU, train, sweep and tune set flags that help on average:"
         yield from (f"  {flag}" for flag in chosen)
     if can_keep_freed_memory():
         yield "train, sweep and tune keep freed memory for the next step: their memory stays near its peak"

@@ -165,7 +165,8 @@ class TransformerNetwork(ResidualNetwork):
       remat: what the backward pass computes again, as in `ResidualNetwork`. ``dots``, the default, is also the fastest
         on CPUs and by the TPU compiler's estimates.
       attention: ``auto``: our own kernel in bfloat16 programs of ``train.py`` for TPUs, which was compiled for TPUs and
-        tested by interpretation, but never ran on one; otherwise, and with ``xla``, ``jax.nn.dot_product_attention``.
+        tested by interpretation, but never ran on one; head by head in programs for CPUs; otherwise, and with ``xla``,
+        ``jax.nn.dot_product_attention``.
     """
 
     choices = ResidualNetwork.choices | {

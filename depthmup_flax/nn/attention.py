@@ -13,7 +13,7 @@ from depthmup_flax.nn.fused_attention import fused_attention, fuses
 from depthmup_flax.nn.layers import INTO, OUT_OF, Norm
 from depthmup_flax.nn.positions import rotated
 from depthmup_flax.nn.transformer_config import TransformerConfig
-from depthmup_flax.parallel.sharding import inner, inner_part, on_parts, traced_platform
+from depthmup_flax.parallel.sharding import inner, inner_part, on_parts, program_platform, traced_platform
 from depthmup_flax.precision import products_in
 
 ATTENTIONS = ("auto", "xla")
@@ -89,8 +89,8 @@ def attention(
 ) -> jax.Array:
     """``softmax(scale q k^T) v`` of every head, ``N = H D`` with the heads side by side: ``[B, T, N]``.
 
-    Keys and values may have fewer heads, ``M``, a divisor of ``N``. Programs for TPUs use `fused_attention` where it
-    has a form.
+    Keys and values may have fewer heads, ``M``, a divisor of ``N``. Sharded programs for TPUs use `fused_attention`
+    where it has a form; sweeps do not, as it gains nothing for small networks by the compiler's count.
     """
     shape = q_BxTxN.shape
     part = inner_part(shape)
@@ -98,7 +98,7 @@ def attention(
         fused = lambda q, k, v: fused_attention(q, k, v, head_dim, scale, causal)
         k, v = (_for_each_head(x, head_dim, shape[-1] // head_dim) for x in (k_BxTxM, v_BxTxM))
         return on_parts(fused, q_BxTxN, k, v)
-    if (traced_platform() or jax.default_backend()) == "cpu":
+    if program_platform() == "cpu":
         return attention_head_by_head(q_BxTxN, k_BxTxM, v_BxTxM, head_dim=head_dim, scale=scale, causal=causal)
     return attention_by_xla(q_BxTxN, k_BxTxM, v_BxTxM, head_dim=head_dim, scale=scale, causal=causal)
 

@@ -207,8 +207,13 @@ def traced_for(platform: str) -> contextlib.AbstractContextManager[None]:
 
 
 def traced_platform() -> str | None:
-    """The platform that the program being traced is for; ``None`` outside of `activations_on` and `traced_for`."""
-    return _platform.value if _mesh.value is None else platform(_mesh.value)
+    """The platform that the program being traced is for; ``None`` outside of `activations_on`."""
+    return None if _mesh.value is None else platform(_mesh.value)
+
+
+def program_platform() -> str:
+    """The platform that `activations_on` or `traced_for` names, else that of this process."""
+    return traced_platform() or _platform.value or jax.default_backend()
 
 
 def gathered(param: jax.Array, names: AxisNames) -> jax.Array:

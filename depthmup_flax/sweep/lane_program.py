@@ -220,7 +220,7 @@ class Program:
     def _take_steps(self, state_V: TrainState, values_V: LaneValues, call: Call, data: Batch | None) -> TrainState:
         step = functools.partial(self._step_lanes, values_V, data)
         take = lambda state: take_steps(step, state, call, self.call_length.most)
-        # A single lane has no axis between steps, where XLA:CPU would compute its moments twice to add one.
+        # A single lane has no axis between the steps of a call: XLA:CPU would compute its moments twice to add one.
         return take(state_V) if self.per_device > 1 else _with_axis(take(_first(state_V)))
 
     def _step_lanes(self, values_V: LaneValues, data: Batch | None, state: TrainState, examples_U: Any) -> TrainState:

@@ -1,5 +1,6 @@
 """Attention with grouped queries, a norm of queries and keys, and rotary positions."""
 
+import contextlib
 import functools
 import math
 
@@ -13,6 +14,7 @@ import depthmup_flax as dm
 from depthmup_flax.nn import attention as attention_module
 from depthmup_flax.nn.fused_attention import fused_attention
 from depthmup_flax.nn.positions import rotary_angles
+from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.info_trees import flatten_info
 
 TOKENS = jax.random.randint(jax.random.key(1), (3, 12), 0, 7)
@@ -145,15 +147,15 @@ def test_the_form_for_cpus_has_the_values_and_gradients_of_jax_own(kv_size, caus
 
 @pytest.mark.parametrize(
     ("backend", "traced", "ours"),
-    [("cpu", None, True), ("gpu", None, False), ("cpu", "gpu", False), ("gpu", "cpu", True)],
+    [("cpu", None, True), ("gpu", None, False), ("cpu", "tpu", False), ("cpu", "gpu", False), ("gpu", "cpu", True)],
 )
 def test_the_platform_of_the_program_decides_before_the_backend_of_the_process(backend, traced, ours, monkeypatch):
-    monkeypatch.setattr(attention_module, "traced_platform", lambda: traced)
     monkeypatch.setattr("jax.default_backend", lambda: backend)
     x, form = jnp.ones((1, 3, 4)), {"head_dim": 2, "scale": 1.0, "causal": False}
     chosen = attention_module.attention_head_by_head if ours else attention_module.attention_by_xla
     trace = lambda f: str(jax.make_jaxpr(functools.partial(f, **form))(x, x, x))
-    assert trace(attention_module.attention) == trace(chosen)
+    with sharding.traced_for(traced) if traced else contextlib.nullcontext():
+        assert trace(attention_module.attention) == trace(chosen)
 
 
 @pytest.mark.slow

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import depthmup_flax as dm
 from depthmup_flax.nn import attention as attention_module
@@ -50,16 +52,6 @@ def test_the_kernel_is_softmax_attention_and_so_are_its_gradients(tokens, featur
 
     for mine, expected in zip(*both(*operands(tokens, features)), strict=True):
         np.testing.assert_allclose(mine, expected, atol=1e-5)
-
-
-def test_the_kernel_of_mapped_networks_is_that_of_each():
-    """As the lanes of a sweep are."""
-    arrays = [jnp.stack([x, 2 * x]) for x in operands(19, 128)]
-    fused = lambda q, k, v: fused_attention.fused_attention(q, k, v, 64, 0.125, True, True)
-    both = functools.partial(value_and_gradients, fused)
-    one_by_one = [jax.jit(both)(*(x[lane] for x in arrays)) for lane in range(2)]
-    for mine, *expected in zip(jax.jit(jax.vmap(both))(*arrays), *one_by_one, strict=True):
-        np.testing.assert_allclose(mine, jnp.stack(expected), atol=1e-5)
 
 
 @pytest.mark.slow
@@ -123,3 +115,25 @@ def test_programs_know_the_platform_of_their_mesh_whatever_its_size():
     np.testing.assert_array_equal(program(jnp.ones((2, 3))), 1.0)
     assert seen == [jax.devices()[0].platform]
     assert sharding.traced_platform() is None
+
+
+def test_a_program_without_such_a_mesh_knows_its_platform_too_and_shares_no_trace_with_another_one():
+    mesh = jax.make_mesh((1,), ("runs",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+    seen = []
+
+    @jax.jit
+    def program(x):
+        seen.append(sharding.program_platform())
+        return x
+
+    def traced(platform):
+        def on_device(x):
+            with sharding.traced_for(platform):
+                return program(x)
+
+        return jax.make_jaxpr(jax.shard_map(on_device, mesh=mesh, in_specs=P("runs"), out_specs=P("runs")))(jnp.ones(1))
+
+    for platform in ("tpu", "cpu"):
+        traced(platform)
+    program(jnp.ones(1))
+    assert seen == ["tpu", "cpu", jax.default_backend()]
