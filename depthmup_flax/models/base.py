@@ -15,7 +15,7 @@ import numpy as np
 
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.nn.attention import ATTENTIONS
-from depthmup_flax.nn.blocks import REMAT, LayerConfig
+from depthmup_flax.nn.blocks import REMATS, LayerConfig
 from depthmup_flax.nn.feed_forward import MLPS
 from depthmup_flax.nn.layers import STEM, Readout, normal
 from depthmup_flax.nn.transformer import Transformer
@@ -60,12 +60,13 @@ class ResidualNetwork(nn.Module):
       sigma: initial standard deviation of the weights in units of ``1/sqrt(fan_in)``.
       scan: compile one block and loop over it, or compile every block.
       remat: what the backward pass computes again to save memory: ``none``; ``dots``, all but products with weights and
-        attention's outputs; or ``full``, all but the stream between blocks.
+        attention's outputs; ``full``, all but the stream between blocks; or ``auto``: ``none``, and every block
+        compiled on its own, for up to 8 blocks on a CPU, and ``dots`` otherwise.
       dtype: of the computation inside layers; ``param_dtype`` is that of parameters and of the residual stream.
     """
 
     # The values of fields that are names.
-    choices: ClassVar[dict[str, Collection[str]]] = {"norm": ("none", "layer"), "remat": REMAT}
+    choices: ClassVar[dict[str, Collection[str]]] = {"norm": ("none", "layer"), "remat": REMATS}
 
     width: int
     depth: int
@@ -162,8 +163,8 @@ class TransformerNetwork(ResidualNetwork):
       norm: ``layer`` or ``rms`` (at the beginning of each branch, and before the readout) or ``none``.
       positions: ``learned`` or ``sincos`` (fixed), added to the tokens; or ``rotary``: queries and keys are rotated.
       dropout: of branch outputs in training.
-      remat: what the backward pass computes again, as in `ResidualNetwork`. ``dots``, the default, is also the fastest
-        on CPUs and by the TPU compiler's estimates.
+      remat: what the backward pass computes again, as in `ResidualNetwork`. ``auto`` is also the fastest, on TPUs by
+        the compiler's estimates.
       attention: ``auto``: our own kernel in bfloat16 programs of ``train.py`` for TPUs, which was compiled for TPUs and
         tested by interpretation, but never ran on one; head by head in programs for CPUs; otherwise, and with ``xla``,
         ``jax.nn.dot_product_attention``.
@@ -182,7 +183,7 @@ class TransformerNetwork(ResidualNetwork):
     head_dim: int = 0
     mlp_ratio: int = 4
     norm: str = "layer"
-    remat: str = "dots"
+    remat: str = "auto"
     positions: str = "learned"
     dropout: float = 0.0
     attention: str = "auto"

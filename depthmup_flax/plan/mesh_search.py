@@ -63,9 +63,9 @@ def search(config: ConfigDict, devices: int, make: Callable[[ConfigDict], Plan])
                 yield _candidate(config, {**best.setting, "model.remat": remat}, make)
 
 
-def compilations(devices: int) -> int:
+def compilations(config: ConfigDict, devices: int) -> int:
     """How many candidates `search` compiles, at most."""
-    return len(meshes(devices)) + len(REMAT) - 1
+    return len(meshes(devices)) + len(REMAT.keys() - {config.model.remat})
 
 
 def table(candidates: Sequence[Candidate]) -> str:
