@@ -151,7 +151,9 @@ class Records:
 
 
 def _key(point: Point) -> tuple[object, ...]:
-    return (*(point[path] for path in (LEARNING_RATE, MULTIPLIER, SEED)), point.get(PRESET, RULE))
+    # Processors round exponentials of the same random numbers differently in the last digit.
+    rate, multiplier = (f"{point[path]:.12g}" for path in (LEARNING_RATE, MULTIPLIER))
+    return rate, multiplier, point[SEED], point.get(PRESET, RULE)
 
 
 def _loss(record: Record) -> float:
