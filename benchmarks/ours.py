@@ -169,9 +169,7 @@ def curve(
     grid = {"optimizer.learning_rate": tuple(rates), "seed": tuple(range(seeds))}
     config = sweep_config(base, {"curve": grid}, figure="benchmark", title="A curve.", scale="cpu")
     load = LoadOnce()
-    load(base.data)  # synthetic data take seconds to generate
-
-    parameters = build(base, load=load).parameters
+    parameters = build(base, load=load).parameters  # loads the data: synthetic ones take seconds to generate
 
     def once() -> None:
         jax.clear_caches()

@@ -18,6 +18,10 @@ from depthmup_flax.training.experiment import build
 HERE = importlib.metadata.version("jaxlib"), platform.machine(), cpu_flags.this_processor()
 
 
+# What a flag makes slower although it helps on average; docs/performance.md says so.
+SLOWER = {("0.10.2", "AMD EPYC, family 25, model 1"): {"SimpleResNet 32x6, 1 lane", "ViT 64x4, 4 lanes"}}
+
+
 def test_flags_are_set_only_where_they_were_measured_to_help():
     for one in cpu_flags.FLAGS:
         like = one.faster_on[0]
@@ -31,9 +35,13 @@ def test_flags_are_set_only_where_they_were_measured_to_help():
             mean = lambda times: statistics.geometric_mean(times.values())
             if where not in excepted:
                 assert mean(times) < 0.98, where
-            elif mean(times) < 0.99:
+                assert min(times.values()) < 0.95, where
+                slower = {network for network, time in times.items() if time >= 1.05}
+                assert slower <= SLOWER.get((one.jaxlib, where), set()), where
+            else:
+                assert max(times.values()) > 1.05, where
                 others = [other.measured.get(where) for other in cpu_flags.FLAGS if other.jaxlib == one.jaxlib]
-                assert any(mean(other) < mean(times) for other in others if other), where
+                assert mean(times) >= 0.99 or any(mean(other) < mean(times) for other in others if other), where
 
 
 def test_a_processor_gets_the_flag_of_its_model_else_of_its_vendor_else_of_all():

@@ -13,6 +13,7 @@ import depthmup_flax as dm
 from depthmup_flax.models import create_model, model_fields
 from depthmup_flax.models.resnet import even_stages, segment_lengths
 from depthmup_flax.nn.layers import NONLINEARITIES
+from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.info_trees import flatten_info, path_name
 
 VECTORS = jax.random.normal(jax.random.key(1), (4, 20))
@@ -164,6 +165,8 @@ def test_three_poolings_are_equally_spaced_over_depth(depth, expected):
     ],
 )
 def test_scanned_and_unrolled_are_one_network_with_one_checkpoint(model, x):
+    if model.remat == "auto":  # few blocks on a CPU would not be scanned
+        model = model.clone(remat="dots")
     unrolled = model.clone(scan=False)
     variables = init(model, x)
     assert_trees_equal(variables, init(unrolled, x))  # same tree, same initial values: same checkpoint
@@ -171,6 +174,29 @@ def test_scanned_and_unrolled_are_one_network_with_one_checkpoint(model, x):
     value_unrolled, grads_unrolled = loss_and_grads(unrolled, variables, x)
     np.testing.assert_allclose(value, value_unrolled, rtol=1e-6)
     assert_trees_close(grads, grads_unrolled, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("platform", "depth", "chosen"),
+    [
+        ("cpu", 8, {"scan": False, "remat": "none"}),
+        ("cpu", 9, {"scan": True, "remat": "dots"}),
+        ("gpu", 2, {"scan": True, "remat": "dots"}),
+        ("tpu", 2, {"scan": True, "remat": "dots"}),
+    ],
+)
+def test_automatic_remat_compiles_few_blocks_on_a_cpu_one_by_one_and_is_otherwise_dots(platform, depth, chosen):
+    model = dm.GPT(5, width=16, depth=depth)
+    variables = jax.eval_shape(model.init, jax.random.key(0), TOKENS)
+
+    def program(model):
+        with sharding.traced_for(platform):
+            return str(jax.make_jaxpr(jax.grad(lambda v: model.apply(nn.unbox(v), TOKENS).mean()))(variables))
+
+    automatic = program(model)
+    assert automatic == program(model.clone(**chosen))
+    others = ({"scan": scan, "remat": remat} for scan in (True, False) for remat in ("none", "dots", "full"))
+    assert all(automatic != program(model.clone(**other)) for other in others if other != chosen)
 
 
 def test_norm_in_the_branch_does_not_cancel_the_multiplier():
