@@ -64,7 +64,7 @@ def test_what_is_called_right_has_exponents_of_0_and_what_is_refused_has_not():
     slow_growth = {"`optax.scale_by_sm3()`"}  # a logarithm
     for (title, name), cells in ROWS.items():
         found = [abs(number) for number in numbers(cells)]
-        if title == "Directions" or (title == "Wrappers" and name != "`mechanize`"):
+        if title in ("Directions", "Wrappers"):
             assert all(number < RIGHT for number in found), name
         elif found and name not in slow_growth:
             assert max(found) > RIGHT, name
