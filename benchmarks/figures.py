@@ -41,12 +41,14 @@ def set_up(setting: Setting) -> Iterator[Row]:
     low, high = (4, 8) if setting.quick else (8, 1024)
     sizes = {"res_mlp": 64, "vit": 32, "simple_resnet": 64}
     for name, width in sizes.items():
-        fields = {"name": name, "width": 16 if setting.quick else width, **({"patch_size": 8} if name == "vit" else {})}
+        fields = {"name": name, "width": 16 if setting.quick else width}
+        if name == "vit":
+            fields |= {"patch_size": 8, **WAYS["scanned, remat=dots"]}  # at both depths
         shallow, deep = (with_base({**fields, "depth": depth}) for depth in (low, high))
         contenders = [
             setting.jax(kind, "set_up", model=model) for kind, model in (("shallow", shallow), ("deep", deep))
         ]
-        measured = measure(contenders, max(3, setting.rounds // 2), warm=False)
+        measured = measure(contenders, setting.rounds, warm=False)
         case = f"{name} width {fields['width']}"
         yield Row(
             f"set-up, depth {high} / {low}",
@@ -180,7 +182,7 @@ def achieved(setting: Setting) -> Iterator[Row]:
             for k in lanes
         ]
         peak = setting.jax("peak", "matrix_product", "peak", size=size, dtype=dtype, seconds=setting.seconds)
-        measured = measure([*steps, peak], max(3, setting.rounds // 2))
+        measured = measure([*steps, peak], setting.rounds)
         speed = {k: [one["flops"] / one["seconds"] for one in rounds] for k, rounds in measured.items()}
         for step in steps:
             share = [mine / best for mine, best in zip(speed[step.name], speed["peak"], strict=True)]
@@ -300,7 +302,7 @@ def memory(setting: Setting) -> Iterator[Row]:
             )
             for remat in ("none", "dots", "full")
         ]
-        measured = measure(contenders, max(3, setting.rounds // 2))
+        measured = measure(contenders, setting.rounds)
         bytes_of = {remat: rounds[0]["temporary_bytes"] for remat, rounds in measured.items()}
         for remat in ("dots", "full"):
             price = ratio(measured, remat, "none")
@@ -323,7 +325,7 @@ def restart(setting: Setting) -> Iterator[Row]:
     }
     for name, fields in cases.items():
         both = setting.ours("starts", "benchmarks.starts:first_step", fields=fields)
-        rounds = measure([both], 1 if setting.quick else max(3, setting.rounds // 2), warm=False)["starts"]
+        rounds = measure([both], 1 if setting.quick else setting.rounds, warm=False)["starts"]
         seconds = {kind: spread([one[kind] for one in rounds]) for kind in ("cold", "again")}
         value = spread([one["again"] / one["cold"] for one in rounds])
         note = f"{seconds['again']['median']:.1f} of {seconds['cold']['median']:.1f} s"
@@ -358,7 +360,7 @@ def growth(setting: Setting) -> Iterator[Row]:
     tiny = setting.quick
     base: dict[str, dict[str, Any]] = {
         "ResMLP": {"name": "res_mlp", "width": 128, "depth": 16},
-        "ViT": {"name": "vit", "width": 64, "depth": 4, "patch_size": 8},
+        "ViT": {"name": "vit", "width": 64, "depth": 4, "patch_size": 8, **WAYS["scanned, remat=dots"]},
         "SimpleResNet": {"name": "simple_resnet", "width": 64, "depth": 8},
     }
     for (name, fields), axis in itertools.product(base.items(), ("depth", "width")):
@@ -382,7 +384,7 @@ def growth(setting: Setting) -> Iterator[Row]:
 
 
 def _exponents(case: str, contenders: list[Contender], setting: Setting) -> Iterator[Row]:
-    measured = measure(contenders, max(3, setting.rounds // 2))
+    measured = measure(contenders, setting.rounds)
     flops = [measured[c.name][0]["flops"] for c in contenders]
     rounds = len(next(iter(measured.values())))
     times = [_exponent(flops, [measured[c.name][i]["seconds"] for c in contenders]) for i in range(rounds)]

@@ -55,6 +55,8 @@ def config_of(model, dropout=True):
         config.model.update(positions="rotary", norm="rms", mlp="swiglu", qk_norm=True, num_kv_heads=2, experts=4)
     elif model == "gpt":
         config.model.update(num_heads=2)
+    if config.model.get("remat") == "auto":
+        config.model.remat = "dots"  # which compiles soonest
     if config.model.name == "gpt":
         config.data.update(name=f"text:{__file__}", context=16, augment="shift")
     return config

@@ -15,7 +15,7 @@ import numpy as np
 
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.nn.attention import ATTENTIONS
-from depthmup_flax.nn.blocks import REMATS, LayerConfig
+from depthmup_flax.nn.blocks import REMAT, LayerConfig
 from depthmup_flax.nn.feed_forward import MLPS
 from depthmup_flax.nn.layers import STEM, Readout, normal
 from depthmup_flax.nn.transformer import Transformer
@@ -60,13 +60,12 @@ class ResidualNetwork(nn.Module):
       sigma: initial standard deviation of the weights in units of ``1/sqrt(fan_in)``.
       scan: compile one block and loop over it, or compile every block.
       remat: what the backward pass computes again to save memory: ``none``; ``dots``, all but products with weights and
-        attention's outputs; ``full``, all but the stream between blocks; or ``auto``: ``none``, and every block
-        compiled on its own, for up to 8 blocks on a CPU, and ``dots`` otherwise.
+        attention's outputs; ``full``, all but the stream between blocks.
       dtype: of the computation inside layers; ``param_dtype`` is that of parameters and of the residual stream.
     """
 
     # The values of fields that are names.
-    choices: ClassVar[dict[str, Collection[str]]] = {"norm": ("none", "layer"), "remat": REMATS}
+    choices: ClassVar[dict[str, Collection[str]]] = {"norm": ("none", "layer"), "remat": REMAT}
 
     width: int
     depth: int
@@ -163,8 +162,8 @@ class TransformerNetwork(ResidualNetwork):
       norm: ``layer`` or ``rms`` (at the beginning of each branch, and before the readout) or ``none``.
       positions: ``learned`` or ``sincos`` (fixed), added to the tokens; or ``rotary``: queries and keys are rotated.
       dropout: of branch outputs in training.
-      remat: what the backward pass computes again, as in `ResidualNetwork`. ``auto`` is also the fastest, on TPUs by
-        the compiler's estimates.
+      remat: what the backward pass computes again, as in `ResidualNetwork`; or ``auto``: ``dots``, except on a CPU for
+        up to 8 layers that save up to a GiB together, which are ``none`` and no loop, whatever ``scan`` is.
       attention: ``auto``: our own kernel in bfloat16 programs of ``train.py`` for TPUs, which was compiled for TPUs and
         tested by interpretation, but never ran on one; head by head in programs for CPUs; otherwise, and with ``xla``,
         ``jax.nn.dot_product_attention``.
@@ -175,6 +174,7 @@ class TransformerNetwork(ResidualNetwork):
         "positions": ("learned", "sincos", "rotary"),
         "mlp": MLPS,
         "attention": ATTENTIONS,
+        "remat": ("auto", *REMAT),
     }
     # Of the width for sines and cosines, of a head's dimension for rotations: two for each side of the tokens' grid.
     position_divisor: ClassVar[int]

@@ -61,10 +61,25 @@ REMAT: dict[str, Callable[..., Any] | None] = {
     ),
     "full": _policies.nothing_saveable,  # saves the stream between blocks
 }
-REMATS = ("auto", *REMAT)
-# On a CPU, up to so many blocks are compiled one by one with ``remat="auto"``: a ViT's step takes 0.65 to 0.85 times as
-# long as with a loop and "dots", for a second of compilation more for each block.
-_FEW_BLOCKS = 8
+# Up to so many blocks that save up to so many bytes are compiled one by one on a CPU: a second of compilation each.
+_FEW_BLOCKS, _FEW_BYTES = 8, 2**30
+
+
+def automatic_form(blocks: int, saved_bytes: float, *, scan: bool) -> dict[str, Any]:
+    """The arguments of `stacked` for ``remat="auto"``, in the program that is traced.
+
+    Args:
+      blocks: their number.
+      saved_bytes: what they save together for the backward pass if they compute nothing again.
+      scan: whether blocks are a loop where it is not this function that chooses.
+
+    Returns:
+      ``none`` and no loop for few blocks that save little in a program for a CPU; otherwise ``dots`` and ``scan``.
+      docs/performance.md has the times of both.
+    """
+    if program_platform() == "cpu" and blocks <= _FEW_BLOCKS and saved_bytes <= _FEW_BYTES:
+        return {"scan": False, "remat": "none"}
+    return {"scan": scan, "remat": "dots"}
 
 
 def stacked(block: type[nn.Module], length: int, *, scan: bool, remat: str = "none") -> Callable[..., nn.Module]:
@@ -78,11 +93,7 @@ def stacked(block: type[nn.Module], length: int, *, scan: bool, remat: str = "no
       length: number of copies.
       scan: compile the block once; otherwise ``length`` times, which XLA may optimize further.
       remat: a key of `REMAT`, what the forward pass saves; the rest is computed again. Changes memory and time only.
-        ``auto``: ``none`` without a loop for few blocks in programs for a CPU, otherwise ``dots``.
     """
-    if remat == "auto":
-        few = length <= _FEW_BLOCKS and program_platform() == "cpu"
-        remat, scan = ("none", False) if few else ("dots", scan)
     policy = REMAT[remat]
     if policy is None and gathers():
         policy = keeps_all_but_gathered

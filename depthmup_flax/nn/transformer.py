@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.nn.attention import SelfAttention
-from depthmup_flax.nn.blocks import stacked
+from depthmup_flax.nn.blocks import automatic_form, stacked
 from depthmup_flax.nn.feed_forward import FeedForward, MixtureOfExperts
 from depthmup_flax.nn.layers import Factors, normal, readout_product
 from depthmup_flax.nn.transformer_config import TransformerConfig
@@ -31,9 +31,18 @@ class Transformer(nn.Module):
     def __call__(self, h: jax.Array) -> jax.Array:
         """``[B, T, n] -> [B, T, n]``."""
         config = self.config
-        block = stacked(_Block, config.depth, scan=config.scan, remat=config.remat)(config, name="blocks")
-        h, _ = block(h, None)
+        form = {"scan": config.scan, "remat": config.remat}
+        if config.remat == "auto":
+            form = automatic_form(config.depth, config.depth * saved_bytes(config, h), scan=config.scan)
+        h, _ = stacked(_Block, config.depth, **form)(config, name="blocks")(h, None)
         return config.normalization("norm")(h).astype(h.dtype)
+
+
+def saved_bytes(config: TransformerConfig, h: jax.Array | jax.ShapeDtypeStruct) -> float:
+    """About what a block saves for the backward pass, as compiled for a CPU: copies of the stream, and of the scores."""
+    batch, tokens, width = h.shape
+    hidden = max(1, config.experts) * (config.mlp_features / width or config.mlp_ratio)
+    return (14 + 4 * hidden) * h.size * h.dtype.itemsize + 3 * 4 * batch * config.num_heads * tokens**2
 
 
 class _Block(nn.Module):

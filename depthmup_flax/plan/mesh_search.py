@@ -58,14 +58,18 @@ def search(config: ConfigDict, devices: int, make: Callable[[ConfigDict], Plan])
         yield tried[-1]
     best = min(tried, key=lambda one: one.rank)
     if best.plan is not None:
-        for remat in REMAT:
-            if remat != config.model.remat:
-                yield _candidate(config, {**best.setting, "model.remat": remat}, make)
+        for remat in _others(config.model.remat):
+            yield _candidate(config, {**best.setting, "model.remat": remat}, make)
 
 
 def compilations(config: ConfigDict, devices: int) -> int:
     """How many candidates `search` compiles, at most."""
-    return len(meshes(devices)) + len(REMAT.keys() - {config.model.remat})
+    return len(meshes(devices)) + len(_others(config.model.remat))
+
+
+def _others(remat: str) -> list[str]:
+    """Settings of ``model.remat`` with other programs for TPUs and GPUs, where ``auto`` is ``dots``."""
+    return [other for other in REMAT if other != remat.replace("auto", "dots")]
 
 
 def table(candidates: Sequence[Candidate]) -> str:

@@ -177,21 +177,28 @@ def test_scanned_and_unrolled_are_one_network_with_one_checkpoint(model, x):
 
 
 @pytest.mark.parametrize(
-    ("platform", "depth", "chosen"),
+    ("platform", "depth", "tokens", "scan", "chosen"),
     [
-        ("cpu", 8, {"scan": False, "remat": "none"}),
-        ("cpu", 9, {"scan": True, "remat": "dots"}),
-        ("gpu", 2, {"scan": True, "remat": "dots"}),
-        ("tpu", 2, {"scan": True, "remat": "dots"}),
+        ("cpu", 8, (2, 8), True, {"scan": False, "remat": "none"}),
+        ("cpu", 9, (2, 8), True, {"scan": True, "remat": "dots"}),
+        ("cpu", 9, (2, 8), False, {"scan": False, "remat": "dots"}),
+        ("cpu", 2, (8, 1024), True, {"scan": True, "remat": "dots"}),  # its scores
+        ("cpu", 2, (8192, 32), True, {"scan": True, "remat": "dots"}),  # its stream
+        ("gpu", 2, (2, 8), True, {"scan": True, "remat": "dots"}),
+        ("tpu", 2, (2, 8), True, {"scan": True, "remat": "dots"}),
     ],
 )
-def test_automatic_remat_compiles_few_blocks_on_a_cpu_one_by_one_and_is_otherwise_dots(platform, depth, chosen):
-    model = dm.GPT(5, width=16, depth=depth)
-    variables = jax.eval_shape(model.init, jax.random.key(0), TOKENS)
+def test_automatic_remat_is_none_for_few_blocks_that_save_little_on_a_cpu_and_else_dots(
+    platform, depth, tokens, scan, chosen
+):
+    model = dm.GPT(5, width=16, depth=depth, scan=scan)
+    tokens = jax.ShapeDtypeStruct(tokens, jnp.int32)
+    variables = jax.eval_shape(model.init, jax.random.key(0), tokens)
 
     def program(model):
+        gradient = jax.grad(lambda v, tokens: model.apply(nn.unbox(v), tokens).mean())
         with sharding.traced_for(platform):
-            return str(jax.make_jaxpr(jax.grad(lambda v: model.apply(nn.unbox(v), TOKENS).mean()))(variables))
+            return str(jax.make_jaxpr(gradient)(variables, tokens))
 
     automatic = program(model)
     assert automatic == program(model.clone(**chosen))

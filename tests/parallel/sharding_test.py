@@ -44,7 +44,7 @@ slow = pytest.mark.slow
     ("model", "layouts"),
     [
         ("res_mlp", [EVERY_AXIS]),
-        pytest.param("simple_resnet", [EVERY_AXIS, *OTHERS], marks=slow),
+        pytest.param("simple_resnet", [EVERY_AXIS], marks=slow),
         pytest.param("gpt", [EVERY_AXIS, *OTHERS], marks=slow),
         pytest.param("llama", [EVERY_AXIS], marks=slow),
         pytest.param("resnet", [EVERY_AXIS], marks=slow),

@@ -13,12 +13,15 @@ from depthmup_flax.training.config import from_file
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
 
 
-# Another model in grids of which a sweep of the residual MLP has all.
+# Another model or optimizer in grids of which a sweep of the residual MLP has all.
 ONE_GRID = {
+    "batch_and_steps_gpt": "batch_32",
+    "batch_and_steps_sgd": "batch_64",
     "lr_width_depth_conv": "widths",
     "muon_conv": "beside adam",
     "muon_gpt": "beside adam",
     "which_exponent_gpt": "rules",
+    "vit": "cosine",
     "which_exponent_vit": "inner",
 }
 # One of them in every run of the tests.
@@ -31,6 +34,8 @@ def test_every_figure_has_a_smoke_scale_from_config_to_page(path, tmp_path, monk
     config = from_file(path, "smoke")
     config.extend = 0
     config.base.data.update(test_examples=8)
+    if config.base.model.get("remat") == "auto":
+        config.base.model.remat = "dots"  # which compiles soonest
     config.base.train.update(steps=6, average_steps=3, log_every=2, batch_size=8)
     names = [ONE_GRID[path.stem]] if path.stem in ONE_GRID else [*config.grids]
     with config.ignore_type(), config.unlocked():
