@@ -39,7 +39,7 @@ class Transformer(nn.Module):
 
 
 def saved_bytes(config: TransformerConfig, h: jax.Array | jax.ShapeDtypeStruct) -> float:
-    """About what a block saves for the backward pass, as compiled for a CPU: copies of the stream, and of the scores."""
+    """About what a block saves for the backward pass as compiled for a CPU: copies of its stream and of its scores."""
     batch, tokens, width = h.shape
     hidden = max(1, config.experts) * (config.mlp_features / width or config.mlp_ratio)
     return (14 + 4 * hidden) * h.size * h.dtype.itemsize + 3 * 4 * batch * config.num_heads * tokens**2
