@@ -65,8 +65,8 @@ REMAT: dict[str, Callable[..., Any] | None] = {
 _FEW_BLOCKS, _FEW_BYTES = 8, 2**30
 
 
-def automatic_form(blocks: int, saved_bytes: float, *, scan: bool) -> dict[str, Any]:
-    """The arguments of `stacked` for ``remat="auto"``, in the program that is traced.
+def automatic_form(blocks: int, saved_bytes: float, *, scan: bool) -> tuple[bool, str]:
+    """`stacked`'s ``scan`` and ``remat`` for ``remat="auto"``, in the program that is traced.
 
     Args:
       blocks: their number.
@@ -74,12 +74,12 @@ def automatic_form(blocks: int, saved_bytes: float, *, scan: bool) -> dict[str, 
       scan: whether blocks are a loop where it is not this function that chooses.
 
     Returns:
-      ``none`` and no loop for few blocks that save little in a program for a CPU; otherwise ``dots`` and ``scan``.
+      No loop and ``none`` for few blocks that save little in a program for a CPU; otherwise ``scan`` and ``dots``.
       docs/performance.md has the times of both.
     """
     if program_platform() == "cpu" and blocks <= _FEW_BLOCKS and saved_bytes <= _FEW_BYTES:
-        return {"scan": False, "remat": "none"}
-    return {"scan": scan, "remat": "dots"}
+        return False, "none"
+    return scan, "dots"
 
 
 def stacked(block: type[nn.Module], length: int, *, scan: bool, remat: str = "none") -> Callable[..., nn.Module]:

@@ -31,10 +31,10 @@ class Transformer(nn.Module):
     def __call__(self, h: jax.Array) -> jax.Array:
         """``[B, T, n] -> [B, T, n]``."""
         config = self.config
-        form = {"scan": config.scan, "remat": config.remat}
-        if config.remat == "auto":
-            form = automatic_form(config.depth, config.depth * saved_bytes(config, h), scan=config.scan)
-        h, _ = stacked(_Block, config.depth, **form)(config, name="blocks")(h, None)
+        depth, scan, remat = config.depth, config.scan, config.remat
+        if remat == "auto":
+            scan, remat = automatic_form(depth, depth * saved_bytes(config, h), scan=scan)
+        h, _ = stacked(_Block, depth, scan=scan, remat=remat)(config, name="blocks")(h, None)
         return config.normalization("norm")(h).astype(h.dtype)
 
 
