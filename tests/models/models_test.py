@@ -182,8 +182,8 @@ def test_scanned_and_unrolled_are_one_network_with_one_checkpoint(model, x):
         ("cpu", 8, (2, 8), True, {"scan": False, "remat": "none"}),
         ("cpu", 9, (2, 8), True, {"scan": True, "remat": "dots"}),
         ("cpu", 9, (2, 8), False, {"scan": False, "remat": "dots"}),
-        ("cpu", 2, (8, 1024), True, {"scan": True, "remat": "dots"}),  # its scores
-        ("cpu", 2, (8192, 32), True, {"scan": True, "remat": "dots"}),  # its stream
+        ("cpu", 2, (8, 2048), True, {"scan": True, "remat": "dots"}),  # its scores
+        ("cpu", 2, (2**17, 4), True, {"scan": True, "remat": "dots"}),  # its stream
         ("gpu", 2, (2, 8), True, {"scan": True, "remat": "dots"}),
         ("tpu", 2, (2, 8), True, {"scan": True, "remat": "dots"}),
     ],
