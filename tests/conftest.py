@@ -38,6 +38,11 @@ def pytest_xdist_auto_num_workers(config):
     return (os.cpu_count() or 1) * 3 // 2
 
 
+def pytest_collection_modifyitems(items):
+    """Tests of work directories come first: some wait for minutes, while the other workers compute."""
+    items.sort(key=lambda item: "workdir" not in item.path.parts)
+
+
 def pytest_collection_finish():
     """What is imported and collected stays: the garbage collector need not look at it again."""
     gc.collect()
