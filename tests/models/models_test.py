@@ -24,8 +24,8 @@ EACH = [
     (dm.ResMLP(5, width=64, depth=8), VECTORS),
     (dm.SimpleResNet(5, width=64, depth=8), IMAGES),
     (dm.ResNet(5, width=8, depth=8), IMAGES),
-    (dm.ViT(5, width=32, depth=4, patch_size=4), IMAGES),
-    (dm.GPT(5, width=32, depth=4), TOKENS),
+    (dm.ViT(5, width=32, depth=2, patch_size=4), IMAGES),
+    (dm.GPT(5, width=32, depth=2), TOKENS),
 ]
 NAMES = [type(model).__name__ for model, _ in EACH]
 RESNET_SLOW = [pytest.param(*each, marks=pytest.mark.slow if type(each[0]) is dm.ResNet else ()) for each in EACH]
@@ -193,7 +193,7 @@ def test_automatic_remat_is_none_for_few_blocks_that_save_little_on_a_cpu_and_el
 ):
     model = dm.GPT(5, width=16, depth=depth, scan=scan)
     tokens = jax.ShapeDtypeStruct(tokens, jnp.int32)
-    variables = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    variables = jax.eval_shape(model.clone(remat="none", scan=True).init, jax.random.key(0), tokens)
 
     def program(model):
         gradient = jax.grad(lambda v, tokens: model.apply(nn.unbox(v), tokens).mean())
@@ -201,9 +201,8 @@ def test_automatic_remat_is_none_for_few_blocks_that_save_little_on_a_cpu_and_el
             return str(jax.make_jaxpr(gradient)(variables, tokens))
 
     automatic = program(model)
-    assert automatic == program(model.clone(**chosen))
-    others = ({"scan": scan, "remat": remat} for scan in (True, False) for remat in ("none", "dots", "full"))
-    assert all(automatic != program(model.clone(**other)) for other in others if other != chosen)
+    forms = ({"scan": scan, "remat": remat} for scan in (True, False) for remat in ("none", "dots"))
+    assert [form for form in forms if program(model.clone(**form)) == automatic] == [chosen]
 
 
 def test_norm_in_the_branch_does_not_cancel_the_multiplier():
