@@ -43,10 +43,11 @@ class MeasuredFlag(NamedTuple):
     measured: Mapping[str, Mapping[str, float]]
 
 
-# Flags that are set on the EPYC of family 25, model 1, have a ViT in the form of remat="auto"; others in a loop.
 _X86 = ("x86_64", "AMD64")
 _ANY, _AMD = Processor(), Processor("AuthenticAMD")
 _EPYC_25_1, _EPYC_25_17 = Processor("AuthenticAMD", "25", "1"), Processor("AuthenticAMD", "25", "17")
+# Times of a ViT are of a loop over its layers, but with the flags that the EPYC of family 25, model 1, gets: of layers
+# compiled one by one, today's default.
 FLAGS = (
     MeasuredFlag(
         "--xla_cpu_experimental_ynn_fusion_type=dot",  # products by YNNPACK, fused with what surrounds them

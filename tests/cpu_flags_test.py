@@ -18,7 +18,7 @@ from depthmup_flax.training.experiment import build
 HERE = importlib.metadata.version("jaxlib"), platform.machine(), cpu_flags.this_processor()
 
 
-# What a flag makes slower although it helps on average.
+# What a flag makes slower although it helps on average; docs/performance.md says so.
 SLOWER = {("0.10.2", "AMD EPYC, family 25, model 1"): {"SimpleResNet 32x6, 1 lane"}}
 
 

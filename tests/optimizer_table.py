@@ -102,7 +102,7 @@ AROUND = {
     "masked": "optax.chain(optax.masked(TX, STEM), optax.masked(optax.set_to_zero(), OTHERS))",
     "multi_transform": "optax.multi_transform({True: TX, False: dm.sgd(ETA, info, RULE)}, STEM)",
     "named_chain": "optax.named_chain(('optimizer', TX), ('ema', optax.ema(0.9)))",
-    "mechanize": "optax.contrib.mechanize(TX)",  # its first steps are below the rounding of the parameters
+    "mechanize": "optax.contrib.mechanize(TX)",
     "partition": "optax.partition({True: TX, False: dm.sgd(ETA, info, RULE)}, STEM)",
     "reduce_on_plateau": "optax.chain(TX, optax.contrib.reduce_on_plateau(patience=1))",
     "sam": "optax.contrib.sam(TX, dm.sgd(0.01, info, RULE))",
@@ -116,7 +116,8 @@ BEHIND_A_NORMALIZATION = {"scale_by_param_block_rms"}
 ALIASES = {"freeze", "inject_hyperparams", "multi_transform", "selective_transform"}
 # Public names of optax without a return type that make no transformation.
 NO_TRANSFORMATIONS = {"schedule_free_eval_params"}
-# They need more than gradients and parameters, a bounded loss or more than a few steps; or they are random.
+# They need more than gradients and parameters, a bounded loss or more than a few steps (mechanize's first are below the
+# rounding of the parameters); or they are random.
 UNMEASURED = {
     "add_noise", "differentially_private_aggregate", "hutchinson_estimator_diag_hessian",
     "dadapt_adamw", "keep_params_nonnegative", "mechanize", "momo", "momo_adam", "prodigy",

@@ -65,7 +65,7 @@ REMAT: dict[str, Callable[..., Any] | None] = {
 _FEW_BLOCKS, _FEW_BYTES = 8, 2**30
 
 
-def automatic_form(blocks: int, saved_bytes: float, *, scan: bool) -> tuple[bool, str]:
+def automatic_form(blocks: int, saved_bytes: int, *, scan: bool) -> tuple[bool, str]:
     """`stacked`'s ``scan`` and ``remat`` for ``remat="auto"``, in the program that is traced.
 
     Args:

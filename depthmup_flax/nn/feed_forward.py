@@ -27,7 +27,7 @@ class FeedForward(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """``[..., n] -> [..., n]``."""
         config, n = self.config, x.shape[-1]
-        hidden = config.mlp_features or config.mlp_ratio * n
+        hidden = config.hidden(n)
         z = config.dense(hidden, INTO, name="up")(x)
         z = jax.nn.gelu(z) if config.mlp == "gelu" else jax.nn.silu(config.dense(hidden, INTO, name="gate")(x)) * z
         return config.dense(n, OUT_OF, name="down")(inner(z))

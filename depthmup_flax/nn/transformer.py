@@ -38,11 +38,11 @@ class Transformer(nn.Module):
         return config.normalization("norm")(h).astype(h.dtype)
 
 
-def saved_bytes(config: TransformerConfig, h: jax.Array | jax.ShapeDtypeStruct) -> float:
+def saved_bytes(config: TransformerConfig, h: jax.Array | jax.ShapeDtypeStruct) -> int:
     """About what a block saves for the backward pass as compiled for a CPU: copies of its stream and of its scores."""
     batch, tokens, width = h.shape
-    hidden = max(1, config.experts) * (config.mlp_features / width or config.mlp_ratio)
-    return (14 + 4 * hidden) * h.size * h.dtype.itemsize + 3 * 4 * batch * config.num_heads * tokens**2
+    features = 14 * width + 4 * max(1, config.experts) * config.hidden(width)
+    return batch * tokens * (features * h.dtype.itemsize + 3 * 4 * config.num_heads * tokens)
 
 
 class _Block(nn.Module):

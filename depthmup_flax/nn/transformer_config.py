@@ -48,3 +48,7 @@ class TransformerConfig(LayerConfig):
     attention: str = "auto"
     scan: bool = True
     remat: str = "none"
+
+    def hidden(self, width: int) -> int:
+        """Hidden features of a feed-forward network at this width."""
+        return self.mlp_features or self.mlp_ratio * width

@@ -69,7 +69,8 @@ def compilations(config: ConfigDict, devices: int) -> int:
 
 def _others(remat: str) -> list[str]:
     """Settings of ``model.remat`` with other programs for TPUs and GPUs, where ``auto`` is ``dots``."""
-    return [other for other in REMAT if other != remat.replace("auto", "dots")]
+    same = "dots" if remat == "auto" else remat
+    return [other for other in REMAT if other != same]
 
 
 def table(candidates: Sequence[Candidate]) -> str:

@@ -194,7 +194,7 @@ def test_a_run_whose_terminal_is_closed_saves_and_exits_with_75(tmp_path):
     )
     try:
         os.close(its)
-        shown, until = b"", time.monotonic() + 180
+        shown, until = b"", time.monotonic() + 60
         while b"test loss" not in shown:
             assert time.monotonic() < until, shown
             shown += os.read(ours, 4096)
