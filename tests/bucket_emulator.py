@@ -18,6 +18,13 @@ from gcp_storage_emulator.handlers import buckets
 from gcp_storage_emulator.storage import Storage
 
 
+class _Memory(Storage):
+    """Forgets at its end. The package writes a description of all objects, deleted ones included, at every request."""
+
+    def _write_config_to_file(self) -> None:
+        pass
+
+
 class BucketServer:
     """A bucket named ``bucket``; requests are served one at a time.
 
@@ -26,7 +33,7 @@ class BucketServer:
     """
 
     def __init__(self) -> None:
-        self.storage = Storage(use_memory_fs=True)
+        self.storage = _Memory(use_memory_fs=True)
         buckets.create_bucket("bucket", self.storage)
         self.on_write: Callable[[str], HTTPStatus | None] = lambda name: None
         self._port, self._server = 0, None

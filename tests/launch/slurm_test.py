@@ -29,7 +29,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
-# A requeued job waits until its credential expires, at least 5 s.
+# A requeued job waits until its credential expires, at least 5 s. On a busy machine the daemon may get a job later than
+# that, and Slurm starts it again.
 CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -38,7 +39,7 @@ SlurmdUser=root
 SlurmctldPort={controller_port}
 SlurmdPort={daemon_port}
 AuthType=auth/munge
-AuthInfo=socket={directory}/munge.socket,cred_expire=5
+AuthInfo=socket={directory}/munge.socket,cred_expire=10
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool
 SlurmctldPidFile={directory}/slurmctld.pid
@@ -291,9 +292,8 @@ def test_a_preempted_run_of_two_tasks_is_requeued_and_ends_as_an_undisturbed_one
     if log := os.environ.get("SLURM_TEST_LOG"):  # a copy for inspection
         pathlib.Path(log).write_text(output)
     assert fields["JobState"] == "COMPLETED", output
-    assert fields["Restarts"] == "1"
     assert "2 processes" in output
-    assert "preempted (exit code 75): requeued" in output, output
+    assert re.findall("launch: job [0-9]+: (.*)", output) == ["preempted (exit code 75): requeued"], output
     # The resumed run starts at the checkpoint: no step is printed twice.
     steps = [int(step) for step in re.findall(r"^step (\d+)/400", output, re.MULTILINE)]
     assert steps == sorted(set(steps)), output
