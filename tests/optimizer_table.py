@@ -1,9 +1,10 @@
 """The tables of docs/optimizers.md: what `depthmup` does with every transformation of optax, and measured exponents.
 
-python tests/optimizer_table.py          # prints the tables
-python tests/optimizer_table.py --write  # replaces those of docs/optimizers.md
+python tests/optimizer_table.py             # measures them and replaces those of docs/optimizers.md
+python tests/optimizer_table.py Directions  # one of them
 """
 
+import functools
 import inspect
 import os
 import pathlib
@@ -128,14 +129,16 @@ UNMEASURED = {
 READ = {"measure_with_ema", "stateless", "stateless_with_tree_map"}
 
 
+@functools.cache
+def makes(function):
+    """Whether a function of ``optax`` makes a transformation."""
+    returns = inspect.signature(function).return_annotation
+    local = function.__module__.startswith(("optax._src.factorized", "optax.transforms", "optax.contrib"))
+    return "GradientTransformation" in str(returns) or (returns is inspect.Signature.empty and local)
+
+
 def transformations():
     """Name -> maker of every transformation of ``optax`` and ``optax.contrib``."""
-
-    def makes(function):
-        returns = inspect.signature(function).return_annotation
-        local = function.__module__.startswith(("optax._src.factorized", "optax.transforms", "optax.contrib"))
-        return "GradientTransformation" in str(returns) or (returns is inspect.Signature.empty and local)
-
     found = {
         name: getattr(module, name)
         for module in (optax, optax.contrib)

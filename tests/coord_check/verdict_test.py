@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 
 import depthmup_flax as dm
 from depthmup_flax.coord_check.layer_names import collapsers
@@ -20,6 +21,16 @@ def test_a_power_is_found_inside_its_interval(slope):
         fit = fit_power({size: list(3 * size**slope * np.exp(0.1 * rng.normal(size=4))) for size in (32, 64, 128)})
         inside += abs(fit.slope - slope) < fit.interval
     assert 180 <= inside <= 198  # 95 % of 200, give or take 2.5 standard deviations
+
+
+def test_slope_and_interval_are_those_of_a_linear_regression():
+    values = {size: list(np.random.default_rng(size).lognormal(size=2)) for size in (32, 64, 128)}
+    fit = fit_power(values)
+    x, y = np.log([(size, value) for size, seeds in values.items() for value in seeds]).T
+    regression = scipy.stats.linregress(x, y)
+    assert fit.slope == pytest.approx(regression.slope)
+    assert fit.interval == pytest.approx(scipy.stats.t.ppf(0.975, 4) * regression.stderr)
+    assert str(fit_power({size: [2.0, 2.0] for size in (1, 2, 4)})) in ("+0.00 +- 0.00", "-0.00 +- 0.00")
 
 
 def test_zero_overflow_and_noise_have_their_own_verdicts():

@@ -262,7 +262,7 @@ def test_todays_blocks_move_as_much_at_every_size_under_depth_mup_alone(axis, si
         rule = dm.get_parametrization(preset, branch_multiplier=0.5)
         fixed = {"width": 32, "depth": 2} | LLAMA | {"experts": experts}
         model = dm.GPT(31, base_width=16, base_depth=2, parametrization=rule, remat="dots", **fixed)
-        found = [moves(model.clone(**{axis: size}), tokens, "adam", ("blocks", "all"), times=(1, 5)) for size in sizes]
+        found = [moves(model.clone(**{axis: size}), tokens, "adam", ("blocks", "all"), times=(1, 3)) for size in sizes]
         return slopes(sizes, [logs.mean(1) for logs in found])
 
     features, logits = np.moveaxis(slope("depth_mup"), -1, 0)

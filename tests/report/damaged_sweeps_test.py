@@ -268,7 +268,7 @@ def test_a_killed_report_leaves_every_file_old_or_new(tmp_path):
         contents.append({path.name: path.read_bytes() for path in out.iterdir() if path.name[0] != "."})
     assert contents[0].keys() == contents[1].keys()
     rng, killed = random.Random(0), 0
-    for attempt in range(10):
+    for attempt in range(6):
         child = os.fork()
         if child == 0:
             make_report((several, other)[attempt % 2], out)
@@ -278,7 +278,7 @@ def test_a_killed_report_leaves_every_file_old_or_new(tmp_path):
         killed += os.waitpid(child, 0)[1] == signal.SIGKILL
         for name, content in contents[0].items():
             assert (out / name).read_bytes() in (content, contents[1][name]), name
-    assert killed > 5
+    assert killed > 3
     make_report(several, out)
     assert {name: (out / name).read_bytes() for name in contents[0]} == contents[0]
 
