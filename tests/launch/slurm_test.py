@@ -29,8 +29,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
-# A requeued job waits until its credential expires, at least 5 s. On a busy machine the daemon may get a job later than
-# that, and Slurm starts it again.
+# A requeued job waits until its credential expires, at least 5 s. A job whose start the daemon does not confirm in
+# MessageTimeout, by default 10 s, is requeued, and so counts a restart: a busy machine may take longer.
 CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -39,7 +39,7 @@ SlurmdUser=root
 SlurmctldPort={controller_port}
 SlurmdPort={daemon_port}
 AuthType=auth/munge
-AuthInfo=socket={directory}/munge.socket,cred_expire=10
+AuthInfo=socket={directory}/munge.socket,cred_expire=5
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool
 SlurmctldPidFile={directory}/slurmctld.pid
@@ -54,6 +54,7 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
+MessageTimeout=60
 SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0
 ReturnToService=2
 KillWait=5
@@ -292,6 +293,7 @@ def test_a_preempted_run_of_two_tasks_is_requeued_and_ends_as_an_undisturbed_one
     if log := os.environ.get("SLURM_TEST_LOG"):  # a copy for inspection
         pathlib.Path(log).write_text(output)
     assert fields["JobState"] == "COMPLETED", output
+    assert fields["Restarts"] == "1", slurm.logs()
     assert "2 processes" in output
     assert re.findall("launch: job [0-9]+: (.*)", output) == ["preempted (exit code 75): requeued"], output
     # The resumed run starts at the checkpoint: no step is printed twice.

@@ -199,7 +199,7 @@ def test_a_run_whose_terminal_is_closed_saves_and_exits_with_75(tmp_path):
             assert time.monotonic() < until, shown
             shown += os.read(ours, 4096)
         os.close(ours)
-        assert process.wait(120) == errors.PREEMPTED
+        assert process.wait(60) == errors.PREEMPTED
     finally:
         process.kill()
     assert checkpoints(tmp_path)
