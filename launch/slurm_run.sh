@@ -46,10 +46,11 @@ while kill -0 "$step" 2>/dev/null; do # the trap interrupted the wait
   code=0
   wait "$step" || code=$?
 done
-case $code in # see slurm_task.sh
-  255) code=2 ;;
-  1[0-6][0-9] | 17[0-4]) code=$((code - 100)) ;;
-esac
+if [ "$code" -eq 255 ]; then # see slurm_task.sh
+  code=2
+elif [ "$code" -ge 180 ] && [ "$code" -le 253 ]; then
+  code=$((code - 179))
+fi
 
 if [ "$code" -eq 0 ] || [ "$code" -eq 2 ] || [ -n "$ended_by_slurm" ]; then
   exit "$code"

@@ -39,8 +39,12 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Tests of work directories come first: some wait for minutes, while the other workers compute."""
-    items.sort(key=lambda item: "workdir" not in item.path.parts)
+    """First the tests that wait for minutes, while the other workers compute.
+
+    The tests of Slurm come before those of work directories: they share one Slurm and its jobs, and a worker keeps the
+    head of its queue to itself.
+    """
+    items.sort(key=lambda item: (item.path.name != "slurm_test.py", "workdir" not in item.path.parts))
 
 
 def pytest_collection_finish():

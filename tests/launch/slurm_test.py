@@ -40,6 +40,7 @@ SlurmctldPort={controller_port}
 SlurmdPort={daemon_port}
 AuthType=auth/munge
 AuthInfo=socket={directory}/munge.socket,cred_expire=5
+FirstJobId={first_job}
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool
 SlurmctldPidFile={directory}/slurmctld.pid
@@ -73,7 +74,8 @@ print("run", "again" if again else "first", "task", task, " ".join(sys.argv[1:])
 print("GPUs", os.environ.get("JAX_LOCAL_DEVICE_IDS"), flush=True)
 waits = os.environ["WAITS"] == "yes" and not again
 if task == os.environ.get("FAILING_TASK"):
-    sys.exit(int(os.environ["CODE"]))
+    code = int(os.environ["CODE"])
+    os.kill(os.getpid(), code - 128) if code > 128 else sys.exit(code)
 time.sleep(600 if waits or "FAILING_TASK" in os.environ else 0)
 """
 
@@ -85,6 +87,7 @@ class Slurm:
         self.directory = directory
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_"))}
         self.environment = inherited | {"SLURM_CONF": str(directory / "slurm.conf"), "LAUNCH_PYTHON": sys.executable}
+        self._first_job, self._reservation = reserve_job_numbers()
         self._daemons: list[subprocess.Popen] = []
         self._idle: set[int] = set()
 
@@ -95,6 +98,7 @@ class Slurm:
             directory=self.directory,
             controller_port=free_port(),
             daemon_port=free_port(),
+            first_job=self._first_job,
         )
         (self.directory / "slurm.conf").write_text(text)
         for i in range(8):  # files that stand for the devices
@@ -124,6 +128,7 @@ class Slurm:
                 os.kill(pid, signal.SIGKILL)
         for daemon in self._daemons:
             daemon.wait()
+        self._reservation.close()
 
     def _processes(self) -> set[int]:
         """Ids of daemons, steps and tasks, whose environment names this configuration."""
@@ -205,6 +210,23 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def reserve_job_numbers() -> tuple[int, socket.socket]:
+    """The first of 31 job numbers that no other Slurm on this machine has, until the socket is closed.
+
+    A job's processes meet at port 61440 + number % 4096 (JAX's choice): of two jobs with the same number, each would
+    find the other's processes.
+    """
+    for number in range(0, 4096, 32):
+        held = socket.socket()
+        try:
+            held.bind(("127.0.0.1", 61440 + number))
+        except OSError:
+            held.close()
+            continue
+        return number + 1, held
+    cannot("all ports of JAX's coordinators are in use")
+
+
 @pytest.fixture(scope="module")
 def slurm():
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
@@ -258,6 +280,7 @@ def jobs(slurm, tmp_path_factory):
         ),
         "training": slurm.submit(*two, "launch/slurm.sbatch", *TRAINING, f"--workdir={workdir}", JAX_PLATFORMS="cpu"),
         "crash": submit("slurm.sbatch", *two, **crashing),
+        "killed": submit("slurm.sbatch", *two, FAILING_TASK="1", CODE="137", MAX_RESTARTS="0"),
         "bad input": submit("slurm.sbatch", *two, FAILING_TASK="0", CODE="2"),
         "cancelled": submit("slurm.sbatch", *two, waits="yes"),
         "taken by Slurm": submit("slurm.sbatch", *two, waits="yes"),
@@ -322,6 +345,11 @@ def test_a_crash_is_retried_and_its_code_is_the_jobs_even_if_other_tasks_are_pre
     assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("FAILED", "7:0", "1"), output
     assert "crashed with exit code 7: requeued, restart 1 of 1" in output
     assert output.count("task 1 --workdir=x") == 2
+
+
+def test_a_task_that_a_signal_ends_is_reported_with_the_signals_code(slurm, jobs):
+    assert slurm.ended(jobs["killed"])["ExitCode"] == "137:0"
+    assert "crashed with exit code 137: giving up" in slurm.output(jobs["killed"])
 
 
 def test_a_task_alone_on_its_node_uses_all_gpus(slurm, jobs):
