@@ -75,7 +75,9 @@ print("GPUs", os.environ.get("JAX_LOCAL_DEVICE_IDS"), flush=True)
 waits = os.environ["WAITS"] == "yes" and not again
 if task == os.environ.get("FAILING_TASK"):
     code = int(os.environ["CODE"])
-    os.kill(os.getpid(), code - 128) if code > 128 else sys.exit(code)
+    if code > 128:
+        os.kill(os.getpid(), code - 128)
+    sys.exit(code)
 time.sleep(600 if waits or "FAILING_TASK" in os.environ else 0)
 """
 
