@@ -14,7 +14,8 @@ from ml_collections import ConfigDict
 
 from benchmarks import plain
 from benchmarks.timing import RATE, repeated, timed
-from depthmup_flax import cli
+from depthmup_flax.commands import start
+from depthmup_flax.config import default_config
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.freed_memory import keep_freed_memory
 from depthmup_flax.nn import cpu, layers
@@ -23,7 +24,6 @@ from depthmup_flax.plan.flops import count_flops
 from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.sweep import sweep_config
 from depthmup_flax.training import multi_step
-from depthmup_flax.training.config import default_config
 from depthmup_flax.training.device_batches import calls as host_calls
 from depthmup_flax.training.device_batches import put_train_data
 from depthmup_flax.training.experiment import Experiment, build
@@ -158,9 +158,8 @@ def curve(
     examples: int,
     tests: int,
 ) -> Measure:
-    """A curve as ``python -m depthmup_flax.sweep`` trains it, including compilation, choice of lanes and records."""
-    cli.prepare_cpu()
-    cli.one_device_per_core()
+    """A curve as ``depthmup sweep`` trains it, including compilation, choice of lanes and records."""
+    start.one_device_per_core()
     from depthmup_flax.sweep.runner import sweep
 
     base = _config(model, batch, side)

@@ -17,7 +17,7 @@ from benchmarks.contest import ROOT
 from benchmarks.timing import timed
 
 _CONFIG = """\
-from depthmup_flax.training.config import default_config
+from depthmup_flax.config import default_config
 
 def get_config():
     config = default_config({model!r})
@@ -63,7 +63,7 @@ def importing(statement: str) -> Callable[[], dict[str, float]]:
 
 
 _TUNED = """\
-from depthmup_flax.training.config import default_config
+from depthmup_flax.config import default_config
 
 def get_config():
     config = default_config({model[name]!r})

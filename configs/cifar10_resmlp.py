@@ -14,7 +14,7 @@ import math
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.training.config import default_config
+from depthmup_flax.config import default_config
 
 
 def get_config() -> ConfigDict:

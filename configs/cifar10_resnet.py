@@ -15,7 +15,7 @@ The rate is the best of a factor-2 grid at the base after one epoch (test loss 1
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.training.config import default_config
+from depthmup_flax.config import default_config
 
 
 def get_config() -> ConfigDict:

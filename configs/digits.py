@@ -11,7 +11,7 @@ deviation; of 297 test images, one is 0.3 %). At the base, width 64 and depth 8,
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.training.config import default_config
+from depthmup_flax.config import default_config
 
 
 def get_config() -> ConfigDict:

@@ -14,7 +14,7 @@ the last 2.265, test accuracy 33.8 % (one seed, 106 seconds on 2 shared CPU core
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.training.config import default_config
+from depthmup_flax.config import default_config
 
 
 def get_config() -> ConfigDict:

@@ -15,7 +15,7 @@ pixels), 60 to 105 seconds on 2 shared CPU cores: training loss of the last of 4
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.training.config import default_config
+from depthmup_flax.config import default_config
 
 
 def get_config() -> ConfigDict:

@@ -16,7 +16,7 @@ With --config.model.experts=4 a router chooses two of four feed-forwards for eac
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.training.config import from_file
+from depthmup_flax.config import from_file
 
 
 def get_config() -> ConfigDict:

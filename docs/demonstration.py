@@ -25,13 +25,13 @@ from generated_parts import with_part
 from ml_collections import ConfigDict
 from scipy import stats
 
-from depthmup_flax import cli
+from depthmup_flax.commands import start
+from depthmup_flax.config import from_file
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.plan.programs import compile_run
 from depthmup_flax.records import COMPLETED, LEARNING_RATE, SEED, Record, read_sweep
 from depthmup_flax.report.style import canvas
 from depthmup_flax.sweep import sweep, sweep_config
-from depthmup_flax.training.config import from_file
 
 RECORDS = pathlib.Path(__file__).parent / "demonstration"
 FLOPS = RECORDS / "flops.json"
@@ -298,7 +298,7 @@ def figure(found: Outcomes) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Runs a pair, or shows what is recorded."""
     if len(arguments) == 3 and arguments[0] == "run" and arguments[1] in PAIRS:
-        cli.one_device_per_core()
+        start.one_device_per_core()
         run(*arguments[1:])
     elif list(arguments) == ["show"]:
         found = recorded()

@@ -21,13 +21,13 @@ os.environ.update(environment_for(TOPOLOGY, os.environ))
 import jax  # noqa: E402
 from generated_parts import with_part  # noqa: E402
 
+from depthmup_flax.config import from_file  # noqa: E402
 from depthmup_flax.plan.blank_data import PlannedData, Sizes  # noqa: E402
 from depthmup_flax.plan.estimate import make_plan  # noqa: E402
 from depthmup_flax.plan.programs import compile_sweep  # noqa: E402
 from depthmup_flax.plan.topologies import chip_of, topology_devices  # noqa: E402
 from depthmup_flax.sweep.grid import expand  # noqa: E402
 from depthmup_flax.sweep.program_group import plan  # noqa: E402
-from depthmup_flax.training.config import from_file  # noqa: E402
 
 PAGE = pathlib.Path(__file__).parent / "reproduction.md"
 START, END = "<!-- plans: python docs/gpu_plans.py -->", "<!-- end of plans -->"

@@ -32,7 +32,7 @@ run_limit() {
     linear_limit:*) data=("--config.data.name=${MNIST:-tfds:mnist}" "--config.data.data_dir=${DATA_DIR:-}") ;;
     training_curve:* | diversity:*) data=("--config.data.name=tfds:cifar10" "--config.data.data_dir=${DATA_DIR:-}") ;;
   esac
-  python -m depthmup_flax.limits --config="configs/limits/$name.py" --config.scale="$scale" --workdir="$workdir" \
+  python -m depthmup_flax limits --config="configs/limits/$name.py" --config.scale="$scale" --workdir="$workdir" \
     "${data[@]}"
 }
 
@@ -46,9 +46,9 @@ run_sweep() {
     imagenet:*) data=("--config.base.data.name=folder:${TINY_IMAGENET:-${recorded:-tiny-imagenet-200}}") ;;
     *) data=("--config.base.data.data_dir=${DATA_DIR:-}") ;;
   esac
-  python -m depthmup_flax.sweep --config="configs/sweeps/$name.py" --config.scale="$scale" --workdir="$workdir" \
+  python -m depthmup_flax sweep --config="configs/sweeps/$name.py" --config.scale="$scale" --workdir="$workdir" \
     "${data[@]}"
-  python -m depthmup_flax.report "$workdir" | sed '/^written:/,$d' | sed '$d' > "$workdir/report.txt"
+  python -m depthmup_flax report "$workdir" | sed '/^written:/,$d' | sed '$d' > "$workdir/report.txt"
   case $name in
     block_depth_heatmap) figures=(heatmap) ;;
     other_hparams* | imagenet) figures=(transfer curves) ;;

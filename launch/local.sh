@@ -4,7 +4,7 @@
 #   launch/local.sh --processes=2 --devices=2 -- --config=configs/digits.py --workdir=runs/digits
 #   launch/local.sh --sweep --processes=8 --gpus=1 -- --config=configs/sweeps/vit.py --workdir=runs/sweep
 #
-# Arguments after -- go to train.py, or with --sweep to python -m depthmup_flax.sweep. A single process uses all GPUs of
+# Arguments after -- go to train.py, or with --sweep to python -m depthmup_flax sweep. A single process uses all GPUs of
 # a machine: use several for a sweep, or to test here what will run on several hosts.
 #
 #   --processes=N      number of processes; with --sweep process i trains part i of N
@@ -60,7 +60,7 @@ if [ -n "$program" ]; then
   [ -f "$program" ] || fail "--program=$program is not a file: it must be a Python file."
   run=("$python" "$program" "$@")
 elif [ -n "$sweep" ]; then
-  run=("$python" -m depthmup_flax.sweep "$@")
+  run=("$python" -m depthmup_flax sweep "$@")
 else
   run=("$python" "$(dirname "$0")/../train.py" "$@")
 fi

@@ -5,7 +5,7 @@
 #   launch/tpu_pod.sh --name=vit --zone=us-west4-a --accelerator=v5litepod-256 --spot --setup="$(cat setup.sh)" -- \
 #     --config=configs/imagenet_vit.py --workdir=/mnt/runs/vit
 #
-# Arguments after -- go to train.py, or with --sweep to python -m depthmup_flax.sweep. --workdir must be storage that
+# Arguments after -- go to train.py, or with --sweep to python -m depthmup_flax sweep. --workdir must be storage that
 # all workers share and that outlives them: a bucket (gs://my-bucket/vit), or what --setup mounts.
 #
 #   --name=NAME           name of the queued resource and of the TPU
@@ -87,7 +87,7 @@ case $python in
   *) command=$(quoted "$python") ;;
 esac
 if [ -n "$sweep" ] && [ "$program" = train.py ]; then
-  command+="-m depthmup_flax.sweep "
+  command+="-m depthmup_flax sweep "
 else
   command+="$(quoted "$program")"
 fi

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 from processes import ROOT, run_command
 
+from depthmup_flax.config.fields import make_parametrization, validate
 from depthmup_flax.models import create_model
-from depthmup_flax.training.config import make_parametrization, validate
 from depthmup_flax.training.experiment import build
 from depthmup_flax.training.loop import train_and_evaluate
 
@@ -65,7 +65,7 @@ for name in modules:
     if not name.endswith("__main__"):
         importlib.import_module(name)
 require_unchanged("import")
-from depthmup_flax.training.config import default_config
+from depthmup_flax.config import default_config
 from depthmup_flax.training.loop import train_and_evaluate
 config = default_config()
 config.model.update(width=8, depth=2)

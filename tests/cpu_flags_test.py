@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from depthmup_flax import cpu_flags
-from depthmup_flax.training.config import default_config
+from depthmup_flax.config import default_config
 from depthmup_flax.training.experiment import build
 
 HERE = importlib.metadata.version("jaxlib"), platform.machine(), cpu_flags.this_processor()

@@ -14,8 +14,8 @@ import sys
 import pytest
 
 import depthmup_flax
-from depthmup_flax import shipped_configs
-from depthmup_flax.__main__ import COMMANDS
+from depthmup_flax.commands.app import COMMANDS
+from depthmup_flax.config import shipped as shipped_configs
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -7,7 +7,7 @@ import pytest
 from packaging.requirements import Requirement
 from processes import run_command
 
-from depthmup_flax import doctor
+from depthmup_flax.commands import doctor
 from depthmup_flax.cpu_flags import choose_cpu_flags
 
 HEALTHY = """print('{"devices": ["cpu", "cpu"]}'); print('{"digits": 1500}')"""

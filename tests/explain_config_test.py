@@ -3,10 +3,12 @@
 import pytest
 from processes import run_command
 
-from depthmup_flax import config_files, explain_config, shipped_configs
+from depthmup_flax.commands import config as explain_config
+from depthmup_flax.config import default_config
+from depthmup_flax.config import files as config_files
+from depthmup_flax.config import shipped as shipped_configs
 from depthmup_flax.models import MODELS
 from depthmup_flax.rule.parametrization import PRESETS
-from depthmup_flax.training.config import default_config
 
 
 def config(*words, cwd=None):

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from depthmup_flax import field_comments
+from depthmup_flax.config import field_comments
 
 
 @dataclasses.dataclass

@@ -7,8 +7,8 @@ import sys
 import pytest
 from processes import ROOT, run_command
 
-from depthmup_flax import command_help
-from depthmup_flax.__main__ import COMMANDS
+from depthmup_flax.commands import parser
+from depthmup_flax.commands.app import COMMANDS
 
 WITH_CONFIG = ("train", "sweep", "tune", "check", "plan", "limits", "config")
 
@@ -40,7 +40,6 @@ def test_help_of_a_command_fits_a_screen_and_has_all_its_parts(name):
 @pytest.mark.parametrize(
     "words",
     [
-        ("-m", "depthmup_flax.sweep", "--help"),
         ("-m", "depthmup_flax", "sweep", "-h"),
         ("-m", "depthmup_flax", "help", "sweep"),
         ("-m", "depthmup_flax", "sweep", "--config=nothing", "--nothing", "--help"),
@@ -66,19 +65,19 @@ def test_a_wrong_flag_points_to_help():
     assert done.stderr == "error: unknown flag --nothing_like_it: --help lists the flags.\n"
 
 
-def test_help_behind_two_dashes_is_a_word():
-    assert command_help.is_asked_for(["a", "--help"])
-    assert not command_help.is_asked_for(["--", "--help"])
-    assert not command_help.is_asked_for(["--prompt=--help"])
+def test_help_after_two_dashes_is_a_word():
+    assert parser.is_help_asked_for(["a", "--help"])
+    assert not parser.is_help_asked_for(["--", "--help"])
+    assert not parser.is_help_asked_for(["--prompt=--help"])
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_imports_no_jax(name):
     code = f"""
 import sys
-from depthmup_flax import __main__ as main
+from depthmup_flax.commands.app import main
 try:
-    main.main([{name!r}, "--help"])
+    main([{name!r}, "--help"])
 finally:
     assert not {{"jax", "flax", "tensorflow"}} & sys.modules.keys()
 """

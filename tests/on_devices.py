@@ -16,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import depthmup_flax as dm
+from depthmup_flax.config import default_config
 from depthmup_flax.nn import attention, fused_attention
 from depthmup_flax.nn.cpu import dense_product
 from depthmup_flax.nn.own_gradient import with_gradient_of
@@ -24,7 +25,6 @@ from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.rule.roles import axes_from_annotations, variable_shapes
 from depthmup_flax.training import cross_entropy
-from depthmup_flax.training.config import default_config
 from depthmup_flax.training.device_batches import Waiting, put_train_data, train_calls
 from depthmup_flax.training.experiment import build
 from depthmup_flax.training.multi_step import train_step_of

@@ -13,9 +13,9 @@ from processes import run_command
 from small_runs import config
 
 import depthmup_flax as dm
+from depthmup_flax.commands.predict import as_csv, as_json, classified
+from depthmup_flax.config import default_config
 from depthmup_flax.data import DataConfig, given_images, load
-from depthmup_flax.predict import as_csv, as_json, classified
-from depthmup_flax.training.config import default_config
 from depthmup_flax.training.loop import train_and_evaluate
 
 
@@ -55,7 +55,7 @@ def test_tables_can_be_read_by_others():
 
 
 def test_the_command_prints_classes_and_writes_files(digits, tmp_path):
-    command = ("-m", "depthmup_flax.predict", digits / "run", digits / "images")
+    command = ("-m", "depthmup_flax", "predict", digits / "run", digits / "images")
     done = run_command(*command, "--top=2")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -87,7 +87,7 @@ def test_wrong_arguments_are_one_sentence_and_code_2(arguments, says, digits):
     names = {"RUN": str(digits / "run"), "IMAGES": str(digits / "images")}
     for name, path in names.items():
         arguments = [argument.replace(name, path) for argument in arguments]
-    done = run_command("-m", "depthmup_flax.predict", *arguments)
+    done = run_command("-m", "depthmup_flax", "predict", *arguments)
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = done.stderr.splitlines()
     assert re.search(f"^error: .*{says}", line), line
@@ -102,7 +102,7 @@ def test_a_language_model_continues_the_prompt(tmp_path):
     gpt.data.update(name=f"text:{text}", context=16)
     gpt.train.update(batch_size=16, steps=2, eval_every=2)
     train_and_evaluate(gpt, tmp_path / "run")
-    command = ("-m", "depthmup_flax.predict", tmp_path / "run")
+    command = ("-m", "depthmup_flax", "predict", tmp_path / "run")
     done = run_command(*command, "--prompt=the rain", "--tokens=20", "--seed=3")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "the rain" + dm.load_run(tmp_path / "run").generate("the rain", 20, seed=3) + "\n"

@@ -16,7 +16,8 @@ import threading
 import time
 import traceback
 
-from depthmup_flax import console, errors
+from depthmup_flax import errors
+from depthmup_flax.commands import console
 
 # The fork server skips a module that it cannot import, silently: the assertion below does not.
 _PRELOADED = (

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from depthmup_flax import run_hash
+from depthmup_flax.config import fields as configs
 from depthmup_flax.run_hash import ADDED, EXECUTION, RunNames
-from depthmup_flax.training import config as configs
 
 BASE = json.loads(configs.to_json(configs.default_config("gpt")))
 POINTS = [

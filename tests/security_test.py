@@ -9,8 +9,8 @@ import pytest
 from planted_sweeps import RATES, X, parabola, sweep_of, write
 from small_runs import config
 
+from depthmup_flax.config import from_file
 from depthmup_flax.records import SEED
-from depthmup_flax.training.config import from_file
 
 SCRIPT = "<script>alert(1)</script>"
 # Audit events of Python when it loads code or pickles, or calls another program or host; and when it compiles code, as

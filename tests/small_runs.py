@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from depthmup_flax.config import default_config
 from depthmup_flax.records import read_records
 from depthmup_flax.sweep.grid import sweep_config
-from depthmup_flax.training.config import default_config
 
 
 def config(**train):

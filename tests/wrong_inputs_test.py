@@ -11,7 +11,7 @@ from processes import ROOT, run_command
 
 from depthmup_flax.errors import BAD_INPUT, closest
 
-_IMPORTS = "from depthmup_flax.training.config import default_config\n\n\ndef get_config():\n    "
+_IMPORTS = "from depthmup_flax.config import default_config\n\n\ndef get_config():\n    "
 _SWEEP = "import depthmup_flax.sweep as s\n" + _IMPORTS
 # Below {files}; the line of the error is that of the comment.
 FILES = {
@@ -34,7 +34,7 @@ FILES = {
     "type.py": _IMPORTS + "config = default_config()\n    config.train.batch_size = 'many'\n    return config\n",
     "model.py": _IMPORTS + "return default_config('res_mpl')\n",
     "argument.py": _IMPORTS + "config = default_config()\n    config.optimizer.kwargs.betta = 0.9\n    return config\n",
-    "parent.py": "from depthmup_flax.training.config import from_file\n\n\ndef get_config():\n"
+    "parent.py": "from depthmup_flax.config import from_file\n\n\ndef get_config():\n"
     "    return from_file(__file__.replace('parent', 'undefined'))\n",
     "axis.py": _SWEEP + "grids = {'a': {'model.dpth': (4, 8)}}\n"
     "    return s.sweep_config(default_config(), grids, figure='a', title='A', scale='cpu')\n",

@@ -9,8 +9,8 @@ examples, and around 128 in runs of 38,400.
 
 from ml_collections import ConfigDict
 
+from depthmup_flax.config import from_file
 from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
-from depthmup_flax.training.config import from_file
 
 BATCH, STEPS = 64, 150  # of the base run
 

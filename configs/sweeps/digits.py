@@ -6,8 +6,8 @@ depthmup report runs/sweep
 
 from ml_collections import ConfigDict
 
+from depthmup_flax.config import default_config
 from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
-from depthmup_flax.training.config import default_config
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

@@ -9,7 +9,7 @@ Adam's at equal steps (n = 5).
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.training.config import from_file
+from depthmup_flax.config import from_file
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

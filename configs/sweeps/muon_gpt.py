@@ -9,7 +9,7 @@ under ``depth_mup``. Muon's lowest losses are 0.10 to 0.12 below Adam's at equal
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.training.config import from_file
+from depthmup_flax.config import from_file
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

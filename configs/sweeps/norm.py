@@ -11,8 +11,8 @@ LayerNorm: the same of the loss; the best rate falls by an octave with the scali
 
 from ml_collections import ConfigDict
 
+from depthmup_flax.config import from_file
 from depthmup_flax.sweep import at_scale, powers_of_two, sweep_config
-from depthmup_flax.training.config import from_file
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

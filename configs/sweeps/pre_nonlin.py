@@ -12,8 +12,8 @@ it last (n = 8).
 
 from ml_collections import ConfigDict
 
+from depthmup_flax.config import from_file
 from depthmup_flax.sweep import at_scale, sweep_config
-from depthmup_flax.training.config import from_file
 
 
 def get_config(scale: str = "cpu") -> ConfigDict:

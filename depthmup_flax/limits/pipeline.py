@@ -14,12 +14,12 @@ from typing import Any, Protocol, TypeAlias, cast
 import jax
 from ml_collections import ConfigDict
 
+from depthmup_flax.config import fields as configs
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.limits.panels import Page
 from depthmup_flax.precision import products_in
 from depthmup_flax.provenance import commit, versions
 from depthmup_flax.report.style import require_matplotlib, save
-from depthmup_flax.training import config as configs
 from depthmup_flax.types import Json
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import open_lines, write_atomically

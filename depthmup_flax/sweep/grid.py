@@ -16,10 +16,10 @@ from typing import Any
 from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
+from depthmup_flax.config import fields as configs
 from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.records import CONTINUOUS, LEARNING_RATE, SEED, SweepInfo
 from depthmup_flax.run_hash import EXECUTION
-from depthmup_flax.training import config as configs
 
 SCALES = ("smoke", "cpu", "long", "gpu", "paper")
 _POSITIVE = (LEARNING_RATE, "parametrization.gamma0")
@@ -41,7 +41,7 @@ def sweep_config(
     """The config of a sweep.
 
     Args:
-      base: config of a run, from `depthmup_flax.training.config.default_config` or a config file.
+      base: config of a run, from `depthmup_flax.config.fields.default_config` or a config file.
       grids: name -> dotted field -> values. On the command line: ``--config.grids.depths.model.depth="(4, 8)"``.
       figure: id of the figure.
       title: one sentence.
@@ -92,7 +92,7 @@ def expand(config: ConfigDict) -> list[Run]:
     """All runs, each once, in the order of the grids.
 
     Raises:
-      InputError: an invalid axis or value, or a run that `depthmup_flax.training.config.validate` refuses.
+      InputError: an invalid axis or value, or a run that `depthmup_flax.config.fields.validate` refuses.
     """
     _validate(config)
     axes = list(sweep_info(config).axes)
@@ -102,7 +102,7 @@ def expand(config: ConfigDict) -> list[Run]:
 
 
 def make_run(base: ConfigDict, axes: Sequence[str], values: Mapping[str, Any]) -> Run:
-    """The run of the base config with some fields changed; checked by `depthmup_flax.training.config.validate`."""
+    """The run of the base config with some fields changed; checked by `depthmup_flax.config.fields.validate`."""
     config = base.copy_and_resolve_references()
     for path, value in values.items():
         configs.set_field(config, path, value)

@@ -27,13 +27,13 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from depthmup_flax.config.fields import get_field
 from depthmup_flax.cpu_flags import drawing_options
 from depthmup_flax.data import eval_batches
 from depthmup_flax.parallel import sharding
 from depthmup_flax.records import CONTINUOUS, SEED
 from depthmup_flax.sweep.grid import Run
 from depthmup_flax.sweep.lane_layout import cohorts, lay_out
-from depthmup_flax.training.config import get_field
 from depthmup_flax.training.device_batches import Waiting, batch_of, calls, read_ahead_if_streamed
 from depthmup_flax.training.experiment import Experiment, traced
 from depthmup_flax.training.multi_step import (

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from depthmup_flax import console
+from depthmup_flax import messages
 from depthmup_flax.parallel.host import cpu_cores
 from depthmup_flax.records import DIVERGED, Record
 from depthmup_flax.sweep.cohort import Cohort
@@ -42,7 +42,7 @@ class SweepProgress:
         self._first_step = 0  # of it, in this process
         self._started = self._shown = time.perf_counter()
         self._line: tqdm | None = None
-        if console.rewrites_lines():
+        if messages.rewrites_lines():
             self._line = tqdm(bar_format="{desc}", file=sys.stdout, dynamic_ncols=True, leave=False)
         self.add(groups, done)
         recorded = f", {self._finished} already recorded" if self._finished else ""
@@ -93,7 +93,7 @@ class SweepProgress:
         self.close()
         elapsed = tqdm.format_interval(time.perf_counter() - self._started)
         totals = f"{self._finished} runs, {self._diverged} diverged{self._best_text(', lowest loss ')}, {elapsed}"
-        log.info(totals, extra=console.RESULT)
+        log.info(totals, extra=messages.RESULT)
 
     def close(self) -> None:
         """Removes the line from a terminal."""

@@ -14,6 +14,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from depthmup_flax.config.fields import differences, listed, run_differences
 from depthmup_flax.data import Dataset, LoadOnce
 from depthmup_flax.errors import InputError
 from depthmup_flax.parallel.preemption import Preemption
@@ -28,7 +29,6 @@ from depthmup_flax.sweep.lane_program import Program, sweep_mesh
 from depthmup_flax.sweep.program_group import Group, GroupPrograms, groups_of_shard, plan
 from depthmup_flax.sweep.progress import SweepProgress
 from depthmup_flax.sweep.resume import Unfinished
-from depthmup_flax.training.config import differences, listed, run_differences
 from depthmup_flax.training.device_batches import put_train_data
 from depthmup_flax.types import Batch
 from depthmup_flax.workdir import directory as workdirs

@@ -16,6 +16,7 @@ from clu.parameter_overview import get_parameter_overview
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
+from depthmup_flax.config.fields import make_parametrization, optimizer_kwargs, set_field, validate
 from depthmup_flax.data import Dataset, load, steps_per_epoch
 from depthmup_flax.errors import InputError
 from depthmup_flax.models import MODELS, create_model
@@ -29,7 +30,6 @@ from depthmup_flax.rule.optimizer import depthmup, freeze, warmup_schedule
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.rule.roles import axes_from_annotations, info_from_annotations, init_shapes, variable_shapes
-from depthmup_flax.training.config import make_parametrization, optimizer_kwargs, set_field, validate
 from depthmup_flax.training.step import TrainState, init_state, state_of
 from depthmup_flax.types import ArrayTree, InfoTree, Scalar
 

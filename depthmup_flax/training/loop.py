@@ -16,17 +16,17 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.console import RESULT
+from depthmup_flax.config import fields as configs
 from depthmup_flax.data import TextDataset, stored_dataset
 from depthmup_flax.errors import InputError, Preempted, RunStopped
 from depthmup_flax.garbage import few_collections
+from depthmup_flax.messages import RESULT
 from depthmup_flax.parallel import distributed, sharding
 from depthmup_flax.parallel.fingerprints import require_equal_copies
 from depthmup_flax.parallel.preemption import Preemption
 from depthmup_flax.provenance import versions
 from depthmup_flax.records import DIVERGED
 from depthmup_flax.rule.info_trees import info_to_json
-from depthmup_flax.training import config as configs
 from depthmup_flax.training import same_run, stored_run
 from depthmup_flax.training.checkpoint import Checkpointer
 from depthmup_flax.training.device_batches import Waiting, held_out_batches, put_train_data, train_calls
@@ -68,7 +68,7 @@ def train_and_evaluate(
     to which every process writes the arrays of its devices; ``workdir`` is a directory that all processes share.
 
     Args:
-      config: from a config file (see `depthmup_flax.training.config.default_config`).
+      config: from a config file (see `depthmup_flax.config.fields.default_config`).
       workdir: created if absent.
       overwrite: delete an earlier run's files in ``workdir`` and start from step 0.
       writers: receive the metrics, besides those of ``train.writers``; each is called in a thread of its own in process

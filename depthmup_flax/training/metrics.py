@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from depthmup_flax import console
+from depthmup_flax import messages
 from depthmup_flax.training.experiment import Experiment
 from depthmup_flax.training.writers import Writer, open_writers
 from depthmup_flax.workdir.buckets import Scratch
@@ -82,7 +82,7 @@ class Progress:
         self.units_per_step = experiment.config.train.batch_size * experiment.dataset.units_per_example
         self._step, self._seconds, self._since = first_step, 0.0, time.perf_counter()
         self._bar, self._silent = None, silent
-        if console.rewrites_lines() and not silent:
+        if messages.rewrites_lines() and not silent:
             self._bar = tqdm(total=self._total, initial=first_step, unit="step", file=sys.stdout, dynamic_ncols=True)
 
     @contextlib.contextmanager

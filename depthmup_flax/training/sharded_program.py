@@ -10,10 +10,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from depthmup_flax.config import fields as configs
 from depthmup_flax.cpu_flags import drawing_options
 from depthmup_flax.data import stored_dataset
 from depthmup_flax.parallel import sharding
-from depthmup_flax.training import config as configs
 from depthmup_flax.training.device_batches import batch_of
 from depthmup_flax.training.experiment import Experiment
 from depthmup_flax.training.multi_step import (

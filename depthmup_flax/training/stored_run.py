@@ -7,8 +7,8 @@ import pathlib
 
 from ml_collections import ConfigDict
 
+from depthmup_flax.config.fields import listed, run_differences, to_json
 from depthmup_flax.errors import InputError
-from depthmup_flax.training.config import listed, run_differences, to_json
 from depthmup_flax.workdir.files import delete_tree, read_json
 
 GARBLED = "delete it, or pass --overwrite to restart the run"  # the remedy for a file that is not JSON

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from depthmup_flax.config import fields as configs
 from depthmup_flax.data import (
     DATA_DEFAULTS,
     DataConfig,
@@ -29,7 +30,6 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.models import create_model
 from depthmup_flax.rule.info_trees import info_from_json, param_count
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.training import config as configs
 from depthmup_flax.training.checkpoint import best_step, read_checkpoint, saved_steps
 from depthmup_flax.training.metrics_table import Columns, read_metrics
 from depthmup_flax.training.text_generation import SAMPLE_TEMPERATURE, generate

@@ -7,6 +7,7 @@ import warnings
 
 from ml_collections import ConfigDict
 
+from depthmup_flax.config.fields import optimizer_kwargs, set_field
 from depthmup_flax.errors import InputError
 from depthmup_flax.rule.rescaling import (
     DEFAULT,
@@ -16,7 +17,6 @@ from depthmup_flax.rule.rescaling import (
     rescaled_hyperparameters,
     rescaling_table,
 )
-from depthmup_flax.training.config import optimizer_kwargs, set_field
 
 _FIELDS = ("learning_rate", "warmup_steps", "weight_decay")
 

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
-from depthmup_flax import console, shipped_configs
+from depthmup_flax import messages
+from depthmup_flax.config import shipped as shipped_configs
+from depthmup_flax.config.fields import field_paths, from_file, get_field, set_field
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.errors import InputError
 from depthmup_flax.sweep.runner import sweep
-from depthmup_flax.training.config import field_paths, from_file, get_field, set_field
 from depthmup_flax.training.experiment import build
 from depthmup_flax.tune.choice import best, describe
 from depthmup_flax.tune.rescaled_target import Rescaling, rescale_target
@@ -79,9 +80,9 @@ def tune(
     log.info(
         "%s\n\n%d runs of the proxy took %s s. The same search on the target would be %s.\nWritten to %s",
         *(summary, len(records), f"{seconds:,.0f}", work, tuned),
-        extra=console.RESULT,
+        extra=messages.RESULT,
     )
-    console.next_step(f"{_train_command(tuned)} --workdir={directory / 'target'}")
+    messages.next_step(f"{_train_command(tuned)} --workdir={directory / 'target'}")
 
 
 def _train_command(tuned: pathlib.Path) -> str:
@@ -108,7 +109,7 @@ def tuned_file(
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.training.config import from_file
+from depthmup_flax.config.fields import from_file
 
 
 def get_config() -> ConfigDict:

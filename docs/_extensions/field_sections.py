@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from typing import TYPE_CHECKING, Any
 
-from depthmup_flax import field_comments
+from depthmup_flax.config import field_comments
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

@@ -8,7 +8,7 @@
 #     --claim=runs -- --config=configs/sweeps/vit.py --workdir=/runs/sweep
 #
 # Arguments after -- go to train.py (jobset.yaml: a pod on every host of a slice), or with --sweep to python -m
-# depthmup_flax.sweep (sweep.yaml: independent parts). Requires kubectl with access to the cluster and, for a run,
+# depthmup_flax sweep (sweep.yaml: independent parts). Requires kubectl with access to the cluster and, for a run,
 # JobSet in the cluster (https://jobset.sigs.k8s.io). Dockerfile builds the image.
 #
 #   --name=NAME            name of the JobSet or Job
@@ -86,7 +86,7 @@ if [ -n "$sweep" ]; then
   whole --sweep "$sweep" 1
   [ "$hosts" -eq 1 ] || fail "--topology=$topology is $hosts hosts of $chips chips: a part of a sweep uses one host. For example: --topology=2x2."
   # shellcheck disable=SC2016 # the pod's shell expands it
-  kind=job program=(bash -c 'exec python -m depthmup_flax.sweep --shard="$JOB_COMPLETION_INDEX/'"$sweep"'" "$@"' sweep)
+  kind=job program=(bash -c 'exec python -m depthmup_flax sweep --shard="$JOB_COMPLETION_INDEX/'"$sweep"'" "$@"' sweep)
 fi
 
 quoted() { # TEXT: as a JSON string, which is valid YAML

@@ -7,7 +7,7 @@ from processes import run_command
 
 
 def command(*arguments):
-    return run_command("-m", "depthmup_flax.coord_check", *arguments)
+    return run_command("-m", "depthmup_flax", "check", *arguments)
 
 
 @pytest.mark.parametrize(

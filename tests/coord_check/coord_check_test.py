@@ -12,11 +12,11 @@ from chains import BASE_DEPTH, BASE_WIDTH, DEPTHS, RULE, WIDTHS, Chain, X, Y, ca
 from flax import nnx
 
 import depthmup_flax as dm
+from depthmup_flax.config import default_config
 from depthmup_flax.coord_check import Network, coord_check, linen_network, nnx_network
 from depthmup_flax.coord_check.from_config import check_config
 from depthmup_flax.power_fits import fit_power
 from depthmup_flax.rule.info_trees import is_info
-from depthmup_flax.training.config import default_config
 
 
 class Block(nn.Module):

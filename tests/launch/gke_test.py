@@ -241,7 +241,7 @@ def test_flags_reach_the_parts_of_a_sweep_unchanged(gke):
     command = [as_kubernetes_expands(text) for text in command]
     command[2] = command[2].replace("exec python -m", "exec printf '%s\\0' -m")
     done = subprocess.run(command, env=os.environ | {"JOB_COMPLETION_INDEX": "5"}, capture_output=True, check=True)
-    expected = ["-m", "depthmup_flax.sweep", "--shard=5/64", *AWKWARD]
+    expected = ["-m", "depthmup_flax", "sweep", "--shard=5/64", *AWKWARD]
     assert done.stdout.decode().split("\0")[:-1] == expected
 
 

@@ -7,10 +7,10 @@ import jax
 import pytest
 from processes import run_command
 
+from depthmup_flax.config import from_file
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits import limits_config, pipeline, run
 from depthmup_flax.limits.panels import page
-from depthmup_flax.training.config import from_file
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -132,7 +132,7 @@ def test_an_unknown_figure_is_one_sentence(tmp_path):
     ],
 )
 def test_a_wrong_command_line_is_one_sentence_and_exit_code_2(flags, sentence):
-    done = run_command("-m", "depthmup_flax.limits", *flags)
+    done = run_command("-m", "depthmup_flax", "limits", *flags)
     assert done.returncode == 2
     assert done.stderr.strip().startswith(sentence), done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

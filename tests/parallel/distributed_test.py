@@ -13,14 +13,14 @@ import pytest
 from joined import Joined, free_port, train_py
 
 from depthmup_flax import InputError, data, errors
+from depthmup_flax.config.fields import default_config, from_file
 from depthmup_flax.parallel import distributed, sharding
-from depthmup_flax.training.config import default_config, from_file
 from depthmup_flax.training.loop import train_and_evaluate
 
 STEPS = 12
 
 SETTINGS = f"""
-from depthmup_flax.training.config import default_config
+from depthmup_flax.config import default_config
 
 def get_config():
     config = default_config("simple_resnet")

@@ -9,7 +9,7 @@ SMALL = ("--config.model.depth=2", "--config.model.width=16")
 
 
 def plan(*arguments):
-    return run_command("-m", "depthmup_flax.plan", *arguments)
+    return run_command("-m", "depthmup_flax", "plan", *arguments)
 
 
 def test_json_is_the_only_thing_on_stdout():

@@ -7,6 +7,7 @@ import pytest
 from ml_collections import ConfigDict
 from small_runs import a_sweep
 
+from depthmup_flax.config import default_config
 from depthmup_flax.parallel import sharding
 from depthmup_flax.plan import programs
 from depthmup_flax.plan.blank_data import PlannedData, Sizes
@@ -17,7 +18,6 @@ from depthmup_flax.plan.programs import OutOfMemory, compile_run, compile_sweep,
 from depthmup_flax.plan.remedies import remedies, sweep_remedies
 from depthmup_flax.plan.summary import as_json, duration, memory_line, text
 from depthmup_flax.plan.topologies import CHIPS
-from depthmup_flax.training.config import default_config
 from depthmup_flax.training.device_batches import put_train_data
 from depthmup_flax.training.experiment import build
 from depthmup_flax.training.sharded_program import ShardedProgram

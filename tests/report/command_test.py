@@ -13,11 +13,11 @@ SWEEP = sweep_of(parabola, {"model.depth": (4, 8), X: RATES[4:5]})
 
 def test_the_command_prints_tables_and_paths_and_refuses_a_directory_without_a_sweep(tmp_path):
     sweep = write(tmp_path / "sweep", sweep_of(parabola, {"model.depth": (4, 8), X: RATES[4:5]}))
-    done = run_command("-m", "depthmup_flax.report", sweep, f"--out={tmp_path / 'out'}")
+    done = run_command("-m", "depthmup_flax", "report", sweep, f"--out={tmp_path / 'out'}")
     assert done.returncode == 0, done.stderr
     assert "best learning rate" in done.stdout
     assert str(tmp_path / "out" / "report.html") in done.stdout
-    done = run_command("-m", "depthmup_flax.report", tmp_path)
+    done = run_command("-m", "depthmup_flax", "report", tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert len(done.stderr.strip().splitlines()) == 1
@@ -31,7 +31,7 @@ def test_without_a_directory_the_report_is_of_the_sweep_that_was_written_to_last
         for file in ("sweep.json", "records.jsonl"):
             os.utime(path / file, (k, k))
     os.utime(tmp_path / "runs" / "newest" / "records.jsonl", (9, 9))
-    done = run_command("-m", "depthmup_flax.report", cwd=tmp_path)
+    done = run_command("-m", "depthmup_flax", "report", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "the newest sweep: runs/newest"
     assert (tmp_path / "runs" / "newest" / "report" / "report.html").exists()
@@ -39,7 +39,7 @@ def test_without_a_directory_the_report_is_of_the_sweep_that_was_written_to_last
 
 def test_without_a_directory_and_a_sweep_one_sentence_says_what_to_type(tmp_path):
     (tmp_path / "runs" / "digits").mkdir(parents=True)
-    done = run_command("-m", "depthmup_flax.report", cwd=tmp_path)
+    done = run_command("-m", "depthmup_flax", "report", cwd=tmp_path)
     assert done.returncode == 2
     assert "there is no sweep below ./runs: name the --workdir of a sweep, depthmup report DIR" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -49,7 +49,7 @@ def opened(directory, environment):
     """What the command with ``--open`` prints with these variables."""
     nowhere = dict.fromkeys(("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"), "")
     sweep = write(directory / "sweep", SWEEP)
-    words = ("-m", "depthmup_flax.report", str(sweep), "--open")
+    words = ("-m", "depthmup_flax", "report", str(sweep), "--open")
     process = processes.Process(
         directory / "log", processes.with_environment, nowhere | environment, processes.command, *words
     )

@@ -7,6 +7,7 @@ import shutil
 import pytest
 from processes import ROOT
 
+from depthmup_flax.config.fields import default_config, from_file, run_differences
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import read_info, read_runs, read_sweep
 from depthmup_flax.report import make_report
@@ -16,7 +17,6 @@ from depthmup_flax.run_hash import RunNames
 from depthmup_flax.sweep.grid import expand, sweep_config, sweep_info
 from depthmup_flax.sweep.grid_extension import extension
 from depthmup_flax.sweep.runner import sweep
-from depthmup_flax.training.config import default_config, from_file, run_differences
 from depthmup_flax.tune.proxy import proxy_config, tuning_sweep
 from depthmup_flax.tune.rescaled_target import Rescaling
 from depthmup_flax.tune.search import tune
@@ -92,7 +92,7 @@ def test_a_search_of_the_first_version_is_resumed_without_training(tmp_path, log
     target.data.update(name="synthetic", train_examples=64, test_examples=16)
     target.train.update(batch_size=8, steps=10, log_every=5)
     (tmp_path / "target.py").write_text(
-        "from depthmup_flax.training.config import default_config\n\nget_config = default_config\n"
+        "from depthmup_flax.config import default_config\n\nget_config = default_config\n"
     )
     proxy, large = proxy_config(target, 8, 2)
     file = str(tmp_path / "target.py")

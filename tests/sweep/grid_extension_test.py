@@ -5,10 +5,10 @@ import math
 
 import pytest
 
+from depthmup_flax.config import default_config
 from depthmup_flax.records import COMPLETED, Record
 from depthmup_flax.sweep.grid import expand, sweep_config
 from depthmup_flax.sweep.grid_extension import extension, next_value
-from depthmup_flax.training.config import default_config
 
 RATE = "optimizer.learning_rate"
 

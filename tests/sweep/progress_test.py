@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tqdm import tqdm
 
-from depthmup_flax import console
+from depthmup_flax import messages
 from depthmup_flax.records import COMPLETED, DIVERGED
 from depthmup_flax.sweep import progress
 from depthmup_flax.sweep.progress import SweepProgress
@@ -91,7 +91,7 @@ def test_a_sweep_says_when_its_devices_are_cpu_cores(platform, size, devices, mo
 
 def test_on_a_terminal_it_says_compiling_until_the_next_runs_train(clock, monkeypatch, logged):
     terminal = io.StringIO()
-    monkeypatch.setattr(console, "rewrites_lines", lambda: True)
+    monkeypatch.setattr(messages, "rewrites_lines", lambda: True)
     monkeypatch.setattr(progress.sys, "stdout", terminal)
     first, second = group(1, 1.0), group(1, 2.0)
     shown = SweepProgress([first, second], {})
@@ -118,7 +118,7 @@ def test_what_an_interrupted_cohort_had_trained_is_not_counted_as_this_processs_
 
 def test_on_a_terminal_one_line_of_at_most_80_columns_is_rewritten(clock, monkeypatch, logged):
     terminal = io.StringIO()
-    monkeypatch.setattr(console, "rewrites_lines", lambda: True)
+    monkeypatch.setattr(messages, "rewrites_lines", lambda: True)
     monkeypatch.setattr(progress.sys, "stdout", terminal)
     many = group(12345, 1e9)
     shown = SweepProgress([many], {run.hash: record(0.123456) for run in many.runs[:5000]})

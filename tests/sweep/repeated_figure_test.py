@@ -5,9 +5,9 @@ import pytest
 from data_sets import real_data
 from processes import ROOT
 
+from depthmup_flax.config import from_file
 from depthmup_flax.records import SEED, read_sweep
 from depthmup_flax.sweep.runner import sweep
-from depthmup_flax.training.config import from_file
 
 LANES_DIFFER_BY = 0.02  # losses of one run in programs of other lanes, at most
 

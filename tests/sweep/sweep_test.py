@@ -16,6 +16,7 @@ import processes
 import pytest
 from processes import ROOT, run_command
 
+from depthmup_flax.config.fields import default_config, validate
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import Record, read_records, read_sweep
@@ -27,7 +28,6 @@ from depthmup_flax.sweep.lane_layout import cohorts, lay_out, one_seed_fits
 from depthmup_flax.sweep.lane_program import row_major, sweep_mesh
 from depthmup_flax.sweep.program_group import GroupPrograms, plan
 from depthmup_flax.sweep.runner import sweep
-from depthmup_flax.training.config import default_config, validate
 from depthmup_flax.training.device_batches import put_train_data
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.training.multi_step import CallLength, Periods
@@ -595,11 +595,11 @@ def test_the_commands_sweep_report_and_refuse(tmp_path):
     config = f"--config={ROOT / 'configs/sweeps/digits.py'}"
     only = "--config.grids.depths."
     grid = ["--config.scale=smoke", f"{only}model.depth=(4,)", f"{only}parametrization.preset=('depth_mup',)"]
-    done = run_command("-m", "depthmup_flax.sweep", config, *grid, "--workdir=s", cwd=tmp_path)
+    done = run_command("-m", "depthmup_flax", "sweep", config, *grid, "--workdir=s", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "3 runs in 1 compiled groups" in done.stdout
     assert "ETA" in done.stdout
-    reported = run_command("-m", "depthmup_flax.report", "s", cwd=tmp_path)
+    reported = run_command("-m", "depthmup_flax", "report", "s", cwd=tmp_path)
     assert reported.returncode == 0, reported.stderr
     assert (tmp_path / "s" / "report" / "report.html").exists()
     for arguments, sentence in (
@@ -609,7 +609,7 @@ def test_the_commands_sweep_report_and_refuse(tmp_path):
         ([config, "--config.scale=smoke", "--workdir=s", "--shard=4/4"], "--shard is 4/4: write i/n"),
         ([config, "--config.scale=smoke", "--workdir=s", "--lanes=many"], "--lanes is many: use auto"),
     ):
-        refused = run_command("-m", "depthmup_flax.sweep", *arguments, cwd=tmp_path)
+        refused = run_command("-m", "depthmup_flax", "sweep", *arguments, cwd=tmp_path)
         assert refused.returncode == 2
         assert sentence in refused.stderr
         assert "Traceback" not in refused.stderr

@@ -10,8 +10,8 @@ from data_sets import write_image
 from joined import Joined
 
 from depthmup_flax import InputError
+from depthmup_flax.config.fields import config_hash, default_config
 from depthmup_flax.errors import RunStopped
-from depthmup_flax.training.config import config_hash, default_config
 from depthmup_flax.training.loop import train_and_evaluate
 
 BAD = {"train": (3, 17), "test": (1, 12)}
@@ -100,7 +100,7 @@ def test_two_processes_count_the_bad_examples_of_both_and_train_as_one(tmp_path)
     expected = train_and_evaluate(run(root), tmp_path / "one")
     settings = tmp_path / "settings.py"
     settings.write_text(
-        "from depthmup_flax.training.config import default_config\n\ndef get_config():\n"
+        "from depthmup_flax.config import default_config\n\ndef get_config():\n"
         f"    config = default_config()\n    config.update_from_flattened_dict({fields(root)!r})\n    return config\n"
     )
     pair = Joined(tmp_path / "logs", 2, 1, f"--workdir={tmp_path / 'two'}", f"--config={settings}")

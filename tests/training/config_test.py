@@ -4,8 +4,8 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from depthmup_flax import run_hash
+from depthmup_flax.config import fields as configs
 from depthmup_flax.models import MODELS
-from depthmup_flax.training import config as configs
 
 # Fields that every hash is of. The list is complete: a new field never joins it.
 HASHED = {

@@ -421,7 +421,7 @@ def test_a_program_stopped_by_its_storage_exits_while_a_reader_still_hangs(tmp_p
     images = image_folder(tmp_path / "images")
     settings = tmp_path / "settings.py"
     settings.write_text(
-        "from depthmup_flax.training.config import default_config\n"
+        "from depthmup_flax.config import default_config\n"
         "def get_config():\n"
         "    config = default_config()\n"
         "    config.model.update(width=8, depth=2)\n"

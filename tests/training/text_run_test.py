@@ -14,7 +14,7 @@ from data_sets import error, load
 from interruption import interrupted_before
 
 from depthmup_flax import data
-from depthmup_flax.training.config import default_config
+from depthmup_flax.config import default_config
 from depthmup_flax.training.experiment import build
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.training.step import EvalMetrics, init_state, make_eval_step, make_train_step

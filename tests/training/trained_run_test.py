@@ -11,12 +11,12 @@ from processes import Process, on_devices, train
 from small_runs import a_sweep, config, last_state
 
 import depthmup_flax as dm
+from depthmup_flax.config.fields import config_hash, default_config
 from depthmup_flax.data import ImageDataset, Tokenizer, load, stored_dataset
 from depthmup_flax.data.text import TextDataset
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training import trained_run
 from depthmup_flax.training.checkpoint import read_checkpoint
-from depthmup_flax.training.config import config_hash, default_config
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.training.metrics_table import read_metrics
 

@@ -15,9 +15,9 @@ from processes import ROOT
 from small_runs import config
 from tensorboardX.record_writer import RecordWriter
 
+from depthmup_flax.config.fields import config_hash
 from depthmup_flax.errors import InputError
 from depthmup_flax.training import writers
-from depthmup_flax.training.config import config_hash
 from depthmup_flax.training.event_file import EventFile
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.training.writers import BackgroundWriter

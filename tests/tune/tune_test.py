@@ -7,9 +7,9 @@ import math
 import pytest
 from processes import ROOT, run_command
 
+from depthmup_flax.config.fields import default_config, from_file, get_field, optimizer_kwargs, set_field
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import Record
-from depthmup_flax.training.config import default_config, from_file, get_field, optimizer_kwargs, set_field
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.tune.choice import best, describe
 from depthmup_flax.tune.proxy import proxy_config, tuning_sweep
@@ -97,7 +97,7 @@ def run_tuner(tmp_path, *arguments):
     proxy = "--proxy.width=16", "--proxy.depth=2", "--proxy.steps=10"
     large = f"--config={ROOT / 'configs/digits.py'}", "--config.model.width=32"
     return run_command(
-        "-m", "depthmup_flax.tune", *large, *proxy, "--lanes=all", "--workdir=t", *arguments, cwd=tmp_path
+        "-m", "depthmup_flax", "tune", *large, *proxy, "--lanes=all", "--workdir=t", *arguments, cwd=tmp_path
     )
 
 
@@ -166,7 +166,7 @@ def test_the_tuned_file_sets_only_the_fields_that_differ_from_its_parent(tmp_pat
 def test_the_tuned_file_calls_its_parent_as_the_target_was_called(tmp_path):
     parent = tmp_path / "sized.py"
     parent.write_text(
-        "from depthmup_flax.training.config import default_config\n"
+        "from depthmup_flax.config import default_config\n"
         "def get_config(size='small'):\n"
         "    config = default_config('res_mlp')\n"
         "    config.model.width = {'small': 8, 'large': 64}[size]\n"

@@ -12,11 +12,11 @@ from planted_sweeps import X, parabola, sweep_of, write
 from processes import ROOT, run_command
 from small_runs import a_sweep, config
 
+from depthmup_flax.config import from_file
 from depthmup_flax.errors import InputError, RunStopped
 from depthmup_flax.limits import pipeline
 from depthmup_flax.report import make_report
 from depthmup_flax.sweep.runner import sweep
-from depthmup_flax.training.config import from_file
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.workdir.directory import (
     COORD_CHECK,
@@ -105,7 +105,7 @@ def test_a_sweep_refuses_the_directory_of_a_run(tmp_path):
 
 
 def coord_check(workdir):
-    return run_command("-m", "depthmup_flax.coord_check", "--config=configs/digits.py", f"--workdir={workdir}")
+    return run_command("-m", "depthmup_flax", "check", "--config=configs/digits.py", f"--workdir={workdir}")
 
 
 def test_coord_check_in_the_directory_of_a_sweep_ends_with_one_sentence_and_keeps_its_records(sweeps_directory):

@@ -6,7 +6,7 @@ import pathlib
 
 from depthmup_flax.errors import InputError, closest
 
-_PACKAGE = pathlib.Path(__file__).parent
+_PACKAGE = pathlib.Path(__file__).parents[1]
 
 
 def directory() -> pathlib.Path:

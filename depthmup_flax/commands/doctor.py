@@ -13,6 +13,7 @@ missing, or a version is outside the supported ones; ! marks it.
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -27,7 +28,7 @@ from collections.abc import Iterator
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from depthmup_flax import cli
+from depthmup_flax.commands.parser import Parser
 from depthmup_flax.compilation_cache import cache_home
 from depthmup_flax.cpu_flags import choose_cpu_flags
 from depthmup_flax.errors import BAD_INPUT
@@ -48,12 +49,15 @@ _EXTRAS = {  # of this package, for its users
     "cuda12": "NVIDIA GPUs, CUDA 12",
 }
 _TIMEOUT_S = 60.0
-_PROBE = "from depthmup_flax.doctor import probe; probe()"
+_PROBE = "from depthmup_flax.commands.doctor import probe; probe()"
 
 
-def main(argv: list[str]) -> int:
+def define(parser: Parser) -> None:
+    """Adds no flags."""
+
+
+def main(args: argparse.Namespace) -> int:
     """Prints the findings; returns the exit code."""
-    cli.require_no_arguments(argv)
     started = subprocess.Popen(
         [sys.executable, "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -78,7 +82,7 @@ def _section(title: str, lines: Iterator[str]) -> None:
     try:
         for line in lines:
             print(f"  {line}", flush=True)
-    except Exception as error:  # a doctor does not fall ill
+    except Exception as error:  # the other sections are still useful
         print(f"  cannot be determined: {_in_words(error)}", flush=True)
 
 
@@ -262,7 +266,3 @@ def _bytes(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -14,6 +14,7 @@ are shown; depthmup config sweeps/digits base shows all.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import inspect
@@ -24,17 +25,12 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from absl import flags
-
-from depthmup_flax import cli, config_files, field_comments, shipped_configs
+from depthmup_flax.commands.parser import Parser
+from depthmup_flax.config import field_comments, shipped
 from depthmup_flax.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
-
-_CONFIG = cli.define_config("The same as NAME.")
-_COPY = flags.DEFINE_bool("copy", False, "Write the config to the file that is named second.")
-_PRESETS = flags.DEFINE_bool("presets", False, "List the values of parametrization.preset.")
 
 _GROUPS = {  # the part of a shipped config's name before "/" -> the command that it is for
     "": "train",
@@ -61,36 +57,45 @@ class Field:
         return self.value is not None and self.value != self.default
 
 
-def main(argv: list[str]) -> None:
+def define(parser: Parser) -> None:
+    """Adds the flags."""
+    parser.define_words()
+    parser.define_config("The same as NAME.")
+    parser.flag("--copy", action="store_true", help="Write the config to the file that is named second.")
+    parser.flag("--presets", action="store_true", help="List the values of parametrization.preset.")
+
+
+def main(args: argparse.Namespace) -> None:
     """Prints what was asked for, or writes the copy."""
-    words = argv[1:]
-    if _COPY.value:
+    words = args.words
+    if args.copy:
         if len(words) != 2:
             raise InputError("--copy needs a config and a new file: depthmup config --copy digits my.py.")
         print(copied(*words))
-    elif _PRESETS.value:
-        cli.require_no_arguments(argv)
+    elif args.presets:
+        if words:
+            raise InputError(f"unexpected argument {words[0]!r}: --presets stands alone.")
         from depthmup_flax.rule.phase_diagram import WHICH_EXPONENT, describe_presets
 
         print(f"--config.parametrization.preset is one of\n\n{describe_presets()}\n")
         print(textwrap.fill(WHICH_EXPONENT, _columns()))
-    elif not words and not config_files.is_named():
+    elif not words and args.config.file is None:
         print(listing())
     else:
-        if not config_files.is_named():
-            config_files.name(words.pop(0))
+        if args.config.file is None:
+            args.config.name(words.pop(0))
         if len(words) > 1:
             raise InputError(f"unexpected argument {words[1]!r}: name one config and one section.")
-        print(explained(cli.resolved(_CONFIG), cli.config_path(), *words))
+        print(explained(args.config.resolved(), args.config.path(), *words))
 
 
 def listing() -> str:
     """The shipped configs, in groups, each with the first line of its docstring."""
     blocks = []
     for group, command in _GROUPS.items():
-        names = [name for name in shipped_configs.names() if name.rpartition("/")[0] == group]
+        names = [name for name in shipped.names() if name.rpartition("/")[0] == group]
         width = max(map(len, names))
-        summaries = (_summary(shipped_configs.path_of(name)) for name in names)
+        summaries = (_summary(shipped.path_of(name)) for name in names)
         clipped = (textwrap.shorten(text, _columns() - width - 4, placeholder=" ...") for text in summaries)
         rows = [f"  {name:{width}}  {text}" for name, text in zip(names, clipped, strict=True)]
         blocks.append("\n".join([f"depthmup {command} --config=NAME", *rows]))
@@ -103,7 +108,7 @@ def copied(name: str, target: str) -> str:
     Raises:
       InputError: no such config, or the new file exists or cannot be written.
     """
-    source, path = pathlib.Path(shipped_configs.path_of(name).partition(":")[0]), pathlib.Path(target)
+    source, path = pathlib.Path(shipped.path_of(name).partition(":")[0]), pathlib.Path(target)
     if path.suffix != ".py":
         raise InputError(f"the copy is {target!r}: use a name that ends in .py.")
     try:
@@ -120,7 +125,7 @@ def copied(name: str, target: str) -> str:
 
 def fields(config: ConfigDict, path: str) -> list[Field]:
     """The fields of the config of a run, a sweep or a theory figure, which the file ``path`` returned."""
-    from depthmup_flax.training.config import field_paths, get_field
+    from depthmup_flax.config.fields import field_paths, get_field
 
     if "grids" in config:
         return _of_sweep(config)
@@ -140,10 +145,10 @@ def fields(config: ConfigDict, path: str) -> list[Field]:
 
 
 def _of_run(config: ConfigDict) -> list[Field]:
+    from depthmup_flax.config.fields import default_config, field_paths, get_field, make_parametrization
     from depthmup_flax.data import DataConfig
     from depthmup_flax.models import MODELS
     from depthmup_flax.rule.parametrization import Parametrization
-    from depthmup_flax.training.config import default_config, field_paths, get_field, make_parametrization
 
     model = MODELS[config.model.name]
     of_model: dict[str, str] = {}
@@ -178,8 +183,8 @@ def _of_run(config: ConfigDict) -> list[Field]:
 
 
 def _of_sweep(config: ConfigDict) -> list[Field]:
+    from depthmup_flax.config.fields import field_paths, get_field
     from depthmup_flax.sweep import sweep_config
-    from depthmup_flax.training.config import field_paths, get_field
 
     meanings = field_comments.of_docstring(sweep_config.__doc__ or "", "Args")
     of_run = _of_run(config.base)
@@ -237,7 +242,7 @@ def _lines(field: Field, name: str, mark: str) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """A value as one types it behind ``=``; the ends of a long tuple."""
+    """A value as one types it after ``=``; the ends of a long tuple."""
     text = str(value)
     if isinstance(value, tuple) and len(text) > _LONG:
         return f"({value[0]}, {value[1]}, ..., {value[-1]}), {len(value)} values"
@@ -272,7 +277,3 @@ def _summary(path: str) -> str:
 
 def _columns() -> int:
     return min(max(shutil.get_terminal_size().columns, 70), 120)
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -12,26 +12,25 @@ lacks, then writes the figure and report.txt: fitted powers beside the expected.
 Rerunning the command resumes. depthmup config limits/ntk explains the fields.
 """
 
-from absl import flags
+import argparse
 
-from depthmup_flax import cli
-
-_CONFIG = cli.define_config("A shipped config, such as limits/ntk, or a Python file.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory; default runs/limits/ and the config's name.")
-_OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the records in --workdir and start again.")
+from depthmup_flax.commands import start
+from depthmup_flax.commands.parser import Parser
 
 
-def main(argv: list[str]) -> None:
+def define(parser: Parser) -> None:
+    """Adds the flags."""
+    parser.define_config("A shipped config, such as limits/ntk, or a Python file.")
+    parser.flag("--workdir", help="Directory; default runs/limits/ and the config's name.")
+    parser.flag("--overwrite", action="store_true", help="Delete the records in --workdir and start again.")
+
+
+def main(args: argparse.Namespace) -> None:
     """Measures, writes and prints the report; bad input is one sentence and exit code 2."""
-    cli.require_no_arguments(argv)
     from depthmup_flax.limits.pipeline import run
 
-    config = cli.resolved(_CONFIG)
-    workdir = _WORKDIR.value or cli.default_workdir("runs/limits")
-    text, paths = run(config, workdir, overwrite=_OVERWRITE.value)
+    config = args.config.resolved()
+    workdir = start.workdir(args, "runs/limits")
+    text, paths = run(config, workdir, overwrite=args.overwrite)
     print(text)
     print("written: " + ", ".join(str(path) for path in paths))
-
-
-if __name__ == "__main__":
-    cli.run(main)

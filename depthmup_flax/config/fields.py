@@ -6,21 +6,14 @@ explains every field, in the words of the comments below, of `Parametrization`, 
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
-import inspect
 import json
-import os
-import pathlib
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from depthmup_flax import shipped_configs
 from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.errors import InputError, closest, did_you_mean
 from depthmup_flax.models import MODELS, model_fields
@@ -190,7 +183,7 @@ def _require_same_fields(config: ConfigDict, default: ConfigDict, path: str) -> 
     for name in default:
         if name not in config:
             raise InputError(
-                f"config lacks the field '{path}{name}': start from depthmup_flax.training.config.default_config()."
+                f"config lacks the field '{path}{name}': start from depthmup_flax.config.default_config()."
             )
 
 
@@ -205,43 +198,6 @@ def optimizer_kwargs(config: ConfigDict) -> dict[str, Any]:
     """The fields of ``config.optimizer.kwargs`` that are set; a field that a config file added may be ``None``."""
     unset = {name for name in default_config().optimizer.kwargs if config.optimizer.kwargs.get(name) is None}
     return {name: value for name, value in config.optimizer.kwargs.to_dict().items() if name not in unset}
-
-
-def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
-    """``get_config(*arguments)`` of another config file, for a config that is derived from it.
-
-    Names a shipped config, ``from_file("sweeps/vit")``, or a file, ``pathlib.Path(__file__).with_name("parent.py")``.
-    """
-    if path in shipped_configs.names():
-        path = shipped_configs.directory() / f"{path}.py"
-    if not pathlib.Path(path).is_file():
-        raise InputError(f"config file {str(path)!r} cannot be read: name a Python file with get_config().")
-    name = f"{pathlib.Path(path).stem}_config"
-    loader = importlib.machinery.SourceFileLoader(name, os.path.abspath(path))
-    spec = importlib.util.spec_from_loader(name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    loader.exec_module(module)
-    get_config = getattr(module, "get_config", None)
-    if not callable(get_config):
-        raise InputError(f"{path} has no function get_config(): define one that returns a config.")
-    _require_signature(get_config, path, arguments)
-    return get_config(*arguments)
-
-
-def _require_signature(get_config: Callable[..., Any], path: str | pathlib.Path, arguments: Sequence[Any]) -> None:
-    """Raises `InputError` unless ``get_config`` takes the arguments, such as the scale of a sweep."""
-    signature = inspect.signature(get_config)
-    try:
-        signature.bind(*arguments)
-    except TypeError as error:
-        called = f"get_config({', '.join(signature.parameters)}) of {path}"
-        if arguments:
-            hint = "remove --config.scale, or the colon in --config"
-            raise InputError(f"{called} does not take {arguments[0]!r}: this config has no scale; {hint}.") from error
-        hint = f"name it behind a colon, --config={path}:ARGUMENT, or give it a default"
-        raise InputError(f"{called} needs an argument: {hint}.") from error
 
 
 def field_paths(config: ConfigDict) -> list[str]:

@@ -16,6 +16,7 @@ Exit codes: 0 it fits, or the limit is not known, 1 it does not fit, 2 bad input
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -23,10 +24,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from absl import flags
 from ml_collections import ConfigDict
 
-from depthmup_flax import cli
+from depthmup_flax.commands import start
+from depthmup_flax.commands.parser import Parser
 from depthmup_flax.errors import BAD_INPUT, InputError
 
 if TYPE_CHECKING:
@@ -34,37 +35,39 @@ if TYPE_CHECKING:
 
     from depthmup_flax.plan.blank_data import PlannedData
 
-_CONFIG = cli.define_config("A shipped config, of a run or a sweep, or a Python file.")
-_TOPOLOGY = flags.DEFINE_string("topology", "here", "v5e:4x4, v6e:4x4, v5p:2x2x2, v4:2x2x2, h100:8, a100:8.")
-_SLICES = flags.DEFINE_integer("slices", 1, "TPU slices of that topology.")
-_MESHES = flags.DEFINE_bool("meshes", False, "Compile several meshes and model.remat; rank them.")
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
-_LANES = flags.DEFINE_string("lanes", "auto", "Sweeps: runs on a device: auto (most that fit), all, N.")
-_CLASSES = flags.DEFINE_integer("classes", None, "Classes of an image set that is absent and not known.")
-_EXAMPLES = flags.DEFINE_integer("examples", None, "Training examples of such a set.")
-_VOCABULARY = flags.DEFINE_integer("vocabulary", None, "Vocabulary of a text that is absent and not known.")
+
+def define(parser: Parser) -> None:
+    """Adds the flags."""
+    parser.define_config("A shipped config, of a run or a sweep, or a Python file.")
+    parser.flag("--topology", default="here", help="v5e:4x4, v6e:4x4, v5p:2x2x2, v4:2x2x2, h100:8, a100:8.")
+    parser.flag("--slices", type=int, default=1, help="TPU slices of that topology.")
+    parser.flag("--meshes", action="store_true", help="Compile several meshes and model.remat; rank them.")
+    parser.flag("--json", action="store_true", help="Print one JSON object.")
+    parser.flag("--lanes", default="auto", help="Sweeps: runs on a device: auto (most that fit), all, N.")
+    parser.flag("--classes", type=int, help="Classes of an image set that is absent and not known.")
+    parser.flag("--examples", type=int, help="Training examples of such a set.")
+    parser.flag("--vocabulary", type=int, help="Vocabulary of a text that is absent and not known.")
 
 
-def main(argv: list[str]) -> int:
+def main(args: argparse.Namespace) -> int:
     """Prints the plan; returns an exit code."""
-    cli.require_no_arguments(argv)
-    for flag in (_CLASSES, _EXAMPLES, _VOCABULARY):
-        if flag.value is not None and flag.value < 1:
-            raise InputError(f"--{flag.name} is {flag.value}: use a whole number of at least 1.")
-    _prepare(_TOPOLOGY.value)
+    for flag in ("classes", "examples", "vocabulary"):
+        if (value := getattr(args, flag)) is not None and value < 1:
+            raise InputError(f"--{flag} is {value}: use a whole number of at least 1.")
+    _prepare(args.topology)
     # Imported here, so that --help and a wrong flag answer at once.
     from depthmup_flax.plan.blank_data import PlannedData, Sizes
     from depthmup_flax.plan.programs import is_sweep
     from depthmup_flax.plan.topologies import topology_devices
 
-    config = cli.resolved(_CONFIG)
+    config = args.config.resolved()
     if is_sweep(config):
-        cli.one_device_per_core()
-    devices = topology_devices(_TOPOLOGY.value, _SLICES.value)
-    load = PlannedData(Sizes(_CLASSES.value, _EXAMPLES.value, _VOCABULARY.value))
-    if _MESHES.value:
-        return _rank_meshes(config, devices, load)
-    return _plan_one(config, devices, load)
+        start.one_device_per_core()
+    devices = topology_devices(args.topology, args.slices)
+    load = PlannedData(Sizes(args.classes, args.examples, args.vocabulary))
+    if args.meshes:
+        return _rank_meshes(config, devices, load, as_json=args.json)
+    return _plan_one(args, config, devices, load)
 
 
 def _prepare(topology: str) -> None:
@@ -78,7 +81,7 @@ def _prepare(topology: str) -> None:
         jax.config.update("jax_platforms", "cpu")  # leaves the devices of this machine to others
 
 
-def _plan_one(config: ConfigDict, devices: Sequence[jax.Device], load: PlannedData) -> int:
+def _plan_one(args: argparse.Namespace, config: ConfigDict, devices: Sequence[jax.Device], load: PlannedData) -> int:
     from depthmup_flax.plan.estimate import make_plan
     from depthmup_flax.plan.programs import compile_run, compile_sweep, is_sweep
     from depthmup_flax.plan.remedies import remedies, sweep_remedies
@@ -88,25 +91,24 @@ def _plan_one(config: ConfigDict, devices: Sequence[jax.Device], load: PlannedDa
 
     if is_sweep(config):
         chip = chip_of(devices[0])
-        step = compile_sweep(config, devices, load, parse_lanes(_LANES.value), chip.memory if chip else None)
+        step = compile_sweep(config, devices, load, parse_lanes(args.lanes), chip.memory if chip else None)
     else:
-        if _LANES.value != "auto":
-            raise InputError(f"--lanes is {_LANES.value}, but --config is a run's: leave it out.")
+        if args.lanes != "auto":
+            raise InputError(f"--lanes is {args.lanes}, but --config is a run's: remove it.")
         step = compile_run(config, devices, load)
     plan = make_plan(step)
     if step.lanes:
         tips = sweep_remedies(step.lanes.per_device, plan.memory)
     else:
         tips = remedies(config, step.experiment.dataset, dict(step.mesh.shape), plan.memory)
-    print(json.dumps({**as_json(plan), "remedies": tips}) if _JSON.value else text(plan, tips))
+    print(json.dumps({**as_json(plan), "remedies": tips}) if args.json else text(plan, tips))
     return 1 if plan.memory.fits is False else 0
 
 
-def _rank_meshes(config: ConfigDict, devices: Sequence[jax.Device], load: PlannedData) -> int:
-    from depthmup_flax.plan import mesh_search
+def _rank_meshes(config: ConfigDict, devices: Sequence[jax.Device], load: PlannedData, *, as_json: bool) -> int:
+    from depthmup_flax.plan import mesh_search, summary
     from depthmup_flax.plan.estimate import Plan, make_plan
     from depthmup_flax.plan.programs import compile_run, is_sweep
-    from depthmup_flax.plan.summary import as_json
 
     if is_sweep(config):
         raise InputError("--meshes is for a run: the devices of a sweep do not communicate.")
@@ -127,15 +129,13 @@ def _rank_meshes(config: ConfigDict, devices: Sequence[jax.Device], load: Planne
         if left := mesh_search.progress(len(found), total, time.perf_counter() - started):
             print(left, file=sys.stderr, flush=True)
     found.sort(key=lambda one: one.rank)
-    if _JSON.value:
-        rows = [{**one.setting, "plan": one.plan and as_json(one.plan), "refusal": one.refusal} for one in found]
+    if as_json:
+        rows = [
+            {**one.setting, "plan": one.plan and summary.as_json(one.plan), "refusal": one.refusal} for one in found
+        ]
         print(json.dumps({"candidates": rows}))
     else:
         print(f"{mesh_search.table(found)}\n{mesh_search.CAVEAT}")
     if found[0].plan is None:
         return BAD_INPUT
     return 1 if found[0].plan.memory.fits is False else 0
-
-
-if __name__ == "__main__":
-    cli.run(main)

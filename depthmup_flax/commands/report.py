@@ -12,14 +12,14 @@ one, the report is of the newest sweep below ./runs.
 Exit codes: 0 success, 2 bad input.
 """
 
+import argparse
 import os
 import pathlib
 import sys
 import webbrowser
 
-from absl import flags
-
-from depthmup_flax import cli, console
+from depthmup_flax import messages
+from depthmup_flax.commands.parser import Parser
 from depthmup_flax.errors import InputError
 from depthmup_flax.report import make_report, verdict
 from depthmup_flax.report.loss_surfaces import LOSSES, TRAIN
@@ -27,43 +27,56 @@ from depthmup_flax.report.watch import watch
 from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir import directory as workdirs
 
-_OUT = flags.DEFINE_string("out", None, "Directory for page and figures; default DIR/report, or DIR/report_test.")
-_OPEN = flags.DEFINE_bool("open", False, "Open the page in a browser.")
-_WATCH = flags.DEFINE_bool("watch", False, "Rewrite the report while the sweep runs.")
-_TOLERANCE = flags.DEFINE_float(
-    "tolerance", verdict.TOLERANCE, "Regret that counts as small, as a share of the base's lowest loss; 0 to 1."
-)
-_LOSS = flags.DEFINE_enum("loss", TRAIN, list(LOSSES), "Which loss: of the last steps of training, or on the test set.")
 _RUNS = pathlib.Path("runs")  # where commands write by default
 
 
-def main(argv: list[str]) -> int:
+def define(parser: Parser) -> None:
+    """Adds the flags."""
+    parser.define_words()
+    parser.flag("--out", help="Directory for page and figures; default DIR/report, or DIR/report_test.")
+    parser.flag("--open", action="store_true", help="Open the page in a browser.")
+    parser.flag("--watch", action="store_true", help="Rewrite the report while the sweep runs.")
+    parser.flag(
+        "--tolerance",
+        type=float,
+        default=verdict.TOLERANCE,
+        help="Regret that counts as small, as a share of the base's lowest loss; 0 to 1.",
+    )
+    parser.flag(
+        "--loss",
+        default=TRAIN,
+        choices=list(LOSSES),
+        help="Which loss: of the last steps of training, or on the test set.",
+    )
+
+
+def main(args: argparse.Namespace) -> int:
     """Prints tables, warnings and the paths of the files; returns the exit code."""
-    directories = [workdirs.as_path(argument) for argument in argv[1:]]
+    directories = [workdirs.as_path(argument) for argument in args.words]
     if not directories:
         directories = [newest_sweep(_RUNS)]
         print(f"the newest sweep: {directories[0]}", flush=True)
     for directory in directories:  # before matplotlib is asked for
         _require_sweep(directory)
     out = (
-        workdirs.as_path(_OUT.value)
-        if _OUT.value
-        else directories[0] / ("report" if _LOSS.value == TRAIN else f"report_{_LOSS.value}")
+        workdirs.as_path(args.out)
+        if args.out
+        else directories[0] / ("report" if args.loss == TRAIN else f"report_{args.loss}")
     )
-    if _WATCH.value:
-        opened = _open if _OPEN.value else lambda page: None
-        report = watch(directories, out, tolerance=_TOLERANCE.value, loss=_LOSS.value, say=_say, opened=opened)
+    if args.watch:
+        opened = _open if args.open else lambda page: None
+        report = watch(directories, out, tolerance=args.tolerance, loss=args.loss, say=_say, opened=opened)
         if report is None:
             return 0
     else:
-        report = make_report(directories, out, tolerance=_TOLERANCE.value, loss=_LOSS.value)
-        if _OPEN.value:
+        report = make_report(directories, out, tolerance=args.tolerance, loss=args.loss)
+        if args.open:
             _open(report.paths[0])
     print(report.text)
     print("\nwritten:")
     for path in report.paths:
         print(f"  {path}")
-    console.next_step("depthmup tune --config=CONFIG.py, for a large network of yours")
+    messages.next_step("depthmup tune --config=CONFIG.py, for a large network of yours")
     return 0
 
 
@@ -111,7 +124,3 @@ def _open(page: pathlib.Path) -> None:
     )
     if buckets.is_bucket(page) or not display or not webbrowser.open(page.resolve().as_uri()):
         print(f"no browser can be opened here: open {page} yourself", flush=True)
-
-
-if __name__ == "__main__":
-    cli.run(main)

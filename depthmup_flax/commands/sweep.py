@@ -16,40 +16,43 @@ program and train together. Each run appends a line to records.jsonl when it
 ends. Rerunning the command resumes the sweep. Afterwards: depthmup report
 """
 
-from absl import flags
+import argparse
 
-from depthmup_flax import cli, console
+from depthmup_flax import messages
+from depthmup_flax.commands import start
+from depthmup_flax.commands.parser import Parser
 from depthmup_flax.compilation_cache import cache_compilations
 from depthmup_flax.errors import InputError
 
-_CONFIG = cli.define_config("A shipped config, such as sweeps/digits, or a Python file.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory; default runs/sweeps/ and the config's name.")
-_OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the sweep in --workdir and start again.")
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the runs and their sizes; train nothing.")
-_MEASURE = flags.DEFINE_bool("measure", False, "As --dry_run, and measure memory and time.")
-_SHARD = flags.DEFINE_string("shard", "0/1", "i/n: only part i of n, from 0; for several machines.")
-_LANES = flags.DEFINE_string("lanes", "auto", "Runs at a time on a device: auto, all or a number.")
+
+def define(parser: Parser) -> None:
+    """Adds the flags."""
+    parser.define_config("A shipped config, such as sweeps/digits, or a Python file.")
+    parser.flag("--workdir", help="Directory; default runs/sweeps/ and the config's name.")
+    parser.flag("--overwrite", action="store_true", help="Delete the sweep in --workdir and start again.")
+    parser.flag("--dry_run", action="store_true", help="Print the runs and their sizes; train nothing.")
+    parser.flag("--measure", action="store_true", help="As --dry_run, and measure memory and time.")
+    parser.flag("--shard", default="0/1", help="i/n: only part i of n, from 0; for several machines.")
+    parser.flag("--lanes", default="auto", help="Runs at a time on a device: auto, all or a number.")
 
 
-def main(argv: list[str]) -> None:
+def main(args: argparse.Namespace) -> None:
     """Runs the sweep, or prints what it would run."""
-    cli.require_no_arguments(argv)
-    cli.prepare_cpu()
-    cli.one_device_per_core()
+    start.one_device_per_core()
     # Imported here, so that --help and a wrong flag answer at once.
     from depthmup_flax.sweep.dry_run import describe
     from depthmup_flax.sweep.lane_count import parse_lanes
     from depthmup_flax.sweep.runner import sweep
 
-    config, lanes, shard = cli.resolved(_CONFIG), parse_lanes(_LANES.value), _parse_shard(_SHARD.value)
-    if _DRY_RUN.value or _MEASURE.value:
-        print(describe(config, lanes, shard, measure=_MEASURE.value))
+    config, lanes, shard = args.config.resolved(), parse_lanes(args.lanes), _parse_shard(args.shard)
+    if args.dry_run or args.measure:
+        print(describe(config, lanes, shard, measure=args.measure))
         return
-    workdir = _WORKDIR.value or cli.default_workdir("runs/sweeps")
+    workdir = start.workdir(args, "runs/sweeps")
     cache_compilations()
-    sweep(config, workdir, shard=shard, lanes=lanes, overwrite=_OVERWRITE.value)
+    sweep(config, workdir, shard=shard, lanes=lanes, overwrite=args.overwrite)
     print(f"Records are in {workdir}")
-    console.next_step(f"depthmup report {workdir}")
+    messages.next_step(f"depthmup report {workdir}")
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
@@ -57,7 +60,3 @@ def _parse_shard(text: str) -> tuple[int, int]:
     if index.isdigit() and count.isdigit() and int(index) < int(count):
         return int(index), int(count)
     raise InputError(f"--shard is {text}: write i/n with i from 0 to n - 1, such as --shard=0/4.")
-
-
-if __name__ == "__main__":
-    cli.run(main)

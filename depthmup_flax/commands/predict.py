@@ -13,6 +13,7 @@ evaluation. Exit codes: 0 success, 2 bad input.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import json
@@ -21,9 +22,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from absl import flags
 
-from depthmup_flax import cli
+from depthmup_flax.commands.parser import Parser
 from depthmup_flax.errors import InputError, printable
 from depthmup_flax.workdir.directory import as_path
 from depthmup_flax.workdir.files import write_atomically
@@ -31,56 +31,63 @@ from depthmup_flax.workdir.files import write_atomically
 if TYPE_CHECKING:
     from depthmup_flax.training.trained_run import TrainedRun
 
-_WHICH = flags.DEFINE_string("which", "latest", "The checkpoint: latest, best (test accuracy), or its step.")
-_TOP = flags.DEFINE_integer("top", 3, "Images: classes to show, most probable first.")
-_OUT = flags.DEFINE_string("out", None, "Images: write the classes to this .csv or .json.")
-_PROMPT = flags.DEFINE_string("prompt", None, "Text: what to continue.")
-_TOKENS = flags.DEFINE_integer("tokens", 200, "Text: tokens to write.")
-_TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "Text: below 1, likely tokens become likelier.")
-_SEED = flags.DEFINE_integer("seed", 0, "Text: equal seeds give equal texts.")
 
 _USAGE = "depthmup predict runs/digits image.png, or depthmup predict runs/gpt --prompt='ROMEO:'"
 # A file, and the most probable classes with their probabilities.
 Prediction = tuple[pathlib.Path, list[tuple[str, float]]]
 
 
-def main(argv: list[str]) -> int:
+def define(parser: Parser) -> None:
+    """Adds the flags."""
+    parser.define_words()
+    parser.flag("--which", default="latest", help="The checkpoint: latest, best (test accuracy), or its step.")
+    parser.flag("--top", type=int, default=3, help="Images: classes to show, most probable first.")
+    parser.flag("--out", help="Images: write the classes to this .csv or .json.")
+    parser.flag("--prompt", help="Text: what to continue.")
+    parser.flag("--tokens", type=int, default=200, help="Text: tokens to write.")
+    parser.flag("--temperature", type=float, default=0.8, help="Text: below 1, likely tokens become likelier.")
+    parser.flag("--seed", type=int, default=0, help="Text: equal seeds give equal texts.")
+
+
+def main(args: argparse.Namespace) -> int:
     """Prints or writes the predictions; returns the exit code."""
-    if len(argv) < 2:
+    if not args.words:
         raise InputError(f"no run was given: {_USAGE}.")
-    out = None if _OUT.value is None else _output_path(_OUT.value)
+    out = None if args.out is None else _output_path(args.out)
     # Imported here, so that --help and a wrong flag answer at once.
     from depthmup_flax.compilation_cache import cache_compilations
     from depthmup_flax.training.trained_run import load_run
 
     cache_compilations()
-    run = load_run(argv[1], int(_WHICH.value) if _WHICH.value.isdigit() else _WHICH.value)
+    run = load_run(args.words[0], int(args.which) if args.which.isdigit() else args.which)
     if run.data.input_kind == "tokens":
-        _write_text(run, argv[2:])
+        _write_text(run, args)
     else:
-        _classify(run, argv[2:], out)
+        _classify(run, args, out)
     return 0
 
 
-def _write_text(run: TrainedRun, arguments: Sequence[str]) -> None:
-    if arguments or _PROMPT.value is None:
+def _write_text(run: TrainedRun, args: argparse.Namespace) -> None:
+    arguments = args.words[1:]
+    if arguments or args.prompt is None:
         given = f"unexpected argument {arguments[0]!r}" if arguments else "--prompt is not set"
         raise InputError(f"{given}: {run.directory} holds a language model; give a text, --prompt='ROMEO:'.")
-    text = run.generate(_PROMPT.value, _TOKENS.value, temperature=_TEMPERATURE.value, seed=_SEED.value)
-    print(printable(_PROMPT.value + text))
+    text = run.generate(args.prompt, args.tokens, temperature=args.temperature, seed=args.seed)
+    print(printable(args.prompt + text))
 
 
-def _classify(run: TrainedRun, arguments: Sequence[str], out: pathlib.Path | None) -> None:
+def _classify(run: TrainedRun, args: argparse.Namespace, out: pathlib.Path | None) -> None:
     from depthmup_flax.data.given_images import image_files
 
-    if _PROMPT.value is not None or not arguments:
-        given = "--prompt is set" if arguments or _PROMPT.value is not None else "no image was given"
+    arguments = args.words[1:]
+    if args.prompt is not None or not arguments:
+        given = "--prompt is set" if arguments or args.prompt is not None else "no image was given"
         raise InputError(f"{given}: {run.directory} holds a model of images; name image files or directories.")
     classes = len(run.class_names)
-    if not 1 <= _TOP.value <= classes:
-        raise InputError(f"--top is {_TOP.value}: use 1 to {classes}, the number of classes.")
+    if not 1 <= args.top <= classes:
+        raise InputError(f"--top is {args.top}: use 1 to {classes}, the number of classes.")
     files = image_files(arguments)
-    predictions = classified(run, files, _TOP.value)
+    predictions = classified(run, files, args.top)
     if out is None:
         widest = max(len(printable(str(file))) for file in files)
         for file, best in predictions:
@@ -134,7 +141,3 @@ def _output_path(text: str) -> pathlib.Path:
             f"--out is {text!r}: there is no directory {str(path.parent)!r}. Create it, or choose another."
         )
     return path
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -1,0 +1,1 @@
+"""The commands of ``depthmup``: one file each, with its flags and ``main``, and what they share."""

@@ -1,0 +1,233 @@
+"""The command ``depthmup``: its subcommands, process-wide settings, output and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import importlib
+import io
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import NoReturn, TextIO
+
+from depthmup_flax import __version__
+from depthmup_flax.commands.parser import Parser, is_help_asked_for
+from depthmup_flax.errors import (
+    BAD_INPUT,
+    STOPPED,
+    TRY_LATER,
+    Busy,
+    InputError,
+    Preempted,
+    RunStopped,
+    did_you_mean,
+    printable,
+)
+
+# Name -> what it does. Each is a module beside this file, with define(parser) and main(args).
+COMMANDS = {
+    "train": "train one network",
+    "sweep": "train a grid over learning rate, width, depth, seed, ...",
+    "report": "figures, tables and a verdict from a sweep",
+    "tune": "tune a small network, write the config of the large one",
+    "check": "the coordinate check: does a network follow the rule?",
+    "predict": "apply a trained network",
+    "plan": "memory, time and communication on devices that you do not have",
+    "limits": "theory of infinite networks against trained ones",
+    "config": "list the shipped configs; explain, copy one",
+    "doctor": "what is installed, what is missing",
+    "completion": "a script for the TAB key of bash, zsh, fish",
+}
+_PRINTING = ("config", "doctor", "completion")  # they end when their reader does, as in | head
+_EXAMPLES = """\
+  depthmup train --config=digits
+  depthmup sweep --config=sweeps/digits && depthmup report
+  depthmup config"""
+
+# Messages of libraries that are left out, by a part of their text: Orbax's about checkpoints without metrics (those
+# between evaluations) and about errors in its threads, which the run raises; TFDS's about a set that is not prepared,
+# which our own message says.
+_EXPECTED = (
+    "did not provide metrics",
+    "in background save thread",
+    "_SignalingThread.run() raised an exception",
+    "[wait_until_finished] Save Finalize thread",
+    "has no dataset_info.json",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the subcommand that ``argv``, by default the process's, names first."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+        from depthmup_flax.commands import completion
+
+        completion.offer()
+    name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name == "help" and words:  # as git has it
+        name, *words = words[0], "--help"
+    if name in ("--help", "-h", "help"):
+        print(usage())
+    elif name == "--version":
+        print(f"depthmup-flax {__version__}")
+    elif name in COMMANDS:
+        run(name, words)
+    else:
+        print(f"error: depthmup has no command {printable(name)!r}: {did_you_mean(name, COMMANDS)}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+
+
+def usage() -> str:
+    """The help of ``depthmup`` itself."""
+    commands = "\n".join(f"  {name:11} {what}" for name, what in COMMANDS.items())
+    return f"""\
+depthmup: tune a small network once, train a deeper, wider one with the same hyperparameters.
+
+{commands}
+
+for example
+{_EXAMPLES}
+
+depthmup COMMAND --help explains a command."""
+
+
+def module_and_parser(name: str) -> tuple[ModuleType, Parser]:
+    """The module of a command, and the parser of its flags."""
+    module = importlib.import_module(f"depthmup_flax.commands.{name}")
+    parser = Parser(module.__doc__ or "")
+    module.define(parser)
+    return module, parser
+
+
+def run(name: str, words: Sequence[str] | None = None) -> None:
+    """Runs a subcommand with these words, by default the process's, and ends the process with its exit code.
+
+    `InputError` and `RunStopped` are printed as one sentence; see `depthmup_flax.errors` for their exit codes. When the
+    output has no reader any more (``| head``, a ``tee`` that died, a terminal that is gone), the work continues.
+    """
+    words = list(sys.argv[1:] if words is None else words)
+    if name in _PRINTING and hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    with contextlib.redirect_stdout(_Lasting(sys.stdout)), contextlib.redirect_stderr(_Lasting(sys.stderr)):
+        with interruptible():
+            module, parser = module_and_parser(name)
+        if is_help_asked_for(words):
+            print(parser.format_help())
+        else:
+            sys.exit(_run(module, parser, words))
+
+
+def _run(module: ModuleType, parser: Parser, words: Sequence[str]) -> int | None:
+    args = argparse.Namespace(traceback=False)
+    try:
+        with interruptible():
+            args = parser.parsed(words)
+            _show_messages(quiet=args.quiet)
+        return module.main(args)
+    except (Busy, Preempted) as error:
+        print(error, file=sys.stderr)
+        _leave(TRY_LATER)
+    except (InputError, RunStopped) as error:
+        if getattr(args, "traceback", False) and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        _leave(BAD_INPUT if isinstance(error, InputError) else STOPPED, printable(str(error)))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        _leave(128 + signal.SIGINT, "interrupted")
+    except Exception:
+        if "jax" not in sys.modules or not sys.modules["jax"].distributed.is_initialized():
+            raise
+        traceback.print_exc()
+        hint = "see the log of another process. Rerunning the command resumes from the last checkpoint."
+        failed = f"process {sys.modules['jax'].process_index()} failed; the other processes stop with it."
+        print(f"error: {failed} If the cause above is a closed connection, {hint}", file=sys.stderr)
+        _leave(1, "failed, see its log. Rerunning the command resumes from the last checkpoint.")
+
+
+def _show_messages(*, quiet: bool) -> None:
+    from absl import flags
+    from absl import logging as absl_logging
+
+    from depthmup_flax.commands import console
+
+    flags.FLAGS.mark_as_parsed()  # libraries read flags of absl
+    absl_logging.set_verbosity(absl_logging.WARNING)
+    logging.getLogger("absl").addFilter(lambda record: not any(text in record.getMessage() for text in _EXPECTED))
+    console.show().quiet = quiet
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C during imports ends the process at once: an exception would end them in tracebacks."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # else the shell, or the caller, wants none or another
+        signal.signal(signal.SIGINT, _interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupted(*_: object) -> None:
+    os.write(2, b"interrupted\n")
+    os._exit(128 + signal.SIGINT)
+
+
+def _leave(code: int, why: str = "") -> NoReturn:
+    """Ends the process, by `depthmup_flax.parallel.distributed.leave` if others may depend on it."""
+    if "jax" not in sys.modules:
+        sys.exit(code)
+    from depthmup_flax.parallel import distributed
+
+    distributed.leave(code, why)
+
+
+class _Lasting(io.TextIOBase):
+    """Standard output or error that, once it has no reader any more, drops what is written, and says so once."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._dropping():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._dropping():
+            self._stream.flush()
+
+    def close(self) -> None:
+        """Does nothing: the stream is the interpreter's."""
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    @contextlib.contextmanager
+    def _dropping(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):  # the reader of a pipe has ended; a terminal is gone
+                raise
+            # Also what the stream has buffered, and what libraries write to the same file.
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+            hint = "the work continues without it. To end it, send SIGTERM to process"
+            print(
+                f"warning: the output is closed ({error.strerror}): {hint} {os.getpid()}.", file=sys.stderr, flush=True
+            )

@@ -1,0 +1,165 @@
+"""The parser of a command's flags. Its help is the docstring of the command's module, and its errors are sentences.
+
+The docstring has paragraphs: what the command does, in a line; its form; ``Examples``; and what else to know.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from depthmup_flax.config import flags, shipped
+from depthmup_flax.errors import InputError, closest
+
+_FIELD = ("--config.FIELD=VALUE", "Set a field: depthmup config NAME explains them.")
+
+
+class Parser(argparse.ArgumentParser):
+    """Flags of one command, as ``--name=value``, and, where `define_words` says so, other words.
+
+    Args:
+      docstring: of the command's module.
+    """
+
+    def __init__(self, docstring: str) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
+        self._docstring = docstring
+        self._default_config: str | None = None
+        self.has_config = self.has_words = False
+        self.flag("--quiet", action="store_true", help="Show only warnings, errors and the result.")
+
+    def flag(self, name: str, **options: Any) -> None:
+        """Adds a flag; ``options`` are those of `argparse`. Its default is shown in the help."""
+        self.add_argument(name, dest=name.removeprefix("--").replace(".", "_"), **options)
+
+    def define_config(self, help_text: str, default: str | None = None) -> None:
+        """Adds ``--config`` and ``--config.section.field``; the parsed ``config`` is a `flags.GivenConfig`."""
+        self.has_config, self._default_config = True, default
+        self.flag("--config", help=help_text, default=default)
+        self.flag("--traceback", action="store_true", help="Show the calls behind an error in the config file.")
+
+    def define_words(self) -> None:
+        """Lets the command take words that are not flags: ``words``."""
+        self.has_words = True
+
+    def define_processes(self) -> None:
+        """Adds the flags of `depthmup_flax.parallel.distributed.start`."""
+        self.flag("--coordinator", help="Several processes: host:port of process 0.")
+        self.flag("--num_processes", type=int, help="Several processes: their number.")
+        self.flag("--process_id", type=int, help="Several processes: the number of this one, from 0.")
+
+    def parsed(self, words: Sequence[str]) -> argparse.Namespace:
+        """The flags of a command line.
+
+        Raises:
+          InputError: an unknown flag, a flag without value or with one of another type, two configs, other words.
+        """
+        if "=" in words:
+            raise InputError("'=' stands alone: write a flag without spaces around it, --name=value.")
+        given, others = flags.split(words, self._default_config) if self.has_config else (None, list(words))
+        end = others.index("--") if "--" in others else len(others)
+        result, rest = self.parse_known_args(others[:end])
+        for word in rest:
+            if word.startswith("-") and word != "-":
+                raise InputError(self._unknown(word.partition("=")[0]))
+        result.config, result.words = given, rest + others[end + 1 :]
+        if not self.has_words:
+            self.require_no_words(result.words)
+        return result
+
+    def require_no_words(self, words: Sequence[str]) -> None:
+        """Raises `InputError` for the first word."""
+        if words and self.has_config and shipped.is_config(words[0]):
+            raise InputError(f"unexpected argument {words[0]!r}: a config is written --config={words[0]}.")
+        if words:
+            raise InputError(f"unexpected argument {words[0]!r}: flags are written --config.model.depth=24.")
+
+    def error(self, message: str) -> NoReturn:
+        """Raises `InputError` for a message of argparse."""
+        match = re.match(r"argument (--[\w.]+): (.*)", message, re.DOTALL)
+        if match is None:
+            raise InputError(f"{message}.")
+        name, problem = match.groups()
+        action = self._option_string_actions[name]
+        text = re.search(r"(?:value|choice|argument):? '(.*?)'(?: \(|$)", problem, re.DOTALL)
+        if text is None:
+            raise InputError(f"{name} has no value: write {name}=VALUE.")
+        if not takes_value(action):
+            raise InputError(f"{name} is {text[1]!r}: it takes no value. Write {name}.")
+        if action.choices:
+            raise InputError(f"{name} is {text[1]!r}: use {' or '.join(map(str, action.choices))}.")
+        raise InputError(flags.wrong_value(name, text[1], action.type, action.default))  # type: ignore[arg-type]
+
+    def _unknown(self, name: str) -> str:
+        meant = closest(name, self._option_string_actions)
+        if meant is None and self.has_config:
+            from depthmup_flax.config.fields import default_config, field_paths
+            from depthmup_flax.models import MODELS
+
+            known = {path: None for model in MODELS for path in field_paths(default_config(model))}
+            fields = [path for path in known if path.rpartition(".")[2] == name.lstrip("-").rpartition(".")[2]]
+            if fields:
+                return f"unknown flag {name}: fields of the config are set by --config.{fields[0]}."
+        return f"unknown flag {name}: {f'did you mean {meant!r}? ' if meant else ''}--help lists the flags."
+
+    def format_help(self) -> str:
+        """The docstring, with the flags after its first two paragraphs."""
+        does, form, *others = self._docstring.strip().split("\n\n")
+        rows = [(shown(action), str(action.help)) for action in self.ordered()]
+        if self.has_config:
+            rows.insert(1, _FIELD)
+        rows.append(("--help, -h", "Show this help and exit."))
+        width = max(len(name) for name, _ in rows if len(name) <= 24)  # longer ones stick out
+        table = "\n".join(f"  {name:{width}}  {text}" for name, text in rows)
+        return "\n\n".join([does, form, f"Flags, with their defaults:\n{table}", *others])
+
+    def ordered(self) -> list[argparse.Action]:
+        """The flags: ``--config``, those of the command, then those that commands share."""
+        shared = ("coordinator", "num_processes", "process_id", "traceback", "quiet")
+        place = lambda action: (
+            action.dest != "config",
+            (*shared,).index(action.dest) + 1 if action.dest in shared else 0,
+        )
+        return sorted(self._actions, key=place)
+
+
+def takes_value(action: argparse.Action) -> bool:
+    """Whether a flag is written ``--name=value``."""
+    return action.nargs != 0
+
+
+def shown(action: argparse.Action) -> str:
+    """A flag with its default as one types it: ``--steps=10``, ``--workdir=...``, ``--overwrite``."""
+    (name,) = action.option_strings
+    if not takes_value(action):
+        return name
+    return f"{name}={'...' if action.default in (None, '', []) else action.default}"
+
+
+def comma_separated(text: str) -> list[str]:
+    """The parts of a flag's value: ``a,b`` has two."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def whole_numbers(name: str, values: Sequence[str] | None) -> list[int] | None:
+    """The numbers of a flag that is `comma_separated`.
+
+    Raises:
+      InputError: a value that is not a whole number.
+    """
+    try:
+        return None if values is None else [int(value) for value in values]
+    except ValueError as error:
+        given = ",".join(values or ())
+        raise InputError(f"--{name} is {given}: use whole numbers with commas, as in --{name}=64,128,256.") from error
+
+
+def is_help_asked_for(words: Sequence[str]) -> bool:
+    """Whether a command line asks for help instead of work."""
+    options = words[: words.index("--")] if "--" in words else words
+    return any(word in ("-h", "-help", "--help") for word in options)
+
+
+Define = Callable[[Parser], None]  # adds the flags of a command

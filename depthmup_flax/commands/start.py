@@ -1,0 +1,36 @@
+"""What commands do before they train: devices, processes, the default work directory."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from depthmup_flax.config import shipped
+from depthmup_flax.parallel.host import cpu_cores
+
+
+def one_device_per_core() -> None:
+    """Gives JAX one CPU device per core, which is fastest for many small runs; call before JAX starts.
+
+    Does nothing on a GPU or TPU, or if ``XLA_FLAGS`` sets the number of devices.
+    """
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        import jax
+
+        jax.config.update("jax_num_cpu_devices", cpu_cores())
+
+
+def start_processes(args: argparse.Namespace) -> None:
+    """Calls `depthmup_flax.parallel.distributed.start` with the flags of `Parser.define_processes`."""
+    from depthmup_flax.parallel import distributed
+
+    distributed.start(args.coordinator, args.num_processes, args.process_id)
+
+
+def workdir(args: argparse.Namespace, parent: str) -> str:
+    """``--workdir``, or ``parent`` and the name of the config, which is then printed."""
+    if args.workdir:
+        return args.workdir
+    default = f"{parent}/{shipped.run_name(args.config.path())}"
+    print(f"--workdir={default}", flush=True)
+    return default

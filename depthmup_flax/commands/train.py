@@ -1,0 +1,54 @@
+"""Train one network with Depth-muP.
+
+    depthmup train --config=NAME [--config.FIELD=VALUE ...] [FLAG ...]
+
+Examples:
+    depthmup train --config=digits
+    depthmup train --config=digits --config.model.depth=32 --workdir=runs/deep
+    depthmup train --config=cifar10_resnet --print_params
+
+Rerunning the command resumes the run. In a clone, python train.py is the same.
+depthmup config lists the configs, depthmup config digits all fields of one.
+
+Exit codes: 0 the run has ended, 2 bad input, 74 the disk or the data failed,
+75 interrupted by a signal, with the state saved, or another process uses the
+work directory: rerun the command to resume.
+"""
+
+import argparse
+
+from depthmup_flax import errors, messages
+from depthmup_flax.commands import start
+from depthmup_flax.commands.parser import Parser
+from depthmup_flax.compilation_cache import cache_compilations
+from depthmup_flax.records import COMPLETED
+
+
+def define(parser: Parser) -> None:
+    """Adds the flags."""
+    parser.define_config("A shipped config, such as digits, or a Python file.", default="digits")
+    parser.flag("--workdir", help="Directory; default runs/ and the config's name.")
+    parser.flag("--overwrite", action="store_true", help="Delete the run in --workdir and start again.")
+    parser.define_processes()
+    parser.flag("--print_params", action="store_true", help="Print the factors of all parameters and exit.")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Trains the config; returns an exit code of `depthmup_flax.errors`."""
+    # Imported here, so that --help and a wrong flag answer at once.
+    from depthmup_flax.parallel import distributed
+    from depthmup_flax.training.experiment import build
+    from depthmup_flax.training.loop import PREEMPTED, train_and_evaluate
+
+    if args.print_params:
+        print(build(args.config.resolved()).parameter_table())
+        return 0
+    cache_compilations()
+    start.start_processes(args)  # before what may fail in one process, so that it ends the others
+    config = args.config.resolved()
+    workdir = start.workdir(args, "runs")
+    result = train_and_evaluate(config, workdir, overwrite=args.overwrite)
+    if result["status"] == COMPLETED and config.train.checkpoint and distributed.is_first():
+        what = '--prompt="Once"' if config.data.name.startswith("text:") else "image.png"
+        messages.next_step(f"depthmup predict {workdir} {what}")
+    return errors.PREEMPTED if result["status"] == PREEMPTED else 0

@@ -1,0 +1,82 @@
+"""Tune a small proxy network and write the config of the large one.
+
+    depthmup tune --config=TARGET --proxy.width=N --proxy.depth=N [FLAG ...]
+
+Examples:
+    depthmup tune --config=digits --proxy.width=32 --proxy.depth=4
+    depthmup tune --config=my.py --proxy.steps=500 --tune=gamma0,output_lr_factor
+    depthmup train --config=runs/tune/digits/tuned.py --workdir=runs/large
+
+The proxy is the target at another width and depth, its base model: Depth-muP
+transfers the proxy's hyperparameters to the target. The grid is extended while
+the optimum lies at its edge. --target.batch_size and --target.steps rescale
+rate, averages, decay and warm-up for a target that is trained otherwise.
+depthmup config digits explains the fields of the config.
+"""
+
+import argparse
+
+from depthmup_flax.commands import start
+from depthmup_flax.commands.parser import Parser, comma_separated
+from depthmup_flax.compilation_cache import cache_compilations
+from depthmup_flax.errors import InputError
+from depthmup_flax.rule.rescaling import TIMES, RescalingRule
+
+_RULE = RescalingRule()
+_TIMES = f"{', '.join(TIMES[:-1])} or {TIMES[-1]}."
+
+
+def define(parser: Parser) -> None:
+    """Adds the flags."""
+    parser.define_config("The large network: a shipped config or a Python file.")
+    parser.flag("--workdir", help="Directory; default runs/tune/ and the config's name.")
+    parser.flag("--overwrite", action="store_true", help="Delete the search in --workdir and start again.")
+    parser.flag("--proxy.width", type=int, default=0, help="Width of the proxy; 0: model.base_width.")
+    parser.flag("--proxy.depth", type=int, default=0, help="Depth of the proxy; 0: model.base_depth.")
+    parser.flag("--proxy.steps", type=int, default=0, help="Training steps of a proxy run; 0: the target's.")
+    parser.flag("--target.batch_size", type=int, help="Batch size of the target, if another.")
+    parser.flag("--target.steps", type=int, help="Steps of the target; default: as many examples.")
+    parser.flag("--rescale.averages", default=_RULE.averages, help=f"Adam's averages span as many {_TIMES}")
+    parser.flag("--rescale.decay", default=_RULE.decay, help=f"Weight decay spans as many {_TIMES}")
+    parser.flag("--rescale.warmup", default=_RULE.warmup, help=f"The warm-up spans as many {_TIMES}")
+    parser.flag("--rescale.batch_exponent", type=float, help="Rate ~ batch size^this; default by optimizer.")
+    parser.flag("--rescale.duration_exponent", type=float, help="Rate ~ examples^this; default by optimizer.")
+    parser.flag(
+        "--tune", type=comma_separated, default=[], help="Also branch_multiplier, gamma0, output_lr_factor, ..."
+    )
+    parser.flag("--octaves", type=int, default=4, help="Factors of two on each side of the config's rate.")
+    parser.flag("--seeds", type=int, default=3, help="Seeds per point.")
+    parser.flag("--lanes", default="auto", help="Runs at a time on a device: auto, all or a number.")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Runs the search and writes ``tuned.py``."""
+    start.one_device_per_core()
+    # Imported here, so that --help and a wrong flag answer at once.
+    from depthmup_flax.config.fields import validate
+    from depthmup_flax.sweep.lane_count import parse_lanes
+    from depthmup_flax.tune.proxy import proxy_config, tuning_sweep
+    from depthmup_flax.tune.rescaled_target import Rescaling
+    from depthmup_flax.tune.search import tune
+
+    target = args.config.resolved()
+    validate(target)
+    workdir = start.workdir(args, "runs/tune")
+    sizes = {}
+    for name, size in (("width", args.proxy_width), ("depth", args.proxy_depth)):
+        sizes[name] = size or target.model[f"base_{name}"]
+        if not sizes[name]:
+            raise InputError(f"--proxy.{name} is not set, and neither is model.base_{name}: set --proxy.{name}.")
+    rule = RescalingRule(
+        averages=args.rescale_averages,
+        decay=args.rescale_decay,
+        warmup=args.rescale_warmup,
+        batch_exponent=args.rescale_batch_exponent,
+        duration_exponent=args.rescale_duration_exponent,
+    )
+    rescaling = Rescaling(args.target_batch_size, args.target_steps, rule)
+    cache_compilations()
+    proxy, large = proxy_config(target, sizes["width"], sizes["depth"], args.proxy_steps)
+    grid = tuning_sweep(proxy, args.tune or [], args.octaves, args.seeds)
+    lanes = parse_lanes(args.lanes)
+    tune(proxy, large, grid, args.config.path(), workdir, lanes, args.overwrite, rescaling)

@@ -1,0 +1,132 @@
+"""Config files: Python with ``get_config()``, loaded with errors that name the user's file and line."""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import importlib.util
+import inspect
+import os
+import pathlib
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import shipped
+from depthmup_flax.errors import InputError
+
+TRACEBACK = "traceback"  # the flag that shows the calls behind an error
+NAME_A_CONFIG = "name a shipped config, such as digits, or a Python file with get_config()"
+
+
+def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
+    """``get_config(*arguments)`` of another config file, for a config that is derived from it.
+
+    Names a shipped config, ``from_file("sweeps/vit")``, or a file, ``pathlib.Path(__file__).with_name("parent.py")``.
+    """
+    if path in shipped.names():
+        path = shipped.directory() / f"{path}.py"
+    if not pathlib.Path(path).is_file():
+        raise InputError(f"config file {str(path)!r} cannot be read: name a Python file with get_config().")
+    name = f"{pathlib.Path(path).stem}_config"
+    loader = importlib.machinery.SourceFileLoader(name, os.path.abspath(path))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    loader.exec_module(module)
+    get_config = getattr(module, "get_config", None)
+    if not callable(get_config):
+        raise InputError(f"{path} has no function get_config(): define one that returns a config.")
+    _require_signature(get_config, path, arguments)
+    return get_config(*arguments)
+
+
+def _require_signature(get_config: Callable[..., Any], path: str | pathlib.Path, arguments: Sequence[Any]) -> None:
+    """Raises `InputError` unless ``get_config`` takes the arguments, such as the scale of a sweep."""
+    signature = inspect.signature(get_config)
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        called = f"get_config({', '.join(signature.parameters)}) of {path}"
+        if arguments:
+            hint = "remove --config.scale, or the colon in --config"
+            raise InputError(f"{called} does not take {arguments[0]!r}: this config has no scale; {hint}.") from error
+        hint = f"write it after a colon, --config={path}:ARGUMENT, or give it a default"
+        raise InputError(f"{called} needs an argument: {hint}.") from error
+
+
+def load(named: str) -> ConfigDict:
+    """The locked config of ``FILE.py`` or ``FILE.py:argument``, whose argument ``get_config`` gets.
+
+    Raises:
+      InputError: the file cannot be read, or ``get_config`` fails or returns no config; with the user's file and line.
+    """
+    path, *arguments = named.split(":", 1)
+    if not os.path.isfile(path) or not os.access(path, os.R_OK):
+        shipped = path.removeprefix("configs/").removesuffix(".py")
+        remedy = f"use --config={shipped}" if shipped in shipped.names() else NAME_A_CONFIG
+        problem = "is a directory" if os.path.isdir(path) else "cannot be read"
+        raise InputError(f"--config={named} {problem}: {remedy}.")
+    try:
+        config = from_file(path, *arguments)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, InputError) and any(repr(argument) in str(error) for argument in arguments):
+            raise  # the command line is wrong, not the file
+        raise InputError(_placed(error, path)) from error
+    if not isinstance(config, ConfigDict):
+        returned = "None (is its return missing?)" if config is None else f"a value of type {type(config).__name__}"
+        raise InputError(
+            f"get_config() of {path} returns {returned}: return a config, such as "
+            "depthmup_flax.config.default_config()."
+        )
+    return config.lock()
+
+
+def _placed(error: BaseException, path: str) -> str:
+    """A sentence about an error inside a config file, with the file and line of the innermost code of the user's."""
+    if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):
+        return f"{_place(str(error.filename), error.lineno)}: {type(error).__name__}: {error.msg}."
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    place = _place(frames[-1].filename, frames[-1].lineno) if frames else ""
+    if isinstance(error, InputError):
+        return f"{place}: {error}" if place else str(error)
+    text = _one_line(_of_config_dict(error) or f"{type(error).__name__}: {error}").rstrip(": .")
+    return f"{place or path}: {text}{'' if text.endswith('?') else '.'} --{TRACEBACK} shows the calls."
+
+
+def _place(file: str, line: int | None) -> str:
+    """``configs/my.py line 12``, relative to the working directory if it is below."""
+    relative = os.path.relpath(file)
+    shown = file if relative.startswith("..") else relative
+    return f"{shown} line {line}" if line else shown
+
+
+@functools.cache
+def _is_users(file: str) -> bool:
+    """Whether code is neither Python's, nor of a library, nor of this package, whose configs count as the user's."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if file.startswith(os.path.join(package, "configs", "")):
+        return True
+    libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return not file.startswith(("<", package + os.sep, *(library + os.sep for library in libraries)))
+
+
+def _of_config_dict(error: BaseException) -> str | None:
+    """The text of ml_collections' error about a field that a config lacks."""
+    if not isinstance(error, (AttributeError, KeyError)):
+        return None
+    if "ml_collections" not in traceback.extract_tb(error.__traceback__)[-1].filename:
+        return None
+    cause = error.args[0] if isinstance(error.args[0], KeyError) else error
+    name, *hint = str(cause.args[0]).splitlines()  # 'dpth', then perhaps: Did you mean "depth" instead of "dpth"?
+    return f"config has no field {name}. {' '.join(hint)}"
+
+
+def _one_line(error: object) -> str:
+    """A message of several lines as one, without its last period."""
+    return " ".join(str(error).split()).rstrip(".")

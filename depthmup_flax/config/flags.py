@@ -1,0 +1,191 @@
+"""Flags of a config: ``--config=FILE.py`` and ``--config.section.field=value``.
+
+`split` takes them out of a command line; `GivenConfig.resolved` loads the file and sets the fields.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import dataclasses
+import logging
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from depthmup_flax.config import shipped
+from depthmup_flax.errors import InputError
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class GivenConfig:
+    """What a command line says about its config."""
+
+    file: str | None = None  # with any :argument
+    is_default: bool = False  # the file, which the command line does not name
+    scale: str | None = None  # of --config.scale
+    # Dotted field -> texts as typed, None for a flag without "=".
+    fields: dict[str, list[str | None]] = dataclasses.field(default_factory=dict)
+    _resolved: ConfigDict | None = None
+
+    def name(self, file: str) -> None:
+        """Names the config, for a command that takes it without ``--config=``."""
+        self.file = file
+        self._add_scale()
+
+    def path(self) -> str:
+        """The config's file, including any ``:argument``.
+
+        Raises:
+          InputError: no config is named, or it is neither a file nor shipped.
+        """
+        from depthmup_flax.config.files import NAME_A_CONFIG
+
+        if self.file is None:
+            raise InputError(f"--config is not set: {NAME_A_CONFIG}.")
+        return shipped.path_of(self.file)
+
+    def resolved(self) -> ConfigDict:
+        """The config, with the fields that the command line sets.
+
+        Raises:
+          InputError: no config, an error in its file, no such field, or a value of another type.
+        """
+        from depthmup_flax.config.files import load
+
+        if self._resolved is None:
+            if self.is_default:
+                log.info("--config=%s (the default; depthmup config lists the others)", self.file)
+            config = load(self.path())
+            for path, texts in self.fields.items():
+                _set(config, path, texts)
+            self._resolved = config
+        return self._resolved
+
+    def overrides(self) -> dict[str, Any]:
+        """Dotted field -> value, for the fields that the command line sets."""
+        from depthmup_flax.config.fields import get_field
+
+        config = self.resolved()
+        return {path: get_field(config, path) for path in self.fields}
+
+    def _add_scale(self) -> None:
+        """``--config=file.py --config.scale=gpu`` as ``file.py:gpu``: ``get_config`` takes the scale."""
+        if self.file is None or self.scale is None:
+            return
+        if ":" in self.file:
+            raise InputError(f"--config={self.file} has a scale already: remove --config.scale={self.scale}.")
+        self.file = f"{self.file}:{self.scale}"
+
+
+_OF_CONFIG = re.compile(r"--?(?P<no>no)?config(?:\.(?P<path>[^=]*))?(?:=(?P<text>.*))?", re.DOTALL)
+
+
+def split(words: Sequence[str], default: str | None) -> tuple[GivenConfig, list[str]]:
+    """What a command line says about the config, and its other words; ``default`` is the file if it names none.
+
+    Raises:
+      InputError: a flag without value, or two configs.
+    """
+    others, remaining = [], collections.deque(words)
+    given: dict[str, list[str | None]] = collections.defaultdict(list)  # "" is the file
+    while remaining:
+        word = remaining.popleft()
+        match = _OF_CONFIG.fullmatch(word)
+        if word == "--":
+            others += [word, *remaining]
+            break
+        if match is None or (match["no"] and not match["path"]):
+            others.append(word)
+            continue
+        text = "False" if match["no"] else match["text"]
+        if text is None and remaining and not remaining[0].startswith("--"):
+            text = remaining.popleft()
+        given[match["path"] or ""].append(text)
+    is_default = default is not None and "" not in given
+    scale, file = _single("--config.scale", given.pop("scale", [])), _single("--config", given.pop("", []))
+    result = GivenConfig(default if is_default else file, is_default, scale, dict(given))
+    result._add_scale()
+    return result, others
+
+
+def _single(flag: str, values: Sequence[str | None]) -> str | None:
+    if None in values:
+        raise InputError(f"{flag} has no value: write {flag}=VALUE.")
+    if len(values) > 1:
+        raise InputError(f"{flag} is given twice, as {values[0]!r} and {values[1]!r}: remove one.")
+    return values[0] if values else None
+
+
+# Type -> what is expected, and an example.
+_TYPES: dict[type, tuple[str, str]] = {
+    int: ("a whole number", "8"),
+    float: ("a number", "0.5"),
+    str: ("a name", "name"),
+    tuple: ("a tuple", "('a', 'b')"),
+}
+
+
+def wrong_value(flag: str, text: str, kind: type, example: Any) -> str:
+    """The sentence about a flag whose text is not of a type; ``example`` is a value that is."""
+    if kind is bool:
+        return f"{flag} is {text!r}: use True or False."
+    expected, other = _TYPES[kind]
+    shown = other if example is None or example == () else str(example)
+    return f"{flag} is {text!r}: use {expected}, such as {flag}={shlex.quote(shown)}."
+
+
+def _set(config: ConfigDict, path: str, texts: Sequence[str | None]) -> None:
+    """Sets a field to what the command line says, as a value of the field's type."""
+    from ml_collections import ConfigDict
+
+    from depthmup_flax.config.fields import get_field, set_field, unknown_field
+
+    flag, (sections, _, name) = f"--config.{path}", path.rpartition(".")
+    try:
+        section = get_field(config, sections) if sections else config
+        present = section[name]
+    except (KeyError, TypeError) as error:
+        raise InputError(unknown_field(config, path)) from error
+    if isinstance(present, ConfigDict):
+        raise InputError(f"{flag} is a section: set one of its fields, such as {flag}.{next(iter(present), 'field')}.")
+    kind = section.get_type(name)
+    if None in texts and kind is not bool:
+        raise InputError(f"{flag} has no value: write {flag}=VALUE.")
+    try:
+        if kind is tuple:  # several flags are its elements
+            value: Any = tuple(part for text in texts for part in _tuple(str(text)))
+        else:
+            value = _PARSERS.get(kind, _literal)("True" if texts[-1] is None else texts[-1])
+    except ValueError as error:
+        raise InputError(wrong_value(flag, str(texts[-1]), kind, present)) from error
+    set_field(config, path, value)
+
+
+def _tuple(text: str) -> tuple[Any, ...]:
+    from ml_collections.config_flags import tuple_parser
+
+    return tuple_parser.TupleParser().parse(text)
+
+
+def _literal(text: str) -> Any:
+    """A Python literal, or else the text: for a field of no type."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
+
+
+def _bool(text: str) -> bool:
+    if text.lower() not in ("true", "t", "1", "false", "f", "0"):
+        raise ValueError(text)
+    return text.lower() in ("true", "t", "1")
+
+
+_PARSERS: dict[type, Callable[[str], Any]] = {int: int, float: float, bool: _bool, str: str}
