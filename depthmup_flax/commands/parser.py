@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         result, rest = self.parse_known_args(others[:end])
         for word in rest:
             if word.startswith("-") and word != "-":
-                raise InputError(self._unknown(word.partition("=")[0]))
+                raise InputError(self._unknown("--" + word.partition("=")[0].lstrip("-")))
         result.config, result.words = given, rest + others[end + 1 :]
         if not self.has_words:
             self.require_no_words(result.words)

@@ -68,8 +68,8 @@ def load(named: str) -> ConfigDict:
     """
     path, *arguments = named.split(":", 1)
     if not os.path.isfile(path) or not os.access(path, os.R_OK):
-        shipped = path.removeprefix("configs/").removesuffix(".py")
-        remedy = f"use --config={shipped}" if shipped in shipped.names() else NAME_A_CONFIG
+        name = path.removeprefix("configs/").removesuffix(".py")
+        remedy = f"use --config={name}" if name in shipped.names() else NAME_A_CONFIG
         problem = "is a directory" if os.path.isdir(path) else "cannot be read"
         raise InputError(f"--config={named} {problem}: {remedy}.")
     try:

@@ -11,7 +11,8 @@ from ml_collections import ConfigDict
 
 from depthmup_flax import messages
 from depthmup_flax.config import shipped as shipped_configs
-from depthmup_flax.config.fields import field_paths, from_file, get_field, set_field
+from depthmup_flax.config.fields import field_paths, get_field, set_field
+from depthmup_flax.config.files import from_file
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.errors import InputError
 from depthmup_flax.sweep.runner import sweep
@@ -109,7 +110,7 @@ def tuned_file(
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import from_file
+from depthmup_flax.config import from_file
 
 
 def get_config() -> ConfigDict:

@@ -7,7 +7,8 @@ import shutil
 import pytest
 from processes import ROOT
 
-from depthmup_flax.config.fields import default_config, from_file, run_differences
+from depthmup_flax.config.fields import default_config, run_differences
+from depthmup_flax.config.files import from_file
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import read_info, read_runs, read_sweep
 from depthmup_flax.report import make_report

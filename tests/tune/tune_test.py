@@ -7,7 +7,8 @@ import math
 import pytest
 from processes import ROOT, run_command
 
-from depthmup_flax.config.fields import default_config, from_file, get_field, optimizer_kwargs, set_field
+from depthmup_flax.config.fields import default_config, get_field, optimizer_kwargs, set_field
+from depthmup_flax.config.files import from_file
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import Record
 from depthmup_flax.training.loop import train_and_evaluate
