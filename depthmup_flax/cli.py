@@ -18,9 +18,7 @@ from depthmup_flax import command_help, config_files, console, shipped_configs
 from depthmup_flax.config_files import config_path as config_path  # for the commands
 from depthmup_flax.config_files import define_config as define_config
 from depthmup_flax.config_files import resolved as resolved
-from depthmup_flax.cpu_flags import choose_cpu_flags
 from depthmup_flax.errors import BAD_INPUT, STOPPED, TRY_LATER, Busy, InputError, Preempted, RunStopped, printable
-from depthmup_flax.freed_memory import keep_freed_memory
 from depthmup_flax.parallel.host import cpu_cores
 from depthmup_flax.shipped_configs import run_name
 
@@ -45,12 +43,6 @@ def one_device_per_core() -> None:
         import jax
 
         jax.config.update("jax_num_cpu_devices", cpu_cores())
-
-
-def prepare_cpu() -> None:
-    """Sets what helps training on the CPU at hand (`cpu_flags`, `freed_memory`); call before JAX starts."""
-    choose_cpu_flags()
-    keep_freed_memory()
 
 
 def define_processes() -> None:

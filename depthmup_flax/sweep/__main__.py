@@ -34,7 +34,6 @@ _LANES = flags.DEFINE_string("lanes", "auto", "Runs at a time on a device: auto,
 def main(argv: list[str]) -> None:
     """Runs the sweep, or prints what it would run."""
     cli.require_no_arguments(argv)
-    cli.prepare_cpu()
     cli.one_device_per_core()
     # Imported here, so that --help and a wrong flag answer at once.
     from depthmup_flax.sweep.dry_run import describe

@@ -19,7 +19,6 @@ from absl import flags
 
 from depthmup_flax import cli, console, errors
 from depthmup_flax.compilation_cache import cache_compilations
-from depthmup_flax.garbage import few_collections
 from depthmup_flax.records import COMPLETED
 
 _CONFIG = cli.define_config("A shipped config, such as digits, or a Python file.", default="digits")
@@ -33,22 +32,18 @@ def main(argv: list[str]) -> int:
     """Trains the config; returns an exit code of `depthmup_flax.errors`."""
     cli.require_no_arguments(argv)
     # Imported here, so that --help and a wrong flag answer at once.
-    with few_collections():
-        from depthmup_flax.parallel import distributed
-        from depthmup_flax.training.experiment import build
-        from depthmup_flax.training.loop import PREEMPTED, train_and_evaluate
-        from depthmup_flax.training.stored_trace import Traces
+    from depthmup_flax.parallel import distributed
+    from depthmup_flax.training.experiment import build
+    from depthmup_flax.training.loop import PREEMPTED, train_and_evaluate
 
     if _PRINT_PARAMS.value:
         print(build(cli.resolved(_CONFIG)).parameter_table())
         return 0
-    cli.prepare_cpu()
-    cache = cache_compilations()
+    cache_compilations()
     cli.start_processes()  # before what may fail in one process, so that it ends the others
     config = cli.resolved(_CONFIG)
     workdir = _WORKDIR.value or cli.default_workdir("runs")
-    traces = Traces(cache, code=[cli.config_path().partition(":")[0]]) if cache else None
-    result = train_and_evaluate(config, workdir, overwrite=_OVERWRITE.value, traces=traces)
+    result = train_and_evaluate(config, workdir, overwrite=_OVERWRITE.value)
     if result["status"] == COMPLETED and config.train.checkpoint and distributed.is_first():
         what = '--prompt="Once"' if config.data.name.startswith("text:") else "image.png"
         console.next_step(f"depthmup predict {workdir} {what}")
