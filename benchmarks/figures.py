@@ -99,12 +99,7 @@ def features(setting: Setting) -> Iterator[Row]:
         "dense": ("JAX's gradient of dense layers", ("ViT 128x6", "ResMLP 256x64")),
         "conv": ("JAX's convolutions and their gradients", ("SimpleResNet 128x6",)),
         "neighbors": ("one pixel at a time", ("SimpleResNet 32x6", "SimpleResNet 128x12")),
-        "memory": ("memory returned after a step", ("ViT 128x6", "ResNet-18", "SimpleResNet 128x12", "ResMLP 256x64")),
-        "flags": ("no XLA_FLAGS", ("ResMLP 256x64", "SimpleResNet 128x12", "ResNet-18", "ViT 128x6")),
     }
-    flags = setting.stacks[0].facts["XLA_FLAGS"]
-    if not flags:
-        del features["flags"]
     for feature, (alternative, names) in features.items():
         for name, model in setting.networks(*names).items():
             batch = setting.batch(name) // (4 if feature == "conv" else 1)  # a step takes seconds
@@ -113,11 +108,8 @@ def features(setting: Setting) -> Iterator[Row]:
                 setting.jax(kind, "train_step", kind, without=feature if kind == "without" else "", **args)
                 for kind in ("with", "without")
             ]
-            if feature == "flags":
-                contenders[1] = dataclasses.replace(contenders[1], env={**contenders[1].env, "XLA_FLAGS": ""})
             measured = measure(contenders, setting.rounds)
-            value, note = ratio(measured, "without", "with"), flags if feature == "flags" else ""
-            yield Row(title, name, alternative, value, note=note, seconds=seconds_of(measured))
+            yield Row(title, name, alternative, ratio(measured, "without", "with"), seconds=seconds_of(measured))
 
 
 STEP_BARS = {"res_mlp": 1.3, "vit": 0.9, "simple_resnet": 0.8, "resnet": 0.8}

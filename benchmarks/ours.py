@@ -17,7 +17,6 @@ from benchmarks.timing import RATE, repeated, timed
 from depthmup_flax.commands import start
 from depthmup_flax.config import default_config
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.freed_memory import keep_freed_memory
 from depthmup_flax.nn import cpu, layers
 from depthmup_flax.parallel import sharding
 from depthmup_flax.plan.flops import count_flops
@@ -54,11 +53,9 @@ def train_step(
         from 50,000 on the device.
       seconds: duration of a measurement.
       without: a feature for CPUs to leave out in the whole process: ``dense`` or ``conv``, whose operations are then
-        JAX's own; ``neighbors`` of a row that are computed as channels; ``memory`` that is kept between steps.
+        JAX's own; ``neighbors`` of a row that are computed as channels.
       optimizer: ``config.optimizer.name``, for ``rule="on"``.
     """
-    if without != "memory":
-        keep_freed_memory()
     if without == "dense":
         layers.dense_product = jnp.matmul
     elif without == "conv":
@@ -187,7 +184,6 @@ def loop_step(model: Mapping[str, Any], batch: int, side: int, most: int, host: 
       most: steps in a call, at most.
       host: whether the host draws the examples of every call and places them; else every call has the same.
     """
-    keep_freed_memory()
     multi_step.MOST_STEPS = most
     config = _config(model, batch, side)
     config.data.update(train_examples=1024)
@@ -214,7 +210,6 @@ def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32,
     from depthmup_flax.sweep.grid import expand
     from depthmup_flax.sweep.lane_program import Program, sweep_mesh
 
-    keep_freed_memory()
     rates = tuple(1e-4 * 2 ** (i / 8) for i in range(lanes))
     base = _config(model, batch, side)
     base.data.update(train_examples=1024)

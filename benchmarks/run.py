@@ -27,7 +27,6 @@ from benchmarks.figures import FIGURES, RESULTS, TOGETHER
 from benchmarks.pages import document, line, table
 from benchmarks.row import Row, unavailable
 from benchmarks.setting import Setting, Stack
-from depthmup_flax.cpu_flags import this_processor
 from depthmup_flax.types import Json
 from depthmup_flax.workdir.files import write_atomically
 
@@ -140,10 +139,12 @@ def _version(name: str, python: str) -> str:
 
 def _processor() -> str:
     """Name, family and model of the processor: virtual machines give one name to several generations."""
-    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    name = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
-    _, family, model = this_processor()
-    return f"{name} (family {family}, model {model})" if family else name
+    pairs = [line.partition(":") for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()]
+    of_last = {name.strip(): value.strip() for name, _, value in pairs}
+    name = of_last.get("model name", platform.processor())
+    if "cpu family" not in of_last:
+        return name
+    return f"{name} (family {of_last['cpu family']}, model {of_last['model']})"
 
 
 def _gpu() -> str:

@@ -49,12 +49,11 @@ TINY: dict[str, dict[str, Any]] = {
 }
 
 
-# What a stack consists of, and the compiler's flags that the commands would set on it.
+# What a stack consists of; fails if it cannot import this package.
 _DESCRIBE = """
 import importlib.metadata, json, os, platform
-from depthmup_flax.cpu_flags import choose_cpu_flags
+import depthmup_flax
 versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}
-choose_cpu_flags()
 print(json.dumps({"python": platform.python_version(), **versions, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}))
 """
 
@@ -67,7 +66,7 @@ class Stack:
 
     @functools.cached_property
     def facts(self) -> dict[str, str]:
-        """Versions of Python and libraries, and ``XLA_FLAGS`` on a CPU."""
+        """Versions of Python and libraries, and the user's ``XLA_FLAGS``."""
         command = [self.python, "-c", _DESCRIBE]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": "."})
         if done.returncode:
@@ -112,10 +111,11 @@ class Setting:
         """Batch size of a network."""
         return 8 if self.quick else CPU_BATCH.get(name, BATCH["cpu"]) if self.device == "cpu" else BATCH["gpu"]
 
-    def env(self, stack: Stack) -> dict[str, str]:
-        """Environment of JAX: one device of the requested kind, without preallocated memory, with our flags."""
+    @property
+    def env(self) -> dict[str, str]:
+        """Environment of JAX: one device of the requested kind, without preallocated memory."""
         if self.device == "cpu":
-            return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": stack.facts["XLA_FLAGS"]}
+            return {"JAX_PLATFORMS": "cpu"}
         return {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
     @property
@@ -132,7 +132,7 @@ class Setting:
     def ours(self, name: str, make: str, process: str = "ours", stack: Stack | None = None, **args: Any) -> Contender:
         """A contender that runs in a stack's interpreter and environment."""
         stack = stack or self.stacks[0]
-        return Contender(name, make, args, process, stack.python, self.env(stack))
+        return Contender(name, make, args, process, stack.python, self.env)
 
     def torch(self, name: str, function: str, **args: Any) -> Contender:
         """A contender in PyTorch, in its own process."""

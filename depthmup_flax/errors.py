@@ -42,26 +42,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def closest(name: str, known: Iterable[str]) -> str | None:
     """The known name that ``name`` was likely meant to be, in any case; ``None`` if none is close."""
     by_lower = {other.lower(): other for other in known}
-    wrong = str(name).lower()
-    similar = difflib.get_close_matches(wrong, by_lower, n=9)
-    # Of similar names, that with the fewest slips: difflib alone would take 'adma' for 'adamax'.
-    return by_lower[min(similar, key=lambda other: _slips(wrong, other))] if similar else None
-
-
-def _slips(a: str, b: str) -> int:
-    """The fewest letters to insert, delete or replace, and neighbors to swap, between two words.
-
-    The "optimal string alignment" distance, row by row.
-    """
-    rows = [list(range(len(b) + 1))]
-    for i, x in enumerate(a, 1):
-        row = [i]
-        for j, y in enumerate(b, 1):
-            row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (x != y)))
-            if i > 1 and j > 1 and (x, y) == (b[j - 2], a[i - 2]):
-                row[-1] = min(row[-1], rows[-2][j - 2] + 1)
-        rows.append(row)
-    return rows[-1][-1]
+    similar = difflib.get_close_matches(str(name).lower(), by_lower, n=1)
+    return by_lower[similar[0]] if similar else None
 
 
 def printable(text: str) -> str:

@@ -48,24 +48,19 @@ def test_a_start_in_another_work_directory_with_the_cache_at_another_path_compil
 
 def test_only_the_user_can_write_to_the_cache(home):
     cache_compilations()
-    directory = jax.config.jax_compilation_cache_dir
-    assert os.path.dirname(directory) == str(home)
-    for path in (home, directory):
-        assert os.stat(path).st_mode & 0o777 == 0o700
+    assert jax.config.jax_compilation_cache_dir == str(home)
+    assert os.stat(home).st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
-@pytest.mark.parametrize("inner", [False, True])
-def test_a_cache_that_others_can_write_to_is_not_used_and_a_line_says_why(inner, mode, home, logged):
-    cache_compilations()
-    path = jax.config.jax_compilation_cache_dir if inner else home
-    jax.config.update("jax_compilation_cache_dir", None)
-    os.chmod(path, mode)
+def test_a_cache_that_others_can_write_to_is_not_used_and_a_line_says_why(mode, home, logged):
+    home.mkdir()
+    os.chmod(home, mode)
     cache_compilations()
     assert jax.config.jax_compilation_cache_dir is None
     assert logged.messages == [
         "compiled programs are not kept for the next start: "
-        f"other users can write to the directory, so run chmod go-w on it: {path}"
+        f"other users can write to the directory, so run chmod go-w on it: {home}"
     ]
 
 
@@ -93,10 +88,9 @@ def test_a_compilation_cache_that_the_user_names_takes_the_place_of_ours(tmp_pat
 
 def test_the_programs_that_were_not_used_for_longest_are_deleted_beyond_the_limit(tmp_path):
     for number, used in enumerate((30.0, 10.0, 40.0, 20.0)):
-        path = tmp_path / f"compiled-{number % 2}" / f"program{number}-cache"
-        path.parent.mkdir(exist_ok=True)
+        path = tmp_path / f"program{number}-cache"
         path.write_bytes(bytes(100))
         os.utime(path, (used, 5.0))
-    (tmp_path / "compiled-0" / "directory").mkdir()
+    (tmp_path / "directory").mkdir()
     _delete_oldest(tmp_path, 250)
-    assert sorted(path.name for path in tmp_path.glob("*/*-cache")) == ["program0-cache", "program2-cache"]
+    assert sorted(path.name for path in tmp_path.glob("*-cache")) == ["program0-cache", "program2-cache"]

@@ -39,9 +39,7 @@ def check_network():
     rule = dm.get_parametrization("depth_mup")
 
     def build(width, depth):
-        return dm.ResMLP(
-            num_classes=3, width=width, depth=depth, base_width=8, base_depth=2, parametrization=rule
-        )
+        return dm.ResMLP(num_classes=3, width=width, depth=depth, base_width=8, base_depth=2, parametrization=rule)
 
     x, labels = jax.random.normal(jax.random.key(0), (4, 5)), jnp.arange(4) % 3
     report = dm.coord_check.coord_check(build, labels, x, widths=(8, 16, 32), depths=(2, 4, 8), steps=2, seeds=2)
@@ -50,7 +48,9 @@ def check_network():
 
 def commands_say_what_to_install():
     for words in (["train"], ["sweep", "--config=sweeps/digits"], ["report", "runs"]):
-        done = subprocess.run([sys.executable, "-m", "depthmup_flax", *words], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "depthmup_flax", *words], capture_output=True, text=True, check=False
+        )
         assert done.returncode == 2, done.stderr
         assert 'pip install "depthmup-flax[' in done.stderr, done.stderr
         assert done.stderr.count("\n") == 1, done.stderr

@@ -8,7 +8,6 @@ from packaging.requirements import Requirement
 from processes import run_command
 
 from depthmup_flax.commands import doctor
-from depthmup_flax.cpu_flags import choose_cpu_flags
 
 HEALTHY = """print('{"devices": ["cpu", "cpu"]}'); print('{"digits": 1500}')"""
 
@@ -27,15 +26,6 @@ def test_all_well_is_the_last_line_and_exit_code_0(monkeypatch, capsys):
     assert "2 x cpu" in text
     assert "CPU cores" in text
     assert "free on the disk" in text
-
-
-def test_flags_of_the_compiler_are_named_and_those_of_the_user_too(monkeypatch, capsys):
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
-    text = diagnosis(monkeypatch, capsys, HEALTHY)[1]
-    for flag in choose_cpu_flags({}):
-        assert flag in text
-    monkeypatch.setenv("XLA_FLAGS", "--of_mine")
-    assert "XLA_FLAGS=--of_mine, yours: no other flag is set" in diagnosis(monkeypatch, capsys, HEALTHY)[1]
 
 
 @pytest.mark.parametrize(

@@ -66,18 +66,15 @@ def train_py(arguments, devices):
         return end.code or 0
 
 
-def train_py_with_cache_home(home, arguments, devices=1):
-    """`train_py` with that directory for the user's caches; prints how many programs it read, compiled, and traced."""
+def train_py_with_cache_home(home, arguments):
+    """`train_py` with that directory for the user's caches; prints how many programs it read and compiled."""
     import jax
 
     os.environ["XDG_CACHE_HOME"] = str(home)
 
-    events, traced = [], []
+    events = []
     jax.monitoring.register_event_listener(lambda event, **_: events.append(event.rpartition("/")[2]))
-    durations = jax.monitoring.register_event_duration_secs_listener
-    durations(lambda event, _, fun_name="", **__: traced.append(fun_name) if "trace" in event else None)
     jax.config.update("jax_compilation_cache_dir", None)
-    code = train_py(arguments, devices)
+    code = train_py(arguments, 1)
     print("read", events.count("cache_hits"), "compiled", events.count("cache_misses"))
-    print("traced", *traced)
     return code

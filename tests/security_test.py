@@ -46,17 +46,6 @@ def restore(number, workdir):
     assert Checkpointer(workdir / "checkpoints", keep=1).restore(abstract) is not None
 
 
-def reuse(number, directory):
-    from depthmup_flax.training.stored_trace import Traces
-
-    def step(x):
-        assert number == 0, "traced again"
-        return jax.numpy.sin(x)
-
-    one = jax.ShapeDtypeStruct((), "float32", sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
-    jax.jit(Traces(directory).reused(step, (one,), one.sharding, {})).lower(one).compile()
-
-
 def test_a_config_file_runs_code(tmp_path):
     path = tmp_path / "config.py"
     path.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef get_config(): raise ValueError\n")
@@ -95,9 +84,3 @@ def test_restoring_a_checkpoint_runs_no_code(tmp_path):
     assert "events: ." in process.text()
     names = [path.name for path in (tmp_path / "checkpoints").rglob("*")]
     assert not [name for name, suffix in itertools.product(names, (".pkl", ".pickle", ".npy", ".py")) if suffix in name]
-
-
-def test_reading_a_traced_step_unpickles_nothing(tmp_path):
-    process = processes.Process(tmp_path / "log", prints_audit_events, LOADS, reuse, tmp_path)
-    assert process.wait() == 0, process.text()
-    assert "events: ." in process.text()

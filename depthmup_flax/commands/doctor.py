@@ -29,10 +29,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.compilation_cache import cache_home
-from depthmup_flax.cpu_flags import choose_cpu_flags
+from depthmup_flax.compilation_cache import cache_directory
 from depthmup_flax.errors import BAD_INPUT
-from depthmup_flax.freed_memory import can_keep_freed_memory
 from depthmup_flax.parallel.host import cpu_cores
 from depthmup_flax.types import Json
 
@@ -140,19 +138,12 @@ def _machine() -> Iterator[str]:
     yield f"{platform.system()} {platform.machine()}, {cpu_cores()} CPU cores, {_bytes(memory)} of memory"
     yield f"{_bytes(shutil.disk_usage('.').free)} free on the disk of the working directory"
     try:
-        cache = pathlib.Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_home())
+        cache = pathlib.Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_directory())
         size = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
     except OSError as error:
         yield f"compiled programs are not kept: {error.strerror}"
     else:
         yield f"{_bytes(size)} of compiled programs in {_from_home(cache)}"
-    if given := os.environ.get("XLA_FLAGS"):
-        yield f"XLA_FLAGS={given}, yours: no other flag is set"
-    elif chosen := choose_cpu_flags({}):
-        yield "On a CPU, train, sweep and tune set flags that help on average:"
-        yield from (f"  {flag}" for flag in chosen)
-    if can_keep_freed_memory():
-        yield "train, sweep and tune keep freed memory for the next step: their memory stays near its peak"
 
 
 def _data() -> Iterator[str]:

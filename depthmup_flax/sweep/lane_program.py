@@ -27,8 +27,8 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from depthmup_flax.compiler_options import drawing_options
 from depthmup_flax.config.fields import get_field
-from depthmup_flax.cpu_flags import drawing_options
 from depthmup_flax.data import eval_batches
 from depthmup_flax.parallel import sharding
 from depthmup_flax.records import CONTINUOUS, SEED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import json
@@ -19,7 +18,6 @@ from ml_collections import ConfigDict
 from depthmup_flax.config import fields as configs
 from depthmup_flax.data import TextDataset, stored_dataset
 from depthmup_flax.errors import InputError, Preempted, RunStopped
-from depthmup_flax.garbage import few_collections
 from depthmup_flax.messages import RESULT
 from depthmup_flax.parallel import distributed, sharding
 from depthmup_flax.parallel.fingerprints import require_equal_copies
@@ -36,7 +34,6 @@ from depthmup_flax.training.multi_step import Call
 from depthmup_flax.training.run_outcome import PREEMPTED, outcome, read, summary
 from depthmup_flax.training.sharded_program import ShardedProgram
 from depthmup_flax.training.step import TrainState, is_finite
-from depthmup_flax.training.stored_trace import Traces
 from depthmup_flax.training.text_generation import printable, sample_text
 from depthmup_flax.training.writers import Writer, require_writers
 from depthmup_flax.types import Json
@@ -52,7 +49,6 @@ def train_and_evaluate(
     *,
     overwrite: bool = False,
     writers: Sequence[Writer] = (),
-    traces: Traces | None = None,
 ) -> Json:
     """Trains what ``config`` describes, or resumes the run that ``workdir`` holds.
 
@@ -73,8 +69,6 @@ def train_and_evaluate(
       overwrite: delete an earlier run's files in ``workdir`` and start from step 0.
       writers: receive the metrics, besides those of ``train.writers``; each is called in a thread of its own in process
         0, and closed at the end. None can stop the run. A resumed run passes the steps after its checkpoint again.
-      traces: keeps the traced step for the next start; only for what ``config`` and the code of modules determine, and
-        without JAX's settings of a context, which the thread that compiles does not see.
 
     Returns:
       The content of ``result.json``: ``status`` (``completed``, ``diverged`` or, with no such file, ``preempted``),
@@ -88,8 +82,7 @@ def train_and_evaluate(
       RunStopped: the work directory cannot be written, the data do not arrive, or copies of the state on several
         devices differ at a checkpoint (``train.compare_replicas``).
     """
-    with few_collections():
-        experiment, mesh = distributed.in_all(lambda: _built(config, writers))
+    experiment, mesh = distributed.in_all(lambda: _built(config, writers))
     directory = workdirs.as_path(workdir)
     if jax.process_count() > 1:
         flags = {"--workdir": str(workdir), "--overwrite": overwrite}
@@ -113,7 +106,7 @@ def train_and_evaluate(
             return finished
         with workdirs.writing_to(directory):
             same_run.require_shared(directory)
-            return _train_in(directory, experiment, mesh, claims, writers, traces)
+            return _train_in(directory, experiment, mesh, claims, writers)
 
 
 def _train(run: _Run) -> Json:
@@ -170,10 +163,8 @@ def _train_in(
     mesh: jax.sharding.Mesh,
     claims: list[workdirs.Claim],
     writers: Sequence[Writer],
-    traces: Traces | None,
 ) -> Json:
-    with few_collections():
-        run = _Run(experiment, mesh, directory, claims, writers, traces)
+    run = _Run(experiment, mesh, directory, claims, writers)
     try:
         if distributed.is_first():
             write_atomically(directory / "config.json", configs.to_json(experiment.config))
@@ -211,23 +202,17 @@ class _Run:
         directory: pathlib.Path,
         claims: list[workdirs.Claim],
         writers: Sequence[Writer],
-        traces: Traces | None,
     ) -> None:
         self._experiment, self._mesh, self._directory, self._claims = experiment, mesh, directory, claims
         train = experiment.config.train
         self._started = time.perf_counter()
-        self.program = ShardedProgram(experiment, mesh, put_train_data(experiment.dataset, mesh), traces)
+        self.program = ShardedProgram(experiment, mesh, put_train_data(experiment.dataset, mesh))
         self.preemption = Preemption()
         self._waiting = Waiting(train.stall_timeout_s, lambda: self.preemption.asked)
         self._checkpointer = None
         # A run that has checkpoints resumes from them even if it writes no more.
         if train.checkpoint or (directory / "checkpoints").exists():
             self._checkpointer = Checkpointer(directory / "checkpoints", train.keep_checkpoints)
-        # In a thread, while the checkpoint is read; but the shapes of streamed examples come with the first batch, and
-        # another thread does not see JAX's settings of a caller's context.
-        self._thread, self._compiled = concurrent.futures.ThreadPoolExecutor(1, "compile"), None
-        if traces is not None and experiment.dataset.placement != "stream":
-            self._compiled = self._thread.submit(self.program.compile)
         self.state, self._elapsed_before_s, self._evaluated = self._initial()
         self.step = self._first_step = int(self.state.step)
         speaks = distributed.is_first()
@@ -262,7 +247,7 @@ class _Run:
             self._checkpointer.check()
         first = self.step == self._first_step
         if first:
-            self._compile(call)
+            self.program.compile(call)
         self.state = self.program.take(self.state, call)
         self.step += int(call.count)
         if first:  # compilation does not count as training time
@@ -386,18 +371,9 @@ class _Run:
         return self.finite
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)  # a second Ctrl-C does not wait for the compiler
         for closable in (self._progress, self._writer, self._checkpointer):
             if closable is not None:
                 closable.close()
-
-    def _compile(self, call: Call) -> None:
-        """Compiles the step, or waits for the thread that does."""
-        with few_collections():
-            if self._compiled is None:
-                self.program.compile(call)
-            else:
-                self._compiled.result()
 
     def _initial(self) -> tuple[TrainState, float, bool]:
         """The latest checkpoint or a fresh state, the seconds spent before, and whether that step was evaluated."""

@@ -10,9 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from depthmup_flax.config import fields as configs
-from depthmup_flax.cpu_flags import drawing_options
-from depthmup_flax.data import stored_dataset
+from depthmup_flax.compiler_options import drawing_options
 from depthmup_flax.parallel import sharding
 from depthmup_flax.training.device_batches import batch_of
 from depthmup_flax.training.experiment import Experiment
@@ -26,18 +24,17 @@ from depthmup_flax.training.multi_step import (
     train_step_of,
 )
 from depthmup_flax.training.step import EvalMetrics, TrainState, evaluate, make_eval_step
-from depthmup_flax.training.stored_trace import Traces
-from depthmup_flax.types import ArrayTree, Batch, Json
+from depthmup_flax.types import ArrayTree, Batch
 
 
 class ShardedProgram:
     """Initializes, trains and evaluates one run. Programs are compiled at their first use; `compile` compiles `take`.
 
     ``data`` is from `depthmup_flax.training.device_batches.put_train_data`. `traced` needs no more than shapes of
-    them, and a mesh of devices that may be absent. With ``traces``, a trace of an earlier start is used.
+    them, and a mesh of devices that may be absent.
     """
 
-    def __init__(self, experiment: Experiment, mesh: Mesh, data: Batch | None, traces: Traces | None = None) -> None:
+    def __init__(self, experiment: Experiment, mesh: Mesh, data: Batch | None) -> None:
         train, eval_every = experiment.config.train, experiment.config.train.eval_every or experiment.epoch_steps
         self.periods = Periods(experiment.total_steps, train.log_every, eval_every, train.checkpoint_every)
         self.call_length = CallLength(most_steps(experiment, mesh), self.periods)
@@ -45,7 +42,7 @@ class ShardedProgram:
         shapes = experiment.state_shapes()
         self._shardings = sharding.state_shardings(shapes, experiment.axes, mesh)
         self.abstract_state: TrainState = jax.tree.map(lambda x, s: x.update(sharding=s), shapes, self._shardings)
-        self._data, self._traces = data, traces
+        self._data = data
         prepare = functools.partial(experiment.dataset.prepare, experiment.config.data.augment)
         seed = experiment.config.seed
         self._train_step = train_step_of(experiment, experiment.model, experiment.optimizer, prepare, seed)
@@ -62,20 +59,17 @@ class ShardedProgram:
         """The state after the steps of ``call``; ``state`` is donated."""
         return self._take(state, call, self._data)
 
-    def compile(self, call: Call | None = None) -> None:
-        """Compiles `take` for calls such as ``call``; may run in another thread than the rest of a start.
+    def compile(self, call: Call) -> None:
+        """Compiles `take` for calls such as ``call``.
 
-        Without ``call``, its shapes are read from the data set. Several processes compile at the first call instead,
-        and so do JAX's debugging modes, which run a compiled step again, operation by operation.
+        Several processes compile at the first call instead, and so do JAX's debugging modes, which run a compiled step
+        again, operation by operation.
         """
         debugs = any(jax.config.values[f"jax_{name}"] for name in ("debug_nans", "debug_infs", "disable_jit"))
         if jax.process_count() > 1 or debugs:
             return
-        arguments = self._abstract_arguments() if call is None else (self.abstract_state, call, self._data)
-        step = self._take_steps
-        if self._traces is not None:
-            step = self._traces.reused(step, arguments, self._shardings, self._facts())
-        self._take = self._jitted(step).trace(*arguments).lower().compile()
+        arguments = self.abstract_state, call, self._data
+        self._take = self._jitted(self._take_steps).trace(*arguments).lower().compile()
 
     def traced(self) -> jax.stages.Traced:
         """The program of `take`, for the devices of the mesh."""
@@ -95,15 +89,6 @@ class ShardedProgram:
         examples = jax.tree.map(lambda x: x.update(sharding=place), abstract_examples(dataset, leading))
         count = jax.ShapeDtypeStruct((), np.int32, sharding=sharding.replicated(self._mesh))
         return self.abstract_state, Call(count, examples), self._data  # type: ignore[arg-type]
-
-    def _facts(self) -> Json:
-        """On what the trace of `take` depends besides its arguments."""
-        experiment = self._experiment
-        return {
-            "config": configs.to_json(experiment.config),
-            "data": stored_dataset.to_json(experiment.dataset),
-            "steps": [experiment.epoch_steps, experiment.total_steps],
-        }
 
     def evaluate(self, state: TrainState, batches: Iterator[Batch]) -> EvalMetrics:
         """Loss and accuracy of ``state`` over ``batches``."""
