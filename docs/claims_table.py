@@ -1,6 +1,6 @@
 """Writes the table of claims and the limits' costs in reproduction.md, from the records: python docs/claims_table.py
 
-Claims and verdicts: depthmup_flax/report/claims.py.
+Claims and verdicts: depthmup_flax/papers/claims.py.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import Sequence
 
 from generated_parts import with_part
 
+from depthmup_flax.papers.claims import CLAIMS, NO_EVIDENCE, JudgedClaim, judged
 from depthmup_flax.records import read_sweep
-from depthmup_flax.report.claims import CLAIMS, NO_EVIDENCE, JudgedClaim, core_minutes, judged
 from depthmup_flax.report.loss_surfaces import TEST
 from depthmup_flax.report.make_report import studies
+from depthmup_flax.report.tables import core_minutes
 from depthmup_flax.report.verdict import NOT_RESOLVED, OPPOSITE, SHOWN
 
 HERE = pathlib.Path(__file__).parent

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 
+from depthmup_flax.papers import claims
 from depthmup_flax.records import Record, RecordWriter, Sweep, SweepInfo, info_to_json
 from depthmup_flax.report.loss_surfaces import roles, surfaces
 from depthmup_flax.report.tables import as_data
@@ -71,7 +72,7 @@ def study_of(sweep):
 
 def data_of(sweep):
     """The content of ``report.json``."""
-    return as_data(sweep, study_of(sweep))
+    return as_data(sweep, study_of(sweep), claims=claims.as_data)
 
 
 def parabola(point, *, best=-8.0, noise=0.0, seed=0):

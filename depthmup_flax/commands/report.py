@@ -17,10 +17,12 @@ import os
 import pathlib
 import sys
 import webbrowser
+from typing import Any
 
 from depthmup_flax import messages
 from depthmup_flax.commands.parser import Parser
 from depthmup_flax.errors import InputError
+from depthmup_flax.papers import claims
 from depthmup_flax.report import make_report, verdict
 from depthmup_flax.report.loss_surfaces import LOSSES, TRAIN
 from depthmup_flax.report.watch import watch
@@ -63,13 +65,14 @@ def main(args: argparse.Namespace) -> int:
         if args.out
         else directories[0] / ("report" if args.loss == TRAIN else f"report_{args.loss}")
     )
+    options: dict[str, Any] = {"tolerance": args.tolerance, "loss": args.loss, "claims": claims.as_data}
     if args.watch:
         opened = _open if args.open else lambda page: None
-        report = watch(directories, out, tolerance=args.tolerance, loss=args.loss, say=_say, opened=opened)
+        report = watch(directories, out, **options, say=_say, opened=opened)
         if report is None:
             return 0
     else:
-        report = make_report(directories, out, tolerance=args.tolerance, loss=args.loss)
+        report = make_report(directories, out, **options)
         if args.open:
             _open(report.paths[0])
     print(report.text)

@@ -36,12 +36,14 @@ def make_report(
     *,
     tolerance: float = verdict.TOLERANCE,
     loss: str = TRAIN,
+    claims: tables.Claims = tables.no_claims,
 ) -> Report:
     """Reads the shards of one sweep and writes ``report.html``, ``report.json``, tables and figures to ``out``.
 
     A file in ``out`` is the old one or the new one at any moment, also after a crash. ``tolerance``: the regret that
     counts as small, as a share of the base's lowest loss. ``loss``: that of the last steps of training, ``train``, or
-    that on the test set, ``test``, which curves over time do not have.
+    that on the test set, ``test``, which curves over time do not have. ``claims``: judges statements about the sweep's
+    figure, as `depthmup_flax.papers.claims.as_data` does those of the papers.
 
     Raises:
       InputError: the directories hold no sweep or several, no run has ended, all runs diverged, ``tolerance`` is no
@@ -52,7 +54,7 @@ def make_report(
     paths = [workdirs.as_path(directory) for directory in directories]
     with buckets.reachable(paths):
         sweep = read_sweep(paths)
-    return write_report(sweep, out, tolerance=tolerance, loss=loss)
+    return write_report(sweep, out, tolerance=tolerance, loss=loss, claims=claims)
 
 
 def write_report(
@@ -61,6 +63,7 @@ def write_report(
     *,
     tolerance: float = verdict.TOLERANCE,
     loss: str = TRAIN,
+    claims: tables.Claims = tables.no_claims,
     refresh_s: float | None = None,
 ) -> Report:
     """The second half of `make_report`: from a sweep to files.
@@ -71,7 +74,7 @@ def write_report(
     require_share(tolerance)
     study, swapped = studies(sweep, loss)
     with workdirs.claimed(out, workdirs.REPORT, flag="--out") as claim:
-        data = tables.as_data(sweep, study, tolerance)
+        data = tables.as_data(sweep, study, tolerance, claims)
         files: dict[str, bytes] = {}
         panels = []
         for name, shown, draw in _figures(study, swapped):

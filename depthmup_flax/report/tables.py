@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from depthmup_flax.errors import printable
-from depthmup_flax.records import Sweep, SweepInfo
-from depthmup_flax.report import claims, transfer, verdict
+from depthmup_flax.records import Record, Sweep, SweepInfo
 from depthmup_flax.report import optimum as opt
+from depthmup_flax.report import transfer, verdict
 from depthmup_flax.report.loss_surfaces import TEST, number, short
 from depthmup_flax.report.transfer import Row, Study, Variant
 from depthmup_flax.types import Json
+
+# The name of a sweep's figure and its study -> what it shows about each statement of a paper, as JSON.
+Claims: TypeAlias = Callable[[str, Study], list[Json]]
 
 _HEADER = ("width", "depth", "seeds", "best {x}", "95 % interval", "shift", "regret", "best {loss}", "remarks")
 _SHOWN_ELSEWHERE = (transfer.ONE_SEED, transfer.FEW_SEEDS, transfer.UNTRAINED)
@@ -75,10 +79,16 @@ def _where(variant: Variant, flag: str) -> str:
     return f"{variant.name} ({sizes})" if sizes and variant.name else sizes
 
 
-def as_data(sweep: Sweep, study: Study, tolerance: float = verdict.TOLERANCE) -> Json:
+def no_claims(figure: str, study: Study) -> list[Json]:
+    """No statement of anybody is judged."""
+    return []
+
+
+def as_data(sweep: Sweep, study: Study, tolerance: float = verdict.TOLERANCE, claims: Claims = no_claims) -> Json:
     """The content of ``report.json``: JSON values only, six digits, ``None`` for unknown numbers.
 
-    ``tolerance``: the regret that counts as small, as a share of the base's lowest loss.
+    ``tolerance``: the regret that counts as small, as a share of the base's lowest loss. ``claims``: judges statements
+    about the sweep's figure.
     """
     info, records = sweep.info, sweep.records
     verdicts = verdict.verdicts(study, tolerance)
@@ -109,8 +119,8 @@ def as_data(sweep: Sweep, study: Study, tolerance: float = verdict.TOLERANCE) ->
             for s, valley in zip(study.surfaces, study.valleys, strict=False)
             for slope, interval in [_rounded(valley or (None, None))]
         ],
-        "claims": _rounded([_claim_data(one) for one in claims.judged(info.figure, study)]),
-        "core_minutes": _rounded(claims.core_minutes(records)),
+        "claims": _rounded(claims(info.figure, study)),
+        "core_minutes": _rounded(core_minutes(records)),
     }
     return _plain(data)
 
@@ -123,7 +133,7 @@ def _verdict_data(one: verdict.Verdict) -> Json:
         "width": one.row.curve.width,
         "depth": one.row.curve.depth,
         "verdict": one.verdict,
-        "regret": _estimate_data(regret),
+        "regret": estimate_data(regret),
         "tolerance": one.tolerance,
         "seeds": len(one.row.curve.seeds),
         "seeds_needed": one.seeds_needed,
@@ -135,26 +145,19 @@ def _contrast_data(one: verdict.Contrast) -> Json:
     return {
         "control": one.control,
         "verdict": one.verdict,
-        "difference": _estimate_data(one.estimate),
+        "difference": estimate_data(one.estimate),
         "sentence": one.sentence,
     }
 
 
-def _claim_data(one: claims.JudgedClaim) -> Json:
-    return {
-        "id": one.claim.id,
-        "source": one.claim.source,
-        "claim": one.claim.text,
-        "verdict": one.verdict,
-        "contrast": one.contrast,
-        **_estimate_data(one.estimate),
-        "claimed": one.claim.rule.sense,
-        "bound": one.bound,
-        "seeds": one.seeds,
-        "seeds_needed": one.seeds_needed,
-        "note": one.note,
-        "sentence": one.sentence,
-    }
+def core_minutes(records: Sequence[Record]) -> float:
+    """What the runs took: wall time times devices; a CPU device is a core."""
+    return math.fsum(record.wall_time_s * _devices(record.device) for record in records) / 60
+
+
+def _devices(device: str) -> int:
+    count = device.partition(" x ")[0]
+    return int(count) if count.isdecimal() else 1
 
 
 def _plain(value: Any) -> Any:
@@ -176,11 +179,11 @@ def _variant_data(study: Study, variant: Variant) -> Json:
         "transferred": variant.transferred,
         "rows": [_row_data(study, row) for row in variant.rows],
         "slopes": {
-            name: {**_estimate_data(s.estimate), "fixed": s.fixed, "sizes": s.used, "left_out": s.left_out}
+            name: {**estimate_data(s.estimate), "fixed": s.fixed, "sizes": s.used, "left_out": s.left_out}
             for name, s in variant.slopes.items()
         },
         "power_laws": {
-            f"equal_{name}": {str(size): _estimate_data(law) for size, law in laws.items()}
+            f"equal_{name}": {str(size): estimate_data(law) for size, law in laws.items()}
             for name, laws in variant.power_laws.items()
         },
     }
@@ -190,7 +193,7 @@ def _row_data(study: Study, row: Row) -> Json:
     curve, scale = row.curve, study.scale
     best = row.optimum if row.trains else None  # a network that does not train has no optimum
     ends = best.at.interval if best else None
-    transferred, shift = isinstance(row.regret, opt.Estimate), _estimate_data(row.shift)
+    transferred, shift = isinstance(row.regret, opt.Estimate), estimate_data(row.shift)
     # With one value there is nothing better to compare it with.
     regret = row.regret if isinstance(row.regret, opt.Estimate) and opt.ONE_VALUE not in row.flags else None
     regret_ends = regret.interval if regret else None
@@ -218,7 +221,8 @@ def _row_data(study: Study, row: Row) -> Json:
     }
 
 
-def _estimate_data(estimate: opt.Estimate | None) -> Json:
+def estimate_data(estimate: opt.Estimate | None) -> Json:
+    """``value``, and its interval, of an estimate."""
     return {"value": estimate.value, "interval": estimate.interval} if estimate else {"value": None, "interval": None}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import pathlib
 import time
@@ -14,6 +15,7 @@ from depthmup_flax.report import verdict
 from depthmup_flax.report.loss_surfaces import TRAIN
 from depthmup_flax.report.make_report import Report, require_share, write_report
 from depthmup_flax.report.style import require_matplotlib
+from depthmup_flax.report.tables import Claims, no_claims
 from depthmup_flax.workdir import bucket_lock, buckets, lock
 
 EVERY_S = 5.0  # between two looks at the records
@@ -78,6 +80,7 @@ def watch(
     *,
     tolerance: float = verdict.TOLERANCE,
     loss: str = TRAIN,
+    claims: Claims = no_claims,
     say: Callable[[str], None] = print,
     every_s: float = EVERY_S,
     opened: Callable[[pathlib.Path], None] = lambda page: None,
@@ -92,6 +95,7 @@ def watch(
     """
     require_matplotlib()
     require_share(tolerance)
+    write = functools.partial(write_report, out=out, tolerance=tolerance, loss=loss, claims=claims)
     reported, said, shown = -1, "", False
     try:
         while not (state := look(directories)).complete:
@@ -99,7 +103,7 @@ def watch(
             if len(state.sweep.records) != reported:
                 reported = len(state.sweep.records)
                 try:
-                    report = write_report(state.sweep, out, tolerance=tolerance, loss=loss, refresh_s=every_s)
+                    report = write(state.sweep, refresh_s=every_s)
                 except InputError as error:  # no run has ended, or no point has all of its seeds
                     headline = f"no report yet: {error}"
                 else:
@@ -118,7 +122,7 @@ def watch(
         say("stopped; the report is of the runs that have ended")
         state = look(directories)
     say(progress_line(state))
-    report = write_report(state.sweep, out, tolerance=tolerance, loss=loss)
+    report = write(state.sweep)
     if not shown:
         opened(report.paths[0])
     return report

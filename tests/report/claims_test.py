@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, data_of, study_of, sweep_of
 
-from depthmup_flax.report.claims import (
+from depthmup_flax.papers.claims import (
     CLAIMS,
     NO_EVIDENCE,
     Claim,
     Rule,
-    core_minutes,
     costs_more,
     exponent_at_least,
     exponent_at_most,
@@ -25,9 +24,9 @@ from depthmup_flax.report.claims import (
     rises,
     transfers,
 )
-from depthmup_flax.report.measures import AT_LEAST, AT_MOST, BASE, BOTH, MEASURES, Term
+from depthmup_flax.papers.measures import AT_LEAST, AT_MOST, BASE, BOTH, MEASURES, Term
 from depthmup_flax.report.page import render
-from depthmup_flax.report.tables import as_text
+from depthmup_flax.report.tables import as_text, core_minutes
 from depthmup_flax.report.verdict import NOT_RESOLVED, OPPOSITE, SHOWN
 
 DEPTHS, BEST, CURVATURE = (4, 16, 64), -8.0, 0.03

@@ -10,6 +10,7 @@ from processes import ROOT
 from depthmup_flax.config.fields import default_config, run_differences
 from depthmup_flax.config.files import from_file
 from depthmup_flax.errors import InputError
+from depthmup_flax.papers import claims
 from depthmup_flax.records import read_info, read_runs, read_sweep
 from depthmup_flax.report import make_report
 from depthmup_flax.report.make_report import studies
@@ -37,7 +38,7 @@ def test_every_committed_record_is_named_by_its_point_and_gives_the_committed_re
     report = directory / "report.txt"
     if report.exists():
         study, _ = studies(sweep)
-        assert as_text(as_data(sweep, study), study) == report.read_text().rstrip("\n")
+        assert as_text(as_data(sweep, study, claims=claims.as_data), study) == report.read_text().rstrip("\n")
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 
-from depthmup_flax.records import Record
-from depthmup_flax.report import verdict
-from depthmup_flax.report.loss_surfaces import TRAIN
-from depthmup_flax.report.measures import (
+from depthmup_flax.papers.measures import (
     AT_LEAST,
     AT_MOST,
     BASE,
@@ -29,10 +26,13 @@ from depthmup_flax.report.measures import (
     Term,
     Window,
 )
+from depthmup_flax.report import tables, verdict
+from depthmup_flax.report.loss_surfaces import TRAIN
 from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.same_runs import same_runs
 from depthmup_flax.report.transfer import Study, Variant
 from depthmup_flax.report.verdict import NOT_RESOLVED, OPPOSITE, SHOWN
+from depthmup_flax.types import Json
 
 NO_EVIDENCE = "no evidence"  # the runs are those of another variant
 Terms = tuple[tuple[int, Term], ...]  # signs and numbers
@@ -421,18 +421,30 @@ def judged(figure: str, study: Study) -> list[JudgedClaim]:
     return [judged_claim(claim, study) for claim in claims]
 
 
+def as_data(figure: str, study: Study) -> list[Json]:
+    """`judged` as JSON, for `depthmup_flax.report.make_report`."""
+    return [_claim_data(one) for one in judged(figure, study)]
+
+
+def _claim_data(one: JudgedClaim) -> Json:
+    return {
+        "id": one.claim.id,
+        "source": one.claim.source,
+        "claim": one.claim.text,
+        "verdict": one.verdict,
+        "contrast": one.contrast,
+        **tables.estimate_data(one.estimate),
+        "claimed": one.claim.rule.sense,
+        "bound": one.bound,
+        "seeds": one.seeds,
+        "seeds_needed": one.seeds_needed,
+        "note": one.note,
+        "sentence": one.sentence,
+    }
+
+
 def _in_training(rule: Rule) -> bool:
     return any(term.when for _, term in rule.terms)
-
-
-def core_minutes(records: Sequence[Record]) -> float:
-    """What the runs took: wall time times devices; a CPU device is a core."""
-    return math.fsum(record.wall_time_s * _devices(record.device) for record in records) / 60
-
-
-def _devices(device: str) -> int:
-    count = device.partition(" x ")[0]
-    return int(count) if count.isdecimal() else 1
 
 
 def judged_claim(claim: Claim, study: Study) -> JudgedClaim:

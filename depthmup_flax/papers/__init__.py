@@ -1,0 +1,1 @@
+"""What only serves the papers: theory of infinite networks, its figures, and the claims about sweeps."""
