@@ -36,7 +36,7 @@ class Contender:
       python: the interpreter.
       env: environment variables, added to those of this process.
       cores: number of cores that it may use; 0: all.
-      optional: whether the others are measured without it if it cannot run.
+      optional: if it cannot run, the others are measured without it.
     """
 
     name: str
@@ -96,7 +96,7 @@ class _Worker:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended: the reason is in its errors
+            pass  # it has ended; its errors have the reason
         line = self._process.stdout.readline()
         if not line:
             output = self._errors.read_text().strip().splitlines() or ["it ended without output"]

@@ -1,4 +1,4 @@
-"""Figures of many runs: learning-rate curves, and a search from the command line to its answer."""
+"""Figures of many runs: learning-rate curves, and a search from the command line to its result."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _curves(setting: Setting, kind: str, mode: str) -> Iterator[Row]:
 
 
 def search(setting: Setting) -> Iterator[Row]:
-    """``depthmup tune`` from the command line to its answer, against the same runs in a script with PyTorch and mup."""
+    """``depthmup tune`` from the command line to its result, against the same runs in a script with PyTorch and mup."""
     title = "a search, whole process, PyTorch + mup / ours"
     network = "SimpleResNet 16x4" if setting.quick else "SimpleResNet 32x6"
     args: dict[str, Any] = {

@@ -211,7 +211,7 @@ def input_share(setting: Setting) -> Iterator[Row]:
 
 
 def host(setting: Setting) -> Iterator[Row]:
-    """The host's share of a step of train.py, which small networks feel, and what several steps in a call save."""
+    """The host's share of a step of train.py, and what several steps in a call save."""
     from depthmup_flax.training import multi_step  # imports JAX
 
     for name, side in (("ResMLP 64x8", 8), ("ResMLP 128x16", 32)):

@@ -1,6 +1,6 @@
 """Where a training step's time goes: python -m benchmarks.profile --model='{"name": "vit", "width": 128, "depth": 6}'
 
-Takes a trace with JAX's profiler and sums its events by kind of operation. On a CPU the sums include all threads and
+Takes a trace with JAX's profiler and sums its events by kind of operation. On a CPU the sums are over all threads and
 may exceed the time of the step.
 """
 

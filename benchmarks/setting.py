@@ -90,7 +90,7 @@ class Setting:
       stacks: interpreters with this package. Most figures are measured on each in turn; those against PyTorch
         interleave them, so that all meet the same PyTorch.
       python: interpreter with PyTorch, mup and TensorFlow.
-      quick: tiny sizes, which only show that everything runs.
+      quick: tiny sizes, to test that everything runs.
       images: folder of images for the streaming figure; empty: generated images.
     """
 

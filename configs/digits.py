@@ -2,7 +2,7 @@
 
     depthmup train --config=digits --workdir=runs/digits
 
-10 seconds on 2 CPU cores, most of them imports and compilation. Test accuracy 97.5 % +- 0.6 (n = 5 seeds, standard
+10 seconds on 2 CPU cores, mostly imports and compilation. Test accuracy 97.5 % +- 0.6 (n = 5 seeds, standard
 deviation; of 297 test images, one is 0.3 %). At the base, width 64 and depth 8, rates from 5e-4 to 4e-3 give 96 to 97 %
 (one seed). Four times as deep and wide as the base, at the same rate:
 

@@ -2,9 +2,9 @@
 
     depthmup train --config=shakespeare_gpt --workdir=runs/gpt --config.data.name=text:path/to/file.txt
 
-At the end of the run the model generates text, which is also written to sample.txt. Any text file works; the numbers
-are of Tiny Shakespeare (1.1 million characters, 65 distinct). At the base for 400 steps, training loss of the last
-epoch: 2.416 at 1e-3, 2.217 +- 0.021 at 4e-3 (one and two seeds; 400 seconds on 2 shared CPU cores):
+At the end the model generates text, also to sample.txt. Any text file works; the numbers are of Tiny Shakespeare (1.1
+million characters, 65 distinct). At the base for 400 steps, training loss of the last epoch: 2.416 at 1e-3, 2.217 +-
+0.021 at 4e-3 (one and two seeds; 400 seconds on 2 shared CPU cores):
 
     depthmup train --config=shakespeare_gpt --workdir=runs/gpt_small --config.model.width=64
         --config.model.depth=4 --config.optimizer.warmup_steps=50 --config.train.steps=400

@@ -5,7 +5,7 @@
     python docs/demonstration.py show               renews the page's tables and the figure from the records
 
 A repetition draws learning rates and branch multipliers at random, trains the small network with each, and trains the
-large one once: with those of the lowest training loss. The rival draws from the same ranges, trains the large network
+large one once, with those of the lowest training loss. The rival draws from the same ranges, trains the large network
 with each, and keeps the run of the lowest training loss. Sizes, lengths, ranges, numbers of trials and seeds were
 committed before the runs.
 """
@@ -105,7 +105,7 @@ PAIRS = {
 
 
 def points(pair: Pair, repetition: int, stream: int, count: int) -> list[Point]:
-    """Random points, of one stream for the small network and of another for the rival."""
+    """Random points; the small network and the rival have separate streams."""
     random = np.random.default_rng([repetition, stream])
     low, high = np.log([pair.rates, MULTIPLIERS]).T
     drawn = np.exp(random.uniform(low, high, (count, 2))).tolist()
@@ -113,7 +113,7 @@ def points(pair: Pair, repetition: int, stream: int, count: int) -> list[Point]:
 
 
 def configs(name: str, data: str) -> tuple[ConfigDict, ConfigDict]:
-    """Of the small and the large network; the small one is the base of both."""
+    """Configs of the small and the large network; the small one is the base of both."""
     pair = PAIRS[name]
     small = pair.small(data)
     small.model.update(base_width=small.model.width, base_depth=small.model.depth)
@@ -124,7 +124,7 @@ def configs(name: str, data: str) -> tuple[ConfigDict, ConfigDict]:
 
 
 def directory(name: str, part: str) -> pathlib.Path:
-    """Of the records of a part: small, search (the rival's), or kept, where small values train the large network."""
+    """Directory of a part's records: small, search (the rival's), kept (the small one's best, large)."""
     return RECORDS / f"{name}-{part}"
 
 
@@ -146,7 +146,7 @@ class Records:
         return self._by_point[_key(point)]
 
     def best(self, points: Sequence[Point]) -> Point:
-        """That of the lowest training loss; diverged runs come last."""
+        """The record of the lowest training loss; diverged runs come last."""
         return min(points, key=lambda point: _loss(self[point]))
 
 
@@ -192,7 +192,7 @@ class Outcome:
     Attributes:
       cost: floating-point operations of all its runs, in those of one run of the large network.
       measured: (R,) the measure of the network it ends with, one per repetition; that of chance if it diverged.
-      diverged: how many of them did.
+      diverged: number of diverged networks.
     """
 
     way: str
@@ -207,7 +207,7 @@ class Outcome:
 
 
 def outcomes(name: str) -> list[Outcome]:
-    """Of all ways and numbers of trials, from the records."""
+    """Outcomes of all ways and numbers of trials, from the records."""
     pair = PAIRS[name]
     small, search, kept = (Records(name, part) for part in ("small", "search", "kept"))
     flops = json.loads(FLOPS.read_text())[name]
@@ -235,7 +235,7 @@ Outcomes = Mapping[str, Sequence[Outcome]]  # of the pairs
 
 
 def recorded() -> Outcomes:
-    """Of the pairs with records of all parts."""
+    """Outcomes of the pairs with records of all parts."""
     parts = ("small", "search", "kept")
     return {name: outcomes(name) for name in PAIRS if all(directory(name, part).exists() for part in parts)}
 

@@ -1,4 +1,4 @@
-"""Parts of the pages that scripts write, between two comments that readers do not see."""
+"""Parts of the pages that scripts write, between two HTML comments."""
 
 from __future__ import annotations
 

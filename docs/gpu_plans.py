@@ -1,8 +1,8 @@
 """Writes the table of planned GPU sweeps in reproduction.md: python docs/gpu_plans.py [SWEEP ...]
 
-With names of sweeps it prints their rows alone.
+With names of sweeps it prints only their rows.
 
-Compiles each sweep's largest program for one H100, which need not be here:
+Compiles each sweep's largest program for one H100, which need not be present:
 pip install jax-cuda12-pjrt jax-cuda12-plugin, of jax's version. Hours are bounds from the peaks of the device; other
 programs count by their cost relative to the largest.
 """
@@ -42,7 +42,7 @@ HEADER = (
 
 
 def row(name: str, scale: str) -> str:
-    """Of one sweep at one scale."""
+    """The row of one sweep at one scale."""
     config = from_file(f"sweeps/{name}", scale)
     if config.base.data.name.startswith("text:"):
         config.base.data.name = "text:tinyshakespeare.txt"

@@ -80,7 +80,7 @@ if [ -z "$logs" ]; then
 fi
 mkdir -p "$logs" 2>/dev/null || fail "--logs=$logs cannot be created: use another directory."
 
-# Of each process: its id while it lives, its exit code afterwards, its number of crashes. ended: processes that ended
+# Per process: its id while it lives, its exit code afterwards, its number of crashes. ended: processes that ended
 # since the last poll. outcome: the most severe exit code (bad input, then a crash, then a preemption).
 pids=() codes=() crashes=() ended=() outcome=0
 signals=0 forwarded=0 ending="" port=""

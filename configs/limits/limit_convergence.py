@@ -1,4 +1,4 @@
-"""Finite networks approach the limit of infinite width and depth, which is computed (B24 Fig. 5, B.7).
+"""Finite networks approach the computed limit of infinite width and depth (B24 Fig. 5, B.7).
 
     depthmup limits --config=limits/limit_convergence --workdir=runs/limit_convergence
 

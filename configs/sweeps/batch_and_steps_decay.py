@@ -1,4 +1,4 @@
-"""Weight decay over batch size: residual MLP with Adam at the rate and averages that the batch size asks for.
+"""Weight decay over batch size: residual MLP with Adam at the rate and averages rescaled for the batch size.
 
     depthmup sweep --config=sweeps/batch_and_steps_decay --workdir=runs/batch_and_steps_decay
 

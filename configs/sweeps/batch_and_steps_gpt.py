@@ -3,8 +3,8 @@
     depthmup sweep --config=sweeps/batch_and_steps_gpt --workdir=runs/batch_and_steps_gpt
         --config.base.data.name=text:path/to/tinyshakespeare.txt
 
-As batch_and_steps.py, at fewer sizes. An example is 16 characters. Batch size varies twice: around 64 in runs of 9,600
-examples, and around 128 in runs of 38,400.
+Like batch_and_steps.py, at fewer sizes. An example is 16 characters. Batch size varies twice: around 64 in runs of
+9,600 examples, and around 128 in runs of 38,400.
 """
 
 from ml_collections import ConfigDict

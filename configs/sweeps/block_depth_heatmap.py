@@ -19,7 +19,7 @@ def get_config(scale: str = "cpu") -> ConfigDict:
     """The sweep: as Fig. 10 under Depth-muP, over rate and multiplier."""
     parent = from_file("sweeps/lr_width_depth_mlp", scale)
     parent.base.model.update(nonlinearity="abs", norm="layer", block_depth=2)
-    # LayerNorm and small multipliers want high rates: the region that is best has to lie inside.
+    # LayerNorm and small multipliers need high rates; the grid must contain the best region.
     rates = at_scale(scale, smoke=powers_of_two(-2, 2, 2), cpu=powers_of_two(-3, 7), other=powers_of_two(-5, 7))
     multipliers = at_scale(scale, smoke=powers_of_two(-2, 2, 2), cpu=powers_of_two(-5, 3), other=powers_of_two(-6, 4))
     grid = {

@@ -11,7 +11,7 @@ Measured at scale ``cpu`` on two CPU cores: 660 runs in ten minutes. From depth 
 train from depth 64 on.
 
 Scale ``long`` passes a small set many times: 5,000 images of 16 x 16 pixels, 20 epochs, width 64, n = 8. Its size, grid
-and base (a sixteenth of the largest depth) were written down before its runs.
+and base (a sixteenth of the largest depth) were committed before its runs.
 """
 
 import math
@@ -28,7 +28,7 @@ def base_config(scale: str) -> ConfigDict:
     width, depth = at_scale(scale, smoke=(16, 2), cpu=(32, 4), long=(64, 4), gpu=(128, 8), paper=(256, 8))
     base.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
     base.parametrization.branch_multiplier = 2 / math.sqrt(depth)  # as the parent's, at this base depth
-    # The paper's epochs, or so many steps that the order of the curves is settled.
+    # The paper's epochs, or enough steps to settle the order of the curves.
     steps = at_scale(scale, smoke=20, cpu=300, long=1560, gpu=1500, paper=39050)
     average_steps = at_scale(scale, smoke=10, cpu=50, long=78, gpu=200, paper=1000)  # long: one epoch
     base.train.update(epochs=0.0, steps=steps, average_steps=average_steps)

@@ -1,10 +1,10 @@
-"""Learning rate over width and depth with Muon, beside Adam: residual MLP; muon_gpt.py and muon_conv.py are others.
+"""Learning rate over width and depth with Muon and Adam: residual MLP; muon_gpt.py and muon_conv.py are others.
 
     depthmup sweep --config=sweeps/muon --workdir=runs/muon
     depthmup report runs/muon
 
-Neither paper has Muon. Expected of the rule: the best rate stays under ``depth_mup`` and ``ode``, over width and depth;
-it moves over depth under ``mup``, over width under ``sp``.
+Neither paper has Muon. Expected: the best rate is constant over width and depth under ``depth_mup`` and ``ode``; it
+moves over depth under ``mup``, over width under ``sp``.
 
 Measured at scale ``cpu`` on two CPU cores: 448 runs. The best rate follows width^-0.12 (95 % interval -0.21 to -0.02)
 under ``depth_mup`` and width^-0.28 (-0.39 to -0.17) under ``sp``; depth^0.23 (0.18 to 0.28), and Adam's depth^0.31

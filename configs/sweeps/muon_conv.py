@@ -1,4 +1,4 @@
-"""Learning rate over width and depth with Muon, beside Adam: convolutional ResNet; see muon.py.
+"""Learning rate over width and depth with Muon and Adam: convolutional ResNet; see muon.py.
 
     depthmup sweep --config=sweeps/muon_conv --workdir=runs/muon_conv
 

@@ -1,4 +1,4 @@
-"""Learning rate over width and depth with Muon, beside Adam: GPT on text; see muon.py.
+"""Learning rate over width and depth with Muon and Adam: GPT on text; see muon.py.
 
     depthmup sweep --config=sweeps/muon_gpt --workdir=runs/muon_gpt
         --config.base.data.name=text:path/to/tinyshakespeare.txt

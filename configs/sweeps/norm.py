@@ -6,7 +6,7 @@ Claim: norms make deep networks trainable without depth scaling, but the best ra
 
 Measured at scale ``cpu`` on two CPU cores: 384 runs, 15 minutes of training, n = 4. BatchNorm: from depth 8 to 16 the
 best rate stays at 0.3 with the scaling (+0.1 +- 0.7 octaves), and the loss with it; without, the loss rises by 0.1.
-LayerNorm: the same of the loss; the best rate falls by an octave with the scaling and by 2.7 or more without.
+LayerNorm: the loss does the same; the best rate falls by an octave with the scaling and by 2.7 or more without.
 """
 
 from ml_collections import ConfigDict

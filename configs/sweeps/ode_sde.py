@@ -1,4 +1,4 @@
-"""The exponent alpha = 1 (the ODE limit) beside 1/2 (Depth-muP): residual MLP, Adam (TP6 Fig. 11; B24 App. M).
+"""The exponent alpha = 1 (the ODE limit) against 1/2 (Depth-muP): residual MLP, Adam (TP6 Fig. 11; B24 App. M).
 
     depthmup sweep --config=sweeps/ode_sde --workdir=runs/ode_sde
 

@@ -1,10 +1,9 @@
-"""Learning rate over depth and width, residual MLP with Adam, stem and readout trained (beside TP6 Fig. 10 and 11).
+"""Learning rate over depth and width, residual MLP with Adam, stem and readout trained (compare TP6 Fig. 10, 11).
 
     depthmup sweep --config=sweeps/trained_ends --config.scale=long --workdir=runs/trained_ends
 
-TP6 freezes stem and readout. Then scaling only the blocks is Depth-muP at another rate, run for run, and the learning
-rates of a network's ends play no part. Here all layers are trained, as a user would. ``joint`` grows width and depth at
-once, four times each.
+TP6 freezes stem and readout. Then scaling only the blocks is Depth-muP at another rate, run for run, and the ends'
+learning rates do not matter. Here all layers are trained, as users do. ``joint`` multiplies width and depth by four.
 """
 
 from ml_collections import ConfigDict

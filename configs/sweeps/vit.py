@@ -2,7 +2,7 @@
 
     depthmup sweep --config=sweeps/vit --workdir=runs/vit
 
-Scales below ``paper`` train on CIFAR-10: a few hundred steps on Tiny ImageNet decide nothing. Claim: the best rate
+Scales below ``paper`` train on CIFAR-10: a few hundred steps on Tiny ImageNet are too few. Claim: the best rate
 transfers in every case, and depth helps more with the 1/sqrt(L) scaling.
 
 Measured at scale ``cpu`` on two CPU cores: 744 runs, 9 minutes of training. Without norm, from depth 2 to 8 (n = 8):

@@ -155,7 +155,7 @@ def decay_table() -> str:
 
 
 def draw(panel: Any, lines: Sequence[tuple[str, Mapping[int, Curve], float, Curve, int]], name: str) -> None:
-    """Best rates over sizes with 95 % intervals; dashed: what the rule makes of the base's."""
+    """Best rates over sizes with 95 % intervals; dashed: the base's, moved by the rule."""
     for number, (label, found, power, base, at) in enumerate(lines):
         sizes = [n for n, c in sorted(found.items()) if c.optimum.flag not in (EDGE_LOW, EDGE_HIGH)]
         best = [found[n].optimum.at for n in sizes]
