@@ -21,7 +21,7 @@ os.environ.update(environment_for(TOPOLOGY, os.environ))
 import jax  # noqa: E402
 from generated_parts import with_part  # noqa: E402
 
-from depthmup_flax.plan.blank_data import PlannedData, Sizes  # noqa: E402
+from depthmup_flax.data.sources.blank import PlannedData, Sizes  # noqa: E402
 from depthmup_flax.plan.estimate import make_plan  # noqa: E402
 from depthmup_flax.plan.programs import compile_sweep  # noqa: E402
 from depthmup_flax.plan.topologies import chip_of, topology_devices  # noqa: E402

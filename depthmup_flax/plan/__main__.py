@@ -32,7 +32,7 @@ from depthmup_flax.errors import BAD_INPUT, InputError
 if TYPE_CHECKING:
     import jax
 
-    from depthmup_flax.plan.blank_data import PlannedData
+    from depthmup_flax.data.sources.blank import PlannedData
 
 _CONFIG = cli.define_config("A shipped config, of a run or a sweep, or a Python file.")
 _TOPOLOGY = flags.DEFINE_string("topology", "here", "v5e:4x4, v6e:4x4, v5p:2x2x2, v4:2x2x2, h100:8, a100:8.")
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
             raise InputError(f"--{flag.name} is {flag.value}: use a whole number of at least 1.")
     _prepare(_TOPOLOGY.value)
     # Imported here, so that --help and a wrong flag answer at once.
-    from depthmup_flax.plan.blank_data import PlannedData, Sizes
+    from depthmup_flax.data.sources.blank import PlannedData, Sizes
     from depthmup_flax.plan.programs import is_sweep
     from depthmup_flax.plan.topologies import topology_devices
 

@@ -5,10 +5,10 @@ import os
 import numpy as np
 import pytest
 from data_sets import assert_batches_equal, error, load, load_crops, smooth, write_image
+from depthmup_flax.data.image_folder import open_folder
 
 from depthmup_flax import data
 from depthmup_flax.data import decoding
-from depthmup_flax.data.image_folder import open_folder
 
 BAD_TRAIN = (0, 4, 5, 23)  # the first, two in a row, the last
 BAD_TEST = (2, 11)
