@@ -52,7 +52,7 @@ def check_augmentation(name: str, kind: str) -> None:
     """InputError unless ``name`` is an augmentation of "images" or "text"."""
     names = ("none", "shift") if kind == "text" else tuple(AUGMENTATIONS)
     if name not in names:
-        raise InputError(f"data.augment is {name!r}, for {kind}: {did_you_mean(name, names)}")
+        raise InputError(f"data.augment is {name!r}: {did_you_mean(name, names)}")
 
 
 def normalize(images: jax.Array, mean: jax.typing.ArrayLike, std: jax.typing.ArrayLike) -> jax.Array:

@@ -77,7 +77,7 @@ def test_nan_in_images_is_counted_and_located(value):
         (np.zeros((0, 4, 4, 1), np.uint8), np.zeros(0, int), "N > 0"),
         (np.zeros((5, 4, 4, 1), np.uint8), np.zeros(5), "labels are float64"),
         (np.zeros((5, 4, 4, 1), np.int64), np.zeros(5, int), "images are int64"),
-        (np.zeros((5, 4, 5, 1), np.uint8), np.zeros(5, int), "train images are 4x5x1 but test images are 4x4x1"),
+        (np.zeros((5, 4, 5, 1), np.uint8), np.zeros(5, int), "train images are 4x5x1, and test images are 4x4x1"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(images, labels, says):

@@ -79,9 +79,10 @@ def checked_source(fields: DataConfig) -> tuple[Source, str]:
     for field, default in DATA_DEFAULTS.items():
         value = getattr(fields, field)
         readers = [other.form for other in SOURCES.values() if field in other.reads]
+        verb = "reads" if len(readers) == 1 else "read"
         if readers and field not in source.reads and value != default:
             raise InputError(
-                f"data.{field} is {value!r}: only {' and '.join(readers)} read it, and data.name is {fields.name!r}. "
+                f"data.{field} is {value!r}: only {' and '.join(readers)} {verb} it, and data.name is {fields.name!r}. "
                 f"Use {default!r}."
             )
         if field in _CHOICES and value not in _CHOICES[field]:
