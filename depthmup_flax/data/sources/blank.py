@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from depthmup_flax.data.dataset import DataConfig, Dataset
 from depthmup_flax.data.images import ImageDataset
-from depthmup_flax.data.sources.registry import checked_source, fields_of
+from depthmup_flax.data.sources.registry import LoadOnce, checked_source
 from depthmup_flax.data.sources.source import NotHere, placement
 from depthmup_flax.data.text import TextDataset, Tokenizer
 from depthmup_flax.errors import InputError
@@ -69,24 +70,19 @@ class BlankSplit:
         return self.read(np.arange(self.length))
 
 
-class PlannedData:
+class PlannedData(LoadOnce):
     """Loads each data set once: the real one where it is, else a blank one."""
 
     def __init__(self, sizes: Sizes) -> None:
-        self._sizes = sizes
-        self._loaded: dict[DataConfig, Dataset] = {}
+        super().__init__(functools.partial(_real_or_blank, sizes))
 
-    def __call__(self, config: object) -> Dataset:
-        """The data set that ``config``, a ``config.data``, describes."""
-        fields = fields_of(config)
-        if fields not in self._loaded:
-            source, place = checked_source(fields)
-            try:
-                self._loaded[fields] = source.load(place, fields)
-            except NotHere:
-                blank = _blank_text if source.kind == "text" else _blank_images
-                self._loaded[fields] = blank(fields, place, self._sizes)
-        return self._loaded[fields]
+
+def _real_or_blank(sizes: Sizes, fields: DataConfig) -> Dataset:
+    source, place = checked_source(fields)
+    try:
+        return source.load(place, fields)
+    except NotHere:
+        return (_blank_text if source.kind == "text" else _blank_images)(fields, place, sizes)
 
 
 def description(dataset: Dataset) -> str:

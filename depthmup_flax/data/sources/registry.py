@@ -2,6 +2,7 @@
 
 import functools
 import numbers
+from collections.abc import Callable
 
 from depthmup_flax.data.augmentation import check_augmentation
 from depthmup_flax.data.dataset import DATA_DEFAULTS, DataConfig, Dataset
@@ -28,17 +29,6 @@ _CHOICES = {
 }
 
 
-class LoadOnce:
-    """``load`` with a cache: configs with equal fields get the same object."""
-
-    def __init__(self) -> None:
-        self._load = functools.cache(load)
-
-    def __call__(self, config: object) -> Dataset:
-        """The data set that ``config`` describes; see ``load``."""
-        return self._load(fields_of(config))
-
-
 def load(config: object) -> Dataset:
     """Opens the data set that ``config`` describes: a ``DataConfig``, or any object with its attributes.
 
@@ -62,13 +52,23 @@ def load(config: object) -> Dataset:
       InputError: a field that cannot be used.
       RunStopped: the storage fails.
     """
-    fields = fields_of(config)
+    fields = _fields(config)
     source, place = checked_source(fields)
     return source.load(place, fields)
 
 
-def fields_of(config: object) -> DataConfig:
-    """The fields of ``config.data``, or of any object with these attributes."""
+class LoadOnce:
+    """``load`` with a cache: configs with equal fields get the same object."""
+
+    def __init__(self, load: Callable[[DataConfig], Dataset] = load) -> None:
+        self._load = functools.cache(load)
+
+    def __call__(self, config: object) -> Dataset:
+        """The data set that ``config`` describes; see ``load``."""
+        return self._load(_fields(config))
+
+
+def _fields(config: object) -> DataConfig:
     return DataConfig(**{name: getattr(config, name) for name in DATA_DEFAULTS})
 
 
