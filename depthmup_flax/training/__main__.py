@@ -34,6 +34,7 @@ def main(argv: list[str]) -> int:
     cli.require_no_arguments(argv)
     # Imported here, so that --help and a wrong flag answer at once.
     with few_collections():
+        from depthmup_flax.data.sources.registry import find_source
         from depthmup_flax.parallel import distributed
         from depthmup_flax.training.experiment import build
         from depthmup_flax.training.loop import PREEMPTED, train_and_evaluate
@@ -50,7 +51,7 @@ def main(argv: list[str]) -> int:
     traces = Traces(cache, code=[cli.config_path().partition(":")[0]]) if cache else None
     result = train_and_evaluate(config, workdir, overwrite=_OVERWRITE.value, traces=traces)
     if result["status"] == COMPLETED and config.train.checkpoint and distributed.is_first():
-        what = '--prompt="Once"' if config.data.name.startswith("text:") else "image.png"
+        what = '--prompt="Once"' if find_source(config.data.name)[0].kind == "text" else "image.png"
         console.next_step(f"depthmup predict {workdir} {what}")
     return errors.PREEMPTED if result["status"] == PREEMPTED else 0
 

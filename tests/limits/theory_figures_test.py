@@ -88,7 +88,7 @@ def test_a_bad_field_is_one_sentence_before_anything_runs(name, fields, sentence
 def test_text_is_refused_where_images_are_needed(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("abcdefgh " * 400)
-    with pytest.raises(InputError, match="holds no images: use digits"):
+    with pytest.raises(InputError, match="it holds no images"):
         linear_limit.cases(smoke("linear_limit", data={"name": f"text:{path}"}))
 
 
