@@ -75,20 +75,15 @@ def random_crop(key: jax.Array, image: jax.Array) -> jax.Array:
         return jax.lax.dynamic_slice(padded, (*offset, 0), image.shape)
 
     def by_products(image: jax.Array, offset: jax.Array) -> jax.Array:
-        return _shift_by_products(image, offset[0] - rows, offset[1] - columns)
+        dtype, precision = _exact(image)  # as each sum has one term
+        rows_HxH, columns_WxW = (
+            jax.nn.one_hot(start + jnp.arange(side), side, dtype=dtype)
+            for start, side in zip(offset - jnp.array([rows, columns]), image.shape[:2], strict=True)
+        )
+        shifted = jnp.einsum("rh,hwc,sw->rsc", rows_HxH, image.astype(dtype), columns_WxW, precision=precision)
+        return shifted.astype(image.dtype)
 
     return jax.lax.platform_dependent(image, offset, tpu=by_products, default=by_slice)
-
-
-def _shift_by_products(image: jax.Array, row: jax.Array, column: jax.Array) -> jax.Array:
-    """The image [H, W, C] with pixel (row, column) at the top left, zero outside; exact, as each sum has one term."""
-    dtype, precision = _exact(image)
-    rows_HxH, columns_WxW = (
-        jax.nn.one_hot(start + jnp.arange(side), side, dtype=dtype)
-        for start, side in zip((row, column), image.shape[:2], strict=True)
-    )
-    shifted = jnp.einsum("rh,hwc,sw->rsc", rows_HxH, image.astype(dtype), columns_WxW, precision=precision)
-    return shifted.astype(image.dtype)
 
 
 def _exact(image: jax.Array) -> tuple[jax.typing.DTypeLike, str | None]:

@@ -1,5 +1,7 @@
 """Sets that need no files: scikit-learn's digits, and synthetic images."""
 
+import dataclasses
+
 import numpy as np
 
 from depthmup_flax.data.crops import fit
@@ -43,7 +45,7 @@ def _load_synthetic(_: str, config: DataConfig) -> ImageDataset:
         return ArraySplit({"image": pixels.clip(0, 255, out=pixels).astype(np.uint8), "label": labels})
 
     train, test = draw(config.train_examples or 2048, 1), draw(config.test_examples or 512, 2)
-    return images_in_memory(config, train, test, _CLASSES)
+    return dataclasses.replace(images_in_memory(config, train, test, _CLASSES), class_names=())  # they have no names
 
 
 DIGITS = Source("digits", _load_digits, "images", ("image_size",))
