@@ -14,7 +14,7 @@ from depthmup_flax.data.sources.tfds import TFDS
 from depthmup_flax.data.text import TOKENIZERS
 from depthmup_flax.errors import InputError, closest, did_you_mean
 
-# The first word of data.name -> what it means.
+# The first word of data.name -> what it means. A new source is a module with a `Source`, and a line here.
 SOURCES: dict[str, Source] = {
     "digits": DIGITS,
     "synthetic": SYNTHETIC,
