@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import io
 import json
-import math
 import os
 import pathlib
 import statistics
@@ -162,13 +161,6 @@ def variants(files: list[str], size: int, repeats: int) -> dict[str, dict[str, f
         image, box = opened(i)
         return image.resize((size, size), bilinear, box=box)
 
-    def box_draft(i: int) -> Any:
-        image, (left, top, right, bottom) = opened(i)
-        width, height = image.size
-        image.draft(None, (math.ceil(width * size / (right - left)), math.ceil(height * size / (bottom - top))))
-        scale = math.ceil(width / image.width)
-        return image.resize((size, size), bilinear, box=(left / scale, top / scale, right / scale, bottom / scale))
-
     def ours(i: int) -> Any:
         image, box = opened(i)
         return resize_box(image, "RGB", size, box)
@@ -183,7 +175,7 @@ def variants(files: list[str], size: int, repeats: int) -> dict[str, dict[str, f
         image = Image.open(io.BytesIO(speck.getvalue()))
         return np.asarray(resize_box(image, "RGB", 8, random_box(draws[i], *image.size)))
 
-    ways = (python_only, decode_only, convert_crop_resize, crop_resize, box_reducing_gap, box, box_draft, ours)
+    ways = (python_only, decode_only, convert_crop_resize, crop_resize, box_reducing_gap, box, ours)
     times: dict[str, list[float]] = {way.__name__: [] for way in ways}
     for _ in range(repeats):
         for way in ways:
@@ -223,7 +215,7 @@ def main() -> None:
 
 def run(flags: argparse.Namespace, scratch: pathlib.Path) -> dict[str, Any]:
     """All measurements."""
-    from depthmup_flax.data.image_folder import list_folder
+    from depthmup_flax.data.sources.folder import list_folder
 
     folder = flags.images or make_folder(scratch / "folder")
     files = list_folder(folder)[0]

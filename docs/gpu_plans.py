@@ -22,7 +22,7 @@ import jax  # noqa: E402
 from generated_parts import with_part  # noqa: E402
 
 from depthmup_flax.config import from_file  # noqa: E402
-from depthmup_flax.plan.blank_data import PlannedData, Sizes  # noqa: E402
+from depthmup_flax.data.sources.blank import PlannedData, Sizes  # noqa: E402
 from depthmup_flax.plan.estimate import make_plan  # noqa: E402
 from depthmup_flax.plan.programs import compile_sweep  # noqa: E402
 from depthmup_flax.plan.topologies import chip_of, topology_devices  # noqa: E402

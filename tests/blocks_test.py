@@ -22,8 +22,8 @@ from PIL import Image
 from processes import ROOT, run_command
 
 import depthmup_flax as dm
+from depthmup_flax.config import default_config
 from depthmup_flax.config import shipped as shipped_configs
-from depthmup_flax.config.fields import default_config
 from depthmup_flax.config.files import from_file
 from depthmup_flax.training.loop import train_and_evaluate
 

@@ -73,8 +73,8 @@ def test_the_command_prints_classes_and_writes_files(digits, tmp_path):
         ([], "no run was given: depthmup predict runs/digits image.png"),
         (["RUN"], "no image was given: .* holds a model of images; name image files or directories"),
         (["RUN", "--prompt=a"], "--prompt is set: .* holds a model of images"),
-        (["RUN", "nothing.png"], "there is no file 'nothing.png': name image files, or directories of them"),
-        (["RUN", "RUN"], "has no image files: name one of bmp, gif"),
+        (["RUN", "nothing.png"], "there is no file 'nothing.png'. Name image files, or directories of them"),
+        (["RUN", "RUN"], "has no image files. Name a directory with bmp, gif"),
         (["RUN", "RUN/config.json"], r"config\.json cannot be read as an image \(it is no image that Pillow reads\)"),
         (["RUN", "IMAGES", "--top=11"], "--top is 11: use 1 to 10, the number of classes"),
         (["RUN", "IMAGES", "--out=classes.txt"], "--out is 'classes.txt': use a name that ends in .csv or .json"),
@@ -144,7 +144,7 @@ def test_files_are_cropped_as_the_evaluation_of_resized_crops_does(wide):
 
 
 def test_a_size_that_cannot_be_reached_and_a_missing_file_are_one_sentence(wide, tmp_path):
-    with pytest.raises(dm.InputError, match=r"wide\.png is 60x90x3: the network reads 60x80x3; resize the image"):
+    with pytest.raises(dm.InputError, match=r"wide\.png is 60x90x3: the network reads 60x80x3. Resize the image"):
         given_images.read_images([wide], (60, 80, 3), DataConfig())
     with pytest.raises(dm.InputError, match=r"none\.png cannot be read"):
         given_images.read_images([tmp_path / "none.png"], (8, 8, 3), DataConfig())

@@ -33,7 +33,7 @@ from depthmup_flax.errors import BAD_INPUT, InputError
 if TYPE_CHECKING:
     import jax
 
-    from depthmup_flax.plan.blank_data import PlannedData
+    from depthmup_flax.data.sources.blank import PlannedData
 
 
 def define(parser: Parser) -> None:
@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
             raise InputError(f"--{flag} is {value}: use a whole number of at least 1.")
     _prepare(args.topology)
     # Imported here, so that --help and a wrong flag answer at once.
-    from depthmup_flax.plan.blank_data import PlannedData, Sizes
+    from depthmup_flax.data.sources.blank import PlannedData, Sizes
     from depthmup_flax.plan.programs import is_sweep
     from depthmup_flax.plan.topologies import topology_devices
 

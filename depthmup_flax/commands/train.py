@@ -36,6 +36,7 @@ def define(parser: Parser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Trains the config; returns an exit code of `depthmup_flax.errors`."""
     # Imported here, so that --help and a wrong flag answer at once.
+    from depthmup_flax.data.sources.registry import find_source
     from depthmup_flax.parallel import distributed
     from depthmup_flax.training.experiment import build
     from depthmup_flax.training.loop import PREEMPTED, train_and_evaluate
@@ -49,6 +50,6 @@ def main(args: argparse.Namespace) -> int:
     workdir = start.workdir(args, "runs")
     result = train_and_evaluate(config, workdir, overwrite=args.overwrite)
     if result["status"] == COMPLETED and config.train.checkpoint and distributed.is_first():
-        what = '--prompt="Once"' if config.data.name.startswith("text:") else "image.png"
+        what = '--prompt="Once"' if find_source(config.data.name)[0].kind == "text" else "image.png"
         messages.next_step(f"depthmup predict {workdir} {what}")
     return errors.PREEMPTED if result["status"] == PREEMPTED else 0

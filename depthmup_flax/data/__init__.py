@@ -2,7 +2,7 @@
 
 ``load(config.data)``, or ``from_arrays`` for your own images, returns a ``Dataset``. Sets in memory use
 ``batch_indices``; larger ones use ``train_stream``, which yields the same batch at the same step. With several hosts,
-each reads its own part of every batch.
+each reads its own part of every batch. A new source is a module in ``sources`` and a line in ``sources.registry``.
 
 ``Dataset.prepare`` turns a batch into inputs and labels on the device, inside the train step: images through
 ``augment`` and ``normalize``, text through ``text.shift``.
@@ -10,9 +10,9 @@ each reads its own part of every batch.
 
 from depthmup_flax.data.augmentation import AUGMENTATIONS, augment, normalize
 from depthmup_flax.data.batches import batch_indices, eval_batches, steps_per_epoch, train_batch, train_stream
-from depthmup_flax.data.dataset import DataConfig, Dataset, Split
+from depthmup_flax.data.dataset import DATA_DEFAULTS, DataConfig, Dataset, Split
 from depthmup_flax.data.images import ImageDataset, from_arrays
-from depthmup_flax.data.named_sets import DATA_DEFAULTS, LoadOnce, load
+from depthmup_flax.data.sources.registry import LoadOnce, load
 from depthmup_flax.data.text import TextDataset, Tokenizer
 
 __all__ = [

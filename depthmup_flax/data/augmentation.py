@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup_flax.errors import InputError
+from depthmup_flax.errors import InputError, did_you_mean
 
 MAX_ROTATION = 10.0  # degrees
 MAX_SHEAR = 10.0  # degrees
@@ -44,7 +44,7 @@ def augment(name: str, key: jax.Array | None, images: jax.Array) -> jax.Array:
     if transform is None:
         return _scaled(images)
     if key is None:
-        raise InputError(f"data.augment is {name!r}, which is random; give a PRNG key.")
+        raise InputError(f"data.augment is {name!r}: it is random. Give a PRNG key.")
     return jax.vmap(transform)(jax.random.split(key, len(images)), images)
 
 
@@ -52,7 +52,7 @@ def check_augmentation(name: str, kind: str) -> None:
     """InputError unless ``name`` is an augmentation of "images" or "text"."""
     names = ("none", "shift") if kind == "text" else tuple(AUGMENTATIONS)
     if name not in names:
-        raise InputError(f"data.augment is {name!r}; use one of {', '.join(names)} for {kind}.")
+        raise InputError(f"data.augment is {name!r}: {did_you_mean(name, names)}")
 
 
 def normalize(images: jax.Array, mean: jax.typing.ArrayLike, std: jax.typing.ArrayLike) -> jax.Array:
@@ -75,20 +75,15 @@ def random_crop(key: jax.Array, image: jax.Array) -> jax.Array:
         return jax.lax.dynamic_slice(padded, (*offset, 0), image.shape)
 
     def by_products(image: jax.Array, offset: jax.Array) -> jax.Array:
-        return _shift_by_products(image, offset[0] - rows, offset[1] - columns)
+        dtype, precision = _exact(image)  # as each sum has one term
+        rows_HxH, columns_WxW = (
+            jax.nn.one_hot(start + jnp.arange(side), side, dtype=dtype)
+            for start, side in zip(offset - jnp.array([rows, columns]), image.shape[:2], strict=True)
+        )
+        shifted = jnp.einsum("rh,hwc,sw->rsc", rows_HxH, image.astype(dtype), columns_WxW, precision=precision)
+        return shifted.astype(image.dtype)
 
     return jax.lax.platform_dependent(image, offset, tpu=by_products, default=by_slice)
-
-
-def _shift_by_products(image: jax.Array, row: jax.Array, column: jax.Array) -> jax.Array:
-    """The image [H, W, C] with pixel (row, column) at the top left, zero outside; exact, as each sum has one term."""
-    dtype, precision = _exact(image)
-    rows_HxH, columns_WxW = (
-        jax.nn.one_hot(start + jnp.arange(side), side, dtype=dtype)
-        for start, side in zip((row, column), image.shape[:2], strict=True)
-    )
-    shifted = jnp.einsum("rh,hwc,sw->rsc", rows_HxH, image.astype(dtype), columns_WxW, precision=precision)
-    return shifted.astype(image.dtype)
 
 
 def _exact(image: jax.Array) -> tuple[jax.typing.DTypeLike, str | None]:
@@ -133,21 +128,10 @@ def interpolate(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Ar
     return total
 
 
-def _flip_and_warp(
-    image: jax.Array, flip: jax.Array, angle: jax.Array, shear: jax.Array, scale: jax.Array
-) -> jax.Array:
-    """``affine_warp`` of the image in 0..1, mirrored first if ``flip``; the ranges above bound the other arguments."""
-    small = image.shape[0] * image.shape[1] <= MOST_PRODUCT_POSITIONS
-    return jax.lax.platform_dependent(
-        *(image, flip, angle, shear, scale),
-        tpu=_flip_and_warp_by_products if small else _flip_and_warp_by_gathering,
-        default=_flip_and_warp_by_gathering,
-    )
-
-
 def _flip_and_warp_by_gathering(
     image: jax.Array, flip: jax.Array, angle: jax.Array, shear: jax.Array, scale: jax.Array
 ) -> jax.Array:
+    """``affine_warp`` of the image in 0..1, mirrored first if ``flip``; the ranges above bound the other arguments."""
     return affine_warp(_scaled(jnp.where(flip, image[:, ::-1], image)), angle, shear, scale)
 
 
@@ -207,15 +191,6 @@ def _interpolate_by_products(image: jax.Array, rows_P: jax.Array, columns_P: jax
     return jax.lax.reduce_window(product_CxHxP * rows_HxP, 0.0, jax.lax.add, window, window, "valid")[:, 0].T
 
 
-def _random_affine(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """A random angle and shear in radians, and a random scale."""
-    ranges = ((-MAX_ROTATION, MAX_ROTATION), (-MAX_SHEAR, MAX_SHEAR), SCALE_RANGE)
-    angle, shear, scale = (
-        jax.random.uniform(k, minval=low, maxval=high) for k, (low, high) in zip(_keys(key), ranges, strict=True)
-    )
-    return jnp.radians(angle), jnp.radians(shear), scale
-
-
 def color_jitter(key: jax.Array, image: jax.Array) -> jax.Array:
     """Random brightness, then contrast, then (three channels only) saturation of the image [H, W, C] in 0..1."""
     brightness, contrast, saturation = jax.random.uniform(key, (3,), minval=1 - JITTER, maxval=1 + JITTER)
@@ -244,7 +219,16 @@ def _keys(key: jax.Array) -> list[jax.Array]:
 
 def _cifar(key: jax.Array, image: jax.Array) -> jax.Array:
     flip_key, affine_key, color_key = _keys(key)
-    warped = _flip_and_warp(image, jax.random.bernoulli(flip_key), *_random_affine(affine_key))
+    ranges = ((-MAX_ROTATION, MAX_ROTATION), (-MAX_SHEAR, MAX_SHEAR), SCALE_RANGE)
+    angle, shear, scale = (
+        jax.random.uniform(k, minval=low, maxval=high) for k, (low, high) in zip(_keys(affine_key), ranges, strict=True)
+    )
+    small = image.shape[0] * image.shape[1] <= MOST_PRODUCT_POSITIONS
+    warped = jax.lax.platform_dependent(
+        *(image, jax.random.bernoulli(flip_key), jnp.radians(angle), jnp.radians(shear), scale),
+        tpu=_flip_and_warp_by_products if small else _flip_and_warp_by_gathering,
+        default=_flip_and_warp_by_gathering,
+    )
     return color_jitter(color_key, warped)
 
 
@@ -253,13 +237,9 @@ def _imagenet(key: jax.Array, image: jax.Array) -> jax.Array:
     return _scaled(random_flip(flip_key, random_crop(crop_key, image)))
 
 
-def _flip(key: jax.Array, image: jax.Array) -> jax.Array:
-    return _scaled(random_flip(key, image))
-
-
 AUGMENTATIONS: dict[str, Callable[[jax.Array, jax.Array], jax.Array] | None] = {
     "none": None,
     "cifar": _cifar,
     "imagenet": _imagenet,
-    "resized_crop": _flip,
+    "resized_crop": lambda key, image: _scaled(random_flip(key, image)),
 }

@@ -15,6 +15,7 @@ from depthmup_flax.data.crops import crop_draws
 from depthmup_flax.data.dataset import Split
 from depthmup_flax.data.decoding import EncodedSplit
 from depthmup_flax.errors import InputError
+from depthmup_flax.extras import require
 from depthmup_flax.types import HostBatch
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ def steps_per_epoch(num_examples: int, batch_size: int) -> int:
     """Whole batches in one pass over the examples; InputError if there is none."""
     if not 1 <= batch_size <= num_examples:
         raise InputError(
-            f"train.batch_size is {batch_size}, but a batch needs between 1 and {num_examples} training examples; "
-            "lower it or raise data.train_examples."
+            f"train.batch_size is {batch_size}: use 1 to {num_examples}, the number of training examples, or raise "
+            "data.train_examples."
         )
     return num_examples // batch_size
 
@@ -75,6 +76,7 @@ def train_stream(
     Its element at ``step`` is ``train_batch(split, seed, step, batch_size, rows)``, whatever ``start_step``.
     ``get_state`` and ``set_state`` (and Grain's checkpoint handler) save and restore the position, which is the step.
     """
+    require("grain", "a stream of training batches")
     import grain
 
     steps_per_epoch(len(split), batch_size)
@@ -89,21 +91,19 @@ def eval_batches(split: Split, batch_size: int, rows: Rows = slice(None)) -> Ite
     """Every example once, in order, in batches of ``batch_size``: the fields of ``split.read``, and ``mask``.
 
     ``mask`` is float32 [batch_size]: 1 for an example, 0 for the zeros that fill the last batch or stand for an example
-    that cannot be decoded, with ``data.on_bad_example`` "skip". ``rows`` are the
-    places in each batch to read, if several hosts share it; all hosts get the same number of batches.
+    that cannot be decoded, with ``data.on_bad_example`` "skip". ``rows`` are the places in each batch to read, if
+    several hosts share it; all hosts get the same number of batches.
     """
     places = np.arange(batch_size)[rows]
     for start in range(0, len(split), batch_size):
         real = start + places < len(split)
-        examples, good = _read_good(split, start + places[real])
+        indices = start + places[real]
+        if isinstance(split, EncodedSplit):
+            examples, good = split.read_or_zeros(indices)
+        else:
+            examples, good = dict(split.read(indices)), np.ones(len(indices), bool)
         batch = {**examples, "mask": good.astype(np.float32)}
         yield {field: values if real.all() else _fill(values, real) for field, values in batch.items()}
-
-
-def _read_good(split: Split, indices: np.ndarray) -> tuple[HostBatch, np.ndarray]:
-    if isinstance(split, EncodedSplit):
-        return split.read_or_zeros(indices)
-    return split.read(indices), np.ones(len(indices), bool)
 
 
 def _fill(values: np.ndarray, real: np.ndarray) -> np.ndarray:

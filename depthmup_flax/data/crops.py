@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from depthmup_flax.data.jpeg import stop_after
-
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -65,18 +63,14 @@ def center_box(width: int, height: int, size: int) -> Box:
 def resize_box(image: Image.Image, mode: str, size: int, box: Box) -> Image.Image:
     """The part ``box`` of an image that is not decoded yet, in ``mode``, resized to ``size`` x ``size``.
 
-    Decodes a JPEG at 1/2, 1/4 or 1/8 of its size if the box is at least that much larger than ``size``, and down to the
-    last row that counts.
+    Decodes a JPEG at 1/2, 1/4 or 1/8 of its size if the box is at least that much larger than ``size``.
     """
-    left, top, right, bottom = box
-    (width, height), scale = image.size, 1
+    (left, top, right, bottom), (width, height) = box, image.size
     drafted = image.draft(None, (math.ceil(width * size / (right - left)), math.ceil(height * size / (bottom - top))))
-    if drafted is not None:
-        scale = round(width / drafted[1][2])
-        left, top, right, bottom = (edge / scale for edge in box)
-    # The filter reads up to half a pixel of the result below the box, or one row; the upsampling of colors, two rows.
-    stop_after(image, math.ceil(bottom + (bottom - top) / size) + 4, scale)
-    return _convert(image, mode).resize((size, size), _BILINEAR, box=(left, top, right, bottom))
+    scale = 1 if drafted is None else round(width / drafted[1][2])
+    return _convert(image, mode).resize(
+        (size, size), _BILINEAR, box=(left / scale, top / scale, right / scale, bottom / scale)
+    )
 
 
 def fit(image: Image.Image, mode: str, size: int) -> Image.Image:

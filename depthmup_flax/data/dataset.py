@@ -33,6 +33,9 @@ class DataConfig:
     read_threads: int = 0  # threads that decode images; 0 is one for each core that the process may use
 
 
+DATA_DEFAULTS = dataclasses.asdict(DataConfig())
+
+
 class Split(Protocol):
     """The examples of one split, numbered from 0."""
 

@@ -26,6 +26,7 @@ import numpy as np
 from depthmup_flax.data.crops import center_box, fit, random_box, resize_box
 from depthmup_flax.data.dataset import DataConfig
 from depthmup_flax.errors import InputError, RunStopped
+from depthmup_flax.extras import require
 from depthmup_flax.parallel.host import cpu_cores
 from depthmup_flax.types import HostBatch
 
@@ -58,39 +59,11 @@ EncodedExamples = tuple[Fetch, int]  # and their number
 
 
 class BadExample(InputError):
-    """The content of an example cannot be decoded: ``problem``, a clause without its end, then remedies.
+    """The content of an example cannot be decoded: ``problem``, a sentence; ``reason`` is what the decoder says."""
 
-    ``reason`` is what the decoder says.
-    """
-
-    def __init__(self, problem: str, remedies: str = "replace or remove that file.", *, reason: object = "") -> None:
-        super().__init__(f"{problem}; {remedies}")
+    def __init__(self, problem: str, reason: object, remedies: str = "Replace or remove that file.") -> None:
+        super().__init__(f"{problem} {remedies}")
         self.problem, self.reason = problem, reason
-
-
-class EncodedSet(NamedTuple):
-    """An image set on disk: its two splits, and what it declares."""
-
-    train: EncodedExamples
-    test: EncodedExamples
-    num_classes: int
-    channels: int
-    class_names: tuple[str, ...] = ()  # by label
-
-    def split(self, config: DataConfig) -> tuple[list[EncodedSplit], np.ndarray]:
-        """The training and test split, and `Dataset.bad_examples` of both, which they fill.
-
-        Nothing is decoded yet: the splits can be cut by `EncodedSplit.take`, then `of_one_shape` makes them readable.
-        """
-        lengths = [length for _, length in (self.train, self.test)]
-        bad = np.zeros(sum(lengths) if config.on_bad_example == "skip" else 0, bool)
-        shape = (0, 0, self.channels)
-        return [
-            EncodedSplit(config, name, fetch, np.arange(length), self.num_classes, shape, "", part)
-            for name, (fetch, length), part in zip(
-                ("training", "test"), (self.train, self.test), np.split(bad, lengths[:1]), strict=True
-            )
-        ], bad
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +75,9 @@ class EncodedSplit:
     fetch: Fetch
     order: np.ndarray  # int64 [N], the source position of each example
     num_classes: int
-    image_shape: tuple[int, int, int]  # of every decoded image
-    first: str  # the image that image_shape was taken from, for messages
     bad: np.ndarray  # bool, whether the example at each source position was found bad; empty if they are errors
+    image_shape: tuple[int, int, int]  # of every decoded image
+    first: str = ""  # the image that image_shape was taken from, for messages
 
     def __len__(self) -> int:
         return len(self.order)
@@ -147,18 +120,15 @@ class EncodedSplit:
         in_threads(decode_one, np.flatnonzero(good).tolist(), self.config.read_threads)
         return {"image": images, "label": np.array([example.label for example in examples], np.int32)}, good
 
-    def arrays(self) -> HostBatch:
-        """See ``Split.arrays``."""
-        return self._concatenated(self.read)
-
-    def good_arrays(self) -> HostBatch:
-        """As `arrays`, without bad examples."""
-
-        def good_ones(part: np.ndarray) -> HostBatch:
-            batch, good = self.read_or_zeros(part)
-            return {field: values[good] for field, values in batch.items()}
-
-        return self._concatenated(good_ones)
+    def arrays(self, only_good: bool = False) -> HostBatch:
+        """See ``Split.arrays``; ``only_good`` drops bad examples, instead of replacing them."""
+        images, labels, count = np.empty((len(self), *self.image_shape), np.uint8), np.empty(len(self), np.int32), 0
+        for start in range(0, len(self), CHUNK):
+            part = np.arange(start, min(start + CHUNK, len(self)))
+            batch, good = self.read_or_zeros(part) if only_good else (self.read(part), np.ones(len(part), bool))
+            end = count + int(good.sum())
+            images[count:end], labels[count:end], count = batch["image"][good], batch["label"][good], end
+        return {"image": images[:count], "label": labels[:count]}
 
     def take(self, order: np.ndarray) -> EncodedSplit:
         """The examples ``order``, in that order."""
@@ -172,28 +142,20 @@ class EncodedSplit:
                 return decode(example, self.image_shape[-1], self.config).shape, example.where
             except BadExample as error:
                 self._leave_out(position, error)
-        raise InputError(f"data.name is {self.config.name!r}, whose {self.name} split is empty; add images.")
-
-    def _concatenated(self, read: Callable[[np.ndarray], HostBatch]) -> HostBatch:
-        images, labels, count = np.empty((len(self), *self.image_shape), np.uint8), np.empty(len(self), np.int32), 0
-        for part in np.split(np.arange(len(self)), range(CHUNK, len(self), CHUNK)):
-            batch = read(part)
-            end = count + len(batch["label"])
-            images[count:end], labels[count:end], count = batch["image"], batch["label"], end
-        return {"image": images[:count], "label": labels[:count]}
+        raise InputError(f"data.name is {self.config.name!r}: its {self.name} split is empty. Add images.")
 
     def _leave_out(self, position: int, error: BadExample) -> None:
         """Marks the example at a source position as bad, and warns of the first; raises if there are too many."""
         if not self.bad.size:
-            remedies = "replace or remove that file. To leave such examples out, set data.on_bad_example to 'skip'."
-            raise BadExample(error.problem, remedies) from error
+            remedies = "Replace or remove that file. To leave such examples out, set data.on_bad_example=skip."
+            raise BadExample(error.problem, error.reason, remedies) from error
         with _MARKING:
             first = not self.bad.any()
             self.bad[position] = True
         if first:
-            use = "the next example takes its place" if self.name == "training" else "the test leaves it out"
-            policy = "data.on_bad_example is 'skip', so"
-            log.warning("%s. %s %s; others are skipped without a warning.", error.problem, policy, use)
+            use = "The next example takes its place" if self.name == "training" else "The test leaves it out"
+            policy = "as data.on_bad_example is 'skip'"
+            log.warning("%s %s, %s; others are skipped without a warning.", error.problem, use, policy)
         self._require_good_ones()
 
     def _require_good_ones(self) -> None:
@@ -201,30 +163,23 @@ class EncodedSplit:
         count = int(self.bad[self.order].sum())
         if count >= len(self) or count > math.ceil(MOST_BAD * len(self)):
             raise InputError(
-                f"data.on_bad_example is 'skip', but at least {count} of the {len(self)} examples of the {self.name} "
-                f"split of {self.config.name!r} cannot be decoded, more than {MOST_BAD:.0%}; correct the data set. "
-                "With 'error', the message names the first of them."
+                f"data.on_bad_example is 'skip': at least {count} of the {len(self)} examples of the {self.name} split "
+                f"of {self.config.name!r} cannot be decoded, more than {MOST_BAD:.0%}. Correct the data set; with "
+                "'error', the message names the first of them."
             )
 
     def _check(self, example: Encoded, shape: tuple[int, ...]) -> None:
         if shape != self.image_shape:
             raise InputError(
-                f"data.image_size is {self.config.image_size}, which needs images of one size, but {self.first} is "
-                f"{pixels(self.image_shape)} and {example.where} is {pixels(shape)}; "
-                f"set data.image_size (for example {min(shape[:2])}) to resize and crop every image."
+                f"data.image_size is {self.config.image_size}: all images must have one size, but {self.first} is "
+                f"{pixels(self.image_shape)} and {example.where} is {pixels(shape)}. "
+                f"Set data.image_size, such as to {min(shape[:2])}, to resize and crop every image."
             )
         if not 0 <= example.label < self.num_classes:
             raise InputError(
-                f"data.name is {self.config.name!r}, but the label of {example.where} is {example.label}, outside "
-                f"0..{self.num_classes - 1}; correct or remove that example."
+                f"data.name is {self.config.name!r}: the label of {example.where} is {example.label}, outside "
+                f"0..{self.num_classes - 1}. Correct or remove that example."
             )
-
-
-def of_one_shape(train: EncodedSplit, test: EncodedSplit) -> tuple[EncodedSplit, EncodedSplit]:
-    """Both splits, whose images must have the shape of the first training image that is not bad."""
-    shape, first = train.first_good()
-    train, test = (dataclasses.replace(split, image_shape=shape, first=first) for split in (train, test))
-    return train, test
 
 
 def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarray | None = None) -> np.ndarray:
@@ -238,11 +193,12 @@ def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarra
       BadExample: the content cannot be decoded.
       InputError, RunStopped: the file cannot be read.
     """
+    require("PIL", f"data.name={config.name!r}")
     from PIL import Image, UnidentifiedImageError
 
     mode, size = _MODES[channels], config.image_size
-    content = example.source if isinstance(example.source, bytes) else _content(example.source, config)
     try:
+        content = example.source if isinstance(example.source, bytes) else _content(example.source, config)
         if not content:
             raise ValueError("it is empty")
         with Image.open(io.BytesIO(content)) as image:
@@ -253,15 +209,17 @@ def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarra
                 array = np.asarray(resize_box(image, mode, size, box))
             else:
                 array = np.asarray(fit(image, mode, size))
+    except (InputError, RunStopped):
+        raise
     except MemoryError as error:
         raise RunStopped(
-            f"data.name is {config.name!r}, but there is not enough memory to decode its image {example.where}; lower "
+            f"data.name is {config.name!r}: there is not enough memory to decode its image {example.where}. Lower "
             "data.read_threads, then rerun the same command."
         ) from error
     except Exception as error:  # Pillow's decoders raise many types on damaged files.
         reason = "it is no image that Pillow reads" if isinstance(error, UnidentifiedImageError) else error
-        problem = f"data.name is {config.name!r}, but its image {example.where} cannot be read ({reason})"
-        raise BadExample(problem, reason=reason) from error
+        problem = f"data.name is {config.name!r}: its image {example.where} cannot be read ({reason})."
+        raise BadExample(problem, reason) from error
     return array.reshape(*array.shape[:2], channels)
 
 
@@ -269,17 +227,17 @@ def _content(path: str, config: DataConfig) -> bytes:
     """The bytes of an image file; opens nothing else, as opening a pipe waits for a writer.
 
     Raises:
-      BadExample: it is no regular file.
+      ValueError: it is no regular file.
       InputError: it cannot be read.
       RunStopped: the storage or this process fails: another attempt may read it.
     """
-    where = f"data.name is {config.name!r}, but its image {printable_path(path)}"
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise BadExample(f"{where} cannot be read (it is no regular file)")
+            raise ValueError("it is no regular file")
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
+        where = f"data.name is {config.name!r}: its image {printable_path(path)}"
         with contextlib.suppress(OSError):  # it is no link, or that cannot be read either
             where += f", a link to {os.readlink(path)!r},"
         raise read_error(where, error) from error
@@ -288,8 +246,8 @@ def _content(path: str, config: DataConfig) -> bytes:
 def read_error(where: str, error: OSError) -> InputError | RunStopped:
     """What to raise if a file or folder cannot be read: `RunStopped` for what another attempt may mend."""
     if error.errno in _LASTING:
-        return InputError(f"{where} cannot be read ({error.strerror}); restore it, or make it readable.")
-    return RunStopped(f"{where} cannot be read ({error.strerror}); check its storage, then rerun the same command.")
+        return InputError(f"{where} cannot be read ({error.strerror}). Restore it, or make it readable.")
+    return RunStopped(f"{where} cannot be read ({error.strerror}). Check its storage, then rerun the same command.")
 
 
 def printable_path(path: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from depthmup_flax.data.dataset import DataConfig
 from depthmup_flax.data.decoding import BadExample, Encoded, decode, in_threads, pixels, printable_path
-from depthmup_flax.data.image_folder import SUFFIXES
+from depthmup_flax.data.sources.folder import SUFFIXES
 from depthmup_flax.errors import InputError
 
 
@@ -24,23 +24,15 @@ def checked(images: object, shape: tuple[int, int, int]) -> np.ndarray:
     array = np.asarray(images)
     if array.ndim != 4 or array.shape[1:] != shape:
         wanted = f"[B, {', '.join(map(str, shape))}]"
-        hint = "add the axis B, images[None]" if array.shape == shape else "resize them, or read files"
-        raise InputError(f"images have shape {list(array.shape)}: the network reads {wanted}; {hint}.")
-    if np.issubdtype(array.dtype, np.integer):
-        low, high, top = *_range(array), 255
-    elif np.issubdtype(array.dtype, np.floating):
-        array = array.astype(np.float32)
-        low, high, top = *_range(array), 1
-    else:
-        raise InputError(f"images are {array.dtype}: give integers in 0..255, or floats in 0..1.")
-    if not (low >= 0 and high <= top):  # also for NaN
-        given = f"{np.asarray(images).dtype} from {low:g} to {high:g}"
-        raise InputError(f"images are {given}: give integers in 0..255, or floats in 0..1.")
-    return array.astype(np.uint8) if top == 255 else array * np.float32(255)
-
-
-def _range(array: np.ndarray) -> tuple[float, float]:
-    return (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+        hint = "Add the axis B, images[None]" if array.shape == shape else "Resize them, or read files"
+        raise InputError(f"images have shape {list(array.shape)}: the network reads {wanted}. {hint}.")
+    top = {"i": 255, "u": 255, "f": 1}.get(array.dtype.kind)
+    values = array.astype(np.float32) if top == 1 else array
+    low, high = (float(values.min()), float(values.max())) if top and array.size else (0.0, 0.0)
+    if top is None or not (low >= 0 and high <= top):  # also for NaN
+        given = f" from {low:g} to {high:g}" if top else ""
+        raise InputError(f"images are {array.dtype}{given}: give integers in 0..255, or floats in 0..1.")
+    return values * np.float32(255) if top == 1 else values.astype(np.uint8)
 
 
 def read_images(paths: Sequence[pathlib.Path], shape: tuple[int, int, int], config: DataConfig) -> np.ndarray:
@@ -57,17 +49,13 @@ def read_images(paths: Sequence[pathlib.Path], shape: tuple[int, int, int], conf
         config = dataclasses.replace(config, image_size=height)
 
     def read(path: pathlib.Path) -> np.ndarray:
+        shown = printable_path(os.fspath(path))
         try:
-            image = decode(Encoded("", os.fspath(path), 0), channels, config)
+            image = decode(Encoded(shown, os.fspath(path), 0), channels, config)
         except BadExample as error:
-            raise InputError(
-                f"{printable_path(os.fspath(path))} cannot be read as an image ({error.reason}): name another file."
-            ) from error
+            raise InputError(f"{shown} cannot be read as an image ({error.reason}): name another file.") from error
         if image.shape != shape:
-            raise InputError(
-                f"{printable_path(os.fspath(path))} is {pixels(image.shape)}: the network reads {pixels(shape)}; "
-                "resize the image."
-            )
+            raise InputError(f"{shown} is {pixels(image.shape)}: the network reads {pixels(shape)}. Resize the image.")
         return image
 
     images = in_threads(read, paths, config.read_threads)
@@ -84,12 +72,12 @@ def image_files(arguments: Sequence[str]) -> list[pathlib.Path]:
     for argument in arguments:
         path = pathlib.Path(argument).expanduser()
         if path.is_dir():
-            found = sorted(p for p in path.rglob("*") if p.suffix.lower().removeprefix(".") in SUFFIXES and p.is_file())
-            if not found:
-                raise InputError(f"{argument!r} has no image files: name one of {', '.join(SUFFIXES)}.")
-            files += found
+            images = sorted(p for p in path.rglob("*") if p.suffix.lower()[1:] in SUFFIXES and p.is_file())
+            if not images:
+                raise InputError(f"{argument!r} has no image files. Name a directory with {', '.join(SUFFIXES)}.")
+            files += images
         elif path.is_file():
             files.append(path)
         else:
-            raise InputError(f"there is no file {argument!r}: name image files, or directories of them.")
+            raise InputError(f"there is no file {argument!r}. Name image files, or directories of them.")
     return files

@@ -74,8 +74,8 @@ def from_arrays(
     shape, test_shape = (split.fields["image"].shape[1:] for split in (train, test))
     if shape != test_shape:
         raise InputError(
-            f"data set {name!r}: train images are {pixels(shape)} but test images are {pixels(test_shape)}; "
-            "resize them to one shape."
+            f"data set {name!r}: train images are {pixels(shape)}, and test images are {pixels(test_shape)}. "
+            "Resize them to one shape."
         )
     if num_classes is None:
         num_classes = 1 + max(int(split.fields["label"].max()) for split in (train, test))
@@ -118,27 +118,27 @@ def _checked_split(where: str, images: np.ndarray, labels: np.ndarray, num_class
     images, labels = np.asarray(images), np.asarray(labels)
     if images.ndim != 4 or labels.ndim != 1 or len(images) != len(labels) or images.size == 0:
         raise InputError(
-            f"{where}: images are {list(images.shape)} and labels {list(labels.shape)}; "
-            "give images [N, H, W, C] and labels [N] with the same N > 0."
+            f"{where}: images are {list(images.shape)} and labels {list(labels.shape)}. "
+            "Give images [N, H, W, C] and labels [N] with the same N > 0."
         )
     if not np.issubdtype(labels.dtype, np.integer):
-        raise InputError(f"{where}: labels are {labels.dtype}; give integers from 0.")
+        raise InputError(f"{where}: labels are {labels.dtype}. Give integers from 0.")
     if images.dtype != np.uint8:
         if not np.issubdtype(images.dtype, np.floating):
-            raise InputError(f"{where}: images are {images.dtype}; give uint8, or float32 on the same 0..255 scale.")
+            raise InputError(f"{where}: images are {images.dtype}. Give uint8, or float32 on the same 0..255 scale.")
         with np.errstate(over="ignore"):
             images = images.astype(np.float32)  # in which 1e39 is infinite
         bad = np.flatnonzero(~np.isfinite(images).all(axis=(1, 2, 3)))
         if bad.size:
             raise InputError(
                 f"{where}: {bad.size} of {len(images)} images contain NaN or infinite values, the first at index "
-                f"{bad[0]} (as float32); correct or remove them."
+                f"{bad[0]} (as float32). Correct or remove them."
             )
     classes = int(labels.max()) + 1 if num_classes is None else num_classes
     bad = np.flatnonzero((labels < 0) | (labels >= classes))
     if bad.size:
         raise InputError(
-            f"{where}: the label at index {bad[0]} is {labels[bad[0]]}, outside 0..{classes - 1}; correct the labels "
-            "or num_classes."
+            f"{where}: the label at index {bad[0]} is {labels[bad[0]]}, outside 0..{classes - 1}. "
+            "Correct the labels or num_classes."
         )
     return ArraySplit({"image": images, "label": labels.astype(np.int32)})

@@ -20,14 +20,8 @@ def to_json(dataset: Dataset) -> Json:
     if isinstance(dataset, TextDataset):
         return {**common, "context": dataset.context, "characters": dataset.tokenizer.characters}
     if isinstance(dataset, ImageDataset):
-        # A float32 is exact in JSON, as a float64.
-        statistics = {"mean": dataset.mean.tolist(), "std": dataset.std.tolist()}
-        return {
-            **common,
-            "image_shape": list(dataset.image_shape),
-            **statistics,
-            "class_names": list(dataset.class_names),
-        }
+        lists = {name: list(getattr(dataset, name)) for name in ("image_shape", "class_names")}
+        return {**common, **lists, "mean": dataset.mean.tolist(), "std": dataset.std.tolist()}  # exact, as float64
     raise TypeError(f"{type(dataset).__name__} has no description")
 
 
@@ -44,14 +38,6 @@ def from_json(stored: Json) -> ImageDataset | TextDataset:
         return TextDataset(name, tokens, tokens, classes, "device", int(stored["context"]), tokenizer)
     height, width, channels = map(int, stored["image_shape"])
     images = ArraySplit({"image": np.zeros((0, height, width, channels), np.uint8), "label": np.zeros(0, np.int32)})
-    return ImageDataset(
-        name,
-        images,
-        images,
-        classes,
-        "device",
-        (height, width, channels),
-        np.asarray(stored["mean"], np.float32),
-        np.asarray(stored["std"], np.float32),
-        class_names=tuple(stored["class_names"]),
-    )
+    mean, std = (np.asarray(stored[field], np.float32) for field in ("mean", "std"))
+    names, shape = tuple(stored["class_names"]), (height, width, channels)
+    return ImageDataset(name, images, images, classes, "device", shape, mean, std, class_names=names)

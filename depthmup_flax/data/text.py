@@ -1,7 +1,8 @@
 """Text for language models: tokenizers, windows of tokens, random shifts on the device."""
 
+from __future__ import annotations
+
 import dataclasses
-import os
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -22,6 +23,12 @@ class Tokenizer:
     """Text <-> tokens, which are integers from 0."""
 
     characters: str | None = None  # sorted and distinct, token i is the i-th; None: tokens are bytes of UTF-8
+
+    @classmethod
+    def of_characters(cls, text: str) -> tuple[np.ndarray, Tokenizer]:
+        """The tokens of ``text`` [N], and the tokenizer of its characters."""
+        tokenizer = cls("".join(map(chr, np.unique(_code_points(text)).tolist())))
+        return tokenizer.encode(text), tokenizer
 
     @property
     def vocab_size(self) -> int:
@@ -44,7 +51,7 @@ class Tokenizer:
             where = int(unknown[0])
             raise InputError(
                 f"the text has {text[where]!r} at position {where}, which is not among the {self.vocab_size} "
-                "characters of the vocabulary; remove it."
+                "characters of the vocabulary. Remove it."
             )
         return tokens.astype(np.min_scalar_type(self.vocab_size - 1))
 
@@ -53,7 +60,7 @@ class Tokenizer:
         tokens = np.asarray(tokens)
         bad = tokens[(tokens < 0) | (tokens >= self.vocab_size)]
         if bad.size:
-            raise InputError(f"token {bad[0]} is outside the vocabulary; use 0..{self.vocab_size - 1}.")
+            raise InputError(f"token {bad[0]} is outside the vocabulary: use 0..{self.vocab_size - 1}.")
         if self.characters is None:
             return tokens.astype(np.uint8).tobytes().decode(errors="replace")
         return "".join(self.characters[token] for token in tokens.tolist())
@@ -61,7 +68,7 @@ class Tokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class TextDataset(Dataset):
-    """A text for next-token prediction; see ``windows`` for its examples."""
+    """A text for next-token prediction; see ``sources.text_file.windows`` for its examples."""
 
     context: int  # tokens that a model sees
     tokenizer: Tokenizer
@@ -91,58 +98,6 @@ class TextDataset(Dataset):
     def describe(self) -> str:
         """See ``Dataset.describe``."""
         return f"examples of {self.context} tokens, vocabulary {self.num_classes}"
-
-
-def read_tokens(path: str, tokenizer: str) -> tuple[np.ndarray, Tokenizer]:
-    """The tokens [N] of a file, uint8 or the smallest type that the vocabulary needs, and its tokenizer.
-
-    The ``tokenizer`` "char" needs UTF-8, and its vocabulary is the sorted set of the file's characters.
-    """
-    field = f"data.name is 'text:{path}'"
-    file = os.path.expanduser(path)
-    if not os.path.isfile(file):
-        raise InputError(f"{field}, but there is no file {file!r}; give the path of a text file.")
-    try:
-        with open(file, "rb") as opened:
-            content = opened.read()
-    except OSError as error:
-        raise InputError(f"{field}, which cannot be read ({error.strerror}); give a readable file.") from error
-    if not content:
-        raise InputError(f"{field}, but that file is empty; give a file with text.")
-    if tokenizer == "byte":
-        return np.frombuffer(content, np.uint8), Tokenizer()
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{field}, but byte {error.start} of that file is not UTF-8; convert it, or use data.tokenizer = 'byte'."
-        ) from error
-    char_tokenizer = Tokenizer("".join(map(chr, np.unique(_code_points(text)).tolist())))
-    return char_tokenizer.encode(text), char_tokenizer
-
-
-def windows(tokens: np.ndarray, context: int, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Views of ``tokens`` [N]: training examples [A, 2 context], test examples [B, context + 1].
-
-    The first nine tenths of the tokens are for training. Windows start at multiples of ``context`` in each part; an
-    incomplete last window is dropped. ``shift`` moves the model's input inside a training window. The last token of a
-    test window is a label there, and the next window's first input: every test token but the first is predicted once.
-    `InputError` if the text, named ``name``, is too short for one window of each kind.
-    """
-    cut = len(tokens) * 9 // 10
-    held_out = len(tokens) - cut
-    if cut < 2 * context or held_out < context + 1:
-        largest = min(cut // 2, held_out - 1)
-        remedy = f"lower data.context to at most {largest} or use a longer text" if largest > 0 else "use a longer text"
-        raise InputError(
-            f"data.context is {context}, which needs {2 * context} tokens for training and {context + 1} for testing, "
-            f"but {name!r} has {cut} and {held_out}; {remedy}."
-        )
-    train, test = (
-        np.lib.stride_tricks.sliding_window_view(part, length)[::context]
-        for part, length in ((tokens[:cut], 2 * context), (tokens[cut:], context + 1))
-    )
-    return train, test
 
 
 def shift(key: jax.Array, tokens: jax.Array, context: int) -> jax.Array:

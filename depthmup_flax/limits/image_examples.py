@@ -7,6 +7,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset, LoadOnce
+from depthmup_flax.data.sources.registry import SOURCES
 from depthmup_flax.errors import InputError
 from depthmup_flax.limits.config_fields import require
 
@@ -17,7 +18,8 @@ def image_set(config: ConfigDict) -> Dataset:
     """The set of ``config.data``; InputError if it has no images."""
     dataset, name = _load(config.data), config.data.name
     if dataset.input_kind != "image":
-        raise InputError(f"data.name is {name!r}, which holds no images: use digits, tfds:<set> or folder:DIR.")
+        forms = ", ".join(source.form for source in SOURCES.values() if source.kind == "images")
+        raise InputError(f"data.name is {name!r}: it holds no images. Use one of {forms}.")
     return dataset
 
 

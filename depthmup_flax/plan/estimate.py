@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from depthmup_flax.plan.blank_data import description
+from depthmup_flax.data.sources.blank import description
 from depthmup_flax.plan.hlo_costs import Collective, Cost, HloCosts, Kernels, hlo_costs
 from depthmup_flax.plan.hlo_text import parse
 from depthmup_flax.plan.programs import LanesOfGroup, OutOfMemory, PlannedStep

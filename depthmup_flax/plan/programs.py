@@ -110,7 +110,7 @@ def compile_sweep(
     Args:
       config: of the sweep.
       devices: all train lanes, without communication.
-      load: of `depthmup_flax.plan.blank_data.PlannedData`.
+      load: of `depthmup_flax.data.sources.blank.PlannedData`.
       lanes: on each device; 0: as many as there are runs; ``None``: the most among those that a sweep tries that fit.
       memory: bytes of a device, or ``None`` if not known.
 

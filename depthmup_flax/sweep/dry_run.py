@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from depthmup_flax.data import Dataset, LoadOnce
+from depthmup_flax.data.sources.blank import BlankSplit, PlannedData, Sizes
 from depthmup_flax.errors import InputError
-from depthmup_flax.plan.blank_data import BlankSplit, PlannedData, Sizes
 from depthmup_flax.sweep.grid import expand, sweep_info
 from depthmup_flax.sweep.lane_count import choose_program
 from depthmup_flax.sweep.lane_program import sweep_mesh

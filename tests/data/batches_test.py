@@ -82,10 +82,10 @@ def test_batch_larger_than_the_set_is_refused():
     ):
         message = error(call)
         assert "batch_size is 11" in message
-        assert "10 training examples" in message
+        assert "10, the number of training examples" in message
 
 
-@pytest.mark.parametrize("hosts", [1, 2, 4])
+@pytest.mark.parametrize("hosts", [2, 4])
 @pytest.mark.parametrize("blocks", [True, False])
 def test_parts_of_several_hosts_are_the_batch_of_one_bit_for_bit(photographs, hosts, blocks):
     split = load_crops(photographs).train
@@ -98,7 +98,7 @@ def test_parts_of_several_hosts_are_the_batch_of_one_bit_for_bit(photographs, ho
             assert_batches_equal(next(stream), {field: values[rows] for field, values in batch.items()})
 
 
-@pytest.mark.parametrize("hosts", [1, 2, 4])
+@pytest.mark.parametrize("hosts", [2, 4])
 @pytest.mark.parametrize("batch_size", [4, 8])
 def test_evaluation_on_several_hosts_reads_every_example_once(photographs, hosts, batch_size):
     test = load_crops(photographs).test  # 7 examples: with batches of 8 on 4 hosts, the last host has one

@@ -38,9 +38,13 @@ def test_prepared_images_are_augmented_with_a_key_and_only_normalized_without():
     plain, labels = digits.prepare("imagenet", None, batch)
     np.testing.assert_array_equal(labels, batch["label"])
     np.testing.assert_allclose(plain, (batch["image"] / 255.0 - digits.mean) / digits.std, rtol=1e-4, atol=1e-5)
-    moved, _ = digits.prepare("imagenet", jax.random.key(0), batch)
-    expected = data.augment("imagenet", jax.random.key(0), batch["image"])
-    np.testing.assert_array_equal(moved, data.normalize(expected, digits.mean, digits.std))
+
+    @jax.jit
+    def both(key, batch):
+        expected = data.augment("imagenet", key, batch["image"])
+        return digits.prepare("imagenet", key, batch)[0], data.normalize(expected, digits.mean, digits.std)
+
+    np.testing.assert_array_equal(*both(jax.random.key(0), batch))
     assert plain.shape[1:] == digits.input_spec.shape[1:]
     assert plain.dtype == digits.input_spec.dtype
 
@@ -77,7 +81,7 @@ def test_nan_in_images_is_counted_and_located(value):
         (np.zeros((0, 4, 4, 1), np.uint8), np.zeros(0, int), "N > 0"),
         (np.zeros((5, 4, 4, 1), np.uint8), np.zeros(5), "labels are float64"),
         (np.zeros((5, 4, 4, 1), np.int64), np.zeros(5, int), "images are int64"),
-        (np.zeros((5, 4, 5, 1), np.uint8), np.zeros(5, int), "train images are 4x5x1 but test images are 4x4x1"),
+        (np.zeros((5, 4, 5, 1), np.uint8), np.zeros(5, int), "train images are 4x5x1, and test images are 4x4x1"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(images, labels, says):

@@ -69,7 +69,7 @@ def test_tokens_and_characters_outside_the_vocabulary_are_named():
     assert "'z' at position 2" in error(tokenizer.encode, "acz")
     assert "'b' at position 0" in error(tokenizer.encode, "b")
     for token in (3, -1):
-        assert f"token {token} is outside the vocabulary; use 0..2" in error(tokenizer.decode, [0, token])
+        assert f"token {token} is outside the vocabulary: use 0..2" in error(tokenizer.decode, [0, token])
 
 
 @pytest.mark.parametrize("augmentation", ["none", "shift"])
@@ -102,10 +102,10 @@ def test_a_text_of_exactly_one_window_of_each_kind_is_enough(tmp_path):
     assert len(dataset.test) == 1
     assert len(load(path, context=4, train_examples=3).train) == 3
     message = error(load, path, context=5)
-    assert "data.context is 5, which needs 10 tokens for training and 6 for testing" in message
-    assert "has 45 and 5; lower data.context to at most 4" in message
+    assert message.startswith("data.context is 5: it needs 10 tokens for training and 6 for testing")
+    assert "has 45 and 5. Use at most 4" in message
     path.write_text("abc")
-    assert error(load, path, context=1).endswith("; use a longer text.")
+    assert error(load, path, context=1).endswith(". Use a longer text.")
 
 
 def test_shifts_reach_every_offset_below_the_context():
@@ -136,30 +136,31 @@ def test_a_streamed_text_gives_the_batches_of_one_in_memory(file):
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("field", "value", "says"),
     [
-        ({"context": 0}, "data.context is 0; use a whole number of at least 1"),
-        ({"context": 2.5}, "data.context is 2.5; use a whole number"),
-        ({"tokenizer": "bpe"}, "data.tokenizer is 'bpe'; use one of char, byte"),
-        ({"augment": "cifar"}, "data.augment is 'cifar'; use one of none, shift for text"),
-        ({"image_size": 32}, "data.image_size is 32, but text has no pixels; use 0"),
-        ({"placement": "gpu"}, "data.placement is 'gpu'"),
-        ({"test_examples": 99}, "data.test_examples is 99, but there are 1"),
-        ({"context": 400}, "lower data.context to at most 99"),
+        ("context", 0, "a whole number of at least 1"),
+        ("context", 2.5, "a whole number of at least 1"),
+        ("tokenizer", "bpe", "byte, char"),
+        ("augment", "cifar", "none, shift"),
+        ("placement", "gpu", "auto, device, stream"),
+        ("test_examples", 99, "has 1."),
+        ("context", 400, "at most 99"),
     ],
 )
-def test_bad_fields_of_a_text_are_named_with_the_remedy(file, fields, says):
-    assert says in error(load, file, **fields)
+def test_bad_fields_of_a_text_are_named_with_the_remedy(file, field, value, says):
+    message = error(load, file, **{field: value})
+    assert message.startswith(f"data.{field} is {value!r}")
+    assert says in message
 
 
 def test_files_that_are_absent_empty_or_not_utf8_are_named(tmp_path):
     path = tmp_path / "text.txt"
-    assert f"data.name is 'text:{path}', but there is no file '{path}'" in error(load, path)
+    assert f"data.name is 'text:{path}': there is no file '{path}'" in error(load, path)
     assert "there is no file" in error(load, tmp_path)
     path.write_bytes(b"")
     assert "that file is empty" in error(load, path)
     path.write_bytes(b"abc\xff" * 500)
-    assert "byte 3 of that file is not UTF-8; convert it, or use data.tokenizer = 'byte'" in error(load, path)
+    assert "byte 3 of that file is not UTF-8" in error(load, path)
     assert load(path, tokenizer="byte").num_classes == 256
 
 

@@ -75,7 +75,7 @@ def test_larger_scales_pass_their_checks(name, scale):
         ("training_curve", {"limit_depth": 5}, "config.limit_depth is 5: use an even number"),
         ("training_curve", {"seeds": 12}, "config.seeds is 12: use a multiple of 8"),
         ("training_curve", {"populations": 1}, "config.populations is 1: use a whole number of at least 2"),
-        ("linear_limit", {"data": {"name": "digit"}}, "data.name is 'digit', which is no data set"),
+        ("linear_limit", {"data": {"name": "digit"}}, "data.name is 'digit': there is no such data set"),
     ],
 )
 def test_a_bad_field_is_one_sentence_before_anything_runs(name, fields, sentence, tmp_path):
@@ -88,7 +88,7 @@ def test_a_bad_field_is_one_sentence_before_anything_runs(name, fields, sentence
 def test_text_is_refused_where_images_are_needed(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("abcdefgh " * 400)
-    with pytest.raises(InputError, match="holds no images: use digits"):
+    with pytest.raises(InputError, match="it holds no images"):
         linear_limit.cases(smoke("linear_limit", data={"name": f"text:{path}"}))
 
 

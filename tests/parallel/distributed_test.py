@@ -13,7 +13,7 @@ import pytest
 from joined import Joined, free_port, train_py
 
 from depthmup_flax import InputError, data, errors
-from depthmup_flax.config.fields import default_config
+from depthmup_flax.config import default_config
 from depthmup_flax.config.files import from_file
 from depthmup_flax.parallel import distributed, sharding
 from depthmup_flax.training.loop import train_and_evaluate

@@ -8,9 +8,9 @@ from ml_collections import ConfigDict
 from small_runs import a_sweep
 
 from depthmup_flax.config import default_config
+from depthmup_flax.data.sources.blank import PlannedData, Sizes
 from depthmup_flax.parallel import sharding
 from depthmup_flax.plan import programs
-from depthmup_flax.plan.blank_data import PlannedData, Sizes
 from depthmup_flax.plan.estimate import Memory, make_plan, memory_of, seconds_of
 from depthmup_flax.plan.hlo_costs import Collective, Cost, HloCosts, Kernels
 from depthmup_flax.plan.hlo_text import parse

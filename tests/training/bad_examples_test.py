@@ -105,8 +105,8 @@ def test_two_processes_count_the_bad_examples_of_both_and_train_as_one(tmp_path)
     )
     pair = Joined(tmp_path / "logs", 2, 1, f"--workdir={tmp_path / 'two'}", f"--config={settings}")
     assert pair.wait() == [0, 0], pair.text()
-    assert "data.on_bad_example is 'skip', so the next" in pair.running[0].text()
-    assert "data.on_bad_example is 'skip', so" not in pair.running[1].text()
+    assert "The next example takes its place" in pair.running[0].text()
+    assert "others are skipped without a warning" not in pair.running[1].text()
     result = json.loads((tmp_path / "two/result.json").read_text())
     assert result["config_hash"] == expected["config_hash"]
     for field in ("train_loss", "test_loss", "test_accuracy", "bad_examples"):

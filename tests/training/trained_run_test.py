@@ -158,8 +158,8 @@ def test_the_directory_of_a_real_sweep_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("inputs", "says"),
     [
-        (np.zeros((8, 8, 1)), r"images have shape \[8, 8, 1\]: .*\[B, 8, 8, 1\]; add the axis B"),
-        (np.zeros((2, 28, 28, 1)), r"images have shape \[2, 28, 28, 1\]: .*resize them"),
+        (np.zeros((8, 8, 1)), r"images have shape \[8, 8, 1\]: .*\[B, 8, 8, 1\]. Add the axis B"),
+        (np.zeros((2, 28, 28, 1)), r"images have shape \[2, 28, 28, 1\]: .*Resize them"),
         (np.full((1, 8, 8, 1), 16.0), "images are float64 from 16 to 16: give integers in 0..255, or floats in 0..1"),
         (np.full((1, 8, 8, 1), -1), "images are int64 from -1 to -1"),
         (np.full((1, 8, 8, 1), np.nan), "from nan to nan"),

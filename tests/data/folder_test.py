@@ -26,15 +26,18 @@ from depthmup_flax.errors import RunStopped
 
 
 @pytest.mark.parametrize("test", ["test", "val"])
-def test_folder_reads_classes_in_sorted_order(tmp_path, test):
+def test_folder_reads_classes_in_sorted_order_without_a_warning(tmp_path, caplog, test):
     folder = load(name=f"folder:{write_flat_folder(tmp_path, test)}")
     assert (len(folder.train), len(folder.test), folder.num_classes) == (6, 4, 2)
     batch = folder.train.arrays()
     np.testing.assert_array_equal(batch["label"], [0, 0, 0, 1, 1, 1])
     np.testing.assert_array_equal(batch["image"][:, 0, 0, 0], [40, 41, 42, 200, 201, 202])
+    (tmp_path / "train/.DS_Store").touch()  # hidden
+    assert load(name=f"folder:{tmp_path}").num_classes == 2
+    assert not caplog.messages
 
 
-def test_folder_reads_the_tiny_imagenet_layout(tmp_path):
+def test_folder_reads_the_tiny_imagenet_layout_without_a_warning(tmp_path, caplog):
     for name in ("n02", "n01"):
         write_image(tmp_path / "train" / name / "images" / f"{name}_0.JPEG", np.full((8, 8, 3), 50, np.uint8))
         (tmp_path / "train" / name / f"{name}_boxes.txt").write_text("")
@@ -46,6 +49,7 @@ def test_folder_reads_the_tiny_imagenet_layout(tmp_path):
     batch = tiny.test.arrays()
     np.testing.assert_array_equal(batch["label"], [1, 0])
     np.testing.assert_allclose(batch["image"][:, 4, 4, 0], [100, 0], atol=2)
+    assert not caplog.messages  # of the boxes beside the images
 
 
 @pytest.mark.parametrize("images", [".", "ILSVRC/Data/CLS-LOC"])
@@ -89,56 +93,44 @@ def test_real_tiny_imagenet_loads_in_its_official_layout():
     assert len(set(tiny.test.arrays()["label"])) == classes
 
 
-def test_absent_folder_is_named(tmp_path):
-    assert f"there is no folder '{tmp_path}/absent'" in error(load, name=f"folder:{tmp_path}/absent")
-
-
-def test_folder_without_classes_images_or_test_is_refused(tmp_path):
+def test_a_folder_that_is_absent_or_lacks_classes_images_or_a_test_is_refused(tmp_path):
     name = f"folder:{tmp_path}"
+    assert f"there is no folder '{tmp_path}/absent'" in error(load, name=f"{name}/absent")
     (tmp_path / "train").mkdir()
-    assert "has no class folders" in error(load, name=name)
+    assert f"'{tmp_path}/train' has no class folders" in error(load, name=name)
     (tmp_path / "train/a").mkdir()
-    assert f"'{tmp_path}/train/a' contains no .jpg, .jpeg or .png image" in error(load, name=name)
+    assert f"'{tmp_path}/train/a' contains no .jpg, .jpeg, .png image" in error(load, name=name)
     write_image(tmp_path / "train/a/0.png", noise(4, 4))
-    assert "neither test/ nor val/" in error(load, name=name)
+    assert f"'{tmp_path}' has no test images in class folders" in error(load, name=name)
     (tmp_path / "test/a").mkdir(parents=True)
-    assert "contain no images" in error(load, name=name)
+    assert f"'{tmp_path}/test' contain no images" in error(load, name=name)
 
 
-def test_folder_without_class_folders_for_testing_is_refused(tmp_path):
+def test_a_flat_folder_for_testing_is_refused_with_the_place_of_the_list_of_its_classes(tmp_path):
     write_imagenet(tmp_path, tmp_path)
     listing = tmp_path / "LOC_val_solution.csv"
     listing.unlink()
     message = error(load, name=f"folder:{tmp_path}", image_size=8)
-    assert f"the images in '{tmp_path}/val' have no class folders" in message
-    assert f"ImageNet's LOC_val_solution.csv at '{listing}'" in message
-    for image in (tmp_path / "val").iterdir():
-        image.unlink()
-    assert f"'{tmp_path}/test' has no class folders" in error(load, name=f"folder:{tmp_path}", image_size=8)
+    assert f"the images in '{tmp_path}/val' at '{listing}'" in message
 
 
 def test_test_class_outside_train_is_named(tmp_path):
     write_flat_folder(tmp_path)
     write_image(tmp_path / "test/zebra/0.png", noise(6, 6))
-    message = error(load, name=f"folder:{tmp_path}")
-    assert "'zebra'" in message
-    assert "not among the folders of train/" in message
+    assert f"the test class 'zebra' ('{tmp_path}/test/zebra')" in error(load, name=f"folder:{tmp_path}")
 
 
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        ("", "is not lines of ImageId,PredictionString"),
-        ("Id,Class\nILSVRC2012_val_00000001,n01\n", "is not lines of ImageId,PredictionString"),
+        ("", "ImageId,PredictionString"),
+        ("Id,Class\nILSVRC2012_val_00000001,n01\n", "ImageId,PredictionString"),
         ("ImageId,PredictionString\nILSVRC2012_val_00000001,\n", "with a class in each"),
-        ("ImageId,PredictionString\nILSVRC2012_val_00000001,n01 1\n", "has no line for"),
-        (
-            "ImageId,PredictionString\nILSVRC2012_val_00000001,n01\nILSVRC2012_val_00000002,n09 1\n",
-            "the test class 'n09'",
-        ),
+        ("ImageId,PredictionString\nILSVRC2012_val_00000001,n01 1\n", "has no line for 'ILSVRC2012_val_00000002'"),
+        ("ImageId,PredictionString\nILSVRC2012_val_00000001,n01\nILSVRC2012_val_00000002,n09 1\n", "'n09'"),
         (
             "ImageId,PredictionString\n" + "".join(f"ILSVRC2012_val_0000000{i},n01 1\n" for i in (1, 2, 3)),
-            "has no image 'ILSVRC2012_val_00000003'",
+            "lacks, 'ILSVRC2012_val_00000003'",
         ),
     ],
 )
@@ -163,7 +155,7 @@ def test_a_list_of_images_that_points_elsewhere_is_refused(tmp_path, name):
     (tmp_path / "val/val_annotations.txt").write_text(f"{name}\ta\t0\t0\t7\t7\n")
     PIL.Image.fromarray(smooth(20, 20, 0)).save(tmp_path / "secret.png")
     message = error(load_crops, tmp_path)
-    assert f"val_annotations.txt' lists {name!r}, which is not the name of a file in '{tmp_path}/val/images'" in message
+    assert f"val_annotations.txt' lists {name!r}" in message
 
 
 def test_linked_images_and_folders_are_read(photographs, tmp_path):
@@ -175,18 +167,6 @@ def test_linked_images_and_folders_are_read(photographs, tmp_path):
     linked, plain = load_crops(tmp_path), load_crops(photographs)
     assert_batches_equal(linked.test.arrays(), plain.test.arrays())
     assert_batches_equal(data.train_batch(linked.train, 0, 0, 8), data.train_batch(plain.train, 0, 0, 8))
-
-
-def test_a_folder_that_is_read_whole_gives_no_warning(tmp_path, caplog):
-    load(name=f"folder:{write_flat_folder(tmp_path)}")
-    (tmp_path / "train/.DS_Store").touch()  # hidden
-    load(name=f"folder:{tmp_path}")
-    assert not caplog.messages
-
-
-def test_tiny_imagenets_boxes_beside_its_images_give_no_warning(tmp_path, caplog):
-    test_folder_reads_the_tiny_imagenet_layout(tmp_path)
-    assert not caplog.messages
 
 
 def test_what_is_not_read_is_counted_once_with_its_kinds_and_the_remedy(tmp_path, caplog):
@@ -201,12 +181,12 @@ def test_what_is_not_read_is_counted_once_with_its_kinds_and_the_remedy(tmp_path
     (tmp_path / "train/d").symlink_to("d")
     folder = load(name=f"folder:{tmp_path}")
     (message,) = caplog.messages
-    assert "of which 11 entries are not read" in message
+    assert message.startswith(f"data.name is 'folder:{tmp_path}': 11 entries are not read")
     assert "(.webp 5, links to nothing 2, " in message
     for part in ("folders 1", "without a suffix 1", ".png 1", "others 1"):
         assert part in message
     assert f"the first: '{tmp_path}/train/a/0.webp'" in message
-    assert "To read .bmp and .webp files as well, set data.suffixes to 'jpg,jpeg,png,bmp,webp'." in message
+    assert message.endswith("set data.suffixes=jpg,jpeg,png,bmp,webp.")
     assert (len(folder.train), len(folder.test), folder.num_classes) == (6, 4, 2)
     caplog.clear()
     folder = load(name=f"folder:{tmp_path}", suffixes="jpg,jpeg,png,bmp,webp")
@@ -231,14 +211,14 @@ def test_a_class_of_other_files_is_refused_with_the_remedy(tmp_path):
     write_flat_folder(tmp_path)
     write_image(tmp_path / "train/c/0.webp", noise(6, 6))
     message = error(load, name=f"folder:{tmp_path}")
-    assert f"'{tmp_path}/train/c' contains no .jpg, .jpeg or .png image; add images or remove that folder." in message
-    assert "set data.suffixes to 'jpg,jpeg,png,webp'" in message
+    assert f"'{tmp_path}/train/c' contains no .jpg, .jpeg, .png image" in message
+    assert message.endswith("set data.suffixes=jpg,jpeg,png,webp.")
 
 
 @pytest.mark.parametrize("target", [".", "..", "../train"])
 def test_a_class_that_is_a_link_to_its_own_or_its_parents_folder_is_refused(tmp_path, target):
     (write_flat_folder(tmp_path) / "train/loop").symlink_to(target)
-    assert f"'{tmp_path}/train/loop' contains no .jpg, .jpeg or .png image" in error(load, name=f"folder:{tmp_path}")
+    assert f"'{tmp_path}/train/loop' contains no .jpg, .jpeg, .png image" in error(load, name=f"folder:{tmp_path}")
 
 
 @pytest.mark.parametrize("path", ["train", "train/b", "test/a"])
@@ -246,13 +226,13 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch, path):
     write_flat_folder(tmp_path)
     _fail(monkeypatch, os, "scandir", tmp_path / path, errno.EACCES)
     message = error(load, name=f"folder:{tmp_path}")
-    assert f"the folder '{tmp_path}/{path}' cannot be read (Permission denied); restore it, or make" in message
+    assert f"the folder '{tmp_path}/{path}' cannot be read (Permission denied)" in message
 
 
 def test_a_folder_that_the_storage_does_not_deliver_stops_the_run(tmp_path, monkeypatch):
     write_flat_folder(tmp_path)
     _fail(monkeypatch, os, "scandir", tmp_path / "train/b", errno.ESTALE)
-    with pytest.raises(RunStopped, match=f"the folder '{tmp_path}/train/b' cannot be read .*; check its storage"):
+    with pytest.raises(RunStopped, match=f"the folder '{tmp_path}/train/b' cannot be read"):
         load(name=f"folder:{tmp_path}")
 
 

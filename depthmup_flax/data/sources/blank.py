@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 
 import numpy as np
-from ml_collections import ConfigDict
 
-from depthmup_flax.data import DATA_DEFAULTS, DataConfig, Dataset, ImageDataset, TextDataset, Tokenizer, load
-from depthmup_flax.data.named_sets import check_fields, placement
+from depthmup_flax.data.dataset import DataConfig, Dataset
+from depthmup_flax.data.images import ImageDataset
+from depthmup_flax.data.sources.registry import LoadOnce, checked_source
+from depthmup_flax.data.sources.source import NotHere, placement
+from depthmup_flax.data.text import TextDataset, Tokenizer
 from depthmup_flax.errors import InputError
 from depthmup_flax.types import HostBatch
 
@@ -67,32 +70,19 @@ class BlankSplit:
         return self.read(np.arange(self.length))
 
 
-class PlannedData:
+class PlannedData(LoadOnce):
     """Loads each data set once: the real one where it is, else a blank one."""
 
     def __init__(self, sizes: Sizes) -> None:
-        self._sizes = sizes
-        self._loaded: dict[DataConfig, Dataset] = {}
+        super().__init__(functools.partial(_real_or_blank, sizes))
 
-    def __call__(self, config: ConfigDict) -> Dataset:
-        """The data set that ``config``, a ``config.data``, describes."""
-        fields = DataConfig(**{name: config[name] for name in DATA_DEFAULTS})
-        if fields not in self._loaded:
-            self._loaded[fields] = self._open(fields)
-        return self._loaded[fields]
 
-    def _open(self, fields: DataConfig) -> Dataset:
-        kind, _, rest = fields.name.partition(":")
-        check_fields(fields)
-        path = os.path.expanduser(rest)
-        present = {"folder": os.path.isdir(path), "text": os.path.isfile(path)}.get(kind, True)
-        try:
-            if present:
-                return load(fields)
-        except InputError:
-            if kind != "tfds":
-                raise
-        return _blank_text(fields, rest, self._sizes) if kind == "text" else _blank_images(fields, rest, self._sizes)
+def _real_or_blank(sizes: Sizes, fields: DataConfig) -> Dataset:
+    source, place = checked_source(fields)
+    try:
+        return source.load(place, fields)
+    except NotHere:
+        return (_blank_text if source.kind == "text" else _blank_images)(fields, place, sizes)
 
 
 def description(dataset: Dataset) -> str:
@@ -113,8 +103,8 @@ def _blank_images(fields: DataConfig, name: str, sizes: Sizes) -> ImageDataset:
         shape = (fields.image_size, fields.image_size, shape[-1] if shape else 3)
     if shape is None:
         raise InputError(
-            f"data.name is {fields.name!r}, whose images are not here and may differ in size: set data.image_size, "
-            "such as 224."
+            f"data.name is {fields.name!r}: its images are not here and may differ in size. "
+            "Set data.image_size, such as to 224."
         )
     spec: Fields = {"image": (shape, np.dtype(np.uint8)), "label": ((), np.dtype(np.int32))}
     train_split, test_split = (BlankSplit(count, spec) for count in (train, test))
@@ -145,4 +135,4 @@ def _counts(fields: DataConfig, sizes: Sizes, train: int, test: int) -> tuple[in
 
 
 def _unknown(fields: DataConfig, flags: str) -> InputError:
-    return InputError(f"data.name is {fields.name!r}, which is not here and not known: give its size, such as {flags}.")
+    return InputError(f"data.name is {fields.name!r}: it is not here, and its size is not known. Give it, as {flags}.")

@@ -74,7 +74,7 @@ def test_tfds_metadata_that_points_elsewhere_is_refused(tmp_path, template):
     path.write_text(json.dumps(info))
     message = error(load, name="tfds:moved", data_dir=str(tmp_path))
     assert "dataset_info.json places the test split at" in message
-    assert f"outside '{tmp_path}/moved/1.0.0'; correct its filepathTemplate" in message
+    assert f"outside '{tmp_path}/moved/1.0.0'" in message
 
 
 def test_real_cifar10_has_its_known_statistics():
@@ -89,13 +89,13 @@ def test_real_cifar10_has_its_known_statistics():
 
 def test_unknown_tfds_set_names_the_closest(tfds_dir):
     message = error(load, name="tfds:cifar11", data_dir=tfds_dir)
-    assert "data.name is 'tfds:cifar11', which is not a TFDS set; did you mean" in message
+    assert message.startswith("data.name is 'tfds:cifar11': ")
     assert " 'tfds:cifar10' " in message
 
 
 @pytest.mark.parametrize("name", ["cifar10_corrupted/fog_9", "cifar10:1.0.0", "two words"])
 def test_unknown_tfds_config_version_or_syntax_is_refused(tfds_dir, name):
-    assert f"data.name is 'tfds:{name}', which" in error(load, name=f"tfds:{name}", data_dir=tfds_dir)
+    assert error(load, name=f"tfds:{name}", data_dir=tfds_dir).startswith(f"data.name is 'tfds:{name}': TFDS ")
 
 
 def test_missing_data_dir_is_named(tmp_path):
@@ -123,7 +123,7 @@ def test_damaged_tfds_files_are_named_at_the_start_and_in_mid_run(tmp_path):
         damaged.seek(len(whole) // 2)
         damaged.write(b"x" * 3000)
     message = error(lambda: [next(data.train_stream(opened.train, 0, 150, start_step=step)) for step in (0, 1)])
-    assert "data.name is 'tfds:damaged', but the files of its train split cannot be read (" in message
+    assert "data.name is 'tfds:damaged': the files of its train split cannot be read (" in message
     assert f"tfds build damaged --data_dir={tmp_path} --file_format=array_record --overwrite" in message
     file.write_bytes(whole[: len(whole) // 2])
     assert "the files of its train split cannot be read" in error(load, name="tfds:damaged", data_dir=str(tmp_path))
@@ -132,8 +132,8 @@ def test_damaged_tfds_files_are_named_at_the_start_and_in_mid_run(tmp_path):
 def test_absent_tfds_names_the_extras_and_the_command_that_prepares_the_set(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     message = error(load, name="tfds:cifar10")
-    prepare = '`pip install "depthmup-flax[tfds-prepare]"` and `tfds build cifar10 --file_format=array_record` once'
-    assert f'run {prepare}, or, if the set is prepared, `pip install "depthmup-flax[tfds]"`.' in message
+    assert '`pip install "depthmup-flax[tfds]"`' in message
+    assert '`pip install "depthmup-flax[tfds-prepare]"` and `tfds build cifar10 --file_format=array_record`' in message
 
 
 def test_label_out_of_range_is_named_when_streaming(tmp_path):

@@ -8,8 +8,8 @@ from data_sets import error
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import DATA_DEFAULTS, load
+from depthmup_flax.data.sources.blank import BlankSplit, PlannedData, Sizes, description
 from depthmup_flax.parallel import sharding
-from depthmup_flax.plan.blank_data import BlankSplit, PlannedData, Sizes, description
 from depthmup_flax.training.device_batches import abstract_train_data, put_train_data
 from depthmup_flax.training.multi_step import abstract_examples
 
@@ -84,11 +84,11 @@ def test_data_that_are_here_are_read_once_and_a_line_says_so(folder):
 def test_what_a_blank_set_lacks_is_asked_for():
     assert "--classes=1000 --examples=1000000" in error(blank, name="folder:mine", image_size=8)
     assert "--vocabulary=50304" in error(blank, name="text:mine.txt")
-    assert "set data.image_size" in error(blank, name="tfds:imagenet2012")
+    assert "Set data.image_size" in error(blank, name="tfds:imagenet2012")
 
 
 def test_a_field_that_training_refuses_is_refused_without_the_data():
     assert "data.augment" in error(blank, name="folder:no/such", augment="imagnet")
     assert "data.placement" in error(blank, name="text:no/such.txt", placement="gpu")
     assert "data.image_size is 0" in error(blank, name="tfds:imagenet2012", augment="resized_crop")
-    assert "which is no data set" in error(blank, name="cifar10")
+    assert "there is no such data set" in error(blank, name="cifar10")

@@ -10,29 +10,36 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from depthmup_flax.data.decoding import Encoded, EncodedExamples, EncodedSet
+from depthmup_flax.data.dataset import DataConfig
+from depthmup_flax.data.decoding import Encoded, EncodedExamples
+from depthmup_flax.data.images import ImageDataset
+from depthmup_flax.data.sources.source import NotHere, Source, images_of_files
 from depthmup_flax.errors import InputError
+from depthmup_flax.extras import require
 
 if TYPE_CHECKING:
     from tensorflow_datasets.core import DatasetBuilder
     from tensorflow_datasets.core.data_sources.base import BaseDataSource
 
 
-def open_tfds(name: str, data_dir: str) -> EncodedSet:
-    """Opens the set ``<set>``, ``<set>/<config>`` or ``<set>:<version>`` in ``data_dir``; "" is TFDS's default.
+def _load(name: str, config: DataConfig) -> ImageDataset:
+    """The set ``<set>``, ``<set>/<config>`` or ``<set>:<version>`` in ``data_dir``; "" is TFDS's default.
 
     The test examples are the "test" split, or "validation" if there is no test split or it has no labels.
 
     Raises:
-      InputError: TFDS is not installed, the set is unknown, not prepared, prepared in a format without random access,
-        or not image classification.
+      NotHere: the set is unknown or not prepared.
+      InputError: it is prepared in a format without random access, or not image classification.
     """
-    source = _Set(name, data_dir)
+    source = _Set(name, config.data_dir)
     builder = source.builder()
     keys = source.supervised_keys(builder)
     image, label = (builder.info.features[key] for key in keys)
     train, test = (source.examples(builder, keys, splits) for splits in (["train"], ["test", "validation"]))
-    return EncodedSet(train, test, label.num_classes, image.shape[-1] or 3, tuple(label.names))
+    return images_of_files(config, train, test, image.shape[-1] or 3, tuple(label.names))
+
+
+TFDS = Source("tfds:<set>", _load, "images", ("image_size", "data_dir", "on_bad_example"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +49,8 @@ class _Set:
     name: str
     data_dir: str
 
-    def error(self, problem: str) -> InputError:
-        return InputError(f"data.name is 'tfds:{self.name}', {problem}")
+    def error(self, problem: str, kind: type[InputError] = InputError) -> InputError:
+        return kind(f"data.name is 'tfds:{self.name}': {problem}")
 
     def build_command(self, overwrite: bool = False) -> str:
         """Prepares the set as array_record: TFDS's default, tfrecord, has no random access."""
@@ -53,31 +60,30 @@ class _Set:
 
     def builder(self) -> DatasetBuilder:
         try:
-            import tensorflow_datasets as tfds
-        except ImportError as error:
-            remedy = (
-                f'run {self.build_command()} once, or, if the set is prepared, `pip install "depthmup-flax[tfds]"`.'
-            )
-            raise self.error(f"but TensorFlow Datasets cannot be imported ({error}); {remedy}") from error
+            require("tensorflow_datasets", f"data.name=tfds:{self.name}", extra="tfds")
+        except InputError as error:
+            raise NotHere(f"{error} If the set is not prepared, run {self.build_command()} once.") from error
+        import tensorflow_datasets as tfds
+
         directory = os.path.expanduser(self.data_dir)
         if directory and "://" not in directory and not os.path.isdir(directory):
-            raise InputError(
+            raise NotHere(
                 f"data.data_dir is {self.data_dir!r}: there is no such directory. Name the directory of prepared sets."
             )
         place = self.data_dir or "the default TFDS directory"
-        unprepared = self.error(f"but that set is not prepared in {place}; run {self.build_command()} once.")
+        unprepared = self.error(f"it is not prepared in {place}. Run {self.build_command()} once.", NotHere)
         try:
             builder = tfds.builder(self.name, data_dir=directory or None)
         except tfds.core.DatasetNotFoundError as error:
             close = difflib.get_close_matches(self.name, tfds.list_builders(with_community_datasets=False))
             names = " or ".join(f"'tfds:{match}'" for match in close)
-            hint = f"did you mean {names}?" if close else "see https://www.tensorflow.org/datasets/catalog."
-            raise self.error(f"which is not a TFDS set; {hint}") from error
+            hint = f"Did you mean {names}?" if close else "See https://www.tensorflow.org/datasets/catalog."
+            raise self.error(f"TFDS has no such set. {hint}", NotHere) from error
         except ImportError as error:  # The code of some sets needs TensorFlow; once prepared, they open without it.
             raise unprepared from error
         except (ValueError, AssertionError) as error:  # a config or a version that the set does not have
             reason = str(error).splitlines()[0]
-            raise self.error(f"which TFDS refuses ({reason}); correct its config or version.") from error
+            raise self.error(f"TFDS refuses it ({reason}). Correct its config or version.", NotHere) from error
         if not builder.is_prepared():
             raise unprepared
         return builder
@@ -94,8 +100,8 @@ class _Set:
                 if eight_bits and isinstance(label, tfds.features.ClassLabel):
                     return image_key, label_key
         raise self.error(
-            "which is not image classification with 8-bit images (its supervised keys are "
-            f"{builder.info.supervised_keys}); use such a set."
+            "it is not image classification with 8-bit images (its supervised keys are "
+            f"{builder.info.supervised_keys}). Use such a set."
         )
 
     def examples(self, builder: DatasetBuilder, keys: tuple[str, str], candidates: list[str]) -> EncodedExamples:
@@ -108,18 +114,18 @@ class _Set:
             directory = os.path.normpath(os.fspath(builder.data_path))
             for path in map(os.fspath, builder.info.splits[split].filepaths):  # as dataset_info.json names them
                 if os.path.dirname(os.path.normpath(path)) != directory:
-                    problem = f"but its dataset_info.json places the {split} split at {path!r}, outside {directory!r}"
-                    raise self.error(f"{problem}; correct its filepathTemplate.")
+                    problem = f"its dataset_info.json places the {split} split at {path!r}, outside {directory!r}"
+                    raise self.error(f"{problem}. Correct its filepathTemplate.")
             try:
                 records = builder.as_data_source(split=split, decoders=decoders)
             except NotImplementedError as error:
-                problem = f"but it was prepared as {builder.info.file_format.value}, which has no random access"
-                raise self.error(f"{problem}; run {self.build_command(overwrite=True)} once.") from error
+                problem = f"it was prepared as {builder.info.file_format.value}, which has no random access"
+                raise self.error(f"{problem}. Run {self.build_command(overwrite=True)} once.") from error
             fetch = functools.partial(self.fetch, split, records, keys)
             if fetch([0])[0].label >= 0:  # -1 marks an unlabeled example, such as those of ImageNet's test split
                 return fetch, len(records)
-        problem = f"which has no labeled {' or '.join(candidates)} split (its splits are"
-        raise self.error(f"{problem} {', '.join(builder.info.splits)}); choose another set.")
+        problem = f"it has no labeled {' or '.join(candidates)} split (its splits are"
+        raise self.error(f"{problem} {', '.join(builder.info.splits)}). Choose another set.")
 
     def fetch(self, split: str, records: BaseDataSource, keys: tuple[str, str], positions: list[int]) -> list[Encoded]:
         image, label = keys
@@ -127,8 +133,8 @@ class _Set:
             examples = records.__getitems__(positions)
         except RuntimeError as error:  # array_record's, for a damaged or missing file
             reason = (str(error).splitlines() or ["RuntimeError"])[0]
-            remedy = f"restore them, or run {self.build_command(overwrite=True)}."
-            raise self.error(f"but the files of its {split} split cannot be read ({reason}); {remedy}") from error
+            remedy = f"Restore them, or run {self.build_command(overwrite=True)}."
+            raise self.error(f"the files of its {split} split cannot be read ({reason}). {remedy}") from error
         where = f"of the {split} split of tfds:{self.name}"
         return [
             Encoded(f"number {position} {where}", example[image], int(example[label]))

@@ -1,0 +1,52 @@
+"""Sets that need no files: scikit-learn's digits, and synthetic images."""
+
+import dataclasses
+
+import numpy as np
+
+from depthmup_flax.data.crops import fit
+from depthmup_flax.data.dataset import ArraySplit, DataConfig
+from depthmup_flax.data.images import ImageDataset
+from depthmup_flax.data.sources.source import Source, images_in_memory, limited
+from depthmup_flax.extras import require
+
+_CLASSES = tuple("0123456789")
+
+
+def _load_digits(_: str, config: DataConfig) -> ImageDataset:
+    for package in ("sklearn", "PIL"):
+        require(package, "data.name='digits'")
+    from PIL import Image
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    bundle = load_digits()
+    images = np.round(bundle.images * (255 / 16)).astype(np.uint8)
+    resized = np.stack([np.asarray(fit(Image.fromarray(image), "L", config.image_size)) for image in images])
+    split = ArraySplit({"image": resized[..., None], "label": bundle.target})
+    parts = train_test_split(
+        np.arange(len(images)), train_size=1500, test_size=297, stratify=bundle.target, random_state=0
+    )
+    train, test = limited(config, map(split.take, parts))
+    return images_in_memory(config, train, test, _CLASSES)
+
+
+def _load_synthetic(_: str, config: DataConfig) -> ImageDataset:
+    side = config.image_size or 8
+    blocks = np.arange(side) * 8 // side
+    means = 128 + 32 * np.random.default_rng(0).normal(size=(len(_CLASSES), 8, 8, 3))[:, blocks][:, :, blocks]
+
+    def draw(count: int, seed: int) -> ArraySplit:
+        rng = np.random.default_rng(seed)
+        labels = rng.permutation(np.arange(count) % len(_CLASSES))
+        pixels = rng.normal(size=(count, side, side, 3))
+        pixels *= 48
+        pixels += means[labels]
+        return ArraySplit({"image": pixels.clip(0, 255, out=pixels).astype(np.uint8), "label": labels})
+
+    train, test = draw(config.train_examples or 2048, 1), draw(config.test_examples or 512, 2)
+    return dataclasses.replace(images_in_memory(config, train, test, _CLASSES), class_names=())  # they have no names
+
+
+DIGITS = Source("digits", _load_digits, "images", ("image_size",))
+SYNTHETIC = Source("synthetic", _load_synthetic, "images", ("image_size",))

@@ -1,0 +1,129 @@
+"""``load``: from the fields of ``config.data`` to a ``Dataset``, by a table of sources."""
+
+import functools
+import numbers
+from collections.abc import Callable
+
+from depthmup_flax.data.augmentation import check_augmentation
+from depthmup_flax.data.dataset import DATA_DEFAULTS, DataConfig, Dataset
+from depthmup_flax.data.sources.bundled import DIGITS, SYNTHETIC
+from depthmup_flax.data.sources.folder import FOLDER, SUFFIXES, separated
+from depthmup_flax.data.sources.source import Source
+from depthmup_flax.data.sources.text_file import TEXT
+from depthmup_flax.data.sources.tfds import TFDS
+from depthmup_flax.data.text import TOKENIZERS
+from depthmup_flax.errors import InputError, closest, did_you_mean
+
+# The first word of data.name -> what it means. A new source is a module with a `Source`, and a line here.
+SOURCES: dict[str, Source] = {
+    "digits": DIGITS,
+    "synthetic": SYNTHETIC,
+    "tfds": TFDS,
+    "folder": FOLDER,
+    "text": TEXT,
+}
+_CHOICES = {
+    "placement": ("auto", "device", "stream"),
+    "on_bad_example": ("error", "skip"),
+    "tokenizer": TOKENIZERS,
+}
+
+
+def load(config: object) -> Dataset:
+    """Opens the data set that ``config`` describes: a ``DataConfig``, or any object with its attributes.
+
+    * ``digits``: scikit-learn's 8x8 digits, gray, values 0..16 stretched to 0..255; 1500 train, 297 test, stratified.
+    * ``synthetic``: ten random color templates under noise, 8x8 or ``image_size``; ``train_examples`` (default 2048)
+      and ``test_examples`` (512).
+    * ``tfds:<set>``: a prepared TFDS set, from ``data_dir``; see ``sources.tfds``.
+    * ``folder:<dir>``: image files, always read as RGB; see ``sources.folder.list_folder``.
+    * ``text:<file>``: a text in UTF-8 (or, with ``tokenizer`` "byte", any file) for a language model; see
+      ``sources.text_file.windows``.
+
+    ``train_examples`` = n > 0 keeps the first n after a shuffle that is the same in every run, so classes stay mixed.
+    ``placement`` "device" decodes everything into memory now; "stream" decodes when read. ``augment`` "resized_crop"
+    needs the whole images at every step, so it requires image files (tfds: or folder:) and always streams.
+
+    ``on_bad_example`` "skip" leaves out image files that cannot be decoded: in training the next good example of the
+    split takes the place of each, the test counts only the others. ``Dataset.bad_examples`` has them; more than
+    ``decoding.MOST_BAD`` of a split are an error.
+
+    Raises:
+      InputError: a field that cannot be used.
+      RunStopped: the storage fails.
+    """
+    fields = _fields(config)
+    source, place = checked_source(fields)
+    return source.load(place, fields)
+
+
+class LoadOnce:
+    """``load`` with a cache: configs with equal fields get the same object."""
+
+    def __init__(self, load: Callable[[DataConfig], Dataset] = load) -> None:
+        self._load = functools.cache(load)
+
+    def __call__(self, config: object) -> Dataset:
+        """The data set that ``config`` describes; see ``load``."""
+        return self._load(_fields(config))
+
+
+def _fields(config: object) -> DataConfig:
+    return DataConfig(**{name: getattr(config, name) for name in DATA_DEFAULTS})
+
+
+def checked_source(fields: DataConfig) -> tuple[Source, str]:
+    """The source and the place that ``data.name`` means; InputError for a field that can be judged without the data."""
+    source, place = find_source(fields.name)
+    check_augmentation(fields.augment, source.kind)
+    for field, default in DATA_DEFAULTS.items():
+        value = getattr(fields, field)
+        readers = [other.form for other in SOURCES.values() if field in other.reads]
+        verb = "reads" if len(readers) == 1 else "read"
+        if readers and field not in source.reads and value != default:
+            raise InputError(
+                f"data.{field} is {value!r}: only {' and '.join(readers)} {verb} it, and data.name is {fields.name!r}. "
+                f"Use {default!r}."
+            )
+        if field in _CHOICES and value not in _CHOICES[field]:
+            raise InputError(f"data.{field} is {value!r}: {did_you_mean(value, _CHOICES[field])}")
+        lowest = int(field == "context")
+        if isinstance(default, int) and not (isinstance(value, numbers.Integral) and int(value) >= lowest):
+            raise InputError(f"data.{field} is {value!r}: use a whole number of at least {lowest}.")
+    if unknown := set(separated(fields.suffixes)) - set(SUFFIXES):
+        raise InputError(
+            f"data.suffixes is {fields.suffixes!r}: {min(unknown)!r} is not read. Separate some of "
+            f"{', '.join(SUFFIXES)} by commas, without dots."
+        )
+    if fields.augment == "resized_crop":
+        _check_crops(fields, source)
+    return source, place
+
+
+def _check_crops(fields: DataConfig, source: Source) -> None:
+    field = "data.augment is 'resized_crop'"
+    if not source.decodes:
+        able = " or ".join(other.form for other in SOURCES.values() if other.decodes)
+        raise InputError(f"{field}: it crops image files, and data.name is {fields.name!r}. Use 'imagenet', or {able}.")
+    if not fields.image_size:
+        raise InputError(f"{field}: it needs the size of its crops, and data.image_size is 0. Set it, such as to 224.")
+    if fields.placement == "device":
+        raise InputError(f"{field}: it reads files at every step, and data.placement is 'device'. Set that to 'auto'.")
+
+
+def find_source(name: str) -> tuple[Source, str]:
+    """The source of ``data.name``, and the place after the colon."""
+    word, colon, place = name.partition(":")
+    source = SOURCES.get(word)
+    if source is not None and (bool(place) if source.has_place else not colon):
+        return source, place
+    meant = closest(word, SOURCES)
+    if word.endswith(".txt"):
+        guess = f"text:{name}"
+    elif meant is None:
+        guess = f"tfds:{word}"
+    else:
+        guess = f"{meant}{colon}{place}" if SOURCES[meant].has_place else meant
+    hint = f" Did you mean {guess!r}?" if word and guess != name else ""
+    *most, last = (source.form for source in SOURCES.values())
+    raise InputError(f"data.name is {name!r}: there is no such data set. Use {', '.join(most)} or {last}.{hint}")

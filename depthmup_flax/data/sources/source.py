@@ -1,0 +1,93 @@
+"""What a source of data is, and what sources share: limits, placement, images in memory and from files."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, Placement
+from depthmup_flax.data.decoding import EncodedExamples, EncodedSplit
+from depthmup_flax.data.images import ImageDataset, channel_statistics, from_arrays
+from depthmup_flax.errors import InputError
+
+AnySplit = TypeVar("AnySplit", ArraySplit, EncodedSplit)
+
+
+class NotHere(InputError):
+    """The data are not on this machine; a plan takes blank ones instead."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The meaning of a word in ``registry.SOURCES``; ``data.name`` is the word, or the word, a colon and a place."""
+
+    form: str  # of data.name, for messages: "digits", "folder:<dir>"
+    load: Callable[[str, DataConfig], Dataset]  # of the place; raises NotHere where a plan can go on without the data
+    kind: Literal["images", "text"]
+    reads: tuple[str, ...]  # fields of config.data that some sources ignore, and this one does not
+
+    @property
+    def has_place(self) -> bool:
+        """Whether ``data.name`` goes on after a colon."""
+        return ":" in self.form
+
+    @property
+    def decodes(self) -> bool:
+        """Whether examples are image files, which can be damaged, and cropped before they are resized."""
+        return "on_bad_example" in self.reads
+
+
+def placement(config: DataConfig, train_bytes: int) -> Placement:
+    """Where a training set of so many bytes goes."""
+    if config.augment == "resized_crop" or config.placement == "stream":
+        return "stream"
+    return "stream" if config.placement == "auto" and train_bytes > config.device_limit_mib * 2**20 else "device"
+
+
+def limited(config: DataConfig, splits: Iterable[AnySplit]) -> list[AnySplit]:
+    """The training and test split, cut to ``train_examples`` and ``test_examples``."""
+    parts = []
+    for split, field in zip(splits, ("train_examples", "test_examples"), strict=True):
+        if (count := getattr(config, field)) > len(split):
+            raise InputError(f"data.{field} is {count}: {config.name!r} has {len(split)}. Use 0 for all of them.")
+        parts.append(split.take(np.random.default_rng(0).permutation(len(split))[:count]) if count else split)
+    return parts
+
+
+def images_in_memory(
+    config: DataConfig, train: ArraySplit, test: ArraySplit, class_names: tuple[str, ...]
+) -> ImageDataset:
+    """The data set of two splits of images."""
+    a, b = train.arrays(), test.arrays()
+    dataset = from_arrays(a["image"], a["label"], b["image"], b["label"], len(class_names), config.name)
+    return dataclasses.replace(dataset, placement=placement(config, a["image"].nbytes), class_names=class_names)
+
+
+def images_of_files(
+    config: DataConfig,
+    train: EncodedExamples,
+    test: EncodedExamples,
+    channels: int,
+    class_names: tuple[str, ...],
+) -> ImageDataset:
+    """The data set of encoded images, which are decoded now, or when they are read.
+
+    All have the shape of the first training image that is not bad.
+    """
+    (_, count), (_, test_count) = train, test
+    bad = np.zeros(count + test_count if config.on_bad_example == "skip" else 0, bool)
+    splits = limited(
+        config,
+        (
+            EncodedSplit(config, name, fetch, np.arange(length), len(class_names), marks, (0, 0, channels))
+            for name, (fetch, length), marks in (("training", train, bad[:count]), ("test", test, bad[count:]))
+        ),
+    )
+    shape, first = splits[0].first_good()
+    files, held_out = (dataclasses.replace(split, image_shape=shape, first=first) for split in splits)
+    if placement(config, len(files) * int(np.prod(shape))) == "device":
+        parts = ArraySplit(files.arrays()), ArraySplit(held_out.arrays(only_good=True))
+        return dataclasses.replace(images_in_memory(config, *parts, class_names), bad=bad)
+    statistics = channel_statistics(files)
+    return ImageDataset(config.name, files, held_out, len(class_names), "stream", shape, *statistics, bad, class_names)

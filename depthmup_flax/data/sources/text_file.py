@@ -1,0 +1,71 @@
+"""A text file: its tokens, cut into windows."""
+
+import os
+
+import numpy as np
+
+from depthmup_flax.data.dataset import ArraySplit, DataConfig
+from depthmup_flax.data.sources.source import NotHere, Source, limited, placement
+from depthmup_flax.data.text import TextDataset, Tokenizer
+from depthmup_flax.errors import InputError
+
+
+def _load(path: str, config: DataConfig) -> TextDataset:
+    tokens, tokenizer = _read_tokens(path, config.tokenizer)
+    parts = windows(tokens, config.context, config.name)
+    train, test = limited(config, (ArraySplit({"tokens": part}) for part in parts))
+    where = placement(config, train.fields["tokens"].nbytes)
+    return TextDataset(config.name, train, test, tokenizer.vocab_size, where, config.context, tokenizer)
+
+
+TEXT = Source("text:<file>", _load, "text", ("context", "tokenizer"))
+
+
+def _read_tokens(path: str, tokenizer: str) -> tuple[np.ndarray, Tokenizer]:
+    """The tokens [N] of a file, uint8 or the smallest type that the vocabulary needs, and its tokenizer.
+
+    The ``tokenizer`` "char" needs UTF-8, and its vocabulary is the sorted set of the file's characters.
+    """
+    field = f"data.name is 'text:{path}'"
+    file = os.path.expanduser(path)
+    if not os.path.isfile(file):
+        raise NotHere(f"{field}: there is no file {file!r}. Give the path of a text file.")
+    try:
+        with open(file, "rb") as opened:
+            content = opened.read()
+    except OSError as error:
+        raise InputError(f"{field}: that file cannot be read ({error.strerror}). Make it readable.") from error
+    if not content:
+        raise InputError(f"{field}: that file is empty. Give a file with text.")
+    if tokenizer == "byte":
+        return np.frombuffer(content, np.uint8), Tokenizer()
+    try:
+        return Tokenizer.of_characters(content.decode())
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{field}: byte {error.start} of that file is not UTF-8. Convert it, or set data.tokenizer=byte."
+        ) from error
+
+
+def windows(tokens: np.ndarray, context: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Views of ``tokens`` [N]: training examples [A, 2 context], test examples [B, context + 1].
+
+    The first nine tenths of the tokens are for training. Windows start at multiples of ``context`` in each part; an
+    incomplete last window is dropped. ``text.shift`` moves the model's input inside a training window. The last token
+    of a test window is a label there, and the next window's first input: every test token but the first is predicted
+    once. `InputError` if the text, named ``name``, is too short for one window of each kind.
+    """
+    cut = len(tokens) * 9 // 10
+    held_out = len(tokens) - cut
+    if cut < 2 * context or held_out < context + 1:
+        largest = min(cut // 2, held_out - 1)
+        raise InputError(
+            f"data.context is {context}: it needs {2 * context} tokens for training and {context + 1} for testing, and "
+            f"{name!r} has {cut} and {held_out}. "
+            + (f"Use at most {largest}, or a longer text." if largest > 0 else "Use a longer text.")
+        )
+    train, test = (
+        np.lib.stride_tricks.sliding_window_view(part, length)[::context]
+        for part, length in ((tokens[:cut], 2 * context), (tokens[cut:], context + 1))
+    )
+    return train, test
