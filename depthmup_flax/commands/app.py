@@ -29,6 +29,7 @@ from depthmup_flax.errors import (
     did_you_mean,
     printable,
 )
+from depthmup_flax.extras import missing
 
 # Name -> what it does. Each is a module beside this file, with define(parser) and main(args).
 COMMANDS = {
@@ -114,21 +115,26 @@ def run(name: str, words: Sequence[str] | None = None) -> None:
     if name in _PRINTING and hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     with contextlib.redirect_stdout(_Lasting(sys.stdout)), contextlib.redirect_stderr(_Lasting(sys.stderr)):
-        with interruptible():
-            module, parser = module_and_parser(name)
-        if is_help_asked_for(words):
-            print(parser.format_help())
-        else:
-            sys.exit(_run(module, parser, words))
+        sys.exit(_run(name, words))
 
 
-def _run(module: ModuleType, parser: Parser, words: Sequence[str]) -> int | None:
+def _run(name: str, words: Sequence[str]) -> int | None:
     args = argparse.Namespace(traceback=False)
     try:
         with interruptible():
+            module, parser = module_and_parser(name)
+            if is_help_asked_for(words):
+                print(parser.format_help())
+                return 0
             args = parser.parsed(words)
             _show_messages(quiet=args.quiet)
         return module.main(args)
+    except ImportError as error:
+        explained = missing(error, f"depthmup {name}")
+        if explained is None:
+            raise
+        print(f"error: {explained}", file=sys.stderr)
+        _leave(BAD_INPUT, str(explained))
     except (Busy, Preempted) as error:
         print(error, file=sys.stderr)
         _leave(TRY_LATER)

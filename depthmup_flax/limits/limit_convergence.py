@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
-from sklearn.datasets import load_digits
 
 from depthmup_flax import theory
 from depthmup_flax.errors import InputError
@@ -71,6 +70,8 @@ def measure(config: ConfigDict, case: Case) -> Values:
 
 def _examples() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(P, D) digits of the bundled set, standardized together, (P,) labels of -1 and 1 and shares in the loss."""
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     chosen = [np.flatnonzero(digits.target == d)[_DIGITS[:i].count(d)] for i, d in enumerate(_DIGITS)]
     x = digits.data[chosen]

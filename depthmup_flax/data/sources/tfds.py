@@ -60,7 +60,7 @@ class _Set:
 
     def builder(self) -> DatasetBuilder:
         try:
-            require("tensorflow_datasets", f"data.name=tfds:{self.name}", extra="tfds")
+            require("tensorflow_datasets", f"data.name=tfds:{self.name}")
         except InputError as error:
             raise NotHere(f"{error} If the set is not prepared, run {self.build_command()} once.") from error
         import tensorflow_datasets as tfds
