@@ -13,7 +13,6 @@ import depthmup_flax as dm
 from depthmup_flax.models import create_model, model_fields
 from depthmup_flax.models.resnet import even_stages, segment_lengths
 from depthmup_flax.nn.layers import NONLINEARITIES
-from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.info_trees import flatten_info, path_name
 
 VECTORS = jax.random.normal(jax.random.key(1), (4, 20))
@@ -165,8 +164,6 @@ def test_three_poolings_are_equally_spaced_over_depth(depth, expected):
     ],
 )
 def test_scanned_and_unrolled_are_one_network_with_one_checkpoint(model, x):
-    if model.remat == "auto":  # few blocks on a CPU would not be scanned
-        model = model.clone(remat="dots")
     unrolled = model.clone(scan=False)
     variables = init(model, x)
     assert_trees_equal(variables, init(unrolled, x))  # same tree, same initial values: same checkpoint
@@ -174,35 +171,6 @@ def test_scanned_and_unrolled_are_one_network_with_one_checkpoint(model, x):
     value_unrolled, grads_unrolled = loss_and_grads(unrolled, variables, x)
     np.testing.assert_allclose(value, value_unrolled, rtol=1e-6)
     assert_trees_close(grads, grads_unrolled, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("platform", "depth", "tokens", "scan", "chosen"),
-    [
-        ("cpu", 8, (2, 8), True, {"scan": False, "remat": "none"}),
-        ("cpu", 9, (2, 8), True, {"scan": True, "remat": "dots"}),
-        ("cpu", 9, (2, 8), False, {"scan": False, "remat": "dots"}),
-        ("cpu", 2, (8, 2048), True, {"scan": True, "remat": "dots"}),  # its scores
-        ("cpu", 2, (2**17, 4), True, {"scan": True, "remat": "dots"}),  # its stream
-        ("gpu", 2, (2, 8), True, {"scan": True, "remat": "dots"}),
-        ("tpu", 2, (2, 8), True, {"scan": True, "remat": "dots"}),
-    ],
-)
-def test_automatic_remat_is_none_for_few_blocks_that_save_little_on_a_cpu_and_else_dots(
-    platform, depth, tokens, scan, chosen
-):
-    model = dm.GPT(5, width=16, depth=depth, scan=scan)
-    tokens = jax.ShapeDtypeStruct(tokens, jnp.int32)
-    variables = jax.eval_shape(model.clone(remat="none", scan=True).init, jax.random.key(0), tokens)
-
-    def program(model):
-        gradient = jax.grad(lambda v, tokens: model.apply(nn.unbox(v), tokens).mean())
-        with sharding.traced_for(platform):
-            return str(jax.make_jaxpr(gradient)(variables, tokens))
-
-    automatic = program(model)
-    forms = ({"scan": scan, "remat": remat} for scan in (True, False) for remat in ("none", "dots"))
-    assert [form for form in forms if program(model.clone(**form)) == automatic] == [chosen]
 
 
 def test_norm_in_the_branch_does_not_cancel_the_multiplier():

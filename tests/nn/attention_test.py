@@ -1,6 +1,5 @@
 """Attention with grouped queries, a norm of queries and keys, and rotary positions."""
 
-import contextlib
 import functools
 import math
 
@@ -14,7 +13,6 @@ import depthmup_flax as dm
 from depthmup_flax.nn import attention as attention_module
 from depthmup_flax.nn.fused_attention import fused_attention
 from depthmup_flax.nn.positions import rotary_angles
-from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.info_trees import flatten_info
 
 TOKENS = jax.random.randint(jax.random.key(1), (3, 12), 0, 7)
@@ -126,36 +124,6 @@ def test_normalized_queries_start_at_random_and_others_at_zero(qk_norm, query_st
     leaves = dm.param_info(model, model.base(), TOKENS)["transformer"]["blocks"]["attention"]
     assert leaves["query"]["kernel"].init_std == query_std
     assert leaves["key"]["kernel"].init_std == 0.25
-
-
-def value_and_pullback(attend, q, k, v, **form):
-    out, pull = jax.vjp(functools.partial(attend, **form), q, k, v)
-    return out, *pull(jnp.cos(out))
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kv_size", [12, 6])
-def test_the_form_for_cpus_has_the_values_and_gradients_of_jax_own(kv_size, causal):
-    q, k, v = (jax.random.normal(jax.random.key(i), (2, 5, size)) for i, size in enumerate((12, kv_size, kv_size)))
-    form = {"head_dim": 3, "scale": 0.7, "causal": causal}
-    ours, theirs = (
-        jax.jit(functools.partial(value_and_pullback, f, **form))(q, k, v)
-        for f in (attention_module.attention_head_by_head, attention_module.attention_by_xla)
-    )
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), ours, theirs)
-
-
-@pytest.mark.parametrize(
-    ("backend", "traced", "ours"),
-    [("cpu", None, True), ("gpu", None, False), ("cpu", "tpu", False), ("cpu", "gpu", False), ("gpu", "cpu", True)],
-)
-def test_the_platform_of_the_program_decides_before_the_backend_of_the_process(backend, traced, ours, monkeypatch):
-    monkeypatch.setattr("jax.default_backend", lambda: backend)
-    x, form = jnp.ones((1, 3, 4)), {"head_dim": 2, "scale": 1.0, "causal": False}
-    chosen = attention_module.attention_head_by_head if ours else attention_module.attention_by_xla
-    trace = lambda f: str(jax.make_jaxpr(functools.partial(f, **form))(x, x, x))
-    with sharding.traced_for(traced) if traced else contextlib.nullcontext():
-        assert trace(attention_module.attention) == trace(chosen)
 
 
 @pytest.mark.slow
