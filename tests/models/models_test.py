@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from drawn import drawn
 
 import depthmup_flax as dm
 from depthmup_flax.models import create_model, model_fields
@@ -65,7 +66,7 @@ def test_res_mlp_is_the_papers_recursion(pre_nonlin):
         7, width=32, depth=6, base_width=8, base_depth=2, parametrization=rule, pre_nonlin=pre_nonlin, block_depth=2,
         use_bias=True,
     )  # fmt: skip
-    variables = init(model, VECTORS)
+    variables = {"params": drawn(model, VECTORS)}
     functions = {
         "relu": lambda z: np.maximum(z, 0), "abs": np.abs, "linear": lambda z: z, "tanh": np.tanh,
         "erf": np.vectorize(math.erf),
@@ -98,8 +99,7 @@ def recursion(params, phi, pre_nonlin):
 def test_simple_resnet_is_the_papers_recursion():
     """B24 App. A.1, with JAX's own convolution and pooling, block after block."""
     model = dm.SimpleResNet(7, width=32, depth=6, base_width=16, base_depth=3)
-    variables = init(model, IMAGES)
-    p = variables["params"]
+    p = drawn(model, IMAGES)
     conv = lambda x, kernel: jax.lax.conv_general_dilated(
         x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
@@ -116,7 +116,7 @@ def test_simple_resnet_is_the_papers_recursion():
                 h = h + (9 / 6) ** -0.5 * conv(jax.nn.relu(h), p[f"segment_{i}"]["branch"]["conv"]["kernel"][j])
         return jax.nn.relu(h).reshape(4, -1) @ p["readout"]["kernel"] / 2
 
-    np.testing.assert_allclose(apply(model, variables, IMAGES), expected(p), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(apply(model, {"params": p}, IMAGES), expected(p), rtol=1e-4, atol=1e-5)
 
 
 def test_a_switch_is_true_or_false():

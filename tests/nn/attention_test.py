@@ -3,11 +3,11 @@
 import functools
 import math
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import drawn
 
 import depthmup_flax as dm
 from depthmup_flax.nn import attention as attention_module
@@ -56,10 +56,8 @@ def llama(h, p, *, heads, kv_heads, scale, multiplier, angles, causal):
 
 
 def shaken(model, x):
-    """Parameters moved off their initial values, in float64."""
-    params = nn.unbox(jax.jit(model.init)(jax.random.key(0), x))["params"]
-    random = np.random.default_rng(5)
-    params = jax.tree.map(lambda leaf: leaf + np.float32(0.1 * random.normal(size=leaf.shape)), jax.device_get(params))
+    """Parameters off their initial values, also in float64."""
+    params = drawn(model, x)
     return params, jax.tree.map(lambda a: np.asarray(a, np.float64), params)
 
 
