@@ -118,9 +118,9 @@ def test_heads_or_their_dimension_grow_and_the_logits_scale_follows(fields, scal
     seen = {}
     attend = attention_module.attention
 
-    def spy(q, k, v, *, head_dim, scale, causal):
+    def spy(q, k, v, *, head_dim, scale, **form):
         seen.update(scale=scale, shape=(*q.shape[:2], q.shape[2] // head_dim, head_dim))
-        return attend(q, k, v, head_dim=head_dim, scale=scale, causal=causal)
+        return attend(q, k, v, head_dim=head_dim, scale=scale, **form)
 
     monkeypatch.setattr(attention_module, "attention", spy)
     model = dm.ViT(5, width=64, base_width=16, depth=2, patch_size=4, **fields)
