@@ -96,9 +96,13 @@ def features(setting: Setting) -> Iterator[Row]:
         return
     title = "step on CPU, without / with"
     features = {
-        "dense": ("JAX's gradient of dense layers", ("ViT 128x6", "ResMLP 256x64")),
         "conv": ("JAX's convolutions and their gradients", ("SimpleResNet 128x6",)),
+<<<<<<< HEAD
         "neighbors": ("one pixel at a time", ("SimpleResNet 32x6", "SimpleResNet 128x12")),
+=======
+        "memory": ("memory returned after a step", ("ViT 128x6", "ResNet-18", "SimpleResNet 128x12", "ResMLP 256x64")),
+        "flags": ("no XLA_FLAGS", ("ResMLP 256x64", "SimpleResNet 128x12", "ResNet-18", "ViT 128x6")),
+>>>>>>> nn
     }
     for feature, (alternative, names) in features.items():
         for name, model in setting.networks(*names).items():

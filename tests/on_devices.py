@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 import depthmup_flax as dm
 from depthmup_flax.config import default_config
 from depthmup_flax.nn import attention, fused_attention
-from depthmup_flax.nn.cpu import dense_product
+from depthmup_flax.nn.cpu import conv_same
 from depthmup_flax.nn.own_gradient import with_gradient_of
 from depthmup_flax.nn.transformer import Embed
 from depthmup_flax.parallel import sharding
@@ -55,8 +55,6 @@ def config_of(model, dropout=True):
         config.model.update(positions="rotary", norm="rms", mlp="swiglu", qk_norm=True, num_kv_heads=2, experts=4)
     elif model == "gpt":
         config.model.update(num_heads=2)
-    if config.model.get("remat") == "auto":
-        config.model.remat = "dots"  # which compiles soonest
     if config.model.name == "gpt":
         config.data.update(name=f"text:{__file__}", context=16, augment="shift")
     return config
@@ -167,16 +165,16 @@ def muon_updates():
     return found
 
 
-def dense_gradients():
-    """Of the kernel of a dense product, on arrays that are split in ways that their types do and do not say."""
-    x, kernel = jnp.arange(24.0).reshape(8, 3), jnp.arange(6.0).reshape(3, 2)
-    found = {"one": jax.grad(lambda kernel: (dense_product(x, kernel) ** 2).sum())(kernel)}
+def conv_gradients():
+    """Of the kernel of a convolution, on images that are split in ways that their types do and do not say."""
+    x, kernel = jnp.arange(64.0).reshape(8, 2, 2, 2), jnp.arange(12.0).reshape(3, 1, 2, 2)
+    found = {"one": jax.grad(lambda kernel: (conv_same(x, kernel) ** 2).sum())(kernel)}
     for checked in (True, False):
         mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
 
         def loss(kernel, mesh=mesh, checked=checked):
             def squares(x, kernel):
-                return dense_product(x, kernel) ** 2
+                return conv_same(x, kernel) ** 2
 
             specs = (P("data"), P())
             return jax.shard_map(squares, mesh=mesh, in_specs=specs, out_specs=P("data"), check_vma=checked)(
@@ -187,7 +185,7 @@ def dense_gradients():
     explicit = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
     with jax.set_mesh(explicit):
         split = jax.device_put(x, NamedSharding(explicit, P("data")))
-        gradient = jax.jit(jax.grad(lambda kernel, x: (dense_product(x, kernel) ** 2).sum()))
+        gradient = jax.jit(jax.grad(lambda kernel, x: (conv_same(x, kernel) ** 2).sum()))
         found["explicit"] = gradient(jax.device_put(kernel, NamedSharding(explicit, P())), split)
     return {name: np.asarray(value).tolist() for name, value in found.items()}
 

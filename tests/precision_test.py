@@ -1,5 +1,6 @@
 """Products of float32 are in full on every device, and products of bfloat16 in the device's own precision."""
 
+import functools
 import re
 
 import flax.linen as nn
@@ -24,17 +25,24 @@ MODELS = {
 }
 
 
-def precisions(function, *args, platform="tpu"):
-    """The precision of every product and convolution of a program for a device that is absent."""
-    text = jax.jit(function).trace(*args).lower(lowering_platforms=(platform,)).as_text()
+def precisions(function, *args, platforms=("tpu",)):
+    """The precision of every product and convolution of a program for devices that are absent."""
+    traced = jax.jit(function).trace(*args)
+    text = "".join(traced.lower(lowering_platforms=(platform,)).as_text() for platform in platforms)
     lines = [line for line in text.splitlines() if re.search(r"stablehlo\.(dot_general|convolution)", line)]
     return {match[1] if (match := re.search(r"(HIGHEST|HIGH)\b", line)) else "DEFAULT" for line in lines}
 
 
-def gradient(model, inputs):
+@functools.cache
+def variables_of(name):
+    model, inputs = MODELS[name]
+    return jax.eval_shape(lambda x: nn.unbox(model.init(jax.random.key(0), x)), inputs)
+
+
+def gradient(name, dtype="float32"):
     """The gradient of a loss, and shapes of parameters."""
-    variables = jax.eval_shape(lambda x: nn.unbox(model.init(jax.random.key(0), x)), inputs)
-    params, rest = variables.pop("params"), variables
+    model, inputs, rest = MODELS[name][0].clone(dtype=dtype), MODELS[name][1], dict(variables_of(name))
+    params = rest.pop("params")
 
     def loss(params, rest):
         logits, _ = model.apply({"params": params, **rest}, inputs, train=True, mutable=list(rest))
@@ -46,16 +54,13 @@ def gradient(model, inputs):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("dtype", "precision"), [("float32", "HIGHEST"), ("bfloat16", "DEFAULT")])
 def test_every_product_of_a_training_step_has_the_precision_of_the_models_dtype(name, dtype, precision):
-    model, inputs = MODELS[name]
-    assert precisions(*gradient(model.clone(dtype=dtype), inputs)) == {precision}
+    assert precisions(*gradient(name, dtype)) == {precision}
 
 
-@pytest.mark.parametrize("platform", ["tpu", "cuda"])
-def test_a_setting_of_the_user_holds(platform):
-    model, inputs = MODELS["ViT"]
-    for setting, precision in (("default", "DEFAULT"), ("high", "HIGH")):
-        with jax.default_matmul_precision(setting):
-            assert precisions(*gradient(model, inputs), platform=platform) == {precision}
+@pytest.mark.parametrize(("setting", "precision"), [("default", "DEFAULT"), ("high", "HIGH")])
+def test_a_setting_of_the_user_holds(setting, precision):
+    with jax.default_matmul_precision(setting):
+        assert precisions(*gradient("ViT"), platforms=("tpu", "cuda")) == {precision}
 
 
 def test_a_readout_of_a_16_bit_model_has_the_devices_precision_and_gives_float32():

@@ -263,6 +263,8 @@ def from_json(stored: Json) -> ConfigDict:
     config = default_config(str(stored.get("model", {}).get("name")))
     try:
         config.update(_with_tuples(stored))
+        if config.model.get("remat") == "auto":  # a former default, of the models whose default is "dots"
+            config.model.remat = "dots"
     except (TypeError, ValueError, AttributeError) as error:
         raise InputError(f"the stored config cannot be read ({error}): restore its config.json.") from error
     return config

@@ -162,11 +162,8 @@ class TransformerNetwork(ResidualNetwork):
       norm: ``layer`` or ``rms`` (at the beginning of each branch, and before the readout) or ``none``.
       positions: ``learned`` or ``sincos`` (fixed), added to the tokens; or ``rotary``: queries and keys are rotated.
       dropout: of branch outputs in training.
-      remat: what the backward pass computes again, as in `ResidualNetwork`; or ``auto``: ``dots``, except on a CPU for
-        up to 8 layers that save up to a GiB together, which are ``none`` and no loop, whatever ``scan`` is.
       attention: ``auto``: our own kernel in bfloat16 programs of ``train.py`` for TPUs, which was compiled for TPUs and
-        tested by interpretation, but never ran on one; head by head in programs for CPUs; otherwise, and with ``xla``,
-        ``jax.nn.dot_product_attention``.
+        tested by interpretation, but never ran on one; otherwise, and with ``xla``, ``jax.nn.dot_product_attention``.
     """
 
     choices = ResidualNetwork.choices | {
@@ -174,7 +171,6 @@ class TransformerNetwork(ResidualNetwork):
         "positions": ("learned", "sincos", "rotary"),
         "mlp": MLPS,
         "attention": ATTENTIONS,
-        "remat": ("auto", *REMAT),
     }
     # Of the width for sines and cosines, of a head's dimension for rotations: two for each side of the tokens' grid.
     position_divisor: ClassVar[int]
@@ -183,7 +179,7 @@ class TransformerNetwork(ResidualNetwork):
     head_dim: int = 0
     mlp_ratio: int = 4
     norm: str = "layer"
-    remat: str = "auto"
+    remat: str = "dots"
     positions: str = "learned"
     dropout: float = 0.0
     attention: str = "auto"

@@ -13,7 +13,7 @@ from depthmup_flax.nn.fused_attention import fused_attention, fuses
 from depthmup_flax.nn.layers import INTO, OUT_OF, Norm
 from depthmup_flax.nn.positions import rotated
 from depthmup_flax.nn.transformer_config import TransformerConfig
-from depthmup_flax.parallel.sharding import inner, inner_part, on_parts, program_platform, traced_platform
+from depthmup_flax.parallel.sharding import inner, inner_part, on_parts, traced_platform
 from depthmup_flax.precision import products_in
 
 ATTENTIONS = ("auto", "xla")
@@ -54,8 +54,8 @@ class SelfAttention(nn.Module):
         self.sow("intermediates", "q", _by_head(q, head_dim))
         self.sow("intermediates", "k", _by_head(_for_each_head(k, head_dim, num_heads), head_dim))
         scale = config.parametrization.attention_scale(head_dim, config.base_head_dim or head_dim)
-        attend = attention if config.attention == "auto" else attention_by_xla
-        mixed = checkpoint_name(attend(q, k, v, head_dim=head_dim, scale=scale, causal=config.causal), ATTENTION)
+        form = {"head_dim": head_dim, "scale": scale, "causal": config.causal, "fused": config.attention == "auto"}
+        mixed = checkpoint_name(attention(q, k, v, **form), ATTENTION)
         return config.dense(features, OUT_OF, name="out")(inner(mixed))
 
     def _prepared(self, norm: str, x_BxTxN: jax.Array, head_dim: int) -> jax.Array:
@@ -85,51 +85,25 @@ def _for_each_head(x_BxTxN: jax.Array, head_dim: int, num_heads: int) -> jax.Arr
 
 
 def attention(
-    q_BxTxN: jax.Array, k_BxTxM: jax.Array, v_BxTxM: jax.Array, *, head_dim: int, scale: float, causal: bool
+    q_BxTxN: jax.Array,
+    k_BxTxM: jax.Array,
+    v_BxTxM: jax.Array,
+    *,
+    head_dim: int,
+    scale: float,
+    causal: bool,
+    fused: bool = True,
 ) -> jax.Array:
     """``softmax(scale q k^T) v`` of every head, ``N = H D`` with the heads side by side: ``[B, T, N]``.
 
-    Keys and values may have fewer heads, ``M``, a divisor of ``N``. Sharded programs for TPUs use `fused_attention`
-    where it has a form; sweeps do not, as it gains nothing for small networks by the compiler's count.
+    Keys and values may have fewer heads, ``M``, a divisor of ``N``. With ``fused`` sharded programs for TPUs use
+    `fused_attention` where it has a form. Sweeps do not: for small networks it gains nothing by the compiler's count.
     """
-    shape = q_BxTxN.shape
-    part = inner_part(shape)
-    if traced_platform() == "tpu" and part is not None and fuses(part[1], part[2], head_dim, q_BxTxN.dtype):
-        fused = lambda q, k, v: fused_attention(q, k, v, head_dim, scale, causal)
-        k, v = (_for_each_head(x, head_dim, shape[-1] // head_dim) for x in (k_BxTxM, v_BxTxM))
-        return on_parts(fused, q_BxTxN, k, v)
-    if program_platform() == "cpu":
-        return attention_head_by_head(q_BxTxN, k_BxTxM, v_BxTxM, head_dim=head_dim, scale=scale, causal=causal)
-    return attention_by_xla(q_BxTxN, k_BxTxM, v_BxTxM, head_dim=head_dim, scale=scale, causal=causal)
-
-
-def attention_head_by_head(
-    q_BxTxN: jax.Array, k_BxTxM: jax.Array, v_BxTxM: jax.Array, *, head_dim: int, scale: float, causal: bool
-) -> jax.Array:
-    """`attention` as products of one head after another in memory, with the scale on the queries, in their dtype.
-
-    On a CPU a ViT's step takes 0.9 times as long as with `attention_by_xla`, whose heads lie beside one another.
-    """
-    (*batch, tokens, _), kv_heads = q_BxTxN.shape, k_BxTxM.shape[-1] // head_dim
-    in_front = lambda x: jnp.moveaxis(x.reshape(*batch, tokens, kv_heads, -1, head_dim), -4, -2)
-    # K heads of keys and values; Q queries: of all heads that share these, one head's tokens after another's.
-    q_BxKxQxD, k_BxKxTxD, v_BxKxTxD = (
-        in_front(x).reshape(*batch, kv_heads, -1, head_dim) for x in (q_BxTxN * scale, k_BxTxM, v_BxTxM)
-    )
-    with products_in(q_BxTxN.dtype):
-        wide = jnp.promote_types(q_BxTxN.dtype, jnp.float32)
-        logits = jnp.einsum("...qd,...td->...qt", q_BxKxQxD, k_BxKxTxD, preferred_element_type=wide)
-        if causal:
-            before = jnp.tile(jnp.tri(tokens, dtype=bool), (logits.shape[-2] // tokens, 1))
-            logits = jnp.where(before, logits, jnp.finfo(wide).min)
-        mixed = jnp.einsum("...qt,...td->...qd", jax.nn.softmax(logits).astype(v_BxTxM.dtype), v_BxKxTxD)
-    return jnp.moveaxis(mixed.reshape(*batch, kv_heads, -1, tokens, head_dim), -2, -4).reshape(q_BxTxN.shape)
-
-
-def attention_by_xla(
-    q_BxTxN: jax.Array, k_BxTxM: jax.Array, v_BxTxM: jax.Array, *, head_dim: int, scale: float, causal: bool
-) -> jax.Array:
-    """`attention` on every platform as `jax.nn.dot_product_attention`."""
+    part = inner_part(q_BxTxN.shape) if fused and traced_platform() == "tpu" else None
+    if part is not None and fuses(part[1], part[2], head_dim, q_BxTxN.dtype):
+        kernel = lambda q, k, v: fused_attention(q, k, v, head_dim, scale, causal)
+        k, v = (_for_each_head(x, head_dim, q_BxTxN.shape[-1] // head_dim) for x in (k_BxTxM, v_BxTxM))
+        return on_parts(kernel, q_BxTxN, k, v)
     q, k, v = (_by_head(x, head_dim) for x in (q_BxTxN, k_BxTxM, v_BxTxM))
     with products_in(q.dtype):
         return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=causal).reshape(q_BxTxN.shape)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.nn.layers import HIDDEN, Dense, Norm, ResidualBranch
-from depthmup_flax.parallel.sharding import gathers, keeps_all_but_gathered, program_platform
+from depthmup_flax.parallel.sharding import gathers, keeps_all_but_gathered
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.types import Dtype
@@ -61,25 +61,6 @@ REMAT: dict[str, Callable[..., Any] | None] = {
     ),
     "full": _policies.nothing_saveable,  # saves the stream between blocks
 }
-# Up to so many blocks that save up to so many bytes are compiled one by one on a CPU: a second of compilation each.
-_FEW_BLOCKS, _FEW_BYTES = 8, 2**30
-
-
-def automatic_form(blocks: int, saved_bytes: int, *, scan: bool) -> tuple[bool, str]:
-    """`stacked`'s ``scan`` and ``remat`` for ``remat="auto"``, in the program that is traced.
-
-    Args:
-      blocks: their number.
-      saved_bytes: what they save together for the backward pass if they compute nothing again.
-      scan: whether blocks are a loop where it is not this function that chooses.
-
-    Returns:
-      No loop and ``none`` for few blocks that save little in a program for a CPU; otherwise ``scan`` and ``dots``.
-      docs/performance.md has the times of both.
-    """
-    if program_platform() == "cpu" and blocks <= _FEW_BLOCKS and saved_bytes <= _FEW_BYTES:
-        return False, "none"
-    return scan, "dots"
 
 
 def stacked(block: type[nn.Module], length: int, *, scan: bool, remat: str = "none") -> Callable[..., nn.Module]:

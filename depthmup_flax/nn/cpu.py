@@ -1,12 +1,8 @@
-"""Products and convolutions whose gradients take a form for XLA:CPU in programs that are lowered for a CPU.
-
-Products of float32 are exact to float32 on every device (`product_precision`).
-"""
+"""Convolutions whose gradients XLA:CPU also optimizes inside a scan."""
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -19,61 +15,6 @@ from depthmup_flax.precision import product_precision
 _Function: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
 _Transpose: TypeAlias = Callable[[jax.Array, jax.Array, tuple[int, ...]], jax.Array]
 _Tangents: TypeAlias = tuple[jax.Array | SymbolicZero, jax.Array | SymbolicZero]
-
-# Fewer output channels make XLA:CPU's convolutions slow: 4 channels of 32x32 pixels take 0.74 times as long as 16.
-_FEWEST_CHANNELS = 32
-
-
-def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """JAX's own product, ``x @ kernel``."""
-    return jnp.matmul(x, kernel, precision=product_precision(x.dtype))
-
-
-@jax.custom_jvp
-def dense_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """``x @ kernel``: ``[..., in]`` and ``[in, out] -> [..., out]``.
-
-    On a CPU the kernel's gradient, a sum over the rows of ``x``, is computed transposed where that copies fewer numbers
-    (`_transposed_copies_less`): 1.5 times as fast in the second layer of a ViT's feed-forward.
-    """
-    return product(x, kernel)
-
-
-def _dense_product_jvp(primals: tuple[jax.Array, jax.Array], tangents: _Tangents) -> tuple[jax.Array, jax.Array]:
-    (x, kernel), (x_tangent, kernel_tangent) = primals, tangents
-    terms = []
-    if not isinstance(x_tangent, SymbolicZero):
-        terms.append(product(x_tangent, kernel))
-    if not isinstance(kernel_tangent, SymbolicZero):
-        # Runs of a sweep share their data: one product then has the gradients of all kernels, in the kernels' order.
-        transposed = not isinstance(x_tangent, SymbolicZero) and _transposed_copies_less(x.shape, kernel.shape)
-        terms.append(_linear(product, _transposed_sum if transposed else _sum, x, kernel_tangent))
-    return product(x, kernel), sum(terms[1:], terms[0])
-
-
-dense_product.defjvp(_dense_product_jvp, symbolic_zeros=True)
-
-
-def _transposed_copies_less(x_shape: tuple[int, ...], kernel_shape: tuple[int, ...]) -> bool:
-    """Whether XLA:CPU copies fewer numbers for the sum ``g^T x`` and its transpose than for ``x^T g``.
-
-    Of a product's operands, it copies the transposed one.
-    """
-    (*rows, features_in), features_out = x_shape, kernel_shape[-1]
-    return features_out * (math.prod(rows) + features_in) < math.prod(rows) * features_in
-
-
-def _sum_over_rows(a: jax.Array, b: jax.Array) -> jax.Array:
-    rows = tuple(range(a.ndim - 1))
-    return jax.lax.dot_general(a, b, ((rows, rows), ((), ())), precision=product_precision(a.dtype))
-
-
-# Without the barriers XLA:CPU computes what makes `g` again, in the transposed order of a copy, and turns one sum into
-# the other.
-_sum: _Transpose = lambda x, g, _: _sum_over_rows(x, jax.lax.optimization_barrier(g))
-_transposed_sum: _Transpose = lambda x, g, _: (
-    jax.lax.optimization_barrier(_sum_over_rows(jax.lax.optimization_barrier(g), x)).T
-)
 
 
 def convolve(
@@ -93,8 +34,7 @@ def conv_same(x_BxHxWxC: jax.Array, kernel_HWIO: jax.Array) -> jax.Array:
     """`convolve` with stride 1.
 
     On a CPU the gradients of a window with odd sides are two ordinary convolutions. XLA:CPU does not optimize the form
-    that JAX derives inside ``lax.scan``, where it is 10 to 20 times slower. Few channels are computed for several
-    pixels at a time (`_convolve_neighbors`).
+    that JAX derives inside ``lax.scan``, where it is 10 to 20 times slower.
     """
     odd = all(side % 2 for side in kernel_HWIO.shape[:2])
     return (_conv_odd if odd else convolve)(x_BxHxWxC, kernel_HWIO)
@@ -102,34 +42,7 @@ def conv_same(x_BxHxWxC: jax.Array, kernel_HWIO: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def _conv_odd(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    neighbors = _neighbors(x.shape[2], kernel.shape[3])
-    if neighbors == 1 or _typed_as_split(x) or _typed_as_split(kernel):
-        return convolve(x, kernel)
-    on_cpu = functools.partial(_convolve_neighbors, neighbors=neighbors)
-    return jax.lax.platform_dependent(x, kernel, cpu=on_cpu, default=convolve)
-
-
-def _neighbors(width: int, channels: int) -> int:
-    """How many pixels of a row make up to `_FEWEST_CHANNELS`: a power of 2 that divides ``width``."""
-    count = 1
-    while 2 * count * channels <= _FEWEST_CHANNELS and width % (2 * count) == 0:
-        count *= 2
-    return count
-
-
-def _convolve_neighbors(x_BxHxWxC: jax.Array, kernel_HWIO: jax.Array, neighbors: int) -> jax.Array:
-    """`convolve` with an odd window, where the pixels of a row are computed ``neighbors`` at a time, as channels.
-
-    They are the outputs of one convolution with that stride, whose kernel holds a shifted copy of the given one for
-    each. Its products with zeros cost less than what XLA:CPU loses on few channels.
-    """
-    zero, unpadded = jnp.zeros((), kernel_HWIO.dtype), (0, 0, 0)
-    shifted = [
-        jax.lax.pad(kernel_HWIO, zero, (unpadded, (i, neighbors - 1 - i, 0), unpadded, unpadded))
-        for i in range(neighbors)
-    ]
-    y = convolve(x_BxHxWxC, jnp.concatenate(shifted, -1), _half(kernel_HWIO.shape), (1, neighbors))
-    return y.reshape(*x_BxHxWxC.shape[:3], kernel_HWIO.shape[3])
+    return convolve(x, kernel)
 
 
 def _conv_odd_jvp(primals: tuple[jax.Array, jax.Array], tangents: _Tangents) -> tuple[jax.Array, jax.Array]:
@@ -146,7 +59,7 @@ _convolve_with: _Function = lambda kernel, x: convolve(x, kernel)
 
 
 def _x_gradient(kernel: jax.Array, g: jax.Array, _: tuple[int, ...]) -> jax.Array:
-    return _conv_odd(g, jnp.flip(kernel, (0, 1)).swapaxes(2, 3))
+    return convolve(g, jnp.flip(kernel, (0, 1)).swapaxes(2, 3))
 
 
 def _kernel_gradient(x: jax.Array, g: jax.Array, kernel_shape: tuple[int, ...]) -> jax.Array:

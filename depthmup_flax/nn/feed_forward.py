@@ -47,13 +47,12 @@ class MixtureOfExperts(nn.Module):
     layer and starts at zero. Logits that start at random shrink with width as those of a readout, and smaller ones are
     overtaken by updates of one size sooner: in wide networks more tokens would change their experts.
 
-    Over depth, routers alone move the outputs as depth^(0.03 +- 0.03) with ``alpha = 1/2``: what they change adds up at
-    random. Its small part along the gradient adds up: from equal logits even the smallest step decides every choice,
-    and chooses experts that help, so a layer's part does not shrink with the rate. It is of size (depth / width)^1/2:
-    measured as depth^(0.28 to 0.39) and width^(-0.41 to -0.51), +- 0.15, widths 32 to 128 and depths 8 to 32, n = 6; 9
-    % of the change at width 32 and depth 8. A coordinate check of narrow networks over depth therefore reports it at
-    the first step (80 of 81 pass with Adam, 79 with Muon). With ``alpha = 1`` this part does not grow, depth^(0.00 +-
-    0.11) at width 32, and what adds up at random shrinks instead: features as depth^(-0.45 +- 0.04).
+    With ``alpha = 1/2``, what routers alone change adds up at random over depth, as depth^(0.03 +- 0.03). Only its part
+    along the gradient grows: from equal logits the smallest step decides every choice, for experts that help. That part
+    has size (depth / width)^1/2: depth^(0.28 to 0.39) and width^(-0.41 to -0.51), +- 0.15, widths 32 to 128, depths 8
+    to 32, n = 6; 9 % of the change at width 32 and depth 8. A coordinate check of narrow networks over depth may
+    therefore report it at the first step (80 of 81 pass with Adam, 79 with Muon). With ``alpha = 1`` it does not grow,
+    depth^(0.00 +- 0.11) at width 32, but features shrink as depth^(-0.45 +- 0.04).
 
     Biases balance the experts without a loss (Wang et al., arXiv:2408.15664, Alg. 1): they count for the choice and not
     for the weights. A training step adds `BALANCE_RATE` to an expert's bias if fewer tokens than the mean chose it, and

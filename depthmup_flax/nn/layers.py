@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.nn.cpu import conv_same, convolve, dense_product
+from depthmup_flax.nn.cpu import conv_same, convolve
 from depthmup_flax.nn.own_gradient import with_gradient_of
 from depthmup_flax.parallel.sharding import gathered, inner, own_gradient, stream
 from depthmup_flax.precision import product_precision
@@ -56,6 +56,11 @@ def normal(
     return annotated(init, axes, init_std=std, decay=decay, width_ratio=width_ratio)
 
 
+def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """``x @ kernel``, in full for float32."""
+    return jnp.matmul(x, kernel, precision=product_precision(x.dtype))
+
+
 class Dense(nn.Module):
     """``x @ kernel (+ bias)``, kernel ``[in, out]`` with std ``sigma / sqrt(in)``; the last axis of ``x`` is ``in``.
 
@@ -82,7 +87,7 @@ class Dense(nn.Module):
         bias = _bias(self, self.axes[-1])
         param = own_gradient(kernel, self.axes)
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
-        y = with_gradient_of(param, dense_product, x, gathered(kernel, self.axes))
+        y = with_gradient_of(param, product, x, gathered(kernel, self.axes))
         return y if bias is None else y + bias
 
 

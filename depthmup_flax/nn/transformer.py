@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.nn.attention import SelfAttention
-from depthmup_flax.nn.blocks import automatic_form, stacked
+from depthmup_flax.nn.blocks import stacked
 from depthmup_flax.nn.feed_forward import FeedForward, MixtureOfExperts
 from depthmup_flax.nn.layers import Factors, normal, readout_product
 from depthmup_flax.nn.transformer_config import TransformerConfig
@@ -31,18 +31,8 @@ class Transformer(nn.Module):
     def __call__(self, h: jax.Array) -> jax.Array:
         """``[B, T, n] -> [B, T, n]``."""
         config = self.config
-        depth, scan, remat = config.depth, config.scan, config.remat
-        if remat == "auto":
-            scan, remat = automatic_form(depth, depth * saved_bytes(config, h), scan=scan)
-        h, _ = stacked(_Block, depth, scan=scan, remat=remat)(config, name="blocks")(h, None)
+        h, _ = stacked(_Block, config.depth, scan=config.scan, remat=config.remat)(config, name="blocks")(h, None)
         return config.normalization("norm")(h).astype(h.dtype)
-
-
-def saved_bytes(config: TransformerConfig, h: jax.Array | jax.ShapeDtypeStruct) -> int:
-    """About what a block saves for the backward pass as compiled for a CPU: copies of its stream and of its scores."""
-    batch, tokens, width = h.shape
-    features = 14 * width + 4 * max(1, config.experts) * config.hidden(width)
-    return batch * tokens * (features * h.dtype.itemsize + 3 * 4 * config.num_heads * tokens)
 
 
 class _Block(nn.Module):

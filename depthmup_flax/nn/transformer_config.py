@@ -27,8 +27,7 @@ class TransformerConfig(LayerConfig):
       experts_per_token: how many it chooses.
       dropout: probability of dropping an entry of a branch's output in training (needs an rng "dropout").
       attention: of `depthmup_flax.nn.attention.ATTENTIONS`.
-      scan, remat: see `depthmup_flax.nn.blocks.stacked`; ``remat="auto"`` chooses by
-        `depthmup_flax.nn.blocks.automatic_form`.
+      scan, remat: see `depthmup_flax.nn.blocks.stacked`.
     """
 
     norm: str = "layer"

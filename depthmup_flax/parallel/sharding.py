@@ -182,10 +182,6 @@ def put_everywhere(tree: HostBatch, mesh: Mesh) -> dict[str, jax.Array]:
 
 # The mesh that a program is traced for; a JAX context, so programs for different meshes do not share a trace.
 _mesh = jax.make_user_context(None)
-# The platform of a program without such a mesh, as its devices train different networks.
-_platform = jax.make_user_context(None)
-
-
 # Whether gradients are products in float32; also of the trace.
 _float32_gradients = jax.make_user_context(False)
 GRADIENT_DTYPES = ("", "float32")
@@ -201,19 +197,9 @@ def activations_on(mesh: Mesh, gradient_dtype: str = "") -> Iterator[None]:
         yield
 
 
-def traced_for(platform: str) -> contextlib.AbstractContextManager[None]:
-    """A context for tracing a program of one platform that constrains no shardings."""
-    return _platform(platform)
-
-
 def traced_platform() -> str | None:
     """The platform that the program being traced is for; ``None`` outside of `activations_on`."""
     return None if _mesh.value is None else platform(_mesh.value)
-
-
-def program_platform() -> str:
-    """The platform that `activations_on` or `traced_for` names, else that of this process."""
-    return traced_platform() or _platform.value or jax.default_backend()
 
 
 def gathered(param: jax.Array, names: AxisNames) -> jax.Array:

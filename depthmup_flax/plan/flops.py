@@ -44,7 +44,7 @@ def _of_equation(equation: Any) -> int:
         return _of_jaxpr(params["jaxprs"].solve.jaxpr)
     if equation.primitive.name == "cond":  # one branch runs
         branches = params["branches"]
-        if params.get("branches_platforms"):  # the last is the default, without the zeros of a platform's own form
+        if params.get("branches_platforms"):  # the last is the default
             branches = branches[-1:]
         return max(_of_jaxpr(branch.jaxpr) for branch in branches)
     times = _TIMES.get(equation.primitive.name, lambda params: 1)(params)

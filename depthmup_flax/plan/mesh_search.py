@@ -68,9 +68,7 @@ def compilations(config: ConfigDict, devices: int) -> int:
 
 
 def _others(remat: str) -> list[str]:
-    """Settings of ``model.remat`` with other programs for TPUs and GPUs, where ``auto`` is ``dots``."""
-    same = "dots" if remat == "auto" else remat
-    return [other for other in REMAT if other != same]
+    return [other for other in REMAT if other != remat]
 
 
 def table(candidates: Sequence[Candidate]) -> str:

@@ -260,12 +260,7 @@ class Program:
 
     def _sharded(self, function: Callable[..., T], *specs: Any) -> Callable[..., T]:
         """``function`` on each device's part of its arguments, which are split as ``specs`` say."""
-
-        def on_device(*parts: Any) -> T:
-            with sharding.traced_for(sharding.platform(self.mesh)):
-                return function(*parts)
-
-        return jax.shard_map(on_device, mesh=self.mesh, in_specs=specs, out_specs=P(SWEEP_AXIS), check_vma=False)
+        return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=P(SWEEP_AXIS), check_vma=False)
 
     def _traced_steps(self) -> jax.stages.Traced:
         train, dataset, most = self.experiment.config.train, self.experiment.dataset, self.call_length.most

@@ -227,8 +227,8 @@ def test_convolutional_blocks_are_flat_under_depth_mup_and_not_under_sp_or_mup()
 @pytest.mark.parametrize(
     ("model", "name", "sizes"),
     [
-        (dm.ViT(10, depth=2, base_width=16, base_depth=2, patch_size=4, remat="dots"), "adam", {"width": (64, 256)}),
-        (dm.GPT(10, width=32, base_width=32, base_depth=2, remat="dots"), "sgd", {"depth": (8, 32)}),
+        (dm.ViT(10, depth=2, base_width=16, base_depth=2, patch_size=4), "adam", {"width": (64, 256)}),
+        (dm.GPT(10, width=32, base_width=32, base_depth=2), "sgd", {"depth": (8, 32)}),
         (dm.ResNet(10, depth=3, base_width=4, stage_sizes=(1, 2), norm="none"), "sgd", {"width": (16, 64)}),
     ],
     ids=["vit", "gpt", "resnet"],
@@ -261,7 +261,7 @@ def test_todays_blocks_move_as_much_at_every_size_under_depth_mup_alone(axis, si
     def slope(preset):
         rule = dm.get_parametrization(preset, branch_multiplier=0.5)
         fixed = {"width": 32, "depth": 2} | LLAMA | {"experts": experts}
-        model = dm.GPT(31, base_width=16, base_depth=2, parametrization=rule, remat="dots", **fixed)
+        model = dm.GPT(31, base_width=16, base_depth=2, parametrization=rule, **fixed)
         found = [moves(model.clone(**{axis: size}), tokens, "adam", ("blocks", "all"), times=(1, 3)) for size in sizes]
         return slopes(sizes, [logs.mean(1) for logs in found])
 

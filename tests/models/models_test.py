@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from drawn import drawn
 
 import depthmup_flax as dm
 from depthmup_flax.models import create_model, model_fields
 from depthmup_flax.models.resnet import even_stages, segment_lengths
 from depthmup_flax.nn.layers import NONLINEARITIES
-from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.info_trees import flatten_info, path_name
 
 VECTORS = jax.random.normal(jax.random.key(1), (4, 20))
@@ -28,7 +28,20 @@ EACH = [
     (dm.GPT(5, width=32, depth=2), TOKENS),
 ]
 NAMES = [type(model).__name__ for model, _ in EACH]
-RESNET_SLOW = [pytest.param(*each, marks=pytest.mark.slow if type(each[0]) is dm.ResNet else ()) for each in EACH]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(each, id=name, marks=[pytest.mark.slow] * (name == "ResNet"))
+        for each, name in zip(EACH, NAMES, strict=True)
+    ],
+)
+def network(request):
+    """A model of each kind with biases, its inputs and its initial variables."""
+    model, x = request.param
+    model = model.clone(width=32, base_width=16, use_bias=True)
+    return model, x, init(model, x)
 
 
 def init(model, x, seed=0):
@@ -66,7 +79,7 @@ def test_res_mlp_is_the_papers_recursion(pre_nonlin):
         7, width=32, depth=6, base_width=8, base_depth=2, parametrization=rule, pre_nonlin=pre_nonlin, block_depth=2,
         use_bias=True,
     )  # fmt: skip
-    variables = init(model, VECTORS)
+    variables = {"params": drawn(model, VECTORS)}
     functions = {
         "relu": lambda z: np.maximum(z, 0), "abs": np.abs, "linear": lambda z: z, "tanh": np.tanh,
         "erf": np.vectorize(math.erf),
@@ -99,8 +112,7 @@ def recursion(params, phi, pre_nonlin):
 def test_simple_resnet_is_the_papers_recursion():
     """B24 App. A.1, with JAX's own convolution and pooling, block after block."""
     model = dm.SimpleResNet(7, width=32, depth=6, base_width=16, base_depth=3)
-    variables = init(model, IMAGES)
-    p = variables["params"]
+    p = drawn(model, IMAGES)
     conv = lambda x, kernel: jax.lax.conv_general_dilated(
         x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
@@ -117,7 +129,7 @@ def test_simple_resnet_is_the_papers_recursion():
                 h = h + (9 / 6) ** -0.5 * conv(jax.nn.relu(h), p[f"segment_{i}"]["branch"]["conv"]["kernel"][j])
         return jax.nn.relu(h).reshape(4, -1) @ p["readout"]["kernel"] / 2
 
-    np.testing.assert_allclose(apply(model, variables, IMAGES), expected(p), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(apply(model, {"params": p}, IMAGES), expected(p), rtol=1e-4, atol=1e-5)
 
 
 def test_a_switch_is_true_or_false():
@@ -165,8 +177,6 @@ def test_three_poolings_are_equally_spaced_over_depth(depth, expected):
     ],
 )
 def test_scanned_and_unrolled_are_one_network_with_one_checkpoint(model, x):
-    if model.remat == "auto":  # few blocks on a CPU would not be scanned
-        model = model.clone(remat="dots")
     unrolled = model.clone(scan=False)
     variables = init(model, x)
     assert_trees_equal(variables, init(unrolled, x))  # same tree, same initial values: same checkpoint
@@ -174,35 +184,6 @@ def test_scanned_and_unrolled_are_one_network_with_one_checkpoint(model, x):
     value_unrolled, grads_unrolled = loss_and_grads(unrolled, variables, x)
     np.testing.assert_allclose(value, value_unrolled, rtol=1e-6)
     assert_trees_close(grads, grads_unrolled, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("platform", "depth", "tokens", "scan", "chosen"),
-    [
-        ("cpu", 8, (2, 8), True, {"scan": False, "remat": "none"}),
-        ("cpu", 9, (2, 8), True, {"scan": True, "remat": "dots"}),
-        ("cpu", 9, (2, 8), False, {"scan": False, "remat": "dots"}),
-        ("cpu", 2, (8, 2048), True, {"scan": True, "remat": "dots"}),  # its scores
-        ("cpu", 2, (2**17, 4), True, {"scan": True, "remat": "dots"}),  # its stream
-        ("gpu", 2, (2, 8), True, {"scan": True, "remat": "dots"}),
-        ("tpu", 2, (2, 8), True, {"scan": True, "remat": "dots"}),
-    ],
-)
-def test_automatic_remat_is_none_for_few_blocks_that_save_little_on_a_cpu_and_else_dots(
-    platform, depth, tokens, scan, chosen
-):
-    model = dm.GPT(5, width=16, depth=depth, scan=scan)
-    tokens = jax.ShapeDtypeStruct(tokens, jnp.int32)
-    variables = jax.eval_shape(model.clone(remat="none", scan=True).init, jax.random.key(0), tokens)
-
-    def program(model):
-        gradient = jax.grad(lambda v, tokens: model.apply(nn.unbox(v), tokens).mean())
-        with sharding.traced_for(platform):
-            return str(jax.make_jaxpr(gradient)(variables, tokens))
-
-    automatic = program(model)
-    forms = ({"scan": scan, "remat": remat} for scan in (True, False) for remat in ("none", "dots"))
-    assert [form for form in forms if program(model.clone(**form)) == automatic] == [chosen]
 
 
 def test_norm_in_the_branch_does_not_cancel_the_multiplier():
@@ -237,17 +218,18 @@ def test_batch_norm_uses_batch_statistics_in_training_and_running_ones_in_evalua
     np.testing.assert_allclose(evaluate({**variables, **updated}), trained, atol=0.02)
 
 
-@pytest.mark.parametrize(("model", "x"), RESNET_SLOW, ids=NAMES)
-def test_bfloat16_computes_in_bfloat16_with_float32_parameters_and_stream(model, x):
-    exact, rounded = (model.clone(dtype=d) for d in (None, "bfloat16"))
-    variables = init(rounded, x)
-    assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype("float32")}
-    logits, recorded = apply(rounded, variables, x, mutable=["intermediates"])
+def test_bfloat16_computes_in_bfloat16_with_float32_parameters_and_stream(network):
+    exact, x, variables = network
+    rounded = exact.clone(dtype="bfloat16")
+    shapes = jax.eval_shape(lambda: nn.unbox(rounded.init(jax.random.key(0), x)))
+    assert jax.tree.map(lambda leaf: leaf.dtype, shapes) == jax.tree.map(lambda _: jnp.dtype("float32"), variables)
+    forward = jax.jit(lambda v: (rounded.apply(v, x, mutable=["intermediates"]), exact.apply(v, x))).trace(variables)
+    assert "bf16" in str(forward.jaxpr)
+    (logits, recorded), expected = forward.lower().compile()(variables)
     assert logits.dtype == jnp.float32
     streams = [x for path, x in jax.tree_util.tree_flatten_with_path(recorded)[0] if "stream" in path_name(path)]
     assert {leaf.dtype for leaf in streams} == {jnp.dtype("float32")}
-    assert "bf16" in str(jax.make_jaxpr(rounded.apply)(variables, x))
-    error = float(jnp.abs(logits - apply(exact, variables, x)).max())
+    error = float(jnp.abs(logits - expected).max())
     assert 0 < error < 0.05 * float(jnp.abs(logits).max()) + 0.01
 
 
@@ -269,10 +251,13 @@ def test_zero_init_branch_starts_as_the_identity_and_gets_gradients(model, x, ze
     assert all(bool(np.any(leaf != 0)) for path, leaf in leaves.items() if zero in path)
 
 
-@pytest.mark.parametrize(("model", "x"), RESNET_SLOW, ids=NAMES)
-def test_zero_init_readout_starts_at_zero_logits(model, x):
-    model = model.clone(width=16, depth=4, zero_init_readout=True)
-    assert not np.any(jax.jit(lambda key: model.init_with_output(key, x)[0])(jax.random.key(0)))
+def test_zero_init_readout_starts_at_zero_logits(network):
+    model, x, variables = network
+    zero = model.clone(zero_init_readout=True)
+    # The compiler drops what is drawn for the other layers.
+    readout = jax.jit(lambda key: nn.unbox(zero.init(key, x))["params"]["readout"])(jax.random.key(0))
+    params = {**variables["params"], "readout": readout}
+    assert not np.any(apply(zero, {**variables, "params": params}, x))
 
 
 @pytest.mark.parametrize(
@@ -312,10 +297,9 @@ def test_training_under_vmap_over_learning_rates_and_seeds_is_training_alone(mod
     assert bool((together[:, -1] < together[:, 0]).all())
 
 
-@pytest.mark.parametrize(("model", "x"), RESNET_SLOW, ids=NAMES)
-def test_every_parameter_is_annotated_with_its_initial_standard_deviation(model, x):
-    model = model.clone(width=32, base_width=16, use_bias=True)
-    params = jax.device_get(init(model, x)["params"])
+def test_every_parameter_is_annotated_with_its_initial_standard_deviation(network):
+    model, x, variables = network
+    params = jax.device_get(variables["params"])
     leaves = flatten_info(dm.param_info(model, model.base(), x))
     for path, value in jax.tree_util.tree_flatten_with_path(params)[0]:
         leaf = leaves[path_name(path)]

@@ -1,20 +1,18 @@
 """Attention with grouped queries, a norm of queries and keys, and rotary positions."""
 
-import contextlib
 import functools
 import math
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import drawn
 
 import depthmup_flax as dm
 from depthmup_flax.nn import attention as attention_module
 from depthmup_flax.nn.fused_attention import fused_attention
 from depthmup_flax.nn.positions import rotary_angles
-from depthmup_flax.parallel import sharding
 from depthmup_flax.rule.info_trees import flatten_info
 
 TOKENS = jax.random.randint(jax.random.key(1), (3, 12), 0, 7)
@@ -58,10 +56,8 @@ def llama(h, p, *, heads, kv_heads, scale, multiplier, angles, causal):
 
 
 def shaken(model, x):
-    """Parameters moved off their initial values, in float64."""
-    params = nn.unbox(jax.jit(model.init)(jax.random.key(0), x))["params"]
-    random = np.random.default_rng(5)
-    params = jax.tree.map(lambda leaf: leaf + np.float32(0.1 * random.normal(size=leaf.shape)), jax.device_get(params))
+    """Parameters off their initial values, also in float64."""
+    params = drawn(model, x)
     return params, jax.tree.map(lambda a: np.asarray(a, np.float64), params)
 
 
@@ -128,36 +124,6 @@ def test_normalized_queries_start_at_random_and_others_at_zero(qk_norm, query_st
     assert leaves["key"]["kernel"].init_std == 0.25
 
 
-def value_and_pullback(attend, q, k, v, **form):
-    out, pull = jax.vjp(functools.partial(attend, **form), q, k, v)
-    return out, *pull(jnp.cos(out))
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kv_size", [12, 6])
-def test_the_form_for_cpus_has_the_values_and_gradients_of_jax_own(kv_size, causal):
-    q, k, v = (jax.random.normal(jax.random.key(i), (2, 5, size)) for i, size in enumerate((12, kv_size, kv_size)))
-    form = {"head_dim": 3, "scale": 0.7, "causal": causal}
-    ours, theirs = (
-        jax.jit(functools.partial(value_and_pullback, f, **form))(q, k, v)
-        for f in (attention_module.attention_head_by_head, attention_module.attention_by_xla)
-    )
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), ours, theirs)
-
-
-@pytest.mark.parametrize(
-    ("backend", "traced", "ours"),
-    [("cpu", None, True), ("gpu", None, False), ("cpu", "tpu", False), ("cpu", "gpu", False), ("gpu", "cpu", True)],
-)
-def test_the_platform_of_the_program_decides_before_the_backend_of_the_process(backend, traced, ours, monkeypatch):
-    monkeypatch.setattr("jax.default_backend", lambda: backend)
-    x, form = jnp.ones((1, 3, 4)), {"head_dim": 2, "scale": 1.0, "causal": False}
-    chosen = attention_module.attention_head_by_head if ours else attention_module.attention_by_xla
-    trace = lambda f: str(jax.make_jaxpr(functools.partial(f, **form))(x, x, x))
-    with sharding.traced_for(traced) if traced else contextlib.nullcontext():
-        assert trace(attention_module.attention) == trace(chosen)
-
-
 @pytest.mark.slow
 def test_the_kernel_for_tpus_takes_grouped_queries(monkeypatch):
     interpreted = functools.partial(fused_attention, interpret=True)
@@ -168,14 +134,11 @@ def test_the_kernel_for_tpus_takes_grouped_queries(monkeypatch):
     )
     form = {"head_dim": 64, "scale": 0.125, "causal": True}
 
-    def values(attend, q, k, v):
-        out, pull = jax.vjp(functools.partial(attend, **form), q, k, v)
+    def values(fused, q, k, v):
+        out, pull = jax.vjp(functools.partial(attention_module.attention, fused=fused, **form), q, k, v)
         return out, *pull(jnp.ones_like(out))
 
-    fused, by_xla = (
-        jax.jit(functools.partial(values, f))(q, k, v)
-        for f in (attention_module.attention, attention_module.attention_by_xla)
-    )
+    fused, by_xla = (jax.jit(functools.partial(values, fused))(q, k, v) for fused in (True, False))
     for mine, theirs in zip(fused, by_xla, strict=True):
         assert mine.shape == theirs.shape
         np.testing.assert_allclose(mine.astype(jnp.float32), theirs.astype(jnp.float32), rtol=0.05, atol=0.03)

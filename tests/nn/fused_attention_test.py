@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
 
 import depthmup_flax as dm
 from depthmup_flax.nn import attention as attention_module
@@ -91,7 +89,7 @@ def test_sizes_that_have_a_kernel(tokens, features, head_dim, dtype, expected):
 @pytest.mark.parametrize(("platform", "attention"), [("tpu", "auto"), ("tpu", "xla"), ("cpu", "auto")])
 def test_programs_for_tpus_have_the_kernel_unless_told_otherwise(platform, attention, causal, monkeypatch):
     monkeypatch.setattr(attention_module, "traced_platform", lambda: platform)
-    fields = {"width": 128, "depth": 1, "num_heads": 2, "remat": "dots", "dtype": "bfloat16", "attention": attention}
+    fields = {"width": 128, "depth": 1, "num_heads": 2, "dtype": "bfloat16", "attention": attention}
     model, x = dm.ViT(7, patch_size=8, **fields), jnp.zeros((2, 16, 16, 3))
     if causal:
         model, x = dm.GPT(7, **fields), jnp.zeros((2, 12), jnp.int32)
@@ -115,25 +113,3 @@ def test_programs_know_the_platform_of_their_mesh_whatever_its_size():
     np.testing.assert_array_equal(program(jnp.ones((2, 3))), 1.0)
     assert seen == [jax.devices()[0].platform]
     assert sharding.traced_platform() is None
-
-
-def test_a_program_without_such_a_mesh_knows_its_platform_too_and_shares_no_trace_with_another_one():
-    mesh = jax.make_mesh((1,), ("runs",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
-    seen = []
-
-    @jax.jit
-    def program(x):
-        seen.append(sharding.program_platform())
-        return x
-
-    def traced(platform):
-        def on_device(x):
-            with sharding.traced_for(platform):
-                return program(x)
-
-        return jax.make_jaxpr(jax.shard_map(on_device, mesh=mesh, in_specs=P("runs"), out_specs=P("runs")))(jnp.ones(1))
-
-    for platform in ("tpu", "cpu"):
-        traced(platform)
-    program(jnp.ones(1))
-    assert seen == ["tpu", "cpu", jax.default_backend()]

@@ -74,8 +74,8 @@ def test_muon_has_whole_matrices_on_each_device_and_gathers_no_stack(on_eight_de
         assert all(size <= 7 * 32 * 128 / 2 for size in stacks) or layout == "data 8", layout
 
 
-def test_a_dense_products_gradient_is_summed_over_devices_however_its_rows_are_split(on_eight_devices):
-    gradients = on_eight_devices("dense_gradients")
+def test_a_convolutions_gradient_is_summed_over_devices_however_its_images_are_split(on_eight_devices):
+    gradients = on_eight_devices("conv_gradients")
     assert len(gradients) == 4
     for layout, gradient in gradients.items():
         np.testing.assert_allclose(gradient, gradients["one"], rtol=1e-12, err_msg=layout)

