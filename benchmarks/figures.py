@@ -97,12 +97,6 @@ def features(setting: Setting) -> Iterator[Row]:
     title = "step on CPU, without / with"
     features = {
         "conv": ("JAX's convolutions and their gradients", ("SimpleResNet 128x6",)),
-<<<<<<< HEAD
-        "neighbors": ("one pixel at a time", ("SimpleResNet 32x6", "SimpleResNet 128x12")),
-=======
-        "memory": ("memory returned after a step", ("ViT 128x6", "ResNet-18", "SimpleResNet 128x12", "ResMLP 256x64")),
-        "flags": ("no XLA_FLAGS", ("ResMLP 256x64", "SimpleResNet 128x12", "ResNet-18", "ViT 128x6")),
->>>>>>> nn
     }
     for feature, (alternative, names) in features.items():
         for name, model in setting.networks(*names).items():

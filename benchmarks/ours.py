@@ -17,8 +17,6 @@ from benchmarks.timing import RATE, repeated, timed
 from depthmup_flax.commands import start
 from depthmup_flax.config import default_config
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.nn import cpu, layers
-from depthmup_flax.freed_memory import keep_freed_memory
 from depthmup_flax.nn import layers
 from depthmup_flax.parallel import sharding
 from depthmup_flax.plan.flops import count_flops
@@ -54,23 +52,10 @@ def train_step(
       data: ``ready``: the same normalized images in every step; otherwise an augmentation, of images that are gathered
         from 50,000 on the device.
       seconds: duration of a measurement.
-<<<<<<< HEAD
-      without: a feature for CPUs to leave out in the whole process: ``dense`` or ``conv``, whose operations are then
-        JAX's own; ``neighbors`` of a row that are computed as channels.
+      without: a feature for CPUs to leave out in the whole process: ``conv``, whose operations are then JAX's own.
       optimizer: ``config.optimizer.name``, for ``rule="on"``.
     """
-    if without == "dense":
-        layers.dense_product = jnp.matmul
-    elif without == "conv":
-=======
-      without: a feature for CPUs to leave out in the whole process: ``conv``, whose operations are then JAX's own;
-        ``memory`` that is kept between steps.
-      optimizer: ``config.optimizer.name``, for ``rule="on"``.
-    """
-    if without != "memory":
-        keep_freed_memory()
     if without == "conv":
->>>>>>> nn
         layers.conv_same = layers.convolve
     experiment, network, transformation = _parts(model, batch, side, rule, optimizer)
     examples = 50_000 if data != "ready" else batch
