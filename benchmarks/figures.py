@@ -17,7 +17,7 @@ from benchmarks.contest import Contender, Unavailable, fastest, measure, ratio, 
 from benchmarks.curves import curve_res_mlp, curve_simple_resnet, curve_vit, search
 from benchmarks.row import Row, unavailable
 from benchmarks.setting import Model, Setting, sized, with_base
-from depthmup_flax.power_fits import fit_power
+from depthmup_flax.util.power_fits import fit_power
 
 
 def parametrization(setting: Setting) -> Iterator[Row]:
@@ -210,7 +210,7 @@ def input_share(setting: Setting) -> Iterator[Row]:
 
 def host(setting: Setting) -> Iterator[Row]:
     """The host's share of a step of train.py, and what several steps in a call save."""
-    from depthmup_flax.training import multi_step  # imports JAX
+    from depthmup_flax.engine import multi_step
 
     for name, side in (("ResMLP 64x8", 8), ("ResMLP 128x16", 32)):
         model, most = sized("ResMLP 8x4" if setting.quick else name), multi_step.MOST_STEPS

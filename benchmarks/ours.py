@@ -17,17 +17,17 @@ from benchmarks.timing import RATE, repeated, timed
 from depthmup_flax.commands import start
 from depthmup_flax.config import default_config
 from depthmup_flax.data import LoadOnce
+from depthmup_flax.engine import multi_step
+from depthmup_flax.engine.device_batches import calls as host_calls
+from depthmup_flax.engine.device_batches import put_train_data
+from depthmup_flax.engine.experiment import Experiment, build
+from depthmup_flax.engine.sharded_program import ShardedProgram
+from depthmup_flax.engine.step import TrainState, init_state, make_train_step
 from depthmup_flax.nn import layers
 from depthmup_flax.parallel import sharding
 from depthmup_flax.plan.flops import count_flops
 from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.sweep import sweep_config
-from depthmup_flax.training import multi_step
-from depthmup_flax.training.device_batches import calls as host_calls
-from depthmup_flax.training.device_batches import put_train_data
-from depthmup_flax.training.experiment import Experiment, build
-from depthmup_flax.training.sharded_program import ShardedProgram
-from depthmup_flax.training.step import TrainState, init_state, make_train_step
 
 Measure = Callable[[], dict[str, float]]
 

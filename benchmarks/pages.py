@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from benchmarks.contest import ROOT
 from benchmarks.figures import FIGURES, RESULTS
 from benchmarks.row import Row
-from depthmup_flax.types import Json
+from depthmup_flax.util.types import Json
 
 PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 _CURVE = "a whole learning-rate curve, PyTorch + mup / ours"

@@ -27,7 +27,7 @@ from benchmarks.figures import FIGURES, RESULTS, TOGETHER
 from benchmarks.pages import document, line, table
 from benchmarks.row import Row, unavailable
 from benchmarks.setting import Setting, Stack
-from depthmup_flax.types import Json
+from depthmup_flax.util.types import Json
 from depthmup_flax.workdir.files import write_atomically
 
 _THEIRS = ("torch", "mup", "tensorflow", "tensorflow_cpu")

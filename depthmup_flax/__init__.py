@@ -19,17 +19,16 @@ Importing this package starts no device and imports no TensorFlow.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-from depthmup_flax.lazy_names import imported_late
+from depthmup_flax.util.late_imports import imported, imported_late
 
 if TYPE_CHECKING:
-    from depthmup_flax import coord_check, report, sweep, theory, tune
-    from depthmup_flax.errors import InputError
+    from depthmup_flax import coord_check, report, sweep, tune
     from depthmup_flax.infer import audit, infer_info, rescale_init
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
+    from depthmup_flax.papers import theory
     from depthmup_flax.rule.annotations import Axes, annotated, residual_scope
     from depthmup_flax.rule.directions import entrywise
     from depthmup_flax.rule.muon import muon, muon_geometry
@@ -46,7 +45,8 @@ if TYPE_CHECKING:
     from depthmup_flax.rule.phase_diagram import Classification, classify
     from depthmup_flax.rule.rescaling import Hyperparameters, RescalingRule, rescaled_hyperparameters
     from depthmup_flax.rule.roles import param_info
-    from depthmup_flax.training.trained_run import TrainedRun, load_run
+    from depthmup_flax.runs.trained import TrainedRun, load_run
+    from depthmup_flax.util.errors import InputError
 
 __version__ = "0.1.0"
 
@@ -103,7 +103,7 @@ __all__ = [
 
 # Module -> its public names. A name is imported at its first use, so that reading records needs neither Flax nor JAX.
 _NAMES = {
-    "errors": "InputError",
+    "util.errors": "InputError",
     "infer": "audit infer_info rescale_init",
     "models": "GPT ResMLP ResNet SimpleResNet ViT create_model",
     "nn.layers": "Conv Dense Norm Readout ResidualBranch",
@@ -116,18 +116,25 @@ _NAMES = {
     "rule.phase_diagram": "Classification classify",
     "rule.rescaling": "Hyperparameters RescalingRule rescaled_hyperparameters",
     "rule.roles": "param_info",
-    "training.trained_run": "TrainedRun load_run",
+    "runs.trained": "TrainedRun load_run",
 }
-_MODULES = ("coord_check", "report", "sweep", "theory", "tune")
+_MODULES = {
+    "coord_check": "coord_check",
+    "report": "report",
+    "sweep": "sweep",
+    "theory": "papers.theory",
+    "tune": "tune",
+}
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name
     _late = imported_late(__name__, _NAMES)
 
     def __getattr__(name: str) -> object:
-        if name in _MODULES:  # importing one sets the attribute
-            return importlib.import_module(f"{__name__}.{name}")
-        return _late(name)
+        if name not in _MODULES:
+            return _late(name)
+        globals()[name] = imported(f"{__name__}.{_MODULES[name]}", f"{__name__}.{name}")
+        return globals()[name]
 
 
 def __dir__() -> list[str]:

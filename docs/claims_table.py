@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from generated_parts import with_part
 
 from depthmup_flax.papers.claims import CLAIMS, NO_EVIDENCE, JudgedClaim, judged
-from depthmup_flax.records import read_sweep
+from depthmup_flax.records.table import read_sweep
 from depthmup_flax.report.loss_surfaces import TEST
 from depthmup_flax.report.make_report import studies
 from depthmup_flax.report.tables import core_minutes

@@ -10,7 +10,7 @@ import pathlib
 import matplotlib
 from matplotlib.figure import Figure
 
-from depthmup_flax.records import read_sweep
+from depthmup_flax.records.table import read_sweep
 from depthmup_flax.report.make_report import studies
 
 HERE = pathlib.Path(__file__).parent

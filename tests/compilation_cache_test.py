@@ -8,7 +8,7 @@ import joined
 import processes
 import pytest
 
-from depthmup_flax.compilation_cache import _delete_oldest, cache_compilations
+from depthmup_flax.process.compilation_cache import _delete_oldest, cache_compilations
 
 OPTIONS = (
     "jax_compilation_cache_dir",

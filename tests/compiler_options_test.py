@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from depthmup_flax.compiler_options import drawing_options
 from depthmup_flax.config import default_config
-from depthmup_flax.training.experiment import build
+from depthmup_flax.engine.experiment import build
+from depthmup_flax.process.compiler_options import drawing_options
 
 LEVEL = "xla_backend_optimization_level"
 UNOPTIMIZED = "jax_disable_most_optimizations"

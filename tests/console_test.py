@@ -12,8 +12,8 @@ import processes
 import pytest
 from processes import ROOT, run_command
 
-from depthmup_flax import messages
 from depthmup_flax.commands import app, console
+from depthmup_flax.util import messages
 
 SMALL = ("--config.model.width=8", "--config.model.depth=2", "--config.train.batch_size=16", "--config.train.steps=20")
 
@@ -96,7 +96,7 @@ def calls_print(source):
 
 def test_the_library_prints_nothing_but_in_commands():
     """Progress goes to loggers: `print` is for the commands, and for processes that end at once."""
-    allowed = {"parallel/distributed.py", "parallel/heartbeat.py"}
+    allowed = {"process/distributed.py", "process/heartbeat.py"}
     package = ROOT / "depthmup_flax"
     printing = {str(path.relative_to(package)) for path in package.rglob("*.py") if calls_print(path.read_text())}
     assert {path for path in printing if not path.startswith("commands/")} - allowed == set()

@@ -9,7 +9,7 @@ import PIL.Image
 import pytest
 
 from depthmup_flax import data
-from depthmup_flax.errors import InputError
+from depthmup_flax.util.errors import InputError
 
 
 def load(name="digits", **fields):

@@ -33,7 +33,7 @@ import processes
 from etils import epath
 from small_runs import json_without, last_state, outcomes
 
-from depthmup_flax import errors
+from depthmup_flax.util import errors
 
 SIGNALS = {signal.SIGKILL: 7, signal.SIGTERM: 1, signal.SIGINT: 1, signal.SIGHUP: 1}  # with weights
 # Exit codes of a process that a signal ends: before its handler is installed, or after the state is saved.

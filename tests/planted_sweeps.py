@@ -6,11 +6,11 @@ import math
 import numpy as np
 
 from depthmup_flax.papers import claims
-from depthmup_flax.records import Record, RecordWriter, Sweep, SweepInfo, info_to_json
+from depthmup_flax.records.run_hash import RunNames
+from depthmup_flax.records.table import Record, RecordWriter, Sweep, SweepInfo, info_to_json
 from depthmup_flax.report.loss_surfaces import roles, surfaces
 from depthmup_flax.report.tables import as_data
 from depthmup_flax.report.transfer import analyze
-from depthmup_flax.run_hash import RunNames
 
 X = "optimizer.learning_rate"
 MULTIPLIER = "parametrization.branch_multiplier"

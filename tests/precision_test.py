@@ -10,9 +10,9 @@ import optax
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax import theory
 from depthmup_flax.coord_check import coord_check
-from depthmup_flax.precision import product_precision
+from depthmup_flax.papers import theory
+from depthmup_flax.util.precision import product_precision
 
 IMAGES, TOKENS = jnp.zeros((2, 8, 8, 3)), jnp.zeros((2, 8), int)
 MODELS = {

@@ -16,13 +16,13 @@ import threading
 import time
 import traceback
 
-from depthmup_flax import errors
 from depthmup_flax.commands import console
+from depthmup_flax.util import errors
 
 # The fork server skips a module that it cannot import, silently: the assertion below does not.
 _PRELOADED = (
     "depthmup_flax.coord_check.from_config",
-    "depthmup_flax.limits.pipeline",
+    "depthmup_flax.papers.limits.pipeline",
     "depthmup_flax.report.make_report",
     "depthmup_flax.sweep.runner",
     "depthmup_flax.training.loop",

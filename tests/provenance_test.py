@@ -8,7 +8,7 @@ import subprocess
 
 import jax
 
-from depthmup_flax import provenance
+from depthmup_flax.records.table import provenance
 
 
 def test_versions_are_those_of_the_packages_that_are_imported():
@@ -31,7 +31,7 @@ def test_the_commit_is_that_of_the_checkout_and_says_whether_files_differ(tmp_pa
     assert copied.commit() is None  # no repository
     git("init", "--quiet")
     assert copied.commit() is None  # a repository of something else
-    git("add", "provenance.py")
+    git("add", "records/provenance.py")
     git("commit", "--quiet", "--message=Add it")
     assert copied.commit() == git("rev-parse", "--short=12", "HEAD")
     (tmp_path / "notes.txt").write_text("not tracked")

@@ -7,7 +7,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from depthmup_flax.config import default_config
-from depthmup_flax.records import read_records
+from depthmup_flax.records.table import read_records
 from depthmup_flax.sweep.grid import sweep_config
 
 

@@ -32,7 +32,7 @@ import kills
 import numpy as np
 import scipy.stats
 
-from depthmup_flax import errors
+from depthmup_flax.util import errors
 
 SAMPLED_EVERY_S = 1.0
 BLOCKS = 30  # neighboring samples are not independent: slopes are those of their block means

@@ -9,7 +9,7 @@ import processes
 import pytest
 from processes import ROOT, run_command
 
-from depthmup_flax.errors import BAD_INPUT, closest
+from depthmup_flax.util.errors import BAD_INPUT, closest
 
 _IMPORTS = "from depthmup_flax.config import default_config\n\n\ndef get_config():\n    "
 _SWEEP = "import depthmup_flax.sweep as s\n" + _IMPORTS

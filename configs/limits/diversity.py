@@ -12,7 +12,7 @@ depth 64. 3 minutes on two cores.
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import DATA_DEFAULTS
-from depthmup_flax.limits import limits_config
+from depthmup_flax.papers.limits import limits_config
 from depthmup_flax.sweep import at_scale
 
 

@@ -9,7 +9,7 @@ motion only at alpha = 1/2. 2 minutes on two cores.
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.limits import limits_config
+from depthmup_flax.papers.limits import limits_config
 from depthmup_flax.sweep import at_scale
 
 

@@ -18,7 +18,7 @@ from typing import NoReturn, TextIO
 
 from depthmup_flax import __version__
 from depthmup_flax.commands.parser import Parser, is_help_asked_for
-from depthmup_flax.errors import (
+from depthmup_flax.util.errors import (
     BAD_INPUT,
     STOPPED,
     TRY_LATER,
@@ -29,7 +29,7 @@ from depthmup_flax.errors import (
     did_you_mean,
     printable,
 )
-from depthmup_flax.extras import missing
+from depthmup_flax.util.extras import missing
 
 # Name -> what it does. Each is a module beside this file, with define(parser) and main(args).
 COMMANDS = {
@@ -108,7 +108,7 @@ def module_and_parser(name: str) -> tuple[ModuleType, Parser]:
 def run(name: str, words: Sequence[str] | None = None) -> None:
     """Runs a subcommand with these words, by default the process's, and ends the process with its exit code.
 
-    `InputError` and `RunStopped` are printed as one sentence; see `depthmup_flax.errors` for their exit codes. When the
+    `InputError` and `RunStopped` are printed as one sentence; `depthmup_flax.util.errors` has the exit codes. When the
     output has no reader any more (``| head``, a ``tee`` that died, a terminal that is gone), the work continues.
     """
     words = list(sys.argv[1:] if words is None else words)
@@ -186,10 +186,10 @@ def _interrupted(*_: object) -> None:
 
 
 def _leave(code: int, why: str = "") -> NoReturn:
-    """Ends the process, by `depthmup_flax.parallel.distributed.leave` if others may depend on it."""
+    """Ends the process, by `depthmup_flax.process.distributed.leave` if others may depend on it."""
     if "jax" not in sys.modules:
         sys.exit(code)
-    from depthmup_flax.parallel import distributed
+    from depthmup_flax.process import distributed
 
     distributed.leave(code, why)
 

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 from ml_collections import ConfigDict
 
 from depthmup_flax.commands.parser import Parser, comma_separated, whole_numbers
-from depthmup_flax.compilation_cache import cache_compilations
-from depthmup_flax.errors import InputError
+from depthmup_flax.process.compilation_cache import cache_compilations
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.workdir.directory import COORD_CHECK, claimed
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import os
 from depthmup_flax.commands.app import COMMANDS, module_and_parser
 from depthmup_flax.commands.parser import Parser, takes_value
 from depthmup_flax.config import shipped
-from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.util.errors import InputError, did_you_mean
 
 SHELLS = ("bash", "zsh", "fish")
 # Command -> what comes before "/" in the names of the shipped configs that it takes; others take those of runs.

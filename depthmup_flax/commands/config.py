@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from depthmup_flax.commands.parser import Parser
 from depthmup_flax.config import field_comments, shipped
-from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.util.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -132,7 +132,7 @@ def fields(config: ConfigDict, path: str) -> list[Field]:
     if "figure" not in config:
         return _of_run(config)
     from depthmup_flax.data import DataConfig
-    from depthmup_flax.limits import limits_config
+    from depthmup_flax.papers.limits import limits_config
 
     meanings = {
         **{f"data.{name}": text for name, text in field_comments.of_class(DataConfig).items()},

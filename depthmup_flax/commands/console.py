@@ -1,4 +1,4 @@
-"""How commands show the messages of `depthmup_flax.messages`, and warnings of other libraries."""
+"""How commands show the messages of `depthmup_flax.util.messages`, and warnings of other libraries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from absl import logging as absl_logging
 from tqdm import tqdm
 
-from depthmup_flax.messages import PACKAGE
+from depthmup_flax.util.messages import PACKAGE
 
 
 def show() -> _Output:

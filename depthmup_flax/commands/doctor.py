@@ -29,10 +29,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.compilation_cache import cache_directory
-from depthmup_flax.errors import BAD_INPUT
-from depthmup_flax.parallel.host import cpu_cores
-from depthmup_flax.types import Json
+from depthmup_flax.process.compilation_cache import cache_directory
+from depthmup_flax.process.cores import cpu_cores
+from depthmup_flax.util.errors import BAD_INPUT
+from depthmup_flax.util.types import Json
 
 _PACKAGE = "depthmup-flax"
 _EXTRAS = {  # of this package, for its users

@@ -27,7 +27,7 @@ def define(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Measures, writes and prints the report; bad input is one sentence and exit code 2."""
-    from depthmup_flax.limits.pipeline import run
+    from depthmup_flax.papers.limits.pipeline import run
 
     config = args.config.resolved()
     workdir = start.workdir(args, "runs/limits")

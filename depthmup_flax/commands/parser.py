@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from depthmup_flax.config import flags, shipped
-from depthmup_flax.errors import InputError, closest
+from depthmup_flax.util.errors import InputError, closest
 
 _FIELD = ("--config.FIELD=VALUE", "Set a field: depthmup config NAME explains them.")
 
@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         self.has_words = True
 
     def define_processes(self) -> None:
-        """Adds the flags of `depthmup_flax.parallel.distributed.start`."""
+        """Adds the flags of `depthmup_flax.process.distributed.start`."""
         self.flag("--coordinator", help="Several processes: host:port of process 0.")
         self.flag("--num_processes", type=int, help="Several processes: their number.")
         self.flag("--process_id", type=int, help="Several processes: the number of this one, from 0.")

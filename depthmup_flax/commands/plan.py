@@ -28,7 +28,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.commands import start
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.errors import BAD_INPUT, InputError
+from depthmup_flax.util.errors import BAD_INPUT, InputError
 
 if TYPE_CHECKING:
     import jax

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.errors import InputError, printable
+from depthmup_flax.util.errors import InputError, printable
 from depthmup_flax.workdir.directory import as_path
 from depthmup_flax.workdir.files import write_atomically
 
 if TYPE_CHECKING:
-    from depthmup_flax.training.trained_run import TrainedRun
+    from depthmup_flax.runs.trained import TrainedRun
 
 
 _USAGE = "depthmup predict runs/digits image.png, or depthmup predict runs/gpt --prompt='ROMEO:'"
@@ -55,8 +55,8 @@ def main(args: argparse.Namespace) -> int:
         raise InputError(f"no run was given: {_USAGE}.")
     out = None if args.out is None else _output_path(args.out)
     # Imported here, so that --help and a wrong flag answer at once.
-    from depthmup_flax.compilation_cache import cache_compilations
-    from depthmup_flax.training.trained_run import load_run
+    from depthmup_flax.process.compilation_cache import cache_compilations
+    from depthmup_flax.runs.trained import load_run
 
     cache_compilations()
     run = load_run(args.words[0], int(args.which) if args.which.isdigit() else args.which)

@@ -19,13 +19,13 @@ import sys
 import webbrowser
 from typing import Any
 
-from depthmup_flax import messages
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.errors import InputError
 from depthmup_flax.papers import claims
 from depthmup_flax.report import make_report, verdict
 from depthmup_flax.report.loss_surfaces import LOSSES, TRAIN
 from depthmup_flax.report.watch import watch
+from depthmup_flax.util import messages
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir import directory as workdirs
 

@@ -6,7 +6,7 @@ import argparse
 import os
 
 from depthmup_flax.config import shipped
-from depthmup_flax.parallel.host import cpu_cores
+from depthmup_flax.process.cores import cpu_cores
 
 
 def one_device_per_core() -> None:
@@ -21,8 +21,8 @@ def one_device_per_core() -> None:
 
 
 def start_processes(args: argparse.Namespace) -> None:
-    """Calls `depthmup_flax.parallel.distributed.start` with the flags of `Parser.define_processes`."""
-    from depthmup_flax.parallel import distributed
+    """Calls `depthmup_flax.process.distributed.start` with the flags of `Parser.define_processes`."""
+    from depthmup_flax.process import distributed
 
     distributed.start(args.coordinator, args.num_processes, args.process_id)
 

@@ -18,11 +18,11 @@ ends. Rerunning the command resumes the sweep. Afterwards: depthmup report
 
 import argparse
 
-from depthmup_flax import messages
 from depthmup_flax.commands import start
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.compilation_cache import cache_compilations
-from depthmup_flax.errors import InputError
+from depthmup_flax.process.compilation_cache import cache_compilations
+from depthmup_flax.util import messages
+from depthmup_flax.util.errors import InputError
 
 
 def define(parser: Parser) -> None:

@@ -17,11 +17,11 @@ work directory: rerun the command to resume.
 
 import argparse
 
-from depthmup_flax import errors, messages
 from depthmup_flax.commands import start
 from depthmup_flax.commands.parser import Parser
-from depthmup_flax.compilation_cache import cache_compilations
-from depthmup_flax.records import COMPLETED
+from depthmup_flax.process.compilation_cache import cache_compilations
+from depthmup_flax.records.table import COMPLETED
+from depthmup_flax.util import errors, messages
 
 
 def define(parser: Parser) -> None:
@@ -34,11 +34,11 @@ def define(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Trains the config; returns an exit code of `depthmup_flax.errors`."""
+    """Trains the config; returns an exit code of `depthmup_flax.util.errors`."""
     # Imported here, so that --help and a wrong flag answer at once.
     from depthmup_flax.data.sources.registry import find_source
-    from depthmup_flax.parallel import distributed
-    from depthmup_flax.training.experiment import build
+    from depthmup_flax.engine.experiment import build
+    from depthmup_flax.process import distributed
     from depthmup_flax.training.loop import PREEMPTED, train_and_evaluate
 
     if args.print_params:

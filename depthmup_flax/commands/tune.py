@@ -18,9 +18,9 @@ import argparse
 
 from depthmup_flax.commands import start
 from depthmup_flax.commands.parser import Parser, comma_separated
-from depthmup_flax.compilation_cache import cache_compilations
-from depthmup_flax.errors import InputError
+from depthmup_flax.process.compilation_cache import cache_compilations
 from depthmup_flax.rule.rescaling import TIMES, RescalingRule
+from depthmup_flax.util.errors import InputError
 
 _RULE = RescalingRule()
 _TIMES = f"{', '.join(TIMES[:-1])} or {TIMES[-1]}."

@@ -15,14 +15,14 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from depthmup_flax.data import DATA_DEFAULTS
-from depthmup_flax.errors import InputError, closest, did_you_mean
 from depthmup_flax.models import MODELS, model_fields
 from depthmup_flax.parallel.sharding import GRADIENT_DTYPES
+from depthmup_flax.records.run_hash import ADDED as ADDED  # also importable from here
+from depthmup_flax.records.run_hash import EXECUTION as EXECUTION
+from depthmup_flax.records.run_hash import json_text, run_hash, without_execution
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
-from depthmup_flax.run_hash import ADDED as ADDED  # also importable from here
-from depthmup_flax.run_hash import EXECUTION as EXECUTION
-from depthmup_flax.run_hash import json_text, run_hash, without_execution
-from depthmup_flax.types import Json
+from depthmup_flax.util.errors import InputError, closest, did_you_mean
+from depthmup_flax.util.types import Json
 
 # Unset, these fields of `Parametrization` have the preset's value.
 _LR_FACTORS = ("input_lr_factor", "hidden_lr_factor", "output_lr_factor", "vector_lr_factor", "fixed_lr_factor")

@@ -17,7 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import shipped
-from depthmup_flax.errors import InputError
+from depthmup_flax.util.errors import InputError
 
 TRACEBACK = "traceback"  # the flag that shows the calls behind an error
 NAME_A_CONFIG = "name a shipped config, such as digits, or a Python file with get_config()"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from depthmup_flax.config import shipped
-from depthmup_flax.errors import InputError
+from depthmup_flax.util.errors import InputError
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict

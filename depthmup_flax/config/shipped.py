@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
-from depthmup_flax.errors import InputError, closest
+from depthmup_flax.util.errors import InputError, closest
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
 

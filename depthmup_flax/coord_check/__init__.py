@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from depthmup_flax.lazy_names import imported_late
+from depthmup_flax.util.late_imports import imported_late
 
 if TYPE_CHECKING:
     from depthmup_flax.coord_check.check import coord_check

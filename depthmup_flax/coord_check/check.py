@@ -26,13 +26,13 @@ from depthmup_flax.coord_check.probe import Probe
 from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, OUTPUT, Record, Size, Table
 from depthmup_flax.coord_check.report import Report
 from depthmup_flax.coord_check.verdict import judge
-from depthmup_flax.errors import InputError
 from depthmup_flax.infer.audit_table import Finding
-from depthmup_flax.parallel.host import cpu_cores
-from depthmup_flax.precision import products_in
+from depthmup_flax.process.cores import cpu_cores
 from depthmup_flax.rule.geometry import matrix_updates
 from depthmup_flax.rule.info_trees import flatten_info, param_count
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, require_parametrization
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.precision import products_in
 
 log = logging.getLogger(__name__)
 

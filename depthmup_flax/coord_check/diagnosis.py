@@ -22,8 +22,8 @@ from depthmup_flax.coord_check.verdict import (
     Quantity,
 )
 from depthmup_flax.infer.audit_table import Finding
-from depthmup_flax.power_fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO
 from depthmup_flax.rule.parametrization import WIDTH_RULES, Geometry, Parametrization, Role
+from depthmup_flax.util.power_fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO
 
 _CLEARLY = 0.25  # exponents of different causes differ by 1/2 or more; half of that separates them
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from depthmup_flax.jaxprs import all_equations, called_jaxpr, opened, scan_counts
+from depthmup_flax.util.jaxprs import all_equations, called_jaxpr, opened, scan_counts
 
 
 def low_precision(jaxpr: Any) -> str | None:

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from depthmup_flax.compiler_options import drawing_options
 from depthmup_flax.coord_check.layer_names import Collapse, groups_of_parameter
 from depthmup_flax.coord_check.networks import Activations, Network, Shapes
 from depthmup_flax.coord_check.recorded_sizes import (
@@ -25,9 +24,10 @@ from depthmup_flax.coord_check.recorded_sizes import (
     Record,
     Size,
 )
+from depthmup_flax.process.compiler_options import drawing_options
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
-from depthmup_flax.types import ArrayTree
+from depthmup_flax.util.types import ArrayTree
 
 Loss = Callable[[jax.Array], jax.Array]
 _Key = tuple[str, str]  # quantity, name

@@ -17,12 +17,12 @@ from jax.extend import core
 from depthmup_flax.coord_check.full_precision import in_float32, low_precision, widened
 from depthmup_flax.coord_check.parameter_uses import ParameterUses, parameter_uses
 from depthmup_flax.coord_check.recorded_sizes import OUTPUT, SCORES
-from depthmup_flax.errors import InputError
 from depthmup_flax.infer.initial_scale import init_factors, multiplied
 from depthmup_flax.infer.traced_model import Output, arguments_of, selected
 from depthmup_flax.rule.info_trees import is_info, require_info
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.types import ArrayTree, InfoTree
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree, InfoTree
 
 Activations = dict[str, jax.Array]
 Shapes = Mapping[str, jax.ShapeDtypeStruct]

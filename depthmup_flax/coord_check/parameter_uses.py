@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.extend import core
 
-from depthmup_flax.jaxprs import called_jaxpr, opened, scan_counts
+from depthmup_flax.util.jaxprs import called_jaxpr, opened, scan_counts
 
 _NONE: frozenset[int] = frozenset()
 _PRODUCTS = ("dot_general", "conv_general_dilated")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from depthmup_flax.power_fits import HUGE, Fit, fit_power
+from depthmup_flax.util.power_fits import HUGE, Fit, fit_power
 
 OUTPUT = "output"
 LEAST_UPDATE, MOST_UPDATE = "least_update", "most_update"

@@ -19,8 +19,8 @@ from depthmup_flax.coord_check.recorded_sizes import (
     Table,
 )
 from depthmup_flax.coord_check.trend import Trend, fit_trend
-from depthmup_flax.power_fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO, Fit, fit_power
 from depthmup_flax.rule.parametrization import WIDTH_RULES, Geometry, Parametrization, ParamInfo, Role
+from depthmup_flax.util.power_fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO, Fit, fit_power
 
 # Verdicts on an exponent, compared with the expected one.
 FLAT, CONVERGES, GROWS, VANISHES, UNCLEAR = "flat", "converges", "grows", "vanishes", "unclear"

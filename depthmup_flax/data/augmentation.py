@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.util.errors import InputError, did_you_mean
 
 MAX_ROTATION = 10.0  # degrees
 MAX_SHEAR = 10.0  # degrees

@@ -14,9 +14,9 @@ import numpy as np
 from depthmup_flax.data.crops import crop_draws
 from depthmup_flax.data.dataset import Split
 from depthmup_flax.data.decoding import EncodedSplit
-from depthmup_flax.errors import InputError
-from depthmup_flax.extras import require
-from depthmup_flax.types import HostBatch
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.extras import require
+from depthmup_flax.util.types import HostBatch
 
 if TYPE_CHECKING:
     import grain

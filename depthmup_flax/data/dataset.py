@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Protocol
 import jax
 import numpy as np
 
-from depthmup_flax.types import Batch, HostBatch
+from depthmup_flax.util.types import Batch, HostBatch
 
 Placement = Literal["device", "stream"]
 

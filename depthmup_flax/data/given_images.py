@@ -12,7 +12,7 @@ import numpy as np
 from depthmup_flax.data.dataset import DataConfig
 from depthmup_flax.data.decoding import BadExample, Encoded, decode, in_threads, pixels, printable_path
 from depthmup_flax.data.sources.folder import SUFFIXES
-from depthmup_flax.errors import InputError
+from depthmup_flax.util.errors import InputError
 
 
 def checked(images: object, shape: tuple[int, int, int]) -> np.ndarray:

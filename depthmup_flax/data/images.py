@@ -10,8 +10,8 @@ import numpy as np
 from depthmup_flax.data.augmentation import augment, normalize
 from depthmup_flax.data.dataset import ArraySplit, Dataset
 from depthmup_flax.data.decoding import CHUNK, EncodedSplit, in_threads, pixels
-from depthmup_flax.errors import InputError
-from depthmup_flax.types import Batch
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import Batch
 
 # The normalization of streamed sets is estimated from this many images; docs/input.md has its error.
 STATISTICS_SAMPLE = 2_000

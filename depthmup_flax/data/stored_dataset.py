@@ -11,7 +11,7 @@ import numpy as np
 from depthmup_flax.data.dataset import ArraySplit, Dataset
 from depthmup_flax.data.images import ImageDataset
 from depthmup_flax.data.text import TextDataset, Tokenizer
-from depthmup_flax.types import Json
+from depthmup_flax.util.types import Json
 
 
 def to_json(dataset: Dataset) -> Json:

@@ -12,8 +12,8 @@ import numpy as np
 
 from depthmup_flax.data.augmentation import check_augmentation
 from depthmup_flax.data.dataset import Dataset
-from depthmup_flax.errors import InputError
-from depthmup_flax.types import Batch
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import Batch
 
 TOKENIZERS = ("char", "byte")
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.audit_table import Finding, Row, printed, summary
 from depthmup_flax.infer.matched_layers import base_sizes, contradictions, doubtful, matched, width_ratio
@@ -28,7 +27,8 @@ from depthmup_flax.infer.traced_model import Model, Output, Traced, as_model, te
 from depthmup_flax.rule.annotations import Axes
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization
-from depthmup_flax.types import ArrayTree, InfoTree
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree, InfoTree
 
 
 @dataclasses.dataclass(frozen=True)

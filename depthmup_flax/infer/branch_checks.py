@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.rule.parametrization import ParamInfo, Role
+from depthmup_flax.util.errors import InputError
 
 Infos: TypeAlias = Mapping[str, ParamInfo]
 

@@ -17,9 +17,9 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from depthmup_flax.errors import InputError
-from depthmup_flax.jaxprs import opened, scan_counts
-from depthmup_flax.types import ArrayTree
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.jaxprs import opened, scan_counts
+from depthmup_flax.util.types import ArrayTree
 
 PARAM, STATE, INPUT, CONST = "param", "state", "input", "const"  # operations without inputs
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.infer.parameter_trees import Leaf, flatten, require_same_paths, shape_of, value_of
 from depthmup_flax.infer.traced_model import template
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
-from depthmup_flax.types import ArrayTree, InfoTree
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree, InfoTree
 
 
 def rescale_init(

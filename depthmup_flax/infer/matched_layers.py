@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.infer.traced_model import template
+from depthmup_flax.util.errors import InputError
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -6,8 +6,8 @@ import dataclasses
 import math
 import re
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.rule.annotations import AnnotatedParam, AxisNames
+from depthmup_flax.util.errors import InputError
 
 # Names of biases and scales, in Flax and elsewhere. Such a parameter is added or multiplied entrywise, so it is a
 # vector of any rank: an attention bias has heads and their size, a scanned bias has a layer axis.

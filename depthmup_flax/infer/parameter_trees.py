@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.rule.info_trees import is_nnx, matches, path_name
 from depthmup_flax.rule.parametrization import ParamInfo
-from depthmup_flax.types import ArrayTree
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree
 
 # A glob, or several, over paths such as "blocks/0/attn/query/kernel"; each also matches everything below.
 Globs: TypeAlias = str | Collection[str]

@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.branch_checks import require_branches
 from depthmup_flax.infer.parameter_axes import ParamShapes, infer_axes, infer_decay, with_readout_ratio
@@ -26,7 +25,8 @@ from depthmup_flax.rule.annotations import AnnotatedParam, Axes
 from depthmup_flax.rule.info_trees import is_nnx, matches
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.rule.roles import info_from_annotations
-from depthmup_flax.types import ArrayTree, InfoTree
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree, InfoTree
 
 _EMBEDDING = re.compile(r"emb|tok|vocab|^wte$")
 

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import jax
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.parameter_axes import VECTOR_NAMES, ParamShapes, infer_axes, infer_decay, with_readout_ratio
 from depthmup_flax.infer.parameter_uses import ENTRYWISE, LOOKUP, Use
@@ -17,6 +16,7 @@ from depthmup_flax.rule.annotations import AnnotatedParam, Axes
 from depthmup_flax.rule.info_trees import is_nnx, matches
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.rule.roles import info_from_annotations
+from depthmup_flax.util.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)

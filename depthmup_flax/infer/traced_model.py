@@ -14,7 +14,6 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.dataflow import PARAM, Graph, trace
 from depthmup_flax.infer.forward_factors import Factors, Homogeneity, Terms, forward_factors, homogeneity
@@ -22,7 +21,8 @@ from depthmup_flax.infer.parameter_trees import Leaf
 from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, PRODUCT, Use, Uses, parameter_uses
 from depthmup_flax.infer.residual_sums import ResidualSum, Streams, residual_streams
 from depthmup_flax.rule.info_trees import is_nnx
-from depthmup_flax.types import ArrayTree
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree
 
 Output: TypeAlias = "int | str | Callable[[Any], Any] | None"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.models.gpt import GPT
 from depthmup_flax.models.mlp import ResMLP
 from depthmup_flax.models.resnet import ResNet, SimpleResNet
 from depthmup_flax.models.vit import ViT
 from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.util.errors import InputError, did_you_mean
 
 MODELS: dict[str, Any] = {"res_mlp": ResMLP, "simple_resnet": SimpleResNet, "resnet": ResNet, "vit": ViT, "gpt": GPT}
 

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.nn.attention import ATTENTIONS
 from depthmup_flax.nn.blocks import REMAT, LayerConfig
 from depthmup_flax.nn.feed_forward import MLPS
@@ -22,7 +21,8 @@ from depthmup_flax.nn.transformer import Transformer
 from depthmup_flax.nn.transformer_config import TransformerConfig
 from depthmup_flax.parallel.sharding import gathered
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
-from depthmup_flax.types import Dtype
+from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.types import Dtype
 
 _Config = TypeVar("_Config", bound=LayerConfig)
 

@@ -8,11 +8,11 @@ import itertools
 import flax.linen as nn
 import jax
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.models.base import Classifier, ResidualNetwork
 from depthmup_flax.nn.blocks import LayerConfig, stacked
 from depthmup_flax.nn.layers import HIDDEN, INTO, NONLINEARITIES, NORMS, OUT_OF, STEM, Conv
 from depthmup_flax.parallel.sharding import inner, stream
+from depthmup_flax.util.errors import InputError
 
 STAGES = 4  # of ResNet by default, each at half the resolution and twice the channels of the previous one
 POOLINGS = 3  # of SimpleResNet: each halves the image and is followed by a convolution that doubles the channels

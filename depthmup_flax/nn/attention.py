@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.nn.blocks import ATTENTION
 from depthmup_flax.nn.fused_attention import fused_attention, fuses
 from depthmup_flax.nn.layers import INTO, OUT_OF, Norm
 from depthmup_flax.nn.positions import rotated
 from depthmup_flax.nn.transformer_config import TransformerConfig
 from depthmup_flax.parallel.sharding import inner, inner_part, on_parts, traced_platform
-from depthmup_flax.precision import products_in
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.precision import products_in
 
 ATTENTIONS = ("auto", "xla")
 

@@ -14,7 +14,7 @@ from depthmup_flax.nn.layers import HIDDEN, Dense, Norm, ResidualBranch
 from depthmup_flax.parallel.sharding import gathers, keeps_all_but_gathered
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
-from depthmup_flax.types import Dtype
+from depthmup_flax.util.types import Dtype
 
 Layer = Callable[[jax.Array], jax.Array]
 

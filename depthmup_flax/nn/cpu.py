@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from depthmup_flax.precision import product_precision
+from depthmup_flax.util.precision import product_precision
 
 _Function: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
 _Transpose: TypeAlias = Callable[[jax.Array, jax.Array, tuple[int, ...]], jax.Array]

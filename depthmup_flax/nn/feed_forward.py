@@ -6,10 +6,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.nn.layers import HIDDEN, INTO, OUT_OF, Dense
 from depthmup_flax.nn.transformer_config import TransformerConfig
 from depthmup_flax.parallel.sharding import inner
+from depthmup_flax.util.errors import InputError
 
 MLPS = ("gelu", "swiglu")
 BALANCE_RATE = 0.01  # of logits per step: theirs are of order one at every size

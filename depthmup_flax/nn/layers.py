@@ -1,6 +1,6 @@
 """Annotated layers: Flax modules that declare every parameter once, with its logical axes, to build models of.
 
-Layers compute in ``dtype``: in full precision for float32 (`depthmup_flax.precision`), in ``bfloat16`` for speed.
+Layers compute in ``dtype``: in full precision for float32 (`depthmup_flax.util.precision`), in ``bfloat16`` for speed.
 Parameters stay in ``param_dtype``, float32. The residual stream keeps its own dtype, float32 in our models: at depth
 1024 a branch adds about 2^-5 of the stream and its update 2^-10, below bfloat16's resolution of 2^-8.
 """
@@ -18,14 +18,14 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.nn.cpu import conv_same, convolve
 from depthmup_flax.nn.own_gradient import with_gradient_of
 from depthmup_flax.parallel.sharding import gathered, inner, own_gradient, stream
-from depthmup_flax.precision import product_precision
 from depthmup_flax.rule.annotations import AxisNames, annotated, require_in_branch, residual_scope
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, require_parametrization
-from depthmup_flax.types import Dtype
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.precision import product_precision
+from depthmup_flax.util.types import Dtype
 
 NONLINEARITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,

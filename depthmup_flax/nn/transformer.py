@@ -14,9 +14,9 @@ from depthmup_flax.nn.feed_forward import FeedForward, MixtureOfExperts
 from depthmup_flax.nn.layers import Factors, normal, readout_product
 from depthmup_flax.nn.transformer_config import TransformerConfig
 from depthmup_flax.parallel.sharding import gathered
-from depthmup_flax.precision import product_precision
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
-from depthmup_flax.types import Dtype
+from depthmup_flax.util.precision import product_precision
+from depthmup_flax.util.types import Dtype
 
 
 class Transformer(nn.Module):

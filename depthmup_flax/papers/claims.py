@@ -32,7 +32,7 @@ from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.same_runs import same_runs
 from depthmup_flax.report.transfer import Study, Variant
 from depthmup_flax.report.verdict import NOT_RESOLVED, OPPOSITE, SHOWN
-from depthmup_flax.types import Json
+from depthmup_flax.util.types import Json
 
 NO_EVIDENCE = "no evidence"  # the runs are those of another variant
 Terms = tuple[tuple[int, Term], ...]  # signs and numbers

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from depthmup_flax.errors import RunStopped
 from depthmup_flax.rule.info_trees import path_name
-from depthmup_flax.types import ArrayTree
+from depthmup_flax.util.errors import RunStopped
+from depthmup_flax.util.types import ArrayTree
 
 _ODD = np.arange(1, 2**17, 2, dtype=np.uint32)  # 1/4 MiB, which stays in a core's cache
 

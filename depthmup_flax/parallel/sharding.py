@@ -16,10 +16,10 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.rule.annotations import AXES, AxisNames
 from depthmup_flax.rule.info_trees import path_name
-from depthmup_flax.types import ArrayTree, HostBatch
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree, HostBatch
 
 MESH_AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")

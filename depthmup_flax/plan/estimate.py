@@ -15,7 +15,7 @@ from depthmup_flax.plan.hlo_costs import Collective, Cost, HloCosts, Kernels, hl
 from depthmup_flax.plan.hlo_text import parse
 from depthmup_flax.plan.programs import LanesOfGroup, OutOfMemory, PlannedStep
 from depthmup_flax.plan.topologies import Chip, chip_of
-from depthmup_flax.types import ArrayTree
+from depthmup_flax.util.types import ArrayTree
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import set_field
-from depthmup_flax.errors import InputError
 from depthmup_flax.nn.blocks import REMAT
 from depthmup_flax.plan.estimate import Plan
 from depthmup_flax.plan.summary import duration, memory_line
+from depthmup_flax.util.errors import InputError
 
 # A pod has dozens of meshes, each a minute of compilation: these differ in what they communicate.
 _FSDP = (1, 8)  # and all devices

@@ -14,16 +14,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset
+from depthmup_flax.engine.device_batches import abstract_train_data
+from depthmup_flax.engine.experiment import Experiment, build
+from depthmup_flax.engine.sharded_program import ShardedProgram
+from depthmup_flax.engine.step import TrainState
 from depthmup_flax.parallel import sharding
 from depthmup_flax.plan.flops import flops_of_traced
 from depthmup_flax.sweep.grid import expand
 from depthmup_flax.sweep.lane_count import MEMORY_SHARE, candidates
 from depthmup_flax.sweep.lane_program import SWEEP_AXIS, Program, sweep_mesh
 from depthmup_flax.sweep.program_group import GroupPrograms, plan
-from depthmup_flax.training.device_batches import abstract_train_data
-from depthmup_flax.training.experiment import Experiment, build
-from depthmup_flax.training.sharded_program import ShardedProgram
-from depthmup_flax.training.step import TrainState
 
 T = TypeVar("T")
 

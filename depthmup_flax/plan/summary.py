@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 
 from depthmup_flax.plan.estimate import Memory, Plan, Seconds
-from depthmup_flax.types import Json
+from depthmup_flax.util.types import Json
 
 _GIB = 2**30
 _LONGEST = 5

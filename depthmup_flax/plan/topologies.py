@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import jax
 from jax.experimental import topologies
 
-from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.util.errors import InputError, did_you_mean
 
 HERE = "here"
 _GIB = 2**30

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from depthmup_flax.errors import InputError, printable
-from depthmup_flax.records import COMPLETED, CONTINUOUS, SEED, Record, SweepInfo
-from depthmup_flax.types import Json
+from depthmup_flax.records.table import COMPLETED, CONTINUOUS, SEED, Record, SweepInfo
+from depthmup_flax.util.errors import InputError, printable
+from depthmup_flax.util.types import Json
 
 TRAIN, TEST = "train", "test"
 LOSSES = {TRAIN: "training loss", TEST: "test loss"}  # names, for sentences; of the end of training, or after it

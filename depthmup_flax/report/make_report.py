@@ -8,14 +8,14 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from depthmup_flax.errors import InputError
-from depthmup_flax.records import COMPLETED, Record, Sweep, read_sweep
+from depthmup_flax.records.table import COMPLETED, Record, Sweep, read_sweep
 from depthmup_flax.report import landscape_figures, page, points, tables, time_figures, transfer_figures, verdict
 from depthmup_flax.report.loss_surfaces import TEST, TRAIN, roles, surfaces
 from depthmup_flax.report.sheet import Sheet
 from depthmup_flax.report.style import drawable, file_name, pictures, require_matplotlib
 from depthmup_flax.report.transfer import Study, analyze
-from depthmup_flax.types import Json
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import Json
 from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import write_atomically

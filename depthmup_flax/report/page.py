@@ -15,7 +15,7 @@ from depthmup_flax.report.inline_svg import inline_svg, plain, themed
 from depthmup_flax.report.loss_surfaces import TEST, number
 from depthmup_flax.report.sheet import Band, Sheet
 from depthmup_flax.report.transfer import Study
-from depthmup_flax.types import Json
+from depthmup_flax.util.types import Json
 
 if TYPE_CHECKING:
     from matplotlib.cm import ScalarMappable

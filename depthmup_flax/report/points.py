@@ -11,7 +11,7 @@ import numpy as np
 
 from depthmup_flax.report.loss_surfaces import Curve, Surface
 from depthmup_flax.report.transfer import Study
-from depthmup_flax.types import Json
+from depthmup_flax.util.types import Json
 
 
 @dataclasses.dataclass(frozen=True)

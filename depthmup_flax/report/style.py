@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from depthmup_flax.errors import InputError, printable
+from depthmup_flax.util.errors import InputError, printable
 from depthmup_flax.workdir.files import write_atomically
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from depthmup_flax.errors import printable
-from depthmup_flax.records import Record, Sweep, SweepInfo
+from depthmup_flax.records.table import Record, Sweep, SweepInfo
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer, verdict
 from depthmup_flax.report.loss_surfaces import TEST, number, short
 from depthmup_flax.report.transfer import Row, Study, Variant
-from depthmup_flax.types import Json
+from depthmup_flax.util.errors import printable
+from depthmup_flax.util.types import Json
 
 # The name of a sweep's figure and its study -> what it shows about each statement of a paper, as JSON.
 Claims: TypeAlias = Callable[[str, Study], list[Json]]

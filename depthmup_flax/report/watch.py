@@ -9,13 +9,13 @@ import pathlib
 import time
 from collections.abc import Callable, Sequence
 
-from depthmup_flax.errors import InputError
-from depthmup_flax.records import Record, Sweep, read_sweep
+from depthmup_flax.records.table import Record, Sweep, read_sweep
 from depthmup_flax.report import verdict
 from depthmup_flax.report.loss_surfaces import TRAIN
 from depthmup_flax.report.make_report import Report, require_share, write_report
 from depthmup_flax.report.style import require_matplotlib
 from depthmup_flax.report.tables import Claims, no_claims
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.workdir import bucket_lock, buckets, lock
 
 EVERY_S = 5.0  # between two looks at the records

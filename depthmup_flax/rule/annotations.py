@@ -17,9 +17,9 @@ import flax.linen as nn
 import jax
 from flax import struct
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.rule.info_trees import path_name
-from depthmup_flax.types import ArrayTree
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree
 
 AxisNames = tuple[str | None, ...]
 

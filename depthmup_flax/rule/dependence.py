@@ -14,10 +14,10 @@ import jax
 import optax
 from jax.extend import core
 
-from depthmup_flax.errors import InputError
-from depthmup_flax.jaxprs import opened
 from depthmup_flax.rule.info_trees import path_name
-from depthmup_flax.types import ArrayTree
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.jaxprs import opened
+from depthmup_flax.util.types import ArrayTree
 
 
 def _names(text: str) -> frozenset[str]:

@@ -21,10 +21,10 @@ import jax
 import numpy as np
 import optax
 
-from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.rule.dependence import require_function_of_own_gradients
 from depthmup_flax.rule.parametrization import Geometry, Parametrization
-from depthmup_flax.types import ArrayTree, Scalar
+from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.types import ArrayTree, Scalar
 
 
 @dataclasses.dataclass(frozen=True)

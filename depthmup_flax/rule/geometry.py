@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import optax
 
-from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.rule.directions import TRAITS, Traits, parts_of, written
 from depthmup_flax.rule.info_trees import flatten_info, flatten_like
 from depthmup_flax.rule.parametrization import Geometry, ParamInfo, Role
-from depthmup_flax.types import ArrayTree, InfoTree
+from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.types import ArrayTree, InfoTree
 
 # They apply what they wrap to some parameters only.
 _ALTERNATIVES = ("partition", "masked", "conditionally_mask")

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 from flax import traverse_util
 
-from depthmup_flax.errors import InputError, did_you_mean
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
-from depthmup_flax.types import ArrayTree, InfoTree
+from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.types import ArrayTree, InfoTree
 
 
 def is_info(x: object) -> bool:

@@ -27,12 +27,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.rule.directions import checked_at_init, require_direction, require_ranges, sgd_direction
 from depthmup_flax.rule.geometry import geometries
 from depthmup_flax.rule.info_trees import frozen_paths, is_info, map_info, path_name, require_info, require_inner_layers
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
-from depthmup_flax.types import ArrayTree, Dtype, InfoTree, Scalar
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree, Dtype, InfoTree, Scalar
 
 ScalarOrSchedule: TypeAlias = "Scalar | optax.Schedule"
 Leaf: TypeAlias = "jax.Array | optax.MaskedNode"

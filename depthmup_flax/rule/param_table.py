@@ -6,7 +6,7 @@ from depthmup_flax.rule.geometry import named_geometries
 from depthmup_flax.rule.info_trees import flatten_info, frozen_paths, param_count
 from depthmup_flax.rule.optimizer import decay_factor
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo
-from depthmup_flax.types import ArrayTree, InfoTree
+from depthmup_flax.util.types import ArrayTree, InfoTree
 
 
 def param_table(

@@ -36,8 +36,8 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
-from depthmup_flax.errors import InputError, did_you_mean
-from depthmup_flax.types import Scalar
+from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.types import Scalar
 
 
 def require_finite(

@@ -29,7 +29,7 @@ import numbers
 import warnings
 from collections.abc import Mapping, Sequence
 
-from depthmup_flax.errors import InputError, did_you_mean
+from depthmup_flax.util.errors import InputError, did_you_mean
 
 TIMES = ("examples", "run", "steps")
 # The largest factors, up or down, and the fewest steps of a larger batch size at which the rule held in

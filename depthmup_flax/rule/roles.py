@@ -12,7 +12,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.rule.annotations import (
     AXES,
     AXIS_NAMES,
@@ -24,7 +23,8 @@ from depthmup_flax.rule.annotations import (
 )
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.rule.parametrization import ParamInfo, Role
-from depthmup_flax.types import ArrayTree, InfoTree
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree, InfoTree
 
 
 def param_info(

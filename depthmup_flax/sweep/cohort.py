@@ -6,11 +6,11 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
+from depthmup_flax.engine.step import TrainState
+from depthmup_flax.records.table import finite_or_none
+from depthmup_flax.runs.outcome import Outcome, outcome, read
 from depthmup_flax.sweep.grid import Run
 from depthmup_flax.sweep.lane_program import Lanes, Program, unstacked
-from depthmup_flax.training.metrics import finite_or_none
-from depthmup_flax.training.run_outcome import Outcome, outcome, read
-from depthmup_flax.training.step import TrainState
 
 # Runs that are left -> a program with fewer lanes for them, or None.
 Shrink = Callable[[list[Run]], Program | None]

@@ -11,12 +11,12 @@ from tqdm import tqdm
 
 from depthmup_flax.data import Dataset, LoadOnce
 from depthmup_flax.data.sources.blank import BlankSplit, PlannedData, Sizes
-from depthmup_flax.errors import InputError
+from depthmup_flax.engine.device_batches import put_train_data
 from depthmup_flax.sweep.grid import expand, sweep_info
 from depthmup_flax.sweep.lane_count import choose_program
 from depthmup_flax.sweep.lane_program import sweep_mesh
 from depthmup_flax.sweep.program_group import Group, GroupPrograms, groups_of_shard, plan
-from depthmup_flax.training.device_batches import put_train_data
+from depthmup_flax.util.errors import InputError
 
 _UNMEASURED = "Time, and memory for activations, are measured by --measure: it compiles two of the groups."
 

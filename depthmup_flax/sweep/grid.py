@@ -17,9 +17,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
-from depthmup_flax.errors import InputError, did_you_mean
-from depthmup_flax.records import CONTINUOUS, LEARNING_RATE, SEED, SweepInfo
-from depthmup_flax.run_hash import EXECUTION
+from depthmup_flax.records.run_hash import EXECUTION
+from depthmup_flax.records.table import CONTINUOUS, LEARNING_RATE, SEED, SweepInfo
+from depthmup_flax.util.errors import InputError, did_you_mean
 
 SCALES = ("smoke", "cpu", "long", "gpu", "paper")
 _POSITIVE = (LEARNING_RATE, "parametrization.gamma0")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.records import COMPLETED, SEED, Record
+from depthmup_flax.records.table import COMPLETED, SEED, Record
 from depthmup_flax.sweep.grid import Run, curves, make_run
 
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import jax
 
-from depthmup_flax.errors import InputError
 from depthmup_flax.parallel import sharding
 from depthmup_flax.sweep.grid import Run
 from depthmup_flax.sweep.lane_program import Program
 from depthmup_flax.sweep.program_group import GroupPrograms
+from depthmup_flax.util.errors import InputError
 
 # Another number of lanes is tried while the runs are expected to take this many times the last compilation. On a CPU,
 # two and four lanes of SimpleResNet 32x6 took 1.8 and 2.1 times as long per run as one; other convolutions may differ.

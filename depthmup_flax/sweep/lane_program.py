@@ -1,6 +1,6 @@
 """One compiled program that trains many runs at a time, in lanes: vectorized on each device, spread over devices.
 
-Runs share it if they differ only in the seed and in `depthmup_flax.records.CONTINUOUS` fields. ``per_device`` lanes
+Runs share it if they differ only in the seed and in the fields of `CONTINUOUS`. ``per_device`` lanes
 are mapped by ``vmap``; devices are the mesh axis ``sweep`` and do not communicate. With one lane per device the program
 is the plain training step.
 
@@ -27,16 +27,11 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from depthmup_flax.compiler_options import drawing_options
 from depthmup_flax.config.fields import get_field
 from depthmup_flax.data import eval_batches
-from depthmup_flax.parallel import sharding
-from depthmup_flax.records import CONTINUOUS, SEED
-from depthmup_flax.sweep.grid import Run
-from depthmup_flax.sweep.lane_layout import cohorts, lay_out
-from depthmup_flax.training.device_batches import Waiting, batch_of, calls, read_ahead_if_streamed
-from depthmup_flax.training.experiment import Experiment, traced
-from depthmup_flax.training.multi_step import (
+from depthmup_flax.engine.device_batches import Waiting, batch_of, calls, read_ahead_if_streamed
+from depthmup_flax.engine.experiment import Experiment, traced
+from depthmup_flax.engine.multi_step import (
     Call,
     CallLength,
     Periods,
@@ -45,8 +40,13 @@ from depthmup_flax.training.multi_step import (
     take_steps,
     train_step_of,
 )
-from depthmup_flax.training.step import TrainState, evaluate, init_state, make_eval_step
-from depthmup_flax.types import ArrayTree, Batch
+from depthmup_flax.engine.step import TrainState, evaluate, init_state, make_eval_step
+from depthmup_flax.parallel import sharding
+from depthmup_flax.process.compiler_options import drawing_options
+from depthmup_flax.records.table import CONTINUOUS, SEED
+from depthmup_flax.sweep.grid import Run
+from depthmup_flax.sweep.lane_layout import cohorts, lay_out
+from depthmup_flax.util.types import ArrayTree, Batch
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ class Program:
       mesh: from `sweep_mesh`.
       per_device: lanes on each device.
       one_seed: the lanes of a device have the same seed and so the same examples; see `lay_out`.
-      data: from `depthmup_flax.training.device_batches.put_train_data`.
+      data: from `depthmup_flax.engine.device_batches.put_train_data`.
 
     Without devices, a mesh of a topology and shapes of the data give a program that is compiled and cannot run.
 

@@ -9,14 +9,14 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset
-from depthmup_flax.errors import InputError
-from depthmup_flax.records import SEED
+from depthmup_flax.engine.experiment import Experiment, build
+from depthmup_flax.records.table import SEED
 from depthmup_flax.rule.optimizer import warmup_schedule
 from depthmup_flax.sweep.grid import Run, shard_of, structural_groups, sweep_info
 from depthmup_flax.sweep.lane_layout import cohorts, one_seed_fits
 from depthmup_flax.sweep.lane_program import Program, varying_fields
-from depthmup_flax.training.experiment import Experiment, build
-from depthmup_flax.types import Batch
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import Batch
 
 
 @dataclasses.dataclass
@@ -32,7 +32,7 @@ def plan(config: ConfigDict, runs: Sequence[Run], load: Callable[[ConfigDict], D
     """Builds the experiment of every group, so that bad input is reported before any run trains.
 
     Raises:
-      InputError: from `depthmup_flax.training.experiment.build`, with the group's values.
+      InputError: from `depthmup_flax.engine.experiment.build`, with the group's values.
     """
     structural = [path for path, values in sweep_info(config).axes.items() if len(values) > 1]
     groups = []

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from depthmup_flax import messages
-from depthmup_flax.parallel.host import cpu_cores
-from depthmup_flax.records import DIVERGED, Record
+from depthmup_flax.process.cores import cpu_cores
+from depthmup_flax.records.table import DIVERGED, Record
 from depthmup_flax.sweep.cohort import Cohort
 from depthmup_flax.sweep.lane_program import Program
 from depthmup_flax.sweep.program_group import Group
+from depthmup_flax.util import messages
 
 log = logging.getLogger(__name__)
 

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from depthmup_flax.errors import InputError, Preempted
-from depthmup_flax.parallel.preemption import Preemption
+from depthmup_flax.process.preemption import Preemption
+from depthmup_flax.runs.checkpoint import Checkpointer
+from depthmup_flax.runs.outcome import Outcome
 from depthmup_flax.sweep.cohort import Cohort
 from depthmup_flax.sweep.grid import Run
 from depthmup_flax.sweep.lane_program import Program
-from depthmup_flax.training.checkpoint import Checkpointer
-from depthmup_flax.training.run_outcome import Outcome
-from depthmup_flax.types import Json
+from depthmup_flax.util.errors import InputError, Preempted
+from depthmup_flax.util.types import Json
 from depthmup_flax.workdir.files import delete_tree
 
 log = logging.getLogger(__name__)

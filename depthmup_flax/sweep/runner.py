@@ -16,10 +16,10 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import differences, listed, run_differences
 from depthmup_flax.data import Dataset, LoadOnce
-from depthmup_flax.errors import InputError
-from depthmup_flax.parallel.preemption import Preemption
-from depthmup_flax.provenance import commit, versions
-from depthmup_flax.records import Record, RecordWriter, SweepInfo, info_to_json, read_info, read_runs
+from depthmup_flax.engine.device_batches import put_train_data
+from depthmup_flax.process.preemption import Preemption
+from depthmup_flax.records.provenance import commit, versions
+from depthmup_flax.records.table import Record, RecordWriter, SweepInfo, info_to_json, read_info, read_runs
 from depthmup_flax.sweep.cohort import Cohort, Shrink, train
 from depthmup_flax.sweep.grid import Run, expand, sweep_info
 from depthmup_flax.sweep.grid_extension import extension
@@ -29,8 +29,8 @@ from depthmup_flax.sweep.lane_program import Program, sweep_mesh
 from depthmup_flax.sweep.program_group import Group, GroupPrograms, groups_of_shard, plan
 from depthmup_flax.sweep.progress import SweepProgress
 from depthmup_flax.sweep.resume import Unfinished
-from depthmup_flax.training.device_batches import put_train_data
-from depthmup_flax.types import Batch
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import Batch
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import create, delete_tree, retried
 
@@ -55,8 +55,8 @@ def sweep(
     """Trains every run of a sweep that ``workdir`` does not hold yet; returns the records of this shard.
 
     Writes ``sweep.json`` and appends to ``records.jsonl`` (or ``records.<i>-of-<n>.jsonl``) when a run ends; see
-    `depthmup_flax.records`. The state of runs in training is saved in ``unfinished/`` every ``keep_every_s`` seconds
-    and on SIGTERM or Ctrl-C; a later call resumes from it.
+    `depthmup_flax.records.table`. The state of runs in training is saved in ``unfinished/`` every ``keep_every_s``
+    seconds and on SIGTERM or Ctrl-C; a later call resumes from it.
 
     Args:
       config: from `depthmup_flax.sweep.grid.sweep_config`.

@@ -1,1 +1,1 @@
-"""Training one network: configuration, step, loop, checkpoints and the files of a run."""
+"""Training one network: the loop, its metrics, agreement between processes."""

@@ -17,26 +17,28 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.data import TextDataset, stored_dataset
-from depthmup_flax.errors import InputError, Preempted, RunStopped
-from depthmup_flax.messages import RESULT
-from depthmup_flax.parallel import distributed, sharding
+from depthmup_flax.engine.device_batches import Waiting, held_out_batches, put_train_data, train_calls
+from depthmup_flax.engine.experiment import Experiment, build
+from depthmup_flax.engine.multi_step import Call
+from depthmup_flax.engine.sharded_program import ShardedProgram
+from depthmup_flax.engine.step import TrainState, is_finite
+from depthmup_flax.parallel import sharding
 from depthmup_flax.parallel.fingerprints import require_equal_copies
-from depthmup_flax.parallel.preemption import Preemption
-from depthmup_flax.provenance import versions
-from depthmup_flax.records import DIVERGED
+from depthmup_flax.process import distributed
+from depthmup_flax.process.preemption import Preemption
+from depthmup_flax.records.provenance import versions
+from depthmup_flax.records.table import DIVERGED
 from depthmup_flax.rule.info_trees import info_to_json
-from depthmup_flax.training import same_run, stored_run
-from depthmup_flax.training.checkpoint import Checkpointer
-from depthmup_flax.training.device_batches import Waiting, held_out_batches, put_train_data, train_calls
-from depthmup_flax.training.experiment import Experiment, build
+from depthmup_flax.runs import directory as run_directory
+from depthmup_flax.runs.checkpoint import Checkpointer
+from depthmup_flax.runs.outcome import PREEMPTED, outcome, read, summary
+from depthmup_flax.runs.text_generation import printable, sample_text
+from depthmup_flax.training import process_agreement
 from depthmup_flax.training.metrics import MetricsWriter, Progress
-from depthmup_flax.training.multi_step import Call
-from depthmup_flax.training.run_outcome import PREEMPTED, outcome, read, summary
-from depthmup_flax.training.sharded_program import ShardedProgram
-from depthmup_flax.training.step import TrainState, is_finite
-from depthmup_flax.training.text_generation import printable, sample_text
 from depthmup_flax.training.writers import Writer, require_writers
-from depthmup_flax.types import Json
+from depthmup_flax.util.errors import InputError, Preempted, RunStopped
+from depthmup_flax.util.messages import RESULT
+from depthmup_flax.util.types import Json
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import read_json, write_atomically
 
@@ -60,7 +62,7 @@ def train_and_evaluate(
     ``diverged`` (see ``train.stop_on_divergence``), as do parameters at a checkpoint. All checkpoints are finite.
 
     On SIGTERM, or the first Ctrl-C, the run writes a checkpoint and returns with the status ``preempted``. With several
-    processes (`depthmup_flax.parallel.distributed`), each makes this call. Process 0 writes everything but checkpoints,
+    processes (`depthmup_flax.process.distributed`), each makes this call. Process 0 writes everything but checkpoints,
     to which every process writes the arrays of its devices; ``workdir`` is a directory that all processes share.
 
     Args:
@@ -86,14 +88,14 @@ def train_and_evaluate(
     directory = workdirs.as_path(workdir)
     if jax.process_count() > 1:
         flags = {"--workdir": str(workdir), "--overwrite": overwrite}
-        distributed.require_same(distributed.in_all(lambda: flags | same_run.facts(experiment)))
+        distributed.require_same(distributed.in_all(lambda: flags | process_agreement.facts(experiment)))
     claims: list[workdirs.Claim] = []  # of process 0
     with contextlib.ExitStack() as stack:
 
         def claim() -> Json | None:
             claims.append(stack.enter_context(workdirs.claimed(workdir, workdirs.RUN)))
             with workdirs.writing_to(directory):
-                stored_run.prepare(directory, config, overwrite=overwrite)
+                run_directory.prepare(directory, config, overwrite=overwrite)
                 return _finished(directory / "result.json", config)
 
         finished = distributed.on_first(claim)
@@ -105,7 +107,7 @@ def train_and_evaluate(
                 log.info("%s holds this run already, %s. %s", directory, summary(finished), again, extra=RESULT)
             return finished
         with workdirs.writing_to(directory):
-            same_run.require_shared(directory)
+            process_agreement.require_shared(directory)
             return _train_in(directory, experiment, mesh, claims, writers)
 
 
@@ -151,7 +153,7 @@ def _built(config: ConfigDict, writers: Sequence[Writer]) -> tuple[Experiment, j
 
 
 def _finished(path: pathlib.Path, config: ConfigDict) -> Json | None:
-    result = read_json(path, stored_run.GARBLED) if path.exists() else None
+    result = read_json(path, run_directory.GARBLED) if path.exists() else None
     if result is not None and result.get("config_hash") != configs.config_hash(config):
         raise InputError(f"{path} is of another config: choose another workdir, or pass --overwrite.")
     return result

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import pathlib
 import sys
 import time
@@ -14,9 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from depthmup_flax import messages
-from depthmup_flax.training.experiment import Experiment
+from depthmup_flax.engine.experiment import Experiment
+from depthmup_flax.records.table import finite_or_none
 from depthmup_flax.training.writers import Writer, open_writers
+from depthmup_flax.util import messages
 from depthmup_flax.workdir.buckets import Scratch
 from depthmup_flax.workdir.files import write_atomically
 
@@ -123,11 +123,6 @@ class Progress:
         """Ends the bar."""
         if self._bar is not None:
             self._bar.close()
-
-
-def finite_or_none(value: float) -> float | None:
-    """``None`` for NaN and infinities, which JSON does not have."""
-    return value if math.isfinite(value) else None
 
 
 def _drop_rows_after(path: pathlib.Path, step: int, evaluated: bool) -> None:

@@ -9,7 +9,7 @@ import pathlib
 import secrets
 from collections.abc import Mapping
 
-from depthmup_flax.types import Json
+from depthmup_flax.util.types import Json
 from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir.files import read_json, write_atomically
 

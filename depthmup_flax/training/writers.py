@@ -19,9 +19,9 @@ from typing import Protocol
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import writer_names
-from depthmup_flax.errors import InputError
 from depthmup_flax.training.event_file import EventFile
 from depthmup_flax.training.wandb_run import WandbRun
+from depthmup_flax.util.errors import InputError
 
 log = logging.getLogger(__name__)
 

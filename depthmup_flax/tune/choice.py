@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.errors import InputError
-from depthmup_flax.records import COMPLETED, LEARNING_RATE, SEED, Record
+from depthmup_flax.records.table import COMPLETED, LEARNING_RATE, SEED, Record
 from depthmup_flax.report.optimum import NEXT_TO_DIVERGENCE, find_optimum
+from depthmup_flax.util.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import default_config
-from depthmup_flax.errors import InputError, did_you_mean
-from depthmup_flax.records import LEARNING_RATE, SEED
+from depthmup_flax.records.table import LEARNING_RATE, SEED
 from depthmup_flax.sweep.grid import powers_of_two, sweep_config
+from depthmup_flax.util.errors import InputError, did_you_mean
 
 # Field of the parametrization that --tune may name -> factors of its present value that are tried.
 TUNABLE: Mapping[str, Sequence[float]] = {

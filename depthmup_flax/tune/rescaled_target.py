@@ -8,7 +8,6 @@ import warnings
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import optimizer_kwargs, set_field
-from depthmup_flax.errors import InputError
 from depthmup_flax.rule.rescaling import (
     DEFAULT,
     OPTIMIZER_RULES,
@@ -17,6 +16,7 @@ from depthmup_flax.rule.rescaling import (
     rescaled_hyperparameters,
     rescaling_table,
 )
+from depthmup_flax.util.errors import InputError
 
 _FIELDS = ("learning_rate", "warmup_steps", "weight_decay")
 

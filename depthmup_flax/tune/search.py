@@ -9,16 +9,16 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
-from depthmup_flax import messages
 from depthmup_flax.config import shipped as shipped_configs
 from depthmup_flax.config.fields import field_paths, get_field, set_field
 from depthmup_flax.config.files import from_file
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.errors import InputError
+from depthmup_flax.engine.experiment import build
 from depthmup_flax.sweep.runner import sweep
-from depthmup_flax.training.experiment import build
 from depthmup_flax.tune.choice import best, describe
 from depthmup_flax.tune.rescaled_target import Rescaling, rescale_target
+from depthmup_flax.util import messages
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir import directory as workdirs
 from depthmup_flax.workdir.files import write_atomically

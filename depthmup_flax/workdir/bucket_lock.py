@@ -17,8 +17,8 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from depthmup_flax.errors import RunStopped
-from depthmup_flax.types import Json
+from depthmup_flax.util.errors import RunStopped
+from depthmup_flax.util.types import Json
 from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir.lock import BEAT_S, BOOT, DELETED, EXPIRY_S, now_s, taken_in_time
 

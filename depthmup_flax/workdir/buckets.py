@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
-from depthmup_flax.errors import InputError, RunStopped
+from depthmup_flax.util.errors import InputError, RunStopped
 
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}  # file systems of fsspec
 _EXTRA = "pip install 'depthmup-flax[buckets]'"

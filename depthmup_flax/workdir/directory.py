@@ -11,7 +11,7 @@ import pathlib
 import types
 from collections.abc import Iterator
 
-from depthmup_flax.errors import InputError, RunStopped
+from depthmup_flax.util.errors import InputError, RunStopped
 from depthmup_flax.workdir import bucket_lock, buckets
 from depthmup_flax.workdir import lock as file_lock
 from depthmup_flax.workdir.files import create, delete_leftovers, read_json, retried

@@ -15,8 +15,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from depthmup_flax.errors import InputError
-from depthmup_flax.types import Json
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import Json
 from depthmup_flax.workdir import buckets
 
 

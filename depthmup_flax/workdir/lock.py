@@ -27,7 +27,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from depthmup_flax.errors import Busy, RunStopped
+from depthmup_flax.util.errors import Busy, RunStopped
 from depthmup_flax.workdir.files import link_exclusively, temporary_name
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 
-from depthmup_flax.records import COMPLETED, LEARNING_RATE, SEED, read_sweep
+from depthmup_flax.records.table import COMPLETED, LEARNING_RATE, SEED, read_sweep
 from depthmup_flax.report.optimum import (
     EDGE_HIGH,
     EDGE_LOW,

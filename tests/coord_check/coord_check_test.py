@@ -15,8 +15,8 @@ import depthmup_flax as dm
 from depthmup_flax.config import default_config
 from depthmup_flax.coord_check import Network, coord_check, linen_network, nnx_network
 from depthmup_flax.coord_check.from_config import check_config
-from depthmup_flax.power_fits import fit_power
 from depthmup_flax.rule.info_trees import is_info
+from depthmup_flax.util.power_fits import fit_power
 
 
 class Block(nn.Module):

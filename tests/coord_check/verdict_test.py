@@ -10,7 +10,7 @@ import depthmup_flax as dm
 from depthmup_flax.coord_check.layer_names import collapsers
 from depthmup_flax.coord_check.trend import fit_trend
 from depthmup_flax.coord_check.verdict import verdict_of
-from depthmup_flax.power_fits import fit_power
+from depthmup_flax.util.power_fits import fit_power
 
 
 @pytest.mark.parametrize("slope", [-0.5, 0.0, 0.37, 2.0])

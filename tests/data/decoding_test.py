@@ -32,7 +32,7 @@ from data_sets import (
 
 from depthmup_flax import data
 from depthmup_flax.data import crops, decoding
-from depthmup_flax.errors import RunStopped
+from depthmup_flax.util.errors import RunStopped
 
 
 def test_a_training_image_is_the_drawn_part_of_its_file(photographs):

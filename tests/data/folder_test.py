@@ -22,7 +22,7 @@ from data_sets import (
 )
 
 from depthmup_flax import data
-from depthmup_flax.errors import RunStopped
+from depthmup_flax.util.errors import RunStopped
 
 
 @pytest.mark.parametrize("test", ["test", "val"])

@@ -10,15 +10,15 @@ import pytest
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import from_file
-from depthmup_flax.errors import InputError
-from depthmup_flax.limits import diversity, phase_networks, phase_plane, run
-from depthmup_flax.limits import feature_distances as paths
-from depthmup_flax.limits import finite_networks as networks
-from depthmup_flax.power_fits import fit_power
+from depthmup_flax.papers.limits import diversity, phase_networks, phase_plane, run
+from depthmup_flax.papers.limits import feature_distances as paths
+from depthmup_flax.papers.limits import finite_networks as networks
 from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.optimizer import depthmup, freeze
 from depthmup_flax.rule.parametrization import get_parametrization
 from depthmup_flax.rule.roles import param_info
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.power_fits import fit_power
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs" / "limits"
 FIGURES = ("phase_diagram", "diversity")

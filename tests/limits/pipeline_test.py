@@ -8,9 +8,9 @@ import pytest
 from processes import run_command
 
 from depthmup_flax.config import from_file
-from depthmup_flax.errors import InputError
-from depthmup_flax.limits import limits_config, pipeline, run
-from depthmup_flax.limits.panels import page
+from depthmup_flax.papers.limits import limits_config, pipeline, run
+from depthmup_flax.papers.limits.panels import page
+from depthmup_flax.util.errors import InputError
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from depthmup_flax.limits.pipeline import FIGURES, figure_module
+from depthmup_flax.papers.limits.pipeline import FIGURES, figure_module
 
 REPRODUCTION = pathlib.Path(__file__).parents[2] / "docs" / "reproduction"
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from depthmup_flax.config import from_file
-from depthmup_flax.errors import InputError
-from depthmup_flax.limits import limit_convergence, linear_kernel, linear_limit, ntk, run, training_curve
-from depthmup_flax.limits.finite_networks import ensemble_sizes
-from depthmup_flax.limits.fitted_rates import aligned, rate, rates_table
+from depthmup_flax.papers.limits import limit_convergence, linear_kernel, linear_limit, ntk, run, training_curve
+from depthmup_flax.papers.limits.finite_networks import ensemble_sizes
+from depthmup_flax.papers.limits.fitted_rates import aligned, rate, rates_table
+from depthmup_flax.util.errors import InputError
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs" / "limits"
 MODULES = {"ntk": ntk, "linear_kernel": linear_kernel, "linear_limit": linear_limit, "training_curve": training_curve}

@@ -12,11 +12,13 @@ import processes
 import pytest
 from joined import Joined, free_port, train_py
 
-from depthmup_flax import InputError, data, errors
+from depthmup_flax import InputError, data
 from depthmup_flax.config import default_config
 from depthmup_flax.config.files import from_file
-from depthmup_flax.parallel import distributed, sharding
+from depthmup_flax.parallel import sharding
+from depthmup_flax.process import distributed
 from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.util import errors
 
 STEPS = 12
 
@@ -172,9 +174,9 @@ def train_py_in_own_home(arguments, devices):
 
 def train_py_on_own_disk(homes, arguments, devices):
     """``train.py`` with a home directory per process, below ``homes``."""
-    from depthmup_flax.training import same_run
+    from depthmup_flax.training import process_agreement
 
-    same_run._VISIBLE_S = 0.5
+    process_agreement._VISIBLE_S = 0.5
     options = dict(argument.split("=", 1) for argument in arguments)
     os.environ["HOME"] = f"{homes}/{options['--process_id']}"
     return train_py(arguments, devices)

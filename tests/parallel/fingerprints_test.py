@@ -7,7 +7,7 @@ import processes
 import pytest
 from joined import Joined, train_py
 
-from depthmup_flax import errors
+from depthmup_flax.util import errors
 
 SMALL = ("--config.model.width=8", "--config.model.depth=2", "--config.train.batch_size=16")
 
@@ -33,9 +33,9 @@ def sentences(path):
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from depthmup_flax.errors import RunStopped
     from depthmup_flax.parallel import sharding
     from depthmup_flax.parallel.fingerprints import require_equal_copies
+    from depthmup_flax.util.errors import RunStopped
 
     mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
     ids = np.vectorize(lambda device: device.id)(mesh.devices)
@@ -97,7 +97,7 @@ def train_with_a_corrupted_copy(arguments, devices):
     """``train.py``, where a bit of a kernel on the device of process 1 flips after step 5."""
     import jax
 
-    from depthmup_flax.training.sharded_program import ShardedProgram
+    from depthmup_flax.engine.sharded_program import ShardedProgram
 
     take = ShardedProgram.take
 

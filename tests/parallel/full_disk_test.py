@@ -7,7 +7,7 @@ import pathlib
 import pytest
 from joined import Joined, train_py
 
-from depthmup_flax import errors
+from depthmup_flax.util import errors
 
 SMALL = ("--config.model.width=8", "--config.model.depth=2", "--config.train.batch_size=16", "--config.train.steps=40")
 OFTEN = ("--config.train.log_every=1", "--config.train.eval_every=100", "--config.train.checkpoint_every=4")

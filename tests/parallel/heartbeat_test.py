@@ -7,9 +7,9 @@ import time
 import pytest
 from joined import Joined, train_py
 
-from depthmup_flax import errors
-from depthmup_flax.parallel import heartbeat
-from depthmup_flax.parallel.heartbeat import Watch
+from depthmup_flax.process import heartbeat
+from depthmup_flax.process.heartbeat import Watch
+from depthmup_flax.util import errors
 
 TIMEOUT_S = 6.0
 
@@ -92,7 +92,7 @@ def test_a_process_that_fails_ends_the_others_with_its_sentence_and_exit_code():
 
 
 def train_py_watched(arguments, devices):
-    from depthmup_flax.parallel import distributed
+    from depthmup_flax.process import distributed
 
     distributed.HEARTBEAT_TIMEOUT_S = TIMEOUT_S
     heartbeat._TICK_S = 1.0  # the fixture's would be inherited

@@ -9,6 +9,9 @@ from small_runs import a_sweep
 
 from depthmup_flax.config import default_config
 from depthmup_flax.data.sources.blank import PlannedData, Sizes
+from depthmup_flax.engine.device_batches import put_train_data
+from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.sharded_program import ShardedProgram
 from depthmup_flax.parallel import sharding
 from depthmup_flax.plan import programs
 from depthmup_flax.plan.estimate import Memory, make_plan, memory_of, seconds_of
@@ -18,9 +21,6 @@ from depthmup_flax.plan.programs import OutOfMemory, compile_run, compile_sweep,
 from depthmup_flax.plan.remedies import remedies, sweep_remedies
 from depthmup_flax.plan.summary import as_json, duration, memory_line, text
 from depthmup_flax.plan.topologies import CHIPS
-from depthmup_flax.training.device_batches import put_train_data
-from depthmup_flax.training.experiment import build
-from depthmup_flax.training.sharded_program import ShardedProgram
 
 GIB = 2**30
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from depthmup_flax.config import default_config
-from depthmup_flax.errors import InputError
 from depthmup_flax.plan.estimate import Memory
 from depthmup_flax.plan.mesh_search import compilations, meshes, search, table
+from depthmup_flax.util.errors import InputError
 
 GIB = 2**30
 

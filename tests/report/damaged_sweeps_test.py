@@ -13,12 +13,12 @@ import time
 import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, parabola, sweep_of, write
 
-from depthmup_flax.errors import InputError, RunStopped, printable
-from depthmup_flax.records import Sweep, read_sweep
+from depthmup_flax.records.run_hash import RunNames
+from depthmup_flax.records.table import Sweep, read_sweep
 from depthmup_flax.report import make_report
 from depthmup_flax.report.make_report import studies
 from depthmup_flax.report.tables import as_data, as_text
-from depthmup_flax.run_hash import RunNames
+from depthmup_flax.util.errors import InputError, RunStopped, printable
 
 
 def text_of(directory):

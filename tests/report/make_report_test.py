@@ -7,11 +7,11 @@ import math
 import pytest
 from planted_sweeps import RATES, X, data_of, parabola, sweep_of, write
 
-from depthmup_flax.errors import InputError
-from depthmup_flax.records import Sweep, read_sweep
+from depthmup_flax.records.table import Sweep, read_sweep
 from depthmup_flax.report import make_report
 from depthmup_flax.report.make_report import studies
 from depthmup_flax.report.tables import as_data, as_text
+from depthmup_flax.util.errors import InputError
 
 
 def test_shards_give_the_same_report_as_the_whole(tmp_path):

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, data_of, parabola, study_of, sweep_of, write
 
-from depthmup_flax.errors import InputError
-from depthmup_flax.records import Sweep, read_sweep
+from depthmup_flax.records.table import Sweep, read_sweep
 from depthmup_flax.report.loss_surfaces import profile, roles
 from depthmup_flax.report.make_report import studies
 from depthmup_flax.report.optimum import EDGE_HIGH, EDGE_LOW, NEXT_TO_DIVERGENCE
 from depthmup_flax.report.tables import as_data, as_text, warnings
 from depthmup_flax.report.transfer_figures import loss_limits
+from depthmup_flax.util.errors import InputError
 
 
 def test_a_planted_parabola_is_recovered_within_its_interval():

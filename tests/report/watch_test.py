@@ -9,7 +9,7 @@ import types
 import pytest
 from planted_sweeps import RATES, X, parabola, sweep_of
 
-from depthmup_flax.records import RecordWriter, Sweep, info_to_json
+from depthmup_flax.records.table import RecordWriter, Sweep, info_to_json
 from depthmup_flax.report.watch import State, look, progress_line, watch
 from depthmup_flax.workdir import lock
 

@@ -9,19 +9,19 @@ from processes import ROOT
 
 from depthmup_flax.config.fields import default_config, run_differences
 from depthmup_flax.config.files import from_file
-from depthmup_flax.errors import InputError
 from depthmup_flax.papers import claims
-from depthmup_flax.records import read_info, read_runs, read_sweep
+from depthmup_flax.records.run_hash import RunNames
+from depthmup_flax.records.table import read_info, read_runs, read_sweep
 from depthmup_flax.report import make_report
 from depthmup_flax.report.make_report import studies
 from depthmup_flax.report.tables import as_data, as_text
-from depthmup_flax.run_hash import RunNames
 from depthmup_flax.sweep.grid import expand, sweep_config, sweep_info
 from depthmup_flax.sweep.grid_extension import extension
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.tune.proxy import proxy_config, tuning_sweep
 from depthmup_flax.tune.rescaled_target import Rescaling
 from depthmup_flax.tune.search import tune
+from depthmup_flax.util.errors import InputError
 
 SCALES = ("cpu", "long")
 COMMITTED = sorted(path.parent for scale in SCALES for path in (ROOT / "docs").glob(f"*/*-{scale}/sweep.json"))

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from depthmup_flax.config import default_config
-from depthmup_flax.records import COMPLETED, Record
+from depthmup_flax.records.table import COMPLETED, Record
 from depthmup_flax.sweep.grid import expand, sweep_config
 from depthmup_flax.sweep.grid_extension import extension, next_value
 

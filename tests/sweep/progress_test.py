@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tqdm import tqdm
 
-from depthmup_flax import messages
-from depthmup_flax.records import COMPLETED, DIVERGED
+from depthmup_flax.records.table import COMPLETED, DIVERGED
 from depthmup_flax.sweep import progress
 from depthmup_flax.sweep.progress import SweepProgress
+from depthmup_flax.util import messages
 
 
 @dataclasses.dataclass

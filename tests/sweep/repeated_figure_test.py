@@ -6,7 +6,7 @@ from data_sets import real_data
 from processes import ROOT
 
 from depthmup_flax.config import from_file
-from depthmup_flax.records import SEED, read_sweep
+from depthmup_flax.records.table import SEED, read_sweep
 from depthmup_flax.sweep.runner import sweep
 
 LANES_DIFFER_BY = 0.02  # losses of one run in programs of other lanes, at most

@@ -5,7 +5,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from processes import ROOT
 
 from depthmup_flax.config import from_file
-from depthmup_flax.records import CONTINUOUS, SEED, read_info
+from depthmup_flax.records.table import CONTINUOUS, SEED, read_info
 from depthmup_flax.report.make_report import make_report
 from depthmup_flax.sweep.grid import expand
 from depthmup_flax.sweep.runner import sweep

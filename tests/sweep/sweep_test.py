@@ -18,8 +18,9 @@ from processes import ROOT, run_command
 
 from depthmup_flax.config.fields import default_config, validate
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.errors import InputError
-from depthmup_flax.records import Record, read_records, read_sweep
+from depthmup_flax.engine.device_batches import put_train_data
+from depthmup_flax.engine.multi_step import CallLength, Periods
+from depthmup_flax.records.table import Record, read_records, read_sweep
 from depthmup_flax.sweep import at_scale, lane_count, powers_of_two, runner, sweep_config
 from depthmup_flax.sweep.cohort import Cohort, train
 from depthmup_flax.sweep.dry_run import describe
@@ -28,9 +29,8 @@ from depthmup_flax.sweep.lane_layout import cohorts, lay_out, one_seed_fits
 from depthmup_flax.sweep.lane_program import row_major, sweep_mesh
 from depthmup_flax.sweep.program_group import GroupPrograms, plan
 from depthmup_flax.sweep.runner import sweep
-from depthmup_flax.training.device_batches import put_train_data
 from depthmup_flax.training.loop import train_and_evaluate
-from depthmup_flax.training.multi_step import CallLength, Periods
+from depthmup_flax.util.errors import InputError
 
 RATE = "optimizer.learning_rate"
 

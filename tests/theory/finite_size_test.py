@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from depthmup_flax.errors import InputError
-from depthmup_flax.theory import Ensemble, finite_size_error
+from depthmup_flax.papers.theory import Ensemble, finite_size_error
+from depthmup_flax.util.errors import InputError
 
 
 def test_parts_of_the_error_are_recovered_without_bias():

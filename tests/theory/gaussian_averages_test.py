@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from depthmup_flax.nn.layers import NONLINEARITIES
-from depthmup_flax.theory import ACTIVATIONS, get_activation
+from depthmup_flax.papers.theory import ACTIVATIONS, get_activation
 
 pytestmark = pytest.mark.usefixtures("float64")
 # gelu and tanh share the sum over points, which compiles slowly.

@@ -9,8 +9,8 @@ import pytest
 from scipy import integrate, linalg
 
 import depthmup_flax as dm
-from depthmup_flax.errors import InputError
-from depthmup_flax.theory import ACTIVATIONS, get_activation, gram, lazy_kernels, predict
+from depthmup_flax.papers.theory import ACTIVATIONS, get_activation, gram, lazy_kernels, predict
+from depthmup_flax.util.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("float64")
 unoptimized = pytest.mark.usefixtures("unoptimized")

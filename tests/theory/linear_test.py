@@ -10,8 +10,8 @@ import optax
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.errors import InputError
-from depthmup_flax.theory import gram, lazy_kernels, linear_training, one_step_kernel
+from depthmup_flax.papers.theory import gram, lazy_kernels, linear_training, one_step_kernel
+from depthmup_flax.util.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("float64")
 unoptimized = pytest.mark.usefixtures("unoptimized")

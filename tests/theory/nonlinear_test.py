@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from depthmup_flax.errors import InputError
-from depthmup_flax.limits import finite_networks as networks
 from depthmup_flax.nn.layers import NONLINEARITIES
-from depthmup_flax.theory import gram, lazy_kernels, linear_training, nonlinear_training
+from depthmup_flax.papers.limits import finite_networks as networks
+from depthmup_flax.papers.theory import gram, lazy_kernels, linear_training, nonlinear_training
+from depthmup_flax.util.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("float64")
 

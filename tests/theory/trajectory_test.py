@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from depthmup_flax.errors import InputError
-from depthmup_flax.theory import (
+from depthmup_flax.papers.theory import (
     gram,
     infinite_depth,
     lazy_kernels,
@@ -15,6 +14,7 @@ from depthmup_flax.theory import (
     nonlinear_training,
     one_step_kernel,
 )
+from depthmup_flax.util.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("float64")
 unoptimized = pytest.mark.usefixtures("unoptimized")

@@ -11,8 +11,8 @@ from joined import Joined
 
 from depthmup_flax import InputError
 from depthmup_flax.config.fields import config_hash, default_config
-from depthmup_flax.errors import RunStopped
 from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.util.errors import RunStopped
 
 BAD = {"train": (3, 17), "test": (1, 12)}
 

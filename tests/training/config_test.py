@@ -5,9 +5,9 @@ import json
 import pytest
 from flax.traverse_util import flatten_dict
 
-from depthmup_flax import run_hash
 from depthmup_flax.config import fields as configs
 from depthmup_flax.models import MODELS
+from depthmup_flax.records.table import run_hash
 
 # Fields that every hash is of. The list is complete: a new field never joins it.
 HASHED = {
@@ -29,7 +29,7 @@ def test_a_new_field_of_the_config_is_listed_so_that_records_keep_their_names():
     fields = {path for tree in defaults for path in flatten_dict(tree, sep=".")}
     assert sorted(fields - hashed) == [], (
         "New fields would give every run another hash, so that no record of an earlier version is recognized. List "
-        "them in depthmup_flax/run_hash.py: in EXECUTION if they do not change what is trained; else in ADDED, with "
+        "them in records/run_hash.py: in EXECUTION if they do not change what is trained; else in ADDED, with "
         "the value that means what was before, and make that value their default."
     )
     assert sorted(hashed - fields) == [], (

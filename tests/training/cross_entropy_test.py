@@ -11,9 +11,9 @@ import optax
 import pytest
 
 import depthmup_flax as dm
+from depthmup_flax.engine import cross_entropy
+from depthmup_flax.engine.step import init_state, make_eval_step, make_train_step
 from depthmup_flax.nn.layers import Factors
-from depthmup_flax.training import cross_entropy
-from depthmup_flax.training.step import init_state, make_eval_step, make_train_step
 
 TOKENS = jax.random.randint(jax.random.key(1), (4, 12), 0, 7)
 SMALL = {"width": 4, "depth": 1, "base_width": 2, "num_heads": 1, "dropout": 0.2}

@@ -10,11 +10,11 @@ import pytest
 from small_runs import a_sweep, assert_same_run, config
 
 from depthmup_flax import InputError
+from depthmup_flax.engine.experiment import build
 from depthmup_flax.parallel import sharding
-from depthmup_flax.records import read_records
+from depthmup_flax.records.table import read_records
+from depthmup_flax.runs.checkpoint import Checkpointer, fingerprint
 from depthmup_flax.sweep.runner import sweep
-from depthmup_flax.training.checkpoint import Checkpointer, fingerprint
-from depthmup_flax.training.experiment import build
 from depthmup_flax.training.loop import train_and_evaluate
 
 # Orbax closes an event loop too early when a file that it reads is damaged.

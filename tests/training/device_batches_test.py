@@ -6,8 +6,8 @@ import pytest
 
 from depthmup_flax.data import TextDataset, Tokenizer, from_arrays
 from depthmup_flax.data.dataset import ArraySplit
+from depthmup_flax.engine.device_batches import abstract_train_data, batch_of, put_train_data
 from depthmup_flax.parallel import sharding
-from depthmup_flax.training.device_batches import abstract_train_data, batch_of, put_train_data
 
 
 def images(dtype):

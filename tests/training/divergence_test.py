@@ -12,11 +12,11 @@ from small_runs import config
 
 from depthmup_flax import InputError
 from depthmup_flax.config.fields import config_hash
+from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.step import is_finite
+from depthmup_flax.runs.checkpoint import read_checkpoint
 from depthmup_flax.training import loop
-from depthmup_flax.training.checkpoint import read_checkpoint
-from depthmup_flax.training.experiment import build
 from depthmup_flax.training.loop import train_and_evaluate
-from depthmup_flax.training.step import is_finite
 
 
 def diverging(**train):

@@ -17,11 +17,12 @@ import pytest
 from PIL import Image
 from small_runs import a_sweep, assert_same_run, config, outcomes
 
-from depthmup_flax import InputError, errors
-from depthmup_flax.errors import RunStopped
+from depthmup_flax import InputError
+from depthmup_flax.engine.device_batches import Waiting, read_ahead
 from depthmup_flax.sweep.runner import sweep
-from depthmup_flax.training.device_batches import Waiting, read_ahead
 from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.util import errors
+from depthmup_flax.util.errors import RunStopped
 
 KILLS, SWEEP_KILLS = 20, 8
 

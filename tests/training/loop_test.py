@@ -17,14 +17,14 @@ from interruption import interrupted_before
 from depthmup_flax import InputError
 from depthmup_flax.config.fields import config_hash, default_config, differences, to_json
 from depthmup_flax.data import load as read_data
-from depthmup_flax.errors import Busy
+from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.multi_step import CallLength
+from depthmup_flax.engine.step import init_state, make_train_step
 from depthmup_flax.rule.info_trees import info_from_json
-from depthmup_flax.training.checkpoint import Checkpointer
-from depthmup_flax.training.experiment import build
+from depthmup_flax.runs.checkpoint import Checkpointer
+from depthmup_flax.runs.trained import load_run
 from depthmup_flax.training.loop import train_and_evaluate
-from depthmup_flax.training.multi_step import CallLength
-from depthmup_flax.training.step import init_state, make_train_step
-from depthmup_flax.training.trained_run import load_run
+from depthmup_flax.util.errors import Busy
 from depthmup_flax.workdir.directory import RUN, claimed
 
 

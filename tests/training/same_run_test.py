@@ -6,10 +6,10 @@ import dataclasses
 import pytest
 from small_runs import config
 
-from depthmup_flax import provenance
 from depthmup_flax.data.dataset import ArraySplit
-from depthmup_flax.training.experiment import build
-from depthmup_flax.training.same_run import facts
+from depthmup_flax.engine.experiment import build
+from depthmup_flax.records.table import provenance
+from depthmup_flax.training.process_agreement import facts
 
 
 def changed(name, value):
@@ -54,7 +54,7 @@ def test_another_version_or_another_edit_of_the_code_counts(monkeypatch):
     ours = facts(build(config()))
     packages = [name for name in provenance.PACKAGES if name not in ("orbax-checkpoint", "pillow")]
     monkeypatch.setattr(provenance, "PACKAGES", packages)
-    monkeypatch.setattr("depthmup_flax.training.same_run._source_digest", lambda: "0123456789ab")
+    monkeypatch.setattr("depthmup_flax.training.process_agreement._source_digest", lambda: "0123456789ab")
     theirs = facts(build(config()))
     assert {name for name in ours if ours[name] != theirs.get(name)} == {
         "the hash of the code",

@@ -10,7 +10,7 @@ import pytest
 from data_sets import error
 
 from depthmup_flax import create_model, get_parametrization
-from depthmup_flax.training.text_generation import generate
+from depthmup_flax.runs.text_generation import generate
 
 
 class Counter(nn.Module):

@@ -15,9 +15,9 @@ from interruption import interrupted_before
 
 from depthmup_flax import data
 from depthmup_flax.config import default_config
-from depthmup_flax.training.experiment import build
+from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.step import EvalMetrics, init_state, make_eval_step, make_train_step
 from depthmup_flax.training.loop import train_and_evaluate
-from depthmup_flax.training.step import EvalMetrics, init_state, make_eval_step, make_train_step
 
 PATTERN = "the rain in spain stays mainly in the plain.\n"
 
@@ -65,7 +65,7 @@ def test_control_characters_of_a_sample_stay_in_its_file_and_overwriting_deletes
     pattern, tmp_path, monkeypatch, logged
 ):
     tokens = np.array([27, 91, 65, 10, 66])
-    monkeypatch.setattr("depthmup_flax.training.text_generation.generate", lambda *args, **kwargs: tokens)
+    monkeypatch.setattr("depthmup_flax.runs.text_generation.generate", lambda *args, **kwargs: tokens)
     short = {"data": {"tokenizer": "byte"}, "train": {"steps": 2, "eval_every": 2, "log_every": 1}}
     train_and_evaluate(tiny(pattern, **short), tmp_path / "run")
     assert (tmp_path / "run" / "sample.txt").read_text() == "\x1b[A\nB\n"

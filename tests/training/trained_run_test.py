@@ -14,11 +14,11 @@ import depthmup_flax as dm
 from depthmup_flax.config.fields import config_hash, default_config
 from depthmup_flax.data import ImageDataset, Tokenizer, load, stored_dataset
 from depthmup_flax.data.text import TextDataset
+from depthmup_flax.runs import trained as trained_run
+from depthmup_flax.runs.checkpoint import read_checkpoint
+from depthmup_flax.runs.metrics_table import read_metrics
 from depthmup_flax.sweep.runner import sweep
-from depthmup_flax.training import trained_run
-from depthmup_flax.training.checkpoint import read_checkpoint
 from depthmup_flax.training.loop import train_and_evaluate
-from depthmup_flax.training.metrics_table import read_metrics
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from small_runs import config
 from tensorboardX.record_writer import RecordWriter
 
 from depthmup_flax.config.fields import config_hash
-from depthmup_flax.errors import InputError
 from depthmup_flax.training import writers
 from depthmup_flax.training.event_file import EventFile
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.training.writers import BackgroundWriter
+from depthmup_flax.util.errors import InputError
 
 
 class Rows:

@@ -9,13 +9,13 @@ from processes import ROOT, run_command
 
 from depthmup_flax.config.fields import default_config, get_field, optimizer_kwargs, set_field
 from depthmup_flax.config.files import from_file
-from depthmup_flax.errors import InputError
-from depthmup_flax.records import Record
+from depthmup_flax.records.table import Record
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.tune.choice import best, describe
 from depthmup_flax.tune.proxy import proxy_config, tuning_sweep
 from depthmup_flax.tune.rescaled_target import Rescaling, rescale_target
 from depthmup_flax.tune.search import tuned_file
+from depthmup_flax.util.errors import InputError
 
 RATE = "optimizer.learning_rate"
 

@@ -13,12 +13,12 @@ import pytest
 from joined import free_port
 from small_runs import a_sweep, assert_same_run, config, outcomes
 
-from depthmup_flax import errors
-from depthmup_flax.records import read_sweep
+from depthmup_flax.records.table import read_sweep
 from depthmup_flax.report import make_report
+from depthmup_flax.runs.trained import load_run
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.loop import train_and_evaluate
-from depthmup_flax.training.trained_run import load_run
+from depthmup_flax.util import errors
 from depthmup_flax.workdir.directory import as_path
 
 KILLS = 5

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import processes
 import pytest
 
-from depthmup_flax.errors import Busy, InputError, RunStopped
 from depthmup_flax.report import make_report
-from depthmup_flax.training.checkpoint import Checkpointer
+from depthmup_flax.runs.checkpoint import Checkpointer
+from depthmup_flax.util.errors import Busy, InputError, RunStopped
 from depthmup_flax.workdir import bucket_lock, buckets
 from depthmup_flax.workdir.directory import RUN, SWEEP, as_path, claimed
 

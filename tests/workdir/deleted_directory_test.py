@@ -5,10 +5,10 @@ import shutil
 import pytest
 from small_runs import a_sweep, config
 
-from depthmup_flax.errors import InputError, RunStopped
 from depthmup_flax.sweep import runner
 from depthmup_flax.sweep.resume import Unfinished
 from depthmup_flax.training.loop import _Run, train_and_evaluate
+from depthmup_flax.util.errors import InputError, RunStopped
 from depthmup_flax.workdir.directory import SWEEP, claimed
 
 GONE = r"workdir .* was deleted or renamed while it was in use: restore it, and rerun the command"

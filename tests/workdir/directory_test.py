@@ -13,11 +13,11 @@ from processes import ROOT, run_command
 from small_runs import a_sweep, config
 
 from depthmup_flax.config import from_file
-from depthmup_flax.errors import InputError, RunStopped
-from depthmup_flax.limits import pipeline
+from depthmup_flax.papers.limits import pipeline
 from depthmup_flax.report import make_report
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.util.errors import InputError, RunStopped
 from depthmup_flax.workdir.directory import (
     COORD_CHECK,
     LIMITS,
@@ -235,7 +235,7 @@ def test_the_whole_work_is_not_deleted_while_a_part_runs(tmp_path):
 
 
 def test_a_part_that_starts_while_the_whole_work_is_deleted_waits(tmp_path, logged):
-    from depthmup_flax.errors import Busy
+    from depthmup_flax.util.errors import Busy
 
     with (
         claimed(tmp_path, SWEEP, lock=".lock-records") as claim,

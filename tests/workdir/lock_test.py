@@ -9,7 +9,7 @@ import time
 import file_server
 import pytest
 
-from depthmup_flax.errors import Busy, RunStopped
+from depthmup_flax.util.errors import Busy, RunStopped
 from depthmup_flax.workdir import lock as locks
 from depthmup_flax.workdir.lock import held
 

@@ -9,10 +9,10 @@ import pytest
 from interruption import interrupted_before
 from small_runs import a_sweep, assert_same_run, config, outcomes
 
-from depthmup_flax.errors import Busy, InputError
+from depthmup_flax.runs.trained import load_run
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.loop import train_and_evaluate
-from depthmup_flax.training.trained_run import load_run
+from depthmup_flax.util.errors import Busy, InputError
 from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir.directory import RUN, as_path, claimed
 from depthmup_flax.workdir.mirror import Mirror

@@ -13,7 +13,7 @@ import depthmup_flax as dm
 from depthmup_flax.coord_check import Network, Source, coord_check, linen_network, nnx_network
 from depthmup_flax.coord_check.report import Report
 from depthmup_flax.infer.audit import Audit
-from depthmup_flax.types import ArrayTree, InfoTree
+from depthmup_flax.util.types import ArrayTree, InfoTree
 
 from .edits import BASE_DEPTH, BASE_WIDTH, Edits
 from .mistakes import GENERAL, LEARNING_RATE, Mistake

@@ -11,7 +11,7 @@ import optax
 
 import depthmup_flax as dm
 from depthmup_flax.rule.info_trees import flatten_info, matches
-from depthmup_flax.types import InfoTree
+from depthmup_flax.util.types import InfoTree
 
 from .edits import RULE, Edits
 

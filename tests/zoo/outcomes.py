@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from depthmup_flax.coord_check.verdict import NO_ANSWER
-from depthmup_flax.errors import InputError
+from depthmup_flax.util.errors import InputError
 
 from .cases import CASES
 

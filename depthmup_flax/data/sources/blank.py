@@ -14,8 +14,8 @@ from depthmup_flax.data.images import ImageDataset
 from depthmup_flax.data.sources.registry import LoadOnce, checked_source
 from depthmup_flax.data.sources.source import NotHere, placement
 from depthmup_flax.data.text import TextDataset, Tokenizer
-from depthmup_flax.errors import InputError
-from depthmup_flax.types import HostBatch
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import HostBatch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from depthmup_flax.data.crops import fit
 from depthmup_flax.data.dataset import ArraySplit, DataConfig
 from depthmup_flax.data.images import ImageDataset
 from depthmup_flax.data.sources.source import Source, images_in_memory, limited
-from depthmup_flax.extras import require
+from depthmup_flax.util.extras import require
 
 _CLASSES = tuple("0123456789")
 

@@ -10,7 +10,7 @@ from depthmup_flax.data.dataset import DataConfig
 from depthmup_flax.data.decoding import Encoded, EncodedExamples, printable_path, read_error
 from depthmup_flax.data.images import ImageDataset
 from depthmup_flax.data.sources.source import NotHere, Source, images_of_files
-from depthmup_flax.errors import InputError
+from depthmup_flax.util.errors import InputError
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from depthmup_flax.data.sources.source import Source
 from depthmup_flax.data.sources.text_file import TEXT
 from depthmup_flax.data.sources.tfds import TFDS
 from depthmup_flax.data.text import TOKENIZERS
-from depthmup_flax.errors import InputError, closest, did_you_mean
+from depthmup_flax.util.errors import InputError, closest, did_you_mean
 
 # The first word of data.name -> what it means. A new source is a module with a `Source`, and a line here.
 SOURCES: dict[str, Source] = {

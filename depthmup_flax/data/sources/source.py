@@ -9,7 +9,7 @@ import numpy as np
 from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, Placement
 from depthmup_flax.data.decoding import EncodedExamples, EncodedSplit
 from depthmup_flax.data.images import ImageDataset, channel_statistics, from_arrays
-from depthmup_flax.errors import InputError
+from depthmup_flax.util.errors import InputError
 
 AnySplit = TypeVar("AnySplit", ArraySplit, EncodedSplit)
 

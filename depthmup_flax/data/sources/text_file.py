@@ -7,7 +7,7 @@ import numpy as np
 from depthmup_flax.data.dataset import ArraySplit, DataConfig
 from depthmup_flax.data.sources.source import NotHere, Source, limited, placement
 from depthmup_flax.data.text import TextDataset, Tokenizer
-from depthmup_flax.errors import InputError
+from depthmup_flax.util.errors import InputError
 
 
 def _load(path: str, config: DataConfig) -> TextDataset:

@@ -14,8 +14,8 @@ from depthmup_flax.data.dataset import DataConfig
 from depthmup_flax.data.decoding import Encoded, EncodedExamples
 from depthmup_flax.data.images import ImageDataset
 from depthmup_flax.data.sources.source import NotHere, Source, images_of_files
-from depthmup_flax.errors import InputError
-from depthmup_flax.extras import require
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.extras import require
 
 if TYPE_CHECKING:
     from tensorflow_datasets.core import DatasetBuilder

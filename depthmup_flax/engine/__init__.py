@@ -1,0 +1,1 @@
+"""From a config to compiled training: experiment, step, calls, batches on devices, programs."""

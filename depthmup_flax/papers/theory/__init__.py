@@ -1,0 +1,35 @@
+"""Limits of wide and deep residual networks, computed in a line of code.
+
+Pure JAX, without models: kernels in, kernels and predictions out. `lazy` is the limit of frozen features; `linear` and
+`nonlinear` train networks of infinite width, whose features move; `trajectory` is their result, and its limit of
+infinite depth; `finite_size` splits the distance of finite networks to the limit. The README has an example.
+"""
+
+from depthmup_flax.papers.theory.finite_size import Ensemble, FiniteSizeError, SquareError, finite_size_error
+from depthmup_flax.papers.theory.gaussian_averages import ACTIVATIONS, Activation, get_activation
+from depthmup_flax.papers.theory.input_kernel import gram
+from depthmup_flax.papers.theory.lazy import LazyKernels, lazy_kernels, predict
+from depthmup_flax.papers.theory.linear import linear_training, one_step_kernel
+from depthmup_flax.papers.theory.nonlinear import nonlinear_training
+from depthmup_flax.papers.theory.trajectory import Estimate, Training, infinite_depth, square_loss
+
+__all__ = [
+    "ACTIVATIONS",
+    "Activation",
+    "Ensemble",
+    "Estimate",
+    "FiniteSizeError",
+    "LazyKernels",
+    "SquareError",
+    "Training",
+    "finite_size_error",
+    "get_activation",
+    "gram",
+    "infinite_depth",
+    "lazy_kernels",
+    "linear_training",
+    "nonlinear_training",
+    "one_step_kernel",
+    "predict",
+    "square_loss",
+]

@@ -1,0 +1,201 @@
+"""The lazy limit: a wide residual network whose features do not move is a kernel machine; an ODE gives its kernel.
+
+The network is that of Bordelon et al. (arXiv:2309.16620), Eq. 1, with a branch multiplier a:
+
+    h^1     = W^0 x / sqrt(D)
+    h^(l+1) = h^l + a / sqrt(L N) W^l phi(h^l),    l = 1..L
+    f       = w . phi(h^(L+1)) / (gamma0 N)
+
+with all weights from N(0, 1); the width N goes to infinity, then gamma0 to 0. `depthmup_flax.models.ResMLP` is this
+network with ``pre_nonlin=True``, ``mean_subtraction=False``, ``base_depth=1`` and ``branch_multiplier=a``.
+
+Kernels between inputs x and x' over layer time tau = l / L in [0, 1] (Prop. 2 and App. G.1):
+
+    H   = <h h'>,                      dH/dtau =  a^2 Phi,               H(0) = x . x' / D
+    Phi = <phi(h) phi(h')>,            (h, h') Gaussian with covariance H
+    G   = <g g'>, g = N gamma0 df/dh,  dG/dtau = -a^2 G <phi'(h) phi'(h')>,   G(1) = <phi'(h) phi'(h')> at tau = 1
+
+Prop. 2 and Eq. 84 do not print the end value of G; this one is Eq. 130's, for a readout of phi(h).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from depthmup_flax.papers.theory.argument_checks import require_layers, require_number, require_whole
+from depthmup_flax.papers.theory.gaussian_averages import get_activation
+from depthmup_flax.papers.theory.input_kernel import checked_kernel
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.precision import products_in
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LazyKernels:
+    """Kernels over layer time, for P inputs.
+
+    ``error`` is that of integration over layer time, without that of the averages of gelu and tanh: the largest
+    difference of ``H``, ``G`` and ``blocks`` to those with half as many steps. An upper estimate, about 15 times too
+    high for smooth activations; 0 at finite depth.
+    """
+
+    layer_time: jax.Array  # (T,) from 0 to 1
+    H: jax.Array  # (T, P, P) covariance of preactivations
+    Phi: jax.Array  # (T, P, P) covariance of features
+    G: jax.Array  # (T, P, P) covariance of gradients by the residual stream
+    blocks: jax.Array  # (P, P) the blocks' part of the tangent kernel, ``a^2 int G Phi dtau``
+    error: jax.Array  # ()
+
+    def tangent(self, trained: Sequence[str] = ("blocks",)) -> jax.Array:
+        """(P, P): the tangent kernel K of ``f`` when these layers train at the rate eta_0 gamma0^2 N.
+
+        ``blocks`` alone is K of Eq. 87. The stem adds ``G(0) H(0)`` (Eq. 128, where K^x is H(0)). The readout adds
+        ``Phi(1)``; Eq. 128 counts it as one of L layers, but a simulation shows that it has no factor 1/L.
+        """
+        require_layers(trained)
+        parts = {"stem": self.G[0] * self.H[0], "blocks": self.blocks, "readout": self.Phi[-1]}
+        return sum((parts[name] for name in trained), jnp.zeros_like(self.blocks))
+
+
+@products_in("float32")
+def lazy_kernels(
+    start: jax.Array, activation: str, *, depth: int | None = None, branch_multiplier: float = 1.0, steps: int = 64
+) -> LazyKernels:
+    """Kernels of the lazy limit, at infinite depth or at depth L.
+
+    Differentiable, works under ``jit`` and ``vmap``, and computes in the dtype of ``start``. Layer times are
+    ``steps + 1`` or ``L + 1``. InputError for a kernel that no inputs have, an unknown activation or an invalid number.
+
+    Args:
+      start: (P, P) H at layer time 0, from `gram`.
+      activation: relu, abs, erf, linear, gelu or tanh.
+      depth: L; ``None`` is infinity, by fourth-order Runge-Kutta steps.
+      branch_multiplier: a.
+      steps: number of steps of layer time at infinite depth; a multiple of 4.
+    """
+    get_activation(activation)
+    start = checked_kernel(start)
+    require_number("branch_multiplier", branch_multiplier)
+    if depth is not None:
+        require_whole("depth", depth, also=", or None for the limit")
+        return _recursion(start, branch_multiplier, activation, depth)
+    require_whole("steps", steps)
+    if steps % 4:
+        raise InputError(f"steps is {steps}: use a multiple of 4.")
+    return _integrated(start, branch_multiplier, activation, steps)
+
+
+@products_in("float32")
+def predict(
+    kernel: jax.Array, targets: jax.Array, times: jax.Array, *, cross: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array | None]:
+    """Outputs under gradient flow on the mean of ``(y - f)^2 / 2`` over P examples, from ``f = 0`` (Eq. 87).
+
+    ``f(t) = (1 - exp(-t K / P)) y`` on the training examples and ``K' K^-1 f(t)`` elsewhere; directions in which the
+    kernel vanishes do not move. InputError for shapes that do not match, or a kernel that is not symmetric.
+
+    Args:
+      kernel: (P, P) tangent kernel of the training examples.
+      targets: (P, C) or (P,) labels y of these.
+      times: (T,) training time: learning rate eta_0 times steps.
+      cross: (Q, P) tangent kernel of other inputs with the training examples.
+
+    Returns:
+      ``(T, P, C)`` and, given ``cross``, ``(T, Q, C)``; without the last axis if ``targets`` has none.
+    """
+    kernel, targets, times = checked_kernel(kernel), jnp.asarray(targets), jnp.asarray(times)
+    cross = None if cross is None else jnp.asarray(cross)
+    examples = kernel.shape[0]
+    if targets.shape[:1] != (examples,) or targets.ndim > 2:
+        raise InputError(f"targets has shape {targets.shape}: give ({examples},) or ({examples}, outputs).")
+    if times.ndim != 1:
+        raise InputError(f"times has shape {times.shape}: give a list of times.")
+    if cross is not None and cross.shape[1:] != (examples,):
+        raise InputError(f"cross has shape {cross.shape}: give {examples} columns, one for each training example.")
+    values, vectors = jnp.linalg.eigh(kernel)
+    rate = jnp.maximum(values, 0.0) / examples
+    along = vectors.T @ targets.reshape(examples, -1)
+    moved_TxP = -jnp.expm1(-times[:, None] * rate)
+    train = jnp.einsum("ip,tp,pc->tic", vectors, moved_TxP, along).reshape(len(times), *targets.shape)
+    if cross is None:
+        return train, None
+    # (1 - e^(-t rate)) / rate, whose limit at rate 0 is t.
+    small = rate * examples < jnp.finfo(kernel.dtype).eps * examples * rate.max()
+    weight_TxP = jnp.where(small, times[:, None], moved_TxP / jnp.where(small, 1.0, rate)) / examples
+    test = jnp.einsum("qi,ip,tp,pc->tqc", cross, vectors, weight_TxP, along)
+    return train, test.reshape(len(times), cross.shape[0], *targets.shape[1:])
+
+
+def _averages(activation: str, H: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``<phi phi>`` and ``<phi' phi'>`` for covariances (..., P, P)."""
+    variance = jnp.diagonal(H, axis1=-2, axis2=-1)
+    p, q = jnp.broadcast_arrays(variance[..., :, None], variance[..., None, :])
+    phi = get_activation(activation)
+    # Sums over points of u, and of v given u, are symmetric only up to their error.
+    symmetric = lambda average: (average + average.mT) / 2
+    return symmetric(phi.values(p, q, H)), symmetric(phi.slopes(p, q, H))
+
+
+def _states(
+    step: Callable[[jax.Array, Any], jax.Array],
+    start: jax.Array,
+    given: Any = None,
+    *,
+    reverse: bool = False,
+    **kwargs: Any,
+) -> jax.Array:
+    """The states of a scan by layer, its start and end included."""
+    end, others = jax.lax.scan(lambda x, known: (step(x, known), x), start, given, reverse=reverse, **kwargs)
+    return jnp.concatenate([end[None], others] if reverse else [others, end[None]])
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _recursion(start: jax.Array, multiplier: float, activation: str, depth: int) -> LazyKernels:
+    """Depth L: dtau = 1 / L, H forward and G backward, layer by layer (App. D at gamma0 = 0)."""
+    share = multiplier**2 / depth
+    H = _states(lambda H, _: H + share * _averages(activation, H)[0], start, length=depth)
+    Phi, slopes = _averages(activation, H)
+    G = _states(lambda G, slope: G * (1.0 + share * slope), slopes[-1], slopes[:-1], reverse=True)
+    # The weights of layer l see Phi^l and the gradient by their output, G^(l+1).
+    blocks = share * jnp.einsum("lij,lij->ij", G[1:], Phi[:-1])
+    return LazyKernels(jnp.linspace(0.0, 1.0, depth + 1), H, Phi, G, blocks, jnp.zeros(()))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _integrated(start: jax.Array, multiplier: float, activation: str, steps: int) -> LazyKernels:
+    fine, coarse = (_runge_kutta(start, multiplier, activation, n) for n in (steps, steps // 2))
+    differences = (fine.H[::2] - coarse.H, fine.G[::2] - coarse.G, fine.blocks - coarse.blocks)
+    error = functools.reduce(jnp.maximum, [jnp.abs(d).max() for d in differences])
+    return dataclasses.replace(fine, error=error)
+
+
+def _runge_kutta(start: jax.Array, multiplier: float, activation: str, steps: int) -> LazyKernels:
+    """H takes steps of half the length, so that the backward steps of G have H in their middle."""
+    scale, length = multiplier**2, 1.0 / steps
+    rise = lambda H, _: scale * _averages(activation, H)[0]
+    H = _states(lambda H, _: _runge_kutta_step(rise, H, (None,) * 3, length / 2), start, length=2 * steps)
+    Phi, slopes = _averages(activation, H)
+    backward = lambda G, known: _runge_kutta_step(lambda G, slope: scale * slope * G, G, known, length)
+    G = _states(backward, slopes[-1], (slopes[2::2], slopes[1::2], slopes[:-1:2]), reverse=True)
+    H, Phi = H[::2], Phi[::2]
+    # Simpson's rule.
+    weights = jnp.ones(steps + 1, start.dtype).at[1:-1:2].set(4.0).at[2:-1:2].set(2.0) * length / 3
+    blocks = scale * jnp.einsum("t,tij,tij->ij", weights, G, Phi)
+    return LazyKernels(jnp.linspace(0.0, 1.0, steps + 1), H, Phi, G, blocks, jnp.zeros(()))
+
+
+def _runge_kutta_step(
+    slope: Callable[[jax.Array, Any], jax.Array], y: jax.Array, known: Sequence[Any], step: float
+) -> jax.Array:
+    """One classical Runge-Kutta step; ``known`` holds ``slope``'s second argument at its start, middle and end."""
+    k1 = slope(y, known[0])
+    k2 = slope(y + step / 2 * k1, known[1])
+    k3 = slope(y + step / 2 * k2, known[1])
+    k4 = slope(y + step * k3, known[2])
+    return y + step / 6 * (k1 + 2 * k2 + 2 * k3 + k4)

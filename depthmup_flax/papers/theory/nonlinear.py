@@ -1,0 +1,320 @@
+"""Residual networks of infinite width in training, with features that move: dynamical mean field theory by Monte Carlo.
+
+The network is that of `depthmup_flax.papers.theory.lazy` (Bordelon et al., arXiv:2309.16620, Eq. 1 with a branch
+multiplier a), trained by SGD with momentum and weight decay at the rate eta_0 gamma0^2 N. At infinite width the neurons of
+a layer are independent draws from one process, whose law depends on averages over itself (App. D.3, Eq. 38; in discrete time
+K.4):
+
+    h^(l+1)_t = h^l_t + a / sqrt(L) c_t (u^l_t + sum_s A^l_ts g^(l+1)_s)
+                      - eta_0 gamma0 a^2 / L  sum_(s<t) k_ts chi_s Phi^l_ts g^(l+1)_s
+    g^l_t     = g^(l+1)_t + phi'(h^l_t) [a / sqrt(L) c_t (r^l_t + sum_s B^l_ts phi(h^l_s))
+                      - eta_0 gamma0 a^2 / L  sum_(s<t) k_ts chi_s G^(l+1)_ts phi(h^l_s)]
+
+    Phi^l_ts = <phi(h^l_t) phi(h^l_s)>,  u^l Gaussian with covariance Phi^l,  A^l_ts = <d phi(h^l_t) / d r^l_s>
+    G^l_ts   = <g^l_t g^l_s>,            r^l Gaussian with covariance G^(l+1), B^l_ts = <d g^(l+1)_t / d u^l_s>
+
+where t and s run over passes (a step and an example), chi is the slope of the loss times the example's share in it, and
+``c_t = (1 - eta_0 lambda)^t`` and ``k_ts = sum_(s<=t'<t) (1 - eta_0 lambda)^(t-1-t') mu^(t'-s)`` come from decay and
+momentum (App. K.5 and L). Simulations decided where this differs from the print:
+
+* Eq. 131 writes the output as the learned part plus the response A^L scaled by sqrt(L); the response of the last layer
+  to the readout has no such factor: ``f_t = <w_t phi(h^(L+1)_t)> / gamma0``.
+* Eq. 137 sums momentum over s < t'; it must be s <= t', as in Eq. 136, or the first step does not move.
+* Eq. 51 (second line) and 67 (last) print C_h for C_g, and Eq. 69 (second line) integrates to tau; it must be from tau
+  to 1.
+
+**Solution.** In discrete time every average above needs only earlier steps, and in this step the layers below (forward)
+or above (backward). One sweep through the steps, up and down the layers, with S samples of the process for its law,
+solves the equations without iteration or damping. Responses are never differentiated, as relu's second derivative is a
+delta function: with ``u = E c``, E white and c from Gram-Schmidt on the samples of phi(h), Stein's lemma gives
+``B phi = Q <E g>`` where Q are phi's orthonormal directions, and A likewise.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from depthmup_flax.papers.theory import argument_checks
+from depthmup_flax.papers.theory.gaussian_averages import get_activation
+from depthmup_flax.papers.theory.input_kernel import checked_kernel, gram
+from depthmup_flax.papers.theory.lazy import lazy_kernels
+from depthmup_flax.papers.theory.trajectory import Estimate, Loss, Training, slope_of, square_loss
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.precision import products_in
+from depthmup_flax.util.types import Dtype, Scalar
+
+_LEAST_SAMPLES = 4096
+# Half of the samples are mirror images; the other half must clearly outnumber the variables that are made orthogonal.
+_SAMPLES_PER_NOISE = 3
+
+
+@products_in("float32")
+def nonlinear_training(
+    inputs: jax.Array,
+    targets: jax.Array,
+    *,
+    activation: str,
+    steps: int,
+    depth: int,
+    learning_rate: float = 1.0,
+    gamma0: float = 1.0,
+    branch_multiplier: float = 1.0,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    shares: jax.Array | None = None,
+    trained: Sequence[str] = ("blocks",),
+    loss: Loss = square_loss,
+    samples: int | None = None,
+    populations: int = 8,
+    key: jax.Array | None = None,
+) -> Estimate:
+    """SGD on a residual network of infinite width and depth L: the mean field theory of this module.
+
+    Takes O(L M^2 S) time and six arrays of L M S numbers for M = T P passes and S samples, one population at a time. S
+    must be several times L M, so memory grows as the square of L M: 2.5 GB in single precision at L M = 3200. The limit
+    of infinite depth is ``infinite_depth(lambda depth: nonlinear_training(..., depth=depth))``.
+
+    The error is the standard error over independent populations. The white noises of a population are exactly
+    orthogonal, so a linear network has no error. A population of S samples also has a bias of order 1/S, far below the
+    error unless populations are many and small. InputError for bad shapes or numbers, an example of norm zero, an
+    unknown name, too few samples, or training that diverges.
+
+    Args:
+      inputs: (P, D) all examples, including those that are only predicted.
+      targets: (P,) second argument of ``loss``.
+      activation: relu, abs, erf, linear, gelu or tanh.
+      steps, depth, learning_rate, branch_multiplier: T, L, eta_0 and a.
+      gamma0: divisor of the output.
+      momentum: mu of ``v <- mu v + gradient``, as in optax; App. K.5 averages, which is our eta_0 times (1 - mu).
+      weight_decay: lambda; a step removes ``eta_0 lambda`` of every trained weight.
+      shares: (P,) or (T, P) weights of examples in the loss, or in each step's loss; 0 for one that is only predicted.
+        Default 1/P; they need not sum to 1.
+      trained: some of stem, blocks and readout.
+      loss: (f, y) -> loss of an example, elementwise.
+      samples: S, even; default the smallest power of two that is at least 4096 and three times the number of Gaussian
+        variables.
+      populations: number of independent repetitions, at least 2.
+      key: random key of the samples; default ``jax.random.key(0)``.
+
+    Returns:
+      `Estimate` of a `Training` with B = P: ``outputs`` (T, P), and passes in the order of steps.
+    """
+    inputs, targets = jnp.asarray(inputs), jnp.asarray(targets)
+    get_activation(activation)
+    argument_checks.require_layers(trained)
+    argument_checks.require_training(depth, gamma0, learning_rate, branch_multiplier, targets, "lazy_kernels")
+    argument_checks.require_number("momentum", momentum)
+    argument_checks.require_number("weight_decay", weight_decay)
+    argument_checks.require_whole("steps", steps)
+    argument_checks.require_whole("populations", populations, 2)
+    start = checked_kernel(gram(inputs))
+    examples = len(start)
+    if targets.shape != (examples,):
+        raise InputError(f"targets has shape {targets.shape}: give ({examples},), a number for each input.")
+    shares = jnp.full(examples, 1 / examples) if shares is None else jnp.asarray(shares)
+    if shares.shape not in ((examples,), (steps, examples)):
+        raise InputError(f"shares has shape {shares.shape}: give ({examples},) or ({steps}, {examples}).")
+    argument_checks.require_finite("shares", shares)
+    targets = targets.astype(start.dtype)
+    argument_checks.require_elementwise(loss, targets)
+    plan = _Plan(activation, depth, steps, examples, _samples(samples, depth, steps * examples, examples), loss)
+    memory = _memory(steps, trained, 1 - learning_rate * weight_decay, momentum, start.dtype)
+    shares_TxP = jnp.broadcast_to(shares, (steps, examples)).astype(start.dtype)
+    numbers = _Numbers(start, targets, shares_TxP, learning_rate * gamma0, gamma0, branch_multiplier, *memory)
+    keys = jax.random.split(jax.random.key(0) if key is None else key, populations)
+    estimate = _populations(plan, numbers, keys)
+
+    def stable_rate() -> float:
+        """2 / (largest eigenvalue) of the tangent kernel before training, for plain SGD on the square loss."""
+        if loss is not square_loss or momentum or weight_decay or bool((shares < 0).any()):
+            return math.inf
+        kernel = lazy_kernels(start, activation, depth=depth, branch_multiplier=branch_multiplier).tangent(trained)
+        root = jnp.sqrt(numbers.shares_TxP.max(0))
+        return 2 / float(jnp.linalg.eigvalsh(root[:, None] * kernel * root).max())
+
+    argument_checks.require_convergence(estimate.mean.outputs, targets, learning_rate, stable_rate)
+    return estimate
+
+
+class _Plan(NamedTuple):
+    activation: str
+    depth: int
+    steps: int
+    examples: int
+    samples: int
+    loss: Loss
+
+
+class _Numbers(NamedTuple):
+    start_PxP: jax.Array  # x . x' / D
+    targets_P: jax.Array
+    shares_TxP: jax.Array
+    rate: Scalar  # eta_0 gamma0
+    gamma0: Scalar
+    a: Scalar  # branch multiplier, without 1 / sqrt(L)
+    remaining_T: dict[str, jax.Array]  # c_t of each group of layers
+    learned_TxT: dict[str, jax.Array]  # k_ts
+
+
+def _samples(samples: int | None, depth: int, passes: int, examples: int) -> int:
+    needed = _SAMPLES_PER_NOISE * (2 * depth * passes + examples + 1)  # u, r, the stem's outputs, the readout
+    if samples is None:
+        return max(_LEAST_SAMPLES, 1 << (needed - 1).bit_length())
+    argument_checks.require_whole("samples", samples)
+    if samples < needed or samples % 2:
+        raise InputError(
+            f"samples is {samples}: use an even number of at least {needed}, {_SAMPLES_PER_NOISE} for each Gaussian "
+            f"variable of depth {depth} with {passes} passes."
+        )
+    return samples
+
+
+def _memory(
+    steps: int, trained: Sequence[str], shrink: Scalar, momentum: Scalar, dtype: Dtype
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """``c_t`` (T,) and ``k_ts`` (T, T) of each group of layers."""
+    shrink = jnp.asarray(shrink, dtype)
+    remaining = shrink ** jnp.arange(steps)
+    # W_(t+1) = shrink W_t - v_t, where v_t holds the gradient of step s with weight mu^(t - s).
+    gap = jnp.arange(steps)[:, None] - jnp.arange(steps)
+    velocity_TxT = jnp.where(gap >= 0, jnp.asarray(momentum, dtype) ** jnp.maximum(gap, 0), 0)
+    _, learned = jax.lax.scan(lambda row, v: (shrink * row + v, row), jnp.zeros(steps, dtype), velocity_TxT)
+    of_layers = lambda kept, frozen: {name: kept if name in trained else frozen for name in argument_checks.LAYERS}
+    return of_layers(remaining, jnp.ones_like(remaining)), of_layers(learned, jnp.zeros_like(learned))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _populations(plan: _Plan, numbers: _Numbers, keys: jax.Array) -> Estimate:
+    results = jax.lax.map(functools.partial(_population, plan, numbers), keys)
+    error = jax.tree.map(lambda x: x.std(0, ddof=1) / len(keys) ** 0.5, results)
+    return Estimate(jax.tree.map(lambda x: x.mean(0), results), error)
+
+
+class _Seen(NamedTuple):
+    """The inputs of a layer's weights in one direction of the sweep, in all passes so far; zero for later passes."""
+
+    values_SxM: jax.Array  # phi(h) of the layer below, or g of the layer above
+    directions_SxM: jax.Array  # their orthonormal directions; sum over samples = S
+
+
+def _blocks(
+    column: jax.Array,  # t P, the first of the step's passes
+    size: Scalar,  # a / sqrt(L)
+    remaining: jax.Array,  # c_t
+    learned_M: jax.Array,  # -eta_0 gamma0 k_ts chi_s
+    now_SxP: jax.Array,
+    seen: tuple[_Seen, _Seen],  # in this direction, and in the other
+    noises: tuple[jax.Array, jax.Array],
+) -> tuple[jax.Array, _Seen]:
+    """``a / sqrt(L)`` times ``W_t phi`` or ``W_t^T g`` of a layer of blocks, and the inputs seen so far.
+
+    W_0 is ``(forward phi_directions^T + g_directions backward^T) / S`` on everything that it was applied to.
+    """
+    (mine, other), (S, P) = seen, now_SxP.shape
+    values = jax.lax.dynamic_update_slice(mine.values_SxM, now_SxP, (0, column))
+    directions, along = _orthonormal(mine.directions_SxM, now_SxP, column)
+    # The first step's values have no response; the samples' estimate of it would be noise.
+    response = noises[1].T @ (now_SxP - values[:, :P]) / S
+    random = noises[0] @ along + other.directions_SxM @ response
+    moved = other.values_SxM @ (learned_M[:, None] * (mine.values_SxM.T @ now_SxP / S))
+    return size * (remaining * random + size * moved), _Seen(values, directions)
+
+
+def _population(plan: _Plan, numbers: _Numbers, key: jax.Array) -> Training:
+    S, L, P, M = plan.samples, plan.depth, plan.examples, plan.steps * plan.examples
+    phi, dtype = get_activation(plan.activation), numbers.start_PxP.dtype
+    stem_SxP, readout_S, forward_LxSxM, backward_LxSxM = _noise(plan, key, dtype)
+    values, vectors = jnp.linalg.eigh(numbers.start_PxP)
+    start_SxP = stem_SxP @ (vectors * jnp.sqrt(jnp.maximum(values, 0))).T
+    slope = slope_of(plan.loss)
+
+    def step(carry: Any, t: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:
+        phis, gs, top_phi_SxM, bottom_g_SxM, chi_M = carry
+        learned = {name: -numbers.rate * jnp.repeat(k[t], P) * chi_M for name, k in numbers.learned_TxT.items()}
+        remaining = {name: c[t] for name, c in numbers.remaining_T.items()}
+        put = lambda all_SxM, now_SxP: jax.lax.dynamic_update_slice(all_SxM, now_SxP, (0, t * P))
+        blocks = functools.partial(_blocks, t * P, numbers.a * L**-0.5, remaining["blocks"], learned["blocks"])
+
+        def up(h_SxP: jax.Array, layer: Any) -> tuple[jax.Array, tuple[jax.Array, _Seen]]:
+            added, seen_phi = blocks(phi.function(h_SxP), *layer)
+            return h_SxP + added, (h_SxP, seen_phi)
+
+        def down(g_SxP: jax.Array, layer: Any) -> tuple[jax.Array, _Seen]:
+            h_SxP, *rest = layer
+            added, seen_g = blocks(g_SxP, *rest)
+            return g_SxP + phi.slope(h_SxP) * added, seen_g
+
+        seen_MxP = learned["stem"][:, None] * jnp.tile(numbers.start_PxP, (plan.steps, 1))
+        h_SxP = remaining["stem"] * start_SxP + bottom_g_SxM @ seen_MxP
+        h_SxP, (h_LxSxP, phis) = jax.lax.scan(up, h_SxP, ((phis, gs), (forward_LxSxM, backward_LxSxM)))
+        top_SxP = phi.function(h_SxP)
+        all_top = put(top_phi_SxM, top_SxP)
+        # f starts at 0; the samples' estimate of it would be noise, enlarged by 1 / gamma0.
+        initial_P = remaining["readout"] * (readout_S @ (top_SxP - all_top[:, :P])) / S
+        outputs_P = (initial_P + learned["readout"] @ (top_phi_SxM.T @ top_SxP) / S) / numbers.gamma0
+        weights_S = remaining["readout"] * readout_S + top_phi_SxM @ learned["readout"]
+        g_SxP = phi.slope(h_SxP) * weights_S[:, None]
+        layers = (h_LxSxP, (gs, phis), (backward_LxSxM, forward_LxSxM))
+        g_SxP, gs = jax.lax.scan(down, g_SxP, layers, reverse=True)
+        shares_P = numbers.shares_TxP[t]
+        loss = shares_P @ plan.loss(outputs_P, numbers.targets_P)
+        chi_M = jax.lax.dynamic_update_slice(chi_M, slope(outputs_P, numbers.targets_P) * shares_P, (t * P,))
+        return (phis, gs, all_top, put(bottom_g_SxM, g_SxP), chi_M), (outputs_P, loss)
+
+    nothing = jnp.zeros((L, S, M), dtype)
+    unseen = _Seen(nothing, nothing)
+    start = (unseen, unseen, nothing[0], nothing[0], jnp.zeros(M, dtype))
+    (phis, gs, top_phi, bottom_g, _), (outputs, losses) = jax.lax.scan(step, start, jnp.arange(plan.steps))
+    kernel = lambda x: x.mT @ x / S
+    features = jnp.concatenate([kernel(phis.values_SxM), kernel(top_phi)[None]])
+    gradients = jnp.concatenate([kernel(bottom_g)[None], kernel(gs.values_SxM)])
+    return Training(outputs, losses, features, gradients)
+
+
+def _noise(plan: _Plan, key: jax.Array, dtype: Dtype) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Standard Gaussian samples for the stem, the readout, u and r, exactly uncorrelated and of variance 1.
+
+    Each sample has a mirror image: relu's averages over a pair are nearly those of |h|, with a tenth of the variance.
+    """
+    S, L, P, M = plan.samples, plan.depth, plan.examples, plan.steps * plan.examples
+    drawn = jax.random.normal(key, (S // 2, 2 * L * M + P + 1), dtype)
+    triangle = jnp.linalg.cholesky(drawn.T @ drawn / (S // 2))
+    half = jax.scipy.linalg.solve_triangular(triangle, drawn.T, lower=True).T
+    noise = jnp.concatenate([half, -half])
+    forward, backward = noise[:, P + 1 :].reshape(S, 2, L, M).transpose(1, 2, 0, 3)
+    return noise[:, :P], noise[:, P], forward, backward
+
+
+def _orthonormal(directions_SxM: jax.Array, new_SxP: jax.Array, column: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Adds the directions of ``new`` from ``column`` on (Gram-Schmidt); also returns the (M, P) components of ``new``.
+
+    A vector that the directions span, up to rounding, adds none.
+    """
+    S, P = new_SxP.shape
+    least_P = 1e3 * jnp.finfo(new_SxP.dtype).eps * jnp.sqrt((new_SxP**2).mean(0))
+
+    def without(directions: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The part of x that the directions do not span, and the components of x; twice is enough (Kahan)."""
+        along = directions.T @ x / S
+        rest = x - directions @ along
+        again = directions.T @ rest / S
+        return rest - directions @ again, along + again
+
+    rest_SxP, along_MxP = without(directions_SxM, new_SxP)
+
+    def one(own_SxP: jax.Array, p: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rest, along = without(own_SxP, rest_SxP[:, p])
+        length = jnp.sqrt(rest @ rest / S)
+        length = jnp.where(length > least_P[p], length, 0.0)
+        unit = jnp.where(length > 0, rest / jnp.where(length > 0, length, 1.0), 0.0)
+        return own_SxP.at[:, p].set(unit), along.at[p].set(length)
+
+    own_SxP, own_along_PxP = jax.lax.scan(one, jnp.zeros_like(new_SxP), jnp.arange(P))
+    directions = jax.lax.dynamic_update_slice(directions_SxM, own_SxP, (0, column))
+    return directions, jax.lax.dynamic_update_slice(along_MxP, own_along_PxP.T, (column, 0))

@@ -1,0 +1,275 @@
+"""Several processes as one program: start-up, shared decisions, exit.
+
+Every process runs the same program with the same config on its own devices; only process 0 logs and writes metrics.
+With one process these calls are no-ops.
+"""
+
+import atexit
+import glob
+import importlib.util
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn, TypeVar
+
+import jax
+import numpy as np
+from jax._src import distributed as jax_distributed
+from jax.experimental import multihost_utils
+
+from depthmup_flax.process.heartbeat import Watch
+from depthmup_flax.util.errors import STOPPED, Busy, InputError, RunStopped
+from depthmup_flax.util.types import Json
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+# All processes stop when one of them is silent for this long. A library may keep Python from running for many seconds.
+HEARTBEAT_TIMEOUT_S = 100
+_JAX_HEARTBEAT_TIMEOUT_S = 3600  # crashes instead
+_START_TIMEOUT_S = 300
+_SHUTDOWN_TIMEOUT_S = 300  # process 0 may still be writing a checkpoint
+
+_MOST_NAMED = 5  # differences in a sentence
+
+_watch: Watch | None = None  # of this process, once it has joined others
+
+_SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+# JAX reads the first by itself, and needs the others where it recognizes no cluster.
+_ADDRESS, _COUNT, _ID = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+
+
+def start(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> bool:
+    """Joins the other processes; call before JAX starts. Returns whether there are others.
+
+    Without arguments the environment decides: ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and
+    ``JAX_PROCESS_ID``; a Slurm step with more than one task; or a Cloud TPU machine (also under Kubernetes), where JAX
+    finds the others. Otherwise there is one process. Processes other than 0 log only errors of this package.
+
+    ``coordinator`` is the ``host:port`` at which all processes reach process 0; ``process_id`` counts from 0. Missing
+    and invalid arguments raise `InputError`.
+    """
+    global _watch
+    if (coordinator, num_processes, process_id) == (None, None, None):
+        coordinator, num_processes, process_id = _from_environment()
+    cluster: Json = {}
+    if (coordinator, num_processes, process_id) != (None, None, None):
+        cluster = _checked_cluster(coordinator, num_processes, process_id)
+    elif not (_in_slurm_step() or _on_cloud_tpu()):
+        return False
+    # When JAX's own time is up, it crashes.
+    late = threading.Timer(_START_TIMEOUT_S, _give_up)
+    late.daemon = True
+    late.start()
+    jax.distributed.initialize(
+        **cluster,
+        initialization_timeout=2 * _START_TIMEOUT_S,
+        heartbeat_timeout_seconds=_JAX_HEARTBEAT_TIMEOUT_S,
+        shutdown_timeout_seconds=_SHUTDOWN_TIMEOUT_S,
+    )
+    late.cancel()
+    joined = jax_distributed.global_state  # the store has no public name
+    if joined.client is not None and joined.num_processes > 1:
+        _watch = Watch(joined.client, joined.process_id, joined.num_processes, HEARTBEAT_TIMEOUT_S)
+        atexit.register(_watch.end)  # before JAX's, which waits for the other processes
+        _watch.start()
+        if joined.process_id:  # as it warns of what process 0 warns of
+            logging.getLogger("depthmup_flax").setLevel(logging.ERROR)
+    return True
+
+
+def _give_up() -> None:
+    print(
+        f"error: not all processes have joined in {_START_TIMEOUT_S} s: see that all were started, each with its own "
+        "--process_id, that none has ended with an error (see its log), and that they can reach --coordinator; then "
+        "rerun the command.",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(STOPPED)
+
+
+def is_first() -> bool:
+    """Whether this is process 0, which logs and writes metrics."""
+    return jax.process_index() == 0
+
+
+def leave(code: int, why: str = "") -> NoReturn:
+    """Exits without waiting, as ``sys.exit`` does, for reader threads, which may hang, and for other processes.
+
+    With a sentence ``why`` the other processes end with the same code, and name this process and the sentence.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if _watch is not None and why:
+        _watch.end_all(code, why)
+    elif jax.distributed.is_initialized() and jax_distributed.global_state.process_id == 0:
+        time.sleep(2)  # it hosts the coordinator; the others report errors first
+    os._exit(code)
+
+
+def in_all(function: Callable[[], T]) -> T:
+    """The result of ``function`` in each process; `InputError` in all of them if it raises one in any."""
+    if jax.process_count() == 1:
+        return function()
+    refusal: InputError | None = None
+    try:
+        result = function()
+    except InputError as error:
+        refusal = error
+    if not everywhere(refusal is None):
+        raise refusal or InputError("another process failed validation: see its log.")
+    return result
+
+
+def on_first(function: Callable[[], T]) -> T:
+    """The result of ``function`` (JSON) in process 0, or its `InputError` or `RunStopped`, in all processes.
+
+    For decisions on shared files, which another process could see half written.
+    """
+    if jax.process_count() == 1:
+        return function()
+    outcome: Json = {}
+    if is_first():
+        try:
+            outcome["value"] = function()
+        except (InputError, RunStopped) as error:
+            outcome[type(error).__name__] = str(error)
+    ((kind, value),) = json.loads(_broadcast(json.dumps(outcome))).items()
+    if kind != "value":
+        raise {"RunStopped": RunStopped, "Busy": Busy}.get(kind, InputError)(value)
+    return value
+
+
+def require_same(facts: Mapping[str, object]) -> None:
+    """Compares ``facts``, named JSON values, of all processes.
+
+    Raises:
+      InputError: in all processes, if they differ; the sentence has names, values and processes.
+    """
+    if jax.process_count() == 1:
+        return
+    facts = {"--num_processes": jax_distributed.global_state.num_processes, **facts}
+    ours: Json = json.loads(json.dumps(facts))
+    first: Json = json.loads(_broadcast(json.dumps(facts)))
+    names = [name for name in {**first, **ours} if first.get(name) != ours.get(name)]
+    differences = [json.loads(text) for text in _gathered(json.dumps({name: ours.get(name) for name in names}))]
+    differing = list(dict.fromkeys(name for difference in differences for name in difference))
+    if not differing:
+        return
+    sentences = []
+    for name in differing[:_MOST_NAMED]:
+        having: dict[str, list[int]] = {}
+        for process, difference in enumerate(differences):
+            having.setdefault(repr(difference.get(name, first.get(name))), []).append(process)
+        sentences.append(f"{name} is " + ", ".join(f"{value} in {_numbered(who)}" for value, who in having.items()))
+    more = len(differing) - _MOST_NAMED
+    raise InputError(
+        f"the processes are not the same run: {'; '.join(sentences)}{f'; and {more} more differ' if more > 0 else ''}. "
+        "Start all of them with the same flags, code, libraries and data."
+    )
+
+
+def everywhere(condition: bool) -> bool:
+    """Whether ``condition`` holds in all processes."""
+    return bool(np.all(multihost_utils.process_allgather(np.asarray(condition))))
+
+
+def anywhere(flags: np.ndarray) -> np.ndarray:
+    """``flags``, bool [N] with the same N in all processes: which of them are true in any."""
+    if jax.process_count() == 1 or not flags.size:
+        return flags
+    return np.any(multihost_utils.process_allgather(flags), axis=0)
+
+
+def barrier(name: str) -> None:
+    """Waits until all processes reach the barrier of this name."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+def _from_environment() -> tuple[str | None, int | None, int | None]:
+    numbers = {name: os.environ[name] for name in (_COUNT, _ID) if name in os.environ}
+    for name, text in numbers.items():
+        if not text.strip().removeprefix("-").isdecimal():
+            raise InputError(f"the environment variable {name} is {text!r}: use a whole number.")
+    if not numbers:  # the address alone belongs to a cluster that JAX recognizes
+        return None, None, None
+    count, number = (int(numbers[name]) if name in numbers else None for name in (_COUNT, _ID))
+    return os.environ.get(_ADDRESS), count, number
+
+
+def _checked_cluster(coordinator: str | None, num_processes: int | None, process_id: int | None) -> Json:
+    """Arguments of ``jax.distributed.initialize``; refuses an address at which JAX would abort or wait for ever."""
+    if coordinator is None or num_processes is None or process_id is None:
+        fields = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
+        missing = " and ".join(name for name, value in fields.items() if value is None)
+        raise InputError(
+            f"{missing} not set: set all of --coordinator=HOST:PORT --num_processes=N --process_id=I (or "
+            f"{_ADDRESS}, {_COUNT} and {_ID} in the environment)."
+        )
+    host, colon, port = coordinator.rpartition(":")
+    if not (host and colon and port.isdigit()):
+        raise InputError(f"coordinator is {coordinator!r}: use HOST:PORT of process 0.")
+    if num_processes < 1:
+        raise InputError(f"num_processes is {num_processes}: use a whole number of at least 1.")
+    if not 0 <= process_id < num_processes:
+        raise InputError(f"process_id is {process_id}: use a whole number from 0 to {num_processes - 1}.")
+    try:
+        socket.getaddrinfo(host.strip("[]"), int(port))
+        if process_id == 0:
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("", int(port)))
+    except (OSError, OverflowError) as error:
+        raise InputError(f"coordinator is {coordinator!r}, which cannot be used ({error}): use another.") from error
+    if process_id == 0 and num_processes > 1:
+        log.info("waiting for %d processes at %s, for at most %d s", num_processes, coordinator, _START_TIMEOUT_S)
+    return {
+        "coordinator_address": coordinator,
+        "num_processes": num_processes,
+        "process_id": process_id,
+        "cluster_detection_method": "deactivate",  # else JAX would ask a cluster which of the devices are ours
+    }
+
+
+def _in_slurm_step() -> bool:
+    return all(name in os.environ for name in _SLURM_STEP) and int(os.environ["SLURM_NTASKS"]) > 1
+
+
+def _on_cloud_tpu() -> bool:
+    platforms = os.environ.get("JAX_PLATFORMS", "tpu").split(",")
+    chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+    return "tpu" in platforms and bool(chips) and importlib.util.find_spec("libtpu") is not None
+
+
+def _numbered(processes: Sequence[int], most: int = 4) -> str:
+    """``process 1``, ``processes 1, 2`` or ``processes 0, 1, 2, 3 and 60 others``."""
+    listed = ", ".join(map(str, processes[:most]))
+    others = f" and {len(processes) - most} others" if len(processes) > most else ""
+    return f"process{'es' * (len(processes) > 1)} {listed}{others}"
+
+
+def _gathered(text: str) -> list[str]:
+    """The ``text`` of each process."""
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    lengths = np.ravel(multihost_utils.process_allgather(np.array([len(encoded)], np.int32)))
+    padded = np.zeros(max(lengths), np.uint8)
+    padded[: len(encoded)] = encoded
+    rows = np.asarray(multihost_utils.process_allgather(padded), np.uint8).reshape(len(lengths), -1)
+    return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
+
+
+def _broadcast(text: str) -> str:
+    """Process 0's ``text``; those of other processes are ignored."""
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    (length,) = multihost_utils.broadcast_one_to_all(np.array([len(encoded)], np.int32))
+    padded = np.zeros(int(length), np.uint8)
+    padded[: len(encoded)] = encoded[: int(length)]
+    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(padded), np.uint8)).decode()

@@ -1,0 +1,380 @@
+"""The table that a sweep writes and a report reads: one line of JSON per run, and the metadata of the sweep.
+
+A sweep's directory holds ``sweep.json`` (`SweepInfo`: the base config and the axes) and one or more files
+``records*.jsonl``, one per shard, optionally compressed as ``records*.jsonl.gz``. A `Record` is a run's difference from
+the base config and its results.
+
+Files of every version are read. A new field of `Record` or `SweepInfo` needs a default, which files without it get; a
+field of a later version is ignored with a warning. `read_runs` gives a record the name that this version gives its run.
+"""
+
+import contextlib
+import dataclasses
+import gc
+import json
+import math
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from depthmup_flax.records.run_hash import RunNames, trained
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import Json
+from depthmup_flax.workdir.files import open_lines, read_lines
+
+SCHEMA = 1
+COMPLETED, DIVERGED = "completed", "diverged"
+
+SEED, LEARNING_RATE = "seed", "optimizer.learning_rate"
+# Config fields that one compiled program takes as numbers, like the seed. A change of any other field recompiles.
+CONTINUOUS = (
+    LEARNING_RATE,
+    *(f"optimizer.{name}" for name in ("weight_decay", "clip_rms", "warmup_steps")),
+    *(f"optimizer.kwargs.{name}" for name in ("momentum", "b1", "b2", "eps")),
+    *(f"parametrization.{name}" for name in ("gamma0", "branch_multiplier")),
+    *(f"parametrization.{role}_lr_factor" for role in ("input", "hidden", "output", "vector", "fixed")),
+)
+
+
+def finite_or_none(value: float) -> float | None:
+    """``None`` for NaN and infinities, which JSON does not have."""
+    return value if math.isfinite(value) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One finished run. Numbers of a diverged run that are not finite are ``None``."""
+
+    run: str  # hash of the run's config, the same that train.py writes (`depthmup_flax.records.run_hash`)
+    status: str  # "completed", or "diverged" if the loss was not finite at some step
+    point: Json  # dotted config field -> value for every axis; the base config with these is the run's config
+    width: int
+    depth: int
+    parameters: int
+    seed: int  # of initialization, data order and augmentation
+    steps: int  # training steps taken
+    train_loss: float | None  # of the last step
+    train_loss_avg: float | None  # over the last epoch or train.average_steps; what the papers plot
+    slice_steps: int  # per time slice; the last slice may be shorter
+    train_loss_slices: list[float | None]  # mean training loss of each time slice
+    test_loss: float | None = None  # after training, like the accuracy; None for a diverged run
+    test_accuracy: float | None = None
+    diverged_at_step: int | None = None  # the first step whose loss was not finite
+    wall_time_s: float = 0.0  # the run's share of its program's wall time
+    lanes: int = 1  # number of runs that the program trained together on one device
+    device: str = "unknown"  # kind and number of devices
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)  # of Python and packages
+    commit: str | None = None  # of the source tree, with -dirty if files were changed; None outside a repository
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepInfo:
+    """Metadata of a sweep, the content of ``sweep.json``."""
+
+    figure: str  # id of the figure that the sweep reproduces, such as "lr-width-depth"
+    title: str  # of the report
+    scale: str  # smoke, cpu, long, gpu or paper
+    x: str  # the axis whose optimum is measured, such as optimizer.learning_rate
+    axes: dict[str, list[Any]]  # dotted config field -> its values in the whole grid, in the grid's order
+    base: Json  # the base config
+    runs: int = 0  # of the grid when it was written; 0 if an earlier version wrote it
+    unknown: tuple[str, ...] = ()  # fields of a later version in the file, which are ignored
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """A sweep as read from its directories."""
+
+    info: SweepInfo  # its axes include the values by which the sweep extended the grid
+    records: list[Record]
+    notes: list[str]  # warnings about the files, such as a truncated line
+    planned: dict[str, list[Any]] = dataclasses.field(default_factory=dict)  # axis -> values before the extension
+
+
+class RecordWriter:
+    """Appends records to a file, or writes parts of it to a bucket; see `depthmup_flax.workdir.files.open_lines`."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._lines = open_lines(path)
+
+    def write_records(self, records: Iterable[Record]) -> None:
+        """Appends records and waits until they are on disk."""
+        self._lines.write(dataclasses.asdict(record) for record in records)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._lines.close()
+
+
+# Types of a field's values in JSON, their lowest value, and how a sentence calls them.
+_Kind: TypeAlias = tuple[frozenset[type], int | None, str]
+_STRING: _Kind = (frozenset({str}), None, "a string")
+_OBJECT: _Kind = (frozenset({dict}), None, "an object")
+_LIST: _Kind = (frozenset({list}), None, "a list")
+_NUMBER: _Kind = (frozenset({float}), None, "a finite number")
+_OPTIONAL: _Kind = (frozenset({float, type(None)}), None, "a number or null")
+_COUNT: _Kind = (frozenset({int}), 0, "a whole number of at least 0, below 2^62")
+_SIZE: _Kind = (frozenset({int}), 1, "a whole number of at least 1, below 2^62")
+_FIELDS: dict[str, _Kind] = {
+    **dict.fromkeys(("run", "status", "device"), _STRING),
+    **dict.fromkeys(("point", "versions"), _OBJECT),
+    **dict.fromkeys(("seed", "steps"), _COUNT),
+    **dict.fromkeys(("width", "depth", "parameters", "slice_steps", "lanes"), _SIZE),
+    **dict.fromkeys(("train_loss", "train_loss_avg", "test_loss", "test_accuracy"), _OPTIONAL),
+    "train_loss_slices": _LIST,
+    "wall_time_s": _NUMBER,
+    "diverged_at_step": (frozenset({int, type(None)}), None, "a whole number or null"),
+    "commit": (frozenset({str, type(None)}), None, "a string or null"),
+}
+_BOUNDED = tuple((name, lowest) for name, (_, lowest, _) in _FIELDS.items() if lowest is not None)
+_TYPES = tuple((name, types) for name, (types, _, _) in _FIELDS.items())
+_REQUIRED = {f.name for f in dataclasses.fields(Record) if f.default is f.default_factory is dataclasses.MISSING}
+
+
+def read_records(path: pathlib.Path) -> tuple[list[Record], list[str]]:
+    """The records of one file, and warnings: a truncated last line, fields of a later version.
+
+    Raises:
+      InputError: another line is no record; names the line and the field.
+    """
+    records: list[Record] = []
+    notes: list[str] = []
+    unknown: set[str] = set()
+    lines = read_lines(path)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if number == len(lines):  # no line end after it
+                note = "the last line was torn by a crash and is ignored. Rerunning the sweep repeats that run."
+                notes.append(f"{path}: {note}")
+                break
+            raise InputError(
+                f"{path}, line {number}: not JSON ({error}). Delete the line; rerunning the sweep repeats that run."
+            ) from error
+        if not _is_record(fields):
+            wrong = _mend(fields, unknown)
+            if wrong:
+                raise InputError(
+                    f"{path}, line {number}: {wrong}. Delete the line; rerunning the sweep repeats that run."
+                )
+        records.append(Record(**fields))
+    if unknown:
+        notes.append(f"{path}: fields of a later version are ignored: {', '.join(sorted(unknown))}.")
+    return records, notes
+
+
+def _is_record(fields: Any) -> bool:
+    """Whether these are the fields of a record, with values of their types; fast, as a sweep may have 100,000."""
+    return (
+        type(fields) is dict
+        and fields.keys() == _FIELDS.keys()
+        and all([type(fields[name]) in types for name, types in _TYPES])
+        and all([lowest <= fields[name] < 2**62 for name, lowest in _BOUNDED])
+        and fields["status"] in (COMPLETED, DIVERGED)
+        and _OPTIONAL[0].issuperset(map(type, fields["train_loss_slices"]))
+        and math.isfinite(fields["wall_time_s"])
+    )
+
+
+def _mend(fields: Any, unknown: set[str]) -> str:
+    """Removes fields of a later version, in place, and makes whole numbers floats; then says what is still wrong."""
+    if type(fields) is not dict:
+        return f"{_shown(fields)} is no record"
+    unknown |= {_shown(name) for name in fields.keys() - _FIELDS.keys()}
+    for name in fields.keys() - _FIELDS.keys():
+        del fields[name]
+    if missing := _REQUIRED - fields.keys():
+        return f"the record has no {', '.join(sorted(missing))}"
+    for name, value in fields.items():
+        types, lowest, described = _FIELDS[name]
+        if float in types:
+            fields[name] = value = _as_float(value)
+        right = type(value) in types and (lowest is None or lowest <= value < 2**62)
+        if not right or (name == "wall_time_s" and not math.isfinite(value)):
+            return f"{name} is {_shown(value)}: it must be {described}"
+    if fields["status"] not in (COMPLETED, DIVERGED):
+        return f"status is {_shown(fields['status'])}: it must be {COMPLETED} or {DIVERGED}"
+    fields["train_loss_slices"] = [_as_float(value) for value in fields["train_loss_slices"]]
+    wrong = [value for value in fields["train_loss_slices"] if type(value) not in _OPTIONAL[0]]
+    return f"train_loss_slices has {_shown(wrong[0])}: it must have numbers and null" if wrong else ""
+
+
+def _as_float(value: Any) -> Any:
+    """A whole number as a float, if it is in the range of floats; other values unchanged."""
+    return float(value) if type(value) is int and abs(value) < 10**300 else value
+
+
+def _shown(value: Any) -> str:
+    """The first characters of a value's JSON, for a sentence."""
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def read_runs(sources: Iterable[tuple[pathlib.Path, SweepInfo]]) -> tuple[dict[str, Record], list[str]]:
+    """This version's hash of a run -> its record, for all record files of directories of one sweep; and warnings.
+
+    A record has the name that this version gives its run. A record whose name no version gives to its point is left
+    out, so that the sweep repeats the run. Of several records of a run the last one counts.
+
+    Raises:
+      InputError: see `read_records`.
+    """
+    with _collector_paused():
+        return _read_runs(sources)
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Reading makes millions of objects, none of them garbage: looking for garbage took a third of the time."""
+    paused = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if paused:
+            gc.enable()
+
+
+def _read_runs(sources: Iterable[tuple[pathlib.Path, SweepInfo]]) -> tuple[dict[str, Record], list[str]]:
+    records: dict[str, Record] = {}
+    notes: list[str] = []
+    foreign: list[str] = []
+    count = differing = 0
+    for directory, info in sources:
+        if info.unknown:
+            later = f"fields of a later version are ignored: {', '.join(info.unknown)}."
+            notes.append(f"{directory / 'sweep.json'}: {later}")
+        names = RunNames(info.base)
+        for path in sorted([*directory.glob("records*.jsonl"), *directory.glob("records*.jsonl.gz")]):
+            read, warnings = read_records(path)
+            notes += warnings
+            count += len(read)
+            for record in read:
+                run = names.name(record.run, record.point) if _is_consistent(record) else None
+                if run is None:
+                    foreign.append(f"{_shown(record.run)} of {path}")
+                    continue
+                other = records.get(run)
+                differing += other is not None and _result(other) != _result(record)
+                records[run] = record if run == record.run else dataclasses.replace(record, run=run)
+    if foreign:
+        notes.append(
+            f"{len(foreign)} of {count} records left out: their hash, their point and the base config in sweep.json do "
+            f"not fit together (the first: run {foreign[0]}). Rerunning the sweep repeats their runs."
+        )
+    if differing:
+        notes.append(
+            f"runs that are recorded twice with different results: {differing}. The last record of each counts."
+        )
+    return records, notes
+
+
+def _is_consistent(record: Record) -> bool:
+    """Whether the numbers that a record repeats from its point are those of the point."""
+    point, seed, width, depth = record.point, record.seed, record.width, record.depth
+    stated = (point.get(SEED, seed), point.get("model.width", width), point.get("model.depth", depth))
+    return stated == (seed, width, depth)
+
+
+def _result(record: Record) -> tuple[object, ...]:
+    return record.status, record.train_loss_avg, record.steps
+
+
+def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
+    """Merges the shards of one sweep: all record files of all directories, see `read_runs`.
+
+    Raises:
+      InputError: no directory is given, one holds no sweep, or two hold different sweeps (names the field).
+    """
+    if not directories:
+        raise InputError("no directory was given: name at least one that a sweep wrote.")
+    infos = [read_info(directory) for directory in directories]
+    for directory, info in zip(directories, infos, strict=True):
+        names = [name for name in ("figure", "scale", "x") if getattr(info, name) != getattr(infos[0], name)]
+        names += [] if _same_training(info.base, infos[0].base) else ["base"]
+        names += ["axes"] if info.axes.keys() != infos[0].axes.keys() else []
+        if names:
+            raise InputError(
+                f"{str(directories[0])!r} and {str(directory)!r} are not parts of one sweep: their {', '.join(names)} "
+                "differ. Report each by itself."
+            )
+    runs, notes = read_runs(zip(directories, infos, strict=True))
+    planned = {axis: _distinct(value for info in infos for value in info.axes[axis]) for axis in infos[0].axes}
+    # A sweep may extend its grid beyond the planned values.
+    run_values = {axis: [run.point[axis] for run in runs.values() if axis in run.point] for axis in planned}
+    axes = {axis: _distinct([*values, *run_values[axis]]) for axis, values in planned.items()}
+    x = infos[0].x
+    if x in axes and all(isinstance(value, (int, float)) for value in axes[x]):
+        axes[x].sort()
+    return Sweep(dataclasses.replace(infos[0], axes=axes), list(runs.values()), notes, planned)
+
+
+def _same_training(base: Json, other: Json) -> bool:
+    """Whether runs of two base configs train the same and have time slices of the same length."""
+    lengths = [
+        tree["train"].get("log_every") if isinstance(tree.get("train"), dict) else None for tree in (base, other)
+    ]
+    return trained(base) == trained(other) and lengths[0] == lengths[1]
+
+
+def read_info(directory: pathlib.Path) -> SweepInfo:
+    """Reads ``sweep.json``; `InputError` if it is absent, damaged or of a later version."""
+    path = directory / "sweep.json"
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"{str(directory)!r} holds no sweep: {path.name} cannot be read. Name the --workdir of a sweep."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not what a sweep writes ({error}): use another directory.") from error
+    wrong = _wrong_info(fields)
+    if wrong:
+        raise InputError(f"{path} is not what a sweep writes ({wrong}): restore it, or use another directory.")
+    if fields.pop("schema") > SCHEMA:
+        raise InputError(f"{path} was written by a later version of this package: update the package.")
+    own = {name: fields.pop(name) for name in (*_INFO_TYPES, *_INFO_DEFAULTS) if name in fields}
+    return SweepInfo(**own, unknown=tuple(_shown(name) for name in fields))
+
+
+_INFO_TYPES = {
+    **dict.fromkeys(("figure", "title", "scale", "x"), _STRING),
+    **dict.fromkeys(("axes", "base"), _OBJECT),
+    "schema": _SIZE,
+}
+_INFO_DEFAULTS: dict[str, _Kind] = {"runs": _COUNT}  # fields that earlier versions do not write
+
+
+def _wrong_info(fields: Any) -> str:
+    """What is wrong in the content of ``sweep.json``; empty if nothing is."""
+    if type(fields) is not dict:
+        return f"{_shown(fields)} is no object"
+    present = {name: kind for name, kind in _INFO_DEFAULTS.items() if name in fields}
+    for name, (types, _, described) in {**_INFO_TYPES, **present}.items():
+        if type(fields.get(name)) not in types:
+            return f"{name} is {_shown(fields.get(name))}: it must be {described}"
+    for name in ("model", "parametrization", "train"):
+        if type(fields["base"].get(name, {})) is not dict:
+            return f"base.{name} is {_shown(fields['base'][name])}: it must be an object"
+    for axis, values in fields["axes"].items():
+        if type(values) is not list:
+            return f"the axis {_shown(axis)} is {_shown(values)}: it must be a list"
+    return ""
+
+
+def info_to_json(info: SweepInfo) -> str:
+    """The text of ``sweep.json``."""
+    fields = dataclasses.asdict(info)
+    del fields["unknown"]
+    return json.dumps({"schema": SCHEMA, **fields}, indent=1) + "\n"
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    """Every value once, in order of appearance."""
+    firsts: dict[Any, Any] = {}
+    for value in values:
+        firsts.setdefault(json.dumps(value) if isinstance(value, (list, dict)) else value, value)
+    return list(firsts.values())

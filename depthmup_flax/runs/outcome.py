@@ -1,0 +1,82 @@
+"""How a run ended: the numbers of its last state, on the host, and whether it completed, diverged or was preempted."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+
+from depthmup_flax.engine.step import TrainState
+from depthmup_flax.records.table import COMPLETED, DIVERGED, finite_or_none
+from depthmup_flax.util.types import Json
+
+# The status of a run that a signal ended; it has no ``result.json``.
+PREEMPTED = "preempted"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended; fields are those of `depthmup_flax.records.table.Record`."""
+
+    status: str
+    train_loss: float | None
+    train_loss_avg: float | None
+    test_loss: float | None
+    test_accuracy: float | None
+    steps: int
+    diverged_at_step: int | None
+
+
+def read(state: TrainState) -> TrainState:
+    """The numbers of ``state`` on the host, without its parameters and optimizer state; waits for the device."""
+    return jax.device_get(dataclasses.replace(state, params=None, batch_stats=None, opt_state=None))
+
+
+def outcome(
+    numbers: TrainState,
+    test: Mapping[str, float] | None,
+    to_json: Callable[[float], float | None] = finite_or_none,
+    *,
+    finite: bool = True,
+    recovers: bool = False,
+) -> Outcome:
+    """The outcome of a run that has ended: diverged if a training loss, the test loss or the state was not finite.
+
+    ``numbers``: `read` of the last state; ``test``: ``test_loss`` and ``test_accuracy``, if it was evaluated;
+    ``to_json`` rounds a number, and gives ``None`` for one that is not finite; ``finite``: whether the parameters are,
+    as far as known; ``recovers``: whether a run that ends with finite losses has completed, whatever came before.
+    """
+    diverged_at = int(numbers.nonfinite_step) if numbers.nonfinite_step >= 0 else None
+    if diverged_at is None and not (finite and (test is None or math.isfinite(test["test_loss"]))):
+        diverged_at = int(numbers.step)  # the last update was one too many
+    completed = diverged_at is None
+    if recovers and test is not None:
+        completed = finite and bool(np.isfinite(numbers.last_loss)) and math.isfinite(test["test_loss"])
+    evaluated = test if completed else None
+    return Outcome(
+        status=COMPLETED if completed else DIVERGED,
+        train_loss=to_json(float(numbers.last_loss)),
+        train_loss_avg=to_json(numbers.final.means()[0]),
+        test_loss=to_json(evaluated["test_loss"]) if evaluated else None,
+        test_accuracy=to_json(evaluated["test_accuracy"]) if evaluated else None,
+        steps=int(numbers.step),
+        diverged_at_step=diverged_at,
+    )
+
+
+def summary(result: Json) -> str:
+    """``completed: 700 steps, test accuracy 97.3%, ...`` for the content of ``result.json``."""
+    if result["status"] == PREEMPTED:
+        text = f"preempted after step {result['steps']}"
+    elif result["status"] == DIVERGED:
+        text = f"diverged: the loss was not finite at step {result['diverged_at_step']}"
+    else:
+        loss = "not finite" if result["train_loss_avg"] is None else f"{result['train_loss_avg']:.4f}"
+        text = f"completed: {result['steps']} steps, train loss {loss}, "
+        text += f"test loss {result['test_loss']:.4f}, test accuracy {result['test_accuracy']:.1%}"
+    if bad := result.get("bad_examples"):
+        text += f", bad examples skipped: {bad}"
+    return f"{text}, {result['wall_time_s']:.0f} s"

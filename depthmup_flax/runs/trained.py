@@ -1,0 +1,313 @@
+"""A run as a value: its network, parameters, config, metrics and predictions, from its work directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import fields as configs
+from depthmup_flax.data import (
+    DATA_DEFAULTS,
+    DataConfig,
+    ImageDataset,
+    TextDataset,
+    Tokenizer,
+    given_images,
+    load,
+    stored_dataset,
+)
+from depthmup_flax.models import create_model
+from depthmup_flax.rule.info_trees import info_from_json, param_count
+from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.runs.checkpoint import best_step, read_checkpoint, saved_steps
+from depthmup_flax.runs.metrics_table import Columns, read_metrics
+from depthmup_flax.runs.text_generation import SAMPLE_TEMPERATURE, generate
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree, InfoTree, Json
+from depthmup_flax.workdir import directory as workdirs
+from depthmup_flax.workdir.files import read_json
+
+_RESTORE = "restore the file, or name another run"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class TrainedRun:
+    """What `load_run` returns. Arrays are on the first device.
+
+    Attributes:
+      directory: the work directory.
+      step: of the checkpoint that was read.
+      config: as it was resolved when the run started.
+      model: a Flax module; ``model.apply(run.variables, run.preprocess(images), train=False)`` are logits.
+      rule: the parametrization.
+      params: nested dictionaries of arrays.
+      batch_stats: BatchNorm's running averages, biases of experts; empty for other models.
+      info: the role of each parameter, for `depthmup_flax.depthmup` and `depthmup_flax.param_table`.
+      metrics: columns of equal length, of one row per logged step: ``pandas.DataFrame(run.metrics)``. ``step``,
+        ``train_loss``, ``test_accuracy``, ...; NaN where a step lacks a value.
+      result: the content of ``result.json``; ``None`` if the run has not ended.
+      data: what the network reads, without examples: shape and normalization of images, or context and tokenizer.
+    """
+
+    directory: pathlib.Path
+    step: int
+    config: ConfigDict
+    model: nn.Module
+    rule: Parametrization
+    params: ArrayTree
+    batch_stats: ArrayTree
+    info: InfoTree
+    metrics: Columns
+    result: Json | None
+    data: ImageDataset | TextDataset
+
+    def __repr__(self) -> str:
+        model = self.config.model
+        return (
+            f"TrainedRun({str(self.directory)!r}, step {self.step}: {model.name}, width {model.width}, depth "
+            f"{model.depth}, {param_count(self.info):,} parameters)"
+        )
+
+    @property
+    def variables(self) -> dict[str, ArrayTree]:
+        """The first argument of ``model.apply``."""
+        return {"params": self.params, "batch_stats": self.batch_stats}
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The name of each class, by label; the labels where the data set has no names."""
+        return self._images.class_names or tuple(map(str, range(self.data.num_classes)))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text to tokens and back, of a language model."""
+        return self._text.tokenizer
+
+    def preprocess(self, images: object) -> jax.Array:
+        """The model's inputs, as in the evaluation: float32 ``[B, H, W, C]``, normalized by the training set.
+
+        Args:
+          images: ``[B, H, W, C]``, integers in 0..255 or floats in 0..1, of the size of the data set.
+
+        Raises:
+          InputError: another shape, values outside that range, or a language model.
+        """
+        return self._prepared(given_images.checked(images, self._images.image_shape))
+
+    def predict(self, inputs: object, *, batch_size: int | None = None) -> np.ndarray:
+        """Logits, float32, of raw images ``[B, H, W, C]`` -> ``[B, classes]``, or tokens ``[B, T]`` -> ``[B, T, V]``.
+
+        Images are preprocessed as in the evaluation: see `preprocess`. The argmax is the predicted label.
+
+        Args:
+          inputs: images, or integer tokens, T at most ``run.data.context``.
+          batch_size: examples computed at a time; default ``config.train.eval_batch_size``.
+
+        Raises:
+          InputError: inputs that the network does not read.
+        """
+        given = self._checked(inputs)
+        size = min(batch_size or self.config.train.eval_batch_size, max(1, len(given)))
+        outputs = []
+        for start in range(0, len(given), size):
+            batch = given[start : start + size]
+            filled = np.concatenate([batch, np.zeros((size - len(batch), *batch.shape[1:]), batch.dtype)])
+            outputs.append(np.asarray(self._logits(self.variables, filled))[: len(batch)])
+        if not outputs:
+            shape = jax.eval_shape(self._logits, self.variables, jnp.zeros((1, *given.shape[1:]), given.dtype)).shape
+            return np.zeros((0, *shape[1:]), np.float32)
+        return np.concatenate(outputs)
+
+    def read_images(self, paths: Sequence[str | os.PathLike[str]]) -> np.ndarray:
+        """Image files as uint8 ``[B, H, W, C]``, decoded, resized and cropped as in the evaluation.
+
+        Raises:
+          InputError: a file cannot be read, or cannot be brought to the network's size.
+        """
+        fields = DataConfig(**{name: self.config.data[name] for name in DATA_DEFAULTS})
+        return given_images.read_images(list(map(pathlib.Path, paths)), self._images.image_shape, fields)
+
+    def generate(
+        self, prompt: str = "\n", tokens: int = 200, *, temperature: float = SAMPLE_TEMPERATURE, seed: int = 0
+    ) -> str:
+        """The text with which a language model continues ``prompt``, without the prompt.
+
+        Args:
+          prompt: the model sees the last ``run.data.context`` tokens of it.
+          tokens: number of tokens to draw.
+          temperature: divides the logits; below 1, likely tokens become likelier.
+          seed: equal seeds give equal texts.
+
+        Raises:
+          InputError: a model of images, an empty prompt, or a character that was not in the training text.
+        """
+        text = self._text
+        if not prompt:
+            raise InputError("the prompt is empty: give at least one character, such as a line's end.")
+        if not isinstance(tokens, int) or tokens < 1:
+            raise InputError(f"tokens is {tokens!r}: use a whole number of at least 1.")
+        drawn = generate(
+            self.model,
+            self.variables,
+            text.tokenizer.encode(prompt),
+            tokens,
+            key=jax.random.key(seed),
+            context=text.context,
+            temperature=temperature,
+        )
+        return text.tokenizer.decode(drawn)
+
+    @property
+    def _images(self) -> ImageDataset:
+        if not isinstance(self.data, ImageDataset):
+            raise InputError(f"{self.directory} holds a language model: use run.generate(prompt), or predict(tokens).")
+        return self.data
+
+    @property
+    def _text(self) -> TextDataset:
+        if not isinstance(self.data, TextDataset):
+            raise InputError(f"{self.directory} holds a model of images: use run.predict(images).")
+        return self.data
+
+    def _checked(self, inputs: object) -> np.ndarray:
+        if isinstance(self.data, ImageDataset):
+            return given_images.checked(inputs, self.data.image_shape)
+        tokens, vocabulary = np.asarray(inputs), self.data.num_classes
+        if (
+            tokens.ndim != 2
+            or not np.issubdtype(tokens.dtype, np.integer)
+            or not 0 < tokens.shape[1] <= self.data.context
+        ):
+            raise InputError(
+                f"tokens have shape {list(tokens.shape)}, type {tokens.dtype}: give integers [B, T] with T at most "
+                f"{self.data.context}, such as run.tokenizer.encode(text)[None]."
+            )
+        if tokens.size and not (tokens.min() >= 0 and tokens.max() < vocabulary):
+            raise InputError(f"tokens run from {tokens.min()} to {tokens.max()}: use 0..{vocabulary - 1}.")
+        return tokens.astype(np.int32)
+
+    def _prepared(self, images: Any) -> jax.Array:
+        labels = jnp.zeros(len(images), jnp.int32)
+        batch = {"image": jnp.asarray(images), "label": labels}
+        return self.data.prepare(self.config.data.augment, None, batch)[0]
+
+    @functools.cached_property
+    def _logits(self) -> Any:
+        """``(variables, images in 0..255 or tokens) -> logits``, compiled for each shape."""
+
+        def logits(variables: ArrayTree, inputs: jax.Array) -> jax.Array:
+            x = self._prepared(inputs) if isinstance(self.data, ImageDataset) else inputs
+            return self.model.apply(variables, x, train=False).astype(jnp.float32)  # type: ignore[union-attr]
+
+        return jax.jit(logits)
+
+
+def load_run(directory: str | os.PathLike[str], which: str | int = "latest") -> TrainedRun:
+    """Reads a run that `depthmup_flax.training.loop.train_and_evaluate` wrote, also while it trains.
+
+    Its checkpoints may have been written on any number of devices and processes. Reads parameters, and no optimizer
+    state; the data set need not be here.
+
+    Args:
+      directory: the work directory, on a disk or in a bucket.
+      which: the checkpoint: ``"latest"``, ``"best"`` (by test accuracy), or its step.
+
+    Raises:
+      InputError: there is no run, it has no such checkpoint, or a file of it is damaged.
+    """
+    path = workdirs.as_path(directory)
+    _require_run(path)
+    config = configs.from_json(read_json(path / "config.json", _RESTORE))
+    step, state, meta = _read(path, which, config)
+    rule, data = configs.make_parametrization(config), _data(path, config)
+    return TrainedRun(
+        directory=path,
+        step=step,
+        config=config,
+        model=create_model(num_classes=data.num_classes, parametrization=rule, **config.model),
+        rule=rule,
+        params=state["params"],
+        batch_stats=state["batch_stats"],
+        info=info_from_json(meta["param_info"]),
+        metrics=read_metrics(path / "metrics.jsonl"),
+        result=read_json(path / "result.json", _RESTORE) if (path / "result.json").exists() else None,
+        data=data,
+    )
+
+
+def _require_run(path: pathlib.Path) -> None:
+    """Raises `InputError` unless a directory holds a run that has started."""
+    name = str(path)
+    if not path.exists():
+        raise InputError(f"there is no directory {name!r}: name the --workdir of a training run, such as runs/digits.")
+    kind = workdirs.kind_of(path) if path.is_dir() else None
+    if kind is None:
+        raise InputError(f"{name!r} holds no training run: name the --workdir of one, such as runs/digits.")
+    if kind == workdirs.SWEEP:
+        raise InputError(
+            f"{name!r} holds a sweep, which keeps records and no parameters: read them with depthmup report {name}, or "
+            "train one of its networks with depthmup train."
+        )
+    if kind != workdirs.RUN:
+        holds = f"{workdirs.NAMES[kind]}, not a training run"
+        raise InputError(f"{name!r} holds {holds}: name the --workdir of one, such as runs/digits.")
+    if not (path / "config.json").exists():
+        raise InputError(f"the run in {name!r} has saved nothing yet: wait for its first checkpoint.")
+
+
+def _read(path: pathlib.Path, which: str | int, config: ConfigDict) -> tuple[int, Json, Json]:
+    """The step, the arrays and the description of the checkpoint that ``which`` means."""
+    step = _chosen_step(path, which, config)
+    while True:
+        try:
+            return step, *read_checkpoint(path / "checkpoints" / str(step), ("params", "batch_stats"))
+        except InputError:
+            # The run may be training: it deletes its older checkpoints.
+            previous, step = step, _chosen_step(path, which, config)
+            if step == previous:
+                raise
+
+
+def _chosen_step(path: pathlib.Path, which: str | int, config: ConfigDict) -> int:
+    """The step of the checkpoint that ``which`` means."""
+    steps = saved_steps(path / "checkpoints")
+    if not steps:
+        remedy = "train again with train.checkpoint=True"
+        if config.train.checkpoint:
+            remedy = "wait for its first evaluation, or set train.checkpoint_every"
+        raise InputError(f"the run in {str(path)!r} has saved no checkpoint yet: {remedy}.")
+    if which == "latest":
+        return steps[-1]
+    if which == "best":
+        best = best_step(path / "checkpoints")
+        if best is None:
+            raise InputError(f"no checkpoint in {str(path)!r} was evaluated: use which='latest'.")
+        return best
+    if which in steps:
+        return int(which)
+    raise InputError(f"which is {which!r}: use 'latest', 'best' or a saved step: {', '.join(map(str, steps))}.")
+
+
+def _data(path: pathlib.Path, config: ConfigDict) -> ImageDataset | TextDataset:
+    """What the network reads: stored, or of a run of an earlier version from the data set itself."""
+    stored = path / "data.json"
+    if stored.exists():
+        try:
+            return stored_dataset.from_json(read_json(stored, _RESTORE))
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{stored} lacks {error}: {_RESTORE}.") from error
+    try:
+        dataset = load(config.data)
+    except InputError as error:
+        raise InputError(f"{str(path)!r} has no data.json, so that its data set is needed: {error}") from error
+    return stored_dataset.from_json(stored_dataset.to_json(dataset))

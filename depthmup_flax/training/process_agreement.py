@@ -1,0 +1,90 @@
+"""What must be the same in all processes of a run: config, code, libraries, data and work directory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from depthmup_flax.data import Dataset
+from depthmup_flax.engine.experiment import Experiment
+from depthmup_flax.process import distributed
+from depthmup_flax.records.provenance import versions
+from depthmup_flax.util.errors import InputError
+
+# A host may have its own copy of the data, and its own number of cores.
+_PER_HOST = ("data.data_dir", "data.read_threads")
+_VISIBLE_S = 60.0  # until a client of a network file system sees what another has written
+_EXAMPLES = 4  # of each split, which are hashed
+
+
+def facts(experiment: Experiment) -> dict[str, Any]:
+    """Named values that differ if the processes would not train the same network on the same data.
+
+    Reads a few examples; numbers of other examples are not compared.
+    """
+    fields = flatten_dict(experiment.config.to_dict(), sep=".")
+    return {
+        **{f"config.{name}": value for name, value in fields.items() if name not in _PER_HOST},
+        "the hash of the code": _source_digest(),
+        **{f"the version of {name}": version for name, version in versions().items()},
+        "jax_enable_x64": jax.config.jax_enable_x64,  # type: ignore[attr-defined]
+        "jax_default_matmul_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
+        **_facts_of_data(experiment.dataset),
+    }
+
+
+def require_shared(directory: pathlib.Path) -> None:
+    """Checks that ``directory``, which process 0 has created, is the same one in all processes.
+
+    Raises:
+      InputError: it is not; checkpoints would be written in parts that never meet.
+    """
+
+    def mark() -> str:
+        name = f".shared-{os.getpid()}-{time.time_ns()}"
+        (directory / name).write_text("")
+        return name
+
+    def look() -> None:
+        until = time.monotonic() + _VISIBLE_S
+        while not (directory / name).exists():
+            if time.monotonic() > until:
+                raise InputError(
+                    f"workdir {str(directory)!r} is another directory in process {jax.process_index()} than in process "
+                    "0: name a directory on storage that all machines share."
+                )
+            time.sleep(0.1)
+
+    if jax.process_count() > 1:
+        name = distributed.on_first(mark)
+        try:
+            distributed.in_all(look)
+        finally:
+            if distributed.is_first():
+                (directory / name).unlink(missing_ok=True)
+
+
+def _source_digest() -> str:
+    """Of all files of the package. A commit does not tell what was edited since, and a copy may have none."""
+    root, digest = pathlib.Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _facts_of_data(dataset: Dataset) -> dict[str, Any]:
+    found: dict[str, Any] = {"the number of classes": dataset.num_classes}
+    for name, split in (("training", dataset.train), ("test", dataset.test)):
+        digest = hashlib.sha256()
+        for field, values in sorted(split.read(np.linspace(0, len(split) - 1, _EXAMPLES).astype(int)).items()):
+            digest.update(f"{field} {values.dtype} {values.shape} ".encode() + np.ascontiguousarray(values).tobytes())
+        found[f"the number of {name} examples"] = len(split)
+        found[f"the hash of {name} examples"] = digest.hexdigest()[:12]
+    return found

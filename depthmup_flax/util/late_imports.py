@@ -1,0 +1,32 @@
+"""Names of a package that are imported at their first use, so that a command line answers ``--help`` without JAX."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+
+from depthmup_flax.util.extras import missing
+
+
+def imported(module: str, why: str) -> ModuleType:
+    """The module; `InputError` if an extra of this package installs what it lacks."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise missing(error, why) or error from error
+
+
+def imported_late(package: str, names: Mapping[str, str]) -> Callable[[str], object]:
+    """The ``__getattr__`` of a package: module of it -> the names, separated by spaces, that it defines."""
+    module_of = {name: module for module, of_module in names.items() for name in of_module.split()}
+
+    def get(name: str) -> object:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(imported(f"{package}.{module_of[name]}", f"{package}.{name}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get

@@ -1,0 +1,32 @@
+"""The precision of matrix products and convolutions.
+
+Unless told otherwise, a TPU rounds the factors of a float32 product to bfloat16 (8 bits), and a GPU may round them to
+TF32 (11 bits). Sums are in float32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+
+from depthmup_flax.util.types import Dtype
+
+
+def product_precision(dtype: Dtype) -> jax.lax.Precision | None:
+    """The argument ``precision`` in a computation of ``dtype``: ``HIGHEST`` from 32 bits on, else the device's default.
+
+    ``None``, too, where ``jax.default_matmul_precision`` is set: it applies to products without the argument.
+    """
+    wide = jnp.dtype(dtype).itemsize >= 4
+    return jax.lax.Precision.HIGHEST if wide and jax.default_matmul_precision.value is None else None
+
+
+@contextlib.contextmanager
+def products_in(dtype: Dtype) -> Iterator[None]:
+    """A context or decorator that gives `product_precision` of ``dtype`` to products that name no precision."""
+    precision = product_precision(dtype)
+    with contextlib.nullcontext() if precision is None else jax.default_matmul_precision(precision.name.lower()):
+        yield
