@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
                 f"--config.model.base_{name}."
             )
     with contextlib.ExitStack() as stack:
-        check = _prepared(config)  # before the claim: a wrong flag leaves no directory behind
+        check = _prepared(config)  # before the claim: a wrong flag leaves no directory
         claim = stack.enter_context(claimed(_WORKDIR.value, COORD_CHECK)) if _WORKDIR.value else None
         report = check()
         print(report)
@@ -73,18 +73,10 @@ def main(argv: list[str]) -> int:
 def _prepared(config: ConfigDict) -> Callable[[], Report]:
     from depthmup_flax.coord_check.from_config import prepared_check  # late: --help does without JAX
 
-    return prepared_check(
-        config,
-        widths=_sizes("widths", _WIDTHS.value),
-        depths=_sizes("depths", _DEPTHS.value),
-        width=_WIDTH.value,
-        depth=_DEPTH.value,
-        steps=_STEPS.value,
-        seeds=_SEEDS.value,
-        batch_size=_BATCH_SIZE.value,
-        tolerance=_TOLERANCE.value,
-        spectral=_SPECTRAL.value,
-    )
+    numbers = (_WIDTH, _DEPTH, _STEPS, _SEEDS, _BATCH_SIZE, _TOLERANCE, _SPECTRAL)
+    plan: dict[str, Any] = {flag.name: flag.value for flag in numbers}
+    plan |= {flag.name: _sizes(flag.name, flag.value) for flag in (_WIDTHS, _DEPTHS)}
+    return prepared_check(config, **plan)
 
 
 def _sizes(name: str, values: list[str] | None) -> list[int] | None:

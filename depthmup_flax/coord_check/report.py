@@ -11,8 +11,7 @@ import pathlib
 
 from depthmup_flax.coord_check.diagnosis import Cause
 from depthmup_flax.coord_check.figure import draw
-from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, Record
-from depthmup_flax.coord_check.verdict import (
+from depthmup_flax.coord_check.judgment import (
     ATTENTION_SCALE,
     CONVERGES,
     DECAY,
@@ -26,6 +25,7 @@ from depthmup_flax.coord_check.verdict import (
     VANISHES,
     Quantity,
 )
+from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, Record
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.workdir.directory import COORD_CHECK, claimed
 from depthmup_flax.workdir.files import write_atomically

@@ -65,7 +65,7 @@ class LazyKernels:
 @functools.partial(jax.jit, static_argnums=1)
 def _tangent(kernels: LazyKernels, trained: tuple[str, ...]) -> jax.Array:
     parts = {"stem": kernels.G[0] * kernels.H[0], "blocks": kernels.blocks, "readout": kernels.Phi[-1]}
-    return sum(parts[name] for name in trained)
+    return sum((parts[name] for name in trained), jnp.zeros_like(kernels.blocks))
 
 
 @products_in("float32")

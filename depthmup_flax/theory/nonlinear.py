@@ -118,23 +118,23 @@ def nonlinear_training(
     examples = len(start)
     if targets.shape != (examples,):
         raise InputError(f"targets has shape {targets.shape}: give ({examples},), a number for each input.")
-    shares = np.full(examples, 1 / examples) if shares is None else jnp.asarray(shares)
-    if shares.shape not in ((examples,), (steps, examples)):
-        raise InputError(f"shares has shape {shares.shape}: give ({examples},) or ({steps}, {examples}).")
-    argument_checks.require_finite("shares", shares)
+    parts = np.full(examples, 1 / examples) if shares is None else jnp.asarray(shares)
+    if parts.shape not in ((examples,), (steps, examples)):
+        raise InputError(f"shares has shape {parts.shape}: give ({examples},) or ({steps}, {examples}).")
+    argument_checks.require_finite("shares", parts)
     targets = targets.astype(start.dtype)
     argument_checks.require_elementwise(loss, targets)
     plan = _Plan(activation, depth, steps, examples, _samples(samples, depth, steps * examples, examples), loss)
     rates = (learning_rate, gamma0, branch_multiplier, momentum, weight_decay)
     key = jax.random.key(0) if key is None else key
-    estimate = _populations(plan, tuple(trained), populations, start, targets, shares, rates, key)
+    estimate = _populations(plan, tuple(trained), populations, start, targets, parts, rates, key)
 
     def stable_rate() -> float:
         """2 / (largest eigenvalue) of the tangent kernel before training, for plain SGD on the square loss."""
-        if loss is not square_loss or momentum or weight_decay or bool((np.asarray(shares) < 0).any()):
+        if loss is not square_loss or momentum or weight_decay or bool((np.asarray(parts) < 0).any()):
             return math.inf
         kernel = lazy_kernels(start, activation, depth=depth, branch_multiplier=branch_multiplier).tangent(trained)
-        root = np.sqrt(np.atleast_2d(shares).max(0))
+        root = np.sqrt(np.atleast_2d(np.asarray(parts)).max(0))
         return 2 / float(np.linalg.eigvalsh(root[:, None] * np.asarray(kernel) * root).max())
 
     argument_checks.require_convergence(estimate.mean.outputs, targets, learning_rate, stable_rate)
@@ -195,7 +195,7 @@ def _populations(
     populations: int,
     start_PxP: jax.Array,
     targets_P: jax.Array,
-    shares: jax.Array,
+    shares: jax.Array | np.ndarray,
     rates: tuple[Scalar, Scalar, Scalar, Scalar, Scalar],
     key: jax.Array,
 ) -> Estimate:

@@ -95,4 +95,8 @@ def _estimate(result: Training | Estimate) -> Estimate:
             f"compute gives a {type(result).__name__}: return the result of linear_training or nonlinear_training; "
             "lazy_kernels has its own limit."
         )
-    return result if isinstance(result, Estimate) else Estimate(result, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), result))
+    return (
+        result
+        if isinstance(result, Estimate)
+        else Estimate(result, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), result))
+    )
