@@ -187,9 +187,6 @@ def require_plan(
     for name, sizes in (("widths", widths), ("depths", depths)):
         if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Collection) or not all(map(_is_integer, sizes)):
             raise InputError(f"{name} is {sizes!r}: give integers, such as {name}=(128, 256, 512).")
-    for name, value in (("width", width), ("depth", depth), ("steps", steps), ("seeds", seeds)):
-        if not _is_integer(value):
-            raise InputError(f"{name} is {value!r}: use an integer.")
     if not widths and not depths:
         raise InputError("widths and depths are both empty: give at least three sizes of one.")
     for name, sizes in (("widths", widths), ("depths", depths)):
@@ -201,6 +198,8 @@ def require_plan(
         ("steps", steps, 1, "use at least 1"),
         ("seeds", seeds, 2, "a confidence interval needs at least 2"),
     ):
+        if not _is_integer(value):
+            raise InputError(f"{name} is {value!r}: use an integer.")
         if value < least:
             raise InputError(f"{name} is {value}: {use}.")
     if not isinstance(tolerance, numbers.Real) or not 0 < float(tolerance) < 0.5:
