@@ -1,10 +1,12 @@
 """A residual network as two functions, which compiles fast, and the ways to get it wrong that the check must name."""
 
+import contextlib
 import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
+from recorded_checks import recorded
 
 import depthmup_flax as dm
 from depthmup_flax.coord_check import Network, coord_check
@@ -92,11 +94,12 @@ class Chain:
         return Network(self.init, self.apply, info, optimizer, source and source(self))
 
 
-def check(axis, *, make_optimizer=None, seeds=3, source=None, **wrong):
-    """The report on chains over one axis."""
+def check(axis, *, sizes=None, make_optimizer=None, seeds=3, source=None, **wrong):
+    """The report on chains over one axis; ``sizes`` names those that are `recorded`."""
     build = lambda width, depth: Chain(width, depth, **wrong).network(make_optimizer, source)
-    sizes = {"widths": WIDTHS} if axis == "width" else {"depths": DEPTHS}
-    return coord_check(build, Y, rule=RULE, width=64, depth=4, steps=3, seeds=seeds, **sizes)
+    tried = {"widths": WIDTHS} if axis == "width" else {"depths": DEPTHS}
+    with recorded(sizes) if sizes else contextlib.nullcontext():
+        return coord_check(build, Y, rule=RULE, width=64, depth=4, steps=3, seeds=seeds, **tried)
 
 
 def causes(report):

@@ -18,6 +18,7 @@ import optax
 
 from depthmup_flax.coord_check.audited import code_findings
 from depthmup_flax.coord_check.diagnosis import Evidence, diagnose
+from depthmup_flax.coord_check.judgment import judge
 from depthmup_flax.coord_check.layer_names import Collapse, collapsers, collect_layers, sample_blocks
 from depthmup_flax.coord_check.measure import Loss, Measurement
 from depthmup_flax.coord_check.networks import Network, Traced, traced
@@ -25,7 +26,6 @@ from depthmup_flax.coord_check.notes import notes
 from depthmup_flax.coord_check.probe import Probe
 from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, OUTPUT, Record, Size, Table
 from depthmup_flax.coord_check.report import Report
-from depthmup_flax.coord_check.verdict import judge
 from depthmup_flax.infer.audit_table import Finding
 from depthmup_flax.process.cores import cpu_cores
 from depthmup_flax.rule.geometry import matrix_updates
@@ -59,7 +59,7 @@ def coord_check(
     """Trains networks of several widths and depths for a few steps; fits how every size follows width and depth.
 
     Under a right parametrization activations, outputs and their changes keep their size (TP6 Table 1, Claims 7.1 and
-    7.2; B24 Table 1). All parameters train together, from a readout at zero (behind a random one, outputs change
+    7.2; B24 Table 1). All parameters train together, from a readout at zero (after a random one, outputs change
     slightly less at larger widths for a while), and each group of parameters trains alone: in the joint training, the
     stem hides a wrong exponent of the blocks.
 
@@ -109,7 +109,7 @@ def coord_check(
         Measurement(network.network, shape, loss, rule, size, steps, seeds, spectral, collapse, block)
         for size, network, shape, collapse, block in zip(sizes, networks, shapes, collapses, blocks, strict=True)
     ]
-    records = _measured(measurements, say)
+    records = train_networks(measurements, say)
     layers = collect_layers(infos, shapes, collapses, [n.uses for n in networks], sizes)
     matrices = matrix_updates(networks[0].network.optimizer, networks[0].network.info)
     layers = dataclasses.replace(layers, matrix_updates=frozenset(map(collapses[0], matrices)))
@@ -146,7 +146,7 @@ def _audited(
     return code_findings(axis, networks[large].network, networks[small].network, collapses[large], rule)
 
 
-def _measured(measurements: Sequence[Measurement], say: Callable[[str], None]) -> list[Record]:
+def train_networks(measurements: Sequence[Measurement], say: Callable[[str], None]) -> list[Record]:
     """The records of all networks. They are compiled side by side, and run one after another.
 
     A network that is on both axes is measured once, for the depth, which records more.
@@ -187,9 +187,6 @@ def require_plan(
     for name, sizes in (("widths", widths), ("depths", depths)):
         if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Collection) or not all(map(_is_integer, sizes)):
             raise InputError(f"{name} is {sizes!r}: give integers, such as {name}=(128, 256, 512).")
-    for name, value in (("width", width), ("depth", depth), ("steps", steps), ("seeds", seeds)):
-        if not _is_integer(value):
-            raise InputError(f"{name} is {value!r}: use an integer.")
     if not widths and not depths:
         raise InputError("widths and depths are both empty: give at least three sizes of one.")
     for name, sizes in (("widths", widths), ("depths", depths)):
@@ -201,6 +198,8 @@ def require_plan(
         ("steps", steps, 1, "use at least 1"),
         ("seeds", seeds, 2, "a confidence interval needs at least 2"),
     ):
+        if not _is_integer(value):
+            raise InputError(f"{name} is {value!r}: use an integer.")
         if value < least:
             raise InputError(f"{name} is {value}: {use}.")
     if not isinstance(tolerance, numbers.Real) or not 0 < float(tolerance) < 0.5:

@@ -6,11 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from depthmup_flax.coord_check.layer_names import Layers
-from depthmup_flax.coord_check.notes import RANDOM_START, random_to_few_features
-from depthmup_flax.coord_check.probe import Probe
-from depthmup_flax.coord_check.recorded_sizes import BRANCHES, EVERYTHING, OTHER_VECTORS, OUTPUT, Table
-from depthmup_flax.coord_check.verdict import (
+from depthmup_flax.coord_check.judgment import (
     ATTENTION_SCALE,
     DECAY,
     FEATURES,
@@ -21,6 +17,10 @@ from depthmup_flax.coord_check.verdict import (
     VANISHES,
     Quantity,
 )
+from depthmup_flax.coord_check.layer_names import Layers
+from depthmup_flax.coord_check.notes import RANDOM_START, random_to_few_features
+from depthmup_flax.coord_check.probe import Probe
+from depthmup_flax.coord_check.recorded_sizes import BRANCHES, EVERYTHING, OTHER_VECTORS, OUTPUT, Table
 from depthmup_flax.infer.audit_table import Finding
 from depthmup_flax.rule.parametrization import WIDTH_RULES, Geometry, Parametrization, Role
 from depthmup_flax.util.power_fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO
@@ -96,7 +96,7 @@ class Evidence:
         ]
 
     def gradient_excess(self, axis: str, path: str) -> float:
-        """Exponent of a weight's gradient behind a random readout, less that of the rule; 0 if it is unknown.
+        """Exponent of a weight's gradient through a random readout, less that of the rule; 0 if it is unknown.
 
         The rule's gradient scale times the gradient is of order one (TP6 Definition 6.1).
         """
@@ -324,7 +324,7 @@ def _initial_mistakes(e: Evidence) -> Iterator[_Mistake]:
         inside = [path for path, leaf in e.known.weights.items() if leaf.in_branch]
         normed = [] if means or reused or not grows_with_depth else e.probe.before_norms(inside)
         norm_text = (
-            "activations grow with depth before any step, and branches end in a norm behind these weights, so a "
+            "activations grow with depth before any step, and a norm follows these weights in their branches, so a "
             f"multiplier in front of it has no effect: multiply the output of the norm by r^-{rule.alpha:g}, "
             "rule.residual_multiplier(r)."
         )
@@ -381,7 +381,7 @@ def _training_mistakes(e: Evidence) -> Iterator[_Mistake]:
         yield "shortcut_in_branch", not_scaled, shortcut_text
         on_stream = [p for p, leaf in e.known.vectors.items() if not leaf.in_branch and "*" in p]
         text = (
-            "scales and biases that stand on the stream in every layer, as those of norms behind the sum do, move it "
+            "scales and biases that stand on the stream in every layer, as those of norms after the sum do, move it "
             "once per layer, and their effects add up with depth: use norms in front of branches (pre-norm), or norms "
             "without scale and bias."
         )
@@ -428,12 +428,12 @@ def _training_mistakes(e: Evidence) -> Iterator[_Mistake]:
 
 
 def _embedding_mistakes(e: Evidence, wrong_roles: Sequence[str]) -> Iterator[_Mistake]:
-    """Factors that depend on width, behind an embedding or in front of the outputs."""
+    """Factors that depend on width, after an embedding or before the outputs."""
     stems = [g for g in e.groups(Role.INPUT) if not set(e.known.weights_of(g)) & set(wrong_roles)]
     scaled = [g for g in stems if e.verdicts("width", g)[0] in (GROWS, EXPLODES)]
     started_right = all(e.weight_slope("width", path) < -_CLEARLY for path in e.weights(Role.HIDDEN))
     if not scaled and started_right and any(q.name != OUTPUT for q in e.failed("width", "activation")):
-        # Behind norms, a stream that is too large hides in the effect of its embedding, but not in its gradient.
+        # Before norms, a stream that is too large hides in the effect of its embedding, but not in its gradient.
         excess = {g: max(e.gradient_excess("width", path) for path in e.known.weights_of(g)) for g in stems}
         scaled = [g for g, value in excess.items() if value > max(excess.values()) - _CLEARLY]
     text = (

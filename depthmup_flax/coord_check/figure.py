@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from depthmup_flax.coord_check.judgment import FEATURES, Quantity
 from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, OUTPUT, Record, Table
-from depthmup_flax.coord_check.verdict import FEATURES, Quantity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

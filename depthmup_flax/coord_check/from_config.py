@@ -20,11 +20,6 @@ from depthmup_flax.rule.roles import param_info
 from depthmup_flax.util.errors import InputError
 
 
-def check_config(config: ConfigDict, **kwargs: Any) -> Report:
-    """`coord_check` of a config's network, data, rule and optimizer; arguments are those of `prepared_check`."""
-    return prepared_check(config, **kwargs)()
-
-
 def prepared_check(
     config: ConfigDict,
     *,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from depthmup_flax.util.jaxprs import all_equations, called_jaxpr, opened, scan_counts
+from depthmup_flax.util.jaxprs import all_equations, called_jaxpr, opened, propagate, scan_counts
 
 
 def low_precision(jaxpr: Any) -> str | None:
@@ -47,12 +47,7 @@ def _is_low_type(value: Any) -> bool:
 
 
 def _evaluate(jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
-    inner, consts = opened(jaxpr)
-    known = dict(zip([*inner.constvars, *inner.invars], [*map(widened, consts), *inputs], strict=True))
-    value = lambda x: widened(x.val) if isinstance(x, core.Literal) else known[x]
-    for eqn in inner.eqns:
-        known |= zip(eqn.outvars, _equation(eqn, [value(x) for x in eqn.invars]), strict=True)
-    return [value(x) for x in inner.outvars]
+    return propagate(jaxpr, inputs, _equation, widened)
 
 
 def _equation(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:

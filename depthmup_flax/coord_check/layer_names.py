@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from depthmup_flax.coord_check.parameter_uses import ParameterUses
 from depthmup_flax.coord_check.recorded_sizes import BRANCH_VECTORS, BRANCHES, OTHER_VECTORS, Size
+from depthmup_flax.coord_check.use_counts import UseCounts
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 
 Collapse = Callable[[str], str]  # path -> path with layer indices as ``*``
@@ -31,15 +31,15 @@ class Layers:
     group_of_weight: Mapping[str, str]  # the group in which the weight trains alone
     branch_groups: frozenset[str]
     branch_activations: frozenset[str]
-    readout_activations: frozenset[str] = frozenset()  # products of readouts, before a multiplier behind them
-    score_groups: frozenset[str] = frozenset()  # queries and keys: the outputs see only their products
-    once_groups: frozenset[str] = frozenset()  # as many weights in a deep network as in a shallow one
+    readout_activations: frozenset[str]  # products of readouts, before a multiplier that follows them
+    score_groups: frozenset[str]  # queries and keys: the outputs see only their products
+    once_groups: frozenset[str]  # as many weights in a deep network as in a shallow one
     # Weights that a deep network uses more often than a shallow one: depth -> uses.
-    reused: Mapping[str, Mapping[int, int]] = dataclasses.field(default_factory=dict)
-    tied: tuple[str, ...] = ()  # input weights that are used twice
+    reused: Mapping[str, Mapping[int, int]]
+    tied: tuple[str, ...]  # input weights that are used twice
+    shapes_over_width: Mapping[str, tuple[tuple[int, ...], ...]]
     # Weights whose updates are not entrywise: how their entries follow the width depends on the gradients' rank.
     matrix_updates: frozenset[str] = frozenset()
-    shapes_over_width: Mapping[str, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
 
     def leaf(self, path: str) -> ParamInfo:
         """A weight or a vector."""
@@ -58,16 +58,10 @@ def collect_layers(
     infos: Sequence[Mapping[str, ParamInfo]],
     activations: Sequence[Iterable[str]],
     collapses: Sequence[Collapse],
-    uses: Sequence[ParameterUses] = (),
-    sizes: Sequence[Size] = (),
+    uses: Sequence[UseCounts],
+    sizes: Sequence[Size],
 ) -> Layers:
-    """`Layers` from the parameters, the names of the activations and the `collapsers` of each network.
-
-    Args:
-      infos, activations, collapses: of each network.
-      uses: of each network's parameters.
-      sizes: of each network, with ``uses``.
-    """
+    """`Layers` from what is known of each network: parameters, names of activations, `collapsers`, uses and size."""
     weights: dict[str, ParamInfo] = {}
     vectors: dict[str, ParamInfo] = {}
     branch_activations, readout_activations = set[str](), set[str]()
@@ -85,46 +79,38 @@ def collect_layers(
                 readout_activations.add(collapse(name))
     groups = {path: _group_of(path) for path in weights}
     inside = {groups[path] for path, leaf in weights.items() if leaf.in_branch} | {BRANCHES, BRANCH_VECTORS}
-    activations_of = (frozenset(branch_activations), frozenset(readout_activations))
-    layers = Layers(weights, vectors, groups, frozenset(inside), *activations_of)
-    return _with_uses(layers, infos, collapses, uses, sizes) if uses else layers
-
-
-def _with_uses(
-    layers: Layers,
-    infos: Sequence[Mapping[str, ParamInfo]],
-    collapses: Sequence[Collapse],
-    uses: Sequence[ParameterUses],
-    sizes: Sequence[Size],
-) -> Layers:
-    """``layers`` with what the forward passes of the networks tell."""
     scores, others, tied = set[str](), set[str](), set[str]()
     shapes: dict[str, tuple[tuple[int, ...], ...]] = {}
     # Over depth: the numbers in a weight's arrays, and its uses.
-    entries: dict[str, dict[int, int]] = {path: {} for path in layers.weights}
-    counts: dict[str, dict[int, int]] = {path: {} for path in layers.weights}
+    entries: dict[str, dict[int, int]] = {path: {} for path in weights}
+    counts: dict[str, dict[int, int]] = {path: {} for path in weights}
     for info, collapse, use, network in zip(infos, collapses, uses, sizes, strict=True):
         size, count = Counter[str](), Counter[str]()
         for i, (path, leaf) in enumerate(info.items()):
             name = collapse(path)
-            if name not in layers.weights:
+            if name not in weights:
                 continue
             if network.axis == "width":
                 shapes[name] = (*shapes.get(name, ()), leaf.shape)
             size[name] += math.prod(leaf.shape)
             count[name] += use.counts[i]
-            (scores if i in use.queries_and_keys else others).add(layers.group_of_weight[name])
+            (scores if i in use.queries_and_keys else others).add(groups[name])
             if leaf.role is Role.INPUT and not leaf.in_branch and use.counts[i] == 2:
                 tied.add(name)
-        for path in layers.weights if network.axis == "depth" else ():
+        for path in weights if network.axis == "depth" else ():
             entries[path][network.size], counts[path][network.size] = size[path], count[path]
     grows = lambda numbers: max(numbers.values(), default=0) > min(numbers.values(), default=0)
     # Weights of every layer, or those that every layer uses.
-    repeated = {layers.group_of_weight[p] for p in layers.weights if grows(entries[p]) or grows(counts[p])}
-    return dataclasses.replace(
-        layers,
+    repeated = {groups[p] for p in weights if grows(entries[p]) or grows(counts[p])}
+    return Layers(
+        weights,
+        vectors,
+        groups,
+        branch_groups=frozenset(inside),
+        branch_activations=frozenset(branch_activations),
+        readout_activations=frozenset(readout_activations),
         score_groups=frozenset(scores - others),
-        once_groups=layers.branch_groups - repeated - {BRANCHES, BRANCH_VECTORS},
+        once_groups=frozenset(inside - repeated - {BRANCHES, BRANCH_VECTORS}),
         reused={path: n for path, n in counts.items() if grows(n) and not grows(entries[path])},
         tied=tuple(sorted(tied)),
         shapes_over_width=shapes,

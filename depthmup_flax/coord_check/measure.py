@@ -39,7 +39,7 @@ class Measurement:
     """What is measured of one network: all parameters trained together, and each group alone.
 
     All parameters train from a readout at zero (unless it is frozen); a group trains from a readout of the rule's
-    scale, whatever the network's own. Behind a readout at zero no other group gets a gradient; behind one that shrinks
+    scale, whatever the network's own. With a readout at zero no other group gets a gradient; with one that shrinks
     with width, outputs move ever less.
 
     ``shapes`` are those of the activations and the output. Seeds and groups run one after another in one program:
@@ -130,7 +130,7 @@ def _steps_recorded(quantity: str, group: int, length: int, name: str) -> range:
     """The steps of a run whose values of a quantity are kept."""
     if quantity in ("weight", "mean"):  # at the start, where groups differ in the readout alone
         return range(int(group == 0))
-    if quantity in ("gradient", "decay"):  # at the start, behind a random readout
+    if quantity in ("gradient", "decay"):  # at the start, through a random readout
         return range(int(group > 0))
     if quantity == "nonlinear":
         return range(length, length + (name == BRANCHES))

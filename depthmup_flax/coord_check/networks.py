@@ -15,8 +15,8 @@ from flax import nnx
 from jax.extend import core
 
 from depthmup_flax.coord_check.full_precision import in_float32, low_precision, widened
-from depthmup_flax.coord_check.parameter_uses import ParameterUses, parameter_uses
 from depthmup_flax.coord_check.recorded_sizes import OUTPUT, SCORES
+from depthmup_flax.coord_check.use_counts import UseCounts, count_uses
 from depthmup_flax.infer.initial_scale import init_factors, multiplied
 from depthmup_flax.infer.traced_model import Output, arguments_of, selected
 from depthmup_flax.rule.info_trees import is_info, require_info
@@ -160,7 +160,7 @@ class Traced:
 
     network: Network
     shapes: Shapes
-    uses: ParameterUses
+    uses: UseCounts
     precision: str | None
 
 
@@ -202,7 +202,7 @@ def traced(network: Network) -> Traced:
     apply = lambda params: jax.tree.unflatten(structure, evaluate(*jax.tree.leaves(params)))
     fast = dataclasses.replace(network, init=init, apply=apply)
     new_shapes = jax.eval_shape(apply, params)
-    return Traced(fast, {**new_shapes[1], OUTPUT: new_shapes[0]}, parameter_uses(jaxpr, len(shapes)), precision)
+    return Traced(fast, {**new_shapes[1], OUTPUT: new_shapes[0]}, count_uses(jaxpr, len(shapes)), precision)
 
 
 def _named(tree: ArrayTree) -> Activations:

@@ -11,8 +11,7 @@ import pathlib
 
 from depthmup_flax.coord_check.diagnosis import Cause
 from depthmup_flax.coord_check.figure import draw
-from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, Record
-from depthmup_flax.coord_check.verdict import (
+from depthmup_flax.coord_check.judgment import (
     ATTENTION_SCALE,
     CONVERGES,
     DECAY,
@@ -26,6 +25,7 @@ from depthmup_flax.coord_check.verdict import (
     VANISHES,
     Quantity,
 )
+from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, Record
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.workdir.directory import COORD_CHECK, claimed
 from depthmup_flax.workdir.files import write_atomically
@@ -134,22 +134,15 @@ class Report:
 
 
 def _line(q: Quantity) -> str:
-    if q.kind == ATTENTION_SCALE:
-        what = f"{ATTENTION_SCALE} x head dimension, {q.name}"
-    elif q.kind == "activation":
-        what = f"activation {q.name}"
-    elif q.kind == START:
-        what = f"initial {q.name}"
-    elif q.kind == USES:
-        what = f"uses of {q.name} in a forward pass"
-    elif q.kind == UPDATE:
-        what = f"update of {q.name}" + ("" if q.name.startswith(q.group) else f", training {q.group}")
-    elif q.kind == DECAY:
-        what = f"decay of {q.name}, its share"
-    elif q.group == EVERYTHING:
-        what = f"change of {q.name}"
-    else:
-        what = f"change of {q.name}, training {q.group} alone"
+    what = {
+        ATTENTION_SCALE: f"{ATTENTION_SCALE} x head dimension, {q.name}",
+        "activation": f"activation {q.name}",
+        "change": f"change of {q.name}" + ("" if q.group == EVERYTHING else f", training {q.group} alone"),
+        START: f"initial {q.name}",
+        USES: f"uses of {q.name} in a forward pass",
+        UPDATE: f"update of {q.name}" + ("" if q.name.startswith(q.group) else f", training {q.group}"),
+        DECAY: f"decay of {q.name}, its share",
+    }[q.kind]
     if len(what) > _COLUMN:
         what = f"{what[: _COLUMN // 2 - 1]}...{what[-(_COLUMN - _COLUMN // 2 - 2) :]}"
     theory = "?" if q.theory is None else f"{q.theory:+.1f}" if q.theory else "0"

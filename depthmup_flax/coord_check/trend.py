@@ -8,7 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import scipy.special
+
+from depthmup_flax.util.power_fits import student_t
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,5 +54,5 @@ def fit_trend(values_of_size: Mapping[int, Sequence[float]]) -> Trend | None:
     freedom = len(y) - 3
     variance = float(np.sum((y - design @ coefficients) ** 2)) / max(freedom, 1)
     error = math.sqrt(variance * float(np.linalg.inv(design.T @ design)[2, 2]))
-    settled = freedom > 0 and abs(coefficients[2]) > scipy.special.stdtrit(freedom, 0.975) * error
+    settled = freedom > 0 and abs(coefficients[2]) > student_t(freedom) * error
     return Trend(slopes, float(coefficients[1]), bool(settled))

@@ -1,11 +1,36 @@
-"""How equations of a jaxpr hold other jaxprs; for those who read or evaluate one."""
+"""Reading and evaluating jaxprs: values carried through the equations, and the jaxprs inside of equations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from jax.extend import core
+
+T = TypeVar("T")
+
+
+def propagate(
+    jaxpr: Any,
+    inputs: Sequence[T],
+    equation: Callable[[core.JaxprEqn, list[T]], Sequence[T]],
+    constant: Callable[[Any], T],
+) -> list[T]:
+    """The values of a jaxpr's outputs, given those of its inputs; a value is whatever the caller computes or records.
+
+    Args:
+      jaxpr: open, without constants, or closed.
+      inputs: a value per input.
+      equation: (equation, values of its inputs) -> values of its outputs, called in order. It decides what becomes of
+        the jaxprs inside of the equation.
+      constant: the value of a constant or literal.
+    """
+    inner, consts = opened(jaxpr)
+    known = dict(zip([*inner.constvars, *inner.invars], [*map(constant, consts), *inputs], strict=True))
+    value = lambda x: constant(x.val) if isinstance(x, core.Literal) else known[x]
+    for eqn in inner.eqns:
+        known.update(zip(eqn.outvars, equation(eqn, [value(x) for x in eqn.invars]), strict=True))
+    return [value(x) for x in inner.outvars]
 
 
 def opened(jaxpr: Any) -> tuple[core.Jaxpr, Sequence[Any]]:

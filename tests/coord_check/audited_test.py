@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 from chains import BASE_WIDTH, RULE, Chain, X, Y, causes, check
+from recorded_checks import recorded
 
 import depthmup_flax as dm
 from depthmup_flax.coord_check import Source, coord_check
@@ -29,7 +30,7 @@ def unreadable(chain):
 
 @pytest.mark.parametrize("source", [readable, unreadable])
 def test_a_missing_factor_has_its_weights_if_the_code_can_be_read_and_its_name_if_not(source):
-    report = check("width", readout_multiplier=False, source=source)
+    report = check("width", sizes="readout_not_scaled", readout_multiplier=False, source=source)
     assert next(iter(causes(report))) == "readout_not_scaled"
     read = "read from the code" in report.causes[0].text
     assert read == (source is readable)
@@ -39,33 +40,31 @@ def test_a_missing_factor_has_its_weights_if_the_code_can_be_read_and_its_name_i
 def test_a_mistake_in_the_code_fails_even_if_sizes_do_not_show_it():
     """The audited model lacks what the measured one has: a stand-in for a mistake that small networks hide."""
     hidden = lambda chain: readable(dataclasses.replace(chain, readout_multiplier=False))
-    report = check("width", source=hidden, seeds=2)
+    report = check("width", sizes="right_width", source=hidden)
     assert not report.failures
     assert not report.ok
     assert list(causes(report)) == ["readout_not_scaled"]
     assert "FAIL, though these sizes do not show it (readout_not_scaled)" in str(report)
-    assert check("width", source=readable, seeds=2).ok
+    assert check("width", sizes="right_width", source=readable).ok
 
 
-@pytest.mark.slow
 def test_what_is_wrong_with_the_optimizer_is_not_hidden_by_a_forward_pass_without_mistakes():
     optimizer = lambda info: dm.adamw(3e-3, info, RULE.replace(gamma=0.0))
-    report = check("depth", make_optimizer=optimizer, source=readable)
+    report = check("depth", sizes="missing_depth_update_factor", make_optimizer=optimizer, source=readable)
     assert list(causes(report)) == ["missing_depth_update_factor"]
 
 
 def test_weights_that_every_block_shares_fail_by_their_number_of_uses():
     """Under alpha = 1/2 activations grow as exp(2 sqrt(L)) times the multiplier, which shallow networks hide."""
-    report = check("depth", shared=True, seeds=2)
+    report = check("depth", sizes="repeated_weights", shared=True)
     assert [q.name for q in report.failures if q.kind == "uses"] == ["blocks/dense/kernel"]
     assert "uses of blocks/dense/kernel in a forward pass" in str(report)
     assert causes(report) == {"repeated_weights": ("blocks/dense/kernel",)}, report.details()
 
 
-@pytest.mark.slow
 def test_one_standard_deviation_at_every_width_fails_by_the_initial_weights_alone():
     """Activations may hide it at small widths, where the stem decides them; initial weights hide nothing."""
-    report = check("width", fixed_std=True, seeds=2)
+    report = check("width", sizes="fixed_std_init", fixed_std=True)
     (start,) = [q for q in report.failures if q.kind == "start"]
     assert (start.name, start.verdict) == ("blocks/dense/kernel", "grows")
     assert start.fit.slope == pytest.approx(0.0, abs=0.02)
@@ -84,17 +83,16 @@ def scaled_start(power, *names):
     return build
 
 
+@pytest.mark.usefixtures("also_trained")
 @pytest.mark.parametrize(
     ("power", "name", "cause"),
-    [
-        (0.5, "head", "readout_init_grows_with_width"),
-        pytest.param(-0.5, "dense", "hidden_init_falls_with_width", marks=pytest.mark.slow),
-    ],
+    [(0.5, "head", "readout_init_grows_with_width"), (-0.5, "dense", "hidden_init_falls_with_width")],
 )
 def test_initial_values_with_a_wrong_power_of_the_width_have_a_name(power, name, cause):
-    report = coord_check(
-        scaled_start(power, name), Y, rule=RULE, width=64, depth=4, widths=(64, 128, 256), steps=1, seeds=2
-    )
+    with recorded(cause):
+        report = coord_check(
+            scaled_start(power, name), Y, rule=RULE, width=64, depth=4, widths=(64, 128, 256), steps=1, seeds=2
+        )
     assert next(iter(causes(report))) == cause
 
 
@@ -109,12 +107,10 @@ def exploding(width, depth):
 
 @pytest.mark.parametrize(
     ("build", "text"),
-    [
-        (exploding, "lower the learning rate"),
-        pytest.param(broken, "not finite before any step", marks=pytest.mark.slow),
-    ],
+    [(exploding, "lower the learning rate"), (broken, "not finite before any step")],
 )
 def test_what_is_not_finite_is_called_that(build, text):
-    report = coord_check(build, Y, rule=RULE, width=16, depth=4, widths=(16, 32, 64), steps=2, seeds=2)
+    with recorded(build.__name__):
+        report = coord_check(build, Y, rule=RULE, width=16, depth=4, widths=(16, 32, 64), steps=2, seeds=2)
     assert list(causes(report)) == ["not_finite"]
     assert text in report.causes[0].text

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from chains import BASE_DEPTH, BASE_WIDTH, RULE, WIDTHS, X, Y, causes, check
+from recorded_checks import recorded
 
 import depthmup_flax as dm
 from depthmup_flax.coord_check import Network, coord_check, linen_network
@@ -18,9 +19,9 @@ from depthmup_flax.rule.info_trees import flatten_info
 SEQUENCES = jax.random.normal(jax.random.key(0), (4, 3, 12))
 
 
-@pytest.mark.parametrize("axis", [pytest.param("width", marks=pytest.mark.slow), "depth"])
+@pytest.mark.parametrize("axis", ["width", "depth"])
 def test_right_networks_have_no_causes(axis):
-    report = check(axis, make_optimizer=lambda info: dm.sgd(0.05, info, RULE), seeds=5)
+    report = check(axis, sizes=f"sgd_{axis}", make_optimizer=lambda info: dm.sgd(0.05, info, RULE), seeds=5)
     assert report.ok, str(report)
     assert not report.causes
     assert ": PASS, " in str(report)
@@ -34,25 +35,24 @@ def test_a_missing_branch_multiplier_is_named():
     assert "rule.residual_multiplier(r)" in str(report)
 
 
-@pytest.mark.slow
 def test_branches_that_end_in_a_relu_add_up_their_mean_with_depth():
     """Why TP6 6.3 subtracts it: the mean of L nonnegative increments of L^-1/2 is L^1/2."""
-    report = check("depth", relu_last=True)
+    report = check("depth", sizes="branch_outputs_have_a_mean", relu_last=True)
     assert list(causes(report)) == ["branch_outputs_have_a_mean"]
     assert causes(report)["branch_outputs_have_a_mean"] == ("blocks",)
 
 
 def test_a_readout_that_is_not_scaled_is_named():
-    report = check("width", readout_multiplier=False)
+    report = check("width", sizes="readout_not_scaled", readout_multiplier=False)
     assert causes(report)["readout_not_scaled"] == ("head",)
     alone = [q for q in report.failures if q.group == "head" and q.name == "output"]
     assert alone[0].fit.slope == pytest.approx(1.0, abs=0.2)  # Adam; the features it reads are flat
 
 
-@pytest.mark.slow
 def test_a_missing_depth_factor_of_the_update_is_named():
     """The network is right, the optimizer lacks r^-gamma: block_only (TP6 Fig. 10)."""
-    report = check("depth", make_optimizer=lambda info: dm.adamw(3e-3, info, RULE.replace(gamma=0.0)))
+    optimizer = lambda info: dm.adamw(3e-3, info, RULE.replace(gamma=0.0))
+    report = check("depth", sizes="missing_depth_update_factor", make_optimizer=optimizer)
     assert list(causes(report)) == ["missing_depth_update_factor"]
     assert causes(report)["missing_depth_update_factor"] == ("blocks/dense/kernel",)
     alone = [q for q in report.failures if q.group == "branches" and q.name == "features"]
@@ -65,46 +65,43 @@ def test_a_plain_optimizer_lacks_the_width_factor_of_the_update():
     assert "depthmup(direction, info, rule" in str(report)
 
 
-@pytest.mark.slow
 def test_initial_values_that_count_depth_twice_are_named():
-    report = check("depth", depth_init=True)
+    report = check("depth", sizes="double_counted_init", depth_init=True)
     assert causes(report)["double_counted_init"] == ("blocks/dense/kernel",)
     assert any(q.kind == "activation" and q.verdict == "vanishes" for q in report.failures)
 
 
-@pytest.mark.slow
 def test_initial_values_of_one_standard_deviation_at_every_width_are_named():
-    report = check("width", fixed_std=True)
+    report = check("width", sizes="fixed_std_init", fixed_std=True)
     assert causes(report)["fixed_std_init"] == ("blocks/dense/kernel",)
     assert "rescale_init" in str(report)
 
 
 def test_a_network_that_does_not_train_fails():
-    report = check("width", make_optimizer=lambda info: dm.adamw(0.0, info, RULE))
+    report = check("width", sizes="nothing_trains", make_optimizer=lambda info: dm.adamw(0.0, info, RULE))
     assert list(causes(report)) == ["nothing_trains"]
 
 
-@pytest.mark.slow
 def test_updates_that_shrink_twice_with_depth_are_named():
-    report = check("depth", make_optimizer=lambda info: dm.adamw(3e-3, info, RULE.replace(gamma=1.0)))
+    optimizer = lambda info: dm.adamw(3e-3, info, RULE.replace(gamma=1.0))
+    report = check("depth", sizes="updates_too_small_in_depth", make_optimizer=optimizer)
     assert causes(report)["updates_too_small_in_depth"] == ("blocks/dense/kernel",)
 
 
-@pytest.mark.slow
 def test_changes_below_float_precision_are_called_that():
     def vanishing(info):
         (m,) = {leaf.model_width for leaf in flatten_info(info).values()}
         return dm.adamw(3e-3 if m < 10 else 3e-12, info, RULE)
 
-    report = check("width", make_optimizer=vanishing)
+    report = check("width", sizes="below_precision", make_optimizer=vanishing)
     assert "below precision" in str(report)
     assert "nan" not in str(report)
     assert list(causes(report)) == ["below_precision"]
 
 
-@pytest.mark.parametrize("readout_std", [0.0, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("readout_std", [0.0, None])
 def test_a_readout_that_starts_at_zero_or_shrinks_with_width_is_no_failure(readout_std):
-    report = check("width", readout_std=readout_std)
+    report = check("width", sizes=f"readout_std_{readout_std}", readout_std=readout_std)
     assert report.ok, str(report)
     moved = {q.group for q in report.quantities if q.kind == "change" and q.name == "output"}
     assert moved >= {"everything", "stem", "blocks/dense", "head"}  # none is hidden behind the zeros
@@ -136,10 +133,11 @@ def chain_with(width, depth, inside):
     return Network(init, apply, info, dm.adamw(1e-3, info, RULE))
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("also_trained")
 def test_branches_that_info_does_not_know_are_named():
     build = lambda width, depth: chain_with(width, depth, lambda i: i % 2 == 0)
-    report = coord_check(build, Y, rule=RULE, width=64, depth=4, depths=(4, 8, 16), steps=2, seeds=3)
+    with recorded("in_branch_incomplete"):
+        report = coord_check(build, Y, rule=RULE, width=64, depth=4, depths=(4, 8, 16), steps=2, seeds=3)
     assert causes(report) == {"in_branch_incomplete": ("layers/* (hidden)", "vectors outside")}, str(report)
     with pytest.raises(dm.InputError, match="residual branches at depth 4 and 272 at depth 8, but the network grows"):
         coord_check(lambda w, d: chain_with(w, d, lambda i: i == 0), Y, rule=RULE, width=16, depth=4, depths=(4, 8, 16))
@@ -173,7 +171,7 @@ class AttentionNet(nn.Module):
         return nn.Dense(10, kernel_init=nn.initializers.normal(BASE_WIDTH**-0.5), name="head")(h)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("also_trained")
 @pytest.mark.parametrize("usual_scale", [False, True])
 def test_attention_scaled_by_the_square_root_of_the_head_dimension_is_named(usual_scale):
     def build(width, depth):
@@ -181,7 +179,8 @@ def test_attention_scaled_by_the_square_root_of_the_head_dimension_is_named(usua
         info = infer(model, AttentionNet(BASE_WIDTH, usual_scale), SEQUENCES, in_branch="attention")
         return linen_network(model, SEQUENCES, info=info, optimizer=dm.adamw(3e-3, info, RULE))
 
-    report = coord_check(build, Y, rule=RULE, width=32, depth=1, widths=WIDTHS, steps=2, seeds=3)
+    with recorded(f"attention_{usual_scale}"):
+        report = coord_check(build, Y, rule=RULE, width=32, depth=1, widths=WIDTHS, steps=2, seeds=3)
     (scale,) = [q for q in report.quantities if q.kind == "attention scale"]
     assert scale.fit.slope == pytest.approx(0.5 if usual_scale else 0.0, abs=0.1)
     if usual_scale:
@@ -213,14 +212,14 @@ def embed_network(width):
     return network, lambda key: base.init(key, TOKENS)["params"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rescaled", [False, True])
 def test_an_embedding_that_starts_smaller_with_width_is_named_and_rescaling_repairs_it(rescaled):
     def build(width, depth):
         network, base_init = embed_network(width)
         return network.rescaled(base_init, RULE) if rescaled else network
 
-    report = coord_check(build, TOKENS, rule=RULE, width=64, depth=1, widths=WIDTHS, steps=2, seeds=3)
+    with recorded(f"embedding_{rescaled}"):
+        report = coord_check(build, TOKENS, rule=RULE, width=64, depth=1, widths=WIDTHS, steps=2, seeds=3)
     if rescaled:
         assert report.ok, str(report)
     else:

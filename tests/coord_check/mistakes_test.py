@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 from chains import BASE_DEPTH, BASE_WIDTH, DEPTHS, RULE, WIDTHS, Chain, X, Y, causes, check
+from recorded_checks import recorded
 
 import depthmup_flax as dm
 from depthmup_flax.coord_check import Network, coord_check
@@ -76,16 +77,16 @@ def down_updates_twice_divided(info):
     return optax.chain(adam(info), optax.GradientTransformation(lambda params: optax.EmptyState(), update))
 
 
-def check_blocks(axis, make_optimizer=adam, **fields):
+def check_blocks(axis, name, make_optimizer=adam, **fields):
     sizes = {"widths": WIDTHS} if axis == "width" else {"depths": DEPTHS}
     build = lambda width, depth: TwoMatrices(width, depth, **fields).network(make_optimizer)
-    return coord_check(build, Y, rule=RULE, width=32, depth=4, steps=2, seeds=3, **sizes)
+    with recorded(name):
+        return coord_check(build, Y, rule=RULE, width=32, depth=4, steps=2, seeds=3, **sizes)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("axis", ["width", "depth"])
 def test_blocks_of_two_matrices_pass_and_their_updates_follow_the_rule(axis):
-    report = check_blocks(axis)
+    report = check_blocks(axis, f"two_matrices_{axis}")
     assert report.ok, report.details()
     found = {q.name: q.fit.slope for q in report.quantities if q.kind == "update"}
     expected = {"blocks/up": -1, "blocks/down": -1, "proj/kernel": -1, "stem/kernel": 0, "head/kernel": 0}
@@ -94,9 +95,8 @@ def test_blocks_of_two_matrices_pass_and_their_updates_follow_the_rule(axis):
     assert found == pytest.approx(expected, abs=0.05)
 
 
-@pytest.mark.slow
 def test_a_matrix_of_a_block_whose_update_shrinks_twice_with_width_is_named():
-    report = check_blocks("width", down_updates_twice_divided)
+    report = check_blocks("width", "one_matrix_twice_divided", down_updates_twice_divided)
     assert causes(report) == {"updates_too_small_in_width": ("blocks/down",)}, report.details()
     (update,) = [q for q in report.failures if q.kind == "update"]
     assert update.fit.slope == pytest.approx(-2, abs=0.1)
@@ -134,42 +134,51 @@ def named_blocks(width, depth, extra=lambda path, m, r: 1.0):
     return Network(init, apply, info, optax.chain(dm.adamw(3e-3, info, RULE), times))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("axis", "extra", "expected"),
+    ("name", "axis", "extra", "expected"),
     [
-        ("width", lambda path, m, r: 1 / m if "block_2" in path else 1.0, {"up": -2.0, "down": -2.0, "bias": -1.0}),
-        ("width", lambda path, m, r: 1 / m if "bias" in path else 1.0, {"bias": -1.0}),
-        ("depth", lambda path, m, r: r**0.5 if "block_0" in path else 1.0, {"up": 0.0, "down": 0.0, "bias": 0.0}),
+        (
+            "one_layer_over_width",
+            "width",
+            lambda path, m, r: 1 / m if "block_2" in path else 1.0,
+            {"up": -2.0, "down": -2.0, "bias": -1.0},
+        ),
+        ("biases", "width", lambda path, m, r: 1 / m if "bias" in path else 1.0, {"bias": -1.0}),
+        (
+            "one_layer_over_depth",
+            "depth",
+            lambda path, m, r: r**0.5 if "block_0" in path else 1.0,
+            {"up": 0.0, "down": 0.0, "bias": 0.0},
+        ),
     ],
-    ids=["one layer over width", "biases", "one layer over depth"],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_one_wrong_layer_among_right_ones_and_wrong_biases_are_found(axis, extra, expected):
+def test_one_wrong_layer_among_right_ones_and_wrong_biases_are_found(name, axis, extra, expected):
     sizes = {"widths": (32, 64, 128)} if axis == "width" else {"depths": (4, 6, 10)}
     build = lambda width, depth: named_blocks(width, depth, extra)
-    report = coord_check(build, Y, rule=RULE, width=32, depth=3, **sizes, steps=1, seeds=2)
+    with recorded(name):
+        report = coord_check(build, Y, rule=RULE, width=32, depth=3, **sizes, steps=1, seeds=2)
     wrong = {q.name: q.fit.slope for q in report.failures if q.kind == "update"}
     assert wrong == {f"block_*/{name}": pytest.approx(slope, abs=0.05) for name, slope in expected.items()}
     growth = "missing_depth_update_factor" if axis == "depth" else "updates_too_small_in_width"
     assert next(iter(causes(report))) == growth
 
 
-@pytest.mark.slow
 def test_a_shortcut_projection_in_in_branch_is_named():
-    report = check_blocks("depth", in_branch=("blocks", "proj"))
+    report = check_blocks("depth", "shortcut_in_branch", in_branch=("blocks", "proj"))
     assert causes(report) == {"shortcut_in_branch": ("proj",)}, report.details()
     assert {q.group for q in report.failures} == {"proj"}
     assert {q.expected for q in report.failures} == {-1.0}  # of one layer among L, by alpha + gamma
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("preset", "falls"), [("depth_mup", True), ("ode", False)])
 def test_blocks_of_two_matrices_become_linear_in_their_own_change_under_depth_mup_alone(preset, falls):
     """TP6 section 9: the product of two changes of L^-1/2 falls behind their sum as L^-1/2."""
     rule = dm.get_parametrization(preset, branch_multiplier=0.5)
     make_optimizer = lambda info: dm.adamw(3e-3, info, rule)
     build = lambda width, depth: TwoMatrices(width, depth, rule=rule).network(make_optimizer)
-    report = coord_check(build, Y, rule=rule, width=64, depth=4, depths=(8, 16, 32, 64), steps=2, seeds=6)
+    with recorded(f"two_matrices_{preset}"):
+        report = coord_check(build, Y, rule=rule, width=64, depth=4, depths=(8, 16, 32, 64), steps=2, seeds=6)
     (note,) = report.notes
     assert note in str(report)
     assert ("learn no features inside a block" in note) == falls
@@ -193,7 +202,7 @@ def lamb(info):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("also_trained")
 @pytest.mark.parametrize(
     ("axis", "fields", "expected"),
     [
@@ -204,13 +213,13 @@ def lamb(info):
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else value,
 )
 def test_mistakes_of_the_optimizer_and_of_branches_have_names(axis, fields, expected):
-    report = check(axis, **fields)
+    report = check(axis, sizes=next(iter(expected)), **fields)
     assert causes(report) == expected, report.details()
 
 
-@pytest.mark.slow
 def test_decay_outside_the_multipliers_removes_the_same_share_at_every_width():
-    report = check("width", make_optimizer=lambda info: dm.adamw(3e-3, info, RULE, weight_decay=0.5))
+    optimizer = lambda info: dm.adamw(3e-3, info, RULE, weight_decay=0.5)
+    report = check("width", sizes="decay_outside_multipliers", make_optimizer=optimizer)
     shares = {q.name: q for q in report.quantities if q.kind == "decay"}
     assert set(shares) == {"blocks/dense/kernel", "head/kernel", "stem/kernel"}
     assert all(abs(q.fit.slope) < 1e-3 and q.passed for q in shares.values())
@@ -218,7 +227,6 @@ def test_decay_outside_the_multipliers_removes_the_same_share_at_every_width():
     assert update.fit.slope == pytest.approx(-1, abs=0.02)  # of the gradient's part
 
 
-@pytest.mark.slow
 def test_a_weight_whose_role_contradicts_its_shape_is_named():
     def build(width, depth):
         network = Chain(width, depth).network()
@@ -226,7 +234,8 @@ def test_a_weight_whose_role_contradicts_its_shape_is_named():
         info = jax.tree.map(change, network.info, is_leaf=is_info)
         return dataclasses.replace(network, info=info, optimizer=adam(info))
 
-    report = coord_check(build, Y, rule=RULE, width=32, depth=4, widths=WIDTHS, steps=2, seeds=3)
+    with recorded("wrong_role"):
+        report = coord_check(build, Y, rule=RULE, width=32, depth=4, widths=WIDTHS, steps=2, seeds=3)
     assert causes(report) == {"wrong_role": ("blocks/dense/kernel",)}, report.details()
 
 
@@ -264,14 +273,15 @@ class Tied:
         return Network(self.init, self.apply, info, dm.adamw(1e-3, info, RULE))
 
 
-def check_tied(**fields):
+def check_tied(name, **fields):
     build = lambda width, depth: Tied(width, **fields).network()
     labels = jnp.roll(TOKENS, -1, axis=1)
-    return coord_check(build, labels, rule=RULE, width=32, depth=2, widths=(32, 64, 128), steps=2, seeds=3)
+    with recorded(name):
+        return coord_check(build, labels, rule=RULE, width=32, depth=2, widths=(32, 64, 128), steps=2, seeds=3)
 
 
 def test_a_tied_readout_passes_at_widths_at_which_its_noise_still_falls():
-    report = check_tied()
+    report = check_tied("tied")
     assert report.ok, report.details()
     noisy = {}
     for r in report.records:
@@ -286,10 +296,10 @@ def test_a_tied_readout_passes_at_widths_at_which_its_noise_still_falls():
     ("fields", "cause"),
     [
         ({"stream_factor": 0.5}, "embedding_scaled_with_width"),
-        pytest.param({"output_factor": 0.5}, "readout_scaled_twice", marks=pytest.mark.slow),
+        ({"output_factor": 0.5}, "readout_scaled_twice"),
     ],
 )
 def test_factors_of_the_width_at_a_tied_embedding_are_named(fields, cause):
-    report = check_tied(**fields)
+    report = check_tied(cause, **fields)
     assert not report.ok
     assert causes(report) == {cause: ("tokens",)}, report.details()

@@ -11,6 +11,7 @@ from depthmup_flax.config import from_file
 from depthmup_flax.papers.limits import limits_config, pipeline, run
 from depthmup_flax.papers.limits.panels import page
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.workdir.files import retried
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -40,6 +41,12 @@ def squares(monkeypatch):
     return lambda **fields: limits_config(
         "squares", **{"title": "Squares", "scale": "smoke", "seed": 1, "sizes": (1, 2, 3), "lanes": 16, **fields}
     )
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Directories that cannot be used are refused at once, without the wait for a slow file server."""
+    monkeypatch.setattr(retried, "__defaults__", (0.0,))
 
 
 def test_a_finished_figure_measures_nothing_again_and_an_interrupted_one_only_what_is_missing(squares, tmp_path):

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.special
+
+from depthmup_flax.util.power_fits import student_t
 
 
 def distances(stream_LxBxN: jax.Array, fractions: Sequence[float]) -> jax.Array:
@@ -31,7 +32,7 @@ def slopes(fractions: Sequence[float] | np.ndarray, distances_SxE: np.ndarray) -
 def mean_interval(values_S: np.ndarray) -> tuple[float, float]:
     """The mean over seeds and half of its 95 % interval (Student's t)."""
     error = values_S.std(ddof=1) / math.sqrt(len(values_S))
-    return float(values_S.mean()), float(scipy.special.stdtrit(len(values_S) - 1, 0.975) * error)
+    return float(values_S.mean()), float(student_t(len(values_S) - 1) * error)
 
 
 def four_digits(values: Any) -> Any:

@@ -16,11 +16,16 @@ def gram(x: jax.Array) -> jax.Array:
     x = jnp.asarray(x)
     if x.ndim < 2 or not x.size:
         raise InputError(f"x has shape {x.shape}: give inputs as [examples, ...].")
-    flat = x.reshape(x.shape[0], -1).astype(jnp.result_type(float, x))  # pixels in bytes would overflow
-    if not isinstance(flat, jax.core.Tracer):
-        zero = np.flatnonzero(~np.asarray(flat).any(1))
+    if not isinstance(x, jax.core.Tracer):
+        zero = np.flatnonzero(~np.asarray(x).reshape(len(x), -1).any(1))
         if len(zero):
             raise InputError(f"x has norm zero in row {zero[0]}: remove it, its kernel stays zero.")
+    return _gram(x)
+
+
+@jax.jit
+def _gram(x: jax.Array) -> jax.Array:
+    flat = x.reshape(x.shape[0], -1).astype(jnp.result_type(float, x))  # pixels in bytes would overflow
     return flat @ flat.T / flat.shape[1]
 
 

@@ -59,8 +59,13 @@ class LazyKernels:
         ``Phi(1)``; Eq. 128 counts it as one of L layers, but a simulation shows that it has no factor 1/L.
         """
         require_layers(trained)
-        parts = {"stem": self.G[0] * self.H[0], "blocks": self.blocks, "readout": self.Phi[-1]}
-        return sum((parts[name] for name in trained), jnp.zeros_like(self.blocks))
+        return _tangent(self, tuple(trained))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _tangent(kernels: LazyKernels, trained: tuple[str, ...]) -> jax.Array:
+    parts = {"stem": kernels.G[0] * kernels.H[0], "blocks": kernels.blocks, "readout": kernels.Phi[-1]}
+    return sum((parts[name] for name in trained), jnp.zeros_like(kernels.blocks))
 
 
 @products_in("float32")
@@ -118,6 +123,14 @@ def predict(
         raise InputError(f"times has shape {times.shape}: give a list of times.")
     if cross is not None and cross.shape[1:] != (examples,):
         raise InputError(f"cross has shape {cross.shape}: give {examples} columns, one for each training example.")
+    return _predictions(kernel, targets, times, cross)
+
+
+@jax.jit
+def _predictions(
+    kernel: jax.Array, targets: jax.Array, times: jax.Array, cross: jax.Array | None
+) -> tuple[jax.Array, jax.Array | None]:
+    examples = len(kernel)
     values, vectors = jnp.linalg.eigh(kernel)
     rate = jnp.maximum(values, 0.0) / examples
     along = vectors.T @ targets.reshape(examples, -1)

@@ -69,6 +69,7 @@ def linear_training(
     return training
 
 
+@jax.jit
 def one_step_kernel(layer_time: jax.Array, scale: jax.Array | float, start: float = 1.0) -> jax.Array:
     """``H_1(tau)`` at infinite depth after one step on one example from f = 0 (B24 App. G.2.2, corrected).
 

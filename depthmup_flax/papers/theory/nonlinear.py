@@ -1,9 +1,9 @@
 """Residual networks of infinite width in training, with features that move: dynamical mean field theory by Monte Carlo.
 
 The network is that of `depthmup_flax.papers.theory.lazy` (Bordelon et al., arXiv:2309.16620, Eq. 1 with a branch
-multiplier a), trained by SGD with momentum and weight decay at the rate eta_0 gamma0^2 N. At infinite width the neurons of
-a layer are independent draws from one process, whose law depends on averages over itself (App. D.3, Eq. 38; in discrete time
-K.4):
+multiplier a), trained by SGD with momentum and weight decay at the rate eta_0 gamma0^2 N. At infinite width the neurons
+of a layer are independent draws from one process, whose law depends on averages over itself (App. D.3, Eq. 38; in
+discrete time K.4):
 
     h^(l+1)_t = h^l_t + a / sqrt(L) c_t (u^l_t + sum_s A^l_ts g^(l+1)_s)
                       - eta_0 gamma0 a^2 / L  sum_(s<t) k_ts chi_s Phi^l_ts g^(l+1)_s
@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from depthmup_flax.papers.theory import argument_checks
 from depthmup_flax.papers.theory.gaussian_averages import get_activation
@@ -117,26 +118,24 @@ def nonlinear_training(
     examples = len(start)
     if targets.shape != (examples,):
         raise InputError(f"targets has shape {targets.shape}: give ({examples},), a number for each input.")
-    shares = jnp.full(examples, 1 / examples) if shares is None else jnp.asarray(shares)
-    if shares.shape not in ((examples,), (steps, examples)):
-        raise InputError(f"shares has shape {shares.shape}: give ({examples},) or ({steps}, {examples}).")
-    argument_checks.require_finite("shares", shares)
+    parts = np.full(examples, 1 / examples) if shares is None else jnp.asarray(shares)
+    if parts.shape not in ((examples,), (steps, examples)):
+        raise InputError(f"shares has shape {parts.shape}: give ({examples},) or ({steps}, {examples}).")
+    argument_checks.require_finite("shares", parts)
     targets = targets.astype(start.dtype)
     argument_checks.require_elementwise(loss, targets)
     plan = _Plan(activation, depth, steps, examples, _samples(samples, depth, steps * examples, examples), loss)
-    memory = _memory(steps, trained, 1 - learning_rate * weight_decay, momentum, start.dtype)
-    shares_TxP = jnp.broadcast_to(shares, (steps, examples)).astype(start.dtype)
-    numbers = _Numbers(start, targets, shares_TxP, learning_rate * gamma0, gamma0, branch_multiplier, *memory)
-    keys = jax.random.split(jax.random.key(0) if key is None else key, populations)
-    estimate = _populations(plan, numbers, keys)
+    rates = (learning_rate, gamma0, branch_multiplier, momentum, weight_decay)
+    key = jax.random.key(0) if key is None else key
+    estimate = _populations(plan, tuple(trained), populations, start, targets, parts, rates, key)
 
     def stable_rate() -> float:
         """2 / (largest eigenvalue) of the tangent kernel before training, for plain SGD on the square loss."""
-        if loss is not square_loss or momentum or weight_decay or bool((shares < 0).any()):
+        if loss is not square_loss or momentum or weight_decay or bool((np.asarray(parts) < 0).any()):
             return math.inf
         kernel = lazy_kernels(start, activation, depth=depth, branch_multiplier=branch_multiplier).tangent(trained)
-        root = jnp.sqrt(numbers.shares_TxP.max(0))
-        return 2 / float(jnp.linalg.eigvalsh(root[:, None] * kernel * root).max())
+        root = np.sqrt(np.atleast_2d(np.asarray(parts)).max(0))
+        return 2 / float(np.linalg.eigvalsh(root[:, None] * np.asarray(kernel) * root).max())
 
     argument_checks.require_convergence(estimate.mean.outputs, targets, learning_rate, stable_rate)
     return estimate
@@ -189,8 +188,22 @@ def _memory(
     return of_layers(remaining, jnp.ones_like(remaining)), of_layers(learned, jnp.zeros_like(learned))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _populations(plan: _Plan, numbers: _Numbers, keys: jax.Array) -> Estimate:
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _populations(
+    plan: _Plan,
+    trained: tuple[str, ...],
+    populations: int,
+    start_PxP: jax.Array,
+    targets_P: jax.Array,
+    shares: jax.Array | np.ndarray,
+    rates: tuple[Scalar, Scalar, Scalar, Scalar, Scalar],
+    key: jax.Array,
+) -> Estimate:
+    learning_rate, gamma0, a, momentum, weight_decay = rates
+    memory = _memory(plan.steps, trained, 1 - learning_rate * weight_decay, momentum, start_PxP.dtype)
+    shares_TxP = jnp.broadcast_to(shares, (plan.steps, plan.examples)).astype(start_PxP.dtype)
+    numbers = _Numbers(start_PxP, targets_P, shares_TxP, learning_rate * gamma0, gamma0, a, *memory)
+    keys = jax.random.split(key, populations)
     results = jax.lax.map(functools.partial(_population, plan, numbers), keys)
     error = jax.tree.map(lambda x: x.std(0, ddof=1) / len(keys) ** 0.5, results)
     return Estimate(jax.tree.map(lambda x: x.mean(0), results), error)

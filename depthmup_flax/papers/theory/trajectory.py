@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from depthmup_flax.papers.theory.argument_checks import require_whole
 from depthmup_flax.util.errors import InputError
@@ -66,7 +67,15 @@ def infinite_depth(compute: Callable[[int], Training | Estimate], depth: int = 3
     require_whole("depth", depth, 2)
     if depth % 2:
         raise InputError(f"depth is {depth}: use an even number.")
-    coarse, middle, fine = (_thinned(compute(n), 2 * n // depth) for n in (depth // 2, depth, 2 * depth))
+    return _extrapolated(*(_estimate(compute(n)) for n in (depth // 2, depth, 2 * depth)))
+
+
+@jax.jit
+def _extrapolated(coarse: Estimate, middle: Estimate, fine: Estimate) -> Estimate:
+    """`infinite_depth` from the results of three depths."""
+    thin = lambda t, n: dataclasses.replace(t, features=t.features[::n], gradients=t.gradients[::n])
+    thinned = lambda e, n: Estimate(thin(e.mean, n), thin(e.error, n))
+    middle, fine = thinned(middle, 2), thinned(fine, 4)
     twice = lambda more, less: jax.tree.map(lambda b, a: 2 * b - a, more.mean, less.mean)
     better, worse = twice(fine, middle), twice(middle, coarse)
 
@@ -79,14 +88,15 @@ def infinite_depth(compute: Callable[[int], Training | Estimate], depth: int = 3
     return Estimate(better, error)
 
 
-def _thinned(result: Training | Estimate, stride: int) -> Estimate:
-    """An estimate at every ``stride``-th layer time."""
+def _estimate(result: Training | Estimate) -> Estimate:
+    """An estimate, of error 0 if the result is exact; InputError for something else."""
     if not isinstance(result, (Training, Estimate)):
         raise InputError(
             f"compute gives a {type(result).__name__}: return the result of linear_training or nonlinear_training; "
             "lazy_kernels has its own limit."
         )
-    thin = lambda t: dataclasses.replace(t, features=t.features[::stride], gradients=t.gradients[::stride])
-    if isinstance(result, Estimate):
-        return Estimate(thin(result.mean), thin(result.error))
-    return Estimate(thin(result), jax.tree.map(jnp.zeros_like, thin(result)))
+    return (
+        result
+        if isinstance(result, Estimate)
+        else Estimate(result, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), result))
+    )

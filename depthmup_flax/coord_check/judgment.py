@@ -152,7 +152,7 @@ class _Judge:
         return quantities + (self.attention_scales() if self.axis == "width" else [])
 
     def may_vanish(self, group: str) -> bool:
-        """Whether theory lets the effect of a group that trains alone fall behind a random readout.
+        """Whether theory lets the effect of a group that trains alone shrink through a random readout.
 
         Over width it falls as n^-1/2 where a gradient is a product of two independent vectors of length n: that of a
         query and a key, or of what a gate weighs and the slope of the loss, or what an adapter of fixed rank passes on.
@@ -216,7 +216,7 @@ class _Judge:
     def uses(self, path: str) -> list[Quantity]:
         """How often a forward pass uses a weight of branches: once, unless branches are divided by their number.
 
-        What L branches with the same weights add is no sum of independent terms, so ``L^-1/2`` does not keep its size.
+        L branches with the same weights do not add independent terms, so ``L^-1/2`` does not keep its size.
         """
         counts = self.layers.reused.get(path)
         if self.axis != "depth" or not counts or not self.layers.weights[path].in_branch or self.rule.alpha >= 1:
@@ -233,7 +233,7 @@ class _Judge:
     def update(self, path: str) -> list[Quantity]:
         """The first update of a weight that trains alone, without its decay; that of all weights where it is zero.
 
-        Behind a product that starts at zero, the gradient starts at zero, too.
+        Before a product that starts at zero, the gradient starts at zero, too.
         """
         if self.axis == "width" and path in self.layers.matrix_updates:
             return []
@@ -245,7 +245,7 @@ class _Judge:
                 if values and any(v > 0 for seeds in values.values() for v in seeds):
                     q = self.quantity(trained, UPDATE, path, step, values, expected, expected)
                     q = self._worst_layer(q)
-                    # The updates of SGD follow a gradient that falls as n^-1/2 or, behind a product that started at
+                    # The updates of SGD follow a gradient that falls as n^-1/2 or, before a product that started at
                     # zero, as L^-gamma.
                     slow = q.verdict in (VANISHES, UNCLEAR) and q.fit.slope >= expected - 0.5 - self.tolerance
                     excused = slow and (trained != group or self.may_vanish(group))
@@ -276,7 +276,7 @@ class _Judge:
         """The worse of the changes after the first nonzero step and after the last.
 
         It must not grow faster than ``expected``, nor vanish with an exponent below ``slowest``. Where seeds scatter so
-        much that one of the two tells nothing, the other decides: behind a readout at zero, the first step of all
+        much that one of the two tells nothing, the other decides: with a readout at zero, the first step of all
         parameters is that of the readout.
         """
         theory = expected_exponent(self.axis, "change", name, in_branch, self.rule)
@@ -312,7 +312,7 @@ class _Judge:
     def _change(self, group: str, name: str, step: int) -> Mapping[int, Sequence[float]]:
         """The size of a change.
 
-        Behind a random readout, that of the outputs has a part that falls as n^-1/2 without being a mistake: for every
+        Through a random readout, that of the outputs has a part that falls as n^-1/2 without being a mistake: for every
         class, the product of the change of the features and of random weights. What stays is the part along the slope
         of the loss, so that part is taken, unless the whole grows.
         """

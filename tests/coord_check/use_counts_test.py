@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from depthmup_flax.coord_check.parameter_uses import parameter_uses
+from depthmup_flax.coord_check.use_counts import count_uses
 from depthmup_flax.rule.info_trees import path_name
 
 H = jnp.ones((2, 3, 8))
@@ -41,7 +41,7 @@ def uses(module):
     params = jax.eval_shape(module.init, jax.random.key(0), H)["params"]
     jaxpr = jax.make_jaxpr(lambda p: jax.tree.leaves(module.apply({"params": p}, H))[0])(params)
     paths = [path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
-    found = parameter_uses(jaxpr, len(paths))
+    found = count_uses(jaxpr, len(paths))
     return {path: found.counts[i] for i, path in enumerate(paths)}, {paths[i] for i in found.queries_and_keys}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.extend import core
 
-from depthmup_flax.util.jaxprs import called_jaxpr, opened, scan_counts
+from depthmup_flax.util.jaxprs import called_jaxpr, propagate, scan_counts
 
 _NONE: frozenset[int] = frozenset()
 _PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -17,7 +17,7 @@ _OF_LOGITS = ("exp", "exp2", "logistic")  # what turns products of queries and k
 
 
 @dataclasses.dataclass(frozen=True)
-class ParameterUses:
+class UseCounts:
     """Parameters by their position among the leaves.
 
     Attributes:
@@ -41,15 +41,13 @@ class _Value:
         return _Value(self.parameters | other.parameters, self.own | other.own, self.pair | other.pair)
 
 
-def parameter_uses(closed: core.ClosedJaxpr, num_parameters: int) -> ParameterUses:
+def count_uses(closed: core.ClosedJaxpr, num_parameters: int) -> UseCounts:
     """The uses of the first ``num_parameters`` inputs of a jaxpr whose first result is the outputs."""
-    jaxpr, consts = opened(closed)
     reader = _Reader()
-    inputs = [_Value(frozenset({(i, 1)})) for i in range(num_parameters)]
-    inputs += [_Value()] * (len(jaxpr.invars) - num_parameters)
-    outputs = reader.read(jaxpr, [_Value()] * len(consts), inputs)[0]
+    inputs = [_Value(frozenset({(i, 1)}) if i < num_parameters else frozenset()) for i in range(len(closed.in_avals))]
+    outputs = reader.read(closed, inputs)[0]
     reader.elsewhere |= outputs.own | outputs.pair
-    return ParameterUses(reader.counts, frozenset(reader.scored - reader.elsewhere))
+    return UseCounts(reader.counts, frozenset(reader.scored - reader.elsewhere))
 
 
 class _Reader:
@@ -60,14 +58,9 @@ class _Reader:
         self.scored: set[int] = set()
         self.elsewhere: set[int] = set()
 
-    def read(self, jaxpr: core.Jaxpr, consts: Sequence[_Value], inputs: Sequence[_Value]) -> list[_Value]:
+    def read(self, jaxpr: Any, inputs: Sequence[_Value]) -> list[_Value]:
         """The values of a jaxpr's outputs."""
-        known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
-        value = lambda x: known.get(x, _Value()) if not isinstance(x, core.Literal) else _Value()
-        for eqn in jaxpr.eqns:
-            for x, result in zip(eqn.outvars, self._equation(eqn, [value(x) for x in eqn.invars]), strict=True):
-                known[x] = result
-        return [value(x) for x in jaxpr.outvars]
+        return propagate(jaxpr, inputs, self._equation, lambda constant: _Value())
 
     def _equation(self, eqn: core.JaxprEqn, inputs: Sequence[_Value]) -> Sequence[_Value]:
         name = eqn.primitive.name
@@ -77,10 +70,10 @@ class _Reader:
             skipped, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
             return self._loop(eqn.params["body_jaxpr"], inputs[skipped:], consts, len(inputs) - skipped - consts)
         if name == "cond":
-            branches = [self._call(branch, inputs[1:]) for branch in eqn.params["branches"]]
+            branches = [self.read(branch, inputs[1:]) for branch in eqn.params["branches"]]
             return [_union(values) for values in zip(*branches, strict=True)]
         if (inner := called_jaxpr(eqn)) is not None:
-            return self._call(inner, inputs)
+            return self.read(inner, inputs)
         return [self._operation(name, eqn, inputs)] * len(eqn.outvars)
 
     def _operation(self, name: str, eqn: core.JaxprEqn, inputs: Sequence[_Value]) -> _Value:
@@ -104,10 +97,6 @@ class _Reader:
         self.scored |= value.pair
         return dataclasses.replace(value, pair=_NONE)
 
-    def _call(self, jaxpr: Any, inputs: Sequence[_Value]) -> list[_Value]:
-        inner, consts = opened(jaxpr)
-        return self.read(inner, [_Value()] * len(consts), inputs)
-
     def _scan(self, eqn: core.JaxprEqn, inputs: Sequence[_Value]) -> list[_Value]:
         consts, carry = scan_counts(eqn)
         length = eqn.params["length"]
@@ -123,7 +112,7 @@ class _Reader:
         inputs = list(inputs)
         while True:
             counts = self.counts.copy()
-            outputs = self._call(jaxpr, inputs)
+            outputs = self.read(jaxpr, inputs)
             carried = [a | b for a, b in zip(inputs[consts : consts + carry], outputs[:carry], strict=True)]
             if carried == inputs[consts : consts + carry]:
                 return [*carried, *outputs[carry:]]
