@@ -37,7 +37,7 @@ class Claim:
     """A work directory that this process may write to."""
 
     directory: pathlib.Path
-    lock: file_lock.Lock | bucket_lock.BucketLock
+    lock: file_lock.Heartbeat
 
     def check(self, *, now: bool = False) -> None:
         """Returns if the directory is still this process's; call it between steps.
