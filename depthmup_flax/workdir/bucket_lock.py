@@ -1,8 +1,9 @@
 """A lock in a bucket, made of objects that are created only if absent.
 
-``.lock.000007`` is the seventh time that the lock was taken. Its holder writes it again every `lock.BEAT_S`, and marks it as
-free at the end. Whoever finds the latest one free, or not written for `lock.EXPIRY_S` by the clock of the storage, takes the
-lock by creating the next: of several that try, one succeeds. A holder that finds a later object has lost the lock.
+``.lock.000007`` is the seventh time that the lock was taken. Its holder writes it again every `lock.BEAT_S`, and marks
+it as free at the end. Whoever finds the latest one free, or not written for `lock.EXPIRY_S` by the clock of the
+storage, takes the lock by creating the next: of several that try, one succeeds. A holder that finds a later object has
+lost the lock.
 """
 
 from __future__ import annotations

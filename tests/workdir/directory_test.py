@@ -98,7 +98,7 @@ def test_a_sweep_refuses_the_directory_of_a_run(tmp_path):
 
 def test_records_of_unknown_work_are_refused_and_kept(tmp_path):
     (tmp_path / "records.jsonl").write_text("hours of work")
-    with pytest.raises(InputError, match="holds 'records.jsonl' of unknown work"), claimed(tmp_path, COORD_CHECK):
+    with pytest.raises(InputError, match=r"holds 'records.jsonl' of unknown work"), claimed(tmp_path, COORD_CHECK):
         pytest.fail("the work began")
     assert content(tmp_path) == {tmp_path / "records.jsonl": b"hours of work"}
 
