@@ -136,10 +136,10 @@ def kind_of(directory: pathlib.Path) -> str | None:
         except FileNotFoundError as error:
             holds = f"holds {unknown!r} of unknown work: choose another directory."
             raise InputError(f"workdir {str(directory)!r} {holds}") from error
-    kind = read_json(mark, "restore it, or choose another directory").get("kind")
-    if kind not in NAMES:
-        raise InputError(f"{mark} names {kind!r}, which is no kind of work: choose another directory.")
-    return str(kind)
+    named = read_json(mark, "restore it, or choose another directory").get("kind")
+    if named not in NAMES:
+        raise InputError(f"{mark} names {named!r}, which is no kind of work: choose another directory.")
+    return str(named)
 
 
 def _mark(directory: pathlib.Path, kind: str) -> None:
@@ -214,14 +214,13 @@ _FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _WRITE_ERRORS = (*_FULL_OR_READ_ONLY, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM)
 
 
-def _write_failure(error: BaseException | None) -> str | None:
+def _write_failure(error: BaseException) -> str | None:
     """The system's message, if ``error`` or one of its causes is a failed write."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in _WRITE_ERRORS:
-            return error.strerror or os.strerror(error.errno)
+    for cause in buckets.causes(error):
+        if isinstance(cause, OSError) and cause.errno in _WRITE_ERRORS:
+            return os.strerror(cause.errno)
         # Orbax's storage library reports the message without the number.
         for message in map(os.strerror, _FULL_OR_READ_ONLY):
-            if message in str(error):
+            if message in str(cause):
                 return message
-        error = error.__cause__ or error.__context__
     return None
