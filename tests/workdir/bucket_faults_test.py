@@ -1,16 +1,14 @@
 """Runs and sweeps in a bucket that are killed between uploads, or lose the connection, end as undisturbed ones."""
 
-import os
+import functools
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 
+import joined
 import processes
 import pytest
-from joined import free_port
 from small_runs import a_sweep, assert_same_run, config, outcomes
 
 from depthmup_flax import errors
@@ -106,9 +104,17 @@ def test_a_run_outlives_a_short_loss_of_the_connection_and_resumes_after_a_preem
     assert_same_run(bucket.copy(bucket.directory, tmp_path / "copy"), undisturbed)
 
 
+def train_impatiently(config, workdir):
+    import gcsfs.retry
+    from bucket_emulator import NoSleep
+
+    gcsfs.retry.asyncio = NoSleep
+    return processes.train(config, workdir)
+
+
 @pytest.mark.slow
 def test_a_run_that_loses_the_connection_for_good_stops_with_74_and_resumes(bucket, undisturbed, tmp_path):
-    process = start(bucket, tmp_path / "log", processes.train, run(), bucket.url)
+    process = start(bucket, tmp_path / "log", train_impatiently, run(), bucket.url)
     until = time.monotonic() + 120
     complete = re.compile(r"checkpoints/\d+/commit_success\.txt")  # parts have such files of their own
     while not any(map(complete.fullmatch, bucket.names(bucket.directory))):
@@ -129,33 +135,19 @@ def test_a_run_that_loses_the_connection_for_good_stops_with_74_and_resumes(buck
 @pytest.mark.slow
 def test_two_processes_share_a_run_in_a_bucket(bucket, tmp_path):
     """They are preempted, and one process with as many devices ends the run."""
-    command = [sys.executable, "train.py", f"--workdir={bucket.url}", "--config.model.width=8"]
-    command += ["--config.model.depth=2", "--config.train.steps=600", "--config.train.eval_every=100"]
-
-    def started(processes_, devices):
-        port = free_port()
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
-        for index in range(processes_):
-            own = [f"--coordinator=127.0.0.1:{port}", f"--num_processes={processes_}", f"--process_id={index}"]
-            with (tmp_path / f"{processes_}-{index}.log").open("w") as log:
-                yield subprocess.Popen(
-                    [*command, *(own if processes_ > 1 else ())],
-                    env=environment,
-                    cwd=processes.ROOT,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-
-    running = list(started(2, 1))
+    command = [f"--workdir={bucket.url}", "--config.model.width=8", "--config.model.depth=2"]
+    command += ["--config.train.steps=600", "--config.train.eval_every=100"]
+    program = functools.partial(processes.with_environment, bucket.environment, joined.train_py)
+    pair = joined.Joined(tmp_path / "two", 2, 1, *command, program=program)
     until = time.monotonic() + 120
     while not any("commit_success" in name for name in bucket.names(bucket.directory)):
-        assert time.monotonic() < until, (tmp_path / "2-0.log").read_text()
+        assert time.monotonic() < until, pair.text()
         time.sleep(0.05)
-    running[1].send_signal(signal.SIGTERM)
-    assert [process.wait(120) for process in running] == [errors.PREEMPTED] * 2, (tmp_path / "2-0.log").read_text()
-    (last,) = started(1, 2)
-    assert last.wait(120) == 0, (tmp_path / "1-0.log").read_text()
-    assert "resuming after step" in (tmp_path / "1-0.log").read_text()
+    pair.running[1].send(signal.SIGTERM)
+    assert pair.wait() == [errors.PREEMPTED] * 2, pair.text()
+    last = joined.Joined(tmp_path / "one", 1, 2, *command, program=program)
+    assert last.wait() == [0], last.text()
+    assert "resuming after step" in last.text()
     assert "result.json" in bucket.names(bucket.directory)
 
 

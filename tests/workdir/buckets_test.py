@@ -21,15 +21,10 @@ from depthmup_flax.workdir.directory import RUN, SWEEP, as_path, claimed
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """The client repeats a failed request as often as ever, but at once."""
     import gcsfs.retry
+    from bucket_emulator import NoSleep
 
-    class Asyncio:
-        @staticmethod
-        async def sleep(seconds):
-            pass
-
-    monkeypatch.setattr(gcsfs.retry, "asyncio", Asyncio)
+    monkeypatch.setattr(gcsfs.retry, "asyncio", NoSleep)
 
 
 # Names
