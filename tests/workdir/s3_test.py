@@ -17,7 +17,6 @@ from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir.directory import RUN, as_path, claimed
 from depthmup_flax.workdir.mirror import Mirror
 
-
 pytestmark = pytest.mark.slow
 
 
