@@ -11,6 +11,7 @@ it is free is decided by two means:
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import errno
@@ -65,7 +66,7 @@ class Holder:
         return json.dumps(dataclasses.asdict(self)).replace("true,", "true ,", 1).encode() + b"\n"
 
 
-class Heartbeat:
+class Heartbeat(abc.ABC):
     """A lock that this process holds, or has lost: a thread confirms it every `BEAT_S` seconds with `_beat`."""
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -93,12 +94,13 @@ class Heartbeat:
         self._thread.join()
         self._free()
 
+    @abc.abstractmethod
     def _beat(self) -> None:
         """Tells other processes that this one lives; sets ``_confirmed_s``, or ``_lost`` to the reason."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _free(self) -> None:
-        raise NotImplementedError
+        """Lets other processes take the lock."""
 
     def _beat_until_ended(self) -> None:
         while not self._ended.wait(BEAT_S) and not self._lost:
