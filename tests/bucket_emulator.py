@@ -72,6 +72,14 @@ class BucketServer:
         return target
 
 
+class NoSleep:
+    """In place of ``gcsfs.retry.asyncio``: the client repeats a failed request as often as ever, but at once."""
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        pass
+
+
 class _Handler(emulator.RequestHandler):
     """Adds the generations of objects and conditions on them, which the package lacks."""
 

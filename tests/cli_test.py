@@ -148,7 +148,8 @@ def test_every_config_is_valid_and_documents_its_command(name):
     assert f"depthmup train --config={name} " in module.__doc__
 
 
-@pytest.mark.parametrize("name", ["imagenet_resnet18", pytest.param("imagenet_vit", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["imagenet_resnet18", "imagenet_vit"])
 def test_the_imagenet_configs_train_on_files_in_imagenets_own_layout(name, tmp_path):
     """Class folders of JPEGs of many sizes, one of them gray, and a flat val/ with Kaggle's list of its classes."""
     rng = np.random.default_rng(0)

@@ -33,16 +33,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_xdist_auto_num_workers(config):
-    """Three workers on two cores: about a quarter of the time, tests wait for the processes that they start."""
-    return (os.cpu_count() or 1) * 3 // 2
-
-
 def pytest_collection_modifyitems(items):
-    """First the tests that wait for minutes, while the other workers compute.
+    """Runs first the tests that wait for other processes, while the other workers compute.
 
-    The tests of Slurm come before those of work directories: they share one Slurm and its jobs, and a worker keeps the
-    head of its queue to itself.
+    The tests of Slurm precede those of work directories: they share one Slurm and its jobs, and no worker steals the
+    head of a queue.
     """
     items.sort(key=lambda item: (item.path.name != "slurm_test.py", "workdir" not in item.path.parts))
 

@@ -239,7 +239,8 @@ def fused_attention_parts():
         mock.patch.object(attention, "traced_platform", return_value="tpu"),
         mock.patch.object(attention, "fused_attention", interpreted),
     ):
-        for name, axes in LAYOUTS.items():
+        for name in ("one", "data 2, fsdp 2, tensor 2"):
+            axes = LAYOUTS[name]
             mesh = sharding.make_mesh(axes, jax.devices()[: int(np.prod(list(axes.values())))])
 
             def gradients(q, k, v, g, mesh=mesh):

@@ -20,7 +20,6 @@ import pathlib
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ import absl.logging
 import kills
 import numpy as np
 import scipy.stats
+from joined import free_port
 
 from depthmup_flax.util import errors
 
@@ -38,12 +38,6 @@ SAMPLED_EVERY_S = 1.0
 BLOCKS = 30  # neighboring samples are not independent: slopes are those of their block means
 GRACE_S = 15.0  # for the other process, after one has ended; a launcher ends it, too
 HANGS_AFTER_S = 120.0
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @dataclasses.dataclass(frozen=True)

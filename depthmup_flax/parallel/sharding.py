@@ -38,8 +38,8 @@ def mesh_shape(axes: Mapping[str, int], devices: int) -> tuple[int, ...]:
     """Number of devices along each of `MESH_AXES`. One number in ``axes`` may be -1: all other devices."""
     sizes = {name: axes[name] for name in MESH_AXES}
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != -1):
-            raise InputError(f"mesh.{name} is {size!r}: use a number of devices, or -1 for all other devices.")
+        if size < 1 and size != -1:
+            raise InputError(f"mesh.{name} is {size}: use a number of devices, or -1 for all other devices.")
     mesh = ", ".join(f"{name}={size}" for name, size in sizes.items())
     if list(sizes.values()).count(-1) > 1:
         raise InputError(f"mesh is {mesh}: only one number can be -1.")

@@ -141,7 +141,7 @@ def on_first(function: Callable[[], T]) -> T:
             outcome["value"] = function()
         except (InputError, RunStopped) as error:
             outcome[type(error).__name__] = str(error)
-    ((kind, value),) = json.loads(_broadcast(json.dumps(outcome))).items()
+    ((kind, value),) = json.loads(_gathered(json.dumps(outcome))[0]).items()
     if kind != "value":
         raise {"RunStopped": RunStopped, "Busy": Busy}.get(kind, InputError)(value)
     return value
@@ -155,25 +155,22 @@ def require_same(facts: Mapping[str, object]) -> None:
     """
     if jax.process_count() == 1:
         return
-    facts = {"--num_processes": jax_distributed.global_state.num_processes, **facts}
-    ours: Json = json.loads(json.dumps(facts))
-    first: Json = json.loads(_broadcast(json.dumps(facts)))
-    names = [name for name in {**first, **ours} if first.get(name) != ours.get(name)]
-    differences = [json.loads(text) for text in _gathered(json.dumps({name: ours.get(name) for name in names}))]
-    differing = list(dict.fromkeys(name for difference in differences for name in difference))
-    if not differing:
-        return
+    ours = json.dumps({"--num_processes": jax_distributed.global_state.num_processes, **facts})
+    of_all: list[Json] = [json.loads(text) for text in _gathered(ours)]
     sentences = []
-    for name in differing[:_MOST_NAMED]:
+    for name in dict.fromkeys(name for theirs in of_all for name in theirs):
         having: dict[str, list[int]] = {}
-        for process, difference in enumerate(differences):
-            having.setdefault(repr(difference.get(name, first.get(name))), []).append(process)
-        sentences.append(f"{name} is " + ", ".join(f"{value} in {_numbered(who)}" for value, who in having.items()))
-    more = len(differing) - _MOST_NAMED
-    raise InputError(
-        f"the processes are not the same run: {'; '.join(sentences)}{f'; and {more} more differ' if more > 0 else ''}. "
-        "Start all of them with the same flags, code, libraries and data."
-    )
+        for process, theirs in enumerate(of_all):
+            having.setdefault(repr(theirs.get(name)), []).append(process)
+        if len(having) > 1:
+            sentences.append(f"{name} is " + ", ".join(f"{value} in {_numbered(who)}" for value, who in having.items()))
+    if sentences:
+        more = len(sentences) - _MOST_NAMED
+        sentences[_MOST_NAMED:] = [f"and {more} more differ"] if more > 0 else []
+        raise InputError(
+            f"the processes are not the same run: {'; '.join(sentences)}. "
+            "Start all of them with the same flags, code, libraries and data."
+        )
 
 
 def everywhere(condition: bool) -> bool:
@@ -264,12 +261,3 @@ def _gathered(text: str) -> list[str]:
     padded[: len(encoded)] = encoded
     rows = np.asarray(multihost_utils.process_allgather(padded), np.uint8).reshape(len(lengths), -1)
     return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
-
-
-def _broadcast(text: str) -> str:
-    """Process 0's ``text``; those of other processes are ignored."""
-    encoded = np.frombuffer(text.encode(), np.uint8)
-    (length,) = multihost_utils.broadcast_one_to_all(np.array([len(encoded)], np.int32))
-    padded = np.zeros(int(length), np.uint8)
-    padded[: len(encoded)] = encoded[: int(length)]
-    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(padded), np.uint8)).decode()

@@ -1,8 +1,9 @@
 """A lock in a bucket, made of objects that are created only if absent.
 
-``.lock.000007`` is the seventh time that the lock was taken. Its holder writes it again every `BEAT_S`, and marks it as
-free at the end. Whoever finds the latest one free, or not written for `EXPIRY_S` by the clock of the storage, takes the
-lock by creating the next: of several that try, one succeeds. A holder that finds a later object has lost the lock.
+``.lock.000007`` is the seventh time that the lock was taken. Its holder writes it again every `lock.BEAT_S`, and marks
+it as free at the end. Whoever finds the latest one free, or not written for `lock.EXPIRY_S` by the clock of the
+storage, takes the lock by creating the next: of several that try, one succeeds. A holder that finds a later object has
+lost the lock.
 """
 
 from __future__ import annotations
@@ -14,50 +15,27 @@ import pathlib
 import re
 import secrets
 import socket
-import threading
 from collections.abc import Iterator
 
-from depthmup_flax.util.errors import RunStopped
 from depthmup_flax.util.types import Json
 from depthmup_flax.workdir import buckets
-from depthmup_flax.workdir.lock import BEAT_S, BOOT, DELETED, EXPIRY_S, now_s, taken_in_time
+from depthmup_flax.workdir.lock import BOOT, DELETED, EXPIRY_S, Heartbeat, now_s, taken_in_time
 
 _POLL_S = 4.0  # at most, between two looks at a lock that another process holds
 
 _mine: set[str] = set()  # the locks that threads of this process hold or want
 
 
-class BucketLock:
+class BucketLock(Heartbeat):
     """A lock that this process holds, or has lost; made by `held`."""
 
     def __init__(self, path: pathlib.Path, number: int, holder: Json) -> None:
-        self.path, self._number, self._holder = path, number, holder
-        self._confirmed_s, self._lost = now_s(), ""
-        self._beating, self._ended = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._beat_until_ended, name=f"heartbeat {path}", daemon=True)
-        self._thread.start()
+        self._number, self._holder = number, holder
+        super().__init__(path)
 
-    def check(self, *, now: bool = False) -> None:
-        """Returns if the lock is still held; asks the bucket ``now``, or after a long stop of this process.
-
-        Raises:
-          RunStopped: another process has taken the lock, or it was deleted.
-        """
-        if not self._lost and (now or now_s() - self._confirmed_s > EXPIRY_S - BEAT_S):
-            self._beat()
-        if self._lost:
-            raise RunStopped(f"workdir {str(self.path.parent)!r} {self._lost}")
-
-    def release(self) -> None:
-        """Ends the heartbeat and frees the lock; harmless if it is lost."""
-        self._ended.set()
-        self._thread.join()
+    def _free(self) -> None:
         self._beat(held=False)
         _mine.discard(self._holder["token"])
-
-    def _beat_until_ended(self) -> None:
-        while not self._ended.wait(BEAT_S) and not self._lost:
-            self._beat()
 
     def _beat(self, *, held: bool = True) -> None:
         """Writes the object again, unless there is a later one."""

@@ -128,9 +128,7 @@ def stopped(directory: pathlib.Path, error: Exception, *, absent: bool = True) -
     ``absent``: whether an object that is not there counts, as it does not for damaged checkpoints.
     """
     reason = _reason(error)
-    if not absent and any(isinstance(cause, FileNotFoundError) for cause in _causes(error)):
-        return None
-    if reason is None:
+    if reason is None or (not absent and any(isinstance(cause, FileNotFoundError) for cause in causes(error))):
         return None
     return RunStopped(
         f"workdir {str(directory)!r} cannot be reached any more ({reason}): rerun the command when it can, which "
@@ -160,40 +158,34 @@ def opening_error(directory: pathlib.Path, error: Exception) -> InputError | Run
     if reason is None:
         return None
     workdir, bucket = f"workdir {str(directory)!r}", str(directory).split("/")[2]
-    causes = list(_causes(error))
-    codes = {str(getattr(cause, "code", "")) for cause in causes}
-    if "401" in codes or any(_is_about_credentials(cause) for cause in causes):
+    if any(_is_about_credentials(cause) for cause in causes(error)):
         return InputError(f"{workdir}: there are no valid credentials ({reason}). Log in, or set them.")
-    if any(isinstance(cause, PermissionError) or str(cause).startswith("Forbidden") for cause in causes):
+    if any(isinstance(cause, PermissionError) or str(cause).startswith("Forbidden") for cause in causes(error)):
         needed = f"your account must be able to list, read, write and delete objects of the bucket {bucket!r}"
         return InputError(f"{workdir}: no permission ({reason}); {needed}.")
-    if any(isinstance(cause, FileNotFoundError) for cause in causes):
+    if any(isinstance(cause, FileNotFoundError) for cause in causes(error)):
         return InputError(f"{workdir}: there is no bucket {bucket!r}. Create it, or name another.")
     return RunStopped(f"{workdir} cannot be reached ({reason}): rerun the command later.")
 
 
 def _reason(error: BaseException) -> str | None:
     """The first line of what a bucket, or the connection to it, has answered; ``None`` for an error of other origin."""
-    for cause in _causes(error):
-        packages = {parent.__module__.partition(".")[0] for parent in type(cause).__mro__}
-        known = (ConnectionError, TimeoutError, FileNotFoundError, PermissionError)
-        said = str(cause)
-        if (
-            packages & _REMOTE
-            or isinstance(cause, known)
-            or said.startswith("Forbidden")
-            or any(code in said for code in _TENSORSTORE)
-        ):
+    for cause in causes(error):
+        packages, said = {parent.__module__.partition(".")[0] for parent in type(cause).__mro__}, str(cause)
+        known = isinstance(cause, (ConnectionError, TimeoutError, FileNotFoundError, PermissionError))
+        if known or packages & _REMOTE or said.startswith("Forbidden") or any(code in said for code in _TENSORSTORE):
             return next((line for line in said.splitlines() if line.strip()), type(cause).__name__)
     return None
 
 
 def _is_about_credentials(error: BaseException) -> bool:
-    kinds = ("NoCredentialsError", "CredentialRetrievalError", "TokenRetrievalError")
-    return type(error).__module__.startswith("google.auth") or type(error).__name__ in kinds
+    kind, kinds = type(error), ("NoCredentialsError", "CredentialRetrievalError", "TokenRetrievalError")
+    said = str(getattr(error, "code", ""))
+    return said == "401" or kind.__module__.startswith("google.auth") or kind.__name__ in kinds
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those that led to it."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -28,17 +28,8 @@ NAMES = {
     COORD_CHECK: "a coordinate check",
     REPORT: "a report",
 }
-# Directories of earlier versions have no mark; the first of these files tells what they hold.
-_UNMARKED = {
-    "tuned.py": TUNE,
-    "sweep.json": SWEEP,
-    "limits.json": LIMITS,
-    "config.json": RUN,
-    "result.json": RUN,
-    "checkpoints": RUN,
-    "details.txt": COORD_CHECK,
-    "report.html": REPORT,
-}
+_UNMARKED = {"sweep.json": SWEEP, "limits.json": LIMITS}  # copied records, without the mark
+_UNKNOWN = ("config.json", "result.json", "checkpoints", "records*.jsonl*")  # other programs use such names, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +37,7 @@ class Claim:
     """A work directory that this process may write to."""
 
     directory: pathlib.Path
-    lock: file_lock.Lock | bucket_lock.BucketLock
+    lock: file_lock.Heartbeat
 
     def check(self, *, now: bool = False) -> None:
         """Returns if the directory is still this process's; call it between steps.
@@ -133,25 +124,22 @@ def kind_of(directory: pathlib.Path) -> str | None:
       InputError: the mark is damaged, or there are files of unknown work.
     """
     mark = directory / MARK
-    if mark.exists():
-        kind = read_json(mark, "restore it, or choose another directory").get("kind")
-        if kind not in NAMES:
-            raise InputError(f"{mark} names {kind!r}, which is no kind of work: choose another directory.")
-        return str(kind)
-    for name, kind in _UNMARKED.items():
-        if (directory / name).exists():
-            if kind == RUN and not _is_run(directory):
-                sentence = f"workdir {str(directory)!r} holds {name!r} of unknown work: choose another directory."
-                raise InputError(sentence)
-            return TUNE if kind == SWEEP and _is_search(directory / name) else kind
-    if not any(directory.glob("records*.jsonl*")):
-        return None
-    try:
-        retried(mark.read_bytes)  # the mark is older than the records, but a file server may show it later
-    except FileNotFoundError as error:
-        sentence = f"workdir {str(directory)!r} holds records of unknown work: choose another directory."
-        raise InputError(sentence) from error
-    return kind_of(directory)
+    if not mark.exists():
+        for name, kind in _UNMARKED.items():
+            if (directory / name).exists():
+                return kind
+        unknown = next((path.name for pattern in _UNKNOWN for path in directory.glob(pattern)), None)
+        if unknown is None:
+            return None
+        try:
+            retried(mark.read_bytes)  # the mark is older than other files, but a file server may show it later
+        except FileNotFoundError as error:
+            holds = f"holds {unknown!r} of unknown work: choose another directory."
+            raise InputError(f"workdir {str(directory)!r} {holds}") from error
+    named = read_json(mark, "restore it, or choose another directory").get("kind")
+    if named not in NAMES:
+        raise InputError(f"{mark} names {named!r}, which is no kind of work: choose another directory.")
+    return str(named)
 
 
 def _mark(directory: pathlib.Path, kind: str) -> None:
@@ -172,23 +160,6 @@ def _mark(directory: pathlib.Path, kind: str) -> None:
 
 def _locks(directory: pathlib.Path) -> types.ModuleType:
     return bucket_lock if buckets.is_bucket(directory) else file_lock
-
-
-def _is_run(directory: pathlib.Path) -> bool:
-    """Whether a directory without a mark holds a training run of an earlier version, not files of another program."""
-    try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        return all(isinstance(config[section], dict) for section in ("model", "parametrization", "train"))
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _is_search(sweep: pathlib.Path) -> bool:
-    """Whether an earlier version's ``sweep.json`` is that of a search that has not ended."""
-    try:
-        return bool(json.loads(sweep.read_text(encoding="utf-8"))["figure"] == "tune")
-    except (ValueError, KeyError, TypeError):
-        return False
 
 
 @contextlib.contextmanager
@@ -243,14 +214,13 @@ _FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _WRITE_ERRORS = (*_FULL_OR_READ_ONLY, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM)
 
 
-def _write_failure(error: BaseException | None) -> str | None:
+def _write_failure(error: BaseException) -> str | None:
     """The system's message, if ``error`` or one of its causes is a failed write."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in _WRITE_ERRORS:
-            return error.strerror or os.strerror(error.errno)
+    for cause in buckets.causes(error):
+        if isinstance(cause, OSError) and cause.errno in _WRITE_ERRORS:
+            return os.strerror(cause.errno)
         # Orbax's storage library reports the message without the number.
         for message in map(os.strerror, _FULL_OR_READ_ONLY):
-            if message in str(error):
+            if message in str(cause):
                 return message
-        error = error.__cause__ or error.__context__
     return None

@@ -63,13 +63,16 @@ def create(path: pathlib.Path, text: str) -> bool:
     return True
 
 
-def retried(function: Callable[[], T], wait_s: float = 2.0) -> T:
+VISIBLE_S = 2.0  # a file server shows a change within this time
+
+
+def retried(function: Callable[[], T]) -> T:
     """The result of ``function``, which is called again while files of a file server come and go.
 
     Raises:
-      OSError: the last call's, after ``wait_s`` seconds; at once for an error that stays.
+      OSError: the last call's, after `VISIBLE_S`; at once for an error that stays.
     """
-    deadline = time.monotonic() + wait_s
+    deadline = time.monotonic() + VISIBLE_S
     while True:
         try:
             return function()

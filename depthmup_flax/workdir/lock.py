@@ -11,6 +11,7 @@ it is free is decided by two means:
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import errno
@@ -38,7 +39,6 @@ BEAT_S = 10.0
 EXPIRY_S = 45.0  # several beats: a holder that is stopped or starved of time for less keeps its lock
 WAIT_S = 60.0  # longer than EXPIRY_S, so that one start takes over the lock of a lost machine
 _POLL_S = 0.25
-_UNKNOWN_EXPIRY_S = 2.0  # of a file without content, which no process has locked
 _CLOCK = getattr(time, "CLOCKBOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -66,19 +66,18 @@ class Holder:
         return json.dumps(dataclasses.asdict(self)).replace("true,", "true ,", 1).encode() + b"\n"
 
 
-class Lock:
-    """A lock that this process holds; made by `held`."""
+class Heartbeat(abc.ABC):
+    """A lock that this process holds, or has lost: a thread confirms it every `BEAT_S` seconds with `_beat`."""
 
-    def __init__(self, path: pathlib.Path, file: int, holder: Holder) -> None:
-        self.path, self._file, self._holder = path, file, holder
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
         self._confirmed_s, self._lost = now_s(), ""
-        self._beating = threading.Lock()
-        self._ended = threading.Event()
+        self._beating, self._ended = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._beat_until_ended, name=f"heartbeat {path}", daemon=True)
         self._thread.start()
 
     def check(self, *, now: bool = False) -> None:
-        """Returns if the lock is still held; asks the file system ``now``, or after a long stop of this process.
+        """Returns if the lock is still held; looks at its file ``now``, or after a long stop of this process.
 
         Raises:
           RunStopped: the directory was deleted or renamed, or another process has taken it over, or it cannot be
@@ -93,13 +92,36 @@ class Lock:
         """Ends the heartbeat and frees the lock; harmless if it is lost."""
         self._ended.set()
         self._thread.join()
-        with contextlib.suppress(OSError):
-            os.pwrite(self._file, dataclasses.replace(self._holder, held=False).to_json(), 0)
-        os.close(self._file)
+        self._free()
+
+    @abc.abstractmethod
+    def _beat(self) -> None:
+        """Tells other processes that this one lives; sets ``_confirmed_s``, or ``_lost`` to the reason."""
+
+    @abc.abstractmethod
+    def _free(self) -> None:
+        """Lets other processes take the lock."""
 
     def _beat_until_ended(self) -> None:
         while not self._ended.wait(BEAT_S) and not self._lost:
             self._beat()
+
+    def _is_late(self) -> bool:
+        """Whether this process was stopped for so long that the lock may have expired."""
+        return now_s() - self._confirmed_s > EXPIRY_S - BEAT_S
+
+
+class Lock(Heartbeat):
+    """A lock file that this process holds; made by `held`."""
+
+    def __init__(self, path: pathlib.Path, file: int, holder: Holder) -> None:
+        self._file, self._holder = file, holder
+        super().__init__(path)
+
+    def _free(self) -> None:
+        with contextlib.suppress(OSError):
+            os.pwrite(self._file, dataclasses.replace(self._holder, held=False).to_json(), 0)
+        os.close(self._file)
 
     def _beat(self) -> None:
         """Sets the file's time, and looks whether the path still leads to this file."""
@@ -121,10 +143,6 @@ class Lock:
                 self._lost = f"was taken over by {found.holder or 'another process'}: end that process, or let it work."
             else:
                 self._confirmed_s = started
-
-    def _is_late(self) -> bool:
-        """Whether this process was stopped for so long that the lock may have expired."""
-        return now_s() - self._confirmed_s > EXPIRY_S - BEAT_S
 
 
 REMEDY = "rerun the command, which resumes from what was saved."
@@ -189,7 +207,7 @@ def busy(path: pathlib.Path) -> str | None:
 class _Found:
     """A lock file at one moment."""
 
-    holder: Holder | None  # None: no content, as an earlier version of this package writes it
+    holder: Holder | None  # None: no content, as after a power cut
     beat: int  # its modification time
     locked: bool | None  # by any process's ``flock``; None: the file system has none
 
@@ -214,16 +232,14 @@ class _Watch:
         """The process that holds the lock, in words."""
         if self.free(path) is not None or (found := _read(path)) is None:
             return None
-        return str(found.holder or "a process of an earlier version")
+        return str(found.holder or "another process")
 
     @staticmethod
     def _is_free(found: _Found, unchanged_s: float) -> bool:
         holder = found.holder
-        if holder is None:
-            return unchanged_s > (_UNKNOWN_EXPIRY_S if found.locked is False else EXPIRY_S) and not found.locked
-        if not holder.held:
+        if holder is not None and not holder.held:
             return True
-        if holder.boot == BOOT and holder.kernel_lock:
+        if holder is not None and holder.boot == BOOT and holder.kernel_lock:
             return found.locked is False
         return unchanged_s > EXPIRY_S
 

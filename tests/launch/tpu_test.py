@@ -170,6 +170,7 @@ def test_an_invalid_request_is_not_retried(tpu):
     assert "error: gcloud rejected the request for v5litepod-8 in us-west4-a: see above." in done.stderr
 
 
+@pytest.mark.slow
 def test_a_pod_that_fails_in_the_queue_is_requested_again(tpu):
     tpu.tell(states=["WAITING_FOR_RESOURCES", "PROVISIONING", "FAILED"])
     done = tpu.run(*tpu_options(tpu))
@@ -179,6 +180,7 @@ def test_a_pod_that_fails_in_the_queue_is_requested_again(tpu):
     assert "vit: WAITING_FOR_RESOURCES" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_preempted_pod_is_recreated_and_the_run_resumes(tpu):
     tpu.tell(plan={"0": ["preempt"], "1": ["wait"]})
     done = tpu.run(*tpu_options(tpu, "--max_restarts=0"))
@@ -190,6 +192,7 @@ def test_a_preempted_pod_is_recreated_and_the_run_resumes(tpu):
         os.kill(tpu.starts(1)[0]["pid"], signal.SIGTERM)  # its machine still exists
 
 
+@pytest.mark.slow
 def test_a_suspended_pod_is_deleted_and_requested_again(tpu):
     tpu.tell(plan={"0": [75], "1": [75]}, states=["ACTIVE", "SUSPENDING", "SUSPENDED"])
     done = tpu.run(*tpu_options(tpu, "--max_restarts=0"))
@@ -198,6 +201,7 @@ def test_a_suspended_pod_is_deleted_and_requested_again(tpu):
     assert "preempted (exit code 75): restarting" in done.stderr
 
 
+@pytest.mark.slow
 def test_bad_input_is_not_retried_and_the_pod_is_deleted(tpu):
     tpu.tell(plan={"0": [1], "1": [2]})
     done = tpu.run(*tpu_options(tpu))
@@ -206,6 +210,7 @@ def test_bad_input_is_not_retried_and_the_pod_is_deleted(tpu):
     assert not (tpu.directory / "pod").exists()
 
 
+@pytest.mark.slow
 def test_a_crash_is_retried_on_the_same_pod(tpu):
     tpu.tell(plan={"1": [5, 6, 7]})
     done = tpu.run(*tpu_options(tpu, "--max_restarts=1"))
@@ -223,6 +228,7 @@ def test_workers_that_cannot_be_set_up_end_the_script_and_the_pod(tpu):
     assert not (tpu.directory / "pod").exists()
 
 
+@pytest.mark.slow
 def test_interrupted_it_names_what_still_exists_and_can_attach_later(tpu):
     tpu.tell(plan={"0": ["wait"], "1": ["wait"]})
     process = tpu.start(*tpu_options(tpu))
@@ -247,6 +253,7 @@ def test_interrupted_it_names_what_still_exists_and_can_attach_later(tpu):
     assert len(tpu.calls("create")) == 1
 
 
+@pytest.mark.slow
 def test_interrupted_with_delete_it_waits_for_the_checkpoint_and_deletes(tpu):
     tpu.tell(plan={"0": ["wait"], "1": ["wait"]})
     process = tpu.start(*tpu_options(tpu, "--delete=always"))
@@ -260,6 +267,7 @@ def test_interrupted_with_delete_it_waits_for_the_checkpoint_and_deletes(tpu):
     assert not (tpu.directory / "pod").exists()
 
 
+@pytest.mark.slow
 def test_every_worker_trains_its_part_of_a_sweep(tpu):
     tpu.tell(plan={"1": [1]})
     done = tpu.run(*tpu_options(tpu, "--sweep", "--delete=never"))

@@ -1,16 +1,14 @@
 """Runs and sweeps in a bucket that are killed between uploads, or lose the connection, end as undisturbed ones."""
 
-import os
+import functools
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 
+import joined
 import processes
 import pytest
-from joined import free_port
 from small_runs import a_sweep, assert_same_run, config, outcomes
 
 from depthmup_flax.records.table import read_sweep
@@ -21,7 +19,19 @@ from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.util import errors
 from depthmup_flax.workdir.directory import as_path
 
-KILLS = 5
+KILLS = 3
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The directory of `run` on a disk."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    train_and_evaluate(run(), directory)
+    return directory
+
+
+def run():
+    return config(checkpoint_every=20)
 
 
 def start(bucket, log, function, *args, **kwargs):
@@ -45,30 +55,27 @@ def kill_at(bucket, write, process):
 
 
 @pytest.mark.slow
-def test_a_run_in_a_bucket_ends_as_one_on_a_disk(bucket, tmp_path):
-    run = config()
-    train_and_evaluate(run, tmp_path / "disk")
-    result = train_and_evaluate(run, bucket.url)
+def test_a_run_in_a_bucket_ends_as_one_on_a_disk(bucket, undisturbed, tmp_path):
+    result = train_and_evaluate(run(), bucket.url)
     assert result["status"] == "completed"
-    assert_same_run(bucket.copy(bucket.directory, tmp_path / "copy"), tmp_path / "disk")
-    assert train_and_evaluate(run, bucket.url) == result  # it is there already
+    assert_same_run(bucket.copy(bucket.directory, tmp_path / "copy"), undisturbed)
+    assert train_and_evaluate(run(), bucket.url) == result  # it is there already
     assert any(name.startswith("events.out.tfevents") for name in bucket.names(bucket.directory))
     read = load_run(bucket.url, which="best")
-    assert (read.result, read.step) == (result, load_run(tmp_path / "disk", which="best").step)
+    assert (read.result, read.step) == (result, load_run(undisturbed, which="best").step)
     assert read.metrics["test_accuracy"][-1] == result["test_accuracy"]
-    assert train_and_evaluate(run, bucket.url, overwrite=True)["train_loss"] == result["train_loss"]
+    assert train_and_evaluate(run(), bucket.url, overwrite=True)["train_loss"] == result["train_loss"]
 
 
 @pytest.mark.slow
-def test_a_run_killed_between_uploads_ends_as_an_undisturbed_one(bucket, tmp_path, record_property):
-    run, rng, kills, ends, incomplete = config(checkpoint_every=20), random.Random(0), 0, 0, 0
-    train_and_evaluate(run, tmp_path / "undisturbed")
+def test_a_run_killed_between_uploads_ends_as_an_undisturbed_one(bucket, undisturbed, tmp_path, record_property):
+    rng, kills, ends, incomplete = random.Random(0), 0, 0, 0
     while True:
         directory = f"{bucket.directory}/{ends}"
-        process = start(bucket, tmp_path / f"{ends}-{kills}.log", processes.train, run, f"gs://bucket/{directory}")
+        process = start(bucket, tmp_path / f"{ends}-{kills}.log", processes.train, run(), f"gs://bucket/{directory}")
         kill_at(bucket, rng.randrange(1, 120) if kills < KILLS else 0, process)
         if process.wait() == 0:
-            assert_same_run(bucket.copy(directory, tmp_path / f"{ends}"), tmp_path / "undisturbed")
+            assert_same_run(bucket.copy(directory, tmp_path / f"{ends}"), undisturbed)
             ends += 1
             if kills >= KILLS:
                 break
@@ -83,36 +90,31 @@ def test_a_run_killed_between_uploads_ends_as_an_undisturbed_one(bucket, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_preempted_run_resumes_from_the_bucket(bucket, tmp_path):
-    run = config(checkpoint_every=20)
-    train_and_evaluate(run, tmp_path / "undisturbed")
-    process = start(bucket, tmp_path / "first.log", processes.train, run, bucket.url)
-    process.wait_for("step 40/240")
-    process.send(signal.SIGTERM)
-    assert process.wait() == errors.PREEMPTED, process.text()
-    last = start(bucket, tmp_path / "last.log", processes.train, run, bucket.url)
-    assert last.wait() == 0, last.text()
-    assert_same_run(bucket.copy(bucket.directory, tmp_path / "copy"), tmp_path / "undisturbed")
-
-
-@pytest.mark.slow
-def test_a_run_outlives_a_short_loss_of_the_connection(bucket, tmp_path):
-    run = config(checkpoint_every=20)
-    train_and_evaluate(run, tmp_path / "undisturbed")
-    process = start(bucket, tmp_path / "log", processes.train, run, bucket.url)
+def test_a_run_outlives_a_short_loss_of_the_connection_and_resumes_after_a_preemption(bucket, undisturbed, tmp_path):
+    process = start(bucket, tmp_path / "first.log", processes.train, run(), bucket.url)
     process.wait_for("step 40/240")
     bucket.stop()
     time.sleep(8.0)
     bucket.start()
-    assert process.wait() == 0, process.text()
-    assert_same_run(bucket.copy(bucket.directory, tmp_path / "copy"), tmp_path / "undisturbed")
+    process.wait_for("step 80/240")
+    process.send(signal.SIGTERM)
+    assert process.wait() == errors.PREEMPTED, process.text()
+    last = start(bucket, tmp_path / "last.log", processes.train, run(), bucket.url)
+    assert last.wait() == 0, last.text()
+    assert_same_run(bucket.copy(bucket.directory, tmp_path / "copy"), undisturbed)
+
+
+def train_impatiently(config, workdir):
+    import gcsfs.retry
+    from bucket_emulator import NoSleep
+
+    gcsfs.retry.asyncio = NoSleep
+    return processes.train(config, workdir)
 
 
 @pytest.mark.slow
-def test_a_run_that_loses_the_connection_for_good_stops_with_74_and_resumes(bucket, tmp_path):
-    run = config(checkpoint_every=20)
-    train_and_evaluate(run, tmp_path / "undisturbed")
-    process = start(bucket, tmp_path / "log", processes.train, run, bucket.url)
+def test_a_run_that_loses_the_connection_for_good_stops_with_74_and_resumes(bucket, undisturbed, tmp_path):
+    process = start(bucket, tmp_path / "log", train_impatiently, run(), bucket.url)
     until = time.monotonic() + 120
     complete = re.compile(r"checkpoints/\d+/commit_success\.txt")  # parts have such files of their own
     while not any(map(complete.fullmatch, bucket.names(bucket.directory))):
@@ -124,42 +126,28 @@ def test_a_run_that_loses_the_connection_for_good_stops_with_74_and_resumes(buck
         assert f"error: workdir '{bucket.url}' cannot be reached any more" in process.text()
     finally:
         bucket.start()
-    last = start(bucket, tmp_path / "last.log", processes.train, run, bucket.url)
+    last = start(bucket, tmp_path / "last.log", processes.train, run(), bucket.url)
     assert last.wait() == 0, last.text()
     assert "resuming after step" in last.text()
-    assert_same_run(bucket.copy(bucket.directory, tmp_path / "copy"), tmp_path / "undisturbed")
+    assert_same_run(bucket.copy(bucket.directory, tmp_path / "copy"), undisturbed)
 
 
 @pytest.mark.slow
 def test_two_processes_share_a_run_in_a_bucket(bucket, tmp_path):
     """They are preempted, and one process with as many devices ends the run."""
-    command = [sys.executable, "train.py", f"--workdir={bucket.url}", "--config.model.width=8"]
-    command += ["--config.model.depth=2", "--config.train.steps=600", "--config.train.eval_every=100"]
-
-    def started(processes_, devices):
-        port = free_port()
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
-        for index in range(processes_):
-            own = [f"--coordinator=127.0.0.1:{port}", f"--num_processes={processes_}", f"--process_id={index}"]
-            with (tmp_path / f"{processes_}-{index}.log").open("w") as log:
-                yield subprocess.Popen(
-                    [*command, *(own if processes_ > 1 else ())],
-                    env=environment,
-                    cwd=processes.ROOT,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-
-    running = list(started(2, 1))
+    command = [f"--workdir={bucket.url}", "--config.model.width=8", "--config.model.depth=2"]
+    command += ["--config.train.steps=600", "--config.train.eval_every=100"]
+    program = functools.partial(processes.with_environment, bucket.environment, joined.train_py)
+    pair = joined.Joined(tmp_path / "two", 2, 1, *command, program=program)
     until = time.monotonic() + 120
     while not any("commit_success" in name for name in bucket.names(bucket.directory)):
-        assert time.monotonic() < until, (tmp_path / "2-0.log").read_text()
+        assert time.monotonic() < until, pair.text()
         time.sleep(0.05)
-    running[1].send_signal(signal.SIGTERM)
-    assert [process.wait(120) for process in running] == [errors.PREEMPTED] * 2, (tmp_path / "2-0.log").read_text()
-    (last,) = started(1, 2)
-    assert last.wait(120) == 0, (tmp_path / "1-0.log").read_text()
-    assert "resuming after step" in (tmp_path / "1-0.log").read_text()
+    pair.running[1].send(signal.SIGTERM)
+    assert pair.wait() == [errors.PREEMPTED] * 2, pair.text()
+    last = joined.Joined(tmp_path / "one", 1, 2, *command, program=program)
+    assert last.wait() == [0], last.text()
+    assert "resuming after step" in last.text()
     assert "result.json" in bucket.names(bucket.directory)
 
 

@@ -15,21 +15,16 @@ import pytest
 from depthmup_flax.report import make_report
 from depthmup_flax.runs.checkpoint import Checkpointer
 from depthmup_flax.util.errors import Busy, InputError, RunStopped
-from depthmup_flax.workdir import bucket_lock, buckets
+from depthmup_flax.workdir import bucket_lock, buckets, lock
 from depthmup_flax.workdir.directory import RUN, SWEEP, as_path, claimed
 
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """The client repeats a failed request as often as ever, but at once."""
     import gcsfs.retry
+    from bucket_emulator import NoSleep
 
-    class Asyncio:
-        @staticmethod
-        async def sleep(seconds):
-            pass
-
-    monkeypatch.setattr(gcsfs.retry, "asyncio", Asyncio)
+    monkeypatch.setattr(gcsfs.retry, "asyncio", NoSleep)
 
 
 # Names
@@ -177,7 +172,7 @@ def test_a_lock_whose_holder_no_longer_writes_is_taken_and_the_holder_notices(bu
 
 def test_the_holder_of_a_lock_writes_it_again_and_again(bucket, monkeypatch):
     path = as_path(bucket.url) / ".lock"
-    monkeypatch.setattr(bucket_lock, "BEAT_S", 0.02)
+    monkeypatch.setattr(lock, "BEAT_S", 0.02)
     with bucket_lock.held(path, 0.0):
         first, until = buckets.modified(path.with_name(".lock.000001")), time.monotonic() + 30.0
         while buckets.modified(path.with_name(".lock.000001")) == first:

@@ -29,13 +29,7 @@ def replace(directory):
 
 @pytest.mark.parametrize(
     ("removed", "saves"),
-    [
-        (delete, True),
-        *(
-            pytest.param(removed, saves, marks=pytest.mark.slow)
-            for removed, saves in ((delete, False), (rename, True), (rename, False), (replace, True), (replace, False))
-        ),
-    ],
+    [(delete, True), *(pytest.param(removed, False, marks=pytest.mark.slow) for removed in (rename, replace))],
 )
 def test_a_run_whose_directory_goes_away_ends_and_creates_no_other(removed, saves, tmp_path, monkeypatch):
     workdir = tmp_path / "run"
@@ -46,10 +40,10 @@ def test_a_run_whose_directory_goes_away_ends_and_creates_no_other(removed, save
     assert not list(tmp_path.glob("run/*"))
 
 
-@pytest.mark.parametrize("removed", [delete, pytest.param(rename, marks=pytest.mark.slow)])
-def test_a_sweep_whose_directory_goes_away_ends_and_creates_no_other(removed, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_a_sweep_whose_directory_goes_away_ends_and_creates_no_other(tmp_path, monkeypatch):
     workdir = tmp_path / "sweep"
-    monkeypatch.setattr(Unfinished, "after_call", lambda *_: removed(workdir) if workdir.exists() else None)
+    monkeypatch.setattr(Unfinished, "after_call", lambda *_: delete(workdir) if workdir.exists() else None)
     with pytest.raises(RunStopped, match=GONE):
         runner.sweep(a_sweep(rates=1, depths=(2,)), workdir, lanes=0)
     assert not workdir.exists()

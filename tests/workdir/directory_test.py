@@ -18,6 +18,7 @@ from depthmup_flax.report import make_report
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError, RunStopped
+from depthmup_flax.workdir import files
 from depthmup_flax.workdir.directory import (
     COORD_CHECK,
     LIMITS,
@@ -33,49 +34,32 @@ from depthmup_flax.workdir.directory import (
 )
 from depthmup_flax.workdir.files import JsonLines, temporary_name, write_atomically
 
-A_CONFIG = '{"model": {}, "parametrization": {}, "train": {}}'
 KINDS = (RUN, SWEEP, TUNE, LIMITS, COORD_CHECK, REPORT)
-# What a directory of an earlier version holds, by kind.
-UNMARKED = {
-    RUN: {"config.json": A_CONFIG, "metrics.jsonl": "", "params.txt": ""},
-    SWEEP: {"sweep.json": '{"figure": "f"}', "records.jsonl": ""},
-    TUNE: {"sweep.json": '{"figure": "tune"}', "records.jsonl": ""},
-    LIMITS: {"limits.json": "{}", "records.jsonl": "", "report.txt": ""},
-    COORD_CHECK: {"records.jsonl": "", "report.txt": "", "details.txt": ""},
-    REPORT: {"report.html": "", "report.json": ""},
-}
+
+
+@pytest.fixture(autouse=True)
+def fast_files(monkeypatch):
+    monkeypatch.setattr(files, "VISIBLE_S", 0.1)
 
 
 def content(directory):
     return {path: path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.parametrize("marked", [True, False])
-@pytest.mark.parametrize(("present", "wanted"), list(itertools.product(KINDS, KINDS)))
-def test_a_directory_of_one_kind_of_work_is_reopened_for_it_and_refused_untouched_for_others(
-    present, wanted, marked, tmp_path
-):
-    for name, text in UNMARKED[present].items():
-        (tmp_path / name).write_text(text)
-    if marked:
-        (tmp_path / MARK).write_text(f'{{"kind": "{present}"}}')
+@pytest.mark.parametrize(("present", "other"), list(itertools.pairwise((*KINDS, RUN))))
+def test_a_directory_of_one_kind_of_work_is_reopened_for_it_and_refused_untouched_for_others(present, other, tmp_path):
+    for _ in range(2):
+        with claimed(tmp_path, present):
+            assert kind_of(tmp_path) == present
     before = content(tmp_path)
-    if wanted == present:
-        with claimed(tmp_path, wanted):
-            assert kind_of(tmp_path) == wanted
-            assert (tmp_path / MARK).exists()
-    else:
-        with (
-            pytest.raises(InputError, match=r"holds a .*, not a .*: choose another directory"),
-            claimed(tmp_path, wanted),
-        ):
-            pass
-        assert content(tmp_path) == before
+    with pytest.raises(InputError, match=r"holds a .*, not a .*: choose another directory"), claimed(tmp_path, other):
+        pass
+    assert content(tmp_path) == before
 
 
 @pytest.fixture
 def sweeps_directory(tmp_path):
-    """The records of a sweep, of an earlier version."""
+    """A copy of the records of a sweep, without a mark."""
     return write(tmp_path / "sweep", sweep_of(parabola, {X: (2.0**-9, 2.0**-8, 2.0**-7)}))
 
 
@@ -85,7 +69,14 @@ COMMANDS = {
     "tune --overwrite": lambda path: sweep(a_sweep(1, (2,)), path, overwrite=True, kind=TUNE),
     "limits": lambda path: pipeline.run(from_file(ROOT / "configs/limits/linear_kernel.py", "smoke"), path),
     "report": lambda path: make_report([path], path),
+    "coord_check": lambda path: run_coord_check(path),
 }
+
+
+def run_coord_check(workdir):
+    done = run_command("-m", "depthmup_flax", "check", "--config=configs/digits.py", f"--workdir={workdir}")
+    assert (done.returncode, done.stdout) == (2, "")  # before it works
+    raise InputError(done.stderr)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -97,62 +88,43 @@ def test_every_command_refuses_the_directory_of_a_sweep_and_leaves_it_as_it_was(
 
 
 def test_a_sweep_refuses_the_directory_of_a_run(tmp_path):
-    (tmp_path / "config.json").write_text(A_CONFIG)
+    with claimed(tmp_path, RUN):
+        pass
     before = content(tmp_path)
     with pytest.raises(InputError, match="holds a training run, not a sweep"):
         sweep(a_sweep(1, (2,)), tmp_path, overwrite=True)
     assert content(tmp_path) == before
 
 
-def coord_check(workdir):
-    return run_command("-m", "depthmup_flax", "check", "--config=configs/digits.py", f"--workdir={workdir}")
-
-
-def test_coord_check_in_the_directory_of_a_sweep_ends_with_one_sentence_and_keeps_its_records(sweeps_directory):
-    before = content(sweeps_directory)
-    done = coord_check(sweeps_directory)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        f"error: workdir {str(sweeps_directory)!r} holds a sweep, not a coordinate check: choose another directory.\n"
-    )
-    assert content(sweeps_directory) == before
-
-
-def test_coord_check_finds_an_unwritable_directory_before_it_works(tmp_path):
-    (tmp_path / "file").touch()
-    done = coord_check(tmp_path / "file" / "check")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "cannot be written to (Not a directory): choose another" in done.stderr
-
-
 def test_records_of_unknown_work_are_refused_and_kept(tmp_path):
     (tmp_path / "records.jsonl").write_text("hours of work")
-    with pytest.raises(InputError, match="holds records of unknown work"), claimed(tmp_path, COORD_CHECK):
+    with pytest.raises(InputError, match=r"holds 'records.jsonl' of unknown work"), claimed(tmp_path, COORD_CHECK):
         pytest.fail("the work began")
     assert content(tmp_path) == {tmp_path / "records.jsonl": b"hours of work"}
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize(
-    "names", [("config.json",), ("config.json", "checkpoints/model.bin"), ("checkpoints/model.bin",), ("result.json",)]
+    ("name", "overwrite"), [("config.json", False), ("checkpoints/model.bin", True), ("result.json", True)]
 )
-def test_files_of_another_program_are_refused_and_kept(names, overwrite, tmp_path):
-    for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text('{"model_type": "bert"}')
+def test_files_of_another_program_are_refused_and_kept(name, overwrite, tmp_path):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text('{"model_type": "bert"}')
     before = content(tmp_path)
-    with pytest.raises(InputError, match=rf"holds {names[0].split('/')[0]!r} of unknown work: choose another"):
+    with pytest.raises(InputError, match=rf"holds {name.split('/')[0]!r} of unknown work: choose another"):
         train_and_evaluate(config(), tmp_path, overwrite=overwrite)
     assert content(tmp_path) == before
 
 
-def test_a_file_and_a_link_to_nothing_are_named_as_such(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("file", "it is a file"), ("link", "it is a link to nothing"), ("file/check", "Not a directory")],
+)
+def test_a_name_that_cannot_be_a_directory_is_refused_with_the_reason(name, reason, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
-    records = write(tmp_path / "sweep", sweep_of(parabola, {X: (2.0**-9, 2.0**-8, 2.0**-7)}))
-    for name, reason in (("file", "it is a file"), ("link", "it is a link to nothing")):
-        with pytest.raises(InputError, match=rf"--out '.*{name}' cannot be written to \({reason}\): choose another"):
-            make_report([records], tmp_path / name)
+    refusal = rf"--out '.*{name}' cannot be written to \({reason}\): choose another"
+    with pytest.raises(InputError, match=refusal), claimed(tmp_path / name, REPORT, flag="--out"):
+        pytest.fail("the work began")
 
 
 def test_what_a_killed_writer_has_left_is_deleted_after_an_hour(tmp_path):
@@ -165,7 +137,7 @@ def test_what_a_killed_writer_has_left_is_deleted_after_an_hour(tmp_path):
         assert new.exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"kind": "film"}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"kind": "film"}'])
 def test_a_damaged_mark_is_one_sentence(text, tmp_path):
     (tmp_path / MARK).write_text(text)
     with pytest.raises(InputError, match=rf"{MARK} .*choose another directory"), claimed(tmp_path, RUN):

@@ -17,6 +17,8 @@ from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir.directory import RUN, as_path, claimed
 from depthmup_flax.workdir.mirror import Mirror
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def s3():
@@ -73,7 +75,6 @@ def test_a_mirror_starts_with_what_was_uploaded_whole_and_deletes_the_rest(s3):
     ]
 
 
-@pytest.mark.slow
 def test_a_run_in_s3_that_is_interrupted_ends_as_an_undisturbed_one(s3, tmp_path):
     run = config(checkpoint_every=20)
     train_and_evaluate(run, tmp_path / "disk")
@@ -90,7 +91,6 @@ def test_a_run_in_s3_that_is_interrupted_ends_as_an_undisturbed_one(s3, tmp_path
         load_run("s3://bucket/nothing")
 
 
-@pytest.mark.slow
 def test_a_sweep_in_s3_has_the_records_of_one_on_a_disk(s3, tmp_path):
     small = a_sweep(rates=2, depths=(2,))
     sweep(small, tmp_path / "disk", lanes=2)

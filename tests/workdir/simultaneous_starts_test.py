@@ -6,7 +6,7 @@ import simultaneous_starts
 
 @pytest.mark.slow
 def test_of_parts_that_start_together_none_is_lost():
-    assert not simultaneous_starts.run(400)
+    assert not simultaneous_starts.run(200)
 
 
 def test_of_parts_that_start_together_with_little_delay_none_is_lost():
