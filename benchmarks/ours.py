@@ -185,7 +185,7 @@ def loop_step(model: Mapping[str, Any], batch: int, side: int, most: int, host: 
     config.train.update(log_every=10**6)
     experiment = build(config)
     mesh = sharding.make_mesh(config.mesh)
-    program = ShardedProgram(experiment, mesh, put_train_data(experiment.dataset, mesh))
+    program = ShardedProgram(experiment.task, mesh, put_train_data(experiment.dataset, mesh))
     program.call_length.steps = most
     calls = host_calls(experiment.dataset, [config.seed], batch, 0, program.call_length)
     state, same = program.initial_state(), jax.device_put(next(calls))
@@ -202,8 +202,8 @@ def loop_step(model: Mapping[str, Any], batch: int, side: int, most: int, host: 
 
 def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32, seconds: float = 0.4) -> Measure:
     """A step of the sweep's program with ``lanes`` networks on one device."""
+    from depthmup_flax.engine.lane_program import LaneProgram, lane_mesh
     from depthmup_flax.sweep.grid import expand
-    from depthmup_flax.sweep.lane_program import Program, sweep_mesh
 
     rates = tuple(1e-4 * 2 ** (i / 8) for i in range(lanes))
     base = _config(model, batch, side)
@@ -211,9 +211,9 @@ def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32,
     grid = {"optimizer.learning_rate": rates, "seed": (0,)}
     config = sweep_config(base, {"curve": grid}, figure="benchmark", title="Lanes.", scale="cpu")
     runs = expand(config)
-    experiment, mesh = build(runs[0].config), sweep_mesh()
+    experiment, mesh = build(runs[0].config), lane_mesh()
     data = put_train_data(experiment.dataset, mesh)
-    program = Program(experiment, runs, mesh, lanes, True, data)
+    program = LaneProgram(experiment.task, runs, mesh, lanes, True, data)
     program.seconds_per_run_step(runs)  # sets the number of steps per call
     placed = program.place(runs)
     call = next(program.calls(placed, 0))

@@ -20,7 +20,6 @@ from depthmup_flax.config import default_config
 from depthmup_flax.engine import cross_entropy
 from depthmup_flax.engine.device_batches import Waiting, put_train_data, train_calls
 from depthmup_flax.engine.experiment import build
-from depthmup_flax.engine.multi_step import train_step_of
 from depthmup_flax.engine.sharded_program import ShardedProgram
 from depthmup_flax.nn import attention, fused_attention
 from depthmup_flax.nn.cpu import conv_same
@@ -67,7 +66,7 @@ def program_of(experiment, mesh, accumulate=1, **fields):
     model = experiment.model.clone(param_dtype=jnp.float64, dtype="float64", **fields)
     variables = variable_shapes(model, experiment.dataset.input_spec)
     replaced = dataclasses.replace(experiment, config=config, model=model, variables=variables)
-    return ShardedProgram(replaced, mesh, put_train_data(experiment.dataset, mesh))
+    return ShardedProgram(replaced.task, mesh, put_train_data(experiment.dataset, mesh))
 
 
 def trained(experiment, mesh, accumulate=1, **fields):
@@ -257,7 +256,8 @@ def fused_attention_parts():
 
 def step_of(experiment):
     prepare = functools.partial(experiment.dataset.prepare, experiment.config.data.augment)
-    return train_step_of(experiment, experiment.model, experiment.optimizer, prepare, 0)
+    step = experiment.task.step({})
+    return lambda state, batch: step(state, prepare(jax.random.fold_in(jax.random.key(0), state.step), batch))
 
 
 def on_mesh(mesh, step, state, batch):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+import clu.metrics
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -16,11 +17,21 @@ from clu.parameter_overview import get_parameter_overview
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import make_parametrization, optimizer_kwargs, set_field, validate
+from depthmup_flax.config.fields import get_field, make_parametrization, optimizer_kwargs, set_field, validate
 from depthmup_flax.data import Dataset, load, steps_per_epoch
-from depthmup_flax.engine.step import TrainState, init_state, state_of
+from depthmup_flax.engine.multi_step import Periods
+from depthmup_flax.engine.step import (
+    TrainState,
+    init_state,
+    make_eval_step,
+    make_train_step,
+    row_major_gradients,
+    state_of,
+)
+from depthmup_flax.engine.task import Task, Values
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.parallel.sharding import MESH_AXES, on_whole_matrices, state_shardings
+from depthmup_flax.records.table import CONTINUOUS, SEED
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.directions import direction, direction_eps, homogeneity, require_direction
 from depthmup_flax.rule.geometry import geometry_of
@@ -31,7 +42,7 @@ from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.rule.roles import axes_from_annotations, info_from_annotations, init_shapes, variable_shapes
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.types import ArrayTree, InfoTree, Scalar
+from depthmup_flax.util.types import ArrayTree, Batch, InfoTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +70,68 @@ class Experiment:
         """Parameters times steps times batch size: proportional to the work of a run in a family of networks."""
         return float(self.parameters) * self.total_steps * self.config.train.batch_size
 
+    @functools.cached_property
+    def task(self) -> Task:
+        """What the programs of `depthmup_flax.engine` train; its hyperparameters are those of `hyperparameters`."""
+        config, train = self.config, self.config.train
+        prepare = functools.partial(self.dataset.prepare, config.data.augment)
+
+        def network(values: Values) -> tuple[nn.Module, optax.GradientTransformation, Any]:
+            fields = {path: value for path, value in values.items() if path != SEED}
+            model, optimizer = self.with_fields(fields) if fields else (self.model, self.optimizer)
+            return model, optimizer, values.get(SEED, config.seed)
+
+        def init(values: Values) -> TrainState:
+            return init_state(*network(values), self.dataset.input_spec)
+
+        def step(values: Values, *, row_major: bool = False) -> Callable[[TrainState, Any], TrainState]:
+            model, optimizer, seed = network(values)
+            return make_train_step(
+                model,
+                row_major_gradients(optimizer) if row_major else optimizer,
+                prepare=_already_prepared,
+                seed=seed,
+                log_every=train.log_every,
+                average_from=max(0, self.total_steps - (train.average_steps or self.epoch_steps)),
+                accumulate=train.accumulate,
+            )
+
+        def evaluate(values: Values) -> Callable[[TrainState, Batch], clu.metrics.Collection]:
+            eval_step = make_eval_step(network(values)[0], prepare=prepare)
+            return lambda state, batch: eval_step(state.params, state.batch_stats, batch)
+
+        return Task(
+            dataset=self.dataset,
+            batch_size=train.batch_size,
+            eval_batch_size=train.eval_batch_size,
+            periods=Periods(
+                self.total_steps, train.log_every, train.eval_every or self.epoch_steps, train.checkpoint_every
+            ),
+            hyperparameters=hyperparameters(config),
+            cost=self.cost,
+            init=init,
+            shapes=self.state_shapes(),
+            axes=self.axes,
+            prepare=prepare,
+            step=step,
+            evaluate=evaluate,
+            convolves=any(len(names) > 3 for names in self.axes.values()),  # more axes than layers, in, out
+            gradient_dtype=config.mesh.gradient_dtype,
+            stall_timeout_s=train.stall_timeout_s,
+        )
+
     def init_state(self) -> TrainState:
         """A new training state; pure, as `depthmup_flax.engine.step.init_state` is."""
         return init_state(self.model, self.optimizer, self.config.seed, self.dataset.input_spec)
+
+    def with_fields(self, values: Values) -> tuple[nn.Module, optax.GradientTransformation]:
+        """The model and optimizer with other values of continuous fields, such as a traced learning rate."""
+        config = self.config.copy_and_resolve_references()
+        with config.ignore_type():
+            for path, value in values.items():
+                set_field(config, path, value)
+        rule = make_parametrization(config)
+        return self.model.clone(parametrization=rule), make_optimizer(config, self.info, rule, self.total_steps)
 
     def _updates(self) -> dict[str, Any]:
         """What `param_table` prints of the optimizer's direction."""
@@ -70,11 +140,6 @@ class Experiment:
             return {"degree": 0, "eps": kwargs.get("eps", 1e-8), "geometry": muon_geometry(self.info)}
         inner = direction(name, **kwargs)
         return {"degree": homogeneity(inner), "eps": direction_eps(name, **kwargs), "geometry": geometry_of(inner)}
-
-    @property
-    def convolves(self) -> bool:
-        """Whether the network has convolutions: a parameter has more axes than layers, in, out."""
-        return any(len(names) > 3 for names in self.axes.values())
 
     def state_shapes(self) -> TrainState:
         """`init_state` with shapes and dtypes in place of arrays; computes nothing."""
@@ -157,18 +222,16 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     )
 
 
-def traced(experiment: Experiment, values: Mapping[str, Scalar]) -> tuple[nn.Module, optax.GradientTransformation]:
-    """The model and optimizer of ``experiment`` with other values of continuous fields.
+def _already_prepared(key: jax.Array | None, batch: Any) -> Any:
+    return batch
 
-    ``values``: dotted field -> number or traced scalar, such as ``{"optimizer.learning_rate": eta}``.
-    """
-    config = experiment.config.copy_and_resolve_references()
-    with config.ignore_type():
-        for path, value in values.items():
-            set_field(config, path, value)
-    rule = make_parametrization(config)
-    model = experiment.model.clone(parametrization=rule)
-    return model, make_optimizer(config, experiment.info, rule, experiment.total_steps)
+
+def hyperparameters(config: ConfigDict) -> dict[str, float]:
+    """The seed and the fields of `CONTINUOUS` that are set, which runs of one compiled program may differ in."""
+    fields = {path: get_field(config, path) for path in CONTINUOUS}
+    whole = ("optimizer.warmup_steps",)
+    values = {path: value if path in whole else float(value) for path, value in fields.items() if value is not None}
+    return {SEED: config.seed, **values}
 
 
 def _require_fit(name: str, dataset: Dataset) -> None:

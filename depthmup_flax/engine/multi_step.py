@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import flax.linen as nn
 import jax
 import numpy as np
-import optax
 from flax import struct
 from jax.sharding import Mesh
 
 from depthmup_flax.data import Dataset
-from depthmup_flax.engine.experiment import Experiment
-from depthmup_flax.engine.step import Prepare, TrainState, make_train_step
 from depthmup_flax.parallel import sharding
+
+if TYPE_CHECKING:
+    from depthmup_flax.engine.task import Task
 
 State = TypeVar("State")
 
@@ -67,26 +66,6 @@ class Call:
     examples: Any
 
 
-def train_step_of(
-    experiment: Experiment,
-    model: nn.Module,
-    optimizer: optax.GradientTransformation,
-    prepare: Prepare,
-    seed: jax.Array | int,
-) -> Callable[[TrainState, Any], TrainState]:
-    """`make_train_step` with the averages and the accumulation of ``experiment``."""
-    train = experiment.config.train
-    return make_train_step(
-        model,
-        optimizer,
-        prepare=prepare,
-        seed=seed,
-        log_every=train.log_every,
-        average_from=max(0, experiment.total_steps - (train.average_steps or experiment.epoch_steps)),
-        accumulate=train.accumulate,
-    )
-
-
 def take_steps(step: Callable[[State, Any], State], state: State, call: Call, most: int) -> State:
     """Takes the steps of ``call``, which has room for ``most``."""
     if most == 1:
@@ -98,15 +77,15 @@ def take_steps(step: Callable[[State, Any], State], state: State, call: Call, mo
     return jax.lax.fori_loop(0, call.count, take, state)
 
 
-def most_steps(experiment: Experiment, mesh: Mesh) -> int:
-    """How many steps a call of the experiment's program may take; 1 where a loop does not pay or cannot be used.
+def most_steps(task: Task, mesh: Mesh) -> int:
+    """How many steps a call of the task's program may take; 1 where a loop does not pay or cannot be used.
 
     Streamed examples arrive one batch at a time. Several processes agree after every step on whether to stop. In a
     loop XLA:CPU runs some convolutions ten times slower. XLA:TPU estimates a step in a loop at 1.00 to 1.03 times a
     call of a single step, and the host needs some 0.1 ms for each call. GPUs were not measured.
     """
-    streamed, several = experiment.dataset.placement == "stream", jax.process_count() > 1
-    pays = {"cpu": not experiment.convolves, "tpu": True}.get(sharding.platform(mesh), False)
+    streamed, several = task.dataset.placement == "stream", jax.process_count() > 1
+    pays = {"cpu": not task.convolves, "tpu": True}.get(sharding.platform(mesh), False)
     return MOST_STEPS if pays and not (streamed or several) else 1
 
 

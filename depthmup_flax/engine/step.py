@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from depthmup_flax.engine.cross_entropy import cross_entropy, gradient_in_parts, in_parts, parts_of_loss
 from depthmup_flax.util.types import ArrayTree, Batch
@@ -227,3 +228,18 @@ def _mean_over_parts(
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     (batch_stats, totals), _ = jax.lax.scan(add, (batch_stats, zeros), parts)
     return batch_stats, jax.tree.map(lambda x: x / len(first), totals)
+
+
+def row_major_gradients(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """``optimizer`` for gradients whose layout is that of its state.
+
+    Otherwise XLA:TPU computes the gradient of a first layer transposed, and in every step copies the layer's parameters
+    and moments into that layout and back: 40 % of the step of 64 lanes of ResMLP, by the compiler's estimate.
+    """
+
+    def update(grads: ArrayTree, state: ArrayTree, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
+        return optimizer.update(
+            jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), grads), state, params
+        )
+
+    return optax.GradientTransformation(optimizer.init, update)

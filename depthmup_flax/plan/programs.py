@@ -10,19 +10,19 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset
 from depthmup_flax.engine.device_batches import abstract_train_data
 from depthmup_flax.engine.experiment import Experiment, build
+from depthmup_flax.engine.lane_program import LANES, LaneProgram, lane_mesh
 from depthmup_flax.engine.sharded_program import ShardedProgram
 from depthmup_flax.engine.step import TrainState
 from depthmup_flax.parallel import sharding
 from depthmup_flax.plan.flops import flops_of_traced
 from depthmup_flax.sweep.grid import expand
 from depthmup_flax.sweep.lane_count import MEMORY_SHARE, candidates
-from depthmup_flax.sweep.lane_program import SWEEP_AXIS, Program, sweep_mesh
 from depthmup_flax.sweep.program_group import GroupPrograms, plan
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ def compile_run(
     sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)
     data = abstract_train_data(experiment.dataset, mesh)
     started = time.perf_counter()
-    program = ShardedProgram(experiment, mesh, data)
+    program = ShardedProgram(experiment.task, mesh, data)
     traced = program.traced()
     compiled = unless_out_of_memory(traced.lower().compile)
     seconds = time.perf_counter() - started
@@ -118,7 +118,7 @@ def compile_sweep(
       InputError: a config that cannot run.
     """
     group = max(plan(config, expand(config), load), key=lambda group: group.experiment.cost)
-    mesh = sweep_mesh(devices)
+    mesh = lane_mesh(devices)
     data = abstract_train_data(group.experiment.dataset, mesh)
     programs = GroupPrograms(group, mesh, data)
     options = candidates(len(group.runs), mesh.size)
@@ -129,13 +129,13 @@ def compile_sweep(
         seconds = time.perf_counter() - started
         # A sweep leaves some memory free, unless it trains one run at a time.
         share = MEMORY_SHARE if per_device > 1 else 1.0
-        if isinstance(program, Program) and (memory is None or program.bytes_per_device <= share * memory):
+        if isinstance(program, LaneProgram) and (memory is None or program.bytes_per_device <= share * memory):
             break
     part = LanesOfGroup(group.label, len(group.runs), per_device)
     if isinstance(program, OutOfMemory):
         state = _state_of_lanes(group.experiment, mesh, per_device)
         return PlannedStep(group.experiment, mesh, state, data, program, 0, seconds, part)
-    flops = flops_of_traced(program.traced)
+    flops = flops_of_traced(program.traced())
     return PlannedStep(group.experiment, mesh, program.abstract_state, data, program.compiled, flops, seconds, part)
 
 
@@ -165,7 +165,7 @@ def unless_out_of_memory(compile_it: Callable[[], T]) -> T | OutOfMemory:
 
 def _state_of_lanes(experiment: Experiment, mesh: Mesh, per_device: int) -> TrainState:
     """Shapes of the state of a program that was refused."""
-    place = NamedSharding(mesh, PartitionSpec(SWEEP_AXIS))
+    place = NamedSharding(mesh, LANES)
     lanes = lambda x: jax.ShapeDtypeStruct((per_device * mesh.size, *x.shape), x.dtype, sharding=place)
     return jax.tree.map(lanes, experiment.state_shapes())
 

@@ -12,9 +12,9 @@ from tqdm import tqdm
 from depthmup_flax.data import Dataset, LoadOnce
 from depthmup_flax.data.sources.blank import BlankSplit, PlannedData, Sizes
 from depthmup_flax.engine.device_batches import put_train_data
+from depthmup_flax.engine.lane_program import lane_mesh
 from depthmup_flax.sweep.grid import expand, sweep_info
 from depthmup_flax.sweep.lane_count import choose_program
-from depthmup_flax.sweep.lane_program import sweep_mesh
 from depthmup_flax.sweep.program_group import Group, GroupPrograms, groups_of_shard, plan
 from depthmup_flax.util.errors import InputError
 
@@ -82,7 +82,7 @@ def _absent(groups: Sequence[Group]) -> list[str]:
 
 def _measured(groups: Sequence[Group], lanes: int | None) -> list[str]:
     """Speed and memory of the cheapest and the most expensive of ``groups``, ascending; and the time of all."""
-    mesh, lines = sweep_mesh(), []
+    mesh, lines = lane_mesh(), []
     measured: list[tuple[float, float]] = []  # cost of a run, its seconds
     for group in [groups[0], *groups[1:][-1:]]:
         programs = GroupPrograms(group, mesh, put_train_data(group.experiment.dataset, mesh))

@@ -17,6 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
+from depthmup_flax.engine.experiment import hyperparameters
 from depthmup_flax.records.run_hash import EXECUTION
 from depthmup_flax.records.table import CONTINUOUS, LEARNING_RATE, SEED, SweepInfo
 from depthmup_flax.util.errors import InputError, did_you_mean
@@ -33,6 +34,16 @@ class Run:
     point: dict[str, Any]  # dotted field -> value for every axis of the sweep
     config: ConfigDict  # the whole config; train.py trains the same with it
     hash: str  # of the config
+
+    @property
+    def seed(self) -> int:
+        """Of initialization, data order and augmentation."""
+        return self.config.seed
+
+    @property
+    def hyperparameters(self) -> dict[str, float]:
+        """The seed and the continuous axes."""
+        return hyperparameters(self.config)
 
 
 def sweep_config(

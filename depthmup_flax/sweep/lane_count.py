@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import jax
 
+from depthmup_flax.engine.lane_program import LaneProgram
 from depthmup_flax.parallel import sharding
 from depthmup_flax.sweep.grid import Run
-from depthmup_flax.sweep.lane_program import Program
 from depthmup_flax.sweep.program_group import GroupPrograms
 from depthmup_flax.util.errors import InputError
 
@@ -42,7 +42,7 @@ def candidates(runs: int, devices: int) -> list[int]:
 
 def choose_program(
     programs: GroupPrograms, runs: Sequence[Run], lanes: int | None, hint: int = 1
-) -> tuple[Program, float]:
+) -> tuple[LaneProgram, float]:
     """The fastest program for ``runs`` that fits into memory, and its measured seconds per run and step.
 
     ``lanes``: number per device; 0: all runs at once; ``None``: measure, beginning near ``hint``, the best number for a
@@ -81,11 +81,11 @@ def memory_limit() -> float:
 
 
 def _better(
-    programs: GroupPrograms, runs: Sequence[Run], option: int, program: Program, seconds: float
-) -> tuple[Program, float] | None:
+    programs: GroupPrograms, runs: Sequence[Run], option: int, program: LaneProgram, seconds: float
+) -> tuple[LaneProgram, float] | None:
     """The program with another number of lanes, if it is worth a compilation, fits and is faster."""
-    left = len(runs) * program.experiment.total_steps * seconds
-    slower = program.experiment.convolves and sharding.platform(programs.mesh) == "cpu"
+    left = len(runs) * program.task.periods.total * seconds
+    slower = program.task.convolves and sharding.platform(programs.mesh) == "cpu"
     worth = _WORTH_OF_CONVOLUTIONS_ON_CPU if slower else _WORTH
     if left < worth * program.compile_s or (other := _fitting(programs, runs, option)) is None:
         return None
@@ -93,7 +93,7 @@ def _better(
     return (other, measured) if measured < _GAIN * seconds else None
 
 
-def _largest_that_fits(programs: GroupPrograms, runs: Sequence[Run], lanes: int) -> tuple[Program, float]:
+def _largest_that_fits(programs: GroupPrograms, runs: Sequence[Run], lanes: int) -> tuple[LaneProgram, float]:
     while (program := _fitting(programs, runs, lanes)) is None:
         if lanes == 1:
             raise InputError(
@@ -104,7 +104,7 @@ def _largest_that_fits(programs: GroupPrograms, runs: Sequence[Run], lanes: int)
     return program, program.seconds_per_run_step(runs)
 
 
-def _fitting(programs: GroupPrograms, runs: Sequence[Run], lanes: int) -> Program | None:
+def _fitting(programs: GroupPrograms, runs: Sequence[Run], lanes: int) -> LaneProgram | None:
     """The program with ``lanes`` on each device, or ``None`` if they do not fit; a single one is tried in any case."""
     try:
         program = programs.for_runs(runs, lanes)

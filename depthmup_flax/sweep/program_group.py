@@ -10,11 +10,11 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset
 from depthmup_flax.engine.experiment import Experiment, build
+from depthmup_flax.engine.lane_layout import LaneRun, cohorts, one_seed_fits
+from depthmup_flax.engine.lane_program import LaneProgram
 from depthmup_flax.records.table import SEED
 from depthmup_flax.rule.optimizer import warmup_schedule
 from depthmup_flax.sweep.grid import Run, shard_of, structural_groups, sweep_info
-from depthmup_flax.sweep.lane_layout import cohorts, one_seed_fits
-from depthmup_flax.sweep.lane_program import Program, varying_fields
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Batch
 
@@ -37,7 +37,8 @@ def plan(config: ConfigDict, runs: Sequence[Run], load: Callable[[ConfigDict], D
     structural = [path for path, values in sweep_info(config).axes.items() if len(values) > 1]
     groups = []
     for group_runs in structural_groups(runs):
-        first, varying = group_runs[0], varying_fields(group_runs)
+        first = group_runs[0]
+        varying = {path for path in structural if any(run.point[path] != first.point[path] for run in group_runs)}
         values = {path: first.point[path] for path in structural if path not in varying and path != SEED}
         label = ", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in values.items()) or "all runs"
         try:
@@ -66,22 +67,25 @@ class GroupPrograms:
     """Compiles programs for a group, each once.
 
     A program depends on the whole group, not on the runs that are left of it, so that it is the same after a restart.
-    For ``mesh`` and ``data`` see `Program`; ``compiled`` holds the programs by the arguments of `get`.
+    For ``mesh`` and ``data`` see `LaneProgram`; ``compiled`` holds the programs by the arguments of `get`.
     """
 
     def __init__(self, group: Group, mesh: Mesh, data: Batch | None) -> None:
-        self.group, self.mesh, self._data = group, mesh, data
-        self.compiled: dict[tuple[int, bool], Program] = {}
+        self.group, self.task, self.mesh, self._data = group, group.experiment.task, mesh, data
+        self.compiled: dict[tuple[int, bool], LaneProgram] = {}
 
-    def get(self, per_device: int, one_seed: bool) -> Program:
+    def get(self, per_device: int, one_seed: bool) -> LaneProgram:
         """The program with ``per_device`` lanes on each device, all of one seed or of any."""
-        key, group = (per_device, one_seed), self.group
+        key = per_device, one_seed
         if key not in self.compiled:
-            self.compiled[key] = Program(group.experiment, group.runs, self.mesh, per_device, one_seed, self._data)
+            self.compiled[key] = LaneProgram(self.task, self.group.runs, self.mesh, *key, self._data)
         return self.compiled[key]
 
-    def for_runs(self, runs: Sequence[Run], per_device: int) -> Program:
+    def for_runs(self, runs: Sequence[LaneRun], per_device: int) -> LaneProgram:
         """The program that trains all of ``runs``, cohort after cohort, and the whole group."""
         devices = self.mesh.size
-        parts = [*cohorts(self.group.runs, per_device, devices), *cohorts(runs, per_device, devices)]
+        parts: list[Sequence[LaneRun]] = [
+            *cohorts(self.group.runs, per_device, devices),
+            *cohorts(runs, per_device, devices),
+        ]
         return self.get(per_device, all(one_seed_fits(part, per_device, devices) for part in parts))

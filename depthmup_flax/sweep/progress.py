@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from jax.sharding import Mesh
 from tqdm import tqdm
 
+from depthmup_flax.engine.cohort import Cohort
+from depthmup_flax.engine.lane_program import LaneProgram
 from depthmup_flax.process.cores import cpu_cores
 from depthmup_flax.records.table import DIVERGED, Record
-from depthmup_flax.sweep.cohort import Cohort
-from depthmup_flax.sweep.lane_program import Program
 from depthmup_flax.sweep.program_group import Group
 from depthmup_flax.util import messages
 
@@ -61,7 +61,7 @@ class SweepProgress:
         self._compiling = True
         self._show(0.0 if self._line is not None else _TRAINING_EVERY_S)
 
-    def start(self, group: Group, runs: int, program: Program, seconds: float) -> None:
+    def start(self, group: Group, runs: int, program: LaneProgram, seconds: float) -> None:
         """Shows what the group trains, and its measured speed."""
         devices = f" on each of {_devices(program.mesh)}" if program.mesh.size > 1 else ""
         of = f"{group.experiment.total_steps} steps, {group.experiment.parameters:,} parameters"
@@ -71,7 +71,7 @@ class SweepProgress:
     def train(self, cohort: Cohort) -> None:
         """Counts the runs of ``cohort`` as running until `update`."""
         self._cohort, self._first_step, self._compiling = cohort, cohort.step, False
-        cost = len(cohort.runs) * cohort.program.experiment.cost
+        cost = len(cohort.runs) * cohort.program.task.cost
         self._cost_left -= cost * cohort.step / cohort.program.periods.total  # done before an interruption
         self._show(_TRAINING_EVERY_S)
 
@@ -110,9 +110,10 @@ class SweepProgress:
         """Of what this process has trained of the cohort."""
         if self._cohort is None:
             return 0.0
-        experiment, total = self._cohort.program.experiment, self._cohort.program.periods.total
+        program = self._cohort.program
+        total = program.periods.total
         steps = (total if to_its_end else self._cohort.step) - self._first_step
-        return len(self._cohort.runs) * experiment.cost * steps / total
+        return len(self._cohort.runs) * program.task.cost * steps / total
 
     def _show(self, every_s: float) -> None:
         now = time.perf_counter()

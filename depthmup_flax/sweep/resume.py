@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+from depthmup_flax.engine.cohort import Cohort
+from depthmup_flax.engine.lane_layout import LaneRun
+from depthmup_flax.engine.lane_program import LaneProgram
+from depthmup_flax.engine.outcome import Outcome
 from depthmup_flax.process.preemption import Preemption
 from depthmup_flax.runs.checkpoint import Checkpointer
-from depthmup_flax.runs.outcome import Outcome
-from depthmup_flax.sweep.cohort import Cohort
-from depthmup_flax.sweep.grid import Run
-from depthmup_flax.sweep.lane_program import Program
 from depthmup_flax.util.errors import InputError, Preempted
 from depthmup_flax.util.types import Json
 from depthmup_flax.workdir.files import delete_tree
@@ -32,7 +32,7 @@ class Unfinished:
         self._checkpointer: Checkpointer | None = None
         self._last = time.monotonic()
 
-    def restore(self, runs: Sequence[Run], make: Callable[[int, bool], Program]) -> Cohort | None:
+    def restore(self, runs: Sequence[LaneRun], make: Callable[[int, bool], LaneProgram]) -> Cohort | None:
         """The saved cohort, if all its runs are among ``runs``, of one group.
 
         ``make``: lanes per device, and whether they have one seed -> program.

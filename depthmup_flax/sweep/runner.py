@@ -16,16 +16,16 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import differences, listed, run_differences
 from depthmup_flax.data import Dataset, LoadOnce
+from depthmup_flax.engine.cohort import Cohort, Shrink, train
 from depthmup_flax.engine.device_batches import put_train_data
+from depthmup_flax.engine.lane_layout import LaneRun, cohorts, one_seed_fits
+from depthmup_flax.engine.lane_program import LaneProgram, lane_mesh
 from depthmup_flax.process.preemption import Preemption
 from depthmup_flax.records.provenance import commit, versions
 from depthmup_flax.records.table import Record, RecordWriter, SweepInfo, info_to_json, read_info, read_runs
-from depthmup_flax.sweep.cohort import Cohort, Shrink, train
 from depthmup_flax.sweep.grid import Run, expand, sweep_info
 from depthmup_flax.sweep.grid_extension import extension
 from depthmup_flax.sweep.lane_count import choose_program
-from depthmup_flax.sweep.lane_layout import cohorts, one_seed_fits
-from depthmup_flax.sweep.lane_program import Program, sweep_mesh
 from depthmup_flax.sweep.program_group import Group, GroupPrograms, groups_of_shard, plan
 from depthmup_flax.sweep.progress import SweepProgress
 from depthmup_flax.sweep.resume import Unfinished
@@ -106,7 +106,7 @@ class _Runner:
     load: LoadOnce
     unfinished: Unfinished
     mine: set[str] = dataclasses.field(default_factory=set)  # hashes of the runs of this shard
-    mesh: Mesh = dataclasses.field(default_factory=sweep_mesh)
+    mesh: Mesh = dataclasses.field(default_factory=lane_mesh)
     dataset: Dataset | None = None  # of the last group
     data: Batch | None = None  # of that set, on the devices
     lanes_hint: int = 1
@@ -190,6 +190,8 @@ class _Runner:
         lanes = cohort.program.per_device  # training may shrink the program
         self.progress.train(cohort)
         outcomes = train(cohort, shrink, self._after_call)
+        by_hash = {run.hash: run for run in group.runs}
+        runs = [by_hash[run.hash] for run in cohort.runs]
         seconds = round(cohort.elapsed_s() / len(cohort.runs), 3)
         records = [
             Record(
@@ -208,7 +210,7 @@ class _Runner:
                 commit=self.commit,
                 **dataclasses.asdict(outcome),
             )
-            for run, outcome in zip(cohort.runs, outcomes, strict=True)
+            for run, outcome in zip(runs, outcomes, strict=True)
         ]
         self.claim.check(now=True)
         self.writer.write_records(records)
@@ -217,11 +219,11 @@ class _Runner:
         self.progress.update(records, last=last)
 
 
-def _shrinking(programs: GroupPrograms, program: Program, seconds: float) -> Shrink:
+def _shrinking(programs: GroupPrograms, program: LaneProgram, seconds: float) -> Shrink:
     """Replaces ``program``, which takes ``seconds`` per run and step, where that saves more time than it compiles."""
-    devices, total_steps = programs.mesh.size, program.experiment.total_steps
+    devices, total_steps = programs.mesh.size, program.periods.total
 
-    def shrink(alive: list[Run]) -> Program | None:
+    def shrink(alive: list[LaneRun]) -> LaneProgram | None:
         fewer = math.ceil(len(alive) / devices)
         one_seed = one_seed_fits(alive, fewer, devices)
         saved_s = (program.capacity - fewer * devices) * total_steps * seconds / 2

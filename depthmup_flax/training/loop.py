@@ -20,6 +20,7 @@ from depthmup_flax.data import TextDataset, stored_dataset
 from depthmup_flax.engine.device_batches import Waiting, held_out_batches, put_train_data, train_calls
 from depthmup_flax.engine.experiment import Experiment, build
 from depthmup_flax.engine.multi_step import Call
+from depthmup_flax.engine.outcome import PREEMPTED, outcome, read, summary
 from depthmup_flax.engine.sharded_program import ShardedProgram
 from depthmup_flax.engine.step import TrainState, is_finite
 from depthmup_flax.parallel import sharding
@@ -31,7 +32,6 @@ from depthmup_flax.records.table import DIVERGED
 from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.runs import directory as run_directory
 from depthmup_flax.runs.checkpoint import Checkpointer
-from depthmup_flax.runs.outcome import PREEMPTED, outcome, read, summary
 from depthmup_flax.runs.text_generation import printable, sample_text
 from depthmup_flax.training import process_agreement
 from depthmup_flax.training.metrics import MetricsWriter, Progress
@@ -208,7 +208,7 @@ class _Run:
         self._experiment, self._mesh, self._directory, self._claims = experiment, mesh, directory, claims
         train = experiment.config.train
         self._started = time.perf_counter()
-        self.program = ShardedProgram(experiment, mesh, put_train_data(experiment.dataset, mesh))
+        self.program = ShardedProgram(experiment.task, mesh, put_train_data(experiment.dataset, mesh))
         self.preemption = Preemption()
         self._waiting = Waiting(train.stall_timeout_s, lambda: self.preemption.asked)
         self._checkpointer = None
@@ -249,7 +249,7 @@ class _Run:
             self._checkpointer.check()
         first = self.step == self._first_step
         if first:
-            self.program.compile(call)
+            self.program.compile()
         self.state = self.program.take(self.state, call)
         self.step += int(call.count)
         if first:  # compilation does not count as training time

@@ -30,7 +30,7 @@ SMOKE = [pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "block_mult
 
 @pytest.mark.parametrize("path", SMOKE, ids=lambda path: path.stem)
 def test_every_figure_has_a_smoke_scale_from_config_to_page(path, tmp_path, monkeypatch):
-    monkeypatch.setattr("depthmup_flax.sweep.lane_program.TIMED_CALLS", 1)  # it says how long the sweep will take
+    monkeypatch.setattr("depthmup_flax.engine.lane_program.TIMED_CALLS", 1)  # it says how long the sweep will take
     config = from_file(path, "smoke")
     config.extend = 0
     config.base.data.update(test_examples=8)

@@ -18,15 +18,16 @@ from processes import ROOT, run_command
 
 from depthmup_flax.config.fields import default_config, validate
 from depthmup_flax.data import LoadOnce
+from depthmup_flax.engine.cohort import Cohort, train
 from depthmup_flax.engine.device_batches import put_train_data
+from depthmup_flax.engine.lane_layout import cohorts, lay_out, one_seed_fits
+from depthmup_flax.engine.lane_program import lane_mesh
 from depthmup_flax.engine.multi_step import CallLength, Periods
+from depthmup_flax.engine.step import row_major_gradients
 from depthmup_flax.records.table import Record, read_records, read_sweep
 from depthmup_flax.sweep import at_scale, lane_count, powers_of_two, runner, sweep_config
-from depthmup_flax.sweep.cohort import Cohort, train
 from depthmup_flax.sweep.dry_run import describe
 from depthmup_flax.sweep.grid import curves, expand, shard_of, structural_groups
-from depthmup_flax.sweep.lane_layout import cohorts, lay_out, one_seed_fits
-from depthmup_flax.sweep.lane_program import row_major, sweep_mesh
 from depthmup_flax.sweep.program_group import GroupPrograms, plan
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.loop import train_and_evaluate
@@ -38,7 +39,7 @@ RATE = "optimizer.learning_rate"
 @pytest.fixture(autouse=True)
 def briefly_timed(monkeypatch):
     """A sweep times a few steps of every program, to say how long it will take."""
-    monkeypatch.setattr("depthmup_flax.sweep.lane_program.TIMED_CALLS", 1)
+    monkeypatch.setattr("depthmup_flax.engine.lane_program.TIMED_CALLS", 1)
 
 
 def small_base(model="res_mlp", **model_fields):
@@ -212,7 +213,7 @@ def test_runs_that_are_left_of_several_seeds_are_laid_out_as_they_may():
 
 def programs_of(config):
     """Compiles programs for the only group of ``config``."""
-    (group,), mesh = plan(config, expand(config), LoadOnce()), sweep_mesh()
+    (group,), mesh = plan(config, expand(config), LoadOnce()), lane_mesh()
     return GroupPrograms(group, mesh, put_train_data(group.experiment.dataset, mesh))
 
 
@@ -266,7 +267,7 @@ def test_the_layout_of_gradients_on_a_tpu_changes_no_number():
 
     expected, found = (
         jax.jit(jax.vmap(functools.partial(updates, optimizer)))(params_V)
-        for optimizer in (optax.adam(0.1), row_major(optax.adam(0.1)))
+        for optimizer in (optax.adam(0.1), row_major_gradients(optax.adam(0.1)))
     )
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
@@ -351,13 +352,13 @@ def test_lanes_that_a_tpu_refuses_to_compile_do_not_fit(lanes):
     def for_runs(runs, n):
         if n > most:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory on HBM.")
-        experiment = types.SimpleNamespace(total_steps=1000, convolves=False)
+        task = types.SimpleNamespace(periods=Periods(1000, 1), convolves=False)
         measured = lambda runs: 1.0 / n
         return types.SimpleNamespace(
-            per_device=n, compile_s=0.0, bytes_per_device=0, experiment=experiment, seconds_per_run_step=measured
+            per_device=n, compile_s=0.0, bytes_per_device=0, task=task, seconds_per_run_step=measured
         )
 
-    programs, runs = types.SimpleNamespace(mesh=sweep_mesh(), for_runs=for_runs), expand(small_sweep())
+    programs, runs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs), expand(small_sweep())
     most = 3
     assert lane_count.choose_program(programs, runs, lanes)[0].per_device in (2, 3)
     most = 0
@@ -371,16 +372,16 @@ def test_measuring_takes_more_lanes_only_where_they_are_faster():
         per_device: int
         compile_s: float = 0.0
         bytes_per_device: int = 0
-        experiment: object = None
+        task: object = None
         per_lane: object = None
 
         def seconds_per_run_step(self, runs):
             return self.per_lane(self.per_device)
 
     def chosen(per_lane, hint=1, compile_s=0.0, convolves=False):
-        experiment = types.SimpleNamespace(total_steps=1000, convolves=convolves)
-        for_runs = lambda runs, n: Fake(n, compile_s, experiment=experiment, per_lane=per_lane)
-        programs = types.SimpleNamespace(mesh=sweep_mesh(), for_runs=for_runs)
+        task = types.SimpleNamespace(periods=Periods(1000, 1), convolves=convolves)
+        for_runs = lambda runs, n: Fake(n, compile_s, task=task, per_lane=per_lane)
+        programs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs)
         return lane_count.choose_program(programs, list(range(64)), None, hint)[0].per_device
 
     assert lane_count.candidates(64, 1) == [1, 4, 16, 64]

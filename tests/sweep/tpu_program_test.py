@@ -10,10 +10,10 @@ from depthmup_flax.config import default_config
 from depthmup_flax.data import from_arrays
 from depthmup_flax.engine.device_batches import abstract_train_data
 from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.lane_program import LaneProgram, lane_mesh
 from depthmup_flax.plan.topologies import topology_devices
 from depthmup_flax.sweep import sweep_config
 from depthmup_flax.sweep.grid import expand
-from depthmup_flax.sweep.lane_program import Program, sweep_mesh
 
 
 def program_for_a_tpu(config, lanes):
@@ -26,8 +26,8 @@ def program_for_a_tpu(config, lanes):
     pixels, labels = np.zeros((4096, 28, 28, 3), np.uint8), np.arange(4096) % 10
     dataset, runs = from_arrays(pixels, labels, pixels[:128], labels[:128]), expand(sweep)
     experiment = build(runs[0].config, load=lambda _: dataset)
-    mesh = sweep_mesh(devices)
-    return Program(experiment, runs, mesh, lanes, True, abstract_train_data(dataset, mesh))
+    mesh = lane_mesh(devices)
+    return LaneProgram(experiment.task, runs, mesh, lanes, True, abstract_train_data(dataset, mesh))
 
 
 @pytest.mark.slow

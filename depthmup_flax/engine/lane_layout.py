@@ -6,12 +6,30 @@ once, and the first layers of all its lanes are one product with them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
 
-from depthmup_flax.sweep.grid import Run
+
+class LaneRun(Protocol):
+    """A run that shares a program with others."""
+
+    @property
+    def hash(self) -> str:
+        """Its name."""
+
+    @property
+    def seed(self) -> int:
+        """Of initialization, data order and augmentation."""
+
+    @property
+    def hyperparameters(self) -> Mapping[str, float]:
+        """Those of its `depthmup_flax.engine.task.Task`; the seed is one of them."""
 
 
-def cohorts(runs: Sequence[Run], per_device: int, devices: int) -> list[list[Run]]:
+R = TypeVar("R", bound=LaneRun)
+
+
+def cohorts(runs: Sequence[R], per_device: int, devices: int) -> list[list[R]]:
     """``runs`` in groups that train together, each with as many runs as there are lanes.
 
     Where every seed's runs fill devices, each device gets runs of one seed, neighbors in the given order; otherwise the
@@ -24,12 +42,12 @@ def cohorts(runs: Sequence[Run], per_device: int, devices: int) -> list[list[Run
     return [order[i : i + capacity] for i in range(0, len(order), capacity)]
 
 
-def one_seed_fits(runs: Sequence[Run], per_device: int, devices: int) -> bool:
+def one_seed_fits(runs: Sequence[LaneRun], per_device: int, devices: int) -> bool:
     """Whether every one of ``runs`` gets a lane if all lanes of a device have one seed."""
     return len(_pieces(runs, per_device)) <= devices
 
 
-def lay_out(runs: Sequence[Run], per_device: int, devices: int, one_seed: bool) -> tuple[list[Run], dict[str, int]]:
+def lay_out(runs: Sequence[R], per_device: int, devices: int, one_seed: bool) -> tuple[list[R], dict[str, int]]:
     """The run of every lane, device after device, and the lane of every run's hash; other lanes repeat a run.
 
     With ``one_seed``, where `one_seed_fits`, all lanes of a device have the same seed; otherwise runs keep their order.
@@ -43,9 +61,9 @@ def lay_out(runs: Sequence[Run], per_device: int, devices: int, one_seed: bool) 
     return lanes, {name: hashes.index(name) for name in hashes}
 
 
-def _pieces(runs: Sequence[Run], size: int) -> list[list[Run]]:
+def _pieces(runs: Sequence[R], size: int) -> list[list[R]]:
     """Runs of one seed, ``size`` at a time."""
-    by_seed: dict[int, list[Run]] = {}
+    by_seed: dict[int, list[R]] = {}
     for run in runs:
-        by_seed.setdefault(run.config.seed, []).append(run)
+        by_seed.setdefault(run.seed, []).append(run)
     return [one[i : i + size] for one in by_seed.values() for i in range(0, len(one), size)]

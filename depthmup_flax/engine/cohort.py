@@ -6,22 +6,22 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
+from depthmup_flax.engine.lane_layout import LaneRun
+from depthmup_flax.engine.lane_program import LaneProgram, Lanes, unstacked
+from depthmup_flax.engine.outcome import Outcome, outcome, read
 from depthmup_flax.engine.step import TrainState
 from depthmup_flax.records.table import finite_or_none
-from depthmup_flax.runs.outcome import Outcome, outcome, read
-from depthmup_flax.sweep.grid import Run
-from depthmup_flax.sweep.lane_program import Lanes, Program, unstacked
 
 # Runs that are left -> a program with fewer lanes for them, or None.
-Shrink = Callable[[list[Run]], Program | None]
+Shrink = Callable[[list[LaneRun]], LaneProgram | None]
 
 
 @dataclasses.dataclass
 class Cohort:
     """Runs in training, all at the same step."""
 
-    runs: list[Run]  # all of them
-    program: Program  # trains those that are left
+    runs: list[LaneRun]  # all of them
+    program: LaneProgram  # trains those that are left
     lanes: Lanes  # of those that are left
     state: TrainState  # of the lanes
     step: int
@@ -31,8 +31,8 @@ class Cohort:
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
     @classmethod
-    def of(cls, program: Program, runs: Sequence[Run]) -> Cohort:
-        """Fresh networks for ``runs``, which fit into ``program`` (`depthmup_flax.sweep.lane_layout`)."""
+    def of(cls, program: LaneProgram, runs: Sequence[LaneRun]) -> Cohort:
+        """Fresh networks for ``runs``, which fit into ``program`` (`depthmup_flax.engine.lane_layout`)."""
         lanes = program.place(runs)
         return cls(list(runs), program, lanes, program.init(lanes), 0, {run.hash: [] for run in runs}, {})
 
@@ -40,7 +40,7 @@ class Cohort:
         """Seconds of training."""
         return self.elapsed_before_s + time.perf_counter() - self.started
 
-    def end_slice(self) -> list[Run]:
+    def end_slice(self) -> list[LaneRun]:
         """Appends to `slices`, and records runs that diverged; returns the others."""
         numbers = unstacked(read(self.state))
         alive = []
@@ -53,7 +53,7 @@ class Cohort:
                     alive.append(self.lanes.runs_K[lane])
         return alive
 
-    def move(self, program: Program, alive: Sequence[Run]) -> None:
+    def move(self, program: LaneProgram, alive: Sequence[LaneRun]) -> None:
         """Moves the runs ``alive`` into a program with fewer lanes."""
         lanes = program.place(alive)
         self.state = program.select(self.state, [self.lanes.lane_of[run.hash] for run in lanes.runs_K])

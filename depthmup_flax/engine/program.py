@@ -1,0 +1,73 @@
+"""The compiled programs of a task, wherever it runs."""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import clu.metrics
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from depthmup_flax.engine.multi_step import Call, CallLength, Periods, abstract_examples, most_steps, take_steps
+from depthmup_flax.engine.step import TrainState, evaluate
+from depthmup_flax.engine.task import Task
+from depthmup_flax.parallel import sharding
+from depthmup_flax.process.compiler_options import drawing_options
+from depthmup_flax.util.types import ArrayTree, Batch
+
+
+class Program(abc.ABC):
+    """Initializes, trains and evaluates a task, with the placement of a subclass.
+
+    Args:
+      task: what is trained.
+      mesh: of the devices.
+      data: from `depthmup_flax.engine.device_batches.put_train_data`.
+      periods: of the run, or of the runs.
+
+    With a mesh of devices that are absent, and shapes of the data, it can be traced and compiled.
+    """
+
+    abstract_state: TrainState  # shapes, dtypes and shardings
+    _abstract_values: Any  # of the hyperparameters that differ between lanes
+    _steps: jax.stages.Wrapped  # (state, values, call, data) -> state; the state is donated
+    _evaluate: jax.stages.Wrapped  # (state, values, batch) -> EvalMetrics
+
+    def __init__(self, task: Task, mesh: Mesh, data: Batch | None, periods: Periods) -> None:
+        self.task, self.mesh, self.periods, self._data = task, mesh, periods, data
+        self.call_length = CallLength(most_steps(task, mesh), periods)
+        self._drawing = drawing_options(sharding.platform(mesh))
+
+    def traced(self) -> jax.stages.Traced:
+        """The program of the training steps in a call."""
+        return self._steps.trace(self.abstract_state, self._abstract_values, self._abstract_call(), self._data)
+
+    @abc.abstractmethod
+    def _abstract_call(self) -> Call: ...
+
+    @abc.abstractmethod
+    def _step(self, values: Any, data: Batch | None, state: TrainState, examples: Any) -> TrainState:
+        """One step; ``examples`` are those of `Call` without its axis of steps."""
+
+    def _take_steps(self, state: TrainState, values: Any, call: Call, data: Batch | None) -> TrainState:
+        return take_steps(functools.partial(self._step, values, data), state, call, self.call_length.most)
+
+    def _evaluated(self, state: TrainState, values: Any, batches: Iterable[Batch]) -> clu.metrics.Collection:
+        return evaluate(functools.partial(self._evaluate, state, values), batches)
+
+    def _call_of(self, leading: Sequence[int], spec: P) -> Call:
+        """An abstract `Call`; ``leading``: axes of one step's examples, the last of them ``B``."""
+        most = self.call_length.most
+        shape = (*[most] * (most > 1), *leading)
+        examples = abstract_examples(self.task.dataset, shape)
+        return Call(self._placed(np.int32(0), P()), self._placed(examples, spec))
+
+    def _placed(self, tree: ArrayTree, spec: P) -> Any:
+        """Shapes and dtypes of arrays that are split as ``spec`` says."""
+        place = NamedSharding(self.mesh, spec)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=place), tree)
