@@ -106,8 +106,3 @@ def sample_text(experiment: Experiment, dataset: TextDataset, state: TrainState)
         temperature=SAMPLE_TEMPERATURE,
     )
     return dataset.tokenizer.decode(tokens)
-
-
-def printable(text: str) -> str:
-    """``text`` without control characters, which a terminal would obey."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -84,8 +84,5 @@ class GroupPrograms:
     def for_runs(self, runs: Sequence[LaneRun], per_device: int) -> LaneProgram:
         """The program that trains all of ``runs``, cohort after cohort, and the whole group."""
         devices = self.mesh.size
-        parts: list[Sequence[LaneRun]] = [
-            *cohorts(self.group.runs, per_device, devices),
-            *cohorts(runs, per_device, devices),
-        ]
-        return self.get(per_device, all(one_seed_fits(part, per_device, devices) for part in parts))
+        fits = lambda runs: all(one_seed_fits(part, per_device, devices) for part in cohorts(runs, per_device, devices))
+        return self.get(per_device, fits(self.group.runs) and fits(runs))

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
@@ -22,21 +21,19 @@ from depthmup_flax.engine.experiment import Experiment, build
 from depthmup_flax.engine.multi_step import Call
 from depthmup_flax.engine.outcome import PREEMPTED, outcome, read, summary
 from depthmup_flax.engine.sharded_program import ShardedProgram
-from depthmup_flax.engine.step import TrainState, is_finite
+from depthmup_flax.engine.step import TrainState
 from depthmup_flax.parallel import sharding
-from depthmup_flax.parallel.fingerprints import require_equal_copies
 from depthmup_flax.process import distributed
 from depthmup_flax.process.preemption import Preemption
 from depthmup_flax.records.provenance import versions
 from depthmup_flax.records.table import DIVERGED
-from depthmup_flax.rule.info_trees import info_to_json
 from depthmup_flax.runs import directory as run_directory
-from depthmup_flax.runs.checkpoint import Checkpointer
-from depthmup_flax.runs.text_generation import printable, sample_text
+from depthmup_flax.runs.text_generation import sample_text
 from depthmup_flax.training import process_agreement
-from depthmup_flax.training.metrics import MetricsWriter, Progress
+from depthmup_flax.training.metrics import RunLog
+from depthmup_flax.training.run_checkpoints import RunCheckpoints
 from depthmup_flax.training.writers import Writer, require_writers
-from depthmup_flax.util.errors import InputError, Preempted, RunStopped
+from depthmup_flax.util.errors import InputError, Preempted, RunStopped, printable
 from depthmup_flax.util.messages import RESULT
 from depthmup_flax.util.types import Json
 from depthmup_flax.workdir import directory as workdirs
@@ -89,16 +86,17 @@ def train_and_evaluate(
     if jax.process_count() > 1:
         flags = {"--workdir": str(workdir), "--overwrite": overwrite}
         distributed.require_same(distributed.in_all(lambda: flags | process_agreement.facts(experiment)))
-    claims: list[workdirs.Claim] = []  # of process 0
+    claim: workdirs.Claim | None = None  # of process 0
     with contextlib.ExitStack() as stack:
 
-        def claim() -> Json | None:
-            claims.append(stack.enter_context(workdirs.claimed(workdir, workdirs.RUN)))
+        def claim_it() -> Json | None:
+            nonlocal claim
+            claim = stack.enter_context(workdirs.claimed(workdir, workdirs.RUN))
             with workdirs.writing_to(directory):
                 run_directory.prepare(directory, config, overwrite=overwrite)
                 return _finished(directory / "result.json", config)
 
-        finished = distributed.on_first(claim)
+        finished = distributed.on_first(claim_it)
         if finished is not None:
             if distributed.is_first():
                 again = "--overwrite runs it again."
@@ -108,7 +106,7 @@ def train_and_evaluate(
             return finished
         with workdirs.writing_to(directory):
             process_agreement.require_shared(directory)
-            return _train_in(directory, experiment, mesh, claims, writers)
+            return _train_in(directory, experiment, mesh, claim, writers)
 
 
 def _train(run: _Run) -> Json:
@@ -122,7 +120,7 @@ def _train(run: _Run) -> Json:
             if evaluates or saves or periods.logs_at(run.step):
                 numbers = read(run.state)
                 if periods.logs_at(run.step):
-                    run.log(*numbers.recent.means())
+                    run.log(numbers)
                 if numbers.nonfinite_step >= 0 and run.stops_on_divergence:
                     return run.result()
             if evaluates:
@@ -131,7 +129,7 @@ def _train(run: _Run) -> Json:
                     return run.result(test)
             elif saves:
                 run.save()
-            if not run.finite and run.stops_on_divergence:
+            if run.diverged:
                 return run.result(test)
             if run.preemption.reached(run.step) and run.step < periods.total:
                 return run.save_and_leave()
@@ -163,10 +161,10 @@ def _train_in(
     directory: pathlib.Path,
     experiment: Experiment,
     mesh: jax.sharding.Mesh,
-    claims: list[workdirs.Claim],
+    claim: workdirs.Claim | None,
     writers: Sequence[Writer],
 ) -> Json:
-    run = _Run(experiment, mesh, directory, claims, writers)
+    run = _Run(experiment, mesh, directory, claim, writers)
     try:
         if distributed.is_first():
             write_atomically(directory / "config.json", configs.to_json(experiment.config))
@@ -183,14 +181,9 @@ def _train_in(
         raise
     run.close()
     if distributed.is_first():
-        last = "Rerun the same command to resume"
         if result["status"] != PREEMPTED:
             write_atomically(directory / "result.json", json.dumps(result, indent=2) + "\n")
-            last = f"Written to {directory / 'result.json'}"
-            if result["status"] == DIVERGED and experiment.config.train.checkpoint:
-                checkpoint = run.last_checkpoint()
-                last = f"{f'The last finite state is in {checkpoint}' if checkpoint else 'No state was saved'}. {last}"
-        log.info("%s. %s", summary(result), last, extra=RESULT)
+        log.info("%s. %s", summary(result), run.last_words(result), extra=RESULT)
     return result
 
 
@@ -202,51 +195,53 @@ class _Run:
         experiment: Experiment,
         mesh: jax.sharding.Mesh,
         directory: pathlib.Path,
-        claims: list[workdirs.Claim],
+        claim: workdirs.Claim | None,
         writers: Sequence[Writer],
     ) -> None:
-        self._experiment, self._mesh, self._directory, self._claims = experiment, mesh, directory, claims
-        train = experiment.config.train
-        self._started = time.perf_counter()
+        self._experiment, self._mesh, self._directory, self._claim = experiment, mesh, directory, claim
+        self._started, self._elapsed_before_s = time.perf_counter(), 0.0
         self.program = ShardedProgram(experiment.task, mesh, put_train_data(experiment.dataset, mesh))
         self.preemption = Preemption()
-        self._waiting = Waiting(train.stall_timeout_s, lambda: self.preemption.asked)
-        self._checkpointer = None
-        # A run that has checkpoints resumes from them even if it writes no more.
-        if train.checkpoint or (directory / "checkpoints").exists():
-            self._checkpointer = Checkpointer(directory / "checkpoints", train.keep_checkpoints)
-        self.state, self._elapsed_before_s, self._evaluated = self._initial()
+        self._waiting = Waiting(experiment.task.stall_timeout_s, lambda: self.preemption.asked)
+        self._checkpoints = RunCheckpoints(experiment, directory / "checkpoints")
+        restored, self._evaluated = self._checkpoints.restore(self.program.abstract_state), False
+        if restored is None:
+            self.state = self.program.initial_state()
+        else:
+            self.state, meta = restored
+            self._elapsed_before_s, self._evaluated = meta["elapsed_s"], meta["evaluated"]
         self.step = self._first_step = int(self.state.step)
-        speaks = distributed.is_first()
-        self._writer = None
-        if speaks:
-            self._writer = MetricsWriter(experiment.config, writers, directory, self.step, evaluated=self._evaluated)
-        if speaks:
+        self._log = RunLog(experiment, writers, directory, self.step, evaluated=self._evaluated)
+        if distributed.is_first():
             log.info("%s, work directory %s", experiment.description(mesh), directory)
             if self.step:
                 log.info("resuming after step %d", self.step)
-        self._progress = Progress(experiment, self.step, silent=not speaks)
-        self.stops_on_divergence: bool = train.stop_on_divergence
-        self.finite = True  # the state, when it was last to be saved
 
     @property
     def lacks_evaluation(self) -> bool:
         """Whether the last attempt ended before or during the evaluation of its last step."""
         return bool(self.step) and self.program.periods.evaluates_at(self.step) and not self._evaluated
 
+    @property
+    def diverged(self) -> bool:
+        """Whether the state was not finite when it was last to be saved, and the run ends for it."""
+        return not self._checkpoints.finite and self.stops_on_divergence
+
+    @property
+    def stops_on_divergence(self) -> bool:
+        return self._experiment.config.train.stop_on_divergence
+
     def calls(self) -> contextlib.AbstractContextManager[Iterator[Call]]:
-        config, dataset, length = self._experiment.config, self._experiment.dataset, self.program.call_length
-        return train_calls(dataset, config.seed, config.train.batch_size, self.step, self._mesh, length, self._waiting)
+        task, seed, length = self._experiment.task, self._experiment.config.seed, self.program.call_length
+        return train_calls(task.dataset, seed, task.batch_size, self.step, self._mesh, length, self._waiting)
 
     def next_call(self, calls: Iterator[Call]) -> Call:
         with self._saving_if_data_fail():
             return next(calls)
 
     def take(self, call: Call) -> None:
-        for claim in self._claims:
-            claim.check()
-        if self._checkpointer is not None:
-            self._checkpointer.check()
+        self._check_claim()
+        self._checkpoints.check()
         first = self.step == self._first_step
         if first:
             self.program.compile()
@@ -254,32 +249,30 @@ class _Run:
         self.step += int(call.count)
         if first:  # compilation does not count as training time
             jax.block_until_ready(self.state)
-            self._progress.restart(self.step)
+            self._log.restart(self.step)
 
-    def log(self, loss: float, accuracy: float) -> None:
-        """Shows and writes averages since the last log."""
-        rate = self._progress.update(self.step, loss, accuracy)
-        values = {"train_loss": loss, "train_accuracy": accuracy}
-        if rate is not None:
-            values[f"{self._experiment.dataset.unit}_per_s"] = rate
-            self.program.call_length.adapt(rate / self._progress.units_per_step)
-        self._write(values)
+    def log(self, numbers: TrainState) -> None:
+        """Shows and writes what happened since the last log; ``numbers``: `read` of the state."""
+        self._check_claim(now=True)  # the first row creates TensorBoard's file
+        loss, accuracy = numbers.recent.means()
+        steps_per_s = self._log.train(self.step, {"train_loss": loss, "train_accuracy": accuracy})
+        if steps_per_s is not None:
+            self.program.call_length.adapt(steps_per_s)
 
     def evaluate(self) -> dict[str, float]:
         """``test_loss`` and ``test_accuracy`` of the current state over the test split."""
-        size = self._experiment.config.train.eval_batch_size
+        task = self._experiment.task
         with self._saving_if_data_fail():
-            batches = held_out_batches(self._experiment.dataset, size, self._mesh, self._waiting)
+            batches = held_out_batches(task.dataset, task.eval_batch_size, self._mesh, self._waiting)
             values = self.program.evaluate(self.state, batches).compute()
         return {"test_loss": float(values["loss"]), "test_accuracy": float(values["accuracy"])}
 
     def evaluate_and_save(self) -> dict[str, float]:
-        """Evaluates, writes a line of metrics, and, unless the loss is not finite, a checkpoint."""
-        with self._progress.paused():
+        """Evaluates, writes a row of metrics, and, unless the loss is not finite, a checkpoint."""
+        with self._log.paused():
             test = self.evaluate()
-            self._write(test)
-            loss, accuracy = f"{test['test_loss']:.4f}", f"{test['test_accuracy']:.1%}"
-            self._progress.note(f"step {self.step}  test loss {loss}  test acc {accuracy}")
+            self._check_claim(now=True)
+            self._log.test(self.step, test)
             if math.isfinite(test["test_loss"]):
                 self.save(test)
         return test
@@ -287,41 +280,21 @@ class _Run:
     def save(self, test: dict[str, float] | None = None, *, wait: bool = False) -> None:
         """Writes a checkpoint of the current step, evaluated as ``test``, unless it exists or checkpoints are off.
 
-        A state that is not finite is not written, so that it replaces no older one; see `finite`.
+        A state that is not finite is not written, so that it replaces no older one.
         """
-        for claim in self._claims:
-            claim.check(now=True)  # a checkpoint would create the directory again
-        config = self._experiment.config
-        if self._checkpointer is None or not config.train.checkpoint:
-            return
-        if self.step > self._checkpointer.latest_step and self._may_be_saved():
-            meta = {
-                "config": config.to_dict(),
-                "param_info": info_to_json(self._experiment.info),
-                "data_position": self.step * config.train.batch_size,  # examples read since step 0
-                "elapsed_s": self._elapsed_s(),
-                "evaluated": test is not None,
-                "bad_examples": self._bad_examples(),
-            }
-            if self._writer is not None:
-                self._writer.upload()  # before the checkpoint from which the run would resume
-            self._checkpointer.save(self.step, self.state, meta, test)
+        self._check_claim(now=True)  # a checkpoint would create the directory again
+        if self._checkpoints.is_due(self.step) and self._checkpoints.may_save(self.state):
+            self._log.upload()  # before the checkpoint from which the run would resume
+            self._checkpoints.save(self.step, self.state, self._elapsed_s(), test)
         if wait:
-            self._checkpointer.wait()
+            self._checkpoints.wait()
 
     def save_and_leave(self) -> Json:
         """Saves the current step; returns a result with the status ``preempted``."""
         if not self._experiment.config.train.checkpoint:
             raise RunStopped("preempted, but train.checkpoint is False: progress since the start is lost.")
         self.save(wait=True)
-        if not self.finite and self.stops_on_divergence:
-            return self.result()
-        return {**self.result(), "status": PREEMPTED}
-
-    def last_checkpoint(self) -> pathlib.Path | None:
-        """The latest checkpoint, which is finite."""
-        step = -1 if self._checkpointer is None else self._checkpointer.latest_step
-        return None if step < 0 else self._directory / "checkpoints" / str(step)
+        return self.result() if self.diverged else {**self.result(), "status": PREEMPTED}
 
     def write_sample(self) -> None:
         """Writes and shows ``sample.txt``, for a language model."""
@@ -330,71 +303,37 @@ class _Run:
         text = sample_text(self._experiment, self._experiment.dataset, self.state)
         if distributed.is_first():
             write_atomically(self._directory / "sample.txt", text + "\n")
-            self._progress.note("\n  ".join(["sample", *printable(text.strip()).split("\n")]))
+            self._log.note("\n  ".join(["sample", *printable(text.strip()).split("\n")]))
 
     def result(self, test: dict[str, float] | None = None) -> Json:
+        ended = outcome(read(self.state), test, finite=self._checkpoints.finite, recovers=not self.stops_on_divergence)
         return {
-            **dataclasses.asdict(
-                outcome(read(self.state), test, finite=self.finite, recovers=not self.stops_on_divergence)
-            ),
+            **dataclasses.asdict(ended),
             "wall_time_s": round(self._elapsed_s(), 2),
             "config_hash": configs.config_hash(self._experiment.config),
             "seed": self._experiment.config.seed,
             "parameters": self._experiment.parameters,
-            "bad_examples": len(self._bad_examples()),
+            "bad_examples": len(self._checkpoints.bad_examples()),
             "versions": versions(),
         }
 
-    def _write(self, values: dict[str, float]) -> None:
-        """Writes a line of metrics."""
-        if self._writer is not None:
-            for claim in self._claims:
-                claim.check(now=True)  # the first line creates TensorBoard's file
-            self._writer.write(self.step, values)
-
-    def _may_be_saved(self) -> bool:
-        """Whether the state is finite; and, if a loss that is not ends the run, all losses.
-
-        Raises:
-          RunStopped: copies of the state on several devices differ.
-        """
-        if self._experiment.config.train.compare_replicas:  # first: the next answer must be the same everywhere
-            try:
-                require_equal_copies(self.state)
-            except RunStopped:
-                if self._checkpointer is not None:
-                    self._checkpointer.wait()  # the last one with equal copies may still be being written
-                raise
-        self.finite = bool(is_finite(self.state))
-        if self.stops_on_divergence:
-            self.finite = self.finite and int(self.state.nonfinite_step) < 0
-        elif not self.finite:
-            log.warning("step %d: the state is not finite, so no checkpoint is written.", self.step)
-        return self.finite
+    def last_words(self, result: Json) -> str:
+        """Where the result is and how to go on."""
+        if result["status"] == PREEMPTED:
+            return "Rerun the same command to resume"
+        written = f"Written to {self._directory / 'result.json'}"
+        if result["status"] != DIVERGED or not self._experiment.config.train.checkpoint:
+            return written
+        checkpoint = self._checkpoints.latest()
+        return f"{f'The last finite state is in {checkpoint}' if checkpoint else 'No state was saved'}. {written}"
 
     def close(self) -> None:
-        for closable in (self._progress, self._writer, self._checkpointer):
-            if closable is not None:
-                closable.close()
+        self._log.close()
+        self._checkpoints.close()
 
-    def _initial(self) -> tuple[TrainState, float, bool]:
-        """The latest checkpoint or a fresh state, the seconds spent before, and whether that step was evaluated."""
-        restored = self._checkpointer and self._checkpointer.restore(self.program.abstract_state)
-        if not restored:
-            return self.program.initial_state(), 0.0, False
-        state, meta = restored
-        if configs.run_differences(meta["config"], json.loads(configs.to_json(self._experiment.config))):
-            raise InputError(
-                f"the checkpoints in {str(self._directory)!r} are of another config: choose another workdir, or pass "
-                "--overwrite to delete them."
-            )
-        bad = self._experiment.dataset.bad_examples
-        bad[[i for i in meta.get("bad_examples", []) if i < len(bad)]] = True
-        return state, meta["elapsed_s"], meta["evaluated"]
-
-    def _bad_examples(self) -> list[int]:
-        """The examples that `Dataset.bad_examples` marks in any process, or did in an earlier attempt."""
-        return np.flatnonzero(distributed.anywhere(self._experiment.dataset.bad_examples)).tolist()
+    def _check_claim(self, *, now: bool = False) -> None:
+        if self._claim is not None:
+            self._claim.check(now=now)
 
     @contextlib.contextmanager
     def _saving_if_data_fail(self) -> Iterator[None]:

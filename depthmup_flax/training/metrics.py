@@ -1,4 +1,4 @@
-"""Metrics of a run: ``metrics.jsonl``, which resuming relies on, other writers, and progress for people."""
+"""Metrics of a run: rows in ``metrics.jsonl``, on which resuming relies, other writers, and progress for people."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from depthmup_flax.engine.experiment import Experiment
+from depthmup_flax.process import distributed
 from depthmup_flax.records.table import finite_or_none
 from depthmup_flax.training.writers import Writer, open_writers
 from depthmup_flax.util import messages
@@ -21,6 +22,60 @@ from depthmup_flax.workdir.buckets import Scratch
 from depthmup_flax.workdir.files import write_atomically
 
 log = logging.getLogger(__name__)
+
+
+class RunLog:
+    """The metrics and the progress of a run. Only process 0 has them: in others every call returns at once.
+
+    Args:
+      experiment: what is trained.
+      own, directory, first_step, evaluated: see `MetricsWriter`.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        own: Sequence[Writer],
+        directory: pathlib.Path,
+        first_step: int,
+        *,
+        evaluated: bool,
+    ) -> None:
+        self._unit, self._rows, first = experiment.dataset.unit, None, distributed.is_first()
+        if first:
+            self._rows = MetricsWriter(experiment.config, own, directory, first_step, evaluated=evaluated)
+        self._progress = Progress(experiment, first_step, silent=not first)
+        self.restart, self.paused, self.note = self._progress.restart, self._progress.paused, self._progress.note
+
+    def train(self, step: int, metrics: Mapping[str, float]) -> float | None:
+        """Shows and writes training metrics, and the speed; returns steps per second, if it is known."""
+        units_per_s = self._progress.update(step, metrics["train_loss"], metrics["train_accuracy"])
+        if units_per_s is None:
+            self.write(step, metrics)
+            return None
+        self.write(step, {**metrics, f"{self._unit}_per_s": units_per_s})
+        return units_per_s / self._progress.units_per_step
+
+    def test(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Shows and writes an evaluation."""
+        self.write(step, metrics)
+        self.note(f"step {step}  test loss {metrics['test_loss']:.4f}  test acc {metrics['test_accuracy']:.1%}")
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes a row."""
+        if self._rows is not None:
+            self._rows.write(step, metrics)
+
+    def upload(self) -> None:
+        """Returns when the work directory holds all rows; call it before a checkpoint, from which the run resumes."""
+        if self._rows is not None:
+            self._rows.upload()
+
+    def close(self) -> None:
+        """Ends the progress and closes the writers."""
+        self._progress.close()
+        if self._rows is not None:
+            self._rows.close()
 
 
 class MetricsWriter:
@@ -59,7 +114,7 @@ class MetricsWriter:
         self._scratch.upload_if_due()
 
     def upload(self) -> None:
-        """Returns when the work directory holds all rows, also if it is in a bucket; call it before a checkpoint."""
+        """Returns when the work directory, in a bucket perhaps, holds all rows."""
         self._scratch.upload()
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ def test_control_characters_of_a_sample_stay_in_its_file_and_overwriting_deletes
     short = {"data": {"tokenizer": "byte"}, "train": {"steps": 2, "eval_every": 2, "log_every": 1}}
     train_and_evaluate(tiny(pattern, **short), tmp_path / "run")
     assert (tmp_path / "run" / "sample.txt").read_text() == "\x1b[A\nB\n"
-    assert "sample\n  �[A\n  B\n" in "\n".join([*logged.messages, ""])
+    assert "sample\n  \\x1b[A\n  B\n" in "\n".join([*logged.messages, ""])
     diverged = tiny(pattern, optimizer={"name": "sgd", "learning_rate": 1e30}, **short)
     assert train_and_evaluate(diverged, tmp_path / "run", overwrite=True)["status"] == "diverged"
     assert not (tmp_path / "run" / "sample.txt").exists()

@@ -1,0 +1,120 @@
+"""The checkpoints of a run: where it resumes, when its state may be saved, and what is stored with it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pathlib
+
+import numpy as np
+
+from depthmup_flax.config import fields as configs
+from depthmup_flax.engine.experiment import Experiment
+from depthmup_flax.engine.step import TrainState, is_finite
+from depthmup_flax.parallel.fingerprints import require_equal_copies
+from depthmup_flax.process import distributed
+from depthmup_flax.rule.info_trees import info_to_json
+from depthmup_flax.runs.checkpoint import Checkpointer
+from depthmup_flax.util.errors import InputError, RunStopped
+from depthmup_flax.util.types import Json
+
+log = logging.getLogger(__name__)
+
+
+class RunCheckpoints:
+    """Restores a run, and saves its finite states, if ``train.checkpoint`` is set.
+
+    Args:
+      experiment: what is trained.
+      directory: of the checkpoints; need not exist.
+
+    Attributes:
+      finite: whether the state was finite when it was last to be saved.
+    """
+
+    def __init__(self, experiment: Experiment, directory: pathlib.Path) -> None:
+        self._experiment, self._train, self._directory = experiment, experiment.config.train, directory
+        self.finite = True
+        self._checkpointer: Checkpointer | None = None
+        # A run that has checkpoints resumes from them even if it writes no more.
+        if self._train.checkpoint or directory.exists():
+            self._checkpointer = Checkpointer(directory, self._train.keep_checkpoints)
+
+    def restore(self, abstract_state: TrainState) -> tuple[TrainState, Json] | None:
+        """The latest state and its description; ``None`` if there is no checkpoint.
+
+        Raises:
+          InputError: it is of another config, or every checkpoint is damaged.
+        """
+        restored = self._checkpointer and self._checkpointer.restore(abstract_state)
+        if not restored:
+            return None
+        state, meta = restored
+        if configs.run_differences(meta["config"], json.loads(configs.to_json(self._experiment.config))):
+            raise InputError(
+                f"the checkpoints in {str(self._directory.parent)!r} are of another config: choose another workdir, or "
+                "pass --overwrite to delete them."
+            )
+        bad = self._experiment.dataset.bad_examples
+        bad[[i for i in meta.get("bad_examples", []) if i < len(bad)]] = True
+        return state, meta
+
+    def is_due(self, step: int) -> bool:
+        """Whether ``step`` is not saved yet, and checkpoints are written."""
+        return self._checkpointer is not None and self._train.checkpoint and step > self._checkpointer.latest_step
+
+    def may_save(self, state: TrainState) -> bool:
+        """Whether the state is finite; and, if a loss that is not ends the run, all losses.
+
+        Raises:
+          RunStopped: copies of the state on several devices differ.
+        """
+        if self._train.compare_replicas:  # first: the next answer must be the same everywhere
+            try:
+                require_equal_copies(state)
+            except RunStopped:
+                self.wait()  # the last one with equal copies may still be being written
+                raise
+        self.finite = bool(is_finite(state))
+        if self._train.stop_on_divergence:
+            self.finite = self.finite and int(state.nonfinite_step) < 0
+        elif not self.finite:
+            log.warning("step %d: the state is not finite, so no checkpoint is written.", int(state.step))
+        return self.finite
+
+    def save(self, step: int, state: TrainState, elapsed_s: float, test: dict[str, float] | None) -> None:
+        """Writes the checkpoint of ``step``, evaluated as ``test``, in the background."""
+        assert self._checkpointer is not None
+        meta = {
+            "config": self._experiment.config.to_dict(),
+            "param_info": info_to_json(self._experiment.info),
+            "data_position": step * self._train.batch_size,  # examples read since step 0
+            "elapsed_s": elapsed_s,
+            "evaluated": test is not None,
+            "bad_examples": self.bad_examples(),
+        }
+        self._checkpointer.save(step, state, meta, test)
+
+    def bad_examples(self) -> list[int]:
+        """The examples that `Dataset.bad_examples` marks in any process, or did in an earlier attempt."""
+        return np.flatnonzero(distributed.anywhere(self._experiment.dataset.bad_examples)).tolist()
+
+    def latest(self) -> pathlib.Path | None:
+        """The latest checkpoint, which is finite."""
+        step = -1 if self._checkpointer is None else self._checkpointer.latest_step
+        return None if step < 0 else self._directory / str(step)
+
+    def check(self) -> None:
+        """Raises the error that ended a save in the background, if there is one."""
+        if self._checkpointer is not None:
+            self._checkpointer.check()
+
+    def wait(self) -> None:
+        """Returns when all checkpoints are on disk."""
+        if self._checkpointer is not None:
+            self._checkpointer.wait()
+
+    def close(self) -> None:
+        """Ends the background threads, after what they are writing."""
+        if self._checkpointer is not None:
+            self._checkpointer.close()
