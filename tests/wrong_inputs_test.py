@@ -7,7 +7,7 @@ import sys
 import planted_sweeps
 import processes
 import pytest
-from processes import ROOT, run_command
+from processes import ROOT, run_command, run_lines
 
 from depthmup_flax.errors import BAD_INPUT, closest
 
@@ -282,11 +282,6 @@ def files(tmp_path_factory):
     return directory
 
 
-def contents(directory):
-    found = (path for path in sorted(directory.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
-    return {path: path.read_bytes() for path in found}
-
-
 def words_of(line, files):
     configs = ROOT / "configs"
     return shlex.split(
@@ -300,15 +295,25 @@ def words_of(line, files):
     )
 
 
-@pytest.mark.parametrize(("line", "sentence"), CASES, ids=[line for line, _ in CASES])
-def test_a_wrong_input_is_answered_by_one_sentence(line, sentence, files, tmp_path):
-    before = contents(files)
-    done = run_command("-m", "depthmup_flax", *words_of(line, files), cwd=tmp_path)
+COMMANDS = sorted({line.split()[0] for line, _ in CASES})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_wrong_input_is_answered_by_one_sentence(command, files, tmp_path):
+    cases = [(line, sentence) for line, sentence in CASES if line.split()[0] == command]
+    answers = run_lines([words_of(line, files) for line, _ in cases], cwd=tmp_path, watched=[files])
+    wrong = {}
+    for (line, sentence), answer in zip(cases, answers, strict=True):
+        said = sentence.replace("{files}", str(files)).replace("{configs}", str(ROOT / "configs"))
+        if not answer.refuses or said not in answer.error:
+            wrong[line] = (said, answer)
+    assert not wrong
+
+
+def test_a_wrong_input_ends_a_process_of_its_own_with_code_2(files, tmp_path):
+    done = run_command("-m", "depthmup_flax", *words_of("train {digits} --config.model.depth=0", files), cwd=tmp_path)
     assert done.returncode == BAD_INPUT, done.stdout + done.stderr
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert sentence.replace("{files}", str(files)).replace("{configs}", str(ROOT / "configs")) in done.stderr
-    assert contents(files) == before
+    assert done.stderr == "error: model.depth is 0: use a positive whole number.\n"
     assert not list(tmp_path.iterdir())
 
 
