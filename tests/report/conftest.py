@@ -1,4 +1,4 @@
-"""Reports for all tests of what is in them: one with every figure, and others whose figures are empty panels."""
+"""Reports for all tests of what is in them: one with every figure, and others whose figures are not drawn."""
 
 import importlib
 import math
@@ -31,9 +31,10 @@ def full_report(full_sweep, tmp_path_factory):
 
 
 @pytest.fixture
-def sketched(monkeypatch):
-    """Figures are empty panels with their names: for tests of everything else in a report."""
+def undrawn(monkeypatch):
+    """Figures have their names and files, and nothing is drawn: for tests of everything else in a report."""
     figures = _MODULE._figures
-    draw = lambda sheet: sheet.add_bands([""], 1, 1)
-    names = lambda *studies: [(name, study, draw) for name, study, _ in figures(*studies)]
+    names = lambda *studies: [(name, study, lambda sheet: None) for name, study, _ in figures(*studies)]
     monkeypatch.setattr(_MODULE, "_figures", names)
+    monkeypatch.setattr(_MODULE.Sheet, "drawn", lambda sheet: None)
+    monkeypatch.setattr(_MODULE, "pictures", lambda _, name: dict.fromkeys((f"{name}.png", f"{name}.svg"), b"empty"))

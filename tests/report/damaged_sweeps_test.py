@@ -243,7 +243,7 @@ def test_escape_codes_in_files_reach_neither_terminal_nor_page_and_dollars_start
     assert "a$" in report.text
 
 
-def test_a_report_that_cannot_be_written_says_so(tmp_path, monkeypatch, sketched):
+def test_a_report_that_cannot_be_written_says_so(tmp_path, monkeypatch, undrawn):
     def full(source, target):
         raise OSError(28, "No space left on device")
 
