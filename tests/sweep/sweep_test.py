@@ -452,17 +452,17 @@ def test_a_sweep_killed_with_signal_9_resumes_without_repeating_or_losing_a_run(
     assert_same(by_run(after), expected)
 
 
-def test_shards_are_disjoint_and_merge_to_the_whole_and_overwriting_one_keeps_the_others(trained, vectorized, tmp_path):
-    config = small_sweep()
+def test_shards_are_disjoint_and_merge_to_the_whole_and_overwriting_one_keeps_the_others(tmp_path):
+    config = small_sweep(grids={"rates": {RATE: (1e-3, 4e-3), "optimizer.weight_decay": (0.0, 0.1)}})
     parts = [tmp_path / f"part{i}" for i in range(2)]
     first, second = (by_run(sweep(config, part, shard=(i, 2), lanes=0)) for i, part in enumerate(parts))
     assert not first.keys() & second.keys()
     assert first
     assert second
-    whole = by_run(vectorized)
+    whole = by_run(sweep(config, tmp_path / "whole", lanes=0))
     merged = read_sweep(parts)
     assert_same(by_run(merged.records), whole)
-    assert merged.info == read_sweep([trained]).info
+    assert merged.info == read_sweep([tmp_path / "whole"]).info
     # Both in one directory.
     assert by_run(sweep(config, parts[1], shard=(0, 2), lanes=0)).keys() == first.keys()
     before = (parts[1] / "records.0-of-2.jsonl").read_text()

@@ -91,12 +91,21 @@ def test_storage_that_hangs_delays_neither_the_run_nor_its_end(tmp_path, monkeyp
     never.set()
 
 
-def test_a_writer_of_ones_own_gets_every_row_of_metrics_and_is_closed(tmp_path):
-    own = Rows()
-    train_and_evaluate(short_run(writers=("jsonl",)), tmp_path, writers=[own])
-    assert own.rows == rows_of(tmp_path)
+def test_writers_of_ones_own_get_every_row_and_one_that_always_fails_is_named_once(tmp_path, caplog):
+    class Failing(Rows):
+        def write_scalars(self, step, scalars):
+            super().write_scalars(step, scalars)
+            raise RuntimeError("no quota")
+
+        close = write_scalars  # fails, too
+
+    own, failing = Rows(), Failing()
+    result = train_and_evaluate(short_run(writers=("jsonl",)), tmp_path, writers=[own, failing])
+    assert result["status"] == "completed"
+    assert own.rows == failing.rows == rows_of(tmp_path)
     assert [step for step, _ in own.rows] == [2, 4, 4]
     assert own.closed
+    assert caplog.text.count("some metrics are lost to Failing (RuntimeError: no quota)") == 1
     assert not list(tmp_path.glob("events*"))
 
 
@@ -127,20 +136,6 @@ def test_a_writer_with_flush_is_flushed_while_nothing_comes(monkeypatch):
     assert flushed.wait(10)
     writer.close()
     assert own.closed
-
-
-def test_a_writer_that_always_fails_gets_every_row_stops_nothing_and_is_named_once(tmp_path, caplog):
-    class Failing(Rows):
-        def write_scalars(self, step, scalars):
-            super().write_scalars(step, scalars)
-            raise RuntimeError("no quota")
-
-        close = write_scalars  # fails, too
-
-    own = Failing()
-    assert train_and_evaluate(short_run(), tmp_path, writers=[own])["status"] == "completed"
-    assert own.rows == rows_of(tmp_path)
-    assert caplog.text.count("some metrics are lost to Failing (RuntimeError: no quota)") == 1
 
 
 def test_a_run_whose_events_cannot_be_written_completes_with_all_rows_of_metrics(tmp_path, monkeypatch):
@@ -180,6 +175,7 @@ def test_an_object_that_is_no_writer_is_refused_with_the_method_that_it_lacks(tm
         train_and_evaluate(short_run(), tmp_path / "run", writers=[set()])
 
 
+@pytest.mark.slow
 def test_the_example_of_the_docs_runs(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs" / "logging.md").read_text()
     monkeypatch.chdir(tmp_path)
