@@ -102,7 +102,7 @@ def run_tuner(tmp_path, *arguments):
 
 
 def test_the_tuner_writes_a_config_that_train_py_trains_at_the_tuned_rate(tmp_path):
-    done = run_tuner(tmp_path, "--octaves=1", "--seeds=2", "--config.train.steps=10")
+    done = run_tuner(tmp_path, "--octaves=1", "--seeds=2", "--config.train.steps=10", "--config.model.depth=4")
     assert done.returncode == 0, done.stderr + done.stdout
     assert "Best on the proxy (width 16, depth 2): optimizer.learning_rate" in done.stdout
     assert "times the work" in done.stdout
