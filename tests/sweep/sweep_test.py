@@ -517,7 +517,9 @@ def test_more_values_on_an_axis_continue_a_sweep_and_another_base_does_not(copie
     with pytest.raises(InputError, match=r"holds another sweep \(base.train.steps: 8 there, 9 here\)"):
         sweep(small_sweep(other), copied)
     assert len(read_records(copied / "records.jsonl")[0]) == 8
+    (copied / "unfinished" / "records.0-of-2").mkdir(parents=True)  # runs in training
     assert len(sweep(small_sweep(other, {"rates": {RATE: (1e-3,)}}), copied, lanes=0, overwrite=True)) == 1
+    assert not (copied / "unfinished").exists()
 
 
 @pytest.mark.parametrize(
@@ -525,19 +527,19 @@ def test_more_values_on_an_axis_continue_a_sweep_and_another_base_does_not(copie
     [
         ({"g": {"optimizer.lr": (1.0,)}}, {}, "config.grids.g.optimizer.lr is not a field of the base config"),
         ({"g": {"model.patch_size": (4,)}}, {}, "config.grids.g.model.patch_size is not a field of the base config"),
-        ({"g": {RATE: ()}}, {}, "optimizer.learning_rate is empty: give it at least one value"),
+        ({"g": {RATE: ()}}, {}, "optimizer.learning_rate is empty"),
         ({"g": {RATE: (1e-3, 2e-3, 1e-3)}}, {}, "optimizer.learning_rate has 0.001 twice"),
-        ({"g": {RATE: (1e-3, 0.0)}}, {}, "optimizer.learning_rate has 0.0: use positive numbers"),
-        ({"g": {RATE: (1e-3, -1.0)}}, {}, "optimizer.learning_rate has -1.0: use positive numbers"),
+        ({"g": {RATE: (1e-3, 0.0)}}, {}, "optimizer.learning_rate has 0.0"),
+        ({"g": {RATE: (1e-3, -1.0)}}, {}, "optimizer.learning_rate has -1.0"),
         ({"g": {"seed": (0,)}}, {}, "config.x is 'optimizer.learning_rate', which no grid has"),
-        ({"g": {RATE: (1e-3,), "model.depth": (2, "x")}}, {}, "model.depth is 'x': use a value of type int"),
+        ({"g": {RATE: (1e-3,), "model.depth": (2, "x")}}, {}, "model.depth is 'x'"),
         ({"g": {RATE: (1e-3,), "model.depth": (2, 0)}}, {}, "in the runs with depth 0: model.depth is 0"),
-        ({"g": {RATE: (1e-3,), "optimizer.warmup_steps": (0, 8)}}, {}, "optimizer.warmup_steps is 8: use fewer than"),
+        ({"g": {RATE: (1e-3,), "optimizer.warmup_steps": (0, 8)}}, {}, "optimizer.warmup_steps is 8"),
         ({"g": {RATE: (1e-3,), "parametrization.preset": ("mup", "nup")}}, {}, "parametrization.preset is 'nup'"),
-        ({"g": {}}, {}, "config.grids.g is empty: give it at least one axis"),
+        ({"g": {}}, {}, "config.grids.g is empty"),
         ({}, {"extend": -1}, "config.extend is -1"),
-        ({"g": {RATE: (1e-3,), "seed": (2**31,)}}, {}, "seed is 2147483648: use a whole number from 0 to 2^31 - 1"),
-        ({"g": {RATE: (1e-3,), "model.depth": (2, 4)}}, {"x": "model.depth"}, "config.x is 'model.depth': an optimum"),
+        ({"g": {RATE: (1e-3,), "seed": (2**31,)}}, {}, "seed is 2147483648"),
+        ({"g": {RATE: (1e-3,), "model.depth": (2, 4)}}, {"x": "model.depth"}, "config.x is 'model.depth'"),
         (
             {"g": {"optimizer.warmup_steps": (1, 2)}},
             {"x": "optimizer.warmup_steps", "extend": 1},

@@ -7,12 +7,12 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from small_runs import a_sweep, assert_same_run, config
+from planted_sweeps import RATES, X, parabola, sweep_of, write
+from small_runs import assert_same_run, config
 
 from depthmup_flax import InputError
 from depthmup_flax.parallel import sharding
 from depthmup_flax.records import read_records
-from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.checkpoint import Checkpointer, fingerprint
 from depthmup_flax.training.experiment import build
 from depthmup_flax.training.loop import train_and_evaluate
@@ -127,7 +127,7 @@ def test_if_no_checkpoint_can_be_read_the_run_is_refused_and_no_file_changes(und
 
 
 def test_nothing_is_unpickled_from_checkpoints_and_records(undisturbed, restore, tmp_path, monkeypatch):
-    sweep(a_sweep(rates=2, depths=(2,)), tmp_path, lanes=0)
+    write(tmp_path / "sweep", sweep_of(parabola, {X: RATES}))
 
     def refuse(*args, **kwargs):
         pytest.fail("something is unpickled")
@@ -136,4 +136,4 @@ def test_nothing_is_unpickled_from_checkpoints_and_records(undisturbed, restore,
         monkeypatch.setattr(pickle, name, refuse)
     state, meta = restore(undisturbed / "checkpoints")
     assert int(state.step) == meta["data_position"] / 16 == 240
-    assert len(read_records(tmp_path / "records.jsonl")[0]) == 4
+    assert len(read_records(tmp_path / "sweep" / "records.jsonl")[0]) == len(RATES)

@@ -251,12 +251,6 @@ def test_a_run_with_checkpoints_switched_off_resumes_from_existing_ones(undistur
     assert "train.checkpoint is False: progress since the start is lost" in stopped.text()
 
 
-def test_overwriting_a_sweep_deletes_its_saved_runs_in_training(tmp_path):
-    (tmp_path / "unfinished" / "records.0-of-2").mkdir(parents=True)
-    sweep(a_sweep(rates=1, depths=(2,)), tmp_path, lanes=0, overwrite=True)
-    assert not (tmp_path / "unfinished").exists()
-
-
 @pytest.fixture
 def disk(tmp_path):
     """A file system of 2 MiB, and a function that remounts it with other options."""
@@ -333,6 +327,7 @@ def test_a_workdir_that_becomes_read_only_stops_a_run_with_a_message_and_it_resu
     assert_same_run(workdir, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_changes_nothing(undisturbed, tmp_path, monkeypatch):
     """Every reading of the clock is days ahead or back: no wait may depend on it."""
     now, rng = time.time, random.Random(0)

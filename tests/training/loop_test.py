@@ -348,12 +348,12 @@ def test_a_work_directory_that_cannot_be_written_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train": {"batch_size": 0}}, "train.batch_size is 0: use a whole number of at least 1"),
+        ({"train": {"batch_size": 0}}, "train.batch_size is 0"),
         ({"train": {"batch_size": 5000}}, "batch_size"),
         ({"train": {"epochs": 0.0, "steps": 0}}, "train.epochs and train.steps are both 0"),
         ({"optimizer": {"learning_rate": -1.0}}, "optimizer.learning_rate is -1.0"),
         ({"optimizer": {"learning_rate": float("nan")}}, "optimizer.learning_rate is nan"),
-        ({"optimizer": {"schedule": "linear"}}, "optimizer.schedule is 'linear': use 'constant' or 'cosine'"),
+        ({"optimizer": {"schedule": "linear"}}, "optimizer.schedule is 'linear'"),
         ({"optimizer": {"warmup_steps": 12}}, "use fewer than the 12 training steps"),
         ({"optimizer": {"name": "sdg"}}, "optimizer.name is 'sdg': did you mean 'sgd'?"),
         (

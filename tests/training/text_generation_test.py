@@ -78,15 +78,15 @@ def test_frequencies_of_a_sample_are_the_softmax_at_its_temperature():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"length": 0}, "length is 0: use a whole number of at least 1"),
+        ({"length": 0}, "length is 0"),
         ({"length": 2.0}, "length is 2.0"),
         ({"context": 0}, "context is 0"),
-        ({"temperature": 0.0}, "temperature is 0.0: use a number above 0"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"prompt": []}, "prompt has shape (0,)"),
         ({"prompt": [[1]]}, "prompt has shape (1, 1)"),
         ({"prompt": [0.5]}, "type float64: give at least one token"),
-        ({"prompt": [1, 7]}, "prompt has the token 7: use 0..6"),
+        ({"prompt": [1, 7]}, "prompt has the token 7"),
         ({"prompt": [-1]}, "prompt has the token -1"),
     ],
 )
