@@ -13,7 +13,6 @@ import time
 import pytest
 from processes import ROOT
 from small_runs import config
-from tensorboardX.record_writer import RecordWriter
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.training import writers
@@ -53,6 +52,8 @@ def background_events(directory):
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.ESTALE], ids=["full", "EIO", "ESTALE"])
 def test_storage_that_fails_loses_events_with_one_warning_and_is_tried_again(number, tmp_path, monkeypatch, caplog):
+    from tensorboardX.record_writer import RecordWriter
+
     write, broken = RecordWriter.write, threading.Event()
 
     def fail(self, data):
@@ -78,7 +79,7 @@ def test_storage_that_fails_loses_events_with_one_warning_and_is_tried_again(num
 
 def test_storage_that_hangs_delays_neither_the_run_nor_its_end(tmp_path, monkeypatch, caplog):
     never = threading.Event()
-    monkeypatch.setattr(RecordWriter, "flush", lambda self: never.wait())
+    monkeypatch.setattr("tensorboardX.record_writer.RecordWriter.flush", lambda self: never.wait())
     monkeypatch.setattr(writers, "_FLUSH_S", 0.0)
     monkeypatch.setattr(writers, "CLOSE_S", 0.1)
     started = time.monotonic()
@@ -142,7 +143,7 @@ def test_a_run_whose_events_cannot_be_written_completes_with_all_rows_of_metrics
     def fail(self, data):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(RecordWriter, "write", fail)
+    monkeypatch.setattr("tensorboardX.record_writer.RecordWriter.write", fail)
     run = config(checkpoint=False)
     run.train.update(steps=40, log_every=1)
     assert train_and_evaluate(run, tmp_path)["status"] == "completed"
