@@ -508,7 +508,7 @@ def test_a_curve_whose_minimum_is_at_the_end_of_the_grid_is_extended_and_said(tm
 
 
 def test_more_values_on_an_axis_continue_a_sweep_and_another_base_does_not(copied, vectorized):
-    records = sweep(small_sweep(grids={"rates": {RATE: (1e-3, 4e-3, 1.6e-2, 2e-3), "seed": (0, 1)}}), copied, lanes=0)
+    records = sweep(small_sweep(grids={"rates": {RATE: (1e-3, 4e-3, 1.6e-2, 2e-3), "seed": (0, 1)}}), copied, lanes=6)
     assert len(records) == 8
     assert read_records(copied / "records.jsonl")[0][:6] == vectorized
     assert len(read_records(copied / "records.jsonl")[0]) == 8
