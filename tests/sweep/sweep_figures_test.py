@@ -27,7 +27,7 @@ ONE_GRID = {
     "which_exponent_vit": "inner",
 }
 # One of them in every run of the tests.
-SMOKE = [pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "block_multiplier")) for path in SWEEPS]
+SMOKE = [pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "abs")) for path in SWEEPS]
 # These have all kinds of figures; the others' reports are text.
 DRAWN = ("block_multiplier", "block_depth_heatmap")
 

@@ -75,6 +75,11 @@ def test_a_part_has_at_most_a_gibibyte_of_logits_and_other_models_have_one_part(
     assert cross_entropy.parts_of_loss(dm.ViT(2**16), labels(2**20)) == 1
 
 
+def filled(shapes):
+    """Parameters that differ; random numbers would take longer to compile than the steps."""
+    return jax.tree.map(lambda x: jnp.sin(jnp.arange(1.0, x.size + 1).reshape(x.shape)), shapes)
+
+
 def trained(model, accumulate=1, learning_rate=0.1):
     """Losses and accuracies of three steps, and the last parameters."""
     optimizer = optax.sgd(learning_rate)
@@ -83,10 +88,7 @@ def trained(model, accumulate=1, learning_rate=0.1):
     )
     shapes = jax.eval_shape(lambda: init_state(model, optimizer, 0, jax.ShapeDtypeStruct((1, 12), jnp.int32)))
     state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    # Random numbers would take longer to compile than the steps.
-    state = state.replace(
-        params=jax.tree.map(lambda x: jnp.sin(jnp.arange(1.0, x.size + 1).reshape(x.shape)), state.params)
-    )
+    state = state.replace(params=filled(state.params))
 
     def take(state, _):
         state = step(state, {"tokens": TOKENS})
@@ -129,7 +131,7 @@ def test_runs_that_train_together_in_parts_train_as_alone(monkeypatch):
 
 def test_the_test_loss_in_parts_is_that_of_whole_logits(monkeypatch):
     model = MODELS["untied"]
-    params = nn.unbox(jax.jit(model.init)(jax.random.key(0), TOKENS))["params"]
+    params = filled(jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), TOKENS)))["params"])
     batch = {"tokens": TOKENS, "mask": jnp.array([1, 1, 1, 0])}
 
     def values():

@@ -235,6 +235,7 @@ def test_a_diverged_run_ends_cleanly_and_says_when(tmp_path, logged):
     assert train_and_evaluate(config, tmp_path) == result
 
 
+@pytest.mark.slow
 def test_a_mapped_learning_rate_gives_the_losses_of_single_runs():
     config = tiny()
     experiment = build(config)
@@ -308,6 +309,7 @@ def test_a_work_directory_in_use_is_refused(tmp_path, monkeypatch):
         train_and_evaluate(tiny(), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_last_update_that_blows_up_is_divergence_too(tmp_path):
     config = tiny(optimizer={"learning_rate": 1e36, "warmup_steps": 0, "clip_rms": 0.0}, train={"steps": 1})
     result = train_and_evaluate(config, tmp_path)
