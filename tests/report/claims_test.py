@@ -300,7 +300,7 @@ def test_the_cost_counts_all_devices():
     assert core_minutes(records) == 4.0
 
 
-def shares(measured, trials=200):
+def shares(measured, trials=100):
     """How often intervals hold the truth, and how often "at most the truth" and "at least the truth" are shown.
 
     ``measured(trial)`` yields a name, an estimate and its truth.
@@ -322,7 +322,7 @@ def contrast(rule, study):
 
 @pytest.mark.slow
 def test_intervals_of_contrasts_cover_the_truth_and_false_claims_are_rarely_shown():
-    """200 sweeps: at least 88 % hold the truth, which either side excludes in at most 8 %; nominal are 95 and 2.5 %."""
+    """100 sweeps: at least 88 % hold the truth, which either side excludes in at most 8 %; nominal are 95 and 2.5 %."""
     truth = {"a": (0.1, -0.01), "b": (-0.25, 0.01)}
     regret = {name: CURVATURE * (exponent * OCTAVES) ** 2 for name, (exponent, _) in truth.items()}
     contrasts = {

@@ -282,9 +282,9 @@ def test_a_killed_report_leaves_every_file_old_or_new(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_records_are_a_table_in_seconds(tmp_path):
-    axes = {"model.depth": (4, 8), X: RATES[:5], "seed": range(10_000)}
+def test_many_thousand_records_are_a_table_in_seconds(tmp_path):
+    axes = {"model.depth": (4, 8), X: RATES[:5], "seed": range(2500)}
     directory = write(tmp_path / "sweep", sweep_of(lambda point: parabola(point, noise=0.1), axes))
     started = time.process_time()
-    assert "100000 runs, 0 diverged" in text_of(directory)
-    assert time.process_time() - started < 20  # measured: 4; 50 before seeds were counted by arrays
+    assert "25000 runs, 0 diverged" in text_of(directory)
+    assert time.process_time() - started < 5  # measured: 1; 12 before seeds were counted by arrays

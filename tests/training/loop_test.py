@@ -214,7 +214,14 @@ def test_batch_norm_has_the_statistics_of_the_whole_batch_on_eight_devices(tmp_p
     config = tiny(
         "simple_resnet",
         model={"width": 8, "depth": 3, "norm": "batch"},
-        optimizer={"name": "sgd", "learning_rate": 0.05},
+        optimizer={
+            "name": "sgd",
+            "learning_rate": 0.05,
+            "schedule": "constant",
+            "warmup_steps": 0,
+            "weight_decay": 0.0,
+            "clip_rms": 0.0,
+        },
         train={"steps": 3, "eval_every": 0},
     )
     one, eight = trained_on_one_and_on_eight_devices(config, tmp_path)
