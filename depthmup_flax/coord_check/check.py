@@ -30,7 +30,7 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.infer.audit_table import Finding
 from depthmup_flax.parallel.host import cpu_cores
 from depthmup_flax.precision import products_in
-from depthmup_flax.rule.geometry import matrix_updates
+from depthmup_flax.rule.guards.geometry import matrix_updates
 from depthmup_flax.rule.info_trees import flatten_info, param_count
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, require_parametrization
 

@@ -19,9 +19,8 @@ import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from depthmup_flax.errors import InputError, did_you_mean
-from depthmup_flax.rule.directions import require_ranges
 from depthmup_flax.rule.info_trees import flatten_info, is_info, map_info, matches, path_name
-from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup
+from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup, require_ranges
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.types import ArrayTree, Dtype, InfoTree, Scalar
 

@@ -13,7 +13,8 @@ import pytest
 from processes import run_command
 
 import depthmup_flax as dm
-from depthmup_flax.rule.directions import DIRECTIONS, TRAITS, direction, direction_eps, homogeneity
+from depthmup_flax.rule.directions import DIRECTIONS, direction, direction_eps
+from depthmup_flax.rule.guards.traits import TRAITS, homogeneity
 
 # Arguments of transformations that have required ones.
 ARGUMENTS = {

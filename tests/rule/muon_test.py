@@ -9,7 +9,7 @@ import optax.contrib
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.rule.geometry import geometry_of
+from depthmup_flax.rule.guards.geometry import geometry_of
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.muon import muon_geometry
 from depthmup_flax.rule.parametrization import Geometry, ParamInfo, Role

@@ -11,7 +11,8 @@ import optax
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.rule.directions import direction, homogeneity
+from depthmup_flax.rule.directions import direction
+from depthmup_flax.rule.guards.traits import homogeneity
 from depthmup_flax.rule.optimizer import clip_by_global_rms, depthmup, warmup_schedule
 from depthmup_flax.rule.parametrization import PRESETS, ParamInfo, Role
 

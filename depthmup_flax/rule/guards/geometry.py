@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import optax
 
-from depthmup_flax.errors import InputError, did_you_mean
-from depthmup_flax.rule.directions import TRAITS, Traits, parts_of, written
-from depthmup_flax.rule.info_trees import flatten_info, flatten_like
+from depthmup_flax.errors import InputError
+from depthmup_flax.rule.guards.traits import TRAITS, Traits, parts_of, written
+from depthmup_flax.rule.info_trees import flatten_info, named_geometries
 from depthmup_flax.rule.parametrization import Geometry, ParamInfo, Role
 from depthmup_flax.types import ArrayTree, InfoTree
 
@@ -19,7 +19,7 @@ _ALTERNATIVES = ("partition", "masked", "conditionally_mask")
 def geometry_of(inner: optax.GradientTransformation) -> Geometry | None:
     """The geometry of a direction's updates, by `TRAITS`; ``None`` if it differs between parameters.
 
-    Parts that are not listed count as entrywise (`depthmup_flax.rule.directions.checked_at_init` reads them).
+    Parts that are not listed count as entrywise (`depthmup_flax.rule.guards.traits.checked_at_init` reads them).
     """
     geometry, parts = Geometry.LINEAR, list(parts_of(inner.update))
     for part in parts:
@@ -66,16 +66,6 @@ def geometries(
             )
         _require_fit(path, leaf, name)
     return named
-
-
-def named_geometries(info: InfoTree, geometry: str | ArrayTree) -> dict[str, Geometry]:
-    """Path -> geometry, from one for all parameters or a tree; `InputError` if there is no such geometry."""
-    given = dict.fromkeys(flatten_info(info), geometry) if isinstance(geometry, str) else flatten_like(info, geometry)
-    for name in given.values():
-        if name not in list(Geometry):
-            hint = did_you_mean(str(name), [str(one) for one in Geometry])
-            raise InputError(f"geometry is {name!r}: {hint}")
-    return {path: Geometry(name) for path, name in given.items()}
 
 
 def matrix_updates(optimizer: optax.GradientTransformation, info: InfoTree) -> set[str]:
