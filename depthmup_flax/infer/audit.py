@@ -21,10 +21,10 @@ from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.audit_table import Finding, Row, printed, summary
 from depthmup_flax.infer.matched_layers import base_sizes, contradictions, doubtful, matched, width_ratio
 from depthmup_flax.infer.missing_factors import Comparison, branch_counts, different, misplaced
-from depthmup_flax.infer.parameter_trees import Globs
+from depthmup_flax.infer.parameter_trees import Globs, template
 from depthmup_flax.infer.parameter_uses import LOOKUP, parameter_uses
 from depthmup_flax.infer.roles_from_trace import layer_axes, traced_infos
-from depthmup_flax.infer.traced_model import Model, Output, Traced, as_model, template, traced, with_base_width
+from depthmup_flax.infer.traced_model import Model, Output, Traced, as_model, traced, with_base_width
 from depthmup_flax.rule.annotations import Axes
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization

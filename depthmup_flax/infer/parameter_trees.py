@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -61,6 +62,11 @@ def shape_of(leaf: Leaf | ParamInfo) -> tuple[int, ...]:
 def abstract(leaf: Leaf) -> jax.ShapeDtypeStruct:
     """Shape and type of a leaf of `flatten`."""
     return jax.ShapeDtypeStruct(shape_of(leaf), getattr(value_of(leaf), "dtype", jnp.float32))
+
+
+def template(path: str) -> str:
+    """A path without its numbers: equal layers have one."""
+    return re.sub(r"\d+", "*", path)
 
 
 def require_same_paths(one: Mapping[str, Leaf], other: Mapping[str, Leaf], one_name: str, other_name: str) -> None:

@@ -20,10 +20,17 @@ import numpy as np
 from depthmup_flax.errors import InputError
 from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.branch_checks import require_branches
-from depthmup_flax.infer.parameter_axes import ParamShapes, infer_axes, infer_decay, with_readout_ratio
+from depthmup_flax.infer.parameter_axes import (
+    ParamShapes,
+    infer_axes,
+    infer_decay,
+    model_width,
+    own_annotation,
+    with_readout_ratio,
+)
 from depthmup_flax.infer.parameter_trees import Globs, Leaf, shape_of
 from depthmup_flax.rule.annotations import AnnotatedParam, Axes
-from depthmup_flax.rule.info_trees import is_nnx, matches
+from depthmup_flax.rule.info_trees import matches
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.rule.roles import info_from_annotations
 from depthmup_flax.types import ArrayTree, InfoTree
@@ -108,7 +115,9 @@ def infer_info(
     infos = info_from_annotations(boxes, {path: trees.abstract(leaf) for path, leaf in base.items()})
     tied = _tied_embeddings(infos, readout, overrides)
     require_branches(infos, explicit, tied)
-    infos = _with_tied_width(infos, tied)
+    width = model_width(infos, tied)
+    if tied:
+        infos = {path: dataclasses.replace(leaf, model_width=width) for path, leaf in infos.items()}
     return jax.tree_util.tree_unflatten(structure, [infos[path] for path in paths])
 
 
@@ -164,10 +173,7 @@ def _depth_ratio(depth_ratio: Any, inside: set[str]) -> float:
 
 def _located(path: str, leaf: Leaf, inside: bool, depth_ratio: float) -> AnnotatedParam:
     """The parameter with its own annotation, or without axes (``names=()``), and with the branch it is in."""
-    value = trees.abstract(leaf)
-    box = leaf.replace(value=value) if isinstance(leaf, AnnotatedParam) else AnnotatedParam(value, names=())
-    if is_nnx(leaf, "Variable") and leaf.get_metadata().get("linen_meta_type") is AnnotatedParam:
-        box = AnnotatedParam.from_nnx_metadata({**leaf.get_metadata(), "value": value})
+    box = own_annotation(leaf) or AnnotatedParam(trees.abstract(leaf), names=())
     if box.in_branch and inside and not math.isclose(box.depth_ratio, depth_ratio):
         raise InputError(
             f"parameter {path!r} is in a ResidualBranch with depth_ratio {box.depth_ratio:g}, but depth_ratio here is "
@@ -208,18 +214,6 @@ def _tied_embeddings(infos: Mapping[str, ParamInfo], readout: Globs | None, over
             f"rule.readout_multiplier(m) and name it, such as readout={likely[0]!r}; if it has none, pass readout=()."
         )
     return tied
-
-
-def _with_tied_width(infos: Mapping[str, ParamInfo], tied: Sequence[str]) -> dict[str, ParamInfo]:
-    """``infos`` with the width ratio of tied embeddings as the model's; raises `InputError` if readouts' differ."""
-    outputs = {leaf.width_in for leaf in infos.values() if leaf.role is Role.OUTPUT and not leaf.in_branch}
-    ratios = outputs | {infos[path].width_out for path in tied}
-    if len(ratios) > 1:
-        raise InputError(f"readouts have different width ratios {sorted(ratios)}: they must grow together.")
-    if not tied:
-        return dict(infos)
-    (model_width,) = ratios
-    return {path: dataclasses.replace(leaf, model_width=model_width) for path, leaf in infos.items()}
 
 
 def _is_table(info: ParamInfo) -> bool:

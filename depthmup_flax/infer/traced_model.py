@@ -18,7 +18,7 @@ from depthmup_flax.errors import InputError
 from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.dataflow import PARAM, Graph, trace
 from depthmup_flax.infer.forward_factors import Factors, Homogeneity, Terms, forward_factors, homogeneity
-from depthmup_flax.infer.parameter_trees import Leaf
+from depthmup_flax.infer.parameter_trees import Leaf, template
 from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, PRODUCT, Use, Uses, parameter_uses
 from depthmup_flax.infer.residual_sums import ResidualSum, Streams, residual_streams
 from depthmup_flax.rule.info_trees import is_nnx
@@ -433,8 +433,3 @@ class _Reader:
                 result.update(u.path for u in self.at.get(i, ()) if not inside[u.path])
                 stack += self.graph.nodes[i].inputs
         return result
-
-
-def template(path: str) -> str:
-    """A path without its numbers."""
-    return re.sub(r"\d+", "*", path)

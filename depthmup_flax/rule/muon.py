@@ -215,7 +215,7 @@ def _supported(preconditioning: str) -> dict[str, Any]:
     if preconditioning != _PRECONDITIONINGS[0]:
         raise InputError(
             f"preconditioning is {preconditioning!r}: optax {optax.__version__} has {_PRECONDITIONINGS[0]!r} alone. "
-            "Write: pip install 'optax>=0.2.7'."
+            "Write: pip install 'optax>=0.2.8'."
         )
     return {}
 

@@ -83,7 +83,7 @@ def test_an_optax_without_preconditioning_has_the_default_alone(monkeypatch):
     expected = step(dm.muon(0.1, info, RULE), grads, grads)
     monkeypatch.setattr("depthmup_flax.rule.muon.scale_by_muon", older)
     np.testing.assert_allclose(step(dm.muon(0.1, info, RULE), grads, grads)["w"], expected["w"], rtol=1e-6)
-    with pytest.raises(dm.InputError, match=r"preconditioning is 'aol': optax .* Write: pip install 'optax>=0.2.7'"):
+    with pytest.raises(dm.InputError, match=r"preconditioning is 'aol': optax .* Write: pip install 'optax>=0.2.8'"):
         dm.muon(0.1, info, RULE, preconditioning="aol")
 
 
