@@ -95,16 +95,15 @@ def ends_of(grid, path):
 
 
 @pytest.mark.parametrize("scale", ["cpu", "long", "gpu", "paper"])
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
-def test_every_scale_of_every_figure_is_a_grid(path, scale):
-    if scale == "long" and path.stem not in LONG:
-        pytest.skip("only sweeps of the residual MLP have this scale")
-    if path.stem == "digits" and scale != "cpu":
-        pytest.skip("a first example, not a figure of the papers")
-    config = from_file(path, scale)
-    for grid in config.grids.values():
-        ends_of(grid, "seed")
-        ends_of(grid, "optimizer.learning_rate")
-    runs = expand(config)
-    assert len({run.hash for run in runs}) == len(runs) > 1
-    assert config.scale == scale
+def test_every_scale_of_every_figure_is_a_grid(scale):
+    for path in SWEEPS:
+        is_missing = (scale == "long" and path.stem not in LONG) or (scale != "cpu" and path.stem == "digits")
+        if is_missing:  # only sweeps of the residual MLP are long, and digits is a first example
+            continue
+        config = from_file(path, scale)
+        for grid in config.grids.values():
+            ends_of(grid, "seed")
+            ends_of(grid, "optimizer.learning_rate")
+        runs = expand(config)
+        assert len({run.hash for run in runs}) == len(runs) > 1, path
+        assert config.scale == scale, path
