@@ -56,7 +56,7 @@ def all_equations(jaxpr: Any) -> Iterator[core.JaxprEqn]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Loop:
+class JaxprLoop:
     """A ``scan`` or ``while``: the jaxpr of one round, and how many of the equation's inputs are what."""
 
     body: Any
@@ -75,15 +75,15 @@ class Loop:
         return parts[0], parts[1], parts[2], rest
 
 
-def loop_of(eqn: core.JaxprEqn) -> Loop | None:
+def loop_of(eqn: core.JaxprEqn) -> JaxprLoop | None:
     """The loop of a ``scan`` or ``while`` equation."""
     params = eqn.params
     if eqn.primitive.name == "scan":
-        return Loop(params["jaxpr"], *scan_counts(eqn), float(params["length"]))
+        return JaxprLoop(params["jaxpr"], *scan_counts(eqn), float(params["length"]))
     if eqn.primitive.name == "while":
         first, consts = params["cond_nconsts"], params["body_nconsts"]
         carry = len(eqn.invars) - first - consts
-        return Loop(params["body_jaxpr"], consts, carry, math.nan, params["cond_jaxpr"], first)
+        return JaxprLoop(params["body_jaxpr"], consts, carry, math.nan, params["cond_jaxpr"], first)
     return None
 
 
@@ -133,7 +133,7 @@ class Interpreter(Generic[Value]):
             first = [self.join(a, b) for a, b in zip(first, results, strict=True)]
         return first
 
-    def loop(self, eqn: core.JaxprEqn, loop: Loop, inputs: Sequence[Value]) -> Sequence[Value]:
+    def loop(self, eqn: core.JaxprEqn, loop: JaxprLoop, inputs: Sequence[Value]) -> Sequence[Value]:
         """The results of a loop: of rounds that start from all that may be carried."""
         del eqn
         _, consts, carry, xs = loop.split(inputs)

@@ -203,9 +203,7 @@ def _with_depth(
 
 def _depth_ratio(given: float | None, facts: Traced, base: Traced) -> float:
     if given is not None:
-        if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < math.inf:
-            raise InputError(f"depth_ratio is {given!r}: use depth / base_depth, a number above 0.")
-        return float(given)
+        return trees.depth_ratio_number(given)
     ratio = facts.depth / base.depth if base.depth else math.inf
     if not facts.depth and not base.depth:
         return 1.0

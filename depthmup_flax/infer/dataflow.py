@@ -17,9 +17,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from depthmup_flax import jaxprs
 from depthmup_flax.errors import InputError
-from depthmup_flax.jaxprs import Interpreter
+from depthmup_flax.jaxprs import Interpreter, JaxprLoop
 from depthmup_flax.types import ArrayTree
 
 PARAM, STATE, INPUT, CONST = "param", "state", "input", "const"  # operations without inputs
@@ -132,7 +131,7 @@ class _Inliner(Interpreter[int]):
         several = zip(_shapes(eqn.outvars), *results, strict=True)
         return [self._add("cond", (index, *outs), shape) for shape, *outs in several]
 
-    def loop(self, eqn: core.JaxprEqn, loop: jaxprs.Loop, inputs: Sequence[int]) -> list[int]:
+    def loop(self, eqn: core.JaxprEqn, loop: JaxprLoop, inputs: Sequence[int]) -> list[int]:
         """One round; what is carried says which node the next round reads."""
         _, consts, carry, xs = loop.split(inputs)
         nodes, outside, number = self.graph.nodes, self.loops, next(self.loop_ids)

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from depthmup_flax.errors import InputError
 from depthmup_flax.infer import parameter_trees as trees
@@ -154,16 +152,10 @@ def _branch_paths(in_branch: Globs | Callable[[str], bool], paths: Sequence[str]
 
 
 def _depth_ratio(depth_ratio: Any, inside: set[str]) -> float:
-    """A number, or a concrete array of rank 0, as a float; 1 for ``None``."""
+    """``depth_ratio`` as a float; 1 for ``None``."""
     if depth_ratio is None and inside:
         raise InputError("in_branch is given but depth_ratio is not: pass depth_ratio=depth / base_depth.")
-    if depth_ratio is None:
-        return 1.0
-    is_array = isinstance(depth_ratio, (np.ndarray, jax.Array)) and not isinstance(depth_ratio, jax.core.Tracer)
-    number = depth_ratio.item() if is_array and depth_ratio.ndim == 0 else depth_ratio
-    ratio = float(number) if isinstance(number, numbers.Real) and not isinstance(number, bool) else math.nan
-    if not 0 < ratio < math.inf:
-        raise InputError(f"depth_ratio is {depth_ratio!r}: use depth / base_depth, a number above 0.")
+    ratio = 1.0 if depth_ratio is None else trees.depth_ratio_number(depth_ratio)
     if ratio != 1 and not inside:
         raise InputError(
             f"depth_ratio is {ratio:g} but in_branch is missing: pass in_branch=, globs of the branches' parameters."

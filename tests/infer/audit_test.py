@@ -77,6 +77,7 @@ def names(result):
 
 
 def example(name):
+    pytest.importorskip("sklearn", reason="the examples train on its digits")
     path = pathlib.Path(__file__).parents[2] / "examples" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)

@@ -16,7 +16,7 @@ import optax
 from jax.extend import core
 
 from depthmup_flax.errors import InputError
-from depthmup_flax.jaxprs import Interpreter, Loop
+from depthmup_flax.jaxprs import Interpreter, JaxprLoop
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.types import ArrayTree
 
@@ -134,7 +134,7 @@ class _Reader(Interpreter[_Source]):
         """All entries take the same branch."""
         return [_where(index, value) for value in super().cond(eqn, index, operands)]
 
-    def loop(self, eqn: core.JaxprEqn, loop: Loop, inputs: Sequence[_Source]) -> Sequence[_Source]:
+    def loop(self, eqn: core.JaxprEqn, loop: JaxprLoop, inputs: Sequence[_Source]) -> Sequence[_Source]:
         """All entries take the same number of rounds; slices of a stack have not the order of a leaf."""
         condition, consts, carry, xs = loop.split(inputs)
         results = super().loop(eqn, loop, [*condition, *consts, *carry, *map(_mixed, xs)])
