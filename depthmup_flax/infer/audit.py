@@ -280,7 +280,7 @@ def _notes(
     more = [path for path in more if counts[0][template(path)] > counts[1][template(path)] > 0]
     if more:
         notes.append(
-            f"{summary(more)} {'stand' if len(more) > 1 else 'stands'} on the stream in every layer, as norms behind "
+            f"{summary(more)} {'stand' if len(more) > 1 else 'stands'} on the stream in every layer, as norms after "
             "the sum do: updates add up with depth, which no multiplier corrects. Use norms in front of branches, or "
             "without scale and bias."
         )

@@ -1,6 +1,6 @@
 """The constant factors of a forward pass, from each product with a parameter to where it is used.
 
-An array is, up to constants, a sum of *terms*: products with parameters, normalized arrays, arrays behind a
+An array is, up to constants, a sum of *terms*: products with parameters, normalized arrays, arrays after a
 nonlinearity, the stream. A term's factor is the product of the constants that multiply it. Signs are ignored. A sum
 over ``n`` entries counts as ``n``, so a mean has the factor 1.
 """

@@ -91,7 +91,7 @@ class Comparison:
         return after
 
     def _one(self, branch: Branch, factors: Factors, base: Factors) -> float | None:
-        """The one ratio of a branch's terms: of its products, or of what is behind a nonlinearity."""
+        """The one ratio of a branch's terms: of its products, or of what a nonlinearity returns."""
         mine, theirs = by_template(factors), by_template(base)
         ratios = {}
         for name, values in mine.items():

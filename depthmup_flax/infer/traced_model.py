@@ -184,7 +184,7 @@ def _nnx(model: Any, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Products of queries and keys: the parameters behind both, the dimension that is summed, and the factor."""
+    """Products of queries and keys: the parameters that make both, the dimension that is summed, and the factor."""
 
     paths: frozenset[str]
     tokens: frozenset[str]  # learned queries
@@ -393,16 +393,16 @@ class _Reader:
                 (left, _), _ = product.params["dimension_numbers"]
                 size = math.prod(self.graph.nodes[product.inputs[0]].shape[k] for k in left)
                 inner = self.factors.deep(self.factors.parts[j])
-                behind = [u for k in inner for u in self._behind(k)]
-                paths = frozenset(u.path for u in behind if u.kind == PRODUCT)
-                tokens = frozenset(u.path for u in behind) - paths
+                makers = [u for k in inner for u in self._makers(k)]
+                paths = frozenset(u.path for u in makers if u.kind == PRODUCT)
+                tokens = frozenset(u.path for u in makers) - paths
                 of_both = {f for several in inner.values() for f in several}
                 if len(factors) == 1 and len(of_both) == 1:
                     result[j] = Scores(paths, tokens, size, min(factors) * of_both.pop())
         return list(result.values())
 
     def _through(self, node: int) -> dict[int, frozenset[float]]:
-        """The terms of an array, and those behind a soft cap."""
+        """The terms of an array, and those inside a soft cap."""
         result = dict(self.factors.terms[node])
         for i in list(result):
             if self.graph.nodes[i].op == "tanh":
@@ -410,8 +410,8 @@ class _Reader:
                 result |= {j: frozenset({f * g for f in fs for g in result[i]}) for j, fs in inner.items()}
         return result
 
-    def _behind(self, node: int) -> list[Use]:
-        """The uses that make a term, looked for behind norms."""
+    def _makers(self, node: int) -> list[Use]:
+        """The uses that make a term, looked for before norms."""
         while node in self.shape.norms and node not in self.at:
             terms = self.factors.terms[self.shape.norms[node]]
             uses = [u for i in terms for u in self.at.get(i, ())]

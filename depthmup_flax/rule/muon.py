@@ -221,7 +221,7 @@ def _supported(preconditioning: str) -> dict[str, Any]:
 
 
 def _require_matrices(info: InfoTree, heads: Heads | None) -> None:
-    """Raises `InputError` for a hidden parameter that is no known matrix, and for heads that do not fit."""
+    """Raises `InputError` for a hidden parameter whose matrix is unknown, and for heads that do not fit."""
     leaves = flatten_info(info)
     if heads is not None and not isinstance(heads, Mapping):
         raise InputError(f"heads is {heads!r}: use a mapping from globs of paths to numbers, such as '*/query/kernel'.")

@@ -218,7 +218,7 @@ UNKNOWN = ParamInfo(Role.HIDDEN, (8, 2, 4), 2.0, 2.0)
     [
         (
             lambda: dm.depthmup(optax.contrib.scale_by_muon(), {"b": VECTOR}, RULE, 0.1),
-            "parameter 'b' of shape (8,) is no matrix, so its update cannot be orthogonal: use depthmup_flax.muon",
+            "parameter 'b' of shape (8,) is not a matrix, so its update cannot be orthogonal: use depthmup_flax.muon",
         ),
         (
             lambda: dm.muon(0.1, {"q": UNKNOWN}, RULE),
@@ -246,7 +246,7 @@ UNKNOWN = ParamInfo(Role.HIDDEN, (8, 2, 4), 2.0, 2.0)
         ),
         (
             lambda: dm.depthmup(optax.scale_by_param_block_rms(), {"w": hidden((8, 8))}, RULE, 0.1),
-            "inner has optax.scale_by_param_block_rms behind nothing that normalizes",
+            "inner has optax.scale_by_param_block_rms without a normalization before it",
         ),
         (
             lambda: dm.depthmup(

@@ -26,8 +26,8 @@ def geometry_of(inner: optax.GradientTransformation) -> Geometry | None:
         traits = TRAITS.get(part.name, Traits())
         if traits.geometry is not None and traits.degree and geometry is Geometry.LINEAR:
             raise InputError(
-                f"inner has {written(part.name)} behind nothing that normalizes, so its updates follow the gradient "
-                "and the weights, for which there is no rule: put it behind optax.scale_by_factored_rms()."
+                f"inner has {written(part.name)} without a normalization before it, so its updates follow the gradient "
+                "and the weights, for which there is no rule: put it after optax.scale_by_factored_rms()."
             )
         if traits.geometry is not None and any(other.name in _ALTERNATIVES for other in parts):
             return None
@@ -81,7 +81,7 @@ def matrix_updates(optimizer: optax.GradientTransformation, info: InfoTree) -> s
 def _require_fit(path: str, leaf: ParamInfo, geometry: Geometry) -> None:
     if geometry is Geometry.ORTHOGONAL and (leaf.role is Role.VECTOR or len(leaf.shape) < 2):
         raise InputError(
-            f"parameter {path!r} of shape {leaf.shape} is no matrix, so its update cannot be orthogonal: use "
+            f"parameter {path!r} of shape {leaf.shape} is not a matrix, so its update cannot be orthogonal: use "
             "depthmup_flax.muon, which leaves it to Adam, or a tree of geometries."
         )
     if geometry is Geometry.NORM_MATCHED and leaf.role is Role.HIDDEN and leaf.init_std == 0:

@@ -103,7 +103,7 @@ TRAITS: Mapping[str, Traits] = {
     **_rows(
         "scale_by_param_block_norm", 1, False,
         "it multiplies by the norm of parameters, which grows with their number",
-        "Use optax.scale_by_param_block_rms() behind optax.scale_by_factored_rms(), or optax.scale_by_trust_ratio().",
+        "Use optax.scale_by_param_block_rms() after optax.scale_by_factored_rms(), or optax.scale_by_trust_ratio().",
     ),
     **_rows(
         "scale_by_shape", 1, False,
