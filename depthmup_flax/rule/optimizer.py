@@ -293,8 +293,8 @@ def check_direction(
 ) -> tuple[optax.GradientTransformation, Mapping[str, Geometry]]:
     """``inner``, checked, and path -> geometry of its updates. The only use of `depthmup_flax.rule.guards` here.
 
-    A copy of the rule that only takes directions it knows can do without guards:
-    ``return inner, named_geometries(info, geometry or Geometry.SIGN)``.
+    A copy of the rule for entrywise directions alone needs no guards: it can return
+    ``inner, named_geometries(info, geometry or Geometry.SIGN)``.
     """
     from depthmup_flax.rule import guards
 

@@ -1,4 +1,4 @@
-"""Refuses directions and geometries that the rule does not cover; nothing that is trained depends on it."""
+"""What is known of directions: the rule refuses those it does not cover, and reads the geometry of optax's own."""
 
 from __future__ import annotations
 
