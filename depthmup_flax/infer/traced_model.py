@@ -255,9 +255,7 @@ class _Reader:
     def __init__(self, graph: Graph, uses: Uses, shape: Homogeneity, streams: Streams, factors: Factors):
         self.graph, self.uses, self.shape, self.streams, self.factors = graph, uses, shape, streams, factors
         self.shapes = {node.params["path"]: node.shape for node in graph.nodes if node.op == PARAM}
-        self.at: dict[int, list[Use]] = {}
-        for use in uses.uses:
-            self.at.setdefault(use.node, []).append(use)
+        self.at = uses.by_node()
 
     def result(self) -> Traced:
         by_path = self.uses.by_path()
