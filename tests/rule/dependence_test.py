@@ -97,9 +97,11 @@ OTHER_ENTRIES = {
         lambda g: jax.lax.fori_loop(0, 3, lambda _, c: (c[0] * c[1], jnp.sum(c[0])), (g, jnp.ones(())))[0]
     ),
     "a loop until all are small": of_gradients(
-        lambda g: jax.lax.while_loop(lambda h: jnp.any(h > 1), lambda h: h / 2, g)
+        lambda g: jax.lax.while_loop(lambda h: jnp.any(h > 1), lambda h: 0.999 * h, g)
     ),
-    "a scan over rows": of_gradients(lambda g: jax.lax.scan(lambda s, x: (s + x, s), 0 * g[0], g)[1] if g.ndim else g),
+    "sums over later rows": of_gradients(
+        lambda g: jax.lax.scan(lambda s, x: (s + x, s + x), 0 * g[0], g, reverse=True)[1] if g.ndim else g
+    ),
     "norm over all parameters": optax.stateless(lambda g, p: jax.tree.map(lambda u: u / optax.tree.norm(g), g)),
     "another parameter": optax.stateless(lambda g, p: g | {"bias": g["kernel"][0]}),
     "a test of all entries": optax.GradientTransformation(lambda params: (), finite_only),
