@@ -102,20 +102,15 @@ def thin_numbers(grid):
             grid[name] = values[:: len(values) - 1]
 
 
-def scales_of(name):
-    if name == "digits":  # a first example, not a figure of the papers
-        return ["cpu"]
-    return ["cpu", *["long"] * (name in LONG), "gpu", "paper"]
-
-
-@pytest.mark.parametrize(
-    ("path", "scale"),
-    [pytest.param(path, scale, id=f"{path.stem}-{scale}") for path in SWEEPS for scale in scales_of(path.stem)],
-)
-def test_every_scale_of_every_figure_is_a_grid(path, scale):
-    config = from_file(path, scale)
-    for grid in config.grids.values():
-        thin_numbers(grid)
-    runs = expand(config)
-    assert len({run.hash for run in runs}) == len(runs) > 1
-    assert config.scale == scale
+@pytest.mark.parametrize("scale", ["cpu", "long", "gpu", "paper"])
+def test_every_scale_of_every_figure_is_a_grid(scale):
+    for path in SWEEPS:
+        is_missing = (scale == "long" and path.stem not in LONG) or (scale != "cpu" and path.stem == "digits")
+        if is_missing:  # only sweeps of the residual MLP are long, and digits is a first example
+            continue
+        config = from_file(path, scale)
+        for grid in config.grids.values():
+            thin_numbers(grid)
+        runs = expand(config)
+        assert len({run.hash for run in runs}) == len(runs) > 1, path
+        assert config.scale == scale, path
