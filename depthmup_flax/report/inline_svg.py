@@ -7,12 +7,12 @@ import html
 import io
 import json
 import re
-from typing import TYPE_CHECKING
+
+import matplotlib
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
 from depthmup_flax.report.sheet import Frame
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PAGES = ("#ffffff", "#14171a")  # light and dark background, as in page.css
 CONTRAST = 3.0  # least contrast of a line or mark with the page
@@ -28,8 +28,6 @@ _THEMED = {
 
 def inline_svg(frame: Frame, prefix: str) -> str:
     """The panel as one ``<svg>``; ``prefix`` makes its ids unique in the page."""
-    import matplotlib
-
     figure, content = frame.axes.get_figure(root=True), io.StringIO()
     assert figure is not None
     figure.draw_without_rendering()  # places the panel
@@ -96,10 +94,7 @@ def _viridis() -> dict[str, tuple[str, str]]:
 
     Larger sizes, which come first in the map, contrast more.
     """
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    hexes = [to_hex(colormaps["viridis"](i)) for i in range(256)]
+    hexes = [to_hex(matplotlib.colormaps["viridis"](i)) for i in range(256)]
     return {color: (hexes[round(0.62 * i)], hexes[round(250 - 0.62 * i)]) for i, color in enumerate(hexes)}
 
 

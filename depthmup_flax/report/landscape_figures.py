@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, ScalarFormatter
 
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import style
@@ -14,14 +18,11 @@ from depthmup_flax.report.points import point_text, size_text, surface_points
 from depthmup_flax.report.sheet import Frame, Sheet
 from depthmup_flax.report.transfer import Study, Valley, lowest_losses
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.lines import Line2D
 
-
-def draw_heatmap(study: Study, second: Scale, sheet: Sheet) -> None:
+def draw_heatmap(study: Study, sheet: Sheet) -> None:
     """Mean loss over x and y: a panel per variant and size, with the optimum and the optimal sublevel set."""
+    second = study.other
+    assert second is not None
     count = len(study.surfaces)
     (band,) = sheet.add_bands([""], count, min(count, style.COLUMNS), width=4.2, height=3.9, sharey=False)
     sheet.set_title(
@@ -123,8 +124,6 @@ def draw_parameters(study: Study, sheet: Sheet) -> None:
 
 def _log_log(panel: Axes, low: float, high: float) -> None:
     """Plain numbers at a few ticks; the limits follow the losses, not their error bars."""
-    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, ScalarFormatter
-
     panel.set_xscale("log")
     panel.set_yscale("log")
     panel.set_ylim(low / 1.1 * (low / high) ** 0.1, high * 1.1 * (high / low) ** 0.1)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from depthmup_flax.report import style
 from depthmup_flax.report.sheet import Band, Frame, Sheet
 from depthmup_flax.report.style import Color
 from depthmup_flax.report.transfer import Row, SizeAxis, Study, Variant
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.lines import Line2D
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +53,6 @@ class Panel:
 
 def variant_panels(study: Study, sheet: Sheet, title: str, marks: Iterable[Line2D] = ()) -> list[Panel]:
     """A panel per size axis and variant, at most `style.COLUMNS` side by side; ``marks`` join the first legend."""
-    from matplotlib.lines import Line2D
-
     columns = min(len(study.variants), style.COLUMNS)
     headings = [f"{axis.other} {axis.fixed}" for axis in study.axes]
     bands = sheet.add_bands(headings, len(study.variants), columns)
