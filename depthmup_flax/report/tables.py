@@ -18,6 +18,7 @@ from depthmup_flax.types import Json
 Claims: TypeAlias = Callable[[str, Study], list[Json]]
 
 _HEADER = ("width", "depth", "seeds", "best {x}", "95 % interval", "shift", "regret", "best {loss}", "remarks")
+_GIVEN = ("tolerance", "axes")  # numbers that are not rounded
 _SHOWN_ELSEWHERE = (transfer.ONE_SEED, transfer.FEW_SEEDS, transfer.UNTRAINED)
 _WARNINGS = {
     opt.EDGE_LOW: "The optimum is at the lowest {x} of the grid at {where}: it may lie below. Extend the grid.",
@@ -55,14 +56,15 @@ def warnings(sweep: Sweep, study: Study) -> list[str]:
 
 
 def _advice(info: SweepInfo) -> list[str]:
-    """Which preset is for branches of several matrices, where a sweep over depth has them without it."""
-    values = lambda field, default: info.axes.get(
-        field, [info.base.get("model", {}).get(field.removeprefix("model."), default)]
-    )
-    presets = info.axes.get("parametrization.preset", [info.base.get("parametrization", {}).get("preset")])
-    deep = any(isinstance(value, int) and value > 1 for value in values("model.block_depth", 1))
-    several = deep or values("model.name", "")[0] in ("gpt", "vit", "resnet")
-    if not several or len(values("model.depth", 0)) < 2 or "depth_mup" not in presets or "completep" in presets:
+    """Recommends ``completep`` for a sweep of ``depth_mup`` over depth whose branches have several matrices."""
+
+    def values(section: str, name: str) -> list[Any]:
+        return info.axes.get(f"{section}.{name}", [info.base.get(section, {}).get(name)])
+
+    presets = values("parametrization", "preset")
+    several = any(isinstance(value, int) and value > 1 for value in values("model", "block_depth"))
+    several = several or values("model", "name")[0] in ("gpt", "vit", "resnet")
+    if not several or len(values("model", "depth")) < 2 or "depth_mup" not in presets or "completep" in presets:
         return []
     return [
         "Branches of this network have two or more matrices in sequence: under depth_mup, features inside them freeze "
@@ -71,6 +73,7 @@ def _advice(info: SweepInfo) -> list[str]:
 
 
 def _where(variant: Variant, flag: str) -> str:
+    """The sizes of a variant that have a flag; empty if none has."""
     depths: dict[int, list[str]] = {}
     for row in variant.rows:
         if flag in row.flags:
@@ -80,23 +83,19 @@ def _where(variant: Variant, flag: str) -> str:
 
 
 def no_claims(figure: str, study: Study) -> list[Json]:
-    """No statement of anybody is judged."""
+    """Judges no statement."""
     return []
 
 
 def as_data(sweep: Sweep, study: Study, tolerance: float = verdict.TOLERANCE, claims: Claims = no_claims) -> Json:
-    """The content of ``report.json``: JSON values only, six digits, ``None`` for unknown numbers.
-
-    ``tolerance``: the regret that counts as small, as a share of the base's lowest loss. ``claims``: judges statements
-    about the sweep's figure.
-    """
+    """The content of ``report.json``: JSON values only, ``None`` for unknown numbers; arguments as of `make_report`."""
     info, records = sweep.info, sweep.records
     verdicts = verdict.verdicts(study, tolerance)
     main = verdict.main_verdict(study, verdicts)
     data = {
         "headline": verdict.headline(study, verdicts),
-        "verdicts": _rounded([{**_verdict_data(one), "in_headline": one is main} for one in verdicts]),
-        "contrasts": _rounded([_contrast_data(one) for one in verdict.contrasts(study, main.axis)] if main else []),
+        "verdicts": [{**_verdict_data(one), "in_headline": one is main} for one in verdicts],
+        "contrasts": [_contrast_data(one) for one in verdict.contrasts(study, main.axis)] if main else [],
         "tolerance": tolerance,
         "figure": info.figure,
         "title": info.title,
@@ -111,18 +110,18 @@ def as_data(sweep: Sweep, study: Study, tolerance: float = verdict.TOLERANCE, cl
         "devices": sorted({record.device for record in records}),
         "versions": sorted({f"{k} {v}" for record in records for k, v in record.versions.items()}),
         "commits": sorted({record.commit or "unknown" for record in records}),
-        "hours": _rounded(math.fsum(record.wall_time_s for record in records) / 3600),
+        "hours": math.fsum(record.wall_time_s for record in records) / 3600,
         "notes": warnings(sweep, study),
-        "variants": _rounded([_variant_data(study, variant) for variant in study.variants]),
+        "variants": [_variant_data(study, variant) for variant in study.variants],
         "sublevel_slopes": [
             {"variant": s.variant, "width": s.width, "depth": s.depth, "slope": slope, "interval": interval}
             for s, valley in zip(study.surfaces, study.valleys, strict=False)
-            for slope, interval in [_rounded(valley or (None, None))]
+            for slope, interval in [valley or (None, None)]
         ],
-        "claims": _rounded(claims(info.figure, study)),
-        "core_minutes": _rounded(core_minutes(records)),
+        "claims": claims(info.figure, study),
+        "core_minutes": core_minutes(records),
     }
-    return _plain(data)
+    return {name: _plain(value, digits=17 if name in _GIVEN else 6) for name, value in data.items()}
 
 
 def _verdict_data(one: verdict.Verdict) -> Json:
@@ -152,22 +151,19 @@ def _contrast_data(one: verdict.Contrast) -> Json:
 
 def core_minutes(records: Sequence[Record]) -> float:
     """What the runs took: wall time times devices; a CPU device is a core."""
-    return math.fsum(record.wall_time_s * _devices(record.device) for record in records) / 60
+    counts = [record.device.partition(" x ")[0] for record in records]
+    devices = [int(count) if count.isdecimal() else 1 for count in counts]
+    return math.fsum(record.wall_time_s * n for record, n in zip(records, devices, strict=True)) / 60
 
 
-def _devices(device: str) -> int:
-    count = device.partition(" x ")[0]
-    return int(count) if count.isdecimal() else 1
-
-
-def _plain(value: Any) -> Any:
-    """JSON values whose text is `printable`, with ``None`` for NaN and infinity: what files say may be shown."""
+def _plain(value: Any, digits: int) -> Any:
+    """JSON values with rounded numbers, ``None`` for NaN and infinity, and `printable` text: files may be hostile."""
     if isinstance(value, dict):
-        return {printable(name): _plain(entry) for name, entry in value.items()}
+        return {printable(name): _plain(entry, digits) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+        return [_plain(entry, digits) for entry in value]
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     return printable(value) if isinstance(value, str) else value
 
 
@@ -192,9 +188,10 @@ def _variant_data(study: Study, variant: Variant) -> Json:
 def _row_data(study: Study, row: Row) -> Json:
     curve, scale = row.curve, study.scale
     best = row.optimum if row.trains else None  # a network that does not train has no optimum
-    ends = best.at.interval if best else None
-    transferred, shift = isinstance(row.regret, opt.Estimate), estimate_data(row.shift)
-    # With one value there is nothing better to compare it with.
+    ends, shift = (best.at.interval if best else None), estimate_data(row.shift)
+    loss = estimate_data(row.optimum.loss if row.optimum else None)
+    transferred = isinstance(row.regret, opt.Estimate)
+    # With one value of x there is nothing to compare it with.
     regret = row.regret if isinstance(row.regret, opt.Estimate) and opt.ONE_VALUE not in row.flags else None
     regret_ends = regret.interval if regret else None
     return {
@@ -212,8 +209,8 @@ def _row_data(study: Study, row: Row) -> Json:
         "regret": regret.value if regret else None,
         "regret_interval": [max(end, 0.0) for end in regret_ends] if regret_ends else None,
         "transferred": "completed" if transferred else row.regret,
-        "best_loss": row.optimum.loss.value if row.optimum else None,
-        "best_loss_interval": row.optimum.loss.interval if row.optimum else None,
+        "best_loss": loss["value"],
+        "best_loss_interval": loss["interval"],
         "diverged": {
             number(float(x)): f"{n}/{len(curve.seeds)}" for x, n in zip(curve.x, curve.diverged, strict=True) if n
         },
@@ -224,17 +221,6 @@ def _row_data(study: Study, row: Row) -> Json:
 def estimate_data(estimate: opt.Estimate | None) -> Json:
     """``value``, and its interval, of an estimate."""
     return {"value": estimate.value, "interval": estimate.interval} if estimate else {"value": None, "interval": None}
-
-
-def _rounded(value: Any) -> Any:
-    """JSON values with six digits of each number; ``None`` for NaN and infinity."""
-    if isinstance(value, dict):
-        return {name: _rounded(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(entry) for entry in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value
 
 
 def header(data: Json) -> tuple[str, ...]:
@@ -260,7 +246,7 @@ def _cells(row: Json, is_base: bool) -> tuple[str, ...]:
         "{} .. {}".format(*map(_three, row["interval"])) if row["interval"] else "",
         *(("base", "base") if is_base else (shift, regret)),
         "" if row["best_loss"] is None else _four(row["best_loss"]),
-        # The column of seeds shows how few they are, the regret's that a network does not train.
+        # The columns of seeds and regret show these.
         ", ".join(flag for flag in row["flags"] if flag not in _SHOWN_ELSEWHERE),
     )
 
@@ -313,7 +299,7 @@ def explanation(study: Study) -> str:
 
 
 def as_text(data: Json, study: Study) -> str:
-    """The whole report for a terminal."""
+    """The report as text for a terminal."""
     lines = [data["headline"], "", data["title"]]
     lines += [f"note: {note}" for note in data["notes"]]
     for variant in data["variants"]:
