@@ -1,4 +1,4 @@
-"""The minimum of a loss curve and its confidence interval: parabolas, a bootstrap over seeds, slopes. NumPy only.
+"""The minimum of a loss curve and its confidence interval: parabolas, a bootstrap over seeds, slopes.
 
 Letters in shapes: D bootstrap draws, S seeds, X grid points.
 """
@@ -11,15 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import scipy.special  # scipy.stats takes half a second to import
-from scipy.interpolate import PchipInterpolator
 
 DRAWS = 1000
 EDGE_LOW, EDGE_HIGH, ONE_VALUE = "lowest of the grid", "highest of the grid", "one value"
 EDGES = (EDGE_LOW, EDGE_HIGH)
 NEXT_TO_DIVERGENCE = "next to divergence"
-# A finite loss this many times the lowest, and above that of the first point of the grid, where a network trains
-# slowest, counts as diverged: it would pull a parabola's vertex to the middle. The first alone would call every loss
-# next to one near zero diverged.
+# A loss this many times the lowest, and above that of the grid's first point, counts as diverged: it would pull a
+# parabola's vertex to the middle. The second condition keeps losses next to one near zero.
 _EXPLODED = 100.0
 
 
@@ -65,13 +63,11 @@ class Estimate:
 
     def __neg__(self) -> Estimate:
         """The negative number."""
-        return Estimate(-self.value, None if self.draws is None else -self.draws, self.seeds, self.resolution)
+        return weighted_sum([-1.0], [self])
 
     def __sub__(self, other: Estimate) -> Estimate:
         """The difference. Equal seeds are resampled together, so noise that they share cancels."""
-        draws = None if self.draws is None or other.draws is None else self.draws - other.draws
-        resolution = math.hypot(self.resolution, other.resolution)
-        return Estimate(self.value - other.value, draws, min(self.seeds, other.seeds), resolution)
+        return weighted_sum([1.0, -1.0], [self, other])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +166,8 @@ def excess(coordinates: np.ndarray, means: np.ndarray, at: np.ndarray) -> np.nda
     """
     if len(coordinates) == 1:
         return np.zeros(means.shape[:-1])
+    from scipy.interpolate import PchipInterpolator  # takes 0.2 s to import
+
     flat, u = means.reshape(-1, means.shape[-1]), np.broadcast_to(at, means.shape[:-1]).reshape(-1)
     c = PchipInterpolator(coordinates, flat.T).c  # (4, X - 1, ...)
     k = np.clip(np.searchsorted(coordinates, u, side="right") - 1, 0, len(coordinates) - 2)
@@ -225,13 +223,13 @@ def regret(coordinates: np.ndarray, losses: np.ndarray, proxy: Optimum, draws: i
     return Estimate(value, excess(u, resampled, np.clip(at, u[0], u[-1])), min(seeds, proxy.at.seeds))
 
 
-def lowest(coordinates: np.ndarray, losses: np.ndarray, draws: int = DRAWS) -> Estimate:
+def lowest(coordinates: np.ndarray, losses: np.ndarray) -> Estimate:
     """The minimum of the fitted curve, see `minima`; losses are (S, X), NaN for diverged runs."""
-    resampled = minima(coordinates, resampled_means(losses, draws)) if len(losses) > 1 else None
+    resampled = minima(coordinates, resampled_means(losses)) if len(losses) > 1 else None
     return Estimate(float(minima(coordinates, losses.mean(0))), resampled, len(losses))
 
 
-def weighted_sum(weights: Sequence[float], estimates: Sequence[Estimate]) -> Estimate:
+def weighted_sum(weights: Sequence[float] | np.ndarray, estimates: Sequence[Estimate]) -> Estimate:
     """The sum of weights times estimates, which are resampled together; no draws if any of them has none."""
     draws = [e.draws for e in estimates if e.draws is not None]
     known = np.asarray(weights) @ np.stack(draws) if len(draws) == len(estimates) else None
@@ -248,10 +246,7 @@ def slope(positions: Sequence[float], estimates: Sequence[Estimate]) -> Estimate
     if len(positions) < 3 or min(positions) == max(positions):
         return None
     centered = np.asarray(positions, np.float64) - np.mean(positions)
-    weights = centered / (centered**2).sum()
-    draws = [e.draws for e in estimates if e.draws is not None]
-    known = weights @ np.stack(draws) if len(draws) == len(estimates) else None
-    return Estimate(float(weights @ [e.value for e in estimates]), known, min(e.seeds for e in estimates))
+    return dataclasses.replace(weighted_sum(centered / (centered**2).sum(), estimates), resolution=0.0)
 
 
 def sublevel_set(means: np.ndarray) -> np.ndarray:

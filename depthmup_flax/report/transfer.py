@@ -41,6 +41,16 @@ class Row:
     flags: tuple[str, ...]
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Width and depth."""
+        return self.curve.width, self.curve.depth
+
+    @property
+    def edge(self) -> str:
+        """``lowest of the grid`` or ``highest of the grid`` if the optimum is there; else empty."""
+        return self.optimum.flag if self.optimum and self.optimum.flag in opt.EDGES else ""
+
+    @property
     def bracketed(self) -> bool:
         """Whether the optimum lies inside the grid."""
         return self.optimum is not None and self.optimum.flag in ("", opt.NEXT_TO_DIVERGENCE)
@@ -136,6 +146,10 @@ class Study:
     def rows(self) -> list[Row]:
         """Of all variants."""
         return [row for variant in self.variants for row in variant.rows]
+
+    def along(self, name: str) -> SizeAxis | None:
+        """The axis along which that size varies, if it does."""
+        return next((axis for axis in self.axes if axis.name == name), None)
 
 
 def analyze(

@@ -131,7 +131,7 @@ def _verdict(study: Study, variant: Variant, axis: str, rows: Sequence[Row], sha
     name, base = study.scale.name, variant.base
     assert base.optimum is not None
     tuned, tolerance = f"the {name} tuned at {_sizes([base], axis)}", share * abs(base.optimum.loss.value)
-    by_size = sorted(rows, key=lambda row: (row.curve.depth, row.curve.width))
+    by_size = sorted(rows, key=lambda row: row.size[::-1])  # by depth, then width
     untrained = [row for row in by_size if row.regret == transfer.UNTRAINED or row.optimum is None]
     diverged = [row for row in by_size if row.regret == transfer.DIVERGED and row.optimum is not None]
     known = [(row, row.regret) for row in by_size if isinstance(row.regret, Estimate)]
@@ -139,17 +139,14 @@ def _verdict(study: Study, variant: Variant, axis: str, rows: Sequence[Row], sha
         variant.name, axis, row, verdict, tolerance, seeds, _claim(verdict, variant.name or f"the {name}", axis), reason
     )
     if untrained:
-        sizes = _sizes(untrained, axis)
-        why = f"at {sizes} no {name} brings the loss below twice the base's"
+        why = f"at {_sizes(untrained, axis)} no {name} brings the loss below twice the base's"
         return result(untrained[-1], transfer.UNTRAINED, why)
     if diverged:
-        why = f"{tuned} diverges at {_sizes(diverged, axis)}"
-        return result(diverged[-1], DOES_NOT_TRANSFER, why)
+        return result(diverged[-1], DOES_NOT_TRANSFER, f"{tuned} diverges at {_sizes(diverged, axis)}")
     if not known:
         return result(by_size[-1], NOT_RESOLVED, f"{tuned} was not run at {_sizes(by_size, axis)}")
-    if base.optimum.flag in opt.EDGES:
-        why = f"{tuned} is the {base.optimum.flag}: extend the grid"
-        return result(by_size[-1], NOT_RESOLVED, why)
+    if base.edge:
+        return result(by_size[-1], NOT_RESOLVED, f"{tuned} is the {base.edge}: extend the grid")
     judged = [(row, regret, judge(regret, tolerance)) for row, regret in known]
     worse = [one for one in judged if one[2].verdict == OPPOSITE]
     unclear = [one for one in judged if one[2].verdict == NOT_RESOLVED]
@@ -187,8 +184,8 @@ def contrasts(study: Study, axis: str) -> list[Contrast]:
         ours, theirs = pair
         assert isinstance(ours.regret, Estimate)
         if not isinstance(theirs.regret, Estimate):
-            what = transfer.UNTRAINED if theirs.regret == transfer.UNTRAINED or not theirs.optimum else theirs.regret
-            text = {transfer.UNTRAINED: "does not train", transfer.DIVERGED: "diverges there"}.get(what)
+            text = {transfer.UNTRAINED: "does not train", transfer.DIVERGED: "diverges there"}.get(theirs.regret)
+            text = text if theirs.optimum else "does not train"
             found += [Contrast(control.name, SHOWN, None, f"{control.name} {text}")] if text else []
             continue
         difference = theirs.regret - ours.regret
@@ -197,15 +194,11 @@ def contrasts(study: Study, axis: str) -> list[Contrast]:
             continue
         verdict, text = _limited(_difference(difference), ours, theirs)
         for whose, base in ((f"{rule.name}'s", rule.base), ("its", control.base)):
-            if (flag := _flag(base)) in opt.EDGES:
+            if base.edge:
                 verdict = NOT_RESOLVED
-                text = f"is not compared, as {whose} best {study.scale.name} at the base is the {flag}"
+                text = f"is not compared, as {whose} best {study.scale.name} at the base is the {base.edge}"
         found.append(Contrast(control.name, verdict, difference, f"{control.name} {text}"))
     return found
-
-
-def _flag(row: Row) -> str:
-    return row.optimum.flag if row.optimum else ""
 
 
 def _limited(found: tuple[str, str], ours: Row, theirs: Row) -> tuple[str, str]:
@@ -291,11 +284,11 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _largest_pair(study: Study, rule: Variant, control: Variant, axis: str) -> tuple[Row, Row] | None:
-    lines = {one.name: one for one in study.axes}
-    rows = lines[axis].rows(rule.rows) if axis in lines else rule.rows
-    theirs = {(row.curve.width, row.curve.depth): row for row in control.rows if row is not control.base}
-    sizes = [(row, theirs[size]) for row in rows if (size := (row.curve.width, row.curve.depth)) in theirs]
-    return max(sizes, key=lambda pair: (pair[0].curve.depth, pair[0].curve.width)) if sizes else None
+    line = study.along(axis)
+    rows = line.rows(rule.rows) if line else rule.rows
+    theirs = {row.size: row for row in control.rows if row is not control.base}
+    pairs = [(row, theirs[row.size]) for row in rows if row.size in theirs]
+    return max(pairs, key=lambda pair: pair[0].size[::-1], default=None)
 
 
 def _sizes(rows: Sequence[Row], axis: str) -> str:
