@@ -63,7 +63,7 @@ def _heat(frame: Frame, study: Study, y: Scale, surface: Surface, limits: dict[s
     if np.isfinite(means).any():
         row, column = np.unravel_index(np.nanargmin(means), means.shape)
         panel.plot(u[column], v[row], "*", color="white", markersize=14, markeredgecolor="black")
-    for point in surface_points(surface, has_second=True):
+    for point in surface_points(surface, study):
         frame.value(x.coordinate(point.x), y.coordinate(point.second), point_text(point, study))
     style.hyperparameter_axis(panel.xaxis, x)
     style.hyperparameter_axis(panel.yaxis, y)

@@ -85,7 +85,7 @@ def write_report(
             panels.append((name, caption, apart))
             if refresh_s is None:
                 draw(whole := sheet.Sheet())
-                files |= pictures(whole.drawn(), name)
+                files |= pictures(whole.figure, name)
         files["tables.csv"] = points.tables_csv(data).encode()
         files["points.csv"] = points.points_csv(study).encode()
         page_files = {

@@ -164,10 +164,10 @@ def excess(coordinates: np.ndarray, means: np.ndarray, at: np.ndarray) -> np.nda
     Carlson (1980) through all points, so neither an explosion nor a kink makes a minimum. Without a valid parabola
     the cubic is used everywhere, and its minimum is the lowest point.
     """
-    if len(coordinates) == 1:
-        return np.zeros(means.shape[:-1])
     from scipy.interpolate import PchipInterpolator  # takes 0.2 s to import
 
+    if len(coordinates) == 1:
+        return np.zeros(means.shape[:-1])
     flat, u = means.reshape(-1, means.shape[-1]), np.broadcast_to(at, means.shape[:-1]).reshape(-1)
     c = PchipInterpolator(coordinates, flat.T).c  # (4, X - 1, ...)
     k = np.clip(np.searchsorted(coordinates, u, side="right") - 1, 0, len(coordinates) - 2)

@@ -55,12 +55,13 @@ class Band:
 class Sheet:
     """A figure. ``apart``: a canvas per panel, without title and legends, which the page writes itself."""
 
+    figure: Figure  # of all panels, unless they are apart
+
     def __init__(self, *, apart: bool = False) -> None:
         self.apart = apart
         self.title = ""
         self.bands: list[Band] = []
         self.colors: tuple[ScalarMappable, str] | None = None  # what a color bar shows, and its label
-        self.figure: Figure | None = None
 
     def add_bands(
         self,
@@ -75,12 +76,13 @@ class Sheet:
     ) -> list[Band]:
         """A band of ``count`` panels per heading.
 
-        In files, at most ``columns`` panels are side by side, or ``per_row`` bands of one panel; panels have a size in
-        inches, and may share the y axis of their row.
+        In files, at most ``columns`` panels are side by side, or ``per_row`` bands of one panel. ``width`` and
+        ``height`` of a panel are in inches; panels of a row share the y axis if ``sharey``.
         """
         if self.apart:
-            for heading in headings:
-                self.bands.append(Band(heading, [Frame(style.lone_panel(), first=True) for _ in range(count)]))
+            # 72 dots per inch is the unit of an SVG; small panels have large text.
+            lone = lambda: Figure(figsize=(3.7, 3.3), dpi=72, layout="constrained").subplots()
+            self.bands = [Band(heading, [Frame(lone(), first=True) for _ in range(count)]) for heading in headings]
             return self.bands
         columns, wrapped = columns * per_row, math.ceil(count / columns)
         rows = len(headings) * wrapped // per_row
@@ -92,15 +94,10 @@ class Sheet:
             self.bands.append(Band(heading, frames))
         return self.bands
 
-    def drawn(self) -> Figure:
-        """The canvas of all panels, for files."""
-        assert self.figure is not None
-        return self.figure
-
     def set_title(self, text: str) -> None:
         """The title of the whole figure."""
         self.title = text
-        if self.figure:
+        if not self.apart:
             self.figure.suptitle(text, fontsize=11)
 
     def set_heading(self, frame: Frame, text: str) -> None:
@@ -120,5 +117,5 @@ class Sheet:
     def add_color_bar(self, colors: ScalarMappable, label: str) -> None:
         """What the colors of all panels mean."""
         self.colors = colors, label
-        if self.figure:
+        if not self.apart:
             self.figure.colorbar(colors, ax=self.figure.axes, label=label, extend="max", shrink=0.8)

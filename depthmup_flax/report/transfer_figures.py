@@ -90,7 +90,7 @@ def _curve(frame: Frame, study: Study, row: Row, color: Color, top: float) -> No
     """Mean and spread, and a star at the optimum, hollow if it is at the edge of the grid."""
     scale = study.scale
     style.mean_and_spread(frame.axes, scale.coordinate(row.curve.x), row.curve.losses, color, top, markersize=2.8)
-    for point in curve_points(row.curve, has_second=study.other is not None):
+    for point in curve_points(row.curve, study):
         if point.mean is not None and point.mean <= top:
             frame.value(scale.coordinate(point.x), point.mean, point_text(point, study))
     if row.optimum and row.trains:
@@ -108,7 +108,7 @@ def _strip(panel: Panel, study: Study, top: float, height: float) -> None:
     corner, height = (0, 1 - height + 0.015), height - 0.015
     axes.add_patch(Rectangle(corner, 1, height, transform=axes.transAxes, color="0.94", zorder=3))
     for place, (row, _, color) in enumerate(panel.rows):
-        line, points = 0.972 - 0.028 * place, curve_points(row.curve, has_second=study.other is not None)
+        line, points = 0.972 - 0.028 * place, curve_points(row.curve, study)
         for mark, where in (("x", row.curve.diverged > 0), ("^", _clipped(row, top))):
             u = scale.coordinate(row.curve.x[where])
             axes.plot(u, np.full(len(u), line), mark, color=color, markersize=4.5, zorder=4, transform=transform)
