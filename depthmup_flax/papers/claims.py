@@ -368,14 +368,14 @@ class JudgedClaim:
         """The contrast with its interval and the bound, and what limits them."""
         if not self.numbers:
             return f"{self.contrast}: {self.note}"
-        text = f"{self.contrast} is {self.numbers}, claimed {self.claim.rule.sense} {verdict.short(self.bound)}"
+        text = f"{self.contrast} is {self.numbers}, claimed {self.claim.rule.sense} {verdict.rounded_loss(self.bound)}"
         return f"{text}; {self.note}" if self.note else text
 
     @property
     def sentence(self) -> str:
         """Verdict, claim and finding; if the noise leaves it open, the seeds that would do."""
-        found, finding = (f"{text[0].upper()}{text[1:]}" for text in (self.verdict, self.finding))
-        return f"{found}: {self.claim.text} ({self.claim.source}). {finding}{self._more_seeds()}."
+        decision, finding = (f"{text[0].upper()}{text[1:]}" for text in (self.verdict, self.finding))
+        return f"{decision}: {self.claim.text} ({self.claim.source}). {finding}{self._more_seeds()}."
 
     def _more_seeds(self) -> str:
         if self.verdict != NOT_RESOLVED or self.note:
@@ -424,12 +424,12 @@ def judged_claim(claim: Claim, study: Study) -> JudgedClaim:
     A claim about every size is shown if it is at all of them, and decided by the worst of them if it is not.
     """
     rule = claim.rule
-    found = {term.variant: _variant(study, term.variant) for _, term in rule.terms}
-    variants = [variant for variant in found.values() if variant is not None]
-    if len(variants) < len(found):
-        missing = " and ".join(name for name, variant in found.items() if variant is None)
+    named = {term.variant: _variant(study, term.variant) for _, term in rule.terms}
+    variants = [variant for variant in named.values() if variant is not None]
+    if len(variants) < len(named):
+        missing = " and ".join(name for name, variant in named.items() if variant is None)
         return JudgedClaim(claim, NOT_RESOLVED, f"variant {missing}", None, rule.bound, 0, None, "not in the sweep")
-    places = [Place(study, variant, term) for _, term in rule.terms if (variant := found[term.variant])]
+    places = [Place(study, variant, term) for _, term in rule.terms if (variant := named[term.variant])]
     larger = sorted(m for m in set.intersection(*(set(place.rows) for place in places)) if m > 1)
     if not larger and any(term.at == LARGEST for _, term in rule.terms):
         return JudgedClaim(claim, NOT_RESOLVED, _in_words(rule.terms, places), None, rule.bound, 0, None, "one size")

@@ -206,8 +206,8 @@ def _exponent(place: Place) -> Measured:
 
 def _absolute_exponent(place: Place) -> Measured:
     """The exponent without its sign. All draws get the value's sign, since folding them would hide noise around 0."""
-    found = _exponent(place)
-    return -found if found.estimate is not None and found.estimate.value < 0 else found
+    exponent = _exponent(place)
+    return -exponent if exponent.estimate is not None and exponent.estimate.value < 0 else exponent
 
 
 def _early_choice(place: Place) -> Measured:

@@ -30,7 +30,7 @@ class Scale:
     @property
     def name(self) -> str:
         """For labels: ``learning rate``."""
-        return printable(short(self.axis).replace("_", " "))
+        return axis_name(self.axis)
 
     @property
     def log(self) -> bool:
@@ -187,13 +187,13 @@ def _variant_name(info: SweepInfo, axes: Sequence[str], point: Json) -> str:
     for axis in axes:
         value = point[axis]
         alone = isinstance(value, str) and words.count(value) == 1 and value not in ("", "none")
-        names.append(value if alone else f"{short(axis)}={number(value)}")
+        names.append(value if alone else f"{axis.rpartition('.')[2]}={number(value)}")
     return ", ".join(names)
 
 
-def short(axis: str) -> str:
-    """A field without its section."""
-    return axis.rpartition(".")[2]
+def axis_name(field: str) -> str:
+    """A config field for labels: ``learning rate`` of ``optimizer.learning_rate``."""
+    return printable(field.rpartition(".")[2].replace("_", " "))
 
 
 def number(value: Any) -> str:

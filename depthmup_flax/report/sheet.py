@@ -31,10 +31,15 @@ class Frame:
     """One panel: its axes, its heading, what it shows in a sentence, and its values."""
 
     axes: Axes
-    first: bool  # of its row: the one that labels the y axis
     heading: str = ""
     summary: str = ""
     values: list[Value] = dataclasses.field(default_factory=list)
+
+    def label_y(self, text: str) -> None:
+        """Labels the y axis of the first panel of a row; the others have no label."""
+        place = self.axes.get_subplotspec()
+        assert place is not None
+        self.axes.set_ylabel(text if place.is_first_col() else "")
 
     def value(self, x: float, y: float, text: str, transform: Transform | None = None) -> None:
         """Adds a value, by default in coordinates of the axes' data."""
@@ -82,7 +87,7 @@ class Sheet:
         if self.apart:
             # 72 dots per inch is the unit of an SVG; small panels have large text.
             lone = lambda: Figure(figsize=(3.7, 3.3), dpi=72, layout="constrained").subplots()
-            self.bands = [Band(heading, [Frame(lone(), first=True) for _ in range(count)]) for heading in headings]
+            self.bands = [Band(heading, [Frame(lone()) for _ in range(count)]) for heading in headings]
             return self.bands
         columns, wrapped = columns * per_row, math.ceil(count / columns)
         rows = len(headings) * wrapped // per_row
@@ -90,8 +95,7 @@ class Sheet:
         own = grid.reshape(len(headings), -1)
         for heading, panels in zip(headings, own, strict=True):
             style.hide_unused(panels[count:])
-            frames = [Frame(axes, first=axes.get_subplotspec().is_first_col()) for axes in panels[:count]]
-            self.bands.append(Band(heading, frames))
+            self.bands.append(Band(heading, [Frame(axes) for axes in panels[:count]]))
         return self.bands
 
     def set_title(self, text: str) -> None:

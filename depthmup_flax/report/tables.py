@@ -10,7 +10,7 @@ from depthmup_flax.errors import printable
 from depthmup_flax.records import Record, Sweep, SweepInfo
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer, verdict
-from depthmup_flax.report.loss_surfaces import TEST, number, short
+from depthmup_flax.report.loss_surfaces import TEST, axis_name, number
 from depthmup_flax.report.transfer import Row, Study, Variant
 from depthmup_flax.types import Json
 
@@ -225,7 +225,7 @@ def estimate_data(estimate: opt.Estimate | None) -> Json:
 
 def header(data: Json) -> tuple[str, ...]:
     """The names of the columns."""
-    words = {"x": short(data["x"]).replace("_", " "), "loss": "test loss" if data["loss"] == TEST else "loss"}
+    words = {"x": axis_name(data["x"]), "loss": "test loss" if data["loss"] == TEST else "loss"}
     return tuple(name.format(**words) for name in _HEADER)
 
 

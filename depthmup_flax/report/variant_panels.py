@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from depthmup_flax.report import style
-from depthmup_flax.report.sheet import Band, Frame, Sheet
+from depthmup_flax.report.sheet import Frame, Sheet
 from depthmup_flax.report.style import Color
 from depthmup_flax.report.transfer import Row, SizeAxis, Study, Variant
 
@@ -21,7 +21,6 @@ class Panel:
     axis: SizeAxis
     variant: Variant
     frame: Frame
-    band: Band
     sheet: Sheet
     palette: dict[int, Color]
 
@@ -48,7 +47,7 @@ class Panel:
         self.frame.summary = summary
         self.axes.grid(alpha=0.25)
         fixed = "" if self.sheet.apart else f"\n({self.axis.other} {self.axis.fixed})"
-        self.axes.set_ylabel(ylabel + fixed if self.frame.first else "")
+        self.frame.label_y(ylabel + fixed)
 
 
 def variant_panels(study: Study, sheet: Sheet, title: str, marks: Iterable[Line2D] = ()) -> list[Panel]:
@@ -63,5 +62,5 @@ def variant_panels(study: Study, sheet: Sheet, title: str, marks: Iterable[Line2
         sizes = [Line2D([], [], color=c, marker="o", markersize=3, label=str(n)) for n, c in palette.items()]
         sheet.add_legend(band, columns - 1, axis.name, [*sizes, *(marks if band is bands[0] else ())])
         for variant, frame in zip(study.variants, band.frames, strict=True):
-            panels.append(Panel(axis, variant, frame, band, sheet, palette))
+            panels.append(Panel(axis, variant, frame, sheet, palette))
     return panels

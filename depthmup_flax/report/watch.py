@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from depthmup_flax.errors import InputError
 from depthmup_flax.records import Record, Sweep, read_sweep
 from depthmup_flax.report import verdict
-from depthmup_flax.report.loss_surfaces import TRAIN
+from depthmup_flax.report.loss_surfaces import TRAIN, axis_name
 from depthmup_flax.report.make_report import Report, require_share, write_report
 from depthmup_flax.report.style import require_matplotlib
 from depthmup_flax.report.tables import Claims, no_claims
@@ -68,10 +68,9 @@ def _best(sweep: Sweep) -> list[str]:
     best = min(sweep.records, key=loss, default=None)
     if best is None or not math.isfinite(loss(best)):
         return []
-    name = sweep.info.x.rpartition(".")[2].replace("_", " ")
-    at = best.point.get(sweep.info.x)
+    x, at = axis_name(sweep.info.x), best.point.get(sweep.info.x)
     value = f"{at:.3g}" if isinstance(at, (int, float)) else str(at)
-    return [f"best loss {loss(best):.4g} (width {best.width}, depth {best.depth}, {name} {value})"]
+    return [f"best loss {loss(best):.4g} (width {best.width}, depth {best.depth}, {x} {value})"]
 
 
 def watch(
