@@ -48,7 +48,7 @@ def inline_svg(frame: Frame, prefix: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A text for matplotlib as one for HTML: without escapes and breaks at commas, powers with superscripts."""
+    """Text for HTML from text for matplotlib: no escapes, no line breaks after commas, powers as superscripts."""
     powers = re.sub(r"\$2\^\{(-?\d+)\}\$", lambda match: "2" + match[1].translate(_SUPERSCRIPTS), text)
     return powers.replace(r"\$", "$").replace(",\n", ", ")
 
@@ -90,7 +90,7 @@ def _readable(color: str, page: str) -> str:
 
 @functools.cache
 def _viridis() -> dict[str, tuple[str, str]]:
-    """A color of the map -> those for light and dark pages, which contrast with the page at least `CONTRAST` to 1.
+    """A color of the map -> its colors for light and dark pages, with a contrast of at least `CONTRAST` to 1.
 
     Larger sizes, which come first in the map, contrast more.
     """
@@ -99,14 +99,14 @@ def _viridis() -> dict[str, tuple[str, str]]:
 
 
 def _placed_values(frame: Frame, figure: Figure) -> list[tuple[float, float, str]]:
-    """x and y in the SVG's units, and the text, of the values that lie inside the panel."""
+    """x, y and text of the values inside the panel, in the SVG's units."""
     height, inside = figure.bbox.height, frame.axes.bbox.padded(2)
     placed = [(*value.transform.transform((value.x, value.y)), plain(value.text)) for value in frame.values]
     return [(round(x, 1), round(height - y, 1), text) for x, y, text in placed if inside.contains(x, y)]
 
 
 def _with_unique_ids(text: str, prefix: str) -> str:
-    """Ids that are referred to get the prefix; others, which matplotlib gives to every group, are left out."""
+    """Prefixes the ids that are referred to and deletes the others, which matplotlib gives to every group."""
     used = set(re.findall(r"#([\w.-]+)[\")]", text))
     text = re.sub(r' id="([^"]*)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "", text)
     return re.sub(r"((?:xlink:)?href=\"#|url\(#)", rf"\g<1>{prefix}", text)

@@ -34,7 +34,7 @@ def make_report(
     *,
     tolerance: float = verdict.TOLERANCE,
     loss: str = TRAIN,
-    claims: tables.Claims = tables.no_claims,
+    claims: tables.Claims | None = None,
 ) -> Report:
     """Reads the shards of one sweep and writes ``report.html``, ``report.json``, tables and figures to ``out``.
 
@@ -65,7 +65,7 @@ def write_report(
     *,
     tolerance: float = verdict.TOLERANCE,
     loss: str = TRAIN,
-    claims: tables.Claims = tables.no_claims,
+    claims: tables.Claims | None = None,
     refresh_s: float | None = None,
 ) -> Report:
     """The second half of `make_report`: from a sweep to files.

@@ -27,7 +27,7 @@ class Estimate:
 
     Attributes:
       value: from the mean over all seeds.
-      draws: (D,) the same from resampled seeds; ``None`` if uninformative (one seed, an optimum at the grid's edge).
+      draws: (D,) the same from resampled seeds; ``None`` for one seed or an optimum at the grid's edge.
       seeds: S.
       resolution: lower bound of the interval's half-width; half a grid step for an optimum that is a grid point.
     """
@@ -191,7 +191,7 @@ def find_optimum(coordinates: np.ndarray, losses: np.ndarray, draws: int = DRAWS
         return None
     grid, last, seeds = int(np.nanargmin(means)), len(means) - 1, len(losses)
     flag, resolution = ONE_VALUE if last == 0 else {0: EDGE_LOW, last: EDGE_HIGH}.get(grid, ""), 0.0
-    # At an edge all draws agree, which says nothing about an optimum beyond the edge.
+    # At an edge all draws agree, even if the optimum lies beyond it.
     resampled = resampled_means(losses, draws) if seeds > 1 else None
     at_draws = None if resampled is None or flag else vertices(coordinates, resampled)
     if not flag and not _comparable(means[[grid - 1, grid + 1]], means[grid], means[0]).all():
@@ -230,7 +230,7 @@ def lowest(coordinates: np.ndarray, losses: np.ndarray) -> Estimate:
 
 
 def weighted_sum(weights: Sequence[float] | np.ndarray, estimates: Sequence[Estimate]) -> Estimate:
-    """The sum of weights times estimates, which are resampled together; no draws if any of them has none."""
+    """The sum of weights times estimates, resampled together; no draws if one of them has none."""
     draws = [e.draws for e in estimates if e.draws is not None]
     known = np.asarray(weights) @ np.stack(draws) if len(draws) == len(estimates) else None
     resolution = math.hypot(*(w * e.resolution for w, e in zip(weights, estimates, strict=True)))
@@ -250,7 +250,7 @@ def slope(positions: Sequence[float], estimates: Sequence[Estimate]) -> Estimate
 
 
 def sublevel_set(means: np.ndarray) -> np.ndarray:
-    """Losses (Y, X), NaN where missing -> (Y, X) whether loss <= min + 0.1 (median - min)."""
+    """Losses (Y, X), NaN where missing -> (Y, X): whether loss <= min + 0.1 (median - min)."""
     finite = means[np.isfinite(means)]
     level = finite.min() + 0.1 * (np.median(finite) - finite.min()) if len(finite) else np.nan
     return means <= level
@@ -272,9 +272,9 @@ def direction(u: np.ndarray, v: np.ndarray) -> tuple[float, float]:
 def valley_angle(u: np.ndarray, v: np.ndarray, losses: np.ndarray, draws: int = 200) -> Estimate | None:
     """The `direction` of the optimal `sublevel_set` of losses (S, Y, X); draws are taken modulo pi around it.
 
-    Each of N points on a grid of cells du * dv has the uncertainty sqrt(du dv / 12), so the angle has at least
-    ``1.96 sqrt(du dv / 12) / (sqrt(N) * deviation along it)``, however little the seeds differ. ``None`` without a
-    direction, or with a single u or v; no draws if any of them has none.
+    Each of N points on a grid of cells du * dv has the uncertainty sqrt(du dv / 12), so the angle's resolution is
+    ``1.96 sqrt(du dv / 12) / (sqrt(N) * deviation along it)``. ``None`` without a direction, or with a single u or v;
+    no draws if one of them has no direction.
     """
     if min(len(u), len(v)) < 2:
         return None

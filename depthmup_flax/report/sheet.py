@@ -1,4 +1,4 @@
-"""A figure as panels: all on one canvas for files, or each on its own for the page, with values to hover over."""
+"""A figure as panels: all on one canvas for files, or one canvas each for the page, with values to hover over."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from depthmup_flax.report import style
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A text to show near a point, which is (x, y) in the coordinates of ``transform``."""
+    """A text to show near the point (x, y) in the coordinates of ``transform``."""
 
     x: float
     y: float

@@ -95,7 +95,7 @@ def mean_and_spread(
 ) -> None:
     """A line through the means of losses (S, N), shaded by one standard deviation where the mean is below ``top``.
 
-    The shade of a loss far above the panel would cover it.
+    The shade of a loss far above the panel would cover the panel.
     """
     means = losses.mean(0)
     panel.plot(x, means, color=color, linewidth=1.5, marker="o", markersize=markersize, zorder=2)
@@ -146,7 +146,7 @@ def format_slope(value: float, half: float | None, digits: int = 2) -> str:
 
 
 def spread_sentence(study: Study) -> str:
-    """What lines and shades show."""
+    """Says what lines and shades show."""
     seeds = sorted({len(row.curve.seeds) for row in study.rows})
     counts = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     return "one seed (n = 1)" if seeds == [1] else f"mean ± standard deviation of n = {counts} seeds"

@@ -82,12 +82,7 @@ def _where(variant: Variant, flag: str) -> str:
     return f"{variant.name} ({sizes})" if sizes and variant.name else sizes
 
 
-def no_claims(figure: str, study: Study) -> list[Json]:
-    """Judges no statement."""
-    return []
-
-
-def as_data(sweep: Sweep, study: Study, tolerance: float = verdict.TOLERANCE, claims: Claims = no_claims) -> Json:
+def as_data(sweep: Sweep, study: Study, tolerance: float = verdict.TOLERANCE, claims: Claims | None = None) -> Json:
     """The content of ``report.json``: JSON values only, ``None`` for unknown numbers; arguments as of `make_report`."""
     info, records = sweep.info, sweep.records
     verdicts = verdict.verdicts(study, tolerance)
@@ -118,7 +113,7 @@ def as_data(sweep: Sweep, study: Study, tolerance: float = verdict.TOLERANCE, cl
             for s, valley in zip(study.surfaces, study.valleys, strict=False)
             for slope, interval in [valley or (None, None)]
         ],
-        "claims": claims(info.figure, study),
+        "claims": claims(info.figure, study) if claims else [],
         "core_minutes": core_minutes(records),
     }
     return {name: _plain(value, digits=17 if name in _GIVEN else 6) for name, value in data.items()}

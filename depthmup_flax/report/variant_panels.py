@@ -36,7 +36,7 @@ class Panel:
         return [(row, size, self.palette[size]) for row, size in sized]
 
     def remark(self, remarks: Sequence[str]) -> None:
-        """Writes what holds of single sizes, such as ``64 not run``, into the upper right corner."""
+        """Writes remarks on single sizes, such as ``64 not run``, into the upper right corner."""
         if remarks:
             text, corner = f"{self.axis.name} " + ", ".join(remarks), self.axes.transAxes
             self.axes.text(0.97, 0.97, text, transform=corner, ha="right", va="top", fontsize=8, wrap=True)

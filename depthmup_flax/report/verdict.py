@@ -317,7 +317,7 @@ def undecided(seeds: int, what: str, needed: int | None) -> str:
 
 
 def in_words(estimate: Estimate, *, least: float = -math.inf, level: str = "") -> str:
-    """``0.003 (0 to 0.016)``; ``least`` is the smallest possible value, ``level`` stands before the interval."""
+    """``0.003 (0 to 0.016)``; ``least`` is the smallest possible value, ``level`` precedes the interval."""
     ends = estimate.interval
     interval = f" ({level}{rounded_loss(max(ends[0], least))} to {rounded_loss(ends[1])})" if ends else ""
     return f"{rounded_loss(estimate.value)}{interval}"

@@ -15,10 +15,10 @@ from depthmup_flax.report import verdict
 from depthmup_flax.report.loss_surfaces import TRAIN, axis_name
 from depthmup_flax.report.make_report import Report, require_share, write_report
 from depthmup_flax.report.style import require_matplotlib
-from depthmup_flax.report.tables import Claims, no_claims
+from depthmup_flax.report.tables import Claims
 from depthmup_flax.workdir import bucket_lock, buckets, lock
 
-EVERY_S = 5.0  # between two looks at the records
+EVERY_S = 5.0  # between two reads of the records
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,15 +79,15 @@ def watch(
     *,
     tolerance: float = verdict.TOLERANCE,
     loss: str = TRAIN,
-    claims: Claims = no_claims,
+    claims: Claims | None = None,
     say: Callable[[str], None] = print,
     every_s: float = EVERY_S,
     opened: Callable[[pathlib.Path], None] = lambda page: None,
 ) -> Report | None:
-    """Rewrites the report when runs have ended, until the sweep is complete; Ctrl-C ends it, too.
+    """Rewrites the report whenever runs have ended, until the sweep is complete or Ctrl-C.
 
-    The page loads itself again every ``every_s`` seconds until the last report, which has all files and is returned;
-    ``None`` if Ctrl-C came before the first. ``opened`` is called with the path of the first page.
+    The page reloads every ``every_s`` seconds until the last report, which has all files and is returned; ``None`` if
+    Ctrl-C came before the first. ``opened`` is called with the path of the first page.
 
     Raises:
       InputError: see `read_sweep`; at the end, see `write_report`.
