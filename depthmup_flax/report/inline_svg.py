@@ -81,11 +81,9 @@ def _readable(color: str, page: str) -> str:
     """The color, mixed with black or white until it contrasts with the page."""
     target = 0 if _luminance(page) > 0.5 else 255
     channels = [int(color[k : k + 2], 16) for k in (1, 3, 5)]
-    for share in range(0, 101, 5):
-        mixed = "#" + "".join(f"{round(c + (target - c) * share / 100):02x}" for c in channels)
-        if contrast(mixed, page) >= CONTRAST:
-            return mixed
-    return mixed
+    shares = (percent / 100 for percent in range(0, 101, 5))
+    mixed = ("#" + "".join(f"{round(c + (target - c) * share):02x}" for c in channels) for share in shares)
+    return next(color for color in mixed if contrast(color, page) >= CONTRAST)
 
 
 @functools.cache
