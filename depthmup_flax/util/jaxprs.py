@@ -66,8 +66,10 @@ def repeated_jaxprs(eqn: core.JaxprEqn) -> Iterator[tuple[core.Jaxpr, int]]:
         times = params["mesh"].size  # shapes inside are those of one device
     elif eqn.primitive.name == "pallas_call":
         times = math.prod(params["grid_mapping"].grid)  # those of one block
-    for inner in core.jaxprs_in_params(params):
-        yield inner, times
+    for value in params.values():
+        for inner in value if isinstance(value, tuple) else (value,):
+            if isinstance(inner, core.Jaxpr | core.ClosedJaxpr):
+                yield opened(inner)[0], times
 
 
 def all_equations(jaxpr: Any) -> Iterator[core.JaxprEqn]:
