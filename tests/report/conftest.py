@@ -1,12 +1,13 @@
 """Reports for all tests of what is in them: one with every figure, and others whose figures are not drawn."""
 
+import dataclasses
 import importlib
 import math
 
 import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, parabola, sweep_of, write
 
-from depthmup_flax.report import make_report
+from depthmup_flax.report import figures, make_report, sheet
 
 _MODULE = importlib.import_module("depthmup_flax.report.make_report")  # the function has its name
 
@@ -33,8 +34,7 @@ def full_report(full_sweep, tmp_path_factory):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures have their names and files, and nothing is drawn: for tests of everything else in a report."""
-    figures = _MODULE._figures
-    names = lambda *studies: [(name, study, lambda sheet: None) for name, study, _ in figures(*studies)]
-    monkeypatch.setattr(_MODULE, "_figures", names)
-    monkeypatch.setattr(_MODULE.Sheet, "drawn", lambda sheet: None)
+    undraw = lambda figure: dataclasses.replace(figure, draw=lambda study, sheet: None)
+    monkeypatch.setattr(figures, "FIGURES", tuple(map(undraw, figures.FIGURES)))
+    monkeypatch.setattr(sheet.Sheet, "figure", None, raising=False)
     monkeypatch.setattr(_MODULE, "pictures", lambda _, name: dict.fromkeys((f"{name}.png", f"{name}.svg"), b"empty"))
