@@ -8,7 +8,7 @@ import subprocess
 
 import jax
 
-from depthmup_flax.records.table import provenance
+from depthmup_flax.records import provenance
 
 
 def test_versions_are_those_of_the_packages_that_are_imported():
@@ -24,7 +24,8 @@ def test_the_commit_is_that_of_the_checkout_and_says_whether_files_differ(tmp_pa
         command = ["git", "-C", str(tmp_path), *identity, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    path = pathlib.Path(shutil.copy(provenance.__file__, tmp_path))
+    (tmp_path / "records").mkdir()
+    path = pathlib.Path(shutil.copy(provenance.__file__, tmp_path / "records"))
     spec = importlib.util.spec_from_file_location("copied_provenance", path)
     copied = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(copied)
