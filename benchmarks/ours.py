@@ -98,7 +98,8 @@ def _config(model: Mapping[str, Any], batch: int, side: int) -> ConfigDict:
 
 
 def _step_of(network: Any, optimizer: Any, prepare: Any) -> Callable[[TrainState, Any], TrainState]:
-    return make_train_step(network, optimizer, prepare=prepare, seed=0, log_every=50, average_from=0)
+    step = make_train_step(network, optimizer, prepare=prepare, seed=0, log_every=50, average_from=0)
+    return lambda state, batch: step(state, batch)[0]
 
 
 def _steps(experiment: Experiment, network: Any, optimizer: Any, prepare: Any, stored: Any, seconds: float) -> Measure:

@@ -85,6 +85,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "eval_batch_size": 500,  # examples evaluated at a time
                 "eval_every": 0,  # steps between evaluations, each with a checkpoint; 0: an epoch
                 "log_every": 50,  # steps between rows of metrics
+                "log_norms": False,  # rows have norms of gradients, parameters and updates, of all and by role
                 "writers": ("jsonl", "tensorboard"),  # of metrics: jsonl, which is needed, tensorboard, wandb
                 "checkpoint": True,  # save at evaluations and when preempted, so that the run can be resumed
                 "checkpoint_every": 0,  # steps between further checkpoints; 0: none

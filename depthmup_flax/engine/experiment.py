@@ -20,8 +20,10 @@ from ml_collections import ConfigDict
 from depthmup_flax.config.fields import get_field, make_parametrization, optimizer_kwargs, set_field, validate
 from depthmup_flax.data import Dataset, load, steps_per_epoch
 from depthmup_flax.engine.multi_step import Periods
+from depthmup_flax.engine.norms import norms
 from depthmup_flax.engine.step import (
     TrainState,
+    TrainStep,
     init_state,
     make_eval_step,
     make_train_step,
@@ -76,6 +78,7 @@ class Experiment:
         """What the programs of `depthmup_flax.engine` train; its hyperparameters are those of `hyperparameters`."""
         config, train = self.config, self.config.train
         prepare = functools.partial(self.dataset.prepare, config.data.augment)
+        eval_every = train.eval_every or self.epoch_steps
 
         def network(values: Values) -> tuple[nn.Module, optax.GradientTransformation, Any]:
             fields = {path: value for path, value in values.items() if path != SEED}
@@ -85,7 +88,7 @@ class Experiment:
         def init(values: Values) -> TrainState:
             return init_state(*network(values), self.dataset.input_spec)
 
-        def step(values: Values, *, row_major: bool = False) -> Callable[[TrainState, Any], TrainState]:
+        def step(values: Values, *, row_major: bool = False) -> TrainStep:
             model, optimizer, seed = network(values)
             return make_train_step(
                 model,
@@ -95,6 +98,7 @@ class Experiment:
                 log_every=train.log_every,
                 average_from=max(0, self.total_steps - (train.average_steps or self.epoch_steps)),
                 accumulate=train.accumulate,
+                measure=(lambda **trees: norms(self.info, trees)) if train.log_norms else None,
             )
 
         def evaluate(values: Values) -> Callable[[TrainState, Batch], clu.metrics.Collection]:
@@ -105,9 +109,7 @@ class Experiment:
             dataset=self.dataset,
             batch_size=train.batch_size,
             eval_batch_size=train.eval_batch_size,
-            periods=Periods(
-                self.total_steps, train.log_every, train.eval_every or self.epoch_steps, train.checkpoint_every
-            ),
+            periods=Periods(self.total_steps, train.log_every, eval_every, train.checkpoint_every),
             hyperparameters=hyperparameters(config),
             cost=self.cost,
             init=init,
@@ -118,12 +120,21 @@ class Experiment:
             evaluate=evaluate,
             convolves=any(len(names) > 3 for names in self.axes.values()),  # more axes than layers, in, out
             gradient_dtype=config.mesh.gradient_dtype,
+            measures=train.log_norms,
             stall_timeout_s=train.stall_timeout_s,
         )
 
     def init_state(self) -> TrainState:
         """A new training state; pure, as `depthmup_flax.engine.step.init_state` is."""
         return init_state(self.model, self.optimizer, self.config.seed, self.dataset.input_spec)
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of the update that ends ``step``, which counts from 1."""
+        return float(self._learning_rate(step - 1))
+
+    @functools.cached_property
+    def _learning_rate(self) -> optax.Schedule:
+        return jax.jit(learning_rate(self.config, self.total_steps))
 
     def with_fields(self, values: Values) -> tuple[nn.Module, optax.GradientTransformation]:
         """The model and optimizer with other values of continuous fields, such as a traced learning rate."""
@@ -263,16 +274,21 @@ def _require_optimizer(config: ConfigDict, parametrization: Parametrization) -> 
 _MUON = ("beta", "nesterov", "ns_steps", "preconditioning", "consistent_rms", "b1", "b2", "eps", "heads")
 
 
+def learning_rate(config: ConfigDict, total_steps: int | None) -> optax.Schedule:
+    """Step, from 0 -> the learning rate of ``config.optimizer``; constant if ``total_steps`` is not given."""
+    fields, fraction = config.optimizer, optax.constant_schedule(1.0)
+    if total_steps is not None:
+        fraction = warmup_schedule(fields.schedule, fields.warmup_steps, total_steps)
+    return lambda step: fields.learning_rate * fraction(step)
+
+
 def make_optimizer(
     config: ConfigDict, info: InfoTree, parametrization: Parametrization, total_steps: int | None = None
 ) -> optax.GradientTransformation:
     """The optimizer of ``config.optimizer``; with a constant learning rate if ``total_steps`` is not given."""
-    fields, fraction = config.optimizer, optax.constant_schedule(1.0)
-    if total_steps is not None:
-        fraction = warmup_schedule(fields.schedule, fields.warmup_steps, total_steps)
+    fields, rate = config.optimizer, learning_rate(config, total_steps)
     clip = fields.clip_rms  # 0 turns clipping off, traced or not
     clip = clip or None if isinstance(clip, (int, float)) else jnp.where(clip == 0, jnp.inf, clip)
-    rate = lambda step: fields.learning_rate * fraction(step)
     options = {name: fields[name] for name in ("weight_decay", "decay_width_exponent")} | {"clip_rms": clip}
     kwargs = optimizer_kwargs(config)
     if fields.name == "muon":

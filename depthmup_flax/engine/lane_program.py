@@ -28,7 +28,7 @@ from depthmup_flax.engine.device_batches import Waiting, batch_of, calls, read_a
 from depthmup_flax.engine.lane_layout import LaneRun, cohorts, lay_out
 from depthmup_flax.engine.multi_step import Call
 from depthmup_flax.engine.program import Program
-from depthmup_flax.engine.step import TrainState
+from depthmup_flax.engine.step import Stepped, TrainState, batch_key
 from depthmup_flax.engine.task import Task, Values
 from depthmup_flax.parallel import sharding
 from depthmup_flax.records.table import SEED
@@ -189,17 +189,16 @@ class LaneProgram(Program):
         # A single lane has no axis between the steps of a call: XLA:CPU would compute its moments twice to add one.
         return take(state_V) if self.per_device > 1 else _with_axis(take(_first(state_V)))
 
-    def _step(self, values_V: LaneValues, data: Batch | None, state: TrainState, examples_U: Any) -> TrainState:
+    def _step(self, values_V: LaneValues, data: Batch | None, state: TrainState, examples_U: Any) -> Stepped:
         """``state``: of all lanes, or of the only one, without an axis of lanes."""
         several, row_major = self.per_device > 1, sharding.platform(self.mesh) == "tpu"
         values: Any = values_V.values_K if several else _first(values_V.values_K)
         step = state.step[0] if several else state.step  # the same in all lanes
 
         def prepare(seed: jax.Array, examples: Any) -> Any:
-            key = jax.random.fold_in(jax.random.key(seed), step)
-            return self.task.prepare(key, batch_of(self.task.dataset, data, examples))
+            return self.task.prepare(batch_key(seed, step), batch_of(self.task.dataset, data, examples))
 
-        def train(state: TrainState, values: Values, batch: Any) -> TrainState:
+        def train(state: TrainState, values: Values, batch: Any) -> Stepped:
             return self.task.step(values, row_major=row_major)(state, batch)
 
         batch_U = _mapped(prepare, self._seeds_per_device)(values_V.seeds_DU, examples_U)

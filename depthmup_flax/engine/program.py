@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from depthmup_flax.engine.multi_step import Call, CallLength, Periods, abstract_examples, most_steps, take_steps
-from depthmup_flax.engine.step import TrainState, evaluate
+from depthmup_flax.engine.step import Stepped, TrainState, evaluate
 from depthmup_flax.engine.task import Task
 from depthmup_flax.parallel import sharding
 from depthmup_flax.process.compiler_options import drawing_options
@@ -29,6 +29,7 @@ class Program(abc.ABC):
       mesh: of the devices.
       data: from `depthmup_flax.engine.device_batches.put_train_data`.
       periods: of the run, or of the runs.
+      measures: a step that is logged is a call of its own.
 
     With a mesh of devices that are absent, and shapes of the data, it can be traced and compiled.
     """
@@ -38,9 +39,9 @@ class Program(abc.ABC):
     _steps: jax.stages.Wrapped  # (state, values, call, data) -> state; the state is donated
     _evaluate: jax.stages.Wrapped  # (state, values, batch) -> EvalMetrics
 
-    def __init__(self, task: Task, mesh: Mesh, data: Batch | None, periods: Periods) -> None:
+    def __init__(self, task: Task, mesh: Mesh, data: Batch | None, periods: Periods, *, measures: bool = False) -> None:
         self.task, self.mesh, self.periods, self._data = task, mesh, periods, data
-        self.call_length = CallLength(most_steps(task, mesh), periods)
+        self.call_length = CallLength(most_steps(task, mesh), periods, measures=measures)
         self._drawing = drawing_options(sharding.platform(mesh))
 
     def traced(self) -> jax.stages.Traced:
@@ -51,11 +52,12 @@ class Program(abc.ABC):
     def _abstract_call(self) -> Call: ...
 
     @abc.abstractmethod
-    def _step(self, values: Any, data: Batch | None, state: TrainState, examples: Any) -> TrainState:
-        """One step; ``examples`` are those of `Call` without its axis of steps."""
+    def _step(self, values: Any, data: Batch | None, state: TrainState, examples: Any) -> Stepped:
+        """The state after one step, and its metrics; ``examples`` are those of `Call` without its axis of steps."""
 
     def _take_steps(self, state: TrainState, values: Any, call: Call, data: Batch | None) -> TrainState:
-        return take_steps(functools.partial(self._step, values, data), state, call, self.call_length.most)
+        step = lambda state, examples: self._step(values, data, state, examples)[0]
+        return take_steps(step, state, call, self.call_length.most)
 
     def _evaluated(self, state: TrainState, values: Any, batches: Iterable[Batch]) -> clu.metrics.Collection:
         return evaluate(functools.partial(self._evaluate, state, values), batches)

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from depthmup_flax.engine.device_batches import batch_of
 from depthmup_flax.engine.multi_step import Call
 from depthmup_flax.engine.program import Program
-from depthmup_flax.engine.step import EvalMetrics, TrainState
+from depthmup_flax.engine.step import EvalMetrics, Stepped, TrainState, batch_key
 from depthmup_flax.engine.task import Task
 from depthmup_flax.parallel import sharding
 from depthmup_flax.records.table import SEED
@@ -26,12 +26,14 @@ class ShardedProgram(Program):
     _abstract_values = None  # the hyperparameters are constants of the program
 
     def __init__(self, task: Task, mesh: Mesh, data: Batch | None) -> None:
-        super().__init__(task, mesh, data, task.periods)
+        super().__init__(task, mesh, data, task.periods, measures=task.measures)
         self._shardings = sharding.state_shardings(task.shapes, task.axes, mesh)
         self.abstract_state = jax.tree.map(lambda x, s: x.update(sharding=s), task.shapes, self._shardings)
         self._task_step, self._task_evaluate = task.step({}), task.evaluate({})
         self._steps = jax.jit(self._take_steps, donate_argnums=0, out_shardings=self._shardings)
         self._take: Callable[..., TrainState] = self._steps
+        measured = self._shardings, sharding.replicated(mesh)
+        self._take_measured: Any = jax.jit(self._measured_step, donate_argnums=0, out_shardings=measured)
         self._evaluate = jax.jit(self._evaluate_batch, out_shardings=sharding.replicated(mesh))
 
     def initial_state(self) -> TrainState:
@@ -43,15 +45,23 @@ class ShardedProgram(Program):
         """The state after the steps of ``call``; ``state`` is donated."""
         return self._take(state, None, call, self._data)
 
+    def take_measured(self, state: TrainState, call: Call) -> Stepped:
+        """`take` for a call of one step, and the metrics of the step."""
+        return self._take_measured(state, None, call, self._data)
+
     def compile(self) -> None:
-        """Compiles `take`.
+        """Compiles `take`, and `take_measured` where the task measures.
 
         Several processes compile at the first call instead, and so do JAX's debugging modes, which run a compiled step
         again, operation by operation.
         """
         debugs = any(jax.config.values[f"jax_{name}"] for name in ("debug_nans", "debug_infs", "disable_jit"))
-        if jax.process_count() == 1 and not debugs:
-            self._take = self.traced().lower().compile()
+        if jax.process_count() > 1 or debugs:
+            return
+        self._take = self.traced().lower().compile()
+        if self.task.measures:
+            arguments = self.abstract_state, None, self._abstract_call(), self._data
+            self._take_measured = self._take_measured.trace(*arguments).lower().compile()
 
     def evaluate(self, state: TrainState, batches: Iterator[Batch]) -> EvalMetrics:
         """Loss and accuracy of ``state`` over ``batches``."""
@@ -66,13 +76,18 @@ class ShardedProgram(Program):
         with sharding.activations_on(self.mesh, self.task.gradient_dtype):
             return super()._take_steps(state, values, call, data)
 
-    def _step(self, values: None, data: Batch | None, state: TrainState, examples: Any) -> TrainState:
+    def _step(self, values: None, data: Batch | None, state: TrainState, examples: Any) -> Stepped:
         batch = examples
         if data is not None:
             split = functools.partial(jax.lax.with_sharding_constraint, shardings=sharding.batch_sharding(self.mesh))
             batch = jax.tree.map(split, batch_of(self.task.dataset, data, split(examples[0])))
-        key = jax.random.fold_in(jax.random.key(self.task.hyperparameters[SEED]), state.step)
+        key = batch_key(int(self.task.hyperparameters[SEED]), state.step)
         return self._task_step(state, self.task.prepare(key, batch))
+
+    def _measured_step(self, state: TrainState, values: None, call: Call, data: Batch | None) -> Stepped:
+        examples = call.examples if self.call_length.most == 1 else call.examples[0]
+        with sharding.activations_on(self.mesh, self.task.gradient_dtype):
+            return self._step(values, data, state, examples)
 
     def _evaluate_batch(self, state: TrainState, values: None, batch: Batch) -> EvalMetrics:
         with sharding.activations_on(self.mesh):

@@ -21,6 +21,8 @@ from depthmup_flax.util.types import ArrayTree, Batch
 
 # A key (None: no augmentation) and a batch -> inputs [B, ...] and labels [B, ...].
 Prepare = Callable[[jax.Array | None, Batch], tuple[jax.Array, jax.Array]]
+# Numbers of a step besides loss and accuracy, by name.
+Metrics = dict[str, jax.Array]
 # Gradients, loss and accuracy of a batch, or of a part of one.
 Means = tuple[ArrayTree, jax.Array, jax.Array]
 
@@ -65,6 +67,10 @@ class TrainState:
     nonfinite_step: jax.Array  # int32, the first step whose loss was not finite, or -1
     recent: Running  # since the last multiple of log_every
     final: Running  # over the last average_steps steps of the run
+
+
+Stepped = tuple[TrainState, Metrics]
+TrainStep = Callable[[TrainState, Any], Stepped]
 
 
 @jax.jit
@@ -117,8 +123,11 @@ def make_train_step(
     log_every: int,
     average_from: int,
     accumulate: int = 1,
-) -> Callable[[TrainState, Batch], TrainState]:
-    """The training step ``(state, batch) -> state``: a pure function whose random keys are folded from (seed, step).
+    measure: Callable[..., Metrics] | None = None,
+) -> TrainStep:
+    """The training step ``(state, batch) -> (state, metrics)``, a pure function.
+
+    Its random keys are folded from (seed, step). A program that drops the metrics does not compute them.
 
     Args:
       model: called as ``model.apply(variables, inputs, train=True, rngs={"dropout": key})``; returns logits, which
@@ -131,12 +140,12 @@ def make_train_step(
       average_from: `TrainState.final` sums the steps after this one.
       accumulate: number of parts of the batch whose gradients are computed one after another, to save memory. The mean
         is the same; BatchNorm normalizes each part by itself, and each part has its own dropout masks.
+      measure: gives the metrics of the trees ``grad``, ``param`` (before the step) and ``update``, its keywords.
     """
 
-    def train_step(state: TrainState, batch: Batch) -> TrainState:
-        root = jax.random.key(seed)
-        inputs, labels = prepare(jax.random.fold_in(root, state.step), batch)
-        dropout = jax.random.fold_in(jax.random.fold_in(root, _DROPOUT), state.step)
+    def train_step(state: TrainState, batch: Batch) -> Stepped:
+        inputs, labels = prepare(batch_key(seed, state.step), batch)
+        dropout = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _DROPOUT), state.step)
 
         def gradient(stats: ArrayTree, inputs: jax.Array, labels: jax.Array, key: jax.Array) -> tuple[ArrayTree, Means]:
             def apply(params: ArrayTree, **flags: Any) -> tuple[Any, ArrayTree]:
@@ -171,7 +180,8 @@ def make_train_step(
         grads, loss, accuracy = means
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         first_nonfinite = (state.nonfinite_step < 0) & ~jnp.isfinite(loss)
-        return dataclasses.replace(
+        metrics = measure(grad=grads, param=state.params, update=updates) if measure else {}
+        state = dataclasses.replace(
             state,
             step=state.step + 1,
             params=optax.apply_updates(state.params, updates),
@@ -182,8 +192,14 @@ def make_train_step(
             recent=state.recent.add(loss, accuracy, state.step % log_every == 0),
             final=state.final.add(loss, accuracy, state.step <= average_from),
         )
+        return state, metrics
 
     return train_step
+
+
+def batch_key(seed: jax.Array | int, step: jax.Array) -> jax.Array:
+    """The random key with which the batch of the step after ``step`` is augmented."""
+    return jax.random.fold_in(jax.random.key(seed), step)
 
 
 def make_eval_step(

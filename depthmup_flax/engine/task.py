@@ -11,7 +11,7 @@ import jax
 
 from depthmup_flax.data import Dataset
 from depthmup_flax.engine.multi_step import Periods
-from depthmup_flax.engine.step import TrainState
+from depthmup_flax.engine.step import TrainState, TrainStep
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.util.types import Batch, Scalar
 
@@ -20,9 +20,9 @@ Values = Mapping[str, Scalar]
 
 
 class MakeStep(Protocol):
-    """``values`` -> the training step ``(state, prepared batch) -> state``."""
+    """``values`` -> the training step ``(state, prepared batch) -> (state, metrics)``."""
 
-    def __call__(self, values: Values, /, *, row_major: bool = False) -> Callable[[TrainState, Any], TrainState]:
+    def __call__(self, values: Values, /, *, row_major: bool = False) -> TrainStep:
         """With ``row_major`` as in `depthmup_flax.engine.step.row_major_gradients`."""
 
 
@@ -47,4 +47,5 @@ class Task:
     evaluate: Callable[[Values], Callable[[TrainState, Batch], clu.metrics.Collection]]  # -> masked batch's EvalMetrics
     convolves: bool = False  # a loop over steps would be slow on a CPU
     gradient_dtype: str = ""  # see `depthmup_flax.parallel.sharding.activations_on`
+    measures: bool = False  # the step returns metrics, which a single run logs
     stall_timeout_s: float = 600.0  # until streamed data that do not arrive end the run

@@ -30,6 +30,7 @@ EXECUTION = (
     "train.eval_every",
     "train.eval_batch_size",
     "train.log_every",
+    "train.log_norms",
     "train.writers",
     "train.checkpoint",
     "train.checkpoint_every",

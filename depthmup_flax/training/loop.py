@@ -21,7 +21,7 @@ from depthmup_flax.engine.experiment import Experiment, build
 from depthmup_flax.engine.multi_step import Call
 from depthmup_flax.engine.outcome import PREEMPTED, outcome, read, summary
 from depthmup_flax.engine.sharded_program import ShardedProgram
-from depthmup_flax.engine.step import TrainState
+from depthmup_flax.engine.step import Metrics, TrainState
 from depthmup_flax.parallel import sharding
 from depthmup_flax.process import distributed
 from depthmup_flax.process.preemption import Preemption
@@ -211,6 +211,7 @@ class _Run:
             self.state, meta = restored
             self._elapsed_before_s, self._evaluated = meta["elapsed_s"], meta["evaluated"]
         self.step = self._first_step = int(self.state.step)
+        self._metrics: Metrics = {}  # of the last step that was logged
         self._log = RunLog(experiment, writers, directory, self.step, evaluated=self._evaluated)
         if distributed.is_first():
             log.info("%s, work directory %s", experiment.description(mesh), directory)
@@ -245,8 +246,12 @@ class _Run:
         first = self.step == self._first_step
         if first:
             self.program.compile()
-        self.state = self.program.take(self.state, call)
-        self.step += int(call.count)
+        after = self.step + int(call.count)
+        if self._experiment.task.measures and self.program.periods.logs_at(after):
+            self.state, self._metrics = self.program.take_measured(self.state, call)
+        else:
+            self.state = self.program.take(self.state, call)
+        self.step = after
         if first:  # compilation does not count as training time
             jax.block_until_ready(self.state)
             self._log.restart(self.step)
@@ -255,7 +260,9 @@ class _Run:
         """Shows and writes what happened since the last log; ``numbers``: `read` of the state."""
         self._check_claim(now=True)  # the first row creates TensorBoard's file
         loss, accuracy = numbers.recent.means()
-        steps_per_s = self._log.train(self.step, {"train_loss": loss, "train_accuracy": accuracy})
+        rate, norms = self._experiment.learning_rate(self.step), jax.device_get(self._metrics)
+        values = {"train_loss": loss, "train_accuracy": accuracy, "learning_rate": rate}
+        steps_per_s = self._log.train(self.step, values | {name: float(norm) for name, norm in norms.items()})
         if steps_per_s is not None:
             self.program.call_length.adapt(steps_per_s)
 

@@ -91,7 +91,7 @@ def trained(model, accumulate=1, learning_rate=0.1):
     state = state.replace(params=filled(state.params))
 
     def take(state, _):
-        state = step(state, {"tokens": TOKENS})
+        state, _ = step(state, {"tokens": TOKENS})
         return state, (state.last_loss, state.recent.accuracy)
 
     state, values = jax.lax.scan(take, state, None, length=2)

@@ -122,7 +122,7 @@ def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(finished):
 
     state, each = init_state(experiment.model, experiment.optimizer, 0, data.input_spec), []
     for t in range(12):
-        state = step(state, data.train.read(batch_indices(0, t, len(data.train), 16)))
+        state, _ = step(state, data.train.read(batch_indices(0, t, len(data.train), 16)))
         each.append(float(state.last_loss))
     assert result["train_loss"] == pytest.approx(each[-1], rel=1e-4)
     assert result["train_loss_avg"] == pytest.approx(np.mean(each[-5:]), rel=1e-4)
@@ -265,7 +265,7 @@ def test_a_mapped_learning_rate_gives_the_losses_of_single_runs():
         )
 
         def body(state, batch):
-            state = step(state, batch)
+            state, _ = step(state, batch)
             return state, state.last_loss
 
         return jax.lax.scan(body, init_state(experiment.model, optimizer, 0, data.input_spec), stacked)[1]

@@ -114,7 +114,7 @@ def probe_losses(steps, seed):
     batch = {"x": jnp.zeros((4, 8), jnp.int32)}
     losses = []
     for _ in range(steps):
-        state = step(state, batch)
+        state, _ = step(state, batch)
         losses.append(float(state.last_loss))
     return losses
 
