@@ -1,1 +1,1 @@
-"""From a config to compiled training: experiment, step, calls, batches on devices, programs."""
+"""What train and sweep share: a task, its steps and data, and the programs that train it on devices or in lanes."""

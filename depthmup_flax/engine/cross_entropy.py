@@ -1,4 +1,4 @@
-"""The cross-entropy of logits, whole or, if they are many, of some positions of the sequences at a time."""
+"""The cross-entropy of logits; of large logits, for some positions of the sequences at a time."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ MOST_BYTES = 2**30
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """``[..., V]`` and ``[...] -> [...]``: losses, and whether each label is the first of the largest logits.
+    """``[..., V]`` and ``[...] -> [...]``: losses, and ``argmax(logits) == label`` (false if a logit is NaN).
 
-    The second is ``argmax(logits) == label`` (never, if a logit is not a number) for little more than the loss: an
-    argmax takes as long as a product. If V is split over devices, they only exchange reductions ``[...]``.
+    An argmax would take as long as a product. If V is split over devices, they only exchange reductions ``[...]``.
     """
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     logits, label = jax.lax.stop_gradient(logits), labels[..., None]
@@ -38,10 +37,10 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
 
 
 def parts_of_loss(model: nn.Module, labels: jax.Array) -> int:
-    """In how many parts to compute the loss of labels ``[B, T]``: for a language model, a power of two.
+    """The number of parts in which to compute the loss of labels ``[B, T]``; 1 for models other than language models.
 
-    It is the smallest with which a part has at most `MOST_BYTES` of logits on a device; 1 for other models. Runs that
-    `jax.vmap` trains together count one by one.
+    It is the lowest power of two for which a part has at most `MOST_BYTES` of logits on a device. Each of several runs
+    under `jax.vmap` counts by itself.
     """
     if not isinstance(model, LanguageModel):
         return 1
@@ -50,7 +49,7 @@ def parts_of_loss(model: nn.Module, labels: jax.Array) -> int:
 
 
 def in_parts(factors: Factors, labels_BxT: jax.Array, parts: int) -> tuple[jax.Array, jax.Array]:
-    """`cross_entropy` of the product of ``factors``, ``[B, T]``, for one part of T after another."""
+    """`cross_entropy` ``[B, T]`` of the product of ``factors``, one part of T after another."""
 
     def of_part(_: None, part: Any) -> tuple[None, Any]:
         x, labels = part
@@ -65,7 +64,7 @@ def gradient_in_parts(
 ) -> tuple[tuple[jax.Array, jax.Array], Factors]:
     """`in_parts`, and the gradient of the mean loss with respect to ``factors``.
 
-    Each part's gradient follows its logits, which are neither kept nor computed twice (Hsu et al., arXiv:2410.10989).
+    The gradient of a part is computed right after its logits, which are then freed (Hsu et al., arXiv:2410.10989).
     """
     like = functools.partial(Factors, precision=factors.precision)
     weights_BxT = jnp.full(labels_BxT.shape, 1 / labels_BxT.size, factors.x.dtype)

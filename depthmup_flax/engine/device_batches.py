@@ -1,4 +1,4 @@
-"""Data on the devices: training examples that lie there or are streamed, batches for evaluation, read-ahead."""
+"""Data on the devices: resident or streamed training examples, batches for evaluation, read-ahead."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _PREEMPTED = "preempted while reading data; rerun the same command to resume."
 class Waiting:
     """When to stop waiting for a streamed batch."""
 
-    stall_timeout_s: float = math.inf  # RunStopped after so many seconds
-    preempted: Callable[[], bool] = lambda: False  # Preempted as soon as this returns true
+    stall_timeout_s: float = math.inf  # then RunStopped
+    preempted: Callable[[], bool] = lambda: False  # once true, Preempted
 
 
 def put_train_data(dataset: Dataset, mesh: jax.sharding.Mesh) -> Batch | None:
-    """The training examples, whole on every device; ``None`` if they are streamed.
+    """The training examples, all on every device; ``None`` if they are streamed.
 
-    An example is a row: images are ``[N, H * W * C]``. XLA:TPU gathers rows of whole tiles where they lie; images
-    ``[N, H, W, C]``, and rows of other lengths, it would copy into another layout in every call, all of them.
+    An example is a row: images are ``[N, H * W * C]``. XLA:TPU gathers rows of whole tiles in place; other rows, and
+    images ``[N, H, W, C]``, it would copy into another layout in every call.
     """
     if dataset.placement == "stream":
         return None
@@ -49,7 +49,7 @@ def put_train_data(dataset: Dataset, mesh: jax.sharding.Mesh) -> Batch | None:
 
 
 def abstract_train_data(dataset: Dataset, mesh: jax.sharding.Mesh) -> Any:
-    """Shapes, dtypes and shardings of what `put_train_data` returns, for devices that may be absent."""
+    """Shapes, dtypes and shardings of `put_train_data`, for devices that may be absent."""
     if dataset.placement == "stream":
         return None
     size, place = len(dataset.train), sharding.replicated(mesh)
@@ -58,11 +58,7 @@ def abstract_train_data(dataset: Dataset, mesh: jax.sharding.Mesh) -> Any:
 
 
 def batch_of(dataset: Dataset, data: Batch | None, examples: Any) -> Any:
-    """The batch that `Call.examples` stands for.
-
-    Examples of ``data`` from `put_train_data`, with the axes that ``dataset`` gives them; without ``data``, the
-    ``examples`` themselves.
-    """
+    """The batch for ``examples`` of a `Call`: these rows of ``data`` from `put_train_data`, if there are any."""
     if data is None:
         return examples
 
@@ -88,7 +84,7 @@ def _as_rows(x: np.ndarray, mesh: jax.sharding.Mesh) -> np.ndarray:
 def calls(
     dataset: Dataset, seeds: Sequence[int], batch_size: int, first_step: int, length: CallLength
 ) -> Generator[Call, None, None]:
-    """Calls, on the host, for U seeds from ``first_step`` on; a batch is a pure function of (seed, step)."""
+    """Calls, on the host, for U seeds from ``first_step`` on. A batch is a function of seed and step."""
     split, step = dataset.train, first_step
     while True:
         count = length.at(step)
@@ -115,10 +111,10 @@ def train_calls(
     length: CallLength,
     waiting: Waiting,
 ) -> Iterator[Iterator[Call]]:
-    """An iterator over the calls of one run; every process contributes the rows of a batch that its devices hold.
+    """An iterator over the calls of one run; every process reads the rows of a batch that its devices hold.
 
-    Rows of data on the devices are computed on the host. A streamed set is read ahead in threads and put on the devices
-    while they compute. Both give the same batches, on any number of processes.
+    Streamed examples are read ahead in threads and put on the devices while they compute. Batches do not depend on the
+    placement or the number of processes.
 
     Raises:
       RunStopped, Preempted: from ``next``, as ``waiting`` says.
@@ -154,16 +150,16 @@ def held_out_batches(dataset: Dataset, batch_size: int, mesh: jax.sharding.Mesh,
 def read_ahead_if_streamed(
     dataset: Dataset, items: Generator[T, None, None], waiting: Waiting
 ) -> Generator[T, None, None]:
-    """``items``; read ahead in a thread, and with a time limit, where they come from files."""
+    """``items``; if the data are streamed, read ahead in a thread and with a time limit."""
     streamed = dataset.placement == "stream"
     return read_ahead(items, _READ_AHEAD, waiting, f"data set {dataset.name!r}") if streamed else items
 
 
 def read_ahead(items: Iterator[T], size: int, waiting: Waiting, source: str) -> Generator[T, None, None]:
-    """Yields ``items``, which a thread makes before they are needed, at most ``size`` ahead; to be closed.
+    """Yields ``items``, which a thread makes at most ``size`` ahead; close it after use.
 
     Raises:
-      RunStopped, Preempted: as ``waiting`` says; the sentence names the ``source``. What ``items`` raise, too.
+      RunStopped, Preempted: as ``waiting`` says, naming the ``source``; and what ``items`` raise.
     """
     ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(size)
     closed = threading.Event()

@@ -81,9 +81,16 @@ class Experiment:
         eval_every = train.eval_every or self.epoch_steps
 
         def network(values: Values) -> tuple[nn.Module, optax.GradientTransformation, Any]:
-            fields = {path: value for path, value in values.items() if path != SEED}
-            model, optimizer = self.with_fields(fields) if fields else (self.model, self.optimizer)
-            return model, optimizer, values.get(SEED, config.seed)
+            seed, fields = values.get(SEED, config.seed), {path: x for path, x in values.items() if path != SEED}
+            if not fields:
+                return self.model, self.optimizer, seed
+            changed = config.copy_and_resolve_references()
+            with changed.ignore_type():  # values may be traced
+                for path, value in fields.items():
+                    set_field(changed, path, value)
+            rule = make_parametrization(changed)
+            optimizer = make_optimizer(changed, self.info, rule, self.total_steps)
+            return self.model.clone(parametrization=rule), optimizer, seed
 
         def init(values: Values) -> TrainState:
             return init_state(*network(values), self.dataset.input_spec)
@@ -93,7 +100,7 @@ class Experiment:
             return make_train_step(
                 model,
                 row_major_gradients(optimizer) if row_major else optimizer,
-                prepare=_already_prepared,
+                prepare=lambda key, prepared: prepared,  # type: ignore[arg-type, return-value]
                 seed=seed,
                 log_every=train.log_every,
                 average_from=max(0, self.total_steps - (train.average_steps or self.epoch_steps)),
@@ -124,10 +131,6 @@ class Experiment:
             stall_timeout_s=train.stall_timeout_s,
         )
 
-    def init_state(self) -> TrainState:
-        """A new training state; pure, as `depthmup_flax.engine.step.init_state` is."""
-        return init_state(self.model, self.optimizer, self.config.seed, self.dataset.input_spec)
-
     def learning_rate(self, step: int) -> float:
         """The learning rate of the update that ends ``step``, which counts from 1."""
         return float(self._learning_rate(step - 1))
@@ -135,15 +138,6 @@ class Experiment:
     @functools.cached_property
     def _learning_rate(self) -> optax.Schedule:
         return jax.jit(learning_rate(self.config, self.total_steps))
-
-    def with_fields(self, values: Values) -> tuple[nn.Module, optax.GradientTransformation]:
-        """The model and optimizer with other values of continuous fields, such as a traced learning rate."""
-        config = self.config.copy_and_resolve_references()
-        with config.ignore_type():
-            for path, value in values.items():
-                set_field(config, path, value)
-        rule = make_parametrization(config)
-        return self.model.clone(parametrization=rule), make_optimizer(config, self.info, rule, self.total_steps)
 
     def _updates(self) -> dict[str, Any]:
         """What `param_table` prints of the optimizer's direction."""
@@ -154,7 +148,7 @@ class Experiment:
         return {"degree": homogeneity(inner), "eps": direction_eps(name, **kwargs), "geometry": geometry_of(inner)}
 
     def state_shapes(self) -> TrainState:
-        """`init_state` with shapes and dtypes in place of arrays; computes nothing."""
+        """A new training state with shapes and dtypes in place of arrays; computes nothing."""
         return jax.eval_shape(functools.partial(state_of, optimizer=self.optimizer), self.variables)
 
     def parameter_table(self) -> str:
@@ -232,10 +226,6 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
         epoch_steps=epoch_steps,
         total_steps=total_steps,
     )
-
-
-def _already_prepared(key: jax.Array | None, batch: Any) -> Any:
-    return batch
 
 
 def hyperparameters(config: ConfigDict) -> dict[str, float]:

@@ -1,39 +1,39 @@
-"""Which lane of a program trains which run.
+"""Assigns runs to lanes.
 
-Runs of one seed see the same examples. If possible all lanes of a device have one seed: its examples are then prepared
-once, and the first layers of all its lanes are one product with them.
+Runs of one seed read the same examples. If possible, all lanes of a device have one seed: then the device prepares its
+examples once, and computes the first layers of all lanes in one product.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
+
+from depthmup_flax.records.table import SEED
 
 
-class LaneRun(Protocol):
-    """A run that shares a program with others."""
+@dataclasses.dataclass(frozen=True)
+class LaneRun:
+    """A run that shares a program with others of its task."""
 
-    @property
-    def hash(self) -> str:
-        """Its name."""
+    hash: str  # its name
+    hyperparameters: Mapping[str, float]  # those of the task, the seed included
 
     @property
     def seed(self) -> int:
         """Of initialization, data order and augmentation."""
-
-    @property
-    def hyperparameters(self) -> Mapping[str, float]:
-        """Those of its `depthmup_flax.engine.task.Task`; the seed is one of them."""
+        return int(self.hyperparameters[SEED])
 
 
 R = TypeVar("R", bound=LaneRun)
 
 
 def cohorts(runs: Sequence[R], per_device: int, devices: int) -> list[list[R]]:
-    """``runs`` in groups that train together, each with as many runs as there are lanes.
+    """``runs`` in groups that train together, each of as many runs as there are lanes.
 
-    Where every seed's runs fill devices, each device gets runs of one seed, neighbors in the given order; otherwise the
-    order is unchanged.
+    If the runs of every seed fill whole devices, each device gets runs of one seed that are neighbors in the given
+    order. Otherwise the order is unchanged.
     """
     order, pieces, capacity = list(runs), _pieces(runs, per_device), per_device * devices
     if all(len(piece) == per_device for piece in pieces):
@@ -43,14 +43,14 @@ def cohorts(runs: Sequence[R], per_device: int, devices: int) -> list[list[R]]:
 
 
 def one_seed_fits(runs: Sequence[LaneRun], per_device: int, devices: int) -> bool:
-    """Whether every one of ``runs`` gets a lane if all lanes of a device have one seed."""
+    """Whether all ``runs`` get a lane if the lanes of a device have one seed."""
     return len(_pieces(runs, per_device)) <= devices
 
 
 def lay_out(runs: Sequence[R], per_device: int, devices: int, one_seed: bool) -> tuple[list[R], dict[str, int]]:
-    """The run of every lane, device after device, and the lane of every run's hash; other lanes repeat a run.
+    """The run of every lane, device after device, and hash of a run -> lane. Lanes that are left repeat a run.
 
-    With ``one_seed``, where `one_seed_fits`, all lanes of a device have the same seed; otherwise runs keep their order.
+    With ``one_seed``, for which `one_seed_fits`, the lanes of a device have one seed; otherwise runs keep their order.
     """
     size = per_device if one_seed else 1
     pieces = _pieces(runs, per_device) if one_seed else [[run] for run in runs]

@@ -89,13 +89,14 @@ class LaneProgram(Program):
         differs = lambda name: any(run.hyperparameters[name] != task.hyperparameters[name] for run in runs)
         self._names = sorted({SEED, *filter(differs, runs[0].hyperparameters)})
         # Axes of a call's examples: S if there are several steps, U of all devices, B, ...
-        self._examples = LANES if self.call_length.most == 1 else P(None, _AXIS)
+        self._leading = mesh.size * self._seeds_per_device, task.batch_size
+        self._split = LANES if self.call_length.most == 1 else P(None, _AXIS)
         self._abstract_values: LaneValues = self._placed(self._laid_out(runs[:1]).values, LANES)
         started = time.perf_counter()
         self._init = jax.jit(self._on_devices(self._init_lanes, LANES), compiler_options=self._drawing)
         self._evaluate = jax.jit(self._on_devices(self._evaluate_lanes, LANES, LANES, P()))
         self.abstract_state = self._placed(jax.eval_shape(self._init, self._abstract_values), LANES)
-        call = Call(P(), self._examples)  # type: ignore[arg-type]
+        call = Call(P(), self._split)  # type: ignore[arg-type]
         self._steps = jax.jit(self._on_devices(self._take_steps, LANES, LANES, call, P()), donate_argnums=0)
         self.compiled = self.traced().lower().compile()
         self.compile_s = time.perf_counter() - started
@@ -120,7 +121,7 @@ class LaneProgram(Program):
         """The data of the calls from ``first_step`` on; to be closed."""
         seeds = np.asarray(lanes.values.seeds_DU).tolist()
         on_host = calls(self.task.dataset, seeds, self.task.batch_size, first_step, self.call_length)
-        place = self._place(self._examples)
+        place = self._place(self._split)
         return self._watched(Call(call.count, jax.device_put(call.examples, place)) for call in on_host)
 
     def take(self, state: TrainState, lanes: Lanes, call: Call) -> TrainState:
@@ -216,9 +217,6 @@ class LaneProgram(Program):
     def _on_devices(self, function: Callable[..., T], *specs: Any) -> Callable[..., T]:
         """``function`` on each device's part of its arguments, which are split as ``specs`` say."""
         return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=LANES, check_vma=False)
-
-    def _abstract_call(self) -> Call:
-        return self._call_of((self.mesh.size * self._seeds_per_device, self.task.batch_size), self._examples)
 
     def _place(self, spec: P) -> NamedSharding:
         return NamedSharding(self.mesh, spec)

@@ -1,4 +1,4 @@
-"""Several training steps in one call of the compiled program, so that the host has less to do than for single steps."""
+"""Several training steps in one call of the compiled program, which saves time on the host."""
 
 from __future__ import annotations
 
@@ -53,16 +53,11 @@ class Periods:
 
 @struct.dataclass
 class Call:
-    """What one call of a training program reads.
+    """What one call of a training program reads."""
 
-    Attributes:
-      count: int32, steps to take. An argument of the compiled program, so that it changes no result.
-      examples: for each of S possible steps and U seeds a batch: rows of the training data, int32 ``[S, U, B]``, or,
-        if the data are streamed, the examples themselves. Without the axis S if it is 1, and, for a single run's
-        streamed batches, without U.
-    """
-
-    count: np.int32
+    count: np.int32  # steps to take: an argument of the compiled program, so that it changes no result
+    # For each of S possible steps and U seeds a batch: rows of the training data, int32 [S, U, B], or streamed examples
+    # [S, U, B, ...]. There is no axis S if it is 1, and no U for the streamed batches of a single run.
     examples: Any
 
 
@@ -78,11 +73,11 @@ def take_steps(step: Callable[[State, Any], State], state: State, call: Call, mo
 
 
 def most_steps(task: Task, mesh: Mesh) -> int:
-    """How many steps a call of the task's program may take; 1 where a loop does not pay or cannot be used.
+    """The most steps in a call of the task's program.
 
-    Streamed examples arrive one batch at a time. Several processes agree after every step on whether to stop. In a
-    loop XLA:CPU runs some convolutions ten times slower. XLA:TPU estimates a step in a loop at 1.00 to 1.03 times a
-    call of a single step, and the host needs some 0.1 ms for each call. GPUs were not measured.
+    It is 1 for streamed examples, which arrive one batch at a time; for several processes, which agree after every step
+    on whether to stop; for convolutions on a CPU, which can be ten times slower in a loop; and on GPUs, which were not
+    measured. On a TPU a step in a loop takes 1.00 to 1.03 times a single call, by XLA's estimate.
     """
     streamed, several = task.dataset.placement == "stream", jax.process_count() > 1
     pays = {"cpu": not task.convolves, "tpu": True}.get(sharding.platform(mesh), False)
@@ -90,7 +85,7 @@ def most_steps(task: Task, mesh: Mesh) -> int:
 
 
 def abstract_examples(dataset: Dataset, shape: Sequence[int]) -> Any:
-    """Shapes and dtypes of `Call.examples` with the axes ``shape``: rows, or the examples of a streamed set."""
+    """Shapes and dtypes of `Call.examples` with the axes ``shape``."""
     if dataset.placement != "stream":
         return jax.ShapeDtypeStruct(tuple(shape), np.int32)
     one = dataset.train.read(np.arange(1))
@@ -98,7 +93,7 @@ def abstract_examples(dataset: Dataset, shape: Sequence[int]) -> Any:
 
 
 class CallLength:
-    """How many steps the next call takes: as many as run in `CALL_S`, at most ``most``, none beyond an event.
+    """The number of steps of the next call: as many as run in `CALL_S`, at most ``most``, none beyond an event.
 
     With ``measures``, the last step before an event is a call of its own.
     """

@@ -45,9 +45,12 @@ def outcome(
 ) -> Outcome:
     """The outcome of a run that has ended: diverged if a training loss, the test loss or the state was not finite.
 
-    ``numbers``: `read` of the last state; ``test``: ``test_loss`` and ``test_accuracy``, if it was evaluated;
-    ``to_json`` rounds a number, and gives ``None`` for one that is not finite; ``finite``: whether the parameters are,
-    as far as known; ``recovers``: whether a run that ends with finite losses has completed, whatever came before.
+    Args:
+      numbers: `read` of the last state.
+      test: ``test_loss`` and ``test_accuracy``, if it was evaluated.
+      to_json: rounds a number; ``None`` for one that is not finite.
+      finite: whether the parameters are finite, as far as known.
+      recovers: a run that ends with finite losses has completed, even if an earlier loss was not finite.
     """
     diverged_at = int(numbers.nonfinite_step) if numbers.nonfinite_step >= 0 else None
     if diverged_at is None and not (finite and (test is None or math.isfinite(test["test_loss"]))):

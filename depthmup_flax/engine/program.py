@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import clu.metrics
@@ -36,6 +36,8 @@ class Program(abc.ABC):
 
     abstract_state: TrainState  # shapes, dtypes and shardings
     _abstract_values: Any  # of the hyperparameters that differ between lanes
+    _leading: tuple[int, ...]  # axes of one step's examples, the last of them B
+    _split: P  # of a call's examples
     _steps: jax.stages.Wrapped  # (state, values, call, data) -> state; the state is donated
     _evaluate: jax.stages.Wrapped  # (state, values, batch) -> EvalMetrics
 
@@ -46,10 +48,7 @@ class Program(abc.ABC):
 
     def traced(self) -> jax.stages.Traced:
         """The program of the training steps in a call."""
-        return self._steps.trace(self.abstract_state, self._abstract_values, self._abstract_call(), self._data)
-
-    @abc.abstractmethod
-    def _abstract_call(self) -> Call: ...
+        return self._steps.trace(*self._arguments())
 
     @abc.abstractmethod
     def _step(self, values: Any, data: Batch | None, state: TrainState, examples: Any) -> Stepped:
@@ -62,12 +61,12 @@ class Program(abc.ABC):
     def _evaluated(self, state: TrainState, values: Any, batches: Iterable[Batch]) -> clu.metrics.Collection:
         return evaluate(functools.partial(self._evaluate, state, values), batches)
 
-    def _call_of(self, leading: Sequence[int], spec: P) -> Call:
-        """An abstract `Call`; ``leading``: axes of one step's examples, the last of them ``B``."""
-        most = self.call_length.most
-        shape = (*[most] * (most > 1), *leading)
-        examples = abstract_examples(self.task.dataset, shape)
-        return Call(self._placed(np.int32(0), P()), self._placed(examples, spec))
+    def _arguments(self) -> tuple[TrainState, Any, Call, Batch | None]:
+        """Shapes, dtypes and shardings of the arguments of `_steps`."""
+        most, dataset = self.call_length.most, self.task.dataset
+        examples = abstract_examples(dataset, (*[most] * (most > 1), *self._leading))
+        call = Call(self._placed(np.int32(0), P()), self._placed(examples, self._split))
+        return self.abstract_state, self._abstract_values, call, self._data
 
     def _placed(self, tree: ArrayTree, spec: P) -> Any:
         """Shapes and dtypes of arrays that are split as ``spec`` says."""

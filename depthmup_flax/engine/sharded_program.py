@@ -29,6 +29,9 @@ class ShardedProgram(Program):
         super().__init__(task, mesh, data, task.periods, measures=task.measures)
         self._shardings = sharding.state_shardings(task.shapes, task.axes, mesh)
         self.abstract_state = jax.tree.map(lambda x, s: x.update(sharding=s), task.shapes, self._shardings)
+        streamed = task.dataset.placement == "stream"
+        self._leading = (task.batch_size,) if streamed else (1, task.batch_size)
+        self._split = P(sharding.BATCH_AXES) if streamed else P()
         self._task_step, self._task_evaluate = task.step({}), task.evaluate({})
         self._steps = jax.jit(self._take_steps, donate_argnums=0, out_shardings=self._shardings)
         self._take: Callable[..., TrainState] = self._steps
@@ -60,17 +63,11 @@ class ShardedProgram(Program):
             return
         self._take = self.traced().lower().compile()
         if self.task.measures:
-            arguments = self.abstract_state, None, self._abstract_call(), self._data
-            self._take_measured = self._take_measured.trace(*arguments).lower().compile()
+            self._take_measured = self._take_measured.trace(*self._arguments()).lower().compile()
 
     def evaluate(self, state: TrainState, batches: Iterator[Batch]) -> EvalMetrics:
         """Loss and accuracy of ``state`` over ``batches``."""
         return self._evaluated(state, None, batches)
-
-    def _abstract_call(self) -> Call:
-        if self.task.dataset.placement == "stream":
-            return self._call_of((self.task.batch_size,), P(sharding.BATCH_AXES))
-        return self._call_of((1, self.task.batch_size), P())
 
     def _take_steps(self, state: TrainState, values: None, call: Call, data: Batch | None) -> TrainState:
         with sharding.activations_on(self.mesh, self.task.gradient_dtype):

@@ -57,7 +57,7 @@ class Running:
 
 @struct.dataclass
 class TrainState:
-    """Everything that a training step reads and writes, and that a checkpoint holds."""
+    """The training state, which a checkpoint holds."""
 
     step: jax.Array  # int32, steps taken
     params: ArrayTree  # without annotations
@@ -93,7 +93,7 @@ EvalMetrics = clu.metrics.Collection.create(
 def init_state(
     model: nn.Module, optimizer: optax.GradientTransformation, seed: jax.Array | int, input_spec: jax.ShapeDtypeStruct
 ) -> TrainState:
-    """A fresh state; a pure function, to be jitted with shardings, mapped over seeds, or evaluated for shapes alone."""
+    """A fresh state; pure: it can be jitted with shardings, mapped over seeds, or evaluated for shapes."""
     variables = model.init(jax.random.key(seed), jnp.zeros(input_spec.shape, input_spec.dtype))
     return state_of(variables, optimizer)
 
@@ -138,8 +138,8 @@ def make_train_step(
       seed: of augmentation and dropout.
       log_every: `TrainState.recent` restarts after each multiple.
       average_from: `TrainState.final` sums the steps after this one.
-      accumulate: number of parts of the batch whose gradients are computed one after another, to save memory. The mean
-        is the same; BatchNorm normalizes each part by itself, and each part has its own dropout masks.
+      accumulate: number of parts of the batch, whose gradients are computed in turn to save memory and averaged.
+        BatchNorm normalizes each part by itself, and each part has its own dropout masks.
       measure: gives the metrics of the trees ``grad``, ``param`` (before the step) and ``update``, its keywords.
     """
 

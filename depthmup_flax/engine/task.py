@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import clu.metrics
 import jax
@@ -17,13 +17,6 @@ from depthmup_flax.util.types import Batch, Scalar
 
 # Hyperparameters by name that replace a task's own: numbers or traced scalars.
 Values = Mapping[str, Scalar]
-
-
-class MakeStep(Protocol):
-    """``values`` -> the training step ``(state, prepared batch) -> (state, metrics)``."""
-
-    def __call__(self, values: Values, /, *, row_major: bool = False) -> TrainStep:
-        """With ``row_major`` as in `depthmup_flax.engine.step.row_major_gradients`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +36,7 @@ class Task:
     shapes: TrainState  # of what `init` returns
     axes: Mapping[str, AxisNames]  # path of a parameter -> its logical axes, by which it is sharded
     prepare: Callable[[jax.Array | None, Batch], Any]  # key (None: evaluation) and batch -> what the step reads
-    step: MakeStep
+    step: Callable[..., TrainStep]  # values and row_major=False (see `row_major_gradients`) -> step of a prepared batch
     evaluate: Callable[[Values], Callable[[TrainState, Batch], clu.metrics.Collection]]  # -> masked batch's EvalMetrics
     convolves: bool = False  # a loop over steps would be slow on a CPU
     gradient_dtype: str = ""  # see `depthmup_flax.parallel.sharding.activations_on`

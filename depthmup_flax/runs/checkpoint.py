@@ -34,7 +34,7 @@ _COMMITTED = "commit_success.txt"  # Orbax's marker of a complete checkpoint in 
 
 
 class Checkpointer:
-    """The latest checkpoints of a run and its best one, written in the background.
+    """The latest checkpoints of a run and the best one, written in the background.
 
     Args:
       directory: created if absent; holds one folder per step.
@@ -51,8 +51,8 @@ class Checkpointer:
         accuracy = operator.itemgetter("test_accuracy")
         latest = policies.LatestN(keep)
         best = policies.BestN(n=1, get_metric_fn=accuracy, keep_checkpoints_without_metrics=False)
-        # A single process waits for storage without limit, because the clock may jump. One of several must time out,
-        # because the others wait for it. Creating directories in the background has a timeout that cannot be set.
+        # A single process waits for storage without limit, as the clock may jump. One of several must time out, as the
+        # others wait for it. The timeout for creating directories in the background cannot be set.
         several = jax.process_count() > 1
         in_background = ocp.options.AsyncOptions(barrier_sync_fn=self._meet, create_directories_asynchronously=several)
         if not several:
@@ -63,7 +63,7 @@ class Checkpointer:
             async_options=in_background,
         )
         if distributed.is_first():
-            # Orbax would delete these in the background, maybe while the same step is saved again.
+            # Orbax would delete these in the background, perhaps while the same step is saved again.
             for folder in _incomplete(self._directory):
                 delete_tree(folder)
             for metrics in self._directory.glob("*/metrics/metrics"):
@@ -108,14 +108,13 @@ class Checkpointer:
     def restore(self, abstract_state: ArrayTree) -> tuple[ArrayTree, Json] | None:
         """State and description of the latest intact checkpoint; ``None`` if there are no checkpoints.
 
-        A checkpoint is damaged if it cannot be read, or if its numbers differ from the saved ones in any bit. Damaged
-        checkpoints newer than the restored one are renamed to ``<step>.damaged``, with a warning. Restored arrays have
-        the shardings of the ``jax.ShapeDtypeStruct`` in ``abstract_state``.
+        A checkpoint is damaged if it cannot be read or differs from what was saved in any bit. Damaged checkpoints
+        newer than the restored one are renamed to ``<step>.damaged``, with a warning. Arrays get the shardings of the
+        ``jax.ShapeDtypeStruct`` in ``abstract_state``.
 
         Raises:
-          InputError: there are checkpoints, and all are damaged. Nothing is renamed then.
-          RunStopped: one of several processes cannot read the latest checkpoint. Reading is collective, so it cannot
-            tell the others; the next attempt renames the checkpoint.
+          InputError: all checkpoints are damaged. None is renamed.
+          RunStopped: one of several processes cannot read the latest checkpoint; the next attempt renames it.
         """
         damaged: dict[int, Exception] = {}
         self._rename_reported()
@@ -183,12 +182,12 @@ class Checkpointer:
             raise sentence from error
 
     def _meet(self, *, key: str, timeout_ms: int) -> None:
-        """Waits for the other processes, which Orbax's threads do between the parts of a save.
+        """The barrier that Orbax's threads call between the parts of a save.
 
-        After an error, too: but then the others wait elsewhere, for what this process has not done, until a timeout.
+        They also call it after an error. Then the others wait elsewhere, until a timeout, for what was not done.
         """
         error = sys.exception()
-        # The main thread may save while it handles an exception, which is none of the save.
+        # The main thread may save while it handles an exception of something else.
         if error is None or threading.current_thread() is threading.main_thread():
             self._wait_for_others(key=key, timeout_ms=timeout_ms)
         else:

@@ -13,10 +13,10 @@ Columns = dict[str, np.ndarray]
 
 
 def read_metrics(path: pathlib.Path) -> Columns:
-    """One row per step in which something was measured: ``step`` (int64 [N]), ``train_loss`` and others (float64 [N]).
+    """One row per step with metrics: ``step`` (int64 [N]), ``train_loss`` and others (float64 [N]).
 
-    NaN where a step lacks a value (evaluations are rarer than logs) or the value was not finite. A line that is not
-    JSON, as a crash leaves one, is left out; without a file there are no rows.
+    A value is NaN if the step lacks it or it was not finite. A line that a crash has cut off is left out; without a
+    file there are no rows.
     """
     rows: dict[int, dict[str, float | None]] = {}
     for line in read_lines(path) if path.exists() else []:

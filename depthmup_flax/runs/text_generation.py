@@ -38,8 +38,8 @@ def generate(
 ) -> np.ndarray:
     """Continues ``prompt`` by ``length`` tokens (int32 ``[length]``), each drawn from the model's softmax.
 
-    One compiled loop over a buffer of ``context`` tokens, filled from the left: a causal model ignores what follows the
-    last token. A full buffer drops its oldest token.
+    A compiled loop over a buffer of ``context`` tokens, filled from the left, as a causal model ignores what follows
+    the last token. A full buffer drops its oldest token.
 
     Args:
       model: causal; ``model.apply(variables, tokens, train=False)`` maps int32 ``[1, context]`` to logits
@@ -86,7 +86,7 @@ def generate(
 
 
 def _logits(model: nn.Module, variables: ArrayTree, tokens_T: jax.Array, position: jax.Array) -> jax.Array:
-    """``[V]``: the logits at one position, without those of the others if the model can leave them out."""
+    """``[V]``: the logits at one position; a `LanguageModel` computes no others."""
     apply: Callable[..., Any] = functools.partial(model.apply, variables, tokens_T[None], train=False)
     if not isinstance(model, LanguageModel):
         return apply()[0, position]
@@ -95,7 +95,7 @@ def _logits(model: nn.Module, variables: ArrayTree, tokens_T: jax.Array, positio
 
 
 def sample_text(experiment: Experiment, dataset: TextDataset, state: TrainState) -> str:
-    """What a language model writes after a line's end; a function of its parameters and seed."""
+    """The text of a language model after a newline; a function of its parameters and seed."""
     tokens = generate(
         experiment.model,
         {"params": state.params, "batch_stats": state.batch_stats},

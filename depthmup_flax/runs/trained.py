@@ -1,4 +1,4 @@
-"""A run as a value: its network, parameters, config, metrics and predictions, from its work directory."""
+"""A run read from its work directory: network, parameters, config, metrics, predictions."""
 
 from __future__ import annotations
 
@@ -52,10 +52,9 @@ class TrainedRun:
       params: nested dictionaries of arrays.
       batch_stats: BatchNorm's running averages, biases of experts; empty for other models.
       info: the role of each parameter, for `depthmup_flax.depthmup` and `depthmup_flax.param_table`.
-      metrics: columns of equal length, of one row per logged step: ``pandas.DataFrame(run.metrics)``. ``step``,
-        ``train_loss``, ``test_accuracy``, ...; NaN where a step lacks a value.
+      metrics: name -> column, with a row per logged step, NaN for missing values: ``pandas.DataFrame(run.metrics)``.
       result: the content of ``result.json``; ``None`` if the run has not ended.
-      data: what the network reads, without examples: shape and normalization of images, or context and tokenizer.
+      data: shape and normalization of images, or context and tokenizer; no examples.
     """
 
     directory: pathlib.Path
@@ -84,7 +83,7 @@ class TrainedRun:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The name of each class, by label; the labels where the data set has no names."""
+        """The name of each class, by label; the labels if the data set has no names."""
         return self._images.class_names or tuple(map(str, range(self.data.num_classes)))
 
     @property
@@ -214,12 +213,11 @@ class TrainedRun:
 def load_run(directory: str | os.PathLike[str], which: str | int = "latest") -> TrainedRun:
     """Reads a run that `depthmup_flax.training.loop.train_and_evaluate` wrote, also while it trains.
 
-    Its checkpoints may have been written on any number of devices and processes. Reads parameters, and no optimizer
-    state; the data set need not be here.
+    Its checkpoints may have been written on any number of devices and processes. The data set may be absent.
 
     Args:
       directory: the work directory, on a disk or in a bucket.
-      which: the checkpoint: ``"latest"``, ``"best"`` (by test accuracy), or its step.
+      which: ``"latest"``, ``"best"`` (by test accuracy), or the step of a checkpoint.
 
     Raises:
       InputError: there is no run, it has no such checkpoint, or a file of it is damaged.

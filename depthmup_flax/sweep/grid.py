@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.engine.experiment import hyperparameters
+from depthmup_flax.engine.lane_layout import LaneRun
 from depthmup_flax.records.run_hash import EXECUTION
 from depthmup_flax.records.table import CONTINUOUS, LEARNING_RATE, SEED, SweepInfo
 from depthmup_flax.util.errors import InputError, did_you_mean
@@ -28,22 +29,11 @@ Grids = Mapping[str, Mapping[str, Sequence[Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Run(LaneRun):
     """One run of a sweep."""
 
     point: dict[str, Any]  # dotted field -> value for every axis of the sweep
     config: ConfigDict  # the whole config; train.py trains the same with it
-    hash: str  # of the config
-
-    @property
-    def seed(self) -> int:
-        """Of initialization, data order and augmentation."""
-        return self.config.seed
-
-    @property
-    def hyperparameters(self) -> dict[str, float]:
-        """The seed and the continuous axes."""
-        return hyperparameters(self.config)
 
 
 def sweep_config(
@@ -119,7 +109,7 @@ def make_run(base: ConfigDict, axes: Sequence[str], values: Mapping[str, Any]) -
         configs.set_field(config, path, value)
     configs.validate(config)
     point = {path: configs.get_field(config, path) for path in axes}
-    return Run(point, config, configs.config_hash(config))
+    return Run(configs.config_hash(config), hyperparameters(config), point, config)
 
 
 def structural_groups(runs: Sequence[Run]) -> list[list[Run]]:

@@ -14,15 +14,14 @@ if TYPE_CHECKING:
 
 
 class EventFile:
-    """TensorBoard scalars in a file ``events.out.tfevents.*`` of a directory, created with the first of them.
+    """TensorBoard scalars in a file ``events.out.tfevents.*``, which the first of them creates.
 
-    ``tensorboardX.SummaryWriter`` is not used: its thread dies of the first failed write, and the next events then wait
-    for ever.
+    The thread of ``tensorboardX.SummaryWriter`` dies of a failed write, and the next events then wait forever.
 
     Args:
       directory: of the file.
       purge_step: TensorBoard drops events of earlier files from this step on; ``None`` if there are none.
-      attempt: of several files of one process; those of the same second need different names.
+      attempt: number of the file in this process: files of one second need different names.
     """
 
     def __init__(self, directory: pathlib.Path, purge_step: int | None, attempt: int = 0) -> None:
@@ -30,7 +29,7 @@ class EventFile:
 
     @functools.cached_property
     def _file(self) -> EventsWriter:
-        # tensorboardX imports the clients of two clouds, where they are installed: not before the first step.
+        # tensorboardX imports the clients of two clouds, if they are installed, which takes seconds.
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 

@@ -52,22 +52,21 @@ def train_and_evaluate(
     """Trains what ``config`` describes, or resumes the run that ``workdir`` holds.
 
     Writes ``config.json``, ``data.json`` (what the network reads), ``params.txt`` (the parameter table),
-    ``metrics.jsonl``, TensorBoard events,
-    ``checkpoints/`` and at the end ``result.json``; for a language model also ``sample.txt``, a generated text. A
-    resumed run has the same parameters as an uninterrupted one, bit for bit; on another number of devices, up to the
-    order of sums. A loss that is not finite ends the run at the next log, evaluation or checkpoint with the status
-    ``diverged`` (see ``train.stop_on_divergence``), as do parameters at a checkpoint. All checkpoints are finite.
+    ``metrics.jsonl``, TensorBoard events, ``checkpoints/``, ``sample.txt`` (text of a language model) and, at the end,
+    ``result.json``. A resumed run has the parameters of an uninterrupted one, bit for bit; on another number of
+    devices, up to the order of sums. A loss that is not finite at a log, an evaluation or a checkpoint, or parameters
+    that are not finite at a checkpoint, end the run with the status ``diverged`` (see ``train.stop_on_divergence``).
 
     On SIGTERM, or the first Ctrl-C, the run writes a checkpoint and returns with the status ``preempted``. With several
-    processes (`depthmup_flax.process.distributed`), each makes this call. Process 0 writes everything but checkpoints,
-    to which every process writes the arrays of its devices; ``workdir`` is a directory that all processes share.
+    processes (`depthmup_flax.process.distributed`), each makes this call with a ``workdir`` that they share. Every
+    process writes the arrays of its devices to checkpoints; process 0 writes the rest.
 
     Args:
-      config: from a config file (see `depthmup_flax.config.fields.default_config`).
+      config: from a config file, or `depthmup_flax.config.fields.default_config`.
       workdir: created if absent.
       overwrite: delete an earlier run's files in ``workdir`` and start from step 0.
-      writers: receive the metrics, besides those of ``train.writers``; each is called in a thread of its own in process
-        0, and closed at the end. None can stop the run. A resumed run passes the steps after its checkpoint again.
+      writers: receive the metrics, besides those of ``train.writers``, and are closed at the end; each is called in a
+        thread of process 0, and cannot stop the run. A resumed run passes the steps after its checkpoint again.
 
     Returns:
       The content of ``result.json``: ``status`` (``completed``, ``diverged`` or, with no such file, ``preempted``),
@@ -76,8 +75,8 @@ def train_and_evaluate(
       ``bad_examples`` (skipped, see ``data.on_bad_example``), ``versions``. Numbers that are not finite are ``None``.
 
     Raises:
-      InputError: bad configuration or work directory, or processes that differ in config, code, libraries or data;
-        before anything is compiled or overwritten.
+      InputError: the config or the work directory is wrong, or processes differ in config, code, libraries or data.
+        Nothing was compiled or overwritten.
       RunStopped: the work directory cannot be written, the data do not arrive, or copies of the state on several
         devices differ at a checkpoint (``train.compare_replicas``).
     """
@@ -212,7 +211,7 @@ class _Run:
             self._elapsed_before_s, self._evaluated = meta["elapsed_s"], meta["evaluated"]
         self.step = self._first_step = int(self.state.step)
         self._metrics: Metrics = {}  # of the last step that was logged
-        self._log = RunLog(experiment, writers, directory, self.step, evaluated=self._evaluated)
+        self._log = RunLog(experiment, writers, directory, self.step, self._evaluated)
         if distributed.is_first():
             log.info("%s, work directory %s", experiment.description(mesh), directory)
             if self.step:
@@ -290,9 +289,7 @@ class _Run:
         A state that is not finite is not written, so that it replaces no older one.
         """
         self._check_claim(now=True)  # a checkpoint would create the directory again
-        if self._checkpoints.is_due(self.step) and self._checkpoints.may_save(self.state):
-            self._log.upload()  # before the checkpoint from which the run would resume
-            self._checkpoints.save(self.step, self.state, self._elapsed_s(), test)
+        self._checkpoints.save(self.state, self._elapsed_s(), test, first=self._log.upload)
         if wait:
             self._checkpoints.wait()
 

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from depthmup_flax.engine.experiment import Experiment
@@ -25,104 +24,71 @@ log = logging.getLogger(__name__)
 
 
 class RunLog:
-    """The metrics and the progress of a run. Only process 0 has them: in others every call returns at once.
+    """Metrics and progress of a run. Only process 0 has them: in others every call is a no-op.
+
+    Rows are appended to ``metrics.jsonl``, which is on disk when a call returns, and passed to other writers, which
+    cannot stop the run. In a bucket, ``metrics.jsonl`` and TensorBoard's files are uploaded once a minute.
 
     Args:
-      experiment: what is trained.
-      own, directory, first_step, evaluated: see `MetricsWriter`.
-    """
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        own: Sequence[Writer],
-        directory: pathlib.Path,
-        first_step: int,
-        *,
-        evaluated: bool,
-    ) -> None:
-        self._unit, self._rows, first = experiment.dataset.unit, None, distributed.is_first()
-        if first:
-            self._rows = MetricsWriter(experiment.config, own, directory, first_step, evaluated=evaluated)
-        self._progress = Progress(experiment, first_step, silent=not first)
-        self.restart, self.paused, self.note = self._progress.restart, self._progress.paused, self._progress.note
-
-    def train(self, step: int, metrics: Mapping[str, float]) -> float | None:
-        """Shows and writes training metrics, and the speed; returns steps per second, if it is known."""
-        units_per_s = self._progress.update(step, metrics["train_loss"], metrics["train_accuracy"])
-        if units_per_s is None:
-            self.write(step, metrics)
-            return None
-        self.write(step, {**metrics, f"{self._unit}_per_s": units_per_s})
-        return units_per_s / self._progress.units_per_step
-
-    def test(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows and writes an evaluation."""
-        self.write(step, metrics)
-        self.note(f"step {step}  test loss {metrics['test_loss']:.4f}  test acc {metrics['test_accuracy']:.1%}")
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes a row."""
-        if self._rows is not None:
-            self._rows.write(step, metrics)
-
-    def upload(self) -> None:
-        """Returns when the work directory holds all rows; call it before a checkpoint, from which the run resumes."""
-        if self._rows is not None:
-            self._rows.upload()
-
-    def close(self) -> None:
-        """Ends the progress and closes the writers."""
-        self._progress.close()
-        if self._rows is not None:
-            self._rows.close()
-
-
-class MetricsWriter:
-    """Appends rows to ``metrics.jsonl``, and passes them to other writers, which cannot stop the run.
-
-    In a bucket, ``metrics.jsonl`` and TensorBoard's files are uploaded once a minute.
-
-    Args:
-      config: of the run; ``train.writers`` names the writers.
-      own: further ones.
+      experiment: what is trained; ``train.writers`` names the writers.
+      own: further writers.
       directory: of the run.
-      resume_step: later rows will be computed again and are dropped, as is a last line that a crash has cut off.
+      first_step: later rows will be computed again and are dropped, as is a last line that a crash has cut off.
       evaluated: whether the evaluation after that step is complete; otherwise its row is dropped, too.
     """
 
     def __init__(
-        self, config: ConfigDict, own: Sequence[Writer], directory: pathlib.Path, resume_step: int, *, evaluated: bool
+        self, experiment: Experiment, own: Sequence[Writer], directory: pathlib.Path, first_step: int, evaluated: bool
     ) -> None:
+        self._open, self._unit = distributed.is_first(), experiment.dataset.unit
+        self._progress = Progress(experiment, first_step, silent=not self._open)
+        self.restart, self.paused, self.note = self._progress.restart, self._progress.paused, self._progress.note
+        if not self._open:
+            return
         self._scratch = Scratch(directory, ["metrics.jsonl"])
         path = self._scratch.local / "metrics.jsonl"
         if path.exists():
-            _drop_rows_after(path, resume_step, evaluated)
+            _drop_rows_after(path, first_step, evaluated)
         self._rows = path.open("a", encoding="utf-8")
-        if not resume_step:  # events of an earlier attempt
+        if not first_step:  # events of an earlier attempt
             for events in directory.glob("events.out.tfevents.*"):
                 events.unlink()
-        self._others = open_writers(config, own, directory, self._scratch.local, resume_step)
+        self._writers = open_writers(experiment.config, own, directory, self._scratch.local, first_step)
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Appends a row; values that are not finite become null (JSON has no NaN)."""
-        row = {"step": step, **{k: finite_or_none(v) for k, v in values.items()}}
-        self._rows.write(json.dumps(row) + "\n")
-        self._rows.flush()
-        for writer in self._others:
-            writer.write(step, dict(values))
-        self._scratch.upload_if_due()
+    def train(self, step: int, metrics: Mapping[str, float]) -> float | None:
+        """Shows and writes training metrics, and the speed; returns steps per second, if it is known."""
+        units_per_s = self._progress.update(step, metrics["train_loss"], metrics["train_accuracy"])
+        self._write(step, metrics if units_per_s is None else {**metrics, f"{self._unit}_per_s": units_per_s})
+        return units_per_s and units_per_s / self._progress.units_per_step
+
+    def test(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Shows and writes an evaluation."""
+        self._write(step, metrics)
+        self.note(f"step {step}  test loss {metrics['test_loss']:.4f}  test acc {metrics['test_accuracy']:.1%}")
 
     def upload(self) -> None:
-        """Returns when the work directory, in a bucket perhaps, holds all rows."""
-        self._scratch.upload()
+        """Returns when the work directory, in a bucket perhaps, holds all rows; call it before a checkpoint."""
+        if self._open:
+            self._scratch.upload()
 
     def close(self) -> None:
-        """Closes all writers; an error is that of ``metrics.jsonl``."""
-        for writer in self._others:
-            writer.close()
-        self._rows.close()
-        self._scratch.close()
+        """Ends the progress and closes the writers; an error is that of ``metrics.jsonl``."""
+        self._progress.close()
+        if self._open:
+            for writer in self._writers:
+                writer.close()
+            self._rows.close()
+            self._scratch.close()
+
+    def _write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Appends a row; values that are not finite become null (JSON has no NaN)."""
+        if self._open:
+            row = {"step": step, **{k: finite_or_none(v) for k, v in metrics.items()}}
+            self._rows.write(json.dumps(row) + "\n")
+            self._rows.flush()
+            for writer in self._writers:
+                writer.write(step, dict(metrics))
+            self._scratch.upload_if_due()
 
 
 class Progress:

@@ -27,7 +27,7 @@ _EXAMPLES = 4  # of each split, which are hashed
 def facts(experiment: Experiment) -> dict[str, Any]:
     """Named values that differ if the processes would not train the same network on the same data.
 
-    Reads a few examples; numbers of other examples are not compared.
+    Of the data, it compares sizes and a few examples.
     """
     fields = flatten_dict(experiment.config.to_dict(), sep=".")
     return {
@@ -72,7 +72,7 @@ def require_shared(directory: pathlib.Path) -> None:
 
 
 def _source_digest() -> str:
-    """Of all files of the package. A commit does not tell what was edited since, and a copy may have none."""
+    """Of all files of the package; a commit does not show later edits, and a copy may have no commit."""
     root, digest = pathlib.Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + path.read_bytes())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class RunCheckpoints:
       directory: of the checkpoints; need not exist.
 
     Attributes:
-      finite: whether the state was finite when it was last to be saved.
+      finite: whether the state, and if a loss that is not ends the run, all losses were finite at the last `save`.
     """
 
     def __init__(self, experiment: Experiment, directory: pathlib.Path) -> None:
@@ -59,16 +60,19 @@ class RunCheckpoints:
         bad[[i for i in meta.get("bad_examples", []) if i < len(bad)]] = True
         return state, meta
 
-    def is_due(self, step: int) -> bool:
-        """Whether ``step`` is not saved yet, and checkpoints are written."""
-        return self._checkpointer is not None and self._train.checkpoint and step > self._checkpointer.latest_step
+    def save(
+        self, state: TrainState, elapsed_s: float, test: dict[str, float] | None, first: Callable[[], None]
+    ) -> None:
+        """Writes a checkpoint, evaluated as ``test``, in the background, unless it exists or the state is not finite.
 
-    def may_save(self, state: TrainState) -> bool:
-        """Whether the state is finite; and, if a loss that is not ends the run, all losses.
+        Calls ``first`` before.
 
         Raises:
           RunStopped: copies of the state on several devices differ.
         """
+        step = int(state.step)
+        if self._checkpointer is None or not self._train.checkpoint or step <= self._checkpointer.latest_step:
+            return
         if self._train.compare_replicas:  # first: the next answer must be the same everywhere
             try:
                 require_equal_copies(state)
@@ -79,12 +83,9 @@ class RunCheckpoints:
         if self._train.stop_on_divergence:
             self.finite = self.finite and int(state.nonfinite_step) < 0
         elif not self.finite:
-            log.warning("step %d: the state is not finite, so no checkpoint is written.", int(state.step))
-        return self.finite
-
-    def save(self, step: int, state: TrainState, elapsed_s: float, test: dict[str, float] | None) -> None:
-        """Writes the checkpoint of ``step``, evaluated as ``test``, in the background."""
-        assert self._checkpointer is not None
+            log.warning("step %d: the state is not finite, so no checkpoint is written.", step)
+        if not self.finite:
+            return
         meta = {
             "config": self._experiment.config.to_dict(),
             "param_info": info_to_json(self._experiment.info),
@@ -93,6 +94,7 @@ class RunCheckpoints:
             "evaluated": test is not None,
             "bad_examples": self.bad_examples(),
         }
+        first()
         self._checkpointer.save(step, state, meta, test)
 
     def bad_examples(self) -> list[int]:

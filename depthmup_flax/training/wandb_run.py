@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class WandbRun:
-    """A run of wandb; one that is resumed goes on in the same. In a bucket, wandb's own files are below ``./wandb``.
+    """A run of wandb, which a resumed run continues. For a run in a bucket, wandb's own files are in ``./wandb``.
 
-    The environment sets wandb's project (``WANDB_PROJECT``, by default ``depthmup-flax``), its directory, and whether
-    it uploads (``WANDB_MODE=offline`` does not).
+    The environment sets the project (``WANDB_PROJECT``, default ``depthmup-flax``), the directory (``WANDB_DIR``) and
+    whether wandb uploads (not with ``WANDB_MODE=offline``).
 
     Args:
       directory: of the run; ``wandb.json`` in it holds the name by which wandb knows the run.
@@ -29,7 +29,7 @@ class WandbRun:
 
     def __init__(self, directory: pathlib.Path, config: Json) -> None:
         wandb = importlib.import_module("wandb")
-        # No question for a key where nobody answers, and no lines of its own.
+        # It must not ask for a key, as nobody may answer, or print lines.
         wandb.setup(settings=wandb.Settings(silent=True))
         local = None if buckets.is_bucket(directory) or "WANDB_DIR" in os.environ else str(directory)
         self._run = wandb.init(
@@ -45,7 +45,7 @@ class WandbRun:
         log.info("wandb: %s", self._run.url or offline)
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Logs the values. wandb drops those of a step that it has, which a resumed run computes again."""
+        """Logs the values. wandb drops those of a step that it already has."""
         self._run.log(dict(scalars), step=step)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Where the metrics of a run go besides ``metrics.jsonl``: TensorBoard, Weights & Biases, writers of your own.
+"""Receivers of a run's metrics besides ``metrics.jsonl``: TensorBoard, Weights & Biases, writers of your own.
 
-Each is called in a thread of its own, so that neither its errors nor its storage can stop or delay the run.
+Each is called in a thread of its own, so that its errors or its storage cannot stop or delay the run.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class Writer(Protocol):
 
 
 class BackgroundWriter:
-    """Calls a writer in a thread. No call raises, or waits for the writer for more than ``close_s``.
+    """Calls a writer in a thread. No call raises, or waits longer than ``close_s``.
 
-    Rows that cannot be written are lost, with one warning. A writer with a method ``flush`` is flushed every 2 seconds.
+    Rows that cannot be written are lost, with one warning. A writer that has a method ``flush`` is flushed every 2 s.
 
     Args:
       name: of the writer, for the warning.
-      make: number of the attempt, from 0 -> the writer; called in the thread, and again after a failure.
-      retry_s: seconds from a failure to the next attempt; rows in between are lost.
-      close_s: longest wait for what is not written at the end.
+      make: number of the attempt, from 0 -> the writer. Called in the thread, and again after a failure.
+      retry_s: seconds from a failure to the next attempt. Rows in between are lost.
+      close_s: longest wait for pending rows at the end.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class BackgroundWriter:
 
 
 def require_writers(config: ConfigDict, own: Sequence[Writer]) -> None:
-    """Raises `InputError` if a library of ``train.writers`` is absent, or one of ``own`` is no `Writer`."""
+    """Raises `InputError` if a library of ``train.writers`` is absent, or one of ``own`` is not a `Writer`."""
     if "wandb" in writer_names(config) and importlib.util.find_spec("wandb") is None:
         raise InputError(
             "train.writers has 'wandb', which is not installed: run "

@@ -90,7 +90,7 @@ def test_stopping_is_no_part_of_the_hash():
 
 
 def test_a_state_is_finite_if_no_parameter_is_nan_or_infinite_and_no_moment_is_nan():
-    state = build(config()).init_state()
+    state = build(config()).task.init({})
 
     def with_first(tree, value):
         leaves, structure = jax.tree.flatten(tree)
