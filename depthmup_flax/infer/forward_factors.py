@@ -155,7 +155,7 @@ def _degree(graph: Graph, i: int, reads: Sequence[int], roots: Sequence[int], de
 
 
 @dataclasses.dataclass(frozen=True)
-class Factors:
+class ForwardFactors:
     """The terms of every array, and the factors around products."""
 
     terms: Sequence[Terms]
@@ -175,7 +175,7 @@ class Factors:
         return result
 
 
-def forward_factors(graph: Graph, uses: Uses, sums: Collection[int], shape: Homogeneity) -> Factors:
+def forward_factors(graph: Graph, uses: Uses, sums: Collection[int], shape: Homogeneity) -> ForwardFactors:
     """The factors of every term; ``sums`` are the nodes of residual sums, which are terms of what follows."""
     needed, at = graph.needed(), uses.by_node()
     terms: list[Terms] = [{}] * len(graph.nodes)
@@ -201,7 +201,7 @@ def forward_factors(graph: Graph, uses: Uses, sums: Collection[int], shape: Homo
         elif i in at:  # a bias, a position, a scale
             result = _union([result, {i: frozenset({1.0})}])
         terms[i] = result
-    return Factors(terms, before, parts, of_param)
+    return ForwardFactors(terms, before, parts, of_param)
 
 
 def common(terms: Terms) -> float:

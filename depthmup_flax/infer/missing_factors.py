@@ -14,7 +14,7 @@ from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 
 _TOLERANCE = 5e-3  # relative; constants may be stored in bfloat16
 
-Factors = Mapping[str, frozenset[float]]
+FactorSets = Mapping[str, frozenset[float]]
 
 
 def close(a: float | None, b: float | None) -> bool:
@@ -90,7 +90,7 @@ class Comparison:
                 return total
         return after
 
-    def _one(self, branch: Branch, factors: Factors, base: Factors) -> float | None:
+    def _one(self, branch: Branch, factors: FactorSets, base: FactorSets) -> float | None:
         """The one ratio of a branch's terms: of its products, or of what a nonlinearity returns."""
         mine, theirs = by_template(factors), by_template(base)
         ratios = {}
@@ -284,7 +284,7 @@ def branch_counts(facts: Traced) -> dict[frozenset[str], float]:
     return counts
 
 
-def by_template(factors: Factors) -> dict[str, frozenset[float]]:
+def by_template(factors: FactorSets) -> dict[str, frozenset[float]]:
     """Factors by paths without numbers."""
     result: dict[str, frozenset[float]] = {}
     for path, values in factors.items():

@@ -16,7 +16,7 @@ import numpy as np
 
 from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.dataflow import PARAM, Graph, trace
-from depthmup_flax.infer.forward_factors import Factors, Homogeneity, Terms, forward_factors, homogeneity
+from depthmup_flax.infer.forward_factors import ForwardFactors, Homogeneity, Terms, forward_factors, homogeneity
 from depthmup_flax.infer.parameter_trees import Leaf, template
 from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, PRODUCT, Use, Uses, parameter_uses
 from depthmup_flax.infer.residual_sums import ResidualSum, Streams, residual_streams
@@ -252,7 +252,7 @@ def traced(graph: Graph, growing: Mapping[str, Collection[int]]) -> Traced:
 
 
 class _Reader:
-    def __init__(self, graph: Graph, uses: Uses, shape: Homogeneity, streams: Streams, factors: Factors):
+    def __init__(self, graph: Graph, uses: Uses, shape: Homogeneity, streams: Streams, factors: ForwardFactors):
         self.graph, self.uses, self.shape, self.streams, self.factors = graph, uses, shape, streams, factors
         self.shapes = {node.params["path"]: node.shape for node in graph.nodes if node.op == PARAM}
         self.at = uses.by_node()

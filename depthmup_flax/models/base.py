@@ -38,7 +38,7 @@ class Classifier(nn.Module):
 class LanguageModel(nn.Module):
     """A model of sequences of tokens; see `Classifier`.
 
-    ``__call__(tokens, train=, factors=True)`` returns the `Factors` of the logits, whose product may not fit.
+    ``__call__(tokens, train=, factors=True)`` returns the `LogitFactors` of the logits, whose product may not fit.
     """
 
     input_kind: ClassVar[str] = "tokens"
@@ -127,7 +127,7 @@ class ResidualNetwork(nn.Module):
         return kind(**{name: getattr(self, name) for name in names}, **fields)
 
     def logits(self, h: jax.Array, features: int, axis: str = "fixed_out", *, factors: bool = False) -> Any:
-        """``[..., n] -> [..., features]``: logits, at least float32; with ``factors`` the `Factors` of them."""
+        """``[..., n] -> [..., features]``: logits, at least float32; with ``factors`` the `LogitFactors` of them."""
         sigma = 0.0 if self.zero_init_readout else self.sigma
         rule, m = self.parametrization, self.width_ratio
         readout = Readout(features, rule, m, sigma, self.use_bias, self.param_dtype, axis, self.dtype, name="readout")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.models.base import LanguageModel, TransformerNetwork
-from depthmup_flax.nn.layers import Factors
+from depthmup_flax.nn.layers import LogitFactors
 from depthmup_flax.nn.positions import sincos_positions
 from depthmup_flax.nn.transformer import Embed
 from depthmup_flax.parallel.sharding import stream
@@ -40,10 +40,10 @@ class GPT(TransformerNetwork, LanguageModel):
             raise InputError("model.zero_init_readout is set, but model.tied makes the readout the token embedding.")
 
     @nn.compact
-    def __call__(self, tokens: jax.Array, *, train: bool = False, factors: bool = False) -> jax.Array | Factors:
+    def __call__(self, tokens: jax.Array, *, train: bool = False, factors: bool = False) -> jax.Array | LogitFactors:
         """``[B, T]`` of integers ``-> [B, T, vocab_size]``: the logits of the next token, at least float32.
 
-        With ``factors`` the `Factors` of the logits.
+        With ``factors`` the `LogitFactors` of the logits.
         """
         if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
             raise InputError(f"GPT got an input of shape {tokens.shape} and type {tokens.dtype}: give tokens [B, T].")

@@ -124,7 +124,7 @@ class Conv(nn.Module):
 
 
 @struct.dataclass
-class Factors:
+class LogitFactors:
     """Logits before their product, which may be larger than all else: ``x @ kernel + bias``."""
 
     x: jax.Array  # [..., n], with all factors
@@ -168,7 +168,7 @@ class Readout(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, factors: bool = False) -> Any:
-        """``[..., in] -> [..., features]``, at least float32; with ``factors`` the `Factors` of that."""
+        """``[..., in] -> [..., features]``, at least float32; with ``factors`` the `LogitFactors` of that."""
         rule = self.parametrization
         if not isinstance(self.features, numbers.Integral):
             raise InputError(
@@ -188,7 +188,7 @@ class Readout(nn.Module):
         kernel = gathered(kernel, axes)
         multiplier, divisor = rule.readout_multiplier(self.width_ratio), rule.output_divisor(self.width_ratio)
         if factors:
-            return Factors(x * (multiplier / divisor), kernel, None if bias is None else bias / divisor, precision)
+            return LogitFactors(x * (multiplier / divisor), kernel, None if bias is None else bias / divisor, precision)
         y = readout_product(x, kernel, precision) * multiplier
         return (y if bias is None else y + bias) / divisor
 

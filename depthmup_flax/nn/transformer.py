@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from depthmup_flax.nn.attention import SelfAttention
 from depthmup_flax.nn.blocks import stacked
 from depthmup_flax.nn.feed_forward import FeedForward, MixtureOfExperts
-from depthmup_flax.nn.layers import Factors, normal, readout_product
+from depthmup_flax.nn.layers import LogitFactors, normal, readout_product
 from depthmup_flax.nn.transformer_config import TransformerConfig
 from depthmup_flax.parallel.sharding import gathered
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
@@ -84,12 +84,12 @@ class Embed(nn.Module):
         """``[...]`` of integers ``-> [..., n]``."""
         return self.embedding[tokens]  # a table that is split stays so: what is looked up is smaller
 
-    def attend(self, x: jax.Array, *, factors: bool = False) -> jax.Array | Factors:
+    def attend(self, x: jax.Array, *, factors: bool = False) -> jax.Array | LogitFactors:
         """``[..., n] -> [..., num_embeddings]``: ``x @ embedding^T / (m sqrt(n_base)) / gamma0``, at least float32.
 
         The table's entries are of order one, so an untied readout's initial std is a factor here: ``1/sqrt(n_base)``;
         under ``sp`` ``1/sqrt(n)``, the default of ``flax.linen.Embed``, whose entries are that small instead. (GPT-2's
-        are 0.02 at every width.) With ``factors`` the `Factors` of the result.
+        are 0.02 at every width.) With ``factors`` the `LogitFactors` of the result.
         """
         rule, m = self.parametrization, self.width_ratio
         fan_in = rule.readout_fan_in(self.features, m)
@@ -99,5 +99,5 @@ class Embed(nn.Module):
             x, gathered(self.embedding, _TABLE), dtype=jnp.promote_types(x.dtype, jnp.float32)
         )
         if factors:
-            return Factors(x * scale, table.T, None, precision)
+            return LogitFactors(x * scale, table.T, None, precision)
         return readout_product(x, table.T, precision) * scale

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,8 +16,7 @@ from depthmup_flax.data import TextDataset
 from depthmup_flax.engine.experiment import Experiment
 from depthmup_flax.engine.step import TrainState
 from depthmup_flax.models.base import LanguageModel
-from depthmup_flax.nn.layers import Factors
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.nn.layers import LogitFactors
 from depthmup_flax.util.types import ArrayTree
 
 # The text at the end of a run. A temperature below 1 makes a small model's text more orderly.
@@ -50,23 +48,7 @@ def generate(
       key: PRNG key.
       context: number of tokens that the model sees, at most as many as it was initialized with.
       temperature: divides the logits; below 1, likely tokens become likelier.
-
-    Raises:
-      InputError: an argument outside its range, an empty prompt, or a token outside the model's vocabulary.
     """
-    for name, value in {"length": length, "context": context}.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(f"{name} is {value!r}: use a whole number of at least 1.")
-    if not (isinstance(temperature, (int, float)) and 0 < temperature < math.inf):
-        raise InputError(f"temperature is {temperature!r}: use a number above 0, such as 1.0.")
-    given = np.asarray(prompt)
-    if given.ndim != 1 or not given.size or not np.issubdtype(given.dtype, np.integer):
-        raise InputError(f"prompt has shape {given.shape}, type {given.dtype}: give at least one token, integers [P].")
-    tokens = jax.ShapeDtypeStruct((1, context), jnp.int32)
-    vocab_size = jax.eval_shape(lambda v, x: model.apply(v, x, train=False), variables, tokens).shape[-1]
-    bad = given[(given < 0) | (given >= vocab_size)]
-    if bad.size:
-        raise InputError(f"prompt has the token {bad[0]}: use 0..{vocab_size - 1}, the vocabulary of the model.")
 
     def draw(variables: ArrayTree, buffer: jax.Array, used: jax.Array, key: jax.Array) -> jax.Array:
         def step(carry: tuple[jax.Array, jax.Array], key: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
@@ -79,7 +61,7 @@ def generate(
 
         return jax.lax.scan(step, (buffer, used), jax.random.split(key, length))[1]
 
-    seen = given[-context:]
+    seen = np.asarray(prompt)[-context:]
     buffer = np.zeros(context, np.int32)
     buffer[: len(seen)] = seen
     return np.asarray(jax.jit(draw)(variables, buffer, np.int32(len(seen)), key))
@@ -90,7 +72,7 @@ def _logits(model: nn.Module, variables: ArrayTree, tokens_T: jax.Array, positio
     apply: Callable[..., Any] = functools.partial(model.apply, variables, tokens_T[None], train=False)
     if not isinstance(model, LanguageModel):
         return apply()[0, position]
-    factors: Factors = apply(factors=True)
+    factors: LogitFactors = apply(factors=True)
     return dataclasses.replace(factors, x=factors.x[:, position]).product()[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 from collections.abc import Sequence
@@ -147,13 +148,15 @@ class TrainedRun:
           seed: equal seeds give equal texts.
 
         Raises:
-          InputError: a model of images, an empty prompt, or a character that was not in the training text.
+          InputError: a model of images, an argument outside its range, or a character that is not in the training text.
         """
         text = self._text
         if not prompt:
             raise InputError("the prompt is empty: give at least one character, such as a line's end.")
         if not isinstance(tokens, int) or tokens < 1:
             raise InputError(f"tokens is {tokens!r}: use a whole number of at least 1.")
+        if not (isinstance(temperature, (int, float)) and 0 < temperature < math.inf):
+            raise InputError(f"temperature is {temperature!r}: use a number above 0, such as 1.0.")
         drawn = generate(
             self.model,
             self.variables,

@@ -1,8 +1,8 @@
 """Sweeps: depthmup sweep --config=sweeps/NAME, or `sweep(config, directory)`.
 
-A group is the runs that differ only in the seed and other numbers, and so share one compiled program.
-A cohort is the runs of a group that train together now.
-A lane is the place of one run in the vectorized program.
+A group: runs that differ only in the seed and other numbers, and so share a compiled program.
+A cohort: the runs of a group that train together now.
+A lane: the place of one run in the vectorized program.
 """
 
 from __future__ import annotations

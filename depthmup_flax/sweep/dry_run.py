@@ -1,4 +1,4 @@
-"""A sweep's size without training it; its speed, memory and time if they are asked for."""
+"""The size of a sweep, without training it; with ``--measure`` also its speed, memory and time."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _UNMEASURED = "Time, and memory for activations, are measured by --measure: it c
 def describe(
     config: ConfigDict, lanes: int | None = None, shard: tuple[int, int] = (0, 1), *, measure: bool = False
 ) -> str:
-    """The output of ``--dry_run``: axes, runs, parameters, steps; a published data set may be absent.
+    """The output of ``--dry_run``: axes, runs, parameters, steps. Published data sets may be absent.
 
-    With ``measure``, also speed, memory and time, estimated from the cheapest and the dearest group.
+    With ``measure``, also speed, memory and time, estimated from the cheapest and the most expensive group.
     """
     groups = groups_of_shard(config, plan(config, expand(config), _DataOrBlank()), shard)
     groups.sort(key=lambda group: group.experiment.cost)
@@ -44,7 +44,7 @@ def describe(
 
 
 class _DataOrBlank:
-    """Loads data sets, each once, or blank ones of the same shape for published sets that are absent."""
+    """Loads data sets, each once; blank ones of the same shape for published sets that are absent."""
 
     def __init__(self) -> None:
         self._planned, self._real = PlannedData(Sizes()), LoadOnce()

@@ -1,7 +1,7 @@
-"""From a sweep's config to its runs: named grids over the fields of a base config.
+"""The runs of a sweep: named grids over the fields of a base config.
 
-A sweep's config file has ``get_config(scale)``, which returns a `sweep_config`: the config of a base run, and grids. A
-grid is the product of its axes. The sweep is the union of its grids; each run is trained once.
+A sweep's config file has ``get_config(scale)``, which returns a `sweep_config`. A grid is the product of its axes, the
+sweep the union of its grids; each run is trained once.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def make_run(base: ConfigDict, axes: Sequence[str], values: Mapping[str, Any]) -
 
 
 def structural_groups(runs: Sequence[Run]) -> list[list[Run]]:
-    """Groups of runs that differ only in continuous fields; in a group, runs that diverge early are neighbors."""
+    """Groups of runs that differ only in continuous fields, sorted so that runs that diverge early are neighbors."""
     return [sorted(group, key=_continuous_values) for group in _grouped(runs, lambda run: _structure(run.config))]
 
 
@@ -131,9 +131,9 @@ def _grouped(runs: Sequence[Run], key: Callable[[Run], str]) -> list[list[Run]]:
 
 
 def shard_of(runs: Sequence[Run], x: str, shard: tuple[int, int], cost: Mapping[str, float]) -> list[Run]:
-    """Shard ``(i, n)`` of a sweep's runs, of about equal cost; curves along ``x`` stay whole, similar runs together.
+    """Shard ``(i, n)`` of a sweep's runs: whole curves along ``x``, of about equal cost, similar runs together.
 
-    ``cost``: hash of a run -> its cost, in any unit.
+    ``cost``: hash of a run -> cost, in any unit.
     """
     index, count = shard
     total = sum(cost[run.hash] for run in runs)

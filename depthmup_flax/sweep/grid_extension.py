@@ -1,4 +1,4 @@
-"""Extension of a grid, value by value, while the minimum of a curve lies at its edge."""
+"""Extends a grid, value by value, while the minimum of a curve lies at its edge."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from depthmup_flax.sweep.grid import Run, curves, make_run
 def extension(config: ConfigDict, runs: Sequence[Run], done: Mapping[str, Record]) -> list[tuple[list[Run], str]]:
     """For every curve whose minimum lies at its edge: runs at one further value of ``config.x``, and a sentence.
 
-    The new value continues the ratio of the last two. A curve without a finite loss is extended downward.
-
-    ``runs`` includes earlier extensions; ``done``: hash of a run -> its record.
+    ``runs`` includes earlier extensions; ``done``: hash of a run -> record. For the value see `next_value`.
     """
     result: list[tuple[list[Run], str]] = []
     known = {record.point[config.x] for record in done.values()}
@@ -47,9 +45,10 @@ def _mean_losses(curve: Sequence[Run], x: str, done: Mapping[str, Record]) -> di
 
 
 def next_value(losses: Mapping[float, float]) -> float | None:
-    """The next value beyond the edge at which the minimum lies; ``None`` if it lies inside, or values have no ratio.
+    """The value beyond the edge at which the minimum lies; ``None`` if it lies inside, or values have no ratio.
 
-    ``losses``: x -> loss, ascending in x; infinite where a run diverged.
+    It continues the ratio of the last two values; downward if no loss is finite. ``losses``: x -> loss, ascending in x,
+    infinite where a run diverged.
     """
     values = list(losses)
     if len(values) < 2 or values[0] <= 0:

@@ -1,6 +1,6 @@
-"""How many lanes a program should have: a short benchmark decides.
+"""Chooses the number of lanes by a short benchmark.
 
-Small matrix products gain most from ``vmap``, convolutions on a CPU lose by it, and memory bounds both.
+Small matrix products gain most from ``vmap``, convolutions on a CPU lose; memory bounds both.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def choose_program(
 ) -> tuple[LaneProgram, float]:
     """The fastest program for ``runs`` that fits into memory, and its measured seconds per run and step.
 
-    ``lanes``: number per device; 0: all runs at once; ``None``: measure, beginning near ``hint``, the best number for a
-    similar group. Memory bounds it in any case.
+    ``lanes``: the most per device; 0: all runs at once; ``None``: measure, starting near ``hint``, the best number for
+    a similar group.
     """
     options = candidates(len(runs), programs.mesh.size)
     if lanes == 0:
         return _largest_that_fits(programs, runs, options[-1])
     if lanes is not None:
-        # Of the whole group: runs that an interrupted sweep has left must train in the same program as the others, as
+        # Of the whole group: the runs that are left after an interruption must train in the same program, because
         # another one rounds differently.
         return _largest_that_fits(programs, runs, min(lanes, math.ceil(len(programs.group.runs) / programs.mesh.size)))
     nearest = max(option for option in options if option <= max(hint, 1))

@@ -66,9 +66,8 @@ def groups_of_shard(config: ConfigDict, groups: Sequence[Group], shard: tuple[in
 
 
 class GroupPrograms:
-    """Compiles programs for a group, each once.
+    """Compiles programs for a group, each once. They depend on the whole group: a restart compiles the same ones.
 
-    A program depends on the whole group, not on the runs that are left of it, so that it is the same after a restart.
     For ``mesh`` and ``data`` see `LaneProgram`; ``compiled`` holds the programs by the arguments of `get`.
     """
 

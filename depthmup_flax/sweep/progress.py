@@ -1,4 +1,4 @@
-"""Progress of a sweep: a line that is rewritten on a terminal, a line every now and then in a log."""
+"""Progress of a sweep: one line that is rewritten on a terminal, lines at intervals in a log."""
 
 from __future__ import annotations
 
@@ -141,6 +141,6 @@ class SweepProgress:
 
 
 def _devices(mesh: Mesh) -> str:
-    """``4 devices``; ``2 CPU cores as devices``, which `train` and `doctor` count as one device."""
+    """``4 devices``; ``2 CPU cores as devices``, because `train` and `doctor` count them as one device."""
     on_cores = mesh.devices.flat[0].platform == "cpu" and mesh.size == cpu_cores()
     return f"{mesh.size} {'CPU cores as ' if on_cores else ''}devices"

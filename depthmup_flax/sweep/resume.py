@@ -1,4 +1,4 @@
-"""Checkpoints of the runs in training, from which an interrupted sweep resumes mid-run."""
+"""Checkpoints of the cohort in training, from which an interrupted sweep resumes."""
 
 from __future__ import annotations
 

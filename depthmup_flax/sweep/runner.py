@@ -1,4 +1,4 @@
-"""Runs a sweep: group after group, cohort after cohort; writes records as runs end, and resumes."""
+"""Runs a sweep, group by group and cohort by cohort; writes records as runs end, and resumes."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class _Runner:
         self.progress.finish()
 
     def _run(self, groups: Sequence[Group], runs: list[Run]) -> None:
-        # The runs that were in training first: another group would overwrite their saved state.
+        # First the runs whose state is saved: another group would overwrite it.
         saved = self.unfinished.saved_runs()
         for group in sorted(groups, key=lambda group: not any(run.hash in saved for run in group.runs)):
             self._run_group(group)
@@ -151,7 +151,7 @@ class _Runner:
         self._train_group(group)
         self.groups_trained += 1
         if self.groups_trained % _FORGET_EVERY == 0:
-            # JAX keeps what it traced: 4 MB for each group of tiny networks, whose shapes do not come back.
+            # JAX caches what it traced, 4 MB for each group of tiny networks, and no later group uses it.
             jax.clear_caches()
             gc.collect()
 

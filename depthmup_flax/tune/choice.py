@@ -1,4 +1,4 @@
-"""The best hyperparameters in a proxy's records, and how certain they are."""
+"""The best hyperparameters in a proxy's records, and their uncertainty."""
 
 from __future__ import annotations
 

@@ -1,13 +1,10 @@
-"""Tokens drawn from a model: those of a loop by hand, their frequencies, and arguments that are refused."""
-
-import math
+"""Tokens drawn from a model: those of a loop by hand, and their frequencies."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from data_sets import error
 
 from depthmup_flax import create_model, get_parametrization
 from depthmup_flax.runs.text_generation import generate
@@ -75,23 +72,3 @@ def test_frequencies_of_a_sample_are_the_softmax_at_its_temperature():
         expected = jax.nn.softmax(variables["params"]["logits"] / temperature)
         # Five standard deviations of a frequency.
         np.testing.assert_allclose(np.bincount(tokens, minlength=5) / 4000, expected, atol=5 * 0.5 / 4000**0.5)
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"length": 0}, "length is 0"),
-        ({"length": 2.0}, "length is 2.0"),
-        ({"context": 0}, "context is 0"),
-        ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"temperature": math.nan}, "temperature is nan"),
-        ({"prompt": []}, "prompt has shape (0,)"),
-        ({"prompt": [[1]]}, "prompt has shape (1, 1)"),
-        ({"prompt": [0.5]}, "type float64: give at least one token"),
-        ({"prompt": [1, 7]}, "prompt has the token 7"),
-        ({"prompt": [-1]}, "prompt has the token -1"),
-    ],
-)
-def test_a_sample_that_cannot_be_drawn_is_refused_in_one_sentence(changes, says):
-    arguments = {"prompt": [1], "length": 3, "key": jax.random.key(0), "context": 4, **changes}
-    assert says in error(generate, Counter(), {}, **arguments)

@@ -1,6 +1,7 @@
 """`load_run`: what it reads is what the run saved, and its predictions are those of the evaluation."""
 
 import json
+import math
 import re
 import shutil
 
@@ -192,6 +193,9 @@ def test_a_language_model_gives_the_logits_of_its_evaluation_and_continues_a_pro
         (lambda: run.generate("THE"), "the text has 'T' at position 0, which is not among the"),
         (lambda: run.generate(""), "the prompt is empty"),
         (lambda: run.generate("the", 0), "tokens is 0"),
+        (lambda: run.generate("the", 2.0), "tokens is 2.0"),
+        (lambda: run.generate("the", temperature=0.0), "temperature is 0.0"),
+        (lambda: run.generate("the", temperature=math.nan), "temperature is nan"),
         (lambda: run.predict(windows[:, :-1] + 99), "tokens run from"),
         (lambda: run.predict(windows), r"tokens have shape \[\d+, 17\].*T at most 16"),
         (lambda: run.preprocess(windows), "holds a language model"),

@@ -31,7 +31,7 @@ from depthmup_flax.util.types import ArrayTree
 _INPUTS = 16
 
 
-class Factors(NamedTuple):
+class PhaseFactors(NamedTuple):
     """What (alpha, gamma) does to a block at some depth, as numbers that a compiled program takes as arguments."""
 
     branch: jax.Array
@@ -54,12 +54,12 @@ class _Data(NamedTuple):
     keys: jax.Array  # of the networks
 
 
-def factors(alpha: float, gamma: float, branch_multiplier: float, depth: int) -> Factors:
+def factors(alpha: float, gamma: float, branch_multiplier: float, depth: int) -> PhaseFactors:
     """The rule's ``a L^-alpha``, ``L^delta`` and ``L^-gamma`` (TP6 Def. 6.2), in float32."""
     rule = get_parametrization(alpha=alpha, gamma=gamma, branch_multiplier=branch_multiplier)
     block = ParamInfo(Role.HIDDEN, shape=(1, 1), in_branch=True, depth_ratio=depth)
     values = rule.residual_multiplier(depth), rule.gradient_scale(block), rule.update_scale(block)
-    return Factors(*(jnp.asarray(value, jnp.float32) for value in values))
+    return PhaseFactors(*(jnp.asarray(value, jnp.float32) for value in values))
 
 
 def has_diversity(alpha: float, gamma: float) -> bool:
@@ -113,7 +113,7 @@ def examples(config: ConfigDict) -> tuple[jax.Array, jax.Array]:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _growth(program: _Program, data: _Data, rule: Factors, rate: jax.Array) -> dict[str, jax.Array]:
+def _growth(program: _Program, data: _Data, rule: PhaseFactors, rate: jax.Array) -> dict[str, jax.Array]:
     """Root mean squares (S,) of ``x^L`` at the start, and (S, steps) of the changes of ``x^L`` and all ``h^l``."""
 
     def features(params: ArrayTree, stream_LxBxN: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -129,14 +129,18 @@ def _growth(program: _Program, data: _Data, rule: Factors, rate: jax.Array) -> d
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _path(program: _Program, data: _Data, rule: Factors, rate: jax.Array) -> jax.Array:
+def _path(program: _Program, data: _Data, rule: PhaseFactors, rate: jax.Array) -> jax.Array:
     """(S, E) distances after training."""
     observe = lambda _, stream_LxBxN: distances(stream_LxBxN, program.fractions)
     return _train(program, data, rule, rate, observe)[:, -1]
 
 
 def _train(
-    program: _Program, data: _Data, rule: Factors, rate: jax.Array, observe: Callable[[ArrayTree, jax.Array], ArrayTree]
+    program: _Program,
+    data: _Data,
+    rule: PhaseFactors,
+    rate: jax.Array,
+    observe: Callable[[ArrayTree, jax.Array], ArrayTree],
 ) -> Any:
     """``observe(params, stream)`` of all seeds before and after each full-batch step.
 
