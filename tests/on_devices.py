@@ -21,6 +21,7 @@ from depthmup_flax.engine import cross_entropy
 from depthmup_flax.engine.device_batches import Waiting, put_train_data, train_calls
 from depthmup_flax.engine.experiment import build
 from depthmup_flax.engine.sharded_program import ShardedProgram
+from depthmup_flax.engine.step import batch_key
 from depthmup_flax.nn import attention, fused_attention
 from depthmup_flax.nn.cpu import conv_same
 from depthmup_flax.nn.own_gradient import with_gradient_of
@@ -257,7 +258,7 @@ def fused_attention_parts():
 def step_of(experiment):
     prepare = functools.partial(experiment.dataset.prepare, experiment.config.data.augment)
     step = experiment.task.step({})
-    return lambda state, batch: step(state, prepare(jax.random.fold_in(jax.random.key(0), state.step), batch))
+    return lambda state, batch: step(state, prepare(batch_key(0, state.step), batch))[0]
 
 
 def on_mesh(mesh, step, state, batch):
