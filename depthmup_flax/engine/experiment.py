@@ -131,14 +131,6 @@ class Experiment:
             stall_timeout_s=train.stall_timeout_s,
         )
 
-    def learning_rate(self, step: int) -> float:
-        """The learning rate of the update that ends ``step``, which counts from 1."""
-        return float(self._learning_rate(step - 1))
-
-    @functools.cached_property
-    def _learning_rate(self) -> optax.Schedule:
-        return jax.jit(learning_rate(self.config, self.total_steps))
-
     def _updates(self) -> dict[str, Any]:
         """What `param_table` prints of the optimizer's direction."""
         name, kwargs = self.config.optimizer.name, optimizer_kwargs(self.config)

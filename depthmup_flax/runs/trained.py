@@ -46,15 +46,15 @@ class TrainedRun:
 
     Attributes:
       directory: the work directory.
-      step: of the checkpoint that was read.
-      config: as it was resolved when the run started.
+      step: of the checkpoint.
+      config: of the run, resolved.
       model: a Flax module; ``model.apply(run.variables, run.preprocess(images), train=False)`` are logits.
       rule: the parametrization.
       params: nested dictionaries of arrays.
-      batch_stats: BatchNorm's running averages, biases of experts; empty for other models.
+      batch_stats: BatchNorm's running averages, biases of experts; else empty.
       info: the role of each parameter, for `depthmup_flax.depthmup` and `depthmup_flax.param_table`.
       metrics: name -> column, with a row per logged step, NaN for missing values: ``pandas.DataFrame(run.metrics)``.
-      result: the content of ``result.json``; ``None`` if the run has not ended.
+      result: of ``result.json``; ``None`` if the run has not ended.
       data: shape and normalization of images, or context and tokenizer; no examples.
     """
 
@@ -104,13 +104,10 @@ class TrainedRun:
         return self._prepared(given_images.checked(images, self._images.image_shape))
 
     def predict(self, inputs: object, *, batch_size: int | None = None) -> np.ndarray:
-        """Logits, float32, of raw images ``[B, H, W, C]`` -> ``[B, classes]``, or tokens ``[B, T]`` -> ``[B, T, V]``.
+        """Logits, float32: raw images ``[B, H, W, C]`` -> ``[B, classes]``, or tokens ``[B, T]`` -> ``[B, T, V]``.
 
-        Images are preprocessed as in the evaluation: see `preprocess`. The argmax is the predicted label.
-
-        Args:
-          inputs: images, or integer tokens, T at most ``run.data.context``.
-          batch_size: examples computed at a time; default ``config.train.eval_batch_size``.
+        Images are preprocessed as in the evaluation, ``batch_size`` at a time, by default
+        ``config.train.eval_batch_size``. T is at most ``run.data.context``. The argmax is the predicted label.
 
         Raises:
           InputError: inputs that the network does not read.
@@ -139,13 +136,13 @@ class TrainedRun:
     def generate(
         self, prompt: str = "\n", tokens: int = 200, *, temperature: float = SAMPLE_TEMPERATURE, seed: int = 0
     ) -> str:
-        """The text with which a language model continues ``prompt``, without the prompt.
+        """The text with which a language model continues ``prompt``, without the prompt; equal seeds give equal texts.
 
         Args:
-          prompt: the model sees the last ``run.data.context`` tokens of it.
+          prompt: the model sees its last ``run.data.context`` tokens.
           tokens: number of tokens to draw.
           temperature: divides the logits; below 1, likely tokens become likelier.
-          seed: equal seeds give equal texts.
+          seed: of the draws.
 
         Raises:
           InputError: a model of images, an argument outside its range, or a character that is not in the training text.
@@ -251,15 +248,13 @@ def _require_run(path: pathlib.Path) -> None:
     if not path.exists():
         raise InputError(f"there is no directory {name!r}: name the --workdir of a training run, such as runs/digits.")
     kind = workdirs.kind_of(path) if path.is_dir() else None
-    if kind is None:
-        raise InputError(f"{name!r} holds no training run: name the --workdir of one, such as runs/digits.")
     if kind == workdirs.SWEEP:
         raise InputError(
             f"{name!r} holds a sweep, which keeps records and no parameters: read them with depthmup report {name}, or "
             "train one of its networks with depthmup train."
         )
     if kind != workdirs.RUN:
-        holds = f"{workdirs.NAMES[kind]}, not a training run"
+        holds = "no training run" if kind is None else f"{workdirs.NAMES[kind]}, not a training run"
         raise InputError(f"{name!r} holds {holds}: name the --workdir of one, such as runs/digits.")
     if not (path / "config.json").exists():
         raise InputError(f"the run in {name!r} has saved nothing yet: wait for its first checkpoint.")

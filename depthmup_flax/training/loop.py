@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.config import fields as configs
 from depthmup_flax.data import TextDataset, stored_dataset
 from depthmup_flax.engine.device_batches import Waiting, held_out_batches, put_train_data, train_calls
-from depthmup_flax.engine.experiment import Experiment, build
+from depthmup_flax.engine.experiment import Experiment, build, learning_rate
 from depthmup_flax.engine.multi_step import Call
 from depthmup_flax.engine.outcome import PREEMPTED, outcome, read, summary
 from depthmup_flax.engine.sharded_program import ShardedProgram
@@ -211,6 +211,7 @@ class _Run:
             self._elapsed_before_s, self._evaluated = meta["elapsed_s"], meta["evaluated"]
         self.step = self._first_step = int(self.state.step)
         self._metrics: Metrics = {}  # of the last step that was logged
+        self._rate = jax.jit(learning_rate(experiment.config, experiment.total_steps))
         self._log = RunLog(experiment, writers, directory, self.step, self._evaluated)
         if distributed.is_first():
             log.info("%s, work directory %s", experiment.description(mesh), directory)
@@ -259,7 +260,7 @@ class _Run:
         """Shows and writes what happened since the last log; ``numbers``: `read` of the state."""
         self._check_claim(now=True)  # the first row creates TensorBoard's file
         loss, accuracy = numbers.recent.means()
-        rate, norms = self._experiment.learning_rate(self.step), jax.device_get(self._metrics)
+        rate, norms = float(self._rate(self.step - 1)), jax.device_get(self._metrics)
         values = {"train_loss": loss, "train_accuracy": accuracy, "learning_rate": rate}
         steps_per_s = self._log.train(self.step, values | {name: float(norm) for name, norm in norms.items()})
         if steps_per_s is not None:

@@ -13,6 +13,7 @@ from small_runs import a_sweep, assert_same_run, config
 from depthmup_flax.config.fields import config_hash
 from depthmup_flax.data import LoadOnce, batch_indices
 from depthmup_flax.engine.experiment import build
+from depthmup_flax.engine.multi_step import CallLength, Periods
 from depthmup_flax.rule.info_trees import flatten_info, flatten_like
 from depthmup_flax.runs.checkpoint import read_checkpoint
 from depthmup_flax.sweep.grid import expand
@@ -97,6 +98,14 @@ def test_norms_are_those_of_a_step_by_hand(finished, step):
         for role in {"all", *roles}:
             squares = [np.sum(x**2) for path, x in flat.items() if role in ("all", of_role[path])]
             assert found[f"{kind}_norm/{role}"] == pytest.approx(math.sqrt(sum(squares)), rel=1e-3), (kind, role)
+
+
+def test_a_step_that_is_measured_is_a_call_of_its_own():
+    length, counts = CallLength(16, Periods(11, 4), measures=True), []
+    length.steps = 16
+    while sum(counts) < 11:
+        counts.append(length.at(sum(counts)))
+    assert counts == [3, 1, 3, 1, 2, 1]
 
 
 @pytest.mark.slow
