@@ -7,7 +7,7 @@ from flax.traverse_util import flatten_dict
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.models import MODELS
-from depthmup_flax.records.table import run_hash
+from depthmup_flax.records import run_hash
 
 # Fields that every hash is of. The list is complete: a new field never joins it.
 HASHED = {

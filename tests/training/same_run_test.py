@@ -8,7 +8,7 @@ from small_runs import config
 
 from depthmup_flax.data.dataset import ArraySplit
 from depthmup_flax.engine.experiment import build
-from depthmup_flax.records.table import provenance
+from depthmup_flax.records import provenance
 from depthmup_flax.training.process_agreement import facts
 
 
