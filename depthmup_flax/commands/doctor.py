@@ -117,10 +117,11 @@ def _versions(problems: list[str]) -> Iterator[str]:
     pythons = SpecifierSet(distribution.metadata["Requires-Python"])
     if platform.python_version() not in pythons:
         problems.append(f"Python is {platform.python_version()}, but {pythons} is needed")
-    requirements = sorted(_requirements(distribution), key=lambda one: one.name.lower())
+    needed = [*_requirements(distribution), *_requirements(distribution, "train")]
+    requirements = sorted(needed, key=lambda one: one.name.lower())
     wrong = [text for text in map(missing, requirements) if text]
     if wrong:
-        problems += [*wrong, f"remedy: pip install --upgrade {_PACKAGE}"]
+        problems += [*wrong, f'remedy: pip install --upgrade "{_PACKAGE}[train]"']
     names = [_PACKAGE, *(one.name for one in requirements), "jaxlib"]
     shown = [f"{name} {_version(name)}" for name in names]
     yield from textwrap.wrap(", ".join([f"python {platform.python_version()}", *shown]), 76, break_on_hyphens=False)
