@@ -6,7 +6,6 @@ import logging
 import sys
 
 from absl import logging as absl_logging
-from tqdm import tqdm
 
 from depthmup_flax.util.messages import PACKAGE
 
@@ -49,8 +48,8 @@ class _Output(logging.Handler):
             return
         try:
             text, stream = self.format(record), sys.stderr if warns else sys.stdout
-            if stream.isatty():
-                tqdm.write(text, file=stream)
+            if stream.isatty() and "tqdm" in sys.modules:
+                sys.modules["tqdm"].tqdm.write(text, file=stream)
             else:
                 stream.write(text + "\n")
             stream.flush()
