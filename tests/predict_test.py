@@ -75,7 +75,7 @@ def test_the_command_prints_classes_and_writes_files(digits, tmp_path):
         (["RUN", "--prompt=a"], "--prompt is set: .* holds a model of images"),
         (["RUN", "nothing.png"], "there is no file 'nothing.png'. Name image files, or directories of them"),
         (["RUN", "RUN"], "has no image files. Name a directory with bmp, gif"),
-        (["RUN", "RUN/config.json"], r"config\.json cannot be read as an image \(it is no image that Pillow reads\)"),
+        (["RUN", "RUN/config.json"], r"config\.json cannot be read as an image \(Pillow cannot read its format\)"),
         (["RUN", "IMAGES", "--top=11"], "--top is 11: use 1 to 10, the number of classes"),
         (["RUN", "IMAGES", "--out=classes.txt"], "--out is 'classes.txt': use a name that ends in .csv or .json"),
         (["RUN", "IMAGES", "--out=nowhere/a.csv"], "there is no directory 'nowhere'"),

@@ -112,7 +112,7 @@ FIELDS = [
     ("modl.depth=3", "config has no field 'modl.depth': did you mean 'model.depth'?"),
     ("depth=3", "config has no field 'depth': did you mean 'model.depth'?"),
     ("model=3", "--config.model is a section: set one of its fields, such as --config.model."),
-    ("model.depth.x=3", "config has no field 'model.depth.x': model.depth is no section."),
+    ("model.depth.x=3", "config has no field 'model.depth.x': model.depth is not a section."),
     ("optimizer.lr=0.1", "config has no field 'optimizer.lr': use one of clip_rms, "),
     ("model.name=vit", "model.name is 'vit', which has no field "),
     ("model.name=模型", "model.name is '模型': use one of gpt, res_mlp, "),
@@ -164,7 +164,7 @@ FIELDS = [
     ("data.name=tfds:nothing_like_this", "data.name is 'tfds:nothing_like_this': "),
     ("data.name=folder:{files}/nothing", "there is no folder '{files}/nothing'. Give the folder that holds train/"),
     ("data.name=folder:{files}/empty", "'{files}/empty/train' has no class folders. Put the images into train/<class>"),
-    ("data.name=folder:{files}/images", "train/a/x.jpg cannot be read (it is no image that Pillow reads). Replace or"),
+    ("data.name=folder:{files}/images", "train/a/x.jpg cannot be read (Pillow cannot read its format). Replace or"),
     ("data.name=text:{files}/latin.txt", "byte 3 of that file is not UTF-8. Convert it, or set data.tokenizer=byte."),
     ("data.data_dir=/data", "data.data_dir is '/data': only tfds:<set> reads it, and data.name is 'digits'. Use ''."),
     (

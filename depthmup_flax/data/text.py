@@ -22,7 +22,7 @@ TOKENIZERS = ("char", "byte")
 class Tokenizer:
     """Text <-> tokens, which are integers from 0."""
 
-    characters: str | None = None  # sorted and distinct, token i is the i-th; None: tokens are bytes of UTF-8
+    characters: str | None = None  # sorted; token i is the i-th. None: tokens are bytes of UTF-8
 
     @classmethod
     def of_characters(cls, text: str) -> tuple[np.ndarray, Tokenizer]:
@@ -37,7 +37,7 @@ class Tokenizer:
 
     @property
     def newline(self) -> int:
-        """The token of the newline, a prompt for a new text; 0 if there is none."""
+        """The token of the newline, the default prompt; 0 if it is absent."""
         return 10 if self.characters is None else max(0, self.characters.find("\n"))
 
     def encode(self, text: str) -> np.ndarray:
@@ -50,8 +50,8 @@ class Tokenizer:
         if unknown.size:
             where = int(unknown[0])
             raise InputError(
-                f"the text has {text[where]!r} at position {where}, which is not among the {self.vocab_size} "
-                "characters of the vocabulary. Remove it."
+                f"the text has {text[where]!r} at position {where}: the vocabulary of {self.vocab_size} characters lacks "
+                "it. Remove it."
             )
         return tokens.astype(np.min_scalar_type(self.vocab_size - 1))
 

@@ -1,4 +1,4 @@
-"""Packages that an extra of depthmup-flax installs: one sentence says which, where one is missing."""
+"""Packages that an extra of depthmup-flax installs, and the sentence about a missing one."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def require(package: str, why: str) -> None:
 
 
 def sentence(package: str, why: str, error: ImportError) -> str:
-    """What to say about a module of `EXTRA_OF` that cannot be imported."""
+    """The sentence about a module of `EXTRA_OF` that cannot be imported."""
     absent = isinstance(error, ModuleNotFoundError) and error.name == package
     reason = "is not installed" if absent else f"cannot be imported ({error})"
-    return f'{why} needs {package}, which {reason}: pip install "depthmup-flax[{EXTRA_OF[package]}]"'
+    return f'{why} needs {package}, which {reason}. Run pip install "depthmup-flax[{EXTRA_OF[package]}]".'
 
 
 def missing(error: ImportError, why: str) -> InputError | None:
-    """The error to raise instead of an `ImportError`, if an extra installs what is missing."""
+    """The error to raise instead of an `ImportError`; ``None`` if no extra installs the missing package."""
     package = (error.name or "").partition(".")[0]
     return InputError(sentence(package, why, error)) if package in EXTRA_OF else None

@@ -1,4 +1,4 @@
-"""Reading and evaluating jaxprs: values carried through the equations, and the jaxprs inside of equations."""
+"""Walks of jaxprs: values carried through the equations, and the jaxprs inside equations."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def propagate(
     Args:
       jaxpr: open, without constants, or closed.
       inputs: a value per input.
-      equation: (equation, values of its inputs) -> values of its outputs, called in order. It decides what becomes of
-        the jaxprs inside of the equation.
+      equation: (equation, values of its inputs) -> values of its outputs, called in order. It handles the jaxprs inside
+        the equation.
       constant: the value of a constant or literal.
     """
     inner, consts = opened(jaxpr)

@@ -132,7 +132,7 @@ def test_damaged_tfds_files_are_named_at_the_start_and_in_mid_run(tmp_path):
 def test_absent_tfds_names_the_extras_and_the_command_that_prepares_the_set(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     message = error(load, name="tfds:cifar10")
-    assert '`pip install "depthmup-flax[tfds]"`' in message
+    assert 'pip install "depthmup-flax[tfds]"' in message
     assert '`pip install "depthmup-flax[tfds-prepare]"` and `tfds build cifar10 --file_format=array_record`' in message
 
 

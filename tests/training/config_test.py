@@ -60,13 +60,6 @@ def test_default_configs_have_the_hashes_that_they_had_when_the_records_were_wri
     assert configs.config_hash(configs.default_config(model)) == recorded
 
 
-def test_a_stored_remat_auto_of_an_earlier_version_is_read_as_dots():
-    stored = json.loads(configs.to_json(configs.default_config("vit")))
-    stored["model"]["remat"] = "auto"
-    assert configs.from_json(stored) == configs.default_config("vit")
-    assert configs.run_differences(stored, json.loads(configs.to_json(configs.default_config("vit")))) == []
-
-
 def test_a_newer_field_or_section_changes_the_hash_only_when_it_is_set(monkeypatch):
     config = configs.default_config("gpt")
     before = configs.config_hash(config)
