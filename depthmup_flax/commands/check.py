@@ -9,10 +9,10 @@ Examples:
 
 Trains networks of several widths and depths for a few steps on one batch, with
 the config's optimizer and learning rate: activations and updates must keep
-their size. digits takes 45 s on 2 CPU cores (AMD EPYC); again, 20 s, because
-compiled programs are kept.
+their size. digits takes 45 s on 2 CPU cores (AMD EPYC), then 20 s, because
+compiled programs are cached.
 depthmup config digits explains the fields of the config.
-Exit codes: 0 the check passes, 1 it fails, and says why, 2 bad input.
+Exit codes: 0 the check passes, 1 it fails and says why, 2 bad input.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def define(parser: Parser) -> None:
     """Adds the flags."""
     parser.define_config("A shipped config, such as digits, or a Python file.")
     parser.flag("--workdir", help="Directory for records, report and figure; default: none.")
-    parser.flag("--widths", type=comma_separated, help="Widths A,B,C to try; default 4, 8, 16 times the base.")
-    parser.flag("--depths", type=comma_separated, help="Depths A,B,C to try; default 4, 8, 16 times the base.")
-    parser.flag("--width", type=int, default=0, help="Width of the networks whose depth varies; 0: the base.")
-    parser.flag("--depth", type=int, default=0, help="Depth of the networks whose width varies; 0: the base.")
+    parser.flag("--widths", type=comma_separated, help="Widths A,B,C; default 4, 8, 16 times the base.")
+    parser.flag("--depths", type=comma_separated, help="Depths A,B,C; default 4, 8, 16 times the base.")
+    parser.flag("--width", type=int, default=0, help="Width while the depth varies; 0: the base.")
+    parser.flag("--depth", type=int, default=0, help="Depth while the width varies; 0: the base.")
     parser.flag("--steps", type=int, default=10, help="Training steps.")
     parser.flag("--seeds", type=int, default=4, help="Initial values per size.")
     parser.flag("--batch_size", type=int, default=16, help="Training examples in the batch.")
@@ -60,9 +60,8 @@ def main(args: argparse.Namespace) -> int:
                 f"compare with --{name}s=A,B,C, the {name} of all other networks with --{name}=N, or the base with "
                 f"--config.model.base_{name}."
             )
-    with contextlib.ExitStack() as stack:
-        check = _prepared(config, args)  # before the claim: a wrong flag leaves no directory behind
-        claim = stack.enter_context(claimed(args.workdir, COORD_CHECK)) if args.workdir else None
+    check = _prepared(config, args)  # before the claim: a wrong flag creates no directory
+    with claimed(args.workdir, COORD_CHECK) if args.workdir else contextlib.nullcontext() as claim:
         report = check()
         print(report)
         if claim is not None:
@@ -73,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _prepared(config: ConfigDict, args: argparse.Namespace) -> Callable[[], Report]:
-    from depthmup_flax.coord_check.from_config import prepared_check  # late: --help does without JAX
+    from depthmup_flax.coord_check.from_config import prepared_check  # late: --help does not need JAX
 
     return prepared_check(
         config,

@@ -50,8 +50,8 @@ class Tokenizer:
         if unknown.size:
             where = int(unknown[0])
             raise InputError(
-                f"the text has {text[where]!r} at position {where}: the vocabulary of {self.vocab_size} characters lacks "
-                "it. Remove it."
+                f"the text has {text[where]!r} at position {where}, which is not among the {self.vocab_size} "
+                "characters of the vocabulary. Remove it."
             )
         return tokens.astype(np.min_scalar_type(self.vocab_size - 1))
 

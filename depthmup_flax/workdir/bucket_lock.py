@@ -54,7 +54,7 @@ class BucketLock(Heartbeat):
 
 @contextlib.contextmanager
 def held(path: pathlib.Path, wait_s: float | None = None) -> Iterator[BucketLock]:
-    """Holds the lock ``path``; waits at most ``wait_s`` seconds, by default `lock.WAIT_S`. `Busy` if it is still held."""
+    """Holds the lock ``path``; `Busy` if another process still holds it after ``wait_s``, by default `lock.WAIT_S`."""
     lock = taken_in_time(path, wait_s, lambda: _attempt(path), _POLL_S)
     try:
         yield lock

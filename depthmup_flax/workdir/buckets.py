@@ -76,8 +76,8 @@ def get(path: pathlib.Path) -> bytes:
 def put_new(path: pathlib.Path, content: str | bytes) -> bool:
     """Writes a new object; ``False``, without a change, if one with other content exists.
 
-    Of simultaneous callers with different contents one gets ``True``. Equal content counts as success, because a request
-    that was repeated after a lost answer may find its own object.
+    Of simultaneous callers with different contents one gets ``True``. Equal content counts as success: a request that
+    was repeated after a lost answer may find its own object.
     """
     try:
         file_system(path).pipe_file(str(path), _as_bytes(content), mode="create")  # generation 0; If-None-Match: *
@@ -131,8 +131,8 @@ def stopped(directory: pathlib.Path, error: Exception, *, absent: bool = True) -
     if reason is None or (not absent and any(isinstance(cause, FileNotFoundError) for cause in causes(error))):
         return None
     return RunStopped(
-        f"workdir {str(directory)!r} cannot be reached any more ({reason}): rerun the command when it can be. It resumes "
-        "from what was saved."
+        f"workdir {str(directory)!r} cannot be reached any more ({reason}): rerun the command later. It resumes from what "
+        "was saved."
     )
 
 

@@ -174,8 +174,8 @@ def open_lines(path: pathlib.Path) -> JsonLines | buckets.Parts:
 class JsonLines:
     """An append-only file with one JSON value per line.
 
-    Opening repairs the end of a file whose writer was killed: it removes a torn last line, and adds a missing newline to
-    a complete one. A compressed file is refused: a new file beside it would repeat its work.
+    Opening repairs the end of a file whose writer was killed: it removes a torn last line and completes one that lacks
+    its newline. A compressed file is refused: a new file beside it would repeat its work.
     """
 
     def __init__(self, path: pathlib.Path) -> None:

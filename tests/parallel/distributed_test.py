@@ -93,7 +93,7 @@ def test_a_process_that_dies_ends_the_other_with_a_message_in_bounded_time(victi
     survivor = 1 - victim
     # JAX aborts a process that has lost the coordinator, unless a collective fails first.
     sentences = {
-        1: f"process {survivor} failed; the other processes stop with it",
+        1: f"process {survivor} failed; the other processes stop, too",
         -signal.SIGABRT: "distributed service",
     }
     assert sentences[codes[survivor]] in pair.running[survivor].text()

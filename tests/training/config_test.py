@@ -1,7 +1,5 @@
 """The config's hash, the name of a run in committed records."""
 
-import json
-
 import pytest
 from flax.traverse_util import flatten_dict
 

@@ -17,7 +17,6 @@ from depthmup_flax.data.text import TextDataset, Tokenizer
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import HostBatch
 
-
 # Published sets, by the last part of data.name -> training and test examples, classes, shape if all images share it.
 _IMAGES: Mapping[str, tuple[int, int, int, tuple[int, int, int] | None]] = {
     "cifar10": (50_000, 10_000, 10, (32, 32, 3)),

@@ -29,7 +29,7 @@ def load(config: object) -> Dataset:
       and ``test_examples`` (512).
     * ``tfds:<set>``: a prepared TFDS set, from ``data_dir``; see ``sources.tfds``.
     * ``folder:<dir>``: image files, read as RGB; see ``sources.folder.list_folder``.
-    * ``text:<file>``: UTF-8 (any file with ``tokenizer`` "byte") for a language model; see ``sources.text_file.windows``.
+    * ``text:<file>``: UTF-8, or any file with ``tokenizer`` "byte"; see ``sources.text_file.windows``.
 
     ``train_examples`` = n > 0 keeps the first n after a fixed shuffle. ``placement`` "device" decodes everything into
     memory now; "stream" decodes when read. ``augment`` "resized_crop" requires image files (tfds: or folder:) and
