@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import errno
 import importlib
-import io
 import logging
 import os
 import signal
@@ -14,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from depthmup_flax import __version__
 from depthmup_flax.commands.parser import Parser, is_help_asked_for
@@ -113,7 +112,9 @@ def run(name: str, words: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if words is None else words)
     if name in _PRINTING and hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    with contextlib.redirect_stdout(_Lasting(sys.stdout)), contextlib.redirect_stderr(_Lasting(sys.stderr)):
+    output: Any = _Lasting(sys.stdout)
+    errors: Any = _Lasting(sys.stderr)
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
         sys.exit(_run(name, words))
 
 
@@ -192,11 +193,14 @@ def _leave(code: int, why: str = "") -> NoReturn:
     distributed.leave(code, why)
 
 
-class _Lasting(io.TextIOBase):
+class _Lasting:
     """Standard output or error that drops text once it has no reader, after one warning."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         with self._dropping():
@@ -206,19 +210,6 @@ class _Lasting(io.TextIOBase):
     def flush(self) -> None:
         with self._dropping():
             self._stream.flush()
-
-    def close(self) -> None:
-        """Does nothing: the stream is the interpreter's."""
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._stream.encoding
 
     @contextlib.contextmanager
     def _dropping(self) -> Iterator[None]:

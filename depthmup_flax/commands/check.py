@@ -15,22 +15,13 @@ depthmup config digits explains the fields of the config.
 Exit codes: 0 the check passes, 1 it fails and says why, 2 bad input.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-from ml_collections import ConfigDict
 
 from depthmup_flax.commands.parser import Parser, comma_separated, whole_numbers
 from depthmup_flax.process.compilation_cache import cache_compilations
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.workdir.directory import COORD_CHECK, claimed
-
-if TYPE_CHECKING:
-    from depthmup_flax.coord_check.report import Report
 
 
 def define(parser: Parser) -> None:
@@ -50,6 +41,8 @@ def define(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prints the report; returns the exit code."""
+    from depthmup_flax.coord_check.from_config import prepared_check  # late: --help does not need JAX
+
     cache_compilations()
     config = args.config.resolved()
     overrides = args.config.overrides()
@@ -60,21 +53,8 @@ def main(args: argparse.Namespace) -> int:
                 f"compare with --{name}s=A,B,C, the {name} of all other networks with --{name}=N, or the base with "
                 f"--config.model.base_{name}."
             )
-    check = _prepared(config, args)  # before the claim: a wrong flag creates no directory
-    with claimed(args.workdir, COORD_CHECK) if args.workdir else contextlib.nullcontext() as claim:
-        report = check()
-        print(report)
-        if claim is not None:
-            claim.check(now=True)
-            report.write_to(claim.directory)
-            print(f"\nThe records, report and figure are in {claim.directory}.")
-    return 0 if report.ok else 1
-
-
-def _prepared(config: ConfigDict, args: argparse.Namespace) -> Callable[[], Report]:
-    from depthmup_flax.coord_check.from_config import prepared_check  # late: --help does not need JAX
-
-    return prepared_check(
+    # Before the claim: a wrong flag creates no directory.
+    check = prepared_check(
         config,
         widths=whole_numbers("widths", args.widths),
         depths=whole_numbers("depths", args.depths),
@@ -86,3 +66,11 @@ def _prepared(config: ConfigDict, args: argparse.Namespace) -> Callable[[], Repo
         tolerance=args.tolerance,
         spectral=args.spectral,
     )
+    with claimed(args.workdir, COORD_CHECK) if args.workdir else contextlib.nullcontext() as claim:
+        report = check()
+        print(report)
+        if claim is not None:
+            claim.check(now=True)
+            report.write_to(claim.directory)
+            print(f"\nThe records, report and figure are in {claim.directory}.")
+    return 0 if report.ok else 1

@@ -154,21 +154,15 @@ def _data() -> Iterator[str]:
     if "://" in place:
         yield f"TFDS sets in {place}, which is not listed"
         return
-    directory = pathlib.Path(place).expanduser()
-    prepared = sorted(_prepared_sets(directory))
+    directory, prepared = pathlib.Path(place).expanduser(), []
+    for info in sorted((*directory.glob("*/*/dataset_info.json"), *directory.glob("*/*/*/dataset_info.json"))):
+        readable = '"array_record"' in info.read_text(encoding="utf-8", errors="replace")
+        name = info.parent.relative_to(directory).as_posix()
+        prepared.append(name if readable else f"{name} (not as array_record: prepare it again)")
     yield f"TFDS sets in {_from_home(directory)}: {', '.join(prepared) or 'none'}"
     if not prepared:
-        yield "  TFDS_DATA_DIR names another directory; depthmup train --config=cifar10_resnet"
-        yield "  says how to prepare a set"
-
-
-def _prepared_sets(directory: pathlib.Path) -> Iterator[str]:
-    """The TFDS sets that were prepared in a directory, and whether they can be read without TensorFlow."""
-    for pattern in ("*/*/dataset_info.json", "*/*/*/dataset_info.json"):
-        for info in directory.glob(pattern):
-            readable = '"array_record"' in info.read_text(encoding="utf-8", errors="replace")
-            name = info.parent.relative_to(directory).as_posix()
-            yield name if readable else f"{name} (not as array_record: prepare it again)"
+        yield "  depthmup train --config=cifar10_resnet says how to prepare one"
+        yield "  TFDS_DATA_DIR names another directory"
 
 
 def _extras() -> Iterator[str]:
@@ -183,19 +177,19 @@ def _extras() -> Iterator[str]:
 def probe() -> None:
     """Prints, as lines of JSON, what takes JAX to find; for a process of its own, because a device may hang."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave the memory of a GPU to others
-    for name, answer in (("devices", _found_devices), ("digits", _digits)):
+    for name, answer in (("devices", _local_devices), ("digits", _digits)):
         try:
             print(json.dumps({name: answer()}), flush=True)
         except Exception as error:
             print(json.dumps({f"{name} error": _in_words(error)}), flush=True)
 
 
-def _found_devices() -> list[str]:
+def _local_devices() -> list[str]:
     import jax
 
-    limits = ((device.memory_stats() or {}).get("bytes_limit") for device in jax.local_devices())
+    limits = [(device.memory_stats() or {}).get("bytes_limit") for device in jax.local_devices()]
     memory = [f", {_bytes(limit)} of memory for JAX" if limit else "" for limit in limits]
-    return [f"{device.device_kind}{text}" for device, text in zip(jax.local_devices(), memory, strict=True)]
+    return [device.device_kind + text for device, text in zip(jax.local_devices(), memory, strict=True)]
 
 
 def _digits() -> int:

@@ -13,6 +13,7 @@ Exit codes: 0 success, 2 bad input.
 """
 
 import argparse
+import functools
 import os
 import pathlib
 import sys
@@ -68,7 +69,8 @@ def main(args: argparse.Namespace) -> int:
     options: dict[str, Any] = {"tolerance": args.tolerance, "loss": args.loss, "claims": claims.as_data}
     if args.watch:
         opened = _open if args.open else lambda page: None
-        report = watch(directories, out, **options, say=_say, opened=opened)
+        say = functools.partial(print, flush=True)
+        report = watch(directories, out, **options, say=say, opened=opened)
         if report is None:
             return 0
     else:
@@ -110,10 +112,6 @@ def newest_sweep(runs: pathlib.Path) -> pathlib.Path:
             "depthmup sweep --config=sweeps/digits."
         )
     return max(found)[1]
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 def _open(page: pathlib.Path) -> None:

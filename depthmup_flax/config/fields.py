@@ -217,7 +217,7 @@ def unknown_field(config: ConfigDict, path: str) -> str:
     """The error about a dotted field that ``config`` lacks, with the closest field."""
     missing = f"config has no field {path!r}"
     if path.startswith("optimizer.kwargs."):
-        return f"{missing}: if the optimizer takes this argument, set it in a config file: config.{path} = VALUE."
+        return f"{missing}: set it in a config file, config.{path} = VALUE, if the optimizer takes it."
     section, names = config, path.split(".")
     while isinstance(section.get(names[0]), ConfigDict):
         section, *names = section[names[0]], *names[1:]

@@ -28,10 +28,7 @@ _MAX_STEPS = 2**40  # Grain needs a length
 def steps_per_epoch(num_examples: int, batch_size: int) -> int:
     """Whole batches in one pass over the examples; InputError if there is none."""
     if not 1 <= batch_size <= num_examples:
-        raise InputError(
-            f"train.batch_size is {batch_size}: use 1 to {num_examples}, the number of training examples, or raise "
-            "data.train_examples."
-        )
+        raise InputError(f"train.batch_size is {batch_size}: use 1 to {num_examples}, the number of training examples.")
     return num_examples // batch_size
 
 

@@ -117,29 +117,26 @@ def _centered_sums(images: np.ndarray) -> np.ndarray:
 def _checked_split(where: str, images: np.ndarray, labels: np.ndarray, num_classes: int | None) -> ArraySplit:
     """Images as uint8 or float32 and labels as int32."""
     images, labels = np.asarray(images), np.asarray(labels)
+    problem = ""
     if images.ndim != 4 or labels.ndim != 1 or len(images) != len(labels) or images.size == 0:
-        raise InputError(
-            f"{where}: images are {list(images.shape)} and labels {list(labels.shape)}. "
-            "Give images [N, H, W, C] and labels [N] with the same N > 0."
-        )
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise InputError(f"{where}: labels are {labels.dtype}. Give integers from 0.")
+        shapes = f"images are {list(images.shape)} and labels {list(labels.shape)}"
+        problem = f"{shapes}. Give images [N, H, W, C] and labels [N] with the same N > 0"
+    elif not np.issubdtype(labels.dtype, np.integer):
+        problem = f"labels are {labels.dtype}. Give integers from 0"
+    elif images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
+        problem = f"images are {images.dtype}. Give uint8, or float32 on the same 0..255 scale"
+    if problem:
+        raise InputError(f"{where}: {problem}.")
     if images.dtype != np.uint8:
-        if not np.issubdtype(images.dtype, np.floating):
-            raise InputError(f"{where}: images are {images.dtype}. Give uint8, or float32 on the same 0..255 scale.")
         with np.errstate(over="ignore"):
             images = images.astype(np.float32)  # in which 1e39 is infinite
-        bad = np.flatnonzero(~np.isfinite(images).all(axis=(1, 2, 3)))
-        if bad.size:
+        if (bad := np.flatnonzero(~np.isfinite(images).all(axis=(1, 2, 3)))).size:
             raise InputError(
                 f"{where}: {bad.size} of {len(images)} images contain NaN or infinite values, the first at index "
                 f"{bad[0]} (as float32). Correct or remove them."
             )
     classes = int(labels.max()) + 1 if num_classes is None else num_classes
-    bad = np.flatnonzero((labels < 0) | (labels >= classes))
-    if bad.size:
-        raise InputError(
-            f"{where}: the label at index {bad[0]} is {labels[bad[0]]}, outside 0..{classes - 1}. "
-            "Correct the labels or num_classes."
-        )
+    if (bad := np.flatnonzero((labels < 0) | (labels >= classes))).size:
+        wrong = f"the label at index {bad[0]} is {labels[bad[0]]}, outside 0..{classes - 1}"
+        raise InputError(f"{where}: {wrong}. Correct the labels or num_classes.")
     return ArraySplit({"image": images, "label": labels.astype(np.int32)})

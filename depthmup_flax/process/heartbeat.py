@@ -13,23 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any
 
 from depthmup_flax.util.errors import STOPPED
 
 _BEATS, _ENDS = "depthmup/heartbeat/", "depthmup/end/"
 _TICK_S = 1.0
 _READ_BEATS = 3  # in which the others have read why a process ends
-
-
-class Store(Protocol):
-    """JAX's client of the coordination service, which process 0 hosts."""
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        """Sets a value."""
-
-    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
-        """All keys below ``key``, with their values."""
 
 
 class Watch:
@@ -40,13 +30,13 @@ class Watch:
     count only seconds in which this process ran: all processes may have been suspended together.
 
     Args:
-      store: shared by the processes.
+      store: JAX's client of the coordination service, which process 0 hosts.
       process: number of this one, of ``count``.
       timeout_s: a process without a heartbeat for this long is silent.
       beat_s: between two heartbeats.
     """
 
-    def __init__(self, store: Store, process: int, count: int, timeout_s: float, beat_s: float = 1.0) -> None:
+    def __init__(self, store: Any, process: int, count: int, timeout_s: float, beat_s: float = 1.0) -> None:
         self._store, self._process, self._count = store, process, count
         self._timeout_s, self._beat_s = timeout_s, beat_s
         self._beats: Mapping[str, str] = {}

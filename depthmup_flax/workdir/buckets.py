@@ -131,8 +131,8 @@ def stopped(directory: pathlib.Path, error: Exception, *, absent: bool = True) -
     if reason is None or (not absent and any(isinstance(cause, FileNotFoundError) for cause in causes(error))):
         return None
     return RunStopped(
-        f"workdir {str(directory)!r} cannot be reached any more ({reason}): rerun the command later. It resumes from what "
-        "was saved."
+        f"workdir {str(directory)!r} cannot be reached any more ({reason}): rerun the command later. It resumes from "
+        "what was saved."
     )
 
 
