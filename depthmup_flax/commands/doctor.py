@@ -141,11 +141,11 @@ def _versions() -> Iterator[str]:
 
 def _machine() -> Iterator[str]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    yield f"{platform.system()} {platform.machine()}, {cpu_cores()} CPU cores, {_bytes(memory)} of memory"
-    yield f"{_bytes(shutil.disk_usage('.').free)} free on the disk of the working directory"
+    yield f"{platform.system()} {platform.machine()}, {cpu_cores()} CPU cores, {memory / 1e9:.1f} GB of memory"
+    yield f"{shutil.disk_usage('.').free / 1e9:.1f} GB free on the disk of the working directory"
     cache = pathlib.Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_directory())
     size = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
-    yield f"{_bytes(size)} of compiled programs in {_from_home(cache)}"
+    yield f"{size / 1e6:.1f} MB of compiled programs in {_from_home(cache)}"
 
 
 def _data() -> Iterator[str]:
@@ -188,7 +188,7 @@ def _local_devices() -> list[str]:
     import jax
 
     limits = [(device.memory_stats() or {}).get("bytes_limit") for device in jax.local_devices()]
-    memory = [f", {_bytes(limit)} of memory for JAX" if limit else "" for limit in limits]
+    memory = [f", {limit / 1e9:.1f} GB of memory for JAX" if limit else "" for limit in limits]
     return [device.device_kind + text for device, text in zip(jax.local_devices(), memory, strict=True)]
 
 
@@ -230,11 +230,3 @@ def _in_words(error: Exception) -> str:
 def _from_home(path: pathlib.Path) -> str:
     home = pathlib.Path.home()
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
-
-
-def _bytes(count: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
     def parsed(self, words: Sequence[str]) -> argparse.Namespace:
         """The flags of a command line; `InputError` for an unknown flag, a wrong value or an unexpected word."""
         if "=" in words:
-            raise InputError("'=' stands alone: write a flag without spaces around it, --name=value.")
+            raise InputError("unexpected argument '=': write a flag without spaces, --name=value.")
         given, others = flags.split(words, self._default_config) if self.has_config else (None, list(words))
         end = others.index("--") if "--" in others else len(others)
         result, rest = self.parse_known_args(others[:end])

@@ -125,7 +125,8 @@ def validate(config: ConfigDict) -> None:
         raise InputError(f"optimizer.schedule is {config.optimizer.schedule!r}: use 'constant' or 'cosine'.")
     writer_names(config)
     if config.mesh.gradient_dtype not in GRADIENT_DTYPES:
-        raise InputError(f"mesh.gradient_dtype is {config.mesh.gradient_dtype!r}: use 'float32' or '' (model.dtype).")
+        wrong = f"mesh.gradient_dtype is {config.mesh.gradient_dtype!r}"
+        raise InputError(f"{wrong}: use 'float32', or '' for model.dtype.")
     make_parametrization(config)
 
 

@@ -216,30 +216,24 @@ class _Watch:
     def __init__(self) -> None:
         self._seen: dict[pathlib.Path, tuple[Holder | None, int, float]] = {}  # holder, beat, and since when
 
-    def free(self, path: pathlib.Path) -> _Found | None:
-        """The lock file, if nobody holds it."""
+    def look(self, path: pathlib.Path) -> tuple[_Found | None, bool]:
+        """The lock file, and whether a process may take the lock."""
         found = _read(path)
         if found is None:
-            return None
-        previous = self._seen.get(path)
-        if previous is None or previous[:2] != (found.holder, found.beat):
-            previous = self._seen[path] = (found.holder, found.beat, now_s())
-        return found if self._is_free(found, now_s() - previous[2]) else None
+            return None, True
+        holder, previous = found.holder, self._seen.get(path)
+        if previous is None or previous[:2] != (holder, found.beat):
+            previous = self._seen[path] = (holder, found.beat, now_s())
+        if holder is not None and not holder.held:
+            return found, True
+        if holder is not None and holder.boot == BOOT and holder.kernel_lock:
+            return found, found.locked is False
+        return found, now_s() - previous[2] > EXPIRY_S
 
     def busy(self, path: pathlib.Path) -> str | None:
         """Describes the process that holds the lock."""
-        if self.free(path) is not None or (found := _read(path)) is None:
-            return None
-        return str(found.holder or "another process")
-
-    @staticmethod
-    def _is_free(found: _Found, unchanged_s: float) -> bool:
-        holder = found.holder
-        if holder is not None and not holder.held:
-            return True
-        if holder is not None and holder.boot == BOOT and holder.kernel_lock:
-            return found.locked is False
-        return unchanged_s > EXPIRY_S
+        found, free = self.look(path)
+        return None if found is None or free else str(found.holder or "another process")
 
 
 def _take(path: pathlib.Path, watch: _Watch) -> tuple[int, Holder] | None:
@@ -248,10 +242,10 @@ def _take(path: pathlib.Path, watch: _Watch) -> tuple[int, Holder] | None:
     Of the processes that find the same lock free, the one that creates a file named after the last holder replaces it.
     That file is itself a lock: if its creator dies, it is replaced in the same way.
     """
-    if _read(path) is None:
-        return _create(path)
-    found = watch.free(path)
+    found, free = watch.look(path)
     if found is None:
+        return _create(path)
+    if not free:
         return None
     guard = path.with_name(f"{path.name}.{found.holder.token if found.holder else 'unknown'}")
     own = _take(guard, watch)

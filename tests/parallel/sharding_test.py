@@ -182,7 +182,7 @@ def test_minus_one_is_all_devices_that_are_left(axes, devices, shape):
         ({"data": 2}, "mesh is data=2, fsdp=1, tensor=1: the product must be the number of devices, 1. Use"),
         ({"fsdp": -1}, "only one number can be -1"),
         ({"tensor": 0}, "mesh.tensor is 0: use a number of devices, or -1"),
-        ({"gradient_dtype": "f32"}, "mesh.gradient_dtype is 'f32': use 'float32' or '' (model.dtype)."),
+        ({"gradient_dtype": "f32"}, "mesh.gradient_dtype is 'f32': use 'float32', or '' for model.dtype."),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_refused_before_anything_is_written(mesh, sentence, tmp_path):

@@ -115,7 +115,8 @@ class _Listing:
 
     def images(self, directory: str) -> tuple[list[str], Entries]:
         """The images of a folder, and its other entries."""
-        images, others = [], []
+        images: Entries = []
+        others: Entries = []
         for entry in self.entries(directory):
             (images if entry.name.lower().endswith(self.suffixes) else others).append(entry)
         return [entry.path for entry in images], others
