@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
     from depthmup_flax.papers import theory
     from depthmup_flax.rule.annotations import Axes, annotated, residual_scope
-    from depthmup_flax.rule.directions import entrywise
+    from depthmup_flax.rule.guards.traits import entrywise
     from depthmup_flax.rule.muon import muon, muon_geometry
     from depthmup_flax.rule.optimizer import adamw, clip_by_global_rms, depthmup, freeze, scale_by_depthmup, sgd
     from depthmup_flax.rule.param_table import param_table
@@ -108,7 +108,7 @@ _NAMES = {
     "models": "GPT ResMLP ResNet SimpleResNet ViT create_model",
     "nn.layers": "Conv Dense Norm Readout ResidualBranch",
     "rule.annotations": "Axes annotated residual_scope",
-    "rule.directions": "entrywise",
+    "rule.guards.traits": "entrywise",
     "rule.muon": "muon muon_geometry",
     "rule.optimizer": "adamw clip_by_global_rms depthmup freeze scale_by_depthmup sgd",
     "rule.param_table": "param_table",

@@ -25,8 +25,8 @@ from depthmup_flax.plan.flops import count_flops
 from depthmup_flax.rule.parametrization import PRESETS
 
 
-@pytest.mark.parametrize("depth", [3, 6])
-def test_flops_of_a_residual_mlp_are_six_per_weight_and_example_but_for_the_inputs_gradient(depth):
+def test_flops_of_a_residual_mlp_are_six_per_weight_and_example_but_for_the_inputs_gradient():
+    depth = 6
     facts = train_step({"name": "res_mlp", "width": 32, "depth": depth}, batch=4, side=8, seconds=0.0)()
     weights = {"stem": 3 * 8 * 8 * 32, "blocks": depth * 32 * 32, "readout": 32 * 10}
     assert facts["parameters"] == sum(weights.values())

@@ -55,6 +55,18 @@ def logged(caplog):
     return caplog
 
 
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory):
+    """The work directory of a run of `small_runs.config` that nothing happens to; to be copied before it is changed."""
+    from small_runs import config
+
+    from depthmup_flax.training.loop import train_and_evaluate
+
+    workdir = tmp_path_factory.mktemp("undisturbed")
+    train_and_evaluate(config(), workdir)
+    return workdir
+
+
 @pytest.fixture
 def float64():
     """Double precision, for comparisons of two forms of the same network."""

@@ -10,6 +10,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import textwrap
 
 import depthmup_flax as dm
 
@@ -32,18 +33,11 @@ def readme_example(root):
     return names
 
 
-def check_network():
-    import jax
-    import jax.numpy as jnp
-
-    rule = dm.get_parametrization("depth_mup")
-
-    def build(width, depth):
-        return dm.ResMLP(num_classes=3, width=width, depth=depth, base_width=8, base_depth=2, parametrization=rule)
-
-    x, labels = jax.random.normal(jax.random.key(0), (4, 5)), jnp.arange(4) % 3
-    report = dm.coord_check.coord_check(build, labels, x, widths=(8, 16, 32), depths=(2, 4, 8), steps=2, seeds=2)
-    assert "width" in str(report)
+def docstring_example(module):
+    code = textwrap.dedent(module.__doc__.split("::\n", 1)[1])
+    names = {}
+    exec(code, names)
+    return names
 
 
 def commands_say_what_to_install():
@@ -62,7 +56,9 @@ def main():
     assert not present, f"not an environment with the core alone: it has {', '.join(present)}"
     import_all()
     readme_example(pathlib.Path(__file__).parents[1])
-    check_network()
+    report = docstring_example(dm.coord_check)["report"]
+    assert report.ok is not None
+    assert abs(float(dm.theory.gram([[1.0, 0.0], [0.0, 2.0]])[1, 1]) - 2.0) < 1e-6
     commands_say_what_to_install()
     installed = (f"{name} {importlib.metadata.version(name)}" for name in ("jax", "flax", "optax", "numpy"))
     print(f"The core runs with {', '.join(installed)}.")

@@ -23,7 +23,7 @@ import optax.contrib
 from optimizer_slopes import BASE, ETA, RULE, around, info_of, slopes
 
 import depthmup_flax as dm
-from depthmup_flax.rule.directions import TRAITS, Traits
+from depthmup_flax.rule.guards.traits import TRAITS, Traits
 from depthmup_flax.rule.parametrization import Geometry
 
 DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "optimizers.md"

@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 from PIL import Image
-from processes import run_command
+from processes import run_command, run_lines
 from small_runs import config
 
 import depthmup_flax as dm
@@ -20,22 +20,18 @@ from depthmup_flax.training.loop import train_and_evaluate
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    """A run of a few steps, and ten images of its test set as files."""
-    directory = tmp_path_factory.mktemp("digits")
-    run = config()
-    run.train.update(steps=60, eval_every=60)
-    train_and_evaluate(run, directory / "run")
-    (directory / "images").mkdir()
-    for number, image in enumerate(load(run.data).test.arrays()["image"][:10]):
-        Image.fromarray(image[..., 0]).save(directory / "images" / f"{number}.png")
+def images(tmp_path_factory):
+    """Ten images of the test set as files."""
+    directory = tmp_path_factory.mktemp("images")
+    for number, image in enumerate(load(config().data).test.arrays()["image"][:10]):
+        Image.fromarray(image[..., 0]).save(directory / f"{number}.png")
     return directory
 
 
-def test_files_get_the_classes_of_the_arrays_that_they_hold(digits):
-    run = dm.load_run(digits / "run")
+def test_files_get_the_classes_of_the_arrays_that_they_hold(undisturbed, images):
+    run = dm.load_run(undisturbed)
     run.config.train.eval_batch_size = 4  # three parts
-    files = given_images.image_files([str(digits / "images")])
+    files = given_images.image_files([str(images)])
     rows = list(classified(run, files, top=3))
     logits = run.predict(load(run.config.data).test.arrays()["image"][:10])
     assert [file.name for file, _ in rows] == [f"{number}.png" for number in range(10)]
@@ -54,43 +50,41 @@ def test_tables_can_be_read_by_others():
     assert json.loads(as_json(iter(rows)))[0]["classes"][1] == {"name": "dog", "probability": 0.25}
 
 
-def test_the_command_prints_classes_and_writes_files(digits, tmp_path):
-    command = ("-m", "depthmup_flax", "predict", digits / "run", digits / "images")
-    done = run_command(*command, "--top=2")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+def test_the_command_prints_classes_and_writes_files(undisturbed, images, tmp_path):
+    words = ["predict", str(undisturbed), str(images)]
+    out = f"--out={tmp_path / 'classes.json'}"
+    done, written = run_lines([[*words, "--top=2"], [*words, out, "--which=240"]])
+    assert done.code == 0, done.error
+    lines = done.out.splitlines()
     assert len(lines) == 10
     assert [word.rstrip("%") == word for word in lines[0].split()] == [True, True, False, True, False]
-    written = run_command(*command, f"--out={tmp_path / 'classes.json'}", "--which=best")
-    assert written.stdout == f"written: {tmp_path / 'classes.json'}, 10 images\n"
+    assert written.out == f"written: {tmp_path / 'classes.json'}, 10 images\n"
     best = [row["classes"][0]["name"] for row in json.loads((tmp_path / "classes.json").read_text())]
     assert best == [line.split()[1] for line in lines]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ([], "no run was given: depthmup predict runs/digits image.png"),
-        (["RUN"], "no image was given: .* holds a model of images; name image files or directories"),
-        (["RUN", "--prompt=a"], "--prompt is set: .* holds a model of images"),
-        (["RUN", "nothing.png"], "there is no file 'nothing.png'. Name image files, or directories of them"),
-        (["RUN", "RUN"], "has no image files. Name a directory with bmp, gif"),
-        (["RUN", "RUN/config.json"], r"config\.json cannot be read as an image \(Pillow cannot read its format\)"),
-        (["RUN", "IMAGES", "--top=11"], "--top is 11: use 1 to 10, the number of classes"),
-        (["RUN", "IMAGES", "--out=classes.txt"], "--out is 'classes.txt': use a name that ends in .csv or .json"),
-        (["RUN", "IMAGES", "--out=nowhere/a.csv"], "there is no directory 'nowhere'"),
-        (["RUN", "IMAGES", "--which=7"], "which is 7: use 'latest', 'best' or a saved step: 60"),
-        (["nowhere", "IMAGES"], "there is no directory 'nowhere'"),
-    ],
-)
-def test_wrong_arguments_are_one_sentence_and_code_2(arguments, says, digits):
-    names = {"RUN": str(digits / "run"), "IMAGES": str(digits / "images")}
-    for name, path in names.items():
-        arguments = [argument.replace(name, path) for argument in arguments]
-    done = run_command("-m", "depthmup_flax", "predict", *arguments)
-    assert done.returncode == 2, done.stdout + done.stderr
-    (line,) = done.stderr.splitlines()
-    assert re.search(f"^error: .*{says}", line), line
+WRONG = [
+    ([], "no run was given: depthmup predict runs/digits image.png"),
+    (["RUN"], "no image was given: .* holds a model of images"),
+    (["RUN", "--prompt=a"], "--prompt is set: .* holds a model of images"),
+    (["RUN", "nothing.png"], "there is no file 'nothing.png'"),
+    (["RUN", "RUN"], "has no image files"),
+    (["RUN", "RUN/config.json"], r"config\.json cannot be read as an image"),
+    (["RUN", "IMAGES", "--top=11"], "--top is 11: use 1 to 10, the number of classes"),
+    (["RUN", "IMAGES", "--out=classes.txt"], "--out is 'classes.txt': use a name that ends in .csv or .json"),
+    (["RUN", "IMAGES", "--out=nowhere/a.csv"], "there is no directory 'nowhere'"),
+    (["RUN", "IMAGES", "--which=7"], "which is 7: use 'latest', 'best' or a saved step: "),
+    (["nowhere", "IMAGES"], "there is no directory 'nowhere'"),
+]
+
+
+def test_wrong_arguments_are_one_sentence_and_code_2(undisturbed, images, tmp_path):
+    names = {"RUN": str(undisturbed), "IMAGES": str(images)}
+    lines = [[re.sub("RUN|IMAGES", lambda name: names[name[0]], word) for word in words] for words, _ in WRONG]
+    answers = run_lines([["predict", *words] for words in lines], cwd=tmp_path, watched=[undisturbed, images])
+    for (words, says), answer in zip(WRONG, answers, strict=True):
+        assert answer.refuses, (words, answer)
+        assert re.search(f"^error: .*{says}", answer.error), (words, answer.error)
 
 
 @pytest.mark.slow
@@ -106,14 +100,16 @@ def test_a_language_model_continues_the_prompt(tmp_path):
     done = run_command(*command, "--prompt=the rain", "--tokens=20", "--seed=3")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "the rain" + dm.load_run(tmp_path / "run").generate("the rain", 20, seed=3) + "\n"
-    for arguments, says in (
-        ([], "--prompt is not set"),
-        (["a.png"], "unexpected argument 'a.png'"),
-        (["--prompt=X"], "the text has 'X' at position 0"),
-        (["--prompt=a", "--tokens=0"], "tokens is 0"),
-    ):
-        failed = run_command(*command, *arguments)
-        assert (failed.returncode, says in failed.stderr) == (2, True), failed.stderr
+    wrong = {
+        "--prompt is not set": [],
+        "unexpected argument 'a.png'": ["a.png"],
+        "the text has 'X' at position 0": ["--prompt=X"],
+        "tokens is 0": ["--prompt=a", "--tokens=0"],
+    }
+    answers = run_lines([["predict", str(tmp_path / "run"), *words] for words in wrong.values()])
+    for says, answer in zip(wrong, answers, strict=True):
+        assert answer.refuses, answer
+        assert says in answer.error
 
 
 # Files of other sizes

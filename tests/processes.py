@@ -1,12 +1,15 @@
 """Runs and commands in processes that start fast: they are forked from one that has imported the package."""
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
+import io
 import itertools
 import multiprocessing
 import os
 import pathlib
+import pickle
 import runpy
 import signal
 import subprocess
@@ -84,6 +87,63 @@ def run_command(*command, cwd=ROOT):
         process.start()
         process.join()
         return subprocess.CompletedProcess(command, process.exitcode, out.read_text(), error.read_text())
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a command line printed, its exit code, and whether a file of the watched directories changed."""
+
+    code: int
+    out: str
+    error: str
+    changed: bool
+
+    @property
+    def refuses(self):
+        """Whether it is one sentence with the exit code of bad input, and no file changed."""
+        one_sentence = self.error.startswith("error: ") and self.error.count("\n") == 1
+        return one_sentence and self.code == errors.BAD_INPUT and not self.changed
+
+
+def run_lines(lines, cwd=ROOT, watched=()):
+    """Runs ``depthmup *line`` for lines of one subcommand, one after another in one process; returns their answers.
+
+    Exit codes are those that the lines would have in processes of their own, but for `parallel.distributed.leave`.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        out = pathlib.Path(directory, "answers")
+        process = Process(pathlib.Path(directory, "log"), _answer, lines, cwd, [cwd, *watched], out)
+        assert process.wait() == 0, process.text()
+        return pickle.loads(out.read_bytes())
+
+
+def _answer(lines, cwd, watched, out):
+    from depthmup_flax.commands.app import main
+    from depthmup_flax.process import distributed
+
+    os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=1"  # no line sets it once JAX has started
+    distributed.leave = lambda code, why="": sys.exit(code)
+    os.chdir(cwd)
+    watched = [] if cwd == ROOT else watched
+    answers = []
+    for line in lines:
+        before, code, printed, error = _contents(watched), 0, io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(error):
+            try:
+                main(line)
+            except SystemExit as end:
+                code = end.code or 0
+            except BaseException:
+                traceback.print_exc()
+                code = 1
+        answers.append(Answer(code, printed.getvalue(), error.getvalue(), _contents(watched) != before))
+    out.write_bytes(pickle.dumps(answers))
+    return 0
+
+
+def _contents(directories):
+    paths = [path for directory in directories for path in pathlib.Path(directory).rglob("*")]
+    return {path: path.read_bytes() for path in paths if path.is_file() and "__pycache__" not in path.parts}
 
 
 def command(*words, keep_every_s=None, killed=None):

@@ -1,6 +1,7 @@
 """A result names the packages and the commit that it comes from."""
 
 import importlib.util
+import pathlib
 import platform
 import shutil
 import subprocess
@@ -23,9 +24,8 @@ def test_the_commit_is_that_of_the_checkout_and_says_whether_files_differ(tmp_pa
         command = ["git", "-C", str(tmp_path), *identity, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    path = tmp_path / "records" / "provenance.py"
-    path.parent.mkdir()
-    shutil.copy(provenance.__file__, path)
+    (tmp_path / "records").mkdir()
+    path = pathlib.Path(shutil.copy(provenance.__file__, tmp_path / "records"))
     spec = importlib.util.spec_from_file_location("copied_provenance", path)
     copied = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(copied)

@@ -28,7 +28,7 @@ from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, OUTPUT, Record,
 from depthmup_flax.coord_check.report import Report
 from depthmup_flax.infer.audit_table import Finding
 from depthmup_flax.process.cores import cpu_cores
-from depthmup_flax.rule.geometry import matrix_updates
+from depthmup_flax.rule.guards.geometry import matrix_updates
 from depthmup_flax.rule.info_trees import flatten_info, param_count
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, require_parametrization
 from depthmup_flax.util.errors import InputError

@@ -22,8 +22,9 @@ from depthmup_flax.engine.step import TrainState, init_state, state_of
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.parallel.sharding import MESH_AXES, on_whole_matrices, state_shardings
 from depthmup_flax.rule.annotations import AxisNames
-from depthmup_flax.rule.directions import direction, direction_eps, homogeneity, require_direction
-from depthmup_flax.rule.geometry import geometry_of
+from depthmup_flax.rule.directions import direction, direction_eps
+from depthmup_flax.rule.guards.geometry import geometry_of
+from depthmup_flax.rule.guards.traits import homogeneity, require_direction
 from depthmup_flax.rule.info_trees import param_count
 from depthmup_flax.rule.muon import muon, muon_geometry
 from depthmup_flax.rule.optimizer import depthmup, freeze, warmup_schedule

@@ -20,10 +20,10 @@ from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.audit_table import Finding, Row, printed, summary
 from depthmup_flax.infer.matched_layers import base_sizes, contradictions, doubtful, matched, width_ratio
 from depthmup_flax.infer.missing_factors import Comparison, branch_counts, different, misplaced
-from depthmup_flax.infer.parameter_trees import Globs
+from depthmup_flax.infer.parameter_trees import Globs, template
 from depthmup_flax.infer.parameter_uses import LOOKUP, parameter_uses
 from depthmup_flax.infer.roles_from_trace import layer_axes, traced_infos
-from depthmup_flax.infer.traced_model import Model, Output, Traced, as_model, template, traced, with_base_width
+from depthmup_flax.infer.traced_model import Model, Output, Traced, as_model, traced, with_base_width
 from depthmup_flax.rule.annotations import Axes
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization
@@ -203,9 +203,7 @@ def _with_depth(
 
 def _depth_ratio(given: float | None, facts: Traced, base: Traced) -> float:
     if given is not None:
-        if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < math.inf:
-            raise InputError(f"depth_ratio is {given!r}: use depth / base_depth, a number above 0.")
-        return float(given)
+        return trees.depth_ratio_number(given)
     ratio = facts.depth / base.depth if base.depth else math.inf
     if not facts.depth and not base.depth:
         return 1.0
@@ -282,7 +280,7 @@ def _notes(
     more = [path for path in more if counts[0][template(path)] > counts[1][template(path)] > 0]
     if more:
         notes.append(
-            f"{summary(more)} {'stand' if len(more) > 1 else 'stands'} on the stream in every layer, as norms behind "
+            f"{summary(more)} {'stand' if len(more) > 1 else 'stands'} on the stream in every layer, as norms after "
             "the sum do: updates add up with depth, which no multiplier corrects. Use norms in front of branches, or "
             "without scale and bias."
         )

@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 
+from depthmup_flax.infer.parameter_trees import template
 from depthmup_flax.rule.parametrization import ParamInfo
 
 
@@ -91,7 +92,7 @@ def _grouped(rows: Sequence[Row]) -> list[tuple[str, str, Row]]:
     """Rows that differ only in the numbers of their paths, as one with a collapsed name."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        same = dataclasses.replace(row, path=re.sub(r"\d+", "*", row.path), shape=(len(row.shape),))
+        same = dataclasses.replace(row, path=template(row.path), shape=(len(row.shape),))
         if row.info is not None:
             same = dataclasses.replace(same, info=dataclasses.replace(row.info, shape=()))
         groups.setdefault(tuple(map(repr, dataclasses.astuple(same))), []).append(row)
@@ -114,7 +115,7 @@ def summary(paths: Sequence[str]) -> str:
     """Names for a sentence: equal layers in one, at most three."""
     groups: dict[str, list[str]] = {}
     for path in paths:
-        groups.setdefault(re.sub(r"\d+", "*", path), []).append(path)
+        groups.setdefault(template(path), []).append(path)
     names = [collapsed(group) for group in groups.values()]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
+from depthmup_flax.infer.parameter_trees import template
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.util.errors import InputError
 
@@ -48,12 +49,12 @@ def require_branches(infos: Infos, explicit: Collection[str], tied: Collection[s
 
 def _require_stem_outside(infos: Infos, taken: set[str]) -> None:
     """A stem is an input weight with no equal in other layers; every model has one unless an override denies it."""
-    inputs = {path: (_template(path), leaf.shape) for path, leaf in infos.items() if leaf.role is Role.INPUT}
+    inputs = {path: (template(path), leaf.shape) for path, leaf in infos.items() if leaf.role is Role.INPUT}
     count = Counter(inputs.values())
-    among_layers = {_template(path) for path in taken if infos[path].role is Role.HIDDEN and path.count("/") < 2}
-    for path, (template, shape) in inputs.items():
-        alone = path in taken and count[template, shape] == 1
-        if alone and (template in among_layers or taken.issuperset(inputs)):
+    among_layers = {template(path) for path in taken if infos[path].role is Role.HIDDEN and path.count("/") < 2}
+    for path, (name, shape) in inputs.items():
+        alone = path in taken and count[name, shape] == 1
+        if alone and (name in among_layers or taken.issuperset(inputs)):
             names = (*[None] * (len(shape) - 2), "fixed_in", "width_out")
             raise InputError(
                 f"in_branch matches {path!r} of shape {shape}, which looks like the model's stem: {_REMEDY}; if it is "
@@ -83,7 +84,7 @@ def _require_whole_modules(infos: Infos, explicit: Collection[str]) -> None:
                 inside, outside = (path, weight) if in_branch else (weight, path)
                 raise InputError(
                     f"in_branch matches {inside!r} but not {outside!r}, which belong to one layer: match both, such "
-                    f"as in_branch={_template(parent)!r}, or neither."
+                    f"as in_branch={template(parent)!r}, or neither."
                 )
 
 
@@ -103,8 +104,8 @@ def _require_all_blocks(infos: Infos, explicit: Collection[str]) -> None:
         is_automatic = re.fullmatch(r"[A-Z]\w*_\d+", name) and all(rest.count("/") < 2 for rest in below)
         if has_weight and not unchecked and not is_automatic:
             alike = frozenset((rest, infos[module + rest].shape) for rest in below)
-            groups.setdefault((f"{parent}{slash}{_template(name)}", alike), []).append(module)
-    for (template, alike), group in groups.items():
+            groups.setdefault((f"{parent}{slash}{template(name)}", alike), []).append(module)
+    for (glob, alike), group in groups.items():
         # Weights first: the message should name a weight.
         for _, rest in sorted((infos[group[0] + rest].role is not Role.HIDDEN, rest) for rest, _ in alike):
             inside = [module + rest for module in group if infos[module + rest].in_branch]
@@ -112,10 +113,6 @@ def _require_all_blocks(infos: Infos, explicit: Collection[str]) -> None:
             if inside and outside:
                 raise InputError(
                     f"in_branch matches {inside[0]!r} but not {outside[0]!r} of an equal block: match all blocks, such "
-                    f"as in_branch={template!r}, or, if that one is outside branches, pass "
+                    f"as in_branch={glob!r}, or, if that one is outside branches, pass "
                     f"overrides={{{outside[0]!r}: Axes(names, in_branch=False)}}."
                 )
-
-
-def _template(path: str) -> str:
-    return re.sub(r"\d+", "*", path)

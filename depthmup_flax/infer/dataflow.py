@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend import core
 
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.jaxprs import opened, scan_counts
+from depthmup_flax.util.jaxprs import Interpreter, JaxprLoop
 from depthmup_flax.util.types import ArrayTree
 
 PARAM, STATE, INPUT, CONST = "param", "state", "input", "const"  # operations without inputs
@@ -102,99 +102,63 @@ def trace(
     leaves = [graph.add(PARAM, (), params[path].shape, {"path": path}) for path in sorted(params)]
     for op, tree in ((STATE, state), (INPUT, inputs)):
         leaves += [graph.add(op, (), leaf.shape, {"dtype": leaf.dtype}) for leaf in jax.tree.leaves(tree)]
-    (graph.output,) = _Inliner(graph).run(closed.jaxpr, closed.consts, leaves, ())
+    (graph.output,) = _Inliner(graph).run(closed, leaves)
     return graph
 
 
-_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-
-
-class _Inliner:
-    """Adds the operations of a jaxpr, and of those that it calls, to a graph."""
+class _Inliner(Interpreter[int]):
+    """Adds the operations of a jaxpr, and of those that it calls, to a graph; values are numbers of nodes."""
 
     def __init__(self, graph: Graph):
         self.graph, self.loop_ids = graph, itertools.count()
+        self.loops: tuple[Loop, ...] = ()  # that the equation runs in
 
-    def run(self, jaxpr: Any, consts: Any, arguments: list[int], loops: tuple[Loop, ...]) -> list[int]:
-        """The nodes of the outputs; ``consts`` are arrays, or nodes of the graph."""
-        number: dict[Any, int] = dict(zip(jaxpr.invars, arguments, strict=True))
-        for var, const in zip(jaxpr.constvars, consts, strict=True):
-            value = uniform_value(const)
-            number[var] = self.graph.add(CONST, (), np.shape(const), {}, loops, value)
+    def constant(self, array: Any) -> int:
+        """A node of its own for every reader."""
+        return self._add(CONST, (), np.shape(array), value=uniform_value(array))
 
-        def read(atom: Any) -> int:
-            if isinstance(atom, core.Literal):
-                return self.graph.add(CONST, (), np.shape(atom.val), {}, loops, uniform_value(atom.val))
-            return number[atom]
-
-        for eqn in jaxpr.eqns:
-            outputs = self._equation(eqn, [read(atom) for atom in eqn.invars], loops)
-            number.update(zip(eqn.outvars, outputs, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
-
-    def _equation(self, eqn: Any, inputs: list[int], loops: tuple[Loop, ...]) -> list[int]:
-        name, shapes = eqn.primitive.name, [tuple(getattr(var.aval, "shape", ())) for var in eqn.outvars]
-        add = lambda op, ins, shape, params=None, at=loops: self.graph.add(op, tuple(ins), shape, params, at)
-        if name == "scan":
-            return self._scan(eqn, inputs, loops)
-        if name == "while":
-            return self._while(eqn, inputs, loops)
-        if name == "cond":
-            index, *operands = inputs
-            results = [self._call(branch, operands, loops) for branch in eqn.params["branches"]]
-            return [add("cond", (index, *outs), shape) for shape, *outs in zip(shapes, *results, strict=True)]
-        for key in _CALLS:
-            inner = eqn.params.get(key)
-            if inner is not None and hasattr(opened(inner)[0], "eqns") and name != "pallas_call":
-                takes = len(opened(inner)[0].invars)
-                if takes <= len(inputs):
-                    return self._call(inner, inputs[len(inputs) - takes :], loops)[: len(shapes)]
+    def operation(self, eqn: core.JaxprEqn, inputs: Sequence[int]) -> list[int]:
+        """One node for each result."""
+        name, shapes = eqn.primitive.name, _shapes(eqn.outvars)
         if len(shapes) == len(inputs) > 1 and name in _PARALLEL:
-            return [add("copy", (i,), shape) for i, shape in zip(inputs, shapes, strict=True)]
+            return [self._add("copy", (i,), shape) for i, shape in zip(inputs, shapes, strict=True)]
         value = folded(name, eqn.params, [self.graph.nodes[i].value for i in inputs]) if len(shapes) == 1 else None
-        params = dict(eqn.params)
-        return [
-            self.graph.add(name, tuple(inputs), shape, {**params, "result": i}, loops, value)
-            for i, shape in enumerate(shapes)
-        ]
+        return [self._add(name, inputs, shape, {**eqn.params, "result": i}, value) for i, shape in enumerate(shapes)]
 
-    def _call(self, inner: Any, inputs: list[int], loops: tuple[Loop, ...]) -> list[int]:
-        return self.run(*opened(inner), inputs, loops)
+    def cond(self, eqn: core.JaxprEqn, index: int, operands: Sequence[int]) -> list[int]:
+        """One node for each result, which reads those of all branches."""
+        results = [self.run(branch, operands) for branch in eqn.params["branches"]]
+        several = zip(_shapes(eqn.outvars), *results, strict=True)
+        return [self._add("cond", (index, *outs), shape) for shape, *outs in several]
 
-    def _scan(self, eqn: Any, inputs: list[int], loops: tuple[Loop, ...]) -> list[int]:
-        inner, length = eqn.params["jaxpr"], eqn.params["length"]
-        closed, carried = scan_counts(eqn)  # then slices of stacks
-        loop = (next(self.loop_ids), float(length))
-        inside = (*loops, loop)
-        consts, carry, xs = inputs[:closed], inputs[closed : closed + carried], inputs[closed + carried :]
-        shape = lambda i: self.graph.nodes[i].shape
-        enter = [self.graph.add("carry", (i,), shape(i), {}, inside) for i in carry]
-        sliced = [
-            self.graph.add("scan_in", (i,), shape(i)[1:], {"loop": loop[0]}, inside, self.graph.nodes[i].value)
-            for i in xs
-        ]
-        outs = self._call(inner, [*consts, *enter, *sliced], inside)
-        self._close(enter, outs)
-        collected = [
-            self.graph.add("scan_out", (i,), tuple(var.aval.shape), {}, loops)
-            for i, var in zip(outs[carried:], eqn.outvars[carried:], strict=True)
-        ]
-        leave = [self.graph.add("copy", (i,), shape(i), {}, loops) for i in outs[:carried]]
-        return [*leave, *collected]
-
-    def _close(self, enter: list[int], outs: list[int]) -> None:
-        """Records what the next iteration reads."""
+    def loop(self, eqn: core.JaxprEqn, loop: JaxprLoop, inputs: Sequence[int]) -> list[int]:
+        """One round; what is carried says which node the next round reads."""
+        _, consts, carry, xs = loop.split(inputs)
+        nodes, outside, number = self.graph.nodes, self.loops, next(self.loop_ids)
+        self.loops = (*outside, (number, loop.length))
+        enter = [self._add("carry", (i,), nodes[i].shape) for i in carry]
+        sliced = [self._add("scan_in", (i,), nodes[i].shape[1:], {"loop": number}, nodes[i].value) for i in xs]
+        outs = self.run(loop.body, [*consts, *enter, *sliced])
+        self.loops = outside
         for i, out in zip(enter, outs, strict=False):
-            self.graph.nodes[i] = dataclasses.replace(self.graph.nodes[i], params={"next": out})
+            nodes[i] = dataclasses.replace(nodes[i], params={"next": out})
+        stacked = zip(outs[len(carry) :], _shapes(eqn.outvars[len(carry) :]), strict=True)
+        collected = [self._add("scan_out", (i,), shape) for i, shape in stacked]
+        return [*(self._add("copy", (i,), nodes[i].shape) for i in outs[: len(carry)]), *collected]
 
-    def _while(self, eqn: Any, inputs: list[int], loops: tuple[Loop, ...]) -> list[int]:
-        skip, closed = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        inside = (*loops, (next(self.loop_ids), math.nan))
-        consts, carry = inputs[skip : skip + closed], inputs[skip + closed :]
-        enter = [self.graph.add("carry", (i,), self.graph.nodes[i].shape, {}, inside) for i in carry]
-        outs = self._call(eqn.params["body_jaxpr"], [*consts, *enter], inside)
-        self._close(enter, outs)
-        return [self.graph.add("copy", (i,), self.graph.nodes[i].shape, {}, loops) for i in outs]
+    def _add(
+        self,
+        op: str,
+        inputs: Sequence[int],
+        shape: tuple[int, ...],
+        params: Mapping[str, Any] | None = None,
+        value: float | None = None,
+    ) -> int:
+        return self.graph.add(op, tuple(inputs), shape, params, self.loops, value)
+
+
+def _shapes(variables: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [tuple(getattr(var.aval, "shape", ())) for var in variables]
 
 
 # Operations on several arrays, one result for each.

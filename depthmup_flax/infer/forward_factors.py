@@ -1,6 +1,6 @@
 """The constant factors of a forward pass, from each product with a parameter to where it is used.
 
-An array is, up to constants, a sum of *terms*: products with parameters, normalized arrays, arrays behind a
+An array is, up to constants, a sum of *terms*: products with parameters, normalized arrays, arrays after a
 nonlinearity, the stream. A term's factor is the product of the constants that multiply it. Signs are ignored. A sum
 over ``n`` entries counts as ``n``, so a mean has the factor 1.
 """
@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from depthmup_flax.infer.dataflow import INPUT, PARAM, STATE, Graph, Node
-from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, MOVES, SAME_PLACE, Use, Uses
+from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, MOVES, SAME_PLACE, Uses
 
 # Node of a term -> its factors; several if it is added to itself with different ones.
 Terms: TypeAlias = Mapping[int, frozenset[float]]
@@ -177,7 +177,7 @@ class Factors:
 
 def forward_factors(graph: Graph, uses: Uses, sums: Collection[int], shape: Homogeneity) -> Factors:
     """The factors of every term; ``sums`` are the nodes of residual sums, which are terms of what follows."""
-    needed, at = graph.needed(), _by_node(uses)
+    needed, at = graph.needed(), uses.by_node()
     terms: list[Terms] = [{}] * len(graph.nodes)
     before: dict[int, float] = {}
     parts: dict[int, Terms] = {}
@@ -208,13 +208,6 @@ def common(terms: Terms) -> float:
     """The factor of all terms, or 1 if they differ."""
     factors = _distinct(f for several in terms.values() for f in several)
     return next(iter(factors)) if len(factors) == 1 else 1.0
-
-
-def _by_node(uses: Uses) -> dict[int, list[Use]]:
-    at: dict[int, list[Use]] = {}
-    for use in uses.uses:
-        at.setdefault(use.node, []).append(use)
-    return at
 
 
 def _terms(

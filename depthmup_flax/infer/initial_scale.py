@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
+from depthmup_flax.infer.matched_layers import nearest
 from depthmup_flax.infer.parameter_trees import Leaf, flatten, require_same_paths, shape_of, value_of
-from depthmup_flax.infer.traced_model import template
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError
@@ -79,24 +78,13 @@ def _counterparts(
     if leaves.keys() == base.keys():
         require_same_paths(leaves, base, "the model", "the base model")
         return {path: path for path in leaves}
-    groups: dict[str, list[str]] = {}
-    for path in base:
-        groups.setdefault(template(path), []).append(path)
-    counts, places, result = Counter(map(template, leaves)), Counter[str](), {}
-    for path in leaves:
-        name, info = template(path), infos[path]
-        candidates = groups.get(name, [])
-        place = places[name] / max(counts[name] - 1, 1) * (len(candidates) - 1)
-        places[name] += 1
-        misfits = [(_misfit(info, shape_of(base[other])), abs(k - place), k) for k, other in enumerate(candidates)]
-        fitting = [misfit for misfit in misfits if misfit[0] is not None]
-        if not fitting:
-            raise InputError(
-                f"no parameter of the base model corresponds to {path!r} of shape {info.shape}: pass base_params of a "
-                "model with the base width and the depth of this one."
-            )
-        result[path] = candidates[min(fitting)[2]]
-    return result
+    pairs = nearest(leaves, base, lambda path, other: _misfit(infos[path], shape_of(base[other])))
+    for path in (path for path in leaves if path not in pairs):
+        raise InputError(
+            f"no parameter of the base model corresponds to {path!r} of shape {infos[path].shape}: pass base_params of "
+            "a model with the base width and the depth of this one."
+        )
+    return pairs
 
 
 def _misfit(info: ParamInfo, base: tuple[int, ...]) -> tuple[bool, int] | None:

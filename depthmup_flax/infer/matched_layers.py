@@ -4,12 +4,38 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
-from depthmup_flax.infer.traced_model import template
+from depthmup_flax.infer.parameter_trees import template
 from depthmup_flax.util.errors import InputError
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+def nearest(paths: Collection[str], base: Collection[str], misfit: Callable[[str, str], Any]) -> dict[str, str]:
+    """Path -> the path of the base model with the same name without numbers and the least ``misfit(path, other)``.
+
+    Of several, the nearest in order counts. Without paths that have none, or only misfits of ``None``.
+    """
+    groups, counts, places, result = _grouped(base), Counter(map(template, paths)), Counter[str](), {}
+    for path in paths:
+        name = template(path)
+        candidates = groups.get(name, [])
+        place = places[name] / max(counts[name] - 1, 1) * (len(candidates) - 1)
+        places[name] += 1
+        misfits = [(misfit(path, other), abs(k - place), k) for k, other in enumerate(candidates)]
+        fitting = [one for one in misfits if one[0] is not None]
+        if fitting:
+            result[path] = candidates[min(fitting)[2]]
+    return result
+
+
+def _grouped(paths: Collection[str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for path in paths:
+        groups.setdefault(template(path), []).append(path)
+    return groups
 
 
 def matched(model: Shapes, base: Shapes, layers: Mapping[str, frozenset[int]]) -> dict[str, str]:
@@ -19,41 +45,33 @@ def matched(model: Shapes, base: Shapes, layers: Mapping[str, frozenset[int]]) -
     name without numbers, whose shape it has but for the model's width ratio; of several the one nearest in order.
     ``layers`` are the axes that count layers.
     """
-    if model.keys() == base.keys():
-        return {path: _require_rank(path, path, model, base) for path in model}
-    groups: dict[str, list[str]] = {}
-    for path in base:
-        groups.setdefault(template(path), []).append(path)
-    counts = Counter(map(template, model))
+    groups, own = _grouped(base), _grouped(model)
     for path in model:
         if template(path) not in groups:
             raise InputError(
                 f"parameter {path!r} is in the model but nothing like it is in the base model: build both from the "
                 "same code; only width and depth may differ."
             )
-    single = [path for path in model if counts[template(path)] == 1 == len(groups[template(path)])]
-    m = width_ratio(model, base, {path: groups[template(path)][0] for path in single}, layers)
-    result, places = {}, Counter[str]()
+    single = {paths[0]: groups[name][0] for name, paths in own.items() if len(paths) == 1 == len(groups[name])}
+    m = width_ratio(model, base, single, layers)
+
+    def misfit(path: str, other: str) -> tuple[int, int] | None:
+        if len(model[path]) != len(base[other]):
+            return None
+        ratios = _ratios(model[path], base[other], layers.get(path, frozenset()))
+        same = [math.isclose(r, 1) for r in ratios]
+        return sum(not (is_same or math.isclose(r, m)) for r, is_same in zip(ratios, same, strict=True)), sum(same)
+
+    is_equal = model.keys() == base.keys()
+    pairs = {path: path for path in model} if is_equal else nearest(model, base, misfit)
     for path in model:
-        name = template(path)
-        candidates = groups[name]
-        place = places[name] / max(counts[name] - 1, 1) * (len(candidates) - 1)
-        places[name] += 1
-
-        def misfit(
-            k: int, path: str = path, candidates: list[str] = candidates, place: float = place
-        ) -> tuple[float, float, float, int]:
-            other = candidates[k]
-            if len(model[path]) != len(base[other]):
-                return (math.inf, 0, 0, 0)
-            ratios = _ratios(model[path], base[other], layers.get(path, frozenset()))
-            odd = sum(not (math.isclose(r, 1) or math.isclose(r, m)) for r in ratios)
-            same = sum(math.isclose(r, 1) for r in ratios)
-            return (odd, same, abs(k - place), k)
-
-        best = min(range(len(candidates)), key=misfit)
-        result[path] = _require_rank(path, candidates[best], model, base)
-    return result
+        other = pairs.get(path, groups[template(path)][0])
+        if len(model[path]) != len(base[other]):
+            raise InputError(
+                f"parameter {path!r} has shape {model[path]}, and {other!r} of the base model {base[other]}: build "
+                "both from the same code; only width and depth may differ."
+            )
+    return pairs
 
 
 def base_sizes(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]]) -> Shapes:
@@ -86,9 +104,7 @@ def doubtful(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapp
     """Paths whose counterparts in the base model have several shapes: the match may be a layer of another width."""
     if model.keys() == base.keys():
         return set()
-    shapes: dict[str, set[tuple[int, ...]]] = {}
-    for path in base:
-        shapes.setdefault(template(path), set()).add(base[path])
+    shapes = {name: {base[path] for path in paths} for name, paths in _grouped(base).items()}
     return {path for path in pairs if len(shapes[template(path)]) > 1 and not layers.get(path)}
 
 
@@ -119,12 +135,3 @@ def width_ratio(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: M
 def _ratios(shape: tuple[int, ...], base: tuple[int, ...], layers: frozenset[int]) -> list[float]:
     sizes = zip(shape, base, strict=True)
     return [n / base_n for k, (n, base_n) in enumerate(sizes) if k not in layers and base_n]
-
-
-def _require_rank(path: str, other: str, model: Shapes, base: Shapes) -> str:
-    if len(model[path]) != len(base[other]):
-        raise InputError(
-            f"parameter {path!r} has shape {model[path]}, and {other!r} of the base model {base[other]}: build both "
-            "from the same code; only width and depth may differ."
-        )
-    return other

@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 
 from depthmup_flax.infer.audit_table import Finding, Row, number, summary
+from depthmup_flax.infer.parameter_trees import template
 from depthmup_flax.infer.parameter_uses import LOOKUP, PRODUCT
-from depthmup_flax.infer.traced_model import Branch, Model, Scores, Traced, template
+from depthmup_flax.infer.traced_model import Branch, Model, Scores, Traced
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 
 _TOLERANCE = 5e-3  # relative; constants may be stored in bfloat16
@@ -90,7 +91,7 @@ class Comparison:
         return after
 
     def _one(self, branch: Branch, factors: Factors, base: Factors) -> float | None:
-        """The one ratio of a branch's terms: of its products, or of what is behind a nonlinearity."""
+        """The one ratio of a branch's terms: of its products, or of what a nonlinearity returns."""
         mine, theirs = by_template(factors), by_template(base)
         ratios = {}
         for name, values in mine.items():

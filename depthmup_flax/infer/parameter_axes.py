@@ -5,8 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Collection, Mapping
 
+from depthmup_flax.infer.parameter_trees import Leaf, abstract
 from depthmup_flax.rule.annotations import AnnotatedParam, AxisNames
+from depthmup_flax.rule.info_trees import is_nnx
+from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.util.errors import InputError
 
 # Names of biases and scales, in Flax and elsewhere. Such a parameter is added or multiplied entrywise, so it is a
@@ -51,6 +55,23 @@ class ParamShapes:
 
     def __str__(self) -> str:
         return f"parameter {self.path!r} of shape {self.witness}, {self.base} in the base model,"
+
+
+def own_annotation(leaf: Leaf) -> AnnotatedParam | None:
+    """The annotation that a model gives a parameter, around its shape."""
+    value = abstract(leaf)
+    if is_nnx(leaf, "Variable") and leaf.get_metadata().get("linen_meta_type") is AnnotatedParam:
+        return AnnotatedParam.from_nnx_metadata({**leaf.get_metadata(), "value": value})
+    return leaf.replace(value=value) if isinstance(leaf, AnnotatedParam) else None
+
+
+def model_width(infos: Mapping[str, ParamInfo], readouts: Collection[str]) -> float:
+    """The ratio of the width that the readout reads; ``readouts`` may be embeddings too (tied)."""
+    widths = {leaf.width_in for leaf in infos.values() if leaf.role is Role.OUTPUT and not leaf.in_branch}
+    widths |= {infos[path].width_out for path in readouts if path in infos and infos[path].role is Role.INPUT}
+    if len(widths) > 1:
+        raise InputError(f"readouts have different width ratios {sorted(widths)}: they must grow together.")
+    return widths.pop() if widths else max((leaf.width_out for leaf in infos.values()), default=1.0)
 
 
 def infer_axes(shapes: ParamShapes, in_branch: bool) -> AxisNames:

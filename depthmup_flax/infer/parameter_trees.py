@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import numbers
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -61,6 +63,21 @@ def shape_of(leaf: Leaf | ParamInfo) -> tuple[int, ...]:
 def abstract(leaf: Leaf) -> jax.ShapeDtypeStruct:
     """Shape and type of a leaf of `flatten`."""
     return jax.ShapeDtypeStruct(shape_of(leaf), getattr(value_of(leaf), "dtype", jnp.float32))
+
+
+def template(path: str) -> str:
+    """A path without its numbers: equal layers have one."""
+    return re.sub(r"\d+", "*", path)
+
+
+def depth_ratio_number(given: Any) -> float:
+    """A depth ratio, a number or a concrete array of rank 0, as a float."""
+    is_array = isinstance(given, (np.ndarray, jax.Array)) and not isinstance(given, jax.core.Tracer)
+    number = given.item() if is_array and given.ndim == 0 else given
+    ratio = float(number) if isinstance(number, numbers.Real) and not isinstance(number, bool) else math.nan
+    if not 0 < ratio < math.inf:
+        raise InputError(f"depth_ratio is {given!r}: use depth / base_depth, a number above 0.")
+    return ratio
 
 
 def require_same_paths(one: Mapping[str, Leaf], other: Mapping[str, Leaf], one_name: str, other_name: str) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeAlias, TypeVar
 
 from depthmup_flax.infer.dataflow import CONST, INPUT, PARAM, STATE, Graph, Node
 
@@ -58,10 +59,21 @@ class Uses:
 
     def by_path(self) -> dict[str, list[Use]]:
         """Path -> uses."""
-        result: dict[str, list[Use]] = {}
-        for use in self.uses:
-            result.setdefault(use.path, []).append(use)
-        return result
+        return _grouped(self.uses, lambda use: use.path)
+
+    def by_node(self) -> dict[int, list[Use]]:
+        """Node -> uses."""
+        return _grouped(self.uses, lambda use: use.node)
+
+
+_Key = TypeVar("_Key")
+
+
+def _grouped(uses: Iterable[Use], key: Callable[[Use], _Key]) -> dict[_Key, list[Use]]:
+    groups: dict[_Key, list[Use]] = {}
+    for use in uses:
+        groups.setdefault(key(use), []).append(use)
+    return groups
 
 
 # Operations whose result has the entries of the first operand, in the same places.
@@ -180,17 +192,13 @@ def _taken(graph: Graph, node: Node) -> list[int]:
 
 
 def _token_use(i: int, node: Node, view: View, j: int) -> Use:
-    return Use(
-        view.path,
-        ENTRYWISE,
-        i,
-        _times(node, view),
-        out=_all(view),
-        layers=view.layers,
-        picked=view.picked,
-        first=True,
-        view=j,
-    )
+    at = _use_at(i, node, view)
+    return at(kind=ENTRYWISE, out=_all(view), first=True, view=j)
+
+
+def _use_at(i: int, node: Node, view: View) -> Callable[..., Use]:
+    """Makes uses of a view by node ``i``."""
+    return functools.partial(Use, view.path, node=i, times=_times(node, view), layers=view.layers, picked=view.picked)
 
 
 def _tokens(
@@ -351,28 +359,20 @@ def _meets(
         if kind != PARAM:
             continue
         for v in views[j]:
-            shared: dict[str, Any] = {
-                "node": i,
-                "times": _times(node, v),
-                "layers": v.layers,
-                "picked": v.picked,
-                "first": first,
-                "view": j,
-            }
-            shared["operand"] = others[0] if others else -1
+            operand = others[0] if others else -1
+            at = functools.partial(_use_at(i, node, v), first=first, view=j, operand=operand)
             if node.op == "dot_general":
-                contracted, batched = _sides(node, place)
-                result.append(_product(v, contracted, batched, shared))
+                result.append(_product(v, *_sides(node, place), at))
             elif node.op == "conv_general_dilated":
                 _, *into = node.params["dimension_numbers"].rhs_spec  # all but the output: channels and window
-                result.append(_product(v, into, [], shared))
+                result.append(_product(v, into, [], at))
             elif node.op.startswith("ragged_dot") and place == 1:  # experts, input, output
-                result.append(_product(v, [1], [0], shared))
+                result.append(_product(v, [1], [0], at))
             elif node.op in _LOOKUPS and place == 0:
                 axes = _union(v.dims[k] for k in _taken(graph, node))
-                result.append(Use(v.path, LOOKUP, into=axes, out=_all(v) - axes, **shared))
+                result.append(at(kind=LOOKUP, into=axes, out=_all(v) - axes))
             else:
-                result.append(Use(v.path, ENTRYWISE, out=_all(v), **shared))
+                result.append(at(kind=ENTRYWISE, out=_all(v)))
     return result
 
 
@@ -382,7 +382,7 @@ def _sides(node: Node, place: int) -> tuple[Sequence[int], Sequence[int]]:
     return contracted[place], batched[place]
 
 
-def _product(v: View, contracted: Sequence[int], batched: Sequence[int], shared: Mapping[str, Any]) -> Use:
+def _product(v: View, contracted: Sequence[int], batched: Sequence[int], at: Callable[..., Use]) -> Use:
     into = _union(v.dims[k] for k in contracted)
     batch = v.experts | _union(v.dims[k] for k in batched)
     out = _all(v) - into - batch
@@ -391,4 +391,4 @@ def _product(v: View, contracted: Sequence[int], batched: Sequence[int], shared:
         out |= v.inner
     else:
         into = v.inner
-    return Use(v.path, PRODUCT, into=into, out=out, batch=batch, **shared)
+    return at(kind=PRODUCT, into=into, out=out, batch=batch)

@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.branch_checks import require_branches
-from depthmup_flax.infer.parameter_axes import ParamShapes, infer_axes, infer_decay, with_readout_ratio
+from depthmup_flax.infer.parameter_axes import (
+    ParamShapes,
+    infer_axes,
+    infer_decay,
+    model_width,
+    own_annotation,
+    with_readout_ratio,
+)
 from depthmup_flax.infer.parameter_trees import Globs, Leaf, shape_of
 from depthmup_flax.rule.annotations import AnnotatedParam, Axes
-from depthmup_flax.rule.info_trees import is_nnx, matches
+from depthmup_flax.rule.info_trees import matches
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.rule.roles import info_from_annotations
 from depthmup_flax.util.errors import InputError
@@ -108,7 +113,9 @@ def infer_info(
     infos = info_from_annotations(boxes, {path: trees.abstract(leaf) for path, leaf in base.items()})
     tied = _tied_embeddings(infos, readout, overrides)
     require_branches(infos, explicit, tied)
-    infos = _with_tied_width(infos, tied)
+    width = model_width(infos, tied)
+    if tied:
+        infos = {path: dataclasses.replace(leaf, model_width=width) for path, leaf in infos.items()}
     return jax.tree_util.tree_unflatten(structure, [infos[path] for path in paths])
 
 
@@ -145,16 +152,10 @@ def _branch_paths(in_branch: Globs | Callable[[str], bool], paths: Sequence[str]
 
 
 def _depth_ratio(depth_ratio: Any, inside: set[str]) -> float:
-    """A number, or a concrete array of rank 0, as a float; 1 for ``None``."""
+    """``depth_ratio`` as a float; 1 for ``None``."""
     if depth_ratio is None and inside:
         raise InputError("in_branch is given but depth_ratio is not: pass depth_ratio=depth / base_depth.")
-    if depth_ratio is None:
-        return 1.0
-    is_array = isinstance(depth_ratio, (np.ndarray, jax.Array)) and not isinstance(depth_ratio, jax.core.Tracer)
-    number = depth_ratio.item() if is_array and depth_ratio.ndim == 0 else depth_ratio
-    ratio = float(number) if isinstance(number, numbers.Real) and not isinstance(number, bool) else math.nan
-    if not 0 < ratio < math.inf:
-        raise InputError(f"depth_ratio is {depth_ratio!r}: use depth / base_depth, a number above 0.")
+    ratio = 1.0 if depth_ratio is None else trees.depth_ratio_number(depth_ratio)
     if ratio != 1 and not inside:
         raise InputError(
             f"depth_ratio is {ratio:g} but in_branch is missing: pass in_branch=, globs of the branches' parameters."
@@ -164,10 +165,7 @@ def _depth_ratio(depth_ratio: Any, inside: set[str]) -> float:
 
 def _located(path: str, leaf: Leaf, inside: bool, depth_ratio: float) -> AnnotatedParam:
     """The parameter with its own annotation, or without axes (``names=()``), and with the branch it is in."""
-    value = trees.abstract(leaf)
-    box = leaf.replace(value=value) if isinstance(leaf, AnnotatedParam) else AnnotatedParam(value, names=())
-    if is_nnx(leaf, "Variable") and leaf.get_metadata().get("linen_meta_type") is AnnotatedParam:
-        box = AnnotatedParam.from_nnx_metadata({**leaf.get_metadata(), "value": value})
+    box = own_annotation(leaf) or AnnotatedParam(trees.abstract(leaf), names=())
     if box.in_branch and inside and not math.isclose(box.depth_ratio, depth_ratio):
         raise InputError(
             f"parameter {path!r} is in a ResidualBranch with depth_ratio {box.depth_ratio:g}, but depth_ratio here is "
@@ -208,18 +206,6 @@ def _tied_embeddings(infos: Mapping[str, ParamInfo], readout: Globs | None, over
             f"rule.readout_multiplier(m) and name it, such as readout={likely[0]!r}; if it has none, pass readout=()."
         )
     return tied
-
-
-def _with_tied_width(infos: Mapping[str, ParamInfo], tied: Sequence[str]) -> dict[str, ParamInfo]:
-    """``infos`` with the width ratio of tied embeddings as the model's; raises `InputError` if readouts' differ."""
-    outputs = {leaf.width_in for leaf in infos.values() if leaf.role is Role.OUTPUT and not leaf.in_branch}
-    ratios = outputs | {infos[path].width_out for path in tied}
-    if len(ratios) > 1:
-        raise InputError(f"readouts have different width ratios {sorted(ratios)}: they must grow together.")
-    if not tied:
-        return dict(infos)
-    (model_width,) = ratios
-    return {path: dataclasses.replace(leaf, model_width=model_width) for path, leaf in infos.items()}
 
 
 def _is_table(info: ParamInfo) -> bool:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
 from depthmup_flax.infer import parameter_trees as trees
-from depthmup_flax.infer.parameter_axes import VECTOR_NAMES, ParamShapes, infer_axes, infer_decay, with_readout_ratio
+from depthmup_flax.infer.parameter_axes import (
+    VECTOR_NAMES,
+    ParamShapes,
+    infer_axes,
+    infer_decay,
+    model_width,
+    own_annotation,
+    with_readout_ratio,
+)
 from depthmup_flax.infer.parameter_uses import ENTRYWISE, LOOKUP, Use
 from depthmup_flax.infer.traced_model import Model, Traced
 from depthmup_flax.rule.annotations import AnnotatedParam, Axes
-from depthmup_flax.rule.info_trees import is_nnx, matches
+from depthmup_flax.rule.info_trees import matches
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.rule.roles import info_from_annotations
 from depthmup_flax.util.errors import InputError
@@ -149,25 +157,13 @@ def matrix_axes(role: Role, uses: Sequence[Use]) -> tuple[tuple[int, ...], tuple
     return (into, out) if into and out else ((), ())
 
 
-def model_width(infos: Mapping[str, ParamInfo], readouts: Collection[str]) -> float:
-    """The ratio of the width that the readout reads."""
-    widths = {leaf.width_in for leaf in infos.values() if leaf.role is Role.OUTPUT and not leaf.in_branch}
-    widths |= {infos[path].width_out for path in readouts if path in infos and infos[path].role is Role.INPUT}
-    if len(widths) > 1:
-        raise InputError(f"readouts have different width ratios {sorted(widths)}: they must grow together.")
-    return widths.pop() if widths else max((leaf.width_out for leaf in infos.values()), default=1.0)
-
-
 def explicit_box(
     path: str, leaf: trees.Leaf, inside: bool, depth_ratio: float, overrides: Mapping[str, Axes]
 ) -> AnnotatedParam | None:
     """The annotation that the model or an override gives a parameter, if any."""
-    value = trees.abstract(leaf)
-    box = leaf.replace(value=value) if isinstance(leaf, AnnotatedParam) else None
-    if is_nnx(leaf, "Variable") and leaf.get_metadata().get("linen_meta_type") is AnnotatedParam:
-        box = AnnotatedParam.from_nnx_metadata({**leaf.get_metadata(), "value": value})
+    box = own_annotation(leaf)
     for pattern, axes in overrides.items():
         if matches(path, pattern):
-            blank = AnnotatedParam(value, names=(), in_branch=inside, depth_ratio=depth_ratio)
+            blank = AnnotatedParam(trees.abstract(leaf), names=(), in_branch=inside, depth_ratio=depth_ratio)
             box = axes.annotate(path, blank if box is None else box)
     return box

@@ -17,7 +17,7 @@ import numpy as np
 from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.dataflow import PARAM, Graph, trace
 from depthmup_flax.infer.forward_factors import Factors, Homogeneity, Terms, forward_factors, homogeneity
-from depthmup_flax.infer.parameter_trees import Leaf
+from depthmup_flax.infer.parameter_trees import Leaf, template
 from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, PRODUCT, Use, Uses, parameter_uses
 from depthmup_flax.infer.residual_sums import ResidualSum, Streams, residual_streams
 from depthmup_flax.rule.info_trees import is_nnx
@@ -184,7 +184,7 @@ def _nnx(model: Any, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Products of queries and keys: the parameters behind both, the dimension that is summed, and the factor."""
+    """Products of queries and keys: the parameters that make both, the dimension that is summed, and the factor."""
 
     paths: frozenset[str]
     tokens: frozenset[str]  # learned queries
@@ -255,9 +255,7 @@ class _Reader:
     def __init__(self, graph: Graph, uses: Uses, shape: Homogeneity, streams: Streams, factors: Factors):
         self.graph, self.uses, self.shape, self.streams, self.factors = graph, uses, shape, streams, factors
         self.shapes = {node.params["path"]: node.shape for node in graph.nodes if node.op == PARAM}
-        self.at: dict[int, list[Use]] = {}
-        for use in uses.uses:
-            self.at.setdefault(use.node, []).append(use)
+        self.at = uses.by_node()
 
     def result(self) -> Traced:
         by_path = self.uses.by_path()
@@ -393,16 +391,16 @@ class _Reader:
                 (left, _), _ = product.params["dimension_numbers"]
                 size = math.prod(self.graph.nodes[product.inputs[0]].shape[k] for k in left)
                 inner = self.factors.deep(self.factors.parts[j])
-                behind = [u for k in inner for u in self._behind(k)]
-                paths = frozenset(u.path for u in behind if u.kind == PRODUCT)
-                tokens = frozenset(u.path for u in behind) - paths
+                makers = [u for k in inner for u in self._makers(k)]
+                paths = frozenset(u.path for u in makers if u.kind == PRODUCT)
+                tokens = frozenset(u.path for u in makers) - paths
                 of_both = {f for several in inner.values() for f in several}
                 if len(factors) == 1 and len(of_both) == 1:
                     result[j] = Scores(paths, tokens, size, min(factors) * of_both.pop())
         return list(result.values())
 
     def _through(self, node: int) -> dict[int, frozenset[float]]:
-        """The terms of an array, and those behind a soft cap."""
+        """The terms of an array, and those inside a soft cap."""
         result = dict(self.factors.terms[node])
         for i in list(result):
             if self.graph.nodes[i].op == "tanh":
@@ -410,8 +408,8 @@ class _Reader:
                 result |= {j: frozenset({f * g for f in fs for g in result[i]}) for j, fs in inner.items()}
         return result
 
-    def _behind(self, node: int) -> list[Use]:
-        """The uses that make a term, looked for behind norms."""
+    def _makers(self, node: int) -> list[Use]:
+        """The uses that make a term, looked for before norms."""
         while node in self.shape.norms and node not in self.at:
             terms = self.factors.terms[self.shape.norms[node]]
             uses = [u for i in terms for u in self.at.get(i, ())]
@@ -433,8 +431,3 @@ class _Reader:
                 result.update(u.path for u in self.at.get(i, ()) if not inside[u.path])
                 stack += self.graph.nodes[i].inputs
         return result
-
-
-def template(path: str) -> str:
-    """A path without its numbers."""
-    return re.sub(r"\d+", "*", path)

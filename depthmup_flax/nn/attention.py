@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -54,7 +56,12 @@ class SelfAttention(nn.Module):
         self.sow("intermediates", "q", _by_head(q, head_dim))
         self.sow("intermediates", "k", _by_head(_for_each_head(k, head_dim, num_heads), head_dim))
         scale = config.parametrization.attention_scale(head_dim, config.base_head_dim or head_dim)
-        form = {"head_dim": head_dim, "scale": scale, "causal": config.causal, "fused": config.attention == "auto"}
+        form: dict[str, Any] = {
+            "head_dim": head_dim,
+            "scale": scale,
+            "causal": config.causal,
+            "fused": config.attention == "auto",
+        }
         mixed = checkpoint_name(attention(q, k, v, **form), ATTENTION)
         return config.dense(features, OUT_OF, name="out")(inner(mixed))
 

@@ -118,23 +118,32 @@ def exponent_at_most(bound: float, variant: str = "", when: Window | None = None
     return Rule(((1, Term("exponent", variant, when=when)),), AT_MOST, bound)
 
 
-def _difference(a: str, b: str) -> Rule:
-    """The measure a is at most the measure b."""
-    return Rule(((1, Term(a)), (-1, Term(b))), AT_MOST)
+Statement = tuple[str, Rule]  # a claim's text and rule
 
 
-_MLP = functools.partial(Claim, "lr-width-depth", "TP6 Fig. 10")
-_CONV = functools.partial(Claim, "lr-width-depth", "B24 Fig. 1, B.2")
-_VIT = functools.partial(Claim, "vit", "B24 Fig. 3")
-_ODE = (
-    Claim("ode-sde", "TP6 Fig. 11", "at alpha = 1 the best rate rises with depth", exponent_at_least(0.0, "ode")),
-    Claim(
-        "ode-sde",
-        "TP6 Fig. 11",
-        "the best rate transfers better over depth under Depth-muP than at alpha = 1",
-        costs_more("ode", "depth_mup"),
-    ),
-    Claim("ode-sde", "TP6 Fig. 11", "Depth-muP has the lower loss", lower_loss("depth_mup", "ode")),
+def _claims(claim_id: str, source: str, *statements: Statement) -> tuple[Claim, ...]:
+    return tuple(Claim(claim_id, source, *statement) for statement in statements)
+
+
+def _better(control: str, name: str, axis: str = "depth") -> Statement:
+    rule = costs_more(control, "depth_mup", axis)
+    return f"the best rate of Depth-muP transfers better over {axis} than that of {name}", rule
+
+
+_OVER_DEPTH = "the best rate of Depth-muP transfers over depth", transfers("depth_mup")
+_OVER_WIDTH = "the best rate of Depth-muP transfers over width", transfers("depth_mup", "width")
+_DEEPER_IS_BETTER = "under Depth-muP the loss improves with depth", falls("depth_mup")
+_BLOCKS_ALONE = (
+    "scaling only the blocks, the best rate shifts more with depth",
+    moves_more("block_only", "depth_mup"),
+)
+_DEEPER_IS_WORSE = "without depth scaling (SP) deeper is worse, each at its best rate", rises("sp")
+_ODE = _claims(
+    "ode-sde",
+    "TP6 Fig. 11",
+    ("at alpha = 1 the best rate rises with depth", exponent_at_least(0.0, "ode")),
+    ("the best rate transfers better over depth under Depth-muP than at alpha = 1", costs_more("ode", "depth_mup")),
+    ("Depth-muP has the lower loss", lower_loss("depth_mup", "ode")),
 )
 _NO_NORM = "norm=none, constant"
 _THIRD_OF_20_EPOCHS = (0.10, 0.15)
@@ -144,73 +153,67 @@ _MIDDLE_OF_0_AND_MINUS_HALF = -0.25
 # The figure of a sweep -> its claims.
 CLAIMS: Mapping[str, tuple[Claim, ...]] = {
     "lr-width-depth (MLP)": (
-        _MLP("the best rate of Depth-muP transfers over depth", transfers("depth_mup")),
-        _MLP("under Depth-muP the loss improves with depth", falls("depth_mup")),
-        _MLP("scaling only the blocks, the best rate shifts more with depth", moves_more("block_only", "depth_mup")),
-        _MLP("the best rate of Depth-muP transfers better over depth than that of muP", costs_more("mup", "depth_mup")),
-        _MLP("the best rate of Depth-muP transfers better over depth than that of SP", costs_more("sp", "depth_mup")),
-        _MLP("without depth scaling (SP) deeper is worse, each at its best rate", rises("sp")),
-        _CONV("the best rate of Depth-muP transfers over width", transfers("depth_mup", "width")),
-        _CONV(
-            "the best rate of Depth-muP transfers better over width than that of SP",
-            costs_more("sp", "depth_mup", "width"),
+        *_claims(
+            "lr-width-depth",
+            "TP6 Fig. 10",
+            _OVER_DEPTH,
+            _DEEPER_IS_BETTER,
+            _BLOCKS_ALONE,
+            _better("mup", "muP"),
+            _better("sp", "SP"),
+            _DEEPER_IS_WORSE,
         ),
+        *_claims("lr-width-depth", "B24 Fig. 1, B.2", _OVER_WIDTH, _better("sp", "SP", "width")),
     ),
     "lr-width-depth (trained ends)": (
-        _MLP("the best rate of Depth-muP transfers over depth", transfers("depth_mup")),
-        _MLP("the best rate of Depth-muP transfers over width", transfers("depth_mup", "width")),
-        _MLP("the best rate of Depth-muP transfers over width and depth together", transfers("depth_mup", BOTH)),
-        _MLP("under Depth-muP the loss improves with depth", falls("depth_mup")),
-        _MLP("scaling only the blocks, the best rate shifts more with depth", moves_more("block_only", "depth_mup")),
-        _MLP(
-            "the best rate of Depth-muP transfers better over depth than that of block scaling alone",
-            costs_more("block_only", "depth_mup"),
-        ),
-        _MLP("the best rate of Depth-muP transfers better over depth than that of muP", costs_more("mup", "depth_mup")),
-        _MLP("the best rate of Depth-muP transfers better over depth than that of SP", costs_more("sp", "depth_mup")),
-        _MLP("without depth scaling (SP) deeper is worse, each at its best rate", rises("sp")),
-        _MLP(
-            "the best rate of Depth-muP transfers better over width than that of SP",
-            costs_more("sp", "depth_mup", "width"),
+        *_claims(
+            "lr-width-depth",
+            "TP6 Fig. 10",
+            _OVER_DEPTH,
+            _OVER_WIDTH,
+            ("the best rate of Depth-muP transfers over width and depth together", transfers("depth_mup", BOTH)),
+            _DEEPER_IS_BETTER,
+            _BLOCKS_ALONE,
+            _better("block_only", "block scaling alone"),
+            _better("mup", "muP"),
+            _better("sp", "SP"),
+            _DEEPER_IS_WORSE,
+            _better("sp", "SP", "width"),
         ),
         *_ODE,
     ),
-    "lr-width-depth (conv)": (
-        _CONV("the best rate of Depth-muP transfers over depth", transfers("depth_mup")),
-        _CONV("the best rate of Depth-muP transfers over width", transfers("depth_mup", "width")),
-        _CONV(
-            "the best rate of Depth-muP transfers better over depth than that of muP", costs_more("mup", "depth_mup")
-        ),
-        _CONV("the best rate of muP shifts more with depth than that of Depth-muP", moves_more("mup", "depth_mup")),
-        _CONV("the best rate of Depth-muP transfers better over depth than that of SP", costs_more("sp", "depth_mup")),
-        _CONV(
-            "the best rate of Depth-muP transfers better over width than that of SP",
-            costs_more("sp", "depth_mup", "width"),
-        ),
+    "lr-width-depth (conv)": _claims(
+        "lr-width-depth",
+        "B24 Fig. 1, B.2",
+        _OVER_DEPTH,
+        _OVER_WIDTH,
+        _better("mup", "muP"),
+        ("the best rate of muP shifts more with depth than that of Depth-muP", moves_more("mup", "depth_mup")),
+        _better("sp", "SP"),
+        _better("sp", "SP", "width"),
     ),
-    "norm": (
+    "norm": tuple(
         Claim(
             "norm",
-            "B24 Fig. 2",
-            "with BatchNorm the best rate transfers better over depth with the 1/sqrt(L) scaling",
-            costs_more("batch, mup", "batch, depth_mup"),
-        ),
-        Claim(
-            "norm",
-            "B24 Fig. B.4",
-            "with LayerNorm the best rate transfers better over depth with the 1/sqrt(L) scaling",
-            costs_more("layer, mup", "layer, depth_mup"),
-        ),
+            f"B24 Fig. {figure}",
+            f"with {norm.capitalize()}Norm the best rate transfers better over depth with the 1/sqrt(L) scaling",
+            costs_more(f"{norm}, mup", f"{norm}, depth_mup"),
+        )
+        for norm, figure in (("batch", "2"), ("layer", "B.4"))
     ),
     "vit": (
-        _VIT("the best rate transfers without norm, with scaling", transfers(f"{_NO_NORM}, depth_mup")),
-        _VIT(
-            "the best rate transfers with a cosine, without norm, with scaling",
-            transfers("norm=none, cosine, depth_mup"),
+        *_claims(
+            "vit",
+            "B24 Fig. 3",
+            ("the best rate transfers without norm, with scaling", transfers(f"{_NO_NORM}, depth_mup")),
+            (
+                "the best rate transfers with a cosine, without norm, with scaling",
+                transfers("norm=none, cosine, depth_mup"),
+            ),
+            ("the best rate transfers with LayerNorm and scaling", transfers("layer, depth_mup")),
+            ("the best rate transfers with LayerNorm, without scaling", transfers("layer, mup")),
+            ("with LayerNorm, depth helps more with the scaling", gains_more("layer, depth_mup", "layer, mup")),
         ),
-        _VIT("the best rate transfers with LayerNorm and scaling", transfers("layer, depth_mup")),
-        _VIT("the best rate transfers with LayerNorm, without scaling", transfers("layer, mup")),
-        _VIT("with LayerNorm, depth helps more with the scaling", gains_more("layer, depth_mup", "layer, mup")),
         Claim(
             "vit",
             "B24 section 1",
@@ -218,78 +221,54 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
             costs_more(f"{_NO_NORM}, mup", f"{_NO_NORM}, depth_mup"),
         ),
     ),
-    "other-hparams (momentum)": (
-        Claim("other-hparams", "B24 Fig. 4", "the best momentum transfers over depth", transfers()),
-    ),
-    "other-hparams (gamma0)": (
-        Claim("other-hparams", "B24 Fig. 4", "the best gamma0 transfers over depth", transfers()),
-    ),
-    "other-hparams (weight decay)": (
-        Claim("other-hparams", "B24 Fig. B.8", "the best weight decay transfers over depth", transfers()),
-    ),
-    "trade-off": (
-        Claim(
-            "trade-off",
-            "B24 Fig. B.1",
+    **{
+        f"other-hparams ({name})": _claims(
+            "other-hparams", f"B24 Fig. {figure}", (f"the best {name} transfers over depth", transfers())
+        )
+        for name, figure in (("momentum", "4"), ("gamma0", "4"), ("weight decay", "B.8"))
+    },
+    "trade-off": _claims(
+        "trade-off",
+        "B24 Fig. B.1",
+        (
             "at the base's depth the loss falls with the number of parameters",
             Rule(((1, Term("power of the number of parameters", at=BASE)),), AT_MOST),
         ),
-        Claim(
-            "trade-off",
-            "B24 Fig. B.1",
-            "at equal numbers of parameters depth 12 is better than the smallest depth",
-            _difference("loss at the depth next to 12", "loss at the smallest depth"),
-        ),
-        Claim(
-            "trade-off",
-            "B24 Fig. B.1",
-            "at equal numbers of parameters depth 12 is better than the largest depth",
-            _difference("loss at the depth next to 12", "loss at the largest depth"),
+        *(
+            (
+                f"at equal numbers of parameters depth 12 is better than the {size} depth",
+                Rule(((1, Term("loss at the depth next to 12")), (-1, Term(f"loss at the {size} depth"))), AT_MOST),
+            )
+            for size in ("smallest", "largest")
         ),
     ),
-    "how-long": (
-        Claim(
-            "how-long",
-            "B24 Fig. B.3",
-            "the best rate is determined after 3 of 20 epochs, in the base",
-            _small(Term("regret of the early choice", at=BASE, when=_THIRD_OF_20_EPOCHS)),
-        ),
-        Claim(
-            "how-long",
-            "B24 Fig. B.3",
-            "the best rate is determined after 3 of 20 epochs, in the deepest network",
-            _small(Term("regret of the early choice", when=_THIRD_OF_20_EPOCHS)),
+    "how-long": _claims(
+        "how-long",
+        "B24 Fig. B.3",
+        *(
+            (
+                f"the best rate is determined after 3 of 20 epochs, in the {network}",
+                _small(Term("regret of the early choice", at=at, when=_THIRD_OF_20_EPOCHS)),
+            )
+            for network, at in (("base", BASE), ("deepest network", LARGEST))
         ),
     ),
-    "imagenet": (Claim("imagenet", "B24 Fig. B.6", "the best rate transfers over depth", transfers()),),
+    "imagenet": _claims("imagenet", "B24 Fig. B.6", ("the best rate transfers over depth", transfers())),
     "ode-sde": _ODE,
-    "pre-nonlin": (
-        Claim(
-            "pre-nonlin",
-            "TP6 Fig. 2",
-            "with the nonlinearity first the best rate transfers over depth",
-            transfers("pre_nonlin=True"),
-        ),
-        Claim(
-            "pre-nonlin",
-            "TP6 Fig. 2",
+    "pre-nonlin": _claims(
+        "pre-nonlin",
+        "TP6 Fig. 2",
+        ("with the nonlinearity first the best rate transfers over depth", transfers("pre_nonlin=True")),
+        (
             "with the nonlinearity first depth gives no gain",
             dataclasses.replace(rises("pre_nonlin=True"), share=-verdict.TOLERANCE),
         ),
-        Claim(
-            "pre-nonlin",
-            "TP6 Fig. 2",
-            "with the nonlinearity first the loss is higher",
-            lower_loss("pre_nonlin=False", "pre_nonlin=True"),
-        ),
+        ("with the nonlinearity first the loss is higher", lower_loss("pre_nonlin=False", "pre_nonlin=True")),
     ),
-    "abs": (
-        Claim(
-            "abs",
-            "TP6 Fig. 3",
-            "the absolute value has a lower loss than ReLU in deep networks",
-            lower_loss("abs", "relu"),
-        ),
+    "abs": _claims(
+        "abs",
+        "TP6 Fig. 3",
+        ("the absolute value has a lower loss than ReLU in deep networks", lower_loss("abs", "relu")),
     ),
     "block-depth": (
         Claim(
@@ -305,41 +284,36 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
             moves_more("block_depth=2", "block_depth=1"),
         ),
     ),
-    "block-depth (heat maps)": (
-        Claim(
-            "block-depth",
-            "TP6 Fig. 7",
+    "block-depth (heat maps)": _claims(
+        "block-depth",
+        "TP6 Fig. 7",
+        (
             "over rate and multiplier the slope of the best region rises with depth",
             Rule(((1, Term("angle of the best region")), (-1, Term("angle of the best region", at=BASE))), AT_LEAST),
         ),
     ),
-    "layernorm": (
-        Claim("layernorm", "TP6 Fig. 12", "the best rate of Depth-muP transfers over depth", transfers("depth_mup")),
-        Claim("layernorm", "TP6 Fig. 12", "under Depth-muP the loss improves with depth", falls("depth_mup")),
-        Claim(
-            "layernorm",
-            "TP6 Fig. 12",
-            "scaling only the blocks, the best rate shifts more with depth",
-            moves_more("block_only", "depth_mup"),
-        ),
-    ),
-    "block-multiplier": (
-        Claim("block-multiplier", "TP6 Fig. 13", "the best multiplier transfers over depth", transfers()),
+    "layernorm": _claims("layernorm", "TP6 Fig. 12", _OVER_DEPTH, _DEEPER_IS_BETTER, _BLOCKS_ALONE),
+    "block-multiplier": _claims(
+        "block-multiplier", "TP6 Fig. 13", ("the best multiplier transfers over depth", transfers())
     ),
     "megatron": (
-        Claim("megatron", "TP6 Fig. 15", "deeper is worse initially", rises("depth_mup", _EARLY)),
-        Claim("megatron", "TP6 Fig. 15", "deeper is better at the end", falls("depth_mup")),
-        Claim(
+        *_claims(
             "megatron",
-            "TP6 Fig. 16",
-            "in the middle of training the best rate is invariant, rather than 1/sqrt(L)",
-            exponent_at_least(_MIDDLE_OF_0_AND_MINUS_HALF, "mup", _MIDDLE),
+            "TP6 Fig. 15",
+            ("deeper is worse initially", rises("depth_mup", _EARLY)),
+            ("deeper is better at the end", falls("depth_mup")),
         ),
-        Claim(
+        *_claims(
             "megatron",
             "TP6 Fig. 16",
-            "at the end of training the best rate scales as 1/sqrt(L), rather than being invariant",
-            exponent_at_most(_MIDDLE_OF_0_AND_MINUS_HALF, "mup"),
+            (
+                "in the middle of training the best rate is invariant, rather than 1/sqrt(L)",
+                exponent_at_least(_MIDDLE_OF_0_AND_MINUS_HALF, "mup", _MIDDLE),
+            ),
+            (
+                "at the end of training the best rate scales as 1/sqrt(L), rather than being invariant",
+                exponent_at_most(_MIDDLE_OF_0_AND_MINUS_HALF, "mup"),
+            ),
         ),
         Claim(
             "megatron",
@@ -348,13 +322,10 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
             transfers("depth_mup"),
         ),
     ),
-    "megatron (multiplier)": (
-        Claim(
-            "megatron",
-            "TP6 Fig. 14",
-            "transformers are insensitive to the branch multiplier (a factor of two)",
-            _small(Term("cost of an octave")),
-        ),
+    "megatron (multiplier)": _claims(
+        "megatron",
+        "TP6 Fig. 14",
+        ("transformers are insensitive to the branch multiplier (a factor of two)", _small(Term("cost of an octave"))),
     ),
 }
 
@@ -397,14 +368,14 @@ class JudgedClaim:
         """The contrast with its interval and the bound, and what limits them."""
         if not self.numbers:
             return f"{self.contrast}: {self.note}"
-        text = f"{self.contrast} is {self.numbers}, claimed {self.claim.rule.sense} {verdict.short(self.bound)}"
+        text = f"{self.contrast} is {self.numbers}, claimed {self.claim.rule.sense} {verdict.rounded_loss(self.bound)}"
         return f"{text}; {self.note}" if self.note else text
 
     @property
     def sentence(self) -> str:
         """Verdict, claim and finding; if the noise leaves it open, the seeds that would do."""
-        found, finding = (f"{text[0].upper()}{text[1:]}" for text in (self.verdict, self.finding))
-        return f"{found}: {self.claim.text} ({self.claim.source}). {finding}{self._more_seeds()}."
+        decision, finding = (f"{text[0].upper()}{text[1:]}" for text in (self.verdict, self.finding))
+        return f"{decision}: {self.claim.text} ({self.claim.source}). {finding}{self._more_seeds()}."
 
     def _more_seeds(self) -> str:
         if self.verdict != NOT_RESOLVED or self.note:
@@ -453,12 +424,12 @@ def judged_claim(claim: Claim, study: Study) -> JudgedClaim:
     A claim about every size is shown if it is at all of them, and decided by the worst of them if it is not.
     """
     rule = claim.rule
-    found = {term.variant: _variant(study, term.variant) for _, term in rule.terms}
-    variants = [variant for variant in found.values() if variant is not None]
-    if len(variants) < len(found):
-        missing = " and ".join(name for name, variant in found.items() if variant is None)
+    named = {term.variant: _variant(study, term.variant) for _, term in rule.terms}
+    variants = [variant for variant in named.values() if variant is not None]
+    if len(variants) < len(named):
+        missing = " and ".join(name for name, variant in named.items() if variant is None)
         return JudgedClaim(claim, NOT_RESOLVED, f"variant {missing}", None, rule.bound, 0, None, "not in the sweep")
-    places = [Place(study, variant, term) for _, term in rule.terms if (variant := found[term.variant])]
+    places = [Place(study, variant, term) for _, term in rule.terms if (variant := named[term.variant])]
     larger = sorted(m for m in set.intersection(*(set(place.rows) for place in places)) if m > 1)
     if not larger and any(term.at == LARGEST for _, term in rule.terms):
         return JudgedClaim(claim, NOT_RESOLVED, _in_words(rule.terms, places), None, rule.bound, 0, None, "one size")

@@ -66,7 +66,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a term is measured: at ``multiple`` times the base's size, or at the base."""
+    """Where a term is measured: at the base, or at ``multiple`` times its size (NaN: no larger size was run)."""
 
     study: Study
     variant: Variant
@@ -80,14 +80,13 @@ class Place:
         if axis == BOTH:
             multiples = ((row, row.curve.width / base.width, row.curve.depth / base.depth) for row in self.variant.rows)
             return {depth: row for row, width, depth in multiples if width == depth}
-        lines = [line for line in self.study.axes if line.name == axis]
-        rows = [row for line in lines for row in line.rows(self.variant.rows)]
-        return {row.curve.size(axis) / base.size(axis): row for row in rows}
+        line = self.study.along(axis)
+        return {row.curve.size(axis) / base.size(axis): row for row in (line.rows(self.variant.rows) if line else ())}
 
     @property
-    def row(self) -> Row | None:
-        """``None`` if there is no larger size."""
-        return self.variant.base if self.term.at == BASE else self.rows.get(self.multiple)
+    def row(self) -> Row:
+        """The variant's results there."""
+        return self.variant.base if self.term.at == BASE else self.rows[self.multiple]
 
     @property
     def x(self) -> str:
@@ -119,7 +118,7 @@ class Place:
         if self.term.measure in OVER_SIZES:
             axis, sizes = self.term.axis, sorted({row.curve.size(self.term.axis) for row in self.compared})
             return f"over {axis} {sizes[0]} to {sizes[-1]}" if sizes else ""
-        return f"at {self.size(self.row)}" if self.row else ""
+        return "" if self.term.at == LARGEST and math.isnan(self.multiple) else f"at {self.size(self.row)}"
 
     def size(self, row: Row) -> str:
         """The row's size along the axis, in words."""
@@ -128,10 +127,8 @@ class Place:
 
     @property
     def compared(self) -> list[Row]:
-        """The rows that it takes."""
-        if self.term.measure in (*OVER_SIZES, *OVER_PARAMETERS) or self.row is None:
-            return list(self.rows.values())
-        return [self.row]
+        """The rows that the measure takes."""
+        return list(self.rows.values()) if self.term.measure in (*OVER_SIZES, *OVER_PARAMETERS) else [self.row]
 
     def coordinates(self, curve: Curve) -> np.ndarray:
         """(X,)."""
@@ -161,15 +158,14 @@ def _fails(place: Place, row: Row, how: str) -> Measured:
 
 def _edge(place: Place, row: Row) -> str:
     """Says that the optimum lies at an edge of the grid; empty if it does not."""
-    flag = row.optimum.flag if row.optimum else ""
-    return f"the best {place.x} of {place.name} at {place.size(row)} is the {flag}" if flag in opt.EDGES else ""
+    return f"the best {place.x} of {place.name} at {place.size(row)} is the {row.edge}" if row.edge else ""
 
 
 def _regret(place: Place) -> Measured:
     """What the base's best x costs, as in the tables."""
     row, base = place.row, place.variant.base
-    if row is None or (note := _edge(place, base)):
-        return Measured(None, note=note if row else "no larger size was run")
+    if base.edge:
+        return Measured(None, note=_edge(place, base))
     if row.regret == transfer.UNTRAINED and _no_seed_trains(place, row):
         return _fails(place, row, "does not train")
     if row.regret == transfer.DIVERGED:
@@ -183,8 +179,6 @@ def _regret(place: Place) -> Measured:
 def _loss(place: Place) -> Measured:
     """The minimum of the fitted curve."""
     row = place.row
-    if row is None:
-        return Measured(None, note="no larger size was run")
     if row.optimum is None or _no_seed_trains(place, row):
         return _fails(place, row, "does not train")
     coordinates, losses = place.coordinates(row.curve), place.losses(row.curve)
@@ -212,16 +206,13 @@ def _exponent(place: Place) -> Measured:
 
 def _absolute_exponent(place: Place) -> Measured:
     """The exponent without its sign. All draws get the value's sign, since folding them would hide noise around 0."""
-    found = _exponent(place)
-    return -found if found.estimate is not None and found.estimate.value < 0 else found
+    exponent = _exponent(place)
+    return -exponent if exponent.estimate is not None and exponent.estimate.value < 0 else exponent
 
 
 def _early_choice(place: Place) -> Measured:
     """What the x that is best early in training costs at the end, at the same size."""
-    row = place.row
-    if row is None:
-        return Measured(None, note="no larger size was run")
-    coordinates = place.coordinates(row.curve)
+    row, coordinates = place.row, place.coordinates(place.row.curve)
     early = opt.find_optimum(coordinates, place.losses(row.curve))
     regret = opt.regret(coordinates, row.curve.losses, early) if early else None
     if early is None or regret is None:
@@ -235,7 +226,7 @@ def _early_choice(place: Place) -> Measured:
 def _cost_of_an_octave(place: Place) -> Measured:
     """What half or twice of the best x costs, whichever costs more."""
     row = place.row
-    if row is None or row.optimum is None or not row.bracketed:
+    if row.optimum is None or not row.bracketed:
         return Measured(None, note=f"no best {place.x} inside the grid")
     coordinates, at = place.coordinates(row.curve), row.optimum.at
     if not coordinates[0] + 1 <= at.value <= coordinates[-1] - 1:
@@ -284,10 +275,10 @@ def _next_to_12(depths: Sequence[int]) -> int:
 def _angle(place: Place) -> Measured:
     """Of the optimal sublevel set over both hyperparameters, in degrees: -45 for a slope of -1."""
     row, other = place.row, place.study.other
-    if row is None or other is None:
-        return Measured(None, note="this takes two hyperparameters and two sizes")
-    sizes = (place.variant.name, row.curve.width, row.curve.depth)
-    (surface,) = (s for s in place.study.surfaces if (s.variant, s.width, s.depth) == sizes)
+    if other is None:
+        return Measured(None, note="this takes two hyperparameters")
+    at = (place.variant.name, *row.size)
+    (surface,) = (s for s in place.study.surfaces if (s.variant, s.width, s.depth) == at)
     u, v = place.study.scale.coordinate(surface.x), other.coordinate(surface.y)
     angle = opt.valley_angle(u, v, surface.losses)
     if angle is None:

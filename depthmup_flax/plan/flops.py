@@ -7,11 +7,12 @@ A multiplication and an addition count as two operations. The body of a scan cou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend import core
+
+from depthmup_flax.util.jaxprs import repeated_jaxprs
 
 
 def count_flops(function: Callable[..., Any], *args: Any) -> int:
@@ -47,13 +48,4 @@ def _of_equation(equation: Any) -> int:
         if params.get("branches_platforms"):  # the last is the default
             branches = branches[-1:]
         return max(_of_jaxpr(branch.jaxpr) for branch in branches)
-    times = _TIMES.get(equation.primitive.name, lambda params: 1)(params)
-    return times * sum(_of_jaxpr(inner) for inner in core.jaxprs_in_params(params))
-
-
-# How often the equations inside an equation are computed.
-_TIMES: Mapping[str, Callable[[Any], int]] = {
-    "scan": lambda params: params["length"],
-    "shard_map": lambda params: params["mesh"].size,  # shapes inside are those of one device
-    "pallas_call": lambda params: math.prod(params["grid_mapping"].grid),  # those of one block
-}
+    return sum(times * _of_jaxpr(inner) for inner, times in repeated_jaxprs(equation))

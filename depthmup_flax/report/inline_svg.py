@@ -7,12 +7,12 @@ import html
 import io
 import json
 import re
-from typing import TYPE_CHECKING
+
+import matplotlib
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
 from depthmup_flax.report.sheet import Frame
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PAGES = ("#ffffff", "#14171a")  # light and dark background, as in page.css
 CONTRAST = 3.0  # least contrast of a line or mark with the page
@@ -28,8 +28,6 @@ _THEMED = {
 
 def inline_svg(frame: Frame, prefix: str) -> str:
     """The panel as one ``<svg>``; ``prefix`` makes its ids unique in the page."""
-    import matplotlib
-
     figure, content = frame.axes.get_figure(root=True), io.StringIO()
     assert figure is not None
     figure.draw_without_rendering()  # places the panel
@@ -50,7 +48,7 @@ def inline_svg(frame: Frame, prefix: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A text for matplotlib as one for HTML: without escapes and breaks at commas, powers with superscripts."""
+    """Text for HTML from text for matplotlib: no escapes, no line breaks after commas, powers as superscripts."""
     powers = re.sub(r"\$2\^\{(-?\d+)\}\$", lambda match: "2" + match[1].translate(_SUPERSCRIPTS), text)
     return powers.replace(r"\$", "$").replace(",\n", ", ")
 
@@ -83,35 +81,30 @@ def _readable(color: str, page: str) -> str:
     """The color, mixed with black or white until it contrasts with the page."""
     target = 0 if _luminance(page) > 0.5 else 255
     channels = [int(color[k : k + 2], 16) for k in (1, 3, 5)]
-    for share in range(0, 101, 5):
-        mixed = "#" + "".join(f"{round(c + (target - c) * share / 100):02x}" for c in channels)
-        if contrast(mixed, page) >= CONTRAST:
-            return mixed
-    return mixed
+    shares = (percent / 100 for percent in range(0, 101, 5))
+    mixed = ("#" + "".join(f"{round(c + (target - c) * share):02x}" for c in channels) for share in shares)
+    return next(color for color in mixed if contrast(color, page) >= CONTRAST)
 
 
 @functools.cache
 def _viridis() -> dict[str, tuple[str, str]]:
-    """A color of the map -> those for light and dark pages, which contrast with the page at least `CONTRAST` to 1.
+    """A color of the map -> its colors for light and dark pages, with a contrast of at least `CONTRAST` to 1.
 
     Larger sizes, which come first in the map, contrast more.
     """
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    hexes = [to_hex(colormaps["viridis"](i)) for i in range(256)]
+    hexes = [to_hex(matplotlib.colormaps["viridis"](i)) for i in range(256)]
     return {color: (hexes[round(0.62 * i)], hexes[round(250 - 0.62 * i)]) for i, color in enumerate(hexes)}
 
 
 def _placed_values(frame: Frame, figure: Figure) -> list[tuple[float, float, str]]:
-    """x and y in the SVG's units, and the text, of the values that lie inside the panel."""
+    """x, y and text of the values inside the panel, in the SVG's units."""
     height, inside = figure.bbox.height, frame.axes.bbox.padded(2)
     placed = [(*value.transform.transform((value.x, value.y)), plain(value.text)) for value in frame.values]
     return [(round(x, 1), round(height - y, 1), text) for x, y, text in placed if inside.contains(x, y)]
 
 
 def _with_unique_ids(text: str, prefix: str) -> str:
-    """Ids that are referred to get the prefix; others, which matplotlib gives to every group, are left out."""
+    """Prefixes the ids that are referred to and deletes the others, which matplotlib gives to every group."""
     used = set(re.findall(r"#([\w.-]+)[\")]", text))
     text = re.sub(r' id="([^"]*)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "", text)
     return re.sub(r"((?:xlink:)?href=\"#|url\(#)", rf"\g<1>{prefix}", text)

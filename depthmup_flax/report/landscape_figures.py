@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, ScalarFormatter
 
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import style
@@ -14,18 +18,16 @@ from depthmup_flax.report.points import point_text, size_text, surface_points
 from depthmup_flax.report.sheet import Frame, Sheet
 from depthmup_flax.report.transfer import Study, Valley, lowest_losses
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.lines import Line2D
 
-
-def draw_heatmap(study: Study, second: Scale, sheet: Sheet) -> None:
+def draw_heatmap(study: Study, sheet: Sheet) -> None:
     """Mean loss over x and y: a panel per variant and size, with the optimum and the optimal sublevel set."""
+    x, y = study.scale, study.other
+    assert y is not None
+    over = f"{study.loss_name.capitalize()} over {x.name} and {y.name}"
     count = len(study.surfaces)
     (band,) = sheet.add_bands([""], count, min(count, style.COLUMNS), width=4.2, height=3.9, sharey=False)
     sheet.set_title(
-        f"{study.loss_name.capitalize()} over {study.scale.name} and {second.name}\n"
+        f"{over}\n"
         "mean over seeds; star: optimum; gray cross: a run diverged\n"
         "red: losses up to min + 0.1 (median - min), and the slope along them with its 95 % interval",
     )
@@ -33,21 +35,20 @@ def draw_heatmap(study: Study, second: Scale, sheet: Sheet) -> None:
     finite = means[np.isfinite(means)]
     limits = {"vmin": finite.min(), "vmax": np.quantile(finite, 0.8)} if len(finite) else {}
     for surface, valley, frame in zip(study.surfaces, study.valleys, band.frames, strict=True):
-        image = _heat(frame, study, second, surface, limits)
+        image = _heat(frame, study, y, surface, limits)
         name = f"{style.title_of(surface.variant)}\n" if surface.variant else ""
         sheet.set_heading(frame, f"{name}width {surface.width}, depth {surface.depth}: {_direction(valley)}")
-        frame.summary = _lowest(surface, study, second)
+        frame.summary = f"{over}: no mean is known."
+        if lowest := _lowest(surface):
+            at = f"{x.name} {surface.x[lowest[1]]:.4g} and {y.name} {surface.y[lowest[0]]:.4g}"
+            frame.summary = f"{over}; the lowest is {surface.means()[lowest]:.4g} at {at}."
     sheet.add_color_bar(image, study.loss_name)
 
 
-def _lowest(surface: Surface, study: Study, y: Scale) -> str:
-    x, means = study.scale, surface.means()
-    over = f"{study.loss_name.capitalize()} over {x.name} and {y.name}"
-    if not np.isfinite(means).any():
-        return f"{over}: no mean is known."
-    i, j = np.unravel_index(np.nanargmin(means), means.shape)
-    at = f"{x.name} {surface.x[j]:.4g} and {y.name} {surface.y[i]:.4g}"
-    return f"{over}; the lowest is {means[i, j]:.4g} at {at}."
+def _lowest(surface: Surface) -> tuple[int, int] | None:
+    """Row and column of the lowest mean; ``None`` if no mean is known."""
+    means = surface.means()
+    return divmod(int(np.nanargmin(means)), len(surface.x)) if np.isfinite(means).any() else None
 
 
 def _heat(frame: Frame, study: Study, y: Scale, surface: Surface, limits: dict[str, float]) -> ScalarMappable:
@@ -59,10 +60,9 @@ def _heat(frame: Frame, study: Study, y: Scale, surface: Surface, limits: dict[s
     rows, columns = np.nonzero(surface.diverged)
     panel.plot(u[columns], v[rows], "x", color="0.55", markersize=4)
     _outline(panel, _edges(u), _edges(v), opt.sublevel_set(means))
-    if np.isfinite(means).any():
-        row, column = np.unravel_index(np.nanargmin(means), means.shape)
-        panel.plot(u[column], v[row], "*", color="white", markersize=14, markeredgecolor="black")
-    for point in surface_points(surface, has_second=True):
+    if lowest := _lowest(surface):
+        panel.plot(u[lowest[1]], v[lowest[0]], "*", color="white", markersize=14, markeredgecolor="black")
+    for point in surface_points(surface, study):
         frame.value(x.coordinate(point.x), y.coordinate(point.second), point_text(point, study))
     style.hyperparameter_axis(panel.xaxis, x)
     style.hyperparameter_axis(panel.yaxis, y)
@@ -115,7 +115,7 @@ def draw_parameters(study: Study, sheet: Sheet) -> None:
             sheet.set_heading(frame, band.heading)
         _log_log(frame.axes, min(losses), max(losses))
         sheet.add_legend(band, 0, name, handles, fontsize=7, title_fontsize=8)
-        frame.axes.set_ylabel(f"lowest {study.loss_name}" if frame.first else "")
+        frame.label_y(f"lowest {study.loss_name}")
         ends = sorted((curve.parameters, loss.value) for curve, loss in lowest_losses(variant.rows))
         span = f": {ends[0][1]:.4g} at {ends[0][0]:,} to {ends[-1][1]:.4g} at {ends[-1][0]:,}" if ends else ""
         frame.summary = f"Lowest {study.loss_name} against parameters, lines of {band.heading}{span}."
@@ -123,8 +123,6 @@ def draw_parameters(study: Study, sheet: Sheet) -> None:
 
 def _log_log(panel: Axes, low: float, high: float) -> None:
     """Plain numbers at a few ticks; the limits follow the losses, not their error bars."""
-    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, ScalarFormatter
-
     panel.set_xscale("log")
     panel.set_yscale("log")
     panel.set_ylim(low / 1.1 * (low / high) ** 0.1, high * 1.1 * (high / low) ** 0.1)

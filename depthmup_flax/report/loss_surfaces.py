@@ -16,7 +16,7 @@ from depthmup_flax.util.errors import InputError, printable
 from depthmup_flax.util.types import Json
 
 TRAIN, TEST = "train", "test"
-LOSSES = {TRAIN: "training loss", TEST: "test loss"}  # names, for sentences; of the end of training, or after it
+LOSSES = {TRAIN: "training loss", TEST: "test loss"}  # names for sentences
 _LARGEST = 1e100  # a loss above it, or not finite, counts as diverged
 
 
@@ -30,7 +30,7 @@ class Scale:
     @property
     def name(self) -> str:
         """For labels: ``learning rate``."""
-        return printable(short(self.axis).replace("_", " "))
+        return axis_name(self.axis)
 
     @property
     def log(self) -> bool:
@@ -109,9 +109,9 @@ class Surface(Network):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Curve(Network):
-    """Losses over x alone, at the best y for each x, ``best_y`` (X,); only points where every seed has ended.
+    """Losses over x alone, at the best y for each x, ``best_y`` (X,), at the points where every seed has ended.
 
-    ``incomplete`` is whether a point of the surface lacks a seed; one that lacks all may not be planned.
+    ``incomplete``: whether a point of the surface has runs of some seeds only. Points without runs may not be planned.
     """
 
     best_y: np.ndarray
@@ -149,7 +149,7 @@ def roles(info: SweepInfo) -> Roles:
     x = _scale(info, info.x)
     if x is None:
         raise InputError(f"the sweep's x, {info.x}, has the values {info.axes[info.x]!r}: an optimum needs numbers.")
-    # Blocks per stage either set the depth, or are shapes of networks of one depth.
+    # Blocks per stage are an axis of depth, unless two values have the same depth.
     stage_sizes = info.axes.get("model.stage_sizes", [])
     for stages in stage_sizes:
         if not isinstance(stages, list) or not all(isinstance(blocks, int) for blocks in stages):
@@ -181,19 +181,19 @@ def surfaces(info: SweepInfo, records: Sequence[Record], parts: Roles, loss: str
 
 
 def _variant_name(info: SweepInfo, axes: Sequence[str], point: Json) -> str:
-    """``batch, alpha=0.5``: a word stands alone if it is unambiguous; every other value has its field's name."""
+    """``batch, alpha=0.5``: values with the names of their fields; an unambiguous word needs none."""
     words = [value for axis in axes for value in info.axes[axis] if isinstance(value, str)]
     names = []
     for axis in axes:
         value = point[axis]
         alone = isinstance(value, str) and words.count(value) == 1 and value not in ("", "none")
-        names.append(value if alone else f"{short(axis)}={number(value)}")
+        names.append(value if alone else f"{axis.rpartition('.')[2]}={number(value)}")
     return ", ".join(names)
 
 
-def short(axis: str) -> str:
-    """A field without its section."""
-    return axis.rpartition(".")[2]
+def axis_name(field: str) -> str:
+    """A config field for labels: ``learning rate`` of ``optimizer.learning_rate``."""
+    return printable(field.rpartition(".")[2].replace("_", " "))
 
 
 def number(value: Any) -> str:
@@ -219,7 +219,7 @@ def _surface(info: SweepInfo, records: Sequence[Record], parts: Roles, loss: str
         slices[at][: len(record.train_loss_slices)] = record.train_loss_slices  # None becomes NaN
         if record.status == COMPLETED:
             losses[at] = record.test_loss if loss == TEST else record.train_loss_avg  # None becomes NaN
-    # Sums of larger numbers overflow; no float32 is as large.
+    # Sums of larger numbers overflow; they exceed every float32.
     losses[np.abs(losses) > _LARGEST] = slices[np.abs(slices) > _LARGEST] = np.nan
     return Surface(
         variant=_variant_name(info, parts.variants, first.point),

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 
-from depthmup_flax.records.table import COMPLETED, Record, Sweep, read_sweep
-from depthmup_flax.report import landscape_figures, page, points, tables, time_figures, transfer_figures, verdict
+from depthmup_flax.records.table import COMPLETED, Sweep, read_sweep
+from depthmup_flax.report import points, tables, verdict
 from depthmup_flax.report.loss_surfaces import TEST, TRAIN, roles, surfaces
-from depthmup_flax.report.sheet import Sheet
-from depthmup_flax.report.style import drawable, file_name, pictures, require_matplotlib
+from depthmup_flax.report.style import pictures, require_matplotlib
 from depthmup_flax.report.transfer import Study, analyze
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
@@ -23,7 +21,7 @@ from depthmup_flax.workdir.files import write_atomically
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The content of ``report.json``, tables and warnings for a terminal, and all files, ``report.html`` first."""
+    """The content of ``report.json``, the text for a terminal, and the paths of all files, ``report.html`` first."""
 
     data: Json
     text: str
@@ -36,18 +34,22 @@ def make_report(
     *,
     tolerance: float = verdict.TOLERANCE,
     loss: str = TRAIN,
-    claims: tables.Claims = tables.no_claims,
+    claims: tables.Claims | None = None,
 ) -> Report:
     """Reads the shards of one sweep and writes ``report.html``, ``report.json``, tables and figures to ``out``.
 
-    A file in ``out`` is the old one or the new one at any moment, also after a crash. ``tolerance``: the regret that
-    counts as small, as a share of the base's lowest loss. ``loss``: that of the last steps of training, ``train``, or
-    that on the test set, ``test``, which curves over time do not have. ``claims``: judges statements about the sweep's
-    figure, as `depthmup_flax.papers.claims.as_data` does those of the papers.
+    Each file in ``out`` is replaced atomically.
+
+    Args:
+      directories: of the shards.
+      out: directory of the files.
+      tolerance: the regret that counts as small, as a share of the base's lowest loss.
+      loss: of the last steps of training, ``train``, or on the test set, ``test``, which has no curves over time.
+      claims: judges statements about the sweep's figure; `depthmup_flax.papers.claims.as_data` judges the papers'.
 
     Raises:
-      InputError: the directories hold no sweep or several, no run has ended, all runs diverged, ``tolerance`` is no
-        share, or matplotlib is not installed.
+      InputError: the directories hold no sweep or several, no run has ended, all runs diverged, ``tolerance`` is
+        not between 0 and 1, or matplotlib is not installed.
       RunStopped: ``out`` cannot be written.
     """
     require_matplotlib()
@@ -63,29 +65,27 @@ def write_report(
     *,
     tolerance: float = verdict.TOLERANCE,
     loss: str = TRAIN,
-    claims: tables.Claims = tables.no_claims,
+    claims: tables.Claims | None = None,
     refresh_s: float | None = None,
 ) -> Report:
     """The second half of `make_report`: from a sweep to files.
 
-    ``refresh_s``: every how many seconds the page loads itself again, while the sweep runs; PNG and SVG files are then
-    left as they are.
+    ``refresh_s``: seconds between reloads of the page while the sweep runs; no PNG and SVG files are then written.
     """
+    from depthmup_flax.report import figures, page, sheet  # import matplotlib, which is optional
+
     require_share(tolerance)
     study, swapped = studies(sweep, loss)
     with workdirs.claimed(out, workdirs.REPORT, flag="--out") as claim:
         data = tables.as_data(sweep, study, tolerance, claims)
         files: dict[str, bytes] = {}
         panels = []
-        for name, shown, draw in _figures(study, swapped):
-            name = file_name(name)
-            apart = Sheet(apart=True)
-            draw(apart)
-            panels.append((name, apart, shown))
+        for name, caption, draw in figures.figures_of(study, swapped):
+            draw(apart := sheet.Sheet(apart=True))
+            panels.append((name, caption, apart))
             if refresh_s is None:
-                whole = Sheet()
-                draw(whole)
-                files |= pictures(whole.drawn(), name)
+                draw(whole := sheet.Sheet())
+                files |= pictures(whole.figure, name)
         files["tables.csv"] = points.tables_csv(data).encode()
         files["points.csv"] = points.points_csv(study).encode()
         page_files = {
@@ -99,7 +99,7 @@ def write_report(
 
 
 def require_share(tolerance: float) -> None:
-    """Raises `InputError` for a tolerance that is no share of a loss."""
+    """Raises `InputError` for a tolerance that is not between 0 and 1."""
     if not 0 < tolerance < 1:
         raise InputError(f"--tolerance is {tolerance:g}: it must be above 0 and below 1, as in --tolerance=0.01.")
 
@@ -107,14 +107,15 @@ def require_share(tolerance: float) -> None:
 def studies(sweep: Sweep, loss: str = TRAIN) -> tuple[Study, Study | None]:
     """A sweep analyzed along x and, if there is one, along the second continuous axis.
 
-    Raises InputError if no run has ended, all runs diverged, or a completed one lacks that loss.
+    Raises InputError if no run has ended, all runs diverged, or a completed run lacks that loss.
     """
     info, records = sweep.info, sweep.records
     if not records:
         reason = " ".join(sweep.notes) or "wait, or run it."
         raise InputError(f"no run of the sweep {info.figure!r} has ended: {reason}")
     parts = roles(info)
-    if lacking := _without_test_loss(records) if loss == TEST else 0:
+    lacking = sum(record.status == COMPLETED and record.test_loss is None for record in records)
+    if loss == TEST and lacking:
         raise InputError(f"{lacking} completed runs have no test loss: leave out --loss=test.")
     grids = surfaces(info, records, parts, loss)
     if all((surface.diverged == surface.ended).all() for surface in grids):
@@ -127,28 +128,3 @@ def studies(sweep: Sweep, loss: str = TRAIN) -> tuple[Study, Study | None]:
         return study, None
     planned = sweep.planned.get(parts.second.axis, ())
     return study, analyze(info, [surface.swapped() for surface in grids], parts.second, parts.x, planned, loss)
-
-
-def _without_test_loss(records: Sequence[Record]) -> int:
-    """The number of completed runs whose data had no test examples."""
-    return sum(record.status == COMPLETED and record.test_loss is None for record in records)
-
-
-def _figures(study: Study, swapped: Study | None) -> Iterator[tuple[str, Study, Callable[[Sheet], None]]]:
-    """Name, study and drawing, for each figure that the sweep has enough sizes for; the main one first."""
-    several, drawn = len(study.scale.values) > 1, drawable(study)
-    if several:
-        yield "transfer", study, partial(transfer_figures.draw_transfer, drawn)
-    if swapped is not None:
-        name = f"transfer_{swapped.scale.name.replace(' ', '_')}"
-        yield name, swapped, partial(transfer_figures.draw_transfer, drawable(swapped))
-    if several and any(len(axis.sizes) > 1 for axis in study.axes):
-        yield "optima", study, partial(transfer_figures.draw_optima, drawn)
-    if study.loss == TRAIN:
-        yield "curves", study, partial(time_figures.draw_curves, drawn)
-    if several and study.loss == TRAIN:
-        yield "over_time", study, partial(time_figures.draw_over_time, drawn)
-    if drawn.other is not None:
-        yield "heatmap", study, partial(landscape_figures.draw_heatmap, drawn, drawn.other)
-    if len({row.curve.parameters for row in study.rows}) >= 3:
-        yield "parameters", study, partial(landscape_figures.draw_parameters, drawn)

@@ -1,4 +1,4 @@
-"""The minimum of a loss curve and its confidence interval: parabolas, a bootstrap over seeds, slopes. NumPy only.
+"""The minimum of a loss curve and its confidence interval: parabolas, a bootstrap over seeds, slopes.
 
 Letters in shapes: D bootstrap draws, S seeds, X grid points.
 """
@@ -11,15 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import scipy.special  # scipy.stats takes half a second to import
-from scipy.interpolate import PchipInterpolator
 
 DRAWS = 1000
 EDGE_LOW, EDGE_HIGH, ONE_VALUE = "lowest of the grid", "highest of the grid", "one value"
 EDGES = (EDGE_LOW, EDGE_HIGH)
 NEXT_TO_DIVERGENCE = "next to divergence"
-# A finite loss this many times the lowest, and above that of the first point of the grid, where a network trains
-# slowest, counts as diverged: it would pull a parabola's vertex to the middle. The first alone would call every loss
-# next to one near zero diverged.
+# A loss this many times the lowest, and above that of the grid's first point, counts as diverged: it would pull a
+# parabola's vertex to the middle. The second condition keeps losses next to one near zero.
 _EXPLODED = 100.0
 
 
@@ -29,7 +27,7 @@ class Estimate:
 
     Attributes:
       value: from the mean over all seeds.
-      draws: (D,) the same from resampled seeds; ``None`` if uninformative (one seed, an optimum at the grid's edge).
+      draws: (D,) the same from resampled seeds; ``None`` for one seed or an optimum at the grid's edge.
       seeds: S.
       resolution: lower bound of the interval's half-width; half a grid step for an optimum that is a grid point.
     """
@@ -65,13 +63,11 @@ class Estimate:
 
     def __neg__(self) -> Estimate:
         """The negative number."""
-        return Estimate(-self.value, None if self.draws is None else -self.draws, self.seeds, self.resolution)
+        return weighted_sum([-1.0], [self])
 
     def __sub__(self, other: Estimate) -> Estimate:
         """The difference. Equal seeds are resampled together, so noise that they share cancels."""
-        draws = None if self.draws is None or other.draws is None else self.draws - other.draws
-        resolution = math.hypot(self.resolution, other.resolution)
-        return Estimate(self.value - other.value, draws, min(self.seeds, other.seeds), resolution)
+        return weighted_sum([1.0, -1.0], [self, other])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +164,8 @@ def excess(coordinates: np.ndarray, means: np.ndarray, at: np.ndarray) -> np.nda
     Carlson (1980) through all points, so neither an explosion nor a kink makes a minimum. Without a valid parabola
     the cubic is used everywhere, and its minimum is the lowest point.
     """
+    from scipy.interpolate import PchipInterpolator  # takes 0.2 s to import
+
     if len(coordinates) == 1:
         return np.zeros(means.shape[:-1])
     flat, u = means.reshape(-1, means.shape[-1]), np.broadcast_to(at, means.shape[:-1]).reshape(-1)
@@ -193,7 +191,7 @@ def find_optimum(coordinates: np.ndarray, losses: np.ndarray, draws: int = DRAWS
         return None
     grid, last, seeds = int(np.nanargmin(means)), len(means) - 1, len(losses)
     flag, resolution = ONE_VALUE if last == 0 else {0: EDGE_LOW, last: EDGE_HIGH}.get(grid, ""), 0.0
-    # At an edge all draws agree, which says nothing about an optimum beyond the edge.
+    # At an edge all draws agree, even if the optimum lies beyond it.
     resampled = resampled_means(losses, draws) if seeds > 1 else None
     at_draws = None if resampled is None or flag else vertices(coordinates, resampled)
     if not flag and not _comparable(means[[grid - 1, grid + 1]], means[grid], means[0]).all():
@@ -225,14 +223,14 @@ def regret(coordinates: np.ndarray, losses: np.ndarray, proxy: Optimum, draws: i
     return Estimate(value, excess(u, resampled, np.clip(at, u[0], u[-1])), min(seeds, proxy.at.seeds))
 
 
-def lowest(coordinates: np.ndarray, losses: np.ndarray, draws: int = DRAWS) -> Estimate:
+def lowest(coordinates: np.ndarray, losses: np.ndarray) -> Estimate:
     """The minimum of the fitted curve, see `minima`; losses are (S, X), NaN for diverged runs."""
-    resampled = minima(coordinates, resampled_means(losses, draws)) if len(losses) > 1 else None
+    resampled = minima(coordinates, resampled_means(losses)) if len(losses) > 1 else None
     return Estimate(float(minima(coordinates, losses.mean(0))), resampled, len(losses))
 
 
-def weighted_sum(weights: Sequence[float], estimates: Sequence[Estimate]) -> Estimate:
-    """The sum of weights times estimates, which are resampled together; no draws if any of them has none."""
+def weighted_sum(weights: Sequence[float] | np.ndarray, estimates: Sequence[Estimate]) -> Estimate:
+    """The sum of weights times estimates, resampled together; no draws if one of them has none."""
     draws = [e.draws for e in estimates if e.draws is not None]
     known = np.asarray(weights) @ np.stack(draws) if len(draws) == len(estimates) else None
     resolution = math.hypot(*(w * e.resolution for w, e in zip(weights, estimates, strict=True)))
@@ -248,14 +246,11 @@ def slope(positions: Sequence[float], estimates: Sequence[Estimate]) -> Estimate
     if len(positions) < 3 or min(positions) == max(positions):
         return None
     centered = np.asarray(positions, np.float64) - np.mean(positions)
-    weights = centered / (centered**2).sum()
-    draws = [e.draws for e in estimates if e.draws is not None]
-    known = weights @ np.stack(draws) if len(draws) == len(estimates) else None
-    return Estimate(float(weights @ [e.value for e in estimates]), known, min(e.seeds for e in estimates))
+    return dataclasses.replace(weighted_sum(centered / (centered**2).sum(), estimates), resolution=0.0)
 
 
 def sublevel_set(means: np.ndarray) -> np.ndarray:
-    """Losses (Y, X), NaN where missing -> (Y, X) whether loss <= min + 0.1 (median - min)."""
+    """Losses (Y, X), NaN where missing -> (Y, X): whether loss <= min + 0.1 (median - min)."""
     finite = means[np.isfinite(means)]
     level = finite.min() + 0.1 * (np.median(finite) - finite.min()) if len(finite) else np.nan
     return means <= level
@@ -277,9 +272,9 @@ def direction(u: np.ndarray, v: np.ndarray) -> tuple[float, float]:
 def valley_angle(u: np.ndarray, v: np.ndarray, losses: np.ndarray, draws: int = 200) -> Estimate | None:
     """The `direction` of the optimal `sublevel_set` of losses (S, Y, X); draws are taken modulo pi around it.
 
-    Each of N points on a grid of cells du * dv has the uncertainty sqrt(du dv / 12), so the angle has at least
-    ``1.96 sqrt(du dv / 12) / (sqrt(N) * deviation along it)``, however little the seeds differ. ``None`` without a
-    direction, or with a single u or v; no draws if any of them has none.
+    Each of N points on a grid of cells du * dv has the uncertainty sqrt(du dv / 12), so the angle's resolution is
+    ``1.96 sqrt(du dv / 12) / (sqrt(N) * deviation along it)``. ``None`` without a direction, or with a single u or v;
+    no draws if one of them has no direction.
     """
     if min(len(u), len(v)) < 2:
         return None

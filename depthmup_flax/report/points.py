@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from depthmup_flax.report.loss_surfaces import Curve, Surface
+from depthmup_flax.report.loss_surfaces import Curve, Network, Surface
 from depthmup_flax.report.transfer import Study
 from depthmup_flax.util.types import Json
 
@@ -38,27 +38,25 @@ class Point:
     diverged: int
 
 
-def curve_points(curve: Curve, *, has_second: bool = False) -> list[Point]:
+def curve_points(curve: Curve, study: Study) -> list[Point]:
     """The points of one curve, ascending in x."""
-    return [
-        _point(curve, x, curve.best_y[k] if has_second else None, curve.losses[:, k], len(curve.seeds), bad)
-        for k, (x, bad) in enumerate(zip(curve.x, curve.diverged, strict=True))
-    ]
+    arrays = zip(curve.x, curve.best_y, curve.losses.T, curve.diverged, strict=True)
+    return [_point(study, curve, x, y, losses, len(curve.seeds), bad) for x, y, losses, bad in arrays]
 
 
-def surface_points(surface: Surface, *, has_second: bool = False) -> list[Point]:
+def surface_points(surface: Surface, study: Study) -> list[Point]:
     """The points of one surface at which a run has ended, ascending in y, then x."""
-    y = surface.y if has_second else [None] * len(surface.y)
+    s = surface
     return [
-        _point(surface, surface.x[j], y[i], surface.losses[:, i, j], surface.ended[i, j], surface.diverged[i, j])
-        for i, j in np.argwhere(surface.ended > 0)
+        _point(study, s, s.x[j], s.y[i], s.losses[:, i, j], s.ended[i, j], s.diverged[i, j])
+        for i, j in np.argwhere(s.ended > 0)
     ]
 
 
-def _point(network: Any, x: float, second: float | None, losses: np.ndarray, n: int, diverged: int) -> Point:
+def _point(study: Study, network: Network, x: float, y: float, losses: np.ndarray, n: int, diverged: int) -> Point:
     mean, sd = mean_and_sd(losses)
     sizes = network.variant, network.width, network.depth, network.parameters
-    return Point(*sizes, float(x), None if second is None else float(second), mean, sd, int(n), int(diverged))
+    return Point(*sizes, float(x), float(y) if study.other else None, mean, sd, int(n), int(diverged))
 
 
 def mean_and_sd(losses: np.ndarray) -> tuple[float | None, float | None]:
@@ -75,7 +73,7 @@ def loss_text(mean: float | None, sd: float | None, n: int, diverged: int = 0) -
     return f"mean loss {mean:.5g}, " + (f"sd {sd:.2g}, " if sd is not None else "") + f"n = {n}"
 
 
-def size_text(network: Any) -> str:
+def size_text(network: Network | Point) -> str:
     """``completep, width 128, depth 4``."""
     return ", ".join(filter(None, (network.variant, f"width {network.width}", f"depth {network.depth}")))
 
@@ -93,10 +91,9 @@ def points_csv(study: Study) -> str:
     names = [field.name for field in dataclasses.fields(Point)]
     columns = {"x": study.scale.axis, "second": study.other.axis if study.other else None}
     shown = [name for name in names if columns.get(name, name)]
-    points = [p for surface in study.surfaces for p in surface_points(surface, has_second=study.other is not None)]
-    return _csv(
-        [[columns.get(name, name) for name in shown], *([getattr(point, name) for name in shown] for point in points)]
-    )
+    points = [point for surface in study.surfaces for point in surface_points(surface, study)]
+    head = [columns.get(name, name) for name in shown]
+    return _csv([head, *([getattr(point, name) for name in shown] for point in points)])
 
 
 def tables_csv(data: Json) -> str:

@@ -1,4 +1,4 @@
-"""Variants whose runs are those of another one: as controls they are no evidence.
+"""Variants that repeat the runs of another variant, and so are not evidence as controls.
 
 With frozen stem and readout, Adam under ``block_only`` at a rate is ``depth_mup`` at sqrt(r) times it, run for run.
 """
@@ -18,15 +18,11 @@ def same_runs(study: Study, variant: Variant, other: Variant, axis: str) -> str:
 
     ``axis``: ``depth`` or ``width``; any other name takes all sizes. The base's runs do not count.
     """
-    lines = [line for line in study.axes if line.name == axis]
-    rows = [row for line in lines for row in line.rows(variant.rows)] if lines else list(variant.rows)
-    theirs = {(row.curve.width, row.curve.depth): row.curve for row in other.rows}
-    pairs = [
-        (row.curve, theirs[size])
-        for row in rows
-        if row is not variant.base and (size := (row.curve.width, row.curve.depth)) in theirs
-    ]
-    equal = [_equal_runs(study.scale, *pair) for pair in pairs]
+    line = study.along(axis)
+    rows = line.rows(variant.rows) if line else variant.rows
+    theirs = {row.size: row.curve for row in other.rows}
+    compared = [row for row in rows if row is not variant.base and row.size in theirs]
+    equal = [_equal_runs(study.scale, row.curve, theirs[row.size]) for row in compared]
     if not equal or not all(equal):
         return ""
     return f"{variant.name} repeats {other.name}'s runs at shifted {study.scale.name}s ({sum(equal)} are equal)"

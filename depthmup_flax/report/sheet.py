@@ -1,25 +1,24 @@
-"""A figure as panels: all on one canvas for files, or each on its own for the page, with values to hover over."""
+"""A figure as panels: all on one canvas for files, or one canvas each for the page, with values to hover over."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.transforms import Transform
 
 from depthmup_flax.report import style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-    from matplotlib.transforms import Transform
 
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A text to show near a point, which is (x, y) in the coordinates of ``transform``."""
+    """A text to show near the point (x, y) in the coordinates of ``transform``."""
 
     x: float
     y: float
@@ -32,10 +31,15 @@ class Frame:
     """One panel: its axes, its heading, what it shows in a sentence, and its values."""
 
     axes: Axes
-    first: bool  # of its row: the one that labels the y axis
     heading: str = ""
     summary: str = ""
     values: list[Value] = dataclasses.field(default_factory=list)
+
+    def label_y(self, text: str) -> None:
+        """Labels the y axis of the first panel of a row; the others have no label."""
+        place = self.axes.get_subplotspec()
+        assert place is not None
+        self.axes.set_ylabel(text if place.is_first_col() else "")
 
     def value(self, x: float, y: float, text: str, transform: Transform | None = None) -> None:
         """Adds a value, by default in coordinates of the axes' data."""
@@ -56,12 +60,13 @@ class Band:
 class Sheet:
     """A figure. ``apart``: a canvas per panel, without title and legends, which the page writes itself."""
 
+    figure: Figure  # of all panels, unless they are apart
+
     def __init__(self, *, apart: bool = False) -> None:
         self.apart = apart
         self.title = ""
         self.bands: list[Band] = []
         self.colors: tuple[ScalarMappable, str] | None = None  # what a color bar shows, and its label
-        self.figure: Figure | None = None
 
     def add_bands(
         self,
@@ -76,12 +81,13 @@ class Sheet:
     ) -> list[Band]:
         """A band of ``count`` panels per heading.
 
-        In files, at most ``columns`` panels are side by side, or ``per_row`` bands of one panel; panels have a size in
-        inches, and may share the y axis of their row.
+        In files, at most ``columns`` panels are side by side, or ``per_row`` bands of one panel. ``width`` and
+        ``height`` of a panel are in inches; panels of a row share the y axis if ``sharey``.
         """
         if self.apart:
-            for heading in headings:
-                self.bands.append(Band(heading, [Frame(style.lone_panel(), first=True) for _ in range(count)]))
+            # 72 dots per inch is the unit of an SVG; small panels have large text.
+            lone = lambda: Figure(figsize=(3.7, 3.3), dpi=72, layout="constrained").subplots()
+            self.bands = [Band(heading, [Frame(lone()) for _ in range(count)]) for heading in headings]
             return self.bands
         columns, wrapped = columns * per_row, math.ceil(count / columns)
         rows = len(headings) * wrapped // per_row
@@ -89,19 +95,13 @@ class Sheet:
         own = grid.reshape(len(headings), -1)
         for heading, panels in zip(headings, own, strict=True):
             style.hide_unused(panels[count:])
-            frames = [Frame(axes, first=axes.get_subplotspec().is_first_col()) for axes in panels[:count]]
-            self.bands.append(Band(heading, frames))
+            self.bands.append(Band(heading, [Frame(axes) for axes in panels[:count]]))
         return self.bands
-
-    def drawn(self) -> Figure:
-        """The canvas of all panels, for files."""
-        assert self.figure is not None
-        return self.figure
 
     def set_title(self, text: str) -> None:
         """The title of the whole figure."""
         self.title = text
-        if self.figure:
+        if not self.apart:
             self.figure.suptitle(text, fontsize=11)
 
     def set_heading(self, frame: Frame, text: str) -> None:
@@ -121,5 +121,5 @@ class Sheet:
     def add_color_bar(self, colors: ScalarMappable, label: str) -> None:
         """What the colors of all panels mean."""
         self.colors = colors, label
-        if self.figure:
+        if not self.apart:
             self.figure.colorbar(colors, ax=self.figure.axes, label=label, extend="max", shrink=0.8)

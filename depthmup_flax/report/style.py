@@ -35,13 +35,12 @@ def require_matplotlib() -> None:
 
 
 def drawable(study: Study) -> Study:
-    """The study with names that matplotlib draws as they are: records may have a ``$``, which would start a formula."""
+    """The study with names that matplotlib draws literally: a ``$`` in a record's name would start a formula."""
     plain = lambda name: printable(name if len(name) <= 100 else f"{name[:97]}...").replace("$", r"\$")
-    scale, other = (axis and dataclasses.replace(axis, axis=plain(axis.axis)) for axis in (study.scale, study.other))
     return dataclasses.replace(
         study,
-        scale=scale or study.scale,
-        other=other,
+        scale=dataclasses.replace(study.scale, axis=plain(study.scale.axis)),
+        other=study.other and dataclasses.replace(study.other, axis=plain(study.other.axis)),
         surfaces=tuple(dataclasses.replace(surface, variant=plain(surface.variant)) for surface in study.surfaces),
         variants=tuple(dataclasses.replace(variant, name=plain(variant.name)) for variant in study.variants),
     )
@@ -49,22 +48,10 @@ def drawable(study: Study) -> Study:
 
 def canvas(rows: int, columns: int, *, width: float = 4.0, height: float = 3.6, **kwargs: Any) -> tuple[Figure, Any]:
     """A figure and its (rows, columns) array of panels; sizes per panel in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(max(width * columns, 6.0) + 1.3, height * rows + 0.8), layout="constrained")
-    FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, squeeze=False, **kwargs)
-
-
-def lone_panel() -> Axes:
-    """A panel on a canvas of its own, at the 72 dots per inch of an SVG; small, so that its text is large."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.7, 3.3), dpi=72, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure.subplots()
 
 
 def save(figure: Figure, out: pathlib.Path, name: str) -> list[pathlib.Path]:
@@ -77,7 +64,7 @@ def save(figure: Figure, out: pathlib.Path, name: str) -> list[pathlib.Path]:
 
 
 def file_name(name: str) -> str:
-    """A name without suffix for files: it may contain an axis of somebody's sweep.json."""
+    """A safe file name without suffix: the name of an axis may come from a stranger's sweep.json."""
     return re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:100]
 
 
@@ -96,7 +83,7 @@ def pictures(figure: Figure, name: str) -> dict[str, bytes]:
 
 
 def colors(sizes: Collection[int]) -> dict[int, Color]:
-    """Size -> color, darker for larger ones; omits the pale end of the color map, which is hard to see on white."""
+    """Size -> color, darker for larger ones; without the pale end of the color map, which is hard to see on white."""
     from matplotlib import colormaps
 
     ranks = np.linspace(0.88, 0.0, len(sizes)) if len(sizes) > 1 else [0.3]
@@ -108,7 +95,7 @@ def mean_and_spread(
 ) -> None:
     """A line through the means of losses (S, N), shaded by one standard deviation where the mean is below ``top``.
 
-    The shade of a loss far above the panel would cover it.
+    The shade of a loss far above the panel would cover the panel.
     """
     means = losses.mean(0)
     panel.plot(x, means, color=color, linewidth=1.5, marker="o", markersize=markersize, zorder=2)
@@ -128,7 +115,7 @@ def hyperparameter_axis(axis: Axis, scale: Scale) -> None:
 
 
 def value_label(value: float, scale: Scale) -> str:
-    """A power of two if all of the grid's values are and some are no small whole numbers; else three digits."""
+    """A power of two if all values of the grid are, unless all are small integers; else three digits."""
     powers = scale.log and all(math.frexp(v)[0] == 0.5 for v in scale.values)
     plain = all(v == int(v) and v < 1000 for v in scale.values)
     return f"$2^{{{round(math.log2(value))}}}$" if powers and not plain else f"{value:.3g}"
@@ -159,7 +146,7 @@ def format_slope(value: float, half: float | None, digits: int = 2) -> str:
 
 
 def spread_sentence(study: Study) -> str:
-    """What lines and shades show."""
+    """Says what lines and shades show."""
     seeds = sorted({len(row.curve.seeds) for row in study.rows})
     counts = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     return "one seed (n = 1)" if seeds == [1] else f"mean ± standard deviation of n = {counts} seeds"

@@ -1,4 +1,4 @@
-"""A study as data for programs, as plain text, and as warnings."""
+"""A study as data for programs, and as plain text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from depthmup_flax.records.table import Record, Sweep, SweepInfo
+from depthmup_flax.records.table import Record, Sweep
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer, verdict
-from depthmup_flax.report.loss_surfaces import TEST, number, short
+from depthmup_flax.report.loss_surfaces import TEST, axis_name, number
+from depthmup_flax.report.notes import warnings
 from depthmup_flax.report.transfer import Row, Study, Variant
 from depthmup_flax.util.errors import printable
 from depthmup_flax.util.types import Json
@@ -18,85 +19,19 @@ from depthmup_flax.util.types import Json
 Claims: TypeAlias = Callable[[str, Study], list[Json]]
 
 _HEADER = ("width", "depth", "seeds", "best {x}", "95 % interval", "shift", "regret", "best {loss}", "remarks")
+_GIVEN = ("tolerance", "axes")  # numbers that are not rounded
 _SHOWN_ELSEWHERE = (transfer.ONE_SEED, transfer.FEW_SEEDS, transfer.UNTRAINED)
-_WARNINGS = {
-    opt.EDGE_LOW: "The optimum is at the lowest {x} of the grid at {where}: it may lie below. Extend the grid.",
-    opt.EDGE_HIGH: "The optimum is at the highest {x} of the grid at {where}: it may lie above. Extend the grid.",
-    opt.ONE_VALUE: "Only one {x} was run at {where}: there is nothing to compare it with.",
-    opt.NEXT_TO_DIVERGENCE: "The loss diverges, or is 100 times as high, next to the best {x} at {where}: the optimum "
-    "there is a grid point, known to half a grid step.",
-    transfer.ALL_DIVERGED: "Every {x} has a diverged run at {where}: there is no optimum. Try lower learning rates.",
-    transfer.INCOMPLETE: "Some runs have not ended at {where}: points that lack a seed are left out.",
-    transfer.UNTRAINED: "No {x} brings the loss below twice the base's at {where}: that network does not train.",
-    transfer.FEW_SEEDS: "There are only two seeds at {where}: intervals are wide, and wrong if one seed is an outlier.",
-    transfer.ONE_SEED: "There is only one seed at {where}: the noise is unknown, so no interval is given.",
-}
 
 
-def warnings(sweep: Sweep, study: Study) -> list[str]:
-    """Notes on the files, missing sizes, and every flag once with the sizes that have it."""
-    lines = list(sweep.notes)
-    if study.loss == TEST:
-        lines.append(
-            "All losses are on the test set, after training. Curves and claims over training time are left out."
-        )
-    if not study.scale.log:
-        lines.append(f"Not all values of {study.scale.name} are positive: shifts are differences, not octaves.")
-    for variant in study.variants:
-        if variant.base_is_smallest:
-            base, start = variant.base.curve, f"{variant.name}: the" if variant.name else "The"
-            lines.append(f"{start} base size is not in the sweep: width {base.width}, depth {base.depth} replaces it.")
-    for flag, warning in _WARNINGS.items():
-        where = [place for variant in study.variants if (place := _where(variant, flag))]
-        if where:
-            every = all(flag in row.flags for row in study.rows)
-            lines.append(warning.format(x=study.scale.name, where="every size" if every else "; ".join(where)))
-    return lines + _advice(sweep.info)
-
-
-def _advice(info: SweepInfo) -> list[str]:
-    """Which preset is for branches of several matrices, where a sweep over depth has them without it."""
-    values = lambda field, default: info.axes.get(
-        field, [info.base.get("model", {}).get(field.removeprefix("model."), default)]
-    )
-    presets = info.axes.get("parametrization.preset", [info.base.get("parametrization", {}).get("preset")])
-    deep = any(isinstance(value, int) and value > 1 for value in values("model.block_depth", 1))
-    several = deep or values("model.name", "")[0] in ("gpt", "vit", "resnet")
-    if not several or len(values("model.depth", 0)) < 2 or "depth_mup" not in presets or "completep" in presets:
-        return []
-    return [
-        "Branches of this network have two or more matrices in sequence: under depth_mup, features inside them freeze "
-        "as depth^-1/2 (TP6 section 9). completep keeps them: docs/beyond/which_exponent.md compares both."
-    ]
-
-
-def _where(variant: Variant, flag: str) -> str:
-    depths: dict[int, list[str]] = {}
-    for row in variant.rows:
-        if flag in row.flags:
-            depths.setdefault(row.curve.width, []).append(str(row.curve.depth))
-    sizes = ", ".join(f"width {width} depth {'/'.join(of_width)}" for width, of_width in depths.items())
-    return f"{variant.name} ({sizes})" if sizes and variant.name else sizes
-
-
-def no_claims(figure: str, study: Study) -> list[Json]:
-    """No statement of anybody is judged."""
-    return []
-
-
-def as_data(sweep: Sweep, study: Study, tolerance: float = verdict.TOLERANCE, claims: Claims = no_claims) -> Json:
-    """The content of ``report.json``: JSON values only, six digits, ``None`` for unknown numbers.
-
-    ``tolerance``: the regret that counts as small, as a share of the base's lowest loss. ``claims``: judges statements
-    about the sweep's figure.
-    """
+def as_data(sweep: Sweep, study: Study, tolerance: float = verdict.TOLERANCE, claims: Claims | None = None) -> Json:
+    """The content of ``report.json``: JSON values only, ``None`` for unknown numbers; arguments as of `make_report`."""
     info, records = sweep.info, sweep.records
     verdicts = verdict.verdicts(study, tolerance)
     main = verdict.main_verdict(study, verdicts)
     data = {
         "headline": verdict.headline(study, verdicts),
-        "verdicts": _rounded([{**_verdict_data(one), "in_headline": one is main} for one in verdicts]),
-        "contrasts": _rounded([_contrast_data(one) for one in verdict.contrasts(study, main.axis)] if main else []),
+        "verdicts": [{**_verdict_data(one), "in_headline": one is main} for one in verdicts],
+        "contrasts": [_contrast_data(one) for one in verdict.contrasts(study, main.axis)] if main else [],
         "tolerance": tolerance,
         "figure": info.figure,
         "title": info.title,
@@ -111,18 +46,18 @@ def as_data(sweep: Sweep, study: Study, tolerance: float = verdict.TOLERANCE, cl
         "devices": sorted({record.device for record in records}),
         "versions": sorted({f"{k} {v}" for record in records for k, v in record.versions.items()}),
         "commits": sorted({record.commit or "unknown" for record in records}),
-        "hours": _rounded(math.fsum(record.wall_time_s for record in records) / 3600),
+        "hours": math.fsum(record.wall_time_s for record in records) / 3600,
         "notes": warnings(sweep, study),
-        "variants": _rounded([_variant_data(study, variant) for variant in study.variants]),
+        "variants": [_variant_data(study, variant) for variant in study.variants],
         "sublevel_slopes": [
             {"variant": s.variant, "width": s.width, "depth": s.depth, "slope": slope, "interval": interval}
             for s, valley in zip(study.surfaces, study.valleys, strict=False)
-            for slope, interval in [_rounded(valley or (None, None))]
+            for slope, interval in [valley or (None, None)]
         ],
-        "claims": _rounded(claims(info.figure, study)),
-        "core_minutes": _rounded(core_minutes(records)),
+        "claims": claims(info.figure, study) if claims else [],
+        "core_minutes": core_minutes(records),
     }
-    return _plain(data)
+    return {name: _plain(value, digits=17 if name in _GIVEN else 6) for name, value in data.items()}
 
 
 def _verdict_data(one: verdict.Verdict) -> Json:
@@ -152,22 +87,19 @@ def _contrast_data(one: verdict.Contrast) -> Json:
 
 def core_minutes(records: Sequence[Record]) -> float:
     """What the runs took: wall time times devices; a CPU device is a core."""
-    return math.fsum(record.wall_time_s * _devices(record.device) for record in records) / 60
+    counts = [record.device.partition(" x ")[0] for record in records]
+    devices = [int(count) if count.isdecimal() else 1 for count in counts]
+    return math.fsum(record.wall_time_s * n for record, n in zip(records, devices, strict=True)) / 60
 
 
-def _devices(device: str) -> int:
-    count = device.partition(" x ")[0]
-    return int(count) if count.isdecimal() else 1
-
-
-def _plain(value: Any) -> Any:
-    """JSON values whose text is `printable`, with ``None`` for NaN and infinity: what files say may be shown."""
+def _plain(value: Any, digits: int) -> Any:
+    """JSON values with rounded numbers, ``None`` for NaN and infinity, and `printable` text: files may be hostile."""
     if isinstance(value, dict):
-        return {printable(name): _plain(entry) for name, entry in value.items()}
+        return {printable(name): _plain(entry, digits) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+        return [_plain(entry, digits) for entry in value]
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     return printable(value) if isinstance(value, str) else value
 
 
@@ -192,9 +124,10 @@ def _variant_data(study: Study, variant: Variant) -> Json:
 def _row_data(study: Study, row: Row) -> Json:
     curve, scale = row.curve, study.scale
     best = row.optimum if row.trains else None  # a network that does not train has no optimum
-    ends = best.at.interval if best else None
-    transferred, shift = isinstance(row.regret, opt.Estimate), estimate_data(row.shift)
-    # With one value there is nothing better to compare it with.
+    ends, shift = (best.at.interval if best else None), estimate_data(row.shift)
+    loss = estimate_data(row.optimum.loss if row.optimum else None)
+    transferred = isinstance(row.regret, opt.Estimate)
+    # With one value of x there is nothing to compare it with.
     regret = row.regret if isinstance(row.regret, opt.Estimate) and opt.ONE_VALUE not in row.flags else None
     regret_ends = regret.interval if regret else None
     return {
@@ -212,8 +145,8 @@ def _row_data(study: Study, row: Row) -> Json:
         "regret": regret.value if regret else None,
         "regret_interval": [max(end, 0.0) for end in regret_ends] if regret_ends else None,
         "transferred": "completed" if transferred else row.regret,
-        "best_loss": row.optimum.loss.value if row.optimum else None,
-        "best_loss_interval": row.optimum.loss.interval if row.optimum else None,
+        "best_loss": loss["value"],
+        "best_loss_interval": loss["interval"],
         "diverged": {
             number(float(x)): f"{n}/{len(curve.seeds)}" for x, n in zip(curve.x, curve.diverged, strict=True) if n
         },
@@ -226,20 +159,9 @@ def estimate_data(estimate: opt.Estimate | None) -> Json:
     return {"value": estimate.value, "interval": estimate.interval} if estimate else {"value": None, "interval": None}
 
 
-def _rounded(value: Any) -> Any:
-    """JSON values with six digits of each number; ``None`` for NaN and infinity."""
-    if isinstance(value, dict):
-        return {name: _rounded(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(entry) for entry in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value
-
-
 def header(data: Json) -> tuple[str, ...]:
     """The names of the columns."""
-    words = {"x": short(data["x"]).replace("_", " "), "loss": "test loss" if data["loss"] == TEST else "loss"}
+    words = {"x": axis_name(data["x"]), "loss": "test loss" if data["loss"] == TEST else "loss"}
     return tuple(name.format(**words) for name in _HEADER)
 
 
@@ -260,7 +182,7 @@ def _cells(row: Json, is_base: bool) -> tuple[str, ...]:
         "{} .. {}".format(*map(_three, row["interval"])) if row["interval"] else "",
         *(("base", "base") if is_base else (shift, regret)),
         "" if row["best_loss"] is None else _four(row["best_loss"]),
-        # The column of seeds shows how few they are, the regret's that a network does not train.
+        # The columns of seeds and regret show these.
         ", ".join(flag for flag in row["flags"] if flag not in _SHOWN_ELSEWHERE),
     )
 
@@ -313,7 +235,7 @@ def explanation(study: Study) -> str:
 
 
 def as_text(data: Json, study: Study) -> str:
-    """The whole report for a terminal."""
+    """The report as text for a terminal."""
     lines = [data["headline"], "", data["title"]]
     lines += [f"note: {note}" for note in data["notes"]]
     for variant in data["variants"]:

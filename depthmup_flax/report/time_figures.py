@@ -18,7 +18,7 @@ def draw_curves(study: Study, sheet: Sheet) -> None:
     title = f"Training loss over time, every size at the base's best {x}\n{style.spread_sentence(study)}"
     low, high, log_y = _limits(study)
     for panel in variant_panels(study, sheet, title):
-        transferred, remarks = panel.variant.transferred, []
+        transferred, remarks, ends = panel.variant.transferred, [], []
         for row, size, color in panel.rows:
             index = row.curve.index(transferred)
             if index is None:
@@ -32,15 +32,18 @@ def draw_curves(study: Study, sheet: Sheet) -> None:
                 remarks.append(f"{size} diverged")
                 for last in np.flatnonzero(np.isfinite(means))[-1:]:
                     panel.axes.plot(steps[last], means[last], "x", color=color, markersize=8, markeredgewidth=2)
-            elif np.nanmin(means) > high:
-                remarks.append(f"{size} above the panel")
+            else:
+                ends.append(f"{row.curve.losses[:, index].mean():.4g} at {panel.axis.name} {size}")
+                remarks += [f"{size} above the panel"] if np.nanmin(means) > high else []
         panel.axes.set_yscale("log" if log_y else "linear")
         panel.axes.set_ylim(low, high)
         panel.remark(remarks)
         _step_axis(panel)
-        at = "" if transferred is None else f"{x} {style.value_label(transferred, study.scale)}"
-        summary = f"Training loss over steps at {x} {transferred:.4g}." if transferred is not None else ""
-        panel.finish("training loss", subtitle=at, summary=" ".join([summary, *_final_losses(panel)]))
+        at, summary = "", ""
+        if transferred is not None:
+            at = f"{x} {style.value_label(transferred, study.scale)}"
+            summary = f"Training loss over steps at {x} {transferred:.4g}."
+        panel.finish("training loss", at, f"{summary} Loss at the end: {', '.join(ends)}." if ends else summary)
 
 
 def _values(frame: Frame, row: Row, steps: np.ndarray, losses: np.ndarray, high: float) -> None:
@@ -48,14 +51,6 @@ def _values(frame: Frame, row: Row, steps: np.ndarray, losses: np.ndarray, high:
         mean, sd = mean_and_sd(at_step)
         if mean is not None and mean <= high:
             frame.value(step, mean, f"{size_text(row.curve)}\nstep {step}\n{loss_text(mean, sd, len(at_step))}")
-
-
-def _final_losses(panel: Panel) -> list[str]:
-    """The loss of each size at the end."""
-    at = [(row.curve, size, row.curve.index(panel.variant.transferred)) for row, size, _ in panel.rows]
-    ends = [(size, mean_and_sd(curve.losses[:, index])[0]) for curve, size, index in at if index is not None]
-    known = [f"{mean:.4g} at {panel.axis.name} {size}" for size, mean in ends if mean is not None]
-    return [f"Loss at the end: {', '.join(known)}."] if known else []
 
 
 def _limits(study: Study) -> tuple[float, float, bool]:

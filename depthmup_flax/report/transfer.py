@@ -41,6 +41,16 @@ class Row:
     flags: tuple[str, ...]
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Width and depth."""
+        return self.curve.width, self.curve.depth
+
+    @property
+    def edge(self) -> str:
+        """``lowest of the grid`` or ``highest of the grid`` if the optimum is there; else empty."""
+        return self.optimum.flag if self.optimum and self.optimum.flag in opt.EDGES else ""
+
+    @property
     def bracketed(self) -> bool:
         """Whether the optimum lies inside the grid."""
         return self.optimum is not None and self.optimum.flag in ("", opt.NEXT_TO_DIVERGENCE)
@@ -104,7 +114,7 @@ class SizeAxis:
         return "width" if self.name == "depth" else "depth"
 
     def rows(self, rows: Sequence[Row]) -> list[Row]:
-        """Those on this axis."""
+        """The rows on this axis."""
         return [r for r in rows if r.curve.size(self.name) in self.sizes and r.curve.size(self.other) == self.fixed]
 
 
@@ -136,6 +146,10 @@ class Study:
     def rows(self) -> list[Row]:
         """Of all variants."""
         return [row for variant in self.variants for row in variant.rows]
+
+    def along(self, name: str) -> SizeAxis | None:
+        """The axis along which that size varies, if it does."""
+        return next((axis for axis in self.axes if axis.name == name), None)
 
 
 def analyze(
@@ -238,7 +252,7 @@ def _regret(scale: Scale, curve: Curve, base_best: opt.Optimum | None) -> opt.Es
 
 
 def _shift(best: opt.Optimum | None, base: opt.Optimum | None) -> tuple[opt.Estimate | None, str]:
-    """The difference and what it bounds; unknown if two edges bound it in opposite directions."""
+    """The difference, and ``<=`` or ``>=`` if it is a bound; unknown if two edges bound it in opposite directions."""
     if best is None or base is None:
         return None, ""
     above = {opt.EDGE_HIGH: ">=", opt.EDGE_LOW: "<="}.get(best.flag, "")
@@ -277,7 +291,7 @@ def power_laws(rows: Sequence[Row]) -> dict[str, dict[int, opt.Estimate]]:
 
 
 def _minus_logs(draws: np.ndarray | None) -> np.ndarray | None:
-    """``None`` if a draw has no logarithm: losses may be negative."""
+    """``None`` if a draw is not positive: losses may be negative."""
     return -np.log(draws) if draws is not None and (draws > 0).all() else None
 
 

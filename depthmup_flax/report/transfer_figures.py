@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
 from depthmup_flax.report import style
 from depthmup_flax.report.loss_surfaces import Scale
@@ -14,9 +16,6 @@ from depthmup_flax.report.sheet import Frame, Sheet
 from depthmup_flax.report.style import Color
 from depthmup_flax.report.transfer import Row, SizeAxis, Study, Variant
 from depthmup_flax.report.variant_panels import Panel, variant_panels
-
-if TYPE_CHECKING:
-    from matplotlib.lines import Line2D
 
 
 def draw_transfer(study: Study, sheet: Sheet) -> None:
@@ -91,7 +90,7 @@ def _curve(frame: Frame, study: Study, row: Row, color: Color, top: float) -> No
     """Mean and spread, and a star at the optimum, hollow if it is at the edge of the grid."""
     scale = study.scale
     style.mean_and_spread(frame.axes, scale.coordinate(row.curve.x), row.curve.losses, color, top, markersize=2.8)
-    for point in curve_points(row.curve, has_second=study.other is not None):
+    for point in curve_points(row.curve, study):
         if point.mean is not None and point.mean <= top:
             frame.value(scale.coordinate(point.x), point.mean, point_text(point, study))
     if row.optimum and row.trains:
@@ -105,13 +104,11 @@ def _strip(panel: Panel, study: Study, top: float, height: float) -> None:
 
     Each size has its own line in the band; ``height`` is a fraction of the panel.
     """
-    from matplotlib.patches import Rectangle
-
     axes, transform, scale = panel.axes, panel.axes.get_xaxis_transform(), study.scale
     corner, height = (0, 1 - height + 0.015), height - 0.015
     axes.add_patch(Rectangle(corner, 1, height, transform=axes.transAxes, color="0.94", zorder=3))
     for place, (row, _, color) in enumerate(panel.rows):
-        line, points = 0.972 - 0.028 * place, curve_points(row.curve, has_second=study.other is not None)
+        line, points = 0.972 - 0.028 * place, curve_points(row.curve, study)
         for mark, where in (("x", row.curve.diverged > 0), ("^", _clipped(row, top))):
             u = scale.coordinate(row.curve.x[where])
             axes.plot(u, np.full(len(u), line), mark, color=color, markersize=4.5, zorder=4, transform=transform)
@@ -121,8 +118,6 @@ def _strip(panel: Panel, study: Study, top: float, height: float) -> None:
 
 def _marks(diverged: bool, clipped: bool) -> list[Line2D]:
     """Legend entries of the marks."""
-    from matplotlib.lines import Line2D
-
     entries: list[tuple[str, dict[str, Any]]]
     entries = [("optimum", {"marker": "*", "markersize": 11, "markeredgecolor": "black"})]
     entries += [("of the base", {"color": "0.45", "linestyle": "--"})]
@@ -133,8 +128,6 @@ def _marks(diverged: bool, clipped: bool) -> list[Line2D]:
 
 def draw_optima(study: Study, sheet: Sheet) -> None:
     """The optimum against size, a line per variant; hollow where it is at the edge of the grid."""
-    from matplotlib.lines import Line2D
-
     known = any(row.optimum and row.optimum.at.interval for row in study.rows)
     unknown = "no intervals" if any(len(row.curve.seeds) > 1 for row in study.rows) else "one seed: no intervals"
     interval = "bars: 95 % interval over seeds" if known else unknown

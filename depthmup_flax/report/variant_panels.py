@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from depthmup_flax.report import style
-from depthmup_flax.report.sheet import Band, Frame, Sheet
+from depthmup_flax.report.sheet import Frame, Sheet
 from depthmup_flax.report.style import Color
 from depthmup_flax.report.transfer import Row, SizeAxis, Study, Variant
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.lines import Line2D
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +21,6 @@ class Panel:
     axis: SizeAxis
     variant: Variant
     frame: Frame
-    band: Band
     sheet: Sheet
     palette: dict[int, Color]
 
@@ -39,7 +36,7 @@ class Panel:
         return [(row, size, self.palette[size]) for row, size in sized]
 
     def remark(self, remarks: Sequence[str]) -> None:
-        """Writes what holds of single sizes, such as ``64 not run``, into the upper right corner."""
+        """Writes remarks on single sizes, such as ``64 not run``, into the upper right corner."""
         if remarks:
             text, corner = f"{self.axis.name} " + ", ".join(remarks), self.axes.transAxes
             self.axes.text(0.97, 0.97, text, transform=corner, ha="right", va="top", fontsize=8, wrap=True)
@@ -50,13 +47,11 @@ class Panel:
         self.frame.summary = summary
         self.axes.grid(alpha=0.25)
         fixed = "" if self.sheet.apart else f"\n({self.axis.other} {self.axis.fixed})"
-        self.axes.set_ylabel(ylabel + fixed if self.frame.first else "")
+        self.frame.label_y(ylabel + fixed)
 
 
 def variant_panels(study: Study, sheet: Sheet, title: str, marks: Iterable[Line2D] = ()) -> list[Panel]:
     """A panel per size axis and variant, at most `style.COLUMNS` side by side; ``marks`` join the first legend."""
-    from matplotlib.lines import Line2D
-
     columns = min(len(study.variants), style.COLUMNS)
     headings = [f"{axis.other} {axis.fixed}" for axis in study.axes]
     bands = sheet.add_bands(headings, len(study.variants), columns)
@@ -67,5 +62,5 @@ def variant_panels(study: Study, sheet: Sheet, title: str, marks: Iterable[Line2
         sizes = [Line2D([], [], color=c, marker="o", markersize=3, label=str(n)) for n, c in palette.items()]
         sheet.add_legend(band, columns - 1, axis.name, [*sizes, *(marks if band is bands[0] else ())])
         for variant, frame in zip(study.variants, band.frames, strict=True):
-            panels.append(Panel(axis, variant, frame, band, sheet, palette))
+            panels.append(Panel(axis, variant, frame, sheet, palette))
     return panels

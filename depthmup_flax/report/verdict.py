@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -26,7 +27,7 @@ _RULE = "depth_mup"  # a sweep is about the first variant of this preset that ha
 
 @dataclasses.dataclass(frozen=True)
 class Judgment:
-    """``SHOWN``, ``OPPOSITE`` or ``NOT_RESOLVED``; then ``seeds`` would do (``None``: more than `MOST_SEEDS`)."""
+    """`SHOWN`, `OPPOSITE` or `NOT_RESOLVED`; if not resolved, ``seeds`` from `seeds_needed`."""
 
     verdict: str
     seeds: int | None = None
@@ -103,7 +104,7 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """Both."""
+        """Claim and reason."""
         return _sentence(self.claim, self.reason)
 
 
@@ -114,7 +115,7 @@ def _sentence(claim: str, *reasons: str) -> str:
 
 def verdicts(study: Study, tolerance: float = TOLERANCE) -> list[Verdict]:
     """One per variant and axis with more than one size; ``tolerance`` is a share of the base's lowest loss."""
-    found = []
+    results = []
     for variant in study.variants:
         base, optimum = variant.base.curve, variant.base.optimum
         if optimum is None or optimum.flag == opt.ONE_VALUE:
@@ -123,15 +124,15 @@ def verdicts(study: Study, tolerance: float = TOLERANCE) -> list[Verdict]:
         larger = [row for row in others if row.curve.width >= base.width and row.curve.depth >= base.depth]
         axes = {axis.name: axis.rows(larger) or axis.rows(others) for axis in study.axes}
         axes["width and depth"] = [r for r in larger if r.curve.width != base.width and r.curve.depth != base.depth]
-        found += [_verdict(study, variant, name, rows, tolerance) for name, rows in axes.items() if rows]
-    return found
+        results += [_verdict(study, variant, name, rows, tolerance) for name, rows in axes.items() if rows]
+    return results
 
 
 def _verdict(study: Study, variant: Variant, axis: str, rows: Sequence[Row], share: float) -> Verdict:
     name, base = study.scale.name, variant.base
     assert base.optimum is not None
     tuned, tolerance = f"the {name} tuned at {_sizes([base], axis)}", share * abs(base.optimum.loss.value)
-    by_size = sorted(rows, key=lambda row: (row.curve.depth, row.curve.width))
+    by_size = sorted(rows, key=lambda row: row.size[::-1])  # by depth, then width
     untrained = [row for row in by_size if row.regret == transfer.UNTRAINED or row.optimum is None]
     diverged = [row for row in by_size if row.regret == transfer.DIVERGED and row.optimum is not None]
     known = [(row, row.regret) for row in by_size if isinstance(row.regret, Estimate)]
@@ -139,17 +140,14 @@ def _verdict(study: Study, variant: Variant, axis: str, rows: Sequence[Row], sha
         variant.name, axis, row, verdict, tolerance, seeds, _claim(verdict, variant.name or f"the {name}", axis), reason
     )
     if untrained:
-        sizes = _sizes(untrained, axis)
-        why = f"at {sizes} no {name} brings the loss below twice the base's"
+        why = f"at {_sizes(untrained, axis)} no {name} brings the loss below twice the base's"
         return result(untrained[-1], transfer.UNTRAINED, why)
     if diverged:
-        why = f"{tuned} diverges at {_sizes(diverged, axis)}"
-        return result(diverged[-1], DOES_NOT_TRANSFER, why)
+        return result(diverged[-1], DOES_NOT_TRANSFER, f"{tuned} diverges at {_sizes(diverged, axis)}")
     if not known:
         return result(by_size[-1], NOT_RESOLVED, f"{tuned} was not run at {_sizes(by_size, axis)}")
-    if base.optimum.flag in opt.EDGES:
-        why = f"{tuned} is the {base.optimum.flag}: extend the grid"
-        return result(by_size[-1], NOT_RESOLVED, why)
+    if base.edge:
+        return result(by_size[-1], NOT_RESOLVED, f"{tuned} is the {base.edge}: extend the grid")
     judged = [(row, regret, judge(regret, tolerance)) for row, regret in known]
     worse = [one for one in judged if one[2].verdict == OPPOSITE]
     unclear = [one for one in judged if one[2].verdict == NOT_RESOLVED]
@@ -178,45 +176,41 @@ def _claim(verdict: str, name: str, axis: str) -> str:
 
 def contrasts(study: Study, axis: str) -> list[Contrast]:
     """Each control against the rule, at the largest size along ``axis`` that both have."""
-    rule, of_rule = rule_of(study)
-    found = []
-    for control in of_rule:
-        pair = _largest_pair(study, rule, control, axis)
-        if pair is None or not isinstance(pair[0].regret, Estimate):
-            continue
-        ours, theirs = pair
-        assert isinstance(ours.regret, Estimate)
-        if not isinstance(theirs.regret, Estimate):
-            what = transfer.UNTRAINED if theirs.regret == transfer.UNTRAINED or not theirs.optimum else theirs.regret
-            text = {transfer.UNTRAINED: "does not train", transfer.DIVERGED: "diverges there"}.get(what)
-            found += [Contrast(control.name, SHOWN, None, f"{control.name} {text}")] if text else []
-            continue
-        difference = theirs.regret - ours.regret
-        if same := same_runs(study, control, rule, axis):
-            found.append(Contrast(control.name, SAME, difference, same))
-            continue
-        verdict, text = _limited(_difference(difference), ours, theirs)
-        for whose, base in ((f"{rule.name}'s", rule.base), ("its", control.base)):
-            if (flag := _flag(base)) in opt.EDGES:
-                verdict = NOT_RESOLVED
-                text = f"is not compared, as {whose} best {study.scale.name} at the base is the {flag}"
-        found.append(Contrast(control.name, verdict, difference, f"{control.name} {text}"))
-    return found
+    rule, controls = rule_of(study)
+    compared = (_contrast(study, rule, control, axis) for control in controls)
+    return [contrast for contrast in compared if contrast is not None]
 
 
-def _flag(row: Row) -> str:
-    return row.optimum.flag if row.optimum else ""
+def _contrast(study: Study, rule: Variant, control: Variant, axis: str) -> Contrast | None:
+    """``None`` if one of them was not run at the base's best x, or the rule does not train there."""
+    pair = _largest_pair(study, rule, control, axis)
+    if pair is None:
+        return None
+    ours, theirs = pair
+    if not isinstance(ours.regret, Estimate):
+        return None
+    result = functools.partial(Contrast, control.name)
+    if theirs.regret == transfer.UNTRAINED or theirs.optimum is None:
+        return result(SHOWN, None, f"{control.name} does not train")
+    if theirs.regret == transfer.DIVERGED:
+        return result(SHOWN, None, f"{control.name} diverges there")
+    if not isinstance(theirs.regret, Estimate):
+        return None
+    difference = theirs.regret - ours.regret
+    if same := same_runs(study, control, rule, axis):
+        return result(SAME, difference, same)
+    verdict, text = _compared_costs(difference)
+    decisive = {SHOWN: ours, OPPOSITE: theirs}.get(verdict)
+    if decisive and not decisive.bracketed:  # this regret may be larger than measured
+        verdict, text = NOT_RESOLVED, f"{text} on this grid, at whose edge an optimum is"
+    for whose, base in ((f"{rule.name}'s", rule.base), ("its", control.base)):
+        if base.edge:
+            verdict = NOT_RESOLVED
+            text = f"is not compared, as {whose} best {study.scale.name} at the base is the {base.edge}"
+    return result(verdict, difference, f"{control.name} {text}")
 
 
-def _limited(found: tuple[str, str], ours: Row, theirs: Row) -> tuple[str, str]:
-    """Not resolved where an optimum at an edge of its grid leaves the regret open that decides."""
-    open_row = {SHOWN: ours, OPPOSITE: theirs}.get(found[0])
-    if open_row is None or open_row.bracketed:
-        return found
-    return NOT_RESOLVED, f"{found[1]} on this grid, at whose edge an optimum is"
-
-
-def _difference(estimate: Estimate) -> tuple[str, str]:
+def _compared_costs(estimate: Estimate) -> tuple[str, str]:
     """What the interval of a difference shows, and that in words."""
     ends = estimate.interval
     if estimate.value == 0 and (estimate.draws is None or not estimate.draws.any()):
@@ -231,8 +225,8 @@ def _difference(estimate: Estimate) -> tuple[str, str]:
 def rule_of(study: Study) -> tuple[Variant, list[Variant]]:
     """The variant that the sweep is about, and its controls.
 
-    A control has another preset (or, without a variant of the rule's, another word anywhere), and else differs from it
-    at most in numbers, such as the branch multiplier that goes with the preset.
+    A control has another preset, and otherwise differs from the rule at most in numbers, such as the branch multiplier
+    that goes with the preset. If no variant has the rule's preset, a control differs in one word.
     """
     candidates = [variant for variant in study.variants if _RULE in _words(variant)] or list(study.variants)
     pairs = [(one, [other for other in study.variants if _is_control(one, other)]) for one in candidates]
@@ -255,9 +249,9 @@ def _words(variant: Variant) -> set[str]:
     return words
 
 
-def headline(study: Study, found: Iterable[Verdict]) -> str:
+def headline(study: Study, judged: Iterable[Verdict]) -> str:
     """One sentence: how the rule compares with its controls along its first axis, and what keeping its rate costs."""
-    own = main_verdict(study, found)
+    own = main_verdict(study, judged)
     if own is None:
         return f"No verdict, which takes two sizes and several values of the {study.scale.name}."
     against = contrasts(study, own.axis)
@@ -266,10 +260,10 @@ def headline(study: Study, found: Iterable[Verdict]) -> str:
     return _sentence(_compared(own, against), own.reason, ", ".join(one.sentence for one in against))
 
 
-def main_verdict(study: Study, found: Iterable[Verdict]) -> Verdict | None:
+def main_verdict(study: Study, judged: Iterable[Verdict]) -> Verdict | None:
     """The rule's, along its first axis."""
     rule, _ = rule_of(study)
-    return next((one for one in found if one.variant == rule.name), None)
+    return next((one for one in judged if one.variant == rule.name), None)
 
 
 def _compared(own: Verdict, against: Sequence[Contrast]) -> str:
@@ -291,11 +285,11 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _largest_pair(study: Study, rule: Variant, control: Variant, axis: str) -> tuple[Row, Row] | None:
-    lines = {one.name: one for one in study.axes}
-    rows = lines[axis].rows(rule.rows) if axis in lines else rule.rows
-    theirs = {(row.curve.width, row.curve.depth): row for row in control.rows if row is not control.base}
-    sizes = [(row, theirs[size]) for row in rows if (size := (row.curve.width, row.curve.depth)) in theirs]
-    return max(sizes, key=lambda pair: (pair[0].curve.depth, pair[0].curve.width)) if sizes else None
+    line = study.along(axis)
+    rows = line.rows(rule.rows) if line else rule.rows
+    theirs = {row.size: row for row in control.rows if row is not control.base}
+    pairs = [(row, theirs[row.size]) for row in rows if row.size in theirs]
+    return max(pairs, key=lambda pair: pair[0].size[::-1], default=None)
 
 
 def _sizes(rows: Sequence[Row], axis: str) -> str:
@@ -323,13 +317,13 @@ def undecided(seeds: int, what: str, needed: int | None) -> str:
 
 
 def in_words(estimate: Estimate, *, least: float = -math.inf, level: str = "") -> str:
-    """``0.003 (0 to 0.016)``; ``least`` is the smallest possible value, ``level`` stands before the interval."""
+    """``0.003 (0 to 0.016)``; ``least`` is the smallest possible value, ``level`` precedes the interval."""
     ends = estimate.interval
-    interval = f" ({level}{short(max(ends[0], least))} to {short(ends[1])})" if ends else ""
-    return f"{short(estimate.value)}{interval}"
+    interval = f" ({level}{rounded_loss(max(ends[0], least))} to {rounded_loss(ends[1])})" if ends else ""
+    return f"{rounded_loss(estimate.value)}{interval}"
 
 
-def short(value: float) -> str:
+def rounded_loss(value: float) -> str:
     """A loss, or another contrast, with two digits."""
     if abs(value) >= 100:
         return f"{value:.0f}"

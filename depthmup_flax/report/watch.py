@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 
 from depthmup_flax.records.table import Record, Sweep, read_sweep
 from depthmup_flax.report import verdict
-from depthmup_flax.report.loss_surfaces import TRAIN
+from depthmup_flax.report.loss_surfaces import TRAIN, axis_name
 from depthmup_flax.report.make_report import Report, require_share, write_report
 from depthmup_flax.report.style import require_matplotlib
-from depthmup_flax.report.tables import Claims, no_claims
+from depthmup_flax.report.tables import Claims
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.workdir import bucket_lock, buckets, lock
 
-EVERY_S = 5.0  # between two looks at the records
+EVERY_S = 5.0  # between two reads of the records
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,10 +68,9 @@ def _best(sweep: Sweep) -> list[str]:
     best = min(sweep.records, key=loss, default=None)
     if best is None or not math.isfinite(loss(best)):
         return []
-    name = sweep.info.x.rpartition(".")[2].replace("_", " ")
-    at = best.point.get(sweep.info.x)
+    x, at = axis_name(sweep.info.x), best.point.get(sweep.info.x)
     value = f"{at:.3g}" if isinstance(at, (int, float)) else str(at)
-    return [f"best loss {loss(best):.4g} (width {best.width}, depth {best.depth}, {name} {value})"]
+    return [f"best loss {loss(best):.4g} (width {best.width}, depth {best.depth}, {x} {value})"]
 
 
 def watch(
@@ -80,15 +79,15 @@ def watch(
     *,
     tolerance: float = verdict.TOLERANCE,
     loss: str = TRAIN,
-    claims: Claims = no_claims,
+    claims: Claims | None = None,
     say: Callable[[str], None] = print,
     every_s: float = EVERY_S,
     opened: Callable[[pathlib.Path], None] = lambda page: None,
 ) -> Report | None:
-    """Rewrites the report when runs have ended, until the sweep is complete; Ctrl-C ends it, too.
+    """Rewrites the report whenever runs have ended, until the sweep is complete or Ctrl-C.
 
-    The page loads itself again every ``every_s`` seconds until the last report, which has all files and is returned;
-    ``None`` if Ctrl-C came before the first. ``opened`` is called with the path of the first page.
+    The page reloads every ``every_s`` seconds until the last report, which has all files and is returned; ``None`` if
+    Ctrl-C came before the first. ``opened`` is called with the path of the first page.
 
     Raises:
       InputError: see `read_sweep`; at the end, see `write_report`.

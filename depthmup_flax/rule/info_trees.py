@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from flax import traverse_util
 
-from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
+from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -61,6 +61,16 @@ def flatten_like(info: InfoTree, tree: ArrayTree) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"the structure of {tree!r} is not that of info: give one leaf per parameter.") from error
     return found
+
+
+def named_geometries(info: InfoTree, geometry: str | ArrayTree) -> dict[str, Geometry]:
+    """Path -> geometry, from one for all parameters or a tree; `InputError` if there is no such geometry."""
+    given = dict.fromkeys(flatten_info(info), geometry) if isinstance(geometry, str) else flatten_like(info, geometry)
+    for name in given.values():
+        if name not in list(Geometry):
+            hint = did_you_mean(str(name), [str(one) for one in Geometry])
+            raise InputError(f"geometry is {name!r}: {hint}")
+    return {path: Geometry(name) for path, name in given.items()}
 
 
 def map_info(function: Callable[[str, ParamInfo, Any], Any], info: InfoTree, tree: ArrayTree) -> ArrayTree:

@@ -8,6 +8,7 @@ module has what is a matrix in a tree of parameters, and where its Newton-Schulz
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping
@@ -18,9 +19,8 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from depthmup_flax.rule.directions import require_ranges
 from depthmup_flax.rule.info_trees import flatten_info, is_info, map_info, matches, path_name
-from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup
+from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup, require_ranges
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError, did_you_mean
 from depthmup_flax.util.types import ArrayTree, Dtype, InfoTree, Scalar
@@ -59,7 +59,8 @@ def muon(
     Args:
       learning_rate, info, parametrization: as in `depthmup_flax.depthmup`, and so are ``weight_decay``,
         ``decay_width_exponent`` and ``clip_rms``.
-      beta, nesterov, ns_steps, preconditioning, eps, mu_dtype: as in ``optax.contrib.muon``.
+      beta, nesterov, ns_steps, preconditioning, eps, mu_dtype: as in ``optax.contrib.muon``; optax before 0.2.7 has no
+        ``preconditioning`` but the default.
       b1, b2: Adam's, ``adam_b1`` and ``adam_b2`` there.
       consistent_rms: root mean square of the entries of a full-rank update at the base model; 0.2 is about Adam's, so
         that one learning rate suits both (arXiv:2502.16982). ``None``: ``max(1, fan_out / fan_in)^1/2`` times
@@ -83,7 +84,7 @@ def muon(
         beta=0.0,
         eps=eps,
         nesterov=False,
-        preconditioning=preconditioning,
+        **_supported(preconditioning),
         weight_dimension_numbers=MuonDimensionNumbers(1, 2),
     )
     orthogonal = optax.chain(momentum, _on_matrices(newton_schulz, info, heads, consistent_rms, place))
@@ -149,6 +150,8 @@ def _on_matrices(
     ``info`` is that of `_info_of_heads`.
     """
 
+    is_older = _is_older()
+
     def orthogonal(path: str, leaf: ParamInfo, array: Any) -> Any:
         if isinstance(array, optax.MaskedNode):
             return array
@@ -160,6 +163,7 @@ def _on_matrices(
         x = moved.reshape(-1, fan_in, count, fan_out).swapaxes(1, 2).reshape(-1, fan_in, fan_out)
         orthogonalized = lambda x: newton_schulz.update(x, newton_schulz.init(x))[0]
         x = orthogonalized(x) if place is None else place(orthogonalized, x)
+        x = x / _shape_factor(fan_in, fan_out, None) if is_older else x
         x = x * _shape_factor(fan_in / leaf.width_in, fan_out / leaf.width_out, consistent_rms)
         x = x.reshape(-1, count, fan_in, fan_out).swapaxes(1, 2).reshape(moved.shape)
         return x.transpose([order.index(axis) for axis in range(array.ndim)])
@@ -199,8 +203,25 @@ def _require_settings(beta: Scalar, ns_steps: int, preconditioning: str, consist
         raise InputError(f"consistent_rms is {consistent_rms}: use a number above 0, or None.")
 
 
+def _is_older() -> bool:
+    """Whether optax is older than 0.2.7, which has the default preconditioning and multiplies by a shape factor."""
+    return "preconditioning" not in inspect.signature(scale_by_muon).parameters
+
+
+def _supported(preconditioning: str) -> dict[str, Any]:
+    """The argument of ``scale_by_muon``, if optax has it."""
+    if not _is_older():
+        return {"preconditioning": preconditioning}
+    if preconditioning != _PRECONDITIONINGS[0]:
+        raise InputError(
+            f"preconditioning is {preconditioning!r}: optax {optax.__version__} has {_PRECONDITIONINGS[0]!r} alone. "
+            "Write: pip install 'optax>=0.2.8'."
+        )
+    return {}
+
+
 def _require_matrices(info: InfoTree, heads: Heads | None) -> None:
-    """Raises `InputError` for a hidden parameter that is no known matrix, and for heads that do not fit."""
+    """Raises `InputError` for a hidden parameter whose matrix is unknown, and for heads that do not fit."""
     leaves = flatten_info(info)
     if heads is not None and not isinstance(heads, Mapping):
         raise InputError(f"heads is {heads!r}: use a mapping from globs of paths to numbers, such as '*/query/kernel'.")

@@ -20,15 +20,13 @@ import functools
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
-from depthmup_flax.rule.directions import checked_at_init, require_direction, require_ranges, sgd_direction
-from depthmup_flax.rule.geometry import geometries
 from depthmup_flax.rule.info_trees import frozen_paths, is_info, map_info, path_name, require_info, require_inner_layers
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError
@@ -50,9 +48,9 @@ def scale_by_depthmup(
     The result is not yet multiplied by ``-learning_rate``.
 
     Args:
-      inner: an optax *direction* (`depthmup_flax.rule.directions.require_direction`): no learning rate, no decay, such
-        as ``optax.scale_by_adam()``, ``optax.trace(0.9)`` or ``optax.identity()`` for SGD. The rule would scale a
-        finished optimizer's decay, too; use `depthmup` for decay.
+      inner: an optax *direction* (`depthmup_flax.rule.guards`): no learning rate, no decay, such as
+        ``optax.scale_by_adam()``, ``optax.trace(0.9)`` or ``optax.identity()`` for SGD. The rule would scale a finished
+        optimizer's decay, too; use `depthmup` for decay.
       info: tree of `ParamInfo` with the parameters' structure.
       parametrization: the rule.
       geometry: what ``inner`` fixes about the size of updates (`Geometry`), if it is neither optax's nor entrywise:
@@ -62,7 +60,7 @@ def scale_by_depthmup(
     Raises:
       InputError: the rule does not cover ``inner``, or the geometry does not fit ``inner`` or a parameter. Parts that
         are neither optax's nor from here are read by ``init``, which traces their update with shapes
-        (`depthmup_flax.rule.dependence`), unless ``geometry`` says what they are.
+        (`depthmup_flax.rule.guards.dependence`), unless ``geometry`` says what they are.
     """
     return optax.chain(*_scaled(inner, info, parametrization, geometry))
 
@@ -136,6 +134,14 @@ def sgd(
     )
 
 
+def sgd_direction(momentum: Scalar | None = None, nesterov: bool = False) -> optax.GradientTransformation:
+    """The gradient itself, or its running sum if ``momentum`` is given."""
+    if momentum is None and nesterov:
+        raise InputError("nesterov is set but momentum is not: give a momentum, such as 0.9.")
+    require_ranges({"momentum": momentum})
+    return optax.identity() if momentum is None else optax.trace(momentum, nesterov)
+
+
 def adamw(
     learning_rate: ScalarOrSchedule,
     info: InfoTree,
@@ -166,6 +172,26 @@ def adamw(
         decay_width_exponent=decay_width_exponent,
         clip_rms=clip_rms,
     )
+
+
+# Arguments of optax that mean the same in every direction which has them.
+_AVERAGES = ("b1", "b2", "b3", "decay", "momentum")
+_EPSILONS = ("eps", "eps_root")
+
+
+def require_ranges(arguments: Mapping[str, Any], where: str = "") -> None:
+    """Raises `InputError` for an average or an epsilon out of its range; traced values are unknown and pass.
+
+    ``where``: what stands before an argument's name in the sentence, such as ``optimizer.kwargs.``.
+    """
+    for name, value in arguments.items():
+        if not isinstance(value, (numbers.Real, str)):
+            continue
+        number = math.nan if isinstance(value, (bool, str)) else float(value)
+        if name in _AVERAGES and not 0 <= number < 1:
+            raise InputError(f"{where}{name} is {value!r}: use a number of at least 0 and below 1, such as 0.9.")
+        if name in _EPSILONS and not 0 <= number < math.inf:
+            raise InputError(f"{where}{name} is {value!r}: use a small number of at least 0, such as 1e-8.")
 
 
 def decay_factor(info: ParamInfo, width_exponent: float) -> float:
@@ -253,12 +279,26 @@ def _scaled(
 ) -> list[optax.GradientTransformation]:
     """Steps 1, 3 and 4 of the contract."""
     require_info(info)
-    require_direction(inner, parametrization)
+    inner, kinds = check_direction(inner, info, parametrization, geometry)
     require_inner_layers(info, parametrization)
-    kinds = geometries(inner, info, geometry)
-    checked = checked_at_init(inner) if geometry is None else inner
     before, after = parametrization.gradient_scale, parametrization.update_scale
-    return [_scale_by_info(info, before), checked, _scale_by_info(info, after, kinds)]
+    return [_scale_by_info(info, before), inner, _scale_by_info(info, after, kinds)]
+
+
+def check_direction(
+    inner: optax.GradientTransformation,
+    info: InfoTree,
+    parametrization: Parametrization,
+    geometry: str | ArrayTree | None,
+) -> tuple[optax.GradientTransformation, Mapping[str, Geometry]]:
+    """``inner``, checked, and path -> geometry of its updates. The only use of `depthmup_flax.rule.guards` here.
+
+    A copy of the rule for entrywise directions alone needs no guards: it can return
+    ``inner, named_geometries(info, geometry or Geometry.SIGN)``.
+    """
+    from depthmup_flax.rule import guards
+
+    return guards.check_direction(inner, info, parametrization, geometry)
 
 
 def _scale_by_info(

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from depthmup_flax.rule.geometry import named_geometries
-from depthmup_flax.rule.info_trees import flatten_info, frozen_paths, param_count
+from depthmup_flax.rule.info_trees import flatten_info, frozen_paths, named_geometries, param_count
 from depthmup_flax.rule.optimizer import decay_factor
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo
 from depthmup_flax.util.types import ArrayTree, InfoTree
@@ -34,7 +33,7 @@ def param_table(
     Args:
       info: from `param_info`.
       parametrization: the rule.
-      degree: of the direction (see `directions.Traits`); ``None``, unknown, prints "?" for the multiplier.
+      degree: of the direction (see `guards.traits.Traits`); ``None``, unknown, prints "?" for the multiplier.
       eps: the optimizer's epsilon, or ``None`` if it has none.
       weight_decay: lambda; decayed leaves lose ``learning_rate * lambda`` of themselves a step.
       decay_width_exponent: as in `depthmup_flax.depthmup`.

@@ -179,7 +179,7 @@ class ParamInfo:
         """Whether it maps the width to a fixed number of features inside a branch, as a router does.
 
         Its gradients and updates are those of a hidden weight. It should start at zero or with ``1/fan_in``, as a
-        readout does (arXiv:2203.03466 Table 3): behind random weights of ``1/sqrt(fan_in)`` the gradient of the whole
+        readout does (arXiv:2203.03466 Table 3): after random weights of ``1/sqrt(fan_in)`` the gradient of the whole
         width follows their few directions, and aligned updates change its product as ``sqrt(m)``.
         """
         return self.role is Role.HIDDEN and self.in_branch and self.width_out == 1 != self.width_in
@@ -286,7 +286,7 @@ class Parametrization:
         return self.lr_factor(info.role) * width * depth * self.output_divisor(info.model_width)
 
     def lr_multiplier(self, info: ParamInfo, degree: float, geometry: Geometry = Geometry.SIGN) -> Scalar:
-        """Effective learning-rate multiplier of a direction of this degree (see `directions.Traits`)."""
+        """Effective learning-rate multiplier of a direction of this degree (see `guards.traits.Traits`)."""
         return self.update_scale(info, geometry) * self.gradient_scale(info) ** degree
 
     def update_gamma(self, info: ParamInfo) -> float:

@@ -23,7 +23,6 @@ from depthmup_flax.data import (
     TextDataset,
     Tokenizer,
     given_images,
-    load,
     stored_dataset,
 )
 from depthmup_flax.models import create_model
@@ -229,7 +228,7 @@ def load_run(directory: str | os.PathLike[str], which: str | int = "latest") -> 
     _require_run(path)
     config = configs.from_json(read_json(path / "config.json", _RESTORE))
     step, state, meta = _read(path, which, config)
-    rule, data = configs.make_parametrization(config), _data(path, config)
+    rule, data = configs.make_parametrization(config), _data(path)
     return TrainedRun(
         directory=path,
         step=step,
@@ -298,16 +297,12 @@ def _chosen_step(path: pathlib.Path, which: str | int, config: ConfigDict) -> in
     raise InputError(f"which is {which!r}: use 'latest', 'best' or a saved step: {', '.join(map(str, steps))}.")
 
 
-def _data(path: pathlib.Path, config: ConfigDict) -> ImageDataset | TextDataset:
-    """What the network reads: stored, or of a run of an earlier version from the data set itself."""
+def _data(path: pathlib.Path) -> ImageDataset | TextDataset:
+    """What the network reads, as the run has stored it."""
     stored = path / "data.json"
-    if stored.exists():
-        try:
-            return stored_dataset.from_json(read_json(stored, _RESTORE))
-        except (KeyError, TypeError) as error:
-            raise InputError(f"{stored} lacks {error}: {_RESTORE}.") from error
+    if not stored.exists():
+        raise InputError(f"{str(path)!r} has no data.json: {_RESTORE}.")
     try:
-        dataset = load(config.data)
-    except InputError as error:
-        raise InputError(f"{str(path)!r} has no data.json, so that its data set is needed: {error}") from error
-    return stored_dataset.from_json(stored_dataset.to_json(dataset))
+        return stored_dataset.from_json(read_json(stored, _RESTORE))
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{stored} lacks {error}: {_RESTORE}.") from error

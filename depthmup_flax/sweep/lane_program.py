@@ -26,6 +26,7 @@ from flax import struct
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import get_field
 from depthmup_flax.data import eval_batches
@@ -65,6 +66,15 @@ def varying_fields(runs: Sequence[Run]) -> list[str]:
     """The continuous fields in which runs differ."""
     paths = [path for path in runs[0].point if path == SEED or path in CONTINUOUS]
     return [path for path in paths if len({run.point[path] for run in runs}) > 1]
+
+
+def _fields_of_lanes(config: ConfigDict, runs: Sequence[Run]) -> list[str]:
+    """The seed, and the continuous fields that ``config`` does not have right for all runs.
+
+    Runs of a shard may agree in a value that is not that of ``config``, which is of the first run of the whole group.
+    """
+    paths = [path for path in runs[0].point if path in CONTINUOUS]
+    return sorted({SEED, *(path for path in paths if any(run.point[path] != get_field(config, path) for run in runs))})
 
 
 @struct.dataclass
@@ -111,7 +121,7 @@ class Program:
         self.periods = Periods(experiment.total_steps, experiment.config.train.log_every)
         self.call_length = CallLength(most_steps(experiment, mesh), self.periods)
         self._seeds_per_device = 1 if one_seed else min(per_device, len({run.config.seed for run in group}))
-        self._fields = sorted({*varying_fields(group), SEED})
+        self._fields = _fields_of_lanes(experiment.config, group)
         self._data = data
         self._split, self._everywhere = NamedSharding(mesh, P(SWEEP_AXIS)), NamedSharding(mesh, P())
         # Axes of a call's examples: S if there are several steps, U of all devices, B, ...

@@ -1,4 +1,4 @@
-"""Packages that an extra of depthmup-flax installs, and the sentence about a missing one."""
+"""Packages that an extra of depthmup-flax installs: one sentence says which, where one is missing."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def sentence(package: str, why: str, error: ImportError) -> str:
 
 
 def missing(error: ImportError, why: str) -> InputError | None:
-    """The error to raise instead of an `ImportError`; ``None`` if no extra installs the missing package."""
+    """The error to raise instead of an `ImportError`, if an extra installs what is missing."""
     package = (error.name or "").partition(".")[0]
     return InputError(sentence(package, why, error)) if package in EXTRA_OF else None

@@ -29,6 +29,11 @@ from depthmup_flax.rule.info_trees import flatten_info, info_to_json
 RULE = get_parametrization("depth_mup")
 
 
+def shapes_of(model, x):
+    """The parameters of a Linen model, in their boxes."""
+    return jax.eval_shape(model.init, jax.random.key(0), x)["params"]
+
+
 @pytest.mark.parametrize(
     ("path", "shape", "base", "expected"),
     [
@@ -266,7 +271,7 @@ def test_inferred_and_annotated_info_of_a_model_agree_in_every_field():
         model = ResMLP(10, width=32, depth=4, base_width=8, base_depth=2, **options)
         x = jax.ShapeDtypeStruct((1, 6), jnp.float32)
         annotated = param_info(model, model.base(), x)
-        both = (nn.unbox(jax.eval_shape(m.init, jax.random.key(0), x))["params"] for m in (model, model.base()))
+        both = (nn.unbox(shapes_of(m, x)) for m in (model, model.base()))
         inferred = infer_info(*both, in_branch="blocks", depth_ratio=2, readout="readout", stacked="blocks")
         expected = {path: {**leaf, "init_std": None} for path, leaf in info_to_json(annotated).items()}
         assert info_to_json(inferred) == expected
@@ -275,14 +280,16 @@ def test_inferred_and_annotated_info_of_a_model_agree_in_every_field():
 def test_annotations_are_kept_in_a_foreign_model():
     model = ResMLP(10, width=32, depth=4, base_width=8, base_depth=2, use_bias=True)
     x = jnp.ones((1, 6))
-    boxed = [jax.eval_shape(m.init, jax.random.key(0), x)["params"] for m in (model, model.base())]
+    boxed = [shapes_of(m, x) for m in (model, model.base())]
     assert flatten_info(infer_info(*boxed)) == flatten_info(param_info(model, model.base(), x))
     mixed = [{"ours": box, "theirs": jax.ShapeDtypeStruct((n, n), x.dtype)} for box, n in zip(boxed, (32, 8))]  # noqa: B905
     info = infer_info(*mixed, in_branch="theirs", depth_ratio=3.0)
     assert (info["theirs"].depth_ratio, info["ours"]["blocks"]["branch"]["dense_0"]["kernel"].depth_ratio) == (3, 2)
     with pytest.raises(InputError, match="is in a ResidualBranch with depth_ratio 2, but depth_ratio here is 3"):
         infer_info(*mixed, in_branch=("theirs", "ours/blocks"), depth_ratio=3.0)
-    wrapped = [nnx.bridge.ToNNX(m, rngs=nnx.Rngs(0)).lazy_init(x) for m in (model, model.base())]
+    wrapped = [
+        nnx.eval_shape(lambda m=m: nnx.bridge.ToNNX(m, rngs=nnx.Rngs(0)).lazy_init(x)) for m in (model, model.base())
+    ]
     assert flatten_info(infer_info(*wrapped)) == flatten_info(param_info(model, model.base(), x))
 
 
@@ -298,7 +305,11 @@ def test_other_boxes_are_opened():
             )
             return nn.Dense(2, name="head")(h)
 
-    boxed = [Net(n).init(jax.random.key(0), jnp.ones((1, 3)))["params"] for n in (8, 4)]
+    random, x = np.random.default_rng(0), jax.ShapeDtypeStruct((1, 3), jnp.float32)
+    boxed = [
+        jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype("float32"), shapes_of(Net(n), x))
+        for n in (8, 4)
+    ]
     info = infer_info(*boxed, in_branch="block", depth_ratio=2.0, readout="head")
     assert jax.tree.structure(info) == jax.tree.structure(nn.unbox(boxed[0]))
     assert isinstance(rescale_init(*boxed, info, RULE)["block"]["kernel"], nn.Partitioned)
@@ -331,7 +342,7 @@ class Net(nn.Module):
 
 def test_scanned_and_unrolled_layers_get_the_same_multipliers():
     def infos(scan, **kwargs):
-        both = (Net(n, scan).init(jax.random.key(0), jnp.ones((1, 3)))["params"] for n in (16, 4))
+        both = (shapes_of(Net(n, scan), jax.ShapeDtypeStruct((1, 3), jnp.float32)) for n in (16, 4))
         return flatten_info(infer_info(*both, in_branch="block*", depth_ratio=9.0, readout="head", **kwargs))
 
     numbers = lambda leaf: (leaf.role, leaf.decay, RULE.gradient_scale(leaf), RULE.update_scale(leaf))
@@ -349,11 +360,11 @@ class Layer:
 
 def test_info_has_the_containers_of_the_parameters():
     def tree(n):
-        layer = Layer(jnp.ones((n, n)), jnp.ones(n))
+        layer = Layer(np.ones((n, n)), np.ones(n))
         return {
-            "stem": (jnp.ones((3, n)), jnp.ones(n)),
+            "stem": (np.ones((3, n)), np.ones(n)),
             "layers": [layer, layer],
-            "head": nn.FrozenDict(k=jnp.ones((n, 2))),
+            "head": nn.FrozenDict(k=np.ones((n, 2))),
         }
 
     params = tree(8)
@@ -363,7 +374,7 @@ def test_info_has_the_containers_of_the_parameters():
         "head/k", "layers/0/w", "layers/0/b", "layers/1/w", "layers/1/b", "stem/0", "stem/1",
     ]  # fmt: skip
     optimizer = depthmup(optax.scale_by_adam(), info, RULE, 0.1, weight_decay=0.1)
-    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    updates = jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p)[0], params)
     assert jax.tree.structure(updates) == jax.tree.structure(params)
 
 

@@ -1,11 +1,15 @@
-"""A report that has every figure, for all tests of what is in it."""
+"""Reports for all tests of what is in them: one with every figure, and others whose figures are not drawn."""
 
+import dataclasses
+import importlib
 import math
 
 import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, parabola, sweep_of, write
 
-from depthmup_flax.report import make_report
+from depthmup_flax.report import figures, make_report, sheet
+
+_MODULE = importlib.import_module("depthmup_flax.report.make_report")  # the function has its name
 
 
 def _loss(point):
@@ -25,3 +29,12 @@ def full_report(full_sweep, tmp_path_factory):
     """The report of `full_sweep`."""
     path = tmp_path_factory.mktemp("full")
     return make_report([write(path / "sweep", full_sweep)], path / "out")
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures have their names and files, and nothing is drawn: for tests of everything else in a report."""
+    undraw = lambda figure: dataclasses.replace(figure, draw=lambda study, sheet: None)
+    monkeypatch.setattr(figures, "FIGURES", tuple(map(undraw, figures.FIGURES)))
+    monkeypatch.setattr(sheet.Sheet, "figure", None, raising=False)
+    monkeypatch.setattr(_MODULE, "pictures", lambda _, name: dict.fromkeys((f"{name}.png", f"{name}.svg"), b"empty"))

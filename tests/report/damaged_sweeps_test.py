@@ -118,11 +118,10 @@ def damaged(directory, seed):
     return directory
 
 
-@pytest.mark.parametrize("part", range(4))
 @pytest.mark.filterwarnings("error")
-def test_random_edits_give_a_report_or_one_sentence(part, tmp_path):
+def test_random_edits_give_a_report_or_one_sentence(tmp_path):
     reports = 0
-    for seed in range(75 * part, 75 * (part + 1)):
+    for seed in range(100):
         directory = damaged(tmp_path / str(seed), seed)
         try:
             text = text_of(directory)
@@ -131,14 +130,13 @@ def test_random_edits_give_a_report_or_one_sentence(part, tmp_path):
             text = printable(str(error))
             assert "\n" not in text, seed
         assert all(character.isprintable() or character == "\n" for character in text), seed
-    assert 10 < reports < 65  # the edits are neither harmless nor all fatal
+    assert 13 < reports < 87  # the edits are neither harmless nor all fatal
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
-def test_random_edits_give_figures_or_one_sentence(part, tmp_path):
+def test_random_edits_give_figures_or_one_sentence(tmp_path):
     reports = 0
-    for seed in range(1000 + 4 * part, 1000 + 4 * (part + 1)):
+    for seed in range(1000, 1006):
         directory = damaged(tmp_path / str(seed), seed)
         with contextlib.suppress(InputError):
             reports += make_report([directory], tmp_path / "out").paths[0].exists()
@@ -245,7 +243,7 @@ def test_escape_codes_in_files_reach_neither_terminal_nor_page_and_dollars_start
     assert "a$" in report.text
 
 
-def test_a_report_that_cannot_be_written_says_so(tmp_path, monkeypatch):
+def test_a_report_that_cannot_be_written_says_so(tmp_path, monkeypatch, undrawn):
     def full(source, target):
         raise OSError(28, "No space left on device")
 
@@ -284,9 +282,9 @@ def test_a_killed_report_leaves_every_file_old_or_new(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_records_are_a_table_in_seconds(tmp_path):
-    axes = {"model.depth": (4, 8), X: RATES[:5], "seed": range(10_000)}
+def test_many_thousand_records_are_a_table_in_seconds(tmp_path):
+    axes = {"model.depth": (4, 8), X: RATES[:5], "seed": range(2500)}
     directory = write(tmp_path / "sweep", sweep_of(lambda point: parabola(point, noise=0.1), axes))
     started = time.process_time()
-    assert "100000 runs, 0 diverged" in text_of(directory)
-    assert time.process_time() - started < 20  # measured: 4; 50 before seeds were counted by arrays
+    assert "25000 runs, 0 diverged" in text_of(directory)
+    assert time.process_time() - started < 5  # measured: 1; 12 before seeds were counted by arrays

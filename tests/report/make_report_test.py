@@ -51,7 +51,7 @@ def test_a_report_has_every_figure_in_two_formats_and_leaves_no_other_file(full_
     assert not list(full_report.paths[0].parent.glob(".tmp-*"))
 
 
-def test_the_tolerance_decides_the_verdict_and_is_in_data_and_text(tmp_path):
+def test_the_tolerance_decides_the_verdict_and_is_in_data_and_text(tmp_path, undrawn):
     """At eight times the depth the optimum has moved by an octave, which costs 0.1 of a loss of 0.5, a fifth."""
     loss = lambda point: parabola(point, best=-8.0 + math.log2(point["model.depth"] / 4) / 3, noise=0.01)
     sweep = write(tmp_path / "sweep", sweep_of(loss, {"model.depth": (4, 32), X: RATES, "seed": range(4)}))
@@ -77,7 +77,7 @@ def test_all_diverged_is_one_sentence_with_a_remedy(tmp_path):
         make_report([sweep], tmp_path / "out")
 
 
-def test_the_test_loss_has_optimum_and_words_of_its_own_and_no_figures_over_time(tmp_path):
+def test_the_test_loss_has_optimum_and_words_of_its_own_and_no_figures_over_time(tmp_path, undrawn):
     trained = sweep_of(lambda point: parabola(point, best=-8.0), {"model.depth": (4, 16), X: RATES, "seed": range(3)})
     tested = [dataclasses.replace(r, test_loss=parabola(r.point, best=-9.0) + 1) for r in trained.records]
     directory = write(tmp_path / "sweep", dataclasses.replace(trained, records=tested))

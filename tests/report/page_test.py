@@ -173,7 +173,7 @@ def test_the_contrast_of_black_and_white_is_21_and_of_a_color_with_itself_1():
     assert inline_svg.contrast("#1f77b4", "#1f77b4") == 1
 
 
-def test_a_page_of_a_running_sweep_reloads_itself_and_has_no_pictures_yet(tmp_path):
+def test_a_page_of_a_running_sweep_reloads_itself_and_has_no_pictures_yet(tmp_path, undrawn):
     sweep = sweep_of(parabola, {X: RATES[3:6]})
     report = write_report(sweep, tmp_path / "running", refresh_s=5.0)
     text = report.paths[0].read_text()

@@ -1,6 +1,8 @@
 """Files of records: truncated, compressed, of several sweeps; and what reading them imports."""
 
+import dataclasses
 import gzip
+import json
 import subprocess
 import sys
 
@@ -8,7 +10,7 @@ import pytest
 from planted_sweeps import RATES, X, parabola, sweep_of, write
 from processes import ROOT
 
-from depthmup_flax.records.table import RecordWriter, read_sweep
+from depthmup_flax.records.table import Record, RecordWriter, read_sweep
 from depthmup_flax.report import make_report
 from depthmup_flax.report.make_report import studies
 from depthmup_flax.report.tables import as_data, as_text
@@ -40,6 +42,22 @@ def test_compressed_records_read_as_plain_ones_and_are_not_appended_to(tmp_path)
     assert not path.exists()
     compressed.write_bytes(compressed.read_bytes()[:-20])
     with pytest.raises(InputError, match=r"records.jsonl.gz cannot be decompressed"):
+        read_sweep([directory])
+
+
+def test_records_that_lack_fields_with_defaults_are_read(tmp_path):
+    directory = write(tmp_path / "sweep", sweep_of(parabola, {X: RATES}))
+    path = directory / "records.jsonl"
+    required = {f.name for f in dataclasses.fields(Record) if f.default is f.default_factory is dataclasses.MISSING}
+    assert "test_loss" not in required
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({k: v for k, v in x.items() if k in required}) + "\n" for x in lines))
+    read = read_sweep([directory])
+    assert (len(read.records), read.notes) == (len(RATES), [])
+    study, _ = studies(read)
+    assert f"{len(RATES)} runs, 0 diverged" in as_text(as_data(read, study), study)
+    path.write_text(json.dumps({k: v for k, v in lines[0].items() if k != "train_loss_avg"}) + "\n")
+    with pytest.raises(InputError, match=r"line 1: the record has no train_loss_avg\."):
         read_sweep([directory])
 
 

@@ -13,7 +13,7 @@ from depthmup_flax.records.table import RecordWriter, Sweep, info_to_json
 from depthmup_flax.report.watch import State, look, progress_line, watch
 from depthmup_flax.workdir import lock
 
-# One size: its reports have one figure.
+pytestmark = pytest.mark.usefixtures("undrawn")
 SWEEP = sweep_of(lambda p: None if p[X] == 2**-5 else parabola(p), {X: RATES[3:8], "seed": range(2)})
 INFO = dataclasses.replace(SWEEP.info, runs=len(SWEEP.records))
 

@@ -10,7 +10,7 @@ import optax.contrib
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.rule.dependence import require_function_of_own_gradients
+from depthmup_flax.rule.guards.dependence import require_function_of_own_gradients
 from depthmup_flax.rule.parametrization import PRESETS, ParamInfo, Role
 
 RULE = PRESETS["depth_mup"]
@@ -78,6 +78,10 @@ ENTRYWISE = {
     "inside a mask": optax.masked(adam_of_somebody_else(), {"bias": False, "kernel": True, "scale": True}),
     "in a chain": optax.chain(optax.trace(0.9), adam_of_somebody_else()),
     "stateless": optax.stateless(lambda g, p: jax.tree.map(jnp.cbrt, g)),
+    "a loop of each entry": of_gradients(lambda g: jax.lax.fori_loop(0, 3, lambda _, h: h - (h**3 - g) / 3, g)),
+    "a loop until a count": of_gradients(
+        lambda g: jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, 2 * c[1]), (0, g))[1]
+    ),
     "without parameters": optax.GradientTransformation(lambda params: (), lambda g, s, params=None: (g, s)),
 }
 OTHER_ENTRIES = {
@@ -89,6 +93,15 @@ OTHER_ENTRIES = {
     "sorted": of_gradients(lambda g: jnp.sort(g) if g.ndim else g),
     "a neighbor": of_gradients(lambda g: jnp.roll(g, 1)),
     "loop": of_gradients(lambda g: jax.lax.fori_loop(0, 3, lambda _, h: h * jnp.sum(h), g)),
+    "a loop that carries a norm": of_gradients(
+        lambda g: jax.lax.fori_loop(0, 3, lambda _, c: (c[0] * c[1], jnp.sum(c[0])), (g, jnp.ones(())))[0]
+    ),
+    "a loop until all are small": of_gradients(
+        lambda g: jax.lax.while_loop(lambda h: jnp.any(h > 1), lambda h: 0.999 * h, g)
+    ),
+    "sums over later rows": of_gradients(
+        lambda g: jax.lax.scan(lambda s, x: (s + x, s + x), 0 * g[0], g, reverse=True)[1] if g.ndim else g
+    ),
     "norm over all parameters": optax.stateless(lambda g, p: jax.tree.map(lambda u: u / optax.tree.norm(g), g)),
     "another parameter": optax.stateless(lambda g, p: g | {"bias": g["kernel"][0]}),
     "a test of all entries": optax.GradientTransformation(lambda params: (), finite_only),

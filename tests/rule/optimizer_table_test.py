@@ -11,6 +11,7 @@ from optimizer_slopes import ETA, RULE, around, slopes
 import depthmup_flax as dm
 
 DOCUMENT = optimizer_table.in_document()
+DOCUMENTED = (0, 2, 8)  # the optax of which the document lists everything
 RIGHT = 0.15  # exponents that the measurement does not tell from 0
 ROWS = {(title, cells[0]): cells for title, rows in DOCUMENT.items() for cells in rows}
 NUMBER = re.compile(r"[+-]\d")
@@ -24,7 +25,9 @@ def key(name):
 
 def test_every_transformation_of_optax_stands_in_the_document():
     """It fails for a new one: add a row to `TRAITS`, then run python tests/optimizer_table.py."""
-    assert {key(name) for name in TITLES} == ROWS.keys()
+    here = {key(name) for name in TITLES}
+    is_older = tuple(map(int, optax.__version__.split(".")[:3])) < DOCUMENTED
+    assert here < ROWS.keys() if is_older else here == ROWS.keys()
     assert not set(TITLES) & optimizer_table.READ
 
 

@@ -1,7 +1,9 @@
 """The optimizer side of the rule: one transformation for every optimizer, the order of its parts, equivalent forms."""
 
 import functools
+import importlib.util
 import math
+import sys
 
 import flax.linen as nn
 import jax
@@ -11,9 +13,12 @@ import optax
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.rule.directions import direction, homogeneity
+from depthmup_flax.rule import optimizer as rule_optimizer
+from depthmup_flax.rule.directions import direction
+from depthmup_flax.rule.guards.traits import homogeneity
+from depthmup_flax.rule.info_trees import named_geometries
 from depthmup_flax.rule.optimizer import clip_by_global_rms, depthmup, warmup_schedule
-from depthmup_flax.rule.parametrization import PRESETS, ParamInfo, Role
+from depthmup_flax.rule.parametrization import PRESETS, Geometry, ParamInfo, Role
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (32, 24))
@@ -461,3 +466,19 @@ def test_block_only_accepts_adam_like_optimizers():
     for inner in (optax.scale_by_adam(), optax.scale_by_lion()):
         run(dm.depthmup(inner, INFO, PRESETS["block_only"], 0.1))
         assert homogeneity(inner) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("adamw", {"weight_decay": 0.1}), ("sgd", {"momentum": 0.9, "nesterov": True})]
+)
+def test_a_copy_of_the_rule_without_guards_makes_the_same_updates(name, settings, monkeypatch):
+    """`rule/optimizer.py` imports `rule/guards` in `check_direction` alone, so whoever copies it can replace that."""
+    monkeypatch.setitem(sys.modules, "depthmup_flax.rule.guards", None)  # an import of it fails
+    spec = importlib.util.spec_from_file_location("copied_optimizer", rule_optimizer.__file__)
+    copied = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copied)
+    copied.check_direction = lambda inner, info, rule, geometry: (inner, named_geometries(info, Geometry.SIGN))
+    theirs = run(getattr(copied, name)(0.1, INFO, RULE, clip_rms=0.5, **settings), PARAMS, GRADS)
+    monkeypatch.undo()
+    ours = run(getattr(dm, name)(0.1, INFO, RULE, clip_rms=0.5, **settings), PARAMS, GRADS)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)

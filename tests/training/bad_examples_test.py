@@ -76,6 +76,7 @@ def test_a_run_that_met_a_bad_example_goes_on_with_skip_as_if_it_had_skipped_fro
     assert {**resumed, **times} == {**whole, **times}
 
 
+@pytest.mark.slow
 def test_a_run_that_the_storage_stops_resumes_and_counts_the_bad_examples_of_both_attempts(tmp_path, monkeypatch):
     root = write_noise(tmp_path / "set", BAD)
     bad, lost = root / "train/a/03.png", str(root / "test/b/20.png")

@@ -60,6 +60,7 @@ def test_the_last_finite_checkpoints_stay_and_the_run_ends_at_the_first_checkpoi
     assert train_and_evaluate(diverging(), tmp_path) == result
 
 
+@pytest.mark.slow
 def test_a_run_may_go_on_through_divergence_and_still_replaces_no_finite_checkpoint(rate_jumps, tmp_path, caplog):
     result = train_and_evaluate(diverging(stop_on_divergence=False), tmp_path)
     assert (result["status"], result["steps"]) == ("diverged", 60)

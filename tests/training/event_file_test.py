@@ -3,13 +3,13 @@
 import math
 import time
 
-from tensorboardX.proto.event_pb2 import Event
-
 from depthmup_flax.training.event_file import EventFile
 
 
 def events(directory):
     """All events in a directory, in order."""
+    from tensorboardX.proto.event_pb2 import Event
+
     found = []
     for path in sorted(directory.glob("events.out.tfevents.*")):
         content, start = path.read_bytes(), 0

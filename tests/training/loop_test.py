@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import pathlib
 import shutil
 
@@ -29,10 +28,11 @@ from depthmup_flax.workdir.directory import RUN, claimed
 
 
 def tiny(architecture="res_mlp", /, **sections):
-    """A run of 12 steps in three parts."""
+    """A run of 12 steps in three parts, with a schedule, weight decay and clipping."""
     config = default_config(architecture)
     config.model.update(width=16, depth=4)
-    config.train.update(batch_size=16, steps=12, eval_every=4, log_every=3)
+    config.optimizer.update(schedule="cosine", warmup_steps=3, weight_decay=0.1, clip_rms=0.5)
+    config.train.update(batch_size=16, steps=12, eval_every=4, log_every=3, average_steps=5)
     for section, fields in sections.items():
         config[section].update(fields)
     return config
@@ -77,10 +77,6 @@ def copied(finished, tmp_path):
     return pathlib.Path(shutil.copytree(finished, tmp_path / "run"))
 
 
-def mlp_run():
-    return tiny(optimizer={"schedule": "cosine", "warmup_steps": 3, "weight_decay": 0.1, "clip_rms": 0.5})
-
-
 def conv_run():
     return tiny(
         "simple_resnet",
@@ -90,10 +86,8 @@ def conv_run():
     )
 
 
-def test_a_run_leaves_every_file_and_a_result_with_every_key(tmp_path):
-    config = tiny()
-    result = train_and_evaluate(config, tmp_path)
-    assert json.loads((tmp_path / "result.json").read_text()) == result
+def test_a_run_leaves_every_file_and_a_result_with_every_key(finished):
+    config, result = tiny(), json.loads((finished / "result.json").read_text())
     assert result["status"] == "completed"
     assert result["steps"] == 12
     assert result["seed"] == 0
@@ -101,12 +95,12 @@ def test_a_run_leaves_every_file_and_a_result_with_every_key(tmp_path):
     for key in ("train_loss", "train_loss_avg", "test_loss", "test_accuracy", "wall_time_s"):
         assert isinstance(result[key], float)
     assert {"python", "jax", "flax", "optax"} <= result["versions"].keys()
-    assert "stem/kernel" in (tmp_path / "params.txt").read_text()
-    assert json.loads((tmp_path / "config.json").read_text()) == json.loads(to_json(config))
-    assert list(tmp_path.glob("events.out.tfevents.*"))
-    assert [row["step"] for row in rows(tmp_path)] == [3, 4, 6, 8, 9, 12, 12]
+    assert "stem/kernel" in (finished / "params.txt").read_text()
+    assert json.loads((finished / "config.json").read_text()) == json.loads(to_json(config))
+    assert list(finished.glob("events.out.tfevents.*"))
+    assert [row["step"] for row in rows(finished)] == [3, 4, 6, 8, 9, 12, 12]
     # Roles travel with every checkpoint.
-    meta = ocp.CheckpointManager(tmp_path.absolute() / "checkpoints", item_names=("state", "meta")).restore(
+    meta = ocp.CheckpointManager(finished.absolute() / "checkpoints", item_names=("state", "meta")).restore(
         12, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
     )["meta"]
     assert info_from_json(meta["param_info"]) == build(config).info
@@ -114,9 +108,8 @@ def test_a_run_leaves_every_file_and_a_result_with_every_key(tmp_path):
     assert meta["data_position"] == 12 * 16
 
 
-def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(tmp_path):
-    config = tiny(train={"average_steps": 5})
-    result = train_and_evaluate(config, tmp_path)
+def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(finished):
+    config, result = tiny(), json.loads((finished / "result.json").read_text())
     experiment = build(config)
     data = experiment.dataset
     step = jax.jit(
@@ -133,23 +126,25 @@ def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(tmp_path):
         each.append(float(state.last_loss))
     assert result["train_loss"] == pytest.approx(each[-1], rel=1e-4)
     assert result["train_loss_avg"] == pytest.approx(np.mean(each[-5:]), rel=1e-4)
-    assert rows(tmp_path)[0]["train_loss"] == pytest.approx(np.mean(each[:3]), rel=1e-4)
+    assert rows(finished)[0]["train_loss"] == pytest.approx(np.mean(each[:3]), rel=1e-4)
     images = data.test.arrays()["image"].astype(np.float32) / 255
     logits = jax.jit(experiment.model.apply)({"params": state.params}, (images - data.mean) / data.std)
     accuracy = float((logits.argmax(-1) == data.test.arrays()["label"]).mean())
     assert result["test_accuracy"] == pytest.approx(accuracy, abs=0.005)
 
 
-@pytest.mark.parametrize(
-    ("config", "stops"),
-    [
-        pytest.param(mlp_run, (4, 5, 11), id="mlp-adam-in-memory"),
-        pytest.param(conv_run, (5,), id="conv-momentum-streamed-augmented", marks=pytest.mark.slow),
-    ],
-)
-def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(config, stops, tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    expected = train_and_evaluate(config(), whole)
+def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(finished, tmp_path):
+    assert_resumes_bit_for_bit(tiny, (4, 11), finished, tmp_path / "parts")
+
+
+@pytest.mark.slow
+def test_a_resumed_run_with_batch_norm_streams_and_augments_as_an_uninterrupted_one(tmp_path):
+    train_and_evaluate(conv_run(), tmp_path / "whole")
+    assert_resumes_bit_for_bit(conv_run, (5,), tmp_path / "whole", tmp_path / "parts")
+
+
+def assert_resumes_bit_for_bit(config, stops, whole, parts):
+    expected = json.loads((whole / "result.json").read_text())
     for stop in stops:
         with interrupted_before(stop):
             train_and_evaluate(config(), parts)
@@ -176,7 +171,13 @@ def test_running_a_finished_run_again_computes_nothing_and_returns_its_result(co
     assert "holds this run already" in logged.text
 
 
-def test_streamed_and_in_memory_training_are_bit_identical(tmp_path):
+def test_streamed_and_in_memory_training_are_bit_identical(finished, tmp_path):
+    train_and_evaluate(tiny(data={"placement": "stream"}), tmp_path)
+    assert_same_run(finished, tmp_path)
+
+
+@pytest.mark.slow
+def test_streamed_and_in_memory_training_are_bit_identical_with_augmentation(tmp_path):
     for placement in ("device", "stream"):
         train_and_evaluate(tiny(data={"placement": placement, "augment": "imagenet"}), tmp_path / placement)
     assert_same_run(tmp_path / "device", tmp_path / "stream")
@@ -213,7 +214,14 @@ def test_batch_norm_has_the_statistics_of_the_whole_batch_on_eight_devices(tmp_p
     config = tiny(
         "simple_resnet",
         model={"width": 8, "depth": 3, "norm": "batch"},
-        optimizer={"name": "sgd", "learning_rate": 0.05},
+        optimizer={
+            "name": "sgd",
+            "learning_rate": 0.05,
+            "schedule": "constant",
+            "warmup_steps": 0,
+            "weight_decay": 0.0,
+            "clip_rms": 0.0,
+        },
         train={"steps": 3, "eval_every": 0},
     )
     one, eight = trained_on_one_and_on_eight_devices(config, tmp_path)
@@ -223,7 +231,7 @@ def test_batch_norm_has_the_statistics_of_the_whole_batch_on_eight_devices(tmp_p
 
 
 def test_a_diverged_run_ends_cleanly_and_says_when(tmp_path, logged):
-    config = tiny(optimizer={"name": "sgd", "learning_rate": 1e12})
+    config = tiny(optimizer={"name": "sgd", "learning_rate": 1e12, "warmup_steps": 0, "clip_rms": 0.0})
     result = train_and_evaluate(config, tmp_path)
     assert result["status"] == "diverged"
     assert 1 <= result["diverged_at_step"] <= 4
@@ -234,6 +242,7 @@ def test_a_diverged_run_ends_cleanly_and_says_when(tmp_path, logged):
     assert train_and_evaluate(config, tmp_path) == result
 
 
+@pytest.mark.slow
 def test_a_mapped_learning_rate_gives_the_losses_of_single_runs():
     config = tiny()
     experiment = build(config)
@@ -268,28 +277,11 @@ def test_a_mapped_learning_rate_gives_the_losses_of_single_runs():
     assert not jnp.isfinite(together[3, -1])
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_previous_one_and_says_so(finished, tmp_path, caplog):
-    parts = tmp_path / "parts"
-    with interrupted_before(9):
-        train_and_evaluate(tiny(), parts)
-    damaged = parts / "checkpoints" / "8"
-    for file in (damaged / "state").rglob("*"):
-        if file.is_file():
-            os.truncate(file, file.stat().st_size // 2)
-    train_and_evaluate(tiny(), parts)
-    assert "checkpoints/8 cannot be read" in caplog.text
-    assert "8.damaged" in caplog.text
-    assert (parts / "checkpoints" / "8.damaged").is_dir()  # not deleted
-    assert_same_run(finished, parts)
-
-
 def test_the_best_checkpoint_is_kept_beside_the_latest(tmp_path):
-    train_and_evaluate(
-        tiny(train={"steps": 40, "eval_every": 4, "keep_checkpoints": 1}, optimizer={"learning_rate": 0.03}), tmp_path
-    )
+    train_and_evaluate(tiny(train={"steps": 16, "keep_checkpoints": 1}, optimizer={"learning_rate": 0.03}), tmp_path)
     accuracies = {row["step"]: row["test_accuracy"] for row in rows(tmp_path) if "test_accuracy" in row}
     kept = {int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()}
-    assert 40 in kept
+    assert 16 in kept
     assert max(accuracies[step] for step in kept) == max(accuracies.values())
     assert len(kept) <= 2
 
@@ -305,18 +297,6 @@ def test_the_best_checkpoint_is_still_kept_after_a_restart(tmp_path):
 
     assert save([(1, 0.9), (2, 0.5), (3, 0.4)]) == {1, 3}
     assert save([(4, 0.5), (5, 0.4)]) == {1, 5}
-
-
-def test_when_no_checkpoint_can_be_read_nothing_is_touched_and_nothing_starts(copied):
-    (copied / "result.json").unlink()
-    for file in (copied / "checkpoints").glob("*/state/**/*"):
-        if file.is_file():
-            os.truncate(file, 0)
-    names = {p.name for p in (copied / "checkpoints").iterdir()}
-    with pytest.raises(InputError, match=r"no checkpoint in .* can be read"):
-        train_and_evaluate(tiny(), copied)
-    assert {p.name for p in (copied / "checkpoints").iterdir()} == names
-    assert rows(copied)[-1]["step"] == 12
 
 
 def test_checkpoints_and_results_of_another_config_are_not_taken_for_this_one(copied):
@@ -336,8 +316,9 @@ def test_a_work_directory_in_use_is_refused(tmp_path, monkeypatch):
         train_and_evaluate(tiny(), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_last_update_that_blows_up_is_divergence_too(tmp_path):
-    config = tiny(optimizer={"learning_rate": 1e36}, train={"steps": 1})
+    config = tiny(optimizer={"learning_rate": 1e36, "warmup_steps": 0, "clip_rms": 0.0}, train={"steps": 1})
     result = train_and_evaluate(config, tmp_path)
     assert (result["status"], result["diverged_at_step"], result["test_loss"]) == ("diverged", 1, None)
     assert train_and_evaluate(config, tmp_path) == result
@@ -376,12 +357,12 @@ def test_a_work_directory_that_cannot_be_written_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train": {"batch_size": 0}}, "train.batch_size is 0: use a whole number of at least 1"),
+        ({"train": {"batch_size": 0}}, "train.batch_size is 0"),
         ({"train": {"batch_size": 5000}}, "batch_size"),
         ({"train": {"epochs": 0.0, "steps": 0}}, "train.epochs and train.steps are both 0"),
         ({"optimizer": {"learning_rate": -1.0}}, "optimizer.learning_rate is -1.0"),
         ({"optimizer": {"learning_rate": float("nan")}}, "optimizer.learning_rate is nan"),
-        ({"optimizer": {"schedule": "linear"}}, "optimizer.schedule is 'linear': use 'constant' or 'cosine'"),
+        ({"optimizer": {"schedule": "linear"}}, "optimizer.schedule is 'linear'"),
         ({"optimizer": {"warmup_steps": 12}}, "use fewer than the 12 training steps"),
         ({"optimizer": {"name": "sdg"}}, "optimizer.name is 'sdg': did you mean 'sgd'?"),
         (

@@ -42,7 +42,9 @@ def test_a_sample_of_a_gpt_does_not_depend_on_what_pads_its_buffer():
     model = create_model(
         "gpt", num_classes=7, parametrization=get_parametrization("depth_mup"), width=8, depth=1, num_heads=1
     )
-    variables = nn.unbox(jax.jit(model.init)(jax.random.key(1), jnp.zeros((1, 4), jnp.int32)))
+    shapes = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(1), jnp.zeros((1, 4), jnp.int32))))
+    # Random numbers would take long to compile.
+    variables = jax.tree.map(lambda x: jnp.sin(jnp.arange(1.0, x.size + 1).reshape(x.shape)), shapes)
 
     @jax.jit
     def draw(key, tokens):
@@ -78,15 +80,15 @@ def test_frequencies_of_a_sample_are_the_softmax_at_its_temperature():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"length": 0}, "length is 0: use a whole number of at least 1"),
+        ({"length": 0}, "length is 0"),
         ({"length": 2.0}, "length is 2.0"),
         ({"context": 0}, "context is 0"),
-        ({"temperature": 0.0}, "temperature is 0.0: use a number above 0"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"prompt": []}, "prompt has shape (0,)"),
         ({"prompt": [[1]]}, "prompt has shape (1, 1)"),
         ({"prompt": [0.5]}, "type float64: give at least one token"),
-        ({"prompt": [1, 7]}, "prompt has the token 7: use 0..6"),
+        ({"prompt": [1, 7]}, "prompt has the token 7"),
         ({"prompt": [-1]}, "prompt has the token -1"),
     ],
 )

@@ -103,14 +103,9 @@ def test_a_checkpoint_that_the_run_deletes_meanwhile_is_replaced_by_the_next(cop
     assert dm.load_run(copied).step == 300
 
 
-def test_a_run_of_an_earlier_version_is_read_with_its_data_set(copied):
+def test_a_run_without_the_description_of_its_data_is_one_sentence(copied):
     (copied / "data.json").unlink()
-    run = dm.load_run(copied)
-    assert run.class_names == tuple("0123456789")
-    stored = json.loads((copied / "config.json").read_text())
-    stored["data"]["name"] = "folder:/nowhere"
-    (copied / "config.json").write_text(json.dumps(stored))
-    with pytest.raises(dm.InputError, match=r"has no data\.json, so that its data set is needed: .*no folder"):
+    with pytest.raises(dm.InputError, match=r"has no data\.json: restore the file"):
         dm.load_run(copied)
 
 

@@ -5,7 +5,7 @@ import json
 import math
 
 import pytest
-from processes import ROOT, run_command
+from processes import ROOT, run_lines
 
 from depthmup_flax.config.fields import default_config, get_field, optimizer_kwargs, set_field
 from depthmup_flax.config.files import from_file
@@ -94,24 +94,25 @@ def test_a_hundredfold_loss_next_to_one_near_zero_is_not_an_instability():
     assert planted_curve([0.3, 0.01, 0.0005, 0.0001, 0.02, 0.1]).warnings == ()
 
 
-def run_tuner(tmp_path, *arguments):
+def run_tuner(tmp_path, *arguments, times=1):
     proxy = "--proxy.width=16", "--proxy.depth=2", "--proxy.steps=10"
-    large = f"--config={ROOT / 'configs/digits.py'}", "--config.model.width=32"
-    return run_command(
-        "-m", "depthmup_flax", "tune", *large, *proxy, "--lanes=all", "--workdir=t", *arguments, cwd=tmp_path
-    )
+    large = f"--config={ROOT / 'configs/digits.py'}", "--config.model.width=32", "--config.model.depth=4"
+    return run_lines([["tune", *large, *proxy, "--lanes=all", "--workdir=t", *arguments]] * times, cwd=tmp_path)
 
 
-def test_the_tuner_writes_a_config_that_train_py_trains_at_the_tuned_rate(tmp_path):
-    done = run_tuner(tmp_path, "--octaves=1", "--seeds=2", "--config.train.steps=10")
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "Best on the proxy (width 16, depth 2): optimizer.learning_rate" in done.stdout
-    assert "times the work" in done.stdout
+def test_the_tuner_writes_a_config_that_train_py_trains_at_the_tuned_rate_and_trains_no_run_again(tmp_path):
+    done, again = run_tuner(tmp_path, "--octaves=1", "--seeds=2", "--config.train.steps=10", times=2)
+    assert (done.code, again.code) == (0, 0), done.error + again.error
+    assert "Best on the proxy (width 16, depth 2): optimizer.learning_rate" in done.out
+    assert "times the work" in done.out
     config = from_file(tmp_path / "t" / "tuned.py")
     assert (config.model.base_width, config.model.base_depth, config.model.width) == (16, 2, 32)
-    assert f"learning_rate {config.optimizer.learning_rate:.4g}" in done.stdout
+    assert f"learning_rate {config.optimizer.learning_rate:.4g}" in done.out
     assert config.train.steps == 10
     assert train_and_evaluate(config, tmp_path / "large")["status"] == "completed"
+    runs = [json.loads(line)["run"] for line in (tmp_path / "t" / "records.jsonl").read_text().splitlines()]
+    assert len(set(runs)) == len(runs) >= 6
+    assert f"learning_rate {config.optimizer.learning_rate:.4g}" in again.out
 
 
 def target_config():
@@ -123,7 +124,7 @@ def target_config():
 @pytest.mark.parametrize(
     ("fields", "sizes", "message"),
     [
-        ({}, (64, 8), "--proxy.width is 64: it must be between 1 and the target's model.width, 32"),
+        ({}, (64, 8), "--proxy.width is 64"),
         ({}, (32, 8), "is the target itself"),
         ({"parametrization.preset": "sp"}, (8, 2), "do not transfer"),
         ({"parametrization.preset": "mup"}, (8, 2), "transfers over width only"),
@@ -141,10 +142,10 @@ def test_a_search_that_cannot_succeed_is_refused():
     target = target_config()
     with pytest.raises(InputError, match="--tune has 'gama0': did you mean 'gamma0'"):
         tuning_sweep(target, ["gama0"], 2, 2)
-    with pytest.raises(InputError, match="--seeds is 0: use a whole number of at least 1"):
+    with pytest.raises(InputError, match="--seeds is 0"):
         tuning_sweep(target, [], 2, 0)
     target.optimizer.learning_rate = 0.0
-    with pytest.raises(InputError, match=r"optimizer\.learning_rate is 0\.0: set a positive one"):
+    with pytest.raises(InputError, match=r"optimizer\.learning_rate is 0\.0"):
         tuning_sweep(target, [], 2, 2)
     with pytest.raises(InputError, match="every run of the proxy diverged"):
         best([dataclasses.replace(r, status="diverged") for r in planted_records([1e-3, 2e-3], [1.0])])
@@ -225,7 +226,7 @@ def test_a_target_of_no_examples_or_no_steps_and_an_optimizer_without_a_rule_are
 
 @pytest.mark.slow
 def test_the_command_prints_the_rescaled_hyperparameters_and_the_config_has_them(tmp_path):
-    done = run_tuner(
+    (done,) = run_tuner(
         tmp_path,
         "--octaves=1",
         "--seeds=1",
@@ -233,8 +234,8 @@ def test_the_command_prints_the_rescaled_hyperparameters_and_the_config_has_them
         "--target.steps=40",
         "--rescale.duration_exponent=-0.5",
     )
-    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.code == 0, done.error
     config = from_file(tmp_path / "t" / "tuned.py")
     assert (config.train.batch_size, config.train.steps) == (256, 40)
-    rows = [line.split() for line in done.stdout.splitlines() if line.endswith("times k^0.5 d^-0.5")]
+    rows = [line.split() for line in done.out.splitlines() if line.endswith("times k^0.5 d^-0.5")]
     assert [row[2] for row in rows] == [f"{config.optimizer.learning_rate:.6g}"]

@@ -10,9 +10,9 @@ from zoo.styles import STYLES
 
 from depthmup_flax.rule.info_trees import flatten_info
 
-# Cheap ones, of which one has a mistake that only the check sees. `python -m tests.zoo check` runs all, for an hour.
-QUICK = ("plain_mlp", "plain_mlp-slow_hidden")
-LONGER = ("plain_mlp-fixed_std", "mlp", "mlp-slow_down", "mlp_post_norm-before_norm")
+# A cheap one with a mistake that only the check sees. `python -m tests.zoo check` runs all, for an hour.
+QUICK = ("plain_mlp-slow_hidden",)
+LONGER = ("plain_mlp", "plain_mlp-fixed_std", "mlp", "mlp-slow_down", "mlp_post_norm-before_norm")
 
 
 def test_the_zoo_has_at_least_sixty_cases_and_three_mistakes_of_every_model():

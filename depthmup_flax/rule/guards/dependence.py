@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -16,7 +17,7 @@ from jax.extend import core
 
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.jaxprs import opened
+from depthmup_flax.util.jaxprs import Interpreter, JaxprLoop
 from depthmup_flax.util.types import ArrayTree
 
 
@@ -37,7 +38,6 @@ _KEEPS_ORDER = _names(
     "reshape squeeze expand_dims broadcast_in_dim slice concatenate dynamic_slice reduce_sum reduce_max reduce_min "
     "reduce_prod reduce_and reduce_or"
 )
-_CALLS = _names("pjit jit closed_call core_call remat checkpoint custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr")
 
 
 class _Gradients(enum.IntEnum):
@@ -74,8 +74,8 @@ def require_function_of_own_gradients(inner: optax.GradientTransformation, param
         return updates
 
     try:
-        jaxpr = jax.make_jaxpr(second_update)(shapes, shapes, shapes).jaxpr
-        if [v.aval.shape for v in jaxpr.outvars] != [s.shape for s in shapes]:
+        closed = jax.make_jaxpr(second_update)(shapes, shapes, shapes)
+        if [v.shape for v in closed.out_avals] != [s.shape for s in shapes]:
             raise ValueError("the updates do not have the parameters' shapes")
     except Exception as error:  # of somebody else's code
         raise InputError(
@@ -83,7 +83,7 @@ def require_function_of_own_gradients(inner: optax.GradientTransformation, param
             "gradients. Put what needs the loss, or more, around the finished optimizer."
         ) from error
     of_gradients = [_Source(index) for index in range(len(leaves))]
-    sources = _read(jaxpr, [_Source(parameters=True)] * len(leaves) + 2 * of_gradients)
+    sources = _Reader().run(closed, [_Source(parameters=True)] * len(leaves) + 2 * of_gradients)
     for index, (path, source) in enumerate(zip(paths, sources, strict=True)):
         if source.gradient not in (index, _Gradients.NONE):
             raise InputError(
@@ -101,34 +101,47 @@ def require_function_of_own_gradients(inner: optax.GradientTransformation, param
             )
 
 
-def _read(jaxpr: core.Jaxpr, inputs: list[_Source]) -> list[_Source]:
-    """The sources of a jaxpr's outputs."""
-    sources = dict.fromkeys(jaxpr.constvars, _Source())
-    sources.update(zip(jaxpr.invars, inputs, strict=True))
-    for equation in jaxpr.eqns:
-        operands = [_Source() if isinstance(v, core.Literal) else sources[v] for v in equation.invars]
-        sources.update(zip(equation.outvars, _read_equation(equation, operands), strict=True))
-    return [_Source() if isinstance(v, core.Literal) else sources[v] for v in jaxpr.outvars]
+class _Reader(Interpreter[_Source]):
+    """Reads what the results of a jaxpr depend on."""
 
+    def constant(self, array: Any) -> _Source:
+        """Depends on nothing."""
+        del array
+        return _Source()
 
-def _read_equation(equation: core.JaxprEqn, operands: list[_Source]) -> list[_Source]:
-    name, params = equation.primitive.name, equation.params
-    if name == "cond":
-        branches = zip(*(_read(branch.jaxpr, operands[1:]) for branch in params["branches"]), strict=True)
-        return [_where(operands[0], _join(*branch)) for branch in branches]
-    if name in _CALLS:
-        called = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params)
-        return _read(opened(called)[0], operands)
-    source = _join(*operands)
-    if name == "mul" and any(isinstance(v, core.Literal) and v.val == 0 for v in equation.invars):
-        return [_Source()]  # a decay of 0
-    if source.gradient == _Gradients.NONE:
-        return [source] * len(equation.outvars)
-    size = _size(equation.outvars[0])
-    aligned = all(_size(v) == size for v, s in zip(equation.invars, operands, strict=True) if s.gradient >= 0)
-    if aligned and name in _ENTRYWISE | _KEEPS_ORDER:
-        return [source]
-    return [source._replace(gradient=_Gradients.MANY)] * len(equation.outvars)
+    def join(self, one: _Source, other: _Source) -> _Source:
+        """What either depends on."""
+        return _join(one, other)
+
+    def equation(self, eqn: core.JaxprEqn, inputs: Sequence[_Source]) -> Sequence[_Source]:
+        """As of any equation; devices may order what they share in another way."""
+        return (self.operation if eqn.primitive.name == "shard_map" else super().equation)(eqn, inputs)
+
+    def operation(self, eqn: core.JaxprEqn, inputs: Sequence[_Source]) -> Sequence[_Source]:
+        """Entry by entry, where the operation keeps their order."""
+        name, source = eqn.primitive.name, _join(*inputs)
+        if name == "mul" and any(isinstance(v, core.Literal) and v.val == 0 for v in eqn.invars):
+            return [_Source()]  # a decay of 0
+        if source.gradient == _Gradients.NONE:
+            return [source] * len(eqn.outvars)
+        size = _size(eqn.outvars[0])
+        aligned = all(_size(v) == size for v, s in zip(eqn.invars, inputs, strict=True) if s.gradient >= 0)
+        if aligned and name in _ENTRYWISE | _KEEPS_ORDER:
+            return [source]
+        return [_mixed(source)] * len(eqn.outvars)
+
+    def cond(self, eqn: core.JaxprEqn, index: _Source, operands: Sequence[_Source]) -> Sequence[_Source]:
+        """All entries take the same branch."""
+        return [_where(index, value) for value in super().cond(eqn, index, operands)]
+
+    def loop(self, eqn: core.JaxprEqn, loop: JaxprLoop, inputs: Sequence[_Source]) -> Sequence[_Source]:
+        """All entries take the same number of rounds; slices of a stack have not the order of a leaf."""
+        condition, consts, carry, xs = loop.split(inputs)
+        results = super().loop(eqn, loop, [*condition, *consts, *carry, *map(_mixed, xs)])
+        if loop.condition is None:
+            return results
+        (goes_on,) = self.run(loop.condition, [*condition, *results])
+        return [_where(goes_on, value) for value in results]
 
 
 def _size(atom: core.Var | core.Literal) -> int:
@@ -139,6 +152,11 @@ def _join(*sources: _Source) -> _Source:
     gradients = {s.gradient for s in sources} - {_Gradients.NONE}
     gradient = gradients.pop() if len(gradients) == 1 else _Gradients.MANY if gradients else _Gradients.NONE
     return _Source(gradient, any(s.parameters for s in sources))
+
+
+def _mixed(source: _Source) -> _Source:
+    """Several entries of what ``source`` depends on."""
+    return source if source.gradient == _Gradients.NONE else source._replace(gradient=_Gradients.MANY)
 
 
 def _where(condition: _Source, value: _Source) -> _Source:

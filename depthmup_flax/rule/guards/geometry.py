@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import optax
 
-from depthmup_flax.rule.directions import TRAITS, Traits, parts_of, written
-from depthmup_flax.rule.info_trees import flatten_info, flatten_like
+from depthmup_flax.rule.guards.traits import TRAITS, Traits, parts_of, written
+from depthmup_flax.rule.info_trees import flatten_info, named_geometries
 from depthmup_flax.rule.parametrization import Geometry, ParamInfo, Role
-from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 # They apply what they wrap to some parameters only.
@@ -19,15 +19,15 @@ _ALTERNATIVES = ("partition", "masked", "conditionally_mask")
 def geometry_of(inner: optax.GradientTransformation) -> Geometry | None:
     """The geometry of a direction's updates, by `TRAITS`; ``None`` if it differs between parameters.
 
-    Parts that are not listed count as entrywise (`depthmup_flax.rule.directions.checked_at_init` reads them).
+    Parts that are not listed count as entrywise (`depthmup_flax.rule.guards.traits.checked_at_init` reads them).
     """
     geometry, parts = Geometry.LINEAR, list(parts_of(inner.update))
     for part in parts:
         traits = TRAITS.get(part.name, Traits())
         if traits.geometry is not None and traits.degree and geometry is Geometry.LINEAR:
             raise InputError(
-                f"inner has {written(part.name)} behind nothing that normalizes, so its updates follow the gradient "
-                "and the weights, for which there is no rule: put it behind optax.scale_by_factored_rms()."
+                f"inner has {written(part.name)} without a normalization before it, so its updates follow the gradient "
+                "and the weights, for which there is no rule: put it after optax.scale_by_factored_rms()."
             )
         if traits.geometry is not None and any(other.name in _ALTERNATIVES for other in parts):
             return None
@@ -68,16 +68,6 @@ def geometries(
     return named
 
 
-def named_geometries(info: InfoTree, geometry: str | ArrayTree) -> dict[str, Geometry]:
-    """Path -> geometry, from one for all parameters or a tree; `InputError` if there is no such geometry."""
-    given = dict.fromkeys(flatten_info(info), geometry) if isinstance(geometry, str) else flatten_like(info, geometry)
-    for name in given.values():
-        if name not in list(Geometry):
-            hint = did_you_mean(str(name), [str(one) for one in Geometry])
-            raise InputError(f"geometry is {name!r}: {hint}")
-    return {path: Geometry(name) for path, name in given.items()}
-
-
 def matrix_updates(optimizer: optax.GradientTransformation, info: InfoTree) -> set[str]:
     """Paths of the parameters whose updates by a finished optimizer are not entrywise, as far as its parts tell."""
     parts = list(parts_of(optimizer.update))
@@ -91,7 +81,7 @@ def matrix_updates(optimizer: optax.GradientTransformation, info: InfoTree) -> s
 def _require_fit(path: str, leaf: ParamInfo, geometry: Geometry) -> None:
     if geometry is Geometry.ORTHOGONAL and (leaf.role is Role.VECTOR or len(leaf.shape) < 2):
         raise InputError(
-            f"parameter {path!r} of shape {leaf.shape} is no matrix, so its update cannot be orthogonal: use "
+            f"parameter {path!r} of shape {leaf.shape} is not a matrix, so its update cannot be orthogonal: use "
             "depthmup_flax.muon, which leaves it to Adam, or a tree of geometries."
         )
     if geometry is Geometry.NORM_MATCHED and leaf.role is Role.HIDDEN and leaf.init_std == 0:

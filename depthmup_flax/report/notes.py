@@ -1,0 +1,72 @@
+"""Notes of a report: what limits its conclusions, and what helps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from depthmup_flax.records.table import Sweep, SweepInfo
+from depthmup_flax.report import optimum as opt
+from depthmup_flax.report import transfer
+from depthmup_flax.report.loss_surfaces import TEST
+from depthmup_flax.report.transfer import Study, Variant
+
+_WARNINGS = {
+    opt.EDGE_LOW: "The optimum is at the lowest {x} of the grid at {where}: it may lie below. Extend the grid.",
+    opt.EDGE_HIGH: "The optimum is at the highest {x} of the grid at {where}: it may lie above. Extend the grid.",
+    opt.ONE_VALUE: "Only one {x} was run at {where}: there is nothing to compare it with.",
+    opt.NEXT_TO_DIVERGENCE: "The loss diverges, or is 100 times as high, next to the best {x} at {where}: the optimum "
+    "there is a grid point, known to half a grid step.",
+    transfer.ALL_DIVERGED: "Every {x} has a diverged run at {where}: there is no optimum. Try lower learning rates.",
+    transfer.INCOMPLETE: "Some runs have not ended at {where}: points that lack a seed are left out.",
+    transfer.UNTRAINED: "No {x} brings the loss below twice the base's at {where}: that network does not train.",
+    transfer.FEW_SEEDS: "There are only two seeds at {where}: intervals are wide, and wrong if one seed is an outlier.",
+    transfer.ONE_SEED: "There is only one seed at {where}: the noise is unknown, so no interval is given.",
+}
+
+
+def warnings(sweep: Sweep, study: Study) -> list[str]:
+    """Notes on the files, missing sizes, and every flag once with the sizes that have it."""
+    lines = list(sweep.notes)
+    if study.loss == TEST:
+        lines.append(
+            "All losses are on the test set, after training. Curves and claims over training time are left out."
+        )
+    if not study.scale.log:
+        lines.append(f"Not all values of {study.scale.name} are positive: shifts are differences, not octaves.")
+    for variant in study.variants:
+        if variant.base_is_smallest:
+            base, start = variant.base.curve, f"{variant.name}: the" if variant.name else "The"
+            lines.append(f"{start} base size is not in the sweep: width {base.width}, depth {base.depth} replaces it.")
+    for flag, warning in _WARNINGS.items():
+        where = [place for variant in study.variants if (place := _where(variant, flag))]
+        if where:
+            every = all(flag in row.flags for row in study.rows)
+            lines.append(warning.format(x=study.scale.name, where="every size" if every else "; ".join(where)))
+    return lines + _advice(sweep.info)
+
+
+def _advice(info: SweepInfo) -> list[str]:
+    """Recommends ``completep`` for a sweep of ``depth_mup`` over depth whose branches have several matrices."""
+
+    def values(section: str, name: str) -> list[Any]:
+        return info.axes.get(f"{section}.{name}", [info.base.get(section, {}).get(name)])
+
+    presets = values("parametrization", "preset")
+    several = any(isinstance(value, int) and value > 1 for value in values("model", "block_depth"))
+    several = several or values("model", "name")[0] in ("gpt", "vit", "resnet")
+    if not several or len(values("model", "depth")) < 2 or "depth_mup" not in presets or "completep" in presets:
+        return []
+    return [
+        "Branches of this network have two or more matrices in sequence: under depth_mup, features inside them freeze "
+        "as depth^-1/2 (TP6 section 9). completep keeps them: docs/beyond/which_exponent.md compares both."
+    ]
+
+
+def _where(variant: Variant, flag: str) -> str:
+    """The sizes of a variant that have a flag; empty if none has."""
+    depths: dict[int, list[str]] = {}
+    for row in variant.rows:
+        if flag in row.flags:
+            depths.setdefault(row.curve.width, []).append(str(row.curve.depth))
+    sizes = ", ".join(f"width {width} depth {'/'.join(of_width)}" for width, of_width in depths.items())
+    return f"{variant.name} ({sizes})" if sizes and variant.name else sizes
