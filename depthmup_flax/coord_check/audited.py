@@ -1,4 +1,4 @@
-"""What `audit` reads in the networks of a check, beside what is measured."""
+"""The audit of the networks of a check."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 def code_findings(
     axis: str, network: Network, base: Network, collapse: Collapse, rule: Parametrization
 ) -> list[Finding] | None:
-    """What is certainly wrong in a network, compared with the smallest of an axis; ``None`` if they cannot be read.
+    """Certain mistakes in a network, audited with the smallest of the axis as base; ``None`` if it cannot be audited.
 
-    Over width, the roles in ``info`` are compared with those of the trace; over depth, its branches. Paths are those of
-    the report, by ``collapse``.
+    Over width, the audit compares the roles in ``info`` with those of the trace; over depth, the branches. Paths are
+    those of the report, by ``collapse``.
     """
     source, info = network.source, flatten_info(network.info)
     if source is None or base.source is None:
@@ -32,16 +32,16 @@ def code_findings(
             base.source.model,
             source.x,
             rule=rule,
-            # At one depth, a branch that is there once at every depth cannot be told from the others.
+            # At one depth, a branch that every depth has once looks like the others.
             in_branch=inside.__contains__ if inside and axis == "depth" else None,
             depth_ratio=_depth_ratio(info, flatten_info(base.info)) if axis == "depth" else None,
             output=source.output,
             **source.kwargs,
         )
-    except Exception:  # a model that cannot be read must not lose the measurements
+    except Exception:  # the measurements count even if the model cannot be read
         return None
     found = [finding for finding in result.findings if finding.certain]
-    if axis == "width":  # at one width, the trace reads roles by place
+    if axis == "width":  # at one width, the trace would read roles by place
         wrong: dict[tuple[Role, Role], list[str]] = {}
         for row in result.rows:
             if row.info and row.path in info and not same_role(row.info, info[row.path]):
@@ -54,6 +54,6 @@ def code_findings(
 
 
 def _depth_ratio(info: Mapping[str, ParamInfo], base: Mapping[str, ParamInfo]) -> float | None:
-    """The ratio of the depths of two networks, as their user counts them."""
+    """The ratio of the depths of two networks, by the user's count."""
     ratio, base_ratio = ({leaf.depth_ratio for leaf in of.values() if leaf.in_branch} for of in (info, base))
     return ratio.pop() / base_ratio.pop() if len(ratio) == len(base_ratio) == 1 else None

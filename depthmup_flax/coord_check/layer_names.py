@@ -1,4 +1,4 @@
-"""Layers of networks of different depths under one name, and which of them are inside residual branches."""
+"""One name for the same layer of networks of different depths, and what is known of each layer."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ _WEIGHT_NAMES = ("kernel", "embedding", "weight", "w")
 class Layers:
     """The layers of all networks of a check, by collapsed name."""
 
-    weights: Mapping[str, ParamInfo]  # without vectors and fixed parameters
-    vectors: Mapping[str, ParamInfo]  # those
+    weights: Mapping[str, ParamInfo]
+    vectors: Mapping[str, ParamInfo]  # and fixed parameters
     group_of_weight: Mapping[str, str]  # the group in which the weight trains alone
     branch_groups: frozenset[str]
     branch_activations: frozenset[str]
     readout_activations: frozenset[str]  # products of readouts, before a multiplier that follows them
     score_groups: frozenset[str]  # queries and keys: the outputs see only their products
     once_groups: frozenset[str]  # as many weights in a deep network as in a shallow one
-    # Weights that a deep network uses more often than a shallow one: depth -> uses.
-    reused: Mapping[str, Mapping[int, int]]
+    reused: Mapping[str, Mapping[int, int]]  # weights that deeper networks use more often: depth -> uses
     tied: tuple[str, ...]  # input weights that are used twice
     shapes_over_width: Mapping[str, tuple[tuple[int, ...], ...]]
-    # Weights whose updates are not entrywise: how their entries follow the width depends on the gradients' rank.
+    # Weights with updates that are not entrywise: the exponent of their entries depends on the gradients' rank.
     matrix_updates: frozenset[str] = frozenset()
 
     def leaf(self, path: str) -> ParamInfo:
@@ -46,7 +45,7 @@ class Layers:
         return self.vectors.get(path) or self.weights[path]
 
     def group(self, path: str) -> str:
-        """The group in which a weight trains alone, or a vector with the others."""
+        """The group in which a weight trains alone, or a vector with other vectors."""
         return _group_of_vector(self.vectors[path]) if path in self.vectors else self.group_of_weight[path]
 
     def weights_of(self, group: str) -> dict[str, ParamInfo]:
@@ -61,7 +60,7 @@ def collect_layers(
     uses: Sequence[UseCounts],
     sizes: Sequence[Size],
 ) -> Layers:
-    """`Layers` from what is known of each network: parameters, names of activations, `collapsers`, uses and size."""
+    """`Layers` of networks, given the parameters, names of activations, `collapsers`, uses and size of each."""
     weights: dict[str, ParamInfo] = {}
     vectors: dict[str, ParamInfo] = {}
     branch_activations, readout_activations = set[str](), set[str]()
@@ -100,7 +99,7 @@ def collect_layers(
         for path in weights if network.axis == "depth" else ():
             entries[path][network.size], counts[path][network.size] = size[path], count[path]
     grows = lambda numbers: max(numbers.values(), default=0) > min(numbers.values(), default=0)
-    # Weights of every layer, or those that every layer uses.
+    # Groups of every layer: of their own, or shared by all.
     repeated = {groups[p] for p in weights if grows(entries[p]) or grows(counts[p])}
     return Layers(
         weights,
@@ -117,29 +116,34 @@ def collect_layers(
     )
 
 
-def sample_blocks(info: Mapping[str, ParamInfo], collapse: Collapse, stacked: Collection[str]) -> list[np.ndarray]:
-    """For each parameter ``[4, ...]``, 1 where its entries belong to one of four residual blocks and 0 elsewhere.
+def sample_blocks(infos: Sequence[Mapping[str, ParamInfo]], collapses: Sequence[Collapse]) -> list[list[np.ndarray]]:
+    """For each network of different depths and each parameter, the mask ``[4, ...]`` of four of its residual blocks.
 
-    These are the last ones of each quarter. Blocks are counted by the indices that `collapsers` replaces, or by the
-    first axis of the ``stacked`` parameters.
+    The four are the last blocks of each quarter; a mask is 1 at their entries. Blocks are counted by the indices that
+    `collapsers` replaces, or by the first axis of parameters whose first axis grows with depth.
     """
-    places = {}
-    for path, leaf in info.items():
-        name = collapse(path)
-        if leaf.in_branch and "*" in name:
-            parts = zip(path.split("/"), name.split("/"), strict=True)
-            numbers = next(re.findall(r"\d+", part) for part, shown in parts if "*" in shown)
-            places[path] = (name.partition("*")[0], *map(int, numbers))
-    blocks = sorted(set(places.values()))
     quarter = lambda count: [max(0, math.ceil(count * k / 4) - 1) for k in (1, 2, 3, 4)]
-    chosen = [blocks[i] for i in quarter(len(blocks))] if blocks else [()] * 4
-    masks = []
-    for path, leaf in info.items():
-        if leaf.in_branch and path in stacked:
-            mask = np.eye(leaf.shape[0])[quarter(leaf.shape[0])]
-            masks.append(mask.reshape(*mask.shape, *[1] * (len(leaf.shape) - 1)))
-        else:
-            masks.append(np.array([float(path in places and places[path] == block) for block in chosen]))
+    lengths: dict[str, set[int]] = {}
+    for path, leaf in itertools.chain.from_iterable(info.items() for info in infos):
+        lengths.setdefault(path, set()).update(leaf.shape[:1])
+    masks: list[list[np.ndarray]] = []
+    for info, collapse in zip(infos, collapses, strict=True):
+        places = {}
+        for path, leaf in info.items():
+            name = collapse(path)
+            if leaf.in_branch and "*" in name:
+                parts = zip(path.split("/"), name.split("/"), strict=True)
+                numbers = next(re.findall(r"\d+", part) for part, shown in parts if "*" in shown)
+                places[path] = (name.partition("*")[0], *map(int, numbers))
+        blocks = sorted(set(places.values()))
+        chosen = [blocks[i] for i in quarter(len(blocks))] if blocks else [()] * 4
+        masks.append([])
+        for path, leaf in info.items():
+            if leaf.in_branch and len(lengths[path]) > 1:
+                mask = np.eye(leaf.shape[0])[quarter(leaf.shape[0])]
+                masks[-1].append(mask.reshape(*mask.shape, *[1] * (len(leaf.shape) - 1)))
+            else:
+                masks[-1].append(np.array([float(path in places and places[path] == block) for block in chosen]))
     return masks
 
 
@@ -153,8 +157,8 @@ def collapsers(names_of_networks: Sequence[Sequence[str]], infos: Sequence[Mappi
     """For each network, a function of a path that replaces indices that count layers by ``*``.
 
     An index counts layers if its values differ between the networks: ``block_7`` of a deep network becomes
-    ``block_*``, while ``Dense_0`` and ``Dense_1`` of every block stay apart. It also counts layers if three modules
-    or more, with two weights or more each, have equal parameters. Different kinds of modules are not counted together:
+    ``block_*``, while ``Dense_0`` and ``Dense_1`` of every block stay apart. It also counts layers if at least three
+    modules, with at least two weights each, have equal parameters. Different kinds of modules are counted separately:
     ``Dense_0`` (a stem), ``Dense_1`` to ``Dense_8`` (blocks) and ``Dense_9`` (the readout) become ``Dense_0``,
     ``Dense_*`` and ``Dense_* (output)``.
 
@@ -166,7 +170,7 @@ def collapsers(names_of_networks: Sequence[Sequence[str]], infos: Sequence[Mappi
     counting: set[_Place] = set()
 
     def collapsed(i: int, name: str, seen: dict[_Place, list[dict[str, str]]] | None = None) -> str:
-        """``name`` with the indices in ``counting`` as ``*``; adds its parts, as they are, to ``seen``."""
+        """``name`` with the indices in ``counting`` as ``*``; adds its original parts to ``seen``."""
         done, path = "", ""
         for part in name.split("/"):
             path = f"{path}/{part}"
@@ -177,7 +181,7 @@ def collapsers(names_of_networks: Sequence[Sequence[str]], infos: Sequence[Mappi
             done = f"{done}/{place[1] + label if place in counting else part}"
         return done[1:]
 
-    while True:  # a level is decided once those above it are
+    while True:  # a level is decided after those above it
         seen: dict[_Place, list[dict[str, str]]] = {}  # for every network: part -> its first path
         for i, names in enumerate(names_of_networks):
             for name in names:
@@ -195,7 +199,7 @@ def collapsers(names_of_networks: Sequence[Sequence[str]], infos: Sequence[Mappi
 
 
 def _equal_layers(info: Mapping[str, ParamInfo], paths: Collection[str]) -> bool:
-    """Whether these are three modules or more of equal parameters in branches, with two weights or more."""
+    """Whether these are at least three modules of equal parameters in branches, with at least two weights each."""
     parameters = [
         {path[len(module) :]: leaf for path, leaf in info.items() if path.startswith(f"{module}/")} for module in paths
     ]

@@ -1,4 +1,4 @@
-"""Stacks of residual blocks, and the configuration that their layers share."""
+"""Stacks of residual blocks, and the configuration of their layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Layer = Callable[[jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class LayerConfig:
-    """What the layers of a network share. Its methods make layers inside a module's ``__call__``.
+    """The fields that the layers of a network share; its methods make layers inside a module's ``__call__``.
 
     ``sigma`` is the initial standard deviation of weights in units of ``1/sqrt(fan_in)``; layers compute in ``dtype``,
     parameters and the residual stream have ``param_dtype``; ``train`` is for BatchNorm and dropout.
@@ -51,7 +51,7 @@ class LayerConfig:
         return ResidualBranch(branch, self.parametrization, self.depth_ratio, shortcut)
 
 
-ATTENTION = "attention"  # the `checkpoint_name` of what attention mixes
+ATTENTION = "attention"  # the `checkpoint_name` of attention's outputs
 
 _policies = jax.checkpoint_policies
 REMAT: dict[str, Callable[..., Any] | None] = {
@@ -64,16 +64,15 @@ REMAT: dict[str, Callable[..., Any] | None] = {
 
 
 def stacked(block: type[nn.Module], length: int, *, scan: bool, remat: str = "none") -> Callable[..., nn.Module]:
-    """``length`` copies of ``block`` in sequence, their parameters stacked along a leading ``layers`` axis.
+    """``length`` copies of ``block`` in sequence, with parameters stacked along a leading ``layers`` axis.
 
-    Both values of ``scan`` have the same parameters, initial values, outputs and gradients, so a checkpoint of one is a
-    checkpoint of the other.
+    Parameters, initial values, outputs and gradients do not depend on ``scan``, so checkpoints fit both values.
 
     Args:
       block: maps ``(carry, None) -> (carry, None)``.
       length: number of copies.
       scan: compile the block once; otherwise ``length`` times, which XLA may optimize further.
-      remat: a key of `REMAT`, what the forward pass saves; the rest is computed again. Changes memory and time only.
+      remat: a key of `REMAT`: what the forward pass saves; the rest is recomputed. Changes memory and time only.
     """
     policy = REMAT[remat]
     if policy is None and gathers():

@@ -1,4 +1,4 @@
-"""The configuration that the parts of a transformer share."""
+"""The configuration of a transformer's layers."""
 
 from __future__ import annotations
 
@@ -12,22 +12,17 @@ class TransformerConfig(LayerConfig):
     """A stack of attention and feed-forward branches.
 
     Attributes:
-      depth: layers, each with two branches.
-      num_heads: their dimension is the width over this.
-      num_kv_heads: heads of keys and values, a divisor of ``num_heads``: neighboring heads share them. 0: each its own.
-      base_head_dim: the base model's head dimension; 0 means this model's.
+      num_heads: of dimension width / ``num_heads``.
+      num_kv_heads: heads of keys and values, a divisor of ``num_heads``; 0: as many as ``num_heads``.
+      base_head_dim: the base model's head dimension; 0: this model's.
       causal: a position attends to itself and to earlier ones.
-      rotary: sides of the grid that the tokens form, whose queries and keys are rotated by their positions; tokens
-        before the grid are not. Empty for none. See `depthmup_flax.nn.positions.rotary_angles`.
-      qk_norm: RMS norm of the queries and of the keys of each head.
-      mlp: of `depthmup_flax.nn.feed_forward.MLPS`.
-      mlp_ratio: hidden features of the feed-forward branch in units of the width.
-      mlp_features: if above 0, replaces ``mlp_ratio``: hidden features, of this model.
-      experts: feed-forward networks among which a router chooses for each token; 0 for one without router.
-      experts_per_token: how many it chooses.
+      rotary: sides of the grid of tokens whose queries and keys are rotated by their positions; tokens before the grid
+        are not. Empty: no rotation. See `depthmup_flax.nn.positions.rotary_angles`.
+      mlp_features: hidden features of this model; 0: ``mlp_ratio`` times the width.
       dropout: probability of dropping an entry of a branch's output in training (needs an rng "dropout").
-      attention: of `depthmup_flax.nn.attention.ATTENTIONS`.
       scan, remat: see `depthmup_flax.nn.blocks.stacked`.
+
+    The other fields are those of `depthmup_flax.models.base.TransformerNetwork`.
     """
 
     norm: str = "layer"

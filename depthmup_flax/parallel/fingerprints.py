@@ -1,4 +1,4 @@
-"""Fingerprints of arrays: of whole ones for checkpoints, and of the copies on several devices, which must be equal."""
+"""Fingerprints of arrays: of whole arrays for checkpoints, and of the copies on devices, which must be equal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.util.errors import RunStopped
 from depthmup_flax.util.types import ArrayTree
 
-_ODD = np.arange(1, 2**17, 2, dtype=np.uint32)  # 1/4 MiB, which stays in a core's cache
+_ODD = np.arange(1, 2**17, 2, dtype=np.uint32)  # 1/4 MiB fits a core's cache
 
 
 def fingerprint(state: ArrayTree) -> list[int]:
@@ -39,7 +39,7 @@ def _is_in_memory(leaf: jax.Array | np.ndarray) -> bool:
 
 
 def _by_numpy(x: np.ndarray) -> int:
-    """`fingerprint` of an array without a program, whose compiled form takes longer to read than the sum to compute."""
+    """`fingerprint` of an array by NumPy: loading a compiled program takes longer than the sum."""
     words, total = np.ascontiguousarray(x).reshape(-1).view(f"u{min(x.itemsize, 4)}"), 0
     for start in range(0, len(words), len(_ODD)):
         part = words[start : start + len(_ODD)].astype(np.uint32, copy=False)
@@ -68,11 +68,10 @@ def _fingerprint(x: jax.Array) -> jax.Array:
 def require_equal_copies(state: ArrayTree) -> None:
     """Compares the copies that devices hold of each array, or of each part of one, bit by bit (by `fingerprint`).
 
-    ``state`` is sharded over one mesh; all processes call this together and get the same answer. Devices whose copies
-    differ compute with broken hardware, or have got other numbers; training does not bring them together again.
+    ``state`` is sharded over one mesh; all processes call this together and get the same answer.
 
     Raises:
-      RunStopped: copies differ; the sentence names the array, the devices and their processes.
+      RunStopped: copies differ, by broken hardware or different input; names the array, devices and processes.
     """
     paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(state), strict=True)
     mesh = leaves[0].sharding.mesh
@@ -115,7 +114,7 @@ def _of_each_device(
 
 
 def _differing(numbers: np.ndarray, spec: PartitionSpec, mesh: Mesh) -> list[tuple[list[jax.Device], int]]:
-    """For each part of an array whose copies differ: devices of the minority, and the number of the others.
+    """For each part of an array whose copies differ: the devices in the minority, and the size of the majority.
 
     ``numbers``: the fingerprint on each device, in the shape of the mesh. Without a majority: all devices, and 0.
     """

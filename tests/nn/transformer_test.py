@@ -103,7 +103,7 @@ def test_gpt_takes_shorter_sequences_than_it_was_made_for_and_learned_positions_
     if positions == "sincos":
         assert jax.eval_shape(model.apply, {"params": params}, longer).shape == (3, 24, 7)
     else:
-        with pytest.raises(dm.InputError, match="24 tokens, but the model was initialized with 12"):
+        with pytest.raises(dm.InputError, match="24 tokens: use at most 12"):
             model.apply({"params": params}, longer)
 
 
