@@ -16,8 +16,8 @@ from depthmup_flax.coord_check.recorded_sizes import BRANCH_VECTORS, BRANCHES, O
 from depthmup_flax.coord_check.use_counts import UseCounts
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 
-Collapse = Callable[[str], str]  # path -> path with layer indices as ``*``
-_Place = tuple[str, str, str]  # (collapsed parent, name with digits as ``*``, kind of module)
+Collapse = Callable[[str], str]  # path -> path with layer indices as `*`
+_Place = tuple[str, str, str]  # (collapsed parent, name with digits as `*`, kind of module)
 
 _WEIGHT_NAMES = ("kernel", "embedding", "weight", "w")
 

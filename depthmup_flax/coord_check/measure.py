@@ -182,7 +182,7 @@ class _Blocks(NamedTuple):
 
     group: int
     steps: int
-    masks: Sequence[np.ndarray]  # for each parameter ``[blocks, ...]``
+    masks: Sequence[np.ndarray]  # for each parameter `[blocks, ...]`
 
     @property
     def rounds(self) -> int:

@@ -25,7 +25,7 @@ class Size(NamedTuple):
     """One network of a check; the first four fields of its records."""
 
     axis: str  # "width" or "depth": what varies
-    size: int  # the network's value of ``axis``
+    size: int  # the network's value of `axis`
     width: int
     depth: int
 
@@ -54,7 +54,7 @@ class Record:
     group: str  # the parameters that train
     step: int  # optimizer steps taken
     quantity: str
-    name: str  # the activation or parameter; layer indices are ``*``
+    name: str  # the activation or parameter; layer indices are `*`
     value: float
 
 

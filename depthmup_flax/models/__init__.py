@@ -14,7 +14,7 @@ from depthmup_flax.util.errors import InputError, did_you_mean
 
 MODELS: dict[str, Any] = {"res_mlp": ResMLP, "simple_resnet": SimpleResNet, "resnet": ResNet, "vit": ViT, "gpt": GPT}
 
-# Fields that ``config.model`` does not set: Linen's own, and those that the rest of the configuration gives.
+# Fields that `config.model` does not set: Linen's own, and those that the rest of the configuration gives.
 _NOT_IN_CONFIG = ("parent", "name", "num_classes", "vocab_size", "parametrization", "param_dtype")
 
 

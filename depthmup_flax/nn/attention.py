@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from depthmup_flax.nn.blocks import ATTENTION
+from depthmup_flax.nn.blocks import ATTENTION, TransformerConfig
 from depthmup_flax.nn.fused_attention import fused_attention, fuses
 from depthmup_flax.nn.layers import INTO, OUT_OF, Norm
 from depthmup_flax.nn.positions import rotated
-from depthmup_flax.nn.transformer_config import TransformerConfig
 from depthmup_flax.parallel.sharding import inner, inner_part, on_parts, traced_platform
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.precision import products_in
@@ -54,9 +53,9 @@ class SelfAttention(nn.Module):
         self.sow("intermediates", "q", _by_head(q, head_dim))
         self.sow("intermediates", "k", _by_head(_for_each_head(k, head_dim, num_heads), head_dim))
         scale = config.parametrization.attention_scale(head_dim, config.base_head_dim or head_dim)
-        form = {"head_dim": head_dim, "scale": scale, "causal": config.causal, "fused": config.attention == "auto"}
-        mixed = checkpoint_name(attention(q, k, v, **form), ATTENTION)
-        return config.dense(features, OUT_OF, name="out")(inner(mixed))
+        fused = config.attention == "auto"
+        mixed = attention(q, k, v, head_dim=head_dim, scale=scale, causal=config.causal, fused=fused)
+        return config.dense(features, OUT_OF, name="out")(inner(checkpoint_name(mixed, ATTENTION)))
 
     def _prepared(self, norm: str, x_BxTxN: jax.Array, head_dim: int) -> jax.Array:
         """Queries or keys, normalized and rotated as configured."""

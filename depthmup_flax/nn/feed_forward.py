@@ -6,8 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from depthmup_flax.nn.blocks import TransformerConfig
 from depthmup_flax.nn.layers import HIDDEN, INTO, OUT_OF, Dense
-from depthmup_flax.nn.transformer_config import TransformerConfig
 from depthmup_flax.parallel.sharding import inner
 from depthmup_flax.util.errors import InputError
 

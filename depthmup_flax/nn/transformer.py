@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.nn.attention import SelfAttention
-from depthmup_flax.nn.blocks import stacked
+from depthmup_flax.nn.blocks import TransformerConfig, stacked
 from depthmup_flax.nn.feed_forward import FeedForward, MixtureOfExperts
 from depthmup_flax.nn.layers import LogitFactors, normal, readout_product
-from depthmup_flax.nn.transformer_config import TransformerConfig
 from depthmup_flax.parallel.sharding import gathered
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.util.precision import product_precision

@@ -26,16 +26,10 @@ def fingerprint(state: ArrayTree) -> list[int]:
     sharding does not matter. A flipped bit adds an odd number times a power of two below 2^32.
     """
     leaves = jax.tree.leaves(state)
-    if all(_is_in_memory(leaf) for leaf in leaves):
+    on_one_cpu = lambda x: x.is_fully_addressable and [device.platform for device in x.devices()] == ["cpu"]
+    if all(isinstance(leaf, np.ndarray) or on_one_cpu(leaf) for leaf in leaves):  # NumPy reads them without a copy
         return [_by_numpy(np.asarray(leaf)) for leaf in leaves]
     return [int(number) for number in jax.device_get(_fingerprints(leaves))]
-
-
-def _is_in_memory(leaf: jax.Array | np.ndarray) -> bool:
-    """Whether NumPy can read the array without a copy."""
-    if isinstance(leaf, np.ndarray):
-        return True
-    return leaf.is_fully_addressable and [device.platform for device in leaf.devices()] == ["cpu"]
 
 
 def _by_numpy(x: np.ndarray) -> int:
@@ -93,8 +87,8 @@ def require_equal_copies(state: ArrayTree) -> None:
     more = f" (and {len(found) - 1} more arrays)" if len(found) > 1 else ""
     raise RunStopped(
         f"the copies of {name}{more} on {where} differ from {than}: a device has computed or stored a wrong number, so "
-        "no checkpoint is written. Check that machine or leave it out, and rerun the command, which resumes from the "
-        "last checkpoint; --config.train.compare_replicas=False turns this comparison off."
+        "no checkpoint is written. Check that machine or leave it out, and rerun the command to resume from the last "
+        "checkpoint. To turn this comparison off: --config.train.compare_replicas=False."
     )
 
 

@@ -25,7 +25,7 @@ MESH_AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
 
 # Mesh axis -> logical axes: the first of them that a parameter has, and that the mesh axis divides, is split. Features
-# inside a branch precede those of the stream, so that a branch needs one sum over ``tensor`` (Megatron-LM,
+# inside a branch precede those of the stream, so that a branch needs one sum over `tensor` (Megatron-LM,
 # arXiv:1909.08053, sec. 3); a vocabulary does so that logits are split, not summed. Vectors, and parameters that fit no
 # rule, are replicated.
 PARAM_RULES: Mapping[str, tuple[str, ...]] = {

@@ -98,8 +98,9 @@ def make_plan(step: PlannedStep) -> Plan:
     """The figures of a compiled step."""
     experiment, config, device = step.experiment, step.experiment.config, step.mesh.devices.flat[0]
     chip, model = chip_of(device), config.model
-    fits = isinstance(step.compiled, jax.stages.Compiled)
-    costs = hlo_costs(parse(step.compiled.as_text() or "")) if fits else HloCosts(0, 0, {}, ())
+    costs = HloCosts(0, 0, {}, ())
+    if isinstance(step.compiled, jax.stages.Compiled):
+        costs = hlo_costs(parse(step.compiled.as_text() or ""))
     runs = step.lanes.per_device * step.mesh.size if step.lanes else 1
     flops = step.flops / step.mesh.size
     return Plan(

@@ -8,8 +8,8 @@ import optax
 import pytest
 
 import depthmup_flax as dm
+from depthmup_flax.nn.blocks import TransformerConfig
 from depthmup_flax.nn.feed_forward import BALANCE_RATE, FeedForward, MixtureOfExperts, largest
-from depthmup_flax.nn.transformer_config import TransformerConfig
 
 X = jax.random.normal(jax.random.key(1), (2, 5, 8))
 

@@ -12,9 +12,9 @@ from drawn import drawn
 import depthmup_flax as dm
 from depthmup_flax.nn import attention as attention_module
 from depthmup_flax.nn.attention import SelfAttention
+from depthmup_flax.nn.blocks import TransformerConfig
 from depthmup_flax.nn.positions import sincos_positions, sincos_positions_2d
 from depthmup_flax.nn.transformer import Embed
-from depthmup_flax.nn.transformer_config import TransformerConfig
 from depthmup_flax.rule.info_trees import flatten_info
 
 IMAGES = jax.random.normal(jax.random.key(1), (3, 16, 16, 3))
