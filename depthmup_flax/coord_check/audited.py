@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from depthmup_flax.coord_check.layer_names import Collapse
-from depthmup_flax.coord_check.networks import Network
+from depthmup_flax.coord_check.layer_names import SizedNetwork
 from depthmup_flax.infer.audit import audit
 from depthmup_flax.infer.audit_table import Finding, summary
 from depthmup_flax.infer.missing_factors import same_role
-from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 
 
-def code_findings(
-    axis: str, network: Network, base: Network, collapse: Collapse, rule: Parametrization
-) -> list[Finding] | None:
-    """Certain mistakes in a network, audited with the smallest of the axis as base; ``None`` if it cannot be audited.
+def code_findings(axis: str, networks: Sequence[SizedNetwork], rule: Parametrization) -> list[Finding] | None:
+    """Certain mistakes in the largest network of an axis, with the smallest as base; ``None`` if it cannot be audited.
 
     Over width, the audit compares the roles in ``info`` with those of the trace; over depth, the branches. Paths are
-    those of the report, by ``collapse``.
+    those of the report.
     """
-    source, info = network.source, flatten_info(network.info)
-    if source is None or base.source is None:
+    base, *_, network = sorted((one for one in networks if one.size.axis == axis), key=lambda one: one.size.size)
+    (base_source, source), info = (one.traced.network.source for one in (base, network)), network.info
+    if source is None or base_source is None:
         return None
     inside = {path for path, leaf in info.items() if leaf.in_branch}
     try:
         result = audit(
             source.model,
-            base.source.model,
+            base_source.model,
             source.x,
             rule=rule,
             # At one depth, a branch that every depth has once looks like the others.
             in_branch=inside.__contains__ if inside and axis == "depth" else None,
-            depth_ratio=_depth_ratio(info, flatten_info(base.info)) if axis == "depth" else None,
+            depth_ratio=_depth_ratio(info, base.info) if axis == "depth" else None,
             output=source.output,
             **source.kwargs,
         )
@@ -49,7 +46,7 @@ def code_findings(
         for (given, read), paths in wrong.items():
             text = f"info has {summary(paths)} as {given}; the trace reads {read}."
             found.append(Finding("wrong_role", tuple(paths), text, "info = audit.info"))
-    renamed = lambda paths: tuple(dict.fromkeys(collapse(path) for path in paths))
+    renamed = lambda paths: tuple(dict.fromkeys(map(network.collapse, paths)))
     return [dataclasses.replace(f, paths=renamed(f.paths)) for f in found]
 
 

@@ -19,7 +19,7 @@ import optax
 from depthmup_flax.coord_check.audited import code_findings
 from depthmup_flax.coord_check.diagnosis import Evidence, diagnose
 from depthmup_flax.coord_check.judgment import judge
-from depthmup_flax.coord_check.layer_names import collapsers, collect_layers, sample_blocks
+from depthmup_flax.coord_check.layer_names import SizedNetwork, collapsers, collect_layers, sample_blocks
 from depthmup_flax.coord_check.measure import Loss, Measurement
 from depthmup_flax.coord_check.networks import Network, Traced, traced
 from depthmup_flax.coord_check.notes import notes
@@ -27,7 +27,6 @@ from depthmup_flax.coord_check.probe import Probe
 from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, OUTPUT, Record, Size, Table
 from depthmup_flax.coord_check.report import Report
 from depthmup_flax.process.cores import cpu_cores
-from depthmup_flax.rule.geometry import matrix_updates
 from depthmup_flax.rule.info_trees import flatten_info, param_count
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, require_parametrization
 from depthmup_flax.util.errors import InputError
@@ -94,30 +93,24 @@ def coord_check(
     distinct = {size[2:]: size for size in sizes}  # a network may be on both axes
     network_of = {key: traced(_built(build, size)) for key, size in distinct.items()}
     networks = [network_of[size[2:]] for size in sizes]
-    shapes = [network.shapes for network in networks]
     infos = [flatten_info(network.network.info) for network in networks]
     _require_growth("width", widths, infos[: len(widths)])
     if rule.width == "mup":
         _require_width_ratios(widths, infos[: len(widths)])
     if not _uses_grow(depths, networks[len(widths) :]):
         _require_growth("depth", depths, infos[len(widths) :])
-    loss = _checked_loss(labels, loss, shapes[0][OUTPUT])
-    collapses = collapsers([[*info, *names] for info, names in zip(infos, shapes, strict=True)], infos)
-    blocks = [None] * len(widths) + sample_blocks(infos[len(widths) :], collapses[len(widths) :])
+    loss = _checked_loss(labels, loss, networks[0].shapes[OUTPUT])
+    collapses = collapsers([[*info, *one.shapes] for info, one in zip(infos, networks, strict=True)], infos)
+    sized = [SizedNetwork(*fields) for fields in zip(sizes, networks, infos, collapses, strict=True)]
+    blocks = [None] * len(widths) + sample_blocks(sized[len(widths) :])
     measurements = [
-        Measurement(network.network, shape, loss, rule, size, steps, seeds, spectral, collapse, block)
-        for size, network, shape, collapse, block in zip(sizes, networks, shapes, collapses, blocks, strict=True)
+        Measurement(one, masks, loss, rule, steps, seeds, spectral) for one, masks in zip(sized, blocks, strict=True)
     ]
     records = train_networks(measurements, say)
-    layers = collect_layers(infos, shapes, collapses, [n.uses for n in networks], sizes)
-    matrices = matrix_updates(networks[0].network.optimizer, networks[0].network.info)
-    layers = dataclasses.replace(layers, matrix_updates=frozenset(map(collapses[0], matrices)))
+    layers = collect_layers(sized)
     table = Table(records, layers.readout_activations)
     quantities = judge(table, rule, tolerance, layers)
-    found = {}
-    for axis in table.axes():
-        (_, small), *_, (_, large) = sorted((size.size, i) for i, size in enumerate(sizes) if size.axis == axis)
-        found[axis] = code_findings(axis, networks[large].network, networks[small].network, collapses[large], rule)
+    found = {axis: code_findings(axis, sized, rule) for axis in table.axes()}
     probe = Probe(networks[0].network, loss, collapses[0])
     causes = diagnose(Evidence(table, quantities, rule, layers, tolerance, probe, found))
     low = sorted({network.precision for network in networks if network.precision})

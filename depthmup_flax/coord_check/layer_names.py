@@ -8,18 +8,29 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
+from depthmup_flax.coord_check.networks import Traced
 from depthmup_flax.coord_check.recorded_sizes import BRANCH_VECTORS, BRANCHES, OTHER_VECTORS, Size
-from depthmup_flax.coord_check.use_counts import UseCounts
+from depthmup_flax.rule.geometry import matrix_updates
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 
 Collapse = Callable[[str], str]  # path -> path with layer indices as `*`
 _Place = tuple[str, str, str]  # (collapsed parent, name with digits as `*`, kind of module)
 
 _WEIGHT_NAMES = ("kernel", "embedding", "weight", "w")
+
+
+@dataclasses.dataclass(frozen=True)
+class SizedNetwork:
+    """One network of a check."""
+
+    size: Size
+    traced: Traced
+    info: Mapping[str, ParamInfo]
+    collapse: Collapse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +49,7 @@ class Layers:
     tied: tuple[str, ...]  # input weights that are used twice
     shapes_over_width: Mapping[str, tuple[tuple[int, ...], ...]]
     # Weights with updates that are not entrywise: the exponent of their entries depends on the gradients' rank.
-    matrix_updates: frozenset[str] = frozenset()
+    matrix_updates: frozenset[str]
 
     def leaf(self, path: str) -> ParamInfo:
         """A weight or a vector."""
@@ -53,29 +64,23 @@ class Layers:
         return {path: leaf for path, leaf in self.weights.items() if self.group_of_weight[path] == group}
 
 
-def collect_layers(
-    infos: Sequence[Mapping[str, ParamInfo]],
-    activations: Sequence[Iterable[str]],
-    collapses: Sequence[Collapse],
-    uses: Sequence[UseCounts],
-    sizes: Sequence[Size],
-) -> Layers:
-    """`Layers` of networks, given the parameters, names of activations, `collapsers`, uses and size of each."""
+def collect_layers(networks: Sequence[SizedNetwork]) -> Layers:
+    """The layers of networks."""
     weights: dict[str, ParamInfo] = {}
     vectors: dict[str, ParamInfo] = {}
     branch_activations, readout_activations = set[str](), set[str]()
-    for info, names, collapse in zip(infos, activations, collapses, strict=True):
-        weights |= {collapse(path): leaf for path, leaf in info.items() if not _is_vector(leaf)}
-        vectors |= {collapse(path): leaf for path, leaf in info.items() if _is_vector(leaf)}
-        kinds = _kinds(info)
-        for name in names:
-            module = name  # innermost, with parameters
+    for one in networks:
+        weights |= {one.collapse(path): leaf for path, leaf in one.info.items() if not _is_vector(leaf)}
+        vectors |= {one.collapse(path): leaf for path, leaf in one.info.items() if _is_vector(leaf)}
+        kinds = _kinds(one.info)
+        for name in one.traced.shapes:
+            module = name  # the innermost one with parameters
             while module and module not in kinds:
                 module = module.rpartition("/")[0]
             if kinds.get(module) == "branch":
-                branch_activations.add(collapse(name))
+                branch_activations.add(one.collapse(name))
             elif kinds.get(module) == Role.OUTPUT.value:
-                readout_activations.add(collapse(name))
+                readout_activations.add(one.collapse(name))
     groups = {path: _group_of(path) for path in weights}
     inside = {groups[path] for path, leaf in weights.items() if leaf.in_branch} | {BRANCHES, BRANCH_VECTORS}
     scores, others, tied = set[str](), set[str](), set[str]()
@@ -83,24 +88,25 @@ def collect_layers(
     # Over depth: the numbers in a weight's arrays, and its uses.
     entries: dict[str, dict[int, int]] = {path: {} for path in weights}
     counts: dict[str, dict[int, int]] = {path: {} for path in weights}
-    for info, collapse, use, network in zip(infos, collapses, uses, sizes, strict=True):
-        size, count = Counter[str](), Counter[str]()
-        for i, (path, leaf) in enumerate(info.items()):
-            name = collapse(path)
+    for one in networks:
+        size, count, use = Counter[str](), Counter[str](), one.traced.uses
+        for i, (path, leaf) in enumerate(one.info.items()):
+            name = one.collapse(path)
             if name not in weights:
                 continue
-            if network.axis == "width":
+            if one.size.axis == "width":
                 shapes[name] = (*shapes.get(name, ()), leaf.shape)
             size[name] += math.prod(leaf.shape)
             count[name] += use.counts[i]
             (scores if i in use.queries_and_keys else others).add(groups[name])
             if leaf.role is Role.INPUT and not leaf.in_branch and use.counts[i] == 2:
                 tied.add(name)
-        for path in weights if network.axis == "depth" else ():
-            entries[path][network.size], counts[path][network.size] = size[path], count[path]
+        for path in weights if one.size.axis == "depth" else ():
+            entries[path][one.size.size], counts[path][one.size.size] = size[path], count[path]
     grows = lambda numbers: max(numbers.values(), default=0) > min(numbers.values(), default=0)
     # Groups of every layer: of their own, or shared by all.
     repeated = {groups[p] for p in weights if grows(entries[p]) or grows(counts[p])}
+    first = networks[0].traced.network
     return Layers(
         weights,
         vectors,
@@ -113,10 +119,11 @@ def collect_layers(
         reused={path: n for path, n in counts.items() if grows(n) and not grows(entries[path])},
         tied=tuple(sorted(tied)),
         shapes_over_width=shapes,
+        matrix_updates=frozenset(map(networks[0].collapse, matrix_updates(first.optimizer, first.info))),
     )
 
 
-def sample_blocks(infos: Sequence[Mapping[str, ParamInfo]], collapses: Sequence[Collapse]) -> list[list[np.ndarray]]:
+def sample_blocks(networks: Sequence[SizedNetwork]) -> list[list[np.ndarray]]:
     """For each network of different depths and each parameter, the mask ``[4, ...]`` of four of its residual blocks.
 
     The four are the last blocks of each quarter; a mask is 1 at their entries. Blocks are counted by the indices that
@@ -124,13 +131,13 @@ def sample_blocks(infos: Sequence[Mapping[str, ParamInfo]], collapses: Sequence[
     """
     quarter = lambda count: [max(0, math.ceil(count * k / 4) - 1) for k in (1, 2, 3, 4)]
     lengths: dict[str, set[int]] = {}
-    for path, leaf in itertools.chain.from_iterable(info.items() for info in infos):
+    for path, leaf in itertools.chain.from_iterable(one.info.items() for one in networks):
         lengths.setdefault(path, set()).update(leaf.shape[:1])
     masks: list[list[np.ndarray]] = []
-    for info, collapse in zip(infos, collapses, strict=True):
+    for one in networks:
         places = {}
-        for path, leaf in info.items():
-            name = collapse(path)
+        for path, leaf in one.info.items():
+            name = one.collapse(path)
             if leaf.in_branch and "*" in name:
                 parts = zip(path.split("/"), name.split("/"), strict=True)
                 numbers = next(re.findall(r"\d+", part) for part, shown in parts if "*" in shown)
@@ -138,7 +145,7 @@ def sample_blocks(infos: Sequence[Mapping[str, ParamInfo]], collapses: Sequence[
         blocks = sorted(set(places.values()))
         chosen = [blocks[i] for i in quarter(len(blocks))] if blocks else [()] * 4
         masks.append([])
-        for path, leaf in info.items():
+        for path, leaf in one.info.items():
             if leaf.in_branch and len(lengths[path]) > 1:
                 mask = np.eye(leaf.shape[0])[quarter(leaf.shape[0])]
                 masks[-1].append(mask.reshape(*mask.shape, *[1] * (len(leaf.shape) - 1)))

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from depthmup_flax.coord_check.layer_names import Collapse, groups_of_parameter
-from depthmup_flax.coord_check.networks import Activations, Network, Shapes
+from depthmup_flax.coord_check.layer_names import Collapse, SizedNetwork, groups_of_parameter
+from depthmup_flax.coord_check.networks import Activations, Network, Traced
 from depthmup_flax.coord_check.recorded_sizes import (
     BRANCHES,
     EVERYTHING,
@@ -42,30 +42,26 @@ class Measurement:
     scale, as no other group gets a gradient through zeros, and outputs would move less and less through a readout that
     shrinks with width.
 
-    ``shapes`` are those of the activations and the output. Seeds and groups run one after another in one program:
-    convolutions under ``vmap`` are slow on CPU.
+    Seeds and groups run one after another in one program: convolutions under ``vmap`` are slow on CPU.
     """
 
-    network: Network
-    shapes: Shapes
+    network: SizedNetwork
+    blocks: Sequence[np.ndarray] | None  # see `sample_blocks`; None: not measured
     loss: Loss
     rule: Parametrization
-    size: Size
     steps: int
     seeds: int
     spectral: bool
-    collapse: Collapse
-    blocks: Sequence[np.ndarray] | None = None  # see `sample_blocks`; None: not measured
 
-    @functools.cached_property
-    def info(self) -> dict[str, ParamInfo]:
-        """Path -> `ParamInfo`."""
-        return flatten_info(self.network.info)
+    @property
+    def size(self) -> Size:
+        """The size of the network."""
+        return self.network.size
 
     @functools.cached_property
     def groups(self) -> dict[str, list[bool]]:
         """Group -> whether each parameter trains."""
-        own = [groups_of_parameter(path, leaf, self.collapse) for path, leaf in self.info.items()]
+        own = [groups_of_parameter(path, leaf, self.network.collapse) for path, leaf in self.network.info.items()]
         groups = [EVERYTHING, *sorted({group for names in own for group in names})]
         return {group: [group in (EVERYTHING, *names) for names in own] for group in groups}
 
@@ -77,13 +73,14 @@ class Measurement:
     @property
     def keys(self) -> list[_Key]:
         """What is recorded at every step, in order."""
-        matrices = [path for path, leaf in self.info.items() if len(leaf.shape) >= 2]
+        shapes, info = self.network.traced.shapes, self.network.info
+        matrices = [path for path, leaf in info.items() if len(leaf.shape) >= 2]
         return [
-            *[(quantity, name) for quantity in ("activation", "change") for name in self.shapes],
-            *[("mean", name) for name, x in self.shapes.items() if x.ndim],
+            *[(quantity, name) for quantity in ("activation", "change") for name in shapes],
+            *[("mean", name) for name, x in shapes.items() if x.ndim],
             ("aligned", OUTPUT),
             *([("nonlinear", OUTPUT)] if self._measures_blocks else []),
-            *[(quantity, path) for quantity in ("update", "gradient_update", "gradient") for path in self.info],
+            *[(quantity, path) for quantity in ("update", "gradient_update", "gradient") for path in info],
             *[("update_norm", path) for path in matrices if self.spectral],
         ]
 
@@ -95,7 +92,7 @@ class Measurement:
     def _arguments(self) -> tuple[np.ndarray, list[np.ndarray | None]]:
         """Pairs (seed, group), and a `_random_readout` or ``None`` for each parameter."""
         pairs = np.array([(seed, group) for seed in range(self.seeds) for group in range(len(self.groups))])
-        return pairs, [_random_readout(leaf, self.rule) for leaf in self.info.values()]
+        return pairs, [_random_readout(leaf, self.rule) for leaf in self.network.info.values()]
 
     def lowered(self) -> jax.stages.Lowered:
         """The program, not compiled yet: other threads may compile it."""
@@ -103,22 +100,22 @@ class Measurement:
         blocks = None
         if self.blocks is not None and self._measures_blocks:
             blocks = _Blocks(list(self.groups).index(BRANCHES), self.lengths[1], self.blocks)
-        run = _program(self.network, self.shapes, self.loss, self.keys, trains_GxP, lengths_G, blocks)
+        run = _program(self.network.traced, self.loss, self.keys, trains_GxP, lengths_G, blocks)
         return run.lower(*self._arguments)
 
     def records(self, compiled: jax.stages.Compiled) -> list[Record]:
         """Runs the program."""
-        (pairs, readouts), groups = self._arguments, list(self.groups)
+        (pairs, readouts), groups, info = self._arguments, list(self.groups), self.network.info
         squares, starts = jax.device_get(compiled(pairs, readouts))
         records = []
         for i, (seed, group) in enumerate(pairs.tolist()):
             sizes = dict(zip(self.keys, np.sqrt(squares[i].T), strict=True))
             for quantity, squares_P in starts.items():
                 rms_P = np.sqrt(squares_P[i])
-                sizes |= {(quantity, path): rms[None] for path, rms in zip(self.info, rms_P, strict=True)}
-            trains = zip(self.info, self.groups[groups[group]], strict=True)
+                sizes |= {(quantity, path): rms[None] for path, rms in zip(info, rms_P, strict=True)}
+            trains = zip(info, self.groups[groups[group]], strict=True)
             untrained = {path for path, trained in trains if not trained}
-            for (quantity, name), values in _collapsed(sizes, untrained, self.collapse).items():
+            for (quantity, name), values in _collapsed(sizes, untrained, self.network.collapse).items():
                 length = self.lengths[group]
                 if quantity == "nonlinear" and groups[group] == BRANCHES:  # every second round after the steps
                     values = np.sqrt(np.mean(values[length + 2 :: 2] ** 2, keepdims=True)).repeat(length + 1)
@@ -207,8 +204,7 @@ _AMPLIFIED = 4.0  # factor of the change of a few steps, so that it exceeds roun
 
 
 def _program(
-    network: Network,
-    shapes: Shapes,
+    traced: Traced,
     loss: Loss,
     keys: Sequence[_Key],
     trains_GxP: np.ndarray,
@@ -220,7 +216,7 @@ def _program(
     It returns mean squares ``[N, steps + 1, keys]``, and those of `_initial_values` ``[N, P]``. Activations are
     recorded in the forward pass of the gradient, so the program has only one.
     """
-    paths = list(flatten_info(network.info))
+    network, paths = traced.network, list(flatten_info(traced.network.info))
     rounds_G = lengths_G + 1  # the last one records the activations after the last step
     if blocks is not None:
         rounds_G = rounds_G + blocks.rounds * (np.arange(len(rounds_G)) == blocks.group)
@@ -233,7 +229,7 @@ def _program(
         seed, group = pair
         first, decays, squares_P = _initial_values(network, readouts, seed, group == 0)
         trains_P = jnp.asarray(trains_GxP)[group]
-        stored = {**shapes, _SLOPE: shapes[OUTPUT], _HALF: shapes[OUTPUT]}
+        stored = {**traced.shapes, **dict.fromkeys((_SLOPE, _HALF), traced.shapes[OUTPUT])}
         zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in stored.items()}
         squares_SxK = jnp.zeros((rounds_G.max(), len(keys)))
 
