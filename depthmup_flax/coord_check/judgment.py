@@ -181,8 +181,8 @@ class _Judge:
     def judge(self) -> list[Quantity]:
         quantities = [self.initial(name) for name in self.table.features(self.axis)]
         for name in self.table.features(self.axis):
-            # Its own weights alone may move an activation inside a branch, in steps of r^-gamma, as those of queries
-            # that start at zero do.
+            # Inside a branch, only its own weights may move an activation, in steps of r^-gamma: for example queries
+            # that start at zero.
             inside = self.axis == "depth" and name in self.layers.branch_activations
             quantities += self.changes(EVERYTHING, name, None, slowest=-self.rule.gamma if inside else 0.0)
         if not any((q.kind, q.name) == ("change", OUTPUT) for q in quantities):

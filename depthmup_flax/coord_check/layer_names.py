@@ -132,7 +132,7 @@ def sample_blocks(networks: Sequence[SizedNetwork]) -> list[list[np.ndarray]]:
     quarter = lambda count: [max(0, math.ceil(count * k / 4) - 1) for k in (1, 2, 3, 4)]
     lengths: dict[str, set[int]] = {}
     for path, leaf in itertools.chain.from_iterable(one.info.items() for one in networks):
-        lengths.setdefault(path, set()).update(leaf.shape[:1])
+        lengths.setdefault(path, set()).update(leaf.shape[:1] if leaf.in_branch else ())
     masks: list[list[np.ndarray]] = []
     for one in networks:
         places = {}

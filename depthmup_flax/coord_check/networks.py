@@ -25,7 +25,6 @@ from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 Activations = dict[str, jax.Array]
-Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +158,7 @@ class Traced:
     """
 
     network: Network
-    shapes: Shapes
+    shapes: Mapping[str, jax.ShapeDtypeStruct]
     uses: UseCounts
     precision: str | None
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jax.extend import core
@@ -40,6 +42,10 @@ class _Value:
     def __or__(self, other: _Value) -> _Value:
         return _Value(self.parameters | other.parameters, self.own | other.own, self.pair | other.pair)
 
+    def times(self, length: int) -> _Value:
+        """The value of a constant that a loop of ``length`` rounds reads."""
+        return dataclasses.replace(self, parameters=frozenset((i, n * length) for i, n in self.parameters))
+
 
 def count_uses(closed: core.ClosedJaxpr, num_parameters: int) -> UseCounts:
     """The uses of the first ``num_parameters`` inputs of a jaxpr whose first result is the outputs."""
@@ -65,7 +71,10 @@ class _Reader:
     def _equation(self, eqn: core.JaxprEqn, inputs: Sequence[_Value]) -> Sequence[_Value]:
         name = eqn.primitive.name
         if name == "scan":
-            return self._scan(eqn, inputs)
+            consts, carry = scan_counts(eqn)
+            # Every round reads the same constants, and its own slice of the scanned arrays.
+            repeated = [value.times(eqn.params["length"]) for value in inputs[:consts]]
+            return self._loop(eqn.params["jaxpr"], [*repeated, *inputs[consts:]], consts, carry)
         if name == "while":
             skipped, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
             return self._loop(eqn.params["body_jaxpr"], inputs[skipped:], consts, len(inputs) - skipped - consts)
@@ -78,7 +87,8 @@ class _Reader:
 
     def _operation(self, name: str, eqn: core.JaxprEqn, inputs: Sequence[_Value]) -> _Value:
         parameters = _union(value for value in inputs if value.parameters)
-        alone = all(v.parameters or _is_scalar(x) for v, x in zip(inputs, eqn.invars, strict=True))
+        is_scalar = lambda x: getattr(x.aval, "shape", None) == ()
+        alone = all(v.parameters or is_scalar(x) for v, x in zip(inputs, eqn.invars, strict=True))
         if len(inputs) == 1 or (alone and name not in _PRODUCTS):
             if name not in _OF_LOGITS:
                 return _union(inputs)
@@ -96,16 +106,6 @@ class _Reader:
             return _Value(pair=rest.own | rest.pair) if both else rest
         return _Value(own=rest.own | read, pair=rest.pair)
 
-    def _scan(self, eqn: core.JaxprEqn, inputs: Sequence[_Value]) -> list[_Value]:
-        consts, carry = scan_counts(eqn)
-        length = eqn.params["length"]
-        # Every round reads the same constants, and its own slice of the scanned arrays.
-        repeated = [
-            dataclasses.replace(value, parameters=frozenset((i, times * length) for i, times in value.parameters))
-            for value in inputs[:consts]
-        ]
-        return self._loop(eqn.params["jaxpr"], [*repeated, *inputs[consts:]], consts, carry)
-
     def _loop(self, jaxpr: Any, inputs: Sequence[_Value], consts: int, carry: int) -> list[_Value]:
         """Repeats the body until the carry adds nothing; uses count once."""
         inputs = list(inputs)
@@ -119,12 +119,5 @@ class _Reader:
             inputs[consts : consts + carry] = carried
 
 
-def _is_scalar(x: Any) -> bool:
-    return getattr(x.aval, "shape", None) == ()
-
-
-def _union(values: Any) -> _Value:
-    result = _Value()
-    for value in values:
-        result |= value
-    return result
+def _union(values: Iterable[_Value]) -> _Value:
+    return functools.reduce(operator.or_, values, _Value())

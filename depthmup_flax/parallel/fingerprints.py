@@ -41,11 +41,6 @@ def _by_numpy(x: np.ndarray) -> int:
     return total % 2**32
 
 
-@jax.jit
-def _fingerprints(leaves: list[jax.Array]) -> list[jax.Array]:
-    return [_fingerprint(leaf) for leaf in leaves]
-
-
 @jax.jit  # traced once per shape: parameters and optimizer states share them
 def _fingerprint(x: jax.Array) -> jax.Array:
     if x.dtype == jnp.bool_:
@@ -57,6 +52,9 @@ def _fingerprint(x: jax.Array) -> jax.Array:
         stride = math.prod(bits.shape[axis + 1 :]) % 2**32
         index += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride)
     return jnp.sum((2 * index + 1) * bits, dtype=jnp.uint32)
+
+
+_fingerprints = jax.jit(functools.partial(jax.tree.map, _fingerprint))
 
 
 def require_equal_copies(state: ArrayTree) -> None:

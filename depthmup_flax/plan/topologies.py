@@ -160,7 +160,7 @@ def _tpus(name: str, kind: str, shape: str, slices: int) -> list[jax.Device]:
                 "another process uses libtpu: wait for it to end, or set ALLOW_MULTIPLE_LIBTPU_LOAD=1."
             ) from error
         reason = str(error).splitlines()[0].removeprefix("INVALID_ARGUMENT: ")
-        raise InputError(f"--topology is {name!r}, which libtpu refuses ({reason}). For example: {example}.") from error
+        raise InputError(f"--topology is {name!r}: libtpu refuses it ({reason}). For example: {example}.") from error
     except (RuntimeError, ImportError) as error:
         raise InputError(f'--topology={name} needs libtpu: pip install "depthmup-flax[plan]".') from error
 
