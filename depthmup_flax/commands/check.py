@@ -73,7 +73,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _prepared(config: ConfigDict, args: argparse.Namespace) -> Callable[[], Report]:
-    from depthmup_flax.coord_check.from_config import prepared_check  # late: --help does without JAX
+    from depthmup_flax.commands.prepared_check import prepared_check  # late: --help does without JAX
 
     return prepared_check(
         config,
