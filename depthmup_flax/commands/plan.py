@@ -120,7 +120,7 @@ def _rank_meshes(config: ConfigDict, devices: Sequence[jax.Device], load: Planne
         jax.clear_caches()
         return plan
 
-    total, started = mesh_search.compilations(config, len(devices)), time.perf_counter()
+    total, started = mesh_search.compilations(len(devices)), time.perf_counter()
     each = "on two cores each takes 10 to 90 s, or minutes with convolutions"
     print(f"compiling {total} programs, one after another; {each}", file=sys.stderr)
     found = []

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from depthmup_flax.models.base import LanguageModel
-from depthmup_flax.nn.layers import Factors
+from depthmup_flax.nn.layers import LogitFactors
 from depthmup_flax.parallel.sharding import rows, shards_of_logits
 
 # Most bytes of float32 logits on a device. Smaller parts add more often to the gradient of the readout's kernel: with
@@ -49,7 +49,7 @@ def parts_of_loss(model: nn.Module, labels: jax.Array) -> int:
     return min(2 ** max(0, math.ceil(math.log2(size / MOST_BYTES))), labels.shape[1])
 
 
-def in_parts(factors: Factors, labels_BxT: jax.Array, parts: int) -> tuple[jax.Array, jax.Array]:
+def in_parts(factors: LogitFactors, labels_BxT: jax.Array, parts: int) -> tuple[jax.Array, jax.Array]:
     """`cross_entropy` of the product of ``factors``, ``[B, T]``, for one part of T after another."""
 
     def of_part(_: None, part: Any) -> tuple[None, Any]:
@@ -61,13 +61,13 @@ def in_parts(factors: Factors, labels_BxT: jax.Array, parts: int) -> tuple[jax.A
 
 
 def gradient_in_parts(
-    factors: Factors, labels_BxT: jax.Array, parts: int
-) -> tuple[tuple[jax.Array, jax.Array], Factors]:
+    factors: LogitFactors, labels_BxT: jax.Array, parts: int
+) -> tuple[tuple[jax.Array, jax.Array], LogitFactors]:
     """`in_parts`, and the gradient of the mean loss with respect to ``factors``.
 
     Each part's gradient follows its logits, which are neither kept nor computed twice (Hsu et al., arXiv:2410.10989).
     """
-    like = functools.partial(Factors, precision=factors.precision)
+    like = functools.partial(LogitFactors, precision=factors.precision)
     weights_BxT = jnp.full(labels_BxT.shape, 1 / labels_BxT.size, factors.x.dtype)
 
     def of_part(total: tuple[Any, Any], part: Any) -> tuple[tuple[Any, Any], Any]:

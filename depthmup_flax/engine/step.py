@@ -121,7 +121,7 @@ def make_train_step(
 
     Args:
       model: called as ``model.apply(variables, inputs, train=True, rngs={"dropout": key})``; returns logits, which
-        have one axis more than the labels. A `LanguageModel` whose logits are large returns `Factors` of them.
+        have one axis more than the labels. A `LanguageModel` whose logits are large returns `LogitFactors` of them.
       optimizer: whole optax transformation, with the learning rate.
       prepare: ``(key, batch) -> (inputs, labels)``, such as ``functools.partial(dataset.prepare, "cifar")`` of a
         `depthmup_flax.data.Dataset`. Labels are int32; the loss and accuracy are means over all of them.

@@ -17,7 +17,7 @@ from depthmup_flax.data import TextDataset
 from depthmup_flax.engine.experiment import Experiment
 from depthmup_flax.engine.step import TrainState
 from depthmup_flax.models.base import LanguageModel
-from depthmup_flax.nn.layers import Factors
+from depthmup_flax.nn.layers import LogitFactors
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree
 
@@ -90,7 +90,7 @@ def _logits(model: nn.Module, variables: ArrayTree, tokens_T: jax.Array, positio
     apply: Callable[..., Any] = functools.partial(model.apply, variables, tokens_T[None], train=False)
     if not isinstance(model, LanguageModel):
         return apply()[0, position]
-    factors: Factors = apply(factors=True)
+    factors: LogitFactors = apply(factors=True)
     return dataclasses.replace(factors, x=factors.x[:, position]).product()[0]
 
 

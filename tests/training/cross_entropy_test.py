@@ -13,7 +13,7 @@ import pytest
 import depthmup_flax as dm
 from depthmup_flax.engine import cross_entropy
 from depthmup_flax.engine.step import init_state, make_eval_step, make_train_step
-from depthmup_flax.nn.layers import Factors
+from depthmup_flax.nn.layers import LogitFactors
 
 TOKENS = np.random.default_rng(1).integers(0, 7, (4, 12), np.int32)
 SMALL = {"width": 4, "depth": 1, "base_width": 2, "num_heads": 1, "dropout": 0.2}
@@ -46,7 +46,7 @@ def test_a_label_is_wrong_where_a_logit_is_not_a_number():
 @pytest.mark.parametrize(("length", "parts", "bias"), [(8, 4, False), (7, 4, True)])
 def test_the_gradient_in_parts_is_that_of_the_whole(length, parts, bias, float64):
     keys = jax.random.split(jax.random.key(0), 4)
-    factors = Factors(
+    factors = LogitFactors(
         jax.random.normal(keys[0], (2, length, 5)), jax.random.normal(keys[1], (5, 6)),
         jax.random.normal(keys[2], (6,)) if bias else None,
     )  # fmt: skip
