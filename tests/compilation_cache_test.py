@@ -60,7 +60,7 @@ def test_a_cache_that_others_can_write_to_is_not_used_and_a_line_says_why(mode, 
     assert jax.config.jax_compilation_cache_dir is None
     assert logged.messages == [
         "compiled programs are not kept for the next start: "
-        f"other users can write to the directory, so run chmod go-w on it: {home}"
+        f"other users can write to the directory, run chmod go-w on it: {home}"
     ]
 
 

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from depthmup_flax.plan.hlo_costs import hlo_costs
-from depthmup_flax.plan.hlo_text import parse
+from depthmup_flax.plan.hlo import hlo_costs, parse
 
 
 def write_collectives(path):

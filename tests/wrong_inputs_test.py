@@ -189,7 +189,7 @@ FLAGS = [
     ("train {digits} --overwrite=maybe", "--overwrite is 'maybe'"),
     (
         "train {digits} --config.model.depth = 3",
-        "'=' stands alone: write a flag without spaces around it, --name=value.",
+        "unexpected argument '=': write a flag without spaces, --name=value.",
     ),
     ("train {digits} model.depth=3", "unexpected argument 'model.depth=3': flags are written --config.model.depth=24."),
     ("train digits", "unexpected argument 'digits': a config is written --config=digits."),

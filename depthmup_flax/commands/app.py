@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import errno
 import importlib
-import io
 import logging
 import os
 import signal
@@ -14,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from depthmup_flax import __version__
 from depthmup_flax.commands.parser import Parser, is_help_asked_for
@@ -31,29 +30,28 @@ from depthmup_flax.util.errors import (
 )
 from depthmup_flax.util.extras import missing
 
-# Name -> what it does. Each is a module beside this file, with define(parser) and main(args).
+# Name -> what it does. Each is a module of this package with define(parser) and main(args).
 COMMANDS = {
     "train": "train one network",
     "sweep": "train a grid over learning rate, width, depth, seed, ...",
     "report": "figures, tables and a verdict from a sweep",
-    "tune": "tune a small network, write the config of the large one",
+    "tune": "tune a small network and write the config of the large one",
     "check": "the coordinate check: does a network follow the rule?",
     "predict": "apply a trained network",
     "plan": "memory, time and communication on devices that you do not have",
     "limits": "theory of infinite networks against trained ones",
-    "config": "list the shipped configs; explain, copy one",
-    "doctor": "what is installed, what is missing",
+    "config": "list the shipped configs; explain or copy one",
+    "doctor": "what is installed and what is missing",
     "completion": "a script for the TAB key of bash, zsh, fish",
 }
-_PRINTING = ("config", "doctor", "completion")  # they end when their reader does, as in | head
+_PRINTING = ("config", "doctor", "completion")  # these end when their reader does, as in | head
 _EXAMPLES = """\
   depthmup train --config=digits
   depthmup sweep --config=sweeps/digits && depthmup report
   depthmup config"""
 
-# Messages of libraries that are left out, by a part of their text: Orbax's about checkpoints without metrics (those
-# between evaluations) and about errors in its threads, which the run raises; TFDS's about a set that is not prepared,
-# which our own message says.
+# Parts of messages of libraries that are not shown: Orbax's about checkpoints without metrics and about errors in its
+# threads, which the run raises; TFDS's about a set that is not prepared, about which we raise an error.
 _EXPECTED = (
     "did not provide metrics",
     "in background save thread",
@@ -64,13 +62,13 @@ _EXPECTED = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the subcommand that ``argv``, by default the process's, names first."""
+    """Runs the subcommand in ``argv``, by default the process's."""
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         from depthmup_flax.commands import completion
 
         completion.offer()
     name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    if name == "help" and words:  # as git has it
+    if name == "help" and words:
         name, *words = words[0], "--help"
     if name in ("--help", "-h", "help"):
         print(usage())
@@ -106,15 +104,17 @@ def module_and_parser(name: str) -> tuple[ModuleType, Parser]:
 
 
 def run(name: str, words: Sequence[str] | None = None) -> None:
-    """Runs a subcommand with these words, by default the process's, and ends the process with its exit code.
+    """Runs a subcommand with these words, by default the process's, and exits with a code of `util.errors`.
 
-    `InputError` and `RunStopped` are printed as one sentence; `depthmup_flax.util.errors` has the exit codes. When the
-    output has no reader any more (``| head``, a ``tee`` that died, a terminal that is gone), the work continues.
+    `InputError` and `RunStopped` are printed as one sentence. A closed output (``| head``, a closed terminal) does not
+    stop the work.
     """
     words = list(sys.argv[1:] if words is None else words)
     if name in _PRINTING and hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    with contextlib.redirect_stdout(_Lasting(sys.stdout)), contextlib.redirect_stderr(_Lasting(sys.stderr)):
+    output: Any = _Lasting(sys.stdout)
+    errors: Any = _Lasting(sys.stderr)
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
         sys.exit(_run(name, words))
 
 
@@ -130,8 +130,7 @@ def _run(name: str, words: Sequence[str]) -> int | None:
             _show_messages(quiet=args.quiet)
         return module.main(args)
     except ImportError as error:
-        explained = missing(error, f"depthmup {name}")
-        if explained is None:
+        if (explained := missing(error, f"depthmup {name}")) is None:
             raise
         print(f"error: {explained}", file=sys.stderr)
         _leave(BAD_INPUT, str(explained))
@@ -150,10 +149,10 @@ def _run(name: str, words: Sequence[str]) -> int | None:
         if "jax" not in sys.modules or not sys.modules["jax"].distributed.is_initialized():
             raise
         traceback.print_exc()
-        hint = "see the log of another process. Rerunning the command resumes from the last checkpoint."
-        failed = f"process {sys.modules['jax'].process_index()} failed; the other processes stop with it."
-        print(f"error: {failed} If the cause above is a closed connection, {hint}", file=sys.stderr)
-        _leave(1, "failed, see its log. Rerunning the command resumes from the last checkpoint.")
+        failed = f"process {sys.modules['jax'].process_index()} failed; the other processes stop, too."
+        hint = "If its connection was closed, see the log of another process."
+        print(f"error: {failed} {hint} Rerun the command: it resumes from the last checkpoint.", file=sys.stderr)
+        _leave(1, "failed, see its log. Rerun the command: it resumes from the last checkpoint.")
 
 
 def _show_messages(*, quiet: bool) -> None:
@@ -170,9 +169,9 @@ def _show_messages(*, quiet: bool) -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C during imports ends the process at once: an exception would end them in tracebacks."""
+    """Ctrl-C during imports ends the process at once, without a traceback."""
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # else the shell, or the caller, wants none or another
+    if before is signal.default_int_handler:  # else the shell or the caller has set another
         signal.signal(signal.SIGINT, _interrupted)
     try:
         yield
@@ -186,7 +185,7 @@ def _interrupted(*_: object) -> None:
 
 
 def _leave(code: int, why: str = "") -> NoReturn:
-    """Ends the process, by `depthmup_flax.process.distributed.leave` if others may depend on it."""
+    """Ends the process; by `depthmup_flax.process.distributed.leave` if there may be other processes."""
     if "jax" not in sys.modules:
         sys.exit(code)
     from depthmup_flax.process import distributed
@@ -194,11 +193,14 @@ def _leave(code: int, why: str = "") -> NoReturn:
     distributed.leave(code, why)
 
 
-class _Lasting(io.TextIOBase):
-    """Standard output or error that, once it has no reader any more, drops what is written, and says so once."""
+class _Lasting:
+    """Standard output or error that drops text once it has no reader, after one warning."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         with self._dropping():
@@ -209,31 +211,16 @@ class _Lasting(io.TextIOBase):
         with self._dropping():
             self._stream.flush()
 
-    def close(self) -> None:
-        """Does nothing: the stream is the interpreter's."""
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._stream.encoding
-
     @contextlib.contextmanager
     def _dropping(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO):  # the reader of a pipe has ended; a terminal is gone
+            if error.errno not in (errno.EPIPE, errno.EIO):  # a closed pipe; a closed terminal
                 raise
-            # Also what the stream has buffered, and what libraries write to the same file.
+            # Drops also what the stream has buffered, and what libraries write to the same file.
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
             os.close(null)
-            hint = "the work continues without it. To end it, send SIGTERM to process"
-            print(
-                f"warning: the output is closed ({error.strerror}): {hint} {os.getpid()}.", file=sys.stderr, flush=True
-            )
+            hint = f"the work continues without it. To stop it: kill {os.getpid()}."
+            print(f"warning: the output is closed ({error.strerror}): {hint}", file=sys.stderr, flush=True)

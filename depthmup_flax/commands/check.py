@@ -9,38 +9,29 @@ Examples:
 
 Trains networks of several widths and depths for a few steps on one batch, with
 the config's optimizer and learning rate: activations and updates must keep
-their size. digits takes 45 s on 2 CPU cores (AMD EPYC); again, 20 s, because
-compiled programs are kept.
+their size. digits takes 45 s on 2 CPU cores (AMD EPYC), then 20 s, because
+compiled programs are cached.
 depthmup config digits explains the fields of the config.
-Exit codes: 0 the check passes, 1 it fails, and says why, 2 bad input.
+Exit codes: 0 the check passes, 1 it fails and says why, 2 bad input.
 """
-
-from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-from ml_collections import ConfigDict
 
 from depthmup_flax.commands.parser import Parser, comma_separated, whole_numbers
 from depthmup_flax.process.compilation_cache import cache_compilations
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.workdir.directory import COORD_CHECK, claimed
 
-if TYPE_CHECKING:
-    from depthmup_flax.coord_check.report import Report
-
 
 def define(parser: Parser) -> None:
     """Adds the flags."""
     parser.define_config("A shipped config, such as digits, or a Python file.")
     parser.flag("--workdir", help="Directory for records, report and figure; default: none.")
-    parser.flag("--widths", type=comma_separated, help="Widths A,B,C to try; default 4, 8, 16 times the base.")
-    parser.flag("--depths", type=comma_separated, help="Depths A,B,C to try; default 4, 8, 16 times the base.")
-    parser.flag("--width", type=int, default=0, help="Width of the networks whose depth varies; 0: the base.")
-    parser.flag("--depth", type=int, default=0, help="Depth of the networks whose width varies; 0: the base.")
+    parser.flag("--widths", type=comma_separated, help="Widths A,B,C; default 4, 8, 16 times the base.")
+    parser.flag("--depths", type=comma_separated, help="Depths A,B,C; default 4, 8, 16 times the base.")
+    parser.flag("--width", type=int, default=0, help="Width while the depth varies; 0: the base.")
+    parser.flag("--depth", type=int, default=0, help="Depth while the width varies; 0: the base.")
     parser.flag("--steps", type=int, default=10, help="Training steps.")
     parser.flag("--seeds", type=int, default=4, help="Initial values per size.")
     parser.flag("--batch_size", type=int, default=16, help="Training examples in the batch.")
@@ -50,6 +41,8 @@ def define(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prints the report; returns the exit code."""
+    from depthmup_flax.commands.prepared_check import prepared_check  # late: --help does not need JAX
+
     cache_compilations()
     config = args.config.resolved()
     overrides = args.config.overrides()
@@ -60,22 +53,8 @@ def main(args: argparse.Namespace) -> int:
                 f"compare with --{name}s=A,B,C, the {name} of all other networks with --{name}=N, or the base with "
                 f"--config.model.base_{name}."
             )
-    with contextlib.ExitStack() as stack:
-        check = _prepared(config, args)  # before the claim: a wrong flag leaves no directory behind
-        claim = stack.enter_context(claimed(args.workdir, COORD_CHECK)) if args.workdir else None
-        report = check()
-        print(report)
-        if claim is not None:
-            claim.check(now=True)
-            report.write_to(claim.directory)
-            print(f"\nThe records, report and figure are in {claim.directory}.")
-    return 0 if report.ok else 1
-
-
-def _prepared(config: ConfigDict, args: argparse.Namespace) -> Callable[[], Report]:
-    from depthmup_flax.coord_check.from_config import prepared_check  # late: --help does without JAX
-
-    return prepared_check(
+    # Before the claim: a wrong flag creates no directory.
+    check = prepared_check(
         config,
         widths=whole_numbers("widths", args.widths),
         depths=whole_numbers("depths", args.depths),
@@ -87,3 +66,11 @@ def _prepared(config: ConfigDict, args: argparse.Namespace) -> Callable[[], Repo
         tolerance=args.tolerance,
         spectral=args.spectral,
     )
+    with claimed(args.workdir, COORD_CHECK) if args.workdir else contextlib.nullcontext() as claim:
+        report = check()
+        print(report)
+        if claim is not None:
+            claim.check(now=True)
+            report.write_to(claim.directory)
+            print(f"\nThe records, report and figure are in {claim.directory}.")
+    return 0 if report.ok else 1

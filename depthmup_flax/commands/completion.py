@@ -7,8 +7,8 @@ Examples:
     depthmup completion zsh > "${fpath[1]}/_depthmup"
     depthmup completion fish > ~/.config/fish/completions/depthmup.fish
 
-It completes in a new shell. The bash script needs the package bash-completion to
-be found; without it, add the script's path to ~/.bashrc: source PATH
+New shells use it. bash finds the script if the package bash-completion is
+installed; otherwise add to ~/.bashrc: source PATH
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from depthmup_flax.config import shipped
 from depthmup_flax.util.errors import InputError, did_you_mean
 
 SHELLS = ("bash", "zsh", "fish")
-# Command -> what comes before "/" in the names of the shipped configs that it takes; others take those of runs.
+# Command -> groups of shipped configs that it takes, the part before "/"; others take those of runs.
 _GROUPS = {"sweep": ("sweeps",), "limits": ("limits",), "plan": ("", "sweeps"), "config": ("", "sweeps", "limits")}
 
 
@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def offer() -> None:
-    """Answers the shell that asks for completions, and ends the process."""
+    """Answers a shell that asks for completions, and ends the process."""
     import argcomplete
 
     line = os.environ["COMP_LINE"]
@@ -53,7 +53,7 @@ def offer() -> None:
 
 
 def _completed_parser(asked: str, *, fields: bool) -> argparse.ArgumentParser:
-    """A parser with what can follow ``depthmup``, and ``depthmup COMMAND`` for the command that is typed."""
+    """A parser of the commands, with the flags of the command that is typed."""
     top = argparse.ArgumentParser(prog="depthmup", allow_abbrev=False)
     top.add_argument("--version", action="store_true")
     commands = top.add_subparsers()

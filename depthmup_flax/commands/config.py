@@ -7,9 +7,9 @@ Examples:
     depthmup config digits optimizer
     depthmup config --copy digits my.py
 
-NAME is a shipped config, such as digits or sweeps/vit, or a Python file of yours.
-Fields that differ from their default are marked *. Of the runs of a sweep, these
-are shown; depthmup config sweeps/digits base shows all.
+NAME is a shipped config, such as digits or sweeps/vit, or your Python file.
+Fields that differ from their default are marked *. For the runs of a sweep only
+these are shown; depthmup config sweeps/digits base shows all.
 """
 
 from __future__ import annotations
@@ -32,11 +32,7 @@ from depthmup_flax.util.errors import InputError, did_you_mean
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-_GROUPS = {  # the part of a shipped config's name before "/" -> the command that it is for
-    "": "train",
-    "sweeps": "sweep",
-    "limits": "limits",
-}
+_GROUPS = {"": "train", "sweeps": "sweep", "limits": "limits"}  # of shipped configs, before "/" -> command
 _LEFT = 30  # columns of "name=value"
 _LONG = 60  # columns of a value; longer tuples are abbreviated
 
@@ -48,25 +44,30 @@ class Field:
     path: str  # dotted
     value: Any  # None: not set
     default: Any  # None: it has none, or is not set by default
-    meaning: str  # in a sentence or more
-    if_unset: str = ""  # what is used if it is not set
+    meaning: str
+    if_unset: str = ""  # the value that is then used
 
     @property
     def changed(self) -> bool:
-        """Whether its value is another one than its default."""
+        """Whether its value differs from its default."""
         return self.value is not None and self.value != self.default
+
+    @property
+    def marked(self) -> bool:
+        """Whether it is marked as changed: it has a default."""
+        return self.changed and self.default is not None
 
 
 def define(parser: Parser) -> None:
     """Adds the flags."""
     parser.define_words()
     parser.define_config("The same as NAME.")
-    parser.flag("--copy", action="store_true", help="Write the config to the file that is named second.")
+    parser.flag("--copy", action="store_true", help="Copy the config to the file named second.")
     parser.flag("--presets", action="store_true", help="List the values of parametrization.preset.")
 
 
 def main(args: argparse.Namespace) -> None:
-    """Prints what was asked for, or writes the copy."""
+    """Lists, explains or copies configs."""
     words = args.words
     if args.copy:
         if len(words) != 2:
@@ -74,7 +75,7 @@ def main(args: argparse.Namespace) -> None:
         print(copied(*words))
     elif args.presets:
         if words:
-            raise InputError(f"unexpected argument {words[0]!r}: --presets stands alone.")
+            raise InputError(f"unexpected argument {words[0]!r}: use --presets alone.")
         from depthmup_flax.rule.phase_diagram import WHICH_EXPONENT, describe_presets
 
         print(f"--config.parametrization.preset is one of\n\n{describe_presets()}\n")
@@ -90,7 +91,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def listing() -> str:
-    """The shipped configs, in groups, each with the first line of its docstring."""
+    """The shipped configs by command, each with the first line of its docstring."""
     blocks = []
     for group, command in _GROUPS.items():
         names = [name for name in shipped.names() if name.rpartition("/")[0] == group]
@@ -103,11 +104,7 @@ def listing() -> str:
 
 
 def copied(name: str, target: str) -> str:
-    """Copies the file of a config to a new file; returns a sentence, and the next command.
-
-    Raises:
-      InputError: no such config, or the new file exists or cannot be written.
-    """
+    """Copies a config to a new file; returns what was written, and the next command."""
     source, path = pathlib.Path(shipped.path_of(name).partition(":")[0]), pathlib.Path(target)
     if path.suffix != ".py":
         raise InputError(f"the copy is {target!r}: use a name that ends in .py.")
@@ -124,7 +121,7 @@ def copied(name: str, target: str) -> str:
 
 
 def fields(config: ConfigDict, path: str) -> list[Field]:
-    """The fields of the config of a run, a sweep or a theory figure, which the file ``path`` returned."""
+    """The fields of the config, of a run, a sweep or a theory figure, that the file ``path`` returned."""
     from depthmup_flax.config.fields import field_paths, get_field
 
     if "grids" in config:
@@ -176,7 +173,7 @@ def _of_run(config: ConfigDict) -> list[Field]:
             "parametrization": f"the preset's {of_preset}" if of_preset is not None else "",
             "optimizer.kwargs": "optax's",
         }
-        meaning = meanings.get(path) or meanings.get(section, "")  # a config file may add arguments of optax
+        meaning = meanings.get(path) or meanings.get(section, "")  # of arguments that a config file adds
         default = get_field(defaults, path) if path in known else None
         result.append(Field(path, get_field(config, path), default, meaning, unset.get(section, "")))
     return result
@@ -196,11 +193,7 @@ def _of_sweep(config: ConfigDict) -> list[Field]:
 
 
 def explained(config: ConfigDict, path: str, section: str = "") -> str:
-    """The fields of a config, or of a section of it, with values, defaults and explanations, as text.
-
-    Raises:
-      InputError: no such section.
-    """
+    """The fields of a config, or of a section, with values, defaults and explanations, as text."""
     known = fields(config, path)
     if section:
         shown = [field for field in known if f"{field.path}.".startswith(f"{section}.")]
@@ -218,8 +211,15 @@ def explained(config: ConfigDict, path: str, section: str = "") -> str:
         if heading != parts[:depth] and depth:
             lines.append(".".join(parts[:depth]))
         heading = parts[:depth]
-        lines += _lines(field, ".".join(parts[depth:]), "* " if field.changed and field.default is not None else "  ")
-    return "\n".join([*lines, "", *_footer(known, shown, section)])
+        lines += _lines(field, ".".join(parts[depth:]))
+    marked = [field for field in shown if field.marked]
+    example = (marked or shown[-1:])[0]
+    typed = shlex.quote(str(example.value if example.value is not None else "VALUE"))
+    lines += ["", *(["* differs from the default."] if marked else [])]
+    lines.append(f"Set a field on the command line: --config.{example.path}={typed}")
+    if not section and any(field.path.startswith("base.") for field in known):
+        lines.append("All fields of the sweep's runs: depthmup config NAME base")
+    return "\n".join(lines)
 
 
 def _sections(known: list[Field]) -> set[str]:
@@ -227,49 +227,38 @@ def _sections(known: list[Field]) -> set[str]:
     return {".".join(field.path.split(".")[:end]) for field in known for end in range(1, field.path.count(".") + 2)}
 
 
-def _lines(field: Field, name: str, mark: str) -> list[str]:
-    """``* depth=16    (default 8) L, the number of residual blocks``, in as many lines as it needs."""
+def _lines(field: Field, name: str) -> list[str]:
+    """``* depth=16    (default 8) L, the number of residual blocks``, wrapped."""
     if field.value is None:
         left, note = name, f"(unset: {field.if_unset}) " if field.if_unset else "(unset) "
     else:
         left = f"{name}={_shown(field.value)}"
-        note = f"(default {_shown(field.default)}) " if field.changed and field.default is not None else ""
+        note = f"(default {_shown(field.default)}) " if field.marked else ""
     rest = textwrap.wrap(note + first_sentence(field.meaning), _columns() - _LEFT) or [""]
     if len(left) > _LEFT - 4:
         rest.insert(0, "")
     first, *others = rest
+    mark = "* " if field.marked else "  "
     return [f"{mark}{left:{_LEFT - 2}}{first}".rstrip(), *(" " * _LEFT + line for line in others)]
 
 
 def _shown(value: Any) -> str:
-    """A value as one types it after ``=``; the ends of a long tuple."""
+    """A value as typed after ``=``; the ends of a long tuple."""
     text = str(value)
     if isinstance(value, tuple) and len(text) > _LONG:
         return f"({value[0]}, {value[1]}, ..., {value[-1]}), {len(value)} values"
     return text or "''"
 
 
-def _footer(known: list[Field], shown: list[Field], section: str) -> list[str]:
-    lines = []
-    if any(field.changed and field.default is not None for field in shown):
-        lines.append("* differs from the default.")
-    example = next((field for field in shown if field.changed and field.default is not None), shown[-1])
-    typed = shlex.quote(str(example.value if example.value is not None else "VALUE"))
-    lines.append(f"Set a field on the command line: --config.{example.path}={typed}")
-    if not section and any(field.path.startswith("base.") for field in known):
-        lines.append("All fields of the sweep's runs: depthmup config NAME base")
-    return lines
-
-
 def first_sentence(text: str) -> str:
-    """The first sentence of an explanation, without its period and marks of code."""
+    """The first sentence of an explanation, without its period and backquotes."""
     sentence = re.split(r"(?<=\.)(?<!App\.|Def\.|Fig\.)\s+(?=[A-Z`])", text, maxsplit=1)[0]
     without_references = re.sub(r" \(`depthmup_flax[^)]*\)", "", sentence).replace("`", "")
     return without_references if sentence.endswith("...") else without_references.removesuffix(".")
 
 
 def _summary(path: str) -> str:
-    """The first line of the docstring of a config file, which is not run."""
+    """The first line of a config file's docstring; does not run the file."""
     file = pathlib.Path(path if pathlib.Path(path).is_file() else path.partition(":")[0])
     docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
     return docstring.partition("\n")[0]

@@ -1,4 +1,4 @@
-"""How commands show the messages of `depthmup_flax.util.messages`, and warnings of other libraries."""
+"""Shows messages of `depthmup_flax.util.messages` and warnings of other libraries in commands."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import logging
 import sys
 
 from absl import logging as absl_logging
-from tqdm import tqdm
 
 from depthmup_flax.util.messages import PACKAGE
 
 
 def show() -> _Output:
-    """Shows the messages of this package as plain lines; returns the handler.
-
-    Progress and results go to standard output; warnings and errors, also those of other libraries, to standard error.
-    """
+    """Shows messages as plain lines: warnings and errors on standard error, others on standard output."""
     output = _Output()
     output.setFormatter(_Plain())
     PACKAGE.handlers = [output]
@@ -26,7 +22,7 @@ def show() -> _Output:
 
 
 class _Plain(logging.Formatter):
-    """The message alone; ``warning: `` or ``error: `` before those."""
+    """The message, with ``warning: `` or ``error: `` if it is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
@@ -34,7 +30,7 @@ class _Plain(logging.Formatter):
 
 
 class _Output(logging.Handler):
-    """Writes to the present standard output and error, above a progress bar if there is one."""
+    """Writes to the current standard output and error, above a progress bar."""
 
     quiet = False
 
@@ -49,8 +45,8 @@ class _Output(logging.Handler):
             return
         try:
             text, stream = self.format(record), sys.stderr if warns else sys.stdout
-            if stream.isatty():
-                tqdm.write(text, file=stream)
+            if stream.isatty() and "tqdm" in sys.modules:
+                sys.modules["tqdm"].tqdm.write(text, file=stream)
             else:
                 stream.write(text + "\n")
             stream.flush()

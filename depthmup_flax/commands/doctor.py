@@ -7,8 +7,8 @@ Examples:
     JAX_PLATFORMS=cpu depthmup doctor
     TFDS_DATA_DIR=/data/tfds depthmup doctor
 
-Exit codes: 0 all that depthmup train --config=digits needs is here, 2 something is
-missing, or a version is outside the supported ones; ! marks it.
+Exit codes: 0 all that depthmup train --config=digits needs is here, 2 a package is
+missing or of an unsupported version; ! marks it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
+from typing import TYPE_CHECKING
 
 from depthmup_flax.commands.parser import Parser
 from depthmup_flax.process.compilation_cache import cache_directory
 from depthmup_flax.process.cores import cpu_cores
-from depthmup_flax.util.errors import BAD_INPUT
+from depthmup_flax.util.errors import BAD_INPUT, InputError
+from depthmup_flax.util.extras import require
 from depthmup_flax.util.types import Json
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 _PACKAGE = "depthmup-flax"
 _EXTRAS = {  # of this package, for its users
+    "train": "every command: train, sweep, check, tune, ...",
     "report": "figures: report, limits, check --workdir",
     "tfds": "read prepared TFDS sets, such as CIFAR-10",
     "tfds-prepare": "download and prepare a TFDS set, once",
@@ -60,12 +63,12 @@ def main(args: argparse.Namespace) -> int:
         [sys.executable, "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     problems: list[str] = []
-    _section("Versions", _versions(problems))
+    _section("Versions", _versions(), problems)
     _section("Machine", _machine())
     _section("Data", _data())
     _section("Extras", _extras())
     found = _answers(started)
-    _section("Devices", _devices(found, problems))
+    _section("Devices", _devices(found), problems)
     if "digits" not in found:
         problems.append(f"the digits data set cannot be read: {found['digits error']}")
     if problems:
@@ -75,13 +78,19 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _section(title: str, lines: Iterator[str]) -> None:
+def _section(title: str, lines: Iterator[str], problems: list[str] | None = None) -> None:
+    """Prints the lines; those that start with ``! `` go to ``problems``. An error ends this section only."""
     print(title)
     try:
         for line in lines:
-            print(f"  {line}", flush=True)
-    except Exception as error:  # the other sections are still useful
+            if problems is not None and line.startswith("! "):
+                problems.append(line.removeprefix("! "))
+            else:
+                print(f"  {line}", flush=True)
+    except Exception as error:
         print(f"  cannot be determined: {_in_words(error)}", flush=True)
+        if problems is not None:
+            problems.append(_in_words(error))
 
 
 def missing(requirement: Requirement) -> str:
@@ -92,59 +101,51 @@ def missing(requirement: Requirement) -> str:
         return f"{requirement.name} is not installed"
     if not requirement.specifier.contains(distribution.version, prereleases=True):
         return f"{requirement.name} is {distribution.version}, but {requirement.specifier} is needed"
-    for extra in requirement.extras:
-        for inner in _requirements(distribution, extra):
-            if wrong := missing(inner):
-                return wrong
-    return ""
+    inner = (missing(one) for extra in requirement.extras for one in _requirements(distribution, extra))
+    return next(filter(None, inner), "")
 
 
 def _requirements(distribution: importlib.metadata.Distribution, extra: str = "") -> list[Requirement]:
     """What a package requires: for an extra, or without any."""
+    require("packaging", "depthmup doctor")
+    from packaging.requirements import Requirement
+
     every = [Requirement(text) for text in distribution.requires or ()]
-    if not extra:
-        return [one for one in every if one.marker is None or one.marker.evaluate({"extra": ""})]
-    needs = lambda one: one.marker.evaluate({"extra": extra}) and not one.marker.evaluate({"extra": ""})
-    return [one for one in every if one.marker is not None and needs(one)]
+    applies = lambda one, extra: one.marker is None or one.marker.evaluate({"extra": extra})
+    return [one for one in every if applies(one, extra) and not (extra and applies(one, ""))]
 
 
-def _versions(problems: list[str]) -> Iterator[str]:
+def _this_package() -> importlib.metadata.Distribution:
     try:
-        distribution = importlib.metadata.distribution(_PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        yield f"python {platform.python_version()}; {_PACKAGE} runs from a directory, without an installation"
+        return importlib.metadata.distribution(_PACKAGE)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise InputError(f"{_PACKAGE} is not installed, it runs from a directory") from error
+
+
+def _versions() -> Iterator[str]:
+    try:
+        distribution = _this_package()
+    except InputError as error:
+        yield f"python {platform.python_version()}; {error}"
         return
-    pythons = SpecifierSet(distribution.metadata["Requires-Python"])
-    if platform.python_version() not in pythons:
-        problems.append(f"Python is {platform.python_version()}, but {pythons} is needed")
-    needed = [*_requirements(distribution), *_requirements(distribution, "train")]
-    requirements = sorted(needed, key=lambda one: one.name.lower())
-    wrong = [text for text in map(missing, requirements) if text]
+    requirements = [*_requirements(distribution), *_requirements(distribution, "train")]
+    wrong = list(filter(None, map(missing, requirements)))
+    yield from (f"! {text}" for text in wrong)
     if wrong:
-        problems += [*wrong, f'remedy: pip install --upgrade "{_PACKAGE}[train]"']
-    names = [_PACKAGE, *(one.name for one in requirements), "jaxlib"]
-    shown = [f"{name} {_version(name)}" for name in names]
-    yield from textwrap.wrap(", ".join([f"python {platform.python_version()}", *shown]), 76, break_on_hyphens=False)
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
+        yield f'! remedy: pip install --upgrade "{_PACKAGE}[train]"'
+    names = sorted({one.name for one in requirements if "not installed" not in missing(one)}, key=str.lower)
+    versions = (f"{name} {importlib.metadata.version(name)}" for name in (_PACKAGE, *names, "jaxlib"))
+    text = ", ".join([f"python {platform.python_version()}", *versions])
+    yield from textwrap.wrap(text, 76, break_on_hyphens=False)
 
 
 def _machine() -> Iterator[str]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    yield f"{platform.system()} {platform.machine()}, {cpu_cores()} CPU cores, {_bytes(memory)} of memory"
-    yield f"{_bytes(shutil.disk_usage('.').free)} free on the disk of the working directory"
-    try:
-        cache = pathlib.Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_directory())
-        size = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
-    except OSError as error:
-        yield f"compiled programs are not kept: {error.strerror}"
-    else:
-        yield f"{_bytes(size)} of compiled programs in {_from_home(cache)}"
+    yield f"{platform.system()} {platform.machine()}, {cpu_cores()} CPU cores, {memory / 1e9:.1f} GB of memory"
+    yield f"{shutil.disk_usage('.').free / 1e9:.1f} GB free on the disk of the working directory"
+    cache = pathlib.Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_directory())
+    size = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
+    yield f"{size / 1e6:.1f} MB of compiled programs in {_from_home(cache)}"
 
 
 def _data() -> Iterator[str]:
@@ -153,32 +154,19 @@ def _data() -> Iterator[str]:
     if "://" in place:
         yield f"TFDS sets in {place}, which is not listed"
         return
-    directory = pathlib.Path(place).expanduser()
-    prepared = sorted(prepared_sets(directory))
-    place = f"TFDS sets in {_from_home(directory)}"
-    yield f"{place}: {', '.join(prepared) or 'none'}"
+    directory, prepared = pathlib.Path(place).expanduser(), []
+    for info in sorted((*directory.glob("*/*/dataset_info.json"), *directory.glob("*/*/*/dataset_info.json"))):
+        readable = '"array_record"' in info.read_text(encoding="utf-8", errors="replace")
+        name = info.parent.relative_to(directory).as_posix()
+        prepared.append(name if readable else f"{name} (not as array_record: prepare it again)")
+    yield f"TFDS sets in {_from_home(directory)}: {', '.join(prepared) or 'none'}"
     if not prepared:
-        yield "  TFDS_DATA_DIR names another directory; depthmup train --config=cifar10_resnet"
-        yield "  says how to prepare a set"
-
-
-def prepared_sets(directory: pathlib.Path) -> Iterator[str]:
-    """The TFDS sets that were prepared in a directory, and whether they can be read without TensorFlow."""
-    for pattern in ("*/*/dataset_info.json", "*/*/*/dataset_info.json"):
-        for info in directory.glob(pattern):
-            try:
-                readable = json.loads(info.read_text(encoding="utf-8")).get("fileFormat") == "array_record"
-            except (OSError, ValueError, AttributeError):
-                readable = False
-            name = info.parent.relative_to(directory).as_posix()
-            yield name if readable else f"{name} (not as array_record: prepare it again)"
+        yield "  depthmup train --config=cifar10_resnet says how to prepare one"
+        yield "  TFDS_DATA_DIR names another directory"
 
 
 def _extras() -> Iterator[str]:
-    try:
-        distribution = importlib.metadata.distribution(_PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        return
+    distribution = _this_package()
     for extra, use in _EXTRAS.items():
         absent = any(map(missing, _requirements(distribution, extra)))
         yield f"{'-' if absent else '+'} {extra:13} {use}"
@@ -189,25 +177,19 @@ def _extras() -> Iterator[str]:
 def probe() -> None:
     """Prints, as lines of JSON, what takes JAX to find; for a process of its own, because a device may hang."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave the memory of a GPU to others
-    for name, answer in (("devices", _found_devices), ("digits", _digits)):
+    for name, answer in (("devices", _local_devices), ("digits", _digits)):
         try:
             print(json.dumps({name: answer()}), flush=True)
         except Exception as error:
             print(json.dumps({f"{name} error": _in_words(error)}), flush=True)
 
 
-def _found_devices() -> list[str]:
+def _local_devices() -> list[str]:
     import jax
 
-    return [_described(device.device_kind, device.memory_stats) for device in jax.local_devices()]
-
-
-def _described(kind: str, memory_stats: object) -> str:
-    try:
-        limit = (memory_stats() or {}).get("bytes_limit")  # type: ignore[operator]
-    except Exception:  # not all backends have it
-        limit = None
-    return f"{kind}, {_bytes(limit)} of memory for JAX" if limit else kind
+    limits = [(device.memory_stats() or {}).get("bytes_limit") for device in jax.local_devices()]
+    memory = [f", {limit / 1e9:.1f} GB of memory for JAX" if limit else "" for limit in limits]
+    return [device.device_kind + text for device, text in zip(jax.local_devices(), memory, strict=True)]
 
 
 def _digits() -> int:
@@ -231,30 +213,20 @@ def _answers(started: subprocess.Popen[str]) -> Json:
     return found
 
 
-def _devices(found: Json, problems: list[str]) -> Iterator[str]:
+def _devices(found: Json) -> Iterator[str]:
+    for kind in dict.fromkeys(found.get("devices", ())):
+        yield f"{found['devices'].count(kind)} x {kind}"
     if "devices" not in found:
         platforms = os.environ.get("JAX_PLATFORMS")
         chosen = f", with JAX_PLATFORMS={platforms}" if platforms else ""
-        problem = f"JAX finds no device{chosen}: {found['devices error']}"
-        problems.append(problem)
-        yield problem
-        return
-    for kind in dict.fromkeys(found["devices"]):
-        yield f"{found['devices'].count(kind)} x {kind}"
+        yield f"! JAX finds no device{chosen}: {found['devices error']}"
 
 
 def _in_words(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    text = " ".join(str(error).split())
+    return text if isinstance(error, InputError) else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
 def _from_home(path: pathlib.Path) -> str:
-    home = pathlib.Path("~").expanduser()
+    home = pathlib.Path.home()
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
-
-
-def _bytes(count: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -8,7 +8,7 @@ Examples:
     depthmup limits --config=limits/phase_diagram --workdir=runs/phases
 
 --config.scale is smoke, cpu, gpu or paper. Measures the cases that records.jsonl
-lacks, then writes the figure and report.txt: fitted powers beside the expected.
+lacks, then writes the figure and report.txt: fitted and expected powers.
 Rerunning the command resumes. depthmup config limits/ntk explains the fields.
 """
 
@@ -26,7 +26,7 @@ def define(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Measures, writes and prints the report; bad input is one sentence and exit code 2."""
+    """Measures, writes and prints the report."""
     from depthmup_flax.papers.limits.pipeline import run
 
     config = args.config.resolved()

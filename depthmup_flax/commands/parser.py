@@ -1,13 +1,13 @@
-"""The parser of a command's flags. Its help is the docstring of the command's module, and its errors are sentences.
+"""The parser of a command's flags. Its help is the docstring of the command's module; its errors are sentences.
 
-The docstring has paragraphs: what the command does, in a line; its form; ``Examples``; and what else to know.
+The docstring has paragraphs: what the command does, in one line; its usage; ``Examples``; further notes.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from depthmup_flax.config import flags, shipped
@@ -17,7 +17,7 @@ _FIELD = ("--config.FIELD=VALUE", "Set a field: depthmup config NAME explains th
 
 
 class Parser(argparse.ArgumentParser):
-    """Flags of one command, as ``--name=value``, and, where `define_words` says so, other words.
+    """Flags of one command, ``--name=value``, and with `define_words` other words.
 
     Args:
       docstring: of the command's module.
@@ -31,33 +31,29 @@ class Parser(argparse.ArgumentParser):
         self.flag("--quiet", action="store_true", help="Show only warnings, errors and the result.")
 
     def flag(self, name: str, **options: Any) -> None:
-        """Adds a flag; ``options`` are those of `argparse`. Its default is shown in the help."""
+        """Adds a flag with options of `argparse`; the help shows its default."""
         self.add_argument(name, dest=name.removeprefix("--").replace(".", "_"), **options)
 
     def define_config(self, help_text: str, default: str | None = None) -> None:
-        """Adds ``--config`` and ``--config.section.field``; the parsed ``config`` is a `flags.GivenConfig`."""
+        """Adds ``--config`` and ``--config.section.field``, parsed to a `flags.GivenConfig`."""
         self.has_config, self._default_config = True, default
         self.flag("--config", help=help_text, default=default)
         self.flag("--traceback", action="store_true", help="Show the calls behind an error in the config file.")
 
     def define_words(self) -> None:
-        """Lets the command take words that are not flags: ``words``."""
+        """Allows words that are not flags: ``words``."""
         self.has_words = True
 
     def define_processes(self) -> None:
         """Adds the flags of `depthmup_flax.process.distributed.start`."""
-        self.flag("--coordinator", help="Several processes: host:port of process 0.")
-        self.flag("--num_processes", type=int, help="Several processes: their number.")
-        self.flag("--process_id", type=int, help="Several processes: the number of this one, from 0.")
+        self.flag("--coordinator", help="With several processes: host:port of process 0.")
+        self.flag("--num_processes", type=int, help="With several processes: their number.")
+        self.flag("--process_id", type=int, help="With several processes: the number of this one, from 0.")
 
     def parsed(self, words: Sequence[str]) -> argparse.Namespace:
-        """The flags of a command line.
-
-        Raises:
-          InputError: an unknown flag, a flag without value or with one of another type, two configs, other words.
-        """
+        """The flags of a command line; `InputError` for an unknown flag, a wrong value or an unexpected word."""
         if "=" in words:
-            raise InputError("'=' stands alone: write a flag without spaces around it, --name=value.")
+            raise InputError("unexpected argument '=': write a flag without spaces, --name=value.")
         given, others = flags.split(words, self._default_config) if self.has_config else (None, list(words))
         end = others.index("--") if "--" in others else len(others)
         result, rest = self.parse_known_args(others[:end])
@@ -65,16 +61,12 @@ class Parser(argparse.ArgumentParser):
             if word.startswith("-") and word != "-":
                 raise InputError(self._unknown("--" + word.partition("=")[0].lstrip("-")))
         result.config, result.words = given, rest + others[end + 1 :]
-        if not self.has_words:
-            self.require_no_words(result.words)
+        if result.words and not self.has_words:
+            word = result.words[0]
+            is_config = self.has_config and shipped.is_config(word)
+            hint = f"a config is written --config={word}" if is_config else "flags are written --config.model.depth=24"
+            raise InputError(f"unexpected argument {word!r}: {hint}.")
         return result
-
-    def require_no_words(self, words: Sequence[str]) -> None:
-        """Raises `InputError` for the first word."""
-        if words and self.has_config and shipped.is_config(words[0]):
-            raise InputError(f"unexpected argument {words[0]!r}: a config is written --config={words[0]}.")
-        if words:
-            raise InputError(f"unexpected argument {words[0]!r}: flags are written --config.model.depth=24.")
 
     def error(self, message: str) -> NoReturn:
         """Raises `InputError` for a message of argparse."""
@@ -117,12 +109,9 @@ class Parser(argparse.ArgumentParser):
 
     def ordered(self) -> list[argparse.Action]:
         """The flags: ``--config``, those of the command, then those that commands share."""
-        shared = ("coordinator", "num_processes", "process_id", "traceback", "quiet")
-        place = lambda action: (
-            action.dest != "config",
-            (*shared,).index(action.dest) + 1 if action.dest in shared else 0,
-        )
-        return sorted(self._actions, key=place)
+        last = ("coordinator", "num_processes", "process_id", "traceback", "quiet")
+        place = lambda name: -1 if name == "config" else last.index(name) + 1 if name in last else 0
+        return sorted(self._actions, key=lambda action: place(action.dest))
 
 
 def takes_value(action: argparse.Action) -> bool:
@@ -131,7 +120,7 @@ def takes_value(action: argparse.Action) -> bool:
 
 
 def shown(action: argparse.Action) -> str:
-    """A flag with its default as one types it: ``--steps=10``, ``--workdir=...``, ``--overwrite``."""
+    """A flag with its default as typed: ``--steps=10``, ``--workdir=...``, ``--overwrite``."""
     (name,) = action.option_strings
     if not takes_value(action):
         return name
@@ -144,11 +133,7 @@ def comma_separated(text: str) -> list[str]:
 
 
 def whole_numbers(name: str, values: Sequence[str] | None) -> list[int] | None:
-    """The numbers of a flag that is `comma_separated`.
-
-    Raises:
-      InputError: a value that is not a whole number.
-    """
+    """The numbers of a `comma_separated` flag; `InputError` for other values."""
     try:
         return None if values is None else [int(value) for value in values]
     except ValueError as error:
@@ -160,6 +145,3 @@ def is_help_asked_for(words: Sequence[str]) -> bool:
     """Whether a command line asks for help instead of work."""
     options = words[: words.index("--")] if "--" in words else words
     return any(word in ("-h", "-help", "--help") for word in options)
-
-
-Define = Callable[[Parser], None]  # adds the flags of a command

@@ -1,4 +1,4 @@
-"""Say what a run or sweep needs on devices that may be absent: memory, time.
+"""Estimate the memory and time of a run or sweep on devices that may be absent.
 
     depthmup plan --config=NAME [--config.FIELD=VALUE ...] [FLAG ...]
 
@@ -7,11 +7,11 @@ Examples:
     depthmup plan --config=imagenet_vit --topology=v5e:4x4 --config.mesh.fsdp=4
     depthmup plan --config=sweeps/vit:paper --topology=v5e:2x2
 
-Compiles the program that train or sweep will run. --topology=here is for this
+Compiles the program that train or sweep will run. --topology=here means this
 machine's devices. Others need pip install "depthmup-flax[plan]" (TPU) or
 jax-cuda12-pjrt and jax-cuda12-plugin (GPU), but no device and no data.
 depthmup config digits explains the fields of the config.
-Exit codes: 0 it fits, or the limit is not known, 1 it does not fit, 2 bad input.
+Exit codes: 0 it fits or the limit is unknown, 1 it does not fit, 2 bad input.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def define(parser: Parser) -> None:
     """Adds the flags."""
     parser.define_config("A shipped config, of a run or a sweep, or a Python file.")
     parser.flag("--topology", default="here", help="v5e:4x4, v6e:4x4, v5p:2x2x2, v4:2x2x2, h100:8, a100:8.")
-    parser.flag("--slices", type=int, default=1, help="TPU slices of that topology.")
+    parser.flag("--slices", type=int, default=1, help="Number of TPU slices of that topology.")
     parser.flag("--meshes", action="store_true", help="Compile several meshes and model.remat; rank them.")
     parser.flag("--json", action="store_true", help="Print one JSON object.")
     parser.flag("--lanes", default="auto", help="Sweeps: runs on a device: auto (most that fit), all, N.")
-    parser.flag("--classes", type=int, help="Classes of an image set that is absent and not known.")
-    parser.flag("--examples", type=int, help="Training examples of such a set.")
-    parser.flag("--vocabulary", type=int, help="Vocabulary of a text that is absent and not known.")
+    parser.flag("--classes", type=int, help="Classes of an absent, unknown image set.")
+    parser.flag("--examples", type=int, help="Training examples of an absent, unknown set.")
+    parser.flag("--vocabulary", type=int, help="Vocabulary of an absent, unknown text.")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
         if (value := getattr(args, flag)) is not None and value < 1:
             raise InputError(f"--{flag} is {value}: use a whole number of at least 1.")
     _prepare(args.topology)
-    # Imported here, so that --help and a wrong flag answer at once.
+    # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.data.sources.blank import PlannedData, Sizes
     from depthmup_flax.plan.programs import is_sweep
     from depthmup_flax.plan.topologies import topology_devices
@@ -71,14 +71,14 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _prepare(topology: str) -> None:
-    """Settings of this process for a compiler without devices; before JAX starts."""
+    """Settings for a compiler without devices; call before JAX starts."""
     from depthmup_flax.plan.topologies import HERE, environment_for
 
     os.environ.update(environment_for(topology, os.environ))
     import jax
 
     if topology != HERE and not jax.config.jax_platforms:  # type: ignore[attr-defined]
-        jax.config.update("jax_platforms", "cpu")  # leaves the devices of this machine to others
+        jax.config.update("jax_platforms", "cpu")  # keeps this machine's devices free
 
 
 def _plan_one(args: argparse.Namespace, config: ConfigDict, devices: Sequence[jax.Device], load: PlannedData) -> int:
@@ -120,7 +120,7 @@ def _rank_meshes(config: ConfigDict, devices: Sequence[jax.Device], load: Planne
         jax.clear_caches()
         return plan
 
-    total, started = mesh_search.compilations(config, len(devices)), time.perf_counter()
+    total, started = mesh_search.compilations(len(devices)), time.perf_counter()
     each = "on two cores each takes 10 to 90 s, or minutes with convolutions"
     print(f"compiling {total} programs, one after another; {each}", file=sys.stderr)
     found = []

@@ -45,7 +45,7 @@ def define(parser: Parser) -> None:
     parser.flag("--out", help="Images: write the classes to this .csv or .json.")
     parser.flag("--prompt", help="Text: what to continue.")
     parser.flag("--tokens", type=int, default=200, help="Text: tokens to write.")
-    parser.flag("--temperature", type=float, default=0.8, help="Text: below 1, likely tokens become likelier.")
+    parser.flag("--temperature", type=float, default=0.8, help="Text: below 1 favors likely tokens.")
     parser.flag("--seed", type=int, default=0, help="Text: equal seeds give equal texts.")
 
 
@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
     if not args.words:
         raise InputError(f"no run was given: {_USAGE}.")
     out = None if args.out is None else _output_path(args.out)
-    # Imported here, so that --help and a wrong flag answer at once.
+    # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.process.compilation_cache import cache_compilations
     from depthmup_flax.runs.trained import load_run
 
@@ -99,7 +99,7 @@ def _classify(run: TrainedRun, args: argparse.Namespace, out: pathlib.Path | Non
 
 
 def classified(run: TrainedRun, files: Sequence[pathlib.Path], top: int) -> Iterator[Prediction]:
-    """The ``top`` most probable classes of each file; as many files in memory as the evaluation has examples."""
+    """The ``top`` most probable classes of each file, in batches of ``train.eval_batch_size``."""
     size = run.config.train.eval_batch_size
     for start in range(0, len(files), size):
         part = files[start : start + size]
@@ -115,10 +115,10 @@ def as_csv(predictions: Iterator[Prediction]) -> str:
     """A row per file: ``file,class_1,probability_1,class_2,...``."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    for number, (file, best) in enumerate(predictions):
-        if not number:
-            places = range(1, len(best) + 1)
-            writer.writerow(["file", *(name for i in places for name in (f"class_{i}", f"probability_{i}"))])
+    rows = list(predictions)
+    places = range(1, len(rows[0][1]) + 1)
+    writer.writerow(["file", *(name for i in places for name in (f"class_{i}", f"probability_{i}"))])
+    for file, best in rows:
         writer.writerow([file, *(cell for name, probability in best for cell in (name, f"{probability:.6g}"))])
     return text.getvalue()
 
@@ -137,7 +137,5 @@ def _output_path(text: str) -> pathlib.Path:
     if path.suffix not in (".csv", ".json"):
         raise InputError(f"--out is {text!r}: use a name that ends in .csv or .json.")
     if not path.parent.is_dir():
-        raise InputError(
-            f"--out is {text!r}: there is no directory {str(path.parent)!r}. Create it, or choose another."
-        )
+        raise InputError(f"--out is {text!r}: there is no directory {str(path.parent)!r}. Create it.")
     return path

@@ -7,12 +7,13 @@ Examples:
     depthmup report runs/sweeps/digits --open
     depthmup report runs/part0 runs/part1 --out=runs/report
 
-DIR is the --workdir of a sweep; several are the shards of one sweep. Without
-one, the report is of the newest sweep below ./runs.
+DIR is the --workdir of a sweep; several are the shards of one sweep. The default
+is the newest sweep below ./runs.
 Exit codes: 0 success, 2 bad input.
 """
 
 import argparse
+import functools
 import os
 import pathlib
 import sys
@@ -68,7 +69,8 @@ def main(args: argparse.Namespace) -> int:
     options: dict[str, Any] = {"tolerance": args.tolerance, "loss": args.loss, "claims": claims.as_data}
     if args.watch:
         opened = _open if args.open else lambda page: None
-        report = watch(directories, out, **options, say=_say, opened=opened)
+        say = functools.partial(print, flush=True)
+        report = watch(directories, out, **options, say=say, opened=opened)
         if report is None:
             return 0
     else:
@@ -84,7 +86,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _require_sweep(directory: pathlib.Path) -> None:
-    """Raises `InputError` for a directory on a disk that is absent, or holds other work than a sweep."""
+    """`InputError` if a directory on a disk is absent or does not hold a sweep."""
     if buckets.is_bucket(directory) or (directory / "sweep.json").exists():
         return
     remedy = "name the --workdir of a sweep"
@@ -95,35 +97,27 @@ def _require_sweep(directory: pathlib.Path) -> None:
 
 
 def newest_sweep(runs: pathlib.Path) -> pathlib.Path:
-    """The directory of the sweep below ``runs`` that was written to last.
-
-    Raises:
-      InputError: there is none.
-    """
+    """The directory of the newest sweep below ``runs``, by its last write; `InputError` if there is none."""
     found = []
     for path, folders, files in os.walk(runs):
         if "sweep.json" in files:
-            folders.clear()  # no sweep lies in another one
+            folders.clear()
             directory = pathlib.Path(path)
             if workdirs.kind_of(directory) == workdirs.SWEEP:
                 files_of_sweep = [directory / "sweep.json", *directory.glob("records*.jsonl*")]
                 found.append((max(file.stat().st_mtime_ns for file in files_of_sweep), directory))
     if not found:
         raise InputError(
-            f"no directory was given, and there is no sweep below ./{runs}: name the --workdir of a sweep, "
-            "depthmup report DIR, or run one: depthmup sweep --config=sweeps/digits."
+            f"there is no sweep below ./{runs}: name the --workdir of a sweep, depthmup report DIR, or run one: "
+            "depthmup sweep --config=sweeps/digits."
         )
     return max(found)[1]
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
 def _open(page: pathlib.Path) -> None:
-    """Opens the page in a browser; says its path if there is none."""
+    """Opens the page in a browser; prints its path if that fails."""
     display = sys.platform in ("darwin", "win32") or any(
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
     )
     if buckets.is_bucket(page) or not display or not webbrowser.open(page.resolve().as_uri()):
-        print(f"no browser can be opened here: open {page} yourself", flush=True)
+        print(f"cannot open a browser: open {page} yourself", flush=True)

@@ -1,4 +1,4 @@
-"""What commands do before they train: devices, processes, the default work directory."""
+"""What commands do before training: devices, processes, the default work directory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from depthmup_flax.process.cores import cpu_cores
 
 
 def one_device_per_core() -> None:
-    """Gives JAX one CPU device per core, which is fastest for many small runs; call before JAX starts.
-
-    Does nothing on a GPU or TPU, or if ``XLA_FLAGS`` sets the number of devices.
-    """
+    """Gives JAX one CPU device per core, unless ``XLA_FLAGS`` sets their number; call before JAX starts."""
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         import jax
 
@@ -21,14 +18,14 @@ def one_device_per_core() -> None:
 
 
 def start_processes(args: argparse.Namespace) -> None:
-    """Calls `depthmup_flax.process.distributed.start` with the flags of `Parser.define_processes`."""
+    """Joins other processes, by the flags of `Parser.define_processes`."""
     from depthmup_flax.process import distributed
 
     distributed.start(args.coordinator, args.num_processes, args.process_id)
 
 
 def workdir(args: argparse.Namespace, parent: str) -> str:
-    """``--workdir``, or ``parent`` and the name of the config, which is then printed."""
+    """``--workdir``, by default ``parent`` and the name of the config, which is then printed."""
     if args.workdir:
         return args.workdir
     default = f"{parent}/{shipped.run_name(args.config.path())}"

@@ -8,7 +8,7 @@ Examples:
     depthmup sweep --config=sweeps/digits --config.base.model.norm=layer
 
 --config.scale is smoke, cpu, long, gpu or paper. --config.base.model.norm sets a field
-of all runs, --config.grids.NAME.model.depth="(4, 8)" the values of an axis:
+of all runs, --config.grids.NAME.model.depth="(4, 8)" the values of an axis;
 depthmup config sweeps/digits lists both.
 
 Runs that differ only in learning rate, seed and other numbers share a compiled
@@ -31,15 +31,15 @@ def define(parser: Parser) -> None:
     parser.flag("--workdir", help="Directory; default runs/sweeps/ and the config's name.")
     parser.flag("--overwrite", action="store_true", help="Delete the sweep in --workdir and start again.")
     parser.flag("--dry_run", action="store_true", help="Print the runs and their sizes; train nothing.")
-    parser.flag("--measure", action="store_true", help="As --dry_run, and measure memory and time.")
-    parser.flag("--shard", default="0/1", help="i/n: only part i of n, from 0; for several machines.")
+    parser.flag("--measure", action="store_true", help="Like --dry_run, and measure memory and time.")
+    parser.flag("--shard", default="0/1", help="i/n: run only part i of n, from 0; for several machines.")
     parser.flag("--lanes", default="auto", help="Runs at a time on a device: auto, all or a number.")
 
 
 def main(args: argparse.Namespace) -> None:
     """Runs the sweep, or prints what it would run."""
     start.one_device_per_core()
-    # Imported here, so that --help and a wrong flag answer at once.
+    # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.sweep.dry_run import describe
     from depthmup_flax.sweep.lane_count import parse_lanes
     from depthmup_flax.sweep.runner import sweep

@@ -11,8 +11,8 @@ Rerunning the command resumes the run. In a clone, python train.py is the same.
 depthmup config lists the configs, depthmup config digits all fields of one.
 
 Exit codes: 0 the run has ended, 2 bad input, 74 the disk or the data failed,
-75 interrupted by a signal, with the state saved, or another process uses the
-work directory: rerun the command to resume.
+75 preempted after saving, or another process uses the work directory: rerun the
+command to resume.
 """
 
 import argparse
@@ -34,8 +34,8 @@ def define(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Trains the config; returns an exit code of `depthmup_flax.util.errors`."""
-    # Imported here, so that --help and a wrong flag answer at once.
+    """Trains the config; returns the exit code."""
+    # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.data.sources.registry import find_source
     from depthmup_flax.engine.experiment import build
     from depthmup_flax.process import distributed
@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
         print(build(args.config.resolved()).parameter_table())
         return 0
     cache_compilations()
-    start.start_processes(args)  # before what may fail in one process, so that it ends the others
+    start.start_processes(args)  # first, so that a failure of one process ends the others
     config = args.config.resolved()
     workdir = start.workdir(args, "runs")
     result = train_and_evaluate(config, workdir, overwrite=args.overwrite)

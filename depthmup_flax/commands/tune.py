@@ -7,10 +7,10 @@ Examples:
     depthmup tune --config=my.py --proxy.steps=500 --tune=gamma0,output_lr_factor
     depthmup train --config=runs/tune/digits/tuned.py --workdir=runs/large
 
-The proxy is the target at another width and depth, its base model: Depth-muP
-transfers the proxy's hyperparameters to the target. The grid is extended while
-the optimum lies at its edge. --target.batch_size and --target.steps rescale
-rate, averages, decay and warm-up for a target that is trained otherwise.
+The proxy is the target at a smaller width and depth, which become the target's
+base sizes: Depth-muP transfers the proxy's hyperparameters. The grid is extended
+while the optimum lies at its edge. --target.batch_size and --target.steps rescale
+rate, averages, decay and warm-up for a target with another batch size or length.
 depthmup config digits explains the fields of the config.
 """
 
@@ -34,11 +34,11 @@ def define(parser: Parser) -> None:
     parser.flag("--proxy.width", type=int, default=0, help="Width of the proxy; 0: model.base_width.")
     parser.flag("--proxy.depth", type=int, default=0, help="Depth of the proxy; 0: model.base_depth.")
     parser.flag("--proxy.steps", type=int, default=0, help="Training steps of a proxy run; 0: the target's.")
-    parser.flag("--target.batch_size", type=int, help="Batch size of the target, if another.")
-    parser.flag("--target.steps", type=int, help="Steps of the target; default: as many examples.")
-    parser.flag("--rescale.averages", default=_RULE.averages, help=f"Adam's averages span as many {_TIMES}")
-    parser.flag("--rescale.decay", default=_RULE.decay, help=f"Weight decay spans as many {_TIMES}")
-    parser.flag("--rescale.warmup", default=_RULE.warmup, help=f"The warm-up spans as many {_TIMES}")
+    parser.flag("--target.batch_size", type=int, help="Batch size of the target; default: the config's.")
+    parser.flag("--target.steps", type=int, help="Steps of the target; default: equally many examples.")
+    parser.flag("--rescale.averages", default=_RULE.averages, help=f"Adam's averages: constant in {_TIMES}")
+    parser.flag("--rescale.decay", default=_RULE.decay, help=f"Weight decay: constant in {_TIMES}")
+    parser.flag("--rescale.warmup", default=_RULE.warmup, help=f"The warm-up: constant in {_TIMES}")
     parser.flag("--rescale.batch_exponent", type=float, help="Rate ~ batch size^this; default by optimizer.")
     parser.flag("--rescale.duration_exponent", type=float, help="Rate ~ examples^this; default by optimizer.")
     parser.flag(
@@ -52,7 +52,7 @@ def define(parser: Parser) -> None:
 def main(args: argparse.Namespace) -> None:
     """Runs the search and writes ``tuned.py``."""
     start.one_device_per_core()
-    # Imported here, so that --help and a wrong flag answer at once.
+    # Late imports: --help and a wrong flag answer at once.
     from depthmup_flax.config.fields import validate
     from depthmup_flax.sweep.lane_count import parse_lanes
     from depthmup_flax.tune.proxy import proxy_config, tuning_sweep

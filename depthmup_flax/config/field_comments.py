@@ -1,6 +1,6 @@
-"""What a field means, as its source says: the comments at its definition, or the section of a docstring.
+"""The meaning of fields, from their source: comments at their definitions, or a section of a docstring.
 
-The documentation site and ``depthmup config`` show these words, so they are written once.
+The documentation site and ``depthmup config`` show them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Span = tuple[str, int, int]  # a dotted field, the first and the last line of it
 
 
 def of_class(cls: type) -> dict[str, str]:
-    """Field -> comment, for the fields in a class's body: the comment lines above a field, and those beside it."""
+    """Field -> comment for the fields in a class's body: the comment lines above a field and beside it."""
     try:
         source = textwrap.dedent(inspect.getsource(cls))
     except (OSError, TypeError):
@@ -28,13 +28,13 @@ def of_class(cls: type) -> dict[str, str]:
 
 
 def of_code(source: str) -> dict[str, str]:
-    """Dotted field -> comment, for the keys of dictionaries and the keyword arguments of calls in Python code."""
+    """Dotted field -> comment for the keys of dictionaries and the keyword arguments of calls in Python code."""
     source = textwrap.dedent(source)
     return _comments(source, _in_expression(ast.parse(source), ""))
 
 
 def of_docstring(docstring: str, section: str) -> dict[str, str]:
-    """Field -> explanation, in the section ``Attributes`` or ``Args`` of a docstring in Google's style."""
+    """Field -> explanation in the section ``Attributes`` or ``Args`` of a docstring in Google's style."""
     match = re.search(rf"^{section}:\n((?:  .*\n|\n)*)", inspect.cleandoc(docstring) + "\n", re.MULTILINE)
     entries = re.findall(r"^(\S.*?): (.*(?:\n  .*)*)", textwrap.dedent(match[1]), re.MULTILINE) if match else []
     return {name: " ".join(text.split()) for names, text in entries for name in names.split(", ")}
@@ -53,7 +53,7 @@ def _in_expression(node: ast.AST, prefix: str) -> Iterator[Span]:
     names: dict[ast.AST, str] = {}  # of values
     for name, first, value in _fields(node):
         names[value] = f"{prefix}{name}."
-        # The fields inside a dictionary have comments of their own.
+        # Fields inside a dictionary have their own comments.
         last = first if isinstance(value, ast.Dict) else value.end_lineno or first
         yield f"{prefix}{name}", first, last
     for child in ast.iter_child_nodes(node):

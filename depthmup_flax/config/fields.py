@@ -1,7 +1,7 @@
-"""The config tree: every field with its default, the checks that need no model, and comparison of configs.
+"""The config tree: fields with defaults, the checks that need no model, and comparison of configs.
 
-A config file is Python: ``get_config()`` returns `default_config` with some fields changed. ``depthmup config``
-explains every field, in the words of the comments below, of `Parametrization`, ``DataConfig`` and the models.
+A config file is Python: ``get_config()`` returns `default_config` with some fields changed. ``depthmup config`` shows
+the comments of the fields below, of `Parametrization`, ``DataConfig`` and the models.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from ml_collections.config_dict import placeholder
 from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.models import MODELS, model_fields
 from depthmup_flax.parallel.sharding import GRADIENT_DTYPES
-from depthmup_flax.records.run_hash import ADDED as ADDED  # also importable from here
-from depthmup_flax.records.run_hash import EXECUTION as EXECUTION
 from depthmup_flax.records.run_hash import json_text, run_hash, without_execution
 from depthmup_flax.rule.parametrization import Parametrization, get_parametrization
 from depthmup_flax.util.errors import InputError, closest, did_you_mean
 from depthmup_flax.util.types import Json
 
-# Unset, these fields of `Parametrization` have the preset's value.
+# Fields of `Parametrization`; by default they have the preset's value.
 _LR_FACTORS = ("input_lr_factor", "hidden_lr_factor", "output_lr_factor", "vector_lr_factor", "fixed_lr_factor")
 WRITERS = ("jsonl", "tensorboard", "wandb")
 _EXPONENTS = ("alpha", "gamma", "inner_gamma")
@@ -32,7 +30,7 @@ _RULE_FIELDS = {"width": str, **dict.fromkeys((*_EXPONENTS, "gamma0", "branch_mu
 
 
 def default_config(model: str = "res_mlp") -> ConfigDict:
-    """The config tree of a model of `depthmup_flax.models.MODELS`, with every field that a command line can set."""
+    """The config of a model of `depthmup_flax.models.MODELS`, with every field that a command line can set."""
     return ConfigDict(
         {
             "seed": 0,  # of initial weights, data order, augmentation, dropout and a language model's sample
@@ -59,7 +57,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "decay_width_exponent": 0.0,  # of hidden matrices: decay is times their width ratio to this power
                 "clip_rms": 0.0,  # largest root mean square of the scaled gradients; 0: no clipping
                 "frozen": (),  # globs of parameter paths that keep their initial values: ("stem", "readout")
-                # Arguments of the optax direction; unset ones have optax's default. A config file may add others.
+                # Arguments of the optax direction, by default optax's. A config file may add others.
                 "kwargs": {
                     "nesterov": placeholder(bool),  # sgd, momentum, adam, adamw, muon: Nesterov's momentum
                     "momentum": placeholder(float),  # momentum: decay of the average of gradients
@@ -108,11 +106,7 @@ _AT_LEAST: Sequence[tuple[float, Sequence[str]]] = (
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks all names, types and ranges that need neither data nor a model.
-
-    Raises:
-      InputError: one sentence with the field, its value and the remedy.
-    """
+    """Checks names, types and ranges that depend on neither data nor model; `InputError` names field and remedy."""
     if "grids" in config:
         raise InputError("this config is a sweep's: run it with depthmup sweep.")
     _require_same_fields(config, default_config(config.get("model", {}).get("name", "res_mlp")), "")
@@ -132,18 +126,13 @@ def validate(config: ConfigDict) -> None:
         raise InputError(f"optimizer.schedule is {config.optimizer.schedule!r}: use 'constant' or 'cosine'.")
     writer_names(config)
     if config.mesh.gradient_dtype not in GRADIENT_DTYPES:
-        raise InputError(
-            f"mesh.gradient_dtype is {config.mesh.gradient_dtype!r}: use 'float32', or '' for model.dtype."
-        )
+        wrong = f"mesh.gradient_dtype is {config.mesh.gradient_dtype!r}"
+        raise InputError(f"{wrong}: use 'float32', or '' for model.dtype.")
     make_parametrization(config)
 
 
 def writer_names(config: ConfigDict) -> list[str]:
-    """The names in ``train.writers``, a tuple of strings; each may hold several with commas, as a command line does.
-
-    Raises:
-      InputError: an unknown name, or no ``jsonl``.
-    """
+    """The names in ``train.writers``, a tuple of strings that may have commas; `InputError` unless valid with jsonl."""
     values = config.train.writers
     if not isinstance(values, (tuple, list)) or not all(isinstance(value, str) for value in values):
         raise InputError(f"train.writers is {values!r}: use names, such as ('jsonl', 'tensorboard').")
@@ -152,10 +141,7 @@ def writer_names(config: ConfigDict) -> list[str]:
         if name not in WRITERS:
             raise InputError(f"train.writers has {name!r}: {did_you_mean(name, WRITERS)}")
     if "jsonl" not in names:
-        raise InputError(
-            f"train.writers is {','.join(names)}, without jsonl: add it, because resuming and reading a run need its "
-            "metrics.jsonl."
-        )
+        raise InputError(f"train.writers is {','.join(names)}: add jsonl, which resuming and reading a run need.")
     return names
 
 
@@ -167,25 +153,23 @@ def _require_at_least(lowest: float, path: str, value: object) -> None:
 
 
 def _require_same_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:
-    """``config`` must have the fields of ``default`` and no others, except in ``kwargs``, which is optax's."""
+    """`InputError` unless ``config`` has the fields of ``default`` and no others, except in optax's ``kwargs``."""
     for name, value in config.items():
         if name not in default:
             others = [model for model in MODELS if path == "model." and name in model_fields(model)]
             if others:
                 raise InputError(
-                    f"model.name is {config.name!r}, which has no field {name!r}: a config is for one model. Use a "
-                    f"file that starts from default_config({config.name!r})."
+                    f"model.name is {config.name!r}, which has no field {name!r}: start the config from "
+                    f"default_config({config.name!r})."
                 )
             raise InputError(f"config has no field '{path}{name}': {did_you_mean(name, default)}")
         if isinstance(default[name], ConfigDict) and name != "kwargs":
             if not isinstance(value, ConfigDict):
-                raise InputError(f"config.{path}{name} is {value!r}: it is a section; set its fields.")
+                raise InputError(f"config.{path}{name} is {value!r}: it is a section. Set its fields.")
             _require_same_fields(value, default[name], f"{path}{name}.")
     for name in default:
         if name not in config:
-            raise InputError(
-                f"config lacks the field '{path}{name}': start from depthmup_flax.config.default_config()."
-            )
+            raise InputError(f"config lacks '{path}{name}': start from depthmup_flax.config.default_config().")
 
 
 def make_parametrization(config: ConfigDict) -> Parametrization:
@@ -196,13 +180,13 @@ def make_parametrization(config: ConfigDict) -> Parametrization:
 
 
 def optimizer_kwargs(config: ConfigDict) -> dict[str, Any]:
-    """The fields of ``config.optimizer.kwargs`` that are set; a field that a config file added may be ``None``."""
+    """The fields of ``config.optimizer.kwargs`` that are set; fields that a config file added may be ``None``."""
     unset = {name for name in default_config().optimizer.kwargs if config.optimizer.kwargs.get(name) is None}
     return {name: value for name, value in config.optimizer.kwargs.to_dict().items() if name not in unset}
 
 
 def field_paths(config: ConfigDict) -> list[str]:
-    """Dotted names of all fields that are not sections, such as ``optimizer.learning_rate``."""
+    """Dotted names of all fields, such as ``optimizer.learning_rate``."""
     return list(flatten_dict(config.to_dict(), sep="."))
 
 
@@ -222,7 +206,7 @@ def set_field(config: ConfigDict, path: str, value: Any) -> None:
     sections, _, name = path.rpartition(".")
     try:
         section = get_field(config, sections) if sections else config
-        section[name]  # raises KeyError; an assignment could add the field
+        section[name]  # KeyError: an assignment could add the field
     except (KeyError, TypeError) as error:
         raise InputError(unknown_field(config, path)) from error
     try:
@@ -232,18 +216,17 @@ def set_field(config: ConfigDict, path: str, value: Any) -> None:
 
 
 def unknown_field(config: ConfigDict, path: str) -> str:
-    """The sentence about a dotted field that ``config`` lacks, with the field that was meant."""
+    """The error about a dotted field that ``config`` lacks, with the closest field."""
     missing = f"config has no field {path!r}"
     if path.startswith("optimizer.kwargs."):
-        return f"{missing}: set it in a config file, config.{path} = VALUE, if the optimizer takes such an argument."
+        return f"{missing}: set it in a config file, config.{path} = VALUE, if the optimizer takes it."
     section, names = config, path.split(".")
     while isinstance(section.get(names[0]), ConfigDict):
         section, *names = section[names[0]], *names[1:]
     before = path.removesuffix(".".join(names))
     if names[0] in section:
-        return f"{missing}: {before}{names[0]} is no section."
-    meant = closest(names[0], section)
-    if meant is not None:
+        return f"{missing}: {before}{names[0]} is not a section."
+    if meant := closest(names[0], section):
         after = names[1:] if isinstance(section[meant], ConfigDict) else []
         return f"{missing}: did you mean {before + '.'.join([meant, *after])!r}?"
     elsewhere = [other for other in field_paths(config) if other.rpartition(".")[2] == names[-1]]
@@ -251,23 +234,17 @@ def unknown_field(config: ConfigDict, path: str) -> str:
 
 
 def to_json(config: ConfigDict) -> str:
-    """The resolved config as indented JSON with sorted keys; equal configs give equal text."""
+    """The config as indented JSON with sorted keys; equal configs give equal text."""
     return json_text(config.to_dict())
 
 
 def from_json(stored: Json) -> ConfigDict:
-    """The config that `to_json` wrote; fields that it lacks are newer and have their defaults.
-
-    Raises:
-      InputError: a model that is not known, or a field of another type.
-    """
+    """The config that `to_json` wrote; fields that it lacks have their defaults. `InputError` if it cannot be read."""
     config = default_config(str(stored.get("model", {}).get("name")))
     try:
         config.update(_with_tuples(stored))
-        if config.model.get("remat") == "auto":  # a former default, of the models whose default is "dots"
-            config.model.remat = "dots"
     except (TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"the stored config cannot be read ({error}): restore its config.json.") from error
+        raise InputError(f"the stored config cannot be read ({error}): restore config.json.") from error
     return config
 
 
@@ -279,15 +256,12 @@ def _with_tuples(value: Any) -> Any:
 
 
 def config_hash(config: ConfigDict) -> str:
-    """`run_hash` of the config: twelve hexadecimal digits, equal for equal training."""
+    """`run_hash` of the config."""
     return run_hash(config.to_dict())
 
 
 def run_differences(stored: Json, current: Json) -> list[str]:
-    """`differences` of two configs as JSON, without `EXECUTION`; empty if one run can be resumed as the other.
-
-    A field that ``stored`` lacks has its default: it is newer than the stored config.
-    """
+    """`differences` of two configs as JSON without `EXECUTION`; fields that ``stored`` lacks have their defaults."""
     name = stored.get("model", {}).get("name")
     defaults = json.loads(to_json(default_config(name))) if name in MODELS else {}
     return differences(without_execution(_with_defaults(stored, defaults)), without_execution(current))

@@ -1,4 +1,4 @@
-"""Config files: Python with ``get_config()``, loaded with errors that name the user's file and line."""
+"""Config files: Python with ``get_config()``. Errors name the user's file and line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pathlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -24,9 +23,9 @@ NAME_A_CONFIG = "name a shipped config, such as digits, or a Python file with ge
 
 
 def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
-    """``get_config(*arguments)`` of another config file, for a config that is derived from it.
+    """``get_config(*arguments)`` of another config, to derive one from it.
 
-    Names a shipped config, ``from_file("sweeps/vit")``, or a file, ``pathlib.Path(__file__).with_name("parent.py")``.
+    ``path`` is a shipped config, "sweeps/vit", or a file, ``pathlib.Path(__file__).with_name("parent.py")``.
     """
     if path in shipped.names():
         path = shipped.directory() / f"{path}.py"
@@ -42,12 +41,6 @@ def from_file(path: str | pathlib.Path, *arguments: Any) -> ConfigDict:
     get_config = getattr(module, "get_config", None)
     if not callable(get_config):
         raise InputError(f"{path} has no function get_config(): define one that returns a config.")
-    _require_signature(get_config, path, arguments)
-    return get_config(*arguments)
-
-
-def _require_signature(get_config: Callable[..., Any], path: str | pathlib.Path, arguments: Sequence[Any]) -> None:
-    """Raises `InputError` unless ``get_config`` takes the arguments, such as the scale of a sweep."""
     signature = inspect.signature(get_config)
     try:
         signature.bind(*arguments)
@@ -58,13 +51,14 @@ def _require_signature(get_config: Callable[..., Any], path: str | pathlib.Path,
             raise InputError(f"{called} does not take {arguments[0]!r}: this config has no scale; {hint}.") from error
         hint = f"write it after a colon, --config={path}:ARGUMENT, or give it a default"
         raise InputError(f"{called} needs an argument: {hint}.") from error
+    return get_config(*arguments)
 
 
 def load(named: str) -> ConfigDict:
-    """The locked config of ``FILE.py`` or ``FILE.py:argument``, whose argument ``get_config`` gets.
+    """The locked config of ``FILE.py`` or ``FILE.py:argument``; ``get_config`` receives the argument.
 
     Raises:
-      InputError: the file cannot be read, or ``get_config`` fails or returns no config; with the user's file and line.
+      InputError: the file cannot be read, or ``get_config`` fails or returns something else.
     """
     path, *arguments = named.split(":", 1)
     if not os.path.isfile(path) or not os.access(path, os.R_OK):
@@ -76,7 +70,7 @@ def load(named: str) -> ConfigDict:
         config = from_file(path, *arguments)
     except (Exception, SystemExit) as error:
         if isinstance(error, InputError) and any(repr(argument) in str(error) for argument in arguments):
-            raise  # the command line is wrong, not the file
+            raise  # about the command line
         raise InputError(_placed(error, path)) from error
     if not isinstance(config, ConfigDict):
         returned = "None (is its return missing?)" if config is None else f"a value of type {type(config).__name__}"
@@ -88,19 +82,19 @@ def load(named: str) -> ConfigDict:
 
 
 def _placed(error: BaseException, path: str) -> str:
-    """A sentence about an error inside a config file, with the file and line of the innermost code of the user's."""
+    """A sentence about an error in a config file, with the innermost file and line of the user's code."""
     if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):
         return f"{_place(str(error.filename), error.lineno)}: {type(error).__name__}: {error.msg}."
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
     place = _place(frames[-1].filename, frames[-1].lineno) if frames else ""
     if isinstance(error, InputError):
         return f"{place}: {error}" if place else str(error)
-    text = _one_line(_of_config_dict(error) or f"{type(error).__name__}: {error}").rstrip(": .")
+    text = " ".join((_of_config_dict(error) or f"{type(error).__name__}: {error}").split()).rstrip(": .")
     return f"{place or path}: {text}{'' if text.endswith('?') else '.'} --{TRACEBACK} shows the calls."
 
 
 def _place(file: str, line: int | None) -> str:
-    """``configs/my.py line 12``, relative to the working directory if it is below."""
+    """``configs/my.py line 12``, relative to the working directory if below it."""
     relative = os.path.relpath(file)
     shown = file if relative.startswith("..") else relative
     return f"{shown} line {line}" if line else shown
@@ -108,7 +102,7 @@ def _place(file: str, line: int | None) -> str:
 
 @functools.cache
 def _is_users(file: str) -> bool:
-    """Whether code is neither Python's, nor of a library, nor of this package, whose configs count as the user's."""
+    """Whether a file is neither of Python, of a library, nor of this package, except its configs."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if file.startswith(os.path.join(package, "configs", "")):
         return True
@@ -125,8 +119,3 @@ def _of_config_dict(error: BaseException) -> str | None:
     cause = error.args[0] if isinstance(error.args[0], KeyError) else error
     name, *hint = str(cause.args[0]).splitlines()  # 'dpth', then perhaps: Did you mean "depth" instead of "dpth"?
     return f"config has no field {name}. {' '.join(hint)}"
-
-
-def _one_line(error: object) -> str:
-    """A message of several lines as one, without its last period."""
-    return " ".join(str(error).split()).rstrip(".")

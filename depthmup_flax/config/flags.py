@@ -1,6 +1,6 @@
 """Flags of a config: ``--config=FILE.py`` and ``--config.section.field=value``.
 
-`split` takes them out of a command line; `GivenConfig.resolved` loads the file and sets the fields.
+`split` extracts them from a command line; `GivenConfig.resolved` loads the file and sets the fields.
 """
 
 from __future__ import annotations
@@ -28,23 +28,19 @@ class GivenConfig:
     """What a command line says about its config."""
 
     file: str | None = None  # with any :argument
-    is_default: bool = False  # the file, which the command line does not name
+    is_default: bool = False  # whether the command line does not name the file
     scale: str | None = None  # of --config.scale
-    # Dotted field -> texts as typed, None for a flag without "=".
+    # Dotted field -> texts as typed; None for a flag without "=".
     fields: dict[str, list[str | None]] = dataclasses.field(default_factory=dict)
     _resolved: ConfigDict | None = None
 
     def name(self, file: str) -> None:
-        """Names the config, for a command that takes it without ``--config=``."""
+        """Sets the file, for a command that takes it without ``--config=``."""
         self.file = file
         self._add_scale()
 
     def path(self) -> str:
-        """The config's file, including any ``:argument``.
-
-        Raises:
-          InputError: no config is named, or it is neither a file nor shipped.
-        """
+        """The config's file with any ``:argument``; `InputError` if none is named or it does not exist."""
         from depthmup_flax.config.files import NAME_A_CONFIG
 
         if self.file is None:
@@ -52,11 +48,7 @@ class GivenConfig:
         return shipped.path_of(self.file)
 
     def resolved(self) -> ConfigDict:
-        """The config, with the fields that the command line sets.
-
-        Raises:
-          InputError: no config, an error in its file, no such field, or a value of another type.
-        """
+        """The config with the fields that the command line sets; `InputError` if any cannot be read or set."""
         from depthmup_flax.config.files import load
 
         if self._resolved is None:
@@ -69,14 +61,14 @@ class GivenConfig:
         return self._resolved
 
     def overrides(self) -> dict[str, Any]:
-        """Dotted field -> value, for the fields that the command line sets."""
+        """Dotted field -> value for the fields that the command line sets."""
         from depthmup_flax.config.fields import get_field
 
         config = self.resolved()
         return {path: get_field(config, path) for path in self.fields}
 
     def _add_scale(self) -> None:
-        """``--config=file.py --config.scale=gpu`` as ``file.py:gpu``: ``get_config`` takes the scale."""
+        """``--config=file.py --config.scale=gpu`` means ``file.py:gpu``."""
         if self.file is None or self.scale is None:
             return
         if ":" in self.file:
@@ -88,11 +80,7 @@ _OF_CONFIG = re.compile(r"--?(?P<no>no)?config(?:\.(?P<path>[^=]*))?(?:=(?P<text
 
 
 def split(words: Sequence[str], default: str | None) -> tuple[GivenConfig, list[str]]:
-    """What a command line says about the config, and its other words; ``default`` is the file if it names none.
-
-    Raises:
-      InputError: a flag without value, or two configs.
-    """
+    """The config of a command line, and its other words. ``default`` is the file if it names none."""
     others, remaining = [], collections.deque(words)
     given: dict[str, list[str | None]] = collections.defaultdict(list)  # "" is the file
     while remaining:
@@ -123,7 +111,7 @@ def _single(flag: str, values: Sequence[str | None]) -> str | None:
     return values[0] if values else None
 
 
-# Type -> what is expected, and an example.
+# Type -> what to use, and an example.
 _TYPES: dict[type, tuple[str, str]] = {
     int: ("a whole number", "8"),
     float: ("a number", "0.5"),
@@ -133,7 +121,7 @@ _TYPES: dict[type, tuple[str, str]] = {
 
 
 def wrong_value(flag: str, text: str, kind: type, example: Any) -> str:
-    """The sentence about a flag whose text is not of a type; ``example`` is a value that is."""
+    """The error about a flag whose text is not of type ``kind``, with an example."""
     if kind is bool:
         return f"{flag} is {text!r}: use True or False."
     expected, other = _TYPES[kind]
@@ -142,7 +130,7 @@ def wrong_value(flag: str, text: str, kind: type, example: Any) -> str:
 
 
 def _set(config: ConfigDict, path: str, texts: Sequence[str | None]) -> None:
-    """Sets a field to what the command line says, as a value of the field's type."""
+    """Sets a field to the text of the command line, parsed as the field's type."""
     from ml_collections import ConfigDict
 
     from depthmup_flax.config.fields import get_field, set_field, unknown_field
@@ -175,7 +163,7 @@ def _tuple(text: str) -> tuple[Any, ...]:
 
 
 def _literal(text: str) -> Any:
-    """A Python literal, or else the text: for a field of no type."""
+    """A Python literal, else the text; for a field without a type."""
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError):

@@ -10,13 +10,13 @@ _PACKAGE = pathlib.Path(__file__).parents[1]
 
 
 def directory() -> pathlib.Path:
-    """Their directory: inside the package where it was installed, beside it in a checkout."""
+    """Their directory: inside an installed package, beside it in a checkout."""
     installed = _PACKAGE / "configs"
     return installed if installed.is_dir() else _PACKAGE.parent / "configs"
 
 
 def names() -> list[str]:
-    """All of them, sorted, single runs first."""
+    """All names, sorted; single runs first."""
     paths = [path.relative_to(directory()).with_suffix("") for path in directory().rglob("*.py")]
     return sorted((path.as_posix() for path in paths), key=lambda name: ("/" in name, name))
 
@@ -28,12 +28,9 @@ def is_config(word: str) -> bool:
 
 
 def path_of(named: str) -> str:
-    """The file of a config that is named as on a command line, ``digits``, ``sweeps/vit:gpu`` or ``my/config.py:gpu``.
+    """The file of a config as named on a command line: ``digits``, ``sweeps/vit:gpu`` or ``my/config.py:gpu``.
 
-    Keeps any ``:argument``. A file that exists, or whose name ends in .py, is itself.
-
-    Raises:
-      InputError: neither a file nor a shipped config.
+    Keeps any ``:argument``. `InputError` for a name that is neither a file nor a shipped config.
     """
     name, colon, argument = named.partition(":")
     if name.endswith(".py") or pathlib.Path(name).is_file():
@@ -41,20 +38,18 @@ def path_of(named: str) -> str:
     if name not in names():
         same_end = [other for other in names() if other.endswith(f"/{name}")]
         meant = same_end[0] if same_end else closest(name, names())
-        hint = "" if meant is None else f"did you mean {meant!r}? "
+        hint = f"did you mean {meant!r}? " if meant else ""
         raise InputError(f"--config={named} is neither a file nor a shipped config: {hint}depthmup config lists them.")
     return f"{directory() / name}.py{colon}{argument}"
 
 
 def name_of(path: str | pathlib.Path) -> str | None:
     """The name of the shipped config in a file; ``None`` for another file."""
-    absolute = pathlib.Path(path).resolve()
-    if not absolute.is_relative_to(directory().resolve()):
-        return None
-    return absolute.relative_to(directory().resolve()).with_suffix("").as_posix()
+    absolute, shipped = pathlib.Path(path).resolve(), directory().resolve()
+    return absolute.relative_to(shipped).with_suffix("").as_posix() if absolute.is_relative_to(shipped) else None
 
 
 def run_name(path: str) -> str:
-    """What a config's runs are called by default: the name of its file, with any argument: ``digits-smoke``."""
+    """The default name of a config's runs: that of its file, with any argument: ``digits-smoke``."""
     name, _, argument = path.partition(":")
     return "-".join((pathlib.Path(name).stem, *([argument] if argument else [])))

@@ -1,4 +1,4 @@
-"""The coordinate check: networks of several sizes in, a report out."""
+"""The coordinate check of networks of several sizes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ import optax
 from depthmup_flax.coord_check.audited import code_findings
 from depthmup_flax.coord_check.diagnosis import Evidence, diagnose
 from depthmup_flax.coord_check.judgment import judge
-from depthmup_flax.coord_check.layer_names import Collapse, collapsers, collect_layers, sample_blocks
+from depthmup_flax.coord_check.layer_names import SizedNetwork, collapsers, collect_layers, sample_blocks
 from depthmup_flax.coord_check.measure import Loss, Measurement
 from depthmup_flax.coord_check.networks import Network, Traced, traced
 from depthmup_flax.coord_check.notes import notes
 from depthmup_flax.coord_check.probe import Probe
 from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, OUTPUT, Record, Size, Table
 from depthmup_flax.coord_check.report import Report
-from depthmup_flax.infer.audit_table import Finding
 from depthmup_flax.process.cores import cpu_cores
-from depthmup_flax.rule.guards.geometry import matrix_updates
 from depthmup_flax.rule.info_trees import flatten_info, param_count
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, require_parametrization
 from depthmup_flax.util.errors import InputError
@@ -56,66 +54,63 @@ def coord_check(
     spectral: bool = False,
     say: Callable[[str], None] = log.info,
 ) -> Report:
-    """Trains networks of several widths and depths for a few steps; fits how every size follows width and depth.
+    """Trains networks of several widths and depths for a few steps, and fits exponents of their sizes.
 
     Under a right parametrization activations, outputs and their changes keep their size (TP6 Table 1, Claims 7.1 and
     7.2; B24 Table 1). All parameters train together, from a readout at zero (after a random one, outputs change
-    slightly less at larger widths for a while), and each group of parameters trains alone: in the joint training, the
-    stem hides a wrong exponent of the blocks.
+    slightly less at larger widths for a while). Each group of parameters also trains alone, as the stem hides a wrong
+    exponent of the blocks when all train together.
 
     Small networks are not asymptotic: use widths from 8 times the base, depths from 32 branches or a branch multiplier
-    of at most 1/2, and a batch of a few examples. Mistakes change exponents by 1/2 or more. Products of float32 are
-    computed in full, unless ``jax.default_matmul_precision`` is set.
+    of at most 1/2, and a batch of a few examples. Mistakes change exponents by 1/2 or more. Matrix products have full
+    float32 precision, unless ``jax.default_matmul_precision`` is set.
 
-    Cost: each network is compiled once; one that is on both axes is measured once. It trains ``seeds`` times:
-    ``steps`` steps for all parameters, and 2 steps for each group alone. There are about as many groups as weights in a
-    layer.
+    Cost: one compilation per network, then ``seeds`` times ``steps`` steps for all parameters and 2 steps for each
+    group alone. There are about as many groups as weights in a layer.
 
     Args:
       build: ``(width, depth) -> Network`` on a fixed batch, the same for all; see `linen_network`, `nnx_network`.
       labels: integers of the shape of the outputs without the last axis, for the softmax cross-entropy. ``None`` if
         ``loss`` is given.
-      rule: the parametrization of the networks; gives the exponents that theory expects.
-      width, depth: of the networks whose depth or width varies.
+      rule: the parametrization of the networks, which gives the expected exponents.
+      width: width of the networks whose depth varies.
+      depth: depth of the networks whose width varies.
       widths, depths: sizes to try, at least 3 each; () leaves an axis out.
       loss: ``outputs -> scalar``, instead of ``labels``.
       steps: training steps.
       seeds: initial values per size.
       tolerance: largest exponent that counts as flat; above 0 and below 1/2.
       spectral: also record the spectral norm of every weight's update.
-      say: called with a progress line per network, for example ``print``; by default they are logged.
+      say: called with a progress line per network, for example ``print``; the default logs it.
 
     Raises:
-      InputError: too few sizes or seeds, networks that do not grow with their sizes, or labels that do not fit the
-        outputs; before anything trains.
+      InputError: before training, for too few sizes or seeds, networks that do not grow with their sizes, or labels
+        that do not fit the outputs.
     """
     require_parametrization(rule)
     require_plan(widths, depths, width, depth, steps, seeds, tolerance)
     sizes = [Size("width", w, w, depth) for w in widths] + [Size("depth", d, width, d) for d in depths]
-    distinct = {size[2:]: size for size in sizes}  # a size may be on both axes
+    distinct = {size[2:]: size for size in sizes}  # a network may be on both axes
     network_of = {key: traced(_built(build, size)) for key, size in distinct.items()}
     networks = [network_of[size[2:]] for size in sizes]
-    shapes = [network.shapes for network in networks]
     infos = [flatten_info(network.network.info) for network in networks]
     _require_growth("width", widths, infos[: len(widths)])
     if rule.width == "mup":
         _require_width_ratios(widths, infos[: len(widths)])
     if not _uses_grow(depths, networks[len(widths) :]):
         _require_growth("depth", depths, infos[len(widths) :])
-    loss = _checked_loss(labels, loss, shapes[0][OUTPUT])
-    collapses = collapsers([[*info, *names] for info, names in zip(infos, shapes, strict=True)], infos)
-    blocks = [None] * len(widths) + _blocks(infos[len(widths) :], collapses[len(widths) :])
+    loss = _checked_loss(labels, loss, networks[0].shapes[OUTPUT])
+    collapses = collapsers([[*info, *one.shapes] for info, one in zip(infos, networks, strict=True)], infos)
+    sized = [SizedNetwork(*fields) for fields in zip(sizes, networks, infos, collapses, strict=True)]
+    blocks = [None] * len(widths) + sample_blocks(sized[len(widths) :])
     measurements = [
-        Measurement(network.network, shape, loss, rule, size, steps, seeds, spectral, collapse, block)
-        for size, network, shape, collapse, block in zip(sizes, networks, shapes, collapses, blocks, strict=True)
+        Measurement(one, masks, loss, rule, steps, seeds, spectral) for one, masks in zip(sized, blocks, strict=True)
     ]
     records = train_networks(measurements, say)
-    layers = collect_layers(infos, shapes, collapses, [n.uses for n in networks], sizes)
-    matrices = matrix_updates(networks[0].network.optimizer, networks[0].network.info)
-    layers = dataclasses.replace(layers, matrix_updates=frozenset(map(collapses[0], matrices)))
+    layers = collect_layers(sized)
     table = Table(records, layers.readout_activations)
     quantities = judge(table, rule, tolerance, layers)
-    found = {axis: _audited(axis, sizes, networks, collapses, rule) for axis in table.axes()}
+    found = {axis: code_findings(axis, sized, rule) for axis in table.axes()}
     probe = Probe(networks[0].network, loss, collapses[0])
     causes = diagnose(Evidence(table, quantities, rule, layers, tolerance, probe, found))
     low = sorted({network.precision for network in networks if network.precision})
@@ -123,33 +118,10 @@ def coord_check(
     return Report(records, quantities, causes, rule, seeds, tolerance, tuple(notes(table, rule, layers, low, unread)))
 
 
-def _blocks(infos: Sequence[Mapping[str, ParamInfo]], collapses: Sequence[Collapse]) -> list[list[np.ndarray]]:
-    """`sample_blocks` of networks of different depths."""
-    stacked = {
-        path
-        for path, leaf in (infos[0].items() if infos else ())
-        if len({info[path].shape[0] for info in infos if path in info and leaf.shape}) > 1
-    }
-    return [sample_blocks(info, collapse, stacked) for info, collapse in zip(infos, collapses, strict=True)]
-
-
-def _audited(
-    axis: str,
-    sizes: Sequence[Size],
-    networks: Sequence[Traced],
-    collapses: Sequence[Collapse],
-    rule: Parametrization,
-) -> list[Finding] | None:
-    """`code_findings` of the largest network of an axis."""
-    of_axis = sorted((size.size, i) for i, size in enumerate(sizes) if size.axis == axis)
-    (_, small), (_, large) = of_axis[0], of_axis[-1]
-    return code_findings(axis, networks[large].network, networks[small].network, collapses[large], rule)
-
-
 def train_networks(measurements: Sequence[Measurement], say: Callable[[str], None]) -> list[Record]:
-    """The records of all networks. They are compiled side by side, and run one after another.
+    """The records of all networks, which are compiled in parallel and run one after another.
 
-    A network that is on both axes is measured once, for the depth, which records more.
+    A network on both axes is measured once, for the depth, which records more.
     """
     first = measurements[0]
     distinct = {measurement.size[2:]: measurement for measurement in measurements}
@@ -192,16 +164,13 @@ def require_plan(
     for name, sizes in (("widths", widths), ("depths", depths)):
         if sizes and (len(set(sizes)) < 3 or min(sizes) < 1):
             raise InputError(f"{name} is {tuple(sizes)}: an exponent needs at least three different positive sizes.")
-    for name, value, least, use in (
-        ("width", width, 1, "use a positive number"),
-        ("depth", depth, 1, "use a positive number"),
-        ("steps", steps, 1, "use at least 1"),
-        ("seeds", seeds, 2, "a confidence interval needs at least 2"),
-    ):
+    for name, value in (("width", width), ("depth", depth), ("steps", steps), ("seeds", seeds)):
         if not _is_integer(value):
             raise InputError(f"{name} is {value!r}: use an integer.")
-        if value < least:
-            raise InputError(f"{name} is {value}: {use}.")
+        if value < 1:
+            raise InputError(f"{name} is {value}: use a positive number.")
+    if seeds < 2:
+        raise InputError(f"seeds is {seeds}: a confidence interval needs at least 2.")
     if not isinstance(tolerance, numbers.Real) or not 0 < float(tolerance) < 0.5:
         raise InputError(
             f"tolerance is {tolerance}: use a number above 0 and below 0.5; mistakes have exponents of 1/2 or more."
@@ -226,31 +195,31 @@ def _built(build: Callable[[int, int], Network], size: Size) -> Network:
 
 
 def _require_width_ratios(widths: Sequence[int], infos: Sequence[Mapping[str, ParamInfo]]) -> None:
-    """Raises `InputError` unless m grows with the width that ``build`` is called with."""
+    """Raises `InputError` unless m grows with the argument ``width`` of ``build``."""
     ratios = {n: max(leaf.model_width for leaf in info.values()) for n, info in zip(widths, infos, strict=True)}
     for small, large in itertools.pairwise(sorted(ratios)):
         if ratios[large] <= ratios[small]:
             raise InputError(
                 f"info has the width ratio m = {ratios[small]:g} at width {small} and {ratios[large]:g} at width "
-                f"{large}: build the model and its info with the width that build is called with, build(width, depth)."
+                f"{large}: build the model and its info with the argument width of build(width, depth)."
             )
 
 
 def _uses_grow(sizes: Sequence[int], networks: Sequence[Traced]) -> bool:
-    """Whether networks use all of a fixed number of parameters more often, the deeper they are."""
+    """Whether networks have equally many parameters, and deeper ones use them more often."""
     pairs = sorted(zip(sizes, networks, strict=True), key=lambda pair: pair[0])
     counts = [(param_count(network.network.info), network.uses.counts.total()) for _, network in pairs]
     return all(few[0] == many[0] and few[1] < many[1] for few, many in itertools.pairwise(counts)) and bool(counts)
 
 
 def _require_growth(axis: str, sizes: Sequence[int], infos: Sequence[Mapping[str, ParamInfo]]) -> None:
-    """Raises `InputError` unless networks grow with their sizes: in equal networks everything is flat, and passes."""
+    """Raises `InputError` unless networks grow with their sizes: equal networks would pass."""
     of_size = dict(sorted(zip(sizes, infos, strict=True), key=lambda pair: pair[0]))
     for (small, few), (large, many) in itertools.pairwise(of_size.items()):
         if param_count(many) <= param_count(few):
             raise InputError(
                 f"build makes a network of {param_count(few)} parameters at {axis} {small} and of {param_count(many)} "
-                f"at {axis} {large}: build the model with the {axis} that build is called with."
+                f"at {axis} {large}: build the model with the argument {axis} of build(width, depth)."
             )
         few, many = ({path: leaf for path, leaf in info.items() if leaf.in_branch} for info in (few, many))
         if axis == "width" or not few or not many:
@@ -258,7 +227,7 @@ def _require_growth(axis: str, sizes: Sequence[int], infos: Sequence[Mapping[str
         if param_count(many) <= param_count(few):
             raise InputError(
                 f"info has {param_count(few)} parameters inside residual branches at depth {small} and "
-                f"{param_count(many)} at depth {large}, but the network grows: in_branch must match the branches of "
+                f"{param_count(many)} at depth {large}, but the network grows: let in_branch match the branches of "
                 "every layer."
             )
         ratios = [max(leaf.depth_ratio for leaf in leaves.values()) for leaves in (few, many)]
@@ -273,7 +242,7 @@ def _checked_loss(labels: jax.typing.ArrayLike | None, loss: Loss | None, output
     """``loss``, or the cross-entropy of ``labels``; raises `InputError`."""
     if loss is not None:
         if labels is not None:
-            raise InputError("labels and loss are both given: give one; a loss has its own targets.")
+            raise InputError("labels and loss are both given: give one of them.")
         shape = jax.eval_shape(loss, outputs) if callable(loss) else loss
         if getattr(shape, "shape", None) != ():
             what = f"returns shape {shape.shape}" if hasattr(shape, "shape") else f"is {loss!r}"
@@ -290,7 +259,7 @@ def _checked_loss(labels: jax.typing.ArrayLike | None, loss: Loss | None, output
     low, high = int(targets.min()), int(targets.max())
     if low < 0 or high >= outputs.shape[-1]:
         raise InputError(
-            f"labels run from {low} to {high}, but the network has {outputs.shape[-1]} outputs: give it one output per "
-            "class, and labels from 0."
+            f"labels run from {low} to {high}, but the network has {outputs.shape[-1]} outputs: use labels from 0, and "
+            "one output per class."
         )
     return lambda outputs: optax.softmax_cross_entropy_with_integer_labels(outputs, targets).mean()

@@ -1,8 +1,9 @@
-"""From wrong exponents to the layers at fault and the likely cause."""
+"""From wrong exponents to the likely cause and the layers at fault."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -25,7 +26,126 @@ from depthmup_flax.infer.audit_table import Finding
 from depthmup_flax.rule.parametrization import WIDTH_RULES, Geometry, Parametrization, Role
 from depthmup_flax.util.power_fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO
 
-_CLEARLY = 0.25  # exponents of different causes differ by 1/2 or more; half of that separates them
+_CLEARLY = 0.25  # half of 1/2, the smallest difference between the exponents of two causes
+
+# What is wrong and what to do, for each cause that `diagnose` names; {alpha} and {gamma} are those of the rule.
+_TEXTS = {
+    "nothing_trains": "the outputs do not move when everything trains: set a learning rate above 0, without warm-up.",
+    "below_precision": (
+        "some changes are below 1e-5 of the values that change, so rounding decides them: use a larger learning rate "
+        "or more steps, or look for a tiny factor."
+    ),
+    "unknown": (
+        "no known mistake shows this pattern: look at the first of these layers, and try larger sizes, more seeds, at "
+        "least 32 examples if there are batch norms, or a smaller learning rate."
+    ),
+    "rule_not_stable_in_depth": (
+        "alpha = {alpha}, gamma = {gamma} is unstable; depth needs alpha >= 1/2 (TP6 Claim 7.1) and "
+        "alpha + gamma >= 1 (Claim 7.2): use 'depth_mup'."
+    ),
+    "rule_without_width": "the rule's width factors are 'standard', not 'mup': use 'depth_mup' or 'mup'.",
+    "lazy_rule": (
+        "gamma0 falls with width, so features stop moving (the lazy limit, B24 C.1): use gamma0_width_exponent=0."
+    ),
+    "repeated_weights": (
+        "several layers use the same weights in branches, so their gradients and effects add up in another way than "
+        "those of separate weights, for which the rule is made: give each layer its own, or use alpha=1 with "
+        "normalized updates, such as Adam's."
+    ),
+    "fixed_std_init": (
+        "hidden weights start with the same standard deviation at every width: use 1/sqrt(fan_in) (lecun_normal), or "
+        "pass the parameters through rescale_init."
+    ),
+    "readout_init_grows_with_width": (
+        "the initial values of the readout grow with width: use the base model's standard deviation at every width "
+        "(rule.readout_fan_in), or pass the parameters through rescale_init."
+    ),
+    "hidden_init_falls_with_width": (
+        "hidden weights start smaller than 1/sqrt(fan_in) at larger widths, so activations vanish: use 1/sqrt(fan_in) "
+        "(lecun_normal), or pass the parameters through rescale_init."
+    ),
+    "input_init_falls_with_width": (
+        "the initial values of input weights shrink with width (as nn.Embed's do): use the same standard deviation at "
+        "every width, or pass the parameters through rescale_init, here network.rescaled(base_init, rule)."
+    ),
+    "double_counted_init": (
+        "initial weights shrink with depth in addition to the branch multiplier: use the same standard deviation at "
+        "every depth (no 1/sqrt(2 L))."
+    ),
+    "branch_outputs_have_a_mean": (
+        "the outputs of the branches have a mean over features, so L of them add up to L^(1/2) in spite of the branch "
+        "multiplier: end branches in weights instead of a ReLU, or subtract the mean (TP6 sec. 6.3)."
+    ),
+    "norm_cancels_multiplier": (
+        "a norm follows these weights in their branches, so a multiplier in front of it has no effect: multiply the "
+        "output of the norm by rule.residual_multiplier(r), which is r^-{alpha}."
+    ),
+    "missing_branch_multiplier": (
+        "activations or their changes grow with depth, so residual branches are not multiplied by r^-{alpha} after "
+        "their last norm: multiply their outputs by rule.residual_multiplier(r), or use ResidualBranch."
+    ),
+    "decay_inside_multipliers": (
+        "the share of a weight that decay removes in a step shrinks with the network, so decay is inside the "
+        "multipliers: pass weight_decay to depthmup(direction, ...), and a direction without decay."
+    ),
+    "not_entrywise": (
+        "the update of an entry depends on other entries (a trust ratio, clipping by the global norm), and its size "
+        "does not follow the rule: use an entrywise direction such as optax.scale_by_adam(), and clip_rms= to clip."
+    ),
+    "wrong_role": (
+        "info gives these weights a role that their shapes contradict (hidden weights alone have two dimensions that "
+        "grow with width): check the roles in param_table, and the shapes of the base model."
+    ),
+    "shortcut_in_branch": (
+        "info places these weights inside branches, but their effect lacks the branch multiplier, so they are on the "
+        "shortcut (a projection, a downsampling): leave them out of in_branch."
+    ),
+    "norms_on_the_stream": (
+        "every layer has scales and biases on the stream, as norms after the sum have, and their effects add up with "
+        "depth: use norms in front of branches (pre-norm), or norms without scale and bias."
+    ),
+    "in_branch_incomplete": (
+        "parameters that info places outside residual branches have an effect that grows with depth, so some are "
+        "inside: let in_branch match all parameters of all branches."
+    ),
+    "readout_not_scaled": (
+        "outputs grow with width when the readout trains, but features do not, so its product is not multiplied by "
+        "1/m: use Readout, or multiply by rule.readout_multiplier(m)."
+    ),
+    "attention_scale": (
+        "attention logits grow with the head dimension d, so they are scaled by 1/sqrt(d): scale by "
+        "rule.attention_scale(d, d_base), which is sqrt(d_base) / d."
+    ),
+    "embedding_scaled_with_width": (
+        "an embedding is multiplied by a factor that grows with width, such as sqrt(D): remove it, and multiply the "
+        "embedding's standard deviation by its value at the base width."
+    ),
+    "readout_scaled_twice": (
+        "outputs vanish with width when the readout trains, but its updates are right, so its product has another "
+        "factor besides 1/m, such as 1/sqrt(D): keep rule.readout_multiplier(m) alone."
+    ),
+    "missing_width_update_factor": (
+        "updates do not shrink with width as the rule says (hidden weights: 1/m for Adam): make the optimizer with "
+        "depthmup(direction, info, rule, ...), and check the roles in param_table."
+    ),
+    "random_start_of_few_features": RANDOM_START,
+    "missing_depth_update_factor": (
+        "updates inside branches do not shrink with depth as r^-gamma: make the optimizer with depthmup(direction, "
+        "info, rule, ...), where info records them as in_branch with their depth_ratio."
+    ),
+    "updates_too_small_in_width": (
+        "updates shrink faster with width than the rule says: look for a factor that is applied twice."
+    ),
+    "updates_too_small_in_depth": (
+        "updates shrink faster with depth than the rule says: look for a factor that is applied twice."
+    ),
+}
+# Mistakes in the forward pass or in `in_branch`, which an audit of the code also sees.
+_FORWARD = frozenset(
+    {"missing_branch_multiplier", "norm_cancels_multiplier", "shortcut_in_branch", "in_branch_incomplete",
+     "readout_not_scaled", "readout_scaled_twice", "embedding_scaled_with_width", "attention_scale", "wrong_role"}
+)  # fmt: skip
+_Mistake = tuple[str, Sequence[str]]  # a key of `_TEXTS`, and the layers that show it; none: not this mistake
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,18 +165,15 @@ class Cause:
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What a diagnosis is based on: all records, the judged quantities, the rule in use, the layers of the networks.
-
-    ``found`` is axis -> `code_findings`.
-    """
+    """What a diagnosis is based on."""
 
     table: Table
     quantities: Sequence[Quantity]
     rule: Parametrization
-    known: Layers
+    layers: Layers
     tolerance: float
     probe: Probe
-    found: Mapping[str, Sequence[Finding] | None]
+    found: Mapping[str, Sequence[Finding] | None]  # axis -> `code_findings`
 
     def failed(self, axis: str, kind: str, group: str | None = None, name: str | None = None) -> list[Quantity]:
         """Quantities that grow or explode, or that are unclear but above the tolerance."""
@@ -70,28 +187,33 @@ class Evidence:
             and name in (None, q.name)
         ]
 
-    def failures(self, axis: str, kind: str, verdict: str) -> list[Quantity]:
-        """Quantities that did not pass, with this verdict."""
-        return [q for q in self.quantities if (q.axis, q.kind, q.verdict) == (axis, kind, verdict) and not q.passed]
+    def failures(self, axis: str, kind: str, verdict: str) -> list[str]:
+        """Names of the quantities that did not pass, with this verdict."""
+        return [
+            q.name for q in self.quantities if (q.axis, q.kind, q.verdict) == (axis, kind, verdict) and not q.passed
+        ]
 
     def weights(self, role: Role) -> list[str]:
         """Paths of the weights of a role."""
-        return [path for path, leaf in self.known.weights.items() if leaf.role is role]
+        return [path for path, leaf in self.layers.weights.items() if leaf.role is role]
 
-    def weight_slope(self, axis: str, path: str) -> float:
-        """Exponent of a parameter's initial root mean square; NaN if it starts at zero."""
-        return self.table.fit(axis, EVERYTHING, "weight", path, 0).slope
+    @functools.cached_property
+    def branch_weights_before_norms(self) -> list[str]:
+        """Weights inside branches that a norm follows."""
+        return self.probe.before_norms([path for path, leaf in self.layers.weights.items() if leaf.in_branch])
 
     def updates(self, axis: str, verdict: str) -> list[str]:
-        """Weights whose own update is at fault: it grows or vanishes, compared with the rule's.
+        """Weights whose own update is wrong.
 
-        The update of an optimizer that is linear in the gradient also shows what is wrong with the gradient, which is a
-        mistake of the forward pass.
+        A wrong update that follows a wrong gradient, as that of SGD does, is left out: it is a mistake of the forward
+        pass.
         """
         return [
             q.name
-            for q in self.failures(axis, UPDATE, verdict)
-            if abs(q.fit.slope - q.expected - self.gradient_excess(axis, q.name)) > _CLEARLY
+            for q in self.quantities
+            if (q.axis, q.kind, q.verdict) == (axis, UPDATE, verdict)
+            and not q.passed
+            and abs(q.fit.slope - q.expected - self.gradient_excess(axis, q.name)) > _CLEARLY
             and BELOW_PRECISION not in self.verdicts(axis, q.group)
         ]
 
@@ -100,37 +222,33 @@ class Evidence:
 
         The rule's gradient scale times the gradient is of order one (TP6 Definition 6.1).
         """
-        leaf, rule = self.known.leaf(path), self.rule
+        leaf, rule = self.layers.leaf(path), self.rule
         expected = 0.0
         if axis == "depth":
             expected = -rule.alpha if leaf.in_branch else 0.0
         elif rule.width == "mup":
             exponents = WIDTH_RULES[Geometry.LINEAR][leaf.role]
             expected = -float(exponents.gradient_in + exponents.gradient_out)
-        fit = self.table.fit(axis, self.known.group(path), "gradient", path, 0)
+        fit = self.table.fit(axis, self.layers.group(path), "gradient", path, 0)
         return fit.slope - expected if fit.state == "fitted" and math.isfinite(fit.slope) else 0.0
 
-    def alone(self, axis: str, group: str, name: str) -> Quantity | None:
-        """The change of the features or outputs when one group trains alone."""
-        found = (q for q in self.quantities if (q.axis, q.kind, q.group, q.name) == (axis, "change", group, name))
-        return next(found, None)
-
     def verdicts(self, axis: str, group: str) -> tuple[str, str]:
-        """The verdicts on the features and the outputs when one group trains alone; the group's updates are right."""
-        features, outputs = (self.alone(axis, group, name) for name in (FEATURES, OUTPUT))
-        return features.verdict if features else "", outputs.verdict if outputs else ""
+        """The verdicts on the changes of features and outputs when one group trains alone; "" if not judged."""
+        verdict = {q.name: q.verdict for q in self.quantities if (q.axis, q.kind, q.group) == (axis, "change", group)}
+        return verdict.get(FEATURES, ""), verdict.get(OUTPUT, "")
 
     def groups(self, role: Role) -> list[str]:
         """Groups of the weights of a role outside branches, with right updates over width."""
         wrong = {*self.updates("width", GROWS), *self.updates("width", VANISHES)}
-        paths = [path for path in self.weights(role) if not self.known.weights[path].in_branch and path not in wrong]
-        return [self.known.group_of_weight[path] for path in paths]
+        paths = [path for path in self.weights(role) if not self.layers.weights[path].in_branch and path not in wrong]
+        return [self.layers.group_of_weight[path] for path in paths]
 
+    @functools.cached_property
     def wrong_roles(self) -> list[str]:
-        """Weights outside the rule's vectors whose growing dimensions contradict their role."""
+        """Weights whose growing dimensions contradict their role."""
         wrong = []
-        for path, shapes in self.known.shapes_over_width.items():
-            leaf, shape = self.known.weights[path], shapes[-1]
+        for path, shapes in self.layers.shapes_over_width.items():
+            leaf, shape = self.layers.weights[path], shapes[-1]
             growing = sum(a != b for a, b in zip(shapes[0], shape, strict=True)) if len(shapes[0]) == len(shape) else 0
             if growing and not leaf.to_few_features and (growing >= 2) != (leaf.role is Role.HIDDEN):
                 wrong.append(path)
@@ -142,7 +260,7 @@ class Evidence:
 
     def groups_growing_outputs(self, axis: str, role: Role) -> list[str]:
         """Groups with weights of a role that move the outputs more, the larger the network."""
-        with_role = {self.known.group_of_weight[path] for path in self.weights(role)}
+        with_role = {self.layers.group_of_weight[path] for path in self.weights(role)}
         return [g for g in self.growing_groups(axis) if g in with_role and self.failed(axis, "change", g, OUTPUT)]
 
     def mean_takes_over(self, name: str) -> bool:
@@ -156,17 +274,25 @@ class Evidence:
 
 
 def diagnose(evidence: Evidence) -> list[Cause]:
-    """The causes that the evidence supports, the most basic first; if the check failed, one that says so if none is.
+    """The causes that the evidence supports, the most basic first; a failed check has at least one.
 
-    What `audit` finds in the code is a cause even where the sizes tried do not show it.
+    Findings of the audit are causes even where the sizes tried do not show them.
     """
+
+    def cause(name: str, layers: Sequence[str]) -> Cause:
+        rule = evidence.rule
+        return Cause(name, tuple(layers), _TEXTS[name].format(alpha=f"{rule.alpha:g}", gamma=f"{_least_gamma(rule):g}"))
+
     failures = [q for q in evidence.quantities if not q.passed]
     if any((q.kind, q.group, q.verdict) == ("change", EVERYTHING, ZERO) for q in failures):
-        text = "the outputs do not move when everything trains: set a learning rate above 0, without warm-up."
-        return [Cause("nothing_trains", (OUTPUT,), text)]
+        return [cause("nothing_trains", [OUTPUT])]
     if failures and (text := _not_finite(evidence.table)):
         return [Cause("not_finite", (OUTPUT,), text)]
-    read, was_read = _read(evidence)
+    read = [
+        Cause(f.name, f.paths, f"read from the code, the smallest {axis} as the base model: {f.text} Write: {f.code}")
+        for axis, findings in evidence.found.items()
+        for f in findings or ()
+    ]
     if not failures:
         return read
     layers = tuple(sorted({q.group if q.group != EVERYTHING and q.kind == "change" else q.name for q in failures}))
@@ -174,41 +300,18 @@ def diagnose(evidence: Evidence) -> list[Cause]:
     if verdicts == {UNCLEAR}:
         return [*read, Cause("unclear", layers, _what_to_run(evidence, failures))]
     mistakes = (*_initial_mistakes(evidence), *_training_mistakes(evidence))
-    named = {cause.name for cause in read}
-    measured = [Cause(name, tuple(layers), text) for name, layers, text in mistakes if layers and name not in named]
-    # Where the code shows no such mistake, sizes that look like one are kept if there is no other cause.
-    others = [cause for cause in measured if cause.name not in _FORWARD]
+    named = {one.name for one in read}
+    measured = [cause(name, at) for name, at in mistakes if at and name not in named]
+    # If the audit sees no such mistake, sizes that look like one count only if there is no other cause.
+    others = [one for one in measured if one.name not in _FORWARD]
+    was_read = None not in evidence.found.values()
     if causes := [*read, *(others if was_read and (read or others) else measured)]:
         return causes
-    if BELOW_PRECISION in verdicts:
-        text = (
-            "some changes are below 1e-5 of the values that change, so rounding decides them: use a larger learning "
-            "rate or more steps, or look for a tiny factor."
-        )
-        return [Cause("below_precision", layers, text)]
-    text = (
-        "no known mistake shows this pattern: look at the first of these layers, and try larger sizes (small ones are "
-        "not asymptotic), more seeds, a batch of at least 32 examples if there are batch norms, or a smaller learning "
-        "rate."
-    )
-    return [Cause("unknown", layers, text)]
+    return [cause("below_precision" if BELOW_PRECISION in verdicts else "unknown", layers)]
 
 
-# Mistakes in the forward pass or in ``in_branch``, which a trace tells apart.
-_FORWARD = frozenset(
-    {"missing_branch_multiplier", "norm_cancels_multiplier", "shortcut_in_branch", "in_branch_incomplete",
-     "readout_not_scaled", "readout_scaled_twice", "embedding_scaled_with_width", "attention_scale", "wrong_role"}
-)  # fmt: skip
-
-
-def _read(e: Evidence) -> tuple[list[Cause], bool]:
-    """What `audit` finds in the largest networks, and whether it could read them."""
-    causes = [
-        Cause(f.name, f.paths, f"read from the code, the smallest {axis} as the base model: {f.text} Write: {f.code}")
-        for axis, findings in e.found.items()
-        for f in findings or ()
-    ]
-    return causes, None not in e.found.values()
+def _least_gamma(rule: Parametrization) -> float:
+    return rule.gamma if rule.inner_gamma is None else min(rule.gamma, rule.inner_gamma)
 
 
 def _not_finite(table: Table) -> str:
@@ -243,208 +346,101 @@ def _what_to_run(e: Evidence, unclear: Sequence[Quantity]) -> str:
     return "; ".join(lines) + "."
 
 
-# The fields of a `Cause`; no layers if there is no sign of it.
-_Mistake = tuple[str, Sequence[str], str]
-
-
 def _initial_mistakes(e: Evidence) -> Iterator[_Mistake]:
     """Mistakes in the rule, and those that show before training: they explain what is wrong after it."""
     rule, stable_start = e.rule, e.rule.alpha >= 0.5
     grows_with_depth = [q.name for q in e.failed("depth", "activation")]
-
-    gamma = rule.gamma if rule.inner_gamma is None else min(rule.gamma, rule.inner_gamma)
-    unstable = not stable_start or rule.alpha + gamma < 1
+    unstable = not stable_start or rule.alpha + _least_gamma(rule) < 1
     if unstable and (e.failed("depth", "change") or (not stable_start and grows_with_depth)):
-        text = (
-            f"alpha = {rule.alpha:g}, gamma = {gamma:g} is unstable; depth needs alpha >= 1/2 (TP6 Claim 7.1) and "
-            "alpha + gamma >= 1 (Claim 7.2): use 'depth_mup'."
-        )
-        yield "rule_not_stable_in_depth", [BRANCHES], text
+        yield "rule_not_stable_in_depth", [BRANCHES]
     if rule.width != "mup" and e.failed("width", "change"):
-        text = "the rule's width factors are 'standard', not 'mup': use 'depth_mup' or 'mup'."
-        yield "rule_without_width", [EVERYTHING], text
+        yield "rule_without_width", [EVERYTHING]
     if rule.gamma0_width_exponent < 0 and "width" in e.table.axes():
-        text = (
-            "gamma0 falls with width, so features stop moving (the lazy limit, B24 C.1): use gamma0_width_exponent=0."
-        )
-        yield "lazy_rule", [FEATURES], text
-    text = (
-        "weights in branches are used again by other layers, so their gradients and effects add up in another way than "
-        "those of weights of their own: the rule is for separate weights. Give each layer its own, or use alpha=1 with "
-        "normalized updates, such as Adam's."
-    )
-    wrong = any(not q.passed for q in e.quantities if q.axis == "depth")
-    yield "repeated_weights", [p for p in e.known.reused if wrong and e.known.weights[p].in_branch], text
+        yield "lazy_rule", [FEATURES]
+    reused = [path for path in e.layers.reused if e.layers.weights[path].in_branch]
+    if any(not q.passed for q in e.quantities if q.axis == "depth"):
+        yield "repeated_weights", reused
     if rule.width == "mup":
-        text = (
-            "hidden weights start with the same standard deviation at every width: use 1/sqrt(fan_in) (lecun_normal), "
-            "or pass the parameters through rescale_init."
-        )
-        grown = [q.name for q in e.failures("width", START, GROWS)]
-        yield "fixed_std_init", [path for path in grown if path not in e.weights(Role.OUTPUT)], text
-        text = (
-            "the initial values of the readout grow with width: use the same standard deviation at every width, that "
-            "of the base model (rule.readout_fan_in), or pass the parameters through rescale_init."
-        )
-        yield "readout_init_grows_with_width", [path for path in grown if path in e.weights(Role.OUTPUT)], text
-        wrong_roles = e.wrong_roles()
-        falling = [q.name for q in e.failures("width", START, VANISHES) if q.name not in wrong_roles]
-        vanishing = {q.name for q in e.quantities if (q.axis, q.kind, q.verdict) == ("width", START, VANISHES)}
-        vanish = any(q.name != OUTPUT for q in e.failures("width", "activation", VANISHES))
-        text = (
-            "hidden weights start smaller than 1/sqrt(fan_in) at larger widths, so activations vanish: use "
-            "1/sqrt(fan_in) (lecun_normal), or pass the parameters through rescale_init."
-        )
-        yield "hidden_init_falls_with_width", [p for p in e.weights(Role.HIDDEN) if vanish and p in vanishing], text
-        text = (
-            "the initial values of input weights shrink with width (as nn.Embed's do): use the same standard deviation "
-            "at every width, or pass the parameters through rescale_init, here network.rescaled(base_init, rule)."
-        )
-        yield "input_init_falls_with_width", falling, text
-    counted = [q.name for q in e.failures("depth", START, VANISHES)]
-    text = (
-        "initial weights shrink with depth, and so does the branch multiplier, which counts depth twice: use the same "
-        "standard deviation at every depth (no 1/sqrt(2 L))."
-    )
-    yield "double_counted_init", counted, text
+        grown, readouts = e.failures("width", START, GROWS), e.weights(Role.OUTPUT)
+        yield "fixed_std_init", [path for path in grown if path not in readouts]
+        yield "readout_init_grows_with_width", [path for path in grown if path in readouts]
+        if any(name != OUTPUT for name in e.failures("width", "activation", VANISHES)):
+            vanishing = {q.name for q in e.quantities if (q.axis, q.kind, q.verdict) == ("width", START, VANISHES)}
+            yield "hidden_init_falls_with_width", [path for path in e.weights(Role.HIDDEN) if path in vanishing]
+        falling = [path for path in e.failures("width", START, VANISHES) if path not in e.wrong_roles]
+        yield "input_init_falls_with_width", falling
+    yield "double_counted_init", e.failures("depth", START, VANISHES)
     if stable_start and (grows_with_depth or e.groups_growing_outputs("depth", Role.OUTPUT)):
         # Scores of tokens that have become alike have a mean over tokens.
         means = [name for name in e.table.features("depth") if e.mean_takes_over(name)]
-        text = (
-            "the outputs of the branches have a mean over features, and L of them add up to L^(1/2) in spite of the "
-            "branch multiplier: end branches in weights instead of a ReLU, or subtract the mean (TP6 sec. 6.3)."
-        )
-        yield "branch_outputs_have_a_mean", means, text
-        text = (
-            f"activations grow with depth before any step, so a residual branch is not multiplied by r^-{rule.alpha:g},"
-            " or is multiplied before a norm that cancels it: multiply its output by rule.residual_multiplier(r), or "
-            "use ResidualBranch."
-        )
-        reused = any(e.known.weights[path].in_branch for path in e.known.reused)
-        inside = [path for path, leaf in e.known.weights.items() if leaf.in_branch]
-        normed = [] if means or reused or not grows_with_depth else e.probe.before_norms(inside)
-        norm_text = (
-            "activations grow with depth before any step, and a norm follows these weights in their branches, so a "
-            f"multiplier in front of it has no effect: multiply the output of the norm by r^-{rule.alpha:g}, "
-            "rule.residual_multiplier(r)."
-        )
-        yield "norm_cancels_multiplier", normed, norm_text
-        yield "missing_branch_multiplier", [] if means or reused or normed else grows_with_depth, text
+        yield "branch_outputs_have_a_mean", means
+        if grows_with_depth and not means and not reused:
+            yield "norm_cancels_multiplier", e.branch_weights_before_norms
+            yield "missing_branch_multiplier", [] if e.branch_weights_before_norms else grows_with_depth
 
 
 def _training_mistakes(e: Evidence) -> Iterator[_Mistake]:
     """Mistakes that show in the changes by single groups of parameters."""
-    growing = {axis: e.growing_groups(axis) for axis in ("width", "depth")}
     shrinking_decay = [q.name for q in e.quantities if q.kind == DECAY and q.verdict == VANISHES]
-    text = (
-        "the share of a weight that decay removes in a step shrinks with the network, so decay is inside the "
-        "multipliers: pass weight_decay to depthmup(direction, ...), and only the direction, without decay."
-    )
-    yield "decay_inside_multipliers", list(dict.fromkeys(shrinking_decay)), text
+    yield "decay_inside_multipliers", list(dict.fromkeys(shrinking_decay))
     wrong_updates = [path for axis in e.table.axes() for v in (GROWS, VANISHES) for path in e.updates(axis, v)]
-    text = (
-        "the update of an entry depends on other entries (a trust ratio, clipping by the global norm), and its size "
-        "does not follow the rule: use an entrywise direction such as optax.scale_by_adam(), and clip_rms= to clip."
-    )
     entrywise = not wrong_updates or e.probe.is_entrywise()
-    yield "not_entrywise", [] if entrywise else list(dict.fromkeys(wrong_updates)), text
-    wrong_roles = e.wrong_roles()
-    text = (
-        "info gives these weights a role that their shapes contradict (hidden weights alone have two dimensions "
-        "that grow with width): check the roles in param_table, and the shapes of the base model."
-    )
-    yield "wrong_role", [p for p in wrong_roles if e.known.group_of_weight[p] in growing["width"]], text
+    yield "not_entrywise", [] if entrywise else list(dict.fromkeys(wrong_updates))
+    growing = e.growing_groups("width")
+    yield "wrong_role", [path for path in e.wrong_roles if e.layers.group_of_weight[path] in growing]
     if not entrywise:
         return
     if e.rule.alpha >= 0.5 and not e.failed("depth", "activation"):
-        # Parameters outside branches move features by order 1 at every depth unless the rule or the forward is wrong.
-        outside = [group for group in growing["depth"] if group not in e.known.branch_groups]
-        inside = [group for group in growing["depth"] if group in e.known.branch_groups]
-        not_scaled = [g for g in inside if any(e.gradient_excess("depth", p) > _CLEARLY for p in e.known.weights_of(g))]
-        # The stem may hide at the start that the branches add up.
-        every_block = [group for group in not_scaled if group not in e.known.once_groups]
-        normed = (
-            e.probe.before_norms([p for p, leaf in e.known.weights.items() if leaf.in_branch]) if every_block else []
-        )
-        multiplier_text = (
-            "the effect of weights in branches grows with depth, but their updates follow the rule, so the branches "
-            f"are not multiplied by r^-{e.rule.alpha:g} after their last norm: multiply what the stream adds by "
-            "rule.residual_multiplier(r), or use ResidualBranch."
-        )
-        yield "norm_cancels_multiplier", normed, multiplier_text
-        yield "missing_branch_multiplier", [] if normed else every_block, multiplier_text
-        not_scaled = [group for group in not_scaled if group in e.known.once_groups]
-        shortcut_text = (
-            "info places these weights inside branches, but their effect lacks the branch multiplier, so they are on "
-            "the shortcut (a projection, a downsampling): leave them out of in_branch."
-        )
-        yield "shortcut_in_branch", not_scaled, shortcut_text
-        on_stream = [p for p, leaf in e.known.vectors.items() if not leaf.in_branch and "*" in p]
-        text = (
-            "scales and biases that stand on the stream in every layer, as those of norms after the sum do, move it "
-            "once per layer, and their effects add up with depth: use norms in front of branches (pre-norm), or norms "
-            "without scale and bias."
-        )
-        yield "norms_on_the_stream", on_stream if outside == [OTHER_VECTORS] else [], text
-        outside = [] if outside == [OTHER_VECTORS] and on_stream else outside
-        text = (
-            "parameters that info places outside residual branches have an effect that grows with depth, so some are "
-            "inside: let in_branch match all parameters of all branches."
-        )
-        yield "in_branch_incomplete", [] if every_block else outside, text
+        yield from _branch_mistakes(e)
     if e.rule.width == "mup":
         # Without a readout of its own, the network has a tied embedding, which is an input weight.
         readouts = e.groups_growing_outputs("width", Role.OUTPUT if e.weights(Role.OUTPUT) else Role.INPUT)
-        alone = [group for group in readouts if not e.failed("width", "change", group, FEATURES)]
-        text = (
-            "outputs grow with width when the readout trains, but features do not, so its product is not multiplied by "
-            "1/m: use Readout, or multiply by rule.readout_multiplier(m)."
-        )
-        yield "readout_not_scaled", alone, text
-        text = (
-            "attention logits grow with the head dimension d, so they are scaled by 1/sqrt(d): scale by "
-            "rule.attention_scale(d, d_base), which is sqrt(d_base) / d."
-        )
-        of_scores = [g for g in e.known.score_groups if e.verdicts("width", g)[0] in (GROWS, EXPLODES)]
-        of_scores = [g for g in of_scores if not set(e.known.weights_of(g)) & {*wrong_updates, *wrong_roles}]
-        named = [q.name for q in e.failed("width", ATTENTION_SCALE)]
-        yield "attention_scale", named or sorted(of_scores), text
-        yield from _embedding_mistakes(e, wrong_roles)
-        text = (
-            "updates do not shrink with width as the rule says (hidden weights: 1/m for Adam): make the optimizer with "
-            "depthmup(direction, info, rule, ...), and check the roles in param_table."
-        )
-        yield "missing_width_update_factor", e.updates("width", GROWS), text
-        grows = e.failed("width", "change")
-        yield "random_start_of_few_features", random_to_few_features(e.table, e.known) if grows else [], RANDOM_START
-    text = (
-        "updates inside branches do not shrink with depth as r^-gamma: make the optimizer with depthmup(direction, "
-        "info, rule, ...), where info records them as in_branch with their depth_ratio."
-    )
-    yield "missing_depth_update_factor", e.updates("depth", GROWS), text
+        yield "readout_not_scaled", [g for g in readouts if not e.failed("width", "change", g, FEATURES)]
+        of_scores = [g for g in e.layers.score_groups if e.verdicts("width", g)[0] in (GROWS, EXPLODES)]
+        of_scores = [g for g in of_scores if not set(e.layers.weights_of(g)) & {*wrong_updates, *e.wrong_roles}]
+        yield "attention_scale", [q.name for q in e.failed("width", ATTENTION_SCALE)] or sorted(of_scores)
+        yield from _embedding_mistakes(e)
+        yield "missing_width_update_factor", e.updates("width", GROWS)
+        if e.failed("width", "change"):
+            yield "random_start_of_few_features", random_to_few_features(e.table, e.layers)
+    yield "missing_depth_update_factor", e.updates("depth", GROWS)
     for axis in ("width", "depth"):
-        text = f"updates shrink faster with {axis} than the rule says: look for a factor that is applied twice."
-        yield f"updates_too_small_in_{axis}", e.updates(axis, VANISHES), text
+        yield f"updates_too_small_in_{axis}", e.updates(axis, VANISHES)
 
 
-def _embedding_mistakes(e: Evidence, wrong_roles: Sequence[str]) -> Iterator[_Mistake]:
+def _branch_mistakes(e: Evidence) -> Iterator[_Mistake]:
+    """Wrong multipliers of branches, and a wrong ``in_branch``: parameters outside move features by order 1."""
+    growing = e.growing_groups("depth")
+    outside = [group for group in growing if group not in e.layers.branch_groups]
+    not_scaled = [
+        group
+        for group in growing
+        if group in e.layers.branch_groups
+        and any(e.gradient_excess("depth", path) > _CLEARLY for path in e.layers.weights_of(group))
+    ]
+    # The stem may hide at the start that the branches add up.
+    every_block = [group for group in not_scaled if group not in e.layers.once_groups]
+    normed = e.branch_weights_before_norms if every_block else []
+    yield "norm_cancels_multiplier", normed
+    yield "missing_branch_multiplier", [] if normed else every_block
+    yield "shortcut_in_branch", [group for group in not_scaled if group in e.layers.once_groups]
+    on_stream = [path for path, leaf in e.layers.vectors.items() if not leaf.in_branch and "*" in path]
+    if outside == [OTHER_VECTORS] and on_stream:
+        yield "norms_on_the_stream", on_stream
+    elif not every_block:
+        yield "in_branch_incomplete", outside
+
+
+def _embedding_mistakes(e: Evidence) -> Iterator[_Mistake]:
     """Factors that depend on width, after an embedding or before the outputs."""
-    stems = [g for g in e.groups(Role.INPUT) if not set(e.known.weights_of(g)) & set(wrong_roles)]
+    stems = [g for g in e.groups(Role.INPUT) if not set(e.layers.weights_of(g)) & set(e.wrong_roles)]
     scaled = [g for g in stems if e.verdicts("width", g)[0] in (GROWS, EXPLODES)]
-    started_right = all(e.weight_slope("width", path) < -_CLEARLY for path in e.weights(Role.HIDDEN))
+    start = lambda path: e.table.fit("width", EVERYTHING, "weight", path, 0).slope
+    started_right = all(start(path) < -_CLEARLY for path in e.weights(Role.HIDDEN))
     if not scaled and started_right and any(q.name != OUTPUT for q in e.failed("width", "activation")):
         # Before norms, a stream that is too large hides in the effect of its embedding, but not in its gradient.
-        excess = {g: max(e.gradient_excess("width", path) for path in e.known.weights_of(g)) for g in stems}
+        excess = {g: max(e.gradient_excess("width", path) for path in e.layers.weights_of(g)) for g in stems}
         scaled = [g for g, value in excess.items() if value > max(excess.values()) - _CLEARLY]
-    text = (
-        "an embedding is multiplied by a factor that grows with width, such as sqrt(D): remove it, and give the "
-        "embedding the standard deviation that it had at the base width, times the factor there."
-    )
-    yield "embedding_scaled_with_width", scaled, text
-    readouts = e.groups(Role.OUTPUT) or [e.known.group_of_weight[path] for path in e.known.tied]
-    vanish = [g for g in readouts if e.verdicts("width", g)[1] == VANISHES]
-    text = (
-        "outputs vanish with width when the readout trains, though its updates are right, so its product has another "
-        "factor besides 1/m, such as 1/sqrt(D): keep rule.readout_multiplier(m) alone."
-    )
-    yield "readout_scaled_twice", vanish, text
+    yield "embedding_scaled_with_width", scaled
+    readouts = e.groups(Role.OUTPUT) or [e.layers.group_of_weight[path] for path in e.layers.tied]
+    yield "readout_scaled_twice", [g for g in readouts if e.verdicts("width", g)[1] == VANISHES]

@@ -1,4 +1,4 @@
-"""The figure of a check: sizes against width and depth, flat where the parametrization is right."""
+"""The figure of a check: sizes over width and depth, flat under a right parametrization."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def draw(records: Sequence[Record], failures: Sequence[Quantity], title: str) ->
 
 
 def _panel(panel: Axes, axis: str, title: str, lines: Sequence[_Line]) -> None:
-    """Log-log; one line per name with the range over seeds; lines that are zero or not finite are left out."""
+    """A log-log plot with a line and the range over seeds for each name, without lines that are zero or not finite."""
     panel.set(title=title, xlabel=axis, ylabel="root mean square", xscale="log", yscale="log")
     drawn = []
     for name, values, bad in sorted(lines, key=lambda line: not line[2]):

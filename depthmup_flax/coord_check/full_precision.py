@@ -1,7 +1,7 @@
 """A forward pass in float32, whatever precision it was written in.
 
-Changes of a few steps are lost in the rounding of bfloat16 (1 part in 256). The check therefore evaluates the jaxpr of
-the forward pass with every number of 8 or 16 bits replaced by a float32.
+The rounding of bfloat16 (1 part in 256) exceeds the changes of a few steps, so the check evaluates the jaxpr of the
+forward pass with float32 in place of floating-point types of 8 or 16 bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def low_precision(jaxpr: Any) -> str | None:
 def in_float32(jaxpr: Any) -> Callable[..., list[Any]]:
     """A function of flat inputs that evaluates a jaxpr in float32.
 
-    Custom derivatives of functions in low precision are replaced by those of what they compute.
+    Functions in low precision lose their custom derivatives: JAX differentiates their operations.
     """
     return lambda *inputs: _evaluate(jaxpr, [widened(x) for x in inputs])
 
@@ -42,16 +42,11 @@ def _is_low(dtype: Any) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
 
 
-def _is_low_type(value: Any) -> bool:
-    return isinstance(value, np.dtype) and _is_low(value)
-
-
 def _evaluate(jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
     return propagate(jaxpr, inputs, _equation, widened)
 
 
 def _equation(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
-    """The results of one equation."""
     name, params = eqn.primitive.name, eqn.params
     if name == "scan":
         return _scan(eqn, inputs)
@@ -69,7 +64,8 @@ def _equation(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
         return [jnp.asarray(inputs[0], jnp.float32)]
     if name == "bitcast_convert_type":
         return [widened(eqn.primitive.bind(*inputs, **params))]
-    wide = {key: jnp.dtype("float32") if _is_low_type(value) else value for key, value in params.items()}
+    is_low = lambda value: isinstance(value, np.dtype) and _is_low(value)
+    wide = {key: jnp.dtype("float32") if is_low(value) else value for key, value in params.items()}
     results = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(wide))
     return results if eqn.primitive.multiple_results else [results]
 

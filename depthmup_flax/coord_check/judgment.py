@@ -1,10 +1,13 @@
-"""From fitted exponents to verdicts: what theory expects, and what passes."""
+"""From recorded sizes to verdicts: the exponents that theory expects, and those that pass."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from depthmup_flax.coord_check.layer_names import Layers
 from depthmup_flax.coord_check.recorded_sizes import (
@@ -18,9 +21,8 @@ from depthmup_flax.coord_check.recorded_sizes import (
     SCORES,
     Table,
 )
-from depthmup_flax.coord_check.trend import Trend, fit_trend
 from depthmup_flax.rule.parametrization import WIDTH_RULES, Geometry, Parametrization, ParamInfo, Role
-from depthmup_flax.util.power_fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO, Fit, fit_power
+from depthmup_flax.util.power_fits import BELOW_PRECISION, EXPLODES, HUGE, ZERO, Fit, fit_power, student_t
 
 # Verdicts on an exponent, compared with the expected one.
 FLAT, CONVERGES, GROWS, VANISHES, UNCLEAR = "flat", "converges", "grows", "vanishes", "unclear"
@@ -29,6 +31,52 @@ FEATURES = "features"  # all activations but the output, as one quantity
 ATTENTION_SCALE = "attention scale"
 # Kinds of a weight, besides those of activations.
 START, UPDATE, DECAY, USES = "start", "update", "decay", "uses"
+
+
+@dataclasses.dataclass(frozen=True)
+class Trend:
+    """``log value = constant + limit * log size + k * smallest / size``: a power with a finite-size correction.
+
+    Finite networks deviate from their limit by terms that fall as 1/size, such as the noise of a random readout in
+    squares. The exponent between neighboring sizes then changes in the same way.
+    """
+
+    slopes: tuple[float, ...]  # between neighboring sizes
+    limit: float  # the exponent at infinite size
+    settled: bool  # the correction is resolved: the 95 % interval of k excludes 0
+
+    def converges(self, expected: float, tolerance: float) -> bool:
+        """Whether the exponent clearly moves toward the expected one, and within the tolerance in the limit."""
+        first, last = (abs(slope - expected) for slope in (self.slopes[0], self.slopes[-1]))
+        return self.settled and last < first and abs(self.limit - expected) <= tolerance
+
+    def arrived(self, expected: float, tolerance: float) -> bool:
+        """Whether the exponent between the two largest sizes is within the tolerance."""
+        return abs(self.slopes[-1] - expected) <= tolerance
+
+    def sizes_needed(self, sizes: Sequence[int], expected: float, tolerance: float) -> tuple[int, ...]:
+        """The sizes times a power of two, at which the exponent should be within half of the tolerance."""
+        ratio = abs(self.slopes[-1] - expected) / (tolerance / 2)
+        factor = 2 ** min(3, max(1, math.ceil(math.log2(max(ratio, 1.0)))))
+        return tuple(size * factor for size in sorted(sizes))
+
+
+def fit_trend(values_of_size: Mapping[int, Sequence[float]]) -> Trend | None:
+    """The trend of values (one per seed) over at least three sizes; ``None`` if one is not positive and finite."""
+    values = {size: np.array(values_of_size[size], np.float64) for size in sorted(values_of_size)}
+    if len(values) < 3 or not all(len(v) and np.all(np.isfinite(v)) and np.all(v > 0) for v in values.values()):
+        return None
+    means = {size: float(np.mean(np.log(v))) for size, v in values.items()}
+    slopes = tuple((means[b] - means[a]) / math.log(b / a) for a, b in itertools.pairwise(means))
+    sizes = np.array([size for size, v in values.items() for _ in v], np.float64)
+    y = np.log(np.concatenate(list(values.values())))
+    design = np.stack([np.ones_like(sizes), np.log(sizes), sizes.min() / sizes], axis=1)
+    coefficients, *_ = np.linalg.lstsq(design, y, rcond=None)
+    freedom = len(y) - 3
+    variance = float(np.sum((y - design @ coefficients) ** 2)) / max(freedom, 1)
+    error = math.sqrt(variance * float(np.linalg.inv(design.T @ design)[2, 2]))
+    settled = freedom > 0 and abs(coefficients[2]) > student_t(freedom) * error
+    return Trend(slopes, float(coefficients[1]), bool(settled))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,17 +97,17 @@ class Quantity:
 
 
 def judge(table: Table, rule: Parametrization, tolerance: float, layers: Layers) -> list[Quantity]:
-    """All quantities: activations before training, changes when everything trains, and changes by each group alone."""
+    """All quantities: activations before training, changes when everything trains, changes by each group alone."""
     return [quantity for axis in table.axes() for quantity in _Judge(table, rule, tolerance, layers, axis).judge()]
 
 
 def expected_exponent(axis: str, kind: str, name: str, in_branch: bool | None, rule: Parametrization) -> float | None:
-    """The exponent that theory gives for a rule, if it gives one; ``in_branch`` is ``None`` if everything trains.
+    """The exponent of theory, or ``None`` if it gives none; ``in_branch`` is ``None`` if everything trains.
 
     Depth (TP6 Claims 7.1, 7.2): with alpha >= 1/2 activations start flat, and L branches that each move by
     ``L^-(alpha + gamma)`` move the features by ``L^(1 - alpha - gamma)``. Width (TP6 Table 2): flat under muP. If
-    gamma0 follows ``m^e``, features move as ``m^e`` and outputs as 1 (B24 C.1). Under ``standard``, growing exponents
-    depend on the optimizer, so there is no single number.
+    gamma0 follows ``m^e``, features move as ``m^e`` and outputs as 1 (B24 C.1). Under ``standard``, the exponents
+    depend on the optimizer.
     """
     if axis == "width":
         if rule.width != "mup":
@@ -74,17 +122,17 @@ def expected_exponent(axis: str, kind: str, name: str, in_branch: bool | None, r
 
 
 def expected_update(axis: str, leaf: ParamInfo, rule: Parametrization) -> float:
-    """The exponent of a weight's update: it follows ``n^-c L^-gamma`` (TP6 Definition 6.1)."""
+    """The exponent of a weight's update, which follows ``n^-c L^-gamma`` (TP6 Definition 6.1)."""
     if axis == "depth":
         return -rule.update_gamma(leaf) if leaf.in_branch else 0.0
     return float(WIDTH_RULES[Geometry.SIGN][leaf.role].update_in) if rule.width == "mup" else 0.0
 
 
 def expected_start(axis: str, leaf: ParamInfo, rule: Parametrization) -> float | None:
-    """The exponent of a weight's standard deviation before training; ``None`` where activations alone tell.
+    """The exponent of a weight's standard deviation before training; ``None`` if only activations are judged.
 
-    Width (TP6 Table 2): hidden weights start with ``n^-1/2``, input and output weights flat. Depth: the branch
-    multiplier has it all.
+    Width (TP6 Table 2): hidden weights start with ``n^-1/2``, input and output weights flat. Depth: flat, as the branch
+    multiplier is the only factor.
     """
     if axis == "depth":
         return 0.0 if leaf.in_branch else None
@@ -96,9 +144,9 @@ def expected_start(axis: str, leaf: ParamInfo, rule: Parametrization) -> float |
 def verdict_of(fit: Fit, tolerance: float, expected: float = 0.0, trend: Trend | None = None) -> str:
     """Flat if the interval touches the tolerance and stays within twice of it; grows or vanishes if it is outside both.
 
-    Mistakes have exponents of 1/2 or more, so a flat interval must not reach 1/2, and one between once and twice the
-    tolerance tells neither. An exponent that clearly moves to the expected one as networks grow converges if it is
-    within the tolerance at the largest, and is unclear before.
+    Mistakes have exponents of 1/2 or more, so the interval of a flat one must end below 1/2; between once and twice the
+    tolerance an exponent is unclear. An exponent that clearly moves to the expected one as networks grow converges if
+    it is within the tolerance at the largest sizes, and is unclear otherwise.
     """
     if fit.state != "fitted":
         return fit.state
@@ -111,6 +159,13 @@ def verdict_of(fit: Fit, tolerance: float, expected: float = 0.0, trend: Trend |
     if least > tolerance and most > 2 * tolerance:
         return GROWS if fit.slope > expected else VANISHES
     return UNCLEAR
+
+
+_NONE = Fit(math.nan, math.nan, ZERO)
+
+
+def _any_above(least: float, values: Mapping[int, Sequence[float]]) -> bool:
+    return any(value > least for seeds in values.values() for value in seeds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,15 +181,14 @@ class _Judge:
     def judge(self) -> list[Quantity]:
         quantities = [self.initial(name) for name in self.table.features(self.axis)]
         for name in self.table.features(self.axis):
-            # An activation inside a branch may be moved by its own weights only, in steps of r^-gamma: queries that
-            # start at zero are.
+            # Inside a branch, only its own weights may move an activation, in steps of r^-gamma: for example queries
+            # that start at zero.
             inside = self.axis == "depth" and name in self.layers.branch_activations
             quantities += self.changes(EVERYTHING, name, None, slowest=-self.rule.gamma if inside else 0.0)
         if not any((q.kind, q.name) == ("change", OUTPUT) for q in quantities):
-            # Changes of zero are not judged: without this, a network in which nothing trains would pass.
+            # `changes` skips zeros: without this, a network in which nothing trains would pass.
             last = self.table.steps(self.axis, EVERYTHING, "change")[-1]
-            fit = Fit(math.nan, math.nan, ZERO)
-            quantities.append(Quantity(self.axis, EVERYTHING, "change", OUTPUT, last, fit, 0.0, ZERO, passed=False))
+            quantities.append(Quantity(self.axis, EVERYTHING, "change", OUTPUT, last, _NONE, 0.0, ZERO, passed=False))
         for path in self.layers.weights:
             quantities += [*self.start(path), *self.uses(path), *self.update(path), *self.decay(path)]
         quantities += [q for path in self.layers.vectors if self.has_gradient(path) for q in self.update(path)]
@@ -144,7 +198,7 @@ class _Judge:
             if self.axis == "depth" and group in self.layers.once_groups:
                 expected = -(self.rule.alpha + self.rule.gamma)  # one layer among L
             slowest = -math.inf if self.may_vanish(group) else expected
-            # The changes of L layers by their gates hardly point in one direction, so they add up as L^1/2; along the
+            # The changes of L layers by their gates add up as L^1/2, as they hardly point in one direction; along the
             # slope of the loss they add up as L.
             of_stream = 0.5 - self.rule.alpha - self.rule.gamma if self.is_gate(group) else 0.0
             quantities += self.changes(group, FEATURES, in_branch, min(slowest, of_stream), expected)
@@ -154,10 +208,9 @@ class _Judge:
     def may_vanish(self, group: str) -> bool:
         """Whether theory lets the effect of a group that trains alone shrink through a random readout.
 
-        Over width it falls as n^-1/2 where a gradient is a product of two independent vectors of length n: that of a
-        query and a key, or of what a gate weighs and the slope of the loss, or what an adapter of fixed rank passes on.
-        The effects of adapters are random then, so those of L layers add up to L^(1/2) only. Vectors are not judged
-        alone.
+        Over width it falls as n^-1/2 if a gradient is a product of two independent vectors of length n: of a query and
+        a key, or of the slope of the loss and the input of a gate or of an adapter of fixed rank. The effects of
+        adapters are then random, so those of L layers add up to L^(1/2) only. Vectors are not judged alone.
         """
         if group in (BRANCH_VECTORS, OTHER_VECTORS):
             return True
@@ -166,7 +219,7 @@ class _Judge:
         return is_adapter or (self.axis == "width" and self.is_gate(group))
 
     def is_gate(self, group: str) -> bool:
-        """Whether a group weighs what others compute: queries, keys, and gates such as routers."""
+        """Whether a group weighs the outputs of others: queries, keys, and gates such as routers."""
         weights = self.layers.weights_of(group).values()
         gates = bool(weights) and all(leaf.in_branch and leaf.role is Role.OUTPUT for leaf in weights)
         return gates or group in self.layers.score_groups
@@ -182,13 +235,13 @@ class _Judge:
         expected: float = 0.0,
     ) -> Quantity:
         """A quantity that passes if it follows the expected exponent."""
-        fit, trend = fit_power(values) if values else Fit(math.nan, math.nan, ZERO), fit_trend(values)
+        fit, trend = fit_power(values) if values else _NONE, fit_trend(values)
         verdict = verdict_of(fit, self.tolerance, expected, trend)
         passed = verdict in (FLAT, CONVERGES)
         return Quantity(self.axis, group, kind, name, step, fit, theory, verdict, passed, expected, trend)
 
     def initial(self, name: str) -> Quantity:
-        """An activation before training: flat. Zero (queries, a readout) passes; so does a readout that shrinks."""
+        """An activation before training: flat. Zeros (queries, a readout) pass, and so do outputs that shrink."""
         values = self.table.values(self.axis, EVERYTHING, "activation", name, 0)
         theory = expected_exponent(self.axis, "activation", name, None, self.rule)
         q = self.quantity(EVERYTHING, "activation", name, 0, values, theory)
@@ -198,25 +251,25 @@ class _Judge:
     def start(self, path: str) -> list[Quantity]:
         """The size of a weight before training.
 
-        Weights that start at zero are right. So are hidden and output weights that come closer to it than the rule
-        says; input weights are not, nor any over depth, where it counts a factor twice.
+        Zeros pass. Hidden and output weights may be smaller than the rule says; input weights may not, nor any over
+        depth, where the branch multiplier would count twice.
         """
         leaf = self.layers.weights[path]
         expected = expected_start(self.axis, leaf, self.rule)
         values = self.table.values(self.axis, EVERYTHING, "weight", path, 0)
-        if expected is None or not values or not any(v > 0 for seeds in values.values() for v in seeds):
+        if expected is None or not _any_above(0, values):
             return []
         q = self.quantity(EVERYTHING, START, path, 0, values, expected, expected)
         falls = self.axis == "depth" or leaf.role is Role.INPUT
         wrong = q.verdict in (VANISHES if falls else GROWS, UNCLEAR)
         if leaf.role is Role.OUTPUT and not wrong:
-            return []  # most readouts fall, which would read as a failure
+            return []  # most readouts fall: the line would look like a failure
         return [dataclasses.replace(q, passed=not wrong)]
 
     def uses(self, path: str) -> list[Quantity]:
-        """How often a forward pass uses a weight of branches: once, unless branches are divided by their number.
+        """The number of times that a forward pass uses a weight of branches: flat, unless ``alpha`` is 1.
 
-        L branches with the same weights do not add independent terms, so ``L^-1/2`` does not keep its size.
+        L branches with the same weights do not add independent terms, so ``L^-1/2`` does not keep their sum's size.
         """
         counts = self.layers.reused.get(path)
         if self.axis != "depth" or not counts or not self.layers.weights[path].in_branch or self.rule.alpha >= 1:
@@ -224,16 +277,16 @@ class _Judge:
         return [self.quantity(EVERYTHING, USES, path, 0, {size: [n] * 2 for size, n in counts.items()}, 0.0)]
 
     def has_gradient(self, path: str) -> bool:
-        """Whether a vector's gradient is more than rounding, as that of a bias of keys or in front of a norm is not."""
+        """Whether a vector's gradient exceeds rounding; that of a bias of keys, or in front of a norm, does not."""
         group = self.layers.group(path)
         of = lambda name: [v for s in self.table.values(self.axis, group, "gradient", name, 0).values() for v in s]
         others = [value for name in self.layers.vectors for value in of(name)]
         return bool(of(path)) and min(of(path)) > 1e-3 * max(others)
 
     def update(self, path: str) -> list[Quantity]:
-        """The first update of a weight that trains alone, without its decay; that of all weights where it is zero.
+        """The first nonzero update of a weight without decay, if possible when it trains alone.
 
-        Before a product that starts at zero, the gradient starts at zero, too.
+        Alone, a weight before a product that starts at zero has no gradient.
         """
         if self.axis == "width" and path in self.layers.matrix_updates:
             return []
@@ -242,9 +295,8 @@ class _Judge:
         for trained in (group, BRANCHES, EVERYTHING):
             for step in self.table.steps(self.axis, trained, "gradient_update"):
                 values = self.table.values(self.axis, trained, "gradient_update", path, step)
-                if values and any(v > 0 for seeds in values.values() for v in seeds):
-                    q = self.quantity(trained, UPDATE, path, step, values, expected, expected)
-                    q = self._worst_layer(q)
+                if _any_above(0, values):
+                    q = self._worst_layer(self.quantity(trained, UPDATE, path, step, values, expected, expected))
                     # The updates of SGD follow a gradient that falls as n^-1/2 or, before a product that started at
                     # zero, as L^-gamma.
                     slow = q.verdict in (VANISHES, UNCLEAR) and q.fit.slope >= expected - 0.5 - self.tolerance
@@ -253,7 +305,7 @@ class _Judge:
         return []
 
     def _worst_layer(self, q: Quantity) -> Quantity:
-        """``q``, the update of layers together, or that of the layer with the largest or smallest, if that is wrong."""
+        """``q``, the update of several layers, or the largest or smallest of one layer, if that is wrong."""
         for quantity in (LEAST_UPDATE, MOST_UPDATE) if q.passed else ():
             values = self.table.values(self.axis, q.group, quantity, q.name, q.step)
             if values and all(v > 0 for seeds in values.values() for v in seeds):
@@ -263,24 +315,21 @@ class _Judge:
         return q
 
     def decay(self, path: str) -> list[Quantity]:
-        """The share of a weight that decay removes in a step: the same at every size (B24 App. L)."""
+        """The share of a weight that decay removes in a step: flat (B24 App. L)."""
         group = self.layers.group_of_weight[path]
         values = self.table.values(self.axis, group, "decay", path, 0)
-        if not values or not any(v > 1e-12 for seeds in values.values() for v in seeds):
-            return []
-        return [self.quantity(group, DECAY, path, 1, values, 0.0)]
+        return [self.quantity(group, DECAY, path, 1, values, 0.0)] if _any_above(1e-12, values) else []
 
     def changes(
         self, group: str, name: str, in_branch: bool | None, slowest: float, expected: float = 0.0
     ) -> list[Quantity]:
         """The worse of the changes after the first nonzero step and after the last.
 
-        It must not grow faster than ``expected``, nor vanish with an exponent below ``slowest``. Where seeds scatter so
-        much that one of the two tells nothing, the other decides: with a readout at zero, the first step of all
+        A change must not grow faster than ``expected``, nor vanish with an exponent below ``slowest``. If seeds scatter
+        so much that one of the two is unclear, the other decides: with a readout at zero, the first step of all
         parameters is that of the readout.
         """
-        theory = expected_exponent(self.axis, "change", name, in_branch, self.rule)
-        theory = expected if expected else theory
+        theory = expected or expected_exponent(self.axis, "change", name, in_branch, self.rule)
         quantities = []
         for step in self.table.steps(self.axis, group, "change"):
             q = self.quantity(group, "change", name, step, self._change(group, name, step), theory, expected)
@@ -299,7 +348,7 @@ class _Judge:
     def features(self, group: str) -> list[str]:
         """The activations in which the effect of a group is judged: over depth, those of the stream.
 
-        A change inside a branch may come from that branch's own weights, which move by ``L^-gamma``.
+        Inside a branch, that branch's own weights, which move by ``L^-gamma``, may cause a change.
         """
         names = [name for name in self.table.features(self.axis) if name != OUTPUT]
         if self.axis == "width" or group not in self.layers.branch_groups:
@@ -310,11 +359,10 @@ class _Judge:
         return [name for name in names if not f"{name}/".startswith(f"{group}/")] or names
 
     def _change(self, group: str, name: str, step: int) -> Mapping[int, Sequence[float]]:
-        """The size of a change.
+        """The size of a change; of the outputs, unless it grows, only the part along the slope of the loss.
 
-        Through a random readout, that of the outputs has a part that falls as n^-1/2 without being a mistake: for every
-        class, the product of the change of the features and of random weights. What stays is the part along the slope
-        of the loss, so that part is taken, unless the whole grows.
+        Through a random readout, the change of the outputs has a part that falls as n^-1/2 in right networks: for every
+        class, the product of the change of the features and random weights.
         """
         if name == FEATURES:
             return self.table.feature_changes(self.axis, group, step, self.features(group))
@@ -325,11 +373,11 @@ class _Judge:
         return self.table.values(self.axis, group, "aligned", name, step)
 
     def attention_scales(self) -> list[Quantity]:
-        """The ratio of the changes of attention's output and of its scores: the attention scale times d, so flat.
+        """The ratio of the changes of attention's output and of its scores: flat, as the attention scale times d is.
 
-        d is the head dimension; queries train alone. Scores are averages over d, before the scale; the output comes
-        after it. The ratio does not depend on the alignment of queries and keys, which settles only at head dimensions
-        above the number of tokens. ``1/sqrt(d)``, which ``standard`` uses, shows as +1/2.
+        d is the head dimension; queries train alone. Scores are averages over d before the scale, the output follows
+        it. The ratio does not depend on the alignment of queries and keys, which settles only at head dimensions above
+        the number of tokens. ``1/sqrt(d)``, which ``standard`` uses, gives +1/2.
         """
         quantities = []
         for name in self.table.names(self.axis, EVERYTHING, "activation"):

@@ -1,4 +1,4 @@
-"""Layers of networks of different depths under one name, and which of them are inside residual branches."""
+"""One name for the same layer of networks of different depths, and what is known of each layer."""
 
 from __future__ import annotations
 
@@ -8,45 +8,55 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
+from depthmup_flax.coord_check.networks import Traced
 from depthmup_flax.coord_check.recorded_sizes import BRANCH_VECTORS, BRANCHES, OTHER_VECTORS, Size
-from depthmup_flax.coord_check.use_counts import UseCounts
+from depthmup_flax.rule.guards.geometry import matrix_updates
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 
-Collapse = Callable[[str], str]  # path -> path with layer indices as ``*``
-_Place = tuple[str, str, str]  # (collapsed parent, name with digits as ``*``, kind of module)
+Collapse = Callable[[str], str]  # path -> path with layer indices as `*`
+_Place = tuple[str, str, str]  # (collapsed parent, name with digits as `*`, kind of module)
 
 _WEIGHT_NAMES = ("kernel", "embedding", "weight", "w")
+
+
+@dataclasses.dataclass(frozen=True)
+class SizedNetwork:
+    """One network of a check."""
+
+    size: Size
+    traced: Traced
+    info: Mapping[str, ParamInfo]
+    collapse: Collapse
 
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
     """The layers of all networks of a check, by collapsed name."""
 
-    weights: Mapping[str, ParamInfo]  # without vectors and fixed parameters
-    vectors: Mapping[str, ParamInfo]  # those
+    weights: Mapping[str, ParamInfo]
+    vectors: Mapping[str, ParamInfo]  # and fixed parameters
     group_of_weight: Mapping[str, str]  # the group in which the weight trains alone
     branch_groups: frozenset[str]
     branch_activations: frozenset[str]
     readout_activations: frozenset[str]  # products of readouts, before a multiplier that follows them
     score_groups: frozenset[str]  # queries and keys: the outputs see only their products
     once_groups: frozenset[str]  # as many weights in a deep network as in a shallow one
-    # Weights that a deep network uses more often than a shallow one: depth -> uses.
-    reused: Mapping[str, Mapping[int, int]]
+    reused: Mapping[str, Mapping[int, int]]  # weights that deeper networks use more often: depth -> uses
     tied: tuple[str, ...]  # input weights that are used twice
     shapes_over_width: Mapping[str, tuple[tuple[int, ...], ...]]
-    # Weights whose updates are not entrywise: how their entries follow the width depends on the gradients' rank.
-    matrix_updates: frozenset[str] = frozenset()
+    # Weights with updates that are not entrywise: the exponent of their entries depends on the gradients' rank.
+    matrix_updates: frozenset[str]
 
     def leaf(self, path: str) -> ParamInfo:
         """A weight or a vector."""
         return self.vectors.get(path) or self.weights[path]
 
     def group(self, path: str) -> str:
-        """The group in which a weight trains alone, or a vector with the others."""
+        """The group in which a weight trains alone, or a vector with other vectors."""
         return _group_of_vector(self.vectors[path]) if path in self.vectors else self.group_of_weight[path]
 
     def weights_of(self, group: str) -> dict[str, ParamInfo]:
@@ -54,29 +64,23 @@ class Layers:
         return {path: leaf for path, leaf in self.weights.items() if self.group_of_weight[path] == group}
 
 
-def collect_layers(
-    infos: Sequence[Mapping[str, ParamInfo]],
-    activations: Sequence[Iterable[str]],
-    collapses: Sequence[Collapse],
-    uses: Sequence[UseCounts],
-    sizes: Sequence[Size],
-) -> Layers:
-    """`Layers` from what is known of each network: parameters, names of activations, `collapsers`, uses and size."""
+def collect_layers(networks: Sequence[SizedNetwork]) -> Layers:
+    """The layers of networks."""
     weights: dict[str, ParamInfo] = {}
     vectors: dict[str, ParamInfo] = {}
     branch_activations, readout_activations = set[str](), set[str]()
-    for info, names, collapse in zip(infos, activations, collapses, strict=True):
-        weights |= {collapse(path): leaf for path, leaf in info.items() if not _is_vector(leaf)}
-        vectors |= {collapse(path): leaf for path, leaf in info.items() if _is_vector(leaf)}
-        kinds = _kinds(info)
-        for name in names:
-            module = name  # innermost, with parameters
+    for one in networks:
+        weights |= {one.collapse(path): leaf for path, leaf in one.info.items() if not _is_vector(leaf)}
+        vectors |= {one.collapse(path): leaf for path, leaf in one.info.items() if _is_vector(leaf)}
+        kinds = _kinds(one.info)
+        for name in one.traced.shapes:
+            module = name  # the innermost one with parameters
             while module and module not in kinds:
                 module = module.rpartition("/")[0]
             if kinds.get(module) == "branch":
-                branch_activations.add(collapse(name))
+                branch_activations.add(one.collapse(name))
             elif kinds.get(module) == Role.OUTPUT.value:
-                readout_activations.add(collapse(name))
+                readout_activations.add(one.collapse(name))
     groups = {path: _group_of(path) for path in weights}
     inside = {groups[path] for path, leaf in weights.items() if leaf.in_branch} | {BRANCHES, BRANCH_VECTORS}
     scores, others, tied = set[str](), set[str](), set[str]()
@@ -84,24 +88,25 @@ def collect_layers(
     # Over depth: the numbers in a weight's arrays, and its uses.
     entries: dict[str, dict[int, int]] = {path: {} for path in weights}
     counts: dict[str, dict[int, int]] = {path: {} for path in weights}
-    for info, collapse, use, network in zip(infos, collapses, uses, sizes, strict=True):
-        size, count = Counter[str](), Counter[str]()
-        for i, (path, leaf) in enumerate(info.items()):
-            name = collapse(path)
+    for one in networks:
+        size, count, use = Counter[str](), Counter[str](), one.traced.uses
+        for i, (path, leaf) in enumerate(one.info.items()):
+            name = one.collapse(path)
             if name not in weights:
                 continue
-            if network.axis == "width":
+            if one.size.axis == "width":
                 shapes[name] = (*shapes.get(name, ()), leaf.shape)
             size[name] += math.prod(leaf.shape)
             count[name] += use.counts[i]
             (scores if i in use.queries_and_keys else others).add(groups[name])
             if leaf.role is Role.INPUT and not leaf.in_branch and use.counts[i] == 2:
                 tied.add(name)
-        for path in weights if network.axis == "depth" else ():
-            entries[path][network.size], counts[path][network.size] = size[path], count[path]
+        for path in weights if one.size.axis == "depth" else ():
+            entries[path][one.size.size], counts[path][one.size.size] = size[path], count[path]
     grows = lambda numbers: max(numbers.values(), default=0) > min(numbers.values(), default=0)
-    # Weights of every layer, or those that every layer uses.
+    # Groups of every layer: of their own, or shared by all.
     repeated = {groups[p] for p in weights if grows(entries[p]) or grows(counts[p])}
+    first = networks[0].traced.network
     return Layers(
         weights,
         vectors,
@@ -114,32 +119,38 @@ def collect_layers(
         reused={path: n for path, n in counts.items() if grows(n) and not grows(entries[path])},
         tied=tuple(sorted(tied)),
         shapes_over_width=shapes,
+        matrix_updates=frozenset(map(networks[0].collapse, matrix_updates(first.optimizer, first.info))),
     )
 
 
-def sample_blocks(info: Mapping[str, ParamInfo], collapse: Collapse, stacked: Collection[str]) -> list[np.ndarray]:
-    """For each parameter ``[4, ...]``, 1 where its entries belong to one of four residual blocks and 0 elsewhere.
+def sample_blocks(networks: Sequence[SizedNetwork]) -> list[list[np.ndarray]]:
+    """For each network of different depths and each parameter, the mask ``[4, ...]`` of four of its residual blocks.
 
-    These are the last ones of each quarter. Blocks are counted by the indices that `collapsers` replaces, or by the
-    first axis of the ``stacked`` parameters.
+    The four are the last blocks of each quarter; a mask is 1 at their entries. Blocks are counted by the indices that
+    `collapsers` replaces, or by the first axis of parameters whose first axis grows with depth.
     """
-    places = {}
-    for path, leaf in info.items():
-        name = collapse(path)
-        if leaf.in_branch and "*" in name:
-            parts = zip(path.split("/"), name.split("/"), strict=True)
-            numbers = next(re.findall(r"\d+", part) for part, shown in parts if "*" in shown)
-            places[path] = (name.partition("*")[0], *map(int, numbers))
-    blocks = sorted(set(places.values()))
     quarter = lambda count: [max(0, math.ceil(count * k / 4) - 1) for k in (1, 2, 3, 4)]
-    chosen = [blocks[i] for i in quarter(len(blocks))] if blocks else [()] * 4
-    masks = []
-    for path, leaf in info.items():
-        if leaf.in_branch and path in stacked:
-            mask = np.eye(leaf.shape[0])[quarter(leaf.shape[0])]
-            masks.append(mask.reshape(*mask.shape, *[1] * (len(leaf.shape) - 1)))
-        else:
-            masks.append(np.array([float(path in places and places[path] == block) for block in chosen]))
+    lengths: dict[str, set[int]] = {}
+    for path, leaf in itertools.chain.from_iterable(one.info.items() for one in networks):
+        lengths.setdefault(path, set()).update(leaf.shape[:1] if leaf.in_branch else ())
+    masks: list[list[np.ndarray]] = []
+    for one in networks:
+        places = {}
+        for path, leaf in one.info.items():
+            name = one.collapse(path)
+            if leaf.in_branch and "*" in name:
+                parts = zip(path.split("/"), name.split("/"), strict=True)
+                numbers = next(re.findall(r"\d+", part) for part, shown in parts if "*" in shown)
+                places[path] = (name.partition("*")[0], *map(int, numbers))
+        blocks = sorted(set(places.values()))
+        chosen = [blocks[i] for i in quarter(len(blocks))] if blocks else [()] * 4
+        masks.append([])
+        for path, leaf in one.info.items():
+            if leaf.in_branch and len(lengths[path]) > 1:
+                mask = np.eye(leaf.shape[0])[quarter(leaf.shape[0])]
+                masks[-1].append(mask.reshape(*mask.shape, *[1] * (len(leaf.shape) - 1)))
+            else:
+                masks[-1].append(np.array([float(path in places and places[path] == block) for block in chosen]))
     return masks
 
 
@@ -153,8 +164,8 @@ def collapsers(names_of_networks: Sequence[Sequence[str]], infos: Sequence[Mappi
     """For each network, a function of a path that replaces indices that count layers by ``*``.
 
     An index counts layers if its values differ between the networks: ``block_7`` of a deep network becomes
-    ``block_*``, while ``Dense_0`` and ``Dense_1`` of every block stay apart. It also counts layers if three modules
-    or more, with two weights or more each, have equal parameters. Different kinds of modules are not counted together:
+    ``block_*``, while ``Dense_0`` and ``Dense_1`` of every block stay apart. It also counts layers if at least three
+    modules, with at least two weights each, have equal parameters. Different kinds of modules are counted separately:
     ``Dense_0`` (a stem), ``Dense_1`` to ``Dense_8`` (blocks) and ``Dense_9`` (the readout) become ``Dense_0``,
     ``Dense_*`` and ``Dense_* (output)``.
 
@@ -166,7 +177,7 @@ def collapsers(names_of_networks: Sequence[Sequence[str]], infos: Sequence[Mappi
     counting: set[_Place] = set()
 
     def collapsed(i: int, name: str, seen: dict[_Place, list[dict[str, str]]] | None = None) -> str:
-        """``name`` with the indices in ``counting`` as ``*``; adds its parts, as they are, to ``seen``."""
+        """``name`` with the indices in ``counting`` as ``*``; adds its original parts to ``seen``."""
         done, path = "", ""
         for part in name.split("/"):
             path = f"{path}/{part}"
@@ -177,7 +188,7 @@ def collapsers(names_of_networks: Sequence[Sequence[str]], infos: Sequence[Mappi
             done = f"{done}/{place[1] + label if place in counting else part}"
         return done[1:]
 
-    while True:  # a level is decided once those above it are
+    while True:  # a level is decided after those above it
         seen: dict[_Place, list[dict[str, str]]] = {}  # for every network: part -> its first path
         for i, names in enumerate(names_of_networks):
             for name in names:
@@ -195,7 +206,7 @@ def collapsers(names_of_networks: Sequence[Sequence[str]], infos: Sequence[Mappi
 
 
 def _equal_layers(info: Mapping[str, ParamInfo], paths: Collection[str]) -> bool:
-    """Whether these are three modules or more of equal parameters in branches, with two weights or more."""
+    """Whether these are at least three modules of equal parameters in branches, with at least two weights each."""
     parameters = [
         {path[len(module) :]: leaf for path, leaf in info.items() if path.startswith(f"{module}/")} for module in paths
     ]

@@ -1,4 +1,4 @@
-"""Training a network for a few steps, and recording the size of activations, changes and updates."""
+"""Trains a network for a few steps, and records the size of activations, changes and updates."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from depthmup_flax.coord_check.layer_names import Collapse, groups_of_parameter
-from depthmup_flax.coord_check.networks import Activations, Network, Shapes
+from depthmup_flax.coord_check.layer_names import Collapse, SizedNetwork, groups_of_parameter
+from depthmup_flax.coord_check.networks import Activations, Network, Traced
 from depthmup_flax.coord_check.recorded_sizes import (
     BRANCHES,
     EVERYTHING,
@@ -36,36 +36,32 @@ _ALONE_STEPS = 2  # of a group that trains alone
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """What is measured of one network: all parameters trained together, and each group alone.
+    """The measurement of one network: all parameters train together, and each group alone.
 
-    All parameters train from a readout at zero (unless it is frozen); a group trains from a readout of the rule's
-    scale, whatever the network's own. With a readout at zero no other group gets a gradient; with one that shrinks
-    with width, outputs move ever less.
+    All parameters train from a readout at zero (unless it is frozen). A group trains from a readout of the rule's
+    scale, as no other group gets a gradient through zeros, and outputs would move less and less through a readout that
+    shrinks with width.
 
-    ``shapes`` are those of the activations and the output. Seeds and groups run one after another in one program:
-    convolutions under ``vmap`` are slow on CPU.
+    Seeds and groups run one after another in one program: convolutions under ``vmap`` are slow on CPU.
     """
 
-    network: Network
-    shapes: Shapes
+    network: SizedNetwork
+    blocks: Sequence[np.ndarray] | None  # see `sample_blocks`; None: not measured
     loss: Loss
     rule: Parametrization
-    size: Size
     steps: int
     seeds: int
     spectral: bool
-    collapse: Collapse
-    blocks: Sequence[np.ndarray] | None = None  # see `sample_blocks`; None: not measured
 
-    @functools.cached_property
-    def info(self) -> dict[str, ParamInfo]:
-        """Path -> `ParamInfo`."""
-        return flatten_info(self.network.info)
+    @property
+    def size(self) -> Size:
+        """The size of the network."""
+        return self.network.size
 
     @functools.cached_property
     def groups(self) -> dict[str, list[bool]]:
         """Group -> whether each parameter trains."""
-        own = [groups_of_parameter(path, leaf, self.collapse) for path, leaf in self.info.items()]
+        own = [groups_of_parameter(path, leaf, self.network.collapse) for path, leaf in self.network.info.items()]
         groups = [EVERYTHING, *sorted({group for names in own for group in names})]
         return {group: [group in (EVERYTHING, *names) for names in own] for group in groups}
 
@@ -77,7 +73,16 @@ class Measurement:
     @property
     def keys(self) -> list[_Key]:
         """What is recorded at every step, in order."""
-        return _keys(self.shapes, self.info, self.spectral, self._measures_blocks)
+        shapes, info = self.network.traced.shapes, self.network.info
+        matrices = [path for path, leaf in info.items() if len(leaf.shape) >= 2]
+        return [
+            *[(quantity, name) for quantity in ("activation", "change") for name in shapes],
+            *[("mean", name) for name, x in shapes.items() if x.ndim],
+            ("aligned", OUTPUT),
+            *([("nonlinear", OUTPUT)] if self._measures_blocks else []),
+            *[(quantity, path) for quantity in ("update", "gradient_update", "gradient") for path in info],
+            *[("update_norm", path) for path in matrices if self.spectral],
+        ]
 
     @property
     def _measures_blocks(self) -> bool:
@@ -85,37 +90,36 @@ class Measurement:
 
     @property
     def _arguments(self) -> tuple[np.ndarray, list[np.ndarray | None]]:
-        """Pairs (seed, group), and the values of random readouts."""
+        """Pairs (seed, group), and a `_random_readout` or ``None`` for each parameter."""
         pairs = np.array([(seed, group) for seed in range(self.seeds) for group in range(len(self.groups))])
-        return pairs, [_random_readout(leaf, self.rule) for leaf in self.info.values()]
+        return pairs, [_random_readout(leaf, self.rule) for leaf in self.network.info.values()]
 
     def lowered(self) -> jax.stages.Lowered:
-        """The program, to compile; compilation may run in another thread."""
+        """The program, not compiled yet: other threads may compile it."""
         trains_GxP, lengths_G = np.array(list(self.groups.values())), np.array(self.lengths)
         blocks = None
         if self.blocks is not None and self._measures_blocks:
             blocks = _Blocks(list(self.groups).index(BRANCHES), self.lengths[1], self.blocks)
-        run = _program(self.network, self.shapes, self.loss, self.keys, trains_GxP, lengths_G, blocks)
+        run = _program(self.network.traced, self.loss, self.keys, trains_GxP, lengths_G, blocks)
         return run.lower(*self._arguments)
 
     def records(self, compiled: jax.stages.Compiled) -> list[Record]:
         """Runs the program."""
-        (pairs, readouts), groups = self._arguments, list(self.groups)
+        (pairs, readouts), groups, info = self._arguments, list(self.groups), self.network.info
         squares, starts = jax.device_get(compiled(pairs, readouts))
         records = []
         for i, (seed, group) in enumerate(pairs.tolist()):
             sizes = dict(zip(self.keys, np.sqrt(squares[i].T), strict=True))
             for quantity, squares_P in starts.items():
                 rms_P = np.sqrt(squares_P[i])
-                sizes |= {(quantity, path): rms[None] for path, rms in zip(self.info, rms_P, strict=True)}
-            trains = zip(self.info, self.groups[groups[group]], strict=True)
+                sizes |= {(quantity, path): rms[None] for path, rms in zip(info, rms_P, strict=True)}
+            trains = zip(info, self.groups[groups[group]], strict=True)
             untrained = {path for path, trained in trains if not trained}
-            for (quantity, name), values in _collapsed(sizes, untrained, self.collapse).items():
+            for (quantity, name), values in _collapsed(sizes, untrained, self.network.collapse).items():
                 length = self.lengths[group]
                 if quantity == "nonlinear" and groups[group] == BRANCHES:  # every second round after the steps
                     values = np.sqrt(np.mean(values[length + 2 :: 2] ** 2, keepdims=True)).repeat(length + 1)
-                steps = _steps_recorded(quantity, group, length, groups[group])
-                for step in steps:
+                for step in _steps_recorded(quantity, group, length, groups[group]):
                     # The update of a step is computed from the gradient before it.
                     value = float(values[step - (quantity in _OF_UPDATES)])
                     records.append(Record(*self.size, seed, groups[group], step, quantity, name, value))
@@ -127,8 +131,8 @@ _OF_TRAINED = (*_OF_UPDATES, "gradient", "decay")  # recorded for the parameters
 
 
 def _steps_recorded(quantity: str, group: int, length: int, name: str) -> range:
-    """The steps of a run whose values of a quantity are kept."""
-    if quantity in ("weight", "mean"):  # at the start, where groups differ in the readout alone
+    """The steps of a run at which a quantity is recorded."""
+    if quantity in ("weight", "mean"):  # at the start, where only the readout differs between groups
         return range(int(group == 0))
     if quantity in ("gradient", "decay"):  # at the start, through a random readout
         return range(int(group > 0))
@@ -142,20 +146,20 @@ def _collapsed(
 ) -> dict[_Key, np.ndarray]:
     """RMS over the layers that share a collapsed name, and the extremes of their updates.
 
-    Without updates of untrained parameters, and rounding as 0.
+    Updates of untrained parameters are left out, and rounding errors are 0.
     """
     together: dict[_Key, list[np.ndarray]] = {}
     for (quantity, name), values_S in sizes.items():
         if quantity in _OF_TRAINED and name in untrained:
             continue
         is_rounding = np.zeros_like(values_S, bool)
-        if quantity in ("change", "aligned"):  # sums of rounding errors along one direction are smaller
+        if quantity in ("change", "aligned"):  # rounding errors along one direction are smaller
             is_rounding = values_S < (1e-5 if quantity == "change" else 1e-7) * sizes["activation", name][0]
         elif quantity == "gradient_update":  # decay itself changes a little from step to step
             is_rounding = values_S < 1e-3 * sizes["update", name]
         together.setdefault((quantity, collapse(name)), []).append(np.where(is_rounding, 0.0, values_S))
     of_layers = {key: np.stack(layers).astype(np.float64) for key, layers in together.items()}
-    # One wrong layer among many would hide in the mean.
+    # The mean would hide one wrong layer among many.
     extremes = {
         (quantity, name): extreme(values_LxS, axis=0)
         for (measured, name), values_LxS in of_layers.items()
@@ -165,29 +169,17 @@ def _collapsed(
     return {key: np.sqrt(np.mean(np.square(values_LxS), axis=0)) for key, values_LxS in of_layers.items()} | extremes
 
 
-def _keys(shapes: Shapes, info: Mapping[str, ParamInfo], spectral: bool, nonlinear: bool) -> list[_Key]:
-    """What is recorded at every step, in order."""
-    return [
-        *[(quantity, name) for quantity in ("activation", "change") for name in shapes],
-        *[("mean", name) for name, x in shapes.items() if x.ndim],
-        ("aligned", OUTPUT),
-        *([("nonlinear", OUTPUT)] if nonlinear else []),
-        *[(quantity, path) for quantity in ("update", "gradient_update", "gradient") for path in info],
-        *[("update_norm", path) for path, leaf in info.items() if spectral and len(leaf.shape) >= 2],
-    ]
-
-
 class _Blocks(NamedTuple):
     """Measures how nonlinear the outputs are in the change of one block's own weights, for some blocks.
 
-    After the ``steps`` training steps of one group, every block has two more rounds, with half of the change of its
-    weights alone and with all of it. Of outputs f(0), f(1/2) and f(1), the part of f(1) - f(0) that is quadratic in the
-    change is 2 (f(1) - 2 f(1/2) + f(0)).
+    After the ``steps`` training steps of one group, every block has two more rounds: only its own weights change, by
+    half of their (amplified) change and by all of it. Of outputs f(0), f(1/2) and f(1), the part of f(1) - f(0) that is
+    quadratic in the change is 2 (f(1) - 2 f(1/2) + f(0)).
     """
 
     group: int
     steps: int
-    masks: Sequence[np.ndarray]  # for each parameter ``[blocks, ...]``
+    masks: Sequence[np.ndarray]  # for each parameter `[blocks, ...]`
 
     @property
     def rounds(self) -> int:
@@ -208,24 +200,23 @@ class _Blocks(NamedTuple):
         return jax.tree.unflatten(structure, [moved(*leaf) for leaf in leaves])
 
 
-_AMPLIFIED = 4.0  # times the change of a few steps, against rounding
+_AMPLIFIED = 4.0  # factor of the change of a few steps, so that it exceeds rounding
 
 
 def _program(
-    network: Network,
-    shapes: Shapes,
+    traced: Traced,
     loss: Loss,
     keys: Sequence[_Key],
     trains_GxP: np.ndarray,
     lengths_G: np.ndarray,
     blocks: _Blocks | None,
 ) -> jax.stages.Wrapped:
-    """A function of (seed, group) pairs ``[N, 2]`` and the values of `_random_readout` for every parameter.
+    """A function of (seed, group) pairs ``[N, 2]`` and the `_random_readout` of every parameter.
 
-    It returns mean squares ``[N, steps + 1, keys]``, and those of `_initial_values` ``[N, P]``. The program has one
-    forward and one backward pass: activations are recorded where the gradient is taken.
+    It returns mean squares ``[N, steps + 1, keys]``, and those of `_initial_values` ``[N, P]``. Activations are
+    recorded in the forward pass of the gradient, so the program has only one.
     """
-    paths = list(flatten_info(network.info))
+    network, paths = traced.network, list(flatten_info(traced.network.info))
     rounds_G = lengths_G + 1  # the last one records the activations after the last step
     if blocks is not None:
         rounds_G = rounds_G + blocks.rounds * (np.arange(len(rounds_G)) == blocks.group)
@@ -238,7 +229,7 @@ def _program(
         seed, group = pair
         first, decays, squares_P = _initial_values(network, readouts, seed, group == 0)
         trains_P = jnp.asarray(trains_GxP)[group]
-        stored = {**shapes, _SLOPE: shapes[OUTPUT], _HALF: shapes[OUTPUT]}
+        stored = {**traced.shapes, **dict.fromkeys((_SLOPE, _HALF), traced.shapes[OUTPUT])}
         zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in stored.items()}
         squares_SxK = jnp.zeros((rounds_G.max(), len(keys)))
 
@@ -279,11 +270,11 @@ def _initial_values(
 ) -> tuple[ArrayTree, list[jax.Array], dict[str, jax.Array]]:
     """The parameters to train, their updates without a gradient (weight decay), and mean squares ``[P]``.
 
-    These are ``weight``, of the network's own initial values, and ``decay``, of the decay relative to the parameter.
+    The mean squares are ``weight``, of the network's own initial values, and ``decay``, relative to the parameters.
     """
     own = network.init(jax.random.key(seed))
     leaves, structure = jax.tree.flatten(own)
-    # A readout that the optimizer freezes must not start at zero.
+    # A readout that the optimizer freezes does not start at zero.
     updates, _ = network.optimizer.update(jax.tree.map(jnp.ones_like, own), network.optimizer.init(own), own)
     moves = [jnp.any(u != 0) for u in jax.tree.leaves(updates)]
     start_leaves = [
@@ -300,12 +291,12 @@ def _initial_values(
 def _squares(
     keys: Sequence[_Key], start: Activations, now: Activations, by_path: Mapping[str, Mapping[str, jax.Array]]
 ) -> list[jax.Array]:
-    """The square of every key's number at one step."""
+    """The square of the number of every key at one step."""
     change = lambda name: now[name].astype(jnp.float32) - start[name].astype(jnp.float32)
     squares: dict[str, Callable[[str], jax.Array]] = {
         "activation": lambda name: _mean_square(now[name]),
         "change": lambda name: _mean_square(change(name)),
-        "aligned": lambda name: _mean_square(_along(change(name), start[_SLOPE].astype(jnp.float32))),
+        "aligned": lambda name: _mean_square(_part_along(start[_SLOPE].astype(jnp.float32), change(name))),
         "nonlinear": lambda name: (
             _mean_square(2 * (change(name) - 2 * (start[_HALF] - start[name]).astype(jnp.float32)))
             / jnp.maximum(_mean_square(change(name)), 1e-30)
@@ -319,8 +310,7 @@ def _squares(
     return [squares[quantity](name) for quantity, name in keys]
 
 
-def _along(x: jax.Array, direction: jax.Array) -> jax.Array:
-    """The part of ``x`` along ``direction``."""
+def _part_along(direction: jax.Array, x: jax.Array) -> jax.Array:
     return direction * (jnp.vdot(x, direction) / jnp.maximum(jnp.vdot(direction, direction), 1e-30))
 
 
@@ -334,7 +324,7 @@ def _random_readout(leaf: ParamInfo, rule: Parametrization) -> np.ndarray | None
 
 
 def _rescaled(leaf: jax.Array, random: jax.Array) -> jax.Array:
-    """``leaf`` with the size of ``random``; ``random`` if it is zero."""
+    """``leaf`` with the size of ``random``; ``random`` if ``leaf`` is zero."""
     square = _mean_square(leaf)
     scale = jnp.sqrt(_mean_square(random) / jnp.where(square > 0, square, 1.0))
     return jnp.where(square > 0, leaf * scale.astype(leaf.dtype), random.astype(leaf.dtype))

@@ -25,12 +25,11 @@ from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 Activations = dict[str, jax.Array]
-Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The model of a network, as `audit` reads it: its arguments of these names."""
+    """The model of a network for `audit`: its arguments of these names."""
 
     model: Any
     x: ArrayTree
@@ -48,7 +47,7 @@ class Network:
         is one array, or one name per layer.
       info: tree of `ParamInfo` with the structure of the parameters.
       optimizer: complete optax optimizer, as used in training.
-      source: the model, which the check audits; ``None``: it judges by measurements alone.
+      source: the model, which the check audits; ``None``: no audit.
     """
 
     init: Callable[[jax.Array], ArrayTree]
@@ -81,18 +80,18 @@ def linen_network(
 ) -> Network:
     """A Linen module as a `Network`: records the output of every submodule, and sown intermediates.
 
-    Modules under ``nn.scan`` are recorded if its ``variable_axes`` include ``intermediates``.
+    Modules under ``nn.scan`` are recorded if ``variable_axes`` includes ``intermediates``.
 
     Args:
       model: called as ``model.apply(variables, x, **kwargs)``; returns the outputs.
       x: the batch; a tuple is passed as several arguments.
       info: from `param_info` or `infer_info`.
       optimizer: complete optax optimizer.
-      output: which of several results are the outputs: a key, an index, or a function of the result. ``None``: the
-        model returns the outputs alone.
-      rngs: names of random streams besides ``params`` and ``dropout``. All use one key at every step.
-      mutable: collections that a call may write besides those that ``model.init`` returns. What is written is dropped:
-        running averages stay at their initial values.
+      output: selects the outputs among several results: a key, an index, or a function of the result. ``None``: the
+        model returns only the outputs.
+      rngs: names of random streams besides ``params`` and ``dropout``. Keys are the same at every step.
+      mutable: collections that a call may write, besides those of ``model.init``. Updates are dropped: running averages
+        stay at their initial values.
       **kwargs: of the call, such as ``train=True`` for batch normalization.
     """
     keys = {name: jax.random.key(i) for i, name in enumerate(("dropout", *rngs), start=1)}
@@ -136,7 +135,7 @@ def nnx_network(
     """
 
     def apply(params: ArrayTree) -> tuple[jax.Array, Activations]:
-        # A new module with constant keys in every trace: averages and noise are the same at every step.
+        # A new module with constant keys: averages and noise are the same at every step.
         module = make(nnx.Rngs(0))
         nnx.update(module, params)
         recorded = nnx.capture(module, nnx.Intermediate, method_outputs=nnx.Intermediate)
@@ -149,17 +148,17 @@ def nnx_network(
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """A network, traced once.
+    """A network and facts from its trace.
 
     Attributes:
-      network: in float32, and evaluated from the trace.
-      shapes: of the activations, with the output as `OUTPUT`.
+      network: evaluates the trace in float32.
+      shapes: of the activations, and of the outputs under the name `OUTPUT`.
       uses: of the parameters, in the order of the leaves.
-      precision: the low precision that the forward pass was written in, if it was.
+      precision: the type of less than 32 bits in which the forward pass is written, if there is one.
     """
 
     network: Network
-    shapes: Shapes
+    shapes: Mapping[str, jax.ShapeDtypeStruct]
     uses: UseCounts
     precision: str | None
 
@@ -178,7 +177,7 @@ def traced(network: Network) -> Traced:
             raise
         raise InputError(
             f"the model uses the mapped axis {axis[1]!r}, which exists only inside pmap, vmap or shard_map: build it "
-            "with axis_name=None (of BatchNorm, for example) for the check."
+            "with axis_name=None (in BatchNorm, for example) for the check."
         ) from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         raise InputError("Network.apply must return (outputs, dictionary of activations): return {} to record none.")
@@ -186,15 +185,15 @@ def traced(network: Network) -> Traced:
     if not hasattr(outputs, "shape"):
         names = f" with the keys {sorted(map(str, outputs))}" if isinstance(outputs, Mapping) else ""
         raise InputError(
-            f"the network returns {type(outputs).__name__}{names}: it must return one array of outputs. Say which with "
+            f"the network returns {type(outputs).__name__}{names}: it must return one array of outputs. Select it with "
             "output=, a key, an index or a function of the result."
         )
     require_info(network.info)
     shapes, known = ([tuple(x.shape) for x in jax.tree.leaves(t, is_leaf=is_info)] for t in (params, network.info))
     if shapes != known:
         raise InputError(
-            f"info describes {len(known)} parameters, the network has {len(shapes)}, or their shapes differ: make info "
-            "from the same model, of the same width and depth."
+            f"info has {len(known)} parameters and the network {len(shapes)}, or their shapes differ: make info from "
+            "the same model, of the same width and depth."
         )
     precision, structure = low_precision(jaxpr), jax.tree.structure(result)
     evaluate = core.jaxpr_as_fun(jaxpr) if precision is None else in_float32(jaxpr)
@@ -206,7 +205,7 @@ def traced(network: Network) -> Traced:
 
 
 def _named(tree: ArrayTree) -> Activations:
-    """Floating-point arrays of a nested record by path, without ``__call__`` and positions; the output left out."""
+    """Floating-point arrays of a nested record by path, without ``__call__``, positions and the output."""
     activations: Activations = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         names = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
@@ -222,7 +221,7 @@ _KEY_OF_QUERY = {"query": "key", "q": "k", "q_proj": "k_proj"}
 def _scores(activations: Activations) -> Activations:
     """Products of queries and keys ``[..., T, heads, head_dim]``, averaged over the last axis, for every attention.
 
-    Their rank exceeds that of the attention's output by one; this tells heads from a stack of layers.
+    Their rank exceeds that of the attention's output by one, unlike that of a stack of layers.
     """
     scores = {}
     for name, q in activations.items():

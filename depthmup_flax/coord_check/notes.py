@@ -1,21 +1,20 @@
-"""What a report says besides verdicts: information, never a failure."""
+"""Notes of a report: information, never a failure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from depthmup_flax.coord_check.judgment import fit_trend
 from depthmup_flax.coord_check.layer_names import Layers
 from depthmup_flax.coord_check.recorded_sizes import BRANCHES, EVERYTHING, OUTPUT, Table
-from depthmup_flax.coord_check.trend import fit_trend
 from depthmup_flax.rule.parametrization import Parametrization
 
-_NOTHING = 1e-3  # a smaller share is that of a block that is linear in its weights, or rounding
-_FALLS, _STAYS = -0.15, -0.25  # around a third of the exponent of Depth-muP, -1/2, which small networks do not reach
-
+_NOTHING = 1e-3  # smaller shares are rounding: the block is linear in its weights
+_FALLS, _STAYS = -0.15, -0.25  # around a third of Depth-muP's exponent, -1/2, which small networks do not reach
 
 RANDOM_START = (
-    "weights that map the width to a fixed number of features inside a branch start at random: the gradient of the "
-    "whole width follows their few directions, so in wide networks their product changes as width^1/2. Start them at "
+    "weights that map the width to a fixed number of features inside a branch start at random, so in wide networks "
+    "their product changes as width^1/2 (the gradient of the whole width follows their few directions): start them at "
     "zero, or with a standard deviation of 1/fan_in."
 )
 
@@ -25,8 +24,10 @@ def notes(
 ) -> list[str]:
     """All notes.
 
-    ``precisions`` are those below float32 in which forward passes are written; ``unread`` are the axes over which the
-    code could not be audited.
+    Args:
+      table, rule, layers: of the check.
+      precisions: those below float32 in which forward passes are written.
+      unread: axes over which the audit could not read the code.
     """
     low = f"the forward pass is written in {' and '.join(precisions)}; the check computes it in float32."
     audit = f"the code could not be audited over {' and '.join(unread)}, so measurements alone decide there: dm.audit "
@@ -40,18 +41,18 @@ def notes(
 
 
 def random_to_few_features(table: Table, layers: Layers) -> list[str]:
-    """The weights of which `RANDOM_START` holds; see `ParamInfo.to_few_features`."""
+    """The weights of `RANDOM_START`; see `ParamInfo.to_few_features`."""
     falls_enough = -0.75  # between 1/sqrt(fan_in) and 1/fan_in
     few = [path for path, leaf in layers.weights.items() if leaf.to_few_features and "width" in table.axes()]
     return [path for path in few if table.fit("width", EVERYTHING, "weight", path, 0).slope > falls_enough]
 
 
 def _laziness(table: Table, rule: Parametrization) -> list[str]:
-    """What the nonlinear share of a block's change says; nothing if it was not measured, or if it is zero.
+    """The nonlinear share of a block's change over depth; nothing if it was not measured, or if it is zero.
 
-    The share is that of the change of the outputs that is quadratic in the change of one block's weights. Where
-    several matrices follow one another in a branch and each moves by ``L^-1/2``, it falls as ``L^-1/2``: every block
-    becomes linear in its own weights (TP6 sec. 9).
+    This is the share of the change of the outputs that is quadratic in the change of one block's weights. If several
+    matrices follow one another in a branch and each moves by ``L^-1/2``, it falls as ``L^-1/2``: every block becomes
+    linear in its own weights (TP6 sec. 9).
     """
     steps = table.steps("depth", BRANCHES, "nonlinear")
     if not steps:

@@ -1,4 +1,4 @@
-"""Questions to one small network that only a failed check asks."""
+"""Further measurements of one small network, for the diagnosis of a failed check."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ class Probe:
     collapse: Collapse
 
     def before_norms(self, paths: Sequence[str]) -> list[str]:
-        """The weights among ``paths`` whose size does not matter to the loss: a norm follows.
-
-        The gradient is then orthogonal to the weight.
-        """
+        """The weights among ``paths`` that a norm follows: their gradients are orthogonal to them."""
         params = self.network.init(jax.random.key(0))
         gradient = jax.jit(jax.grad(lambda p: self.loss(self.network.apply(p)[0])))(params)
         found: dict[str, list[float]] = {}
@@ -38,9 +35,9 @@ class Probe:
         return sorted(name for name, cosines in found.items() if max(cosines) < 1e-4)
 
     def is_entrywise(self) -> bool:
-        """Whether the updates of the second half of each parameter do not depend on gradients of the first half.
+        """Whether updates of the second half of each parameter ignore gradients of the first half.
 
-        Those are made 100 times larger, and zero.
+        The first half's gradients are multiplied by 1, 100 and 0.
         """
         params = self.network.init(jax.random.key(0))
         leaves, structure = jax.tree.flatten(params)

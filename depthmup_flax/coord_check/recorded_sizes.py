@@ -1,4 +1,4 @@
-"""The numbers a check records, and powers fitted to them."""
+"""The numbers that a check records, and powers fitted to them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Size(NamedTuple):
     """One network of a check; the first four fields of its records."""
 
     axis: str  # "width" or "depth": what varies
-    size: int  # the network's value of ``axis``
+    size: int  # the network's value of `axis`
     width: int
     depth: int
 
@@ -54,15 +54,12 @@ class Record:
     group: str  # the parameters that train
     step: int  # optimizer steps taken
     quantity: str
-    name: str  # the activation or parameter; layer indices are ``*``
+    name: str  # the activation or parameter; layer indices are `*`
     value: float
 
 
 class Table:
-    """Records indexed by what they measure.
-
-    ``hidden`` activations are not among the `features`.
-    """
+    """Records by what they measure; ``hidden`` activations are not `features`."""
 
     def __init__(self, records: Sequence[Record], hidden: Collection[str] = ()) -> None:
         self._hidden = frozenset(hidden)
@@ -70,7 +67,7 @@ class Table:
         for r in records:
             by_size = self._values.setdefault((r.axis, r.group, r.quantity, r.name, r.step), {})
             by_size.setdefault(r.size, []).append(r.value)
-        # Activations at every size, without copies: a block often returns its stream, for example.
+        # Activations at every size, without copies, such as the stream that a block returns.
         self.activations = {axis: self._distinct_activations(axis) for axis in self.axes()}
 
     def axes(self) -> list[str]:
@@ -93,7 +90,7 @@ class Table:
         return list(dict.fromkeys(key[3] for key in keys if key[:3] == (axis, group, quantity)))
 
     def features(self, axis: str) -> list[str]:
-        """``activations`` without hidden ones, and the attention's scores, which are judged by a ratio instead."""
+        """``activations`` without hidden ones and the attention's scores, which are judged by a ratio instead."""
         names = (name for name in self.activations[axis] if name not in self._hidden)
         return [name for name in names if name.rpartition("/")[2] != SCORES]
 
@@ -112,9 +109,9 @@ class Table:
     def feature_changes(self, axis: str, group: str, step: int, names: Sequence[str]) -> dict[int, list[float]]:
         """The change of the features ``names``, as `values`; infinite if one explodes, {} if none changes.
 
-        Over width it is the geometric mean of all that change. Over depth it is, of those that change about as much as
-        any in the deepest network, the one with the largest exponent, which is the stream: a change inside a branch may
-        come from that branch's own weights, which move by ``L^-gamma``.
+        Over width, this is the geometric mean of all that change. Over depth, it is the change of the stream: among
+        those with at least half of the largest change in the deepest network, the one with the largest exponent.
+        (Inside a branch, its own weights, which move by ``L^-gamma``, may cause a change.)
         """
         changes: dict[str, dict[int, list[float]]] = {}
         for name in names:

@@ -1,4 +1,4 @@
-"""The result of a check: its text, and the files it saves."""
+"""The result of a check: its text and its files."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _COLUMN = 58  # characters
 class Report:
     """The result of a check; ``print`` it, or ``print(report.details())`` for all lines."""
 
-    records: list[Record]  # all numbers measured
+    records: list[Record]  # all measured numbers
     quantities: list[Quantity]  # exponents and verdicts
-    causes: list[Cause]  # of a failure, with the layers at fault; those read from the code are failures themselves
+    causes: list[Cause]  # likely causes of failures, and findings of the audit, which fail the check themselves
     rule: Parametrization
     seeds: int  # networks per size
     tolerance: float  # largest exponent that counts as flat
@@ -51,7 +51,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every quantity passed, and the code shows no mistake."""
+        """Whether every quantity passed and the audit found no mistake."""
         return not self.failures and not self.causes
 
     @property
@@ -64,7 +64,7 @@ class Report:
         return self._text(_SHOWN_FAILURES, _SHOWN_PASSED)
 
     def details(self) -> str:
-        """The same with a line for every quantity."""
+        """The text with a line for every quantity."""
         return self._text(len(self.quantities), len(self.quantities))
 
     def _text(self, failures: int, passed: int) -> str:
@@ -107,10 +107,10 @@ class Report:
         ]
 
     def save(self, directory: str | pathlib.Path) -> None:
-        """Claims the directory, and writes to it.
+        """Writes the files of `write_to` to a directory that no other process uses.
 
         Raises:
-          InputError: it cannot be written, or holds another kind of work. Nothing in it has changed then.
+          InputError: it cannot be written, or holds another kind of work. Nothing in it has changed.
         """
         with claimed(directory, COORD_CHECK) as claim:
             self.write_to(claim.directory)
@@ -151,7 +151,7 @@ def _line(q: Quantity) -> str:
 
 
 def _words(q: Quantity) -> str:
-    """The verdict in the reader's words; the exponents between neighboring sizes where they decide."""
+    """The verdict, with the exponents between neighboring sizes if they decide."""
     slopes = ", ".join(f"{slope:+.2f}" for slope in q.trend.slopes) if q.trend else ""
     if q.verdict == CONVERGES:
         return f"{slopes}: converges"

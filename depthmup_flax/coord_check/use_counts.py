@@ -1,10 +1,12 @@
-"""How a forward pass uses its parameters, read from its jaxpr; nothing is computed."""
+"""How a forward pass uses its parameters, by its jaxpr."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jax.extend import core
@@ -13,7 +15,7 @@ from depthmup_flax.util.jaxprs import called_jaxpr, propagate, scan_counts
 
 _NONE: frozenset[int] = frozenset()
 _PRODUCTS = ("dot_general", "conv_general_dilated")
-_OF_LOGITS = ("exp", "exp2", "logistic")  # what turns products of queries and keys into weights
+_OF_LOGITS = ("exp", "exp2", "logistic")  # turn products of queries and keys into weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +24,7 @@ class UseCounts:
 
     Attributes:
       counts: parameter -> the number of operations that read it; a loop of L rounds that all read it counts L times.
-      queries_and_keys: weights of which the outputs see only products of two activations, inside a softmax.
+      queries_and_keys: weights that reach the outputs only by products of two activations, inside a softmax.
     """
 
     counts: Counter[int]
@@ -31,7 +33,7 @@ class UseCounts:
 
 @dataclasses.dataclass(frozen=True)
 class _Value:
-    """What is known of one value: the parameters it is, or those that reached it since the last product."""
+    """The parameters that one value is, or that reached it since the last product."""
 
     parameters: frozenset[tuple[int, int]] = frozenset()  # (parameter, uses that one use of this value counts)
     own: frozenset[int] = _NONE  # weights that made it
@@ -39,6 +41,10 @@ class _Value:
 
     def __or__(self, other: _Value) -> _Value:
         return _Value(self.parameters | other.parameters, self.own | other.own, self.pair | other.pair)
+
+    def times(self, length: int) -> _Value:
+        """The value of a constant that a loop of ``length`` rounds reads."""
+        return dataclasses.replace(self, parameters=frozenset((i, n * length) for i, n in self.parameters))
 
 
 def count_uses(closed: core.ClosedJaxpr, num_parameters: int) -> UseCounts:
@@ -51,7 +57,7 @@ def count_uses(closed: core.ClosedJaxpr, num_parameters: int) -> UseCounts:
 
 
 class _Reader:
-    """Reads equations in order; collects uses, and where products of activations end up."""
+    """Reads equations in order; collects uses, and the places that products of activations reach."""
 
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
@@ -65,7 +71,10 @@ class _Reader:
     def _equation(self, eqn: core.JaxprEqn, inputs: Sequence[_Value]) -> Sequence[_Value]:
         name = eqn.primitive.name
         if name == "scan":
-            return self._scan(eqn, inputs)
+            consts, carry = scan_counts(eqn)
+            # Every round reads the same constants, and its own slice of the scanned arrays.
+            repeated = [value.times(eqn.params["length"]) for value in inputs[:consts]]
+            return self._loop(eqn.params["jaxpr"], [*repeated, *inputs[consts:]], consts, carry)
         if name == "while":
             skipped, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
             return self._loop(eqn.params["body_jaxpr"], inputs[skipped:], consts, len(inputs) - skipped - consts)
@@ -78,9 +87,13 @@ class _Reader:
 
     def _operation(self, name: str, eqn: core.JaxprEqn, inputs: Sequence[_Value]) -> _Value:
         parameters = _union(value for value in inputs if value.parameters)
-        alone = all(v.parameters or _is_scalar(x) for v, x in zip(inputs, eqn.invars, strict=True))
+        is_scalar = lambda x: getattr(x.aval, "shape", None) == ()
+        alone = all(v.parameters or is_scalar(x) for v, x in zip(inputs, eqn.invars, strict=True))
         if len(inputs) == 1 or (alone and name not in _PRODUCTS):
-            return self._scored(inputs[0]) if name in _OF_LOGITS else _union(inputs)
+            if name not in _OF_LOGITS:
+                return _union(inputs)
+            self.scored |= inputs[0].pair
+            return dataclasses.replace(inputs[0], pair=_NONE)
         for index, times in parameters.parameters:
             self.counts[index] += times
         read = frozenset(index for index, _ in parameters.parameters)
@@ -93,22 +106,8 @@ class _Reader:
             return _Value(pair=rest.own | rest.pair) if both else rest
         return _Value(own=rest.own | read, pair=rest.pair)
 
-    def _scored(self, value: _Value) -> _Value:
-        self.scored |= value.pair
-        return dataclasses.replace(value, pair=_NONE)
-
-    def _scan(self, eqn: core.JaxprEqn, inputs: Sequence[_Value]) -> list[_Value]:
-        consts, carry = scan_counts(eqn)
-        length = eqn.params["length"]
-        # Every round reads the same constants, but a slice of its own of what is scanned over.
-        repeated = [
-            dataclasses.replace(value, parameters=frozenset((i, times * length) for i, times in value.parameters))
-            for value in inputs[:consts]
-        ]
-        return self._loop(eqn.params["jaxpr"], [*repeated, *inputs[consts:]], consts, carry)
-
     def _loop(self, jaxpr: Any, inputs: Sequence[_Value], consts: int, carry: int) -> list[_Value]:
-        """Rounds until what is carried adds nothing; uses count once."""
+        """Repeats the body until the carry adds nothing; uses count once."""
         inputs = list(inputs)
         while True:
             counts = self.counts.copy()
@@ -120,12 +119,5 @@ class _Reader:
             inputs[consts : consts + carry] = carried
 
 
-def _is_scalar(x: Any) -> bool:
-    return getattr(x.aval, "shape", None) == ()
-
-
-def _union(values: Any) -> _Value:
-    result = _Value()
-    for value in values:
-        result |= value
-    return result
+def _union(values: Iterable[_Value]) -> _Value:
+    return functools.reduce(operator.or_, values, _Value())

@@ -1,8 +1,8 @@
 """Images and text: named data sets with random access to their examples, and batches that depend only on (seed, step).
 
 ``load(config.data)``, or ``from_arrays`` for your own images, returns a ``Dataset``. Sets in memory use
-``batch_indices``; larger ones use ``train_stream``, which yields the same batch at the same step. With several hosts,
-each reads its own part of every batch. A new source is a module in ``sources`` and a line in ``sources.registry``.
+``batch_indices``; larger ones use ``train_stream``, which yields the same batch at the same step. Each host reads its
+part of every batch. A new source is a module in ``sources`` and an entry in ``sources.registry``.
 
 ``Dataset.prepare`` turns a batch into inputs and labels on the device, inside the train step: images through
 ``augment`` and ``normalize``, text through ``text.shift``.

@@ -1,6 +1,6 @@
 """Training batches as a pure function of (seed, step), streams of them, and evaluation batches.
 
-Training in memory and from a stream sees the same batches; a resumed run needs no saved position.
+Training in memory and from a stream sees the same batches, and a resumed run needs no saved position.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ _MAX_STEPS = 2**40  # Grain needs a length
 def steps_per_epoch(num_examples: int, batch_size: int) -> int:
     """Whole batches in one pass over the examples; InputError if there is none."""
     if not 1 <= batch_size <= num_examples:
-        raise InputError(
-            f"train.batch_size is {batch_size}: use 1 to {num_examples}, the number of training examples, or raise "
-            "data.train_examples."
-        )
+        raise InputError(f"train.batch_size is {batch_size}: use 1 to {num_examples}, the number of training examples.")
     return num_examples // batch_size
 
 
@@ -46,7 +43,7 @@ def batch_indices(seed: int, step: int, num_examples: int, batch_size: int) -> n
     """The examples of training step ``step``, counted from 0: int32 [batch_size].
 
     Each epoch of ``steps_per_epoch(num_examples, batch_size)`` steps follows a new permutation, keyed by (seed, epoch),
-    and drops the incomplete last batch. A pure function with a cache of permutations.
+    and drops the incomplete last batch.
     """
     epoch, position = divmod(step, steps_per_epoch(num_examples, batch_size))
     start = position * batch_size
@@ -54,10 +51,9 @@ def batch_indices(seed: int, step: int, num_examples: int, batch_size: int) -> n
 
 
 def train_batch(split: Split, seed: int, step: int, batch_size: int, rows: Rows = slice(None)) -> HostBatch:
-    """The training batch of a step, or its part ``rows``: a pure function of (seed, step, place in the batch).
+    """The training batch of a step: a pure function of (seed, step, place in the batch).
 
-    An ``EncodedSplit`` with ``resized_crop`` crops at random. ``batch_size`` is of the global batch; ``rows`` are the
-    places in it to read, if several hosts share it.
+    ``rows`` are the places in the global batch of ``batch_size`` that this host reads.
 
     Raises:
       InputError: ``batch_size`` exceeds the split, or an example cannot be read.
@@ -71,9 +67,8 @@ def train_batch(split: Split, seed: int, step: int, batch_size: int, rows: Rows 
 def train_stream(
     split: Split, seed: int, batch_size: int, start_step: int = 0, rows: Rows = slice(None)
 ) -> grain.DatasetIterator[HostBatch]:
-    """An endless Grain iterator over training batches from ``start_step``, read ahead in threads.
+    """An endless Grain iterator over ``train_batch`` from ``start_step``, read ahead in threads.
 
-    Its element at ``step`` is ``train_batch(split, seed, step, batch_size, rows)``, whatever ``start_step``.
     ``get_state`` and ``set_state`` (and Grain's checkpoint handler) save and restore the position, which is the step.
     """
     require("grain", "a stream of training batches")
@@ -90,9 +85,8 @@ def train_stream(
 def eval_batches(split: Split, batch_size: int, rows: Rows = slice(None)) -> Iterator[HostBatch]:
     """Every example once, in order, in batches of ``batch_size``: the fields of ``split.read``, and ``mask``.
 
-    ``mask`` is float32 [batch_size]: 1 for an example, 0 for the zeros that fill the last batch or stand for an example
-    that cannot be decoded, with ``data.on_bad_example`` "skip". ``rows`` are the places in each batch to read, if
-    several hosts share it; all hosts get the same number of batches.
+    ``mask`` is float32 [batch_size]: 1 for an example, 0 for the zeros that fill the last batch or replace a skipped
+    bad example. ``rows`` are the places in each batch that this host reads; all hosts get equally many batches.
     """
     places = np.arange(batch_size)[rows]
     for start in range(0, len(split), batch_size):

@@ -1,7 +1,7 @@
 """Crops and resizing of images on the host, with Pillow.
 
-With ``data.augment = "resized_crop"``, ImageNet's usual recipe for images of many sizes: training reads a random box
-(``random_box``), evaluation the center (``center_box``), and ``resize_box`` makes a square of it. Otherwise ``fit``
+``data.augment = "resized_crop"`` is ImageNet's usual recipe for images of many sizes: training reads a random box
+(``random_box``), evaluation the center (``center_box``), and ``resize_box`` resizes it to a square. Otherwise ``fit``
 resizes the shorter side and crops the center.
 """
 
@@ -21,10 +21,9 @@ RATIO = (3 / 4, 4 / 3)  # width / height
 ATTEMPTS = 10
 EVAL_RESIZE = 256 / 224  # evaluation resizes the shorter side to this multiple of the size, then crops the center
 _STREAM = 0xC209  # separates the random numbers of crops from those of the data order, keyed by (seed, epoch)
-
 _MOST_PIXELS = 2**26  # of a whole image that `fit` resizes: 200 MB in color
 _TIFF_BITS, _TIFF_BLACK = 258, 262  # tags: bits of each sample; 1 if zero is black
-_BILINEAR = 2  # PIL.Image.Resampling.BILINEAR; Pillow is imported only where images are read
+_BILINEAR = 2  # PIL.Image.Resampling.BILINEAR, without importing Pillow
 Box = tuple[float, float, float, float]
 
 
@@ -37,8 +36,8 @@ def random_box(draws: Sequence[Sequence[float]], width: int, height: int) -> Box
     """A random box (left, top, right, bottom), in whole pixels of an image of ``width`` x ``height``.
 
     The area is uniform in ``AREA``, the aspect ratio log-uniform in ``RATIO``. ``draws`` are four numbers in [0, 1) for
-    each attempt: area, logarithm of the ratio, left, top. The first box that fits is used; if none fits, the largest
-    centered box of an allowed ratio.
+    each attempt: area, logarithm of the ratio, left, top. The first box that fits counts, else the largest centered
+    box of an allowed ratio.
     """
     low, high = math.log(RATIO[0]), math.log(RATIO[1])
     for area_draw, ratio_draw, left_draw, top_draw in draws:
@@ -61,7 +60,7 @@ def center_box(width: int, height: int, size: int) -> Box:
 
 
 def resize_box(image: Image.Image, mode: str, size: int, box: Box) -> Image.Image:
-    """The part ``box`` of an image that is not decoded yet, in ``mode``, resized to ``size`` x ``size``.
+    """The part ``box`` of an image, in ``mode``, resized to ``size`` x ``size``.
 
     Decodes a JPEG at 1/2, 1/4 or 1/8 of its size if the box is at least that much larger than ``size``.
     """
@@ -74,9 +73,9 @@ def resize_box(image: Image.Image, mode: str, size: int, box: Box) -> Image.Imag
 
 
 def fit(image: Image.Image, mode: str, size: int) -> Image.Image:
-    """The image in ``mode``, its shorter side resized to ``size`` pixels and the center square cropped; 0 leaves it.
+    """The image in ``mode``, its shorter side resized to ``size`` pixels and the center square cropped.
 
-    Decodes a JPEG that is not decoded yet at 1/2, 1/4 or 1/8 of its size if that is at least ``size``.
+    Size 0 keeps the image's. Decodes a JPEG at 1/2, 1/4 or 1/8 of its size if that is at least ``size``.
     """
     if size:
         image.draft(None, (size, size))
@@ -86,7 +85,7 @@ def fit(image: Image.Image, mode: str, size: int) -> Image.Image:
     scale = size / min(image.size)
     width, height = (max(size, round(side * scale)) for side in image.size)
     left, top = (width - size) // 2, (height - size) // 2
-    if width * height > _MOST_PIXELS:  # of 30000x1, say: the whole is not needed
+    if width * height > _MOST_PIXELS:  # such as 30000x1: resize the center alone
         side = min(image.size)
         across, down = ((length - side) / 2 for length in image.size)
         return image.resize((size, size), _BILINEAR, box=(across, down, across + side, down + side))
@@ -94,15 +93,12 @@ def fit(image: Image.Image, mode: str, size: int) -> Image.Image:
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:
-    """The image in ``mode``; transparency is dropped, and 16-bit gray becomes 8-bit by its high byte.
+    """The image in ``mode``, without transparency; ValueError for pixels of 32 bits.
 
-    Pillow reads 16-bit color by the high byte as well, but ``convert`` clips 16-bit gray to 255.
-
-    Raises:
-      ValueError: pixels of 32 bits, whose black and white are not known.
+    16-bit gray becomes 8-bit by its high byte, as Pillow reads 16-bit color; its ``convert`` clips gray to 255.
     """
     if image.mode == mode:
-        return image  # ``convert`` copies
+        return image  # ``convert`` would copy it
     if _is_gray_16(image):
         from PIL import Image as images
 

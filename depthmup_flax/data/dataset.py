@@ -16,7 +16,7 @@ Placement = Literal["device", "stream"]
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """The fields of ``config.data``; ``load`` has more about them."""
+    """The fields of ``config.data``; see ``load``."""
 
     name: str = "digits"  # the data set: digits | synthetic | tfds:<set> | folder:<dir> | text:<file>
     data_dir: str = ""  # where TFDS sets are prepared; "" is TFDS's default
@@ -61,7 +61,7 @@ class Dataset(abc.ABC):
     train: Split
     test: Split
     num_classes: int  # labels run from 0 to num_classes - 1
-    # "device": both splits are arrays in memory, which the trainer copies to the device. "stream": batches are read.
+    # "device": both splits are arrays, which the trainer copies to the devices. "stream": batches are read.
     placement: Placement
 
     input_kind: ClassVar[str]  # "image" or "tokens"; a model must have the same
@@ -71,7 +71,7 @@ class Dataset(abc.ABC):
     def prepare(self, augmentation: str, key: jax.Array | None, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """The model's inputs ``[B, ...]`` and labels, int32 ``[B, ...]``; for use inside a jitted step.
 
-        ``batch`` has the format of ``Split.read``, ``augmentation`` is ``data.augment``; without ``key`` it is off.
+        ``batch`` has the format of ``Split.read``. ``augmentation`` is ``data.augment``; it is off without ``key``.
         """
 
     @property
@@ -81,10 +81,7 @@ class Dataset(abc.ABC):
 
     @property
     def bad_examples(self) -> np.ndarray:
-        """Which examples of the source cannot be decoded, as far as this process knows: bool, filled while reading.
-
-        Empty unless ``data.on_bad_example`` is "skip".
-        """
+        """Which examples of the source this process found bad: bool; empty unless ``data.on_bad_example`` is "skip"."""
         return np.zeros(0, bool)
 
     @property

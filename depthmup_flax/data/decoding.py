@@ -1,7 +1,7 @@
 """Splits of encoded images: files or bytes that are decoded, cropped and resized when they are read.
 
-An example is bad if its content cannot be decoded (`BadExample`), which is the same on every host and after a resume.
-A file that is missing, or that the storage does not deliver, is not bad: it stops the run in any case.
+An example is bad if its content cannot be decoded (`BadExample`): every host finds the same bad examples. A file that
+is missing or cannot be read is not bad; it stops the run.
 """
 
 from __future__ import annotations
@@ -36,14 +36,12 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-# Images in memory at a time, before they are copied or summed: at 224x224 the statistics then take some 500 MB.
-CHUNK = 128
-MOST_BAD = 0.1  # of a split's examples, rounded up: with more bad ones, the data set is not what it should be
-_PROGRAMS = ("EPS",)  # formats of Pillow that start another program, here Ghostscript
-# Errors of a path that stay until somebody changes the data set.
+CHUNK = 128  # images that are copied or summed at a time: 500 MB for the statistics of 224x224 pixels
+MOST_BAD = 0.1  # of a split's examples, rounded up; more bad examples are an error
+# Errors that stay until somebody changes the data set.
 _LASTING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM)
 _MARKING = threading.Lock()  # of bad examples
-_TASK = 8  # items at most: handing a task to another thread takes about as long as decoding a small image
+_TASK = 8  # items at most: a task for another thread costs about as much as decoding a small image
 
 
 class Encoded(NamedTuple):
@@ -59,7 +57,7 @@ EncodedExamples = tuple[Fetch, int]  # and their number
 
 
 class BadExample(InputError):
-    """The content of an example cannot be decoded: ``problem``, a sentence; ``reason`` is what the decoder says."""
+    """The content of an example cannot be decoded: ``problem`` is a sentence, ``reason`` the decoder's."""
 
     def __init__(self, problem: str, reason: object, remedies: str = "Replace or remove that file.") -> None:
         super().__init__(f"{problem} {remedies}")
@@ -70,14 +68,14 @@ class BadExample(InputError):
 class EncodedSplit:
     """A split of encoded images, decoded when read."""
 
-    config: DataConfig  # decides crops, size, number of threads, and what becomes of bad examples
+    config: DataConfig
     name: str  # "training" or "test", for messages
     fetch: Fetch
     order: np.ndarray  # int64 [N], the source position of each example
     num_classes: int
-    bad: np.ndarray  # bool, whether the example at each source position was found bad; empty if they are errors
+    bad: np.ndarray  # bool, which source positions were found bad; empty if bad examples are errors
     image_shape: tuple[int, int, int]  # of every decoded image
-    first: str = ""  # the image that image_shape was taken from, for messages
+    first: str = ""  # the image that has this shape, for messages
 
     def __len__(self) -> int:
         return len(self.order)
@@ -85,11 +83,11 @@ class EncodedSplit:
     def read(self, indices: np.ndarray, draws: np.ndarray | None = None) -> HostBatch:
         """See ``Split.read``; ``draws`` [B, ATTEMPTS, 4], of ``crops.crop_draws``, crop each image at random.
 
-        If bad examples are skipped, the next good one of the split takes the place of each.
+        The next good example of the split replaces a bad one.
         """
         batch, good = self.read_or_zeros(indices, draws)
         while not good.all():
-            self._require_good_ones()  # or this might not end
+            self._require_good_ones()  # else this loop might not end
             again = np.flatnonzero(~good)
             indices = np.where(good, indices, (indices + 1) % len(self))
             others, found = self.read_or_zeros(indices[again], None if draws is None else draws[again])
@@ -101,7 +99,7 @@ class EncodedSplit:
     def read_or_zeros(
         self, indices: np.ndarray, draws: np.ndarray | None = None
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """As `read`, but with zeros in place of bad examples; and which examples are good, bool [B]."""
+        """`read` with zeros instead of bad examples; and which examples are good, bool [B]."""
         positions = self.order[indices]
         good = ~self.bad[positions] if self.bad.size else np.ones(len(positions), bool)
         examples = self.fetch(positions.tolist()) if len(positions) else []
@@ -111,7 +109,7 @@ class EncodedSplit:
             try:
                 image = decode(examples[i], self.image_shape[-1], self.config, None if draws is None else draws[i])
             except BadExample as error:
-                self._leave_out(int(positions[i]), error)
+                self._mark_bad(int(positions[i]), error)
                 good[i] = False
                 return
             self._check(examples[i], image.shape)
@@ -121,7 +119,7 @@ class EncodedSplit:
         return {"image": images, "label": np.array([example.label for example in examples], np.int32)}, good
 
     def arrays(self, only_good: bool = False) -> HostBatch:
-        """See ``Split.arrays``; ``only_good`` drops bad examples, instead of replacing them."""
+        """See ``Split.arrays``; ``only_good`` drops bad examples instead of replacing them."""
         images, labels, count = np.empty((len(self), *self.image_shape), np.uint8), np.empty(len(self), np.int32), 0
         for start in range(0, len(self), CHUNK):
             part = np.arange(start, min(start + CHUNK, len(self)))
@@ -141,20 +139,20 @@ class EncodedSplit:
             try:
                 return decode(example, self.image_shape[-1], self.config).shape, example.where
             except BadExample as error:
-                self._leave_out(position, error)
+                self._mark_bad(position, error)
         raise InputError(f"data.name is {self.config.name!r}: its {self.name} split is empty. Add images.")
 
-    def _leave_out(self, position: int, error: BadExample) -> None:
-        """Marks the example at a source position as bad, and warns of the first; raises if there are too many."""
+    def _mark_bad(self, position: int, error: BadExample) -> None:
+        """Marks the example at a source position as bad and warns of the first; raises if there are too many."""
         if not self.bad.size:
-            remedies = "Replace or remove that file. To leave such examples out, set data.on_bad_example=skip."
+            remedies = "Replace or remove that file. To skip such examples, set data.on_bad_example=skip."
             raise BadExample(error.problem, error.reason, remedies) from error
         with _MARKING:
             first = not self.bad.any()
             self.bad[position] = True
         if first:
-            use = "The next example takes its place" if self.name == "training" else "The test leaves it out"
-            policy = "as data.on_bad_example is 'skip'"
+            use = "The next example replaces it" if self.name == "training" else "The test omits it"
+            policy = "because data.on_bad_example is 'skip'"
             log.warning("%s %s, %s; others are skipped without a warning.", error.problem, use, policy)
         self._require_good_ones()
 
@@ -164,8 +162,8 @@ class EncodedSplit:
         if count >= len(self) or count > math.ceil(MOST_BAD * len(self)):
             raise InputError(
                 f"data.on_bad_example is 'skip': at least {count} of the {len(self)} examples of the {self.name} split "
-                f"of {self.config.name!r} cannot be decoded, more than {MOST_BAD:.0%}. Correct the data set; with "
-                "'error', the message names the first of them."
+                f"of {self.config.name!r} cannot be decoded, more than {MOST_BAD:.0%}. Correct the data set; "
+                "data.on_bad_example=error names the first of them."
             )
 
     def _check(self, example: Encoded, shape: tuple[int, ...]) -> None:
@@ -183,11 +181,10 @@ class EncodedSplit:
 
 
 def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarray | None = None) -> np.ndarray:
-    """Decodes, crops and resizes one image to uint8 [H, W, channels].
+    """Decodes, crops and resizes one image to uint8 [H, W, channels], with 1, 3 or 4 channels.
 
-    Files of other modes are converted to 1, 3 or 4 ``channels``: sets of color photographs hold gray and CMYK files.
-    If ``augment`` is "resized_crop", ``draws`` [ATTEMPTS, 4] crop the image at random, ``None`` at the center.
-    Orientation tags of EXIF are not applied, and transparency is dropped: the stored colors count.
+    If ``augment`` is "resized_crop", ``draws`` [ATTEMPTS, 4] crop the image at random, ``None`` at the center. EXIF's
+    orientation is not applied, and transparency is dropped.
 
     Raises:
       BadExample: the content cannot be decoded.
@@ -202,8 +199,8 @@ def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarra
         if not content:
             raise ValueError("it is empty")
         with Image.open(io.BytesIO(content)) as image:
-            if image.format in _PROGRAMS:
-                raise ValueError(f"it is {image.format}, a program that another program would run")
+            if image.format == "EPS":  # Pillow would start Ghostscript
+                raise ValueError("it is EPS, a program that another program would run")
             if config.augment == "resized_crop":
                 box = center_box(*image.size, size) if draws is None else random_box(draws.tolist(), *image.size)
                 array = np.asarray(resize_box(image, mode, size, box))
@@ -214,44 +211,38 @@ def decode(example: Encoded, channels: int, config: DataConfig, draws: np.ndarra
     except MemoryError as error:
         raise RunStopped(
             f"data.name is {config.name!r}: there is not enough memory to decode its image {example.where}. Lower "
-            "data.read_threads, then rerun the same command."
+            "data.read_threads, then rerun the command."
         ) from error
-    except Exception as error:  # Pillow's decoders raise many types on damaged files.
-        reason = "it is no image that Pillow reads" if isinstance(error, UnidentifiedImageError) else error
+    except Exception as error:  # Pillow's decoders raise many types on damaged files
+        reason = "Pillow cannot read its format" if isinstance(error, UnidentifiedImageError) else error
         problem = f"data.name is {config.name!r}: its image {example.where} cannot be read ({reason})."
         raise BadExample(problem, reason) from error
     return array.reshape(*array.shape[:2], channels)
 
 
 def _content(path: str, config: DataConfig) -> bytes:
-    """The bytes of an image file; opens nothing else, as opening a pipe waits for a writer.
-
-    Raises:
-      ValueError: it is no regular file.
-      InputError: it cannot be read.
-      RunStopped: the storage or this process fails: another attempt may read it.
-    """
+    """The bytes of an image file; ValueError unless it is a regular file, `read_error` if it cannot be read."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise ValueError("it is no regular file")
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
+            raise ValueError("it is not a regular file")
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
         where = f"data.name is {config.name!r}: its image {printable_path(path)}"
-        with contextlib.suppress(OSError):  # it is no link, or that cannot be read either
+        with contextlib.suppress(OSError):  # not a link
             where += f", a link to {os.readlink(path)!r},"
         raise read_error(where, error) from error
 
 
 def read_error(where: str, error: OSError) -> InputError | RunStopped:
-    """What to raise if a file or folder cannot be read: `RunStopped` for what another attempt may mend."""
+    """What to raise if a file or folder cannot be read: `RunStopped` if another attempt may succeed."""
     if error.errno in _LASTING:
         return InputError(f"{where} cannot be read ({error.strerror}). Restore it, or make it readable.")
-    return RunStopped(f"{where} cannot be read ({error.strerror}). Check its storage, then rerun the same command.")
+    return RunStopped(f"{where} cannot be read ({error.strerror}). Check its storage, then rerun the command.")
 
 
 def printable_path(path: str) -> str:
-    """A path for messages; quoted, with escapes, if it has line breaks, control characters or invalid UTF-8."""
+    """A path for messages; quoted and escaped if it has control characters or invalid UTF-8."""
     return path if path.isprintable() else repr(path)
 
 
@@ -261,10 +252,7 @@ def pixels(shape: tuple[int, ...]) -> str:
 
 
 def in_threads(function: Callable[[Item], Result], items: Sequence[Item], threads: int) -> list[Result]:
-    """``function`` of each item, in order, computed in ``threads`` threads (0: one for each core of the process).
-
-    ``function`` must not call ``in_threads`` itself: that deadlocks.
-    """
+    """``function`` of each item, in order, computed in ``threads`` threads (0: one per core). Nested calls deadlock."""
     threads = threads or cpu_cores()
     size = max(1, min(_TASK, math.ceil(len(items) / threads)))
     tasks = [items[start : start + size] for start in range(0, len(items), size)]
@@ -274,5 +262,5 @@ def in_threads(function: Callable[[Item], Result], items: Sequence[Item], thread
 
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    # One for all splits: Pillow decodes without the GIL, and concurrent readers share the cores.
+    # Shared by all splits, so that concurrent readers share the cores. Pillow decodes without the GIL.
     return ThreadPoolExecutor(threads, thread_name_prefix="decode")

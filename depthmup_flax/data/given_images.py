@@ -1,4 +1,4 @@
-"""Images that a user gives to a trained network: arrays, checked, and files, decoded as evaluation decodes them."""
+"""Images that a user gives to a trained network: arrays, and files that are decoded as in evaluation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ from depthmup_flax.util.errors import InputError
 
 
 def checked(images: object, shape: tuple[int, int, int]) -> np.ndarray:
-    """Images ``[B, H, W, C]`` in 0..255: uint8 as given, or float32 from floats in 0..1.
-
-    Raises:
-      InputError: another shape than ``[B, *shape]``, or values outside that range.
-    """
+    """Images ``[B, *shape]`` in 0..255: uint8 as given, or float32 from floats in 0..1; else `InputError`."""
     array = np.asarray(images)
     if array.ndim != 4 or array.shape[1:] != shape:
         wanted = f"[B, {', '.join(map(str, shape))}]"
@@ -38,11 +34,10 @@ def checked(images: object, shape: tuple[int, int, int]) -> np.ndarray:
 def read_images(paths: Sequence[pathlib.Path], shape: tuple[int, int, int], config: DataConfig) -> np.ndarray:
     """Image files as uint8 ``[B, *shape]``, decoded, resized and cropped as in the evaluation of ``config``.
 
-    Files of other modes are converted to the channels of ``shape``. Where ``config`` does not resize, images of other
-    sizes are resized by the shorter side and cropped to the center square.
+    If ``config`` does not resize, the shorter side is resized and the center square cropped.
 
     Raises:
-      InputError: a file cannot be read, or has another size and ``shape`` is no square.
+      InputError: a file cannot be read, or has another size and ``shape`` is not a square.
     """
     height, width, channels = shape
     if not config.image_size and height == width:
@@ -63,11 +58,7 @@ def read_images(paths: Sequence[pathlib.Path], shape: tuple[int, int, int], conf
 
 
 def image_files(arguments: Sequence[str]) -> list[pathlib.Path]:
-    """The files that a user names: files as they are, directories with all images below them, sorted by path.
-
-    Raises:
-      InputError: nothing is there, or a directory has no images.
-    """
+    """The files that a user names, and all images below directories, sorted by path; `InputError` if there is none."""
     files: list[pathlib.Path] = []
     for argument in arguments:
         path = pathlib.Path(argument).expanduser()

@@ -16,7 +16,7 @@ from depthmup_flax.util.types import Batch
 # The normalization of streamed sets is estimated from this many images; docs/input.md has its error.
 STATISTICS_SAMPLE = 2_000
 _PART = 8  # images that one thread sums
-_GRAY = np.float64(127.5)  # sums of squares about the middle of the scale do not cancel
+_GRAY = np.float64(127.5)  # sums about the middle of the scale lose no digits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ImageDataset(Dataset):
 
     @property
     def bad_examples(self) -> np.ndarray:
-        """See ``Dataset.bad_examples``."""
+        """See the base class."""
         return self.bad
 
     def describe(self) -> str:
@@ -62,12 +62,14 @@ def from_arrays(
 ) -> ImageDataset:
     """An ``ImageDataset`` from arrays in memory.
 
-    Images are [N, H, W, C], uint8 or floating point on the same 0..255 scale; labels are integers [N] in
-    [0, num_classes), which is the largest label plus one by default. ``name`` is for messages.
+    Args:
+      train_images, test_images: [N, H, W, C], uint8 or floating point on the same 0..255 scale.
+      train_labels, test_labels: integers [N] in [0, num_classes).
+      num_classes: by default the largest label plus one.
+      name: for messages.
 
     Raises:
-      InputError: lengths differ, an array is empty or of the wrong rank or type, a value is NaN or infinite, a label
-        is out of range, or the two splits' image shapes differ.
+      InputError: an array is empty, of the wrong shape or type, or has values out of range.
     """
     train = _checked_split(f"data set {name!r}, train split", train_images, train_labels, num_classes)
     test = _checked_split(f"data set {name!r}, test split", test_images, test_labels, num_classes)
@@ -84,10 +86,9 @@ def from_arrays(
 
 
 def channel_statistics(train: ArraySplit | EncodedSplit) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation per channel, float32 [C], on a 0..1 scale.
+    """Mean and standard deviation per channel, float32 [C], on a 0..1 scale; 1 for the deviation of a constant channel.
 
-    Exact for arrays in memory, else from a fixed sample of ``STATISTICS_SAMPLE`` images. The deviation of a constant
-    channel is 1, so that it is normalized to zeros.
+    Exact for arrays in memory, else from a fixed sample of ``STATISTICS_SAMPLE`` images.
     """
     indices, threads = np.arange(len(train)), 0
     if isinstance(train, EncodedSplit):
@@ -106,7 +107,7 @@ def channel_statistics(train: ArraySplit | EncodedSplit) -> tuple[np.ndarray, np
 
 
 def _centered_sums(images: np.ndarray) -> np.ndarray:
-    """Sums of pixel - 127.5 and of its square, per channel: float64 [2, C]; exact for bytes, so in any order."""
+    """Sums of pixel - 127.5 and of its square, per channel: float64 [2, C]; exact for bytes."""
     *_, width, channels = images.shape
     rows = images.reshape(-1, width * channels) - _GRAY
     columns = np.stack([rows.sum(0), np.einsum("ij,ij->j", rows, rows)])
@@ -114,31 +115,28 @@ def _centered_sums(images: np.ndarray) -> np.ndarray:
 
 
 def _checked_split(where: str, images: np.ndarray, labels: np.ndarray, num_classes: int | None) -> ArraySplit:
-    """Images as uint8 or float32 and labels as int32, after every check that needs no other split."""
+    """Images as uint8 or float32 and labels as int32."""
     images, labels = np.asarray(images), np.asarray(labels)
+    problem = ""
     if images.ndim != 4 or labels.ndim != 1 or len(images) != len(labels) or images.size == 0:
-        raise InputError(
-            f"{where}: images are {list(images.shape)} and labels {list(labels.shape)}. "
-            "Give images [N, H, W, C] and labels [N] with the same N > 0."
-        )
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise InputError(f"{where}: labels are {labels.dtype}. Give integers from 0.")
+        shapes = f"images are {list(images.shape)} and labels {list(labels.shape)}"
+        problem = f"{shapes}. Give images [N, H, W, C] and labels [N] with the same N > 0"
+    elif not np.issubdtype(labels.dtype, np.integer):
+        problem = f"labels are {labels.dtype}. Give integers from 0"
+    elif images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
+        problem = f"images are {images.dtype}. Give uint8, or float32 on the same 0..255 scale"
+    if problem:
+        raise InputError(f"{where}: {problem}.")
     if images.dtype != np.uint8:
-        if not np.issubdtype(images.dtype, np.floating):
-            raise InputError(f"{where}: images are {images.dtype}. Give uint8, or float32 on the same 0..255 scale.")
         with np.errstate(over="ignore"):
             images = images.astype(np.float32)  # in which 1e39 is infinite
-        bad = np.flatnonzero(~np.isfinite(images).all(axis=(1, 2, 3)))
-        if bad.size:
+        if (bad := np.flatnonzero(~np.isfinite(images).all(axis=(1, 2, 3)))).size:
             raise InputError(
                 f"{where}: {bad.size} of {len(images)} images contain NaN or infinite values, the first at index "
                 f"{bad[0]} (as float32). Correct or remove them."
             )
     classes = int(labels.max()) + 1 if num_classes is None else num_classes
-    bad = np.flatnonzero((labels < 0) | (labels >= classes))
-    if bad.size:
-        raise InputError(
-            f"{where}: the label at index {bad[0]} is {labels[bad[0]]}, outside 0..{classes - 1}. "
-            "Correct the labels or num_classes."
-        )
+    if (bad := np.flatnonzero((labels < 0) | (labels >= classes))).size:
+        wrong = f"the label at index {bad[0]} is {labels[bad[0]]}, outside 0..{classes - 1}"
+        raise InputError(f"{where}: {wrong}. Correct the labels or num_classes.")
     return ArraySplit({"image": images, "label": labels.astype(np.int32)})

@@ -1,8 +1,4 @@
-"""What a network was trained to read, without the examples: ``data.json`` of a run.
-
-A trained network needs it wherever the data set is not: the shape and normalization of images and the names of their
-classes, or the context and the vocabulary of a text.
-"""
+"""A data set without its examples, ``data.json`` of a run: what a trained network needs where the data are absent."""
 
 from __future__ import annotations
 
@@ -15,18 +11,18 @@ from depthmup_flax.util.types import Json
 
 
 def to_json(dataset: Dataset) -> Json:
-    """What `from_json` needs of a data set of images or text."""
+    """What `from_json` needs: shape, normalization and class names of images, or context and vocabulary of a text."""
     common = {"name": dataset.name, "kind": dataset.input_kind, "num_classes": dataset.num_classes}
     if isinstance(dataset, TextDataset):
         return {**common, "context": dataset.context, "characters": dataset.tokenizer.characters}
     if isinstance(dataset, ImageDataset):
         lists = {name: list(getattr(dataset, name)) for name in ("image_shape", "class_names")}
         return {**common, **lists, "mean": dataset.mean.tolist(), "std": dataset.std.tolist()}  # exact, as float64
-    raise TypeError(f"{type(dataset).__name__} has no description")
+    raise TypeError(f"a {type(dataset).__name__} cannot be stored")
 
 
 def from_json(stored: Json) -> ImageDataset | TextDataset:
-    """The data set that `to_json` describes, with no examples: `Dataset.prepare` does what it did in training.
+    """The data set that `to_json` describes, without examples; its `Dataset.prepare` is that of training.
 
     Raises:
       KeyError, TypeError, ValueError: ``stored`` is not what `to_json` returns.

@@ -22,7 +22,7 @@ TOKENIZERS = ("char", "byte")
 class Tokenizer:
     """Text <-> tokens, which are integers from 0."""
 
-    characters: str | None = None  # sorted and distinct, token i is the i-th; None: tokens are bytes of UTF-8
+    characters: str | None = None  # sorted; token i is the i-th. None: tokens are bytes of UTF-8
 
     @classmethod
     def of_characters(cls, text: str) -> tuple[np.ndarray, Tokenizer]:
@@ -37,7 +37,7 @@ class Tokenizer:
 
     @property
     def newline(self) -> int:
-        """The token of the newline, a prompt for a new text; 0 if there is none."""
+        """The token of the newline, the default prompt; 0 if it is absent."""
         return 10 if self.characters is None else max(0, self.characters.find("\n"))
 
     def encode(self, text: str) -> np.ndarray:

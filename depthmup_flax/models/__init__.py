@@ -14,7 +14,7 @@ from depthmup_flax.util.errors import InputError, did_you_mean
 
 MODELS: dict[str, Any] = {"res_mlp": ResMLP, "simple_resnet": SimpleResNet, "resnet": ResNet, "vit": ViT, "gpt": GPT}
 
-# What a config does not set: Linen's own fields, and what comes from the rest of the configuration.
+# Fields that `config.model` does not set: Linen's own, and those that the rest of the configuration gives.
 _NOT_IN_CONFIG = ("parent", "name", "num_classes", "vocab_size", "parametrization", "param_dtype")
 
 
@@ -26,12 +26,12 @@ def model_fields(name: str) -> dict[str, Any]:
 
 
 def create_model(name: str, *, num_classes: int, parametrization: Parametrization, **fields: Any) -> Any:
-    """A model of `MODELS`; ``fields`` are its own attributes, so its class docstring is their reference.
+    """A model of `MODELS`; the docstring of its class lists its ``fields``.
 
     ``num_classes`` is the number of outputs: classes, or tokens of a language model.
 
     Raises:
-      InputError: unknown model or field, or a value that the model refuses.
+      InputError: unknown model or field, or a wrong value of a field.
     """
     known = model_fields(name)
     for field in fields:

@@ -1,4 +1,4 @@
-"""The fields, checks and readout that the models share."""
+"""The fields, checks and readout of all models."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.nn.attention import ATTENTIONS
-from depthmup_flax.nn.blocks import REMAT, LayerConfig
+from depthmup_flax.nn.blocks import REMAT, LayerConfig, TransformerConfig
 from depthmup_flax.nn.feed_forward import MLPS
 from depthmup_flax.nn.layers import STEM, Readout, normal
 from depthmup_flax.nn.transformer import Transformer
-from depthmup_flax.nn.transformer_config import TransformerConfig
 from depthmup_flax.parallel.sharding import gathered
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.util.errors import InputError, did_you_mean
@@ -28,7 +27,7 @@ _Config = TypeVar("_Config", bound=LayerConfig)
 
 
 class Classifier(nn.Module):
-    """A model of images; the second base of its class, so that its number of outputs is the first argument."""
+    """A model of images; the second base of a class, so that the number of outputs is the first argument."""
 
     input_kind: ClassVar[str] = "image"
 
@@ -38,7 +37,7 @@ class Classifier(nn.Module):
 class LanguageModel(nn.Module):
     """A model of sequences of tokens; see `Classifier`.
 
-    ``__call__(tokens, train=, factors=True)`` returns the `LogitFactors` of the logits, whose product may not fit.
+    ``__call__(tokens, train=, factors=True)`` returns `LogitFactors`, as the logits may not fit into memory.
     """
 
     input_kind: ClassVar[str] = "tokens"
@@ -47,24 +46,24 @@ class LanguageModel(nn.Module):
 
 
 class ResidualNetwork(nn.Module):
-    """What every model has.
+    """The base of every model.
 
     Attributes:
       width: n, the dimension of hidden representations.
       depth: L, the number of residual blocks.
-      base_width, base_depth: width and depth of the base model, the tuned proxy; 0: this model is its own base.
+      base_width, base_depth: width and depth of the base model, the tuned proxy; 0: this model's own.
       parametrization: the rule.
       norm: kind of normalization inside the residual branches; ``none`` for none.
       zero_init_readout: the readout starts at zero.
       use_bias: biases in every layer, the readout included.
       sigma: initial standard deviation of the weights in units of ``1/sqrt(fan_in)``.
-      scan: compile one block and loop over it, or compile every block.
-      remat: what the backward pass computes again to save memory: ``none``; ``dots``, all but products with weights and
+      scan: compile one block and loop over it; otherwise every block.
+      remat: what the backward pass recomputes to save memory: ``none``; ``dots``, all but products with weights and
         attention's outputs; ``full``, all but the stream between blocks.
       dtype: of the computation inside layers; ``param_dtype`` is that of parameters and of the residual stream.
     """
 
-    # The values of fields that are names.
+    # The allowed values of fields that are names.
     choices: ClassVar[dict[str, Collection[str]]] = {"norm": ("none", "layer"), "remat": REMAT}
 
     width: int
@@ -108,7 +107,7 @@ class ResidualNetwork(nn.Module):
         super().__post_init__()
 
     def base(self) -> Self:
-        """The same network at the base width (and this depth), whose shapes define the width ratios."""
+        """The same network at the base width and this depth, whose shapes define the width ratios."""
         return self.clone(width=self.base_width or self.width)
 
     @property
@@ -122,12 +121,12 @@ class ResidualNetwork(nn.Module):
         return self.depth / (self.base_depth or self.depth)
 
     def config(self, kind: type[_Config], **fields: Any) -> _Config:
-        """A configuration of blocks, with this model's values of all fields that are not given."""
+        """A configuration of blocks: ``fields``, and this model's values of the others."""
         names = {field.name for field in dataclasses.fields(kind)} - fields.keys()
         return kind(**{name: getattr(self, name) for name in names}, **fields)
 
     def logits(self, h: jax.Array, features: int, axis: str = "fixed_out", *, factors: bool = False) -> Any:
-        """``[..., n] -> [..., features]``: logits, at least float32; with ``factors`` the `LogitFactors` of them."""
+        """``[..., n] -> [..., features]``: logits, at least float32; with ``factors`` as `LogitFactors`."""
         sigma = 0.0 if self.zero_init_readout else self.sigma
         rule, m = self.parametrization, self.width_ratio
         readout = Readout(features, rule, m, sigma, self.use_bias, self.param_dtype, axis, self.dtype, name="readout")
@@ -135,35 +134,35 @@ class ResidualNetwork(nn.Module):
 
 
 class TransformerNetwork(ResidualNetwork):
-    """What `ViT` and `GPT` share.
+    """The base of `ViT` and `GPT`.
 
-    The defaults are the papers' blocks. Those of today's language models (Llama, Qwen) are ``positions="rotary"``,
+    The defaults are the papers' blocks. Recent language models (Llama, Qwen) use ``positions="rotary"``,
     ``norm="rms"``, ``mlp="swiglu"``, ``qk_norm=True`` and ``num_kv_heads`` below ``num_heads``; see
     `depthmup_flax.nn.attention.SelfAttention` and `depthmup_flax.nn.feed_forward` for their rules.
 
     Attributes:
       width: n, the model dimension.
       depth: transformer layers (TP6's L in 10.3); each has two residual branches, attention and feed-forward.
-      num_heads: heads at every width, so that their dimension grows with it.
-      head_dim: if above 0, replaces ``num_heads``: the dimension of a head at every width, so that their number grows.
+      num_heads: number of heads at every width; their dimension grows.
+      head_dim: if above 0, replaces ``num_heads``: the dimension of a head at every width; their number grows.
         Both transfer; which is better at a given cost is an open question.
-      num_kv_heads: if above 0, heads of keys and values at the base width (at every width, if heads do not grow in
-        number): a divisor of the number of heads. Their groups have the same size at every width.
+      num_kv_heads: if above 0, heads of keys and values at the base width, a divisor of the number of heads there. A
+        head of keys serves equally many heads of queries at every width.
       qk_norm: RMS norm of the queries and of the keys of each head, with scales that heads share. Queries then start
         at random instead of at zero.
       mlp: the feed-forward: ``gelu``, or ``swiglu``, which has a third matrix of the same size.
       mlp_ratio: hidden features of the feed-forward branch in units of ``width``.
       mlp_features: if above 0, replaces ``mlp_ratio``: hidden features at the base width, which grow as the width. A
         ``swiglu`` with ``8/3`` of the base width has as many parameters as a ``gelu`` with ``mlp_ratio=4``.
-      experts: feed-forward networks of a layer, of which a router chooses ``experts_per_token`` for each token; 0 for
-        one without router. As many at every size. All are computed
-        (`depthmup_flax.nn.feed_forward.MixtureOfExperts`).
-      experts_per_token: of the experts, those that the router chooses for a token.
+      experts: number of feed-forward networks in a layer, the same at every size; 0: one without router. All are
+        computed (`depthmup_flax.nn.feed_forward.MixtureOfExperts`).
+      experts_per_token: number of experts that the router chooses for a token.
       norm: ``layer`` or ``rms`` (at the beginning of each branch, and before the readout) or ``none``.
       positions: ``learned`` or ``sincos`` (fixed), added to the tokens; or ``rotary``: queries and keys are rotated.
       dropout: of branch outputs in training.
-      attention: ``auto``: our own kernel in bfloat16 programs of ``train.py`` for TPUs, which was compiled for TPUs and
-        tested by interpretation, but never ran on one; otherwise, and with ``xla``, ``jax.nn.dot_product_attention``.
+      attention: ``xla`` is ``jax.nn.dot_product_attention``, and so is ``auto`` except in bfloat16 programs of
+        ``train.py`` for TPUs, which use our kernel. It was compiled for TPUs and tested by interpretation, but never
+        ran on one.
     """
 
     choices = ResidualNetwork.choices | {
@@ -172,7 +171,7 @@ class TransformerNetwork(ResidualNetwork):
         "mlp": MLPS,
         "attention": ATTENTIONS,
     }
-    # Of the width for sines and cosines, of a head's dimension for rotations: two for each side of the tokens' grid.
+    # Divides the width for sines and cosines, and a head's dimension for rotations: two for each side of the grid.
     position_divisor: ClassVar[int]
 
     num_heads: int = 4
@@ -195,55 +194,46 @@ class TransformerNetwork(ResidualNetwork):
         name, divisor = ("head_dim", self.head_dim) if self.head_dim else ("num_heads", self.num_heads)
         for field, value in (("width", self.width), ("base_width", self.base_width)):
             if value % divisor:
-                example = f"For example, use {field} {max(1, round(value / divisor)) * divisor}."
-                raise InputError(f"model.{field} is {value}, which model.{name} = {divisor} does not divide. {example}")
+                example = f"For example: {max(1, round(value / divisor)) * divisor}."
+                raise InputError(f"model.{field} is {value}: use a multiple of model.{name}, {divisor}. {example}")
         if isinstance(self.dropout, bool) or not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
             raise InputError(f"model.dropout is {self.dropout!r}: use a probability of at least 0 and below 1.")
-        self._require_positions()
-        self._require_kv_heads()
-        self._require_feed_forward()
-
-    def _require_positions(self) -> None:
-        divisor = self.position_divisor
-        if self.positions == "sincos" and self.width % divisor:
-            raise InputError(f"model.width is {self.width}: positions 'sincos' need a multiple of {divisor}.")
+        if self.positions == "sincos" and self.width % self.position_divisor:
+            need = f"positions 'sincos' need a multiple of {self.position_divisor}."
+            raise InputError(f"model.width is {self.width}: {need}")
         for width in {self.width, self._base_width} if self.positions == "rotary" else ():
             head_dim = width // self._heads(width)
-            if head_dim % divisor:
+            if head_dim % self.position_divisor:
                 raise InputError(
                     f"heads have dimension {head_dim} at width {width}: positions 'rotary' need a multiple of "
-                    f"{divisor}. Change model.width or model.{'head_dim' if self.head_dim else 'num_heads'}."
+                    f"{self.position_divisor}. Change model.width or model.{name}."
                 )
+        if self.num_kv_heads:
+            self._require_kv_heads()
+        base = self._base_width
+        if self.mlp_features * self.width % base:
+            raise InputError(
+                f"model.mlp_features is {self.mlp_features} at the base width {base}: use a multiple of "
+                f"{base // math.gcd(self.width, base)}, so that the number at width {self.width} is whole."
+            )
+        if self.experts and self.experts_per_token > self.experts:
+            raise InputError(
+                f"model.experts_per_token is {self.experts_per_token}: use at most model.experts, {self.experts}."
+            )
 
     def _require_kv_heads(self) -> None:
         base_heads = self._heads(self._base_width)
-        if not self.num_kv_heads:
-            return
         if base_heads % self.num_kv_heads:
             divisors = ", ".join(str(n) for n in range(1, base_heads + 1) if base_heads % n == 0)
             raise InputError(
-                f"model.num_kv_heads is {self.num_kv_heads}, which does not divide the {base_heads} heads of width "
-                f"{self._base_width}: use one of {divisors}."
+                f"model.num_kv_heads is {self.num_kv_heads}: use a divisor of the {base_heads} heads of width "
+                f"{self._base_width}, one of {divisors}."
             )
         group = base_heads // self.num_kv_heads
         if self._heads(self.width) % group:
             raise InputError(
-                f"model.num_kv_heads is {self.num_kv_heads} of {base_heads} heads at the base width, but width "
-                f"{self.width} has {self._heads(self.width)} heads, no multiple of {group}: use a multiple of "
-                f"{group * self.head_dim} for model.width."
-            )
-
-    def _require_feed_forward(self) -> None:
-        base = self._base_width
-        if self.mlp_features * self.width % base:
-            raise InputError(
-                f"model.mlp_features is {self.mlp_features} at the base width {base}, which is no whole number at "
-                f"width {self.width}: use a multiple of {base // math.gcd(self.width, base)}."
-            )
-        if self.experts and self.experts_per_token > self.experts:
-            raise InputError(
-                f"model.experts_per_token is {self.experts_per_token}, but model.experts is {self.experts}: choose at "
-                f"most {self.experts} of them."
+                f"model.width is {self.width}: use a multiple of {group * self.head_dim}, as model.num_kv_heads="
+                f"{self.num_kv_heads} makes groups of {group} heads at the base width."
             )
 
     @property
@@ -255,18 +245,19 @@ class TransformerNetwork(ResidualNetwork):
 
     @property
     def embedding_std(self) -> float:
-        """Of learned positions and class tokens: B24's ``1/sqrt(N)`` at the base width, so that it does not shrink."""
+        """Of learned positions and class tokens: B24's ``1/sqrt(N)``, at the base width, so it does not shrink."""
         return self.sigma / math.sqrt(self._base_width)
 
     def position_table(self, count: int) -> jax.Array:
         """``[count, width]``: learned positions, not decayed; as many as the model is initialized with.
 
-        Raises InputError if ``count`` exceeds them.
+        Raises:
+          InputError: ``count`` exceeds them.
         """
         stored: Any = self.get_variable("params", "positions")
         rows = count if stored is None else nn.unbox(stored).shape[0]
         if count > rows:
-            raise InputError(f"the sequence has {count} tokens, but the model was initialized with {rows}.")
+            raise InputError(f"the sequence has {count} tokens: use at most {rows}, the length at initialization.")
         init = normal(self.embedding_std, STEM, decay=False)
         return gathered(self.param("positions", init, (rows, self.width), self.param_dtype), STEM)[:count]
 

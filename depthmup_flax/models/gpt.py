@@ -17,14 +17,11 @@ from depthmup_flax.util.errors import InputError
 class GPT(TransformerNetwork, LanguageModel):
     """Token embeddings and positions, causal transformer blocks as in `ViT`, a readout over the vocabulary.
 
-    Fields that are not listed here are those of `TransformerNetwork`.
-
     Branches have two matrices in sequence, for which the default preset is not optimal (TP6 section 9):
-    `depthmup_flax.rule.phase_diagram.WHICH_EXPONENT` says what to choose.
+    `depthmup_flax.rule.phase_diagram.WHICH_EXPONENT` says what to choose. Other fields: `TransformerNetwork`.
 
     Attributes:
-      positions: ``learned``, as many as the tokens that the model is initialized with; ``sincos`` or ``rotary``, which
-        take any number.
+      positions: ``learned``, for at most as many tokens as at initialization; ``sincos`` or ``rotary``, for any number.
       tied: the readout's weights are the token embedding. Excludes ``zero_init_readout``.
     """
 
@@ -37,14 +34,13 @@ class GPT(TransformerNetwork, LanguageModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tied and self.zero_init_readout:
-            raise InputError("model.zero_init_readout is set, but model.tied makes the readout the token embedding.")
+            raise InputError(
+                "model.zero_init_readout is True: a tied readout is the token embedding. Set one to False."
+            )
 
     @nn.compact
     def __call__(self, tokens: jax.Array, *, train: bool = False, factors: bool = False) -> jax.Array | LogitFactors:
-        """``[B, T]`` of integers ``-> [B, T, vocab_size]``: the logits of the next token, at least float32.
-
-        With ``factors`` the `LogitFactors` of the logits.
-        """
+        """``[B, T]`` of integers ``-> [B, T, vocab_size]``: logits, at least float32, or their `LogitFactors`."""
         if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
             raise InputError(f"GPT got an input of shape {tokens.shape} and type {tokens.dtype}: give tokens [B, T].")
         length, rule, m = tokens.shape[1], self.parametrization, self.width_ratio

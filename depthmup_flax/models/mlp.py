@@ -29,16 +29,16 @@ class ResMLP(ResidualNetwork, Classifier):
     """``x^l = x^(l-1) + a r^-alpha MS(phi(W^l x^(l-1)))`` with ``x^0 = U xi`` and ``f = V^T x^L`` (TP6 6.3, 10.2).
 
     ``pre_nonlin`` gives B24's Eq. 1 instead: ``W phi(h)`` in the branch and a readout of ``phi(h^L)``. ``block_depth``
-    k > 1 repeats the layer inside the branch, ``phi(W^lk ... phi(W^l1 x))`` (TP6 Eq. 6, B24 Eq. 120). Fields that are
-    not listed here are those of `ResidualNetwork`.
+    k > 1 repeats the layer inside the branch, ``phi(W^lk ... phi(W^l1 x))`` (TP6 Eq. 6, B24 Eq. 120). Other fields:
+    `ResidualNetwork`.
 
     Attributes:
       nonlinearity: relu, abs, linear, gelu, tanh or erf.
       pre_nonlin: the nonlinearity comes before the weights.
-      mean_subtraction: MS, the mean over features is subtracted from the branch's output.
+      mean_subtraction: MS, subtract the mean over features from the branch's output.
       block_depth: layers in a branch; above 1 the default preset is not optimal
         (`depthmup_flax.rule.phase_diagram.WHICH_EXPONENT`).
-      norm: ``none``, or ``layer`` for a LayerNorm in front of the branch's first weights (TP6 Fig. 12).
+      norm: ``none``, or ``layer``: a LayerNorm before the branch's first weights (TP6 Fig. 12).
       zero_init_branch: the branch's last weights start at zero (B24 App. M).
     """
 
@@ -56,8 +56,8 @@ class ResMLP(ResidualNetwork, Classifier):
         super().__post_init__()
         if self.zero_init_branch and not self.pre_nonlin and self.nonlinearity in ("relu", "abs"):
             raise InputError(
-                f"model.zero_init_branch with {self.nonlinearity!r} after the weights never trains, as its slope at "
-                "0 is 0: set model.pre_nonlin=True or use linear, gelu, tanh or erf."
+                f"model.zero_init_branch is True: with {self.nonlinearity!r} after the weights, whose slope at 0 is 0, "
+                "the branch never trains. Set model.pre_nonlin=True, or use linear, gelu, tanh or erf."
             )
 
     @nn.compact

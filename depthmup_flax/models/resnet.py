@@ -14,13 +14,13 @@ from depthmup_flax.nn.layers import HIDDEN, INTO, NONLINEARITIES, NORMS, OUT_OF,
 from depthmup_flax.parallel.sharding import inner, stream
 from depthmup_flax.util.errors import InputError
 
-STAGES = 4  # of ResNet by default, each at half the resolution and twice the channels of the previous one
-POOLINGS = 3  # of SimpleResNet: each halves the image and is followed by a convolution that doubles the channels
+STAGES = 4  # of ResNet by default, each with half the resolution and twice the channels of the previous one
+POOLINGS = 3  # of SimpleResNet: each halves the image; a convolution then doubles the channels
 
 
 @dataclasses.dataclass(frozen=True)
 class _Config(LayerConfig):
-    """What blocks read of a convolutional network's fields."""
+    """A convolutional network's fields that its blocks read."""
 
     nonlinearity: str = "relu"
     zero_init_branch: bool = False
@@ -50,7 +50,7 @@ class _NormedConv(nn.Module):
 
 
 class ConvNetwork(ResidualNetwork):
-    """What `SimpleResNet` and `ResNet` share.
+    """The base of `SimpleResNet` and `ResNet`.
 
     Attributes:
       nonlinearity: relu, abs, linear, gelu, tanh or erf.
@@ -67,10 +67,10 @@ class ConvNetwork(ResidualNetwork):
 class SimpleResNet(ConvNetwork, Classifier):
     """B24's Eq. 1 with 3x3 stride-1 convolutions: ``h <- h + a r^-alpha conv(phi(h))``, one per branch (App. A.1).
 
-    After each of three points equally spaced over depth comes a 2x2 average pool and a convolution that doubles the
-    channels (``conv(phi(h))``, not residual). The readout acts on the flattened ``phi(h)``. The paper divides by the
-    total number of layers, so ``r = (3 + depth) / (3 + base_depth)``; it writes "max-pool" once and "average pooling"
-    once, and this is average pooling. Fields that are not listed here are those of `ConvNetwork` and `ResidualNetwork`.
+    At three points equally spaced over depth, a 2x2 average pool and a convolution that doubles the channels follow
+    (``conv(phi(h))``, not residual). The readout acts on the flattened ``phi(h)``. The paper divides by the total
+    number of layers, so ``r = (3 + depth) / (3 + base_depth)``; it mentions both "max-pool" and "average pooling".
+    Other fields: `ConvNetwork` and `ResidualNetwork`.
 
     Attributes:
       width: channels at the end, as the paper reports it; the stem has ``width / 8``.
@@ -84,7 +84,7 @@ class SimpleResNet(ConvNetwork, Classifier):
         super().__post_init__()
         for name in ("width", "base_width"):
             if getattr(self, name) % 2**POOLINGS:
-                need = f"it is the last of four widths that double, so use a multiple of {2**POOLINGS}."
+                need = f"use a multiple of {2**POOLINGS}, as channels double three times."
                 raise InputError(f"model.{name} is {getattr(self, name)}: {need}")
         for name in ("depth", "base_depth"):
             if 0 < getattr(self, name) < POOLINGS:
@@ -101,7 +101,7 @@ class SimpleResNet(ConvNetwork, Classifier):
         if x.ndim != 4 or min(x.shape[1:3]) < 2**POOLINGS:
             raise InputError(
                 f"SimpleResNet got an input of shape {x.shape}: three poolings need images [B, H, W, C] of at least "
-                "8 x 8 pixels; set data.image_size."
+                "8 x 8 pixels. Set data.image_size."
             )
         config = self.config(_Config, train=train)
         channels = self.width // 2**POOLINGS
@@ -143,19 +143,19 @@ class ResNet(ConvNetwork, Classifier):
     ``h <- shortcut(h) + a r^-alpha norm(conv(phi(norm(conv(phi(h))))))`` with ``r = depth / base_depth``. The first
     branch of every stage but the first halves the image (stride 2) and doubles the channels; its shortcut is a strided
     1x1 convolution, outside the branch. The multiplier follows the branch's last norm, which would cancel it. As in
-    Eq. 1 the activation stands at the beginning of the branch: He et al. have it after the sum, which would keep the
-    stream positive. The readout acts on the average of ``phi(h)`` over the image.
+    Eq. 1 the activation comes first in the branch; in He et al. it follows the sum, so the stream is positive. The
+    readout acts on the average of ``phi(h)`` over the image.
 
     Branches have two matrices in sequence, for which the default preset is not optimal (TP6 section 9):
     `depthmup_flax.rule.phase_diagram.WHICH_EXPONENT` says what to choose.
 
-    ResNet-18 is ``depth=8``, the default; ResNet-34 is ``depth=16, stage_sizes=(3, 4, 6, 3)``. Fields that are not
-    listed here are those of `ConvNetwork` and `ResidualNetwork`.
+    ResNet-18 is ``depth=8``, the default; ResNet-34 is ``depth=16, stage_sizes=(3, 4, 6, 3)``. Other fields:
+    `ConvNetwork` and `ResidualNetwork`.
 
     Attributes:
       width: channels of the stem and of the first stage (64 in ResNet-18); the last stage has 8 times as many.
       depth: L, the number of residual branches, at least 4.
-      stage_sizes: branches in each of the stages, which sum to ``depth``; () spreads them evenly over four.
+      stage_sizes: branches in each stage, which sum to ``depth``; (): four stages, as equal as possible.
       stem: ``cifar``, a 3x3 convolution; or ``imagenet``, a 7x7 convolution and a 3x3 maximum, both with stride 2.
     """
 
@@ -171,8 +171,8 @@ class ResNet(ConvNetwork, Classifier):
         super().__post_init__()
         if self.stage_sizes and (sum(self.stage_sizes) != self.depth or min(self.stage_sizes) < 1):
             raise InputError(
-                f"model.stage_sizes is {tuple(self.stage_sizes)}, but model.depth is {self.depth}: its numbers, each "
-                "at least 1, must sum to the depth; or use () for four equal stages."
+                f"model.stage_sizes is {tuple(self.stage_sizes)}: use numbers of at least 1 that sum to model.depth, "
+                f"{self.depth}, or () for four equal stages."
             )
         if not self.stage_sizes and self.depth < STAGES:
             raise InputError(f"model.depth is {self.depth}: four stages need a depth of at least 4.")
@@ -185,8 +185,8 @@ class ResNet(ConvNetwork, Classifier):
         smallest = 2 ** (len(sizes) - 1) * (4 if large else 1)
         if x.ndim != 4 or min(x.shape[1:3]) < smallest:
             raise InputError(
-                f"ResNet got an input of shape {x.shape}: {len(sizes)} stages behind the {self.stem} stem need images "
-                f"[B, H, W, C] of at least {smallest} x {smallest} pixels; set data.image_size or model.stem."
+                f"ResNet got an input of shape {x.shape}: {len(sizes)} stages after the {self.stem} stem need images "
+                f"[B, H, W, C] of at least {smallest} x {smallest} pixels. Set data.image_size or model.stem."
             )
         config = self.config(_Config, train=train)
         window, stride = (7, 2) if large else (3, 1)

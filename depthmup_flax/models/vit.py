@@ -18,11 +18,10 @@ class ViT(TransformerNetwork, Classifier):
     """Patches, a class token, positions, pre-norm or norm-free transformer blocks, a readout (B24 A.3).
 
     Attention logits are scaled by ``sqrt(d_base) / d`` and queries start at zero. Other weights start with standard
-    deviation ``sigma / sqrt(fan_in)``; the paper writes 1/sqrt(N) for all. Fields that are not listed here are those of
-    `TransformerNetwork`.
+    deviation ``sigma / sqrt(fan_in)``; the paper writes 1/sqrt(N) for all.
 
     Branches have two matrices in sequence, for which the default preset is not optimal (TP6 section 9):
-    `depthmup_flax.rule.phase_diagram.WHICH_EXPONENT` says what to choose.
+    `depthmup_flax.rule.phase_diagram.WHICH_EXPONENT` says what to choose. Other fields: `TransformerNetwork`.
 
     Attributes:
       patch_size: side of a square patch in pixels.
@@ -42,13 +41,11 @@ class ViT(TransformerNetwork, Classifier):
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
         """``[B, H, W, C] -> [B, num_classes]``: logits, at least float32."""
         if x.ndim != 4:
-            raise InputError(
-                f"x has shape {x.shape}, but images are [batch, height, width, channels]: write x[None] for one image."
-            )
+            raise InputError(f"ViT got an input of shape {x.shape}: use [B, H, W, C], such as x[None] for one image.")
         if x.shape[1] % self.patch_size or x.shape[2] % self.patch_size:
             raise InputError(
-                f"model.patch_size is {self.patch_size}, which does not divide images of shape {x.shape[1:]}: choose a "
-                "divisor of their height and width, or set data.image_size."
+                f"model.patch_size is {self.patch_size}: use a divisor of the images' height and width, "
+                f"{x.shape[1]} x {x.shape[2]}, or set data.image_size."
             )
         rows, columns = (side // self.patch_size for side in x.shape[1:3])
         stem = self.config(LayerConfig, train=train).dense(self.width, STEM, name="stem")

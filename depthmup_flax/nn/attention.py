@@ -1,19 +1,16 @@
-"""Multi-head softmax attention: projections, what is done to queries and keys, and the product."""
+"""Multi-head softmax attention: projections, norms and rotations of queries and keys, and the product."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from depthmup_flax.nn.blocks import ATTENTION
+from depthmup_flax.nn.blocks import ATTENTION, TransformerConfig
 from depthmup_flax.nn.fused_attention import fused_attention, fuses
 from depthmup_flax.nn.layers import INTO, OUT_OF, Norm
 from depthmup_flax.nn.positions import rotated
-from depthmup_flax.nn.transformer_config import TransformerConfig
 from depthmup_flax.parallel.sharding import inner, inner_part, on_parts, traced_platform
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.precision import products_in
@@ -24,16 +21,16 @@ ATTENTIONS = ("auto", "xla")
 class SelfAttention(nn.Module):
     """Multi-head softmax attention with logits scaled by ``sqrt(d_base) / d`` and queries that start at zero (B24 A.3).
 
-    Projections are matrices ``[n, heads * head_dim]``, so they are hidden layers whether the number of heads or their
-    dimension grows. With fewer heads of keys and values than of queries, neighboring heads share theirs (grouped
-    queries, arXiv:2305.13245).
+    Projections are matrices ``[n, heads * head_dim]``: hidden layers, whether the number of heads or their dimension
+    grows. With fewer heads of keys and values than of queries, neighboring heads share theirs (grouped queries,
+    arXiv:2305.13245).
 
     ``qk_norm`` divides the queries and the keys of each head by their root mean square (arXiv:2302.05442, with RMS
     norms) and multiplies them by scales ``[head_dim]``, which all heads share and which are vectors of the rule. The
     norm fixes sizes, not directions: products of queries and keys that training aligns still grow as ``d``, so the
-    scale of the logits is the same. Queries then start at random: behind a norm, the first update of zeros would have
-    full size at any learning rate. So the logits start at the size ``sqrt(d_base / d)``, which falls below that of
-    their changes in wide networks, as a readout's do.
+    logits keep their scale. Queries then start at random, as a norm would give the first update of zeros full size at
+    any learning rate. So the logits start at the size ``sqrt(d_base / d)``, smaller than their changes in wide
+    networks, as the outputs of a readout.
     """
 
     config: TransformerConfig
@@ -52,18 +49,13 @@ class SelfAttention(nn.Module):
         q = inner(project("query", num_heads, config.sigma if config.qk_norm else 0.0))
         k, v = (inner(project(name, kv_heads, config.sigma)) for name in ("key", "value"))
         q, k = self._prepared("query_norm", q, head_dim), self._prepared("key_norm", k, head_dim)
-        # The coordinate check infers the attention's scale from them.
+        # The coordinate check infers the attention's scale from these.
         self.sow("intermediates", "q", _by_head(q, head_dim))
         self.sow("intermediates", "k", _by_head(_for_each_head(k, head_dim, num_heads), head_dim))
         scale = config.parametrization.attention_scale(head_dim, config.base_head_dim or head_dim)
-        form: dict[str, Any] = {
-            "head_dim": head_dim,
-            "scale": scale,
-            "causal": config.causal,
-            "fused": config.attention == "auto",
-        }
-        mixed = checkpoint_name(attention(q, k, v, **form), ATTENTION)
-        return config.dense(features, OUT_OF, name="out")(inner(mixed))
+        fused = config.attention == "auto"
+        mixed = attention(q, k, v, head_dim=head_dim, scale=scale, causal=config.causal, fused=fused)
+        return config.dense(features, OUT_OF, name="out")(inner(checkpoint_name(mixed, ATTENTION)))
 
     def _prepared(self, norm: str, x_BxTxN: jax.Array, head_dim: int) -> jax.Array:
         """Queries or keys, normalized and rotated as configured."""
@@ -84,7 +76,7 @@ def _by_head(x_BxTxN: jax.Array, head_dim: int) -> jax.Array:
 
 
 def _for_each_head(x_BxTxN: jax.Array, head_dim: int, num_heads: int) -> jax.Array:
-    """Keys or values, those that several heads share repeated: ``[B, T, num_heads D]``."""
+    """Keys or values, repeated for the heads that share them: ``[B, T, num_heads D]``."""
     group = num_heads * head_dim // x_BxTxN.shape[-1]
     if group == 1:
         return x_BxTxN
@@ -103,8 +95,8 @@ def attention(
 ) -> jax.Array:
     """``softmax(scale q k^T) v`` of every head, ``N = H D`` with the heads side by side: ``[B, T, N]``.
 
-    Keys and values may have fewer heads, ``M``, a divisor of ``N``. With ``fused`` sharded programs for TPUs use
-    `fused_attention` where it has a form. Sweeps do not: for small networks it gains nothing by the compiler's count.
+    Keys and values may have fewer heads: ``M`` is a divisor of ``N``. With ``fused``, sharded programs for TPUs use
+    `fused_attention` if it has a form. Sweeps do not: for small networks the compiler estimates no gain.
     """
     part = inner_part(q_BxTxN.shape) if fused and traced_platform() == "tpu" else None
     if part is not None and fuses(part[1], part[2], head_dim, q_BxTxN.dtype):

@@ -1,4 +1,4 @@
-"""Stacks of residual blocks, and the configuration that their layers share."""
+"""Stacks of residual blocks, and the configuration of their layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Layer = Callable[[jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class LayerConfig:
-    """What the layers of a network share. Its methods make layers inside a module's ``__call__``.
+    """The fields that the layers of a network share; its methods make layers inside a module's ``__call__``.
 
     ``sigma`` is the initial standard deviation of weights in units of ``1/sqrt(fan_in)``; layers compute in ``dtype``,
     parameters and the residual stream have ``param_dtype``; ``train`` is for BatchNorm and dropout.
@@ -51,7 +51,48 @@ class LayerConfig:
         return ResidualBranch(branch, self.parametrization, self.depth_ratio, shortcut)
 
 
-ATTENTION = "attention"  # the `checkpoint_name` of what attention mixes
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig(LayerConfig):
+    """A stack of attention and feed-forward branches.
+
+    Attributes:
+      num_heads: of dimension width / ``num_heads``.
+      num_kv_heads: heads of keys and values, a divisor of ``num_heads``; 0: as many as ``num_heads``.
+      base_head_dim: the base model's head dimension; 0: this model's.
+      causal: a position attends to itself and to earlier ones.
+      rotary: sides of the grid of tokens whose queries and keys are rotated by their positions; tokens before the grid
+        are not. Empty: no rotation. See `depthmup_flax.nn.positions.rotary_angles`.
+      mlp_features: hidden features of this model; 0: ``mlp_ratio`` times the width.
+      dropout: probability of dropping an entry of a branch's output in training (needs an rng "dropout").
+      scan, remat: see `depthmup_flax.nn.blocks.stacked`.
+
+    The other fields are those of `depthmup_flax.models.base.TransformerNetwork`.
+    """
+
+    norm: str = "layer"
+    depth: int = 4
+    num_heads: int = 4
+    num_kv_heads: int = 0
+    base_head_dim: int = 0
+    causal: bool = False
+    rotary: tuple[int, ...] = ()
+    qk_norm: bool = False
+    mlp: str = "gelu"
+    mlp_ratio: int = 4
+    mlp_features: int = 0
+    experts: int = 0
+    experts_per_token: int = 2
+    dropout: float = 0.0
+    attention: str = "auto"
+    scan: bool = True
+    remat: str = "none"
+
+    def hidden(self, width: int) -> int:
+        """Hidden features of a feed-forward network at this width."""
+        return self.mlp_features or self.mlp_ratio * width
+
+
+ATTENTION = "attention"  # the `checkpoint_name` of attention's outputs
 
 _policies = jax.checkpoint_policies
 REMAT: dict[str, Callable[..., Any] | None] = {
@@ -64,16 +105,15 @@ REMAT: dict[str, Callable[..., Any] | None] = {
 
 
 def stacked(block: type[nn.Module], length: int, *, scan: bool, remat: str = "none") -> Callable[..., nn.Module]:
-    """``length`` copies of ``block`` in sequence, their parameters stacked along a leading ``layers`` axis.
+    """``length`` copies of ``block`` in sequence, with parameters stacked along a leading ``layers`` axis.
 
-    Both values of ``scan`` have the same parameters, initial values, outputs and gradients, so a checkpoint of one is a
-    checkpoint of the other.
+    Parameters, initial values, outputs and gradients do not depend on ``scan``, so checkpoints fit both values.
 
     Args:
       block: maps ``(carry, None) -> (carry, None)``.
       length: number of copies.
       scan: compile the block once; otherwise ``length`` times, which XLA may optimize further.
-      remat: a key of `REMAT`, what the forward pass saves; the rest is computed again. Changes memory and time only.
+      remat: a key of `REMAT`: what the forward pass saves; the rest is recomputed. Changes memory and time only.
     """
     policy = REMAT[remat]
     if policy is None and gathers():

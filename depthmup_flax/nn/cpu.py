@@ -1,4 +1,4 @@
-"""Convolutions whose gradients XLA:CPU also optimizes inside a scan."""
+"""Convolutions with gradients that XLA:CPU optimizes inside a scan."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def convolve(
 def conv_same(x_BxHxWxC: jax.Array, kernel_HWIO: jax.Array) -> jax.Array:
     """`convolve` with stride 1.
 
-    On a CPU the gradients of a window with odd sides are two ordinary convolutions. XLA:CPU does not optimize the form
-    that JAX derives inside ``lax.scan``, where it is 10 to 20 times slower.
+    On a CPU, the gradients of a window with odd sides are two ordinary convolutions. XLA:CPU does not optimize the form
+    that JAX derives inside ``lax.scan``, which is 10 to 20 times slower.
     """
     odd = all(side % 2 for side in kernel_HWIO.shape[:2])
     return (_conv_odd if odd else convolve)(x_BxHxWxC, kernel_HWIO)
@@ -64,11 +64,8 @@ def _x_gradient(kernel: jax.Array, g: jax.Array, _: tuple[int, ...]) -> jax.Arra
 
 def _kernel_gradient(x: jax.Array, g: jax.Array, kernel_shape: tuple[int, ...]) -> jax.Array:
     # The correlation of x with g: channels take the place of the batch.
-    return convolve(x.transpose(3, 1, 2, 0), g.transpose(1, 2, 0, 3), _half(kernel_shape)).transpose(1, 2, 0, 3)
-
-
-def _half(kernel_shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    return [(side // 2, side // 2) for side in kernel_shape[:2]]
+    padding = [(side // 2, side // 2) for side in kernel_shape[:2]]
+    return convolve(x.transpose(3, 1, 2, 0), g.transpose(1, 2, 0, 3), padding).transpose(1, 2, 0, 3)
 
 
 _conv_odd.defjvp(_conv_odd_jvp, symbolic_zeros=True)
@@ -77,18 +74,18 @@ _conv_odd.defjvp(_conv_odd_jvp, symbolic_zeros=True)
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 @functools.partial(jax.jit, static_argnums=(0, 1), inline=True)  # traced once for equal shapes
 def _linear(function: _Function, cpu_transpose: _Transpose, fixed: jax.Array, tangent: jax.Array) -> jax.Array:
-    """``function(fixed, tangent)``, linear in ``tangent``, whose transpose on a CPU is ``cpu_transpose``.
+    """``function(fixed, tangent)``, linear in ``tangent``, with ``cpu_transpose`` as its transpose on a CPU.
 
-    ``cpu_transpose`` maps ``fixed``, the cotangent and the tangent's shape to the cotangent of the tangent.
-    It is the second part of the solution ``(u, y)`` of ``u = tangent, y - function(fixed, u) = 0``: a linear solve is
-    JAX's one operation with a given transpose that can be mapped and differentiated further.
+    ``cpu_transpose`` maps ``fixed``, the cotangent and the tangent's shape to the cotangent of the tangent. The result
+    is the second part of the solution ``(u, y)`` of ``u = tangent, y - function(fixed, u) = 0``: a linear solve is the
+    only operation of JAX with a given transpose that can be mapped and differentiated again.
     """
     if _typed_as_split(fixed) or _typed_as_split(tangent):
         return function(fixed, tangent)
     output = jax.eval_shape(function, fixed, tangent)
 
     def zero(x: jax.Array) -> jax.Array:
-        """A 0 that JAX takes for a linear function of ``x``: it asks that of a right-hand side. XLA removes it."""
+        """A 0 that is a linear function of ``x`` to JAX, as the right-hand side must be. XLA removes it."""
         total = jax.lax.reduce_sum(x, tuple(range(x.ndim)))
         return jax.lax.select(False, total, jax.lax.full_like(total, 0))
 
@@ -106,7 +103,7 @@ def _linear(function: _Function, cpu_transpose: _Transpose, fixed: jax.Array, ta
         solve=lambda _, b: (b[0], b[1] + function(fixed, b[0])),
         transpose_solve=transpose_solve,
     )
-    return y + zero(u)  # reverse mode over forward mode needs every part of the solution to be used
+    return y + zero(u)  # reverse mode over forward mode fails unless the whole solution is used
 
 
 @_linear.defjvp

@@ -1,4 +1,4 @@
-"""Feed-forward branches: with or without a gate, and several of them behind a router."""
+"""Feed-forward branches: with or without a gate, and a router that chooses among several."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from depthmup_flax.nn.blocks import TransformerConfig
 from depthmup_flax.nn.layers import HIDDEN, INTO, OUT_OF, Dense
-from depthmup_flax.nn.transformer_config import TransformerConfig
 from depthmup_flax.parallel.sharding import inner
 from depthmup_flax.util.errors import InputError
 
 MLPS = ("gelu", "swiglu")
-BALANCE_RATE = 0.01  # of logits per step: theirs are of order one at every size
+BALANCE_RATE = 0.01  # per step, for logits of order one
 
 
 class FeedForward(nn.Module):
     """``down(gelu(up(x)))``, or ``down(silu(gate(x)) * up(x))`` for ``swiglu`` (Shazeer, arXiv:2002.05202).
 
-    There are ``mlp_ratio`` times as many features in between, or ``mlp_features``, with a gate and without.
+    ``up`` and ``gate`` have ``mlp_ratio`` times as many features as ``x``, or ``mlp_features``.
     """
 
     config: TransformerConfig
@@ -36,31 +36,30 @@ class FeedForward(nn.Module):
 class MixtureOfExperts(nn.Module):
     """``sum over the chosen of g_e expert_e(x)``: a router chooses ``experts_per_token`` `FeedForward` for each token.
 
-    ``g`` is the softmax of the router's logits over the chosen, so the weights of a token's experts sum to one.
+    ``g`` is the softmax of the router's logits over the chosen, so the weights of a token's experts sum to one. Every
+    expert computes every token, and those that are not chosen have weight zero: no token is dropped, and the cost of a
+    step is that of all experts.
 
     The rule. Experts are independent hidden layers, stacked along ``experts``, an axis that does not grow; each has the
-    factors of a feed-forward of its own. Their number needs none: the sum is a weighted mean of changes that a token's
-    gradient aligns, so updates of the same size, as Adam's, change it as much for any number of experts. (SGD's are
-    not: the gradient of an expert is that of its share of the tokens.) At the start, where experts are independent, the
-    sum has size ``experts_per_token^-1/2``: tune the base model with the number per token of the large network. The
+    factors of a feed-forward of its own. Their number needs no factor: the sum is a weighted mean of changes that a
+    token's gradient aligns, so updates of the same size, as Adam's, change it as much for any number of experts. (SGD's
+    differ: the gradient of an expert is that of its share of the tokens.) At the start, when experts are independent,
+    the sum has size ``experts_per_token^-1/2``: tune the base model with the number per token of the large network. The
     router maps the width to a fixed number of features (`ParamInfo.to_few_features`): it has the updates of a hidden
-    layer and starts at zero. Logits that start at random shrink with width as those of a readout, and smaller ones are
-    overtaken by updates of one size sooner: in wide networks more tokens would change their experts.
+    layer and starts at zero. Random logits would shrink with width as those of a readout, and updates would overtake
+    them sooner: in wide networks more tokens would change their experts.
 
-    With ``alpha = 1/2``, what routers alone change adds up at random over depth, as depth^(0.03 +- 0.03). Only its part
-    along the gradient grows: from equal logits the smallest step decides every choice, for experts that help. That part
-    has size (depth / width)^1/2: depth^(0.28 to 0.39) and width^(-0.41 to -0.51), +- 0.15, widths 32 to 128, depths 8
-    to 32, n = 6; 9 % of the change at width 32 and depth 8. A coordinate check of narrow networks over depth may
-    therefore report it at the first step (80 of 81 pass with Adam, 79 with Muon). With ``alpha = 1`` it does not grow,
-    depth^(0.00 +- 0.11) at width 32, but features shrink as depth^(-0.45 +- 0.04).
+    Over depth, with ``alpha = 1/2``, the part of the router's effect along the gradient grows at the first step, as
+    equal logits let the smallest step decide every choice. It has size (depth / width)^1/2: depth^(0.28 to 0.39) and
+    width^(-0.41 to -0.51), +- 0.15, widths 32 to 128, depths 8 to 32, n = 6; 9 % of the change at width 32 and depth 8.
+    The whole effect adds up at random, depth^(0.03 +- 0.03). A coordinate check of narrow networks may report it at the
+    first step (80 of 81 pass with Adam, 79 with Muon). With ``alpha = 1`` it does not grow, depth^(0.00 +- 0.11) at
+    width 32, but features shrink as depth^(-0.45 +- 0.04).
 
-    Biases balance the experts without a loss (Wang et al., arXiv:2408.15664, Alg. 1): they count for the choice and not
-    for the weights. A training step adds `BALANCE_RATE` to an expert's bias if fewer tokens than the mean chose it, and
-    subtracts it if more did. At first all tokens choose the same experts; the biases part them within tens of steps.
-    They are in the collection ``batch_stats``.
-
-    Every expert computes every token, and those that are not chosen are weighed with zero: no token is dropped, and a
-    step costs the same whatever the router chooses, but ``experts / experts_per_token`` times as much as is needed.
+    Biases balance the experts without a loss (Wang et al., arXiv:2408.15664, Alg. 1): they enter the choice, not the
+    weights. A training step adds `BALANCE_RATE` to an expert's bias if fewer tokens than the mean chose it, and
+    subtracts it if more did. They are in the collection ``batch_stats``. At first all tokens choose the same experts;
+    the biases separate them within tens of steps.
     """
 
     config: TransformerConfig
@@ -69,13 +68,13 @@ class MixtureOfExperts(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """``[..., n] -> [..., n]``."""
         config = self.config
-        wide = jnp.promote_types(x.dtype, jnp.float32)  # rounded to 16 bits, near logits would tie
+        wide = jnp.promote_types(x.dtype, jnp.float32)  # in 16 bits, close logits would tie
         router = Dense(config.experts, HIDDEN, sigma=0.0, dtype=wide, param_dtype=config.param_dtype, name="router")
         logits = router(x)
         if not self.is_initializing() and not self.has_variable("batch_stats", "bias"):
             raise InputError(
-                "the model has experts, whose router has biases in the collection 'batch_stats': apply it to all of "
-                "model.init's collections, and in training with mutable=['batch_stats']."
+                "the collection 'batch_stats' is missing, which has the biases of the experts: call apply with all "
+                "collections of model.init, and in training with mutable=['batch_stats']."
             )
         bias = self.variable("batch_stats", "bias", jnp.zeros, (config.experts,), wide)
         chosen = largest(logits + bias.value, config.experts_per_token)
@@ -97,6 +96,6 @@ class MixtureOfExperts(nn.Module):
 
 
 def largest(x: jax.Array, count: int) -> jax.Array:
-    """Which ``count`` entries along the last axis are the largest; of equal ones, the first."""
+    """A mask of the ``count`` largest entries along the last axis; of equal ones, the first."""
     _, chosen = jax.lax.top_k(x, count)
     return jax.nn.one_hot(chosen, x.shape[-1], dtype=bool).any(-2)

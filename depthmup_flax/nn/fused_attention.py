@@ -1,8 +1,8 @@
 """Softmax attention as one TPU kernel, which keeps logits and weights in the chip's vector memory.
 
-XLA writes them to HBM, in the forward pass and several times in the backward pass; at a head dimension of 64 that is
-most of a vision transformer's step. The kernel reads the projections as the layers leave them, ``[B, T, H D]``, so
-that no head is transposed, and its backward pass computes the weights again from queries and keys.
+XLA writes them to HBM, in the forward pass and several times in the backward pass; at a head dimension of 64 that takes
+most of a vision transformer's step. The kernel reads projections ``[B, T, H D]`` without transposing heads, and its
+backward pass recomputes the weights from queries and keys.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ _Own: TypeAlias = Callable[[jax.Array], jax.Array]
 LANES = 128  # of a vector register
 _BLOCK = 2**18  # entries of an operand that a step of the kernel reads: 1/2 MiB in bfloat16
 _LOGITS = 2**18  # of one head that are computed together: 1 MiB in float32, of the 16 MiB of a TPU v4
-_OVERLAPPING_LOGITS = (
-    2**21
-)  # of a block's heads: the compiler overlaps parts that are not in a loop, which takes memory
+_OVERLAPPING_LOGITS = 2**21  # of the heads of a block without a loop: the compiler overlaps them, which takes memory
 
 
 def fuses(tokens: int, features: int, head_dim: int, dtype: jnp.dtype) -> bool:
     """Whether `fused_attention` has a form for ``[B, tokens, features]`` of this dtype.
 
-    Products contract all features of a block, other heads' zeros too, so blocks of many heads would waste time.
+    Products contract all features of a block, including the zeros of other heads, so blocks of many heads are slow.
     """
     width = _block_width(features, head_dim)
     widest = max(head_dim, (3 if width <= 4 * head_dim else 2) * LANES)
@@ -35,7 +33,7 @@ def fuses(tokens: int, features: int, head_dim: int, dtype: jnp.dtype) -> bool:
 
 
 def _block_width(features: int, head_dim: int) -> int:
-    """Features in a block: one wide head, narrow heads that fill a register, or else all heads."""
+    """Features in a block: one wide head, narrow heads that fill a register, or all heads."""
     filled = max(head_dim, LANES)
     return filled if filled % head_dim == 0 and features % filled == 0 and filled % LANES == 0 else features
 
@@ -53,10 +51,8 @@ def fused_attention(
     """``softmax(scale q k^T) v`` of every head, ``N = H D`` with the heads side by side: ``[B, T, N]``.
 
     Logits, their softmax and all sums are in float32; weights are rounded to the dtype of ``v`` for the product with
-    it, as in `jax.nn.dot_product_attention`. No forward-mode derivatives.
-
-    Args:
-      interpret: run the kernel's operations on any platform, for tests.
+    it, as in `jax.nn.dot_product_attention`. No forward-mode derivatives. ``interpret`` runs the kernel's operations on
+    any platform, for tests.
     """
     return _call(_forward, (q_BxTxN, k_BxTxN, v_BxTxN), 1, head_dim, scale, causal, interpret)[0]
 
@@ -70,7 +66,7 @@ def _fused_fwd(
 def _fused_bwd(
     head_dim: int, scale: float, causal: bool, interpret: bool, qkv: tuple[jax.Array, ...], g: jax.Array
 ) -> tuple[jax.Array, ...]:
-    from jax.experimental.pallas import tpu as pltpu  # late: it is large, and other platforms do without
+    from jax.experimental.pallas import tpu as pltpu  # late: it is large, and other platforms do not need it
 
     sums = pltpu.VMEM((g.shape[1], _block_width(g.shape[2], head_dim)), jnp.float32)
     return tuple(_call(_backward, (*qkv, g), 3, head_dim, scale, causal, interpret, (sums, sums)))
@@ -98,7 +94,7 @@ def _call(
     width = _block_width(features, head_dim)
     examples = max(n for n in range(1, size + 1) if size % n == 0 and (n == 1 or n * tokens * width <= _BLOCK))
     block = pl.BlockSpec((examples, tokens, width), lambda i, j: (i, 0, j))
-    # The compiler schedules by this, as it does not see into kernels: two products forward, five backward.
+    # The compiler schedules by this estimate: two products forward, five backward.
     logits = size * tokens * tokens * (features // head_dim) // (2 if causal else 1)
     cost = pl.CostEstimate(
         flops=2 * logits * head_dim * (2 if outputs == 1 else 5),
@@ -164,7 +160,7 @@ def _backward(
 
 
 def _row_blocks(tokens: int, causal: bool) -> Iterator[tuple[slice, slice]]:
-    """Rows of logits that are computed together, and the columns that any of them sees; the last rows see all."""
+    """Rows of logits that are computed together, and the columns that any of them sees, from the last rows on."""
     size = max(LANES, _LOGITS // tokens // LANES * LANES)
     for start in reversed(range(0, tokens, size)):
         stop = min(start + size, tokens)
@@ -174,10 +170,10 @@ def _row_blocks(tokens: int, causal: bool) -> Iterator[tuple[slice, slice]]:
 def _sum_over_heads(
     of_head: Callable[[_Own], tuple[jax.Array, ...]], like: tuple[jax.Array, ...], head_dim: int, tokens: int
 ) -> tuple[jax.Array, ...]:
-    """The sum of what ``of_head`` returns for each head of a block, float32 arrays of the shapes of ``like``.
+    """The sum over a block's heads of the results of ``of_head``, float32 arrays of the shapes of ``like``.
 
     ``of_head`` gets a function that sets the other heads' features to zero. A product contracts all lanes at once, so
-    zeros cost nothing; taking a head's lanes out would move data.
+    zeros cost nothing; extracting a head's lanes would move data.
     """
     width = like[0].shape[1]
     heads = width // head_dim
@@ -200,7 +196,7 @@ def _output(
     q: jax.Array, k: jax.Array, v: jax.Array, scale: float, first_row: int | None, own: _Own
 ) -> tuple[jax.Array]:
     exponentials, total = _softmax_parts(q, own(k), scale, first_row)
-    # The product with all of `v` has values in the other heads' features.
+    # The product with all of `v` also has values in other heads' features.
     return (own(_product(exponentials.astype(v.dtype), v, 1, 0) / total),)
 
 
@@ -219,7 +215,7 @@ def _gradients(
 def _softmax_parts(q: jax.Array, k: jax.Array, scale: float, first_row: int | None) -> tuple[jax.Array, jax.Array]:
     """``[rows, columns]`` exponentials of the logits less their row's maximum, and ``[rows, 1]`` their sums.
 
-    With ``first_row``, the position of the first query, a query sees no later keys.
+    With ``first_row``, the position of the first query, queries do not see later keys.
     """
     logits = _product(q, k, 1, 1) * scale
     if first_row is not None:

@@ -1,6 +1,6 @@
-"""Annotated layers: Flax modules that declare every parameter once, with its logical axes, to build models of.
+"""Annotated layers: Flax modules that declare every parameter once, with its logical axes.
 
-Layers compute in ``dtype``: in full precision for float32 (`depthmup_flax.util.precision`), in ``bfloat16`` for speed.
+Layers compute in ``dtype``: float32 with full precision (`depthmup_flax.util.precision`), or ``bfloat16`` for speed.
 Parameters stay in ``param_dtype``, float32. The residual stream keeps its own dtype, float32 in our models: at depth
 1024 a branch adds about 2^-5 of the stream and its update 2^-10, below bfloat16's resolution of 2^-8.
 """
@@ -37,8 +37,8 @@ NONLINEARITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 NORMS = ("none", "layer", "batch")  # of residual networks of convolutions
 
-# Logical axes of kernels: a stem, a hidden layer, and a branch's first and last layer. The features between those two
-# may be split over devices.
+# Logical axes of kernels: a stem, a hidden layer, and the first and last layer of a branch, between which features may
+# be split over devices.
 STEM, HIDDEN = ("fixed_in", "width_out"), ("width_in", "width_out")
 INTO, OUT_OF = ("width_in", "inner_out"), ("inner_in", "width_out")
 
@@ -57,7 +57,7 @@ def normal(
 
 
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """``x @ kernel``, in full for float32."""
+    """``x @ kernel``, in full precision for float32."""
     return jnp.matmul(x, kernel, precision=product_precision(x.dtype))
 
 
@@ -67,7 +67,7 @@ class Dense(nn.Module):
     Attributes:
       axes: logical axes of the kernel: ``("fixed_in", "width_out")`` for a stem; the default is a hidden layer.
       sigma: 0 starts at zero.
-      use_bias: adds a bias, which starts at zero.
+      use_bias: add a bias, which starts at zero.
       dtype: of the computation; ``None`` promotes the dtypes of input and parameters.
     """
 
@@ -81,21 +81,13 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """``[..., in] -> [..., features]``."""
-        fan_in = x.shape[-1]
-        kernel_init = normal(self.sigma / math.sqrt(fan_in), self.axes)
-        kernel = self.param("kernel", kernel_init, (fan_in, self.features), self.param_dtype)
-        bias = _bias(self, self.axes[-1])
-        param = own_gradient(kernel, self.axes)
-        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
-        y = with_gradient_of(param, product, x, gathered(kernel, self.axes))
-        return y if bias is None else y + bias
+        return _affine(self, product, x, (x.shape[-1], self.features), self.axes)
 
 
 class Conv(nn.Module):
     """SAME convolution of NHWC inputs, 3x3 by default; kernel HWIO with std ``sigma / sqrt(H W I)``.
 
-    ``axes`` are the logical axes of the channels in and out; height and width do not grow. The other fields are those
-    of `Dense`.
+    ``axes`` are the logical axes of the input and output channels. The other fields are those of `Dense`.
     """
 
     features: int
@@ -110,24 +102,17 @@ class Conv(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """``[B, H, W, C] -> [B, H / stride, W / stride, features]``, rounded up."""
-        shape = (*self.window, x.shape[-1], self.features)
-        axes = (None, None, *self.axes)
-        kernel_init = normal(self.sigma / math.sqrt(math.prod(shape[:-1])), axes)
-        kernel = self.param("kernel", kernel_init, shape, self.param_dtype)
-        bias = _bias(self, self.axes[-1])
-        param = own_gradient(kernel, axes)
-        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
         # A strided convolution changes the shape, so it is never in a scan, where the form of the gradient matters.
-        product = conv_same if self.strides == (1, 1) else functools.partial(convolve, strides=self.strides)
-        y = with_gradient_of(param, product, x, gathered(kernel, axes))
-        return y if bias is None else y + bias
+        convolution = conv_same if self.strides == (1, 1) else functools.partial(convolve, strides=self.strides)
+        shape = (*self.window, x.shape[-1], self.features)
+        return _affine(self, convolution, x, shape, (None, None, *self.axes))
 
 
 @struct.dataclass
 class LogitFactors:
-    """Logits before their product, which may be larger than all else: ``x @ kernel + bias``."""
+    """Logits ``x @ kernel + bias`` before their product, which may be the largest array of a program."""
 
-    x: jax.Array  # [..., n], with all factors
+    x: jax.Array  # [..., n], with all multipliers
     kernel: jax.Array  # [n, V]
     bias: jax.Array | None  # [V]
     precision: jax.lax.Precision | None = struct.field(pytree_node=False, default=None)
@@ -153,8 +138,8 @@ class Readout(nn.Module):
       width_ratio: ``m``, the input dimension over the base model's.
       sigma: 0 starts at zero.
       out_axis: logical axis of the features: ``fixed_out`` for classes, ``vocab_out`` for a vocabulary.
-      dtype: of the model's computation; ``None`` is that of the input. With 16 bits the factors of the product have the
-        device's default precision, bfloat16 on a TPU, where full precision would take six times as long.
+      dtype: of the model's computation; ``None`` is that of the input. With 16 bits the product has the default
+        precision of the device: bfloat16 on a TPU, where full precision would take six times as long.
     """
 
     features: int
@@ -168,7 +153,7 @@ class Readout(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, factors: bool = False) -> Any:
-        """``[..., in] -> [..., features]``, at least float32; with ``factors`` the `LogitFactors` of that."""
+        """``[..., in] -> [..., features]``, at least float32; with ``factors`` as `LogitFactors`."""
         rule = self.parametrization
         if not isinstance(self.features, numbers.Integral):
             raise InputError(
@@ -197,13 +182,13 @@ class ResidualBranch(nn.Module):
     """``shortcut(h) + a r^-alpha branch(h)``: the only residual connection (TP6 Def. 6.2, 10.2; B24 Eq. 1, Table 1).
 
     Parameters that ``branch`` creates while it runs are recorded as inside a residual branch, whichever module owns
-    them. A parameter that already exists (from ``setup`` or an earlier call) keeps its record, see `residual_scope`.
-    A norm belongs inside ``branch``: applied after the multiplier, it would cancel it.
+    them. A parameter that already exists (from ``setup`` or an earlier call) keeps its record (`residual_scope`).
+    A norm belongs inside ``branch``: after the multiplier, it would cancel it.
 
     Attributes:
       branch: a module or function ``h -> increment`` of the same shape.
       depth_ratio: ``r``, the number of branches over the base model's.
-      shortcut: projects ``h`` where the branch changes the shape; outside the branch, and not scaled. ``None`` is the
+      shortcut: projects ``h`` if the branch changes the shape; outside the branch, without multiplier. ``None`` is the
         identity.
     """
 
@@ -214,7 +199,7 @@ class ResidualBranch(nn.Module):
 
     @nn.compact
     def __call__(self, h: jax.Array) -> jax.Array:
-        """``[...] -> [...]`` in the dtype of ``h`` (or of its shortcut), which the branch's dtype does not round."""
+        """``[...] -> [...]`` in the dtype of ``h`` or of its shortcut, whatever the branch's dtype."""
         require_parametrization(self.parametrization)
         with residual_scope(self.depth_ratio):
             increment = self.branch(h)
@@ -222,7 +207,7 @@ class ResidualBranch(nn.Module):
         if increment.shape != skip.shape:
             raise InputError(
                 f"the residual branch maps shape {h.shape} to {increment.shape}, and the shortcut to {skip.shape}: "
-                "they must agree. Give ResidualBranch a shortcut that projects, or a branch that keeps the shape."
+                "they must agree. Give ResidualBranch a projection as shortcut, or a branch that keeps the shape."
             )
         if self.is_initializing() and isinstance(self.branch, nn.Module):
             require_in_branch("/".join(self.branch.path), self.branch.variables.get("params", {}))
@@ -233,7 +218,7 @@ class ResidualBranch(nn.Module):
 class Norm(nn.Module):
     """LayerNorm or RMSNorm (no mean, no bias) over channels, BatchNorm over batch and space, or ``none``; annotated.
 
-    BatchNorm keeps running averages in the ``batch_stats`` collection. Under ``jit`` over a sharded batch its means are
+    BatchNorm keeps running averages in the ``batch_stats`` collection. Under ``jit`` over a sharded batch it averages
     over the whole batch, on all devices.
     """
 
@@ -260,6 +245,23 @@ class Norm(nn.Module):
         if self.kind == "batch":  # the momentum is of the running averages; PyTorch writes 0.1
             return nn.BatchNorm(use_running_average=not train, momentum=0.9, **affine, name="batch")(x)
         raise InputError(f"model.norm is {self.kind!r}: use 'none', 'layer', 'rms' or 'batch'.")
+
+
+def _affine(
+    layer: Dense | Conv,
+    product: Callable[[jax.Array, jax.Array], jax.Array],
+    x: jax.Array,
+    shape: tuple[int, ...],
+    axes: AxisNames,
+) -> jax.Array:
+    """``product(x, kernel) + bias`` with parameters of ``layer``; ``shape`` and ``axes`` are the kernel's."""
+    kernel_init = normal(layer.sigma / math.sqrt(math.prod(shape[:-1])), axes)
+    kernel = layer.param("kernel", kernel_init, shape, layer.param_dtype)
+    bias = _bias(layer, axes[-1])
+    param = own_gradient(kernel, axes)
+    x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=layer.dtype)
+    y = with_gradient_of(param, product, x, gathered(kernel, axes))
+    return y if bias is None else y + bias
 
 
 def _bias(layer: Dense | Conv | Readout, axis: str | None) -> jax.Array | None:

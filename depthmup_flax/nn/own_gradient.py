@@ -1,4 +1,4 @@
-"""Gradients of parameters in the dtype of the parameters, where products round both to fewer bits."""
+"""Gradients in the dtype of the parameters, for products that compute in fewer bits."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _Tangents: TypeAlias = tuple[jax.Array | SymbolicZero, ...]
 
 
 def with_gradient_of(param: jax.Array | None, product: _Product, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """``product(x, kernel)``, linear in both, whose gradient with respect to ``kernel`` goes to ``param`` instead.
+    """``product(x, kernel)``, linear in both; the gradient with respect to ``kernel`` goes to ``param`` instead.
 
-    ``kernel`` is ``param`` in the dtype of ``x``. The gradient has the dtype of ``param``: it is a product of the same
-    rounded factors, of which neither the sum nor its parts on several devices are rounded. ``None`` is ``kernel``.
+    ``kernel`` is ``param`` in the dtype of ``x``. The gradient is a product of the same rounded factors in the dtype of
+    ``param``, so neither the sum nor its parts on several devices are rounded. With ``None`` it goes to ``kernel``.
     """
     return product(x, kernel) if param is None else _with_gradient_of(product, x, kernel, param)
 
@@ -35,7 +35,7 @@ def _jvp(product: _Product, primals: _Primals, tangents: _Tangents) -> tuple[jax
         terms.append(jax.jvp(lambda x: product(x, kernel), (x,), (x_tangent,))[1])
     if not isinstance(param_tangent, SymbolicZero):
         wide = lambda param: product(x.astype(param.dtype), param)
-        with jax.default_matmul_precision("default"):  # the factors are rounded already: one pass is enough
+        with jax.default_matmul_precision("default"):  # the factors are already rounded, so one pass is exact
             terms.append(jax.jvp(wide, (param,), (param_tangent,))[1].astype(y.dtype))
     return y, sum(terms[1:], terms[0])
 

@@ -43,7 +43,7 @@ def rotary_angles(grid: tuple[int, ...], head_dim: int) -> np.ndarray:
 def rotated(x_BxTxHxD: jax.Array, grid: tuple[int, ...]) -> jax.Array:
     """Queries or keys, with features ``i`` and ``i + D / 2`` turned by their token's `rotary_angles`.
 
-    The last tokens form the grid; those before it, such as a class token, are not turned.
+    The last tokens form the grid; earlier ones, such as a class token, are not turned.
     """
     tokens, head_dim = x_BxTxHxD.shape[1], x_BxTxHxD.shape[3]
     angles = np.zeros((tokens, head_dim // 2), np.float32)

@@ -1,4 +1,4 @@
-"""What vision and language transformers share: the stack of blocks and the embedding."""
+"""The blocks and the embedding of vision and language transformers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.nn.attention import SelfAttention
-from depthmup_flax.nn.blocks import stacked
+from depthmup_flax.nn.blocks import TransformerConfig, stacked
 from depthmup_flax.nn.feed_forward import FeedForward, MixtureOfExperts
 from depthmup_flax.nn.layers import LogitFactors, normal, readout_product
-from depthmup_flax.nn.transformer_config import TransformerConfig
 from depthmup_flax.parallel.sharding import gathered
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.util.precision import product_precision
@@ -62,9 +61,9 @@ _TABLE = ("vocab_in", "width_out")
 class Embed(nn.Module):
     """A learned vector for each token; `attend` uses the same table as a readout.
 
-    The optimizer multipliers of an input and of a readout agree, so a tied embedding has both; `attend` has the
-    readout's factor ``1/m``, and its ``dtype``. ``sigma`` is the initial standard deviation: the fan-in of a one-hot
-    input is 1.
+    An input and a readout have the same optimizer multipliers, so a tied embedding follows the rule of both; `attend`
+    has the readout's factor ``1/m`` and its ``dtype``. ``sigma`` is the initial standard deviation, as the fan-in of a
+    one-hot input is 1.
     """
 
     num_embeddings: int
@@ -82,14 +81,14 @@ class Embed(nn.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """``[...]`` of integers ``-> [..., n]``."""
-        return self.embedding[tokens]  # a table that is split stays so: what is looked up is smaller
+        return self.embedding[tokens]  # a sharded table stays sharded: the looked-up rows are smaller
 
     def attend(self, x: jax.Array, *, factors: bool = False) -> jax.Array | LogitFactors:
         """``[..., n] -> [..., num_embeddings]``: ``x @ embedding^T / (m sqrt(n_base)) / gamma0``, at least float32.
 
-        The table's entries are of order one, so an untied readout's initial std is a factor here: ``1/sqrt(n_base)``;
-        under ``sp`` ``1/sqrt(n)``, the default of ``flax.linen.Embed``, whose entries are that small instead. (GPT-2's
-        are 0.02 at every width.) With ``factors`` the `LogitFactors` of the result.
+        The table's entries are of order one, so the initial std of an untied readout is a factor here:
+        ``1/sqrt(n_base)``, or ``1/sqrt(n)`` under ``sp``, the std of ``flax.linen.Embed``. With ``factors`` the result
+        is a `LogitFactors`.
         """
         rule, m = self.parametrization, self.width_ratio
         fan_in = rule.readout_fan_in(self.features, m)

@@ -1,4 +1,4 @@
-"""Fingerprints of arrays: of whole ones for checkpoints, and of the copies on several devices, which must be equal."""
+"""Fingerprints of arrays: of whole arrays for checkpoints, and of the copies on devices, which must be equal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.util.errors import RunStopped
 from depthmup_flax.util.types import ArrayTree
 
-_ODD = np.arange(1, 2**17, 2, dtype=np.uint32)  # 1/4 MiB, which stays in a core's cache
+_ODD = np.arange(1, 2**17, 2, dtype=np.uint32)  # 1/4 MiB fits a core's cache
 
 
 def fingerprint(state: ArrayTree) -> list[int]:
@@ -26,30 +26,19 @@ def fingerprint(state: ArrayTree) -> list[int]:
     sharding does not matter. A flipped bit adds an odd number times a power of two below 2^32.
     """
     leaves = jax.tree.leaves(state)
-    if all(_is_in_memory(leaf) for leaf in leaves):
+    on_one_cpu = lambda x: x.is_fully_addressable and [device.platform for device in x.devices()] == ["cpu"]
+    if all(isinstance(leaf, np.ndarray) or on_one_cpu(leaf) for leaf in leaves):  # NumPy reads them without a copy
         return [_by_numpy(np.asarray(leaf)) for leaf in leaves]
     return [int(number) for number in jax.device_get(_fingerprints(leaves))]
 
 
-def _is_in_memory(leaf: jax.Array | np.ndarray) -> bool:
-    """Whether NumPy can read the array without a copy."""
-    if isinstance(leaf, np.ndarray):
-        return True
-    return leaf.is_fully_addressable and [device.platform for device in leaf.devices()] == ["cpu"]
-
-
 def _by_numpy(x: np.ndarray) -> int:
-    """`fingerprint` of an array without a program, whose compiled form takes longer to read than the sum to compute."""
+    """`fingerprint` of an array by NumPy: loading a compiled program takes longer than the sum."""
     words, total = np.ascontiguousarray(x).reshape(-1).view(f"u{min(x.itemsize, 4)}"), 0
     for start in range(0, len(words), len(_ODD)):
         part = words[start : start + len(_ODD)].astype(np.uint32, copy=False)
         total += int(np.dot(_ODD[: len(part)], part)) + 2 * start * int(part.sum(dtype=np.uint32))
     return total % 2**32
-
-
-@jax.jit
-def _fingerprints(leaves: list[jax.Array]) -> list[jax.Array]:
-    return [_fingerprint(leaf) for leaf in leaves]
 
 
 @jax.jit  # traced once per shape: parameters and optimizer states share them
@@ -65,14 +54,16 @@ def _fingerprint(x: jax.Array) -> jax.Array:
     return jnp.sum((2 * index + 1) * bits, dtype=jnp.uint32)
 
 
+_fingerprints = jax.jit(functools.partial(jax.tree.map, _fingerprint))
+
+
 def require_equal_copies(state: ArrayTree) -> None:
     """Compares the copies that devices hold of each array, or of each part of one, bit by bit (by `fingerprint`).
 
-    ``state`` is sharded over one mesh; all processes call this together and get the same answer. Devices whose copies
-    differ compute with broken hardware, or have got other numbers; training does not bring them together again.
+    ``state`` is sharded over one mesh; all processes call this together and get the same answer.
 
     Raises:
-      RunStopped: copies differ; the sentence names the array, the devices and their processes.
+      RunStopped: copies differ, by broken hardware or different input; names the array, devices and processes.
     """
     paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(state), strict=True)
     mesh = leaves[0].sharding.mesh
@@ -94,8 +85,8 @@ def require_equal_copies(state: ArrayTree) -> None:
     more = f" (and {len(found) - 1} more arrays)" if len(found) > 1 else ""
     raise RunStopped(
         f"the copies of {name}{more} on {where} differ from {than}: a device has computed or stored a wrong number, so "
-        "no checkpoint is written. Check that machine or leave it out, and rerun the command, which resumes from the "
-        "last checkpoint; --config.train.compare_replicas=False turns this comparison off."
+        "no checkpoint is written. Check that machine or leave it out, and rerun the command to resume from the last "
+        "checkpoint. To turn this comparison off: --config.train.compare_replicas=False."
     )
 
 
@@ -115,7 +106,7 @@ def _of_each_device(
 
 
 def _differing(numbers: np.ndarray, spec: PartitionSpec, mesh: Mesh) -> list[tuple[list[jax.Device], int]]:
-    """For each part of an array whose copies differ: devices of the minority, and the number of the others.
+    """For each part of an array whose copies differ: the devices in the minority, and the size of the majority.
 
     ``numbers``: the fingerprint on each device, in the shape of the mesh. Without a majority: all devices, and 0.
     """

@@ -1,10 +1,10 @@
 """The device mesh, and the sharding of batches, parameters, optimizer state and activations on it.
 
-The mesh has three axes. ``data`` and ``fsdp`` split batches; ``fsdp`` also splits parameters and optimizer state, and
-a device gathers those of the layer that it computes; ``tensor`` splits the features inside layers, and the tokens of a
-transformer's stream between them. `PARAM_RULES` derives the sharding of a parameter from the logical axes with which it
-is `depthmup_flax.annotated`. GSPMD inserts the communication. Results equal those of one device up to the order of
-sums, which are rounded to the dtype of the layers, or of `own_gradient`.
+The mesh has three axes. ``data`` and ``fsdp`` split batches. ``fsdp`` also splits parameters and optimizer state; a
+device gathers those of the layer that it computes. ``tensor`` splits the features inside layers, and the tokens of a
+transformer's stream between them. `PARAM_RULES` derives the sharding of a parameter from its logical axes
+(`depthmup_flax.annotated`). GSPMD inserts the communication. Results equal those of one device up to the order of sums,
+which are rounded to the dtype of the layers, or of `own_gradient`.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ from depthmup_flax.util.types import ArrayTree, HostBatch
 MESH_AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
 
-# Mesh axis -> logical axes of a parameter: the first one that it has, and that divides by the mesh axis, is split.
-# Features inside a branch precede those of the stream, so that a branch needs one sum over ``tensor`` (Megatron-LM,
-# arXiv:1909.08053, sec. 3), and a vocabulary those of the stream, so that logits are split, not summed. Vectors, and
-# parameters that fit no rule, are replicated.
+# Mesh axis -> logical axes: the first of them that a parameter has, and that the mesh axis divides, is split. Features
+# inside a branch precede those of the stream, so that a branch needs one sum over `tensor` (Megatron-LM,
+# arXiv:1909.08053, sec. 3); a vocabulary does so that logits are split, not summed. Vectors, and parameters that fit no
+# rule, are replicated.
 PARAM_RULES: Mapping[str, tuple[str, ...]] = {
     "tensor": ("inner_out", "inner_in", "vocab_in", "vocab_out", "width_out"),
     "fsdp": ("width_in", "width_out", "inner_in", "inner_out", "fixed_in", "fixed_out", "vocab_in", "vocab_out"),
@@ -41,10 +41,11 @@ def mesh_shape(axes: Mapping[str, int], devices: int) -> tuple[int, ...]:
         if size < 1 and size != -1:
             raise InputError(f"mesh.{name} is {size}: use a number of devices, or -1 for all other devices.")
     mesh = ", ".join(f"{name}={size}" for name, size in sizes.items())
-    if list(sizes.values()).count(-1) > 1:
+    rest = list(sizes.values()).count(-1)
+    if rest > 1:
         raise InputError(f"mesh is {mesh}: only one number can be -1.")
     known = math.prod(size for size in sizes.values() if size != -1)
-    if devices % known or (known != devices and -1 not in sizes.values()):
+    if devices % known or (known != devices and not rest):
         raise InputError(
             f"mesh is {mesh}: the product must be the number of devices, {devices}. Use --config.mesh.data=-1 and "
             f"values of fsdp and tensor whose product divides {devices}."
@@ -55,19 +56,15 @@ def mesh_shape(axes: Mapping[str, int], devices: int) -> tuple[int, ...]:
 def make_mesh(axes: Mapping[str, int] | None = None, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """A mesh of ``devices``, by default of all processes; without ``axes`` all along ``data``. See `mesh_shape`.
 
-    Of TPU slices, which a slower network connects, each has its own part of ``data``. Axes may share a dimension of a
-    slice's torus; ``tensor``, which communicates most, is placed first.
+    ``data`` spans the TPU slices, which a slower network connects. Axes may share a dimension of a slice's torus;
+    ``tensor``, which communicates most, is placed first.
 
     Raises:
-      InputError: axes that do not fit the number of devices, or of slices; devices that form no mesh.
+      InputError: ``axes`` do not fit the number of devices or slices, or the devices form no mesh.
     """
     devices = jax.devices() if devices is None else devices
     shape = mesh_shape(axes or {"data": -1, "fsdp": 1, "tensor": 1}, len(devices))
-    return Mesh(_arranged(shape, devices), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
-
-
-def _arranged(shape: tuple[int, ...], devices: Sequence[jax.Device]) -> np.ndarray:
-    # Hosts of GPUs are slices, too. Their devices are numbered host by host, so `data` spans hosts first in any case.
+    # JAX also calls hosts of GPUs slices. Their devices are numbered host by host, so `data` spans hosts first anyway.
     on_tpu = devices[0].platform == "tpu"
     slices = len({getattr(device, "slice_index", 0) for device in devices}) if on_tpu else 1
     data, *others = shape
@@ -78,24 +75,26 @@ def _arranged(shape: tuple[int, ...], devices: Sequence[jax.Device]) -> np.ndarr
         )
     try:
         if slices == 1:
-            return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-        return mesh_utils.create_hybrid_device_mesh(
-            (data // slices, *others), (slices, *[1] * len(others)), devices, allow_split_physical_axes=True
-        )
+            arranged = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        else:
+            arranged = mesh_utils.create_hybrid_device_mesh(
+                (data // slices, *others), (slices, *[1] * len(others)), devices, allow_split_physical_axes=True
+            )
     except (AssertionError, NotImplementedError, ValueError) as error:
         raise InputError(
             f"the {len(devices)} devices of kind {devices[0].device_kind} form no mesh: JAX needs all chips of a "
             "slice, each as one device. Use a whole slice."
         ) from error
+    return Mesh(arranged, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def platform(mesh: Mesh) -> str:
-    """``cpu``, ``gpu`` or ``tpu``: what the programs of ``mesh`` are compiled for, whatever this host has."""
+    """``cpu``, ``gpu`` or ``tpu``: the target of the programs of ``mesh``, whatever this host has."""
     return str(mesh.devices.flat[0].platform)
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """Number of parts that `batch_sharding` splits a batch into."""
+    """Number of parts of a batch."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
@@ -123,7 +122,7 @@ def require_divisible(batch_size: int, accumulate: int, mesh: Mesh) -> None:
 
 
 def param_spec(names: AxisNames, shape: Sequence[int], mesh: Mesh | AbstractMesh) -> PartitionSpec:
-    """The sharding on ``mesh`` of a parameter with these logical axes, by `PARAM_RULES`."""
+    """The sharding of a parameter with these logical axes, by `PARAM_RULES`."""
     split: list[str | None] = [None] * len(shape)
     if sum(AXES[name][0] is not None for name in names) > 1:
         for mesh_axis, rule in PARAM_RULES.items():
@@ -138,9 +137,9 @@ def param_spec(names: AxisNames, shape: Sequence[int], mesh: Mesh | AbstractMesh
 def state_shardings(state: ArrayTree, axes: Mapping[str, AxisNames], mesh: Mesh | AbstractMesh) -> ArrayTree:
     """A tree of `NamedSharding` for a training state, or for a part of one.
 
-    An array whose path ends with the path of a parameter, and that has its rank, is sharded like the parameter: the
-    parameter itself, and the optimizer's momentum, second moments and averages. All other arrays are replicated.
-    ``axes`` maps paths of parameters to their logical axes (`depthmup_flax.rule.roles.axes_from_annotations`).
+    Arrays whose path ends with the path of a parameter, and that have its rank, are sharded like it: the parameter, and
+    the optimizer's momentum, second moments and averages. All other arrays are replicated. ``axes`` maps paths of
+    parameters to their logical axes (`depthmup_flax.rule.roles.axes_from_annotations`).
     """
 
     def place(path: jax.tree_util.KeyPath, leaf: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
@@ -161,7 +160,7 @@ def local_rows(mesh: Mesh, size: int) -> np.ndarray:
 
 
 def put_batch(batch: HostBatch, rows: np.ndarray, size: int, mesh: Mesh) -> dict[str, jax.Array]:
-    """A batch of ``size`` over all processes, sharded by `batch_sharding`; this one has read the `local_rows`."""
+    """A batch of ``size`` over all processes, sharded by `batch_sharding`; ``rows`` are this process' `local_rows`."""
 
     def put(x: np.ndarray) -> jax.Array:
         def shard(index: tuple[slice, ...] | None) -> np.ndarray:
@@ -176,13 +175,13 @@ def put_batch(batch: HostBatch, rows: np.ndarray, size: int, mesh: Mesh) -> dict
 
 
 def put_everywhere(tree: HostBatch, mesh: Mesh) -> dict[str, jax.Array]:
-    """Replicates host arrays, which are the same in all processes, on every device."""
+    """Replicates host arrays, equal in all processes, on every device."""
     return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, replicated(mesh), lambda _: x), tree)
 
 
-# The mesh that a program is traced for; a JAX context, so programs for different meshes do not share a trace.
+# JAX contexts, so programs with different values do not share a trace: the mesh that a program is traced for, and
+# whether gradients are products in float32.
 _mesh = jax.make_user_context(None)
-# Whether gradients are products in float32; also of the trace.
 _float32_gradients = jax.make_user_context(False)
 GRADIENT_DTYPES = ("", "float32")
 
@@ -191,22 +190,22 @@ GRADIENT_DTYPES = ("", "float32")
 def activations_on(mesh: Mesh, gradient_dtype: str = "") -> Iterator[None]:
     """A context in which `stream`, `inner` and `gathered` constrain shardings; outside they return their argument.
 
-    ``gradient_dtype`` is of `GRADIENT_DTYPES`, see `own_gradient`.
+    ``gradient_dtype``: one of `GRADIENT_DTYPES`; see `own_gradient`.
     """
     with _mesh(mesh), _float32_gradients(gradient_dtype == "float32"):
         yield
 
 
 def traced_platform() -> str | None:
-    """The platform that the program being traced is for; ``None`` outside of `activations_on`."""
+    """The target platform of the program being traced; ``None`` outside of `activations_on`."""
     return None if _mesh.value is None else platform(_mesh.value)
 
 
 def gathered(param: jax.Array, names: AxisNames) -> jax.Array:
-    """A parameter as a product uses it: whole along ``fsdp``. Its gradient is summed into the parameter's own parts.
+    """A parameter as a product needs it: whole along ``fsdp``. Its gradient is summed into the parameter's own parts.
 
-    GSPMD does not always compute the product of a batch and a parameter that the same axis splits: on 2 x 2 x 2 devices
-    it forgets to move rows back (jax 0.10.2 and 0.12.0). A table for look-ups needs no `gathered`.
+    If the same axis splits a batch and a parameter, GSPMD may compute a wrong product: on 2 x 2 x 2 devices it does not
+    move rows back (jax 0.10.2 and 0.12.0). A table for look-ups needs no `gathered`.
     """
     mesh = _mesh.value
     if mesh is None or mesh.shape["fsdp"] == 1:
@@ -228,16 +227,16 @@ _gathered = jax.custom_jvp(_split_then_whole, nondiff_argnums=(1, 2))
 def _gathered_jvp(
     split: NamedSharding, whole: NamedSharding, params: tuple[jax.Array], tangents: tuple[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    # A transposed constraint constrains the gradient: to be whole, it would be summed on every device.
+    # A transposed constraint constrains the gradient: a whole one would be summed on every device.
     return _split_then_whole(*params, split, whole), jax.lax.with_sharding_constraint(*tangents, split)
 
 
 def on_whole_matrices(function: Callable[[jax.Array], jax.Array], x_BxIxO: jax.Array) -> jax.Array:
     """``function`` of a stack of matrices, spread over devices so that each has whole ones.
 
-    Splits move from rows and columns to the stack by one mesh axis after another, and back: GSPMD exchanges parts for
-    one (all-to-all), but would gather the stack on every device for two at once. Where there are fewer matrices than
-    devices, several have the same.
+    Splits move from rows and columns to the stack by one mesh axis after another, and back: for one axis GSPMD
+    exchanges parts (all-to-all), for two at once it would gather the stack on every device. If there are fewer matrices
+    than devices, several devices have the same matrix.
     """
     mesh = _mesh.value
     if mesh is None or mesh.size == 1:
@@ -258,9 +257,9 @@ def on_whole_matrices(function: Callable[[jax.Array], jax.Array], x_BxIxO: jax.A
 
 
 def own_gradient(param: jax.Array, names: AxisNames) -> jax.Array | None:
-    """``param``, if its gradient is to be computed in its own dtype; ``None`` if in that of the layer.
+    """``param``, if its gradient is computed in its own dtype; ``None`` if in that of the layer.
 
-    Devices sum a gradient in the dtype in which they compute it: in bfloat16 they round every partial sum to 8 bits.
+    Devices sum a gradient in the dtype in which they compute it: bfloat16 rounds every partial sum to 8 bits.
     """
     if not _float32_gradients.value:
         return None
@@ -276,16 +275,16 @@ def gathers() -> bool:
 
 
 def keeps_all_but_gathered(primitive: jax.extend.core.Primitive, *_: object, **__: object) -> bool:
-    """A policy of ``jax.checkpoint`` that gathers again in the backward pass, instead of keeping whole parameters."""
+    """A policy of ``jax.checkpoint``: the backward pass gathers again, instead of keeping whole parameters."""
     return primitive.name != "sharding_constraint"
 
 
 def stream(x: jax.Array) -> jax.Array:
-    """``[B, ...]``: splits a residual stream along the batch, and keeps its features whole, from where it begins.
+    """``[B, ...]``: splits a residual stream along the batch, with whole features.
 
     Tokens, ``[B, T, features]``, are also split over ``tensor`` (arXiv:2205.05198, sec. 4.2.2): a branch gathers them,
-    and what it adds is summed into parts. That moves no more than a sum on every device, and what is computed and kept
-    between branches is not repeated.
+    and its increment is summed into parts. That moves as many bytes as a sum on every device, and devices do not repeat
+    the computations between branches or store their results twice.
     """
     mesh = _mesh.value
     in_parts = mesh is not None and x.ndim == 3 and x.shape[1] % mesh.shape["tensor"] == 0
@@ -293,7 +292,7 @@ def stream(x: jax.Array) -> jax.Array:
 
 
 def rows(x: jax.Array) -> jax.Array:
-    """``[B, ...]``: splits along the batch alone, as a loop over parts of another axis needs it."""
+    """``[B, ...]``: splits along the batch alone, for a loop over parts of another axis."""
     return _constrain(x, PartitionSpec(BATCH_AXES))
 
 
@@ -325,7 +324,7 @@ def _inner_spec(ndim: int) -> PartitionSpec:
 
 
 def shards_of_logits(vocab_size: int) -> int:
-    """Number of devices among which the logits of a batch are split, by the batch and, by `inner`, the vocabulary."""
+    """Number of devices that share the logits of a batch, split by the batch and, by `inner`, the vocabulary."""
     mesh = _mesh.value
     if mesh is None:
         return 1
@@ -337,13 +336,13 @@ def _constrain(x: jax.Array, spec: PartitionSpec) -> jax.Array:
     if mesh is None or mesh.size == 1 or x.ndim < 2:
         return x
     sharding = NamedSharding(mesh, spec)
-    # Not the single example of an initialization, for instance.
+    # The single example of an initialization, for instance, cannot be split.
     return jax.lax.with_sharding_constraint(x, sharding) if _divides(x.shape, sharding) else x
 
 
 def _divides(shape: Sequence[int], sharding: NamedSharding) -> bool:
-    for size, axes in zip(shape, sharding.spec, strict=False):
-        names = (axes,) if isinstance(axes, str) else axes or ()
-        if size % math.prod(sharding.mesh.shape[name] for name in names):
-            return False
+    try:
+        sharding.shard_shape(tuple(shape))
+    except ValueError:
+        return False
     return True

@@ -1,4 +1,4 @@
-"""What a run or a sweep will need on devices that may be absent: memory, time of a step, communication.
+"""Memory, step time and communication of a run or a sweep on devices that may be absent.
 
-The program is the one that ``train.py`` or a sweep runs; the compiler of the devices compiles it on this machine.
+The compiler of those devices compiles the program of ``train.py`` or of the sweep on this machine.
 """

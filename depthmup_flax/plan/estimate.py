@@ -1,4 +1,4 @@
-"""From a compiled step to the figures of a plan: memory by kind, time, communication, what takes longest."""
+"""The figures of a plan, from a compiled step: memory by kind, time, communication, the longest operations."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import jax
 import numpy as np
 
 from depthmup_flax.data.sources.blank import description
-from depthmup_flax.plan.hlo_costs import Collective, Cost, HloCosts, Kernels, hlo_costs
-from depthmup_flax.plan.hlo_text import parse
+from depthmup_flax.plan.hlo import Collective, Cost, HloCosts, Kernels, hlo_costs, parse
 from depthmup_flax.plan.programs import LanesOfGroup, OutOfMemory, PlannedStep
 from depthmup_flax.plan.topologies import Chip, chip_of
 from depthmup_flax.util.types import ArrayTree
@@ -24,10 +23,10 @@ class Memory:
 
     Attributes:
       parameters: with BatchNorm's averages.
-      optimizer: its state.
-      data: the training set, if it is on the devices, the batch, and what padding adds to all arguments.
+      optimizer: the optimizer's state.
+      data: the batch, the training set if it is on the devices, and the padding of all arguments.
       temporaries: activations, gradients and other intermediate results.
-      limit: what programs may use; ``None`` if not known.
+      limit: of a program; ``None`` if it is not known.
     """
 
     parameters: int
@@ -43,7 +42,7 @@ class Memory:
 
     @property
     def fits(self) -> bool | None:
-        """Whether `total` is within the limit; ``None`` if that is not known."""
+        """Whether `total` is within the limit; ``None`` if the limit is not known."""
         return None if self.limit is None else self.total <= self.limit
 
 
@@ -52,12 +51,12 @@ class Seconds:
     """Estimates for one step.
 
     Attributes:
-      step: the sum of ``computation`` and ``communication``, as if these never overlapped.
-      computation: the TPU compiler's cycles, and ``kernels``; for a GPU the longer of ``products`` and ``memory``, a
-        lower bound.
-      communication: what devices receive from each other, at the peak of their links.
-      products: products alone, at the peak of the matrix units.
-      memory: what operations read and write, at the peak of the memory.
+      step: ``computation`` plus ``communication``, without overlap.
+      computation: the TPU compiler's cycles plus ``kernels``; for a GPU a lower bound, the longer of ``products`` and
+        ``memory``.
+      communication: bytes received from other devices, at the peak of the links.
+      products: matrix products alone, at the peak of the matrix units.
+      memory: bytes that operations read and write, at the peak of the memory.
       kernels: Pallas kernels, which the compiler does not estimate, at the peak of the matrix units or of the memory.
       by_compiler: whether the compiler estimated ``computation``.
     """
@@ -73,7 +72,7 @@ class Seconds:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run or a sweep needs, by the compiler's account."""
+    """What a run or a sweep needs, as the compiler reports it."""
 
     model: str
     parameters: int
@@ -87,8 +86,8 @@ class Plan:
     steps: int
     lanes: LanesOfGroup | None
     memory: Memory
-    seconds: Seconds | None  # None without figures of the device, or if the program does not fit
-    gflops: float  # products of a step, on each device
+    seconds: Seconds | None  # None if the chip is not known, or if the program does not fit
+    gflops: float  # matrix products of a step, on each device
     collectives: Mapping[str, Collective]
     longest: tuple[Cost, ...]
     kernels: Kernels
@@ -98,7 +97,7 @@ class Plan:
 def make_plan(step: PlannedStep) -> Plan:
     """The figures of a compiled step."""
     experiment, config, device = step.experiment, step.experiment.config, step.mesh.devices.flat[0]
-    chip, model = chip_of(device), step.experiment.config.model
+    chip, model = chip_of(device), config.model
     costs = HloCosts(0, 0, {}, ())
     if isinstance(step.compiled, jax.stages.Compiled):
         costs = hlo_costs(parse(step.compiled.as_text() or ""))
@@ -131,9 +130,8 @@ def make_plan(step: PlannedStep) -> Plan:
 
 def memory_of(step: PlannedStep, limit: int | None) -> Memory:
     """The memory of a compiled step, or of one that the compiler refused."""
-    parameters = bytes_on_device((step.state.params, step.state.batch_stats))
-    optimizer = bytes_on_device(step.state.opt_state)
-    data = bytes_on_device(step.data)
+    trees = (step.state.params, step.state.batch_stats), step.state.opt_state, step.data
+    parameters, optimizer, data = map(_bytes_on_device, trees)
     if isinstance(step.compiled, OutOfMemory):
         refusal = step.compiled
         used = refusal.used if refusal.used is not None else (refusal.without_data or 0) + data
@@ -141,13 +139,13 @@ def memory_of(step: PlannedStep, limit: int | None) -> Memory:
         return Memory(parameters, optimizer, data, temporaries, refusal.available)
     sizes: Any = step.compiled.memory_analysis()
     arguments = int(sizes.argument_size_in_bytes)
-    written = max(0, int(sizes.output_size_in_bytes - sizes.alias_size_in_bytes))  # results that replace no argument
+    written = max(0, int(sizes.output_size_in_bytes - sizes.alias_size_in_bytes))  # results that reuse no argument
     temporaries = int(sizes.temp_size_in_bytes) + written
     return Memory(parameters, optimizer, max(data, arguments - parameters - optimizer), temporaries, limit)
 
 
-def bytes_on_device(tree: ArrayTree) -> int:
-    """Bytes that one device holds of a tree of arrays, or of shapes with shardings."""
+def _bytes_on_device(tree: ArrayTree) -> int:
+    """Bytes on one device of a tree of arrays, or of shapes with shardings."""
 
     def size(x: jax.ShapeDtypeStruct) -> int:
         shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
@@ -157,7 +155,7 @@ def bytes_on_device(tree: ArrayTree) -> int:
 
 
 def seconds_of(costs: HloCosts, flops: float, chip: Chip, devices: int) -> Seconds:
-    """Estimates for a step with ``flops`` operations on each of the ``devices``."""
+    """Estimates for a step that takes ``flops`` on each of the ``devices``."""
     products, memory = flops / chip.flops, costs.bytes / chip.memory_bandwidth
     communication = costs.link_bytes / chip.bandwidth_among(devices) + costs.network_bytes / chip.network_bandwidth
     by_compiler = chip.clock is not None and costs.cycles > 0

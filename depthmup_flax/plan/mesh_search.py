@@ -14,18 +14,18 @@ from depthmup_flax.plan.estimate import Plan
 from depthmup_flax.plan.summary import duration, memory_line
 from depthmup_flax.util.errors import InputError
 
-# A pod has dozens of meshes, each a minute of compilation: these differ in what they communicate.
+# A pod has dozens of meshes, and each takes a minute to compile: these differ in what they communicate.
 _FSDP = (1, 8)  # and all devices
 _TENSOR = (1, 2)
 
-CAVEAT = "Times are estimates, never calibrated against a device; communication is counted as if nothing overlapped."
+CAVEAT = "Times are estimates, never calibrated against a device; communication is counted without overlap."
 
 Setting = Mapping[str, Any]  # dotted field -> value
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A setting and its plan, or why it cannot run."""
+    """A setting and its plan, or the reason why it cannot run."""
 
     setting: Setting
     plan: Plan | None
@@ -33,7 +33,7 @@ class Candidate:
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
-        """Ascending: programs that fit, by time or, if that is not known, by memory."""
+        """The sort key: programs that fit first, by time or, if that is not known, by memory."""
         if self.plan is None:
             return True, True, 0.0
         seconds = self.plan.seconds.step if self.plan.seconds else float(self.plan.memory.total)
@@ -41,16 +41,16 @@ class Candidate:
 
 
 def meshes(devices: int) -> list[dict[str, int]]:
-    """Meshes to try on so many devices."""
+    """Meshes to try."""
     fsdp = sorted({size for size in (*_FSDP, devices) if devices % size == 0})
     shapes = [(devices // (f * t), f, t) for t in _TENSOR for f in fsdp if devices % (f * t) == 0]
     return [dict(zip(("mesh.data", "mesh.fsdp", "mesh.tensor"), shape, strict=True)) for shape in shapes]
 
 
 def search(config: ConfigDict, devices: int, make: Callable[[ConfigDict], Plan]) -> Iterator[Candidate]:
-    """Every mesh with the config's ``model.remat``; then the best mesh with the other settings of it.
+    """Every mesh with the config's ``model.remat``, then the best mesh with the other values of ``model.remat``.
 
-    Yields each candidate as soon as it is compiled, by ``make``.
+    Yields each candidate as soon as ``make`` has compiled it.
     """
     tried = []
     for mesh in meshes(devices):
@@ -58,21 +58,18 @@ def search(config: ConfigDict, devices: int, make: Callable[[ConfigDict], Plan])
         yield tried[-1]
     best = min(tried, key=lambda one: one.rank)
     if best.plan is not None:
-        for remat in _others(config.model.remat):
-            yield _candidate(config, {**best.setting, "model.remat": remat}, make)
+        for remat in REMAT:
+            if remat != config.model.remat:
+                yield _candidate(config, {**best.setting, "model.remat": remat}, make)
 
 
-def compilations(config: ConfigDict, devices: int) -> int:
-    """How many candidates `search` compiles, at most."""
-    return len(meshes(devices)) + len(_others(config.model.remat))
-
-
-def _others(remat: str) -> list[str]:
-    return [other for other in REMAT if other != remat]
+def compilations(devices: int) -> int:
+    """The largest number of candidates that `search` compiles."""
+    return len(meshes(devices)) + len(REMAT) - 1
 
 
 def table(candidates: Sequence[Candidate]) -> str:
-    """The candidates, the best first, and what to type for it."""
+    """The candidates, the best first, and the flags of the best one."""
     ranked = sorted(candidates, key=lambda one: one.rank)
     lines = [_line(one) for one in ranked]
     if ranked[0].plan is not None and ranked[0].plan.memory.fits is not False:
@@ -81,7 +78,7 @@ def table(candidates: Sequence[Candidate]) -> str:
 
 
 def progress(done: int, total: int, seconds: float) -> str:
-    """What is left after ``done`` compilations that took ``seconds``."""
+    """The estimated time left after ``done`` compilations that took ``seconds``; empty after the last."""
     return f"{done} of {total} compiled; about {duration(seconds / done * (total - done))} left" if done < total else ""
 
 

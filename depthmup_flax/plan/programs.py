@@ -27,7 +27,6 @@ from depthmup_flax.sweep.program_group import GroupPrograms, plan
 
 T = TypeVar("T")
 
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 _REFUSALS = (
     r"required for HLO temporaries \((?P<without_data>[\d.]+\w)\) exceeds available \w+ \((?P<available>[\d.]+\w)\)",
     r"Used (?P<used>[\d.]+\w) of (?P<available>[\d.]+\w)",
@@ -39,8 +38,8 @@ class OutOfMemory:
     """The compiler's refusal: bytes on each device."""
 
     available: int
-    used: int | None = None  # by all
-    # By temporaries and the new state. The compiler counts that among them, although it replaces the old one.
+    used: int | None = None  # in all
+    # Temporaries and the new state: the compiler counts the new state among them, although it replaces the old one.
     without_data: int | None = None
 
 
@@ -50,7 +49,7 @@ class LanesOfGroup:
 
     label: str  # of the structural group
     runs: int  # in the group
-    per_device: int  # trained at a time on each device
+    per_device: int  # runs trained together on each device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,14 +57,14 @@ class PlannedStep:
     """A compiled training step.
 
     Attributes:
-      experiment: of the run, or of any run of the group.
-      mesh: of the devices.
+      experiment: the run, or any run of the group.
+      mesh: the devices.
       state: shapes and shardings.
       data: shapes of the examples on the devices; ``None`` if they are streamed.
-      compiled: the program, or why there is none.
-      flops: of products, of one step, on all devices; 0 if not known.
+      compiled: the program, or the compiler's refusal.
+      flops: FLOP of the matrix products of one step, on all devices; 0 if not known.
       compile_s: seconds of tracing and compilation.
-      lanes: of a sweep.
+      lanes: ``None`` for a run.
     """
 
     experiment: Experiment
@@ -84,7 +83,7 @@ def compile_run(
     """The step of ``train.py`` with ``config``.
 
     Raises:
-      InputError: a config that cannot run on so many devices.
+      InputError: the config cannot run on this number of devices.
     """
     experiment = build(config, load=load)
     mesh = sharding.make_mesh(config.mesh, devices)
@@ -108,14 +107,14 @@ def compile_sweep(
     """The step of the most expensive structural group of a sweep.
 
     Args:
-      config: of the sweep.
-      devices: all train lanes, without communication.
-      load: of `depthmup_flax.data.sources.blank.PlannedData`.
-      lanes: on each device; 0: as many as there are runs; ``None``: the most among those that a sweep tries that fit.
-      memory: bytes of a device, or ``None`` if not known.
+      config: the sweep.
+      devices: each trains lanes of its own, without communication.
+      load: see `depthmup_flax.data.sources.blank.PlannedData`.
+      lanes: on each device; 0: one for each run; ``None``: the largest number that a sweep would try and that fits.
+      memory: bytes of a device; ``None`` if not known.
 
     Raises:
-      InputError: a config that cannot run.
+      InputError: the config cannot run.
     """
     group = max(plan(config, expand(config), load), key=lambda group: group.experiment.cost)
     mesh = lane_mesh(devices)
@@ -132,11 +131,13 @@ def compile_sweep(
         if isinstance(program, LaneProgram) and (memory is None or program.bytes_per_device <= share * memory):
             break
     part = LanesOfGroup(group.label, len(group.runs), per_device)
-    if isinstance(program, OutOfMemory):
-        state = _state_of_lanes(group.experiment, mesh, per_device)
-        return PlannedStep(group.experiment, mesh, state, data, program, 0, seconds, part)
-    flops = flops_of_traced(program.traced())
-    return PlannedStep(group.experiment, mesh, program.abstract_state, data, program.compiled, flops, seconds, part)
+    if isinstance(program, LaneProgram):
+        flops = flops_of_traced(program.traced())
+        return PlannedStep(group.experiment, mesh, program.abstract_state, data, program.compiled, flops, seconds, part)
+    place = NamedSharding(mesh, LANES)
+    lanes_of = lambda x: jax.ShapeDtypeStruct((per_device * mesh.size, *x.shape), x.dtype, sharding=place)
+    state = jax.tree.map(lanes_of, group.experiment.state_shapes())
+    return PlannedStep(group.experiment, mesh, state, data, program, 0, seconds, part)
 
 
 def is_sweep(config: ConfigDict) -> bool:
@@ -145,15 +146,16 @@ def is_sweep(config: ConfigDict) -> bool:
 
 
 def out_of_memory(message: str) -> OutOfMemory | None:
-    """The numbers of a compiler's error, if it is about memory."""
+    """The numbers in a compiler's error; ``None`` if it is not about memory."""
+    size = lambda text: int(float(text[:-1]) * 1024 ** " KMGTP".index(text[-1]))
     for pattern in _REFUSALS:
         if found := re.search(pattern, message):
-            return OutOfMemory(**{name: _bytes(size) for name, size in found.groupdict().items()})
+            return OutOfMemory(**{name: size(text) for name, text in found.groupdict().items()})
     return None
 
 
 def unless_out_of_memory(compile_it: Callable[[], T]) -> T | OutOfMemory:
-    """What ``compile_it`` returns, or the compiler's refusal."""
+    """The result of ``compile_it``, or the compiler's refusal."""
     try:
         return compile_it()
     except jax.errors.JaxRuntimeError as error:
@@ -161,14 +163,3 @@ def unless_out_of_memory(compile_it: Callable[[], T]) -> T | OutOfMemory:
         if refusal is None:
             raise
         return refusal
-
-
-def _state_of_lanes(experiment: Experiment, mesh: Mesh, per_device: int) -> TrainState:
-    """Shapes of the state of a program that was refused."""
-    place = NamedSharding(mesh, LANES)
-    lanes = lambda x: jax.ShapeDtypeStruct((per_device * mesh.size, *x.shape), x.dtype, sharding=place)
-    return jax.tree.map(lanes, experiment.state_shapes())
-
-
-def _bytes(text: str) -> int:
-    return int(float(text[:-1]) * _UNITS[text[-1]])

@@ -1,4 +1,4 @@
-"""What would make a program fit that does not: settings, by arithmetic on its memory; nothing is compiled."""
+"""Settings that would make a program fit: arithmetic on its memory, without compiling anything."""
 
 from __future__ import annotations
 
@@ -15,21 +15,14 @@ _GIB = 2**30
 
 
 def remedies(config: ConfigDict, dataset: Dataset, mesh: dict[str, int], memory: Memory) -> list[str]:
-    """Settings to try, the cheapest first; empty if the program fits.
-
-    Args:
-      config: of the run.
-      dataset: its data.
-      mesh: devices along each axis.
-      memory: what the compiler said.
-    """
+    """Settings to try for a run, the cheapest first; empty if the program fits. ``mesh``: devices along each axis."""
     if memory.fits is not False:
         return []
     limit = memory.limit or 0
     found = []
     if dataset.placement == "device" and memory.total - memory.data <= limit:
         found.append("--config.data.placement=stream (reads batches from files)")
-    # Gradients have the size of the parameters. Accumulation keeps their sum, too, and sums again.
+    # Gradients have the size of the parameters; accumulation holds two more copies of them.
     gradients = min(memory.temporaries, memory.parameters * (3 if config.train.accumulate > 1 else 1))
     activations, rest = memory.temporaries - gradients, memory.total - memory.temporaries
     fewer = {"none": "dots, or full", "dots": "full"}.get(config.model.remat)
@@ -55,7 +48,7 @@ def remedies(config: ConfigDict, dataset: Dataset, mesh: dict[str, int], memory:
 
 
 def sweep_remedies(lanes: int, memory: Memory) -> list[str]:
-    """The same for the largest networks of a sweep, of which ``lanes`` train on each device."""
+    """`remedies` for the largest networks of a sweep, of which ``lanes`` train on each device."""
     if memory.fits is not False:
         return []
     each, limit = (memory.total - memory.data) / lanes, memory.limit or 0

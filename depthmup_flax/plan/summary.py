@@ -14,7 +14,7 @@ _LONGEST = 5
 
 
 def text(plan: Plan, remedies: Sequence[str] = ()) -> str:
-    """The lines of a plan; ``remedies`` say what would make it fit."""
+    """The lines of a plan, with settings that would make it fit."""
     rows = [
         ("model", f"{plan.model}, {plan.parameters:,} parameters"),
         ("data", plan.data),
@@ -24,7 +24,9 @@ def text(plan: Plan, remedies: Sequence[str] = ()) -> str:
         *_time_rows(plan),
     ]
     if plan.collectives:
-        sums = "; ".join(f"{kind} {one.times} times, {one.mib:,.1f} MiB" for kind, one in plan.collectives.items())
+        sums = "; ".join(
+            f"{kind} {one.times} times, {one.bytes / 2**20:,.1f} MiB" for kind, one in plan.collectives.items()
+        )
         rows.append(("sums", sums))
     if plan.seconds and plan.kernels.times:
         at_peak = f"{_ms(plan.seconds.kernels)} at peak, included above"
@@ -36,7 +38,7 @@ def text(plan: Plan, remedies: Sequence[str] = ()) -> str:
 
 
 def as_json(plan: Plan) -> Json:
-    """A plan as JSON: bytes and seconds; of the places that take time, the longest."""
+    """A plan as JSON, in bytes and seconds, with the longest operations."""
     tree = dataclasses.asdict(dataclasses.replace(plan, longest=plan.longest[:_LONGEST]))
     tree["memory"] |= {"total": plan.memory.total, "fits": plan.memory.fits}
     return json.loads(json.dumps(tree))
@@ -95,20 +97,10 @@ def _time_rows(plan: Plan) -> list[tuple[str, str]]:
     runs = f"the group's {plan.lanes.runs} runs" if plan.lanes else "the run"
     rate, share = plan.units_per_step / seconds.step, seconds.products / seconds.step
     total = duration(plan.steps * seconds.step)
-    return [
-        (
-            "step",
-            f"{bound}{_ms(seconds.step)}, {rate:,.0f} {plan.unit}/s; {plan.steps:,} steps for {runs}: {bound}{total}",
-        ),
-        (
-            "",
-            f"computation {_ms(seconds.computation)}, communication {_ms(seconds.communication)} if nothing overlaps",
-        ),
-        (
-            "",
-            f"at peak, products alone {_ms(seconds.products)} ({share:.0%} of the step), memory {_ms(seconds.memory)}",
-        ),
-    ]
+    step = f"{bound}{_ms(seconds.step)}, {rate:,.0f} {plan.unit}/s; {plan.steps:,} steps for {runs}: {bound}{total}"
+    parts = f"computation {_ms(seconds.computation)}, communication {_ms(seconds.communication)} if nothing overlaps"
+    peaks = f"at peak, products alone {_ms(seconds.products)} ({share:.0%} of the step), memory {_ms(seconds.memory)}"
+    return [("step", step), ("", parts), ("", peaks)]
 
 
 def _ms(seconds: float) -> str:

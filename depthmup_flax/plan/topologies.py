@@ -1,4 +1,4 @@
-"""Devices to compile for, present or absent: ``v5e:2x2`` ... through libtpu, ``h100:8`` through the CUDA plugin."""
+"""Devices to compile for, present or absent: TPUs (``v5e:2x2``) by libtpu, GPUs (``h100:8``) by the CUDA plugin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What one device of JAX can do at most.
+    """The peaks of one device of JAX.
 
     Attributes:
       device_kind: JAX's name.
@@ -27,8 +27,8 @@ class Chip:
       memory_bandwidth: bytes/s.
       link_bandwidth: bytes/s that a device receives from its neighbors along one axis of its slice or host.
       network_bandwidth: bytes/s that a device receives from other slices or hosts.
-      clock: Hz, for a compiler that estimates cycles.
-      example: of a topology.
+      clock: Hz, of a chip whose compiler estimates cycles.
+      example: a topology of such chips.
     """
 
     device_kind: str
@@ -46,21 +46,21 @@ class Chip:
         return "cuda" if self.clock is None else "tpu"
 
     def bandwidth_among(self, devices: int) -> float:
-        """Bytes/s that one of so many devices receives, without the network between TPU slices."""
+        """Bytes/s that each of ``devices`` receives, without the network between TPU slices."""
         several_hosts = self.platform == "cuda" and devices > GPUS_IN_HOST
         return self.network_bandwidth if several_hosts else self.link_bandwidth
 
 
 GPUS_IN_HOST = 8
-FLAT, CHIPS_IN_FLAT_SLICE = ("v5e", "v6e"), 256  # their slices have two dimensions, not three
+FLAT, CHIPS_IN_FLAT_SLICE = ("v5e", "v6e"), 256  # slices of two dimensions instead of three
 
-# TPU, FLOP/s and memory bandwidth: cloud.google.com/tpu/docs/v5e, /v6e, /v5p, /v4. Memory: what libtpu 0.0.42 offers to
-# programs, from its error for one that is too large. Links, both directions of an axis, and network:
+# TPU. FLOP/s and memory bandwidth: cloud.google.com/tpu/docs/v5e, /v6e, /v5p, /v4. Memory: the limit in the error of
+# libtpu 0.0.42 for a program that is too large. Links (both directions of an axis) and network:
 # jax-ml.github.io/scaling-book/tpus; network of v5e: 6.4 Tbit/s for 256 chips, cloud.google.com/tpu/docs/v6e. Clock:
-# FLOP/s over two for each of the multipliers of the matrix units, four of 128 x 128 (v5e), eight (v4, v5p) or four of
-# 256 x 256 (v6e); by the compiler's cycles, a product of 8192 x 8192 then reaches 70 (v6e) to 93 % (v4) of the peak.
-# GPU: NVIDIA's data sheets of the SXM modules with 80 GB, dense; NVLink in one direction; a network card of 400
-# (200) Gbit/s for each. JAX uses three quarters of the memory by default.
+# FLOP/s / 2 / multipliers in the matrix units: four of 128 x 128 (v5e), eight (v4, v5p), four of 256 x 256 (v6e). By
+# the compiler's cycles, a product of 8192 x 8192 then reaches 70 (v6e) to 93 % (v4) of the peak.
+# GPU: NVIDIA's data sheets of the SXM modules with 80 GB, dense; NVLink in one direction; a network card of 400 (H100)
+# or 200 Gbit/s (A100) for each. JAX uses three quarters of the memory by default.
 CHIPS: Mapping[str, Chip] = {
     "v4": Chip("TPU v4", 275e12, 30.75 * _GIB, 1228e9, 90e9, 6.25e9, 1.05e9, "v4:2x2x2"),
     "v5e": Chip("TPU v5 lite", 197e12, 15.75 * _GIB, 819e9, 90e9, 3.125e9, 1.5e9, "v5e:4x4"),
@@ -70,57 +70,47 @@ CHIPS: Mapping[str, Chip] = {
     "a100": Chip("NVIDIA A100-SXM4-80GB", 312e12, 0.75 * 85.1e9, 2039e9, 300e9, 25e9, None, "a100:8"),
 }
 
-# What XLA's CUDA compiler asks of a device that is absent (GpuDeviceInfoProto): NVIDIA's architecture white papers.
-_GPU_FACTS: Mapping[str, Mapping[str, float]] = {
-    "h100": {
-        "core_count": 132,
-        "fpus_per_core": 128,
-        "clock_rate_ghz": 1.98,
-        "shared_memory_per_core": 233472,
-        "shared_memory_per_block_optin": 232448,
-        "l2_cache_size": 52428800,
-        "device_memory_size": 84942979072,
-        "memory_bandwidth": 3352320000000,
-        "compute_capability": 9,
-    },
-    "a100": {
-        "core_count": 108,
-        "fpus_per_core": 64,
-        "clock_rate_ghz": 1.41,
-        "shared_memory_per_core": 167936,
-        "shared_memory_per_block_optin": 166912,
-        "l2_cache_size": 41943040,
-        "device_memory_size": 85100068864,
-        "memory_bandwidth": 2039040000000,
-        "compute_capability": 8,
-    },
+# The description of an absent GPU for XLA's CUDA compiler (GpuDeviceInfoProto): NVIDIA's architecture white papers.
+_GPU_FACTS: Mapping[str, str] = {
+    "h100": """
+    core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 shared_memory_per_core: 233472
+    shared_memory_per_block_optin: 232448 l2_cache_size: 52428800 device_memory_size: 84942979072
+    memory_bandwidth: 3352320000000 cuda_compute_capability { major: 9 }""",
+    "a100": """
+    core_count: 108 fpus_per_core: 64 clock_rate_ghz: 1.41 shared_memory_per_core: 167936
+    shared_memory_per_block_optin: 166912 l2_cache_size: 41943040 device_memory_size: 85100068864
+    memory_bandwidth: 2039040000000 cuda_compute_capability { major: 8 }""",
 }
+_FACTS_OF_ALL_GPUS = """
+    threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 shared_memory_per_block: 49152
+    block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+    registers_per_core_limit: 65536 registers_per_block_limit: 65536"""
 
 
 def environment_for(topology: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables for the compiler of a topology, where ``environment`` does not set them.
+    """Variables that the compiler of a topology needs and ``environment`` does not set.
 
-    Libtpu reads them when it is loaded, XLA its flags at the first compilation.
+    Libtpu reads them when it is loaded, XLA at the first compilation.
     """
     kind = topology.partition(":")[0]
     if kind not in CHIPS:
         return {}
     if CHIPS[kind].platform == "cuda":
-        # Without a GPU the compiler cannot choose tiles for its own kernels: products go to cuBLAS.
+        # Without a GPU the compiler cannot choose tiles for its own kernels, so products go to cuBLAS.
         return {"XLA_FLAGS": f"--xla_gpu_enable_triton_gemm=false {environment.get('XLA_FLAGS', '')}".strip()}
     defaults = {
-        "TPU_SKIP_MDS_QUERY": "1",  # no look-up on Google's metadata server, which takes minutes elsewhere
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no device is opened, so processes need not take turns
+        "TPU_SKIP_MDS_QUERY": "1",  # outside of Google Cloud, asking the metadata server takes minutes
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no device is opened, so several processes may run
         "TPU_ACCELERATOR_TYPE": "v5litepod-4",
         "TPU_WORKER_HOSTNAMES": "localhost",
     }
-    # When jax is imported, it may write into some of them that it found no TPU.
+    # On import, jax may write into some of them that it found no TPU.
     unset = lambda name: environment.get(name, "WARNING").startswith("WARNING")
     return {name: value for name, value in defaults.items() if unset(name)}
 
 
 def chip_of(device: jax.Device) -> Chip | None:
-    """The figures of a device; ``None`` for a CPU, or a device that is not in `CHIPS`."""
+    """The peaks of a device; ``None`` if it is not in `CHIPS`, as a CPU."""
     return next((chip for chip in CHIPS.values() if chip.device_kind == device.device_kind), None)
 
 
@@ -128,30 +118,23 @@ def topology_devices(name: str, slices: int = 1) -> list[jax.Device]:
     """The devices of a topology, such as ``v5e:4x4``, ``h100:8`` or ``here``.
 
     Args:
-      name: generation and shape of a TPU slice, a kind and a number of GPUs, or `HERE`: the devices of this machine.
-      slices: TPU slices of that shape, connected by the data-center network.
+      name: generation and shape of a TPU slice, kind and number of GPUs, or `HERE`: the devices of this machine.
+      slices: number of TPU slices of that shape, connected by the data-center network.
 
     Raises:
-      InputError: no such topology, or its compiler is not installed.
+      InputError: the topology does not exist, or its compiler is not installed.
     """
+    kind, _, shape = name.partition(":")
     if slices < 1:
         raise InputError(f"--slices is {slices}: use a number of TPU slices, at least 1.")
-    if name == HERE:
-        _require_one_slice(name, slices)
-        return jax.devices()
-    kind, _, shape = name.partition(":")
-    if kind not in CHIPS:
+    if name != HERE and kind not in CHIPS:
         known = ", ".join(chip.example for chip in CHIPS.values())
         raise InputError(f"--topology is {name!r}: {did_you_mean(kind, CHIPS)} For example: {known}, or {HERE}.")
-    if CHIPS[kind].platform == "cuda":
-        _require_one_slice(name, slices)
-        return _gpus(name, kind, shape)
-    return _tpus(name, kind, shape, slices)
-
-
-def _require_one_slice(name: str, slices: int) -> None:
-    if slices > 1:
-        raise InputError(f"--slices is {slices}, but --topology={name} has no slices: leave it out.")
+    if slices > 1 and (name == HERE or CHIPS[kind].platform == "cuda"):
+        raise InputError(f"--slices is {slices}, but --topology={name} has no slices: remove --slices.")
+    if name == HERE:
+        return jax.devices()
+    return _gpus(name, kind, shape) if CHIPS[kind].platform == "cuda" else _tpus(name, kind, shape, slices)
 
 
 def _tpus(name: str, kind: str, shape: str, slices: int) -> list[jax.Device]:
@@ -162,11 +145,11 @@ def _tpus(name: str, kind: str, shape: str, slices: int) -> list[jax.Device]:
     if kind in FLAT and (len(dimensions) != 2 or math.prod(dimensions) > CHIPS_IN_FLAT_SLICE):
         raise InputError(
             f"--topology is {name!r}: a slice of {kind} has two dimensions and at most {CHIPS_IN_FLAT_SLICE} chips, "
-            f"such as {kind}:16x16. For several of them add --slices=2."
+            f"such as {kind}:16x16. For two slices add --slices=2."
         )
     options: dict[str, object] = {"num_slices": slices} if slices > 1 else {}
     if math.prod(dimensions) == 1:
-        options["chips_per_host_bounds"] = (1, 1, 1)  # else a host has four chips
+        options["chips_per_host_bounds"] = (1, 1, 1)  # the default is four chips on a host
     if kind in ("v4", "v5p"):
         options["chip_config_name"] = "megacore"  # one device for the two cores of a chip
     try:
@@ -174,12 +157,10 @@ def _tpus(name: str, kind: str, shape: str, slices: int) -> list[jax.Device]:
     except jax.errors.JaxRuntimeError as error:
         if "lockfile" in str(error):
             raise InputError(
-                "another process uses libtpu: wait until it ends, or set ALLOW_MULTIPLE_LIBTPU_LOAD=1."
+                "another process uses libtpu: wait for it to end, or set ALLOW_MULTIPLE_LIBTPU_LOAD=1."
             ) from error
         reason = str(error).splitlines()[0].removeprefix("INVALID_ARGUMENT: ")
-        raise InputError(
-            f"--topology is {name!r}, which libtpu refuses ({reason}); use, for example, {example}."
-        ) from error
+        raise InputError(f"--topology is {name!r}: libtpu refuses it ({reason}). For example: {example}.") from error
     except (RuntimeError, ImportError) as error:
         raise InputError(f'--topology={name} needs libtpu: pip install "depthmup-flax[plan]".') from error
 
@@ -189,34 +170,16 @@ def _gpus(name: str, kind: str, shape: str) -> list[jax.Device]:
     if count < 1 or (count > GPUS_IN_HOST and count % GPUS_IN_HOST):
         raise InputError(f"--topology is {name!r}: write {kind}:N with N from 1 to 8, or a multiple of 8.")
     hosts = math.ceil(count / GPUS_IN_HOST)
-    options = {"topology": f"1x{hosts}x{count // hosts}", "target_config": _gpu_description(kind)}
+    config = (
+        f"gpu_device_info {{{_FACTS_OF_ALL_GPUS}{_GPU_FACTS[kind]}\n}}\n"
+        'platform_name: "CUDA"\ndnn_version_info { major: 9 minor: 8 patch: 0 }\n'
+        f'device_description_str: "{CHIPS[kind].device_kind}"\n'
+    )
+    options = {"topology": f"1x{hosts}x{count // hosts}", "target_config": config}
     try:
         return list(topologies.get_topology_desc(platform="cuda", topology_name=kind, **options).devices)
     except (RuntimeError, ImportError) as error:
         raise InputError(
-            f"--topology={name} needs the CUDA compiler, without a GPU or its driver: pip install jax-cuda12-pjrt "
-            f"jax-cuda12-plugin, of jax's version ({jax.__version__})."
+            f"--topology={name} needs the CUDA compiler, but no GPU or driver: pip install jax-cuda12-pjrt "
+            f"jax-cuda12-plugin, in the version of jax ({jax.__version__})."
         ) from error
-
-
-def _gpu_description(kind: str) -> str:
-    """A ``GpuTargetConfigProto`` as text."""
-    facts = dict(_GPU_FACTS[kind])
-    major = facts.pop("compute_capability")
-    common = {
-        "threads_per_block_limit": 1024,
-        "threads_per_warp": 32,
-        "threads_per_core_limit": 2048,
-        "shared_memory_per_block": 49152,
-        "block_dim_limit_x": 2147483647,
-        "block_dim_limit_y": 65535,
-        "block_dim_limit_z": 65535,
-        "registers_per_core_limit": 65536,
-        "registers_per_block_limit": 65536,
-    }
-    lines = "\n".join(f"  {field}: {value}" for field, value in {**common, **facts}.items())
-    return (
-        f"gpu_device_info {{\n{lines}\n  cuda_compute_capability {{ major: {major} }}\n}}\n"
-        f'platform_name: "CUDA"\ndnn_version_info {{ major: 9 minor: 8 patch: 0 }}\n'
-        f'device_description_str: "{CHIPS[kind].device_kind}"\n'
-    )

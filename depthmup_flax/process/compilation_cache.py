@@ -1,4 +1,4 @@
-"""Where compiled programs are kept for the next start: in the user's cache, because what is read there is executed."""
+"""The cache of compiled programs, in a directory that only the user can write: what is read there is executed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ LIMIT_BYTES = 4 * 2**30
 
 
 def cache_compilations() -> None:
-    """Makes JAX write compiled programs to the user's cache and read them on the next start; call before JAX starts.
+    """Makes JAX keep compiled programs in `cache_directory`; call before JAX starts.
 
-    The directory is `cache_directory`, for all versions and processors: JAX names programs by both. If others could
-    write to it, it is not used, and a warning says so. Programs that were not used for longest are deleted beyond
-    `LIMIT_BYTES`; a limit of JAX itself would lock a file at every read. Has no effect if ``JAX_COMPILATION_CACHE_DIR``
-    is set.
+    If others could write to that directory, a warning says that it is not used. The least recently used programs are
+    deleted beyond `LIMIT_BYTES`; JAX's own limit would lock a file at every read. Has no effect if
+    ``JAX_COMPILATION_CACHE_DIR`` is set.
     """
-    import jax  # late: --help does without
+    import jax  # late: --help does not need it
 
     if jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         return
@@ -36,7 +35,7 @@ def cache_compilations() -> None:
         return
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles many small programs
-    # JAX hashes the path of XLA's own cache into the names of programs, so that none would be found at another path.
+    # JAX hashes the path of XLA's own cache into the names of programs: at another path none would be found.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "")
 
 
@@ -55,14 +54,14 @@ def _require_private(path: pathlib.Path) -> None:
     if found.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, "another user owns the directory", str(path))
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(errno.EPERM, "other users can write to the directory, so run chmod go-w on it", str(path))
+        raise PermissionError(errno.EPERM, "other users can write to the directory, run chmod go-w on it", str(path))
 
 
 def _delete_oldest(directory: pathlib.Path, limit: int) -> None:
-    """Deletes the files that were not used for longest, so that the others have at most ``limit`` bytes."""
+    """Deletes the least recently used files until the others have at most ``limit`` bytes."""
     files = []
     for path in directory.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another process deletes, too
+        with contextlib.suppress(FileNotFoundError):  # another process may delete
             found = path.stat()
             if stat.S_ISREG(found.st_mode):
                 files.append((max(found.st_atime, found.st_mtime), found.st_size, path))

@@ -1,6 +1,6 @@
-"""Several processes as one program: start-up, shared decisions, exit.
+"""Several processes as one program: start, shared decisions, exit.
 
-Every process runs the same program with the same config on its own devices; only process 0 logs and writes metrics.
+Every process runs the same program with the same config on its own devices. Only process 0 logs and writes metrics.
 With one process these calls are no-ops.
 """
 
@@ -30,30 +30,32 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# All processes stop when one of them is silent for this long. A library may keep Python from running for many seconds.
-HEARTBEAT_TIMEOUT_S = 100
-_JAX_HEARTBEAT_TIMEOUT_S = 3600  # crashes instead
+HEARTBEAT_TIMEOUT_S = 100  # all processes stop if one is silent for this long; a library may block Python for a while
+_JAX_HEARTBEAT_TIMEOUT_S = 3600  # after which JAX crashes
 _START_TIMEOUT_S = 300
 _SHUTDOWN_TIMEOUT_S = 300  # process 0 may still be writing a checkpoint
-
 _MOST_NAMED = 5  # differences in a sentence
 
 _watch: Watch | None = None  # of this process, once it has joined others
 
 _SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
-# JAX reads the first by itself, and needs the others where it recognizes no cluster.
 _ADDRESS, _COUNT, _ID = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 
 def start(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> bool:
-    """Joins the other processes; call before JAX starts. Returns whether there are others.
+    """Joins the other processes; call before JAX starts. Returns whether there may be others.
 
     Without arguments the environment decides: ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and
     ``JAX_PROCESS_ID``; a Slurm step with more than one task; or a Cloud TPU machine (also under Kubernetes), where JAX
     finds the others. Otherwise there is one process. Processes other than 0 log only errors of this package.
 
-    ``coordinator`` is the ``host:port`` at which all processes reach process 0; ``process_id`` counts from 0. Missing
-    and invalid arguments raise `InputError`.
+    Args:
+      coordinator: the ``host:port`` at which all processes reach process 0.
+      num_processes: their number.
+      process_id: of this one, from 0.
+
+    Raises:
+      InputError: an argument is missing or invalid.
     """
     global _watch
     if (coordinator, num_processes, process_id) == (None, None, None):
@@ -63,7 +65,7 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
         cluster = _checked_cluster(coordinator, num_processes, process_id)
     elif not (_in_slurm_step() or _on_cloud_tpu()):
         return False
-    # When JAX's own time is up, it crashes.
+    # JAX would crash at its own timeout.
     late = threading.Timer(_START_TIMEOUT_S, _give_up)
     late.daemon = True
     late.start()
@@ -79,16 +81,15 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
         _watch = Watch(joined.client, joined.process_id, joined.num_processes, HEARTBEAT_TIMEOUT_S)
         atexit.register(_watch.end)  # before JAX's, which waits for the other processes
         _watch.start()
-        if joined.process_id:  # as it warns of what process 0 warns of
+        if joined.process_id:  # process 0 gives the same warnings
             logging.getLogger("depthmup_flax").setLevel(logging.ERROR)
     return True
 
 
 def _give_up() -> None:
     print(
-        f"error: not all processes have joined in {_START_TIMEOUT_S} s: see that all were started, each with its own "
-        "--process_id, that none has ended with an error (see its log), and that they can reach --coordinator; then "
-        "rerun the command.",
+        f"error: not all processes joined within {_START_TIMEOUT_S} s. Check that all were started, each with its own "
+        "--process_id, that none failed (see the logs), and that all can reach --coordinator. Then rerun the command.",
         file=sys.stderr,
         flush=True,
     )
@@ -101,21 +102,21 @@ def is_first() -> bool:
 
 
 def leave(code: int, why: str = "") -> NoReturn:
-    """Exits without waiting, as ``sys.exit`` does, for reader threads, which may hang, and for other processes.
+    """Exits at once; ``sys.exit`` would wait for reader threads, which may hang, and for other processes.
 
-    With a sentence ``why`` the other processes end with the same code, and name this process and the sentence.
+    With a sentence ``why`` the other processes end with the same code and print it with this process's number.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     if _watch is not None and why:
         _watch.end_all(code, why)
     elif jax.distributed.is_initialized() and jax_distributed.global_state.process_id == 0:
-        time.sleep(2)  # it hosts the coordinator; the others report errors first
+        time.sleep(2)  # process 0 hosts the coordinator; the others report errors first
     os._exit(code)
 
 
 def in_all(function: Callable[[], T]) -> T:
-    """The result of ``function`` in each process; `InputError` in all of them if it raises one in any."""
+    """The result of ``function`` in each process; `InputError` in all if any raises one."""
     if jax.process_count() == 1:
         return function()
     refusal: InputError | None = None
@@ -124,14 +125,14 @@ def in_all(function: Callable[[], T]) -> T:
     except InputError as error:
         refusal = error
     if not everywhere(refusal is None):
-        raise refusal or InputError("another process failed validation: see its log.")
+        raise refusal or InputError("another process failed validation. See its log.")
     return result
 
 
 def on_first(function: Callable[[], T]) -> T:
     """The result of ``function`` (JSON) in process 0, or its `InputError` or `RunStopped`, in all processes.
 
-    For decisions on shared files, which another process could see half written.
+    For decisions about shared files, which another process could see half written.
     """
     if jax.process_count() == 1:
         return function()
@@ -151,7 +152,7 @@ def require_same(facts: Mapping[str, object]) -> None:
     """Compares ``facts``, named JSON values, of all processes.
 
     Raises:
-      InputError: in all processes, if they differ; the sentence has names, values and processes.
+      InputError: in all processes, if they differ; names fields, values and processes.
     """
     if jax.process_count() == 1:
         return
@@ -169,7 +170,7 @@ def require_same(facts: Mapping[str, object]) -> None:
         sentences[_MOST_NAMED:] = [f"and {more} more differ"] if more > 0 else []
         raise InputError(
             f"the processes are not the same run: {'; '.join(sentences)}. "
-            "Start all of them with the same flags, code, libraries and data."
+            "Start all with the same flags, code, libraries and data."
         )
 
 
@@ -196,14 +197,14 @@ def _from_environment() -> tuple[str | None, int | None, int | None]:
     for name, text in numbers.items():
         if not text.strip().removeprefix("-").isdecimal():
             raise InputError(f"the environment variable {name} is {text!r}: use a whole number.")
-    if not numbers:  # the address alone belongs to a cluster that JAX recognizes
+    if not numbers:  # JAX reads the address alone
         return None, None, None
     count, number = (int(numbers[name]) if name in numbers else None for name in (_COUNT, _ID))
     return os.environ.get(_ADDRESS), count, number
 
 
 def _checked_cluster(coordinator: str | None, num_processes: int | None, process_id: int | None) -> Json:
-    """Arguments of ``jax.distributed.initialize``; refuses an address at which JAX would abort or wait for ever."""
+    """Arguments of ``jax.distributed.initialize``; refuses an address at which JAX would abort or hang."""
     if coordinator is None or num_processes is None or process_id is None:
         fields = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
         missing = " and ".join(name for name, value in fields.items() if value is None)
@@ -225,14 +226,14 @@ def _checked_cluster(coordinator: str | None, num_processes: int | None, process
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(("", int(port)))
     except (OSError, OverflowError) as error:
-        raise InputError(f"coordinator is {coordinator!r}, which cannot be used ({error}): use another.") from error
+        raise InputError(f"coordinator is {coordinator!r}: it cannot be used ({error}). Use another.") from error
     if process_id == 0 and num_processes > 1:
         log.info("waiting for %d processes at %s, for at most %d s", num_processes, coordinator, _START_TIMEOUT_S)
     return {
         "coordinator_address": coordinator,
         "num_processes": num_processes,
         "process_id": process_id,
-        "cluster_detection_method": "deactivate",  # else JAX would ask a cluster which of the devices are ours
+        "cluster_detection_method": "deactivate",  # JAX must not ask a cluster for our devices
     }
 
 

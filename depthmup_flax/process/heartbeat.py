@@ -1,8 +1,7 @@
-"""A watch over the processes of a run: it ends all of them when one fails, or is silent (stopped or unreachable).
+"""A watch over the processes of a run: it ends all of them when one fails, or stops answering.
 
 JAX's own heartbeats crash the others (SIGABRT, exit code 134, a core dump), also after all processes were suspended
-together. The callback that could prevent that cannot be written in Python (jaxlib 0.10 to 0.12: ``std::bad_cast``). So
-this watch replaces them, with a shorter timeout.
+together. Python cannot prevent that (jaxlib 0.10 to 0.12: ``std::bad_cast``), so this watch has a shorter timeout.
 """
 
 from __future__ import annotations
@@ -14,40 +13,30 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any
 
 from depthmup_flax.util.errors import STOPPED
 
 _BEATS, _ENDS = "depthmup/heartbeat/", "depthmup/end/"
 _TICK_S = 1.0
-_READ_BEATS = 3  # the others read why a process ends within one beat, if they are not too busy
-
-
-class Store(Protocol):
-    """The part of JAX's client of the coordination service, which process 0 hosts, that is used here."""
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        """Sets a value."""
-
-    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
-        """All keys below ``key``, with their values."""
+_READ_BEATS = 3  # in which the others have read why a process ends
 
 
 class Watch:
-    """Threads that tell the other processes that this one lives, and end this one when another does not.
+    """Threads that report this process as alive, and end it when another process has failed or stopped.
 
-    Every process counts up a number in the ``store``. Process 0 looks at those of all, and writes down which one is
-    silent; the others read that, or find that process 0 does not answer. A process that fails writes down why. Time is
-    counted in seconds in which this process itself ran: it may have been stopped together with the others.
+    Every process increments a number in the ``store``. Process 0 reads all of them and writes which process is silent;
+    the others read that, or notice that process 0 does not answer. A process that fails writes the reason. Timeouts
+    count only seconds in which this process ran: all processes may have been suspended together.
 
     Args:
-      store: shared by the processes.
+      store: JAX's client of the coordination service, which process 0 hosts.
       process: number of this one, of ``count``.
-      timeout_s: a process is silent that gives no sign of life for so long.
-      beat_s: between two signs of life.
+      timeout_s: a process without a heartbeat for this long is silent.
+      beat_s: between two heartbeats.
     """
 
-    def __init__(self, store: Store, process: int, count: int, timeout_s: float, beat_s: float = 1.0) -> None:
+    def __init__(self, store: Any, process: int, count: int, timeout_s: float, beat_s: float = 1.0) -> None:
         self._store, self._process, self._count = store, process, count
         self._timeout_s, self._beat_s = timeout_s, beat_s
         self._beats: Mapping[str, str] = {}
@@ -60,13 +49,13 @@ class Watch:
             threading.Thread(target=target, daemon=True, name=target.__name__).start()
 
     def end(self) -> None:
-        """No process is judged from now on: the run has ended. This one still gives signs of life."""
+        """The run has ended: stops watching the others. This process still sends heartbeats."""
         self._ended.set()
 
     def end_all(self, code: int, why: str) -> None:
-        """Ends the other processes with that exit code, and returns when they have had time to learn it.
+        """Ends the other processes with an exit code; they print this process's number and ``why``, a sentence.
 
-        They print ``why``, a sentence, and that it comes from this process.
+        Returns when they have had time to read it.
         """
         self._write_end(code, f"process {self._process}: {why}")
         self.end()
@@ -79,7 +68,7 @@ class Watch:
     def _beat(self) -> None:
         beat = 0
         while True:
-            with contextlib.suppress(Exception):  # no answer: see _judge. Also during the shutdown.
+            with contextlib.suppress(Exception):  # no answer, which _judge notices; or the shutdown
                 self._store.key_value_set(f"{_BEATS}{self._process}", str(beat), True)
                 for name, end in self._store.key_value_dir_get(_ENDS):
                     if name != f"{_ENDS}{self._process}" and not self._ended.is_set():
@@ -94,21 +83,19 @@ class Watch:
         silent_s: dict[int, float] = {}
         before: dict[int, object] = {}
         while not self._ended.wait(_TICK_S):
-            # Signs of life: the number of answers from process 0, which hosts the store, and, there, all beats.
-            signs: dict[int, object] = {0: self._answers}
+            signs: dict[int, object] = {0: self._answers}  # process 0 hosts the store, so an answer is its heartbeat
             if self._process == 0:
                 signs |= {i: self._beats.get(f"{_BEATS}{i}") for i in range(1, self._count)}
             for i, sign in signs.items():
-                # Before the first sign a process may still be joining; JAX has a timeout for that.
+                # Before its first heartbeat a process may still be joining, for which JAX has a timeout.
                 alive = sign != before.get(i) or sign is None
                 silent_s[i] = 0.0 if alive else silent_s.get(i, 0.0) + _TICK_S
             before = signs
             silent = [i for i, seconds in silent_s.items() if seconds >= self._timeout_s]
             if silent:
                 sentence = (
-                    f"process {', '.join(map(str, silent))} has given no sign of life for {self._timeout_s:.0f} s: it "
-                    "is stopped, or its machine cannot be reached. Rerun the command, which resumes from the last "
-                    "checkpoint."
+                    f"process {', '.join(map(str, silent))} has sent no heartbeat for {self._timeout_s:.0f} s: it is "
+                    "stopped, or its machine is unreachable. Rerun the command, which resumes from the last checkpoint."
                 )
                 if self._process == 0:
                     self._write_end(STOPPED, sentence)
@@ -117,6 +104,6 @@ class Watch:
     def _leave(self, code: int, sentence: str) -> None:
         with contextlib.suppress(OSError):
             print(f"error: {sentence}", file=sys.stderr, flush=True)
-        # The others read the sentence before this process closes its connections; process 0, the host, is the last.
+        # The others need time to read the sentence; process 0, which hosts the store, leaves last.
         time.sleep((_READ_BEATS if self._process == 0 else 1) * self._beat_s)
         os._exit(code)

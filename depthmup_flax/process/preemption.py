@@ -1,4 +1,4 @@
-"""Preemption: a signal is noted, and acted on between two steps, after the same step in all processes."""
+"""Preemption: a signal takes effect between two steps, after the same step in all processes."""
 
 import contextlib
 import os
@@ -13,11 +13,11 @@ from jax.experimental import multihost_utils
 
 
 class Preemption:
-    """A context in which SIGTERM (from a scheduler), SIGHUP and the first SIGINT (Ctrl-C) do not end the process.
+    """A context in which SIGTERM (from a scheduler), SIGHUP (a closed terminal) and the first Ctrl-C only set `asked`.
 
-    A terminal that is closed sends SIGHUP; under ``nohup`` it stays ignored. With several processes JAX's preemption
-    service handles SIGTERM in any of them and chooses the step, SIGHUP is passed on as SIGTERM, and SIGINT is not
-    handled. Outside the main thread, where Python cannot handle signals, the context does nothing.
+    With several processes JAX's preemption service handles SIGTERM in any of them and chooses the step, SIGHUP is
+    passed on as SIGTERM, and SIGINT is not handled. SIGHUP stays ignored under ``nohup``. Outside the main thread the
+    context does nothing.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Preemption:
 
     @property
     def asked(self) -> bool:
-        """Whether this process has received a signal; with several processes use `reached`."""
+        """Whether this process has received a signal. With several processes call `reached`."""
         return self._signal is not None
 
     def reached(self, step: int) -> bool:
@@ -50,14 +50,14 @@ class Preemption:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if not self.asked:  # os.write, as the signal may have interrupted a print, which cannot be entered twice
-            with contextlib.suppress(OSError):  # such as a terminal that was closed
+        if not self.asked:  # os.write: the signal may have interrupted a print, which is not reentrant
+            with contextlib.suppress(OSError):  # a closed terminal
                 os.write(2, b"preempted: saving the state; press Ctrl-C to exit at once\n")
         self._signal = number
 
 
 def _as_sigterm(number: int, frame: FrameType | None) -> None:
-    """Passes SIGHUP on; what is printed to the terminal, which is closed, is dropped, as it could not be written."""
+    """Passes SIGHUP on, and redirects output from the closed terminal to the null device."""
     with contextlib.suppress(OSError), open(os.devnull, "w", encoding="utf-8") as nowhere:
         for file in (1, 2):
             if stat.S_ISCHR(os.fstat(file).st_mode):

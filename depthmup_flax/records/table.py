@@ -4,17 +4,15 @@ A sweep's directory holds ``sweep.json`` (`SweepInfo`: the base config and the a
 ``records*.jsonl``, one per shard, optionally compressed as ``records*.jsonl.gz``. A `Record` is a run's difference from
 the base config and its results.
 
-Files of every version are read. A new field of `Record` or `SweepInfo` needs a default, which files without it get; a
-field of a later version is ignored with a warning. `read_runs` gives a record the name that this version gives its run.
+A new field of `Record` or `SweepInfo` needs a default, which files without it get. A field of a later version is
+ignored with a warning.
 """
 
-import contextlib
 import dataclasses
-import gc
 import json
 import math
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from depthmup_flax.records.run_hash import RunNames, trained
@@ -106,28 +104,28 @@ class RecordWriter:
         self._lines.close()
 
 
-# Types of a field's values in JSON, their lowest value, and how a sentence calls them.
-_Kind: TypeAlias = tuple[frozenset[type], int | None, str]
-_STRING: _Kind = (frozenset({str}), None, "a string")
-_OBJECT: _Kind = (frozenset({dict}), None, "an object")
-_LIST: _Kind = (frozenset({list}), None, "a list")
-_NUMBER: _Kind = (frozenset({float}), None, "a finite number")
-_OPTIONAL: _Kind = (frozenset({float, type(None)}), None, "a number or null")
-_COUNT: _Kind = (frozenset({int}), 0, "a whole number of at least 0, below 2^62")
-_SIZE: _Kind = (frozenset({int}), 1, "a whole number of at least 1, below 2^62")
+_Kind: TypeAlias = tuple[str, Callable[[Any], bool]]  # how a sentence names a value, and whether a value is one
+_STRING: _Kind = ("a string", lambda value: type(value) is str)
+_OBJECT: _Kind = ("an object", lambda value: type(value) is dict)
+_COUNT: _Kind = ("a whole number of at least 0, below 2^62", lambda value: type(value) is int and 0 <= value < 2**62)
+_SIZE: _Kind = ("a whole number of at least 1, below 2^62", lambda value: type(value) is int and 1 <= value < 2**62)
+_LOSS: _Kind = ("a number or null", lambda value: type(value) is float or value is None)
 _FIELDS: dict[str, _Kind] = {
-    **dict.fromkeys(("run", "status", "device"), _STRING),
+    **dict.fromkeys(("run", "device"), _STRING),
     **dict.fromkeys(("point", "versions"), _OBJECT),
     **dict.fromkeys(("seed", "steps"), _COUNT),
     **dict.fromkeys(("width", "depth", "parameters", "slice_steps", "lanes"), _SIZE),
-    **dict.fromkeys(("train_loss", "train_loss_avg", "test_loss", "test_accuracy"), _OPTIONAL),
-    "train_loss_slices": _LIST,
-    "wall_time_s": _NUMBER,
-    "diverged_at_step": (frozenset({int, type(None)}), None, "a whole number or null"),
-    "commit": (frozenset({str, type(None)}), None, "a string or null"),
+    **dict.fromkeys(("train_loss", "train_loss_avg", "test_loss", "test_accuracy"), _LOSS),
+    "status": (f"{COMPLETED} or {DIVERGED}", lambda value: value in (COMPLETED, DIVERGED)),
+    "train_loss_slices": (
+        "a list of numbers and null",
+        lambda value: type(value) is list and all(type(item) is float or item is None for item in value),
+    ),
+    "wall_time_s": ("a finite number", lambda value: type(value) is float and math.isfinite(value)),
+    "diverged_at_step": ("a whole number or null", lambda value: type(value) is int or value is None),
+    "commit": ("a string or null", lambda value: type(value) is str or value is None),
 }
-_BOUNDED = tuple((name, lowest) for name, (_, lowest, _) in _FIELDS.items() if lowest is not None)
-_TYPES = tuple((name, types) for name, (types, _, _) in _FIELDS.items())
+_NUMBERS = {"train_loss", "train_loss_avg", "test_loss", "test_accuracy", "wall_time_s", "train_loss_slices"}
 _REQUIRED = {f.name for f in dataclasses.fields(Record) if f.default is f.default_factory is dataclasses.MISSING}
 
 
@@ -135,7 +133,7 @@ def read_records(path: pathlib.Path) -> tuple[list[Record], list[str]]:
     """The records of one file, and warnings: a truncated last line, fields of a later version.
 
     Raises:
-      InputError: another line is no record; names the line and the field.
+      InputError: another line is not a record; names the line and the field.
     """
     records: list[Record] = []
     notes: list[str] = []
@@ -145,61 +143,45 @@ def read_records(path: pathlib.Path) -> tuple[list[Record], list[str]]:
         if not line.strip():
             continue
         try:
-            fields = json.loads(line)
+            records.append(_record(json.loads(line), unknown))
         except (ValueError, RecursionError) as error:
-            if number == len(lines):  # no line end after it
+            wrong = error if isinstance(error, InputError) else f"not JSON ({error})"
+            if wrong is not error and number == len(lines):  # no line end after it
                 note = "the last line was torn by a crash and is ignored. Rerunning the sweep repeats that run."
                 notes.append(f"{path}: {note}")
                 break
             raise InputError(
-                f"{path}, line {number}: not JSON ({error}). Delete the line; rerunning the sweep repeats that run."
+                f"{path}, line {number}: {wrong}. Delete the line; rerunning the sweep repeats that run."
             ) from error
-        if not _is_record(fields):
-            wrong = _mend(fields, unknown)
-            if wrong:
-                raise InputError(
-                    f"{path}, line {number}: {wrong}. Delete the line; rerunning the sweep repeats that run."
-                )
-        records.append(Record(**fields))
     if unknown:
         notes.append(f"{path}: fields of a later version are ignored: {', '.join(sorted(unknown))}.")
     return records, notes
 
 
-def _is_record(fields: Any) -> bool:
-    """Whether these are the fields of a record, with values of their types; fast, as a sweep may have 100,000."""
-    return (
-        type(fields) is dict
-        and fields.keys() == _FIELDS.keys()
-        and all([type(fields[name]) in types for name, types in _TYPES])
-        and all([lowest <= fields[name] < 2**62 for name, lowest in _BOUNDED])
-        and fields["status"] in (COMPLETED, DIVERGED)
-        and _OPTIONAL[0].issuperset(map(type, fields["train_loss_slices"]))
-        and math.isfinite(fields["wall_time_s"])
-    )
-
-
-def _mend(fields: Any, unknown: set[str]) -> str:
-    """Removes fields of a later version, in place, and makes whole numbers floats; then says what is still wrong."""
+def _record(fields: Any, unknown: set[str]) -> Record:
+    """A record of JSON; adds names that are not fields to ``unknown``. `InputError` says what is wrong."""
     if type(fields) is not dict:
-        return f"{_shown(fields)} is no record"
-    unknown |= {_shown(name) for name in fields.keys() - _FIELDS.keys()}
-    for name in fields.keys() - _FIELDS.keys():
-        del fields[name]
-    if missing := _REQUIRED - fields.keys():
-        return f"the record has no {', '.join(sorted(missing))}"
+        raise InputError(f"{_shown(fields)} is not a record")
+    if fields.keys() != _FIELDS.keys():
+        unknown |= {_shown(name) for name in fields.keys() - _FIELDS.keys()}
+        fields = {name: value for name, value in fields.items() if name in _FIELDS}
+        if missing := _REQUIRED - fields.keys():
+            raise InputError(f"the record has no {', '.join(sorted(missing))}")
+    for name in _NUMBERS & fields.keys():
+        value = fields[name]
+        fields[name] = [_as_float(item) for item in value] if type(value) is list else _as_float(value)
+    if wrong := _wrong(fields, _FIELDS):
+        raise InputError(wrong)
+    return Record(**fields)
+
+
+def _wrong(fields: Json, kinds: Mapping[str, _Kind]) -> str:
+    """The first field that is not of its kind, in a sentence; empty if there is none."""
     for name, value in fields.items():
-        types, lowest, described = _FIELDS[name]
-        if float in types:
-            fields[name] = value = _as_float(value)
-        right = type(value) in types and (lowest is None or lowest <= value < 2**62)
-        if not right or (name == "wall_time_s" and not math.isfinite(value)):
+        described, is_one = kinds[name]
+        if not is_one(value):
             return f"{name} is {_shown(value)}: it must be {described}"
-    if fields["status"] not in (COMPLETED, DIVERGED):
-        return f"status is {_shown(fields['status'])}: it must be {COMPLETED} or {DIVERGED}"
-    fields["train_loss_slices"] = [_as_float(value) for value in fields["train_loss_slices"]]
-    wrong = [value for value in fields["train_loss_slices"] if type(value) not in _OPTIONAL[0]]
-    return f"train_loss_slices has {_shown(wrong[0])}: it must have numbers and null" if wrong else ""
+    return ""
 
 
 def _as_float(value: Any) -> Any:
@@ -214,31 +196,14 @@ def _shown(value: Any) -> str:
 
 
 def read_runs(sources: Iterable[tuple[pathlib.Path, SweepInfo]]) -> tuple[dict[str, Record], list[str]]:
-    """This version's hash of a run -> its record, for all record files of directories of one sweep; and warnings.
+    """Hash of a run -> its record, for all record files in directories of one sweep; and warnings.
 
-    A record has the name that this version gives its run. A record whose name no version gives to its point is left
-    out, so that the sweep repeats the run. Of several records of a run the last one counts.
+    A record whose name does not fit its point is left out, so that the sweep repeats the run. Of several records of a
+    run the last one counts.
 
     Raises:
       InputError: see `read_records`.
     """
-    with _collector_paused():
-        return _read_runs(sources)
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Reading makes millions of objects, none of them garbage: looking for garbage took a third of the time."""
-    paused = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if paused:
-            gc.enable()
-
-
-def _read_runs(sources: Iterable[tuple[pathlib.Path, SweepInfo]]) -> tuple[dict[str, Record], list[str]]:
     records: dict[str, Record] = {}
     notes: list[str] = []
     foreign: list[str] = []
@@ -314,9 +279,7 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
 
 def _same_training(base: Json, other: Json) -> bool:
     """Whether runs of two base configs train the same and have time slices of the same length."""
-    lengths = [
-        tree["train"].get("log_every") if isinstance(tree.get("train"), dict) else None for tree in (base, other)
-    ]
+    lengths = [tree.get("train", {}).get("log_every") for tree in (base, other)]
     return trained(base) == trained(other) and lengths[0] == lengths[1]
 
 
@@ -331,38 +294,29 @@ def read_info(directory: pathlib.Path) -> SweepInfo:
         ) from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not what a sweep writes ({error}): use another directory.") from error
-    wrong = _wrong_info(fields)
-    if wrong:
-        raise InputError(f"{path} is not what a sweep writes ({wrong}): restore it, or use another directory.")
-    if fields.pop("schema") > SCHEMA:
-        raise InputError(f"{path} was written by a later version of this package: update the package.")
-    own = {name: fields.pop(name) for name in (*_INFO_TYPES, *_INFO_DEFAULTS) if name in fields}
-    return SweepInfo(**own, unknown=tuple(_shown(name) for name in fields))
-
-
-_INFO_TYPES = {
-    **dict.fromkeys(("figure", "title", "scale", "x"), _STRING),
-    **dict.fromkeys(("axes", "base"), _OBJECT),
-    "schema": _SIZE,
-}
-_INFO_DEFAULTS: dict[str, _Kind] = {"runs": _COUNT}  # fields that earlier versions do not write
-
-
-def _wrong_info(fields: Any) -> str:
-    """What is wrong in the content of ``sweep.json``; empty if nothing is."""
     if type(fields) is not dict:
-        return f"{_shown(fields)} is no object"
-    present = {name: kind for name, kind in _INFO_DEFAULTS.items() if name in fields}
-    for name, (types, _, described) in {**_INFO_TYPES, **present}.items():
-        if type(fields.get(name)) not in types:
-            return f"{name} is {_shown(fields.get(name))}: it must be {described}"
-    for name in ("model", "parametrization", "train"):
-        if type(fields["base"].get(name, {})) is not dict:
-            return f"base.{name} is {_shown(fields['base'][name])}: it must be an object"
-    for axis, values in fields["axes"].items():
-        if type(values) is not list:
-            return f"the axis {_shown(axis)} is {_shown(values)}: it must be a list"
-    return ""
+        fields = {}
+    fields.setdefault("runs", 0)  # earlier versions do not write it
+    own = {name: fields.pop(name, None) for name in _INFO_FIELDS}
+    if wrong := _wrong(own, _INFO_FIELDS):
+        raise InputError(f"{path} is not what a sweep writes ({wrong}): restore it, or use another directory.")
+    if own.pop("schema") > SCHEMA:
+        raise InputError(f"{path} was written by a later version of this package: update the package.")
+    return SweepInfo(**own, unknown=tuple(map(_shown, fields)))
+
+
+def _has_sections(base: Any) -> bool:
+    sections = ("model", "parametrization", "train")
+    return type(base) is dict and all(type(base.get(name, {})) is dict for name in sections)
+
+
+_INFO_FIELDS: dict[str, _Kind] = {
+    **dict.fromkeys(("figure", "title", "scale", "x"), _STRING),
+    "axes": ("an object of lists", lambda axes: type(axes) is dict and all(type(axes[name]) is list for name in axes)),
+    "base": ("a config, with objects model, parametrization and train", _has_sections),
+    "schema": _SIZE,
+    "runs": _COUNT,
+}
 
 
 def info_to_json(info: SweepInfo) -> str:

@@ -32,10 +32,10 @@ def require(package: str, why: str) -> None:
 
 
 def sentence(package: str, why: str, error: ImportError) -> str:
-    """What to say about a module of `EXTRA_OF` that cannot be imported."""
+    """The sentence about a module of `EXTRA_OF` that cannot be imported."""
     absent = isinstance(error, ModuleNotFoundError) and error.name == package
     reason = "is not installed" if absent else f"cannot be imported ({error})"
-    return f'{why} needs {package}, which {reason}: pip install "depthmup-flax[{EXTRA_OF[package]}]".'
+    return f'{why} needs {package}, which {reason}. Run pip install "depthmup-flax[{EXTRA_OF[package]}]".'
 
 
 def missing(error: ImportError, why: str) -> InputError | None:

@@ -1,4 +1,4 @@
-"""Names of a package that are imported at their first use, so that a command line answers ``--help`` without JAX."""
+"""Names of a package that are imported at their first use, so that ``--help`` does not import JAX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from depthmup_flax.util.extras import missing
 
 
 def imported(module: str, why: str) -> ModuleType:
-    """The module; `InputError` if an extra of this package installs what it lacks."""
+    """Imports a module; `InputError` if it lacks a package that an extra installs."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -19,7 +19,7 @@ def imported(module: str, why: str) -> ModuleType:
 
 
 def imported_late(package: str, names: Mapping[str, str]) -> Callable[[str], object]:
-    """The ``__getattr__`` of a package: module of it -> the names, separated by spaces, that it defines."""
+    """The ``__getattr__`` of a package; ``names`` maps its modules to the names that each defines, with spaces."""
     module_of = {name: module for module, of_module in names.items() for name in of_module.split()}
 
     def get(name: str) -> object:

@@ -17,10 +17,8 @@ HUGE = 1e15  # larger outputs count as exploded, whatever the slope
 class Fit:
     """``value ~ size^slope``: least squares of log value on log size over all sizes and seeds."""
 
-    slope: float  # NaN if there is none
-    # Half-width of its 95 % confidence interval, from the residuals (Student's t): variation between seeds and
-    # deviation from a power law both widen it.
-    interval: float
+    slope: float  # NaN unless fitted
+    interval: float  # half-width of its 95 % confidence interval, from the residuals (Student's t)
     state: str = "fitted"  # or one of the constants above
 
     def __str__(self) -> str:
@@ -45,7 +43,7 @@ def fit_power(values_of_size: Mapping[int, Sequence[float]]) -> Fit:
 
 @functools.cache
 def student_t(freedom: int, probability: float = 0.975) -> float:
-    """The quantile of Student's t distribution; NaN without a degree of freedom. The default is that of 95 % intervals.
+    """The quantile of Student's t distribution, by default for 95 % intervals; NaN without a degree of freedom.
 
     References:
       Abramowitz & Stegun, 26.7.3 and 26.7.4: the distribution for whole degrees of freedom; a bisection inverts it.

@@ -1,7 +1,7 @@
 """The precision of matrix products and convolutions.
 
-Unless told otherwise, a TPU rounds the factors of a float32 product to bfloat16 (8 bits), and a GPU may round them to
-TF32 (11 bits). Sums are in float32.
+By default a TPU rounds the factors of a float32 product to bfloat16 (8 bits), and a GPU may round them to TF32 (11
+bits). Sums are in float32.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from depthmup_flax.util.types import Dtype
 def product_precision(dtype: Dtype) -> jax.lax.Precision | None:
     """The argument ``precision`` in a computation of ``dtype``: ``HIGHEST`` from 32 bits on, else the device's default.
 
-    ``None``, too, where ``jax.default_matmul_precision`` is set: it applies to products without the argument.
+    Also ``None`` if ``jax.default_matmul_precision`` is set, which applies to products without the argument.
     """
     wide = jnp.dtype(dtype).itemsize >= 4
     return jax.lax.Precision.HIGHEST if wide and jax.default_matmul_precision.value is None else None

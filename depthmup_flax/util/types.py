@@ -1,4 +1,4 @@
-"""Names for the types that the whole package uses. Nothing here imports JAX at run time."""
+"""Types that the whole package uses. Does not import JAX at run time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     import jax
 
-# A hyperparameter: a Python number, or a JAX array that a sweep maps over.
+# A hyperparameter: a Python number, or an array that a sweep maps over.
 Scalar: TypeAlias = "float | jax.Array"
 # What a model's `dtype` may be: "bfloat16", jnp.float32, ...
 Dtype: TypeAlias = "jax.typing.DTypeLike"

@@ -1,1 +1,1 @@
-"""Work directories: whose they are, one process at a time, and files that stay complete when a process is killed."""
+"""Work directories: their kind of work, one process at a time, files that stay complete when a process is killed."""

@@ -1,8 +1,8 @@
 """A lock in a bucket, made of objects that are created only if absent.
 
-``.lock.000007`` is the seventh time that the lock was taken. Its holder writes it again every `lock.BEAT_S`, and marks
-it as free at the end. Whoever finds the latest one free, or not written for `lock.EXPIRY_S` by the clock of the
-storage, takes the lock by creating the next: of several that try, one succeeds. A holder that finds a later object has
+``.lock.000007`` is the seventh holder's. The holder rewrites it every `lock.BEAT_S` seconds and marks it as free at the
+end. If the latest object is free, or was not written for `lock.EXPIRY_S` by the clock of the storage, another process
+takes the lock by creating the next number: of several that try, one succeeds. A holder that finds a later number has
 lost the lock.
 """
 
@@ -21,9 +21,9 @@ from depthmup_flax.util.types import Json
 from depthmup_flax.workdir import buckets
 from depthmup_flax.workdir.lock import BOOT, DELETED, EXPIRY_S, Heartbeat, now_s, taken_in_time
 
-_POLL_S = 4.0  # at most, between two looks at a lock that another process holds
+_POLL_S = 4.0  # at most, between two reads of a lock that another process holds
 
-_mine: set[str] = set()  # the locks that threads of this process hold or want
+_mine: set[str] = set()  # tokens of locks that threads of this process hold or want
 
 
 class BucketLock(Heartbeat):
@@ -38,15 +38,15 @@ class BucketLock(Heartbeat):
         _mine.discard(self._holder["token"])
 
     def _beat(self, *, held: bool = True) -> None:
-        """Writes the object again, unless there is a later one."""
-        # Errors are ignored: a bucket that is not reachable does not take the writes that the lock protects, either.
+        """Rewrites the object, unless there is a later one."""
+        # Errors are ignored: an unreachable bucket takes no writes that the lock protects, either.
         with self._beating, contextlib.suppress(Exception):
             started = now_s()
             latest = max(_numbers(self.path), default=0)
             if latest < self._number:
                 self._lost = DELETED
             elif latest > self._number:
-                self._lost = f"was taken over by {_words(_read(self.path, latest))}: end that process, or let it work."
+                self._lost = f"was taken over by {_words(_read(self.path, latest))}: stop that process, or wait for it."
             else:
                 buckets.put(_object(self.path, latest), json.dumps({**self._holder, "held": held}))
                 self._confirmed_s = started
@@ -54,11 +54,7 @@ class BucketLock(Heartbeat):
 
 @contextlib.contextmanager
 def held(path: pathlib.Path, wait_s: float | None = None) -> Iterator[BucketLock]:
-    """Holds the lock ``path``; waits for at most ``wait_s`` (default `WAIT_S`) seconds, and says so once.
-
-    Raises:
-      Busy: another process still holds it.
-    """
+    """Holds the lock ``path``; `Busy` if another process still holds it after ``wait_s``, by default `lock.WAIT_S`."""
     lock = taken_in_time(path, wait_s, lambda: _attempt(path), _POLL_S)
     try:
         yield lock
@@ -67,7 +63,7 @@ def held(path: pathlib.Path, wait_s: float | None = None) -> Iterator[BucketLock
 
 
 def busy(path: pathlib.Path) -> str | None:
-    """The process that holds a lock, in words; ``None`` if none does."""
+    """Describes the process that holds a lock; ``None`` if it is free."""
     latest = max(_numbers(path), default=0)
     holder = _read(path, latest) if latest else None
     return None if holder is None or _is_free(path, latest, holder) else _words(holder)
@@ -79,7 +75,7 @@ def locks_in(directory: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _attempt(path: pathlib.Path) -> tuple[BucketLock | None, str | None]:
-    """The lock, if it is free and no other process is faster; and who holds it, in words, as far as known."""
+    """The lock if this process can take it, else a description of the holder if known."""
     numbers = _numbers(path)
     latest = max(numbers, default=0)
     other = _read(path, latest) if latest else None
@@ -95,15 +91,15 @@ def _attempt(path: pathlib.Path) -> tuple[BucketLock | None, str | None]:
 
 
 def _is_free(path: pathlib.Path, number: int, holder: Json) -> bool:
-    """Whether a lock may be taken: it was freed, its process is gone, or it has expired."""
+    """Whether a lock was freed, its process is gone, or it has expired."""
     if not holder["held"] or _is_gone(holder):
         return True
-    # The storage's own clock: the machines' may differ.
+    # Use the storage's clock: those of machines may differ.
     probe = path.with_name(f"{path.name}-clock-{secrets.token_hex(8)}")
     buckets.put(probe, b"")
     try:
         return buckets.modified(probe) - buckets.modified(_object(path, number)) > EXPIRY_S
-    except FileNotFoundError:  # another process has just taken the lock, and deleted this object
+    except FileNotFoundError:  # another process has just taken the lock and deleted this object
         return False
     finally:
         probe.unlink(missing_ok=True)
@@ -117,14 +113,14 @@ def _object(path: pathlib.Path, number: int) -> pathlib.Path:
 
 
 def _numbers(path: pathlib.Path) -> list[int]:
-    found = [file for file in path.parent.glob(f"{path.name}.*") if file.stem == path.name]
-    return [int(file.suffix[1:]) for file in found if _NUMBER.fullmatch(file.suffix)]
+    files = [file for file in path.parent.glob(f"{path.name}.*") if file.stem == path.name]
+    return [int(file.suffix[1:]) for file in files if _NUMBER.fullmatch(file.suffix)]
 
 
 def _read(path: pathlib.Path, number: int) -> Json:
     try:
         return dict(json.loads(_object(path, number).read_text()))
-    except FileNotFoundError:  # another process has just taken the lock, and deleted this object
+    except FileNotFoundError:  # another process has just taken the lock and deleted this object
         return {"held": True}
 
 
@@ -133,7 +129,7 @@ def _words(holder: Json) -> str:
 
 
 def _identity() -> Json:
-    """Names this process among all processes of all machines; without /proc, only for a reader."""
+    """Identifies this process among all machines; without /proc only for a reader."""
     identity: Json = {"host": socket.gethostname(), "pid": os.getpid()}
     with contextlib.suppress(OSError):
         identity |= {"machine": f"{BOOT} {os.readlink('/proc/self/ns/pid')}", "started": _started(os.getpid())}

@@ -1,7 +1,7 @@
 """Work directories in buckets: ``gs://bucket/run``, ``s3://bucket/run``.
 
-A bucket holds whole objects: one can be written, replaced, or created if absent, each time in one step. It cannot
-append and has no file locks. What appends on a disk is therefore written to `Scratch`, or as one object per part.
+A bucket writes, replaces, or creates if absent whole objects, each in one step. It cannot append and has no file locks.
+Files that grow are therefore kept in `Scratch`, or written as one object per part.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any, cast
 from depthmup_flax.util.errors import InputError, RunStopped
 
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}  # file systems of fsspec
-_EXTRA = "pip install 'depthmup-flax[buckets]'"
-# Packages whose errors mean that the bucket did not do what it was asked.
+_EXTRA = 'pip install "depthmup-flax[buckets]"'
+# Packages whose errors come from a bucket.
 _REMOTE = {"aiohttp", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs", "urllib3"}
-# What TensorStore says, for which it raises ValueError.
+# Codes in the ValueErrors of TensorStore.
 _TENSORSTORE = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED", "UNAUTHENTICATED", "RESOURCE_EXHAUSTED")
 
 UPLOAD_EVERY_S = 60.0
@@ -39,27 +39,27 @@ def is_bucket(path: str | os.PathLike[str]) -> bool:
 
 
 def bucket_path(text: str) -> pathlib.Path:
-    """The path of a directory in a bucket; it has the methods of `pathlib.Path` that read, list and delete.
+    """The path of a directory in a bucket, with the methods of `pathlib.Path` that read, list and delete.
 
     Raises:
-      InputError: the name is not one that a bucket can have, or the package that talks to it is absent.
+      InputError: a name that no bucket can have, or its package is not installed.
     """
     scheme, _, name = text.partition("://")
     bucket, *folders = name.rstrip("/").split("/")
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", bucket):
-        raise InputError(f"{text!r} names the bucket {bucket!r}: use 3 or more lowercase letters, digits, - . and _.")
+        raise InputError(f"workdir is {text!r}: a bucket's name has 3 or more lowercase letters, digits, - . and _.")
     if any(folder in ("", ".", "..") or set(folder) & set("#?*[]\n\r") for folder in folders):
-        raise InputError(f"{text!r} cannot be a directory in a bucket: leave out empty names, '.', '..' and #?*[].")
+        raise InputError(f"workdir is {text!r}: names in a bucket must not be empty, '.' or '..', or contain #?*[].")
     if importlib.util.find_spec(_PACKAGES[scheme]) is None:
-        raise InputError(f"{text!r} needs the package {_PACKAGES[scheme]}, which is not installed: {_EXTRA}.")
-    # One client for everybody, whether or not TensorFlow, which has its own, is installed.
+        raise InputError(f"workdir {text!r} needs {_PACKAGES[scheme]}, which is not installed. Run {_EXTRA}.")
+    # Use the same client whether or not TensorFlow is installed.
     os.environ.setdefault("EPATH_USE_TF", "false")
     import fsspec
     from etils import epath
 
     for protocol in ("gs", "gcs", "s3"):  # listings must show what other processes have written
         fsspec.config.conf.setdefault(protocol, {}).setdefault("use_listings_cache", False)
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback for what it then raises
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it also logs what it raises
     return cast(pathlib.Path, epath.Path(text.rstrip("/")))
 
 
@@ -74,10 +74,10 @@ def get(path: pathlib.Path) -> bytes:
 
 
 def put_new(path: pathlib.Path, content: str | bytes) -> bool:
-    """Writes a new object; ``False``, and no change, if there is one of other content.
+    """Writes a new object; ``False``, without a change, if one with other content exists.
 
-    Of processes that call it at the same time with different contents, one gets ``True``. (A request that was repeated
-    after a lost answer may find its own object: equal content counts as success.)
+    Of simultaneous callers with different contents one gets ``True``. Equal content counts as success: a request that
+    was repeated after a lost answer may find its own object.
     """
     try:
         file_system(path).pipe_file(str(path), _as_bytes(content), mode="create")  # generation 0; If-None-Match: *
@@ -89,18 +89,18 @@ def put_new(path: pathlib.Path, content: str | bytes) -> bool:
 
 
 def delete_tree(directory: pathlib.Path) -> None:
-    """Deletes all objects in a directory; none is fine."""
+    """Deletes all objects in a directory, if any."""
     with contextlib.suppress(FileNotFoundError):
         file_system(directory).rm(str(directory), recursive=True)
 
 
 def rename_tree(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Copies all objects to ``target``, then deletes them; a crash leaves some of both, and all of one."""
+    """Copies all objects to ``target``, then deletes them; after a crash one of both is complete."""
     file_system(source).mv(str(source), str(target), recursive=True)
 
 
 def copy_command(path: pathlib.Path) -> str:
-    """The command that copies an object here."""
+    """The command that copies an object to this machine."""
     return f"{'gcloud storage' if str(path).startswith('gs:') else 'aws s3'} cp {path} ."
 
 
@@ -110,7 +110,7 @@ def modified(path: pathlib.Path) -> float:
 
 
 def file_system(path: pathlib.Path) -> Any:
-    """The fsspec file system of a path in a bucket, the same that its methods use."""
+    """The fsspec file system that the methods of a path in a bucket use."""
     return _file_system(str(path).partition("://")[0])
 
 
@@ -123,26 +123,22 @@ def _file_system(scheme: str) -> Any:
 
 
 def stopped(directory: pathlib.Path, error: Exception, *, absent: bool = True) -> RunStopped | None:
-    """What to raise for an error in mid-run; ``None`` if it does not come from a bucket.
+    """What to raise for an error during a run; ``None`` if it does not come from a bucket.
 
-    ``absent``: whether an object that is not there counts, as it does not for damaged checkpoints.
+    ``absent``: whether a missing object counts; for damaged checkpoints it does not.
     """
     reason = _reason(error)
     if reason is None or (not absent and any(isinstance(cause, FileNotFoundError) for cause in causes(error))):
         return None
     return RunStopped(
-        f"workdir {str(directory)!r} cannot be reached any more ({reason}): rerun the command when it can, which "
-        "resumes from what was saved."
+        f"workdir {str(directory)!r} cannot be reached any more ({reason}): rerun the command later. It resumes from "
+        "what was saved."
     )
 
 
 @contextlib.contextmanager
 def reachable(directories: Iterable[pathlib.Path]) -> Iterator[None]:
-    """Within, a bucket that cannot be reached is one sentence.
-
-    Raises:
-      RunStopped: one of ``directories`` is in a bucket, and the connection is lost.
-    """
+    """A context that raises `RunStopped` when the connection to a bucket of ``directories`` is lost."""
     try:
         yield
     except Exception as error:
@@ -153,23 +149,23 @@ def reachable(directories: Iterable[pathlib.Path]) -> Iterator[None]:
 
 
 def opening_error(directory: pathlib.Path, error: Exception) -> InputError | RunStopped | None:
-    """What to raise for an error of the first requests; ``None`` if it does not come from a bucket."""
+    """What to raise for an error while opening; ``None`` if it does not come from a bucket."""
     reason = _reason(error)
     if reason is None:
         return None
     workdir, bucket = f"workdir {str(directory)!r}", str(directory).split("/")[2]
     if any(_is_about_credentials(cause) for cause in causes(error)):
-        return InputError(f"{workdir}: there are no valid credentials ({reason}). Log in, or set them.")
+        return InputError(f"{workdir}: no valid credentials ({reason}). Log in, or set them.")
     if any(isinstance(cause, PermissionError) or str(cause).startswith("Forbidden") for cause in causes(error)):
-        needed = f"your account must be able to list, read, write and delete objects of the bucket {bucket!r}"
-        return InputError(f"{workdir}: no permission ({reason}); {needed}.")
+        needed = f"Your account must be allowed to list, read, write and delete objects of the bucket {bucket!r}"
+        return InputError(f"{workdir}: no permission ({reason}). {needed}.")
     if any(isinstance(cause, FileNotFoundError) for cause in causes(error)):
         return InputError(f"{workdir}: there is no bucket {bucket!r}. Create it, or name another.")
     return RunStopped(f"{workdir} cannot be reached ({reason}): rerun the command later.")
 
 
 def _reason(error: BaseException) -> str | None:
-    """The first line of what a bucket, or the connection to it, has answered; ``None`` for an error of other origin."""
+    """The first line of a bucket's or connection's error; ``None`` for other errors."""
     for cause in causes(error):
         packages, said = {parent.__module__.partition(".")[0] for parent in type(cause).__mro__}, str(cause)
         known = isinstance(cause, (ConnectionError, TimeoutError, FileNotFoundError, PermissionError))
@@ -185,7 +181,7 @@ def _is_about_credentials(error: BaseException) -> bool:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and those that led to it."""
+    """The error and its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -194,10 +190,10 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 class Parts:
-    """`files.JsonLines` in a bucket: each `write` makes a new object beside ``path``, which nobody changes.
+    """`files.JsonLines` in a bucket: each `write` makes a new object beside ``path``.
 
-    ``records.jsonl`` becomes ``records.20261123T120000-1f2e3d4c-000001.jsonl``: the time at which this writer started,
-    a random number, and the part. Sorted by name, parts are in the order of writing.
+    ``records.jsonl`` becomes ``records.20261123T120000-1f2e3d4c-000001.jsonl``: when this writer started, a random
+    number, and the part. Names sort in the order of writing.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -216,13 +212,13 @@ class Parts:
 
 
 class Scratch:
-    """A local directory for files that grow, or that libraries write; `upload` copies them to a bucket.
+    """A local directory for files that grow or that libraries write; `upload` copies them to a bucket.
 
-    For a work directory on a disk it is that directory, and `upload` does nothing.
+    It is the work directory itself if that is on a disk; then `upload` does nothing.
 
     Args:
       directory: the work directory.
-      fetch: names of files to copy from the bucket first, if they are there.
+      fetch: names of files to copy from the bucket first, if they exist.
     """
 
     def __init__(self, directory: pathlib.Path, fetch: Iterable[str] = ()) -> None:
@@ -236,7 +232,7 @@ class Scratch:
                 self._uploaded[name] = self._state(name)
 
     def upload(self) -> None:
-        """Copies the files that have changed since the last call; each replaces the bucket's in one step."""
+        """Copies files that have changed since the last call; each replaces the bucket's in one step."""
         if not self._remote:
             return
         for path in sorted(self.local.iterdir()):
@@ -247,7 +243,7 @@ class Scratch:
         self._last = time.monotonic()
 
     def upload_if_due(self) -> None:
-        """Uploads if the last time is `UPLOAD_EVERY_S` ago."""
+        """Uploads if the last upload was `UPLOAD_EVERY_S` ago."""
         if time.monotonic() - self._last >= UPLOAD_EVERY_S:
             self.upload()
 

@@ -1,4 +1,4 @@
-"""A work directory holds one kind of work: every command claims it here, before it computes or writes anything."""
+"""A work directory holds one kind of work. Every command claims it here before it computes or writes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ NAMES = {
     COORD_CHECK: "a coordinate check",
     REPORT: "a report",
 }
-_UNMARKED = {"sweep.json": SWEEP, "limits.json": LIMITS}  # copied records, without the mark
-_UNKNOWN = ("config.json", "result.json", "checkpoints", "records*.jsonl*")  # other programs use such names, too
+_UNMARKED = {"sweep.json": SWEEP, "limits.json": LIMITS}  # copied records without the mark
+_UNKNOWN = ("config.json", "result.json", "checkpoints", "records*.jsonl*")  # another program may have written these
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,18 +40,16 @@ class Claim:
     lock: file_lock.Heartbeat
 
     def check(self, *, now: bool = False) -> None:
-        """Returns if the directory is still this process's; call it between steps.
+        """Raises `RunStopped` if the directory was deleted or renamed, or another process has taken it over.
 
-        Takes no time, because a thread looks every `lock.BEAT_S` seconds; ``now`` looks at once, for use before writes.
-
-        Raises:
-          RunStopped: the directory was deleted or renamed, or another process has taken it over.
+        Call it between steps: it only reads what a thread finds every `lock.BEAT_S` seconds. Before writes, ``now``
+        reads the lock at once.
         """
         self.lock.check(now=now)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Keeps other processes from starting in the directory, to delete what all of them share.
+        """A context in which no other process can start in the directory, for deleting what all share.
 
         Raises:
           InputError: another part of the work is running.
@@ -61,17 +59,13 @@ class Claim:
             for path in locks.locks_in(self.directory):
                 if path not in (self.lock.path, self.directory / _ALONE) and (other := locks.busy(path)):
                     raise InputError(
-                        f"workdir {str(self.directory)!r} is in use by {other}: end it before you delete its work."
+                        f"workdir {str(self.directory)!r} is in use by {other}: stop it before you delete its work."
                     )
             yield
 
 
 def as_path(text: str | os.PathLike[str]) -> pathlib.Path:
-    """The path of a work directory that a user has typed: on a disk, with ``~`` expanded, or in a bucket.
-
-    Raises:
-      InputError: the home directory of a user is not known, or no bucket can have that name.
-    """
+    """The path of a work directory as typed: on a disk, with ``~`` expanded, or in a bucket; else `InputError`."""
     if not os.fspath(text):
         raise InputError("the work directory is '': name one, such as runs/digits.")
     if buckets.is_bucket(text):
@@ -91,16 +85,16 @@ def claimed(
     """Opens a work directory for one kind of work; creates it if absent.
 
     Args:
-      path: as the user typed it.
+      path: as typed.
       kind: one of the constants of this module.
-      lock: name of the lock file, which only one process holds at a time; parts of a sweep have one each.
-      wait_s: how long to wait while another process holds the lock, in seconds; default a minute.
-      flag: what the user names the directory with, for messages.
+      lock: name of the lock file, which one process holds at a time; each part of a sweep has its own.
+      wait_s: seconds to wait while another process holds the lock; default `lock.WAIT_S`.
+      flag: that names the directory, for messages.
 
     Raises:
-      InputError: the directory cannot be written, or holds another kind of work. Nothing in it has changed then.
+      InputError: the directory cannot be written, or holds another kind of work; it is unchanged.
       Busy: another process holds the lock.
-      RunStopped: the disk is full, or, inside the context, cannot be written any more.
+      RunStopped: the disk is full, or cannot be written any more inside the context.
     """
     directory = as_path(path)
     with contextlib.ExitStack() as stack:
@@ -111,7 +105,7 @@ def claimed(
             if not buckets.is_bucket(directory):
                 delete_leftovers(directory)
             if locks.busy(directory / _ALONE):
-                with locks.held(directory / _ALONE, wait_s):  # until the other has deleted what it wants to
+                with locks.held(directory / _ALONE, wait_s):  # until another process has deleted its work
                     retried(lambda: _mark(directory, kind))
         stack.enter_context(writing_to(directory))
         yield claim
@@ -121,7 +115,7 @@ def kind_of(directory: pathlib.Path) -> str | None:
     """The kind of work that a directory holds; ``None`` if it holds none.
 
     Raises:
-      InputError: the mark is damaged, or there are files of unknown work.
+      InputError: the mark is damaged, or files of unknown work exist.
     """
     mark = directory / MARK
     if not mark.exists():
@@ -132,24 +126,24 @@ def kind_of(directory: pathlib.Path) -> str | None:
         if unknown is None:
             return None
         try:
-            retried(mark.read_bytes)  # the mark is older than other files, but a file server may show it later
+            retried(mark.read_bytes)  # a file server may show the mark later than newer files
         except FileNotFoundError as error:
             holds = f"holds {unknown!r} of unknown work: choose another directory."
             raise InputError(f"workdir {str(directory)!r} {holds}") from error
     named = read_json(mark, "restore it, or choose another directory").get("kind")
     if named not in NAMES:
-        raise InputError(f"{mark} names {named!r}, which is no kind of work: choose another directory.")
+        raise InputError(f"{mark} has the unknown kind {named!r}: choose another directory.")
     return str(named)
 
 
 def _mark(directory: pathlib.Path, kind: str) -> None:
-    """Creates the directory and its mark, if absent; `InputError` if it holds another kind of work."""
+    """Creates the directory and its mark if absent; `InputError` if it holds another kind of work."""
     if not buckets.is_bucket(directory):  # which has no directories
         directory.mkdir(parents=True, exist_ok=True)
     mark = directory / MARK
     if not mark.exists() and kind_of(directory) in (None, kind):
         create(mark, json.dumps({"kind": kind}) + "\n")
-    present = kind_of(directory)  # another process may have been faster
+    present = kind_of(directory)  # another process may have created the mark
     if present is None:  # a file server does not show it yet
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(mark))
     if present != kind:
@@ -164,7 +158,7 @@ def _locks(directory: pathlib.Path) -> types.ModuleType:
 
 @contextlib.contextmanager
 def _opening(directory: pathlib.Path, flag: str) -> Iterator[None]:
-    """Errors of the first writes: most are the user's choice of directory, not a failure."""
+    """Turns errors of the first writes into one sentence; most mean a wrong directory."""
     try:
         yield
     except (InputError, RunStopped):
@@ -177,7 +171,7 @@ def _opening(directory: pathlib.Path, flag: str) -> Iterator[None]:
         reason = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE):
             raise RunStopped(
-                f"{flag} {str(directory)!r} cannot be written to ({reason}): mend that, and rerun the command."
+                f"{flag} {str(directory)!r} cannot be written to ({reason}): free space or repair the disk, then rerun."
             ) from error
         if directory.is_symlink() and not directory.exists():
             reason = "it is a link to nothing"
@@ -203,7 +197,7 @@ def writing_to(directory: pathlib.Path) -> Iterator[None]:
                 raise sentence from error
             raise
         if reason := _write_failure(error):
-            remedy = f"make room or make it writable, and {file_lock.REMEDY}"
+            remedy = f"make room or make it writable, then {file_lock.REMEDY}"
             raise RunStopped(f"workdir {str(directory)!r} cannot be written any more ({reason}): {remedy}") from error
         if not directory.exists():
             raise RunStopped(f"workdir {str(directory)!r} {file_lock.DELETED}") from error
@@ -215,11 +209,11 @@ _WRITE_ERRORS = (*_FULL_OR_READ_ONLY, errno.EIO, errno.ESTALE, errno.EACCES, err
 
 
 def _write_failure(error: BaseException) -> str | None:
-    """The system's message, if ``error`` or one of its causes is a failed write."""
+    """The system's message if ``error`` or one of its causes is a failed write."""
     for cause in buckets.causes(error):
         if isinstance(cause, OSError) and cause.errno in _WRITE_ERRORS:
             return os.strerror(cause.errno)
-        # Orbax's storage library reports the message without the number.
+        # Orbax's storage library gives the message without the number.
         for message in map(os.strerror, _FULL_OR_READ_ONLY):
             if message in str(cause):
                 return message

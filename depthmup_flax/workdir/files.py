@@ -21,17 +21,13 @@ from depthmup_flax.workdir import buckets
 
 
 def read_json(path: pathlib.Path, remedy: str) -> Json:
-    """Reads a JSON object.
-
-    Raises:
-      InputError: the file is damaged; the sentence ends with ``remedy``.
-    """
+    """Reads a JSON object; `InputError`, which ends with ``remedy``, if the file is damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{path} is not JSON ({error}): {remedy}.") from error
     if not isinstance(content, dict):
-        raise InputError(f"{path} is no JSON object: {remedy}.")
+        raise InputError(f"{path} is not a JSON object: {remedy}.")
     return content
 
 
@@ -41,7 +37,7 @@ _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
-    """Writes a file so that readers, and a crash, see either the old one or the new one; returns when it is stored."""
+    """Writes a file; readers and a crash see the old or the new one. Returns when it is on disk."""
     if buckets.is_bucket(path):
         return buckets.put(path, content)
     with _temporary(path, content) as temporary:
@@ -50,10 +46,7 @@ def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
 
 
 def create(path: pathlib.Path, text: str) -> bool:
-    """Writes a new file, complete from its first moment; ``False``, and no change, if there is one already.
-
-    Of processes that call it at the same time, on one host or several, one gets ``True``.
-    """
+    """Creates a complete file; ``False``, without a change, if it exists. Of simultaneous callers one gets ``True``."""
     if buckets.is_bucket(path):
         return buckets.put_new(path, text)
     with _temporary(path, text) as temporary:
@@ -63,15 +56,11 @@ def create(path: pathlib.Path, text: str) -> bool:
     return True
 
 
-VISIBLE_S = 2.0  # a file server shows a change within this time
+VISIBLE_S = 2.0  # a file server shows changes within this time
 
 
 def retried(function: Callable[[], T]) -> T:
-    """The result of ``function``, which is called again while files of a file server come and go.
-
-    Raises:
-      OSError: the last call's, after `VISIBLE_S`; at once for an error that stays.
-    """
+    """The result of ``function``, repeated for `VISIBLE_S` while files appear or vanish on a file server."""
     deadline = time.monotonic() + VISIBLE_S
     while True:
         try:
@@ -83,18 +72,18 @@ def retried(function: Callable[[], T]) -> T:
 
 
 def link_exclusively(source: pathlib.Path, target: pathlib.Path) -> bool:
-    """Makes ``target`` a second name of the file ``source``; ``False``, and no change, if there is a ``target``."""
+    """Makes ``target`` a second name of the file ``source``; ``False``, without a change, if ``target`` exists."""
     try:
         os.link(source, target)
     except FileExistsError:
-        # A file server may answer so to its own success, if the first answer was lost.
+        # A file server answers so to a repeated request whose first answer was lost.
         return source.stat().st_nlink == 2
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
         if target.exists():
             return False
-        # The last of the processes that are here within a second wins.
+        # Of processes that rename within a second, the last wins.
         own = source.stat()
         os.rename(source, target)
         time.sleep(1.0)
@@ -108,16 +97,16 @@ def temporary_name(path: pathlib.Path) -> pathlib.Path:
 
 
 def delete_leftovers(directory: pathlib.Path, age_s: float = 3600.0) -> None:
-    """Deletes temporary files of writers that were killed: a writer that lives keeps them for less than ``age_s``."""
+    """Deletes temporary files of killed writers: those older than ``age_s``."""
     for path in directory.glob(f"{_TEMPORARY}*"):
-        with contextlib.suppress(OSError):  # another process may have deleted it
+        with contextlib.suppress(OSError):  # another process may delete it
             if time.time() - path.stat().st_mtime > age_s:
                 path.unlink()
 
 
 @contextlib.contextmanager
 def _temporary(path: pathlib.Path, content: str | bytes) -> Iterator[pathlib.Path]:
-    """A file with ``content`` on disk, beside ``path``; its name ends with the context."""
+    """A temporary file with ``content`` on disk, beside ``path``."""
     temporary = temporary_name(path)
     try:
         with temporary.open("xb") as file:
@@ -130,7 +119,7 @@ def _temporary(path: pathlib.Path, content: str | bytes) -> Iterator[pathlib.Pat
 
 
 def _sync_directory(directory: pathlib.Path) -> None:
-    """Writes the names in a directory to disk, where the file system can."""
+    """Writes the names in a directory to disk, if the file system can."""
     file = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -142,7 +131,7 @@ def _sync_directory(directory: pathlib.Path) -> None:
 
 
 def read_lines(path: pathlib.Path) -> list[str]:
-    """The lines of a text file, decompressed if its name ends in ``.gz``; the last is empty if the file is complete."""
+    """The lines of a text file, decompressed if it ends in ``.gz``; the last is empty if the file is complete."""
     content = buckets.get(path) if buckets.is_bucket(path) else path.read_bytes()
     if path.suffix == ".gz":
         try:
@@ -162,7 +151,7 @@ def is_json(text: str | bytes) -> bool:
 
 
 def delete_tree(directory: pathlib.Path) -> None:
-    """Deletes a directory and all it holds, if there is one."""
+    """Deletes a directory and its contents, if it exists."""
     if buckets.is_bucket(directory):
         buckets.delete_tree(directory)
     elif directory.is_dir():
@@ -170,7 +159,7 @@ def delete_tree(directory: pathlib.Path) -> None:
 
 
 def rename_tree(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Renames a directory; in a bucket, which cannot rename, copies and then deletes it."""
+    """Renames a directory; in a bucket copies, then deletes it."""
     if buckets.is_bucket(source):
         buckets.rename_tree(source, target)
     else:
@@ -185,8 +174,8 @@ def open_lines(path: pathlib.Path) -> JsonLines | buckets.Parts:
 class JsonLines:
     """An append-only file with one JSON value per line.
 
-    Opening repairs the end of a file whose writer was killed: a torn last line is removed, and a complete last line
-    without its newline gets one. It refuses a compressed file: appending to a new one would repeat all of its work.
+    Opening repairs the end of a file whose writer was killed: it removes a torn last line and completes one that lacks
+    its newline. A compressed file is refused: a new file beside it would repeat its work.
     """
 
     def __init__(self, path: pathlib.Path) -> None:

@@ -1,12 +1,11 @@
 """A lock that one process holds at a time, on one host or several.
 
-The lock file names its holder. Creating it is exclusive (a hard link), and so is replacing it when it is free. Whether
-it is free is decided by two means:
+The lock file names its holder. Creating it is exclusive (a hard link), and so is replacing it when it is free:
 
-* The kernel's lock (``flock``) on the file, which ends with the process, decides among processes of one machine.
-* Another machine may not see that lock, or see it after the holder's machine is gone. There a heartbeat decides: the
-  holder sets the file's modification time every `BEAT_S` seconds, and the lock is free when a process that waits for
-  it has seen no change for `EXPIRY_S`. No clocks of two machines are compared.
+* On the holder's machine the kernel's lock (``flock``), which ends with the process, says whether it is free.
+* Another machine may not see ``flock``, or see it after the holder's machine has failed. There a heartbeat decides: the
+  holder sets the file's modification time every `BEAT_S` seconds, and the lock is free when a waiting process has seen
+  no change for `EXPIRY_S`. Clocks of two machines are not compared.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 BEAT_S = 10.0
-EXPIRY_S = 45.0  # several beats: a holder that is stopped or starved of time for less keeps its lock
-WAIT_S = 60.0  # longer than EXPIRY_S, so that one start takes over the lock of a lost machine
+EXPIRY_S = 45.0  # several beats, so that a holder that is suspended for less keeps its lock
+WAIT_S = 60.0  # longer than EXPIRY_S, so that a start takes over the lock of a failed machine
 _POLL_S = 0.25
 _CLOCK = getattr(time, "CLOCKBOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def now_s() -> float:
-    """A clock that never jumps, and that continues while the machine sleeps."""
+    """A clock that never jumps and continues while the machine sleeps."""
     return time.clock_gettime(_CLOCK)
 
 
@@ -54,7 +53,7 @@ class Holder:
     held: bool
     host: str
     pid: int
-    boot: str  # of the running kernel: processes with the same one see each other's ``flock``
+    boot: str  # of the running kernel; processes with the same value see each other's ``flock``
     kernel_lock: bool  # whether the file system has ``flock``
     token: str
 
@@ -62,12 +61,12 @@ class Holder:
         return f"process {self.pid} on {self.host}"
 
     def to_json(self) -> bytes:
-        """One line, as long for a released lock as for a held one: it is written over the other."""
+        """One line; its length does not depend on ``held``, because one overwrites the other."""
         return json.dumps(dataclasses.asdict(self)).replace("true,", "true ,", 1).encode() + b"\n"
 
 
 class Heartbeat(abc.ABC):
-    """A lock that this process holds, or has lost: a thread confirms it every `BEAT_S` seconds with `_beat`."""
+    """A lock that this process holds or has lost; a thread calls `_beat` every `BEAT_S` seconds."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
@@ -77,11 +76,9 @@ class Heartbeat(abc.ABC):
         self._thread.start()
 
     def check(self, *, now: bool = False) -> None:
-        """Returns if the lock is still held; looks at its file ``now``, or after a long stop of this process.
+        """Raises `RunStopped` if the lock is lost; reads its file ``now``, or if this process was suspended.
 
-        Raises:
-          RunStopped: the directory was deleted or renamed, or another process has taken it over, or it cannot be
-            reached.
+        It is lost if the directory was deleted, renamed or taken over by another process, or cannot be reached.
         """
         if not self._lost and (now or self._is_late()):
             self._beat()
@@ -89,14 +86,14 @@ class Heartbeat(abc.ABC):
             raise RunStopped(f"workdir {str(self.path.parent)!r} {self._lost}")
 
     def release(self) -> None:
-        """Ends the heartbeat and frees the lock; harmless if it is lost."""
+        """Ends the heartbeat and frees the lock, if it is not lost."""
         self._ended.set()
         self._thread.join()
         self._free()
 
     @abc.abstractmethod
     def _beat(self) -> None:
-        """Tells other processes that this one lives; sets ``_confirmed_s``, or ``_lost`` to the reason."""
+        """Renews the lock and sets ``_confirmed_s``, or sets ``_lost`` to the reason."""
 
     @abc.abstractmethod
     def _free(self) -> None:
@@ -107,7 +104,7 @@ class Heartbeat(abc.ABC):
             self._beat()
 
     def _is_late(self) -> bool:
-        """Whether this process was stopped for so long that the lock may have expired."""
+        """Whether this process was suspended for so long that the lock may have expired."""
         return now_s() - self._confirmed_s > EXPIRY_S - BEAT_S
 
 
@@ -124,13 +121,13 @@ class Lock(Heartbeat):
         os.close(self._file)
 
     def _beat(self) -> None:
-        """Sets the file's time, and looks whether the path still leads to this file."""
+        """Sets the file's time and checks that the path still leads to this file."""
         with self._beating:
             started, late = now_s(), self._is_late()
             try:
                 _touch(self._file)
                 found = _read(self.path, probe=False)
-                if late or found is None:  # another process may be taking over; a file server may err once
+                if late or found is None:  # another process may be taking over, or a file server was wrong once
                     time.sleep(2 * _POLL_S)
                     found = _read(self.path, probe=False)
             except OSError as error:
@@ -140,18 +137,19 @@ class Lock(Heartbeat):
             if found is None:
                 self._lost = DELETED
             elif found.holder is None or found.holder.token != self._holder.token:
-                self._lost = f"was taken over by {found.holder or 'another process'}: end that process, or let it work."
+                other = found.holder or "another process"
+                self._lost = f"was taken over by {other}: stop that process, or wait for it."
             else:
                 self._confirmed_s = started
 
 
-REMEDY = "rerun the command, which resumes from what was saved."
-DELETED = f"was deleted or renamed while it was in use: restore it, and {REMEDY}"
+REMEDY = "rerun the command. It resumes from what was saved."
+DELETED = f"was deleted or renamed while it was in use: restore it, then {REMEDY}"
 
 
 @contextlib.contextmanager
 def held(path: pathlib.Path, wait_s: float | None = None) -> Iterator[Lock]:
-    """Holds the lock ``path``; waits for at most ``wait_s`` (default `WAIT_S`) seconds, and says so once.
+    """Holds the lock ``path``; waits at most ``wait_s`` seconds, by default `WAIT_S`.
 
     Raises:
       Busy: another process still holds it.
@@ -173,9 +171,9 @@ def held(path: pathlib.Path, wait_s: float | None = None) -> Iterator[Lock]:
 def taken_in_time(
     path: pathlib.Path, wait_s: float | None, attempt: Callable[[], tuple[T | None, str | None]], poll_s: float
 ) -> T:
-    """What ``attempt`` takes; it also returns who holds the lock ``path``, in words, and is repeated until it succeeds.
+    """Repeats ``attempt``, every ``poll_s`` seconds at most, until it returns a lock; else it describes the holder.
 
-    Says once for whom it waits; between two attempts are up to ``poll_s`` seconds. `held` has the rest.
+    Logs the holder once. `Busy` after ``wait_s`` seconds.
     """
     wait_s = WAIT_S if wait_s is None else wait_s
     deadline, said = now_s() + wait_s, False
@@ -199,7 +197,7 @@ def locks_in(directory: pathlib.Path) -> list[pathlib.Path]:
 
 
 def busy(path: pathlib.Path) -> str | None:
-    """The process that holds a lock, in words; ``None`` if none does."""
+    """Describes the process that holds a lock; ``None`` if it is free."""
     return _Watch().busy(path)
 
 
@@ -207,59 +205,53 @@ def busy(path: pathlib.Path) -> str | None:
 class _Found:
     """A lock file at one moment."""
 
-    holder: Holder | None  # None: no content, as after a power cut
+    holder: Holder | None  # None: no content, for example after a power cut
     beat: int  # its modification time
-    locked: bool | None  # by any process's ``flock``; None: the file system has none
+    locked: bool | None  # whether a process holds ``flock``; None: the file system has none
 
 
 class _Watch:
-    """Which of the locks that a process looks at are free."""
+    """Tells which locks are free; remembers since when each file is unchanged."""
 
     def __init__(self) -> None:
-        self._seen: dict[pathlib.Path, tuple[Holder | None, int, float]] = {}  # and when it first looked like this
+        self._seen: dict[pathlib.Path, tuple[Holder | None, int, float]] = {}  # holder, beat, and since when
 
-    def free(self, path: pathlib.Path) -> _Found | None:
-        """The lock file, if nobody holds it."""
+    def look(self, path: pathlib.Path) -> tuple[_Found | None, bool]:
+        """The lock file, and whether a process may take the lock."""
         found = _read(path)
         if found is None:
-            return None
-        previous = self._seen.get(path)
-        if previous is None or previous[:2] != (found.holder, found.beat):
-            previous = self._seen[path] = (found.holder, found.beat, now_s())
-        return found if self._is_free(found, now_s() - previous[2]) else None
+            return None, True
+        holder, previous = found.holder, self._seen.get(path)
+        if previous is None or previous[:2] != (holder, found.beat):
+            previous = self._seen[path] = (holder, found.beat, now_s())
+        if holder is not None and not holder.held:
+            return found, True
+        if holder is not None and holder.boot == BOOT and holder.kernel_lock:
+            return found, found.locked is False
+        return found, now_s() - previous[2] > EXPIRY_S
 
     def busy(self, path: pathlib.Path) -> str | None:
-        """The process that holds the lock, in words."""
-        if self.free(path) is not None or (found := _read(path)) is None:
-            return None
-        return str(found.holder or "another process")
-
-    @staticmethod
-    def _is_free(found: _Found, unchanged_s: float) -> bool:
-        holder = found.holder
-        if holder is not None and not holder.held:
-            return True
-        if holder is not None and holder.boot == BOOT and holder.kernel_lock:
-            return found.locked is False
-        return unchanged_s > EXPIRY_S
+        """Describes the process that holds the lock."""
+        found, free = self.look(path)
+        return None if found is None or free else str(found.holder or "another process")
 
 
 def _take(path: pathlib.Path, watch: _Watch) -> tuple[int, Holder] | None:
     """Creates the lock file, or replaces a free one; returns the open file, ``None`` if another process holds it.
 
-    Of the processes that find the same lock free, the one that creates a file named after its last holder replaces it.
-    That file is a lock in turn: if its creator dies, it is replaced in the same way.
+    Of the processes that find the same lock free, the one that creates a file named after the last holder replaces it.
+    That file is itself a lock: if its creator dies, it is replaced in the same way.
     """
-    if _read(path) is None:
-        return _create(path)
-    found = watch.free(path)
+    found, free = watch.look(path)
     if found is None:
+        return _create(path)
+    if not free:
         return None
     guard = path.with_name(f"{path.name}.{found.holder.token if found.holder else 'unknown'}")
     own = _take(guard, watch)
     if own is None:
         return None
-    if _read(path) == found:  # no other process has replaced it, and its holder has not come back
+    if _read(path) == found:  # nobody has replaced it, and its holder has not resumed
         os.replace(guard, path)
         return own
     guard.unlink()
@@ -268,7 +260,7 @@ def _take(path: pathlib.Path, watch: _Watch) -> tuple[int, Holder] | None:
 
 
 def _create(path: pathlib.Path) -> tuple[int, Holder] | None:
-    """Creates a lock file, held by this process from its first moment; ``None`` if there is one."""
+    """Creates a lock file that this process holds; ``None`` if it exists."""
     own = temporary_name(path)
     file = os.open(own, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     try:
@@ -298,7 +290,7 @@ def _write_holder(file: int) -> Holder:
 def _read(path: pathlib.Path, *, probe: bool = True) -> _Found | None:
     """The lock file; ``None`` if there is none."""
     try:
-        with path.open("rb") as file:  # opening asks a file server anew, where a look at the name may not
+        with path.open("rb") as file:  # opening asks a file server again; stat may not
             locked = _is_locked(file.fileno()) if probe else None
             content, beat = file.read(), os.fstat(file.fileno()).st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):
@@ -325,7 +317,7 @@ def _touch(file: int) -> None:
     try:
         os.utime(file)
     except OSError as error:
-        if error.errno != errno.ESTALE:  # deleted on the server, as a look at the path will show
+        if error.errno != errno.ESTALE:  # deleted on the server; the next read of the path shows it
             raise
 
 

@@ -12,10 +12,10 @@ COMPLETE = "uploaded.txt"
 
 
 class Mirror:
-    """``local`` holds a folder per checkpoint; `upload` makes the bucket's folders the same.
+    """``local`` has a folder per checkpoint; `upload` makes the bucket's folders equal.
 
-    A folder is complete in the bucket when it has a marker, which is written last and deleted first. The local
-    directory starts with the bucket's complete folders.
+    A complete folder in the bucket has a marker, which is written last and deleted first. The local directory starts
+    with the bucket's complete folders.
     """
 
     def __init__(self, directory: pathlib.Path) -> None:
@@ -30,7 +30,7 @@ class Mirror:
         complete, ours = self._complete(), {path.name for path in self.local.iterdir() if path.is_dir()}
         for folder in sorted(ours - complete):
             target = self._directory / folder
-            buckets.delete_tree(target)  # what an upload that was cut off has left
+            buckets.delete_tree(target)  # leftovers of an interrupted upload
             buckets.file_system(target).put(f"{self.local / folder}/", f"{target}/", recursive=True)
             buckets.put(target / COMPLETE, "")
         for folder in sorted(complete - ours):

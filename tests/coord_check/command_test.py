@@ -1,4 +1,4 @@
-"""python -m depthmup_flax.coord_check: its verdict, its files, its errors."""
+"""depthmup check: its verdict, its files, its errors."""
 
 import json
 

@@ -13,9 +13,9 @@ from flax import nnx
 from recorded_checks import recorded
 
 import depthmup_flax as dm
+from depthmup_flax.commands.prepared_check import prepared_check
 from depthmup_flax.config import default_config
 from depthmup_flax.coord_check import Network, coord_check, linen_network, nnx_network
-from depthmup_flax.coord_check.from_config import prepared_check
 from depthmup_flax.rule.info_trees import is_info
 from depthmup_flax.util.power_fits import fit_power
 
@@ -247,7 +247,7 @@ def replaced(network, **fields):
         ),
         (
             {"build": lambda w, d: build_chain(8 * d, w), "widths": (4, 8, 16)},
-            "m = 4 at width 4 and 4 at width 8: build the model and its info with the width that build is called",
+            "m = 4 at width 4 and 4 at width 8: build the model and its info with the argument width",
         ),
         ({"loss": jnp.mean}, "labels and loss are both given"),
         (
@@ -268,7 +268,7 @@ def replaced(network, **fields):
         ),
         (
             {"build": lambda w, d: build_chain(w, 4), "depths": (4, 8, 16)},
-            "of 1376 parameters at depth 4 and of 1376 at depth 8: build the model with the depth that build is called",
+            "of 1376 parameters at depth 4 and of 1376 at depth 8: build the model with the argument depth",
         ),
         (
             {"build": lambda w, d: replaced(build_chain(w, d), depth_ratio=BASE_DEPTH / d), "depths": (8, 16, 32)},

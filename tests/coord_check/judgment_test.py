@@ -7,9 +7,8 @@ import pytest
 import scipy.stats
 
 import depthmup_flax as dm
-from depthmup_flax.coord_check.judgment import verdict_of
+from depthmup_flax.coord_check.judgment import fit_trend, verdict_of
 from depthmup_flax.coord_check.layer_names import collapsers
-from depthmup_flax.coord_check.trend import fit_trend
 from depthmup_flax.util.power_fits import fit_power, student_t
 
 

@@ -75,7 +75,7 @@ def test_linen_modules_of_many_kinds_have_one_output_and_named_activations(field
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"result": "tuple"}, "the network returns tuple: it must return one array of outputs. Say which with output="),
+        ({"result": "tuple"}, "the network returns tuple: it must return one array of outputs. Select it with output="),
         ({"result": "dictionary"}, r"returns dict with the keys \['features', 'logits'\]"),
         (
             {"result": "dictionary", "output": "y"},

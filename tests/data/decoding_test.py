@@ -124,13 +124,13 @@ def a_socket(path):
 
 HOSTILE = {
     "empty": (lambda path: path.write_bytes(b""), "it is empty"),
-    "text": (lambda path: path.write_text("<html>404</html>"), "it is no image that Pillow reads"),
+    "text": (lambda path: path.write_text("<html>404</html>"), "Pillow cannot read its format"),
     "truncated": (lambda path: path.write_bytes(_jpeg()[:-200]), "image file is truncated"),
     "bomb": (lambda path: path.write_bytes(a_bomb()), "Image size (900000000 pixels) exceeds limit"),
-    "pipe": (os.mkfifo, "it is no regular file"),
-    "socket": (a_socket, "it is no regular file"),
-    "device": (lambda path: path.symlink_to("/dev/zero"), "it is no regular file"),
-    "folder": (os.mkdir, "it is no regular file"),
+    "pipe": (os.mkfifo, "it is not a regular file"),
+    "socket": (a_socket, "it is not a regular file"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "it is not a regular file"),
+    "folder": (os.mkdir, "it is not a regular file"),
     "dangling-link": (lambda path: path.symlink_to("absent"), "No such file or directory"),
     "link-to-itself": (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
 }

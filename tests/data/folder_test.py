@@ -253,15 +253,3 @@ def _fail(monkeypatch, module, function, path, number):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(module, function, failing)
-
-
-def test_classes_that_differ_by_case_only_are_two_and_named_in_one_warning(tmp_path, caplog):
-    write_flat_folder(tmp_path)
-    for name in "ABcC":
-        write_image(tmp_path / f"train/{name}/0.png", noise(6, 6))
-    assert load(name=f"folder:{tmp_path}").num_classes == 6
-    (message,) = caplog.messages
-    assert message == (
-        f"'{tmp_path}/train' has classes that differ by case only, which count as two: "
-        "'A' and 'a', 'B' and 'b', 'C' and 'c'."
-    )

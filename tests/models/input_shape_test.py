@@ -8,5 +8,5 @@ from depthmup_flax import InputError, ViT
 
 
 def test_an_image_without_a_batch_dimension_is_named():
-    with pytest.raises(InputError, match=r"x has shape \(32, 32, 3\), but images are \[batch, height,"):
+    with pytest.raises(InputError, match=r"input of shape \(32, 32, 3\): use \[B, H, W, C\]"):
         ViT(10, width=16, patch_size=4).init(jax.random.key(0), jnp.ones((32, 32, 3)))

@@ -12,9 +12,9 @@ from drawn import drawn
 import depthmup_flax as dm
 from depthmup_flax.nn import attention as attention_module
 from depthmup_flax.nn.attention import SelfAttention
+from depthmup_flax.nn.blocks import TransformerConfig
 from depthmup_flax.nn.positions import sincos_positions, sincos_positions_2d
 from depthmup_flax.nn.transformer import Embed
-from depthmup_flax.nn.transformer_config import TransformerConfig
 from depthmup_flax.rule.info_trees import flatten_info
 
 IMAGES = jax.random.normal(jax.random.key(1), (3, 16, 16, 3))
@@ -103,7 +103,7 @@ def test_gpt_takes_shorter_sequences_than_it_was_made_for_and_learned_positions_
     if positions == "sincos":
         assert jax.eval_shape(model.apply, {"params": params}, longer).shape == (3, 24, 7)
     else:
-        with pytest.raises(dm.InputError, match="24 tokens, but the model was initialized with 12"):
+        with pytest.raises(dm.InputError, match="24 tokens: use at most 12"):
             model.apply({"params": params}, longer)
 
 

@@ -93,7 +93,7 @@ def test_a_process_that_dies_ends_the_other_with_a_message_in_bounded_time(victi
     survivor = 1 - victim
     # JAX aborts a process that has lost the coordinator, unless a collective fails first.
     sentences = {
-        1: f"process {survivor} failed; the other processes stop with it",
+        1: f"process {survivor} failed; the other processes stop, too",
         -signal.SIGABRT: "distributed service",
     }
     assert sentences[codes[survivor]] in pair.running[survivor].text()
@@ -130,7 +130,7 @@ def test_a_process_that_lacks_the_data_makes_all_refuse(tmp_path):
     pair = Joined(tmp_path / "logs", 2, 1, f"--workdir={tmp_path / 'run'}", "--config.train.steps=2", own=own)
     assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
     assert "there is no folder 'nowhere'" in pair.running[0].text()
-    assert "another process failed validation: see its log" in pair.running[1].text()
+    assert "another process failed validation. See its log" in pair.running[1].text()
 
 
 def test_processes_with_different_configs_name_the_difference_and_refuse_before_anything_is_written(tmp_path):
@@ -162,7 +162,7 @@ def test_a_process_whose_others_never_join_ends_with_a_sentence(tmp_path):
 
     for alone in [start(0), start(1)]:
         assert alone.wait(60) == errors.STOPPED, alone.text()
-        assert "error: not all processes have joined in 4 s: see that all were started" in alone.text()
+        assert "error: not all processes joined within 4 s. Check that all were started" in alone.text()
 
 
 def train_py_on_own_disk(homes, arguments, devices):
@@ -218,7 +218,7 @@ def test_the_rows_of_all_hosts_are_disjoint_and_complete(hosts):
         (("host", 2, 0), "coordinator is 'host': use HOST:PORT"),
         (("host:1", 0, 0), "num_processes is 0: use a whole number of at least 1"),
         (("host:1", 2, 2), "process_id is 2: use a whole number from 0 to 1"),
-        (("no-such-host.invalid:1", 2, 1), "coordinator is 'no-such-host.invalid:1', which cannot be used"),
+        (("no-such-host.invalid:1", 2, 1), "coordinator is 'no-such-host.invalid:1': it cannot be used"),
     ],
 )
 def test_an_address_that_is_not_complete_is_refused(given, sentence):

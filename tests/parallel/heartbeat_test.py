@@ -1,4 +1,4 @@
-"""A process that gives no sign of life ends the others with a sentence, and without a core dump."""
+"""A process without a heartbeat ends the others with a sentence, and without a core dump."""
 
 import signal
 import threading
@@ -36,7 +36,7 @@ class Judge(Watch):
         self.left, self.names, self.codes = threading.Event(), [], []
 
     def _leave(self, code, sentence):
-        self.names.append(sentence.split(" has given no sign of life")[0].removeprefix("process "))
+        self.names.append(sentence.split(" has sent no heartbeat")[0].removeprefix("process "))
         self.codes.append(code)
         self.left.set()
 
@@ -61,7 +61,7 @@ def test_processes_that_beat_are_left_alone_and_so_is_one_that_has_not_joined_ye
 
 
 def test_the_first_process_names_a_silent_one_and_the_others_read_it():
-    store = Store({"depthmup/heartbeat/2": "17"})  # it gave one sign of life
+    store = Store({"depthmup/heartbeat/2": "17"})  # it sent one heartbeat
     judges = watches(store, (0, 1), 3)
     assert all(judge.left.wait(5.0) for judge in judges)
     assert {name for judge in judges for name in judge.names} == {"2"}
@@ -110,6 +110,6 @@ def test_a_stopped_process_ends_the_other_with_a_sentence_and_not_with_a_core_du
     try:
         other = pair.running[1 - victim]
         assert other.wait(60) == errors.STOPPED, pair.text()
-        assert f"error: process {victim} has given no sign of life for 6 s" in other.text()
+        assert f"error: process {victim} has sent no heartbeat for 6 s" in other.text()
     finally:
         pair.running[victim].send(signal.SIGKILL)

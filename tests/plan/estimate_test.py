@@ -15,8 +15,7 @@ from depthmup_flax.engine.sharded_program import ShardedProgram
 from depthmup_flax.parallel import sharding
 from depthmup_flax.plan import programs
 from depthmup_flax.plan.estimate import Memory, make_plan, memory_of, seconds_of
-from depthmup_flax.plan.hlo_costs import Collective, Cost, HloCosts, Kernels
-from depthmup_flax.plan.hlo_text import parse
+from depthmup_flax.plan.hlo import Collective, Cost, HloCosts, Kernels, parse
 from depthmup_flax.plan.programs import OutOfMemory, compile_run, compile_sweep, out_of_memory, unless_out_of_memory
 from depthmup_flax.plan.remedies import remedies, sweep_remedies
 from depthmup_flax.plan.summary import as_json, duration, memory_line, text

@@ -34,7 +34,7 @@ def test_the_best_mesh_is_tried_with_every_remat_and_what_cannot_run_comes_last(
     config = default_config("vit")
     config.model.remat = remat
     found = list(search(config, 4, estimated))
-    assert len(found) == compilations(config, 4)
+    assert len(found) == compilations(4)
     assert [one.setting["model.remat"] for one in found if one.setting["mesh.data"] == 4] == tried
     lines = table(found).splitlines()
     assert "4 x 1 x 1" in lines[0]

@@ -52,7 +52,7 @@ def opened(directory, environment):
 
 def test_open_says_the_path_of_the_page_where_there_is_no_display(tmp_path):
     text = opened(tmp_path, {})
-    assert f"no browser can be opened here: open {tmp_path}/sweep/report/report.html yourself" in text
+    assert f"cannot open a browser: open {tmp_path}/sweep/report/report.html yourself" in text
 
 
 def test_open_gives_the_address_of_the_page_to_the_browser(tmp_path):

@@ -106,7 +106,7 @@ def test_two_processes_count_the_bad_examples_of_both_and_train_as_one(tmp_path)
     )
     pair = Joined(tmp_path / "logs", 2, 1, f"--workdir={tmp_path / 'two'}", f"--config={settings}")
     assert pair.wait() == [0, 0], pair.text()
-    assert "The next example takes its place" in pair.running[0].text()
+    assert "The next example replaces it" in pair.running[0].text()
     assert "others are skipped without a warning" not in pair.running[1].text()
     result = json.loads((tmp_path / "two/result.json").read_text())
     assert result["config_hash"] == expected["config_hash"]

@@ -399,7 +399,7 @@ def test_unknown_fields_are_named_with_the_closest_known_one(tmp_path):
     config = tiny()
     with config.unlocked():
         del config.train.epochs
-    with pytest.raises(InputError, match=r"config lacks the field 'train.epochs'"):
+    with pytest.raises(InputError, match=r"config lacks 'train.epochs'"):
         train_and_evaluate(config, tmp_path)
 
 

@@ -153,7 +153,7 @@ def test_a_run_whose_events_cannot_be_written_completes_with_all_rows_of_metrics
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
-        (("tensorboard",), "train.writers is tensorboard, without jsonl"),
+        (("tensorboard",), "train.writers is tensorboard: add jsonl"),
         (("jsonl", "tensorbord"), "train.writers has 'tensorbord': did you mean 'tensorboard'?"),
         (("jsonl,wand",), "train.writers has 'wand': did you mean 'wandb'?"),
         ((1,), r"train.writers is \(1,\)"),

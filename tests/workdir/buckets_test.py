@@ -33,12 +33,12 @@ def impatient(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("gs://Runs/a", "names the bucket 'Runs'"),
-        ("gs://", "names the bucket ''"),
-        ("s3://x/a", "names the bucket 'x'"),
-        ("gs://bucket//a", "cannot be a directory"),
-        ("gs://bucket/a/../b", "cannot be a directory"),
-        ("gs://bucket/a*", "cannot be a directory"),
+        ("gs://Runs/a", "workdir is 'gs://Runs/a': a bucket's name has"),
+        ("gs://", "workdir is 'gs://': a bucket's name has"),
+        ("s3://x/a", "workdir is 's3://x/a': a bucket's name has"),
+        ("gs://bucket//a", "names in a bucket must not"),
+        ("gs://bucket/a/../b", "names in a bucket must not"),
+        ("gs://bucket/a*", "names in a bucket must not"),
         ("az://bucket/a", "is not supported"),
     ],
 )
@@ -49,7 +49,7 @@ def test_a_name_that_no_bucket_has_is_refused(name, says):
 
 def test_a_missing_package_is_one_sentence_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setattr(buckets.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"needs the package gcsfs.*pip install 'depthmup-flax\[buckets\]'"):
+    with pytest.raises(InputError, match=r'needs gcsfs.*pip install "depthmup-flax\[buckets\]"'):
         as_path("gs://bucket/run")
 
 

@@ -11,7 +11,7 @@ from depthmup_flax.training.loop import _Run, train_and_evaluate
 from depthmup_flax.util.errors import InputError, RunStopped
 from depthmup_flax.workdir.directory import SWEEP, claimed
 
-GONE = r"workdir .* was deleted or renamed while it was in use: restore it, and rerun the command"
+GONE = r"workdir .* was deleted or renamed while it was in use: restore it, then rerun the command"
 
 
 def delete(directory):
@@ -54,7 +54,7 @@ def test_a_sweep_is_not_overwritten_while_a_part_of_it_runs(tmp_path):
     with claimed(tmp_path, SWEEP, lock=".lock-records.0-of-2"):
         records.write_text("")
         (tmp_path / "sweep.json").write_text("{}")
-        with pytest.raises(InputError, match=r"is in use by process \d+ on .*: end it before you delete its work"):
+        with pytest.raises(InputError, match=r"is in use by process \d+ on .*: stop it before you delete its work"):
             runner.sweep(a_sweep(rates=1, depths=(2,)), tmp_path, overwrite=True)
         assert records.exists()
         assert (tmp_path / "sweep.json").read_text() == "{}"

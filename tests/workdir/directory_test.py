@@ -166,7 +166,7 @@ def failing(code, *args, **kwargs):
     ("code", "error", "message"),
     [
         (errno.EROFS, InputError, "Read-only file system.: choose another"),
-        (errno.ENOSPC, RunStopped, "No space left on device.: mend that, and rerun"),
+        (errno.ENOSPC, RunStopped, "No space left on device.: free space or repair"),
     ],
 )
 def test_a_directory_that_cannot_be_written_is_found_at_the_claim(code, error, message, tmp_path, monkeypatch):
@@ -199,7 +199,7 @@ def test_the_whole_work_is_not_deleted_while_a_part_runs(tmp_path):
     with claimed(tmp_path, SWEEP, lock=".lock-records.1-of-2"), claimed(tmp_path, SWEEP, lock=".lock-records") as claim:
         writer = JsonLines(tmp_path / "records.1-of-2.jsonl")
         writer.write([1])
-        with pytest.raises(InputError, match=r"is in use by process \d+ on .*: end it before"), claim.alone():
+        with pytest.raises(InputError, match=r"is in use by process \d+ on .*: stop it before"), claim.alone():
             pytest.fail("deletes")
         writer.close()
     with claimed(tmp_path, SWEEP, lock=".lock-records") as claim, claim.alone():

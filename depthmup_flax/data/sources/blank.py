@@ -1,4 +1,4 @@
-"""Data sets of the right shapes with nothing in them, for plans on machines without the data."""
+"""Data sets of zeros with the right shapes, for plans on machines without the data."""
 
 from __future__ import annotations
 
@@ -17,31 +17,20 @@ from depthmup_flax.data.text import TextDataset, Tokenizer
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import HostBatch
 
-
-@dataclasses.dataclass(frozen=True)
-class KnownSet:
-    """The size of a published set."""
-
-    train: int  # examples; of a text, characters of both splits
-    test: int
-    classes: int  # or the size of the vocabulary
-    shape: tuple[int, int, int] | None = None  # of every image, if all have the same
-
-
-# By the last part of data.name, so that folder:/data/tiny-imagenet-200 is known.
-KNOWN_SETS: Mapping[str, KnownSet] = {
-    "cifar10": KnownSet(50_000, 10_000, 10, (32, 32, 3)),
-    "cifar100": KnownSet(50_000, 10_000, 100, (32, 32, 3)),
-    "mnist": KnownSet(60_000, 10_000, 10, (28, 28, 1)),
-    "imagenet2012": KnownSet(1_281_167, 50_000, 1000),
-    "tiny-imagenet-200": KnownSet(100_000, 10_000, 200, (64, 64, 3)),
-    "tinyshakespeare.txt": KnownSet(1_115_394, 0, 65),
+# Published sets, by the last part of data.name -> training and test examples, classes, shape if all images share it.
+_IMAGES: Mapping[str, tuple[int, int, int, tuple[int, int, int] | None]] = {
+    "cifar10": (50_000, 10_000, 10, (32, 32, 3)),
+    "cifar100": (50_000, 10_000, 100, (32, 32, 3)),
+    "mnist": (60_000, 10_000, 10, (28, 28, 1)),
+    "imagenet2012": (1_281_167, 50_000, 1000, None),
+    "tiny-imagenet-200": (100_000, 10_000, 200, (64, 64, 3)),
 }
+_TEXTS = {"tinyshakespeare.txt": (1_115_394, 65)}  # characters, vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What the user says about a set that is neither present nor known: ``--classes``, ``--examples``, ..."""
+    """Sizes of a set that is neither present nor known: ``--classes``, ``--examples``, ``--vocabulary``."""
 
     classes: int | None = None
     examples: int | None = None
@@ -71,7 +60,7 @@ class BlankSplit:
 
 
 class PlannedData(LoadOnce):
-    """Loads each data set once: the real one where it is, else a blank one."""
+    """Loads each data set once: the real one if it is here, else a blank one."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(functools.partial(_real_or_blank, sizes))
@@ -93,12 +82,11 @@ def description(dataset: Dataset) -> str:
 
 
 def _blank_images(fields: DataConfig, name: str, sizes: Sizes) -> ImageDataset:
-    known = KNOWN_SETS.get(os.path.basename(os.path.normpath(name)))
-    classes = sizes.classes or (known.classes if known else 0)
-    train, test = _counts(fields, sizes, known.train if known else 0, known.test if known else 0)
+    train, test, classes, shape = _IMAGES.get(os.path.basename(os.path.normpath(name)), (0, 0, 0, None))
+    classes = sizes.classes or classes
+    train, test = _counts(fields, sizes, train, test)
     if not classes or not train:
         raise _unknown(fields, "--classes=1000 --examples=1000000")
-    shape = known.shape if known else None
     if fields.image_size:
         shape = (fields.image_size, fields.image_size, shape[-1] if shape else 3)
     if shape is None:
@@ -114,10 +102,10 @@ def _blank_images(fields: DataConfig, name: str, sizes: Sizes) -> ImageDataset:
 
 
 def _blank_text(fields: DataConfig, name: str, sizes: Sizes) -> TextDataset:
-    known, context = KNOWN_SETS.get(os.path.basename(name)), fields.context
-    vocabulary = sizes.vocabulary or (256 if fields.tokenizer == "byte" else known.classes if known else 0)
-    in_text = lambda tokens: max(0, tokens // context - 1)  # examples overlap by half
-    train, test = _counts(fields, sizes, *((in_text(known.train * part // 10) for part in (9, 1)) if known else (0, 0)))
+    (tokens, vocabulary), context = _TEXTS.get(os.path.basename(name), (0, 0)), fields.context
+    vocabulary = sizes.vocabulary or (256 if fields.tokenizer == "byte" else vocabulary)
+    windows = (max(0, tokens * part // 10 // context - 1) for part in (9, 1))  # windows overlap by half
+    train, test = _counts(fields, sizes, *windows)
     if not vocabulary or not train:
         raise _unknown(fields, "--vocabulary=50304 --examples=1000000")
     dtype = np.min_scalar_type(vocabulary - 1)
@@ -129,10 +117,9 @@ def _blank_text(fields: DataConfig, name: str, sizes: Sizes) -> TextDataset:
 
 
 def _counts(fields: DataConfig, sizes: Sizes, train: int, test: int) -> tuple[int, int]:
-    """Examples for training and testing."""
     train = sizes.examples or train
     return fields.train_examples or train, fields.test_examples or test or max(1, train // 10)
 
 
 def _unknown(fields: DataConfig, flags: str) -> InputError:
-    return InputError(f"data.name is {fields.name!r}: it is not here, and its size is not known. Give it, as {flags}.")
+    return InputError(f"data.name is {fields.name!r}: it is not here, and its size is unknown. Give it: {flags}.")

@@ -45,7 +45,7 @@ def _load_synthetic(_: str, config: DataConfig) -> ImageDataset:
         return ArraySplit({"image": pixels.clip(0, 255, out=pixels).astype(np.uint8), "label": labels})
 
     train, test = draw(config.train_examples or 2048, 1), draw(config.test_examples or 512, 2)
-    return dataclasses.replace(images_in_memory(config, train, test, _CLASSES), class_names=())  # they have no names
+    return dataclasses.replace(images_in_memory(config, train, test, _CLASSES), class_names=())
 
 
 DIGITS = Source("digits", _load_digits, "images", ("image_size",))

@@ -14,10 +14,10 @@ from depthmup_flax.util.errors import InputError
 
 log = logging.getLogger(__name__)
 
-# What `data.suffixes` may name: formats that every build of Pillow reads. Of several frames the first counts.
+# What `data.suffixes` may name: formats that every build of Pillow reads.
 SUFFIXES = ("bmp", "gif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp")
-_KAGGLE_LIST = "LOC_val_solution.csv"  # the classes of ImageNet's flat val/, in the root; the images are further down
-_MOST_NAMED = 5  # kinds of unread files, or pairs of similar classes, in one warning
+_KAGGLE_LIST = "LOC_val_solution.csv"  # the classes of ImageNet's flat val/
+_MOST_NAMED = 5  # kinds of unread files in a warning
 
 Files = list[tuple[str, int]]
 Entries = list[os.DirEntry[str]]
@@ -35,7 +35,7 @@ FOLDER = Source("folder:<dir>", _load, "images", ("image_size", "suffixes", "on_
 
 
 def separated(suffixes: str) -> list[str]:
-    """The suffixes that `data.suffixes` names; there may be spaces after its commas."""
+    """The suffixes that `data.suffixes` names; spaces around commas are ignored."""
     return [suffix.strip() for suffix in suffixes.split(",")]
 
 
@@ -50,13 +50,12 @@ def list_folder(directory: str, suffixes: str = DataConfig.suffixes) -> tuple[Fi
     * ImageNet: a flat ``val/``, with its classes in Kaggle's ``LOC_val_solution.csv`` in ``directory``. As Kaggle
       ships it, ``train/`` and ``val/`` are in ``ILSVRC/Data/CLS-LOC/``.
 
-    Hidden files are left out. One warning counts all others beside the images and the class folders, such as files of
-    other kinds, folders inside a class, and links to nothing; another names classes that differ by case only. A link
-    with one of ``suffixes`` is an image, which may be missing: to read that one is an error.
+    Hidden files are ignored. A warning counts other entries that are not read. A link with one of ``suffixes`` is an
+    image; to read one that leads nowhere is an error.
 
     Raises:
-      InputError: a folder is missing or cannot be read, a class has no images, a test class is not a training class, or
-        the images do not match the list of their classes.
+      InputError: a folder is missing or unreadable, a class has no images, a test class is not a training class, or the
+        list of classes does not match the images.
       RunStopped: the storage fails.
     """
     listing = _Listing(f"data.name is 'folder:{directory}'", tuple(f".{suffix}" for suffix in separated(suffixes)))
@@ -74,17 +73,16 @@ def list_folder(directory: str, suffixes: str = DataConfig.suffixes) -> tuple[Fi
     if empty := set(range(len(classes))) - {label for _, label in train_files}:
         raise listing.error(
             f"{os.path.join(train, classes[min(empty)])!r} contains no {', '.join(listing.suffixes)} image. Add images "
-            f"or remove that folder.{listing.remedy()}"
+            f"or remove the folder.{listing.remedy()}"
         )
     test_files = listing.test_files(base, os.path.join(root, _KAGGLE_LIST))
     listing.report()
-    _report_similar(classes, train)
     return train_files, test_files, classes
 
 
 @dataclasses.dataclass
 class _Listing:
-    """Reads folders, and remembers what it leaves out."""
+    """Reads folders and collects the entries that are not read."""
 
     field: str  # the start of every message
     suffixes: tuple[str, ...]  # with dots
@@ -95,7 +93,7 @@ class _Listing:
         return InputError(f"{self.field}: {problem}")
 
     def entries(self, directory: str) -> Entries:
-        """A folder's entries, sorted by name, without hidden ones; none if there is no folder."""
+        """A folder's entries without hidden ones, sorted by name; empty if the folder is absent."""
         try:
             with os.scandir(directory) as entries:
                 return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda e: e.name)
@@ -117,14 +115,11 @@ class _Listing:
 
     def images(self, directory: str) -> tuple[list[str], Entries]:
         """The images of a folder, and its other entries."""
-        paths: list[str] = []
+        images: Entries = []
         others: Entries = []
         for entry in self.entries(directory):
-            if entry.name.lower().endswith(self.suffixes):
-                paths.append(entry.path)
-            else:
-                others.append(entry)
-        return paths, others
+            (images if entry.name.lower().endswith(self.suffixes) else others).append(entry)
+        return [entry.path for entry in images], others
 
     def class_files(self, folder: str) -> Files:
         files: Files = []
@@ -147,7 +142,7 @@ class _Listing:
 
     def test_files(self, base: str, kaggle_list: str) -> Files:
         val = os.path.join(base, "val")
-        # Before test/, which has no labels in Tiny ImageNet and ImageNet.
+        # Tiny ImageNet and ImageNet have a test/ without labels, so val/ goes first.
         annotations = os.path.join(val, "val_annotations.txt")
         if os.path.isfile(annotations):
             return self.annotated_files(annotations)
@@ -169,7 +164,7 @@ class _Listing:
         if not rows or any(len(row) < 2 for row in rows):
             raise self.error(f"{annotations!r} is not lines of <file><tab><class>.... Restore that file.")
         for name, *_ in rows:
-            # The list may come from anyone: it must not point at other files of this machine.
+            # An untrusted list must not name other files of this machine.
             if name in ("", ".", "..") or os.path.basename(name) != name or "\0" in name:
                 raise self.error(
                     f"{annotations!r} lists {name!r}, which is not the name of a file in {images!r}. Correct that line."
@@ -192,7 +187,7 @@ class _Listing:
         return [(path, self.label(predictions[name][0], kaggle_list)) for name, path in images.items()]
 
     def report(self) -> None:
-        """Warns of all entries that are not read, if there are any."""
+        """Warns of entries that are not read."""
         if not self.unread:
             return
         kinds = collections.Counter(_kind(entry) for entry in self.unread).most_common()
@@ -203,7 +198,7 @@ class _Listing:
         log.warning("%s: %s not read (%s), the first: %r.%s", self.field, number, named, first, self.remedy())
 
     def remedy(self) -> str:
-        """How to read those of the unread files that may be images; "" if there are none."""
+        """How to read unread files that may be images; "" if there are none."""
         known = {f".{suffix}" for suffix in SUFFIXES} - set(self.suffixes)
         if not (more := sorted(known & {_kind(entry) for entry in self.unread})):
             return ""
@@ -224,12 +219,3 @@ def _kind(entry: os.DirEntry[str]) -> str:
     if entry.is_symlink() and not os.path.exists(entry.path):
         return "links to nothing"
     return printable_path(os.path.splitext(entry.name)[1].lower()) or "without a suffix"
-
-
-def _report_similar(classes: list[str], folder: str) -> None:
-    by_name: dict[str, str] = {}
-    pairs = [(other, name) for name in classes if (other := by_name.setdefault(name.casefold(), name)) != name]
-    if pairs:
-        named = ", ".join(f"{one!r} and {other!r}" for one, other in pairs[:_MOST_NAMED])
-        more = ", ..." if len(pairs) > _MOST_NAMED else ""
-        log.warning("%r has classes that differ by case only, which count as two: %s%s.", folder, named, more)

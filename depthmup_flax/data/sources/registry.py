@@ -14,19 +14,11 @@ from depthmup_flax.data.sources.tfds import TFDS
 from depthmup_flax.data.text import TOKENIZERS
 from depthmup_flax.util.errors import InputError, closest, did_you_mean
 
-# The first word of data.name -> what it means. A new source is a module with a `Source`, and a line here.
+# The first word of data.name -> its source. A new source is a module with a `Source`, and an entry here.
 SOURCES: dict[str, Source] = {
-    "digits": DIGITS,
-    "synthetic": SYNTHETIC,
-    "tfds": TFDS,
-    "folder": FOLDER,
-    "text": TEXT,
+    source.form.partition(":")[0]: source for source in (DIGITS, SYNTHETIC, TFDS, FOLDER, TEXT)
 }
-_CHOICES = {
-    "placement": ("auto", "device", "stream"),
-    "on_bad_example": ("error", "skip"),
-    "tokenizer": TOKENIZERS,
-}
+_CHOICES = {"placement": ("auto", "device", "stream"), "on_bad_example": ("error", "skip"), "tokenizer": TOKENIZERS}
 
 
 def load(config: object) -> Dataset:
@@ -36,17 +28,16 @@ def load(config: object) -> Dataset:
     * ``synthetic``: ten random color templates under noise, 8x8 or ``image_size``; ``train_examples`` (default 2048)
       and ``test_examples`` (512).
     * ``tfds:<set>``: a prepared TFDS set, from ``data_dir``; see ``sources.tfds``.
-    * ``folder:<dir>``: image files, always read as RGB; see ``sources.folder.list_folder``.
-    * ``text:<file>``: a text in UTF-8 (or, with ``tokenizer`` "byte", any file) for a language model; see
-      ``sources.text_file.windows``.
+    * ``folder:<dir>``: image files, read as RGB; see ``sources.folder.list_folder``.
+    * ``text:<file>``: UTF-8, or any file with ``tokenizer`` "byte"; see ``sources.text_file.windows``.
 
-    ``train_examples`` = n > 0 keeps the first n after a shuffle that is the same in every run, so classes stay mixed.
-    ``placement`` "device" decodes everything into memory now; "stream" decodes when read. ``augment`` "resized_crop"
-    needs the whole images at every step, so it requires image files (tfds: or folder:) and always streams.
+    ``train_examples`` = n > 0 keeps the first n after a fixed shuffle. ``placement`` "device" decodes everything into
+    memory now; "stream" decodes when read. ``augment`` "resized_crop" requires image files (tfds: or folder:) and
+    always streams.
 
-    ``on_bad_example`` "skip" leaves out image files that cannot be decoded: in training the next good example of the
-    split takes the place of each, the test counts only the others. ``Dataset.bad_examples`` has them; more than
-    ``decoding.MOST_BAD`` of a split are an error.
+    ``on_bad_example`` "skip" omits image files that cannot be decoded: in training the next good example replaces each,
+    the test counts only the others. ``Dataset.bad_examples`` has them; more than ``decoding.MOST_BAD`` of a split are
+    an error.
 
     Raises:
       InputError: a field that cannot be used.
@@ -73,7 +64,7 @@ def _fields(config: object) -> DataConfig:
 
 
 def checked_source(fields: DataConfig) -> tuple[Source, str]:
-    """The source and the place that ``data.name`` means; InputError for a field that can be judged without the data."""
+    """The source and the place of ``data.name``; InputError for fields that are wrong whatever the data."""
     source, place = find_source(fields.name)
     check_augmentation(fields.augment, source.kind)
     for field, default in DATA_DEFAULTS.items():

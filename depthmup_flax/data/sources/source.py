@@ -15,31 +15,31 @@ AnySplit = TypeVar("AnySplit", ArraySplit, EncodedSplit)
 
 
 class NotHere(InputError):
-    """The data are not on this machine; a plan takes blank ones instead."""
+    """The data are not on this machine; a plan uses blank ones instead."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The meaning of a word in ``registry.SOURCES``; ``data.name`` is the word, or the word, a colon and a place."""
+    """How to load what ``data.name`` says: a word of ``registry.SOURCES``, or a word, a colon and a place."""
 
     form: str  # of data.name, for messages: "digits", "folder:<dir>"
-    load: Callable[[str, DataConfig], Dataset]  # of the place; raises NotHere where a plan can go on without the data
+    load: Callable[[str, DataConfig], Dataset]  # of the place; raises NotHere if the data are absent
     kind: Literal["images", "text"]
-    reads: tuple[str, ...]  # fields of config.data that some sources ignore, and this one does not
+    reads: tuple[str, ...]  # fields of config.data that this source reads and some others ignore
 
     @property
     def has_place(self) -> bool:
-        """Whether ``data.name`` goes on after a colon."""
+        """Whether ``data.name`` has a colon and a place."""
         return ":" in self.form
 
     @property
     def decodes(self) -> bool:
-        """Whether examples are image files, which can be damaged, and cropped before they are resized."""
+        """Whether examples are image files, which can be damaged or cropped before they are resized."""
         return "on_bad_example" in self.reads
 
 
 def placement(config: DataConfig, train_bytes: int) -> Placement:
-    """Where a training set of so many bytes goes."""
+    """Where a training set of ``train_bytes`` goes."""
     if config.augment == "resized_crop" or config.placement == "stream":
         return "stream"
     return "stream" if config.placement == "auto" and train_bytes > config.device_limit_mib * 2**20 else "device"
@@ -65,16 +65,9 @@ def images_in_memory(
 
 
 def images_of_files(
-    config: DataConfig,
-    train: EncodedExamples,
-    test: EncodedExamples,
-    channels: int,
-    class_names: tuple[str, ...],
+    config: DataConfig, train: EncodedExamples, test: EncodedExamples, channels: int, class_names: tuple[str, ...]
 ) -> ImageDataset:
-    """The data set of encoded images, which are decoded now, or when they are read.
-
-    All have the shape of the first training image that is not bad.
-    """
+    """The data set of encoded images, decoded now or when read; all have the shape of the first good training image."""
     (_, count), (_, test_count) = train, test
     bad = np.zeros(count + test_count if config.on_bad_example == "skip" else 0, bool)
     splits = limited(

@@ -22,10 +22,7 @@ TEXT = Source("text:<file>", _load, "text", ("context", "tokenizer"))
 
 
 def _read_tokens(path: str, tokenizer: str) -> tuple[np.ndarray, Tokenizer]:
-    """The tokens [N] of a file, uint8 or the smallest type that the vocabulary needs, and its tokenizer.
-
-    The ``tokenizer`` "char" needs UTF-8, and its vocabulary is the sorted set of the file's characters.
-    """
+    """The tokens [N] of a file, of the smallest unsigned type, and its tokenizer; "char" requires UTF-8."""
     field = f"data.name is 'text:{path}'"
     file = os.path.expanduser(path)
     if not os.path.isfile(file):
@@ -51,9 +48,8 @@ def windows(tokens: np.ndarray, context: int, name: str) -> tuple[np.ndarray, np
     """Views of ``tokens`` [N]: training examples [A, 2 context], test examples [B, context + 1].
 
     The first nine tenths of the tokens are for training. Windows start at multiples of ``context`` in each part; an
-    incomplete last window is dropped. ``text.shift`` moves the model's input inside a training window. The last token
-    of a test window is a label there, and the next window's first input: every test token but the first is predicted
-    once. `InputError` if the text, named ``name``, is too short for one window of each kind.
+    incomplete last window is dropped. ``text.shift`` moves the model's input inside a training window. Every test token
+    but the first is predicted once. `InputError` if the text is too short for one window of each kind.
     """
     cut = len(tokens) * 9 // 10
     held_out = len(tokens) - cut

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 def _load(name: str, config: DataConfig) -> ImageDataset:
     """The set ``<set>``, ``<set>/<config>`` or ``<set>:<version>`` in ``data_dir``; "" is TFDS's default.
 
-    The test examples are the "test" split, or "validation" if there is no test split or it has no labels.
+    The test examples are the "test" split, or "validation" if that is absent or has no labels.
 
     Raises:
       NotHere: the set is unknown or not prepared.
-      InputError: it is prepared in a format without random access, or not image classification.
+      InputError: it is prepared without random access, or is not image classification.
     """
     source = _Set(name, config.data_dir)
     builder = source.builder()
@@ -44,7 +44,7 @@ TFDS = Source("tfds:<set>", _load, "images", ("image_size", "data_dir", "on_bad_
 
 @dataclasses.dataclass(frozen=True)
 class _Set:
-    """The set that the user names, which every error repeats."""
+    """The set that the user names."""
 
     name: str
     data_dir: str
@@ -79,9 +79,9 @@ class _Set:
             names = " or ".join(f"'tfds:{match}'" for match in close)
             hint = f"Did you mean {names}?" if close else "See https://www.tensorflow.org/datasets/catalog."
             raise self.error(f"TFDS has no such set. {hint}", NotHere) from error
-        except ImportError as error:  # The code of some sets needs TensorFlow; once prepared, they open without it.
+        except ImportError as error:  # some sets need TensorFlow until they are prepared
             raise unprepared from error
-        except (ValueError, AssertionError) as error:  # a config or a version that the set does not have
+        except (ValueError, AssertionError) as error:  # no such config or version
             reason = str(error).splitlines()[0]
             raise self.error(f"TFDS refuses it ({reason}). Correct its config or version.", NotHere) from error
         if not builder.is_prepared():
@@ -89,7 +89,7 @@ class _Set:
         return builder
 
     def supervised_keys(self, builder: DatasetBuilder) -> tuple[str, str]:
-        """The keys of the image and the label; InputError unless the set is one uint8 image -> one class."""
+        """The keys of the image and the label; InputError unless the set maps a uint8 image to a class."""
         import tensorflow_datasets as tfds
 
         features = builder.info.features
@@ -108,7 +108,7 @@ class _Set:
         """The first of the splits ``candidates`` that exists and has labels."""
         import tensorflow_datasets as tfds
 
-        # The images stay encoded: TFDS's decoder without TensorFlow returns gray files of a color set with two axes.
+        # TFDS's decoder without TensorFlow returns gray files of a color set with two axes, so images stay encoded.
         decoders = {keys[0]: tfds.decode.SkipDecoding()}
         for split in (candidate for candidate in candidates if candidate in builder.info.splits):
             directory = os.path.normpath(os.fspath(builder.data_path))

@@ -1,4 +1,4 @@
-"""The coordinate check of a config: its network, data, rule and optimizer."""
+"""The coordinate check of a config."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def prepared_check(
     tolerance: float = 0.2,
     spectral: bool = False,
 ) -> Callable[[], Report]:
-    """`coord_check` of a config's network, data, rule and optimizer, to be called.
+    """A function that runs `coord_check` on a config's network, data, rule and optimizer.
 
     The batch is the first ``batch_size`` training examples without augmentation; the learning rate is constant. The
-    config's width and depth are used only where it has no base sizes.
+    config's width and depth are used only if it has no base sizes.
 
     Args:
       config: of a run.
       widths, depths: sizes to try; ``None``: 4, 8 and 16 times the base's.
       width, depth: of the networks whose depth or width varies; 0: the base's.
       batch_size: training examples.
-      steps, seeds, tolerance, spectral: of `coord_check`.
+      steps, seeds, tolerance, spectral: see `coord_check`.
 
     Raises:
-      InputError: now, for a config or a plan that cannot be checked.
+      InputError: before the function is called, for a config or sizes that cannot be checked.
     """
     validate(config)
     config = config.copy_and_resolve_references()
@@ -69,7 +69,7 @@ def prepared_check(
         "tolerance": tolerance,
     }
     require_plan(**plan)
-    # The check does not use these: values that only suit the config's own run must not fail it.
+    # The check does not use these, so values that only suit the config's own run do not fail it.
     config.train.batch_size, config.optimizer.warmup_steps = 1, 0
     experiment = build_experiment(config)
     dataset = experiment.dataset
@@ -83,7 +83,7 @@ def prepared_check(
         info = param_info(model, model.base(), dataset.input_spec)
         optimizer = make_optimizer(config, info, experiment.parametrization)
         network = linen_network(model, inputs, info=info, optimizer=optimizer, train=True)
-        # Its layers are annotated for the config's base, so they cannot be audited against another one.
+        # Its layers are annotated for the config's base: they cannot be audited against another base.
         return dataclasses.replace(network, source=None)
 
     return lambda: coord_check(build, labels, rule=experiment.parametrization, spectral=spectral, **plan)

@@ -9,8 +9,7 @@ import plan_programs
 import processes
 import pytest
 
-from depthmup_flax.plan.hlo_costs import Kernels, hlo_costs, place_of
-from depthmup_flax.plan.hlo_text import memory_bytes, parse, shape_bytes
+from depthmup_flax.plan.hlo import Kernels, hlo_costs, memory_bytes, parse, place_of, shape_bytes
 
 # Written by hand in the style of libtpu 0.0.42: a loop of twelve layers that gathers a weight while it multiplies; a
 # sum of which devices keep parts; a sum between two slices.

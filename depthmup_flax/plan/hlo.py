@@ -1,0 +1,360 @@
+"""Compiled programs as text (HLO), and what one call of them costs: cycles, bytes of memory, communication."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+BETWEEN_SLICES = " between slices"
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(")
+_ARRAY = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
+_ARRAY_IN_CORE = re.compile(r"\w+\[[\d,]*\]\{[^}]*S\(\d+\)[^}]*\}")
+_CALLED = re.compile(
+    r"\b(?:calls|to_apply|called_computations|branch_computations|true_computation|false_computation)="
+)
+_WORKSPACE = re.compile(r"[su]8\[\d+\]\{0\}")  # scratch memory of cuBLAS and cuDNN, an upper bound
+# These move no data, or are counted where they start.
+_FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id")
+_IN_PLACE = "output_to_operand_aliasing={{}: (0"  # the same bytes in another tiling
+_SLICES = ("dynamic-slice", "slice", "gather")
+_WORD = re.compile(r"(?:[^/()]|\((?:[^()]|\([^()]*\))*\))+")  # slashes inside parentheses do not separate
+_TRANSFORMATIONS = frozenset(
+    ("while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "layer", "shard_map", "vmap")
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a computation."""
+
+    name: str
+    shape: str  # of the result, with types; a tuple's in parentheses
+    opcode: str
+    operands: tuple[str, ...]  # names; of a constant its value, of a parameter its number
+    attributes: str  # the text after the operands
+    is_root: bool = False  # its result is the computation's
+
+    @property
+    def source(self) -> str:
+        """The path of the operation in the traced program, or "" for one that the compiler added."""
+        return _first_group(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
+
+    @property
+    def channel(self) -> str:
+        """The number of a communication, or "". The parts of one that overlaps with other work share it."""
+        return _first_group(r"channel_id=(\d+)", self.attributes)
+
+    @property
+    def estimated_cycles(self) -> int:
+        """The TPU compiler's estimate; 0 if there is none."""
+        cycles = int(_first_group(r'"estimated_cycles":"(\d+)"', self.attributes) or 0)
+        return cycles if cycles < 2**40 else 0  # unknown ones are near 2^63
+
+    @property
+    def collective(self) -> str:
+        """The kind of the collective that it starts, or ""."""
+        kind = self.opcode.removesuffix("-start")
+        return kind if kind in COLLECTIVES else ""
+
+    def called(self) -> list[str]:
+        """The computations that it runs, except the condition and the body of a loop."""
+        names: list[str] = []
+        for found in _CALLED.finditer(self.attributes):
+            listed = re.match(r"\{[^}]*\}|%?[\w.\-]+", self.attributes[found.end() :])
+            names += re.findall(r"[\w.\-]+", listed[0]) if listed else []
+        return names
+
+
+Computation: TypeAlias = Mapping[str, Instruction]  # by name, in order
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A compiled program of one device."""
+
+    computations: Mapping[str, Computation]
+    entry: str
+
+    def executed(self) -> Iterator[tuple[Instruction, Computation, int]]:
+        """Instructions outside fusions, each with its computation and the number of times that it runs in one call.
+
+        A loop of unknown length counts once: `take_steps` has such a loop around a step. Of the branches of a condition
+        the longest one counts.
+        """
+        return self._executed(self.entry, 1)
+
+    def _executed(self, name: str, times: int) -> Iterator[tuple[Instruction, Computation, int]]:
+        computation = self.computations[name]
+        for instruction in computation.values():
+            called, opcode = instruction.called(), instruction.opcode
+            if opcode == "while":
+                called = [_first_group(r"\bbody=%?([\w.\-]+)", instruction.attributes)]
+            else:
+                yield instruction, computation, times
+            if opcode == "conditional":
+                called = [max(called, key=lambda branch: len(self.computations[branch]))]
+            if opcode in ("while", "conditional", "call", "async-start"):
+                for inner in called:
+                    yield from self._executed(inner, times * (self._trips(instruction) if opcode == "while" else 1))
+
+    def inside(self, instruction: Instruction) -> Iterator[tuple[Instruction, Computation]]:
+        """The instructions of a fusion, each with its computation."""
+        for name in instruction.called():
+            for inner in self.computations.get(name, {}).values():
+                yield inner, self.computations[name]
+                yield from self.inside(inner)
+
+    def fused(self, fusion: Instruction) -> Computation:
+        """The computation of a fusion."""
+        return self.computations[fusion.called()[0]]
+
+    def _trips(self, loop: Instruction) -> int:
+        if known := _first_group(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
+            return int(known)
+        # The TPU compiler does not say. JAX's loops count from 0 to the constant of their condition.
+        condition = self.computations[_first_group(r"\bcondition=%?([\w.\-]+)", loop.attributes)]
+        instructions = [*condition.values(), *(inner for one in condition.values() for inner, _ in self.inside(one))]
+        constants = [one for one in instructions if one.opcode == "constant" and re.match(r"[su]\d+\[\]", one.shape)]
+        return max((int(one.operands[0]) for one in constants), default=1)
+
+
+def parse(text: str) -> Program:
+    """The program whose ``Compiled.as_text`` is ``text``."""
+    computations: dict[str, dict[str, Instruction]] = {}
+    entry = name = ""
+    for line in text.splitlines():
+        if found := _COMPUTATION.match(line):
+            name = found[2]
+            computations[name] = {}
+            entry = name if found[1] else entry
+        elif name and (found := _INSTRUCTION.match(line)):
+            root, own_name, shape, opcode = found.groups()
+            inside, _, attributes = line[found.end() :].partition(")")
+            operands = [inside] if opcode in ("constant", "parameter") else re.findall(r"%([\w.\-]+)", inside)
+            computations[name][own_name] = Instruction(
+                own_name, shape, opcode, tuple(operands), attributes, is_root=bool(root)
+            )
+    return Program(computations, entry)
+
+
+def _first_group(pattern: str, text: str) -> str:
+    """What the parentheses of ``pattern`` match, or ""."""
+    found = re.search(pattern, text)
+    return found[1] if found else ""
+
+
+@functools.cache
+def shape_bytes(shape: str) -> int:
+    """The bytes of an array or of a tuple of arrays, without padding."""
+    bits = 0
+    for kind, sizes in _ARRAY.findall(shape):
+        item = 8 if kind == "pred" else int(_first_group(r"(\d+)", kind) or 0)
+        bits += item * math.prod(map(int, filter(None, sizes.split(","))))
+    return bits // 8
+
+
+@functools.cache
+def memory_bytes(shape: str) -> int:
+    """`shape_bytes` of the arrays in a device's memory, without those in the faster memory of a core."""
+    return shape_bytes(_ARRAY_IN_CORE.sub("", shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """All communications of one kind."""
+
+    times: int
+    bytes: int  # of the whole arrays: gathered, or before they are scattered
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernels:
+    """Pallas kernels, for which the TPU compiler estimates no cycles: the costs that their authors declare."""
+
+    times: int = 0
+    flops: int = 0
+    bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """The cost of the operations of one place in the model."""
+
+    place: str
+    cycles: int
+    bytes: int
+    times: int
+
+
+@dataclasses.dataclass(frozen=True)
+class HloCosts:
+    """Costs of one call of a program on one device.
+
+    Attributes:
+      cycles: the TPU compiler's estimate, without communication and ``kernels``; 0 if it gives none.
+      bytes: read from and written to memory, each operation by itself.
+      collectives: by kind.
+      places: the longest first.
+      kernels: those without an estimate.
+    """
+
+    cycles: int
+    bytes: int
+    collectives: Mapping[str, Collective]
+    places: tuple[Cost, ...]
+    kernels: Kernels = Kernels()
+
+    @property
+    def link_bytes(self) -> int:
+        """At most, bytes from other devices of the slice. A sum counts twice: it is scattered, then gathered."""
+        near = {kind: one.bytes for kind, one in self.collectives.items() if not kind.endswith(BETWEEN_SLICES)}
+        return sum((2 if kind == "all-reduce" else 1) * size for kind, size in near.items())
+
+    @property
+    def network_bytes(self) -> int:
+        """Bytes from other slices."""
+        return sum(one.bytes for kind, one in self.collectives.items() if kind.endswith(BETWEEN_SLICES))
+
+
+def hlo_costs(program: Program) -> HloCosts:
+    """The costs of a compiled program."""
+    places: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    collectives: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    counted: set[tuple[str, str]] = set()
+    kernels = Kernels()
+    for instruction, computation, times in program.executed():
+        cycles, size = instruction.estimated_cycles, _bytes_moved(instruction, computation, program)
+        if cycles or size:
+            total = places[place_of(instruction)]
+            for i, amount in enumerate((cycles * times, size * times, times)):
+                total[i] += amount
+        if not cycles and 'custom_call_target="tpu_custom_call"' in instruction.attributes:
+            flops, touched = (
+                int(_first_group(rf'"cost_estimate":{{.*?"{name}":"(\d+)"', instruction.attributes) or 0)
+                for name in ("flops", "bytes_accessed")
+            )
+            kernels = Kernels(kernels.times + times, kernels.flops + times * flops, kernels.bytes + times * touched)
+        for kind, payload, channel in _communications(instruction, computation, program):
+            if not channel or (kind, channel) not in counted:
+                counted.add((kind, channel))
+                collectives[kind][0] += times
+                collectives[kind][1] += payload * times
+    costs = [Cost(place, *total) for place, total in places.items()]
+    return HloCosts(
+        cycles=sum(cost.cycles for cost in costs),
+        bytes=sum(cost.bytes for cost in costs),
+        collectives={kind: Collective(*total) for kind, total in sorted(collectives.items())},
+        places=tuple(sorted(costs, key=lambda cost: (cost.cycles, cost.bytes), reverse=True)),
+        kernels=kernels,
+    )
+
+
+def place_of(instruction: Instruction) -> str:
+    """Where an operation comes from, such as ``backward transformer/blocks/attention/query/dot_general``.
+
+    This is the path of JAX's name scopes without the names of transformations.
+    """
+    path = instruction.source.replace("\\", "")
+    if instruction.opcode in ("copy", "copy-start") and re.fullmatch(r"\w+[.\[][^/]*", path):
+        return f"copy of {path}"  # an argument in another layout
+    if not path:
+        return f"{re.sub(r'[.0-9]+$', '', instruction.name)}, added by the compiler"
+    first, *rest = [
+        word for word in _WORD.findall(path) if word not in _TRANSFORMATIONS and not word.startswith("branch_")
+    ]
+    words = [word.removeprefix("jit(").rstrip(")") if word.startswith("jit(") else word for word in rest]
+    scopes = "/".join(word for word in words if word and "(" not in word and "." not in word)
+    when = "recomputed " if "rematted_computation" in path else "backward " if "transpose(jvp" in path else ""
+    return when + (scopes or first)
+
+
+def _communications(instruction: Instruction, computation: Computation, program: Program) -> list[tuple[str, int, str]]:
+    """Kind, bytes and channel of the collectives that an instruction starts, by itself or inside a fusion."""
+    if kind := instruction.collective:
+        return [(kind, _payload(instruction, computation), instruction.channel)]
+    transfer = _first_group(r'megascale_transfer_type="(\w+)"', instruction.attributes)
+    if instruction.opcode == "send" and transfer:
+        kind = transfer.lower().replace("_", "-") + BETWEEN_SLICES
+        return [(kind, _operand_bytes(instruction, computation), instruction.channel)]
+    if instruction.opcode not in ("fusion", "async-start"):
+        return []
+    # The TPU compiler gives a sum of which each device keeps a part this name.
+    scatters = any(name.startswith("all-reduce-scatter") for name in instruction.called())
+    renamed = {"all-reduce": "reduce-scatter"} if scatters else {}
+    return [
+        (renamed.get(inner.collective, inner.collective), _payload(inner, around), inner.channel)
+        for inner, around in program.inside(instruction)
+        if inner.collective
+    ]
+
+
+def _payload(instruction: Instruction, computation: Computation) -> int:
+    operands = _operand_bytes(instruction, computation)
+    if instruction.collective != "all-gather":
+        return operands
+    # The start of an asynchronous one also returns its operands.
+    return shape_bytes(instruction.shape) - (operands if instruction.opcode.endswith("-start") else 0)
+
+
+def _operand_bytes(instruction: Instruction, computation: Computation) -> int:
+    return sum(shape_bytes(computation[name].shape) for name in instruction.operands if name in computation)
+
+
+def _bytes_moved(instruction: Instruction, computation: Computation, program: Program) -> int:
+    """Bytes of memory that an instruction reads and writes; of a slice or an update of a part, only those."""
+    opcode = instruction.opcode
+    if opcode in _FREE or opcode.endswith("-done") or instruction.collective:
+        return 0
+    if opcode == "copy-start":
+        return memory_bytes(instruction.shape)  # its result names the copy and the original
+    if opcode == "slice-start":
+        return shape_bytes(instruction.shape) - _operand_bytes(instruction, computation)
+    sizes = [memory_bytes(computation[name].shape) if name in computation else 0 for name in instruction.operands]
+    read = sum(_read_by(instruction, number, size, program) for number, size in enumerate(sizes))
+    return read + _written(instruction, computation, program)
+
+
+def _read_by(user: Instruction, number: int, size: int, program: Program) -> int:
+    """Bytes that an instruction reads of its operand ``number``, which has ``size`` bytes."""
+    if user.opcode in _SLICES and number == 0:
+        return min(size, shape_bytes(user.shape))
+    if user.opcode == "dynamic-update-slice" and number == 0:
+        return 0  # updated in place
+    if user.opcode == "fusion":
+        inside = program.fused(user)
+        parameters = [one for one in inside.values() if one.opcode == "parameter" and one.operands == (str(number),)]
+        return sum(_read_inside(one, size, inside, program) for one in parameters)
+    return size
+
+
+def _read_inside(value: Instruction, size: int, inside: Computation, program: Program) -> int:
+    """Bytes that the instructions of a fusion read of one of its values."""
+    read = 0
+    for user in inside.values():
+        for number, name in enumerate(user.operands):
+            if name == value.name:
+                follow = user.opcode == "bitcast" or _IN_PLACE in user.attributes
+                read += _read_inside(user, size, inside, program) if follow else _read_by(user, number, size, program)
+    return min(read, size)
+
+
+def _written(instruction: Instruction, computation: Computation, program: Program) -> int:
+    """Bytes that an instruction writes."""
+    size, operands = memory_bytes(instruction.shape), instruction.operands
+    if instruction.opcode == "dynamic-update-slice" and operands[1] in computation:
+        return min(size, shape_bytes(computation[operands[1]].shape))
+    if instruction.opcode in ("bitcast", "tuple"):
+        return min(size, sum(_written(computation[name], computation, program) for name in operands))
+    if instruction.opcode == "fusion":
+        inside = program.fused(instruction)
+        return min(size, sum(_written(one, inside, program) for one in inside.values() if one.is_root))
+    if instruction.opcode == "custom-call":
+        return memory_bytes(_WORKSPACE.sub("", instruction.shape))
+    return size
