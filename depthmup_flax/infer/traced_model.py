@@ -1,4 +1,4 @@
-"""What a trace of the forward pass tells about one model: how parameters are used, residual sums, constant factors."""
+"""What a trace of the forward pass tells about one model: uses of parameters, residual sums, constant factors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import flax.linen as nn
@@ -16,10 +16,10 @@ import numpy as np
 
 from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.dataflow import PARAM, Graph, trace
-from depthmup_flax.infer.forward_factors import Factors, Homogeneity, Terms, forward_factors, homogeneity
+from depthmup_flax.infer.forward_factors import Factors, Homogeneity, Terms
 from depthmup_flax.infer.parameter_trees import Leaf, template
-from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, PRODUCT, Use, Uses, parameter_uses
-from depthmup_flax.infer.residual_sums import ResidualSum, Streams, residual_streams
+from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, PRODUCT, Use, parameter_uses
+from depthmup_flax.infer.residual_sums import ResidualSum, residual_streams
 from depthmup_flax.rule.info_trees import is_nnx
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree
@@ -74,8 +74,7 @@ def _as_model(model: Any, inputs: ArrayTree, argument: str, output: Output, kwar
     elif is_nnx(model, "Module"):
         params, state, apply = _nnx(model, kwargs)
     elif isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
-        function, tree = model
-        params, state = tree, ()
+        (function, params), state = model, ()
         apply = lambda params, _, batch: function(params, *arguments_of(batch), **kwargs)
     else:
         raise InputError(
@@ -84,15 +83,12 @@ def _as_model(model: Any, inputs: ArrayTree, argument: str, output: Output, kwar
         )
     leaves, structure = trees.flatten(params, argument)
     inner = jax.tree.structure(params)
-    paths = list(leaves)
 
     def run(flat: Mapping[str, Any], state: ArrayTree, batch: ArrayTree) -> Any:
-        return selected(apply(jax.tree.unflatten(inner, [flat[path] for path in paths]), state, batch), output)
+        return selected(apply(jax.tree.unflatten(inner, [flat[path] for path in leaves]), state, batch), output)
 
-    shapes = {path: trees.abstract(leaf) for path, leaf in leaves.items()}
-    return Model(
-        leaves, structure, {path: shape.shape for path, shape in shapes.items()}, trace(run, shapes, state, inputs)
-    )
+    graph = trace(run, {path: trees.abstract(leaf) for path, leaf in leaves.items()}, state, inputs)
+    return Model(leaves, structure, {path: trees.shape_of(leaf) for path, leaf in leaves.items()}, graph)
 
 
 def selected(result: Any, output: Output) -> Any:
@@ -116,6 +112,7 @@ def _abstract(array: Any) -> jax.ShapeDtypeStruct:
 
 
 _Apply: TypeAlias = Callable[[Any, Any, Any], Any]
+_MOST_FIELDS = 4
 
 
 def _linen(model: nn.Module, inputs: ArrayTree, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _Apply]:
@@ -139,10 +136,9 @@ def _linen(model: nn.Module, inputs: ArrayTree, kwargs: Mapping[str, Any]) -> tu
 def with_base_width(
     model: Any, base: Any, x: ArrayTree, kwargs: Mapping[str, Any]
 ) -> dict[str, tuple[int, ...]] | None:
-    """The shapes of ``model`` with the width of ``base`` and its own depth, if a field of both says what the width is.
+    """The shapes of ``model`` with the width of ``base`` and its own depth, if their fields say what the width is.
 
-    Of the fields in which the two differ, some count layers and some say how wide these are. With the base model's
-    values of the latter, the parameters have the model's paths, and other shapes.
+    These are the fields that, with the base model's values, keep the paths of the parameters and change the shapes.
     """
     if not isinstance(model, nn.Module) or type(model) is not type(base):
         return None
@@ -158,9 +154,6 @@ def with_base_width(
             if shapes.keys() == own.keys() and shapes != own:
                 return shapes
     return None
-
-
-_MOST_FIELDS = 4
 
 
 def _shapes(model: nn.Module, x: ArrayTree, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -182,6 +175,17 @@ def _nnx(model: Any, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _
     return params, state, apply
 
 
+OfPaths: TypeAlias = Mapping[str, frozenset[float]]  # factors by the paths of parameters
+
+
+def joined(pairs: Iterable[tuple[str, frozenset[float]]]) -> OfPaths:
+    """Path -> all of its factors."""
+    result: dict[str, frozenset[float]] = {}
+    for path, factors in pairs:
+        result[path] = result.get(path, frozenset()) | factors
+    return result
+
+
 @dataclasses.dataclass(frozen=True)
 class Scores:
     """Products of queries and keys: the parameters that make both, the dimension that is summed, and the factor."""
@@ -196,10 +200,10 @@ class Scores:
 class Branch:
     """A branch of the main stream."""
 
-    factors: Mapping[str, frozenset[float]]  # path of a parameter of the sum's terms, or "" -> factors after it
-    total: Mapping[str, frozenset[float]]  # the same with factors of its input
-    shortcut: Mapping[str, frozenset[float]]  # factors of the stream itself, or of its projection
-    normalized: Mapping[str, frozenset[float]]  # the same of what a norm at the branch's end normalizes
+    factors: OfPaths  # path of a parameter of the sum's terms, or "" -> factors after it
+    total: OfPaths  # the same with factors of its input
+    shortcut: OfPaths  # factors of the stream itself, or of its projection
+    normalized: OfPaths  # the same of what a norm at the branch's end normalizes
     paths: frozenset[str]  # parameters inside
     times: float
     node: int
@@ -220,8 +224,8 @@ class Traced:
     inside: Mapping[str, bool]  # whether all uses are in branches
     branches: Sequence[Branch]
     branches_of: Mapping[str, frozenset[int]]  # path -> nodes of the sums
-    readouts: Mapping[str, frozenset[float]]  # path -> factors up to the output
-    factors: Mapping[str, frozenset[float]]  # path -> factors from the product to where it is used, outside branches
+    readouts: OfPaths  # path -> factors up to the output
+    factors: OfPaths  # path -> factors from the product to where it is used, outside branches
     scores: Sequence[Scores]
     projections: Collection[str]  # parameters of projected shortcuts
 
@@ -244,18 +248,17 @@ class Traced:
 
 def traced(graph: Graph, growing: Mapping[str, Collection[int]]) -> Traced:
     """The facts of a graph; ``growing`` are the axes of each parameter that grow."""
-    uses = parameter_uses(graph, growing)
-    shape = homogeneity(graph, uses)
-    streams = residual_streams(graph, uses, shape.degrees)
-    factors = forward_factors(graph, uses, {s.node for s in streams.sums}, shape)
-    return _Reader(graph, uses, shape, streams, factors).result()
+    return _Reader(graph, growing).result()
 
 
 class _Reader:
-    def __init__(self, graph: Graph, uses: Uses, shape: Homogeneity, streams: Streams, factors: Factors):
-        self.graph, self.uses, self.shape, self.streams, self.factors = graph, uses, shape, streams, factors
+    def __init__(self, graph: Graph, growing: Mapping[str, Collection[int]]):
+        self.graph, self.uses = graph, parameter_uses(graph, growing)
+        self.shape = Homogeneity(graph, self.uses)
+        self.streams = residual_streams(graph, self.uses, self.shape.degrees)
+        self.factors = Factors(graph, self.uses, {s.node for s in self.streams.sums}, self.shape)
         self.shapes = {node.params["path"]: node.shape for node in graph.nodes if node.op == PARAM}
-        self.at = uses.by_node()
+        self.at = self.uses.by_node()
 
     def result(self) -> Traced:
         by_path = self.uses.by_path()
@@ -300,35 +303,34 @@ class _Reader:
             sums = (sums - inner) | outer
         return sums
 
-    def _of_uses(self, terms: Terms, before: bool) -> dict[str, frozenset[float]]:
-        """Factors by the paths of the parameters that make terms; what no parameter makes has the path ""."""
-        result: dict[str, frozenset[float]] = {}
-        for i, factors in terms.items():
-            for use in self.at.get(i, [None]):
-                path = "" if use is None else use.path
-                extra = 1.0 if use is None else self.factors.of_param.get(use.view, 1.0)
-                if use is not None and before and use.kind != ENTRYWISE:
+    def _of_uses(self, *several: Terms, before: bool = False) -> OfPaths:
+        """Factors of terms by the parameters that make them, or ""; ``before``: with the factors of their input."""
+        pairs = []
+        for i, factors in itertools.chain(*(terms.items() for terms in several)):
+            if i not in self.at:
+                pairs.append(("", factors))
+            for use in self.at.get(i, ()):
+                extra = self.factors.of_param.get(use.view, 1.0)
+                if before and use.kind != ENTRYWISE:
                     extra *= self.factors.before.get(i, 1.0)
-                result[path] = result.get(path, frozenset()) | {f * extra for f in factors}
-        return result
+                pairs.append((use.path, frozenset(f * extra for f in factors)))
+        return joined(pairs)
 
     def _branch(self, s: ResidualSum, ends: Mapping[str, frozenset[int]]) -> Branch:
         terms = self.factors.deep(self.factors.terms[s.branch])
-        norms = [self.shape.norms[i] for i in terms if i in self.shape.norms]
-        normalized: dict[str, frozenset[float]] = {}
-        for j in norms:
-            normalized |= self._of_uses(self.factors.deep(self.factors.terms[j]), before=False)
+        norms = [self.factors.terms[self.shape.norms[i]] for i in terms if i in self.shape.norms]
+        normalized = self._of_uses(*map(self.factors.deep, norms))
         paths = frozenset(path for path, sums in ends.items() if s.node in sums)
         times = math.prod(length for _, length in s.loops)
-        after, total = (self._of_uses(terms, before) for before in (False, True))
+        after, total = (self._of_uses(terms, before=before) for before in (False, True))
         stream = {t.node for t in self.streams.sums} | {s.start}
         own = self.factors.terms[s.shortcut]
-        kept = self._of_uses(own if s.projected else {i: f for i, f in own.items() if i in stream}, before=False)
+        kept = self._of_uses(own if s.projected else {i: f for i, f in own.items() if i in stream})
         return Branch(after, total, kept, normalized, paths, times, s.node, s.projected)
 
-    def _readouts(self, inside: Mapping[str, bool]) -> dict[str, frozenset[float]]:
+    def _readouts(self, inside: Mapping[str, bool]) -> OfPaths:
         """Products after which no other product with a parameter or between activations comes."""
-        result: dict[str, frozenset[float]] = {}
+        result = []
         stack: list[tuple[int, float]] = [(self.graph.output, 1.0)]
         seen: set[int] = set()
         while stack:
@@ -336,10 +338,8 @@ class _Reader:
             for i, factors in self.factors.terms[node].items():
                 ended = self._of_uses({i: factors}, before=True)
                 products = [u for u in self.at.get(i, ()) if u.kind == PRODUCT]
-                for use in products:
-                    if not inside[use.path]:
-                        found = {f * factor for f in ended[use.path]}
-                        result[use.path] = result.get(use.path, frozenset()) | found
+                paths = [u.path for u in products if not inside[u.path]]
+                result += [(path, frozenset(f * factor for f in ended[path])) for path in paths]
                 stops = products or i in self.factors.parts or i in seen
                 softmax = i in self.shape.norms and self.graph.nodes[self.shape.norms[i]].op == "exp"
                 stops = stops or (i in self.shape.norms and not softmax)
@@ -347,22 +347,14 @@ class _Reader:
                     seen.add(i)
                     reads = [j for j in self.graph.nodes[i].inputs if self.uses.kinds[j] == ACTIVATION]
                     stack += [(j, factor * min(factors)) for j in reads if j != i]
-        return result
+        return joined(result)
 
-    def _own(self, readouts: Collection[str]) -> dict[str, frozenset[float]]:
+    def _own(self, readouts: Collection[str]) -> OfPaths:
         """Factors between each product outside the ends of branches and the array that reads it."""
+        # Shortcuts win: what a branch's first layer multiplies the stream with does not count.
         shortcuts = [self.factors.terms[s.shortcut] for s in self.streams.sums]
-        result = self._joined(shortcuts)  # what a branch's first layer multiplies the stream with is another matter
-        for path, factors in self._joined(self._read_terms(readouts)).items():
-            result.setdefault(path, factors)
-        return result
-
-    def _joined(self, several: Sequence[Terms]) -> dict[str, frozenset[float]]:
-        result: dict[str, frozenset[float]] = {}
-        for terms in several:
-            for path, factors in self._of_uses(terms, before=False).items():
-                result[path] = result.get(path, frozenset()) | factors
-        return result
+        own = self._of_uses(*shortcuts)
+        return {**own, **self._of_uses(*self._read_terms(readouts)), **own}
 
     def _read_terms(self, readouts: Collection[str]) -> list[Terms]:
         terms, graph = self.factors.terms, self.graph
