@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from depthmup_flax.infer.parameter_trees import Leaf, abstract
-from depthmup_flax.rule.annotations import AnnotatedParam, AxisNames
-from depthmup_flax.rule.info_trees import is_nnx
-from depthmup_flax.rule.parametrization import ParamInfo, Role
+from depthmup_flax.rule.annotations import AnnotatedParam, Axes, AxisNames
+from depthmup_flax.rule.info_trees import is_nnx, matches
 from depthmup_flax.util.errors import InputError
 
-# Names of biases and scales, in Flax and elsewhere. Such a parameter is added or multiplied entrywise, so it is a
-# vector of any rank: an attention bias has heads and their size, a scanned bias has a layer axis.
+# Names of biases and scales. They act entrywise, so they are vectors of any rank: an attention bias has heads and their
+# size, a scanned bias has a layer axis.
 VECTOR_NAMES = frozenset({"bias", "scale", "beta", "gamma", "b", "g"})
 
 # Tables of positions and learned tokens are input weights like an embedding, but by custom not decayed.
@@ -36,7 +35,7 @@ class ParamShapes:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
+        """Last part of the path."""
         return self.path.rsplit("/", 1)[-1]
 
     @property
@@ -65,13 +64,12 @@ def own_annotation(leaf: Leaf) -> AnnotatedParam | None:
     return leaf.replace(value=value) if isinstance(leaf, AnnotatedParam) else None
 
 
-def model_width(infos: Mapping[str, ParamInfo], readouts: Collection[str]) -> float:
-    """The ratio of the width that the readout reads; ``readouts`` may be embeddings too (tied)."""
-    widths = {leaf.width_in for leaf in infos.values() if leaf.role is Role.OUTPUT and not leaf.in_branch}
-    widths |= {infos[path].width_out for path in readouts if path in infos and infos[path].role is Role.INPUT}
-    if len(widths) > 1:
-        raise InputError(f"readouts have different width ratios {sorted(widths)}: they must grow together.")
-    return widths.pop() if widths else max((leaf.width_out for leaf in infos.values()), default=1.0)
+def overridden(path: str, box: AnnotatedParam, overrides: Mapping[str, Axes]) -> AnnotatedParam:
+    """``box`` with the overrides whose globs match its path; later ones win."""
+    for pattern, axes in overrides.items():
+        if matches(path, pattern):
+            box = axes.annotate(path, box)
+    return box
 
 
 def infer_axes(shapes: ParamShapes, in_branch: bool) -> AxisNames:
@@ -115,15 +113,15 @@ def with_readout_ratio(box: AnnotatedParam, shapes: ParamShapes, is_readout: boo
     if box.in_branch:
         hidden = ["width_out" if n and n.endswith("_out") else n for n in names]
         raise InputError(
-            f"{shapes} is in a branch, and its input grows but not its output, as of keys and values whose heads do "
-            "not become more, of a router or of a low-rank factor: it is hidden, and its product is not multiplied. "
-            f"Let dm.audit(model, base, x).info read the forward pass, or name its axes, {shapes.override(*hidden)}."
+            f"{shapes} is in a branch and only its input grows (a router, a low-rank factor, keys of a fixed number of "
+            "heads): it is hidden, and its product is not multiplied. Use dm.audit(model, base, x).info, or name its "
+            f"axes, {shapes.override(*hidden)}."
         )
     inputs = {"width_in": "width_out", "fixed_out": "fixed_in", "vocab_out": "vocab_in"}
     turned = [inputs.get(n or "", n) for n in names]
     depth = ", or give the base model the same depth if it counts layers" if shapes.growing[:1] == [0] else ""
     raise InputError(
-        f"{shapes} is an output weight, as its input grows and its output does not: multiply its product by "
+        f"{shapes} is an output weight (its input grows, its output does not): multiply its product by "
         f"rule.readout_multiplier({ratio:g}) and name it, readout={shapes.path!r}; if that growing dimension is its "
         f"output, name its axes, {shapes.override(*turned)}{depth}."
     )
@@ -139,7 +137,7 @@ def _require_consistent(shapes: ParamShapes) -> None:
     for i, (size, base) in enumerate(zip(shapes.shape, shapes.base, strict=True)):
         if i not in growing and size != base:
             raise InputError(
-                f"parameter {shapes.path!r} has size {size} along dimension {i} and {base} in the base model, as in "
+                f"parameter {shapes.path!r} has size {size} along dimension {i}, and {base} in the base model and in "
                 "delta_params: let delta_params differ from the base wherever the model does."
             )
     if len(growing) > 2:
@@ -169,8 +167,8 @@ def _require_hidden(shapes: ParamShapes) -> None:
     first, second = (shapes.witness[i] / shapes.base[i] for i in shapes.growing)
     if not math.isclose(first, second):
         raise InputError(
-            f"{shapes} grows {first:g} and {second:g} times, and its layout is unknown, as it is no 'kernel': name its "
-            f"axes, {as_weight} or the other way round."
+            f"{shapes} grows {first:g} and {second:g} times, and its layout is unknown because its name is not "
+            f"'kernel': name its axes, {as_weight} or the other way round."
         )
 
 

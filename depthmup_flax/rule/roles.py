@@ -6,7 +6,7 @@ The result is a pytree of `ParamInfo` with the structure of the parameters and n
 import dataclasses
 import fnmatch
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -79,12 +79,17 @@ def info_from_annotations(
         labeled.append(_info_of_leaf(name, leaf, nn.unbox(base_leaves[path]).shape))
     if unused:
         raise InputError(f"override {sorted(unused)[0]!r} matches no parameter: write a glob of one of the paths.")
-    # The readout's input ratio is the whole model's width ratio m, which every leaf carries.
-    ratios = {leaf.width_in for leaf in labeled if leaf.role is Role.OUTPUT and not leaf.in_branch}
-    if len(ratios) > 1:
-        raise InputError(f"readouts have different width ratios {sorted(ratios)}: they must grow together.")
-    width = ratios.pop() if ratios else max((leaf.width_out for leaf in labeled), default=1.0)
+    width = model_width(labeled)
     return jax.tree_util.tree_unflatten(structure, [dataclasses.replace(leaf, model_width=width) for leaf in labeled])
+
+
+def model_width(infos: Collection[ParamInfo], tied: Iterable[ParamInfo] = ()) -> float:
+    """The ratio m of the width that the readout reads, which every parameter carries; ``tied`` are readouts too."""
+    widths = {leaf.width_in for leaf in infos if leaf.role is Role.OUTPUT and not leaf.in_branch}
+    widths |= {leaf.width_out for leaf in tied if leaf.role is Role.INPUT}
+    if len(widths) > 1:
+        raise InputError(f"readouts have different width ratios {sorted(widths)}: they must grow together.")
+    return widths.pop() if widths else max((leaf.width_out for leaf in infos), default=1.0)
 
 
 def axes_from_annotations(params: ArrayTree) -> dict[str, tuple[str | None, ...]]:
