@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from depthmup_flax.infer.parameter_trees import grouped, template
 from depthmup_flax.rule.parametrization import ParamInfo
+from depthmup_flax.util.text_table import aligned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +49,7 @@ def printed(
     """The table of an audit, its findings and its notes."""
     cells = [("parameter", "shape", "role", "uses", "factor", "wanted", "missing")]
     cells += map(_cells, grouped(rows, _same).values())
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    aligns = "<<<>>><"
-    lines = ["  ".join(f"{c:{a}{w}}" for c, a, w in zip(line, aligns, widths, strict=True)).rstrip() for line in cells]
+    lines = aligned(cells, "<<<>>><")
     rule = "-" * max(map(len, lines))
     text = [lines[0], rule, *lines[1:], rule]
     text.append(f"width ratio m = {m:g}, depth ratio r = {r:g}; factors are relative to the base model")

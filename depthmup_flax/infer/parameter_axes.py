@@ -16,7 +16,7 @@ from depthmup_flax.util.errors import InputError
 # size, a scanned bias has a layer axis.
 VECTOR_NAMES = frozenset({"bias", "scale", "beta", "gamma", "b", "g"})
 
-# Tables of positions and learned tokens are input weights like an embedding, but by custom not decayed.
+# Tables of positions and learned tokens are input weights that by custom are not decayed.
 _POSITION = re.compile(r"(^|_)pos(?![a-z])|pos_?emb|position|^wpe$")
 _TOKEN = re.compile(r"^cls|class_token|^register|(^|_)tokens?$")
 _TABLE = re.compile(r"emb|pos|token")
@@ -44,11 +44,11 @@ class ParamShapes:
         return [i for i, (size, base) in enumerate(zip(self.witness, self.base, strict=True)) if size != base]
 
     def override(self, *names: str | None) -> str:
-        """What to write for these axes."""
+        """The override with these axes, for errors."""
         return f"overrides={{{self.path!r}: Axes({names!r})}}"
 
     def override_growing(self, *names: str) -> str:
-        """What to write for these axes of the growing dimensions."""
+        """The override with these axes of the growing dimensions."""
         name_of = dict(zip(self.growing, names, strict=True))
         return self.override(*(name_of.get(i) for i in range(len(self.shape))))
 
@@ -128,7 +128,7 @@ def with_readout_ratio(box: AnnotatedParam, shapes: ParamShapes, is_readout: boo
 
 
 def _require_consistent(shapes: ParamShapes) -> None:
-    """A stack's leading dimension does not grow, no other dimension differs from the base, and at most two grow."""
+    """Requires equal sizes where nothing grows, equal numbers of stacked layers, and at most two growing dimensions."""
     growing = shapes.growing
     if shapes.stacked and (not shapes.shape or 0 in growing or shapes.shape[0] != shapes.base[0]):
         raise InputError(
@@ -149,12 +149,12 @@ def _require_consistent(shapes: ParamShapes) -> None:
 
 
 def _require_hidden(shapes: ParamShapes) -> None:
-    """Two growing dimensions make a hidden weight, unless its name denies it or its layout is unknown."""
+    """Refuses names and shapes of two growing dimensions that may not be those of a hidden weight."""
     if shapes.name in VECTOR_NAMES:
+        as_vector = shapes.override_growing("width_out", "width_out")
         raise InputError(
             f"{shapes} is a vector by its name but grows in 2 dimensions: if one counts layers, give the base model "
-            "the same depth; if both are widths, such as heads and their size, name its axes, "
-            f"{shapes.override_growing('width_out', 'width_out')}."
+            f"the same depth; if both are widths, such as heads and their size, name its axes, {as_vector}."
         )
     if shapes.name == "kernel":
         return
@@ -173,7 +173,7 @@ def _require_hidden(shapes: ParamShapes) -> None:
 
 
 def _require_input(shapes: ParamShapes, in_branch: bool) -> None:
-    """In a branch, a last dimension that grows alone may be that of a stack of vectors; not in a kernel or a table."""
+    """Refuses what may be a stack of vectors: in a branch, with a last dimension that grows alone."""
     if shapes.name == "kernel" or not in_branch or shapes.stacked or _is_undecayed_table(shapes):
         return
     names = [None] * (len(shapes.shape) - 1)
@@ -186,7 +186,7 @@ def _require_input(shapes: ParamShapes, in_branch: bool) -> None:
 
 
 def _is_undecayed_table(shapes: ParamShapes) -> bool:
-    """Whether it is a table of positions, a class token or the like: by name, or as one vector with more dimensions."""
+    """Whether it is a table of positions or a class token: by name, or as one vector with more dimensions."""
     *parents, name = shapes.path.lower().split("/")
     if name == "kernel":
         return False

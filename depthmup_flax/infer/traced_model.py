@@ -40,10 +40,7 @@ class Model:
 def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any]) -> Model:
     """A Linen module, an NNX module or a pair (function, parameters), traced on a batch of the shapes of ``x``.
 
-    ``argument`` names the model in errors.
-
-    Raises:
-      InputError: the forward pass raises an error, or does not return what ``output`` says.
+    ``argument`` names the model in errors. `InputError` if the forward pass fails or does not return ``output``.
     """
     inputs = jax.tree.map(_abstract, x)
     try:
@@ -55,15 +52,13 @@ def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Ma
 
 
 def _failed_call(model: Any, inputs: ArrayTree, argument: str, error: Exception) -> str:
-    """What a user reads when the forward pass raises ``error``."""
     shapes = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(inputs))
     message = (str(error).strip().splitlines() or [""])[0]
     text = f"the call {argument}(x) with x of shape {shapes} failed, {type(error).__name__}: {message}"
     is_pair = isinstance(model, tuple)
     call = getattr(model[0], "__qualname__", "") if is_pair else f"{type(model).__qualname__}.__call__"
-    missing = message.startswith(f"{call}() missing") and re.findall(r"'(\w+)'", message)
-    if missing:
-        values = ", ".join(f"{name}=..." for name in missing)
+    if message.startswith(f"{call}() missing"):
+        values = ", ".join(f"{name}=..." for name in re.findall(r"'(\w+)'", message))
         text += f". Write audit(model, base, x, {values}), or pass a tuple of arrays as x."
     return text
 
@@ -107,8 +102,7 @@ def selected(result: Any, output: Output) -> Any:
 
 
 def _abstract(array: Any) -> jax.ShapeDtypeStruct:
-    dtype = array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype
-    return jax.ShapeDtypeStruct(np.shape(array), dtype)
+    return jax.ShapeDtypeStruct(np.shape(array), getattr(array, "dtype", None) or np.asarray(array).dtype)
 
 
 _Apply: TypeAlias = Callable[[Any, Any, Any], Any]
@@ -116,19 +110,16 @@ _MOST_FIELDS = 4
 
 
 def _linen(model: nn.Module, inputs: ArrayTree, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _Apply]:
-    # Flax takes noise from "params" where a module asks for a stream that is not given.
+    # Flax uses "params" for streams that are not given.
     rngs = lambda: {"params": jax.random.key(0)}
-    init = lambda batch: model.init(rngs(), *arguments_of(batch), **kwargs)
-    variables = dict(jax.eval_shape(init, inputs))
+    variables = dict(jax.eval_shape(lambda batch: model.init(rngs(), *arguments_of(batch), **kwargs), inputs))
     params = variables.pop("params", {})
     variables.pop("intermediates", None)
     state = nn.unbox(variables)
 
     def apply(params: ArrayTree, state: ArrayTree, batch: ArrayTree) -> Any:
-        result = model.apply(
-            {"params": nn.unbox(params), **state}, *arguments_of(batch), rngs=rngs(), mutable=list(state), **kwargs
-        )
-        return result[0]
+        options = {"rngs": rngs(), "mutable": list(state), **kwargs}
+        return model.apply({"params": nn.unbox(params), **state}, *arguments_of(batch), **options)[0]
 
     return params, state, apply
 
@@ -188,11 +179,11 @@ def joined(pairs: Iterable[tuple[str, frozenset[float]]]) -> OfPaths:
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Products of queries and keys: the parameters that make both, the dimension that is summed, and the factor."""
+    """Products of queries and keys."""
 
-    paths: frozenset[str]
+    paths: frozenset[str]  # parameters that make both
     tokens: frozenset[str]  # learned queries
-    size: int
+    size: int  # of the dimension that is summed
     factor: float
 
 
@@ -266,7 +257,7 @@ class _Reader:
         readouts = self._readouts(inside)
         return Traced(
             uses=by_path,
-            times={path: self._times(uses) for path, uses in by_path.items()},
+            times={path: sum(map(self._times, uses)) for path, uses in by_path.items()},
             inside=inside,
             branches=[self._branch(s, ends) for s in self.streams.main],
             branches_of=ends,
@@ -276,6 +267,10 @@ class _Reader:
             projections=self._projections(inside),
         )
 
+    def _times(self, use: Use) -> float:
+        """How often one layer of a stack, or a parameter without layers, is used."""
+        return use.times / math.prod(self.shapes[use.path][k] for k in use.picked)
+
     def _places(self, by_path: Mapping[str, Sequence[Use]]) -> tuple[dict[str, bool], dict[str, frozenset[int]]]:
         """Whether each parameter is in branches alone, and the sums of the main stream that these end in."""
         streams, none = self.streams, frozenset[int]()
@@ -284,17 +279,13 @@ class _Reader:
         for path, uses in by_path.items():
             sums = [streams.inside.get(u.node, none) for u in uses]
             ends[path] = self._outermost(none.union(*sums))
-            # A layer for each block that several branches of the block read, such as what modulates them all.
+            # A layer of each block that several branches of the block read, such as one that modulates them.
             shared = [streams.shared.get(u.node, none) for u in uses]
             blocks = count[template(path)] if count[template(path)] > 1 else math.inf
             if all(shared) and len(none.union(*shared)) * blocks <= len(streams.sums):
                 ends[path], sums = self._outermost(none.union(*shared)), shared
             inside[path] = all(sums)
         return inside, ends
-
-    def _times(self, uses: Sequence[Use]) -> float:
-        """How often one layer of a stack, or a parameter without layers, is used."""
-        return sum(use.times / math.prod(self.shapes[use.path][k] for k in use.picked) for use in uses)
 
     def _outermost(self, sums: frozenset[int]) -> frozenset[int]:
         """The sums of the main stream whose branches contain these, or are these."""

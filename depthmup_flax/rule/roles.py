@@ -1,7 +1,4 @@
-"""The role and the ratios of every annotated parameter, from the shapes of a model and its base model.
-
-The result is a pytree of `ParamInfo` with the structure of the parameters and no arrays in it.
-"""
+"""The role and the ratios of every annotated parameter, from the shapes of a model and its base model."""
 
 import dataclasses
 import fnmatch
@@ -32,16 +29,13 @@ def param_info(
 ) -> InfoTree:
     """The `ParamInfo` of every parameter of ``model``: a pytree with the structure of its ``"params"`` collection.
 
-    Nothing is computed or allocated, at any size.
-
     Args:
-      model: the model that will be trained.
+      model: the model that will be trained. Nothing is computed or allocated.
       base_model: the same model **at the same depth** with the tuned proxy's width (``model.base()`` for ours);
         its shapes give the width ratios. Depth ratios come from the residual branches themselves.
       *inputs: what the models are called with, arrays or ``jax.ShapeDtypeStruct``.
       **kwargs: static arguments of the call, such as ``train=False``.
-      overrides: glob of a parameter's path (``"encoder/*/kernel"``) to its `Axes`, for parameters without an
-        annotation or to correct one; each must match.
+      overrides: glob of a path (``"encoder/*/kernel"``) -> `Axes`, to add or correct annotations; each must match.
 
     Raises:
       InputError: a parameter has no role, or the two models have different trees.
@@ -73,7 +67,7 @@ def info_from_annotations(
         if not isinstance(leaf, AnnotatedParam):
             raise InputError(
                 f"parameter {name!r} of shape {tuple(nn.unbox(leaf).shape)} has no role: build it with a layer of "
-                f"depthmup_flax.nn.layers, wrap its initializer as depthmup_flax.annotated(init, axes), or pass "
+                "depthmup_flax.nn.layers, wrap its initializer as depthmup_flax.annotated(init, axes), or pass "
                 f"overrides={{{name!r}: Axes(names, in_branch=...)}} with one of {AXIS_NAMES} per dimension."
             )
         labeled.append(_info_of_leaf(name, leaf, nn.unbox(base_leaves[path]).shape))
@@ -104,7 +98,7 @@ def init_shapes(model: nn.Module, *inputs: Any, **kwargs: Any) -> ArrayTree:
 
 
 def variable_shapes(model: nn.Module, *inputs: Any, **kwargs: Any) -> dict[str, ArrayTree]:
-    """The shapes of all collections that ``model.init`` returns, those of parameters annotated; see `init_shapes`."""
+    """The shapes of all collections that ``model.init`` returns, those of parameters annotated."""
     # The key is created inside the traced function, so no device is touched.
     return dict(jax.eval_shape(lambda *xs: model.init(jax.random.key(0), *xs, **kwargs), *inputs))
 
@@ -166,8 +160,8 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
 def _matrix_axes(names: AxisNames) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The input and output dimensions of a hidden matrix; empty if the names do not tell.
 
-    Unnamed dimensions in front belong to the inputs (a convolution's window), those at the end to their neighbor. One
-    in between, such as heads, may belong to either: ``fixed_in`` or ``fixed_out`` says which.
+    Unnamed dimensions in front belong to the inputs (a convolution's window), those at the end to their neighbor. For
+    one in between, such as heads, ``fixed_in`` or ``fixed_out`` says which.
     """
     sides = [AXES[name][0] for name in names]
     named = [axis for axis, side in enumerate(sides) if side is not None]
