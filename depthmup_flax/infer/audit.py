@@ -1,4 +1,4 @@
-"""`audit`: what the rule asks of a model, and what its forward pass does, read from a trace.
+"""`audit` compares the rule with the forward pass of a model, read from a trace.
 
 The forward passes of the model and of the base model are traced with shapes alone. The uses of a parameter give its
 role, sums with the stream give the branches, and constant factors, compared between the two models, the multipliers.
@@ -31,7 +31,7 @@ from depthmup_flax.util.types import ArrayTree, InfoTree
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """What `audit` found. ``print(audit)`` shows it as a table.
+    """The result of `audit`; ``print(audit)`` shows it as a table.
 
     Attributes:
       rows: one per parameter; "?" is what the trace does not tell.

@@ -109,7 +109,7 @@ class _Inliner(Interpreter[int]):
         self.graph, self.loop_ids = graph, itertools.count()
 
     def constant(self, array: Any) -> int:
-        """A node of its own for every reader."""
+        """One node per reader."""
         return self.graph.add(CONST, (), np.shape(array), value=uniform_value(array))
 
     def operation(self, eqn: core.JaxprEqn, inputs: Sequence[int]) -> list[int]:

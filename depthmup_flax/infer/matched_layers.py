@@ -16,7 +16,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def nearest(paths: Collection[str], base: Collection[str], misfit: Callable[[str, str], Any]) -> dict[str, str]:
     """Path -> the path of the base model with the same name without numbers and the least ``misfit(path, other)``.
 
-    Of several, the nearest in order counts. Without paths that have none, or only misfits of ``None``.
+    Of several, the nearest in order counts. Paths without any, or with misfits of ``None`` alone, are left out.
     """
     groups, result = grouped(base, template), {}
     for name, own in grouped(paths, template).items():
@@ -33,9 +33,9 @@ def nearest(paths: Collection[str], base: Collection[str], misfit: Callable[[str
 def matched(model: Shapes, base: Shapes, layers: Mapping[str, frozenset[int]]) -> dict[str, str]:
     """Path in the model -> path in the base model.
 
-    Equal trees match by path. Otherwise the numbers in paths count layers, and a parameter matches one of the same
-    name without numbers, whose shape it has but for the model's width ratio; of several the one nearest in order.
-    ``layers`` are the axes that count layers, here and below.
+    Equal trees match by path. Otherwise the numbers in paths count layers: a parameter matches one with the same name
+    without numbers and the same shape up to the width ratio; of several, the nearest in order. ``layers`` are the axes
+    that count layers, here and below.
     """
     groups, own = grouped(base, template), grouped(model, template)
     for path in model:
@@ -100,7 +100,7 @@ def doubtful(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapp
 
 
 def contradictions(model: Shapes, base: Shapes, paths: Collection[str]) -> set[str]:
-    """Those of ``paths`` that have a size which does not grow there, but grows in other parameters."""
+    """Those of ``paths`` with a size that does not grow there but grows in other parameters."""
     grows = {
         n
         for path in model

@@ -1,4 +1,4 @@
-"""What the rule asks of a forward pass and the trace does not find, each with the code to write."""
+"""Multipliers of the rule that a forward pass lacks, each with the code to write."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Comparison:
         return max(self.base.branches, key=fit, default=None)
 
     def findings(self) -> list[Finding]:
-        """Everything that the rule wants and the forward pass does not have."""
+        """All differences between the forward pass and the rule."""
         shortcuts = self._shortcuts()
         others = [] if shortcuts else self._embeddings()  # what multiplies shortcuts multiplies embeddings
         readouts, attention, repeated = self._readouts(), self._attention(), self._repeated()
@@ -162,7 +162,7 @@ class Comparison:
         return result
 
     def _as_if(self, found: float) -> str:
-        """The depth ratio that a factor is right for, where the user may count branches otherwise."""
+        """The depth ratio for which a factor is right: the user may count branches in another way."""
         if close(found, 1) or found <= 0 or not self.rule.alpha:
             return ""
         r = found ** (-1 / self.rule.alpha)

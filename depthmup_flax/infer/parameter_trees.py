@@ -22,7 +22,8 @@ from depthmup_flax.util.types import ArrayTree
 Globs: TypeAlias = str | Collection[str]
 # A parameter in a tree: an array, its shape, a number, a Linen box or an nnx.Variable.
 Leaf: TypeAlias = Any
-_Item, _Key = TypeVar("_Item"), TypeVar("_Key")
+_Item = TypeVar("_Item")
+_Key = TypeVar("_Key")
 
 
 def flatten(tree: ArrayTree, argument: str) -> tuple[dict[str, Leaf], jax.tree_util.PyTreeDef]:

@@ -119,7 +119,7 @@ class _Paths:
         return ResidualSum(node, shortcut, branch, start, self.graph.nodes[node].loops, False)
 
     def _starts(self, shortcut: int, branch: int) -> int:
-        """What a shortcut reads as it is and a branch by a product, if it is the latest that both read."""
+        """The latest array that both read, if the shortcut keeps it and the branch multiplies it; as a bit."""
         return _highest(self.same[shortcut] & self.after[branch]) & self.by_product[branch] & ~self.same[branch]
 
     def is_after(self, node: int, start: int) -> bool:
@@ -160,10 +160,7 @@ def _outside(graph: Graph, sums: Collection[ResidualSum]) -> set[int]:
 def _inside(
     graph: Graph, paths: _Paths, sums: Sequence[ResidualSum]
 ) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
-    """The nodes that reach the output only by the end of a branch: those that belong to the branch, and the others.
-
-    What many branches read, such as an encoder's output, belongs to none.
-    """
+    """`Streams.inside` and `Streams.shared`: what many branches read, such as an encoder's output, is shared."""
     outside = _outside(graph, sums)
     number_of = {(s.branch, s.node): n for n, s in enumerate(sums)}
     ends = [0] * len(graph.nodes)  # the branches whose end is reached first, as bits

@@ -49,12 +49,12 @@ def flatten_info(info: InfoTree) -> dict[str, ParamInfo]:
 
 def named_geometries(info: InfoTree, geometry: str | ArrayTree) -> dict[str, Geometry]:
     """Path -> geometry, from one for all parameters or a tree; `InputError` if there is no such geometry."""
-    paths = list(flatten_info(info))
+    paths, structure = list(flatten_info(info)), jax.tree_util.tree_structure(info, is_leaf=is_info)
     if isinstance(geometry, str):
         given = [geometry] * len(paths)
     else:
         try:
-            given = jax.tree.structure(info, is_leaf=is_info).flatten_up_to(geometry)
+            given = structure.flatten_up_to(geometry)
         except ValueError as error:
             raise InputError(f"geometry is {geometry!r}: give one leaf per parameter, as in info.") from error
     for name in given:

@@ -222,7 +222,7 @@ def rescaling_table(
         **{name: f"1 / (1 - {name}): {kept[rule.averages]}" for name in exponents.averages},
         **({"eps": "times k^-0.5, as gradient noise"} if exponents.eps else {}),
     }
-    rows = [("", "tuned", "target", "why")]
+    rows: list[tuple[str, ...]] = [("", "tuned", "target", "why")]
     for name, why in reasons.items():
         before, after = getattr(tuned, name), getattr(target, name)
         if before or after:

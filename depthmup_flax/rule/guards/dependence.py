@@ -72,7 +72,7 @@ def require_function_of_own_gradients(inner: optax.GradientTransformation, param
         closed = jax.make_jaxpr(second_update)(shapes, shapes, shapes)
         if [v.shape for v in closed.out_avals] != [s.shape for s in shapes]:
             raise ValueError("the updates do not have the parameters' shapes")
-    except Exception as error:  # of somebody else's code
+    except Exception as error:  # of another library
         raise InputError(
             "inner cannot be traced with gradients and parameters alone: put what needs the loss, or more, around the "
             "finished optimizer."

@@ -49,10 +49,10 @@ _AROUND = "Put it around the finished optimizer: "
 _AFTER = "Put it after the finished optimizer: "
 
 # The optax function that makes a transformation -> its traits. Tests measure every row; docs/optimizers.md prints them.
-# A name that is not here, of a later optax or of somebody else, is read by `dependence` when parameters are known.
+# Names that are not here, of a later optax or another library, are read by `dependence` when parameters are known.
 TRAITS: Mapping[str, Traits] = {
     **_rows("identity trace ema scale scale_by_schedule scale_by_optimistic_gradient clip zero_nans", 1),
-    **_rows("snapshot monitor", 1),  # they only look on
+    **_rows("snapshot monitor", 1),  # they change nothing
     **_rows("clip_by_block_rms centralize clip_by_global_rms", 1, entrywise=False),
     **_rows("scale_by_adam scale_by_amsgrad scale_by_adamax scale_by_radam scale_by_adan scale_by_belief", 0),
     **_rows("scale_by_yogi scale_by_lion scale_by_rms scale_by_stddev scale_by_rss scale_by_adadelta", 0),
@@ -296,7 +296,7 @@ def _steps_downhill(part: _Part) -> bool:
     if part.name == "scale":
         return _is_negative(part.closure.get("step_size"))
     # Of optax.inject_hyperparams, optax.adam; optimizers in one piece, optax.contrib.prodigy.
-    contrib = sys.modules.get("optax.contrib")  # imported by whoever uses it
+    contrib = sys.modules.get("optax.contrib")  # not imported here: it is slow
     factory = vars(optax).get(part.name) or getattr(contrib, part.name, None)
     signature = inspect.signature(factory).parameters if inspect.isfunction(factory) else {}
     return part.name not in TRAITS and "learning_rate" in signature
