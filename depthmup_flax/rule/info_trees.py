@@ -49,7 +49,8 @@ def flatten_info(info: InfoTree) -> dict[str, ParamInfo]:
 
 def named_geometries(info: InfoTree, geometry: str | ArrayTree) -> dict[str, Geometry]:
     """Path -> geometry, from one for all parameters or a tree; `InputError` if there is no such geometry."""
-    paths, structure = list(flatten_info(info)), jax.tree_util.tree_structure(info, is_leaf=is_info)
+    paths = list(flatten_info(info))
+    structure: Any = jax.tree.structure(info, is_leaf=is_info)
     if isinstance(geometry, str):
         given = [geometry] * len(paths)
     else:
