@@ -1,9 +1,7 @@
-"""`audit`: what the rule asks of a model, and what its forward pass does, read from a trace.
+"""`audit` compares the rule with the forward pass of a model, read from a trace.
 
-The forward passes of the model and of the base model are traced with shapes alone. How they use each parameter gives
-its role; the sums with the stream give the branches; the constant factors, compared between the two models, show which
-multipliers are there. What a trace does not tell is printed as "?". It tells nothing about initial values, which
-`depthmup_flax.rescale_init` sets, and optimizers; `depthmup_flax.coord_check` measures both.
+The forward passes of the model and of the base model are traced with shapes alone. The uses of a parameter give its
+role, sums with the stream give the branches, and constant factors, compared between the two models, the multipliers.
 """
 
 from __future__ import annotations
@@ -33,12 +31,12 @@ from depthmup_flax.util.types import ArrayTree, InfoTree
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """What `audit` found. ``print(audit)`` shows it as a table.
+    """The result of `audit`; ``print(audit)`` shows it as a table.
 
     Attributes:
-      rows: one per parameter.
+      rows: one per parameter; "?" is what the trace does not tell.
       findings: what is missing or wrong, each with the code to write.
-      notes: what could not be compared, and initial values to set, which a trace does not see.
+      notes: what could not be compared, and initial values to set.
       width_ratio, depth_ratio: of the model to the base model; the depth counts residual sums.
       doubt: why the comparison says nothing, if the two models have one size or seem swapped; else "".
     """
@@ -53,19 +51,12 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is missing, as far as the trace tells and whatever the optimizer.
-
-        False if there is a ``doubt``: two models of one size tell nothing.
-        """
+        """Whether nothing is missing, as far as the trace tells and whatever the optimizer; false with a ``doubt``."""
         return not self.doubt and not any(finding.certain for finding in self.findings)
 
     @property
     def info(self) -> InfoTree:
-        """The `ParamInfo` of every parameter, in the containers of the model's parameters, for `depthmup`.
-
-        Raises:
-          InputError: a role could not be read.
-        """
+        """The `ParamInfo` of every parameter, in the model's containers; `InputError` if a role could not be read."""
         for row in self.rows:
             if row.info is None:
                 names = tuple("width_in" if k == 0 else "width_out" for k in range(len(row.shape)))
@@ -95,20 +86,19 @@ def audit(
 ) -> Audit:
     """Reads roles, branches and multipliers from traces of the forward passes. Nothing is computed or compiled.
 
-    Initial values and the optimizer are not seen: `depthmup_flax.rescale_init` sets the former, as a note says where
-    Flax's defaults differ from the rule, and ``dm.depthmup(direction, audit.info, rule, ...)`` is the latter.
+    A trace shows neither initial values (set them with `depthmup_flax.rescale_init`) nor the optimizer
+    (``dm.depthmup(direction, audit.info, rule, ...)``). `depthmup_flax.coord_check` measures both.
 
     Args:
       model, base: Linen modules, NNX modules, or pairs (function, parameters); parameters may be shapes. The base has
-        the tuned width *and* depth. Where one of the two is equal, its factors cannot be checked, and the notes say so;
-        where both are, the audit says nothing and is not ``ok``.
+        the tuned width *and* depth. If one of the two is equal, its factors cannot be checked, and a note says so.
       x: a batch, arrays or shapes, for both models. A tuple is passed as several arguments.
       rule: whose multipliers the forward pass should have.
-      depth_ratio: branches of the model over the base model's; counted from residual sums by default.
+      depth_ratio: branches of the model over the base model's; by default residual sums are counted.
       readout: globs of the readouts, if the trace finds others.
       overrides: glob -> `Axes`, for what the trace does not tell; wins over it.
-      in_branch: what you pass to `infer_info`, to be compared with the trace.
-      info: what `infer_info` or `param_info` returned, to be compared with the trace.
+      in_branch: what you pass to `infer_info`; differences from the trace are findings.
+      info: what `infer_info` or `param_info` returned; as above.
       output: which result the loss reads, if there are several: an index, a key or a function of the result.
       **kwargs: of the call, such as ``train=True``.
 
@@ -116,13 +106,12 @@ def audit(
       InputError: the two models are not the same code, the arguments do not fit them, or a forward pass fails.
     """
     require_parametrization(rule)
-    models = as_model(model, x, "model", output, kwargs), as_model(base, x, "base", output, kwargs)
-    mine, base_model = models
+    mine, base_model = as_model(model, x, "model", output, kwargs), as_model(base, x, "base", output, kwargs)
     layers = layer_axes(parameter_uses(mine.graph, {}).by_path())
     pairs = matched(mine.shapes, base_model.shapes, layers)
-    base_shapes, strange = _base_shapes(
-        mine, base_model, pairs, layers, lambda: with_base_width(model, base, x, kwargs)
-    )
+    unsure = doubtful(mine.shapes, base_model.shapes, pairs, layers)
+    exact = with_base_width(model, base, x, kwargs) if unsure else None
+    base_shapes = exact or base_sizes(mine.shapes, base_model.shapes, pairs, layers)
     growing = {
         path: [k for k, (a, b) in enumerate(zip(mine.shapes[path], base_shapes[path], strict=True)) if a != b]
         for path in pairs
@@ -136,6 +125,7 @@ def audit(
     same_width = not any(growing.values())
     facts, base_facts, r = _with_depth(mine, facts, base_facts, pairs, rule, depth_ratio)
     infos, unread = traced_infos(mine, facts, base_shapes, r, overrides or {}, same_width=same_width)
+    strange = contradictions(mine.shapes, base_shapes, unsure) if exact is None else set()
     for path in strange & infos.keys():
         unread[path] = "the base model has no layer of its width: give the base model this depth, and pass depth_ratio="
         del infos[path]
@@ -163,34 +153,13 @@ def _doubt(m: float, r: float) -> str:
     return ""
 
 
-def _base_shapes(
-    model: Model,
-    base: Model,
-    pairs: Mapping[str, str],
-    layers: Mapping[str, frozenset[int]],
-    with_base_width: Callable[[], Mapping[str, tuple[int, ...]] | None],
-) -> tuple[Mapping[str, tuple[int, ...]], set[str]]:
-    """The base model's shapes at the model's depth, and the paths at which they are not certain."""
-    unsure = doubtful(model.shapes, base.shapes, pairs, layers)
-    exact = with_base_width() if unsure else None
-    if exact is not None:
-        return exact, set()
-    shapes = base_sizes(model.shapes, base.shapes, pairs, layers)
-    return shapes, contradictions(model.shapes, shapes, unsure)
-
-
 def _with_depth(
-    model: Model,
-    facts: Traced,
-    base: Traced,
-    pairs: Mapping[str, str],
-    rule: Parametrization,
-    given: float | None,
+    model: Model, facts: Traced, base: Traced, pairs: Mapping[str, str], rule: Parametrization, given: float | None
 ) -> tuple[Traced, Traced, float]:
     """The facts with the branches that count for the depth, and the depth ratio."""
     mine, theirs = branch_counts(facts), branch_counts(base)
-    # What does not become more counts if it stands between what does: a block that halves the resolution, but not an
-    # attention pooling head.
+    # Branches whose number is fixed count if they stand between others: a block that halves the resolution does, an
+    # attention pooling head does not.
     growing = [k for k, b in enumerate(facts.branches) if mine[b.kind] != theirs.get(b.kind)]
     between = facts.branches[growing[0] : growing[-1] + 1] if growing else facts.branches
     counted = {b.kind for b in between}
@@ -227,14 +196,15 @@ def _counts(
 
 
 def _initial_scale(rows: Sequence[Row], facts: Traced, rule: Parametrization) -> list[str]:
-    """What readouts and tables that are looked up should start with, unless an annotation declares it."""
+    """The initial scale of readouts and of tables that are looked up, unless an annotation declares it."""
     wrong: dict[float, list[str]] = {}
     for row in rows:
-        if row.info is None or row.info.init_std is not None or row.in_branch:
+        info = row.info
+        if info is None or info.init_std is not None or row.in_branch:
             continue
-        is_table = row.info.role is Role.INPUT and any(use.kind == LOOKUP for use in facts.uses.get(row.path, ()))
-        m = row.info.width_in if row.info.role is Role.OUTPUT else row.info.width_out if is_table else 1.0
-        if m != 1 and rule.init_ratio(row.info) is not None:
+        is_table = info.role is Role.INPUT and any(use.kind == LOOKUP for use in facts.uses.get(row.path, ()))
+        m = info.width_in if info.role is Role.OUTPUT else info.width_out if is_table else 1.0
+        if m != 1 and rule.init_ratio(info) is not None:
             wrong.setdefault(m, []).append(row.path)
     return [
         f"initial values are not seen. {summary(paths)} should start with the base model's standard deviation, "
@@ -284,16 +254,15 @@ def _notes(
             "the sum do: updates add up with depth, which no multiplier corrects. Use norms in front of branches, or "
             "without scale and bias."
         )
-    unknown = [branch for branch in facts.branches if compared.branches[branch.node] is None]
+    unknown = [branch.paths for branch in facts.branches if compared.branches[branch.node] is None]
     if unknown:
-        paths = sorted({path for branch in unknown for path in branch.paths})
-        notes.append(f"the factors of the branches with {summary(paths)} could not be traced, so check them by eye.")
+        paths = summary(sorted(frozenset().union(*unknown)))
+        notes.append(f"the factors of the branches with {paths} could not be traced, so check them by eye.")
     untraced = [row.path for row in rows if row.found is None and row.wanted is not None and not row.in_branch]
     if untraced:
         notes.append(f"the factors of {summary(untraced)} could not be traced, so check them by eye.")
     if unread:
         path, why = next(iter(unread.items()))
-        notes.append(
-            f"the role of {summary(list(unread))} was not read ({why}): pass overrides={{{path!r}: Axes(...)}}."
-        )
+        role = f"the role of {summary(list(unread))} was not read ({why})"
+        notes.append(f"{role}: pass overrides={{{path!r}: Axes(...)}}.")
     return notes

@@ -8,8 +8,9 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from depthmup_flax.infer.parameter_trees import template
+from depthmup_flax.infer.parameter_trees import grouped, template
 from depthmup_flax.rule.parametrization import ParamInfo
+from depthmup_flax.util.text_table import aligned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +48,8 @@ def printed(
 ) -> str:
     """The table of an audit, its findings and its notes."""
     cells = [("parameter", "shape", "role", "uses", "factor", "wanted", "missing")]
-    cells += [_cells(*group) for group in _grouped(rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    aligns = "<<<>>><"
-    lines = ["  ".join(f"{c:{a}{w}}" for c, a, w in zip(line, aligns, widths, strict=True)).rstrip() for line in cells]
+    cells += map(_cells, grouped(rows, _same).values())
+    lines = aligned(cells, "<<<>>><")
     rule = "-" * max(map(len, lines))
     text = [lines[0], rule, *lines[1:], rule]
     text.append(f"width ratio m = {m:g}, depth ratio r = {r:g}; factors are relative to the base model")
@@ -70,11 +69,19 @@ def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _cells(name: str, shape: str, row: Row) -> tuple[str, str, str, str, str, str, str]:
+def _same(row: Row) -> str:
+    """What equal layers have in common."""
+    info = row.info and dataclasses.replace(row.info, shape=())
+    return repr(dataclasses.replace(row, path=template(row.path), shape=(len(row.shape),), info=info))
+
+
+def _cells(rows: Sequence[Row]) -> tuple[str, str, str, str, str, str, str]:
+    """The line of equal layers."""
+    row = rows[0]
     role = "?" if row.info is None else row.info.role + ("+branch" if row.info.in_branch else "")
     return (
-        name,
-        shape,
+        collapsed([row.path for row in rows]),
+        _shapes(rows),
         role,
         "?" if math.isnan(row.uses) else f"{row.uses:g}",
         number(row.found) if row.wanted is not None else "-",
@@ -86,17 +93,6 @@ def _cells(name: str, shape: str, row: Row) -> tuple[str, str, str, str, str, st
 def number(x: float | None) -> str:
     """Four digits, or "?"."""
     return "?" if x is None else f"{x:.4g}"
-
-
-def _grouped(rows: Sequence[Row]) -> list[tuple[str, str, Row]]:
-    """Rows that differ only in the numbers of their paths, as one with a collapsed name."""
-    groups: dict[tuple[object, ...], list[Row]] = {}
-    for row in rows:
-        same = dataclasses.replace(row, path=template(row.path), shape=(len(row.shape),))
-        if row.info is not None:
-            same = dataclasses.replace(same, info=dataclasses.replace(row.info, shape=()))
-        groups.setdefault(tuple(map(repr, dataclasses.astuple(same))), []).append(row)
-    return [(collapsed([row.path for row in group]), _shapes(group), group[0]) for group in groups.values()]
 
 
 def _shapes(rows: Sequence[Row]) -> str:
@@ -112,10 +108,7 @@ def collapsed(paths: Sequence[str]) -> str:
 
 
 def summary(paths: Sequence[str]) -> str:
-    """Names for a sentence: equal layers in one, at most three."""
-    groups: dict[str, list[str]] = {}
-    for path in paths:
-        groups.setdefault(template(path), []).append(path)
-    names = [collapsed(group) for group in groups.values()]
+    """At most three names for a sentence, one for equal layers."""
+    names = [collapsed(group) for group in grouped(paths, template).values()]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more

@@ -1,8 +1,7 @@
 """Checks that ``in_branch`` matches the residual branches: all of them, and neither the stem nor the readout.
 
-A parameter on the wrong side gets the wrong learning rate, and a coordinate check may miss it: inside branches, the
-effect of single layers may vanish with depth. So likely mistakes are refused. Annotations of the model and overrides
-(``Axes(names, in_branch=True)``, or ``False``) are not checked.
+A parameter on the wrong side gets the wrong learning rate, which a coordinate check may miss. So likely mistakes are
+refused. Annotations and overrides (``Axes(names, in_branch=...)``) are not checked.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ _REMEDY = (
 def require_branches(infos: Infos, explicit: Collection[str], tied: Collection[str]) -> None:
     """Raises `InputError` if ``in_branch`` seems to match too much or too little.
 
-    ``explicit`` are the paths that an annotation or override places inside or outside branches; ``tied`` are the
-    embeddings that are readouts too.
+    ``explicit`` are the paths that an annotation or override places; ``tied`` are embeddings that are readouts too.
     """
     if not any(leaf.in_branch for leaf in infos.values()):
         return
@@ -48,7 +46,7 @@ def require_branches(infos: Infos, explicit: Collection[str], tied: Collection[s
 
 
 def _require_stem_outside(infos: Infos, taken: set[str]) -> None:
-    """A stem is an input weight with no equal in other layers; every model has one unless an override denies it."""
+    """A stem is an input weight without an equal in other layers."""
     inputs = {path: (template(path), leaf.shape) for path, leaf in infos.items() if leaf.role is Role.INPUT}
     count = Counter(inputs.values())
     among_layers = {template(path) for path in taken if infos[path].role is Role.HIDDEN and path.count("/") < 2}
@@ -83,8 +81,8 @@ def _require_whole_modules(infos: Infos, explicit: Collection[str]) -> None:
             if unchecked.get(weight, in_branch) != in_branch:
                 inside, outside = (path, weight) if in_branch else (weight, path)
                 raise InputError(
-                    f"in_branch matches {inside!r} but not {outside!r}, which belong to one layer: match both, such "
-                    f"as in_branch={template(parent)!r}, or neither."
+                    f"in_branch matches {inside!r} but not {outside!r} of the same layer: match both, such as "
+                    f"in_branch={template(parent)!r}, or neither."
                 )
 
 
@@ -113,6 +111,5 @@ def _require_all_blocks(infos: Infos, explicit: Collection[str]) -> None:
             if inside and outside:
                 raise InputError(
                     f"in_branch matches {inside[0]!r} but not {outside[0]!r} of an equal block: match all blocks, such "
-                    f"as in_branch={glob!r}, or, if that one is outside branches, pass "
-                    f"overrides={{{outside[0]!r}: Axes(names, in_branch=False)}}."
+                    f"as in_branch={glob!r}, or pass overrides={{{outside[0]!r}: Axes(names, in_branch=False)}}."
                 )

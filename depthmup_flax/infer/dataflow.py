@@ -1,7 +1,7 @@
 """The forward pass as a graph of array operations, traced with shapes alone: nothing is computed or compiled.
 
 Calls (``jit``, ``remat``, custom derivatives) are inlined. The body of a loop occurs once, and its nodes say how often
-they run. Only what the output depends on is kept in analyses.
+they run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from depthmup_flax.util.types import ArrayTree
 
 PARAM, STATE, INPUT, CONST = "param", "state", "input", "const"  # operations without inputs
 
-# A loop: its number in the graph, and its iterations; NaN is unknown (``while``).
+# The number of a loop in the graph, and of its iterations; NaN is unknown (``while``).
 Loop: TypeAlias = tuple[int, float]
 
 
@@ -45,18 +45,18 @@ class Graph:
 
     nodes: list[Node] = dataclasses.field(default_factory=list)
     output: int = -1
+    loops: tuple[Loop, ...] = ()  # that new nodes run in
 
     def add(
         self,
         op: str,
-        inputs: tuple[int, ...],
+        inputs: Sequence[int],
         shape: tuple[int, ...],
         params: Mapping[str, Any] | None = None,
-        loops: tuple[Loop, ...] = (),
         value: float | None = None,
     ) -> int:
         """The number of a new node."""
-        self.nodes.append(Node(op, inputs, tuple(shape), params or {}, loops, value))
+        self.nodes.append(Node(op, tuple(inputs), tuple(shape), params or {}, self.loops, value))
         return len(self.nodes) - 1
 
     def needed(self) -> list[bool]:
@@ -75,18 +75,14 @@ def trace(
 ) -> Graph:
     """The graph of ``function(params, state, inputs)``, which returns one array.
 
-    Args:
-      function: pure.
-      params: path -> shape of every parameter.
-      state: shapes of running averages and the like.
-      inputs: shapes of the batch.
-      axis_name: of a mapped axis that the function sums over, as in a BatchNorm over devices.
+    ``params`` maps paths to shapes; ``state`` (running averages) and ``inputs`` (the batch) are trees of shapes.
+    ``axis_name`` is a mapped axis that the function sums over, as in a BatchNorm over devices.
     """
-    make = lambda p, s, x: function(p, s, x)
+    called = function
     if axis_name:
-        make = lambda p, s, x: jax.vmap(function, in_axes=None, axis_size=1, axis_name=axis_name)(p, s, x)[0]
+        called = lambda *args: jax.vmap(function, in_axes=None, axis_size=1, axis_name=axis_name)(*args)[0]
     try:
-        closed = jax.make_jaxpr(make)(dict(params), state, inputs)
+        closed = jax.make_jaxpr(called)(dict(params), state, inputs)
     except NameError as error:  # JAX names the axis in a sentence
         unbound = re.search(r"unbound axis name:? *'?(\w+)", str(error))
         if unbound is None or axis_name:
@@ -111,50 +107,40 @@ class _Inliner(Interpreter[int]):
 
     def __init__(self, graph: Graph):
         self.graph, self.loop_ids = graph, itertools.count()
-        self.loops: tuple[Loop, ...] = ()  # that the equation runs in
 
     def constant(self, array: Any) -> int:
-        """A node of its own for every reader."""
-        return self._add(CONST, (), np.shape(array), value=uniform_value(array))
+        """One node per reader."""
+        return self.graph.add(CONST, (), np.shape(array), value=uniform_value(array))
 
     def operation(self, eqn: core.JaxprEqn, inputs: Sequence[int]) -> list[int]:
         """One node for each result."""
-        name, shapes = eqn.primitive.name, _shapes(eqn.outvars)
+        name, shapes, add = eqn.primitive.name, _shapes(eqn.outvars), self.graph.add
         if len(shapes) == len(inputs) > 1 and name in _PARALLEL:
-            return [self._add("copy", (i,), shape) for i, shape in zip(inputs, shapes, strict=True)]
+            return [add("copy", (i,), shape) for i, shape in zip(inputs, shapes, strict=True)]
         value = folded(name, eqn.params, [self.graph.nodes[i].value for i in inputs]) if len(shapes) == 1 else None
-        return [self._add(name, inputs, shape, {**eqn.params, "result": i}, value) for i, shape in enumerate(shapes)]
+        return [add(name, inputs, shape, {**eqn.params, "result": i}, value) for i, shape in enumerate(shapes)]
 
     def cond(self, eqn: core.JaxprEqn, index: int, operands: Sequence[int]) -> list[int]:
         """One node for each result, which reads those of all branches."""
         results = [self.run(branch, operands) for branch in eqn.params["branches"]]
         several = zip(_shapes(eqn.outvars), *results, strict=True)
-        return [self._add("cond", (index, *outs), shape) for shape, *outs in several]
+        return [self.graph.add("cond", (index, *outs), shape) for shape, *outs in several]
 
     def loop(self, eqn: core.JaxprEqn, loop: JaxprLoop, inputs: Sequence[int]) -> list[int]:
         """One round; what is carried says which node the next round reads."""
         _, consts, carry, xs = loop.split(inputs)
-        nodes, outside, number = self.graph.nodes, self.loops, next(self.loop_ids)
-        self.loops = (*outside, (number, loop.length))
-        enter = [self._add("carry", (i,), nodes[i].shape) for i in carry]
-        sliced = [self._add("scan_in", (i,), nodes[i].shape[1:], {"loop": number}, nodes[i].value) for i in xs]
+        graph, number = self.graph, next(self.loop_ids)
+        nodes, outside = graph.nodes, graph.loops
+        graph.loops = (*outside, (number, loop.length))
+        enter = [graph.add("carry", (i,), nodes[i].shape) for i in carry]
+        sliced = [graph.add("scan_in", (i,), nodes[i].shape[1:], {"loop": number}, nodes[i].value) for i in xs]
         outs = self.run(loop.body, [*consts, *enter, *sliced])
-        self.loops = outside
+        graph.loops = outside
         for i, out in zip(enter, outs, strict=False):
             nodes[i] = dataclasses.replace(nodes[i], params={"next": out})
         stacked = zip(outs[len(carry) :], _shapes(eqn.outvars[len(carry) :]), strict=True)
-        collected = [self._add("scan_out", (i,), shape) for i, shape in stacked]
-        return [*(self._add("copy", (i,), nodes[i].shape) for i in outs[: len(carry)]), *collected]
-
-    def _add(
-        self,
-        op: str,
-        inputs: Sequence[int],
-        shape: tuple[int, ...],
-        params: Mapping[str, Any] | None = None,
-        value: float | None = None,
-    ) -> int:
-        return self.graph.add(op, tuple(inputs), shape, params, self.loops, value)
+        collected = [graph.add("scan_out", (i,), shape) for i, shape in stacked]
+        return [*(graph.add("copy", (i,), nodes[i].shape) for i in outs[: len(carry)]), *collected]
 
 
 def _shapes(variables: Sequence[Any]) -> list[tuple[int, ...]]:
@@ -163,8 +149,6 @@ def _shapes(variables: Sequence[Any]) -> list[tuple[int, ...]]:
 
 # Operations on several arrays, one result for each.
 _PARALLEL = frozenset({"optimization_barrier", "psum", "psum2", "psum_invariant", "pmax", "pmin"})
-
-
 _LARGEST = 100_000  # entries of a constant that are compared
 
 

@@ -22,16 +22,15 @@ def rescale_init(
 ) -> ArrayTree:
     """``params`` with the rule's standard deviation of every weight, given the base model's.
 
-    Hidden weights get ``std_base / sqrt(m_in)``, input and output weights ``std_base``; the output's 1/m is in the
-    forward pass (`Parametrization.init_ratio`). So readouts and ``nn.Embed`` start ``m^1/2`` times larger than Flax's
-    defaults; `Readout` starts so by itself. Vectors, fixed parameters and constants (zeros, ones) keep their values;
-    under ``standard``, all do.
+    Hidden weights get ``std_base / sqrt(m_in)``, input and output weights ``std_base`` (`Parametrization.init_ratio`).
+    So readouts and ``nn.Embed`` start ``m^1/2`` times larger than Flax's defaults; `Readout` needs no correction.
+    Vectors, fixed parameters and constants (zeros, ones) keep their values; under ``standard``, all do.
 
     Both standard deviations are measured, so they have a sampling error. Common initializers scale with powers of the
-    fan-in or fan-out. If the closest ``m_in^a m_out^b`` with a, b in {-1/2, 0, 1/2} is within four standard errors of
-    the measured correction, it is used instead: exactly 1 for a hidden ``lecun_normal``, ``m^-1/2`` for a fixed 0.02.
+    fan-in or fan-out: if the closest ``m_in^a m_out^b`` with a, b in {-1/2, 0, 1/2} is within four standard errors of
+    the measured correction, it is used instead. That is exactly 1 for a hidden ``lecun_normal``.
 
-    Not for use under ``jit``: the factors depend on values. Measure `init_factors` outside and apply `multiplied`.
+    The factors depend on values: under ``jit``, measure `init_factors` outside and apply `multiplied`.
 
     Args:
       params: fresh parameters of the model to train; arrays in any pytree, an ``nnx.State`` or a module.
@@ -44,8 +43,8 @@ def rescale_init(
       Parameters in the containers of ``params``; the ``nnx.State`` of a module, for ``nnx.update(model, state)``.
 
     Raises:
-      InputError: leaves are not concrete arrays, ``info`` was made for other parameters, or the base model has no layer
-        that corresponds to one of the model.
+      InputError: leaves are not concrete arrays, ``info`` was made for other parameters, or a parameter has no
+        counterpart in the base model.
     """
     return multiplied(params, init_factors(params, base_params, info, parametrization))
 
@@ -58,23 +57,16 @@ def init_factors(
     require_same_paths(leaves, known, "the model", "info")
     for path, leaf in leaves.items():
         if shape_of(leaf) != known[path].shape:
-            raise InputError(
-                f"parameter {path!r} has shape {shape_of(leaf)}, but info was made for {known[path].shape}: make "
-                "info for these parameters."
-            )
+            shapes = f"has shape {shape_of(leaf)}, but info was made for {known[path].shape}"
+            raise InputError(f"parameter {path!r} {shapes}: make info for these parameters.")
     pairs = _counterparts(leaves, base, known)
-    factor = lambda path, leaf: _factor(path, leaf, base[pairs[path]], known[path], parametrization)
-    return {path: factor(path, leaf) for path, leaf in leaves.items()}
+    return {path: _factor(path, leaf, base[pairs[path]], known[path], parametrization) for path, leaf in leaves.items()}
 
 
 def _counterparts(
     leaves: Mapping[str, Leaf], base: Mapping[str, Leaf], infos: Mapping[str, ParamInfo]
 ) -> dict[str, str]:
-    """Path -> path in the base model; if that has another depth, of an equal layer of the base width.
-
-    An equal layer has the same name without numbers, and the size that the width ratios give; of several, the nearest
-    in order counts.
-    """
+    """Path -> path in the base model; at another depth, of the nearest layer with the size that ``infos`` give."""
     if leaves.keys() == base.keys():
         require_same_paths(leaves, base, "the model", "the base model")
         return {path: path for path in leaves}
@@ -108,18 +100,15 @@ def multiplied(params: ArrayTree, factors: Mapping[str, float]) -> ArrayTree:
     return jax.tree_util.tree_unflatten(structure, new)
 
 
-def _array(path: str, leaf: Leaf) -> jax.Array:
-    value = value_of(leaf)
-    if isinstance(value, (jax.ShapeDtypeStruct, jax.core.Tracer)):
-        raise InputError(
-            f"parameter {path!r} is {type(value).__name__}, which has no values: call rescale_init outside jit, with "
-            "the initialized parameters of both models (in a coordinate check, network.rescaled)."
-        )
-    return jnp.asarray(value)
-
-
 def _factor(path: str, leaf: Leaf, base_leaf: Leaf, info: ParamInfo, rule: Parametrization) -> float:
-    array, base = _array(path, leaf), _array(path, base_leaf)
+    values = value_of(leaf), value_of(base_leaf)
+    for value in values:
+        if isinstance(value, (jax.ShapeDtypeStruct, jax.core.Tracer)):
+            raise InputError(
+                f"parameter {path!r} is {type(value).__name__}, which has no values: call rescale_init outside jit, "
+                "with the initialized parameters of both models (in a coordinate check, network.rescaled)."
+            )
+    array, base = map(jnp.asarray, values)
     wanted = rule.init_ratio(info)
     if wanted is None or info.role in (Role.VECTOR, Role.FIXED):
         return 1.0
@@ -127,10 +116,8 @@ def _factor(path: str, leaf: Leaf, base_leaf: Leaf, info: ParamInfo, rule: Param
     if constant and base_constant:
         return 1.0
     if constant or base_constant:
-        raise InputError(
-            f"parameter {path!r} is constant in {'the model' if constant else 'the base model'} alone: use the same "
-            "initializers in both models."
-        )
+        alone = f"is constant in {'the model' if constant else 'the base model'} alone"
+        raise InputError(f"parameter {path!r} {alone}: use the same initializers in both models.")
     std, base_std = (float(jnp.std(x.astype(jnp.float32))) for x in (array, base))
     measured = wanted * base_std / std
     # The relative standard error of a normal sample's standard deviation is 1 / sqrt(2 n).

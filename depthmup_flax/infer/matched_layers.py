@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from depthmup_flax.infer.parameter_trees import template
+from depthmup_flax.infer.parameter_trees import grouped, template
 from depthmup_flax.util.errors import InputError
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -16,41 +16,33 @@ Shapes = Mapping[str, tuple[int, ...]]
 def nearest(paths: Collection[str], base: Collection[str], misfit: Callable[[str, str], Any]) -> dict[str, str]:
     """Path -> the path of the base model with the same name without numbers and the least ``misfit(path, other)``.
 
-    Of several, the nearest in order counts. Without paths that have none, or only misfits of ``None``.
+    Of several, the nearest in order counts. Paths without any, or with misfits of ``None`` alone, are left out.
     """
-    groups, counts, places, result = _grouped(base), Counter(map(template, paths)), Counter[str](), {}
-    for path in paths:
-        name = template(path)
+    groups, result = grouped(base, template), {}
+    for name, own in grouped(paths, template).items():
         candidates = groups.get(name, [])
-        place = places[name] / max(counts[name] - 1, 1) * (len(candidates) - 1)
-        places[name] += 1
-        misfits = [(misfit(path, other), abs(k - place), k) for k, other in enumerate(candidates)]
-        fitting = [one for one in misfits if one[0] is not None]
-        if fitting:
-            result[path] = candidates[min(fitting)[2]]
-    return result
-
-
-def _grouped(paths: Collection[str]) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
-    for path in paths:
-        groups.setdefault(template(path), []).append(path)
-    return groups
+        for n, path in enumerate(own):
+            place = n / max(len(own) - 1, 1) * (len(candidates) - 1)
+            misfits = [(misfit(path, other), abs(k - place), k) for k, other in enumerate(candidates)]
+            fitting = [one for one in misfits if one[0] is not None]
+            if fitting:
+                result[path] = candidates[min(fitting)[2]]
+    return {path: result[path] for path in paths if path in result}
 
 
 def matched(model: Shapes, base: Shapes, layers: Mapping[str, frozenset[int]]) -> dict[str, str]:
     """Path in the model -> path in the base model.
 
-    Equal trees match by path. Otherwise the numbers in paths count layers, and a parameter matches one of the same
-    name without numbers, whose shape it has but for the model's width ratio; of several the one nearest in order.
-    ``layers`` are the axes that count layers.
+    Equal trees match by path. Otherwise the numbers in paths count layers: a parameter matches one with the same name
+    without numbers and the same shape up to the width ratio; of several, the nearest in order. ``layers`` are the axes
+    that count layers, here and below.
     """
-    groups, own = _grouped(base), _grouped(model)
+    groups, own = grouped(base, template), grouped(model, template)
     for path in model:
         if template(path) not in groups:
             raise InputError(
-                f"parameter {path!r} is in the model but nothing like it is in the base model: build both from the "
-                "same code; only width and depth may differ."
+                f"parameter {path!r} of the model has no counterpart in the base model: build both from the same code; "
+                "only width and depth may differ."
             )
     single = {paths[0]: groups[name][0] for name, paths in own.items() if len(paths) == 1 == len(groups[name])}
     m = width_ratio(model, base, single, layers)
@@ -77,8 +69,7 @@ def matched(model: Shapes, base: Shapes, layers: Mapping[str, frozenset[int]]) -
 def base_sizes(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapping[str, frozenset[int]]) -> Shapes:
     """The base model's shapes by the paths of the model, at the model's depth and with its stages.
 
-    A stage that the base model does not have, as it has no layers there, has the width of other parameters of the model
-    with that size.
+    A stage without layers in the base model gets the width of other parameters of the model with that size.
     """
     single = Counter(map(template, model))
     m = width_ratio(model, base, {p: q for p, q in pairs.items() if single[template(p)] == 1} or pairs, layers)
@@ -104,12 +95,12 @@ def doubtful(model: Shapes, base: Shapes, pairs: Mapping[str, str], layers: Mapp
     """Paths whose counterparts in the base model have several shapes: the match may be a layer of another width."""
     if model.keys() == base.keys():
         return set()
-    shapes = {name: {base[path] for path in paths} for name, paths in _grouped(base).items()}
+    shapes = {name: {base[path] for path in paths} for name, paths in grouped(base, template).items()}
     return {path for path in pairs if len(shapes[template(path)]) > 1 and not layers.get(path)}
 
 
 def contradictions(model: Shapes, base: Shapes, paths: Collection[str]) -> set[str]:
-    """Those of ``paths`` that have a size which does not grow there, but grows in other parameters."""
+    """Those of ``paths`` with a size that does not grow there but grows in other parameters."""
     grows = {
         n
         for path in model

@@ -1,20 +1,18 @@
-"""What the rule asks of a forward pass and the trace does not find, each with the code to write."""
+"""Multipliers of the rule that a forward pass lacks, each with the code to write."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 
 from depthmup_flax.infer.audit_table import Finding, Row, number, summary
 from depthmup_flax.infer.parameter_trees import template
 from depthmup_flax.infer.parameter_uses import LOOKUP, PRODUCT
-from depthmup_flax.infer.traced_model import Branch, Model, Scores, Traced
+from depthmup_flax.infer.traced_model import Branch, Model, OfPaths, Traced, joined
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 
 _TOLERANCE = 5e-3  # relative; constants may be stored in bfloat16
-
-FactorSets = Mapping[str, frozenset[float]]
 
 
 def close(a: float | None, b: float | None) -> bool:
@@ -48,9 +46,8 @@ class Comparison:
         self.infos, self.rule, self.r = infos, rule, depth_ratio
         # With equal depths both models have the same multipliers, so those of the model are compared with the rule.
         self.absolute = facts.depth == base.depth and depth_ratio != 1
-        self.branch_wanted = float(rule.residual_multiplier(depth_ratio)) / (
-            1.0 if self.absolute else float(rule.residual_multiplier(1.0)) or 1.0
-        )
+        at_base = 1.0 if self.absolute else float(rule.residual_multiplier(1.0)) or 1.0
+        self.branch_wanted = float(rule.residual_multiplier(depth_ratio)) / at_base
         self.branches = {branch.node: self._branch_factor(branch) for branch in facts.branches}
 
     def row(self, path: str, why_not: str, findings: Sequence[Finding]) -> Row:
@@ -83,24 +80,27 @@ class Comparison:
         other = self._base_branch(branch)
         if other is None:
             return None
-        after = self._one(branch, branch.factors, other.factors)
+        after = self._one(branch.factors, other.factors)
         if not close(after, self.branch_wanted):  # the branch's last layer is linear, so its input may be multiplied
-            total = self._one(branch, branch.total, other.total)
+            total = self._one(branch.total, other.total)
             if close(total, self.branch_wanted):
                 return total
         return after
 
-    def _one(self, branch: Branch, factors: FactorSets, base: FactorSets) -> float | None:
+    def _one(self, factors: OfPaths, base: OfPaths) -> float | None:
         """The one ratio of a branch's terms: of its products, or of what a nonlinearity returns."""
-        mine, theirs = by_template(factors), by_template(base)
-        ratios = {}
-        for name, values in mine.items():
-            ratios[name] = ratio_of(values, frozenset({1.0}) if self.absolute else theirs.get(name))
-        products = {template(p) for p in factors if any(u.kind == PRODUCT for u in self.facts.uses.get(p, ()))}
+        theirs = by_template(base)
+        ratios = {
+            name: ratio_of(values, frozenset({1.0}) if self.absolute else theirs.get(name))
+            for name, values in by_template(factors).items()
+        }
+        products = set(map(template, self._products(factors)))
         chosen = [ratios[name] for name in ratios if name in products] or list(ratios.values())
-        known = [value for value in chosen if value is not None]
-        same = len(known) == len(chosen) > 0 and all(close(known[0], value) for value in known)
-        return known[0] if same else None
+        return chosen[0] if chosen and all(close(chosen[0], value) for value in chosen) else None
+
+    def _products(self, paths: Iterable[str]) -> list[str]:
+        """Those of the parameters that are used in products."""
+        return [path for path in paths if any(u.kind == PRODUCT for u in self.facts.uses.get(path, ()))]
 
     def is_multiplied(self, branch: Branch) -> bool:
         """Whether a branch has the rule's multiplier."""
@@ -111,17 +111,11 @@ class Comparison:
         return max(self.base.branches, key=fit, default=None)
 
     def findings(self) -> list[Finding]:
-        """Everything that the rule wants and the forward pass does not have."""
+        """All differences between the forward pass and the rule."""
         shortcuts = self._shortcuts()
         others = [] if shortcuts else self._embeddings()  # what multiplies shortcuts multiplies embeddings
-        return [
-            *self._missing_branches(),
-            *shortcuts,
-            *self._readouts(),
-            *others,
-            *self._attention(),
-            *self._repeated(),
-        ]
+        readouts, attention, repeated = self._readouts(), self._attention(), self._repeated()
+        return [*self._missing_branches(), *shortcuts, *readouts, *others, *attention, *repeated]
 
     def _shortcuts(self) -> list[Finding]:
         wrong: dict[float, list[str]] = {}
@@ -153,10 +147,9 @@ class Comparison:
             if found is None or close(found, self.branch_wanted):
                 continue
             other = self._base_branch(branch)
-            inside = self._one(branch, branch.normalized, other.normalized) if other and branch.normalized else None
+            inside = self._one(branch.normalized, other.normalized) if other and branch.normalized else None
             name = "norm_cancels_multiplier" if close(inside, self.branch_wanted) else "missing_branch_multiplier"
-            products = [p for p in branch.factors if any(u.kind == PRODUCT for u in self.facts.uses.get(p, ()))]
-            wrong.setdefault((name, found), []).extend(products or sorted(branch.paths))
+            wrong.setdefault((name, found), []).extend(self._products(branch.factors) or sorted(branch.paths))
         result, wanted = [], number(self.branch_wanted)
         code = f"h = h + rule.residual_multiplier(r) * y  # r = depth / base_depth, here {self.r:g}"
         for (name, found), paths in wrong.items():
@@ -169,7 +162,7 @@ class Comparison:
         return result
 
     def _as_if(self, found: float) -> str:
-        """The depth ratio that a factor is right for, where the user may count branches otherwise."""
+        """The depth ratio for which a factor is right: the user may count branches in another way."""
         if close(found, 1) or found <= 0 or not self.rule.alpha:
             return ""
         r = found ** (-1 / self.rule.alpha)
@@ -197,10 +190,10 @@ class Comparison:
         return any(u.kind == LOOKUP or u.first for u in self.facts.uses[path])
 
     def _embeddings(self) -> list[Finding]:
-        result = []
+        result, in_scores = [], {path for scores in self.facts.scores for path in scores.paths | scores.tokens}
         for path, factors in self.facts.factors.items():
             info = self.infos.get(path)
-            if info is None or path in self._score_paths() or self.facts.inside.get(path):
+            if info is None or path in in_scores or self.facts.inside.get(path):
                 continue
             if path in self.facts.readouts and not self._is_tied(path):
                 continue
@@ -209,11 +202,9 @@ class Comparison:
                 continue
             if info.role is Role.INPUT:
                 text = f"{path} is multiplied by {number(found)} relative to the base model; the rule wants 1."
-                code = (
-                    "x = x * base_width**0.5  # not width**0.5"
-                    if close(found, info.width_out**0.5)
-                    else ("x = x * c  # c as in the base model")
-                )
+                code = "x = x * c  # c as in the base model"
+                if close(found, info.width_out**0.5):
+                    code = "x = x * base_width**0.5  # not width**0.5"
                 result.append(Finding("embedding_scaled_with_width", (path,), text, code))
             elif info.role is Role.HIDDEN:
                 text = f"the product with {path} is multiplied by {number(found)} relative to the base model; the rule "
@@ -221,18 +212,15 @@ class Comparison:
                 result.append(Finding("hidden_scaled_with_width", (path,), text, "y = x @ kernel  # no factor"))
         return result
 
-    def _score_paths(self) -> set[str]:
-        return {path for scores in self.facts.scores for path in scores.paths | scores.tokens}
-
     def _attention(self) -> list[Finding]:
         wrong: dict[tuple[float, float, int, int], list[str]] = {}
         for scores in self.facts.scores:
-            other = self._base_scores(scores)
+            name = set(map(template, scores.paths))
+            other = next((s for s in self.base.scores if set(map(template, s.paths)) == name), None)
             if other is None or not other.factor:
                 continue
-            wanted = self.rule.attention_scale(scores.size, other.size) / self.rule.attention_scale(
-                other.size, other.size
-            )
+            scale = self.rule.attention_scale
+            wanted = scale(scores.size, other.size) / scale(other.size, other.size)
             found = scores.factor / other.factor
             if not close(found, wanted):
                 wrong.setdefault((found, wanted, scores.size, other.size), []).extend(sorted(scores.paths))
@@ -247,11 +235,6 @@ class Comparison:
             for (found, wanted, d, base_d), paths in wrong.items()
         ]
 
-    def _base_scores(self, scores: Scores) -> Scores | None:
-        name = frozenset(map(template, scores.paths))
-        same = [s for s in self.base.scores if frozenset(map(template, s.paths)) == name]
-        return same[0] if same else None
-
     def _repeated(self) -> list[Finding]:
         wrong: dict[tuple[float, bool], list[str]] = {}
         for path, times in self.facts.times.items():
@@ -262,11 +245,10 @@ class Comparison:
         result = []
         for (ratio, adds_up), paths in wrong.items():
             text = f"{summary(paths)} {'are' if len(paths) > 1 else 'is'} used {ratio:g} times as often as in the base "
+            text += "model. "
             if adds_up:
-                text += "model. Branches with the same weights add up in one direction, so their sum grows with depth "
+                text += "Branches with the same weights add up in one direction, so their sum grows with depth "
                 text += f"for alpha = {self.rule.alpha:g}; with alpha=1 it does not. "
-            else:
-                text += "model. "
             text += "With SGD or momentum, whose gradient is the sum over all uses, the learning rate is too large by "
             text += "that number; with normalized updates, such as Adam's, it is not."
             code = "rule = dm.get_parametrization('ode'), or weights of its own for each layer"
@@ -284,12 +266,9 @@ def branch_counts(facts: Traced) -> dict[frozenset[str], float]:
     return counts
 
 
-def by_template(factors: FactorSets) -> dict[str, frozenset[float]]:
-    """Factors by paths without numbers."""
-    result: dict[str, frozenset[float]] = {}
-    for path, values in factors.items():
-        result[template(path)] = result.get(template(path), frozenset()) | values
-    return result
+def by_template(factors: OfPaths) -> OfPaths:
+    """FactorSets by paths without numbers."""
+    return joined((template(path), values) for path, values in factors.items())
 
 
 def misplaced(infos: Mapping[str, ParamInfo], inside: Collection[str], facts: Traced) -> list[Finding]:

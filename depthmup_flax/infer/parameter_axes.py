@@ -5,19 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from depthmup_flax.infer.parameter_trees import Leaf, abstract
-from depthmup_flax.rule.annotations import AnnotatedParam, AxisNames
-from depthmup_flax.rule.info_trees import is_nnx
-from depthmup_flax.rule.parametrization import ParamInfo, Role
+from depthmup_flax.rule.annotations import AnnotatedParam, Axes, AxisNames
+from depthmup_flax.rule.info_trees import is_nnx, matches
 from depthmup_flax.util.errors import InputError
 
-# Names of biases and scales, in Flax and elsewhere. Such a parameter is added or multiplied entrywise, so it is a
-# vector of any rank: an attention bias has heads and their size, a scanned bias has a layer axis.
+# Names of biases and scales. They act entrywise, so they are vectors of any rank: an attention bias has heads and their
+# size, a scanned bias has a layer axis.
 VECTOR_NAMES = frozenset({"bias", "scale", "beta", "gamma", "b", "g"})
 
-# Tables of positions and learned tokens are input weights like an embedding, but by custom not decayed.
+# Tables of positions and learned tokens are input weights that by custom are not decayed.
 _POSITION = re.compile(r"(^|_)pos(?![a-z])|pos_?emb|position|^wpe$")
 _TOKEN = re.compile(r"^cls|class_token|^register|(^|_)tokens?$")
 _TABLE = re.compile(r"emb|pos|token")
@@ -36,7 +35,7 @@ class ParamShapes:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
+        """Last part of the path."""
         return self.path.rsplit("/", 1)[-1]
 
     @property
@@ -45,11 +44,11 @@ class ParamShapes:
         return [i for i, (size, base) in enumerate(zip(self.witness, self.base, strict=True)) if size != base]
 
     def override(self, *names: str | None) -> str:
-        """What to write for these axes."""
+        """The override with these axes, for errors."""
         return f"overrides={{{self.path!r}: Axes({names!r})}}"
 
     def override_growing(self, *names: str) -> str:
-        """What to write for these axes of the growing dimensions."""
+        """The override with these axes of the growing dimensions."""
         name_of = dict(zip(self.growing, names, strict=True))
         return self.override(*(name_of.get(i) for i in range(len(self.shape))))
 
@@ -65,13 +64,12 @@ def own_annotation(leaf: Leaf) -> AnnotatedParam | None:
     return leaf.replace(value=value) if isinstance(leaf, AnnotatedParam) else None
 
 
-def model_width(infos: Mapping[str, ParamInfo], readouts: Collection[str]) -> float:
-    """The ratio of the width that the readout reads; ``readouts`` may be embeddings too (tied)."""
-    widths = {leaf.width_in for leaf in infos.values() if leaf.role is Role.OUTPUT and not leaf.in_branch}
-    widths |= {infos[path].width_out for path in readouts if path in infos and infos[path].role is Role.INPUT}
-    if len(widths) > 1:
-        raise InputError(f"readouts have different width ratios {sorted(widths)}: they must grow together.")
-    return widths.pop() if widths else max((leaf.width_out for leaf in infos.values()), default=1.0)
+def overridden(path: str, box: AnnotatedParam, overrides: Mapping[str, Axes]) -> AnnotatedParam:
+    """``box`` with the overrides whose globs match its path; later ones win."""
+    for pattern, axes in overrides.items():
+        if matches(path, pattern):
+            box = axes.annotate(path, box)
+    return box
 
 
 def infer_axes(shapes: ParamShapes, in_branch: bool) -> AxisNames:
@@ -115,22 +113,22 @@ def with_readout_ratio(box: AnnotatedParam, shapes: ParamShapes, is_readout: boo
     if box.in_branch:
         hidden = ["width_out" if n and n.endswith("_out") else n for n in names]
         raise InputError(
-            f"{shapes} is in a branch, and its input grows but not its output, as of keys and values whose heads do "
-            "not become more, of a router or of a low-rank factor: it is hidden, and its product is not multiplied. "
-            f"Let dm.audit(model, base, x).info read the forward pass, or name its axes, {shapes.override(*hidden)}."
+            f"{shapes} is in a branch and only its input grows (a router, a low-rank factor, keys of a fixed number of "
+            "heads): it is hidden, and its product is not multiplied. Use dm.audit(model, base, x).info, or name its "
+            f"axes, {shapes.override(*hidden)}."
         )
     inputs = {"width_in": "width_out", "fixed_out": "fixed_in", "vocab_out": "vocab_in"}
     turned = [inputs.get(n or "", n) for n in names]
     depth = ", or give the base model the same depth if it counts layers" if shapes.growing[:1] == [0] else ""
     raise InputError(
-        f"{shapes} is an output weight, as its input grows and its output does not: multiply its product by "
+        f"{shapes} is an output weight (its input grows, its output does not): multiply its product by "
         f"rule.readout_multiplier({ratio:g}) and name it, readout={shapes.path!r}; if that growing dimension is its "
         f"output, name its axes, {shapes.override(*turned)}{depth}."
     )
 
 
 def _require_consistent(shapes: ParamShapes) -> None:
-    """A stack's leading dimension does not grow, no other dimension differs from the base, and at most two grow."""
+    """Requires equal sizes where nothing grows, equal numbers of stacked layers, and at most two growing dimensions."""
     growing = shapes.growing
     if shapes.stacked and (not shapes.shape or 0 in growing or shapes.shape[0] != shapes.base[0]):
         raise InputError(
@@ -139,7 +137,7 @@ def _require_consistent(shapes: ParamShapes) -> None:
     for i, (size, base) in enumerate(zip(shapes.shape, shapes.base, strict=True)):
         if i not in growing and size != base:
             raise InputError(
-                f"parameter {shapes.path!r} has size {size} along dimension {i} and {base} in the base model, as in "
+                f"parameter {shapes.path!r} has size {size} along dimension {i}, and {base} in the base model and in "
                 "delta_params: let delta_params differ from the base wherever the model does."
             )
     if len(growing) > 2:
@@ -151,12 +149,12 @@ def _require_consistent(shapes: ParamShapes) -> None:
 
 
 def _require_hidden(shapes: ParamShapes) -> None:
-    """Two growing dimensions make a hidden weight, unless its name denies it or its layout is unknown."""
+    """Refuses names and shapes of two growing dimensions that may not be those of a hidden weight."""
     if shapes.name in VECTOR_NAMES:
+        as_vector = shapes.override_growing("width_out", "width_out")
         raise InputError(
             f"{shapes} is a vector by its name but grows in 2 dimensions: if one counts layers, give the base model "
-            "the same depth; if both are widths, such as heads and their size, name its axes, "
-            f"{shapes.override_growing('width_out', 'width_out')}."
+            f"the same depth; if both are widths, such as heads and their size, name its axes, {as_vector}."
         )
     if shapes.name == "kernel":
         return
@@ -169,13 +167,13 @@ def _require_hidden(shapes: ParamShapes) -> None:
     first, second = (shapes.witness[i] / shapes.base[i] for i in shapes.growing)
     if not math.isclose(first, second):
         raise InputError(
-            f"{shapes} grows {first:g} and {second:g} times, and its layout is unknown, as it is no 'kernel': name its "
-            f"axes, {as_weight} or the other way round."
+            f"{shapes} grows {first:g} and {second:g} times, and its layout is unknown because its name is not "
+            f"'kernel': name its axes, {as_weight} or the other way round."
         )
 
 
 def _require_input(shapes: ParamShapes, in_branch: bool) -> None:
-    """In a branch, a last dimension that grows alone may be that of a stack of vectors; not in a kernel or a table."""
+    """Refuses what may be a stack of vectors: in a branch, with a last dimension that grows alone."""
     if shapes.name == "kernel" or not in_branch or shapes.stacked or _is_undecayed_table(shapes):
         return
     names = [None] * (len(shapes.shape) - 1)
@@ -188,7 +186,7 @@ def _require_input(shapes: ParamShapes, in_branch: bool) -> None:
 
 
 def _is_undecayed_table(shapes: ParamShapes) -> bool:
-    """Whether it is a table of positions, a class token or the like: by name, or as one vector with more dimensions."""
+    """Whether it is a table of positions or a class token: by name, or as one vector with more dimensions."""
     *parents, name = shapes.path.lower().split("/")
     if name == "kernel":
         return False

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import flax.linen as nn
 import jax
@@ -22,6 +22,8 @@ from depthmup_flax.util.types import ArrayTree
 Globs: TypeAlias = str | Collection[str]
 # A parameter in a tree: an array, its shape, a number, a Linen box or an nnx.Variable.
 Leaf: TypeAlias = Any
+_Item = TypeVar("_Item")
+_Key = TypeVar("_Key")
 
 
 def flatten(tree: ArrayTree, argument: str) -> tuple[dict[str, Leaf], jax.tree_util.PyTreeDef]:
@@ -43,10 +45,7 @@ def flatten(tree: ArrayTree, argument: str) -> tuple[dict[str, Leaf], jax.tree_u
         if not hasattr(value_of(leaf), "shape") and not isinstance(value_of(leaf), numbers.Number):
             kind = type(value_of(leaf)).__name__
             what = f"{argument} has a {kind} at {path!r}" if path else f"{argument} is a {kind}"
-            raise InputError(
-                f"{what} where an array belongs: pass the parameters, or their shapes, such as jax.eval_shape(init, "
-                "key)."
-            )
+            raise InputError(f"{what}: pass parameters, or their shapes, such as jax.eval_shape(init, key).")
     return leaves, structure
 
 
@@ -70,6 +69,14 @@ def template(path: str) -> str:
     return re.sub(r"\d+", "*", path)
 
 
+def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:
+    """Key -> its items, in their order."""
+    groups: dict[_Key, list[_Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 def depth_ratio_number(given: Any) -> float:
     """A depth ratio, a number or a concrete array of rank 0, as a float."""
     is_array = isinstance(given, (np.ndarray, jax.Array)) and not isinstance(given, jax.core.Tracer)
@@ -85,15 +92,12 @@ def require_same_paths(one: Mapping[str, Leaf], other: Mapping[str, Leaf], one_n
     for path in (*one, *other):
         if path not in one or path not in other:
             here, there = (one_name, other_name) if path in one else (other_name, one_name)
+            raise InputError(f"parameter {path!r} is in {here} but not in {there}: give both the same depth.")
+        a, b = shape_of(one[path]), shape_of(other[path])
+        if len(a) != len(b):
             raise InputError(
-                f"parameter {path!r} is in {here} but not in {there}: build both at the same depth; only the width may "
-                "differ."
-            )
-    for path in one:
-        if len(shape_of(one[path])) != len(shape_of(other[path])):
-            raise InputError(
-                f"parameter {path!r} has shape {shape_of(one[path])} in {one_name} and {shape_of(other[path])} in "
-                f"{other_name}: build both from the same model; only the width may differ."
+                f"parameter {path!r} has shape {a} in {one_name} and {b} in {other_name}: build both from the same "
+                "model; only the width may differ."
             )
 
 
@@ -118,9 +122,7 @@ def matching(argument: str, patterns: Globs, paths: Sequence[str]) -> set[str]:
     for pattern in globs(argument, patterns, paths):
         matched = {path for path in paths if matches(path, pattern)}
         if not matched:
-            some = examples(paths)
-            raise InputError(
-                f"{argument} has {pattern!r}, which matches no parameter: use a glob of paths, such as {some}."
-            )
+            use = f"use a glob of paths, such as {examples(paths)}"
+            raise InputError(f"{argument} has {pattern!r}, which matches no parameter: {use}.")
         union |= matched
     return union

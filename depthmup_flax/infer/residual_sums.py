@@ -8,12 +8,13 @@ be projected, by products without a nonlinearity.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from depthmup_flax.infer.dataflow import PARAM, Graph, Loop
-from depthmup_flax.infer.parameter_uses import ACTIVATION, MOVES, PRODUCT, SAME_PLACE, Uses
+from depthmup_flax.infer.parameter_uses import ACTIVATION, MOVES, PRODUCT, SAME_PLACE, SUMS, Uses
 
-_SUMS = frozenset({"add", "add_any", "sub"})
 # Linear operations without parameters: what they make of the stream is still the stream.
 _KEEPS_STREAM = SAME_PLACE | MOVES | {"reduce_window_sum", "select_n", "concatenate", "cond", "gather"}
 NONLINEAR = frozenset(
@@ -41,9 +42,7 @@ class Streams:
     sums: Sequence[ResidualSum]
     main: Sequence[ResidualSum]  # those that are not inside another's branch
     inside: Mapping[int, frozenset[int]]  # nodes in branches -> the nodes of the sums that these branches end in
-    shared: Mapping[
-        int, frozenset[int]
-    ]  # the same of nodes that reach the output by several branches and belong to none
+    shared: Mapping[int, frozenset[int]]  # the same of nodes that several branches read, and that belong to none
 
 
 def residual_streams(graph: Graph, uses: Uses, degrees: Sequence[float]) -> Streams:
@@ -52,7 +51,7 @@ def residual_streams(graph: Graph, uses: Uses, degrees: Sequence[float]) -> Stre
     sums = {s.node: s for s in paths.sums}
     for node in reversed(range(len(graph.nodes))):  # projections are sums that all paths to the output pass
         found = paths.projection(node)
-        if found is not None and node in _outside(graph, paths.needed, sums.values()):
+        if found is not None and node in _outside(graph, sums.values()):
             sums[node] = found
     ordered = [sums[node] for node in sorted(sums)]
     inside, shared = _inside(graph, paths, ordered)
@@ -64,8 +63,7 @@ class _Paths:
 
     def __init__(self, graph: Graph, uses: Uses, degrees: Sequence[float]):
         self.graph, self.kinds, self.needed = graph, uses.kinds, graph.needed()
-        self.products = {use.node for use in uses.uses if use.kind == PRODUCT}
-        size = len(graph.nodes)
+        self.products, size = {use.node for use in uses.uses if use.kind == PRODUCT}, len(graph.nodes)
         self.after = [0] * size  # on any path
         self.same = [0] * size  # on a path that keeps the stream
         self.by_product, self.by_nonlinearity = [0] * size, [0] * size
@@ -98,24 +96,20 @@ class _Paths:
             self.by_product[i] |= self.after[j] if is_product else self.by_product[j]
             self.by_nonlinearity[i] |= self.after[j] if bends else self.by_nonlinearity[j]
         self.learned[i] = any(self.kinds[j] == PARAM or self.learned[j] for j in node.inputs)
-        if node.op in _SUMS and len(reads) == 2 and reads[0] != reads[1]:
+        if node.op in SUMS and len(reads) == 2 and reads[0] != reads[1]:
             found = self._identity(i, *reads) or self._identity(i, *reversed(reads))
             if found is not None:
                 self.sums.append(found)
-                self.same[i] = self.same[found.shortcut]
-            else:
-                self.same[i] = self.same[reads[0]] & self.same[reads[1]]
-        elif reads and not is_product and (node.op in _KEEPS_STREAM or self._scales(i, reads)):
-            self.same[i] = self.same[reads[0]]
-            for j in reads[1:]:
-                self.same[i] &= self.same[j]
+                reads = [found.shortcut]
+        elif is_product or not (node.op in _KEEPS_STREAM or self._scales(i, reads)):
+            return
+        self.same[i] = functools.reduce(operator.and_, (self.same[j] for j in reads)) if reads else 0
 
     def _scales(self, i: int, reads: Sequence[int]) -> bool:
         """Whether an operation multiplies the stream by something else, or adds something to it."""
-        op = self.graph.nodes[i].op
-        return len(reads) == 1 and (
-            op in ("mul", "add", "sub") or (op == "div" and self.graph.nodes[i].inputs[0] == reads[0])
-        )
+        node = self.graph.nodes[i]
+        divides = node.op == "div" and node.inputs[0] in reads
+        return len(reads) == 1 and (divides or node.op in ("mul", "add", "sub"))
 
     def _identity(self, node: int, shortcut: int, branch: int) -> ResidualSum | None:
         starts = self._starts(shortcut, branch)
@@ -125,7 +119,7 @@ class _Paths:
         return ResidualSum(node, shortcut, branch, start, self.graph.nodes[node].loops, False)
 
     def _starts(self, shortcut: int, branch: int) -> int:
-        """What a shortcut reads as it is and a branch by a product, if it is the latest that both read."""
+        """The latest array that both read, if the shortcut keeps it and the branch multiplies it; as a bit."""
         return _highest(self.same[shortcut] & self.after[branch]) & self.by_product[branch] & ~self.same[branch]
 
     def is_after(self, node: int, start: int) -> bool:
@@ -143,9 +137,9 @@ class _Paths:
         for shortcut, branch in (reads, reads[::-1]):
             starts = latest & self.by_product[shortcut] & self.by_product[branch]
             starts &= self.by_nonlinearity[branch] & ~self.by_nonlinearity[shortcut]
-            # What depends on no parameter is the batch, and two networks are added.
-            if starts and self.learned[self.starts[starts.bit_length() - 1]]:
-                start = self.starts[starts.bit_length() - 1]
+            start = self.starts[starts.bit_length() - 1] if starts else -1
+            # Otherwise two networks that read the batch are added.
+            if starts and self.learned[start]:
                 return ResidualSum(node, shortcut, branch, start, self.graph.nodes[node].loops, True)
         return None
 
@@ -154,13 +148,9 @@ def _highest(bits: int) -> int:
     return 1 << bits.bit_length() - 1 if bits else 0
 
 
-def _cut(sums: Collection[ResidualSum]) -> set[tuple[int, int]]:
-    return {(s.branch, s.node) for s in sums}
-
-
-def _outside(graph: Graph, needed: Sequence[bool], sums: Collection[ResidualSum]) -> set[int]:
+def _outside(graph: Graph, sums: Collection[ResidualSum]) -> set[int]:
     """The nodes from which the output is reached without passing the end of a branch."""
-    cut, outside = _cut(sums), {graph.output}
+    cut, outside = {(s.branch, s.node) for s in sums}, {graph.output}
     for i in reversed(range(len(graph.nodes))):
         if i in outside:
             outside.update(j for j in graph.nodes[i].inputs if (j, i) not in cut)
@@ -170,11 +160,8 @@ def _outside(graph: Graph, needed: Sequence[bool], sums: Collection[ResidualSum]
 def _inside(
     graph: Graph, paths: _Paths, sums: Sequence[ResidualSum]
 ) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
-    """The nodes that reach the output only by the end of a branch: those that belong to the branch, and the others.
-
-    What many branches read, such as an encoder's output, belongs to none.
-    """
-    outside = _outside(graph, paths.needed, sums)
+    """`Streams.inside` and `Streams.shared`: what many branches read, such as an encoder's output, is shared."""
+    outside = _outside(graph, sums)
     number_of = {(s.branch, s.node): n for n, s in enumerate(sums)}
     ends = [0] * len(graph.nodes)  # the branches whose end is reached first, as bits
     to_shortcut = [0] * len(graph.nodes)  # the sums whose shortcut is reached

@@ -1,8 +1,8 @@
 """Roles of the parameters of a model without annotations, from their shapes at two widths.
 
-Where shapes are ambiguous `infer_info` raises an error that says what to write; it never guesses. The author of the
-model adds the multipliers of the forward pass: ``rule.residual_multiplier(r)`` at the end of every branch,
-``rule.readout_multiplier(m)`` on the readout's product, and ``rule.attention_scale(d, d_base)`` if heads grow.
+Ambiguous shapes raise an error that says what to write. The author of the model adds the multipliers of the forward
+pass: ``rule.residual_multiplier(r)`` at the end of every branch, ``rule.readout_multiplier(m)`` on the readout's
+product, and ``rule.attention_scale(d, d_base)`` if heads grow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from depthmup_flax.infer.parameter_axes import (
     ParamShapes,
     infer_axes,
     infer_decay,
-    model_width,
+    overridden,
     own_annotation,
     with_readout_ratio,
 )
@@ -29,7 +29,7 @@ from depthmup_flax.infer.parameter_trees import Globs, Leaf, shape_of
 from depthmup_flax.rule.annotations import AnnotatedParam, Axes
 from depthmup_flax.rule.info_trees import matches
 from depthmup_flax.rule.parametrization import ParamInfo, Role
-from depthmup_flax.rule.roles import info_from_annotations
+from depthmup_flax.rule.roles import info_from_annotations, model_width
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -51,9 +51,8 @@ def infer_info(
 
     A dimension grows if it differs between the two models. If none grows, the parameter is fixed. If one grows, it is a
     vector (rank 1, or a name of `VECTOR_NAMES`), an input weight (the last dimension grows) or an output weight (an
-    earlier one does). If two grow, it is a hidden weight: input first, then output, as in Flax. Matrices are decayed,
-    even those in which nothing grows (a token-mixing kernel). Biases, norms and, by name, tables of positions, class
-    tokens and the like are not. Annotated parameters keep their annotation.
+    earlier one does). If two grow, it is a hidden weight: input first, then output, as in Flax. Matrices are decayed;
+    biases, norms and, by name, tables of positions and class tokens are not. Annotations win.
 
     Globs match paths as `param_table` prints them, and everything below: ``"head"`` matches ``head/kernel``.
 
@@ -67,14 +66,13 @@ def infer_info(
       readout: output weights whose product is multiplied by ``rule.readout_multiplier(m)``, and embeddings that are
         readouts too (tied). ``()``: the model has none.
       stacked: parameters whose leading dimension counts layers, as under ``nn.scan``.
-      overrides: glob -> `Axes`, for what the shapes do not tell; wins over inference and annotations. Their
-        ``in_branch``, if given, wins over ``in_branch`` here and is not checked.
+      overrides: glob -> `Axes`, for what the shapes do not tell; wins over inference, annotations and ``in_branch``,
+        and is not checked.
       delta_params: parameters of any other width, if ``params`` are the base model's own; they show which dimensions
         grow. Or ``params`` again, if the model is narrower than the base model on purpose.
 
     Returns:
-      `ParamInfo` in the containers of ``params``; for an ``nnx.State``, as ``nnx.Optimizer`` needs it. ``init_std`` is
-      ``None`` unless annotated.
+      `ParamInfo` in the containers of ``params``; ``init_std`` is ``None`` unless annotated.
 
     Raises:
       InputError: a role is ambiguous, a glob matches nothing or too much, the trees differ, or nothing grows.
@@ -95,13 +93,11 @@ def infer_info(
     boxes, explicit = {}, set()
     for path, leaf in leaves.items():
         shapes = ParamShapes(path, shape_of(leaf), shape_of(witness[path]), shape_of(base[path]), path in stacks)
-        box = _located(path, leaf, path in inside, ratio)
-        axes = [axes for pattern, axes in overrides.items() if matches(path, pattern)][-1:]
-        if box.names or any(a.in_branch is not None for a in axes):
+        own = _located(path, leaf, path in inside, ratio)
+        if own.names or any(matches(path, glob) and a.in_branch is not None for glob, a in overrides.items()):
             explicit.add(path)
-        if axes:
-            box = axes[0].annotate(path, box)
-        elif not box.names:
+        box = overridden(path, own, overrides)
+        if box is own and not box.names:
             box = box.replace(names=infer_axes(shapes, box.in_branch), decay=infer_decay(shapes))
         boxes[path] = with_readout_ratio(box, shapes, path in readouts)
     if depth_ratio is None and not any(box.in_branch for box in boxes.values()):
@@ -113,25 +109,24 @@ def infer_info(
     infos = info_from_annotations(boxes, {path: trees.abstract(leaf) for path, leaf in base.items()})
     tied = _tied_embeddings(infos, readout, overrides)
     require_branches(infos, explicit, tied)
-    width = model_width(infos, tied)
-    if tied:
-        infos = {path: dataclasses.replace(leaf, model_width=width) for path, leaf in infos.items()}
-    return jax.tree_util.tree_unflatten(structure, [infos[path] for path in paths])
+    width = model_width(infos.values(), [infos[path] for path in tied])
+    return jax.tree_util.tree_unflatten(
+        structure, [dataclasses.replace(infos[path], model_width=width) for path in paths]
+    )
 
 
 def _require_growth(leaves: Mapping[str, Leaf], witness: Mapping[str, Leaf], base: Mapping[str, Leaf]) -> None:
     """Raises `InputError` unless the witness differs from the base model, and the model is not narrower."""
     pairs = {path: list(zip(shape_of(leaf), shape_of(base[path]), strict=True)) for path, leaf in witness.items()}
     changes = [(path, size, other) for path, sizes in pairs.items() for size, other in sizes if size != other]
-    if witness is not leaves:
-        if not changes:
-            raise InputError("nothing grows: delta_params have the base model's shapes; build them at any other width.")
-    elif not changes:
+    if not changes and witness is not leaves:
+        raise InputError("nothing grows: delta_params have the base model's shapes; build them at any other width.")
+    if not changes:
         raise InputError(
-            "nothing grows: params and base_params have the same shapes. Build base_params at the base model's width. "
-            "To train the base model itself, pass delta_params=<parameters of the model at any other width>."
+            "nothing grows: params and base_params have the same shapes. Build base_params at the base model's width "
+            "or, to train the base model itself, pass delta_params=<parameters of the model at any other width>."
         )
-    elif all(size < other for _, size, other in changes):
+    if witness is leaves and all(size < other for _, size, other in changes):
         path = changes[0][0]
         raise InputError(
             f"params are narrower than base_params, such as {path!r} of shape {shape_of(leaves[path])} and "

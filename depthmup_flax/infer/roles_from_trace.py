@@ -14,16 +14,15 @@ from depthmup_flax.infer.parameter_axes import (
     ParamShapes,
     infer_axes,
     infer_decay,
-    model_width,
+    overridden,
     own_annotation,
     with_readout_ratio,
 )
 from depthmup_flax.infer.parameter_uses import ENTRYWISE, LOOKUP, Use
 from depthmup_flax.infer.traced_model import Model, Traced
 from depthmup_flax.rule.annotations import AnnotatedParam, Axes
-from depthmup_flax.rule.info_trees import matches
 from depthmup_flax.rule.parametrization import ParamInfo, Role
-from depthmup_flax.rule.roles import info_from_annotations
+from depthmup_flax.rule.roles import info_from_annotations, model_width
 from depthmup_flax.util.errors import InputError
 
 
@@ -53,14 +52,14 @@ def read_role(shapes: ParamShapes, uses: Sequence[Use], layers: frozenset[int], 
     if all(use.kind == ENTRYWISE for use in uses):
         return Reading(_entrywise_role(shapes), width_out=ratio(grows))
     contracting = [use for use in uses if use.kind != ENTRYWISE]
-    into = frozenset().union(*(use.into for use in contracting)) & grows.keys()
-    out = frozenset().union(*(use.out for use in contracting)) & grows.keys()
-    batch = frozenset().union(*(use.batch for use in contracting)) & grows.keys()
+    union = lambda sides: frozenset().union(*sides) & grows.keys()
+    into, out = union(use.into for use in contracting), union(use.out for use in contracting)
+    batch = union(use.batch for use in contracting)
     if any(use.into & use.out & grows.keys() for use in contracting) or grows.keys() - into - out - batch:
         return Reading(None, why_not="the trace does not tell its input axes from its output axes")
     looked_up = [use for use in contracting if use.kind == LOOKUP] or [use for use in contracting if use.first]
     if looked_up and (looked_up[0].kind == LOOKUP or into & out):  # an embedding, which may be the readout too
-        out = frozenset().union(*(use.out for use in looked_up)) & grows.keys()
+        out = union(use.out for use in looked_up)
         return Reading(Role.INPUT if out else Role.FIXED, width_out=ratio(out))
     if into & out:  # used in both directions, as in a tied autoencoder
         low, high = min(grows.values()), max(grows.values())
@@ -75,7 +74,7 @@ def read_role(shapes: ParamShapes, uses: Sequence[Use], layers: frozenset[int], 
 
 
 def read_role_by_place(shapes: ParamShapes, uses: Sequence[Use], is_readout: bool, after_readout: bool) -> Reading:
-    """The role in a model of the base's own width: by its place, as no axis is seen to grow."""
+    """The role, by place, in a model as wide as the base model, where no axis grows."""
     if not uses:
         return Reading(None, why_not="the output does not depend on it")
     if all(use.kind == ENTRYWISE for use in uses):
@@ -116,8 +115,10 @@ def traced_infos(
         shapes = ParamShapes(path, shape, shape, base[path], 0 in layers.get(path, frozenset()))
         inside = traced.inside.get(path, False)
         ratio = depth_ratio if inside else 1.0
-        box = explicit_box(path, leaf, inside, ratio, overrides)
-        if box is not None:
+        blank = AnnotatedParam(trees.abstract(leaf), names=(), in_branch=inside, depth_ratio=ratio)
+        own = own_annotation(leaf)
+        box = overridden(path, own or blank, overrides)
+        if own is not None or box is not blank:
             box = with_readout_ratio(box, shapes, path in traced.readouts)
             base_leaf = jax.ShapeDtypeStruct(base[path], trees.abstract(leaf).dtype)
             infos[path] = info_from_annotations({path: box}, {path: base_leaf})[path]
@@ -130,21 +131,11 @@ def traced_infos(
         if reading.role is None:
             unread[path] = reading.why_not
             continue
-        decay = infer_decay(shapes)
-        decayed = reading.role not in (Role.VECTOR, Role.FIXED) if decay is None else decay
-        into, out = matrix_axes(reading.role, uses)
-        infos[path] = ParamInfo(
-            reading.role,
-            shape,
-            reading.width_in,
-            reading.width_out,
-            inside,
-            ratio,
-            decay=decayed,
-            in_axes=into,
-            out_axes=out,
-        )
-    width = model_width(infos, traced.readouts)
+        decay, role, (into, out) = infer_decay(shapes), reading.role, matrix_axes(reading.role, uses)
+        decayed = role not in (Role.VECTOR, Role.FIXED) if decay is None else decay
+        leaf_info = ParamInfo(role, shape, reading.width_in, reading.width_out, inside, ratio, decay=decayed)
+        infos[path] = dataclasses.replace(leaf_info, in_axes=into, out_axes=out)
+    width = model_width(infos.values(), [infos[path] for path in traced.readouts if path in infos])
     return {path: dataclasses.replace(leaf, model_width=width) for path, leaf in infos.items()}, unread
 
 
@@ -155,15 +146,3 @@ def matrix_axes(role: Role, uses: Sequence[Use]) -> tuple[tuple[int, ...], tuple
         return (), ()
     ((into, out),) = sides
     return (into, out) if into and out else ((), ())
-
-
-def explicit_box(
-    path: str, leaf: trees.Leaf, inside: bool, depth_ratio: float, overrides: Mapping[str, Axes]
-) -> AnnotatedParam | None:
-    """The annotation that the model or an override gives a parameter, if any."""
-    box = own_annotation(leaf)
-    for pattern, axes in overrides.items():
-        if matches(path, pattern):
-            blank = AnnotatedParam(trees.abstract(leaf), names=(), in_branch=inside, depth_ratio=depth_ratio)
-            box = axes.annotate(path, blank if box is None else box)
-    return box

@@ -1,4 +1,4 @@
-"""What a trace of the forward pass tells about one model: how parameters are used, residual sums, constant factors."""
+"""What a trace of the forward pass tells about one model: uses of parameters, residual sums, constant factors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import flax.linen as nn
@@ -16,10 +16,10 @@ import numpy as np
 
 from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.dataflow import PARAM, Graph, trace
-from depthmup_flax.infer.forward_factors import ForwardFactors, Homogeneity, Terms, forward_factors, homogeneity
+from depthmup_flax.infer.forward_factors import ForwardFactors, Homogeneity, Terms
 from depthmup_flax.infer.parameter_trees import Leaf, template
-from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, PRODUCT, Use, Uses, parameter_uses
-from depthmup_flax.infer.residual_sums import ResidualSum, Streams, residual_streams
+from depthmup_flax.infer.parameter_uses import ACTIVATION, ENTRYWISE, PRODUCT, Use, parameter_uses
+from depthmup_flax.infer.residual_sums import ResidualSum, residual_streams
 from depthmup_flax.rule.info_trees import is_nnx
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree
@@ -40,10 +40,7 @@ class Model:
 def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any]) -> Model:
     """A Linen module, an NNX module or a pair (function, parameters), traced on a batch of the shapes of ``x``.
 
-    ``argument`` names the model in errors.
-
-    Raises:
-      InputError: the forward pass raises an error, or does not return what ``output`` says.
+    ``argument`` names the model in errors. `InputError` if the forward pass fails or does not return ``output``.
     """
     inputs = jax.tree.map(_abstract, x)
     try:
@@ -55,15 +52,13 @@ def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Ma
 
 
 def _failed_call(model: Any, inputs: ArrayTree, argument: str, error: Exception) -> str:
-    """What a user reads when the forward pass raises ``error``."""
     shapes = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(inputs))
     message = (str(error).strip().splitlines() or [""])[0]
     text = f"the call {argument}(x) with x of shape {shapes} failed, {type(error).__name__}: {message}"
     is_pair = isinstance(model, tuple)
     call = getattr(model[0], "__qualname__", "") if is_pair else f"{type(model).__qualname__}.__call__"
-    missing = message.startswith(f"{call}() missing") and re.findall(r"'(\w+)'", message)
-    if missing:
-        values = ", ".join(f"{name}=..." for name in missing)
+    if message.startswith(f"{call}() missing"):
+        values = ", ".join(f"{name}=..." for name in re.findall(r"'(\w+)'", message))
         text += f". Write audit(model, base, x, {values}), or pass a tuple of arrays as x."
     return text
 
@@ -74,8 +69,7 @@ def _as_model(model: Any, inputs: ArrayTree, argument: str, output: Output, kwar
     elif is_nnx(model, "Module"):
         params, state, apply = _nnx(model, kwargs)
     elif isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
-        function, tree = model
-        params, state = tree, ()
+        (function, params), state = model, ()
         apply = lambda params, _, batch: function(params, *arguments_of(batch), **kwargs)
     else:
         raise InputError(
@@ -84,15 +78,12 @@ def _as_model(model: Any, inputs: ArrayTree, argument: str, output: Output, kwar
         )
     leaves, structure = trees.flatten(params, argument)
     inner = jax.tree.structure(params)
-    paths = list(leaves)
 
     def run(flat: Mapping[str, Any], state: ArrayTree, batch: ArrayTree) -> Any:
-        return selected(apply(jax.tree.unflatten(inner, [flat[path] for path in paths]), state, batch), output)
+        return selected(apply(jax.tree.unflatten(inner, [flat[path] for path in leaves]), state, batch), output)
 
-    shapes = {path: trees.abstract(leaf) for path, leaf in leaves.items()}
-    return Model(
-        leaves, structure, {path: shape.shape for path, shape in shapes.items()}, trace(run, shapes, state, inputs)
-    )
+    graph = trace(run, {path: trees.abstract(leaf) for path, leaf in leaves.items()}, state, inputs)
+    return Model(leaves, structure, {path: trees.shape_of(leaf) for path, leaf in leaves.items()}, graph)
 
 
 def selected(result: Any, output: Output) -> Any:
@@ -111,27 +102,24 @@ def selected(result: Any, output: Output) -> Any:
 
 
 def _abstract(array: Any) -> jax.ShapeDtypeStruct:
-    dtype = array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype
-    return jax.ShapeDtypeStruct(np.shape(array), dtype)
+    return jax.ShapeDtypeStruct(np.shape(array), getattr(array, "dtype", None) or np.asarray(array).dtype)
 
 
 _Apply: TypeAlias = Callable[[Any, Any, Any], Any]
+_MOST_FIELDS = 4
 
 
 def _linen(model: nn.Module, inputs: ArrayTree, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _Apply]:
-    # Flax takes noise from "params" where a module asks for a stream that is not given.
+    # Flax uses "params" for streams that are not given.
     rngs = lambda: {"params": jax.random.key(0)}
-    init = lambda batch: model.init(rngs(), *arguments_of(batch), **kwargs)
-    variables = dict(jax.eval_shape(init, inputs))
+    variables = dict(jax.eval_shape(lambda batch: model.init(rngs(), *arguments_of(batch), **kwargs), inputs))
     params = variables.pop("params", {})
     variables.pop("intermediates", None)
     state = nn.unbox(variables)
 
     def apply(params: ArrayTree, state: ArrayTree, batch: ArrayTree) -> Any:
-        result = model.apply(
-            {"params": nn.unbox(params), **state}, *arguments_of(batch), rngs=rngs(), mutable=list(state), **kwargs
-        )
-        return result[0]
+        options = {"rngs": rngs(), "mutable": list(state), **kwargs}
+        return model.apply({"params": nn.unbox(params), **state}, *arguments_of(batch), **options)[0]
 
     return params, state, apply
 
@@ -139,10 +127,9 @@ def _linen(model: nn.Module, inputs: ArrayTree, kwargs: Mapping[str, Any]) -> tu
 def with_base_width(
     model: Any, base: Any, x: ArrayTree, kwargs: Mapping[str, Any]
 ) -> dict[str, tuple[int, ...]] | None:
-    """The shapes of ``model`` with the width of ``base`` and its own depth, if a field of both says what the width is.
+    """The shapes of ``model`` with the width of ``base`` and its own depth, if their fields say what the width is.
 
-    Of the fields in which the two differ, some count layers and some say how wide these are. With the base model's
-    values of the latter, the parameters have the model's paths, and other shapes.
+    These are the fields that, with the base model's values, keep the paths of the parameters and change the shapes.
     """
     if not isinstance(model, nn.Module) or type(model) is not type(base):
         return None
@@ -158,9 +145,6 @@ def with_base_width(
             if shapes.keys() == own.keys() and shapes != own:
                 return shapes
     return None
-
-
-_MOST_FIELDS = 4
 
 
 def _shapes(model: nn.Module, x: ArrayTree, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -182,13 +166,24 @@ def _nnx(model: Any, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _
     return params, state, apply
 
 
+OfPaths: TypeAlias = Mapping[str, frozenset[float]]  # factors by the paths of parameters
+
+
+def joined(pairs: Iterable[tuple[str, frozenset[float]]]) -> OfPaths:
+    """Path -> all of its factors."""
+    result: dict[str, frozenset[float]] = {}
+    for path, factors in pairs:
+        result[path] = result.get(path, frozenset()) | factors
+    return result
+
+
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Products of queries and keys: the parameters that make both, the dimension that is summed, and the factor."""
+    """Products of queries and keys."""
 
-    paths: frozenset[str]
+    paths: frozenset[str]  # parameters that make both
     tokens: frozenset[str]  # learned queries
-    size: int
+    size: int  # of the dimension that is summed
     factor: float
 
 
@@ -196,10 +191,10 @@ class Scores:
 class Branch:
     """A branch of the main stream."""
 
-    factors: Mapping[str, frozenset[float]]  # path of a parameter of the sum's terms, or "" -> factors after it
-    total: Mapping[str, frozenset[float]]  # the same with factors of its input
-    shortcut: Mapping[str, frozenset[float]]  # factors of the stream itself, or of its projection
-    normalized: Mapping[str, frozenset[float]]  # the same of what a norm at the branch's end normalizes
+    factors: OfPaths  # path of a parameter of the sum's terms, or "" -> factors after it
+    total: OfPaths  # the same with factors of its input
+    shortcut: OfPaths  # factors of the stream itself, or of its projection
+    normalized: OfPaths  # the same of what a norm at the branch's end normalizes
     paths: frozenset[str]  # parameters inside
     times: float
     node: int
@@ -220,8 +215,8 @@ class Traced:
     inside: Mapping[str, bool]  # whether all uses are in branches
     branches: Sequence[Branch]
     branches_of: Mapping[str, frozenset[int]]  # path -> nodes of the sums
-    readouts: Mapping[str, frozenset[float]]  # path -> factors up to the output
-    factors: Mapping[str, frozenset[float]]  # path -> factors from the product to where it is used, outside branches
+    readouts: OfPaths  # path -> factors up to the output
+    factors: OfPaths  # path -> factors from the product to where it is used, outside branches
     scores: Sequence[Scores]
     projections: Collection[str]  # parameters of projected shortcuts
 
@@ -244,18 +239,17 @@ class Traced:
 
 def traced(graph: Graph, growing: Mapping[str, Collection[int]]) -> Traced:
     """The facts of a graph; ``growing`` are the axes of each parameter that grow."""
-    uses = parameter_uses(graph, growing)
-    shape = homogeneity(graph, uses)
-    streams = residual_streams(graph, uses, shape.degrees)
-    factors = forward_factors(graph, uses, {s.node for s in streams.sums}, shape)
-    return _Reader(graph, uses, shape, streams, factors).result()
+    return _Reader(graph, growing).result()
 
 
 class _Reader:
-    def __init__(self, graph: Graph, uses: Uses, shape: Homogeneity, streams: Streams, factors: ForwardFactors):
-        self.graph, self.uses, self.shape, self.streams, self.factors = graph, uses, shape, streams, factors
+    def __init__(self, graph: Graph, growing: Mapping[str, Collection[int]]):
+        self.graph, self.uses = graph, parameter_uses(graph, growing)
+        self.shape = Homogeneity(graph, self.uses)
+        self.streams = residual_streams(graph, self.uses, self.shape.degrees)
+        self.factors = ForwardFactors(graph, self.uses, {s.node for s in self.streams.sums}, self.shape)
         self.shapes = {node.params["path"]: node.shape for node in graph.nodes if node.op == PARAM}
-        self.at = uses.by_node()
+        self.at = self.uses.by_node()
 
     def result(self) -> Traced:
         by_path = self.uses.by_path()
@@ -263,7 +257,7 @@ class _Reader:
         readouts = self._readouts(inside)
         return Traced(
             uses=by_path,
-            times={path: self._times(uses) for path, uses in by_path.items()},
+            times={path: sum(map(self._times, uses)) for path, uses in by_path.items()},
             inside=inside,
             branches=[self._branch(s, ends) for s in self.streams.main],
             branches_of=ends,
@@ -273,6 +267,10 @@ class _Reader:
             projections=self._projections(inside),
         )
 
+    def _times(self, use: Use) -> float:
+        """How often one layer of a stack, or a parameter without layers, is used."""
+        return use.times / math.prod(self.shapes[use.path][k] for k in use.picked)
+
     def _places(self, by_path: Mapping[str, Sequence[Use]]) -> tuple[dict[str, bool], dict[str, frozenset[int]]]:
         """Whether each parameter is in branches alone, and the sums of the main stream that these end in."""
         streams, none = self.streams, frozenset[int]()
@@ -281,17 +279,13 @@ class _Reader:
         for path, uses in by_path.items():
             sums = [streams.inside.get(u.node, none) for u in uses]
             ends[path] = self._outermost(none.union(*sums))
-            # A layer for each block that several branches of the block read, such as what modulates them all.
+            # A layer of each block that several branches of the block read, such as one that modulates them.
             shared = [streams.shared.get(u.node, none) for u in uses]
             blocks = count[template(path)] if count[template(path)] > 1 else math.inf
             if all(shared) and len(none.union(*shared)) * blocks <= len(streams.sums):
                 ends[path], sums = self._outermost(none.union(*shared)), shared
             inside[path] = all(sums)
         return inside, ends
-
-    def _times(self, uses: Sequence[Use]) -> float:
-        """How often one layer of a stack, or a parameter without layers, is used."""
-        return sum(use.times / math.prod(self.shapes[use.path][k] for k in use.picked) for use in uses)
 
     def _outermost(self, sums: frozenset[int]) -> frozenset[int]:
         """The sums of the main stream whose branches contain these, or are these."""
@@ -300,35 +294,34 @@ class _Reader:
             sums = (sums - inner) | outer
         return sums
 
-    def _of_uses(self, terms: Terms, before: bool) -> dict[str, frozenset[float]]:
-        """Factors by the paths of the parameters that make terms; what no parameter makes has the path ""."""
-        result: dict[str, frozenset[float]] = {}
-        for i, factors in terms.items():
-            for use in self.at.get(i, [None]):
-                path = "" if use is None else use.path
-                extra = 1.0 if use is None else self.factors.of_param.get(use.view, 1.0)
-                if use is not None and before and use.kind != ENTRYWISE:
+    def _of_uses(self, *several: Terms, before: bool = False) -> OfPaths:
+        """ForwardFactors of terms by the parameters that make them, or ""; ``before``: with the factors of their input."""
+        pairs = []
+        for i, factors in itertools.chain(*(terms.items() for terms in several)):
+            if i not in self.at:
+                pairs.append(("", factors))
+            for use in self.at.get(i, ()):
+                extra = self.factors.of_param.get(use.view, 1.0)
+                if before and use.kind != ENTRYWISE:
                     extra *= self.factors.before.get(i, 1.0)
-                result[path] = result.get(path, frozenset()) | {f * extra for f in factors}
-        return result
+                pairs.append((use.path, frozenset(f * extra for f in factors)))
+        return joined(pairs)
 
     def _branch(self, s: ResidualSum, ends: Mapping[str, frozenset[int]]) -> Branch:
         terms = self.factors.deep(self.factors.terms[s.branch])
-        norms = [self.shape.norms[i] for i in terms if i in self.shape.norms]
-        normalized: dict[str, frozenset[float]] = {}
-        for j in norms:
-            normalized |= self._of_uses(self.factors.deep(self.factors.terms[j]), before=False)
+        norms = [self.factors.terms[self.shape.norms[i]] for i in terms if i in self.shape.norms]
+        normalized = self._of_uses(*map(self.factors.deep, norms))
         paths = frozenset(path for path, sums in ends.items() if s.node in sums)
         times = math.prod(length for _, length in s.loops)
-        after, total = (self._of_uses(terms, before) for before in (False, True))
+        after, total = (self._of_uses(terms, before=before) for before in (False, True))
         stream = {t.node for t in self.streams.sums} | {s.start}
         own = self.factors.terms[s.shortcut]
-        kept = self._of_uses(own if s.projected else {i: f for i, f in own.items() if i in stream}, before=False)
+        kept = self._of_uses(own if s.projected else {i: f for i, f in own.items() if i in stream})
         return Branch(after, total, kept, normalized, paths, times, s.node, s.projected)
 
-    def _readouts(self, inside: Mapping[str, bool]) -> dict[str, frozenset[float]]:
+    def _readouts(self, inside: Mapping[str, bool]) -> OfPaths:
         """Products after which no other product with a parameter or between activations comes."""
-        result: dict[str, frozenset[float]] = {}
+        result = []
         stack: list[tuple[int, float]] = [(self.graph.output, 1.0)]
         seen: set[int] = set()
         while stack:
@@ -336,10 +329,8 @@ class _Reader:
             for i, factors in self.factors.terms[node].items():
                 ended = self._of_uses({i: factors}, before=True)
                 products = [u for u in self.at.get(i, ()) if u.kind == PRODUCT]
-                for use in products:
-                    if not inside[use.path]:
-                        found = {f * factor for f in ended[use.path]}
-                        result[use.path] = result.get(use.path, frozenset()) | found
+                paths = [u.path for u in products if not inside[u.path]]
+                result += [(path, frozenset(f * factor for f in ended[path])) for path in paths]
                 stops = products or i in self.factors.parts or i in seen
                 softmax = i in self.shape.norms and self.graph.nodes[self.shape.norms[i]].op == "exp"
                 stops = stops or (i in self.shape.norms and not softmax)
@@ -347,22 +338,14 @@ class _Reader:
                     seen.add(i)
                     reads = [j for j in self.graph.nodes[i].inputs if self.uses.kinds[j] == ACTIVATION]
                     stack += [(j, factor * min(factors)) for j in reads if j != i]
-        return result
+        return joined(result)
 
-    def _own(self, readouts: Collection[str]) -> dict[str, frozenset[float]]:
-        """Factors between each product outside the ends of branches and the array that reads it."""
+    def _own(self, readouts: Collection[str]) -> OfPaths:
+        """ForwardFactors between each product outside the ends of branches and the array that reads it."""
+        # Shortcuts win: what a branch's first layer multiplies the stream with does not count.
         shortcuts = [self.factors.terms[s.shortcut] for s in self.streams.sums]
-        result = self._joined(shortcuts)  # what a branch's first layer multiplies the stream with is another matter
-        for path, factors in self._joined(self._read_terms(readouts)).items():
-            result.setdefault(path, factors)
-        return result
-
-    def _joined(self, several: Sequence[Terms]) -> dict[str, frozenset[float]]:
-        result: dict[str, frozenset[float]] = {}
-        for terms in several:
-            for path, factors in self._of_uses(terms, before=False).items():
-                result[path] = result.get(path, frozenset()) | factors
-        return result
+        own = self._of_uses(*shortcuts)
+        return {**own, **self._of_uses(*self._read_terms(readouts)), **own}
 
     def _read_terms(self, readouts: Collection[str]) -> list[Terms]:
         terms, graph = self.factors.terms, self.graph

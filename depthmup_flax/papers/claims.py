@@ -34,7 +34,7 @@ from depthmup_flax.report.transfer import Study, Variant
 from depthmup_flax.report.verdict import NOT_RESOLVED, OPPOSITE, SHOWN
 from depthmup_flax.util.types import Json
 
-NO_EVIDENCE = "no evidence"  # the runs are those of another variant
+NO_EVIDENCE = "no evidence"  # the runs repeat those of another variant
 Terms = tuple[tuple[int, Term], ...]  # signs and numbers
 
 
@@ -45,7 +45,7 @@ class Rule:
     Attributes:
       sense: `AT_MOST` or `AT_LEAST`.
       bound: of the sum; if ``share`` is given, that share of the base's lowest loss instead.
-      every: whether it has to hold at every size above the base's, and not only at the largest.
+      every: whether it must hold at every size above the base's, or at the largest alone.
     """
 
     terms: Terms
@@ -57,7 +57,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A statement of a paper: ``id`` as in docs/reproduction.md, ``source`` the figure, ``text`` what it says."""
+    """A statement of a paper; ``id`` as in docs/reproduction.md, ``source`` is the figure."""
 
     id: str
     source: str
@@ -373,7 +373,7 @@ class JudgedClaim:
 
     @property
     def sentence(self) -> str:
-        """Verdict, claim and finding; if the noise leaves it open, the seeds that would do."""
+        """Verdict, claim and finding; if noise leaves it open, the number of seeds that would decide."""
         decision, finding = (f"{text[0].upper()}{text[1:]}" for text in (self.verdict, self.finding))
         return f"{decision}: {self.claim.text} ({self.claim.source}). {finding}{self._more_seeds()}."
 
@@ -421,7 +421,7 @@ def _in_training(rule: Rule) -> bool:
 def judged_claim(claim: Claim, study: Study) -> JudgedClaim:
     """What a study shows about one claim: at the largest multiple of the base's size that all its variants have.
 
-    A claim about every size is shown if it is at all of them, and decided by the worst of them if it is not.
+    A claim about every size is shown if it holds at all of them; else the worst size decides.
     """
     rule = claim.rule
     named = {term.variant: _variant(study, term.variant) for _, term in rule.terms}
@@ -441,7 +441,7 @@ def judged_claim(claim: Claim, study: Study) -> JudgedClaim:
 
 
 def _judged_at(claim: Claim, places: Sequence[Place], same: str) -> JudgedClaim:
-    """At one size. ``same`` names a variant whose runs are another's."""
+    """`judged_claim` at one size. ``same`` names a variant that repeats another's runs."""
     rule, optimum = claim.rule, places[0].variant.base.optimum
     share_of = abs(optimum.loss.value) if optimum else math.nan
     bound = rule.bound if rule.share is None else rule.share * share_of
@@ -456,9 +456,9 @@ def _judged_at(claim: Claim, places: Sequence[Place], same: str) -> JudgedClaim:
 
 
 def _variant(study: Study, parts: str) -> Variant | None:
-    """The first whose name has all parts."""
-    asked = set(filter(None, parts.split(", ")))
-    return next((variant for variant in study.variants if asked <= set(variant.name.split(", "))), None)
+    """The first variant whose name has all parts."""
+    wanted = set(filter(None, parts.split(", ")))
+    return next((variant for variant in study.variants if wanted <= set(variant.name.split(", "))), None)
 
 
 def _in_words(terms: Terms, places: Sequence[Place]) -> str:
@@ -489,7 +489,7 @@ def _total(parts: Sequence[tuple[int, Measured]]) -> Measured:
 
 
 def _decide(total: Measured, sense: str, bound: float) -> verdict.Judgment:
-    """`verdict.judge`, except where the truth may lie beyond what was measured."""
+    """`verdict.judge`; not resolved where the measured range bounds the number on one side only."""
     if total.estimate is None or math.isnan(bound):
         return verdict.Judgment(NOT_RESOLVED)
     sign = 1 if sense == AT_MOST else -1
@@ -502,6 +502,6 @@ def _decide(total: Measured, sense: str, bound: float) -> verdict.Judgment:
 
 
 def _copied(study: Study, variants: Sequence[Variant], axis: str) -> str:
-    """Names a variant whose runs along an axis are those of an earlier one; empty if there is none."""
+    """Names a variant that repeats an earlier one's runs along an axis; empty without one."""
     pairs = [(variant, earlier) for variant in variants for earlier in study.variants[: study.variants.index(variant)]]
     return next(filter(None, (same_runs(study, *pair, axis) for pair in pairs)), "")

@@ -45,12 +45,12 @@ class Term:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A number, or what is known of it.
+    """A number and what limits it.
 
     Attributes:
       estimate: ``None`` if nothing is known; infinite if the network does not train.
-      limit: the truth is `AT_LEAST` or `AT_MOST` the estimate, whose interval then says nothing about the other side;
-        `EITHER` if it says nothing; empty if it says all.
+      limit: `AT_LEAST` or `AT_MOST` if the estimate bounds the number on one side only, whatever its interval;
+        `EITHER` if it bounds neither; empty if the interval holds.
       note: why it is limited, unknown or infinite.
     """
 
@@ -75,7 +75,7 @@ class Place:
 
     @functools.cached_property
     def rows(self) -> dict[float, Row]:
-        """Multiple of the base's size -> row, along the axis."""
+        """Multiple of the base's size along the axis -> row."""
         axis, base = self.term.axis, self.variant.base.curve
         if axis == BOTH:
             multiples = ((row, row.curve.width / base.width, row.curve.depth / base.depth) for row in self.variant.rows)

@@ -1,7 +1,4 @@
-"""The report of a sweep: reads records, writes figures, tables and one self-contained page. No model runs here.
-
-``depthmup report DIR`` is the command line of `make_report`.
-"""
+"""The report of a sweep: reads records, writes figures, tables and one self-contained page. No model runs here."""
 
 from depthmup_flax.report.make_report import Report, make_report
 

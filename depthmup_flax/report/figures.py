@@ -17,21 +17,13 @@ from depthmup_flax.report.transfer_figures import draw_optima, draw_transfer
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A figure that a report may have.
+    """A figure that a report may have. In name and caption, ``{x}`` stands for the study's hyperparameter."""
 
-    Attributes:
-      name: of its files, without suffix. In name and caption, ``{x}`` stands for the study's hyperparameter.
-      draw: draws a study.
-      shown: whether a study has enough data for it.
-      caption: how to read it, for the page.
-      second: whether it shows the study along the second hyperparameter.
-    """
-
-    name: str
+    name: str  # of its files, without suffix
     draw: Callable[[Study, Sheet], None]
-    shown: Callable[[Study], bool]
-    caption: str
-    second: bool = False
+    shown: Callable[[Study], bool]  # whether a study has enough data for it
+    caption: str  # how to read it
+    second: bool = False  # whether it shows the study along the second hyperparameter
 
 
 _several_values = lambda study: len(study.scale.values) > 1
@@ -79,10 +71,7 @@ FIGURES = (  # the first that a study has is the page's main one
 
 
 def figures_of(study: Study, second: Study | None) -> Iterator[tuple[str, str, Callable[[Sheet], None]]]:
-    """File name, caption and drawing function of each figure that a sweep has enough data for.
-
-    ``study`` and ``second`` are those along x and along the second hyperparameter.
-    """
+    """File name, caption and drawing function of each figure of a study, and of the one along the second axis."""
     for figure in FIGURES:
         of = second if figure.second else study
         if of is not None and figure.shown(of):

@@ -92,10 +92,10 @@ class Network:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Surface(Network):
-    """Losses over x and y, (Y,); ``ended`` is the number of runs, (Y, X)."""
+    """Losses over x and y."""
 
-    y: np.ndarray
-    ended: np.ndarray
+    y: np.ndarray  # (Y,)
+    ended: np.ndarray  # (Y, X), number of runs
 
     def swapped(self) -> Surface:
         """The surface with x and y exchanged."""
@@ -109,13 +109,10 @@ class Surface(Network):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Curve(Network):
-    """Losses over x alone, at the best y for each x, ``best_y`` (X,), at the points where every seed has ended.
+    """Losses over x alone, at the best y for each x, at the points where every seed has ended."""
 
-    ``incomplete``: whether a point of the surface has runs of some seeds only. Points without runs may not be planned.
-    """
-
-    best_y: np.ndarray
-    incomplete: bool
+    best_y: np.ndarray  # (X,)
+    incomplete: bool  # a point of the surface has runs of some seeds only; points without runs may not be planned
 
     def index(self, x: float | None) -> int | None:
         """The index of a grid value; ``None`` if it was not run."""
@@ -129,17 +126,15 @@ def profile(surface: Surface) -> Curve:
     means = np.where(complete & np.isinf(means), np.finfo(np.float64).max, means)  # diverged points rank last
     columns = np.flatnonzero(complete.any(0))
     best = means[:, columns].argmin(0)
-    network = ("variant", "width", "depth", "parameters", "seeds", "slice_ends")
-    shared: dict[str, Any] = {name: getattr(surface, name) for name in network}
-    return Curve(
-        **shared,
-        x=surface.x[columns],
-        losses=surface.losses[:, best, columns],
-        diverged=surface.diverged[best, columns],
-        slices=surface.slices[:, best, columns],
-        best_y=surface.y[best],
-        incomplete=bool(((surface.ended > 0) & ~complete).any()),
-    )
+    of_network = {field.name: getattr(surface, field.name) for field in dataclasses.fields(Network)}
+    at_best = {
+        "x": surface.x[columns],
+        "losses": surface.losses[:, best, columns],
+        "diverged": surface.diverged[best, columns],
+        "slices": surface.slices[:, best, columns],
+    }
+    incomplete = bool(((surface.ended > 0) & ~complete).any())
+    return Curve(**{**of_network, **at_best}, best_y=surface.y[best], incomplete=incomplete)
 
 
 def roles(info: SweepInfo) -> Roles:
@@ -172,9 +167,7 @@ def surfaces(info: SweepInfo, records: Sequence[Record], parts: Roles, loss: str
     for record in records:
         if not info.axes.keys() <= record.point.keys():
             axis = min(info.axes.keys() - record.point.keys())
-            raise InputError(
-                f"run {record.run} has no value of the sweep's axis {axis}: delete its line and rerun the sweep."
-            )
+            raise InputError(f"run {record.run} has no value of the axis {axis}: delete its line and rerun the sweep.")
         order = tuple([info.axes[axis].index(record.point[axis]) for axis in parts.variants])
         groups.setdefault((order, record.width, record.depth), []).append(record)
     return [_surface(info, groups[key], parts, loss) for key in sorted(groups)]
@@ -202,9 +195,7 @@ def number(value: Any) -> str:
 
 
 def _surface(info: SweepInfo, records: Sequence[Record], parts: Roles, loss: str) -> Surface:
-    def value(record: Record, scale: Scale | None) -> float:
-        return float(record.point[scale.axis]) if scale else 0.0
-
+    value = lambda record, scale: float(record.point[scale.axis]) if scale else 0.0
     seeds = sorted({record.seed for record in records})
     x = sorted({value(record, parts.x) for record in records})
     y = sorted({value(record, parts.second) for record in records})

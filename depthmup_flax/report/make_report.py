@@ -38,11 +38,9 @@ def make_report(
 ) -> Report:
     """Reads the shards of one sweep and writes ``report.html``, ``report.json``, tables and figures to ``out``.
 
-    Each file in ``out`` is replaced atomically.
-
     Args:
       directories: of the shards.
-      out: directory of the files.
+      out: directory of the files, each of which is replaced atomically.
       tolerance: the regret that counts as small, as a share of the base's lowest loss.
       loss: of the last steps of training, ``train``, or on the test set, ``test``, which has no curves over time.
       claims: judges statements about the sweep's figure; `depthmup_flax.papers.claims.as_data` judges the papers'.
@@ -68,18 +66,14 @@ def write_report(
     claims: tables.Claims | None = None,
     refresh_s: float | None = None,
 ) -> Report:
-    """The second half of `make_report`: from a sweep to files.
-
-    ``refresh_s``: seconds between reloads of the page while the sweep runs; no PNG and SVG files are then written.
-    """
+    """`make_report` of a sweep; with ``refresh_s``, the page reloads after these seconds, without PNG and SVG files."""
     from depthmup_flax.report import figures, page, sheet  # import matplotlib, which is optional
 
     require_share(tolerance)
     study, swapped = studies(sweep, loss)
     with workdirs.claimed(out, workdirs.REPORT, flag="--out") as claim:
         data = tables.as_data(sweep, study, tolerance, claims)
-        files: dict[str, bytes] = {}
-        panels = []
+        files, panels = dict[str, bytes](), []
         for name, caption, draw in figures.figures_of(study, swapped):
             draw(apart := sheet.Sheet(apart=True))
             panels.append((name, caption, apart))
@@ -88,11 +82,8 @@ def write_report(
                 files |= pictures(whole.figure, name)
         files["tables.csv"] = points.tables_csv(data).encode()
         files["points.csv"] = points.points_csv(study).encode()
-        page_files = {
-            "report.html": page.render(data, panels, study, files, refresh_s).encode(),
-            "report.json": (json.dumps(data, indent=1) + "\n").encode(),
-        }
-        written = page_files | files
+        html, data_json = page.render(data, panels, study, files, refresh_s), json.dumps(data, indent=1) + "\n"
+        written = {"report.html": html.encode(), "report.json": data_json.encode(), **files}
         for name, content in written.items():
             write_atomically(claim.directory / name, content)
     return Report(data, tables.as_text(data, study), [claim.directory / name for name in written])

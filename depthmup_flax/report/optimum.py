@@ -16,26 +16,20 @@ DRAWS = 1000
 EDGE_LOW, EDGE_HIGH, ONE_VALUE = "lowest of the grid", "highest of the grid", "one value"
 EDGES = (EDGE_LOW, EDGE_HIGH)
 NEXT_TO_DIVERGENCE = "next to divergence"
-# A loss this many times the lowest, and above that of the grid's first point, counts as diverged: it would pull a
-# parabola's vertex to the middle. The second condition keeps losses next to one near zero.
+# A loss this many times the lowest, and above that of the grid's first point (losses may be near zero), counts as
+# diverged: it would pull a parabola's vertex to the middle.
 _EXPLODED = 100.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Estimate:
-    """A number and its bootstrap distribution.
+    """A number and its bootstrap distribution."""
 
-    Attributes:
-      value: from the mean over all seeds.
-      draws: (D,) the same from resampled seeds; ``None`` for one seed or an optimum at the grid's edge.
-      seeds: S.
-      resolution: lower bound of the interval's half-width; half a grid step for an optimum that is a grid point.
-    """
-
-    value: float
+    value: float  # from the mean over all seeds
+    # (D,) the same from resampled seeds; None for one seed or an optimum at the grid's edge.
     draws: np.ndarray | None = dataclasses.field(repr=False)
     seeds: int
-    resolution: float = 0.0
+    resolution: float = 0.0  # least half-width of the interval; half a grid step for an optimum that is a grid point
 
     @property
     def half_width(self) -> float | None:
@@ -72,19 +66,12 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Optimum:
-    """The minimum of one curve.
+    """The minimum of one curve."""
 
-    Attributes:
-      grid: index of the lowest mean loss.
-      at: coordinate of the parabola's vertex.
-      loss: the lowest mean loss on the grid.
-      flag: why ``at`` is not a vertex between finite neighbors; empty if it is.
-    """
-
-    grid: int
-    at: Estimate
-    loss: Estimate
-    flag: str
+    grid: int  # index of the lowest mean loss
+    at: Estimate  # coordinate of the parabola's vertex
+    loss: Estimate  # the lowest mean loss on the grid
+    flag: str  # why `at` is not a vertex between finite neighbors; empty if it is
 
 
 def resampled_means(losses: np.ndarray, draws: int = DRAWS) -> np.ndarray:
@@ -105,8 +92,7 @@ class Parabolas:
 
     With points (u0, l0), (u1, l1), (u2, l2), divided differences d1 = (l1 - l0)/(u1 - u0), d2 = (l2 - l1)/(u2 - u1) and
     c = (d2 - d1)/(u2 - u0), Newton's form l0 + d1 (u - u0) + c (u - u0)(u - u1) is lowest at
-    ``u = (u0 + u1)/2 - d1 / (2 c)``. ``valid`` is whether both neighbors are present, finite and not exploded
-    (at most a hundred times as high, or as the first point of the grid), and c > 0.
+    ``u = (u0 + u1)/2 - d1 / (2 c)``. ``valid`` is whether both neighbors are present and `_comparable`, and c > 0.
     """
 
     u0: np.ndarray

@@ -33,14 +33,10 @@ def render(
     files: Mapping[str, bytes],
     refresh_s: float | None = None,
 ) -> str:
-    """The page of the `as_data` of a study.
+    """The page of a study along x and its `as_data`.
 
-    Args:
-      data: from `as_data`.
-      figures: name, caption and panels of each figure, the main one first.
-      study: the one along x.
-      files: name -> content of the files to download: of each figure, and the tables.
-      refresh_s: seconds between reloads of the page while a sweep runs.
+    ``figures`` are name, caption and panels, the main one first; ``files`` are name -> content of downloads;
+    ``refresh_s`` are seconds between reloads of the page while a sweep runs.
     """
     title = escape(data["title"])
     pictures = [_picture(*figure, files, level=3 if k else 2) for k, figure in enumerate(figures)]
@@ -80,15 +76,13 @@ def _head(data: Json, refresh_s: float | None) -> str:
     link = f' · <a href="#notes">{notes}&nbsp;note{"s" * (notes != 1)}</a>' if notes else ""
     claim, _, reason = data["headline"].partition(": ")
     opened = " open" * (len(others) <= _FEW_VERDICTS)
-    more = (
-        f"<details{opened}><summary>All other verdicts ({len(others)})</summary><ul>{_items(others)}</ul></details>\n"
-    )
+    more = f"<summary>All other verdicts ({len(others)})</summary><ul>{_items(others)}</ul>"
     return (
         f"<h1>{escape(claim)}</h1>\n"
         + (f'<p class="lead">{escape(reason[0].upper() + reason[1:])}</p>\n' if reason else "")
         + f'<p class="faint">{escape(" · ".join(facts))}{link}</p>\n'
         + (f'<p role="status">The sweep runs; this page reloads every {refresh_s:g} s.</p>\n' if refresh_s else "")
-        + (more if others else "")
+        + (f"<details{opened}>{more}</details>\n" if others else "")
     )
 
 

@@ -16,26 +16,18 @@ from depthmup_flax.util.types import Json
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One network at one x, over its seeds.
-
-    Attributes:
-      second: value of the second continuous axis, if the sweep has one; on a curve the best one for this x.
-      mean: training loss; ``None`` if a run diverged or has not ended.
-      sd: standard deviation over seeds; ``None`` where the mean is, and for one seed.
-      n: number of runs that ended.
-      diverged: how many of them diverged.
-    """
+    """One network at one x, over its seeds."""
 
     variant: str
     width: int
     depth: int
     parameters: int
     x: float
-    second: float | None
-    mean: float | None
-    sd: float | None
-    n: int
-    diverged: int
+    second: float | None  # value of the second continuous axis, if the sweep has one; on a curve the best for this x
+    mean: float | None  # loss; None if a run diverged or has not ended
+    sd: float | None  # over seeds; None where the mean is, and for one seed
+    n: int  # runs that ended
+    diverged: int  # of these
 
 
 def curve_points(curve: Curve, study: Study) -> list[Point]:

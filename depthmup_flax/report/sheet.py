@@ -79,10 +79,9 @@ class Sheet:
         height: float = 3.6,
         sharey: bool = True,
     ) -> list[Band]:
-        """A band of ``count`` panels per heading.
+        """A band of ``count`` panels per heading; ``width`` and ``height`` of a panel in inches.
 
-        In files, at most ``columns`` panels are side by side, or ``per_row`` bands of one panel. ``width`` and
-        ``height`` of a panel are in inches; panels of a row share the y axis if ``sharey``.
+        In files, at most ``columns`` panels are side by side, or ``per_row`` bands of one panel.
         """
         if self.apart:
             # 72 dots per inch is the unit of an SVG; small panels have large text.
@@ -92,8 +91,7 @@ class Sheet:
         columns, wrapped = columns * per_row, math.ceil(count / columns)
         rows = len(headings) * wrapped // per_row
         self.figure, grid = style.canvas(rows, columns, width=width, height=height, sharey=sharey)
-        own = grid.reshape(len(headings), -1)
-        for heading, panels in zip(headings, own, strict=True):
+        for heading, panels in zip(headings, grid.reshape(len(headings), -1), strict=True):
             style.hide_unused(panels[count:])
             self.bands.append(Band(heading, [Frame(axes) for axes in panels[:count]]))
         return self.bands

@@ -13,6 +13,7 @@ from depthmup_flax.report.loss_surfaces import TEST, axis_name, number
 from depthmup_flax.report.notes import warnings
 from depthmup_flax.report.transfer import Row, Study, Variant
 from depthmup_flax.util.errors import printable
+from depthmup_flax.util.text_table import aligned
 from depthmup_flax.util.types import Json
 
 # The name of a sweep's figure and its study -> what it shows about each statement of a paper, as JSON.
@@ -240,9 +241,8 @@ def as_text(data: Json, study: Study) -> str:
     lines += [f"note: {note}" for note in data["notes"]]
     for variant in data["variants"]:
         cells = [header(data), *table_rows(variant)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)][:-1]
         lines += ["", variant["name"]] if variant["name"] else [""]
-        lines += ["  ".join([*map(str.rjust, row, widths), row[-1]]) for row in cells]
+        lines += aligned(cells, ">" * (len(cells[0]) - 1) + "<")
         lines += slope_sentences(variant, study.scale.name)
     others = other_verdicts(data)
     lines += ["", *others] if others else []

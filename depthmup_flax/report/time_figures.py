@@ -77,7 +77,7 @@ def draw_over_time(study: Study, sheet: Sheet) -> None:
         for row, _, color in panel.rows:
             if not row.trains:  # its optimum is meaningless
                 continue
-            # Points that diverge later are excluded from the start: nobody would use them.
+            # Points that diverge later cannot be chosen, so they are excluded from the start.
             means = np.where(row.curve.diverged[:, None] > 0, np.nan, row.curve.slices.mean(0))  # (X, T)
             best = vertices(scale.coordinate(row.curve.x), means.T)
             panel.axes.plot(row.curve.slice_ends, best, color=color, linewidth=1.5, marker="o", markersize=3)

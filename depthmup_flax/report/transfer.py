@@ -22,23 +22,16 @@ Valley = tuple[float, tuple[float, float] | None]  # slope and its 95 % interval
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
-    """One variant at one size.
-
-    Attributes:
-      optimum: ``None`` if every point has a diverged run.
-      shift: optimum minus the base's, in coordinates of x; ``None`` for the base, if unknown, and if it does not train.
-      bound: ``<=`` or ``>=`` if an optimum at an edge of its grid only bounds the shift; else empty.
-      regret: the fitted loss at the base's optimum minus the lowest, see `depthmup_flax.report.optimum.regret`;
-        `DIVERGED`, `NOT_RUN` or `UNTRAINED` if there is none.
-      flags: what limits the conclusions about it.
-    """
+    """One variant at one size."""
 
     curve: Curve
-    optimum: opt.Optimum | None
+    optimum: opt.Optimum | None  # None if every point has a diverged run
+    # Optimum minus the base's, in coordinates of x; None for the base, if unknown, and if it does not train.
     shift: opt.Estimate | None
-    bound: str
+    bound: str  # "<=" or ">=" if an optimum at an edge of its grid only bounds the shift; else empty
+    # The fitted loss at the base's optimum minus the lowest, see `opt.regret`; or DIVERGED, NOT_RUN, UNTRAINED.
     regret: opt.Estimate | str
-    flags: tuple[str, ...]
+    flags: tuple[str, ...]  # what limits the conclusions about it
 
     @property
     def size(self) -> tuple[int, int]:
@@ -63,36 +56,24 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Slope:
-    """Exponent d log2(x*) / d log2(size) over the ``used`` sizes: those that train and have an optimum inside the grid.
+    """Exponent d log2(x*) / d log2(size)."""
 
-    ``estimate`` is ``None`` for fewer than three; ``fixed`` is the value of the other size.
-    """
-
-    estimate: opt.Estimate | None
-    fixed: int
-    used: tuple[int, ...]
+    estimate: opt.Estimate | None  # None for fewer than three sizes
+    fixed: int  # value of the other size
+    used: tuple[int, ...]  # sizes that train and have an optimum inside the grid
     left_out: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """Results of one variant.
+    """Results of one variant."""
 
-    Attributes:
-      name: short; empty if the sweep has only one.
-      base: the size from which hyperparameters are transferred.
-      base_is_smallest: whether it replaces a base size that is not in the sweep.
-      rows: one per size, ascending.
-      slopes: by ``depth`` and ``width``, where at least three sizes were run.
-      power_laws: by ``depth`` and ``width``, then size, see `power_laws`.
-    """
-
-    name: str
-    base: Row
-    base_is_smallest: bool
-    rows: tuple[Row, ...]
-    slopes: dict[str, Slope]
-    power_laws: dict[str, dict[int, opt.Estimate]]
+    name: str  # short; empty if the sweep has only one
+    base: Row  # the size from which hyperparameters are transferred
+    base_is_smallest: bool  # it replaces a base size that is not in the sweep
+    rows: tuple[Row, ...]  # one per size, ascending
+    slopes: dict[str, Slope]  # by depth and width, where at least three sizes were run
+    power_laws: dict[str, dict[int, opt.Estimate]]  # by depth and width, then size: see `power_laws`
 
     @property
     def transferred(self) -> float | None:
@@ -120,22 +101,15 @@ class SizeAxis:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A sweep analyzed along one axis, ``scale``.
-
-    Attributes:
-      other: the second continuous axis, over which each point's mean is minimized, if there is one.
-      valleys: per surface, slope and interval of its optimal sublevel set, see `sublevel_slope`.
-      axes: the axes along which sizes vary; one with a single size if none does.
-      loss: of all curves, a key of `depthmup_flax.report.loss_surfaces.LOSSES`.
-    """
+    """A sweep analyzed along one axis, ``scale``."""
 
     scale: Scale
-    other: Scale | None
+    other: Scale | None  # the second continuous axis, over which each point's mean is minimized, if there is one
     surfaces: tuple[Surface, ...]
-    valleys: tuple[Valley | None, ...]
+    valleys: tuple[Valley | None, ...]  # per surface, of its optimal sublevel set: see `sublevel_slope`
     variants: tuple[Variant, ...]
-    axes: tuple[SizeAxis, ...]
-    loss: str = TRAIN
+    axes: tuple[SizeAxis, ...]  # along which sizes vary; one with a single size if none does
+    loss: str = TRAIN  # of all curves, a key of `LOSSES`
 
     @property
     def loss_name(self) -> str:
@@ -225,19 +199,17 @@ def _row(
     base_best: opt.Optimum | None,
     planned: Sequence[float],
 ) -> Row:
-    seeds = len(curve.seeds)
     missing = np.array([value for value in planned if not np.isclose(curve.x, value, rtol=1e-9, atol=0).any()])
     # While values beyond an end are pending, an optimum at that end is not at the edge of the grid.
     unknown = {opt.EDGE_LOW: any(missing < curve.x[0]), opt.EDGE_HIGH: any(missing > curve.x[-1])}
-    trains = not (
-        best and base_best and best.loss.value > max(UNTRAINED_ABOVE * base_best.loss.value, base_best.loss.value)
-    )
+    worst = max(UNTRAINED_ABOVE * base_best.loss.value, base_best.loss.value) if base_best else math.inf
+    trains = not (best and best.loss.value > worst)
     flags = [] if best else [ALL_DIVERGED]
     if not trains:
         flags.append(UNTRAINED)
     elif best and best.flag and not unknown.get(best.flag):
         flags.append(best.flag)
-    flags += [ONE_SEED] if seeds == 1 else [FEW_SEEDS] if seeds == 2 else []
+    flags += {1: [ONE_SEED], 2: [FEW_SEEDS]}.get(len(curve.seeds), [])
     flags += [INCOMPLETE] if curve.incomplete or len(missing) else []
     shift, bound = (None, "") if curve is base or not trains else _shift(best, base_best)
     regret = _regret(scale, curve, base_best) if trains else UNTRAINED

@@ -27,10 +27,10 @@ _RULE = "depth_mup"  # a sweep is about the first variant of this preset that ha
 
 @dataclasses.dataclass(frozen=True)
 class Judgment:
-    """`SHOWN`, `OPPOSITE` or `NOT_RESOLVED`; if not resolved, ``seeds`` from `seeds_needed`."""
+    """A verdict on a bound."""
 
-    verdict: str
-    seeds: int | None = None
+    verdict: str  # SHOWN, OPPOSITE or NOT_RESOLVED
+    seeds: int | None = None  # `seeds_needed`, if not resolved
 
 
 def judge(estimate: Estimate, bound: float) -> Judgment:
@@ -65,41 +65,25 @@ def seeds_needed(estimate: Estimate, bound: float) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class Contrast:
-    """A control against the rule at the largest size: regret of the control minus the rule's.
-
-    Attributes:
-      verdict: `SHOWN` if the control costs more, `OPPOSITE` if it costs less, `NOT_RESOLVED`, or `SAME` if its cost or
-        its runs are the rule's.
-      estimate: ``None`` if the control does not train, or diverges at the base's optimum.
-      sentence: in words, with the control's name.
-    """
+    """A control against the rule at the largest size: regret of the control minus the rule's."""
 
     control: str
-    verdict: str
-    estimate: Estimate | None
+    verdict: str  # SHOWN if the control costs more, OPPOSITE if less, NOT_RESOLVED; SAME if its cost or runs are equal
+    estimate: Estimate | None  # None if the control does not train, or diverges at the base's optimum
     sentence: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether one variant's best x at the base is good at other sizes along ``axis``.
-
-    Attributes:
-      axis: ``depth``, ``width`` or ``width and depth``.
-      row: the size that decides: the largest, or the worst.
-      verdict: `TRANSFERS`, `DOES_NOT_TRANSFER`, `NOT_RESOLVED` or `depthmup_flax.report.transfer.UNTRAINED`.
-      tolerance: the regret that counts as small, in units of the loss.
-      seeds_needed: if it is not resolved.
-      claim, reason: in words.
-    """
+    """Whether one variant's best x at the base is good at other sizes along ``axis``."""
 
     variant: str
-    axis: str
-    row: Row
-    verdict: str
-    tolerance: float
-    seeds_needed: int | None
-    claim: str
+    axis: str  # depth, width, or "width and depth"
+    row: Row  # the size that decides: the largest, or the worst
+    verdict: str  # TRANSFERS, DOES_NOT_TRANSFER, NOT_RESOLVED or transfer.UNTRAINED
+    tolerance: float  # the regret that counts as small, in units of the loss
+    seeds_needed: int | None  # if it is not resolved
+    claim: str  # in words, as the reason
     reason: str
 
     @property

@@ -36,11 +36,7 @@ class State:
 
 
 def look(directories: Sequence[pathlib.Path]) -> State:
-    """The sweep in its directories now.
-
-    Raises:
-      InputError: see `read_sweep`.
-    """
+    """The sweep in its directories now; errors as of `read_sweep`."""
     with buckets.reachable(directories):
         running = any(_is_training(directory) for directory in directories)  # before its last records are read
         sweep = read_sweep(directories)
@@ -87,10 +83,8 @@ def watch(
     """Rewrites the report whenever runs have ended, until the sweep is complete or Ctrl-C.
 
     The page reloads every ``every_s`` seconds until the last report, which has all files and is returned; ``None`` if
-    Ctrl-C came before the first. ``opened`` is called with the path of the first page.
-
-    Raises:
-      InputError: see `read_sweep`; at the end, see `write_report`.
+    Ctrl-C came before the first. ``opened`` is called with the path of the first page. Errors are those of `read_sweep`
+    and `write_report`.
     """
     require_matplotlib()
     require_share(tolerance)

@@ -2,8 +2,7 @@
 
     kernel = self.param("kernel", annotated(nn.initializers.lecun_normal(), ("width_in", "width_out")), shape)
 
-The axes say which dimensions grow, hence the parameter's `Role`, and sharding rules refer to them. `residual_scope`
-records whether a parameter is inside a residual branch while the branch runs.
+The axes say which dimensions grow, hence the parameter's `Role`; sharding rules refer to them.
 """
 
 import contextlib
@@ -59,18 +58,18 @@ class AnnotatedParam(nn.LogicallyPartitioned):
 
     @classmethod
     def from_nnx_metadata(cls, metadata: dict[str, Any]) -> Self:
-        """The inverse, for the way back into Linen."""
+        """The inverse."""
         return cls(**{field.name: metadata[field.name] for field in dataclasses.fields(cls)})
 
 
-# The depth ratio of the running residual branch. JAX contexts are part of the key of JAX's trace cache, so equal
-# modules inside and outside branches do not share a trace.
+# Of the running residual branch. JAX contexts are part of the key of JAX's trace cache, so equal modules inside and
+# outside branches do not share a trace.
 _branch_depth_ratio = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
 def residual_scope(depth_ratio: float) -> Iterator[None]:
-    """Records parameters that are initialized inside as parameters of a residual branch with this depth ratio.
+    """Parameters that are initialized inside belong to a residual branch with this depth ratio.
 
     `ResidualBranch` enters it. Use it around ``self.param`` in ``setup``, which runs before the branch.
     """
@@ -81,12 +80,12 @@ def residual_scope(depth_ratio: float) -> Iterator[None]:
 
 
 def require_in_branch(module: str, params: ArrayTree) -> None:
-    """Raises `InputError` if a parameter of a branch's ``module``, called elsewhere first, is recorded as outside."""
+    """Raises `InputError` if a parameter of a branch's ``module`` was created outside of the branch."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(params, is_leaf=is_annotated)[0]:
         if isinstance(leaf, AnnotatedParam) and not leaf.in_branch:
             raise InputError(
-                f"parameter '{module}/{path_name(path)}' is used in a residual branch but was created outside: do not "
-                "share it, or call the branch first."
+                f"parameter '{module}/{path_name(path)}' of a residual branch was created outside: do not share it, or "
+                "call the branch first."
             )
 
 
@@ -141,8 +140,8 @@ class Axes:
         in_branch, depth_ratio = fields["in_branch"], fields["depth_ratio"]
         if in_branch is None or (in_branch and depth_ratio is None):
             raise InputError(
-                f"the override of parameter {path!r} does not say where it is: write Axes(names, in_branch=False), or "
-                "in_branch=True with depth_ratio=depth / base_depth."
+                f"the override of parameter {path!r} does not say where it is: write Axes(names, in_branch=False) or "
+                "Axes(names, in_branch=True, depth_ratio=depth / base_depth)."
             )
         return AnnotatedParam(nn.unbox(leaf), **{**fields, "depth_ratio": depth_ratio if in_branch else 1.0})
 

@@ -60,9 +60,8 @@ DIRECTIONS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
 def direction(name: str, **kwargs: Any) -> optax.GradientTransformation:
     """An optax direction by name; ``kwargs`` go to optax as they are.
 
-    ``sgd`` (with an optional ``momentum``), ``momentum`` (0.9 by default), the other names of `DIRECTIONS`, and
-    ``<name>`` for every other ``optax.scale_by_<name>``: ``lion``, ``radam``, ``yogi``, ... Muon needs to know the
-    parameters: `depthmup_flax.muon`.
+    Names are those of `DIRECTIONS`, and ``<name>`` for every other ``optax.scale_by_<name>``: ``lion``, ``radam``, ...
+    Muon, which needs to know the parameters, is `depthmup_flax.muon`.
 
     Raises:
       InputError: there is no such direction, it does not take an argument, or the rule does not cover it (`TRAITS`).

@@ -37,10 +37,8 @@ def require_info(info: object) -> None:
         if not is_info(leaf):
             kind = type(leaf).__name__
             what = f"has {kind} at {path_name(path)!r}" if path else f"is {kind}"
-            raise InputError(
-                f"info {what}: pass a tree of ParamInfo, which is audit.info after audit = dm.audit(...), or what "
-                "infer_info or param_info returns."
-            )
+            right = "what dm.audit(...).info, infer_info or param_info returns"
+            raise InputError(f"info {what}: pass a tree of ParamInfo, {right}.")
 
 
 def flatten_info(info: InfoTree) -> dict[str, ParamInfo]:
@@ -49,28 +47,21 @@ def flatten_info(info: InfoTree) -> dict[str, ParamInfo]:
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(info, is_leaf=is_info)[0]}
 
 
-def flatten_like(info: InfoTree, tree: ArrayTree) -> dict[str, Any]:
-    """Path -> leaf of a tree with the structure of ``info``; `InputError` if it has another."""
-    found: dict[str, Any] = {}
-
-    def keep(path: jax.tree_util.KeyPath, _: ParamInfo, other: Any) -> None:
-        found[path_name(path)] = other
-
-    try:
-        jax.tree_util.tree_map_with_path(keep, info, tree, is_leaf=is_info)
-    except ValueError as error:
-        raise InputError(f"the structure of {tree!r} is not that of info: give one leaf per parameter.") from error
-    return found
-
-
 def named_geometries(info: InfoTree, geometry: str | ArrayTree) -> dict[str, Geometry]:
     """Path -> geometry, from one for all parameters or a tree; `InputError` if there is no such geometry."""
-    given = dict.fromkeys(flatten_info(info), geometry) if isinstance(geometry, str) else flatten_like(info, geometry)
-    for name in given.values():
+    paths = list(flatten_info(info))
+    structure: Any = jax.tree.structure(info, is_leaf=is_info)
+    if isinstance(geometry, str):
+        given = [geometry] * len(paths)
+    else:
+        try:
+            given = structure.flatten_up_to(geometry)
+        except ValueError as error:
+            raise InputError(f"geometry is {geometry!r}: give one leaf per parameter, as in info.") from error
+    for name in given:
         if name not in list(Geometry):
-            hint = did_you_mean(str(name), [str(one) for one in Geometry])
-            raise InputError(f"geometry is {name!r}: {hint}")
-    return {path: Geometry(name) for path, name in given.items()}
+            raise InputError(f"geometry is {name!r}: {did_you_mean(str(name), map(str, Geometry))}")
+    return dict(zip(paths, map(Geometry, given), strict=True))
 
 
 def map_info(function: Callable[[str, ParamInfo, Any], Any], info: InfoTree, tree: ArrayTree) -> ArrayTree:
@@ -85,8 +76,8 @@ def map_info(function: Callable[[str, ParamInfo, Any], Any], info: InfoTree, tre
         jax.tree.map(lambda *_: None, info, tree, is_leaf=is_info)
     except ValueError as error:
         raise InputError(
-            "the structure of the parameters is not that of info: pass the tree that info was made for. After "
-            "param_info that is flax.linen.unbox(variables)['params'], as plain dictionaries."
+            "the structure of the parameters is not that of info: pass the tree that info was made for; after "
+            "param_info, flax.linen.unbox(variables)['params']."
         ) from error
     return jax.tree_util.tree_map_with_path(at_leaf, info, tree, is_leaf=is_info)
 
@@ -115,8 +106,8 @@ def require_inner_layers(info: InfoTree, rule: Parametrization) -> None:
     """Raises `InputError` if the rule has an exponent for inner layers of branches, and none is known."""
     if rule.inner_gamma is not None and not any(leaf.inner for leaf in flatten_info(info).values()):
         raise InputError(
-            f"parametrization.inner_gamma is {rule.inner_gamma:g}, but no parameter is recorded as an inner layer of a "
-            "branch: name the output axis of a branch's layers but the last 'inner_out', or leave inner_gamma unset."
+            f"parametrization.inner_gamma is {rule.inner_gamma:g}, but no branch has an inner layer: name the output "
+            "axis of all layers of a branch but the last 'inner_out', or leave inner_gamma unset."
         )
 
 

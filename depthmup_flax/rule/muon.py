@@ -1,8 +1,7 @@
 """Muon under the rule: orthogonal updates of hidden matrices, Adam for all other parameters, one learning rate.
 
 Muon (Jordan 2024; ``optax.contrib.muon``) replaces the momentum of a matrix by the nearest matrix whose singular values
-are all one, by a few Newton-Schulz steps. `WIDTH_RULES` has the power of the width that such an update needs; this
-module has what is a matrix in a tree of parameters, and where its Newton-Schulz steps run.
+are all one, by a few Newton-Schulz steps. `WIDTH_RULES` has the power of the width that such an update needs.
 """
 
 from __future__ import annotations
@@ -145,11 +144,7 @@ def _on_matrices(
     consistent_rms: Scalar | None,
     place: Place | None,
 ) -> optax.GradientTransformation:
-    """``newton_schulz`` on stacks ``[B, in, out]`` of matrices, times optax's factor of the *base* model's shapes.
-
-    ``info`` is that of `_info_of_heads`.
-    """
-
+    """``newton_schulz`` on stacks ``[B, in, out]`` of matrices, times optax's factor of the *base* model's shapes."""
     is_older = _is_older()
 
     def orthogonal(path: str, leaf: ParamInfo, array: Any) -> Any:
@@ -192,7 +187,7 @@ def _info_of_heads(info: InfoTree, heads: Heads | None) -> InfoTree:
 
 
 def _require_settings(beta: Scalar, ns_steps: int, preconditioning: str, consistent_rms: Scalar | None) -> None:
-    """Raises `InputError` for a setting that is out of range; values of traced arrays are unknown and pass."""
+    """Raises `InputError` for a setting that is out of range; traced arrays pass."""
     if isinstance(beta, numbers.Real) and not 0 <= beta < 1:
         raise InputError(f"beta is {beta}: use a number of at least 0 and below 1, such as 0.95.")
     if isinstance(ns_steps, bool) or not isinstance(ns_steps, int) or ns_steps < 1:
@@ -229,9 +224,9 @@ def _require_matrices(info: InfoTree, heads: Heads | None) -> None:
         _heads(path, leaf, heads)
         if leaf.role is Role.HIDDEN and not leaf.is_matrix:
             raise InputError(
-                f"parameter {path!r} of shape {leaf.shape} is hidden, but nothing says which of its dimensions are the "
-                "matrix's input and output, which Muon needs: use dm.audit(model, base, x).info, or name all of them "
-                f"with overrides={{{path!r}: Axes(...)}}, such as 'fixed_out' for heads that do not become more."
+                f"parameter {path!r} of shape {leaf.shape} is hidden, but its input and output dimensions are unknown: "
+                f"use dm.audit(model, base, x).info, or name all dimensions with overrides={{{path!r}: Axes(...)}}, "
+                "'fixed_out' for a fixed number of heads."
             )
     for pattern in heads or {}:
         if not any(matches(path, pattern) for path in leaves):
@@ -249,8 +244,8 @@ def _heads(path: str, leaf: ParamInfo, heads: Heads | None) -> tuple[int, int]:
         count, base_count = counts
         if not leaf.is_matrix or leaf.fan_out % count:
             raise InputError(
-                f"heads[{pattern!r}] is {given!r}, but parameter {path!r} of shape {leaf.shape} has no output of that "
-                "many parts: use the number of heads, and a glob that matches their projections alone."
+                f"heads[{pattern!r}] is {given!r}, which does not divide the output of {path!r} of shape {leaf.shape}: "
+                "use the number of heads, and a glob of their projections alone."
             )
         return count, base_count
     return 1, 1

@@ -10,13 +10,11 @@ The order of the parts is a contract (TP6 Definition 6.1; decay as in B24 App. L
                                            times a power of a hidden matrix's own width ratio (`decay_factor`)
     6. * -learning_rate                    a number, a traced array or a schedule; schedules multiply eta alone
 
-Every number may be a traced JAX scalar, so a sweep can build the chain inside a mapped function. Building an optimizer
-runs nothing on a device: shapes are checked by its ``init``.
+Every number may be a traced JAX scalar. Building an optimizer runs nothing on a device; its ``init`` checks shapes.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
@@ -49,8 +47,7 @@ def scale_by_depthmup(
 
     Args:
       inner: an optax *direction* (`depthmup_flax.rule.guards`): no learning rate, no decay, such as
-        ``optax.scale_by_adam()``, ``optax.trace(0.9)`` or ``optax.identity()`` for SGD. The rule would scale a finished
-        optimizer's decay, too; use `depthmup` for decay.
+        ``optax.scale_by_adam()``, ``optax.trace(0.9)`` or ``optax.identity()`` for SGD.
       info: tree of `ParamInfo` with the parameters' structure.
       parametrization: the rule.
       geometry: what ``inner`` fixes about the size of updates (`Geometry`), if it is neither optax's nor entrywise:
@@ -58,9 +55,8 @@ def scale_by_depthmup(
         a tree of these with the parameters' structure. ``None``: as known of optax's, or entrywise.
 
     Raises:
-      InputError: the rule does not cover ``inner``, or the geometry does not fit ``inner`` or a parameter. Parts that
-        are neither optax's nor from here are read by ``init``, which traces their update with shapes
-        (`depthmup_flax.rule.guards.dependence`), unless ``geometry`` says what they are.
+      InputError: the rule does not cover ``inner``, or the geometry does not fit ``inner`` or a parameter. Without a
+        ``geometry``, ``init`` reads other people's parts from a trace (`depthmup_flax.rule.guards.dependence`).
     """
     return optax.chain(*_scaled(inner, info, parametrization, geometry))
 
@@ -101,7 +97,7 @@ def depthmup(
 
 
 def _require_at_least_0(name: str, value: ScalarOrSchedule, *, schedule: bool = False) -> None:
-    """Raises `InputError` for anything else; the values of arrays, which may be traced, and of schedules pass."""
+    """Raises `InputError` for anything else; arrays, which may be traced, and schedules pass."""
     if isinstance(value, numbers.Real):
         right = 0 <= float(value) < math.inf
     else:
@@ -122,9 +118,8 @@ def sgd(
     clip_rms: Scalar | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """SGD, with momentum if given. Momentum transfers unscaled (B24 K.5); decay is decoupled from the gradient."""
-    inner = sgd_direction(momentum, nesterov)
     return depthmup(
-        inner,
+        sgd_direction(momentum, nesterov),
         info,
         parametrization,
         learning_rate,
@@ -180,9 +175,9 @@ _EPSILONS = ("eps", "eps_root")
 
 
 def require_ranges(arguments: Mapping[str, Any], where: str = "") -> None:
-    """Raises `InputError` for an average or an epsilon out of its range; traced values are unknown and pass.
+    """Raises `InputError` for an average or an epsilon out of its range; traced values pass.
 
-    ``where``: what stands before an argument's name in the sentence, such as ``optimizer.kwargs.``.
+    ``where`` precedes an argument's name in the sentence, such as ``optimizer.kwargs.``.
     """
     for name, value in arguments.items():
         if not isinstance(value, (numbers.Real, str)):
@@ -209,10 +204,10 @@ def decay_factor(info: ParamInfo, width_exponent: float) -> float:
 def freeze(
     optimizer: optax.GradientTransformation, info: InfoTree, patterns: Sequence[str]
 ) -> optax.GradientTransformationExtraArgs:
-    """A finished ``optimizer`` without updates, optimizer state and share in clipping of the frozen parameters.
+    """A finished ``optimizer`` that leaves frozen parameters alone: no updates, no state, no share in clipping.
 
-    ``patterns`` are globs of parameter paths or of their first parts: TP6 10.2 freezes ``("stem", "readout")``. Each
-    must match a parameter, and together not all.
+    ``patterns`` are globs of paths or of their beginnings, each of which must match: TP6 10.2 freezes
+    ``("stem", "readout")``.
     """
     frozen = frozen_paths(info, patterns)
     labels = jax.tree_util.tree_map_with_path(
@@ -224,8 +219,8 @@ def freeze(
 def warmup_schedule(kind: str, warmup_steps: Scalar, total_steps: int) -> optax.Schedule:
     """The fraction of eta at a step: linear warm-up from 0, then ``constant`` at 1 or ``cosine`` to 0 at the end.
 
-    B24 Fig. 3 uses 1000 warm-up steps alone, or 2000 followed by a cosine. ``warmup_steps`` may be traced, unlike in
-    optax's joined schedules; a number that is not below ``total_steps`` raises `InputError`.
+    ``warmup_steps`` may be traced, unlike in optax's joined schedules; `InputError` for a number that is not below
+    ``total_steps``.
     """
     if isinstance(warmup_steps, int) and warmup_steps >= total_steps:
         raise InputError(f"optimizer.warmup_steps is {warmup_steps}: use fewer than the {total_steps} training steps.")
@@ -245,9 +240,9 @@ def warmup_schedule(kind: str, warmup_steps: Scalar, total_steps: int) -> optax.
 def clip_by_global_rms(threshold: Scalar) -> optax.GradientTransformation:
     """Scales all gradients by one factor so that their root mean square is at most ``threshold``.
 
-    This threshold transfers over width and depth: the scaled gradients of TP6 Definition 6.1 are of order one
-    *entrywise*, so their global norm grows as the square root of the number of parameters, but their root mean square
-    does not. At the base model it is ``optax.clip_by_global_norm(threshold * sqrt(number of parameters))``.
+    The threshold transfers over width and depth: entries of the scaled gradients are of order one (TP6 Definition 6.1),
+    and so is their root mean square. At the base model it is
+    ``optax.clip_by_global_norm(threshold * sqrt(number of parameters))``.
     """
 
     def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
@@ -291,9 +286,9 @@ def check_direction(
     parametrization: Parametrization,
     geometry: str | ArrayTree | None,
 ) -> tuple[optax.GradientTransformation, Mapping[str, Geometry]]:
-    """``inner``, checked, and path -> geometry of its updates. The only use of `depthmup_flax.rule.guards` here.
+    """``inner``, checked, and path -> geometry of its updates.
 
-    A copy of the rule for entrywise directions alone needs no guards: it can return
+    A copy of the rule without `depthmup_flax.rule.guards`, for entrywise directions, can return
     ``inner, named_geometries(info, geometry or Geometry.SIGN)``.
     """
     from depthmup_flax.rule import guards
@@ -310,27 +305,24 @@ def _scale_by_info(
         map_info(_require_match, info, params)
         return optax.EmptyState()
 
-    def scale(kinds: Mapping[str, Geometry] | None, path: str, leaf_info: ParamInfo, g: Leaf) -> Leaf:
-        if isinstance(g, optax.MaskedNode):
-            return g
-        factor = scale_of(leaf_info) if kinds is None else scale_of(leaf_info, kinds[path])
-        return g * jnp.asarray(factor, g.dtype)
-
     def update(updates: ArrayTree, state: optax.EmptyState, params: ArrayTree = None) -> tuple[ArrayTree, ArrayTree]:
         del params
-        return map_info(functools.partial(scale, geometries), info, updates), state
+
+        def scale(path: str, leaf_info: ParamInfo, g: Leaf) -> Leaf:
+            if isinstance(g, optax.MaskedNode):
+                return g
+            factor = scale_of(leaf_info) if geometries is None else scale_of(leaf_info, geometries[path])
+            return g * jnp.asarray(factor, g.dtype)
+
+        return map_info(scale, info, updates), state
 
     return optax.GradientTransformation(init, update)
 
 
 def _require_match(path: str, leaf_info: ParamInfo, leaf: Leaf) -> Leaf:
     if isinstance(leaf, nn.meta.AxisMetadata):
-        raise InputError(
-            "the parameters are still in their annotations: unbox them, flax.linen.unbox(variables)['params']."
-        )
+        raise InputError("the parameters are in their annotations: pass flax.linen.unbox(variables)['params'].")
     if not isinstance(leaf, optax.MaskedNode) and tuple(leaf.shape) != leaf_info.shape:
-        raise InputError(
-            f"parameter {path!r} has shape {tuple(leaf.shape)}, but info was made for {leaf_info.shape}: make info "
-            "for the model that is trained."
-        )
+        shapes = f"has shape {tuple(leaf.shape)}, but info was made for {leaf_info.shape}"
+        raise InputError(f"parameter {path!r} {shapes}: make info for the model that is trained.")
     return leaf

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from depthmup_flax.rule.info_trees import flatten_info, frozen_paths, named_geometries, param_count
 from depthmup_flax.rule.optimizer import decay_factor
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo
+from depthmup_flax.util.text_table import aligned
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 
@@ -23,24 +24,20 @@ def param_table(
 ) -> str:
     """One line per parameter, with its role and factors, and a line of totals.
 
-    With decay and ``learning_rate``, the last column is the time over which decay forgets: ``1 / (eta lambda)`` steps,
-    at the peak of the schedule (arXiv:2405.13698).
-
-    The learning-rate multiplier is the effective one, and epsilon is relative to the raw gradient. Where an initializer
-    does not declare its standard deviation, the table has the one that the rule wants, relative to the base model's:
-    ``base/2`` is half of that. `depthmup_flax.rescale_init` sets it. Under ``standard`` the initializer decides: "?".
+    The learning-rate multiplier is the effective one, and epsilon is relative to the raw gradient. With decay and
+    ``learning_rate``, the last column is the time over which decay forgets: ``1 / (eta lambda)`` steps, at the peak of
+    the schedule (arXiv:2405.13698). A standard deviation that no initializer declares is the rule's, relative to the
+    base model's: ``base/2`` is half of that. `depthmup_flax.rescale_init` sets it. Under ``standard`` it is "?".
 
     Args:
       info: from `param_info`.
       parametrization: the rule.
       degree: of the direction (see `guards.traits.Traits`); ``None``, unknown, prints "?" for the multiplier.
       eps: the optimizer's epsilon, or ``None`` if it has none.
-      weight_decay: lambda; decayed leaves lose ``learning_rate * lambda`` of themselves a step.
-      decay_width_exponent: as in `depthmup_flax.depthmup`.
+      weight_decay, decay_width_exponent, geometry: as in `depthmup_flax.depthmup`.
       learning_rate: eta, or ``None`` if it is not known.
       epoch_steps: steps of an epoch, for times in epochs; ``None`` if it is not known.
-      frozen: as in `depthmup_flax.freeze`; these show "frozen" for a rate.
-      geometry: of updates, as in `depthmup_flax.depthmup`. Those of matrices with a size of their own have no epsilon.
+      frozen: as in `depthmup_flax.freeze`.
     """
     header = ("parameter", "shape", "role", "init std", "forward", "lr mult", "eps", "decay")
     peak = learning_rate if weight_decay and learning_rate else None
@@ -64,13 +61,11 @@ def param_table(
             f"{decay:g}",
         )
         rows.append((*row, _time(peak, decay, epoch_steps)) if peak else row)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    aligns = "<<<>>>>>>"[: len(rows[0])]  # text left, numbers right
-    lines = ["  ".join(f"{cell:{a}{w}}" for cell, a, w in zip(row, aligns, widths, strict=True)) for row in rows]
+    lines = aligned(rows, "<<<>>>>>>"[: len(rows[0])])  # text left, numbers right
     rule = "-" * len(lines[0])
     inside = param_count({name: leaf for name, leaf in leaves.items() if leaf.in_branch})
     total = f"{len(leaves)} arrays, {param_count(leaves):,} parameters, {inside:,} of them inside residual branches"
-    return "\n".join(line.rstrip() for line in [lines[0], rule, *lines[1:], rule, total])
+    return "\n".join([lines[0], rule, *lines[1:], rule, total])
 
 
 def _initial_scale(leaf: ParamInfo, rule: Parametrization) -> str:

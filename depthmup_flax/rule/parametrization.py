@@ -43,7 +43,7 @@ from depthmup_flax.util.types import Scalar
 def require_finite(
     name: str, value: Any, *, static: bool = False, above: float | None = None, at_least: float | None = None
 ) -> None:
-    """Checks a hyperparameter. The value of a traced array is unknown: it passes, unless ``static``."""
+    """Raises `InputError` unless a field is a number in its range; a traced array passes, unless ``static``."""
     if not isinstance(value, numbers.Real):
         if static or isinstance(value, str) or value is None:
             raise InputError(f"parametrization.{name} is {value!r}: it must be a number.")
@@ -57,7 +57,7 @@ def require_finite(
 
 
 def require_ratio(size: str, value: Any) -> None:
-    """Raises `InputError` unless a ratio of a ``size``, width or depth, is above 0; arrays, maybe traced, pass."""
+    """Raises `InputError` unless a ratio of a ``size``, width or depth, is above 0; arrays pass."""
     if not (0 < float(value) < math.inf if isinstance(value, numbers.Real) else hasattr(value, "dtype")):
         raise InputError(f"{size}_ratio is {value!r}: use {size} / base_{size}, a number above 0.")
 
@@ -110,9 +110,9 @@ def _updates(**powers: tuple[float, float]) -> Mapping[Role, Exponents]:
     return rules
 
 
-# A step should change what every layer puts out by O(1), entry by entry, at every width (TP6 Desiderata; the spectral
-# condition of arXiv:2310.17813). Inputs x of a layer have entries of O(1), so |x| ~ m_in^1/2, and updates are aligned
-# with them: a change of O(1) is |dW x| ~ m_out^1/2.
+# A step should change every entry of a layer's output by O(1) at every width (TP6 Desiderata; the spectral condition of
+# arXiv:2310.17813). Inputs x of a layer have entries of O(1), so |x| ~ m_in^1/2, and updates are aligned with them: a
+# change of O(1) is |dW x| ~ m_out^1/2.
 #
 # * Entries of order one: (dW x)_i ~ m_in. Hidden weights need 1/m_in.
 # * Singular values of order one: |dW x| ~ |x|. Hidden weights need (m_out / m_in)^1/2. An input weight's x does not
@@ -122,9 +122,8 @@ def _updates(**powers: tuple[float, float]) -> Mapping[Role, Exponents]:
 #   scale, and their entries should change by as much.
 #
 # Depth needs no second table: directions that fix a size have degree 0 in the gradient, and r^-(alpha + gamma) bounds
-# the sum of r changes of the stream as for Adam.
-#
-# No matrix, so nothing to orthogonalize: VECTOR and FIXED are Adam's there (`depthmup_flax.muon`; SOAP does the same).
+# the sum of r changes of the stream as for Adam. VECTOR and FIXED are not matrices, so Adam updates them
+# (`depthmup_flax.muon`; SOAP does the same).
 _SPECTRAL = _updates(input=(0, 0.5), hidden=(-0.5, 0.5), output=(0.5, 0))
 WIDTH_RULES: Mapping[Geometry, Mapping[Role, Exponents]] = {
     Geometry.LINEAR: _ENTRYWISE,
@@ -155,9 +154,7 @@ class ParamInfo:
     # Empty: not hidden, or unknown.
     in_axes: tuple[int, ...] = ()
     out_axes: tuple[int, ...] = ()
-    # In a branch with a later matrix, so that its output stays inside: the annotation ``inner_out`` says so. The audit
-    # does not read it.
-    inner: bool = False
+    inner: bool = False  # a later matrix of its branch reads it: annotation ``inner_out``, unknown to the audit
 
     @property
     def is_matrix(self) -> bool:
@@ -179,8 +176,7 @@ class ParamInfo:
         """Whether it maps the width to a fixed number of features inside a branch, as a router does.
 
         Its gradients and updates are those of a hidden weight. It should start at zero or with ``1/fan_in``, as a
-        readout does (arXiv:2203.03466 Table 3): after random weights of ``1/sqrt(fan_in)`` the gradient of the whole
-        width follows their few directions, and aligned updates change its product as ``sqrt(m)``.
+        readout (arXiv:2203.03466 Table 3): from ``1/sqrt(fan_in)``, aligned updates change its product as ``sqrt(m)``.
         """
         return self.role is Role.HIDDEN and self.in_branch and self.width_out == 1 != self.width_in
 
@@ -318,11 +314,10 @@ PRESETS: Mapping[str, Parametrization] = {
     "block_only": Parametrization(alpha=0.5, gamma=0.0, normalized_updates_only=True),
     # TP6 Fig. 11, B24 App. M: deep networks approach an ordinary differential equation.
     "ode": Parametrization(alpha=1.0, gamma=0.0),
-    # CompleteP (arXiv:2505.01618 Table 1, and the epsilon of its Eq. 40): with Adam, the numbers of "ode". It gives
-    # every parameter of a branch the rate of muP (r^(alpha-1) = 1), multiplies the decay of hidden weights by m, and
-    # divides epsilon by m r in branches, by m elsewhere. Here decay is outside the 1/m, and epsilon is compared with
-    # the gradient times m r, so both follow from alpha and gamma. It is defined for AdamW: SGD, by r^(alpha-gamma),
-    # trains branches with r times the rate (B24 App. M), which keeps their changes.
+    # CompleteP (arXiv:2505.01618 Table 1 and Eq. 40): with Adam, the numbers of "ode". It gives parameters of branches
+    # the rate of muP (r^(alpha-1) = 1), multiplies the decay of hidden weights by m, and divides epsilon by m r in
+    # branches, by m elsewhere. Here decay is outside the 1/m, and epsilon is compared with the gradient times m r, so
+    # both follow from alpha and gamma. With SGD branches train at r^(alpha-gamma) = r times the rate (B24 App. M).
     "completep": Parametrization(alpha=1.0, gamma=0.0),
     # The lazy control: features stop moving as width grows (B24 C.1, J).
     "ntk": Parametrization(alpha=0.5, gamma=0.5, gamma0_width_exponent=-0.5),

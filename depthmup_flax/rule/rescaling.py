@@ -1,7 +1,6 @@
 """Hyperparameters of a run with another batch size or another number of steps.
 
-Width and depth are the rule's (`depthmup_flax.rule.parametrization`); this module is about the two sizes that it leaves
-alone. With ``k`` the ratio of batch sizes, target to proxy, and ``d`` the ratio of examples (batch size times steps):
+With ``k`` the ratio of batch sizes, target to proxy, and ``d`` the ratio of examples (batch size times steps):
 
 =============== ======================================== ==============================================================
 hyperparameter  factor                                   source
@@ -16,9 +15,8 @@ eta * lambda    ``k``: the same number of examples       arXiv:2405.13698: AdamW
 warm-up         ``steps``: the same part of the run      convention
 =============== ======================================== ==============================================================
 
-The powers of k follow from one demand: at equal numbers of examples the runs follow the same stochastic differential
-equation. That is an approximation for small steps. It ends at the critical batch size, where gradients are no longer
-dominated by noise.
+With these powers of k, runs follow the same stochastic differential equation at equal numbers of examples: an
+approximation for small steps, up to the critical batch size, where noise no longer dominates gradients.
 """
 
 from __future__ import annotations
@@ -27,9 +25,10 @@ import dataclasses
 import math
 import numbers
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.text_table import aligned
 
 TIMES = ("examples", "run", "steps")
 # The largest factors, up or down, and the fewest steps of a larger batch size at which the rule held in
@@ -39,11 +38,7 @@ MEASURED_BATCH_FACTOR, MEASURED_DURATION_FACTOR, MEASURED_STEPS = 8, 8, 150
 
 @dataclasses.dataclass(frozen=True)
 class Hyperparameters:
-    """What depends on batch size and steps. ``momentum`` is SGD's; ``b1``, ``b2`` and ``eps`` are Adam's.
-
-    Raises:
-      InputError: a value is out of range.
-    """
+    """What depends on batch size and steps. ``momentum`` is SGD's; ``b1``, ``b2`` and ``eps`` are Adam's."""
 
     learning_rate: float  # eta, the peak of the schedule
     batch_size: int  # examples a step
@@ -58,9 +53,9 @@ class Hyperparameters:
     def __post_init__(self) -> None:
         for name in ("batch_size", "steps"):
             _require_whole(name, getattr(self, name))
-        for field in dataclasses.fields(self):
-            if not isinstance(getattr(self, field.name), numbers.Real):
-                raise InputError(f"{field.name} is {getattr(self, field.name)!r}: use a number.")
+        for name, value in vars(self).items():
+            if not isinstance(value, numbers.Real):
+                raise InputError(f"{name} is {value!r}: use a number.")
         if not 0 < self.learning_rate < math.inf:
             raise InputError(f"learning_rate is {self.learning_rate}: use a positive number.")
         if not 0 <= self.warmup_steps < self.steps:
@@ -79,7 +74,7 @@ class RescalingRule:
 
     A time is kept in ``examples`` (in epochs, if the data set is the same), as a part of the ``run``, or in ``steps``.
     With ``averages="run"``, ``decay="run"`` and ``duration_exponent=-0.5`` all of Adam's times are parts of the run, as
-    in Complete(d)P (arXiv:2512.22382). Raises `InputError` for another time, and exponents that are not finite.
+    in Complete(d)P (arXiv:2512.22382).
     """
 
     averages: str = "examples"  # the time 1 / (1 - beta) of SGD's momentum and Adam's averages
@@ -91,11 +86,12 @@ class RescalingRule:
     def __post_init__(self) -> None:
         for name in ("averages", "decay", "warmup"):
             if getattr(self, name) not in TIMES:
-                raise InputError(f"{name} is {getattr(self, name)!r}: {did_you_mean(str(getattr(self, name)), TIMES)}")
+                value = getattr(self, name)
+                raise InputError(f"{name} is {value!r}: {did_you_mean(str(value), TIMES)}")
         for name in ("batch_exponent", "duration_exponent"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, numbers.Real) and math.isfinite(value)):
-                raise InputError(f"{name} is {getattr(self, name)}: use a finite number, or None.")
+                raise InputError(f"{name} is {value}: use a finite number, or None.")
 
 
 DEFAULT = RescalingRule()
@@ -115,7 +111,7 @@ SGD = OptimizerRule(batch=1.0, duration=-0.25, averages=("momentum",))
 ADAM = OptimizerRule(batch=0.5, duration=-0.25, averages=("b1", "b2"), eps=True)
 OPTIMIZER_RULES: Mapping[str, OptimizerRule] = {"sgd": SGD, "momentum": SGD, "adam": ADAM, "adamw": ADAM, "nadam": ADAM}
 
-# What is known of other optimizers, for the sentence that refuses them.
+# For the sentence that refuses other optimizers.
 _HOLDS = {
     "lion": " While noise dominates its gradients the mean of a sign follows the square root of the batch size, "
     "so batch_exponent=0.5 holds as for Adam; how its two betas should change is not known.",
@@ -144,7 +140,7 @@ def rescaled_hyperparameters(
       UserWarning: each of `concerns`, such as a factor beyond those that were measured.
 
     Raises:
-      InputError: batch size or steps that are not positive whole numbers, or an optimizer without a known rule.
+      InputError: a value is out of range, or the optimizer has no known rule.
     """
     exponents = _exponents(optimizer, rule)
     batch_size = tuned.batch_size if batch_size is None else _require_whole("batch_size", batch_size)
@@ -216,46 +212,32 @@ def rescaling_table(
     """Each hyperparameter before and after, with the reason; then `concerns`."""
     exponents, (k, d) = _exponents(optimizer, rule), _ratios(tuned, target.batch_size, target.steps)
     kept = {"examples": "the same number of examples", "run": "the same part of the run", "steps": "the same steps"}
-    rate = f"times k^{exponents.batch:g} d^{exponents.duration:g}"
-    if target.momentum != tuned.momentum:
-        rate += ", and (1 - momentum)"
+    momentum = ", and (1 - momentum)" if target.momentum != tuned.momentum else ""
     reasons = {
         "batch_size": f"k = {k:.4g}",
         "steps": f"d = {d:.4g}, the ratio of examples",
-        "learning_rate": rate,
+        "learning_rate": f"times k^{exponents.batch:g} d^{exponents.duration:g}{momentum}",
         "warmup_steps": kept[rule.warmup],
         "weight_decay": f"1 / (learning rate * decay): {kept[rule.decay]}",
         **{name: f"1 / (1 - {name}): {kept[rule.averages]}" for name in exponents.averages},
         **({"eps": "times k^-0.5, as gradient noise"} if exponents.eps else {}),
     }
-    rows = [("", "tuned", "target", "why")]
+    rows: list[tuple[str, ...]] = [("", "tuned", "target", "why")]
     for name, why in reasons.items():
         before, after = getattr(tuned, name), getattr(target, name)
         if before or after:
-            rows.append((name, _short(before), _short(after), why))
-    return "\n".join([*_aligned(rows), *(f"Warning: {text}" for text in concerns(tuned, target, optimizer, rule))])
-
-
-def _short(value: float) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    aligns = "<>><"  # text left, numbers right
-    return ["  ".join(f"{c:{a}{w}}" for c, a, w in zip(row, aligns, widths, strict=True)).rstrip() for row in rows]
+            short = (f"{value:.6g}" if isinstance(value, float) else str(value) for value in (before, after))
+            rows.append((name, *short, why))
+    warned = [f"Warning: {text}" for text in concerns(tuned, target, optimizer, rule)]
+    return "\n".join([*aligned(rows, "<>><"), *warned])
 
 
 def _exponents(optimizer: str, rule: RescalingRule) -> OptimizerRule:
     """The optimizer's, with those that ``rule`` has."""
     batch, duration = rule.batch_exponent, rule.duration_exponent
-    known = OPTIMIZER_RULES.get(optimizer)
-    if known is not None:
-        return dataclasses.replace(
-            known,
-            batch=known.batch if batch is None else batch,
-            duration=known.duration if duration is None else duration,
-        )
+    if known := OPTIMIZER_RULES.get(optimizer):
+        own = (known.batch if batch is None else batch, known.duration if duration is None else duration)
+        return OptimizerRule(*own, known.averages, known.eps)
     if batch is None or duration is None or rule.averages != "steps":
         raise InputError(
             f"optimizer is {optimizer!r}, whose rule over batch size and steps is not known: use one of "

@@ -1,12 +1,9 @@
-"""The role and the ratios of every annotated parameter, from the shapes of a model and its base model.
-
-The result is a pytree of `ParamInfo` with the structure of the parameters and no arrays in it.
-"""
+"""The role and the ratios of every annotated parameter, from the shapes of a model and its base model."""
 
 import dataclasses
 import fnmatch
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -32,16 +29,13 @@ def param_info(
 ) -> InfoTree:
     """The `ParamInfo` of every parameter of ``model``: a pytree with the structure of its ``"params"`` collection.
 
-    Nothing is computed or allocated, at any size.
-
     Args:
-      model: the model that will be trained.
+      model: the model that will be trained. Nothing is computed or allocated.
       base_model: the same model **at the same depth** with the tuned proxy's width (``model.base()`` for ours);
         its shapes give the width ratios. Depth ratios come from the residual branches themselves.
       *inputs: what the models are called with, arrays or ``jax.ShapeDtypeStruct``.
       **kwargs: static arguments of the call, such as ``train=False``.
-      overrides: glob of a parameter's path (``"encoder/*/kernel"``) to its `Axes`, for parameters without an
-        annotation or to correct one; each must match.
+      overrides: glob of a path (``"encoder/*/kernel"``) -> `Axes`, to add or correct annotations; each must match.
 
     Raises:
       InputError: a parameter has no role, or the two models have different trees.
@@ -73,18 +67,23 @@ def info_from_annotations(
         if not isinstance(leaf, AnnotatedParam):
             raise InputError(
                 f"parameter {name!r} of shape {tuple(nn.unbox(leaf).shape)} has no role: build it with a layer of "
-                f"depthmup_flax.nn.layers, wrap its initializer as depthmup_flax.annotated(init, axes), or pass "
+                "depthmup_flax.nn.layers, wrap its initializer as depthmup_flax.annotated(init, axes), or pass "
                 f"overrides={{{name!r}: Axes(names, in_branch=...)}} with one of {AXIS_NAMES} per dimension."
             )
         labeled.append(_info_of_leaf(name, leaf, nn.unbox(base_leaves[path]).shape))
     if unused:
         raise InputError(f"override {sorted(unused)[0]!r} matches no parameter: write a glob of one of the paths.")
-    # The readout's input ratio is the whole model's width ratio m, which every leaf carries.
-    ratios = {leaf.width_in for leaf in labeled if leaf.role is Role.OUTPUT and not leaf.in_branch}
-    if len(ratios) > 1:
-        raise InputError(f"readouts have different width ratios {sorted(ratios)}: they must grow together.")
-    width = ratios.pop() if ratios else max((leaf.width_out for leaf in labeled), default=1.0)
+    width = model_width(labeled)
     return jax.tree_util.tree_unflatten(structure, [dataclasses.replace(leaf, model_width=width) for leaf in labeled])
+
+
+def model_width(infos: Collection[ParamInfo], tied: Iterable[ParamInfo] = ()) -> float:
+    """The ratio m of the width that the readout reads, which every parameter carries; ``tied`` are readouts too."""
+    widths = {leaf.width_in for leaf in infos if leaf.role is Role.OUTPUT and not leaf.in_branch}
+    widths |= {leaf.width_out for leaf in tied if leaf.role is Role.INPUT}
+    if len(widths) > 1:
+        raise InputError(f"readouts have different width ratios {sorted(widths)}: they must grow together.")
+    return widths.pop() if widths else max((leaf.width_out for leaf in infos), default=1.0)
 
 
 def axes_from_annotations(params: ArrayTree) -> dict[str, tuple[str | None, ...]]:
@@ -99,7 +98,7 @@ def init_shapes(model: nn.Module, *inputs: Any, **kwargs: Any) -> ArrayTree:
 
 
 def variable_shapes(model: nn.Module, *inputs: Any, **kwargs: Any) -> dict[str, ArrayTree]:
-    """The shapes of all collections that ``model.init`` returns, those of parameters annotated; see `init_shapes`."""
+    """The shapes of all collections that ``model.init`` returns, those of parameters annotated."""
     # The key is created inside the traced function, so no device is touched.
     return dict(jax.eval_shape(lambda *xs: model.init(jax.random.key(0), *xs, **kwargs), *inputs))
 
@@ -161,8 +160,8 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
 def _matrix_axes(names: AxisNames) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The input and output dimensions of a hidden matrix; empty if the names do not tell.
 
-    Unnamed dimensions in front belong to the inputs (a convolution's window), those at the end to their neighbor. One
-    in between, such as heads, may belong to either: ``fixed_in`` or ``fixed_out`` says which.
+    Unnamed dimensions in front belong to the inputs (a convolution's window), those at the end to their neighbor. For
+    one in between, such as heads, ``fixed_in`` or ``fixed_out`` says which.
     """
     sides = [AXES[name][0] for name in names]
     named = [axis for axis, side in enumerate(sides) if side is not None]

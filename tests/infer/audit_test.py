@@ -612,7 +612,7 @@ def test_of_equal_width_branches_are_checked_and_a_note_says_what_is_not():
         (lambda: audit(*gpt(), TOKENS, overrides={"x": Axes(("width_in",))}), "overrides has 'x', which matches no"),
         (lambda: audit(*gpt(), TOKENS, rule="depth_mup"), "rule is 'depth_mup': pass a Parametrization, such as"),
         (lambda: audit(*gpt(), TOKENS, depth_ratio=0), "depth_ratio is 0: use depth / base_depth"),
-        (lambda: audit(both(LoRA)[0], both(Looped)[1], VECTORS), "'a_0' is in the model but nothing like it is in"),
+        (lambda: audit(both(LoRA)[0], both(Looped)[1], VECTORS), "'a_0' of the model has no counterpart in the base"),
     ],
 )
 def test_bad_input_is_refused(call, message):

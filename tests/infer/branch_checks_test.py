@@ -91,7 +91,7 @@ def test_low_rank_weights_inside_branches_are_right():
     [
         ("layers/1", "matches 'layers/1/kernel' but not 'layers/0/kernel' of an equal block: match all blocks, such "),
         (lambda path: path[:8] in ("layers/0", "layers/2"), "matches 'layers/0/kernel' but not 'layers/1/kernel' of "),
-        ("layers/*/kernel", "in_branch matches 'layers/0/kernel' but not 'layers/0/bias', which belong to one layer: "),
+        ("layers/*/kernel", "in_branch matches 'layers/0/kernel' but not 'layers/0/bias' of the same layer: "),
     ],
 )  # fmt: skip
 def test_branches_that_are_named_in_part_are_refused(in_branch, message):

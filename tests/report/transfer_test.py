@@ -255,7 +255,7 @@ def test_directories_without_a_complete_point_are_refused():
 def test_a_record_without_an_axis_is_refused_by_name():
     sweep = sweep_of(parabola, {X: RATES, "seed": (0, 1)})
     del sweep.records[3].point["seed"]
-    with pytest.raises(InputError, match=f"run {sweep.records[3].run} has no value of the sweep's axis seed"):
+    with pytest.raises(InputError, match=f"run {sweep.records[3].run} has no value of the axis seed"):
         study_of(sweep)
 
 

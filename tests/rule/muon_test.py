@@ -222,10 +222,10 @@ UNKNOWN = ParamInfo(Role.HIDDEN, (8, 2, 4), 2.0, 2.0)
         ),
         (
             lambda: dm.muon(0.1, {"q": UNKNOWN}, RULE),
-            "parameter 'q' of shape (8, 2, 4) is hidden, but nothing says which of its dimensions are the matrix's",
+            "parameter 'q' of shape (8, 2, 4) is hidden, but its input and output dimensions are unknown",
         ),
         (lambda: dm.muon(0.1, {"q": hidden((8, 8))}, RULE, heads={"k": 2}), "heads has 'k', which matches no"),
-        (lambda: dm.muon(0.1, {"q": hidden((8, 8))}, RULE, heads={"q": 3}), "heads['q'] is 3, but parameter 'q' of"),
+        (lambda: dm.muon(0.1, {"q": hidden((8, 8))}, RULE, heads={"q": 3}), "heads['q'] is 3, which does not"),
         (lambda: dm.muon(0.1, {"q": hidden((8, 8))}, RULE, heads={"q": [4, 0]}), "heads['q'] is [4, 0]: use"),
         (lambda: dm.muon(0.1, {"q": hidden((8, 8))}, RULE, heads=4), "heads is 4: use a mapping from globs of paths"),
         (lambda: dm.muon(0.1, {}, RULE, ns_steps=0), "ns_steps is 0: use a whole number of at least 1."),
@@ -264,7 +264,7 @@ UNKNOWN = ParamInfo(Role.HIDDEN, (8, 2, 4), 2.0, 2.0)
         ),
         (
             lambda: dm.depthmup(optax.scale_by_adam(), {"w": VECTOR}, RULE, 0.1, geometry={"v": "sign"}),
-            "the structure of {'v': 'sign'} is not that of info",
+            "geometry is {'v': 'sign'}: give one leaf per parameter",
         ),
     ],
 )  # fmt: skip

@@ -176,7 +176,7 @@ def test_a_shared_branch_parameter_that_was_recorded_outside_is_an_error_not_a_w
             shared = Dense(4, name="shared")
             return ResidualBranch(shared)(shared(x))
 
-    with pytest.raises(InputError, match=r"'shared/kernel' is used in a residual branch but was created outside"):
+    with pytest.raises(InputError, match=r"'shared/kernel' of a residual branch was created outside"):
         param_info(Net(), Net(), jnp.zeros((1, 4)))
 
 

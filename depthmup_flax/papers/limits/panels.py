@@ -32,7 +32,7 @@ def page(
 def points(
     panel: Panel, x: ArrayLike, y: ArrayLike, error: ArrayLike | None = None, *, joined: bool = False, **style: Any
 ) -> None:
-    """Points with error bars, joined by a line if asked for; ``style`` is a color and a label."""
+    """Points with error bars, with a line if ``joined``; ``style`` is a color and a label."""
     panel.errorbar(x, y, error, fmt="o-" if joined else "o", markersize=4, linewidth=1.2, capsize=2, **style)
 
 

@@ -18,7 +18,7 @@ def check_direction(
     parametrization: Parametrization,
     geometry: str | ArrayTree | None,
 ) -> tuple[optax.GradientTransformation, Mapping[str, Geometry]]:
-    """``inner``, which reads its update in ``init`` if nobody knows it, and path -> geometry of its updates.
+    """``inner``, whose ``init`` reads updates that `TRAITS` does not list, and path -> geometry of its updates.
 
     Raises:
       InputError: the rule does not cover ``inner``, or the geometry does not fit ``inner`` or a parameter.

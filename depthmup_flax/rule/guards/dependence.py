@@ -1,7 +1,7 @@
 """What an optimizer's update of an entry depends on, read from its jaxpr: traced with shapes, nothing is computed.
 
-The rule is for updates ``Q_t(g_0, ..., g_t)`` that are computed entry by entry from the gradients (TP6 Definition 6.1).
-A norm, a mean or a matrix product mixes entries; weight decay and trust ratios read the parameters.
+The rule is for updates that are computed entry by entry from the gradients (TP6 Definition 6.1). A norm, a mean or a
+matrix product mixes entries; weight decay and trust ratios read the parameters.
 """
 
 from __future__ import annotations
@@ -55,12 +55,7 @@ class _Source(NamedTuple):
 
 
 def require_function_of_own_gradients(inner: optax.GradientTransformation, params: ArrayTree) -> None:
-    """Raises `InputError` if an entry's update depends on anything but its own gradients.
-
-    Args:
-      inner: any optax transformation.
-      params: arrays or shapes.
-    """
+    """Raises `InputError` if an entry's update depends on anything but its own gradients; ``params`` may be shapes."""
     found, structure = jax.tree_util.tree_flatten_with_path(params)
     paths, leaves = [path for path, _ in found], [leaf for _, leaf in found]
     shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
@@ -77,10 +72,10 @@ def require_function_of_own_gradients(inner: optax.GradientTransformation, param
         closed = jax.make_jaxpr(second_update)(shapes, shapes, shapes)
         if [v.shape for v in closed.out_avals] != [s.shape for s in shapes]:
             raise ValueError("the updates do not have the parameters' shapes")
-    except Exception as error:  # of somebody else's code
+    except Exception as error:  # of another library
         raise InputError(
-            "inner cannot be traced with gradients and parameters alone, but the rule is for functions of the "
-            "gradients. Put what needs the loss, or more, around the finished optimizer."
+            "inner cannot be traced with gradients and parameters alone: put what needs the loss, or more, around the "
+            "finished optimizer."
         ) from error
     of_gradients = [_Source(index) for index in range(len(leaves))]
     sources = _Reader().run(closed, [_Source(parameters=True)] * len(leaves) + 2 * of_gradients)
@@ -88,16 +83,15 @@ def require_function_of_own_gradients(inner: optax.GradientTransformation, param
         if source.gradient not in (index, _Gradients.NONE):
             raise InputError(
                 f"inner updates an entry of {path_name(path)!r} by the gradients of other entries (a norm, a mean, a "
-                "matrix product or a test of all entries), but the rule is for entrywise directions. Clip with "
-                "clip_rms; put what looks at all gradients around the finished optimizer; pass "
-                "depthmup_flax.entrywise(inner) if you know that it does not matter, or geometry='two_sided' if "
-                "updates have singular values of order one, as Shampoo's and SOAP's."
+                "matrix product), but the rule is for entrywise directions. Clip with clip_rms; put what looks at all "
+                "gradients around the finished optimizer; pass depthmup_flax.entrywise(inner) if it does not matter, "
+                "or geometry='two_sided' if updates have singular values of order one (Shampoo, SOAP)."
             )
         if source.parameters:
             raise InputError(
-                f"inner updates {path_name(path)!r} by the values of the parameters (weight decay, a trust ratio or "
-                "a reference point), but the rule is for functions of the gradients alone. Decay with weight_decay; "
-                "pass a direction without the rest; for updates with the weights' norm pass geometry='norm_matched'."
+                f"inner updates {path_name(path)!r} by the values of the parameters (weight decay, a trust ratio), but "
+                "the rule is for functions of the gradients alone. Decay with weight_decay; pass a direction without "
+                "the rest; for updates with the weights' norm pass geometry='norm_matched'."
             )
 
 
@@ -106,7 +100,6 @@ class _Reader(Interpreter[_Source]):
 
     def constant(self, array: Any) -> _Source:
         """Depends on nothing."""
-        del array
         return _Source()
 
     def join(self, one: _Source, other: _Source) -> _Source:
@@ -135,7 +128,7 @@ class _Reader(Interpreter[_Source]):
         return [_where(index, value) for value in super().cond(eqn, index, operands)]
 
     def loop(self, eqn: core.JaxprEqn, loop: JaxprLoop, inputs: Sequence[_Source]) -> Sequence[_Source]:
-        """All entries take the same number of rounds; slices of a stack have not the order of a leaf."""
+        """All entries take the same number of rounds; slices of a stack do not have the order of a leaf."""
         condition, consts, carry, xs = loop.split(inputs)
         results = super().loop(eqn, loop, [*condition, *consts, *carry, *map(_mixed, xs)])
         if loop.condition is None:

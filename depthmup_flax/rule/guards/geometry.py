@@ -26,8 +26,8 @@ def geometry_of(inner: optax.GradientTransformation) -> Geometry | None:
         traits = TRAITS.get(part.name, Traits())
         if traits.geometry is not None and traits.degree and geometry is Geometry.LINEAR:
             raise InputError(
-                f"inner has {written(part.name)} without a normalization before it, so its updates follow the gradient "
-                "and the weights, for which there is no rule: put it after optax.scale_by_factored_rms()."
+                f"inner has {written(part.name)} without a normalization before it, which the rule does not cover: put "
+                "it after optax.scale_by_factored_rms()."
             )
         if traits.geometry is not None and any(other.name in _ALTERNATIVES for other in parts):
             return None
@@ -41,29 +41,23 @@ def geometries(
 ) -> Mapping[str, Geometry]:
     """Path -> geometry of the updates of ``inner``: as `TRAITS` say or, of other people's, as ``geometry`` says.
 
-    Args:
-      inner: a direction.
-      info: tree of `ParamInfo`.
-      geometry: one for all parameters, or a tree with the structure of ``info``.
-
-    Raises:
-      InputError: there is no such geometry, or it does not fit ``inner`` or a parameter.
+    ``geometry``: one for all parameters, or a tree with the structure of ``info``. `InputError` if there is no such
+    geometry, or it does not fit ``inner`` or a parameter.
     """
     known = geometry_of(inner)
     if geometry is None and known is None:
         raise InputError(
-            "inner treats parameters differently, some with updates that are not entrywise: pass geometry=, a tree "
-            "with the structure of info and one of 'linear', 'sign', 'orthogonal', 'two_sided' and 'norm_matched' for "
-            "each parameter. For Muon, use depthmup_flax.muon."
+            "inner treats parameters differently, some with updates that are not entrywise: pass geometry=, a tree of "
+            "one of 'linear', 'sign', 'orthogonal', 'two_sided' and 'norm_matched' for each parameter. For Muon, use "
+            "depthmup_flax.muon."
         )
     named = named_geometries(info, geometry if geometry is not None else known)
     foreign = any(part.name not in TRAITS for part in parts_of(inner.update))
     for path, leaf in flatten_info(info).items():
         name = named[path]
         if known is not None and not foreign and known is not name:
-            raise InputError(
-                f"geometry is {str(name)!r}, but the updates of inner are {str(known)!r}: leave geometry out."
-            )
+            what = f"but the updates of inner are {str(known)!r}"
+            raise InputError(f"geometry is {str(name)!r}, {what}: leave geometry out.")
         _require_fit(path, leaf, name)
     return named
 
@@ -86,7 +80,7 @@ def _require_fit(path: str, leaf: ParamInfo, geometry: Geometry) -> None:
         )
     if geometry is Geometry.NORM_MATCHED and leaf.role is Role.HIDDEN and leaf.init_std == 0:
         raise InputError(
-            f"parameter {path!r} starts at zero, which has no norm to match: mask it, optax.masked(optax."
-            "scale_by_trust_ratio(), mask), and pass a tree of geometries in which it is 'sign'; or start it at "
-            "random, as the queries of our GPT and ViT with qk_norm=True."
+            f"parameter {path!r} starts at zero, which has no norm to match: start it at random (qk_norm=True in our "
+            "GPT and ViT), or use optax.masked(optax.scale_by_trust_ratio(), mask) with 'sign' for it in a tree of "
+            "geometries."
         )

@@ -30,8 +30,8 @@ class Traits:
     """What the rule says of a transformation inside `depthmup`. It covers those without ``why``."""
 
     degree: int | None = None  # the power with which updates follow gradients: 1 for SGD, 0 for Adam (epsilon aside)
-    # Each entry depends on its own gradients alone, as TP6 Definition 6.1 requires. The rule also covers some updates
-    # that depend on averages over many entries: averages of scaled gradients are of order one at every size.
+    # Each entry depends on its own gradients alone (TP6 Definition 6.1). The rule also covers some averages over many
+    # entries: those of scaled gradients are of order one at every size.
     entrywise: bool = True
     why: str = ""  # it is refused
     instead: str = ""  # what to write
@@ -49,10 +49,10 @@ _AROUND = "Put it around the finished optimizer: "
 _AFTER = "Put it after the finished optimizer: "
 
 # The optax function that makes a transformation -> its traits. Tests measure every row; docs/optimizers.md prints them.
-# A name that is not here, of a later optax or of somebody else, is read by `dependence` when parameters are known.
+# Names that are not here, of a later optax or another library, are read by `dependence` when parameters are known.
 TRAITS: Mapping[str, Traits] = {
     **_rows("identity trace ema scale scale_by_schedule scale_by_optimistic_gradient clip zero_nans", 1),
-    **_rows("snapshot monitor", 1),  # they only look on
+    **_rows("snapshot monitor", 1),  # they change nothing
     **_rows("clip_by_block_rms centralize clip_by_global_rms", 1, entrywise=False),
     **_rows("scale_by_adam scale_by_amsgrad scale_by_adamax scale_by_radam scale_by_adan scale_by_belief", 0),
     **_rows("scale_by_yogi scale_by_lion scale_by_rms scale_by_stddev scale_by_rss scale_by_adadelta", 0),
@@ -63,116 +63,72 @@ TRAITS: Mapping[str, Traits] = {
     # Not entrywise, with a rule of their own.
     **_rows("scale_by_muon", 0, False, geometry=Geometry.ORTHOGONAL),
     **_rows("scale_by_trust_ratio", 0, False, geometry=Geometry.NORM_MATCHED),
-    # It multiplies by the size of the weights, so what precedes it must normalize (`depthmup_flax.rule.geometry`).
+    # It multiplies by the size of the weights, so what precedes it must normalize (`geometry_of`).
     **_rows("scale_by_param_block_rms", 1, False, geometry=Geometry.NORM_MATCHED),
     # Composed of other transformations, which are read.
     **_rows("chain named_chain masked partition inject_stateful_hyperparams flatten", composed=True),
     **_rows("with_extra_args_support conditionally_mask conditionally_transform", composed=True),
     **_rows("split_real_and_imaginary", composed=True),
     # Refused.
-    **_rows(
-        "clip_by_global_norm", 1, False,
+    **_rows("clip_by_global_norm", 1, False,
         "a norm over all parameters grows with the network, so its threshold does not transfer",
-        "Use clip_rms of depthmup, or depthmup_flax.clip_by_global_rms in its place.",
-    ),
-    **_rows(
-        "adaptive_grad_clip", 1, False,
+        "Use clip_rms of depthmup, or depthmup_flax.clip_by_global_rms in its place."),
+    **_rows("adaptive_grad_clip", 1, False,
         "its threshold follows the norms of parameters, which the rule scales differently from updates",
-        "Use clip_rms of depthmup, or optax.clip_by_block_rms in its place.",
-    ),
-    **_rows(
-        "normalize_by_update_norm normalize", 0, False,
+        "Use clip_rms of depthmup, or optax.clip_by_block_rms in its place."),
+    **_rows("normalize_by_update_norm normalize", 0, False,
         "it divides by a norm over all parameters, which grows with the network",
-        "Use an entrywise normalization: optax.scale_by_sign() or optax.scale_by_rms().",
-    ),
-    **_rows(
-        "scale_by_novograd", 0, False,
+        "Use an entrywise normalization: optax.scale_by_sign() or optax.scale_by_rms()."),
+    **_rows("scale_by_novograd", 0, False,
         "it divides by the norm of a gradient, which grows with the parameter's size",
-        "Use optax.scale_by_adam().",
-    ),
-    **_rows(
-        "scale_by_sm3", 0, False,
+        "Use optax.scale_by_adam()."),
+    **_rows("scale_by_sm3", 0, False,
         "its statistics are largest values of rows and columns, which slowly grow with their lengths",
-        "Use optax.scale_by_factored_rms(), whose statistics are averages.",
-    ),
-    **_rows(
-        "add_decayed_weights", 1, True,
+        "Use optax.scale_by_factored_rms(), whose statistics are averages."),
+    **_rows("add_decayed_weights", 1, True,
         "the rule would scale the decay, too, which then vanishes as the network grows",
-        "Use weight_decay of depthmup; after scale_by_depthmup, optax.add_decayed_weights is right.",
-    ),
-    **_rows(
-        "scale_by_param_block_norm", 1, False,
+        "Use weight_decay of depthmup; after scale_by_depthmup, optax.add_decayed_weights is right."),
+    **_rows("scale_by_param_block_norm", 1, False,
         "it multiplies by the norm of parameters, which grows with their number",
-        "Use optax.scale_by_param_block_rms() after optax.scale_by_factored_rms(), or optax.scale_by_trust_ratio().",
-    ),
-    **_rows(
-        "scale_by_shape", 1, False,
-        "its factors follow the shapes of matrices, where the rule has its own", "Use depthmup_flax.muon.",
-    ),
-    **_rows(
-        "scale_by_galore", 0, False,
+        "Use optax.scale_by_param_block_rms() after optax.scale_by_factored_rms(), or optax.scale_by_trust_ratio()."),
+    **_rows("scale_by_shape", 1, False,
+        "its factors follow the shapes of matrices, where the rule has its own", "Use depthmup_flax.muon."),
+    **_rows("scale_by_galore", 0, False,
         "its updates have a rank that does not grow with the network, so no power of the width is right",
-        "Use depthmup_flax.muon or an entrywise direction, such as optax.scale_by_adam().",
-    ),
-    **_rows(
-        "add_noise differentially_private_aggregate", 1, False,
+        "Use depthmup_flax.muon or an entrywise direction, such as optax.scale_by_adam()."),
+    **_rows("add_noise differentially_private_aggregate", 1, False,
         "the noise averages out as the network grows, so its strength does not transfer",
-        "Leave it out.",
-    ),
-    **_rows(
-        "scale_by_distance_over_gradients scale_by_dog scale_by_dowg scale_by_polyak scale_by_lbfgs "
+        "Leave it out."),
+    **_rows("scale_by_distance_over_gradients scale_by_dog scale_by_dowg scale_by_polyak scale_by_lbfgs "
         "dadapt_adamw prodigy momo momo_adam", 0, False,
         _LEARNS_ITS_RATE,
-        "Use optax.scale_by_adam() and tune learning_rate.",
-    ),
-    **_rows(
-        "scale_by_cocob scale_by_madgrad", None, True,
+        "Use optax.scale_by_adam() and tune learning_rate."),
+    **_rows("scale_by_cocob scale_by_madgrad", None, True,
         "it compares parameters with their initial values, which the rule scales differently from updates",
-        "Use optax.scale_by_adam(), or optax.scale_by_rss() for AdaGrad.",
-    ),
-    **_rows(
-        "scale_by_sophia hutchinson_estimator_diag_hessian", None, True,
-        "second derivatives grow with the network by other powers than gradients", "Use optax.scale_by_adam().",
-    ),
+        "Use optax.scale_by_adam(), or optax.scale_by_rss() for AdaGrad."),
+    **_rows("scale_by_sophia hutchinson_estimator_diag_hessian", None, True,
+        "second derivatives grow with the network by other powers than gradients", "Use optax.scale_by_adam()."),
     # Of scale_by_depthmup.
     **_rows("_scale_by_info", None, True, "it follows the rule already", "Pass the direction alone."),
     # Right outside only.
-    **_rows(
-        "MultiSteps apply_every", 1, True, "the decay of depthmup would act at every micro-step",
-        _AROUND + "optax.MultiSteps(depthmup(...), every_k_schedule).", outside=True,
-    ),
-    **_rows(
-        "apply_if_finite", None, False, "the decay of depthmup would act at the steps that it skips",
-        _AROUND + "optax.apply_if_finite(depthmup(...), max_consecutive_errors).", outside=True,
-    ),
-    **_rows(
-        "lookahead", None, True, "it moves the parameters themselves, which the rule must not scale",
-        _AROUND + "optax.lookahead(depthmup(...), sync_period, slow_step_size).", outside=True,
-    ),
-    **_rows(
-        "schedule_free", None, True, "it averages the parameters themselves, which the rule must not scale",
-        _AROUND + "optax.contrib.schedule_free(depthmup(...), learning_rate).", outside=True,
-    ),
-    **_rows(
-        "sam", None, False, "its perturbation is a step of the parameters, which needs the rule as well",
-        _AROUND + "optax.contrib.sam(depthmup(...), depthmup(...)), with optax.identity() in the second.", outside=True,
-    ),
-    **_rows(
-        "mechanize", None, False, _LEARNS_ITS_RATE, "Tune learning_rate instead.",
-    ),
-    **_rows(
-        "reduce_on_plateau", None, True, "the decay of depthmup would not follow its learning rate",
-        _AFTER + "optax.chain(depthmup(...), optax.contrib.reduce_on_plateau()).", outside=True,
-    ),
-    **_rows(
-        "keep_params_nonnegative", None, True, "it needs the updates as they are added to the parameters",
-        _AFTER + "optax.chain(depthmup(...), optax.keep_params_nonnegative()).", outside=True,
-    ),
-    **_rows(
-        "scale_by_backtracking_linesearch scale_by_zoom_linesearch", None, False,
+    **_rows("MultiSteps apply_every", 1, True, "the decay of depthmup would act at every micro-step",
+        _AROUND + "optax.MultiSteps(depthmup(...), every_k_schedule).", outside=True),
+    **_rows("apply_if_finite", None, False, "the decay of depthmup would act at the steps that it skips",
+        _AROUND + "optax.apply_if_finite(depthmup(...), max_consecutive_errors).", outside=True),
+    **_rows("lookahead", None, True, "it moves the parameters themselves, which the rule must not scale",
+        _AROUND + "optax.lookahead(depthmup(...), sync_period, slow_step_size).", outside=True),
+    **_rows("schedule_free", None, True, "it averages the parameters themselves, which the rule must not scale",
+        _AROUND + "optax.contrib.schedule_free(depthmup(...), learning_rate).", outside=True),
+    **_rows("sam", None, False, "its perturbation is a step of the parameters, which needs the rule as well",
+        _AROUND + "optax.contrib.sam(depthmup(...), depthmup(...)), the second of optax.identity().", outside=True),
+    **_rows("mechanize", None, False, _LEARNS_ITS_RATE, "Tune learning_rate instead."),
+    **_rows("reduce_on_plateau", None, True, "the decay of depthmup would not follow its learning rate",
+        _AFTER + "optax.chain(depthmup(...), optax.contrib.reduce_on_plateau()).", outside=True),
+    **_rows("keep_params_nonnegative", None, True, "it needs the updates as they are added to the parameters",
+        _AFTER + "optax.chain(depthmup(...), optax.keep_params_nonnegative()).", outside=True),
+    **_rows("scale_by_backtracking_linesearch scale_by_zoom_linesearch", None, False,
         "it searches along the updates as they are added to the parameters",
-        _AFTER + "optax.chain(depthmup(...), optax.scale_by_backtracking_linesearch(...)).", outside=True,
-    ),
+        _AFTER + "optax.chain(depthmup(...), optax.scale_by_backtracking_linesearch(...)).", outside=True),
 }  # fmt: skip
 
 
@@ -187,9 +143,7 @@ def homogeneity(inner: optax.GradientTransformation) -> int | None:
 def require_direction(inner: optax.GradientTransformation, parametrization: Parametrization) -> None:
     """Raises `InputError` unless ``inner`` is a direction that ``parametrization`` allows, as far as its parts tell.
 
-    Refused are finished optimizers, transformations that the rule does not cover or that belong around the finished
-    optimizer (`TRAITS`), and directions that are linear in the gradient where the parametrization allows normalized
-    updates only. Other people's transformations pass; `checked_at_init` reads them.
+    Other people's transformations pass; `checked_at_init` reads them.
     """
     if not isinstance(parametrization, Parametrization):
         raise InputError(f"parametrization is {parametrization!r}: use depthmup_flax.get_parametrization(name).")
@@ -207,18 +161,13 @@ def require_direction(inner: optax.GradientTransformation, parametrization: Para
         alpha, gamma = parametrization.alpha, parametrization.gamma
         raise InputError(
             f"the parametrization with alpha={alpha:g}, gamma={gamma:g} (preset 'block_only') is for Adam-like "
-            f"optimizers: with SGD the learning rate would grow with the depth ratio r as r^{alpha - gamma:g} and "
-            "become unstable. Use parametrization.preset='depth_mup', which scales only the block with SGD, or an "
-            "Adam-like optimizer."
+            f"optimizers: SGD's learning rate would grow as r^{alpha - gamma:g} with the depth ratio r. Use "
+            "parametrization.preset='depth_mup', which scales only the block with SGD, or an Adam-like optimizer."
         )
 
 
 def checked_at_init(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """``inner``; if `TRAITS` does not list all of its parts, its ``init`` refuses what is not entrywise.
-
-    Raises:
-      InputError: from ``init`` (see `require_function_of_own_gradients`).
-    """
+    """``inner``; if `TRAITS` does not list all parts, its ``init`` calls `require_function_of_own_gradients`."""
     if all(part.name in TRAITS for part in parts_of(inner.update)):
         return inner
 
@@ -232,8 +181,8 @@ def checked_at_init(inner: optax.GradientTransformation) -> optax.GradientTransf
 def entrywise(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """``inner``, which `depthmup` then takes for an entrywise direction without reading it.
 
-    For one that mixes entries in a way that does not matter, such as the rounding of an 8-bit state by blocks, or whose
-    kernels cannot be read. Whether it follows the rule is up to you: `depthmup_flax.coord_check` measures it.
+    For one whose mixing of entries does not matter, such as the rounding of an 8-bit state by blocks, or whose kernels
+    cannot be read. `depthmup_flax.coord_check` measures whether it follows the rule.
     """
     inner_update = optax.with_extra_args_support(inner).update
 
@@ -347,7 +296,7 @@ def _steps_downhill(part: _Part) -> bool:
     if part.name == "scale":
         return _is_negative(part.closure.get("step_size"))
     # Of optax.inject_hyperparams, optax.adam; optimizers in one piece, optax.contrib.prodigy.
-    contrib = sys.modules.get("optax.contrib")  # imported by whoever uses it
+    contrib = sys.modules.get("optax.contrib")  # not imported here: it is slow
     factory = vars(optax).get(part.name) or getattr(contrib, part.name, None)
     signature = inspect.signature(factory).parameters if inspect.isfunction(factory) else {}
     return part.name not in TRAITS and "learning_rate" in signature
