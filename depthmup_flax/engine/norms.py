@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from depthmup_flax.rule.info_trees import flatten_info, flatten_like
+from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 
@@ -17,11 +17,13 @@ def norms(info: InfoTree, trees: Mapping[str, ArrayTree]) -> dict[str, jax.Array
     ``trees``: the first word of a name -> tree. The second word is ``all`` or a role, as the parameter table writes it.
     """
     groups: dict[str, list[str]] = {}
-    for path, leaf in flatten_info(info).items():
+    leaves = flatten_info(info)
+    for path, leaf in leaves.items():
         groups.setdefault(leaf.role + ("+branch" if leaf.in_branch else ""), []).append(path)
     found: dict[str, jax.Array] = {}
     for name, tree in trees.items():
-        squares = {path: jnp.sum(jnp.square(x.astype(jnp.float32))) for path, x in flatten_like(info, tree).items()}
+        sizes = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)]
+        squares = dict(zip(leaves, sizes, strict=True))
         sums = {"all": sum(squares.values())} | {k: sum(squares[path] for path in v) for k, v in groups.items()}
         found |= {f"{name}_norm/{group}": jnp.sqrt(total) for group, total in sums.items()}
     return found

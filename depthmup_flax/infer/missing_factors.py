@@ -267,7 +267,7 @@ def branch_counts(facts: Traced) -> dict[frozenset[str], float]:
 
 
 def by_template(factors: OfPaths) -> OfPaths:
-    """FactorSets by paths without numbers."""
+    """Factors by paths without numbers."""
     return joined((template(path), values) for path, values in factors.items())
 
 

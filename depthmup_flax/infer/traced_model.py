@@ -295,7 +295,7 @@ class _Reader:
         return sums
 
     def _of_uses(self, *several: Terms, before: bool = False) -> OfPaths:
-        """ForwardFactors of terms by the parameters that make them, or ""; ``before``: with the factors of their input."""
+        """Factors of terms by the parameters that make them, or ""; ``before``: with the factors of their input."""
         pairs = []
         for i, factors in itertools.chain(*(terms.items() for terms in several)):
             if i not in self.at:
@@ -341,7 +341,7 @@ class _Reader:
         return joined(result)
 
     def _own(self, readouts: Collection[str]) -> OfPaths:
-        """ForwardFactors between each product outside the ends of branches and the array that reads it."""
+        """Factors between each product outside the ends of branches and the array that reads it."""
         # Shortcuts win: what a branch's first layer multiplies the stream with does not count.
         shortcuts = [self.factors.terms[s.shortcut] for s in self.streams.sums]
         own = self._of_uses(*shortcuts)
