@@ -59,8 +59,9 @@ def test_a_missing_depth_factor_of_the_update_is_named():
     assert alone[0].fit.slope == pytest.approx(0.5, abs=0.2)
 
 
+@pytest.mark.usefixtures("also_trained")
 def test_a_plain_optimizer_lacks_the_width_factor_of_the_update():
-    report = check("width", make_optimizer=lambda info: optax.adam(3e-3))
+    report = check("width", sizes="plain_optimizer", make_optimizer=lambda info: optax.adam(3e-3))
     assert "blocks/dense/kernel" in causes(report)["missing_width_update_factor"]
     assert "depthmup(direction, info, rule" in str(report)
 

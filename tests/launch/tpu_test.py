@@ -281,7 +281,9 @@ def test_every_worker_trains_its_part_of_a_sweep(tpu):
     assert "still exists and is billed (--delete=never)" in done.stderr
 
 
-@pytest.mark.parametrize("options", [(), ("--sweep",)], ids=["run", "sweep"])
+@pytest.mark.parametrize(
+    "options", [pytest.param((), id="run"), pytest.param(("--sweep",), id="sweep", marks=pytest.mark.slow)]
+)
 def test_flags_reach_every_worker_unchanged_and_nothing_in_them_is_executed(tpu, options):
     done = tpu.run(*tpu_options(tpu, *options, flags=AWKWARD))
     assert done.returncode == 0, done.stderr

@@ -206,8 +206,9 @@ def test_norm_in_the_branch_does_not_cancel_the_multiplier():
 def test_batch_norm_uses_batch_statistics_in_training_and_running_ones_in_evaluation():
     images = jax.random.normal(jax.random.key(1), (4, 16, 16, 3))
     model = dm.SimpleResNet(5, width=16, depth=4, norm="batch")
-    variables = init(model, images)
-    assert jax.tree.leaves(variables["batch_stats"])[0].shape[0] == 1  # stacked with the block
+    initial = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), images)))["batch_stats"]
+    assert jax.tree.leaves(initial)[0].shape[0] == 1  # stacked with the block
+    variables = {"params": drawn(model, images), "batch_stats": jax.tree.map(lambda x: np.ones(x.shape), initial)}
     train = jax.jit(lambda v: model.apply(v, images, train=True, mutable=["batch_stats"]))
     evaluate = jax.jit(lambda v: model.apply(v, images, train=False))
     trained, updated = train(variables)

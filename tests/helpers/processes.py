@@ -36,7 +36,7 @@ _PRELOADED = (
 assert all(importlib.util.find_spec(name) for name in _PRELOADED)
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["processes", *_PRELOADED])
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 class Process:

@@ -1,5 +1,7 @@
 """The lazy limit against closed formulas, an ODE solver and finite networks."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -13,11 +15,10 @@ from depthmup_flax.papers.theory import ACTIVATIONS, get_activation, gram, lazy_
 from depthmup_flax.util.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("float64")
-unoptimized = pytest.mark.usefixtures("unoptimized")
 
 # A power has two ends; a size between them would hardly move it.
 DEPTHS = (32, 128)
-WIDTHS = (96, 384)
+WIDTHS = (64, 256)
 # Sums over points compile slowly.
 EACH_ACTIVATION = [
     pytest.param(name, marks=pytest.mark.slow) if name in ("gelu", "tanh") else name for name in ACTIVATIONS
@@ -100,7 +101,7 @@ def test_finite_depth_converges_with_a_square_error_of_depth_to_the_minus_two(na
 )
 def test_the_integration_is_of_fourth_order_and_states_its_error(name):
     start, steps = gram(inputs()), (4, 16)
-    exact = lazy_kernels(start, name, steps=32)
+    exact = lazy_kernels(start, name)  # 64 steps
     coarse = [lazy_kernels(start, name, steps=n) for n in steps]
     errors = [np.abs(np.asarray(kernels.blocks) - exact.blocks).max() for kernels in coarse]
     assert abs(power(steps, errors) + 4) < 0.3
@@ -109,7 +110,6 @@ def test_the_integration_is_of_fourth_order_and_states_its_error(name):
 
 
 # The limit's integration (no depth) with an activation in closed form and a sum.
-@unoptimized
 @pytest.mark.parametrize(
     ("name", "depth"),
     [
@@ -124,15 +124,16 @@ def test_kernels_are_differentiable_by_inputs_and_multiplier(name, depth):
     x = inputs(2)
 
     @jax.jit
+    @functools.partial(jax.value_and_grad, argnums=(0, 1))  # one program gives both
     def entry(x, a):
         kernel = lazy_kernels(gram(x), name, depth=depth, branch_multiplier=a, steps=8).tangent()
         return kernel[0, 1] + 0.3 * kernel[1, 1]
 
-    step, direction = 1e-5, jnp.ones_like(x)
-    by_x, by_a = jax.jit(jax.grad(entry, argnums=(0, 1)))(x, 0.7)
-    finite = (entry(x + step * direction, 0.7) - entry(x - step * direction, 0.7)) / (2 * step)
-    np.testing.assert_allclose((by_x * direction).sum(), finite, rtol=1e-4)
-    np.testing.assert_allclose(by_a, (entry(x, 0.7 + step) - entry(x, 0.7 - step)) / (2 * step), rtol=1e-4)
+    step = 1e-5
+    _, (by_x, by_a) = entry(x, 0.7)
+    difference = lambda up, down: (entry(*up)[0] - entry(*down)[0]) / (2 * step)
+    np.testing.assert_allclose(by_x.sum(), difference((x + step, 0.7), (x - step, 0.7)), rtol=1e-4)
+    np.testing.assert_allclose(by_a, difference((x, 0.7 + step), (x, 0.7 - step)), rtol=1e-4)
 
 
 def test_kernels_are_differentiable_and_map_over_batches():
@@ -140,7 +141,7 @@ def test_kernels_are_differentiable_and_map_over_batches():
     mapped = jax.jit(jax.vmap(lambda start: lazy_kernels(start, "tanh", depth=8).tangent()))(batch)
     np.testing.assert_allclose(mapped[1], lazy_kernels(batch[1], "tanh", depth=8).tangent(), rtol=1e-12)
     slope = jax.jit(jax.grad(lambda a: lazy_kernels(batch[0], "linear", branch_multiplier=a).blocks[0, 0]))(0.7)
-    exact = jax.jit(jax.grad(lambda a: a**2 * jnp.exp(a**2) * batch[0][0, 0]))(0.7)
+    exact = 2 * 0.7 * (1 + 0.7**2) * np.exp(0.7**2) * batch[0][0, 0]  # the derivative of a^2 exp(a^2) H_0
     np.testing.assert_allclose(slope, exact, rtol=1e-6)
 
 
@@ -148,8 +149,8 @@ def test_pixels_in_bytes_are_numbers():
     pixels = np.array([[200, 100], [255, 4]], np.uint8)
     np.testing.assert_allclose(gram(pixels), gram(pixels.astype(float)))
     np.testing.assert_allclose(gram(pixels)[0, 0], 25000.0)
-    listed = lazy_kernels([[1.0, 0.2], [0.2, 1.0]], "relu").blocks
-    np.testing.assert_allclose(listed, lazy_kernels(jnp.array([[1.0, 0.2], [0.2, 1.0]]), "relu").blocks)
+    listed = lazy_kernels([[1.0, 0.2], [0.2, 1.0]], "relu", depth=2).blocks
+    np.testing.assert_allclose(listed, lazy_kernels(jnp.array([[1.0, 0.2], [0.2, 1.0]]), "relu", depth=2).blocks)
 
 
 def network(name, depth, a):
@@ -188,6 +189,7 @@ def empirical_errors(name, depth=4, a=0.7, seeds=64):
 
 @pytest.mark.parametrize("name", ["relu", pytest.param("erf", marks=pytest.mark.slow)])
 def test_tangent_kernels_of_networks_approach_the_limit_as_one_over_width(name):
+    jax.config.update("jax_disable_most_optimizations", False)  # it computes for longer than it compiles
     for group, errors in empirical_errors(name).items():
         assert abs(power(WIDTHS, errors) + 1) < 0.3, (group, errors)
         assert errors[-1] < 0.01, group
@@ -227,7 +229,7 @@ def test_training_of_a_wide_lazy_network_follows_the_prediction():
 
 def test_predictions_are_the_exponential_of_the_kernel_and_in_the_end_its_regression():
     kernel, y = (
-        np.asarray(lazy_kernels(gram(inputs(6)), "relu").tangent()),
+        np.asarray(lazy_kernels(gram(inputs(6)), "relu", depth=4).tangent()),
         np.array([[1.0, 0], [0, 1], [1, 1], [2, 0]]),
     )
     train, test = map(np.asarray, predict(kernel[:4, :4], y, np.array([0.0, 1.5, 1e6]), cross=kernel[4:, :4]))
@@ -258,8 +260,11 @@ def test_directions_without_kernel_do_not_move():
         (lambda: lazy_kernels(jnp.eye(2), "swish"), "activation is 'swish'"),
         (lambda: lazy_kernels(jnp.eye(2), "relu", depth=0), "depth is 0"),
         (lambda: lazy_kernels(jnp.eye(2), "relu", steps=10), "multiple of 4"),
-        (lambda: lazy_kernels(jnp.eye(2), "relu").tangent(["block"]), "use a list of some of stem, blocks, readout"),
-        (lambda: lazy_kernels(jnp.eye(2), "relu").tangent(["stem", "stem"]), r"trained is \['stem', 'stem'\]"),
+        (
+            lambda: lazy_kernels(jnp.eye(2), "relu", depth=2).tangent(["block"]),
+            "use a list of some of stem, blocks, readout",
+        ),
+        (lambda: lazy_kernels(jnp.eye(2), "relu", depth=2).tangent(["stem", "stem"]), r"trained is \['stem', 'stem'\]"),
         (
             lambda: lazy_kernels(jnp.eye(2), "relu", depth=2.5),
             "depth is 2.5: use a whole number of at least 1, or None",

@@ -1,6 +1,6 @@
 """Coordinate checks that take recorded sizes in place of training: they trace, judge and diagnose as any other.
 
-``RECORD=1 python -m pytest tests/coord_check`` trains and records again, after a change of what is measured.
+``RECORD=1 python -m pytest tests/coord_check tests/zoo`` trains and records again, after a change of what is measured.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from depthmup_flax.coord_check import check
 from depthmup_flax.coord_check.recorded_sizes import EVERYTHING, Record
 
 TRAIN = False  # checks train, and nothing is recorded
-_DIRECTORY = pathlib.Path(__file__).parent / "coord_check" / "recorded"
+_DIRECTORY = pathlib.Path(__file__).parents[1] / "coord_check" / "recorded"
 
 
 @contextlib.contextmanager

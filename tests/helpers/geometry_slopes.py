@@ -1,7 +1,7 @@
 """How far hidden matrices alone move our models' features as networks grow, by geometry of the updates: exponents.
 
-python tests/geometry_slopes.py          # prints the table of docs/optimizers.md; Muon LAMB: of these
-python tests/geometry_slopes.py --write  # replaces it
+python tests/helpers/geometry_slopes.py          # prints the table of docs/optimizers.md; Muon LAMB: of these
+python tests/helpers/geometry_slopes.py --write  # replaces it
 
 Measured is the change of the last block's stream, root mean square, after three steps on one batch of noise with random
 labels in which hidden matrices alone train; over three widths, three depths, and both together. "Right" is the
@@ -29,7 +29,7 @@ from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.info_trees import flatten_info, path_name
 from depthmup_flax.rule.parametrization import Role
 
-DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "optimizers.md"
+DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "optimizers.md"
 SEEDS, STEPS, BATCH = 6, 3, 4
 DEPTHS = (4, 8, 16)
 AXES = ("width", "depth", "both")  # both: as powers of the width

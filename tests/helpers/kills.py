@@ -1,8 +1,8 @@
 """Kills a command at random moments, starts it again until it completes, and compares its files with undisturbed ones.
 
-    python tests/kills.py train sweep tune --moments 50
-    python tests/kills.py train sweep tune --moments 50 --emulator
-    python tests/kills.py train --moments 50 --workdir gs://bucket/kills
+    python tests/helpers/kills.py train sweep tune --moments 50
+    python tests/helpers/kills.py train sweep tune --moments 50 --emulator
+    python tests/helpers/kills.py train --moments 50 --workdir gs://bucket/kills
 
 Half of the moments are random times. The others are random writes: just before a file below the work directory is
 created, renamed or deleted, or up to 5 ms after; with --emulator, which starts a bucket on this machine, at a request

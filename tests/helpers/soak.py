@@ -1,6 +1,6 @@
 """Trains for hours on a bad machine, and prints whether anything was lost and whether memory is flat.
 
-    python tests/soak.py --hours 2 --json soak.json
+    python tests/helpers/soak.py --hours 2 --json soak.json
 
 Runs of one process, runs of two, and sweeps take turns. Each is killed at random moments, or its disk is full for a
 while, and started again until it completes; its files are then compared with undisturbed ones. Beside them trains a run

@@ -1,7 +1,7 @@
 """The tables of docs/optimizers.md: what `depthmup` does with every transformation of optax, and measured exponents.
 
-python tests/optimizer_table.py             # measures them and replaces those of docs/optimizers.md
-python tests/optimizer_table.py Directions  # one of them
+python tests/helpers/optimizer_table.py             # measures them and replaces those of docs/optimizers.md
+python tests/helpers/optimizer_table.py Directions  # one of them
 """
 
 import functools
@@ -26,7 +26,7 @@ import depthmup_flax as dm
 from depthmup_flax.rule.guards.traits import TRAITS, Traits
 from depthmup_flax.rule.parametrization import Geometry
 
-DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "optimizers.md"
+DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "optimizers.md"
 TABLES = ("Directions", "Wrappers", "Refused", "Finished optimizers")
 
 # Arguments of transformations that have required ones, or whose defaults do nothing in four steps; as they are printed.
@@ -157,7 +157,7 @@ def code(name):
         signature = inspect.signature(transformations()[name]).parameters
         required = [p for p, value in signature.items() if value.default is inspect.Parameter.empty]
         arguments = "0.1" if "learning_rate" in signature else ""
-        assert not [p for p in required if p != "learning_rate"], f"ARGUMENTS of tests/optimizer_table.py lacks {name}"
+        assert not [p for p in required if p != "learning_rate"], f"ARGUMENTS of optimizer_table.py lacks {name}"
     module = "optax" if name in vars(optax) else "optax.contrib"
     written = f"{module}.{name}({arguments})"
     return f"optax.chain(optax.scale_by_rms(), {written})" if name in BEHIND_A_NORMALIZATION else written

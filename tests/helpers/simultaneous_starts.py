@@ -1,4 +1,4 @@
-"""Shards of a sweep that open one directory at the same time: python tests/simultaneous_starts.py [STARTS]
+"""Shards of a sweep that open one directory at the same time: python tests/helpers/simultaneous_starts.py [STARTS]
 
 Counts those that fail. Only the opening runs, on a local disk made as slow as a file server.
 """

@@ -13,7 +13,7 @@ from depthmup_flax.papers.limits.panels import page
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.workdir.files import retried
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 class Squares:

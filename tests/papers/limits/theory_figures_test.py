@@ -13,7 +13,7 @@ from depthmup_flax.papers.limits.finite_networks import ensemble_sizes
 from depthmup_flax.papers.limits.fitted_rates import aligned, rate, rates_table
 from depthmup_flax.util.errors import InputError
 
-CONFIGS = pathlib.Path(__file__).parents[2] / "configs" / "limits"
+CONFIGS = pathlib.Path(__file__).parents[3] / "configs" / "limits"
 MODULES = {"ntk": ntk, "linear_kernel": linear_kernel, "linear_limit": linear_limit, "training_curve": training_curve}
 
 

@@ -84,7 +84,7 @@ def test_bad_input_is_one_sentence(call, sentence):
 
 @pytest.mark.slow
 def test_the_exact_recursion_of_the_page_is_near_its_infinite_depth():
-    page = (pathlib.Path(__file__).parents[2] / "docs" / "theory.md").read_text(encoding="utf-8")
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "theory.md").read_text(encoding="utf-8")
     blocks = [block.split("```")[0] for block in page.split("```python\n")[1:]]
     (code,) = (block for block in blocks if "infinite_depth" in block)
     names: dict = {}

@@ -32,7 +32,7 @@ AWKWARD = (
     ),
     *("#x", "a: b", "%j", "@NAME@", "$(HOME)", "$$(HOME)", "$$$(HOME)", "$$", "$"),
 )
-LAUNCH = pathlib.Path(__file__).parents[1] / "launch"
+LAUNCH = pathlib.Path(__file__).parents[2] / "launch"
 
 
 class Cloud:

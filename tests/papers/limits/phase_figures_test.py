@@ -20,7 +20,7 @@ from depthmup_flax.rule.roles import param_info
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.power_fits import fit_power
 
-CONFIGS = pathlib.Path(__file__).parents[2] / "configs" / "limits"
+CONFIGS = pathlib.Path(__file__).parents[3] / "configs" / "limits"
 FIGURES = ("phase_diagram", "diversity")
 
 

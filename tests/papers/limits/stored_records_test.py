@@ -8,7 +8,7 @@ import pytest
 
 from depthmup_flax.papers.limits.pipeline import FIGURES, figure_module
 
-REPRODUCTION = pathlib.Path(__file__).parents[2] / "docs" / "reproduction"
+REPRODUCTION = pathlib.Path(__file__).parents[3] / "docs" / "reproduction"
 
 
 def stored_rows(directory):
