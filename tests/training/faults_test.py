@@ -181,6 +181,11 @@ def test_under_nohup_the_end_of_the_terminal_changes_nothing(undisturbed, tmp_pa
 @pytest.mark.slow
 def test_a_run_whose_terminal_is_closed_saves_and_exits_with_75(tmp_path):
     """Nothing can be printed any more."""
+
+    def own_terminal():
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, the run would inherit that it is ignored
+
     ours, its = os.openpty()
     command = [sys.executable, "train.py", f"--workdir={tmp_path}", "--config.train.steps=1000000"]
     small = ["--config.model.width=8", "--config.model.depth=2", "--config.train.log_every=10"]
@@ -191,7 +196,7 @@ def test_a_run_whose_terminal_is_closed_saves_and_exits_with_75(tmp_path):
         stdout=its,
         stderr=its,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=own_terminal,
     )
     try:
         os.close(its)
