@@ -14,7 +14,7 @@ from depthmup_flax.config.fields import config_hash
 from depthmup_flax.data import LoadOnce, batch_indices
 from depthmup_flax.engine.experiment import build
 from depthmup_flax.engine.multi_step import CallLength, Periods
-from depthmup_flax.rule.info_trees import flatten_info, flatten_like
+from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.runs.checkpoint import read_checkpoint
 from depthmup_flax.sweep.grid import expand
 from depthmup_flax.sweep.program_group import plan
@@ -94,7 +94,8 @@ def test_norms_are_those_of_a_step_by_hand(finished, step):
     assert found.keys() == {f"{kind}_norm/{role}" for kind in trees for role in {"all", *roles}}
     of_role = {path: leaf.role + ("+branch" if leaf.in_branch else "") for path, leaf in flatten_info(info).items()}
     for kind, tree in trees.items():
-        flat = {path: np.asarray(x, np.float64) for path, x in flatten_like(info, tree).items()}
+        leaves = (np.asarray(x, np.float64) for x in jax.tree.leaves(tree))
+        flat = dict(zip(flatten_info(info), leaves, strict=True))
         for role in {"all", *roles}:
             squares = [np.sum(x**2) for path, x in flat.items() if role in ("all", of_role[path])]
             assert found[f"{kind}_norm/{role}"] == pytest.approx(math.sqrt(sum(squares)), rel=1e-3), (kind, role)
