@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 # A power has two ends; a size between them would hardly move it.
 DEPTHS = (32, 128)
-WIDTHS = (64, 256)
+WIDTHS = (96, 384)
 # Sums over points compile slowly.
 EACH_ACTIVATION = [
     pytest.param(name, marks=pytest.mark.slow) if name in ("gelu", "tanh") else name for name in ACTIVATIONS
