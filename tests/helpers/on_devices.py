@@ -274,7 +274,7 @@ def memory():
     experiment, found = build(config), {}
     for fsdp in (1, 2, 4, 8):
         mesh = sharding.make_mesh({"data": -1, "fsdp": fsdp, "tensor": 1})
-        program = ShardedProgram(experiment, mesh, None)
+        program = ShardedProgram(experiment.task, mesh, None)
         shapes = program.abstract_state
         shardings = jax.tree.map(lambda x: x.sharding, shapes)
         with train_calls(experiment.dataset, 0, 16, 0, mesh, program.call_length, Waiting()) as calls:
