@@ -53,7 +53,7 @@ def test_a_version_outside_the_bounds_of_the_package_is_named_and_exit_code_2(mo
     monkeypatch.setattr(importlib.metadata.Distribution, "requires", property(changed))
     code, text = diagnosis(monkeypatch, capsys, HEALTHY)
     assert code == 2
-    assert f"! jax is {importlib.metadata.version('jax')}, but <0.1,>=0.10 is needed" in text
+    assert f"! jax is {importlib.metadata.version('jax')}, but <0.1,>=0.8 is needed" in text
 
 
 def test_an_error_in_a_section_is_a_line(monkeypatch, capsys):

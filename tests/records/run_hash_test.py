@@ -6,8 +6,8 @@ import json
 import pytest
 
 from depthmup_flax.config import fields as configs
-from depthmup_flax.records.run_hash import ADDED, EXECUTION, RunNames
 from depthmup_flax.records import run_hash
+from depthmup_flax.records.run_hash import ADDED, EXECUTION, RunNames
 
 BASE = json.loads(configs.to_json(configs.default_config("gpt")))
 POINTS = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from depthmup_flax.util import text_table
 from depthmup_flax.util.power_fits import fit_power
 
 Line = list[str]  # cells of a table
@@ -29,8 +30,7 @@ def rates_table(rates: Sequence[Line]) -> str:
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
     """Columns of equal width: the first aligned left, the others right."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
+    return "\n".join(text_table.aligned(lines, "<" + ">" * (len(lines[0]) - 1)))
 
 
 def range_text(values: Iterable[int]) -> str:
