@@ -14,7 +14,7 @@ import sys
 import pytest
 
 import depthmup_flax
-from depthmup_flax.commands.app import COMMANDS
+from depthmup_flax.commands.table import COMMANDS
 from depthmup_flax.config import shipped as shipped_configs
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import importlib
 import logging
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
 from depthmup_flax import __version__
-from depthmup_flax.commands.parser import Parser, is_help_asked_for
+from depthmup_flax.commands.parser import is_help_asked_for
+from depthmup_flax.commands.table import COMMANDS, module_and_parser
 from depthmup_flax.util.errors import (
     BAD_INPUT,
     STOPPED,
@@ -30,20 +29,6 @@ from depthmup_flax.util.errors import (
 )
 from depthmup_flax.util.extras import missing
 
-# Name -> what it does. Each is a module of this package with define(parser) and main(args).
-COMMANDS = {
-    "train": "train one network",
-    "sweep": "train a grid over learning rate, width, depth, seed, ...",
-    "report": "figures, tables and a verdict from a sweep",
-    "tune": "tune a small network and write the config of the large one",
-    "check": "the coordinate check: does a network follow the rule?",
-    "predict": "apply a trained network",
-    "plan": "memory, time and communication on devices that you do not have",
-    "limits": "theory of infinite networks against trained ones",
-    "config": "list the shipped configs; explain or copy one",
-    "doctor": "what is installed and what is missing",
-    "completion": "a script for the TAB key of bash, zsh, fish",
-}
 _PRINTING = ("config", "doctor", "completion")  # these end when their reader does, as in | head
 _EXAMPLES = """\
   depthmup train --config=digits
@@ -93,14 +78,6 @@ for example
 {_EXAMPLES}
 
 depthmup COMMAND --help explains a command."""
-
-
-def module_and_parser(name: str) -> tuple[ModuleType, Parser]:
-    """The module of a command, and the parser of its flags."""
-    module = importlib.import_module(f"depthmup_flax.commands.{name}")
-    parser = Parser(module.__doc__ or "")
-    module.define(parser)
-    return module, parser
 
 
 def run(name: str, words: Sequence[str] | None = None) -> None:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from depthmup_flax.commands.app import COMMANDS, module_and_parser
 from depthmup_flax.commands.parser import Parser, takes_value
+from depthmup_flax.commands.table import COMMANDS, module_and_parser
 from depthmup_flax.config import shipped
 from depthmup_flax.util.errors import InputError, did_you_mean
 

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from flax import struct
-from jax.sharding import Mesh
 
 from depthmup_flax.data import Dataset
-from depthmup_flax.parallel import sharding
-
-if TYPE_CHECKING:
-    from depthmup_flax.engine.task import Task
 
 State = TypeVar("State")
 
@@ -70,18 +65,6 @@ def take_steps(step: Callable[[State, Any], State], state: State, call: Call, mo
         return step(state, jax.tree.map(lambda x: x[i], call.examples))
 
     return jax.lax.fori_loop(0, call.count, take, state)
-
-
-def most_steps(task: Task, mesh: Mesh) -> int:
-    """The most steps in a call of the task's program.
-
-    It is 1 for streamed examples, which arrive one batch at a time; for several processes, which agree after every step
-    on whether to stop; for convolutions on a CPU, which can be ten times slower in a loop; and on GPUs, which were not
-    measured. On a TPU a step in a loop takes 1.00 to 1.03 times a single call, by XLA's estimate.
-    """
-    streamed, several = task.dataset.placement == "stream", jax.process_count() > 1
-    pays = {"cpu": not task.convolves, "tpu": True}.get(sharding.platform(mesh), False)
-    return MOST_STEPS if pays and not (streamed or several) else 1
 
 
 def abstract_examples(dataset: Dataset, shape: Sequence[int]) -> Any:

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from processes import ROOT, run_command
 
-from depthmup_flax.commands.app import COMMANDS
+from depthmup_flax.commands.table import COMMANDS
 from depthmup_flax.config import shipped
 from depthmup_flax.config.fields import default_config, field_paths
 from depthmup_flax.models import MODELS

@@ -7,16 +7,16 @@ import sys
 import pytest
 from processes import ROOT, run_command
 
-from depthmup_flax.commands import app, parser
+from depthmup_flax.commands import app, parser, table
 
 WITH_CONFIG = ("train", "sweep", "tune", "check", "plan", "limits", "config")
 
 
 def help_of(name):
-    return app.module_and_parser(name)[1].format_help()
+    return table.module_and_parser(name)[1].format_help()
 
 
-@pytest.mark.parametrize("name", app.COMMANDS)
+@pytest.mark.parametrize("name", table.COMMANDS)
 def test_help_of_a_command_fits_a_screen_and_has_all_its_parts(name):
     text = help_of(name)
     lines = text.splitlines()
@@ -50,7 +50,7 @@ def test_all_ways_to_ask_for_help_give_the_same(words):
 def test_depthmup_alone_lists_every_command():
     text = app.usage()
     assert run_command("-m", "depthmup_flax").stdout == text + "\n"
-    assert set(re.findall(r"^  (\w+) +\S", text, re.MULTILINE)) >= set(app.COMMANDS)
+    assert set(re.findall(r"^  (\w+) +\S", text, re.MULTILINE)) >= set(table.COMMANDS)
     assert max(map(len, text.splitlines())) <= 100
 
 
@@ -63,7 +63,7 @@ def test_help_after_two_dashes_is_a_word():
 def test_all_commands_are_imported_in_one_process_and_their_help_imports_no_jax():
     code = """
 import sys
-from depthmup_flax.commands.app import COMMANDS, module_and_parser
+from depthmup_flax.commands.table import COMMANDS, module_and_parser
 for name in COMMANDS:
     assert module_and_parser(name)[1].format_help()
 heavy = {"jax", "flax", "tensorflow", "matplotlib"} & sys.modules.keys()
