@@ -87,6 +87,7 @@ def test_the_sum_of_squared_increments_stays_over_depth_at_one_half_and_falls_at
     assert power(1.0) == pytest.approx(-1.0, abs=0.15)
 
 
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("name", ["adam", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_the_rules_powers_as_numbers_train_the_rules_network(name):
     """One compiled program serves the plane; the same steps come from the parametrization itself."""

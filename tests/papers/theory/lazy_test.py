@@ -15,6 +15,7 @@ from depthmup_flax.papers.theory import ACTIVATIONS, get_activation, gram, lazy_
 from depthmup_flax.util.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("float64")
+unoptimized = pytest.mark.usefixtures("unoptimized")
 
 # A power has two ends; a size between them would hardly move it.
 DEPTHS = (32, 128)
@@ -110,6 +111,7 @@ def test_the_integration_is_of_fourth_order_and_states_its_error(name):
 
 
 # The limit's integration (no depth) with an activation in closed form and a sum.
+@unoptimized
 @pytest.mark.parametrize(
     ("name", "depth"),
     [
