@@ -99,7 +99,7 @@ def tune(
                 "octaves": octaves,
                 "seeds": seeds,
             }
-            command = [sys.executable, "-m", "depthmup_flax.tune", *(f"--{k}={v}" for k, v in flags.items())]
+            command = [sys.executable, "-m", "depthmup_flax", "tune", *(f"--{k}={v}" for k, v in flags.items())]
             own = os.environ | {"XDG_CACHE_HOME": str(directory / "cache")}
             seconds = timed(lambda: subprocess.run(command, cwd=ROOT, env=own, check=True, stdout=subprocess.DEVNULL))
             (records,) = (path.read_text().splitlines() for path in directory.rglob("records.jsonl"))

@@ -35,7 +35,7 @@ def define(parser: Parser) -> None:
     parser.flag("--steps", type=int, default=10, help="Training steps.")
     parser.flag("--seeds", type=int, default=4, help="Initial values per size.")
     parser.flag("--batch_size", type=int, default=16, help="Training examples in the batch.")
-    parser.flag("--tolerance", type=float, default=0.2, help="Largest exponent that counts as flat.")
+    parser.flag("--tolerance", type=float, default=0.2, help="Exponents up to this count as constant size.")
     parser.flag("--spectral", action="store_true", help="Also record the spectral norm of every update.")
 
 

@@ -198,7 +198,7 @@ def explained(config: ConfigDict, path: str, section: str = "") -> str:
     if section:
         shown = [field for field in known if f"{field.path}.".startswith(f"{section}.")]
         if not shown:
-            raise InputError(f"{path} has no section {section!r}: {did_you_mean(section, _sections(known))}")
+            raise InputError(f"{path} has no section or field {section!r}: {did_you_mean(section, _sections(known))}")
     else:
         shown = [field for field in known if field.changed or not field.path.startswith("base.")]
     lines = [] if section else [*textwrap.wrap(_summary(path), _columns()), ""]

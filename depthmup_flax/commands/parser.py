@@ -64,7 +64,11 @@ class Parser(argparse.ArgumentParser):
         if result.words and not self.has_words:
             word = result.words[0]
             is_config = self.has_config and shipped.is_config(word)
-            hint = f"a config is written --config={word}" if is_config else "flags are written --config.model.depth=24"
+            hint = "this command takes none"
+            if self.has_config:
+                hint = (
+                    f"a config is written --config={word}" if is_config else "flags are written --config.model.depth=24"
+                )
             raise InputError(f"unexpected argument {word!r}: {hint}.")
         return result
 
@@ -85,7 +89,8 @@ class Parser(argparse.ArgumentParser):
         raise InputError(flags.wrong_value(name, text[1], action.type, action.default))  # type: ignore[arg-type]
 
     def _unknown(self, name: str) -> str:
-        meant = closest(name, self._option_string_actions)
+        own = {option.lstrip("-"): option for option in self._option_string_actions}
+        meant = own.get(closest(name.lstrip("-"), own) or "")
         if meant is None and self.has_config:
             from depthmup_flax.config.fields import default_config, field_paths
             from depthmup_flax.models import MODELS

@@ -43,7 +43,7 @@ def define(parser: Parser) -> None:
     parser.flag("--which", default="latest", help="The checkpoint: latest, best (test accuracy), or its step.")
     parser.flag("--top", type=int, default=3, help="Images: classes to show, most probable first.")
     parser.flag("--out", help="Images: write the classes to this .csv or .json.")
-    parser.flag("--prompt", help="Text: what to continue.")
+    parser.flag("--prompt", help="Text: the beginning to continue.")
     parser.flag("--tokens", type=int, default=200, help="Text: tokens to write.")
     parser.flag("--temperature", type=float, default=0.8, help="Text: below 1 favors likely tokens.")
     parser.flag("--seed", type=int, default=0, help="Text: equal seeds give equal texts.")

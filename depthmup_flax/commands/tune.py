@@ -44,7 +44,7 @@ def define(parser: Parser) -> None:
     parser.flag(
         "--tune", type=comma_separated, default=[], help="Also branch_multiplier, gamma0, output_lr_factor, ..."
     )
-    parser.flag("--octaves", type=int, default=4, help="Factors of two on each side of the config's rate.")
+    parser.flag("--octaves", type=int, default=4, help="Octaves to search on each side of the config's rate.")
     parser.flag("--seeds", type=int, default=3, help="Seeds per point.")
     parser.flag("--lanes", default="auto", help="Runs at a time on a device: auto, all or a number.")
 

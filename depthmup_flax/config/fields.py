@@ -162,7 +162,8 @@ def _require_same_fields(config: ConfigDict, default: ConfigDict, path: str) -> 
                     f"model.name is {config.name!r}, which has no field {name!r}: start the config from "
                     f"default_config({config.name!r})."
                 )
-            raise InputError(f"config has no field '{path}{name}': {did_you_mean(name, default)}")
+            known = [f"{path}{other}" for other in default]
+            raise InputError(f"config has no field '{path}{name}': {did_you_mean(f'{path}{name}', known)}")
         if isinstance(default[name], ConfigDict) and name != "kwargs":
             if not isinstance(value, ConfigDict):
                 raise InputError(f"config.{path}{name} is {value!r}: it is a section. Set its fields.")

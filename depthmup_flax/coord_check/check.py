@@ -163,14 +163,14 @@ def require_plan(
         raise InputError("widths and depths are both empty: give at least three sizes of one.")
     for name, sizes in (("widths", widths), ("depths", depths)):
         if sizes and (len(set(sizes)) < 3 or min(sizes) < 1):
-            raise InputError(f"{name} is {tuple(sizes)}: an exponent needs at least three different positive sizes.")
+            raise InputError(f"{name} is {tuple(sizes)}: use at least three positive sizes, such as (64, 128, 256).")
     for name, value in (("width", width), ("depth", depth), ("steps", steps), ("seeds", seeds)):
         if not _is_integer(value):
             raise InputError(f"{name} is {value!r}: use an integer.")
         if value < 1:
             raise InputError(f"{name} is {value}: use a positive number.")
     if seeds < 2:
-        raise InputError(f"seeds is {seeds}: a confidence interval needs at least 2.")
+        raise InputError(f"seeds is {seeds}: a confidence interval needs at least 2. Use, for example, seeds=4.")
     if not isinstance(tolerance, numbers.Real) or not 0 < float(tolerance) < 0.5:
         raise InputError(
             f"tolerance is {tolerance}: use a number above 0 and below 0.5; mistakes have exponents of 1/2 or more."

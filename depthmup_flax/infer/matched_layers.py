@@ -60,8 +60,8 @@ def matched(model: Shapes, base: Shapes, layers: Mapping[str, frozenset[int]]) -
         other = pairs.get(path, groups[template(path)][0])
         if len(model[path]) != len(base[other]):
             raise InputError(
-                f"parameter {path!r} has shape {model[path]}, and {other!r} of the base model {base[other]}: build "
-                "both from the same code; only width and depth may differ."
+                f"parameter {path!r} has shape {model[path]}, but {other!r} of the base model has shape {base[other]}: "
+                "build both from the same code; only width and depth may differ."
             )
     return pairs
 

@@ -179,8 +179,8 @@ def _require_input(shapes: ParamShapes, in_branch: bool) -> None:
     names = [None] * (len(shapes.shape) - 1)
     raise InputError(
         f"{shapes} may be one vector per layer of a stack, a vector with more dimensions (heads and their size), or a "
-        f"weight whose input does not grow: if the first, pass stacked={shapes.path!r}; if the second, "
-        f"{shapes.override(*names, 'width_out')}; if the third, "
+        f"weight whose input does not grow: for a stack, pass stacked={shapes.path!r}; for heads, "
+        f"{shapes.override(*names, 'width_out')}; for a weight, "
         f"{shapes.override(*names[:-1], 'fixed_in', 'width_out')}."
     )
 

@@ -189,8 +189,8 @@ def _tied_embeddings(infos: Mapping[str, ParamInfo], readout: Globs | None, over
     for path in tied:
         if outputs and not _EMBEDDING.search(path.lower()) and not any(matches(path, glob) for glob in overrides):
             raise InputError(
-                f"readout names {path!r} of shape {infos[path].shape}, an input weight, besides {outputs[0]!r}: name "
-                f"the output weight alone or, if the first is an embedding tied to the output, pass "
+                f"readout names {path!r} of shape {infos[path].shape}, an input weight, in addition to {outputs[0]!r}: "
+                f"name the output weight alone or, if the first is an embedding tied to the output, pass "
                 f"overrides={{{path!r}: Axes(('fixed_in', 'width_out'))}}."
             )
     if readout is None and not any(leaf.role is Role.OUTPUT for leaf in infos.values()):

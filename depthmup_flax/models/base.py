@@ -161,8 +161,8 @@ class TransformerNetwork(ResidualNetwork):
       positions: ``learned`` or ``sincos`` (fixed), added to the tokens; or ``rotary``: queries and keys are rotated.
       dropout: of branch outputs in training.
       attention: ``xla`` is ``jax.nn.dot_product_attention``, and so is ``auto`` except in bfloat16 programs of
-        ``train.py`` for TPUs, which use our kernel. It was compiled for TPUs and tested by interpretation, but never
-        ran on one.
+        ``depthmup train`` for TPUs, which use our kernel. It was compiled for TPUs and tested by interpretation, but
+        never ran on one.
     """
 
     choices = ResidualNetwork.choices | {

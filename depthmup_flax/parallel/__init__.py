@@ -1,1 +1,1 @@
-"""Meshes and shardings, several processes, preemption."""
+"""Meshes, shardings, fingerprints of arrays."""

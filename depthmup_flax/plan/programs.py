@@ -80,7 +80,7 @@ class PlannedStep:
 def compile_run(
     config: ConfigDict, devices: Sequence[jax.Device], load: Callable[[ConfigDict], Dataset]
 ) -> PlannedStep:
-    """The step of ``train.py`` with ``config``.
+    """The step of ``depthmup train`` with ``config``.
 
     Raises:
       InputError: the config cannot run on this number of devices.

@@ -43,7 +43,7 @@ def finite_or_none(value: float) -> float | None:
 class Record:
     """One finished run. Numbers of a diverged run that are not finite are ``None``."""
 
-    run: str  # hash of the run's config, the same that train.py writes (`depthmup_flax.records.run_hash`)
+    run: str  # hash of the run's config, the same that a single run writes (`depthmup_flax.records.run_hash`)
     status: str  # "completed", or "diverged" if the loss was not finite at some step
     point: Json  # dotted config field -> value for every axis; the base config with these is the run's config
     width: int

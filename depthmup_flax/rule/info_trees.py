@@ -33,6 +33,8 @@ def is_nnx(x: object, *names: str) -> bool:
 
 def require_info(info: object) -> None:
     """Raises `InputError` for anything but a tree of `ParamInfo`, such as an `Audit` or a tree of arrays."""
+    if info is None:
+        raise InputError("info is None: pass what dm.audit(...).info, infer_info or param_info returns.")
     for path, leaf in jax.tree_util.tree_flatten_with_path(info, is_leaf=is_info)[0]:
         if not is_info(leaf):
             kind = type(leaf).__name__

@@ -321,7 +321,7 @@ def _scale_by_info(
 
 def _require_match(path: str, leaf_info: ParamInfo, leaf: Leaf) -> Leaf:
     if isinstance(leaf, nn.meta.AxisMetadata):
-        raise InputError("the parameters are in their annotations: pass flax.linen.unbox(variables)['params'].")
+        raise InputError("the parameters still have their annotations: pass flax.linen.unbox(variables)['params'].")
     if not isinstance(leaf, optax.MaskedNode) and tuple(leaf.shape) != leaf_info.shape:
         shapes = f"has shape {tuple(leaf.shape)}, but info was made for {leaf_info.shape}"
         raise InputError(f"parameter {path!r} {shapes}: make info for the model that is trained.")

@@ -114,7 +114,7 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
         )
     if len(base_shape) != len(shape):
         raise InputError(
-            f"parameter {name!r} has shape {shape}, and {base_shape} in the base model: use the same model."
+            f"parameter {name!r} has shape {shape}, but {base_shape} in the base model: build both from the same code."
         )
     ratio, grows = {"in": 1.0, "out": 1.0}, {"in": False, "out": False}
     for axis, size, base_size in zip(box.names, shape, base_shape, strict=True):
@@ -138,8 +138,8 @@ def _info_of_leaf(name: str, box: AnnotatedParam, base_shape: tuple[int, ...]) -
         )
     if role is Role.OUTPUT and not math.isclose(box.width_ratio or 0, ratio["in"]):
         raise InputError(
-            f"parameter {name!r} is of a readout with width_ratio {box.width_ratio:g}, but it is {ratio['in']:g} times "
-            "as wide as in the base model: give the readout width_ratio = width / base width, with the same base."
+            f"parameter {name!r} belongs to a readout with width_ratio {box.width_ratio:g}, but it is {ratio['in']:g} "
+            "times as wide as in the base model: give the readout width_ratio = width / base width, with the same base."
         )
     in_axes, out_axes = _matrix_axes(box.names) if role is Role.HIDDEN else ((), ())
     return ParamInfo(

@@ -1,1 +1,1 @@
-"""A trained run in its directory: outcome, checkpoints, metrics, and how to load and use it."""
+"""A trained run in its directory: checkpoints, metrics, and how to load and use it."""

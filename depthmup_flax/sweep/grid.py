@@ -65,7 +65,7 @@ def at_scale(scale: str, **choices: Any) -> Any:
     """
     known = SCALES if "other" in choices else tuple(choices)
     if scale not in known:
-        raise InputError(f"config.scale is {scale!r}: use {', '.join(known)}.")
+        raise InputError(f"config.scale is {scale!r}: use one of {', '.join(known)}.")
     return choices.get(scale, choices.get("other"))
 
 
@@ -158,7 +158,7 @@ def _validate(config: ConfigDict) -> None:
     if config.base.mesh.to_dict() != configs.default_config().mesh.to_dict():
         raise InputError(
             f"config.base.mesh is {config.base.mesh.to_dict()}: a sweep trains whole networks on every device. Leave "
-            "the mesh as it is, or train networks that need several devices with train.py."
+            "the mesh as it is, or train networks that need several devices with depthmup train."
         )
     if not len(config.grids):
         raise InputError("config.grids is empty: name at least one grid, such as grids={'rates': {...}}.")
@@ -171,9 +171,9 @@ def _validate(config: ConfigDict) -> None:
             _validate_axis(config.base, f"config.grids.{name}.{path}", path, values)
     paths = {path for grid in _grids(config).values() for path in grid}
     if config.x not in paths:
-        raise InputError(f"config.x is {config.x!r}, which no grid has as an axis: {did_you_mean(config.x, paths)}")
+        raise InputError(f"config.x is {config.x!r}, which is not an axis of any grid: {did_you_mean(config.x, paths)}")
     if config.x in ("model.width", "model.depth"):
-        raise InputError(f"config.x is {config.x!r}: an optimum is along a hyperparameter, such as {LEARNING_RATE}.")
+        raise InputError(f"config.x is {config.x!r}: set it to a hyperparameter, such as {LEARNING_RATE}.")
     if config.extend and isinstance(configs.get_field(config.base, config.x), int):
         raise InputError(f"config.extend is {config.extend}, but {config.x} takes whole numbers: set extend to 0.")
 

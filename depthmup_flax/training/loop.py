@@ -152,7 +152,7 @@ def _built(config: ConfigDict, writers: Sequence[Writer]) -> tuple[Experiment, j
 def _finished(path: pathlib.Path, config: ConfigDict) -> Json | None:
     result = read_json(path, run_directory.GARBLED) if path.exists() else None
     if result is not None and result.get("config_hash") != configs.config_hash(config):
-        raise InputError(f"{path} is of another config: choose another workdir, or pass --overwrite.")
+        raise InputError(f"{path} belongs to another config: choose another workdir, or pass --overwrite.")
     return result
 
 

@@ -53,8 +53,8 @@ class RunCheckpoints:
         state, meta = restored
         if configs.run_differences(meta["config"], json.loads(configs.to_json(self._experiment.config))):
             raise InputError(
-                f"the checkpoints in {str(self._directory.parent)!r} are of another config: choose another workdir, or "
-                "pass --overwrite to delete them."
+                f"the checkpoints in {str(self._directory.parent)!r} belong to another config: choose another workdir, "
+                "or pass --overwrite to delete them."
             )
         bad = self._experiment.dataset.bad_examples
         bad[[i for i in meta.get("bad_examples", []) if i < len(bad)]] = True

@@ -71,7 +71,9 @@ def as_path(text: str | os.PathLike[str]) -> pathlib.Path:
     if buckets.is_bucket(text):
         return buckets.bucket_path(os.fspath(text))
     if "://" in os.fspath(text):
-        raise InputError(f"workdir {os.fspath(text)!r} is not supported: name a directory, or gs:// or s3:// buckets.")
+        raise InputError(
+            f"workdir {os.fspath(text)!r} is not supported: use a local directory, or a path in gs:// or s3://."
+        )
     try:
         return pathlib.Path(text).expanduser()
     except RuntimeError as error:

@@ -110,7 +110,7 @@ def test_a_copy_overwrites_nothing(tmp_path):
     [
         (["digts"], "did you mean 'digits'?"),
         (["vit"], "did you mean 'sweeps/vit'?"),
-        (["digits", "modl"], "has no section 'modl': did you mean 'model'?"),
+        (["digits", "modl"], "has no section or field 'modl': did you mean 'model'?"),
         (["digits", "model", "data"], "unexpected argument 'data': name one config and one section."),
         (["digits", "--config.model.dpth=3"], "config has no field 'model.dpth': did you mean 'model.depth'?"),
         (["--copy", "digits"], "--copy needs a config and a new file: depthmup config --copy digits my.py."),

@@ -254,7 +254,7 @@ def replaced(network, **fields):
             {"build": lambda w, d: dataclasses.replace(build_chain(w, d), info=Chain(w + 1, d).info())},
             "make info from the same model, of the same width and depth",
         ),
-        ({"widths": (8, 16)}, "widths is (8, 16): an exponent needs at least three different positive sizes"),
+        ({"widths": (8, 16)}, "widths is (8, 16): use at least three positive sizes"),
         ({"depths": (8, 8, 8)}, "depths is (8, 8, 8)"),
         ({"widths": ()}, "widths and depths are both empty"),
         ({"seeds": 1}, "seeds is 1: a confidence interval needs at least 2"),

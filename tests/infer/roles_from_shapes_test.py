@@ -97,8 +97,8 @@ def test_what_shapes_tell_is_resolved(path, shape, base, expected):
             {"blocks/layer_scale": ((4, 16), (4, 8)), "other": ((16,), (8,))},
             {"in_branch": "blocks"},
             "may be one vector per layer of a stack, a vector with more dimensions (heads and their size), or a "
-            "weight whose input does not grow: if the first, pass stacked='blocks/layer_scale'; if the second, "
-            "overrides={'blocks/layer_scale': Axes((None, 'width_out'))}; if the third, "
+            "weight whose input does not grow: for a stack, pass stacked='blocks/layer_scale'; for heads, "
+            "overrides={'blocks/layer_scale': Axes((None, 'width_out'))}; for a weight, "
             "overrides={'blocks/layer_scale': Axes(('fixed_in', 'width_out'))}",
         ),
         ({"blocks/kernel": ((4, 16, 16), (2, 8, 8))}, {"stacked": "blocks"}, "give the base model the same depth"),
@@ -119,7 +119,7 @@ def test_what_shapes_tell_is_resolved(path, shape, base, expected):
         (
             {"stem": ((5, 16), (5, 8))},
             {"readout": ("head", "stem")},
-            "readout names 'stem' of shape (5, 16), an input weight, besides 'head/kernel': name the output weight",
+            "readout names 'stem' of shape (5, 16), an input weight, in addition to 'head/kernel': name the output",
         ),
         ({"x": ((3,), (3, 1))}, {}, "'x' has shape (3,) in the model and (3, 1) in the base model"),
         (

@@ -331,7 +331,7 @@ class Misnamed(nn.Module):
         ),
         (
             lambda: param_info(ResMLP(10, width=16), ResMLP(10, width=8), IMAGE),
-            "'readout/kernel' is of a readout with width_ratio 1, but it is 2 times as wide as in the base model",
+            "'readout/kernel' belongs to a readout with width_ratio 1, but it is 2 times as wide as in the base model",
         ),
         (
             lambda: param_info(BareReadout(16), BareReadout(8), jnp.zeros((1, 4))),

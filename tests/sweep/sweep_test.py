@@ -534,7 +534,7 @@ def test_more_values_on_an_axis_continue_a_sweep_and_another_base_does_not(copie
         ({"g": {RATE: (1e-3, 2e-3, 1e-3)}}, {}, "optimizer.learning_rate has 0.001 twice"),
         ({"g": {RATE: (1e-3, 0.0)}}, {}, "optimizer.learning_rate has 0.0"),
         ({"g": {RATE: (1e-3, -1.0)}}, {}, "optimizer.learning_rate has -1.0"),
-        ({"g": {"seed": (0,)}}, {}, "config.x is 'optimizer.learning_rate', which no grid has"),
+        ({"g": {"seed": (0,)}}, {}, "config.x is 'optimizer.learning_rate', which is not an axis"),
         ({"g": {RATE: (1e-3,), "model.depth": (2, "x")}}, {}, "model.depth is 'x'"),
         ({"g": {RATE: (1e-3,), "model.depth": (2, 0)}}, {}, "in the runs with depth 0: model.depth is 0"),
         ({"g": {RATE: (1e-3,), "optimizer.warmup_steps": (0, 8)}}, {}, "optimizer.warmup_steps is 8"),
@@ -573,7 +573,7 @@ def test_configs_of_runs_and_of_sweeps_are_told_apart():
 
 
 def test_a_scale_that_there_is_not_names_those_there_are():
-    with pytest.raises(InputError, match=r"config\.scale is 'huge': use smoke, cpu, long, gpu, paper"):
+    with pytest.raises(InputError, match=r"config\.scale is 'huge': use one of smoke, cpu, long, gpu, paper"):
         at_scale("huge", smoke=1, other=2)
     assert at_scale("gpu", smoke=1, other=2) == 2
 

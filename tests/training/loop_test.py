@@ -302,10 +302,10 @@ def test_the_best_checkpoint_is_still_kept_after_a_restart(tmp_path):
 def test_checkpoints_and_results_of_another_config_are_not_taken_for_this_one(copied):
     (copied / "config.json").unlink()
     other = tiny(optimizer={"learning_rate": 0.5})
-    with pytest.raises(InputError, match=r"result.json is of another config"):
+    with pytest.raises(InputError, match=r"result.json belongs to another config"):
         train_and_evaluate(other, copied)
     (copied / "result.json").unlink()
-    with pytest.raises(InputError, match=r"the checkpoints in .* are of another config"):
+    with pytest.raises(InputError, match=r"the checkpoints in .* belong to another config"):
         train_and_evaluate(other, copied)
     assert not (copied / "config.json").exists()
 
@@ -394,7 +394,7 @@ def test_unknown_fields_are_named_with_the_closest_known_one(tmp_path):
     config = tiny()
     with config.unlocked():
         config.train.batchsize = 3
-    with pytest.raises(InputError, match=r"config has no field 'train.batchsize': did you mean 'batch_size'"):
+    with pytest.raises(InputError, match=r"config has no field 'train.batchsize': did you mean 'train.batch_size'"):
         train_and_evaluate(config, tmp_path)
     config = tiny()
     with config.unlocked():

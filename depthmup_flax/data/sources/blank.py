@@ -122,4 +122,6 @@ def _counts(fields: DataConfig, sizes: Sizes, train: int, test: int) -> tuple[in
 
 
 def _unknown(fields: DataConfig, flags: str) -> InputError:
-    return InputError(f"data.name is {fields.name!r}: it is not here, and its size is unknown. Give it: {flags}.")
+    return InputError(
+        f"data.name is {fields.name!r}: it is not on this machine, so its size is unknown. Give it: {flags}."
+    )

@@ -73,7 +73,7 @@ def checked_source(fields: DataConfig) -> tuple[Source, str]:
         verb = "reads" if len(readers) == 1 else "read"
         if readers and field not in source.reads and value != default:
             raise InputError(
-                f"data.{field} is {value!r}: only {' and '.join(readers)} {verb} it, and data.name is {fields.name!r}. "
+                f"data.{field} is {value!r}: only {' and '.join(readers)} {verb} it, but data.name is {fields.name!r}. "
                 f"Use {default!r}."
             )
         if field in _CHOICES and value not in _CHOICES[field]:
@@ -95,7 +95,7 @@ def _check_crops(fields: DataConfig, source: Source) -> None:
     field = "data.augment is 'resized_crop'"
     if not source.decodes:
         able = " or ".join(other.form for other in SOURCES.values() if other.decodes)
-        raise InputError(f"{field}: it crops image files, and data.name is {fields.name!r}. Use 'imagenet', or {able}.")
+        raise InputError(f"{field}: it crops image files, but data.name is {fields.name!r}. Use 'imagenet', or {able}.")
     if not fields.image_size:
         raise InputError(f"{field}: it needs the size of its crops, and data.image_size is 0. Set it, such as to 224.")
     if fields.placement == "device":
@@ -111,6 +111,8 @@ def find_source(name: str) -> tuple[Source, str]:
     meant = closest(word, SOURCES)
     if word.endswith(".txt"):
         guess = f"text:{name}"
+    elif "/" in word:
+        guess = f"folder:{name}"
     elif meant is None:
         guess = f"tfds:{word}"
     else:

@@ -37,7 +37,7 @@ def cases(config: ConfigDict) -> list[Case]:
     depths = sorted({config.depth, *config.theory_depths, *config.network_depths})
     for depth in depths:
         if depth % 4:
-            raise InputError(f"a depth is {depth}: use multiples of 4, whose quarters are layers.")
+            raise InputError(f"config.depth, theory_depths or network_depths has {depth}: use multiples of 4.")
     doubled = any(2 * depth in depths for depth in depths)
     require(config, "theory_depths", doubled, "give depths of which each is twice another, such as (16, 32, 64)")
     _examples(config)
