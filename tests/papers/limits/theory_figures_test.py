@@ -59,7 +59,7 @@ def test_larger_scales_pass_their_checks(name, scale):
         ("linear_kernel", {"learning_rate": -1.0}, "config.learning_rate is -1.0: use a positive number"),
         ("linear_kernel", {"width_depth": 0}, "config.width_depth is 0: use a whole number of at least 1"),
         ("linear_kernel", {"profile_seeds": 1}, "config.profile_seeds is 1: use a multiple of 8"),
-        ("linear_limit", {"depth": 6}, "depth is 6: use multiples of 4"),
+        ("linear_limit", {"depth": 6}, "network_depths has 6: use multiples of 4"),
         (
             "linear_limit",
             {"theory_depths": (12,)},
