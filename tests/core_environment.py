@@ -41,7 +41,7 @@ def docstring_example(module):
 
 
 def commands_say_what_to_install():
-    for words in (["train"], ["sweep", "--config=sweeps/digits"], ["report", "runs"]):
+    for words in (["train"], ["sweep", "--config=sweeps/digits"], ["check", "--config=digits"]):
         done = subprocess.run(
             [sys.executable, "-m", "depthmup_flax", *words], capture_output=True, text=True, check=False
         )
