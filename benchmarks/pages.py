@@ -12,18 +12,10 @@ from benchmarks.row import Row
 from depthmup_flax.util.types import Json
 
 PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
-_CURVE = "a whole learning-rate curve, PyTorch + mup / ours"
 # The rows of the README: figure of `FIGURES` -> the beginnings of its cases, and what a reader calls them.
-_SHORT = {
+_SHORT = {  # of the README: what code for CPUs alone did not change
     "parametrization": {"ResMLP 256x64": "step with the rule / without it", "ViT": "step with the rule / without it"},
-    "against_torch": dict.fromkeys(
-        ("ResMLP 256x64, one core", "ViT 128x6, one core", "SimpleResNet 128x12, one core", "ResNet-18, one core"),
-        "step, PyTorch + mup / ours",
-    ),
-    "curve_res_mlp": dict.fromkeys(("ResMLP 128x16, 32x32", "ResMLP 32x16, 8x8"), _CURVE),
-    "curve_simple_resnet": {"SimpleResNet": _CURVE},
-    "curve_vit": {"ViT": _CURVE},
-    "search": {"SimpleResNet": "depthmup tune, whole process, PyTorch + mup / ours"},
+    "against_torch": {"ResMLP 256x64, one core": "step, PyTorch + mup / ours"},
 }
 
 

@@ -177,11 +177,13 @@ def test_a_table_has_a_column_for_each_stack_and_a_row_for_each_processor(tmp_pa
 
 def test_the_short_table_shows_the_worst_processor_of_several():
     def result(processor: str, median: float) -> dict:
-        row = dataclasses.asdict(Row("f", "ViT 128x6, one core", "a", {**VALUE, "median": median}, 1.0, at_most=False))
+        row = dataclasses.asdict(
+            Row("f", "ResMLP 256x64, one core", "a", {**VALUE, "median": median}, 1.0, at_most=False)
+        )
         return {"hardware": processor, "figures": {"against_torch": {"rows": [{**row, "stack": "s"}], "measured": {}}}}
 
     (line,) = short_table([result("fast", 1.5), result("slow", 0.75)]).splitlines()[2:]
-    assert line == "| step, PyTorch + mup / ours | ViT 128x6, one core | **0.75 x** (0.9-1.2, 5) | slow |"
+    assert line == "| step, PyTorch + mup / ours | ResMLP 256x64, one core | **0.75 x** (0.9-1.2, 5) | slow |"
 
 
 def test_the_pages_show_the_results_in_the_repository(tmp_path, monkeypatch):
