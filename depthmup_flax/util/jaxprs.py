@@ -133,12 +133,7 @@ class Interpreter(Generic[Value]):
 
     def run(self, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
         """The results of an open or closed jaxpr."""
-        inner, consts = opened(jaxpr)
-        known = dict(zip([*inner.constvars, *inner.invars], [*map(self.constant, consts), *inputs], strict=True))
-        value = lambda x: self.constant(x.val) if isinstance(x, core.Literal) else known[x]
-        for eqn in inner.eqns:
-            known |= zip(eqn.outvars, self.equation(eqn, [value(x) for x in eqn.invars]), strict=True)
-        return [value(x) for x in inner.outvars]
+        return propagate(jaxpr, inputs, self.equation, self.constant)
 
     def equation(self, eqn: core.JaxprEqn, inputs: Sequence[Value]) -> Sequence[Value]:
         """The results of any equation."""

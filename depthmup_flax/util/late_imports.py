@@ -15,7 +15,9 @@ def imported(module: str, why: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise missing(error, why) or error from error
+        if (explained := missing(error, why)) is None:
+            raise
+        raise explained from error
 
 
 def imported_late(package: str, names: Mapping[str, str]) -> Callable[[str], object]:
