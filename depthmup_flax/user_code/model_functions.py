@@ -160,7 +160,7 @@ def _wrapped(
 
 def _of_other_kind(model: Any, name: str) -> str:
     return (
-        f"{name} gives {type(model).__name__}: it must return a Linen module, an NNX module (and take rngs), an Equinox "
-        "module (and take key), a Haiku Transformed, or a pair (init, apply) with init(key, inputs) -> params and "
+        f"{name} gives {type(model).__name__}: it must return a Linen module, an NNX module (and take rngs), an "
+        "Equinox module (and take key), a Haiku Transformed, or a pair (init, apply) with init(key, inputs) -> params and "
         "apply(params, inputs) -> outputs."
     )
