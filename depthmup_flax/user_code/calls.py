@@ -1,0 +1,50 @@
+"""Errors in the user's code keep their traceback, below one line that says which function was called with what."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from depthmup_flax.util.errors import InputError
+
+_MOST_LEAVES = 6  # of arguments shown in an error
+
+
+class UserCodeError(RuntimeError):
+    """A function of the user failed; the cause is their exception, with its traceback."""
+
+
+@contextlib.contextmanager
+def calling(name: str, *trees: Any) -> Iterator[None]:
+    """Raises `UserCodeError` for an exception inside, which is the user's code.
+
+    `InputError` and `UserCodeError` pass as they are.
+
+    Args:
+      name: of the function, such as ``"my_package.net:Net.__call__"``.
+      *trees: its arguments, whose shapes the error shows.
+    """
+    try:
+        yield
+    except (InputError, UserCodeError):
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise UserCodeError(f"{name}({shapes_of(*trees)}) failed: {what}") from error
+
+
+def shapes_of(*trees: Any) -> str:
+    """``float32[64, 8, 8, 1], int32[64]`` for the leaves of ``trees``, of many the first."""
+    leaves = jax.tree.leaves(trees)
+    shown = [_shape_of(leaf) for leaf in leaves[:_MOST_LEAVES]]
+    more = len(leaves) - len(shown)
+    return ", ".join([*shown, f"{more} more"] if more else shown)
+
+
+def _shape_of(leaf: Any) -> str:
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return f"{leaf.dtype}{list(leaf.shape)}"
+    return repr(leaf) if isinstance(leaf, (bool, int, float, str)) else type(leaf).__name__
