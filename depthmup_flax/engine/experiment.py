@@ -20,13 +20,12 @@ from depthmup_flax.config.fields import get_field, make_parametrization, optimiz
 from depthmup_flax.data import Dataset, load, steps_per_epoch
 from depthmup_flax.engine.losses import CrossEntropy, Loss
 from depthmup_flax.engine.multi_step import Periods
-from depthmup_flax.engine.network import network_task, row_major_gradients, state_of
+from depthmup_flax.engine.network import network_task, our_functions, row_major_gradients, state_of, without_boxes
 from depthmup_flax.engine.norms import norms
 from depthmup_flax.engine.step import TrainState, new_state
 from depthmup_flax.engine.task import Hyper, Task
 from depthmup_flax.engine.workload import Workload
 from depthmup_flax.models import MODELS, create_model
-from depthmup_flax.models.functions import ModelFunctions, our_functions, without_boxes
 from depthmup_flax.parallel.sharding import MESH_AXES, on_whole_matrices, state_shardings
 from depthmup_flax.records.table import CONTINUOUS, SEED
 from depthmup_flax.rule.annotations import AxisNames
@@ -39,6 +38,7 @@ from depthmup_flax.rule.optimizer import depthmup, freeze, warmup_schedule
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.rule.roles import axes_from_annotations, info_from_annotations, init_shapes, variable_shapes
+from depthmup_flax.user_code.model_functions import ModelFunctions
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -17,7 +17,7 @@ from depthmup_flax.engine.losses import CrossEntropy, Loss
 from depthmup_flax.engine.means import Means
 from depthmup_flax.engine.step import TrainState, TrainStep, batch_key, counted, new_state, step_key
 from depthmup_flax.engine.task import Hyper, Metrics, Task
-from depthmup_flax.models.functions import ModelFunctions, our_functions
+from depthmup_flax.user_code.model_functions import ModelFunctions
 from depthmup_flax.util.types import ArrayTree, Batch
 
 # A key (None: no augmentation) and a batch -> inputs [B, ...] and targets [B, ...].
@@ -99,6 +99,38 @@ def _applied(
 def state_of(params: ArrayTree, collections: ArrayTree, optimizer: optax.GradientTransformation) -> NetworkState:
     """The state before the first step."""
     return NetworkState(params, collections, optimizer.init(params))
+
+
+def our_functions(model: nn.Module) -> ModelFunctions:
+    """A model of `depthmup_flax.models`: ``apply`` takes its flags, too."""
+
+    def init(key: jax.Array, inputs: jax.Array) -> tuple[ArrayTree, ArrayTree]:
+        return without_boxes(model.init(key, inputs))
+
+    def apply(
+        params: ArrayTree,
+        collections: ArrayTree,
+        inputs: jax.Array,
+        *,
+        train: bool,
+        key: Any,
+        **flags: Any,
+    ) -> tuple[Any, ArrayTree]:
+        variables = {"params": params, **collections}
+        if not train:
+            return model.apply(variables, inputs, train=False, **flags), collections
+        outputs, updated = model.apply(
+            variables, inputs, train=True, mutable=["batch_stats"], rngs={"dropout": key}, **flags
+        )
+        return outputs, {name: updated.get(name, value) for name, value in collections.items()}
+
+    return ModelFunctions(type(model).__name__, init, apply)
+
+
+def without_boxes(variables: Mapping[str, ArrayTree]) -> tuple[ArrayTree, ArrayTree]:
+    """Parameters and other collections of a Linen model's variables."""
+    collections = dict(nn.unbox(variables))
+    return collections.pop("params"), collections
 
 
 def _mean_over_parts(
