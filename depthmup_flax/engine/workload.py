@@ -46,7 +46,7 @@ class Workload:
     @property
     def evaluates(self) -> bool:
         """Whether there is something to evaluate, and data for it."""
-        return self.task.evaluate is not None and self.dataset.test is not None
+        return self.task.evaluate is not None and len(self.dataset.test) > 0
 
     def init(self, values: Hyper) -> TrainState:
         """A fresh state."""
