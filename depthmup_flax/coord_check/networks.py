@@ -17,8 +17,8 @@ from jax.extend import core
 from depthmup_flax.coord_check.full_precision import in_float32, low_precision, widened
 from depthmup_flax.coord_check.recorded_sizes import OUTPUT, SCORES
 from depthmup_flax.coord_check.use_counts import UseCounts, count_uses
+from depthmup_flax.infer.given_model import Output, arguments_of, selected
 from depthmup_flax.infer.initial_scale import init_factors, multiplied
-from depthmup_flax.infer.traced_model import Output, arguments_of, selected
 from depthmup_flax.rule.info_trees import is_info, require_info
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.util.errors import InputError

@@ -16,12 +16,13 @@ import jax
 
 from depthmup_flax.infer import parameter_trees as trees
 from depthmup_flax.infer.audit_table import Finding, Row, printed, summary
+from depthmup_flax.infer.given_model import Model, Output, as_model, with_base_width
 from depthmup_flax.infer.matched_layers import base_sizes, contradictions, doubtful, matched, width_ratio
 from depthmup_flax.infer.missing_factors import Comparison, branch_counts, different, misplaced
 from depthmup_flax.infer.parameter_trees import Globs, template
 from depthmup_flax.infer.parameter_uses import LOOKUP, parameter_uses
 from depthmup_flax.infer.roles_from_trace import layer_axes, traced_infos
-from depthmup_flax.infer.traced_model import Model, Output, Traced, as_model, traced, with_base_width
+from depthmup_flax.infer.traced_model import Traced, traced
 from depthmup_flax.rule.annotations import Axes
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization, Role, require_parametrization
@@ -90,8 +91,9 @@ def audit(
     (``dm.depthmup(direction, audit.info, rule, ...)``). `depthmup_flax.coord_check` measures both.
 
     Args:
-      model, base: Linen modules, NNX modules, or pairs (function, parameters); parameters may be shapes. The base has
-        the tuned width *and* depth. If one of the two is equal, its factors cannot be checked, and a note says so.
+      model, base: Linen, NNX or Equinox modules, or pairs (function, parameters); arrays may be shapes. An Equinox
+        module is mapped over the batch. The base has the tuned width *and* depth. If one of the two is equal, its
+        factors cannot be checked, and a note says so.
       x: a batch, arrays or shapes, for both models. A tuple is passed as several arguments.
       rule: whose multipliers the forward pass should have.
       depth_ratio: branches of the model over the base model's; by default residual sums are counted.

@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 
 from depthmup_flax.infer.audit_table import Finding, Row, number, summary
+from depthmup_flax.infer.given_model import Model
 from depthmup_flax.infer.parameter_trees import template
 from depthmup_flax.infer.parameter_uses import LOOKUP, PRODUCT
-from depthmup_flax.infer.traced_model import Branch, Model, OfPaths, Traced, joined
+from depthmup_flax.infer.traced_model import Branch, OfPaths, Traced, joined
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo, Role
 
 _TOLERANCE = 5e-3  # relative; constants may be stored in bfloat16

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from depthmup_flax.infer import parameter_trees as trees
+from depthmup_flax.infer.given_model import Model
 from depthmup_flax.infer.parameter_axes import (
     VECTOR_NAMES,
     ParamShapes,
@@ -19,7 +20,7 @@ from depthmup_flax.infer.parameter_axes import (
     with_readout_ratio,
 )
 from depthmup_flax.infer.parameter_uses import ENTRYWISE, LOOKUP, Use
-from depthmup_flax.infer.traced_model import Model, Traced
+from depthmup_flax.infer.traced_model import Traced
 from depthmup_flax.rule.annotations import AnnotatedParam, Axes
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.rule.roles import info_from_annotations, model_width

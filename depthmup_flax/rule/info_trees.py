@@ -31,6 +31,12 @@ def is_nnx(x: object, *names: str) -> bool:
     return nnx is not None and isinstance(x, tuple(getattr(nnx, name) for name in names))
 
 
+def is_equinox(x: object) -> bool:
+    """Whether ``x`` is an Equinox module. False where Equinox is not imported."""
+    equinox = sys.modules.get("equinox")
+    return equinox is not None and isinstance(x, equinox.Module)
+
+
 def require_info(info: object) -> None:
     """Raises `InputError` for anything but a tree of `ParamInfo`, such as an `Audit` or a tree of arrays."""
     if info is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -55,6 +56,8 @@ def parameters(obj: Any) -> Mapping[str, inspect.Parameter]:
     """
     if not callable(obj):
         raise InputError(f"the model is {type(obj).__name__}: it must be a class or a function that returns a network.")
+    if isinstance(obj, functools.partial) and inspect.isclass(obj.func):
+        return _without_bound(parameters(obj.func), obj)
     is_own_init = inspect.isclass(obj) and obj.__init__ is not object.__init__
     try:
         # The metaclasses of NNX and Equinox hide the signature of the class.
@@ -64,6 +67,15 @@ def parameters(obj: Any) -> Mapping[str, inspect.Parameter]:
         raise InputError(f"the parameters of {name} cannot be read: write a function that calls it.") from error
     named = [p for p in list(signature.parameters.values())[is_own_init:] if p.kind in _NAMED]
     return {parameter.name: parameter for parameter in named}
+
+
+def _without_bound(
+    own: Mapping[str, inspect.Parameter], partial: functools.partial[Any]
+) -> dict[str, inspect.Parameter]:
+    """The parameters that a partial call leaves open; its keywords are their defaults."""
+    left = list(own.values())[len(partial.args) :]
+    defaults = partial.keywords
+    return {p.name: p.replace(default=defaults[p.name]) if p.name in defaults else p for p in left}
 
 
 def _is_linen(obj: Any) -> bool:

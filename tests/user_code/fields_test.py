@@ -66,3 +66,9 @@ def test_what_we_pass_is_seen():
 def test_what_cannot_be_called_is_refused():
     with pytest.raises(InputError, match=r"int.*class or a function"):
         model_fields(3)
+
+
+def test_a_partial_class_has_the_fields_that_are_left():
+    assert model_fields(functools.partial(NnxNet, 64)) == {"depth": 4}
+    assert model_fields(functools.partial(NnxNet, depth=8)) == {"width": MISSING, "depth": 8}
+    assert takes(functools.partial(NnxNet, 64), "rngs")

@@ -1,0 +1,203 @@
+"""The models that an audit takes, each as one pure function of its parameters, traced with shapes alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from depthmup_flax.infer import parameter_trees as trees
+from depthmup_flax.infer.dataflow import Graph, trace
+from depthmup_flax.infer.parameter_trees import Leaf
+from depthmup_flax.rule.info_trees import is_equinox, is_nnx
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree
+
+Output: TypeAlias = "int | str | Callable[[Any], Any] | None"
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardPass:
+    """A model as a function of its parameters and other arrays, which may be shapes.
+
+    Attributes:
+      params: tree of what the optimizer trains.
+      state: tree of other arrays, such as running averages.
+      apply: (params, state, batch) -> outputs.
+    """
+
+    params: ArrayTree
+    state: ArrayTree
+    apply: Callable[[Any, Any, Any], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model as a pure function of its parameters, with shapes in place of arrays."""
+
+    leaves: Mapping[str, Leaf]  # path -> parameter, in its box
+    structure: jax.tree_util.PyTreeDef  # around the leaves
+    shapes: Mapping[str, tuple[int, ...]]  # path -> shape
+    graph: Graph
+
+
+def as_model(model: Any, x: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any]) -> Model:
+    """A Linen, NNX or Equinox module, a pair or a `ForwardPass`, traced on a batch of the shapes of ``x``.
+
+    ``argument`` names the model in errors. `InputError` if the forward pass fails or does not return ``output``.
+    """
+    inputs = jax.tree.map(_abstract, x)
+    try:
+        return _as_model(model, inputs, argument, output, kwargs)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(_failed_call(model, inputs, argument, error)) from error
+
+
+def _failed_call(model: Any, inputs: ArrayTree, argument: str, error: Exception) -> str:
+    shapes = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(inputs))
+    message = (str(error).strip().splitlines() or [""])[0]
+    text = f"the call {argument}(x) with x of shape {shapes} failed, {type(error).__name__}: {message}"
+    is_pair = isinstance(model, tuple)
+    call = getattr(model[0], "__qualname__", "") if is_pair else f"{type(model).__qualname__}.__call__"
+    if message.startswith(f"{call}() missing"):
+        values = ", ".join(f"{name}=..." for name in re.findall(r"'(\w+)'", message))
+        text += f". Write audit(model, base, x, {values}), or pass a tuple of arrays as x."
+    return text
+
+
+def _as_model(model: Any, inputs: ArrayTree, argument: str, output: Output, kwargs: Mapping[str, Any]) -> Model:
+    if isinstance(model, nn.Module):
+        params, state, apply = _linen(model, inputs, kwargs)
+    elif is_nnx(model, "Module"):
+        params, state, apply = _nnx(model, kwargs)
+    elif is_equinox(model):
+        params, state, apply = _equinox(model, kwargs)
+    elif isinstance(model, ForwardPass):
+        params, state, apply = model.params, model.state, model.apply
+    elif isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
+        (function, params), state = model, ()
+        apply = lambda params, _, batch: function(params, *arguments_of(batch), **kwargs)
+    else:
+        raise InputError(
+            f"{argument} is {type(model).__name__}: pass a Linen, NNX or Equinox module, or a pair (function, "
+            "parameters) with function(parameters, x)."
+        )
+    leaves, structure = trees.flatten(params, argument)
+    inner = jax.tree.structure(params)
+
+    def run(flat: Mapping[str, Any], state: ArrayTree, batch: ArrayTree) -> Any:
+        return selected(apply(jax.tree.unflatten(inner, [flat[path] for path in leaves]), state, batch), output)
+
+    graph = trace(run, {path: trees.abstract(leaf) for path, leaf in leaves.items()}, state, inputs)
+    return Model(leaves, structure, {path: trees.shape_of(leaf) for path, leaf in leaves.items()}, graph)
+
+
+def selected(result: Any, output: Output) -> Any:
+    """The outputs among the results of a call."""
+    if output is None:
+        return result
+    if callable(output):
+        return output(result)
+    if isinstance(output, str) and not isinstance(result, Mapping) and hasattr(result, output):
+        return getattr(result, output)
+    try:
+        return result[output]
+    except (KeyError, IndexError, TypeError) as error:
+        has = f"the keys {sorted(map(str, result))}" if isinstance(result, Mapping) else type(result).__name__
+        raise InputError(f"output is {output!r}, but the model returns {has}: name one of its results.") from error
+
+
+def _abstract(array: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(np.shape(array), getattr(array, "dtype", None) or np.asarray(array).dtype)
+
+
+_Apply: TypeAlias = Callable[[Any, Any, Any], Any]
+_MOST_FIELDS = 4
+
+
+def _linen(model: nn.Module, inputs: ArrayTree, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _Apply]:
+    # Flax uses "params" for streams that are not given.
+    rngs = lambda: {"params": jax.random.key(0)}
+    variables = dict(jax.eval_shape(lambda batch: model.init(rngs(), *arguments_of(batch), **kwargs), inputs))
+    params = variables.pop("params", {})
+    variables.pop("intermediates", None)
+    state = nn.unbox(variables)
+
+    def apply(params: ArrayTree, state: ArrayTree, batch: ArrayTree) -> Any:
+        options = {"rngs": rngs(), "mutable": list(state), **kwargs}
+        return model.apply({"params": nn.unbox(params), **state}, *arguments_of(batch), **options)[0]
+
+    return params, state, apply
+
+
+def with_base_width(
+    model: Any, base: Any, x: ArrayTree, kwargs: Mapping[str, Any]
+) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of ``model`` with the width of ``base`` and its own depth, if their fields say what the width is.
+
+    These are the fields that, with the base model's values, keep the paths of the parameters and change the shapes.
+    """
+    if not isinstance(model, nn.Module) or type(model) is not type(base):
+        return None
+    fields = [f.name for f in dataclasses.fields(model) if f.init and f.name not in ("parent", "name")]
+    changed = [name for name in fields if getattr(model, name) != getattr(base, name)]
+    own = _shapes(model, x, kwargs)
+    for size in range(min(len(changed), _MOST_FIELDS), 0, -1):
+        for names in itertools.combinations(changed, size):
+            try:
+                shapes = _shapes(model.clone(**{name: getattr(base, name) for name in names}), x, kwargs)
+            except Exception:
+                continue
+            if shapes.keys() == own.keys() and shapes != own:
+                return shapes
+    return None
+
+
+def _shapes(model: nn.Module, x: ArrayTree, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    params, _, _ = _linen(model, jax.tree.map(_abstract, x), kwargs)
+    return {path: trees.shape_of(leaf) for path, leaf in trees.flatten(params, "model")[0].items()}
+
+
+def arguments_of(batch: Any) -> tuple[Any, ...]:
+    """The arguments of a call on a batch: a tuple is several."""
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def _nnx(model: Any, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _Apply]:
+    from flax import nnx
+
+    parts: Any = nnx.split(model, nnx.Param, ...)
+    definition, params, state = parts[0], *(jax.tree.map(_abstract, tree) for tree in parts[1:])
+    apply = lambda params, state, batch: nnx.merge(definition, params, state)(*arguments_of(batch), **kwargs)
+    return params, state, apply
+
+
+def _equinox(model: Any, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTree, _Apply]:
+    import equinox as eqx
+
+    params, state, static = equinox_parts(model)
+
+    def apply(params: ArrayTree, state: ArrayTree, batch: ArrayTree) -> Any:
+        module = eqx.combine(params, state, static)
+        return jax.vmap(lambda *example: module(*example, **kwargs))(*arguments_of(batch))
+
+    return params, jax.tree.map(_abstract, state), apply
+
+
+def equinox_parts(model: Any) -> tuple[Any, Any, Any]:
+    """The inexact arrays of an Equinox module, its other arrays, and the rest; arrays may be shapes."""
+    import equinox as eqx
+
+    is_array = lambda leaf: isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))
+    arrays, static = eqx.partition(model, is_array)
+    params, state = eqx.partition(arrays, lambda leaf: is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact))
+    return params, state, static
