@@ -23,7 +23,7 @@ Rows = slice | np.ndarray
 _MAX_STEPS = 2**40  # Grain needs a length
 
 
-def epoch_steps(split: Split, batch_size: int) -> int | None:
+def steps_of_epoch(split: Split, batch_size: int) -> int | None:
     """`steps_per_epoch` of a training split; None for batches by seed, which have no epochs.
 
     Raises:

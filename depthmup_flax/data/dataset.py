@@ -18,9 +18,8 @@ Placement = Literal["device", "stream"]
 class DataConfig:
     """The fields of ``config.data``; see ``load``."""
 
-    name: str = (
-        "digits"  # set: digits | synthetic | tfds:<set> | folder:<dir> | text:<file> | python:<module>:<function>
-    )
+    # The data set: digits | synthetic | tfds:<set> | folder:<dir> | text:<file> | python:<module>:<function>
+    name: str = "digits"
     data_dir: str = ""  # where TFDS sets are prepared; "" is TFDS's default
     image_size: int = 0  # side in pixels; 0 keeps the data's own size
     augment: str = "none"  # images: none | cifar | imagenet | resized_crop; text: none | shift; python: none

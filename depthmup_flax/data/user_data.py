@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from depthmup_flax.data.dataset import ArraySplit, Dataset, Placement, Split
 from depthmup_flax.data.example_spec import ExampleSpec
@@ -73,21 +72,16 @@ class UserDataset(Dataset):
     def input_spec(self) -> Any:
         """A tree of shapes ``[1, ...]``; `InputError` if ``prepare`` gives no inputs and targets."""
         if self.inputs is None:
-            raise InputError(
-                f"data.name is {self.name!r}: a model needs inputs and targets [B, ...], and {self._given()}"
-            )
+            raise InputError(f"data.name is {self.name!r}: a model needs inputs and targets [B, ...]. {self._given()}")
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), self.inputs)
 
     def _given(self) -> str:
         """What is given in place of inputs and targets, and the remedy."""
         if self.user_prepare is pair_or_batch:
             fields = ", ".join(self.spec.fields)
-            return (
-                f"a batch has {fields}. Return (train, test, prepare), with prepare(key, batch) -> (inputs, targets)."
-            )
-        batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((_ABSTRACT, *x.shape), x.dtype), dict(self.spec.fields))
-        result = shapes_of(jax.eval_shape(lambda batch: self.prepare("none", None, batch), batch))
-        return f"prepare gives {result} for a batch of {_ABSTRACT}. Return a pair (inputs, targets) from it."
+            return f"A batch has {fields}: return (train, test, prepare) with prepare(key, batch) -> (inputs, targets)."
+        result = shapes_of(_traced_prepare(self, _ABSTRACT, None))
+        return f"Its prepare gives {result} for a batch of {_ABSTRACT}: return a pair (inputs, targets) there."
 
     @property
     def has_epochs(self) -> bool:
@@ -127,17 +121,20 @@ def prepared_specs(dataset: UserDataset, size: int, key: Any) -> tuple[Any, Any]
       size: of the batch, B.
       key: its shape and dtype; None as in evaluation.
     """
-    batch = {name: jax.ShapeDtypeStruct((size, *x.shape), x.dtype) for name, x in dataset.spec.fields.items()}
-    if key is None:
-        prepared = jax.eval_shape(lambda batch: dataset.prepare("none", None, batch), batch)
-    else:
-        prepared = jax.eval_shape(lambda key, batch: dataset.prepare("none", key, batch), key, batch)
+    prepared = _traced_prepare(dataset, size, key)
     if not (isinstance(prepared, (tuple, list)) and len(prepared) == 2 and all(map(jax.tree.leaves, prepared))):
         return None, None
     if any(x.ndim == 0 or x.shape[0] != size for x in jax.tree.leaves(prepared)):
         return None, None
     inputs, targets = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), prepared)
     return inputs, targets
+
+
+def _traced_prepare(dataset: UserDataset, size: int, key: Any) -> Any:
+    batch = {name: jax.ShapeDtypeStruct((size, *x.shape), x.dtype) for name, x in dataset.spec.fields.items()}
+    if key is None:
+        return jax.eval_shape(lambda batch: dataset.prepare("none", None, batch), batch)
+    return jax.eval_shape(lambda key, batch: dataset.prepare("none", key, batch), key, batch)
 
 
 def _num_classes(dataset: UserDataset) -> int:

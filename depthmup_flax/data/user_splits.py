@@ -220,6 +220,5 @@ def batches_in_memory(
     if not parts:
         raise InputError(f"{where} has no batches: give some, or None for no evaluation.")
     # `most_examples` that do not exist are refused with other limits.
-    return ArraySplit(
-        {name: np.concatenate([part[name] for part in parts])[: most_examples or None] for name in parts[0]}
-    )
+    whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return ArraySplit({name: x[: most_examples or None] for name, x in whole.items()})

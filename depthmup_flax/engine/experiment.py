@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import get_field, make_parametrization, optimizer_kwargs, set_field, validate
-from depthmup_flax.data import Dataset, load, steps_per_epoch
+from depthmup_flax.data import Dataset, load, steps_of_epoch
 from depthmup_flax.engine.multi_step import Periods
 from depthmup_flax.engine.norms import norms
 from depthmup_flax.engine.step import (
@@ -201,11 +201,7 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     shapes = variables["params"]
     is_base = model.base_width in (0, model.width)
     info = info_from_annotations(shapes, shapes if is_base else init_shapes(model.base(), dataset.input_spec))
-    epoch_steps = steps_per_epoch(len(dataset.train), config.train.batch_size)
-    total_steps = config.train.steps or max(1, math.ceil(min(config.train.epochs * epoch_steps, 2.0**40)))
-    if total_steps >= 2**31:
-        field = "steps" if config.train.steps else "epochs"
-        raise InputError(f"train.{field} is {config.train[field]}: use fewer than 2^31 steps.")
+    epoch_steps, total_steps = _steps(config.train, dataset)
     return Experiment(
         config=config,
         dataset=dataset,
@@ -228,15 +224,37 @@ def hyperparameters(config: ConfigDict) -> dict[str, float]:
     return {SEED: config.seed, **values}
 
 
+def _steps(train: ConfigDict, dataset: Dataset) -> tuple[int, int]:
+    """Steps of an epoch and of the run; a tenth of a run without epochs counts as one."""
+    of_epoch = steps_of_epoch(dataset.train, train.batch_size)
+    if of_epoch is None and not train.steps:
+        raise InputError(f"train.steps is 0: {dataset.name!r} gives batches without end. Set it, such as to 1000.")
+    total = train.steps or max(1, math.ceil(min(train.epochs * (of_epoch or 0), 2.0**40)))
+    if total >= 2**31:
+        field = "steps" if train.steps else "epochs"
+        raise InputError(f"train.{field} is {train[field]}: use fewer than 2^31 steps.")
+    return of_epoch or math.ceil(total / 10), total
+
+
 def _require_fit(name: str, dataset: Dataset) -> None:
     """The model must read what the data set holds."""
     plural = {"image": "images", "tokens": "tokens"}
     reads, holds = MODELS[name].input_kind, dataset.input_kind
+    if holds == "arrays":
+        raise InputError(
+            f"model.name is {name!r}, which reads {plural[reads]}, but data.name is {dataset.name!r}, which holds "
+            f"{dataset.describe()}: use a network of your own, or other data."
+        )
     if reads != holds:
         fitting = " or ".join(repr(other) for other, model in MODELS.items() if model.input_kind == holds)
         raise InputError(
             f"model.name is {name!r}, which reads {plural[reads]}, but data.name is {dataset.name!r}, which holds "
             f"{plural[holds]}: use model.name = {fitting}, or other data."
+        )
+    if not dataset.num_classes:
+        raise InputError(
+            f"data.name is {dataset.name!r}: model.name {name!r} needs to know the number of classes, and targets that "
+            "are streamed do not tell it. Set data.placement=device, or use a network of your own."
         )
 
 
