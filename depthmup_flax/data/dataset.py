@@ -90,6 +90,11 @@ class Dataset(abc.ABC):
         return True
 
     @property
+    def train_size(self) -> str:
+        """The number of training examples, for the terminal."""
+        return f"{len(self.train):,}" if self.has_epochs else "endless"
+
+    @property
     def bad_examples(self) -> np.ndarray:
         """Which examples of the source this process found bad: bool; empty unless ``data.on_bad_example`` is "skip"."""
         return np.zeros(0, bool)

@@ -177,7 +177,7 @@ class Experiment:
             f"depth {model.depth} (base {model.base_depth or model.depth}), {self.parameters:,} parameters\n"
             f"rule   {self.config.parametrization.preset}, alpha {rule.alpha:g}, gamma {rule.gamma:g}; "
             f"{optimizer.name}, learning rate {optimizer.learning_rate:g}\n"
-            f"data   {data.name}, {len(data.train):,} train and {len(data.test):,} test {data.describe()}, {place}\n"
+            f"data   {data.name}, {data.train_size} train and {len(data.test):,} test {data.describe()}, {place}\n"
             f"run    {self.total_steps} steps of {self.config.train.batch_size} on {jax.device_count()} "
             f"{jax.devices()[0].device_kind} device(s){layout}{processes}"
         )

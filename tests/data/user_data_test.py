@@ -24,7 +24,7 @@ PAIR = (X[:30], Y[:30]), (X[30:], Y[30:])
 
 @pytest.fixture
 def given(monkeypatch):
-    """A function that makes its arguments the result of ``their_data:load`` and loads it, with fields of config.data."""
+    """Makes its arguments the result of ``their_data:load``, and loads it with fields of config.data."""
     module = types.ModuleType("their_data")
     monkeypatch.setitem(sys.modules, "their_data", module)
 
