@@ -21,8 +21,9 @@ from depthmup_flax.engine import multi_step
 from depthmup_flax.engine.device_batches import calls as host_calls
 from depthmup_flax.engine.device_batches import put_train_data
 from depthmup_flax.engine.experiment import Experiment, build
+from depthmup_flax.engine.network import make_train_step
 from depthmup_flax.engine.sharded_program import ShardedProgram
-from depthmup_flax.engine.step import TrainState, init_state, make_train_step
+from depthmup_flax.engine.step import TrainState
 from depthmup_flax.nn import layers
 from depthmup_flax.parallel import sharding
 from depthmup_flax.plan.flops import count_flops
@@ -98,20 +99,25 @@ def _config(model: Mapping[str, Any], batch: int, side: int) -> ConfigDict:
 
 
 def _step_of(network: Any, optimizer: Any, prepare: Any) -> Callable[[TrainState, Any], TrainState]:
-    step = make_train_step(network, optimizer, prepare=prepare, seed=0, log_every=50, average_from=0)
+    _, step = make_train_step(network, optimizer, prepare=prepare, seed=0, log_every=50)
     return lambda state, batch: step(state, batch)[0]
+
+
+def _init_of(experiment: Experiment, network: Any, optimizer: Any) -> TrainState:
+    init, _ = make_train_step(network, optimizer, prepare=experiment.dataset.prepare, seed=0)
+    return init(experiment.dataset.input_spec)
 
 
 def _steps(experiment: Experiment, network: Any, optimizer: Any, prepare: Any, stored: Any, seconds: float) -> Measure:
     @jax.jit
     def init() -> TrainState:
-        return init_state(network, optimizer, 0, experiment.dataset.input_spec)
+        return _init_of(experiment, network, optimizer)
 
     function = _step_of(network, optimizer, prepare)
     state = init()
     compiled = jax.jit(function, donate_argnums=0).lower(state, stored).compile()
     facts = {
-        "parameters": sum(x.size for x in jax.tree.leaves(state.params)),
+        "parameters": sum(x.size for x in jax.tree.leaves(state.carry.params)),
         "flops": count_flops(function, state, stored),
         "temporary_bytes": getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0),
     }
@@ -132,7 +138,7 @@ def set_up(model: Mapping[str, Any], batch: int = 16, side: int = 32) -> Measure
     def once() -> None:
         jax.clear_caches()
         experiment, network, optimizer = _parts(model, batch, side, "on")
-        init = jax.jit(lambda: init_state(network, optimizer, 0, experiment.dataset.input_spec))
+        init = jax.jit(lambda: _init_of(experiment, network, optimizer))
         state = jax.block_until_ready(init())
         white = jnp.ones((batch, side, side, 3)), jnp.zeros(batch, jnp.int32)
         function = _step_of(network, optimizer, lambda key, _: white)
@@ -186,7 +192,7 @@ def loop_step(model: Mapping[str, Any], batch: int, side: int, most: int, host: 
     config.train.update(log_every=10**6)
     experiment = build(config)
     mesh = sharding.make_mesh(config.mesh)
-    program = ShardedProgram(experiment.task, mesh, put_train_data(experiment.dataset, mesh))
+    program = ShardedProgram(experiment.workload, mesh, put_train_data(experiment.dataset, mesh))
     program.call_length.steps = most
     calls = host_calls(experiment.dataset, [config.seed], batch, 0, program.call_length)
     state, same = program.initial_state(), jax.device_put(next(calls))
@@ -214,7 +220,7 @@ def lanes_step(model: Mapping[str, Any], batch: int, lanes: int, side: int = 32,
     runs = expand(config)
     experiment, mesh = build(runs[0].config), lane_mesh()
     data = put_train_data(experiment.dataset, mesh)
-    program = LaneProgram(experiment.task, runs, mesh, lanes, True, data)
+    program = LaneProgram(experiment.workload, runs, mesh, lanes, True, data)
     program.seconds_per_run_step(runs)  # sets the number of steps per call
     placed = program.place(runs)
     call = next(program.calls(placed, 0))

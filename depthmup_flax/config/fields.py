@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from depthmup_flax.data import DATA_DEFAULTS
+from depthmup_flax.config.user_code import code_of, model_section, require_set
 from depthmup_flax.models import MODELS, model_fields
 from depthmup_flax.parallel.sharding import GRADIENT_DTYPES
 from depthmup_flax.records.run_hash import json_text, run_hash, without_execution
@@ -30,7 +31,11 @@ _RULE_FIELDS = {"width": str, **dict.fromkeys((*_EXPONENTS, "gamma0", "branch_mu
 
 
 def default_config(model: str = "res_mlp") -> ConfigDict:
-    """The config of a model of `depthmup_flax.models.MODELS`, with every field that a command line can set."""
+    """The config of a model, with every field that a command line can set.
+
+    ``model`` is a name of `depthmup_flax.models.MODELS`, or the import path of your own class or function, such as
+    ``my_package.net:Net``: what it takes are the fields of ``config.model``.
+    """
     return ConfigDict(
         {
             "seed": 0,  # of initial weights, data order, augmentation, dropout and a language model's sample
@@ -41,10 +46,13 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
             },
             # The network: the sizes, those of its base model, and the fields of its class.
             "model": {
-                "name": model,  # the model's class: res_mlp, simple_resnet, resnet, vit or gpt
-                **model_fields(model),
-                "dtype": "float32",  # of the computation in layers: float32, in full on every device, or bfloat16
+                "name": model,  # the model's class: res_mlp, simple_resnet, resnet, vit, gpt; or my_package.net:Net
+                **model_section(model),
             },
+            # cross_entropy, squared_error, or my_package.losses:name, called with outputs and targets; gives a scalar.
+            "loss": "cross_entropy",
+            # Numbers that a training step of your own reads; a config file or the command line adds them.
+            "hyper": {},
             # The examples, and how they are read.
             "data": dict(DATA_DEFAULTS),
             # The optax direction, its learning rate and weight decay.
@@ -110,6 +118,7 @@ def validate(config: ConfigDict) -> None:
     if "grids" in config:
         raise InputError("this config is a sweep's: run it with depthmup sweep.")
     _require_same_fields(config, default_config(config.get("model", {}).get("name", "res_mlp")), "")
+    require_set(config)
     if not isinstance(config.seed, int) or not 0 <= config.seed < 2**31:
         raise InputError(f"seed is {config.seed!r}: use a whole number from 0 to 2^31 - 1.")
     for lowest, paths in _AT_LEAST:
@@ -152,8 +161,11 @@ def _require_at_least(lowest: float, path: str, value: object) -> None:
         raise InputError(f"{path} is {value!r}: use a {'whole ' * whole}number of at least {lowest:g}.")
 
 
+_OPEN = ("kwargs", "hyper")  # sections to which a config file may add fields
+
+
 def _require_same_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:
-    """`InputError` unless ``config`` has the fields of ``default`` and no others, except in optax's ``kwargs``."""
+    """`InputError` unless ``config`` has the fields of ``default`` and no others, except in sections of `_OPEN`."""
     for name, value in config.items():
         if name not in default:
             others = [model for model in MODELS if path == "model." and name in model_fields(model)]
@@ -164,7 +176,7 @@ def _require_same_fields(config: ConfigDict, default: ConfigDict, path: str) -> 
                 )
             known = [f"{path}{other}" for other in default]
             raise InputError(f"config has no field '{path}{name}': {did_you_mean(f'{path}{name}', known)}")
-        if isinstance(default[name], ConfigDict) and name != "kwargs":
+        if isinstance(default[name], ConfigDict) and name not in _OPEN:
             if not isinstance(value, ConfigDict):
                 raise InputError(f"config.{path}{name} is {value!r}: it is a section. Set its fields.")
             _require_same_fields(value, default[name], f"{path}{name}.")
@@ -216,6 +228,17 @@ def set_field(config: ConfigDict, path: str, value: Any) -> None:
         raise InputError(f"{path} is {value!r}: use a value of type {section.get_type(name).__name__}.") from error
 
 
+def set_model(config: ConfigDict, name: str) -> None:
+    """Replaces ``config.model`` by the section of another model; the sizes keep their values."""
+    if name == config.model.name:
+        return
+    section, before = ConfigDict({"name": name, **model_section(name)}), config.model
+    for size in ("width", "depth", "base_width", "base_depth"):
+        section[size] = before[size]
+    with config.unlocked():
+        config.model = section
+
+
 def unknown_field(config: ConfigDict, path: str) -> str:
     """The error about a dotted field that ``config`` lacks, with the closest field."""
     missing = f"config has no field {path!r}"
@@ -235,12 +258,13 @@ def unknown_field(config: ConfigDict, path: str) -> str:
 
 
 def to_json(config: ConfigDict) -> str:
-    """The config as indented JSON with sorted keys; equal configs give equal text."""
-    return json_text(config.to_dict())
+    """The config as indented JSON with sorted keys, and digests of the user's code; equal ones give equal text."""
+    return json_text(_with_code(config))
 
 
 def from_json(stored: Json) -> ConfigDict:
     """The config that `to_json` wrote; fields that it lacks have their defaults. `InputError` if it cannot be read."""
+    stored = {name: value for name, value in stored.items() if name != _CODE}
     config = default_config(str(stored.get("model", {}).get("name")))
     try:
         config.update(_with_tuples(stored))
@@ -257,12 +281,27 @@ def _with_tuples(value: Any) -> Any:
 
 
 def config_hash(config: ConfigDict) -> str:
-    """`run_hash` of the config."""
-    return run_hash(config.to_dict())
+    """`run_hash` of the config, and of the user's code that it names."""
+    return run_hash(_with_code(config))
+
+
+_CODE = "code"  # a key of a stored config
+
+
+def _with_code(config: ConfigDict) -> Json:
+    code = code_of(config)
+    return config.to_dict() | ({_CODE: code} if code else {})
 
 
 def run_differences(stored: Json, current: Json) -> list[str]:
-    """`differences` of two configs as JSON without `EXECUTION`; fields that ``stored`` lacks have their defaults."""
+    """`differences` of two configs as JSON without `EXECUTION`; fields that ``stored`` lacks have their defaults.
+
+    Of the user's code, only which modules changed.
+    """
+    before, now = stored.get(_CODE, {}), current.get(_CODE, {})
+    changed = [name for name in before.keys() & now.keys() if before[name] != now[name]]
+    if changed:
+        return [f"the code of {name} has changed since" for name in sorted(changed)]
     name = stored.get("model", {}).get("name")
     defaults = json.loads(to_json(default_config(name))) if name in MODELS else {}
     return differences(without_execution(_with_defaults(stored, defaults)), without_execution(current))

@@ -55,8 +55,9 @@ class GivenConfig:
             if self.is_default:
                 log.info("--config=%s (the default; depthmup config lists the others)", self.file)
             config = load(self.path())
-            for path, texts in self.fields.items():
-                _set(config, path, texts)
+            # A model's name first, because it says which other fields there are.
+            for path in sorted(self.fields, key=lambda path: path not in ("model.name", "base.model.name")):
+                _set(config, path, self.fields[path])
             self._resolved = config
         return self._resolved
 
@@ -133,9 +134,13 @@ def _set(config: ConfigDict, path: str, texts: Sequence[str | None]) -> None:
     """Sets a field to the text of the command line, parsed as the field's type."""
     from ml_collections import ConfigDict
 
-    from depthmup_flax.config.fields import get_field, set_field, unknown_field
+    from depthmup_flax.config.fields import get_field, set_field, set_model, unknown_field
 
     flag, (sections, _, name) = f"--config.{path}", path.rpartition(".")
+    if path in ("model.name", "base.model.name"):
+        return set_model(config.base if path.startswith("base.") else config, str(texts[-1]))
+    if sections in ("hyper", "base.hyper") and sections.partition(".")[0] in config:
+        return _set_hyper(get_field(config, sections), flag, name, texts)
     try:
         section = get_field(config, sections) if sections else config
         present = section[name]
@@ -154,6 +159,16 @@ def _set(config: ConfigDict, path: str, texts: Sequence[str | None]) -> None:
     except ValueError as error:
         raise InputError(wrong_value(flag, str(texts[-1]), kind, present)) from error
     set_field(config, path, value)
+
+
+def _set_hyper(section: ConfigDict, flag: str, name: str, texts: Sequence[str | None]) -> None:
+    """Sets a hyperparameter of the user's step, which the config may not have yet."""
+    try:
+        value = float(str(texts[-1]))
+    except ValueError as error:
+        raise InputError(wrong_value(flag, str(texts[-1]), float, 0.1)) from error
+    with section.unlocked():
+        section[name] = value
 
 
 def _tuple(text: str) -> tuple[Any, ...]:

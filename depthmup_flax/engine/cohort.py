@@ -46,7 +46,7 @@ class Cohort:
         alive = []
         for run_hash, lane in self.lanes.lane_of.items():
             if run_hash not in self.outcomes:
-                self.slices[run_hash].append(seven_digits(numbers[lane].recent.means()[0]))
+                self.slices[run_hash].append(seven_digits(numbers[lane].recent.means()["loss"]))
                 if numbers[lane].nonfinite_step >= 0:
                     self.outcomes[run_hash] = outcome(numbers[lane], None, seven_digits)
                 else:

@@ -19,7 +19,7 @@ from depthmup_flax.data import Dataset, batch_indices, eval_batches, train_batch
 from depthmup_flax.engine.multi_step import Call, CallLength
 from depthmup_flax.parallel import sharding
 from depthmup_flax.util.errors import Preempted, RunStopped
-from depthmup_flax.util.types import Batch
+from depthmup_flax.util.types import Batch, HostBatch
 
 T = TypeVar("T")
 
@@ -130,8 +130,28 @@ def train_calls(
         yield watched
 
 
-def held_out_batches(dataset: Dataset, batch_size: int, mesh: jax.sharding.Mesh, waiting: Waiting) -> Iterator[Batch]:
-    """The test split once, with a ``mask``; ``batch_size`` is rounded up to a multiple of the mesh's parts of a batch.
+def host_test_batches(dataset: Dataset, size: int, rows: slice | np.ndarray, *, masked: bool) -> Iterator[HostBatch]:
+    """The test split once, on the host.
+
+    ``masked``: the last batch is filled up, and each has a ``mask``. Otherwise the last one has fewer examples, which
+    every process reads.
+    """
+    if masked:
+        yield from eval_batches(dataset.test, size, rows=rows)
+        return
+    whole = len(dataset.test) // size * size
+    for start in range(0, whole, size):
+        yield dataset.test.read(np.arange(start, start + size)[rows])
+    if whole < len(dataset.test):
+        yield dataset.test.read(np.arange(whole, len(dataset.test)))
+
+
+def held_out_batches(
+    dataset: Dataset, batch_size: int, mesh: jax.sharding.Mesh, waiting: Waiting, *, masked: bool
+) -> Iterator[Batch]:
+    """`host_test_batches` on the devices; ``batch_size`` is rounded up to a multiple of the mesh's parts of a batch.
+
+    An incomplete batch is copied to every device.
 
     Raises:
       RunStopped, Preempted: as `train_calls`, and `Preempted` between two batches.
@@ -139,7 +159,13 @@ def held_out_batches(dataset: Dataset, batch_size: int, mesh: jax.sharding.Mesh,
     parts = sharding.batch_shards(mesh)
     size = parts * math.ceil(min(batch_size, len(dataset.test)) / parts)
     rows = sharding.local_rows(mesh, size)
-    batches = (sharding.put_batch(batch, rows, size, mesh) for batch in eval_batches(dataset.test, size, rows=rows))
+    whole = math.inf if masked else len(dataset.test) // size
+
+    def put(i: int, batch: HostBatch) -> Batch:
+        return sharding.put_batch(batch, rows, size, mesh) if i < whole else sharding.put_everywhere(batch, mesh)
+
+    on_host = host_test_batches(dataset, size, rows, masked=masked)
+    batches = (put(i, batch) for i, batch in enumerate(on_host))
     with contextlib.closing(read_ahead_if_streamed(dataset, batches, waiting)) as watched:
         for batch in watched:
             if waiting.preempted():

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import clu.metrics
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -19,18 +18,13 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import get_field, make_parametrization, optimizer_kwargs, set_field, validate
 from depthmup_flax.data import Dataset, load, steps_of_epoch
+from depthmup_flax.engine.losses import CrossEntropy, Loss
 from depthmup_flax.engine.multi_step import Periods
+from depthmup_flax.engine.network import network_task, our_functions, row_major_gradients, state_of, without_boxes
 from depthmup_flax.engine.norms import norms
-from depthmup_flax.engine.step import (
-    TrainState,
-    TrainStep,
-    init_state,
-    make_eval_step,
-    make_train_step,
-    row_major_gradients,
-    state_of,
-)
-from depthmup_flax.engine.task import Task, Values
+from depthmup_flax.engine.step import TrainState, new_state
+from depthmup_flax.engine.task import Hyper, Task
+from depthmup_flax.engine.workload import Workload
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.parallel.sharding import MESH_AXES, on_whole_matrices, state_shardings
 from depthmup_flax.records.table import CONTINUOUS, SEED
@@ -44,8 +38,13 @@ from depthmup_flax.rule.optimizer import depthmup, freeze, warmup_schedule
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.rule.roles import axes_from_annotations, info_from_annotations, init_shapes, variable_shapes
+from depthmup_flax.user_code.model_functions import ModelFunctions
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.types import ArrayTree, Batch, InfoTree
+from depthmup_flax.util.types import ArrayTree, InfoTree
+
+
+def _same(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    return optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,61 +73,58 @@ class Experiment:
         return float(self.parameters) * self.total_steps * self.config.train.batch_size
 
     @functools.cached_property
-    def task(self) -> Task:
+    def workload(self) -> Workload:
         """What the programs of `depthmup_flax.engine` train; its hyperparameters are those of `hyperparameters`."""
         config, train = self.config, self.config.train
-        prepare = functools.partial(self.dataset.prepare, config.data.augment)
-        eval_every = train.eval_every or self.epoch_steps
+        return Workload(
+            task=self._task(),
+            dataset=self.dataset,
+            prepare=functools.partial(self.dataset.prepare, config.data.augment),
+            batch_size=train.batch_size,
+            eval_batch_size=train.eval_batch_size,
+            periods=Periods(
+                self.total_steps, train.log_every, train.eval_every or self.epoch_steps, train.checkpoint_every
+            ),
+            average_from=max(0, self.total_steps - (train.average_steps or self.epoch_steps)),
+            averaged=self.loss.averaged,
+            hyperparameters=hyperparameters(config),
+            cost=self.cost,
+            shapes=self.state_shapes(),
+            axes=self.axes,
+            tpu_lanes_task=self._task(row_major_gradients),
+            convolves=any(len(names) > 3 for names in self.axes.values()),  # more axes than layers, in, out
+            gradient_dtype=config.mesh.gradient_dtype,
+            measures=train.log_norms,
+            stall_timeout_s=train.stall_timeout_s,
+        )
 
-        def network(values: Values) -> tuple[nn.Module, optax.GradientTransformation, Any]:
-            seed, fields = values.get(SEED, config.seed), {path: x for path, x in values.items() if path != SEED}
+    @property
+    def loss(self) -> Loss:
+        """Of the outputs."""
+        return CrossEntropy(self.model)
+
+    def _task(self, change: Callable[[optax.GradientTransformation], optax.GradientTransformation] = _same) -> Task:
+        """The network as a task, whose optimizer is changed by ``change``."""
+        own = hyperparameters(self.config)
+
+        def network(hyper: Hyper) -> tuple[ModelFunctions, optax.GradientTransformation]:
+            fields = {path: x for path, x in hyper.items() if path != SEED and x is not own[path]}
             if not fields:
-                return self.model, self.optimizer, seed
-            changed = config.copy_and_resolve_references()
+                return our_functions(self.model), change(self.optimizer)
+            changed = self.config.copy_and_resolve_references()
             with changed.ignore_type():  # values may be traced
                 for path, value in fields.items():
                     set_field(changed, path, value)
             rule = make_parametrization(changed)
             optimizer = make_optimizer(changed, self.info, rule, self.total_steps)
-            return self.model.clone(parametrization=rule), optimizer, seed
+            return our_functions(self.model.clone(parametrization=rule)), change(optimizer)
 
-        def init(values: Values) -> TrainState:
-            return init_state(*network(values), self.dataset.input_spec)
-
-        def step(values: Values, *, row_major: bool = False) -> TrainStep:
-            model, optimizer, seed = network(values)
-            return make_train_step(
-                model,
-                row_major_gradients(optimizer) if row_major else optimizer,
-                prepare=lambda key, prepared: prepared,  # type: ignore[arg-type, return-value]
-                seed=seed,
-                log_every=train.log_every,
-                average_from=max(0, self.total_steps - (train.average_steps or self.epoch_steps)),
-                accumulate=train.accumulate,
-                measure=(lambda **trees: norms(self.info, trees)) if train.log_norms else None,
-            )
-
-        def evaluate(values: Values) -> Callable[[TrainState, Batch], clu.metrics.Collection]:
-            eval_step = make_eval_step(network(values)[0], prepare=prepare)
-            return lambda state, batch: eval_step(state.params, state.batch_stats, batch)
-
-        return Task(
-            dataset=self.dataset,
-            batch_size=train.batch_size,
-            eval_batch_size=train.eval_batch_size,
-            periods=Periods(self.total_steps, train.log_every, eval_every, train.checkpoint_every),
-            hyperparameters=hyperparameters(config),
-            cost=self.cost,
-            init=init,
-            shapes=self.state_shapes(),
-            axes=self.axes,
-            prepare=prepare,
-            step=step,
-            evaluate=evaluate,
-            convolves=any(len(names) > 3 for names in self.axes.values()),  # more axes than layers, in, out
-            gradient_dtype=config.mesh.gradient_dtype,
-            measures=train.log_norms,
-            stall_timeout_s=train.stall_timeout_s,
+        return network_task(
+            network,
+            self.dataset.input_spec,
+            self.loss,
+            accumulate=self.config.train.accumulate,
+            measure=(lambda **trees: norms(self.info, trees)) if self.config.train.log_norms else None,
         )
 
     def _updates(self) -> dict[str, Any]:
@@ -141,7 +137,8 @@ class Experiment:
 
     def state_shapes(self) -> TrainState:
         """A new training state with shapes and dtypes in place of arrays; computes nothing."""
-        return jax.eval_shape(functools.partial(state_of, optimizer=self.optimizer), self.variables)
+        of = lambda variables: new_state(state_of(*without_boxes(variables), self.optimizer), self.loss.averaged)
+        return jax.eval_shape(of, self.variables)
 
     def parameter_table(self) -> str:
         """`param_table` for the optimizer of this run; with the sharding, if ``config.mesh`` splits parameters."""
@@ -159,7 +156,7 @@ class Experiment:
         mesh = AbstractMesh(tuple(max(1, self.config.mesh[axis]) for axis in MESH_AXES), MESH_AXES)
         if mesh.shape["fsdp"] * mesh.shape["tensor"] == 1:
             return table
-        shapes = self.state_shapes().params
+        shapes = self.state_shapes().carry.params
         sharded = jax.tree.map(
             lambda x, place: x.update(sharding=place), shapes, state_shardings(shapes, self.axes, mesh)
         )

@@ -15,10 +15,10 @@ from depthmup_flax.records.table import SEED
 
 @dataclasses.dataclass(frozen=True)
 class LaneRun:
-    """A run that shares a program with others of its task."""
+    """A run that shares a program with others of its workload."""
 
     hash: str  # its name
-    hyperparameters: Mapping[str, float]  # those of the task, the seed included
+    hyperparameters: Mapping[str, float]  # those of the workload, the seed included
 
     @property
     def seed(self) -> int:

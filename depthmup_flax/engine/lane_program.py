@@ -1,8 +1,8 @@
 """One compiled program that trains many runs at a time, in lanes: vectorized on each device, spread over devices.
 
-Runs share it if they differ only in the seed and other hyperparameters of one task. ``per_device`` lanes are mapped by
-``vmap``; devices are the mesh axis ``lanes`` and do not communicate. With one lane per device the program is the plain
-training step.
+Runs share it if they differ only in the seed and other hyperparameters of one workload. ``per_device`` lanes are mapped
+by ``vmap``; devices are the mesh axis ``lanes`` and do not communicate. With one lane per device the program is the
+plain training step.
 
 Axes in names: ``K`` lanes of all devices, ``V`` lanes of a device, ``U`` distinct seeds on a device, ``D`` devices.
 """
@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
-import clu.metrics
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,13 +22,14 @@ from flax import struct
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from depthmup_flax.data import eval_batches
-from depthmup_flax.engine.device_batches import Waiting, batch_of, calls, read_ahead_if_streamed
+from depthmup_flax.engine.device_batches import Waiting, batch_of, calls, host_test_batches, read_ahead_if_streamed
 from depthmup_flax.engine.lane_layout import LaneRun, cohorts, lay_out
+from depthmup_flax.engine.means import Means
 from depthmup_flax.engine.multi_step import Call
 from depthmup_flax.engine.program import Program
 from depthmup_flax.engine.step import Stepped, TrainState, batch_key
-from depthmup_flax.engine.task import Task, Values
+from depthmup_flax.engine.task import Hyper
+from depthmup_flax.engine.workload import Workload
 from depthmup_flax.parallel import sharding
 from depthmup_flax.records.table import SEED
 from depthmup_flax.util.types import ArrayTree, Batch
@@ -67,10 +67,10 @@ class Lanes:
 
 
 class LaneProgram(Program):
-    """Trains up to ``capacity`` runs of one task at a time, fewer if ``one_seed`` leaves lanes empty.
+    """Trains up to ``capacity`` runs of one workload at a time, fewer if ``one_seed`` leaves lanes empty.
 
     Args:
-      task, mesh, data: see `Program`; the mesh is from `lane_mesh`.
+      workload, mesh, data: see `Program`; the mesh is from `lane_mesh`.
       runs: all that may be trained.
       per_device: lanes on each device.
       one_seed: the lanes of a device have the same seed and so the same examples; see `lay_out`.
@@ -80,16 +80,22 @@ class LaneProgram(Program):
     """
 
     def __init__(
-        self, task: Task, runs: Sequence[LaneRun], mesh: Mesh, per_device: int, one_seed: bool, data: Batch | None
+        self,
+        workload: Workload,
+        runs: Sequence[LaneRun],
+        mesh: Mesh,
+        per_device: int,
+        one_seed: bool,
+        data: Batch | None,
     ) -> None:
-        super().__init__(task, mesh, data, dataclasses.replace(task.periods, eval_every=0, checkpoint_every=0))
+        super().__init__(workload, mesh, data, dataclasses.replace(workload.periods, eval_every=0, checkpoint_every=0))
         self.per_device, self.one_seed, self.capacity = per_device, one_seed, per_device * mesh.size
         self._seeds_per_device = 1 if one_seed else min(per_device, len({run.seed for run in runs}))
-        # The runs may agree in a value that is not the task's, which may be that of a run of another shard.
-        differs = lambda name: any(run.hyperparameters[name] != task.hyperparameters[name] for run in runs)
+        # The runs may agree in a value that is not the workload's, which may be that of a run of another shard.
+        differs = lambda name: any(run.hyperparameters[name] != workload.hyperparameters[name] for run in runs)
         self._names = sorted({SEED, *filter(differs, runs[0].hyperparameters)})
         # Axes of a call's examples: S if there are several steps, U of all devices, B, ...
-        self._leading = mesh.size * self._seeds_per_device, task.batch_size
+        self._leading = mesh.size * self._seeds_per_device, workload.batch_size
         self._split = LANES if self.call_length.most == 1 else P(None, _AXIS)
         self._abstract_values: LaneValues = self._placed(self._laid_out(runs[:1]).values, LANES)
         started = time.perf_counter()
@@ -120,7 +126,7 @@ class LaneProgram(Program):
     def calls(self, lanes: Lanes, first_step: int) -> Generator[Call, None, None]:
         """The data of the calls from ``first_step`` on; to be closed."""
         seeds = np.asarray(lanes.values.seeds_DU).tolist()
-        on_host = calls(self.task.dataset, seeds, self.task.batch_size, first_step, self.call_length)
+        on_host = calls(self.workload.dataset, seeds, self.workload.batch_size, first_step, self.call_length)
         place = self._place(self._split)
         return self._watched(Call(call.count, jax.device_put(call.examples, place)) for call in on_host)
 
@@ -134,16 +140,19 @@ class LaneProgram(Program):
         return jax.jit(lambda state: jax.tree.map(take, state), out_shardings=self._place(LANES))(state)
 
     def test(self, state: TrainState, lanes: Lanes) -> list[dict[str, float]]:
-        """``test_loss`` and ``test_accuracy`` of every lane."""
-        test, size, place = self.task.dataset.test, self.task.eval_batch_size, self._place(P())
+        """``test_loss`` and other metrics of every lane; none without an evaluation."""
+        if not self.workload.evaluates:
+            return [{} for _ in lanes.runs_K]
+        size, place = self.workload.eval_batch_size, self._place(P())
         if self.per_device > 1:
             # Activations of all lanes are alive at once: no more of them than a training step has.
-            size = min(size, 2 * self.task.batch_size)
-        on_devices = (jax.device_put(batch, place) for batch in eval_batches(test, min(size, len(test))))
+            size = min(size, 2 * self.workload.batch_size)
+        dataset, masked = self.workload.dataset, self.workload.task.masked
+        on_host = host_test_batches(dataset, min(size, len(dataset.test)), slice(None), masked=masked)
+        on_devices = (jax.device_put(batch, place) for batch in on_host)
         with contextlib.closing(self._watched(on_devices)) as batches:
             metrics = jax.device_get(self._evaluated(state, lanes.values, batches))
-        values = (lane.compute() for lane in unstacked(metrics))
-        return [{"test_loss": lane["loss"], "test_accuracy": lane["accuracy"]} for lane in values]
+        return [lane.means("test_") for lane in unstacked(metrics)]
 
     def seconds_per_run_step(self, runs: Sequence[LaneRun]) -> float:
         """The measured time of a training step divided by the number of lanes."""
@@ -183,7 +192,7 @@ class LaneProgram(Program):
         return Lanes(runs_K, lane_of, values)
 
     def _init_lanes(self, values_V: LaneValues) -> TrainState:
-        return _mapped(self.task.init, self.per_device)(values_V.values_K)
+        return _mapped(self.workload.init, self.per_device)(values_V.values_K)
 
     def _take_steps(self, state_V: TrainState, values_V: LaneValues, call: Call, data: Batch | None) -> TrainState:
         take = lambda state: super(LaneProgram, self)._take_steps(state, values_V, call, data)
@@ -192,15 +201,15 @@ class LaneProgram(Program):
 
     def _step(self, values_V: LaneValues, data: Batch | None, state: TrainState, examples_U: Any) -> Stepped:
         """``state``: of all lanes, or of the only one, without an axis of lanes."""
-        several, row_major = self.per_device > 1, sharding.platform(self.mesh) == "tpu"
+        several, on_tpu = self.per_device > 1, sharding.platform(self.mesh) == "tpu"
         values: Any = values_V.values_K if several else _first(values_V.values_K)
         step = state.step[0] if several else state.step  # the same in all lanes
 
         def prepare(seed: jax.Array, examples: Any) -> Any:
-            return self.task.prepare(batch_key(seed, step), batch_of(self.task.dataset, data, examples))
+            return self.workload.prepare(batch_key(seed, step), batch_of(self.workload.dataset, data, examples))
 
-        def train(state: TrainState, values: Values, batch: Any) -> Stepped:
-            return self.task.step(values, row_major=row_major)(state, batch)
+        def train(state: TrainState, values: Hyper, batch: Any) -> Stepped:
+            return self.workload.step(values, tpu_lanes=on_tpu)(state, batch)
 
         batch_U = _mapped(prepare, self._seeds_per_device)(values_V.seeds_DU, examples_U)
         if self._seeds_per_device == 1:  # the lanes share a prepared batch
@@ -210,8 +219,8 @@ class LaneProgram(Program):
         batch_V = jax.tree.map(lambda x: x[values_V.seed_place_K], batch_U)
         return jax.vmap(train)(state, values, batch_V)
 
-    def _evaluate_lanes(self, state_V: TrainState, values_V: LaneValues, batch: Batch) -> clu.metrics.Collection:
-        on_batch = lambda state, values: self.task.evaluate(values)(state, batch)
+    def _evaluate_lanes(self, state_V: TrainState, values_V: LaneValues, batch: Batch) -> Means:
+        on_batch = lambda state, values: self.workload.evaluate(values)(state, batch)
         return _mapped(on_batch, self.per_device)(state_V, values_V.values_K)
 
     def _on_devices(self, function: Callable[..., T], *specs: Any) -> Callable[..., T]:
@@ -222,7 +231,7 @@ class LaneProgram(Program):
         return NamedSharding(self.mesh, spec)
 
     def _watched(self, items: Generator[T, None, None]) -> Generator[T, None, None]:
-        return read_ahead_if_streamed(self.task.dataset, items, Waiting(self.task.stall_timeout_s))
+        return read_ahead_if_streamed(self.workload.dataset, items, Waiting(self.workload.stall_timeout_s))
 
 
 def unstacked(tree: ArrayTree) -> list[Any]:

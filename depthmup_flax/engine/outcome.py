@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 
-from depthmup_flax.engine.step import TrainState
+from depthmup_flax.engine.step import TrainState, without_carry
 from depthmup_flax.records.table import COMPLETED, DIVERGED, finite_or_none
 from depthmup_flax.util.types import Json
 
@@ -26,13 +26,14 @@ class Outcome:
     train_loss_avg: float | None
     test_loss: float | None
     test_accuracy: float | None
+    test_metrics: dict[str, float | None]  # other metrics of the evaluation
     steps: int
     diverged_at_step: int | None
 
 
 def read(state: TrainState) -> TrainState:
-    """The numbers of ``state`` on the host, without its parameters and optimizer state; waits for the device."""
-    return jax.device_get(dataclasses.replace(state, params=None, batch_stats=None, opt_state=None))
+    """The numbers of ``state`` on the host, without what the task carries; waits for the device."""
+    return jax.device_get(without_carry(state))
 
 
 def outcome(
@@ -47,24 +48,26 @@ def outcome(
 
     Args:
       numbers: `read` of the last state.
-      test: ``test_loss`` and ``test_accuracy``, if it was evaluated.
+      test: ``test_loss`` and other metrics, if it was evaluated.
       to_json: rounds a number; ``None`` for one that is not finite.
       finite: whether the parameters are finite, as far as known.
       recovers: a run that ends with finite losses has completed, even if an earlier loss was not finite.
     """
+    test_loss = (test or {}).get("test_loss", 0.0)
     diverged_at = int(numbers.nonfinite_step) if numbers.nonfinite_step >= 0 else None
-    if diverged_at is None and not (finite and (test is None or math.isfinite(test["test_loss"]))):
+    if diverged_at is None and not (finite and math.isfinite(test_loss)):
         diverged_at = int(numbers.step)  # the last update was one too many
     completed = diverged_at is None
     if recovers and test is not None:
-        completed = finite and bool(np.isfinite(numbers.last_loss)) and math.isfinite(test["test_loss"])
-    evaluated = test if completed else None
+        completed = finite and bool(np.isfinite(numbers.last_loss)) and math.isfinite(test_loss)
+    evaluated = {name: to_json(value) for name, value in (test or {}).items()} if completed else {}
     return Outcome(
         status=COMPLETED if completed else DIVERGED,
         train_loss=to_json(float(numbers.last_loss)),
-        train_loss_avg=to_json(numbers.final.means()[0]),
-        test_loss=to_json(evaluated["test_loss"]) if evaluated else None,
-        test_accuracy=to_json(evaluated["test_accuracy"]) if evaluated else None,
+        train_loss_avg=to_json(numbers.final.means()["loss"]),
+        test_loss=evaluated.pop("test_loss", None),
+        test_accuracy=evaluated.pop("test_accuracy", None),
+        test_metrics=evaluated,
         steps=int(numbers.step),
         diverged_at_step=diverged_at,
     )
@@ -78,8 +81,14 @@ def summary(result: Json) -> str:
         text = f"diverged: the loss was not finite at step {result['diverged_at_step']}"
     else:
         loss = "not finite" if result["train_loss_avg"] is None else f"{result['train_loss_avg']:.4f}"
-        text = f"completed: {result['steps']} steps, train loss {loss}, "
-        text += f"test loss {result['test_loss']:.4f}, test accuracy {result['test_accuracy']:.1%}"
+        text = f"completed: {result['steps']} steps, train loss {loss}{test_text(result)}"
     if bad := result.get("bad_examples"):
         text += f", bad examples skipped: {bad}"
     return f"{text}, {result['wall_time_s']:.0f} s"
+
+
+def test_text(result: Json) -> str:
+    """``, test loss 0.1234, test accuracy 97.3%``: what there is of it."""
+    loss, accuracy = result.get("test_loss"), result.get("test_accuracy")
+    text = "" if loss is None else f", test loss {loss:.4f}"
+    return text if accuracy is None else f"{text}, test accuracy {accuracy:.1%}"

@@ -1,4 +1,4 @@
-"""The compiled programs of a task, wherever it runs."""
+"""The compiled programs of a workload, wherever it runs."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-import clu.metrics
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from depthmup_flax.engine import multi_step
+from depthmup_flax.engine.means import Means
 from depthmup_flax.engine.multi_step import Call, CallLength, Periods, abstract_examples, take_steps
 from depthmup_flax.engine.step import Stepped, TrainState, evaluate
-from depthmup_flax.engine.task import Task
+from depthmup_flax.engine.workload import Workload
 from depthmup_flax.parallel import sharding
 from depthmup_flax.process.compiler_options import drawing_options
 from depthmup_flax.util.types import ArrayTree, Batch
 
 
 class Program(abc.ABC):
-    """Initializes, trains and evaluates a task, with the placement of a subclass.
+    """Initializes, trains and evaluates a workload, with the placement of a subclass.
 
     Args:
-      task: what is trained.
+      workload: what is trained.
       mesh: of the devices.
       data: from `depthmup_flax.engine.device_batches.put_train_data`.
       periods: of the run, or of the runs.
@@ -40,11 +40,13 @@ class Program(abc.ABC):
     _leading: tuple[int, ...]  # axes of one step's examples, the last of them B
     _split: P  # of a call's examples
     _steps: jax.stages.Wrapped  # (state, values, call, data) -> state; the state is donated
-    _evaluate: jax.stages.Wrapped  # (state, values, batch) -> EvalMetrics
+    _evaluate: jax.stages.Wrapped  # (state, values, batch) -> Means
 
-    def __init__(self, task: Task, mesh: Mesh, data: Batch | None, periods: Periods, *, measures: bool = False) -> None:
-        self.task, self.mesh, self.periods, self._data = task, mesh, periods, data
-        self.call_length = CallLength(most_steps(task, mesh), periods, measures=measures)
+    def __init__(
+        self, workload: Workload, mesh: Mesh, data: Batch | None, periods: Periods, *, measures: bool = False
+    ) -> None:
+        self.workload, self.mesh, self.periods, self._data = workload, mesh, periods, data
+        self.call_length = CallLength(most_steps(workload, mesh), periods, measures=measures)
         self._drawing = drawing_options(sharding.platform(mesh))
 
     def traced(self) -> jax.stages.Traced:
@@ -59,12 +61,12 @@ class Program(abc.ABC):
         step = lambda state, examples: self._step(values, data, state, examples)[0]
         return take_steps(step, state, call, self.call_length.most)
 
-    def _evaluated(self, state: TrainState, values: Any, batches: Iterable[Batch]) -> clu.metrics.Collection:
+    def _evaluated(self, state: TrainState, values: Any, batches: Iterable[Batch]) -> Means:
         return evaluate(functools.partial(self._evaluate, state, values), batches)
 
     def _arguments(self) -> tuple[TrainState, Any, Call, Batch | None]:
         """Shapes, dtypes and shardings of the arguments of `_steps`."""
-        most, dataset = self.call_length.most, self.task.dataset
+        most, dataset = self.call_length.most, self.workload.dataset
         examples = abstract_examples(dataset, (*[most] * (most > 1), *self._leading))
         call = Call(self._placed(np.int32(0), P()), self._placed(examples, self._split))
         return self.abstract_state, self._abstract_values, call, self._data
@@ -75,13 +77,13 @@ class Program(abc.ABC):
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=place), tree)
 
 
-def most_steps(task: Task, mesh: Mesh) -> int:
-    """The most steps in a call of the task's program.
+def most_steps(workload: Workload, mesh: Mesh) -> int:
+    """The most steps in a call of the workload's program.
 
     It is 1 for streamed examples, which arrive one batch at a time; for several processes, which agree after every step
     on whether to stop; for convolutions on a CPU, which can be ten times slower in a loop; and on GPUs, which were not
     measured. On a TPU a step in a loop takes 1.00 to 1.03 times a single call, by XLA's estimate.
     """
-    streamed, several = task.dataset.placement == "stream", jax.process_count() > 1
-    pays = {"cpu": not task.convolves, "tpu": True}.get(sharding.platform(mesh), False)
+    streamed, several = workload.dataset.placement == "stream", jax.process_count() > 1
+    pays = {"cpu": not workload.convolves, "tpu": True}.get(sharding.platform(mesh), False)
     return multi_step.MOST_STEPS if pays and not (streamed or several) else 1

@@ -55,14 +55,21 @@ def printed(
     text.append(f"width ratio m = {m:g}, depth ratio r = {r:g}; factors are relative to the base model")
     if doubt:
         text += ["", *_wrapped(doubt, "")]
-    for n, finding in enumerate(findings, start=1):
-        text += ["", *_wrapped(f"{n}. {finding.name}: {finding.text}", "   "), f"   write: {finding.code}"]
+    text += [line for lines in listed(findings) for line in ("", *lines)]
     if not doubt and not any(finding.certain for finding in findings):
         text += ["", "Nothing is missing." if not findings else "Nothing else is missing."]
     for note in notes:
         sentences, *code = f"Note: {note}".split("\n")
         text += ["", *_wrapped(sentences, ""), *(f"   {line}" for line in code)]
     return "\n".join(text)
+
+
+def listed(findings: Sequence[Finding]) -> list[list[str]]:
+    """The lines of each finding, with the code to write."""
+    return [
+        [*_wrapped(f"{n}. {finding.name}: {finding.text}", "   "), f"   write: {finding.code}"]
+        for n, finding in enumerate(findings, start=1)
+    ]
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

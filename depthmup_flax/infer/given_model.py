@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import re
 from collections.abc import Callable, Mapping
@@ -188,7 +189,8 @@ def _equinox(model: Any, kwargs: Mapping[str, Any]) -> tuple[ArrayTree, ArrayTre
 
     def apply(params: ArrayTree, state: ArrayTree, batch: ArrayTree) -> Any:
         module = eqx.combine(params, state, static)
-        return jax.vmap(lambda *example: module(*example, **kwargs))(*arguments_of(batch))
+        key = {"key": jax.random.key(0)} if "key" in inspect.signature(type(module).__call__).parameters else {}
+        return jax.vmap(lambda *example: module(*example, **{**key, **kwargs}))(*arguments_of(batch))
 
     return params, jax.tree.map(_abstract, state), apply
 

@@ -14,7 +14,7 @@ from depthmup_flax.util.errors import InputError
 
 # Names of biases and scales. They act entrywise, so they are vectors of any rank: an attention bias has heads and their
 # size, a scanned bias has a layer axis.
-VECTOR_NAMES = frozenset({"bias", "scale", "beta", "gamma", "b", "g"})
+VECTOR_NAMES = frozenset({"bias", "scale", "offset", "beta", "gamma", "b", "g"})
 
 # Tables of positions and learned tokens are input weights that by custom are not decayed.
 _POSITION = re.compile(r"(^|_)pos(?![a-z])|pos_?emb|position|^wpe$")

@@ -130,7 +130,8 @@ def make_plan(step: PlannedStep) -> Plan:
 
 def memory_of(step: PlannedStep, limit: int | None) -> Memory:
     """The memory of a compiled step, or of one that the compiler refused."""
-    trees = (step.state.params, step.state.batch_stats), step.state.opt_state, step.data
+    carry = step.state.carry
+    trees = (carry.params, carry.collections), carry.opt_state, step.data
     parameters, optimizer, data = map(_bytes_on_device, trees)
     if isinstance(step.compiled, OutOfMemory):
         refusal = step.compiled

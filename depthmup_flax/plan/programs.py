@@ -90,7 +90,7 @@ def compile_run(
     sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)
     data = abstract_train_data(experiment.dataset, mesh)
     started = time.perf_counter()
-    program = ShardedProgram(experiment.task, mesh, data)
+    program = ShardedProgram(experiment.workload, mesh, data)
     traced = program.traced()
     compiled = unless_out_of_memory(traced.lower().compile)
     seconds = time.perf_counter() - started

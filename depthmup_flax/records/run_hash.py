@@ -50,6 +50,8 @@ ADDED: Mapping[str, Any] = {
     "model.experts": 0,
     "model.experts_per_token": 2,
     "optimizer.decay_width_exponent": 0.0,
+    "loss": "cross_entropy",
+    "hyper": {},
 }
 
 

@@ -57,6 +57,7 @@ class Record:
     train_loss_slices: list[float | None]  # mean training loss of each time slice
     test_loss: float | None = None  # after training, like the accuracy; None for a diverged run
     test_accuracy: float | None = None
+    test_metrics: dict[str, float | None] = dataclasses.field(default_factory=dict)  # other metrics of the evaluation
     diverged_at_step: int | None = None  # the first step whose loss was not finite
     wall_time_s: float = 0.0  # the run's share of its program's wall time
     lanes: int = 1  # number of runs that the program trained together on one device
@@ -112,7 +113,7 @@ _SIZE: _Kind = ("a whole number of at least 1, below 2^62", lambda value: type(v
 _LOSS: _Kind = ("a number or null", lambda value: type(value) is float or value is None)
 _FIELDS: dict[str, _Kind] = {
     **dict.fromkeys(("run", "device"), _STRING),
-    **dict.fromkeys(("point", "versions"), _OBJECT),
+    **dict.fromkeys(("point", "versions", "test_metrics"), _OBJECT),
     **dict.fromkeys(("seed", "steps"), _COUNT),
     **dict.fromkeys(("width", "depth", "parameters", "slice_steps", "lanes"), _SIZE),
     **dict.fromkeys(("train_loss", "train_loss_avg", "test_loss", "test_accuracy"), _LOSS),

@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import json
 import logging
-import operator
 import pathlib
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import jax
 import orbax.checkpoint as ocp
+from flax.traverse_util import flatten_dict, unflatten_dict
 from orbax.checkpoint import checkpoint_managers as policies
 
 from depthmup_flax.parallel.fingerprints import fingerprint
@@ -38,7 +38,7 @@ class Checkpointer:
 
     Args:
       directory: created if absent; holds one folder per step.
-      keep: number of latest checkpoints to keep, besides the one with the highest ``test_accuracy``.
+      keep: number of latest checkpoints to keep, besides the one with the highest `score`.
     """
 
     def __init__(self, directory: pathlib.Path, keep: int) -> None:
@@ -48,9 +48,8 @@ class Checkpointer:
         self._directory = directory if buckets.is_bucket(directory) else directory.absolute()
         self._failure: BaseException | None = None  # of the background threads
         self._wait_for_others = ocp.multihost.get_barrier_sync_fn()
-        accuracy = operator.itemgetter("test_accuracy")
         latest = policies.LatestN(keep)
-        best = policies.BestN(n=1, get_metric_fn=accuracy, keep_checkpoints_without_metrics=False)
+        best = policies.BestN(n=1, get_metric_fn=score, keep_checkpoints_without_metrics=False)
         # A single process waits for storage without limit, as the clock may jump. One of several must time out, as the
         # others wait for it. The timeout for creating directories in the background cannot be set.
         several = jax.process_count() > 1
@@ -59,7 +58,7 @@ class Checkpointer:
             in_background.timeout_secs = 10**9
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy([latest, best]),
-            best_fn=accuracy,  # Orbax then stores the metrics, so that the best is known after a restart
+            best_fn=score,  # Orbax then stores the metrics, so that the best is known after a restart
             async_options=in_background,
         )
         if distributed.is_first():
@@ -84,7 +83,7 @@ class Checkpointer:
     ) -> None:
         """Copies ``state`` off the devices and returns; the files are then written in the background, atomically.
 
-        ``step`` is larger than that of every checkpoint. ``test_accuracy`` in ``metrics`` selects the best checkpoint.
+        ``step`` is larger than that of every checkpoint. The `score` of ``metrics`` selects the best checkpoint.
         """
         description = {**meta, "fingerprint": fingerprint(state)}
         description["digest"] = _digest(description)
@@ -248,21 +247,27 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
     return sorted(int(name) for name in folders if name.isdigit())
 
 
+def score(metrics: Mapping[str, float]) -> float:
+    """By which checkpoints are compared: the test accuracy, or the negative test loss of what has no accuracy."""
+    return float(metrics["test_accuracy"] if "test_accuracy" in metrics else -metrics["test_loss"])
+
+
 def best_step(directory: pathlib.Path) -> int | None:
-    """The step with the highest ``test_accuracy``, of equal ones the latest; ``None`` if none was evaluated."""
-    accuracies = {}
+    """The step with the highest `score`, of equal ones the latest; ``None`` if none was evaluated."""
+    scores = {}
     for step in saved_steps(directory):
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError):  # not evaluated, or damaged
             metrics = json.loads((directory / str(step) / "metrics" / "metrics").read_bytes())
-            accuracies[step] = float(metrics["test_accuracy"])
-    return max(accuracies, key=lambda step: (accuracies[step], step), default=None)
+            scores[step] = score(metrics)
+    return max(scores, key=lambda step: (scores[step], step), default=None)
 
 
 def read_checkpoint(path: str | pathlib.Path, parts: Collection[str] = ()) -> tuple[Json, Json]:
     """State, on the first device, and description of a checkpoint such as ``runs/digits/checkpoints/700``.
 
-    The state is a tree of dictionaries: ``params``, ``batch_stats``, ``opt_state``, ``step`` and the running averages;
-    with ``parts``, only those of them. It may have been written on any number of devices and processes.
+    The state is a tree of dictionaries: ``carry``, which is what the task's step carries, ``step`` and the running
+    averages; with ``parts``, such as ``carry/params``, only those of them. It may have been written on any number of
+    devices and processes.
 
     Raises:
       InputError: there is no checkpoint, or it is damaged.
@@ -285,9 +290,11 @@ def _read_state(path: pathlib.Path, parts: Collection[str]) -> Json:
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     handler = ocp.PyTreeCheckpointHandler()
     stored = dict(handler.metadata(path).tree)
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), {k: stored[k] for k in parts or stored}
-    )
+    if parts:
+        flat = flatten_dict(stored, keep_empty_nodes=True, sep="/")
+        within = lambda path: any(f"{path}/".startswith(f"{part}/") for part in parts)
+        stored = unflatten_dict({path: leaf for path, leaf in flat.items() if within(path)}, sep="/")
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), stored)
     places = ocp.checkpoint_utils.construct_restore_args(shapes)
     return dict(handler.restore(path, args=ocp.args.PyTreeRestore(shapes, restore_args=places, partial_restore=True)))
 

@@ -80,7 +80,7 @@ def sample_text(experiment: Experiment, dataset: TextDataset, state: TrainState)
     """The text of a language model after a newline; a function of its parameters and seed."""
     tokens = generate(
         experiment.model,
-        {"params": state.params, "batch_stats": state.batch_stats},
+        {"params": state.carry.params, **state.carry.collections},
         [dataset.tokenizer.newline],
         SAMPLE_TOKENS,
         key=jax.random.key(experiment.config.seed),

@@ -230,8 +230,8 @@ def load_run(directory: str | os.PathLike[str], which: str | int = "latest") -> 
         config=config,
         model=create_model(num_classes=data.num_classes, parametrization=rule, **config.model),
         rule=rule,
-        params=state["params"],
-        batch_stats=state["batch_stats"],
+        params=state["carry"]["params"],
+        batch_stats=state["carry"].get("collections", {}).get("batch_stats", {}),
         info=info_from_json(meta["param_info"]),
         metrics=read_metrics(path / "metrics.jsonl"),
         result=read_json(path / "result.json", _RESTORE) if (path / "result.json").exists() else None,
@@ -262,7 +262,7 @@ def _read(path: pathlib.Path, which: str | int, config: ConfigDict) -> tuple[int
     step = _chosen_step(path, which, config)
     while True:
         try:
-            return step, *read_checkpoint(path / "checkpoints" / str(step), ("params", "batch_stats"))
+            return step, *read_checkpoint(path / "checkpoints" / str(step), ("carry/params", "carry/collections"))
         except InputError:
             # The run may be training: it deletes its older checkpoints.
             previous, step = step, _chosen_step(path, which, config)

@@ -84,8 +84,8 @@ def _better(
     programs: GroupPrograms, runs: Sequence[Run], option: int, program: LaneProgram, seconds: float
 ) -> tuple[LaneProgram, float] | None:
     """The program with another number of lanes, if it is worth a compilation, fits and is faster."""
-    left = len(runs) * program.task.periods.total * seconds
-    slower = program.task.convolves and sharding.platform(programs.mesh) == "cpu"
+    left = len(runs) * program.workload.periods.total * seconds
+    slower = program.workload.convolves and sharding.platform(programs.mesh) == "cpu"
     worth = _WORTH_OF_CONVOLUTIONS_ON_CPU if slower else _WORTH
     if left < worth * program.compile_s or (other := _fitting(programs, runs, option)) is None:
         return None

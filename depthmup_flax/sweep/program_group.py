@@ -72,14 +72,14 @@ class GroupPrograms:
     """
 
     def __init__(self, group: Group, mesh: Mesh, data: Batch | None) -> None:
-        self.group, self.task, self.mesh, self._data = group, group.experiment.task, mesh, data
+        self.group, self.workload, self.mesh, self._data = group, group.experiment.workload, mesh, data
         self.compiled: dict[tuple[int, bool], LaneProgram] = {}
 
     def get(self, per_device: int, one_seed: bool) -> LaneProgram:
         """The program with ``per_device`` lanes on each device, all of one seed or of any."""
         key = per_device, one_seed
         if key not in self.compiled:
-            self.compiled[key] = LaneProgram(self.task, self.group.runs, self.mesh, *key, self._data)
+            self.compiled[key] = LaneProgram(self.workload, self.group.runs, self.mesh, *key, self._data)
         return self.compiled[key]
 
     def for_runs(self, runs: Sequence[LaneRun], per_device: int) -> LaneProgram:

@@ -71,7 +71,7 @@ class SweepProgress:
     def train(self, cohort: Cohort) -> None:
         """Counts the runs of ``cohort`` as running until `update`."""
         self._cohort, self._first_step, self._compiling = cohort, cohort.step, False
-        cost = len(cohort.runs) * cohort.program.task.cost
+        cost = len(cohort.runs) * cohort.program.workload.cost
         self._cost_left -= cost * cohort.step / cohort.program.periods.total  # done before an interruption
         self._show(_TRAINING_EVERY_S)
 
@@ -113,7 +113,7 @@ class SweepProgress:
         program = self._cohort.program
         total = program.periods.total
         steps = (total if to_its_end else self._cohort.step) - self._first_step
-        return len(self._cohort.runs) * program.task.cost * steps / total
+        return len(self._cohort.runs) * program.workload.cost * steps / total
 
     def _show(self, every_s: float) -> None:
         now = time.perf_counter()

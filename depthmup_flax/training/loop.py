@@ -9,7 +9,7 @@ import logging
 import math
 import pathlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 from ml_collections import ConfigDict
@@ -124,7 +124,7 @@ def _train(run: _Run) -> Json:
                     return run.result()
             if evaluates:
                 test = run.evaluate_and_save()
-                if not math.isfinite(test["test_loss"]) and run.stops_on_divergence:
+                if not _is_finite(test) and run.stops_on_divergence:
                     return run.result(test)
             elif saves:
                 run.save()
@@ -138,6 +138,10 @@ def _train(run: _Run) -> Json:
     run.write_sample()
     run.save(test, wait=True)
     return result
+
+
+def _is_finite(test: Mapping[str, float]) -> bool:
+    return math.isfinite(test.get("test_loss", 0.0))
 
 
 def _built(config: ConfigDict, writers: Sequence[Writer]) -> tuple[Experiment, jax.sharding.Mesh]:
@@ -199,9 +203,9 @@ class _Run:
     ) -> None:
         self._experiment, self._mesh, self._directory, self._claim = experiment, mesh, directory, claim
         self._started, self._elapsed_before_s = time.perf_counter(), 0.0
-        self.program = ShardedProgram(experiment.task, mesh, put_train_data(experiment.dataset, mesh))
+        self.program = ShardedProgram(experiment.workload, mesh, put_train_data(experiment.dataset, mesh))
         self.preemption = Preemption()
-        self._waiting = Waiting(experiment.task.stall_timeout_s, lambda: self.preemption.asked)
+        self._waiting = Waiting(experiment.workload.stall_timeout_s, lambda: self.preemption.asked)
         self._checkpoints = RunCheckpoints(experiment, directory / "checkpoints")
         restored, self._evaluated = self._checkpoints.restore(self.program.abstract_state), False
         if restored is None:
@@ -210,7 +214,7 @@ class _Run:
             self.state, meta = restored
             self._elapsed_before_s, self._evaluated = meta["elapsed_s"], meta["evaluated"]
         self.step = self._first_step = int(self.state.step)
-        self._metrics: Metrics = {}  # of the last step that was logged
+        self._metrics: Metrics = {}  # further ones of the last step that was logged
         self._rate = jax.jit(learning_rate(experiment.config, experiment.total_steps))
         self._log = RunLog(experiment, writers, directory, self.step, self._evaluated)
         if distributed.is_first():
@@ -233,8 +237,8 @@ class _Run:
         return self._experiment.config.train.stop_on_divergence
 
     def calls(self) -> contextlib.AbstractContextManager[Iterator[Call]]:
-        task, seed, length = self._experiment.task, self._experiment.config.seed, self.program.call_length
-        return train_calls(task.dataset, seed, task.batch_size, self.step, self._mesh, length, self._waiting)
+        workload, seed, length = self._experiment.workload, self._experiment.config.seed, self.program.call_length
+        return train_calls(workload.dataset, seed, workload.batch_size, self.step, self._mesh, length, self._waiting)
 
     def next_call(self, calls: Iterator[Call]) -> Call:
         with self._saving_if_data_fail():
@@ -247,8 +251,10 @@ class _Run:
         if first:
             self.program.compile()
         after = self.step + int(call.count)
-        if self._experiment.task.measures and self.program.periods.logs_at(after):
-            self.state, self._metrics = self.program.take_measured(self.state, call)
+        if self._experiment.workload.measures and self.program.periods.logs_at(after):
+            self.state, metrics = self.program.take_measured(self.state, call)
+            averaged = self._experiment.workload.averaged
+            self._metrics = {name: value for name, value in metrics.items() if name not in averaged}
         else:
             self.state = self.program.take(self.state, call)
         self.step = after
@@ -259,28 +265,31 @@ class _Run:
     def log(self, numbers: TrainState) -> None:
         """Shows and writes what happened since the last log; ``numbers``: `read` of the state."""
         self._check_claim(now=True)  # the first row creates TensorBoard's file
-        loss, accuracy = numbers.recent.means()
-        rate, norms = float(self._rate(self.step - 1)), jax.device_get(self._metrics)
-        values = {"train_loss": loss, "train_accuracy": accuracy, "learning_rate": rate}
-        steps_per_s = self._log.train(self.step, values | {name: float(norm) for name, norm in norms.items()})
+        rate, more = float(self._rate(self.step - 1)), jax.device_get(self._metrics)
+        values = {**numbers.recent.means("train_"), "learning_rate": rate}
+        steps_per_s = self._log.train(self.step, values | {name: float(value) for name, value in more.items()})
         if steps_per_s is not None:
             self.program.call_length.adapt(steps_per_s)
 
     def evaluate(self) -> dict[str, float]:
-        """``test_loss`` and ``test_accuracy`` of the current state over the test split."""
-        task = self._experiment.task
+        """``test_loss`` and other metrics of the current state over the test split; none without an evaluation."""
+        workload, waiting = self._experiment.workload, self._waiting
+        if not workload.evaluates:
+            return {}
         with self._saving_if_data_fail():
-            batches = held_out_batches(task.dataset, task.eval_batch_size, self._mesh, self._waiting)
-            values = self.program.evaluate(self.state, batches).compute()
-        return {"test_loss": float(values["loss"]), "test_accuracy": float(values["accuracy"])}
+            batches = held_out_batches(
+                workload.dataset, workload.eval_batch_size, self._mesh, waiting, masked=workload.task.masked
+            )
+            return self.program.evaluate(self.state, batches).means("test_")
 
     def evaluate_and_save(self) -> dict[str, float]:
         """Evaluates, writes a row of metrics, and, unless the loss is not finite, a checkpoint."""
         with self._log.paused():
             test = self.evaluate()
             self._check_claim(now=True)
-            self._log.test(self.step, test)
-            if math.isfinite(test["test_loss"]):
+            if test:
+                self._log.test(self.step, test)
+            if _is_finite(test):
                 self.save(test)
         return test
 

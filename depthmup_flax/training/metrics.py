@@ -57,14 +57,16 @@ class RunLog:
 
     def train(self, step: int, metrics: Mapping[str, float]) -> float | None:
         """Shows and writes training metrics, and the speed; returns steps per second, if it is known."""
-        units_per_s = self._progress.update(step, metrics["train_loss"], metrics["train_accuracy"])
+        units_per_s = self._progress.update(step, metrics["train_loss"], metrics.get("train_accuracy"))
         self._write(step, metrics if units_per_s is None else {**metrics, f"{self._unit}_per_s": units_per_s})
         return units_per_s and units_per_s / self._progress.units_per_step
 
     def test(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows and writes an evaluation."""
         self._write(step, metrics)
-        self.note(f"step {step}  test loss {metrics['test_loss']:.4f}  test acc {metrics['test_accuracy']:.1%}")
+        self.note(
+            f"step {step}  test loss {metrics['test_loss']:.4f}{_accuracy(metrics.get('test_accuracy'), '  test')}"
+        )
 
     def upload(self) -> None:
         """Returns when the work directory, in a bucket perhaps, holds all rows; call it before a checkpoint."""
@@ -119,20 +121,21 @@ class Progress:
             self._bar.update(step - self._step)
         self._step, self._seconds, self._since = step, 0.0, time.perf_counter()
 
-    def update(self, step: int, loss: float, accuracy: float) -> float | None:
+    def update(self, step: int, loss: float, accuracy: float | None) -> float | None:
         """Shows the progress; returns units per second, ``None`` while the speed is unknown."""
         steps, seconds = step - self._step, self._seconds + time.perf_counter() - self._since
         rate = steps * self.units_per_step / seconds if steps and seconds else None
         speed = "" if rate is None else f"{rate:,.0f} {self._unit}/s"
         self.restart(step)
         if self._bar is not None:
-            self._bar.set_postfix_str(f"loss {loss:.4f}, acc {accuracy:.1%}, {speed}")
+            self._bar.set_postfix_str(f"loss {loss:.4f}{_accuracy(accuracy, ',')}, {speed}")
         else:
             if rate is not None:
                 left = (self._total - step) * self.units_per_step / rate
                 speed = f"  {speed}  ETA {tqdm.format_interval(left)}"
             epoch = step / self._steps_per_epoch
-            self.note(f"step {step}/{self._total}  epoch {epoch:.1f}  loss {loss:.4f}  acc {accuracy:.1%}{speed}")
+            losses = f"loss {loss:.4f}{_accuracy(accuracy, ' ')}"
+            self.note(f"step {step}/{self._total}  epoch {epoch:.1f}  {losses}{speed}")
         return rate
 
     def note(self, text: str) -> None:
@@ -144,6 +147,10 @@ class Progress:
         """Ends the bar."""
         if self._bar is not None:
             self._bar.close()
+
+
+def _accuracy(value: float | None, before: str) -> str:
+    return "" if value is None else f"{before} acc {value:.1%}"
 
 
 def _drop_rows_after(path: pathlib.Path, step: int, evaluated: bool) -> None:

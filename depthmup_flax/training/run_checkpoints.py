@@ -79,7 +79,7 @@ class RunCheckpoints:
             except RunStopped:
                 self.wait()  # the last one with equal copies may still be being written
                 raise
-        self.finite = bool(is_finite(state))
+        self.finite = bool(is_finite(self._experiment.workload.task, state))
         if self._train.stop_on_divergence:
             self.finite = self.finite and int(state.nonfinite_step) < 0
         elif not self.finite:
@@ -95,7 +95,7 @@ class RunCheckpoints:
             "bad_examples": self.bad_examples(),
         }
         first()
-        self._checkpointer.save(step, state, meta, test)
+        self._checkpointer.save(step, state, meta, test or None)
 
     def bad_examples(self) -> list[int]:
         """The examples that `Dataset.bad_examples` marks in any process, or did in an earlier attempt."""

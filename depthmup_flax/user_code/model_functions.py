@@ -52,7 +52,12 @@ class ModelFunctions:
         """Shapes of (params, state); ``inputs`` may be shapes. Nothing is computed."""
         return jax.eval_shape(lambda inputs: self.init(jax.random.key(0), inputs), inputs)
 
-    def auditable(self, inputs: ArrayTree) -> tuple[Any, dict[str, bool]]:
+    def outputs(self, inputs: ArrayTree) -> Any:
+        """Shapes of the outputs in training; ``inputs`` may be shapes."""
+        run = lambda key, inputs: self.apply(*self.init(key, inputs), inputs, train=True, key=key)[0]
+        return jax.eval_shape(lambda inputs: run(jax.random.key(0), inputs), inputs)
+
+    def auditable(self, inputs: ArrayTree) -> tuple[Any, dict[str, Any]]:
         """What `depthmup_flax.audit` takes as a model, in training, and the arguments of its call."""
         if self.linen is not None:  # with its annotations, and fields that say what the width is
             return self.linen, adapters.training_flags(type(self.linen).__call__, True)
@@ -161,6 +166,6 @@ def _wrapped(
 def _of_other_kind(model: Any, name: str) -> str:
     return (
         f"{name} gives {type(model).__name__}: it must return a Linen module, an NNX module (and take rngs), an "
-        "Equinox module (and take key), a Haiku Transformed, or a pair (init, apply) with init(key, inputs) -> params and "
-        "apply(params, inputs) -> outputs."
+        "Equinox module (and take key), a Haiku Transformed, or a pair (init, apply) with init(key, inputs) "
+        "-> params and apply(params, inputs) -> outputs."
     )

@@ -12,7 +12,8 @@ import pytest
 
 import depthmup_flax as dm
 from depthmup_flax.engine import cross_entropy
-from depthmup_flax.engine.step import init_state, make_eval_step, make_train_step
+from depthmup_flax.engine.losses import CrossEntropy
+from depthmup_flax.engine.network import make_train_step
 from depthmup_flax.nn.layers import LogitFactors
 
 TOKENS = np.random.default_rng(1).integers(0, 7, (4, 12), np.int32)
@@ -83,19 +84,17 @@ def filled(shapes):
 def trained(model, accumulate=1, learning_rate=0.1):
     """Losses and accuracies of three steps, and the last parameters."""
     optimizer = optax.sgd(learning_rate)
-    step = make_train_step(
-        model, optimizer, prepare=tokens_and_next, seed=0, log_every=1, average_from=0, accumulate=accumulate
-    )
-    shapes = jax.eval_shape(lambda: init_state(model, optimizer, 0, jax.ShapeDtypeStruct((1, 12), jnp.int32)))
+    init, step = make_train_step(model, optimizer, prepare=tokens_and_next, seed=0, accumulate=accumulate)
+    shapes = jax.eval_shape(lambda: init(jax.ShapeDtypeStruct((1, 12), jnp.int32)))
     state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    state = state.replace(params=filled(state.params))
+    state = state.replace(carry=state.carry.replace(params=filled(state.carry.params)))
 
     def take(state, _):
         state, _ = step(state, {"tokens": TOKENS})
-        return state, (state.last_loss, state.recent.accuracy)
+        return state, (state.last_loss, state.recent.totals["accuracy"])
 
     state, values = jax.lax.scan(take, state, None, length=2)
-    return jnp.stack(values), state.params
+    return jnp.stack(values), state.carry.params
 
 
 def run(model, accumulate=1):
@@ -132,10 +131,11 @@ def test_runs_that_train_together_in_parts_train_as_alone(monkeypatch):
 def test_the_test_loss_in_parts_is_that_of_whole_logits(monkeypatch):
     model = MODELS["untied"]
     params = filled(jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), TOKENS)))["params"])
-    batch = {"tokens": TOKENS, "mask": jnp.array([1, 1, 1, 0])}
+    mask, (inputs, labels) = jnp.array([1, 1, 1, 0]), tokens_and_next(None, {"tokens": TOKENS})
 
     def values():
-        return jax.jit(make_eval_step(model, prepare=tokens_and_next))(params, {}, batch).compute()
+        outputs = functools.partial(model.apply, {"params": params}, inputs, train=False)
+        return jax.jit(lambda: CrossEntropy(model).evaluate(outputs, labels, mask))().means()
 
     expected = values()
     monkeypatch.setattr(cross_entropy, "MOST_BYTES", 100)

@@ -67,7 +67,7 @@ def program_of(experiment, mesh, accumulate=1, **fields):
     model = experiment.model.clone(param_dtype=jnp.float64, dtype="float64", **fields)
     variables = variable_shapes(model, experiment.dataset.input_spec)
     replaced = dataclasses.replace(experiment, config=config, model=model, variables=variables)
-    return ShardedProgram(replaced.task, mesh, put_train_data(experiment.dataset, mesh))
+    return ShardedProgram(replaced.workload, mesh, put_train_data(experiment.dataset, mesh))
 
 
 def trained(experiment, mesh, accumulate=1, **fields):
@@ -90,9 +90,9 @@ def compared(model, layouts):
         losses, state = trained(experiment, mesh)
         # Random projections of the parameters, so that all of them are compared.
         rng = np.random.default_rng(0)
-        marks = [float(np.sum(np.asarray(p) * rng.normal(size=p.shape))) for p in jax.tree.leaves(state.params)]
+        marks = [float(np.sum(np.asarray(p) * rng.normal(size=p.shape))) for p in jax.tree.leaves(state.carry.params)]
         split = [
-            path_name(path) for path, p in jax.tree_util.tree_flatten_with_path(state.params)[0]
+            path_name(path) for path, p in jax.tree_util.tree_flatten_with_path(state.carry.params)[0]
             if not p.sharding.is_fully_replicated
         ]  # fmt: skip
         found[name] = {"losses": losses, "marks": marks, "split": split}
@@ -123,7 +123,8 @@ def language_model(tied):
         lowered = program_of(experiment, mesh).traced().lower()
     found["parts"] = losses
     found["split"] = {
-        path_name(path): list(p.sharding.spec) for path, p in jax.tree_util.tree_flatten_with_path(state.params)[0]
+        path_name(path): list(p.sharding.spec)
+        for path, p in jax.tree_util.tree_flatten_with_path(state.carry.params)[0]
         if 256 in p.shape
     }  # fmt: skip
     text = lowered.compile().as_text()
@@ -257,7 +258,7 @@ def fused_attention_parts():
 
 def step_of(experiment):
     prepare = functools.partial(experiment.dataset.prepare, experiment.config.data.augment)
-    step = experiment.task.step({})
+    step = experiment.workload.step({})
     return lambda state, batch: step(state, prepare(batch_key(0, state.step), batch))[0]
 
 
@@ -274,7 +275,7 @@ def memory():
     experiment, found = build(config), {}
     for fsdp in (1, 2, 4, 8):
         mesh = sharding.make_mesh({"data": -1, "fsdp": fsdp, "tensor": 1})
-        program = ShardedProgram(experiment.task, mesh, None)
+        program = ShardedProgram(experiment.workload, mesh, None)
         shapes = program.abstract_state
         shardings = jax.tree.map(lambda x: x.sharding, shapes)
         with train_calls(experiment.dataset, 0, 16, 0, mesh, program.call_length, Waiting()) as calls:

@@ -40,7 +40,7 @@ def step(config):
 
 def test_the_planned_program_is_the_one_that_training_compiles(config, step):
     experiment, mesh = build(config), sharding.make_mesh(config.mesh)
-    program = ShardedProgram(experiment.task, mesh, put_train_data(experiment.dataset, mesh))
+    program = ShardedProgram(experiment.workload, mesh, put_train_data(experiment.dataset, mesh))
     trained = parse(program.traced().lower().compile().as_text())
     operations = lambda program: [(one.opcode, one.shape, times) for one, _, times in program.executed()]
     assert operations(trained) == operations(parse(step.compiled.as_text()))

@@ -51,7 +51,7 @@ def test_predictions_of_the_test_set_have_the_accuracy_and_the_loss_of_the_resul
 
 def test_a_run_has_the_numbers_the_config_and_the_roles_that_it_saved(undisturbed):
     run = dm.load_run(str(undisturbed))
-    jax.tree.map(np.testing.assert_array_equal, run.params, last_state(undisturbed)["params"])
+    jax.tree.map(np.testing.assert_array_equal, run.params, last_state(undisturbed)["carry"]["params"])
     assert run.result == json.loads((undisturbed / "result.json").read_text())
     assert config_hash(run.config) == run.result["config_hash"]
     assert repr(run) == f"TrainedRun({str(undisturbed)!r}, step 240: res_mlp, width 16, depth 4, 2,208 parameters)"
@@ -80,7 +80,7 @@ def test_the_best_checkpoint_is_the_one_with_the_highest_test_accuracy(copied):
     best = dm.load_run(copied, which="best")
     assert best.step == 180
     state, _ = read_checkpoint(copied / "checkpoints" / "180")
-    jax.tree.map(np.testing.assert_array_equal, best.params, state["params"])
+    jax.tree.map(np.testing.assert_array_equal, best.params, state["carry"]["params"])
     assert dm.load_run(copied, which=180).step == 180
     shutil.rmtree(copied / "checkpoints/180/metrics")
     assert dm.load_run(copied, which="best").step == 240

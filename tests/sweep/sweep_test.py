@@ -24,7 +24,7 @@ from depthmup_flax.engine.device_batches import put_train_data
 from depthmup_flax.engine.lane_layout import cohorts, lay_out, one_seed_fits
 from depthmup_flax.engine.lane_program import lane_mesh
 from depthmup_flax.engine.multi_step import CallLength, Periods
-from depthmup_flax.engine.step import row_major_gradients
+from depthmup_flax.engine.network import row_major_gradients
 from depthmup_flax.records.table import Record, read_records, read_sweep
 from depthmup_flax.sweep import at_scale, lane_count, powers_of_two, runner, sweep_config
 from depthmup_flax.sweep.dry_run import describe
@@ -373,7 +373,7 @@ def test_lanes_that_a_tpu_refuses_to_compile_do_not_fit(lanes):
         task = types.SimpleNamespace(periods=Periods(1000, 1), convolves=False)
         measured = lambda runs: 1.0 / n
         return types.SimpleNamespace(
-            per_device=n, compile_s=0.0, bytes_per_device=0, task=task, seconds_per_run_step=measured
+            per_device=n, compile_s=0.0, bytes_per_device=0, workload=task, seconds_per_run_step=measured
         )
 
     programs, runs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs), expand(small_sweep())
@@ -390,7 +390,7 @@ def test_measuring_takes_more_lanes_only_where_they_are_faster():
         per_device: int
         compile_s: float = 0.0
         bytes_per_device: int = 0
-        task: object = None
+        workload: object = None
         per_lane: object = None
 
         def seconds_per_run_step(self, runs):
@@ -398,7 +398,7 @@ def test_measuring_takes_more_lanes_only_where_they_are_faster():
 
     def chosen(per_lane, hint=1, compile_s=0.0, convolves=False):
         task = types.SimpleNamespace(periods=Periods(1000, 1), convolves=convolves)
-        for_runs = lambda runs, n: Fake(n, compile_s, task=task, per_lane=per_lane)
+        for_runs = lambda runs, n: Fake(n, compile_s, workload=task, per_lane=per_lane)
         programs = types.SimpleNamespace(mesh=lane_mesh(), for_runs=for_runs)
         return lane_count.choose_program(programs, list(range(64)), None, hint)[0].per_device
 

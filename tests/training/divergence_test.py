@@ -90,7 +90,8 @@ def test_stopping_is_no_part_of_the_hash():
 
 
 def test_a_state_is_finite_if_no_parameter_is_nan_or_infinite_and_no_moment_is_nan():
-    state = build(config()).task.init({})
+    workload = build(config()).workload
+    state = workload.init({})
 
     def with_first(tree, value):
         leaves, structure = jax.tree.flatten(tree)
@@ -98,12 +99,15 @@ def test_a_state_is_finite_if_no_parameter_is_nan_or_infinite_and_no_moment_is_n
         leaves[place] = leaves[place].at[(0,) * leaves[place].ndim].set(value)
         return jax.tree.unflatten(structure, leaves)
 
-    assert is_finite(state)
+    def finite_with(**carry):
+        return is_finite(workload.task, state.replace(carry=state.carry.replace(**carry)))
+
+    assert finite_with()
     for value in (jnp.nan, jnp.inf, -jnp.inf):
-        assert not is_finite(state.replace(params=with_first(state.params, value)))
-    assert not is_finite(state.replace(opt_state=with_first(state.opt_state, jnp.nan)))
-    assert is_finite(state.replace(opt_state=with_first(state.opt_state, jnp.inf)))  # none yet
-    assert is_finite(state.replace(last_loss=jnp.float32(jnp.nan)))
+        assert not finite_with(params=with_first(state.carry.params, value))
+    assert not finite_with(opt_state=with_first(state.carry.opt_state, jnp.nan))
+    assert finite_with(opt_state=with_first(state.carry.opt_state, jnp.inf))  # none yet
+    assert is_finite(workload.task, state.replace(last_loss=jnp.float32(jnp.nan)))
 
 
 def test_a_checkpoint_is_read_with_its_config_and_predicts(undisturbed):
@@ -111,7 +115,7 @@ def test_a_checkpoint_is_read_with_its_config_and_predicts(undisturbed):
     experiment = build(config())
     assert meta["config"] == json.loads(json.dumps(experiment.config.to_dict()))
     images, labels = experiment.dataset.prepare("none", None, experiment.dataset.test.arrays())
-    logits = jax.jit(experiment.model.apply)({"params": state["params"]}, images)
+    logits = jax.jit(experiment.model.apply)({"params": state["carry"]["params"]}, images)
     accuracy = float((logits.argmax(-1) == labels).mean())
     assert accuracy == pytest.approx(json.loads((undisturbed / "result.json").read_text())["test_accuracy"], abs=0.005)
     assert np.asarray(state["step"]) == 240

@@ -18,7 +18,7 @@ from depthmup_flax.config.fields import config_hash, default_config, differences
 from depthmup_flax.data import load as read_data
 from depthmup_flax.engine.experiment import build
 from depthmup_flax.engine.multi_step import CallLength
-from depthmup_flax.engine.step import init_state, make_train_step
+from depthmup_flax.engine.network import make_train_step
 from depthmup_flax.rule.info_trees import info_from_json
 from depthmup_flax.runs.checkpoint import Checkpointer
 from depthmup_flax.runs.trained import load_run
@@ -112,15 +112,12 @@ def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(finished):
     config, result = tiny(), json.loads((finished / "result.json").read_text())
     experiment = build(config)
     data = experiment.dataset
-    step = jax.jit(
-        make_train_step(
-            experiment.model, experiment.optimizer, prepare=functools.partial(data.prepare, "none"), seed=0,
-            log_every=1, average_from=0,
-        )
-    )  # fmt: skip
+    prepare = functools.partial(data.prepare, "none")
+    init, step = make_train_step(experiment.model, experiment.optimizer, prepare=prepare, seed=0)
+    step = jax.jit(step)
     from depthmup_flax.data import batch_indices
 
-    state, each = init_state(experiment.model, experiment.optimizer, 0, data.input_spec), []
+    state, each = init(data.input_spec), []
     for t in range(12):
         state, _ = step(state, data.train.read(batch_indices(0, t, len(data.train), 16)))
         each.append(float(state.last_loss))
@@ -128,7 +125,7 @@ def test_losses_in_the_result_are_those_of_a_loop_written_by_hand(finished):
     assert result["train_loss_avg"] == pytest.approx(np.mean(each[-5:]), rel=1e-4)
     assert rows(finished)[0]["train_loss"] == pytest.approx(np.mean(each[:3]), rel=1e-4)
     images = data.test.arrays()["image"].astype(np.float32) / 255
-    logits = jax.jit(experiment.model.apply)({"params": state.params}, (images - data.mean) / data.std)
+    logits = jax.jit(experiment.model.apply)({"params": state.carry.params}, (images - data.mean) / data.std)
     accuracy = float((logits.argmax(-1) == data.test.arrays()["label"]).mean())
     assert result["test_accuracy"] == pytest.approx(accuracy, abs=0.005)
 
@@ -197,7 +194,7 @@ def trained_on_one_and_on_eight_devices(config, tmp_path):
 def test_eight_devices_train_like_one(tmp_path):
     """Float sums in another order: the tolerance is rounding, not luck."""
     config = tiny(data={"augment": "cifar"}, train={"batch_size": 64, "steps": 20, "eval_every": 10})
-    one, eight = (state["params"] for state in trained_on_one_and_on_eight_devices(config, tmp_path))
+    one, eight = (state["carry"]["params"] for state in trained_on_one_and_on_eight_devices(config, tmp_path))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), one, eight)
     first, last = (json.loads((tmp_path / n / "result.json").read_text()) for n in ("1", "8"))
     assert first["train_loss"] == pytest.approx(last["train_loss"], rel=1e-4)
@@ -255,20 +252,14 @@ def test_a_mapped_learning_rate_gives_the_losses_of_single_runs():
 
     def curve(eta):
         optimizer = adamw(eta, experiment.info, experiment.parametrization)
-        step = make_train_step(
-            experiment.model,
-            optimizer,
-            prepare=functools.partial(data.prepare, "none"),
-            seed=0,
-            log_every=1,
-            average_from=0,
-        )
+        prepare = functools.partial(data.prepare, "none")
+        init, step = make_train_step(experiment.model, optimizer, prepare=prepare, seed=0)
 
         def body(state, batch):
             state, _ = step(state, batch)
             return state, state.last_loss
 
-        return jax.lax.scan(body, init_state(experiment.model, optimizer, 0, data.input_spec), stacked)[1]
+        return jax.lax.scan(body, init(data.input_spec), stacked)[1]
 
     etas = jnp.array([1e-3, 3e-3, 1e-2, jnp.nan])
     together, alone = jax.jit(jax.vmap(curve))(etas), jax.jit(curve)

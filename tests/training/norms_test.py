@@ -75,7 +75,7 @@ def test_norms_are_those_of_a_step_by_hand(finished, step):
     experiment = build(short_run(True))
     data, info = experiment.dataset, experiment.info
     before, after = (
-        read_checkpoint(finished[True] / "checkpoints" / str(number), ["params"])[0]["params"]
+        read_checkpoint(finished[True] / "checkpoints" / str(number), ["carry/params"])[0]["carry"]["params"]
         for number in (step - 1, step)
     )
     images, labels = data.prepare("none", None, data.train.read(batch_indices(0, step - 1, len(data.train), 16)))
@@ -121,4 +121,4 @@ def test_a_sweep_measures_nothing():
     sweep = a_sweep(rates=1, depths=(2,))
     sweep.base.train.log_norms = True
     (group,) = plan(sweep, expand(sweep), LoadOnce())
-    assert not group.experiment.task.measures
+    assert not group.experiment.workload.measures

@@ -16,7 +16,9 @@ from interruption import interrupted_before
 from depthmup_flax import data
 from depthmup_flax.config import default_config
 from depthmup_flax.engine.experiment import build
-from depthmup_flax.engine.step import EvalMetrics, init_state, make_eval_step, make_train_step
+from depthmup_flax.engine.losses import CrossEntropy
+from depthmup_flax.engine.means import Means
+from depthmup_flax.engine.network import make_train_step
 from depthmup_flax.training.loop import train_and_evaluate
 
 PATTERN = "the rain in spain stays mainly in the plain.\n"
@@ -108,9 +110,9 @@ class Probe(nn.Module):
 
 def probe_losses(steps, seed):
     prepare = lambda key, batch: (batch["x"], batch["x"])
-    step = make_train_step(Probe(), optax.sgd(0.0), prepare=prepare, seed=seed, log_every=1, average_from=0)
+    init, step = make_train_step(Probe(), optax.sgd(0.0), prepare=prepare, seed=seed)
     step = jax.jit(step)
-    state = jax.jit(lambda: init_state(Probe(), optax.sgd(0.0), 0, jax.ShapeDtypeStruct((1, 8), jnp.int32)))()
+    state = jax.jit(lambda: init(jax.ShapeDtypeStruct((1, 8), jnp.int32)))()
     batch = {"x": jnp.zeros((4, 8), jnp.int32)}
     losses = []
     for _ in range(steps):
@@ -143,9 +145,9 @@ def test_the_key_of_dropout_is_none_that_augmentation_uses():
         record("augmentation", key)
         return batch["x"], batch["y"]
 
-    step = jax.jit(make_train_step(Spy(), optax.sgd(0.1), prepare=prepare, seed=0, log_every=1, average_from=0))
-    state = jax.jit(lambda: init_state(Spy(), optax.sgd(0.1), 0, jax.ShapeDtypeStruct((1, 2), jnp.float32)))()
-    jax.block_until_ready(step(state, {"x": jnp.ones((4, 2)), "y": jnp.zeros(4, jnp.int32)}))
+    init, step = make_train_step(Spy(), optax.sgd(0.1), prepare=prepare, seed=0)
+    state = jax.jit(lambda: init(jax.ShapeDtypeStruct((1, 2), jnp.float32)))()
+    jax.block_until_ready(jax.jit(step)(state, {"x": jnp.ones((4, 2)), "y": jnp.zeros(4, jnp.int32)}))
     jax.effects_barrier()
 
     @jax.jit
@@ -172,15 +174,19 @@ def test_the_test_loss_is_the_mean_over_all_tokens_whatever_the_batch_size(file)
     dataset = load(f"text:{file}", context=16)
     model = Probe(vocab_size=dataset.num_classes)
     variables = model.init(jax.random.key(0), jnp.zeros((1, 16), jnp.int32))
-    step = make_eval_step(model, prepare=functools.partial(dataset.prepare, "shift"))
+
+    @jax.jit
+    def step(batch):
+        inputs, labels = dataset.prepare("shift", None, batch)
+        outputs = functools.partial(model.apply, variables, inputs)
+        return CrossEntropy(model).evaluate(outputs, labels, batch["mask"])
+
     inputs, labels = dataset.prepare("none", None, dataset.test.arrays())
     logits = model.apply(variables, inputs)
     expected = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
     for batch_size in (1, 4, 6):
-        total = EvalMetrics.empty()
-        for batch in data.eval_batches(dataset.test, batch_size):
-            total = total.merge(step(variables["params"], {}, batch))
-        values = total.compute()
+        batches = data.eval_batches(dataset.test, batch_size)
+        values = functools.reduce(Means.merge, map(step, batches)).means()
         assert float(values["loss"]) == pytest.approx(float(expected), rel=1e-5)
         assert float(values["accuracy"]) == pytest.approx(float((logits.argmax(-1) == labels).mean()), rel=1e-5)
 

@@ -1,0 +1,140 @@
+"""Losses: of examples by name, or a user's function of a whole batch."""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from depthmup_flax.engine.cross_entropy import cross_entropy, gradient_in_parts, in_parts, parts_of_loss
+from depthmup_flax.engine.means import Means
+from depthmup_flax.engine.task import Metrics
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree
+
+# Parameters -> outputs and updated collections.
+Apply = Callable[..., tuple[Any, ArrayTree]]
+
+
+class Loss(abc.ABC):
+    """The loss of a network's outputs."""
+
+    masked: bool  # see `depthmup_flax.engine.task.Task`
+    averaged: tuple[str, ...]  # names of the metrics
+
+    @abc.abstractmethod
+    def gradient(self, apply: Apply, params: ArrayTree, targets: Any) -> tuple[ArrayTree, Metrics, ArrayTree]:
+        """The gradient of the mean loss, the metrics, and the updated collections."""
+
+    @abc.abstractmethod
+    def evaluate(self, outputs: Callable[..., Any], targets: Any, mask: Any = None) -> Metrics | Means:
+        """The metrics of a test batch."""
+
+
+class OfExamples(Loss):
+    """A loss of each example.
+
+    Args:
+      metrics: ``(outputs, targets) -> {"loss": [B, ...], ...}``.
+      averaged: their names.
+    """
+
+    masked = True
+
+    def __init__(self, metrics: Callable[[Any, Any], Mapping[str, jax.Array]], averaged: tuple[str, ...]) -> None:
+        self._metrics, self.averaged = metrics, averaged
+
+    def gradient(self, apply: Apply, params: ArrayTree, targets: Any) -> tuple[ArrayTree, Metrics, ArrayTree]:
+        """See `Loss`."""
+
+        def loss(params: ArrayTree) -> tuple[jax.Array, tuple[Metrics, ArrayTree]]:
+            outputs, collections = apply(params)
+            metrics = {name: x.mean() for name, x in self._metrics(outputs, targets).items()}
+            return metrics["loss"], (metrics, collections)
+
+        grads, (metrics, collections) = jax.grad(loss, has_aux=True)(params)
+        return grads, metrics, collections
+
+    def evaluate(self, outputs: Callable[..., Any], targets: Any, mask: Any = None) -> Means:
+        """See `Loss`."""
+        return Means.of_examples(self._metrics(outputs(), targets), mask)
+
+
+class CrossEntropy(OfExamples):
+    """The cross-entropy of logits, which have one axis more than the labels; and the accuracy.
+
+    A `LanguageModel` whose logits are large returns `LogitFactors` of them.
+    """
+
+    averaged = ("loss", "accuracy")
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        super().__init__(_loss_and_accuracy, self.averaged)
+
+    def gradient(self, apply: Apply, params: ArrayTree, targets: Any) -> tuple[ArrayTree, Metrics, ArrayTree]:
+        """See `Loss`."""
+        if (parts := parts_of_loss(self._model, targets)) == 1:
+            return super().gradient(apply, params, targets)
+        factors, backward, collections = jax.vjp(functools.partial(apply, factors=True), params, has_aux=True)
+        (losses, right), factors_grad = gradient_in_parts(factors, targets, parts)
+        return backward(factors_grad)[0], {"loss": losses.mean(), "accuracy": right.mean()}, collections
+
+    def evaluate(self, outputs: Callable[..., Any], targets: Any, mask: Any = None) -> Means:
+        """See `Loss`."""
+        if (parts := parts_of_loss(self._model, targets)) == 1:
+            return super().evaluate(outputs, targets, mask)
+        losses, right = in_parts(outputs(factors=True), targets, parts)
+        return Means.of_examples({"loss": losses, "accuracy": right}, mask)
+
+
+def _loss_and_accuracy(logits: jax.Array, labels: jax.Array) -> Metrics:
+    losses, right = cross_entropy(logits, labels)
+    return {"loss": losses, "accuracy": right}
+
+
+def squared_errors(outputs: jax.Array, targets: jax.Array) -> Metrics:
+    """``(output - target)^2``."""
+    if jnp.shape(outputs) != jnp.shape(targets):
+        raise InputError(
+            f"loss is 'squared_error': the outputs have shape {jnp.shape(outputs)} and the targets "
+            f"{jnp.shape(targets)}. Give both the same shape."
+        )
+    return {"loss": jnp.square(outputs.astype(jnp.float32) - targets)}
+
+
+class OfBatch(Loss):
+    """A user's loss ``(outputs, targets) -> scalar`` of a batch; ``name`` is for messages."""
+
+    masked = False
+    averaged = ("loss",)
+
+    def __init__(self, function: Callable[[Any, Any], jax.Array], name: str) -> None:
+        self._function, self._name = function, name
+
+    def gradient(self, apply: Apply, params: ArrayTree, targets: Any) -> tuple[ArrayTree, Metrics, ArrayTree]:
+        """See `Loss`."""
+
+        def loss(params: ArrayTree) -> tuple[jax.Array, ArrayTree]:
+            outputs, collections = apply(params)
+            return self._scalar(outputs, targets), collections
+
+        (value, collections), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        return grads, {"loss": value}, collections
+
+    def evaluate(self, outputs: Callable[..., Any], targets: Any, mask: Any = None) -> Metrics:
+        """See `Loss`."""
+        return {"loss": self._scalar(outputs(), targets)}
+
+    def _scalar(self, outputs: Any, targets: Any) -> jax.Array:
+        value = jnp.asarray(self._function(outputs, targets))
+        if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
+            raise InputError(
+                f"loss is {self._name!r}: it returns {value.dtype}{list(value.shape)}. Return one floating-point "
+                "number, such as the mean over the batch."
+            )
+        return value

@@ -1,0 +1,127 @@
+"""One residual network, and a decoder, in the style of each library; ``edit`` names what its forward pass lacks."""
+
+import equinox as eqx
+import flax.linen as nn
+import haiku as hk
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+import depthmup_flax as dm
+
+RULE = dm.get_parametrization("depth_mup")
+WIDTH, DEPTH = 16, 2  # of the base
+VECTORS = jax.ShapeDtypeStruct((6, 5), jnp.float32)
+TOKENS = jax.ShapeDtypeStruct((2, 6), jnp.int32)
+
+
+def branch_factor(depth, edit):
+    return 1.0 if edit == "no_branch" else RULE.residual_multiplier(depth / DEPTH)
+
+
+def readout_factor(width, edit):
+    return 1.0 if edit == "no_readout" else RULE.readout_multiplier(width / WIDTH)
+
+
+class LinenNet(nn.Module):
+    width: int
+    depth: int
+    edit: str = ""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        h = nn.Dense(self.width, name="stem")(x)
+        for i in range(self.depth):
+            y = nn.BatchNorm(use_running_average=not train, name=f"norm_{i}")(h)
+            y = nn.Dropout(0.5, deterministic=not train)(nn.Dense(self.width, name=f"block_{i}")(nn.relu(y)))
+            h = h + branch_factor(self.depth, self.edit) * y
+        return nn.Dense(3, name="head")(h * readout_factor(self.width, self.edit))
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, width, depth, edit="", *, rngs):
+        self.stem, self.head = nnx.Linear(5, width, rngs=rngs), nnx.Linear(width, 3, rngs=rngs)
+        self.norm = nnx.List([nnx.BatchNorm(width, rngs=rngs) for _ in range(depth)])
+        self.block = nnx.List([nnx.Linear(width, width, rngs=rngs) for _ in range(depth)])
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.factors = branch_factor(depth, edit), readout_factor(width, edit)
+
+    def __call__(self, x):
+        h = self.stem(x)
+        for norm, block in zip(self.norm, self.block, strict=True):
+            h = h + self.factors[0] * self.drop(block(jax.nn.relu(norm(h))))
+        return self.head(h * self.factors[1])
+
+
+class EqxNet(eqx.Module):
+    stem: eqx.nn.Linear
+    norm: list
+    block: list
+    head: eqx.nn.Linear
+    factors: tuple
+    drop: eqx.nn.Dropout
+
+    def __init__(self, width, depth, edit="", *, key):
+        keys = jax.random.split(key, depth + 2)
+        self.stem, self.head = eqx.nn.Linear(5, width, key=keys[0]), eqx.nn.Linear(width, 3, key=keys[1])
+        self.norm = [eqx.nn.LayerNorm(width) for _ in range(depth)]
+        self.block = [eqx.nn.Linear(width, width, key=k) for k in keys[2:]]
+        self.factors = branch_factor(depth, edit), readout_factor(width, edit)
+        self.drop = eqx.nn.Dropout(0.5)
+
+    def __call__(self, x, key=None):
+        h = self.stem(x)
+        for norm, block in zip(self.norm, self.block, strict=True):
+            h = h + self.factors[0] * self.drop(block(jax.nn.relu(norm(h))), key=key)
+        return self.head(h * self.factors[1])
+
+
+def haiku_net(width, depth, edit=""):
+    def forward(x, is_training):
+        h = hk.Linear(width, name="stem")(x)
+        for i in range(depth):
+            y = hk.BatchNorm(True, True, 0.9, name=f"norm_{i}")(h, is_training)
+            h = h + branch_factor(depth, edit) * hk.Linear(width, name=f"block_{i}")(jax.nn.relu(y))
+        return hk.Linear(3, name="head")(h * readout_factor(width, edit))
+
+    return hk.transform_with_state(forward)
+
+
+def pair_net(width, depth, edit=""):
+    def init(key, x):
+        layer = lambda n, m: {"w": jax.random.normal(key, (n, m)), "b": jnp.zeros(m)}
+        blocks = {f"block_{i}": layer(width, width) for i in range(depth)}
+        return {"stem": layer(x.shape[-1], width), "head": layer(width, 3), **blocks}
+
+    def apply(params, x):
+        dense = lambda name, x: x @ params[name]["w"] + params[name]["b"]
+        h = dense("stem", x)
+        for i in range(depth):
+            h = h + branch_factor(depth, edit) * dense(f"block_{i}", jax.nn.relu(h))
+        return dense("head", h * readout_factor(width, edit))
+
+    return init, apply
+
+
+class Decoder(nn.Module):
+    """A transformer of heads of 8; their number must be even."""
+
+    width: int
+    depth: int
+    edit: str = ""
+
+    @nn.compact
+    def __call__(self, tokens, train=False):
+        heads = self.width // 8
+        h = nn.Embed(40, self.width, name="embed")(tokens)
+        for i in range(self.depth):
+            y = nn.LayerNorm(name=f"norm_a_{i}")(h)
+            mask = nn.make_causal_mask(tokens)
+            y = nn.MultiHeadDotProductAttention(heads, dropout_rate=0.1, name=f"attention_{i}")(
+                y, mask=mask, deterministic=not train
+            )
+            h = h + branch_factor(self.depth, self.edit) * nn.Dropout(0.1, deterministic=not train)(y)
+            y = nn.gelu(nn.Dense(4 * self.width, name=f"up_{i}")(nn.LayerNorm(name=f"norm_b_{i}")(h)))
+            h = h + branch_factor(self.depth, self.edit) * nn.Dense(self.width, name=f"down_{i}")(y)
+        h = nn.LayerNorm(name="norm")(h) * readout_factor(self.width, self.edit)
+        return nn.Dense(40, name="head")(h)
