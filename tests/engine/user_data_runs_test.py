@@ -1,6 +1,7 @@
 """Runs on the user's data: in memory, as records and as batches by seed; alone, in lanes, resumed, planned."""
 
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -66,18 +67,29 @@ def test_records_train_as_the_same_examples_in_memory(whole, tmp_path):
 
 
 def test_a_resumed_run_skips_the_batches_before_its_step(whole, tmp_path):
-    left = [OSError("storage")]
+    failed = str(tmp_path / "failed")
 
     def interrupted(seed):
         for step, batch in enumerate(batches(seed)):
-            if step == 9 and left:
-                raise left.pop()
+            if step == 9 and not os.path.exists(failed):
+                open(failed, "w").close()
+                raise OSError("storage")
             yield batch
 
     run = config(lambda: (interrupted, by_seed()[1]))
     with pytest.raises(UserCodeError, match="storage"):
-        train_and_evaluate(run, tmp_path)
-    np.testing.assert_allclose(losses(train_and_evaluate(run, tmp_path)), losses(whole), rtol=1e-5)
+        train_and_evaluate(run, tmp_path / "run")
+    np.testing.assert_allclose(losses(train_and_evaluate(run, tmp_path / "run")), losses(whole), rtol=1e-5)
+
+
+def test_without_a_test_split_nothing_is_evaluated(whole, tmp_path):
+    run = config(lambda: (in_memory()[0], None))
+    result = train_and_evaluate(run, tmp_path / "run")
+    assert losses(result) == (whole["train_loss"], None)
+    grids = {"rates": {"optimizer.learning_rate": (1e-3, 4e-3), "seed": (0,)}}
+    records = sweep(sweep_config(run, grids, figure="own", title="Own.", scale="smoke"), tmp_path / "s", lanes=0)
+    assert [record.status for record in records] == ["completed"] * 2
+    assert [record.test_loss for record in records] == [None] * 2
 
 
 @pytest.mark.parametrize("data", [in_memory, by_seed])
