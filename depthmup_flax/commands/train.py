@@ -50,6 +50,7 @@ def main(args: argparse.Namespace) -> int:
     workdir = start.workdir(args, "runs")
     result = train_and_evaluate(config, workdir, overwrite=args.overwrite)
     if result["status"] == COMPLETED and config.train.checkpoint and distributed.is_first():
-        what = '--prompt="Once"' if find_source(config.data.name)[0].kind == "text" else "image.png"
-        messages.next_step(f"depthmup predict {workdir} {what}")
+        kind = find_source(config.data.name)[0].kind
+        if kind != "arrays":
+            messages.next_step(f"depthmup predict {workdir} " + ('--prompt="Once"' if kind == "text" else "image.png"))
     return errors.PREEMPTED if result["status"] == PREEMPTED else 0

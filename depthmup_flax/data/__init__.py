@@ -1,19 +1,27 @@
-"""Images and text: named data sets with random access to their examples, and batches that depend only on (seed, step).
+"""Images, text and your own data: named data sets, and batches that depend only on (seed, step).
 
-``load(config.data)``, or ``from_arrays`` for your own images, returns a ``Dataset``. Sets in memory use
+``load(config.data)``, or ``from_arrays`` for images in memory, returns a ``Dataset``. Sets in memory use
 ``batch_indices``; larger ones use ``train_stream``, which yields the same batch at the same step. Each host reads its
 part of every batch. A new source is a module in ``sources`` and an entry in ``sources.registry``.
 
 ``Dataset.prepare`` turns a batch into inputs and labels on the device, inside the train step: images through
-``augment`` and ``normalize``, text through ``text.shift``.
+``augment`` and ``normalize``, text through ``text.shift``, your own data through your function.
 """
 
 from depthmup_flax.data.augmentation import AUGMENTATIONS, augment, normalize
-from depthmup_flax.data.batches import batch_indices, eval_batches, steps_per_epoch, train_batch, train_stream
+from depthmup_flax.data.batches import (
+    batch_indices,
+    eval_batches,
+    steps_of_epoch,
+    steps_per_epoch,
+    train_batch,
+    train_stream,
+)
 from depthmup_flax.data.dataset import DATA_DEFAULTS, DataConfig, Dataset, Split
 from depthmup_flax.data.images import ImageDataset, from_arrays
 from depthmup_flax.data.sources.registry import LoadOnce, load
 from depthmup_flax.data.text import TextDataset, Tokenizer
+from depthmup_flax.data.user_data import UserDataset
 
 __all__ = [
     "AUGMENTATIONS",
@@ -25,12 +33,14 @@ __all__ = [
     "Split",
     "TextDataset",
     "Tokenizer",
+    "UserDataset",
     "augment",
     "batch_indices",
     "eval_batches",
     "from_arrays",
     "load",
     "normalize",
+    "steps_of_epoch",
     "steps_per_epoch",
     "train_batch",
     "train_stream",

@@ -49,8 +49,10 @@ def augment(name: str, key: jax.Array | None, images: jax.Array) -> jax.Array:
 
 
 def check_augmentation(name: str, kind: str) -> None:
-    """InputError unless ``name`` is an augmentation of "images" or "text"."""
+    """InputError unless ``name`` is an augmentation of "images" or "text"; of "arrays" there is none."""
     names = ("none", "shift") if kind == "text" else tuple(AUGMENTATIONS)
+    if kind == "arrays" and name != "none":
+        raise InputError(f"data.augment is {name!r}: the data are yours. Use none, and augment in prepare(key, batch).")
     if name not in names:
         raise InputError(f"data.augment is {name!r}: {did_you_mean(name, names)}")
 

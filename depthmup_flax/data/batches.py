@@ -6,23 +6,33 @@ Training in memory and from a stream sees the same batches, and a resumed run ne
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from depthmup_flax.data.crops import crop_draws
 from depthmup_flax.data.dataset import Split
 from depthmup_flax.data.decoding import EncodedSplit
+from depthmup_flax.data.user_splits import BatchStream
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.extras import require
 from depthmup_flax.util.types import HostBatch
 
-if TYPE_CHECKING:
-    import grain
-
 Rows = slice | np.ndarray
 _MAX_STEPS = 2**40  # Grain needs a length
+
+
+def steps_of_epoch(split: Split, batch_size: int) -> int | None:
+    """`steps_per_epoch` of a training split; None for batches by seed, which have no epochs.
+
+    Raises:
+      InputError: there are no batches of this size.
+    """
+    if isinstance(split, BatchStream):
+        split.require_size(batch_size)
+        return None
+    return steps_per_epoch(len(split), batch_size)
 
 
 def steps_per_epoch(num_examples: int, batch_size: int) -> int:
@@ -58,6 +68,9 @@ def train_batch(split: Split, seed: int, step: int, batch_size: int, rows: Rows 
     Raises:
       InputError: ``batch_size`` exceeds the split, or an example cannot be read.
     """
+    if isinstance(split, BatchStream):
+        split.require_size(batch_size)
+        return {field: values[rows] for field, values in split.batch(seed, step).items()}
     indices = batch_indices(seed, step, len(split), batch_size)[rows]
     if isinstance(split, EncodedSplit) and split.config.augment == "resized_crop":
         return split.read(indices, crop_draws(seed, step, batch_size)[rows])
@@ -66,11 +79,15 @@ def train_batch(split: Split, seed: int, step: int, batch_size: int, rows: Rows 
 
 def train_stream(
     split: Split, seed: int, batch_size: int, start_step: int = 0, rows: Rows = slice(None)
-) -> grain.DatasetIterator[HostBatch]:
-    """An endless Grain iterator over ``train_batch`` from ``start_step``, read ahead in threads.
+) -> Iterator[HostBatch]:
+    """An endless iterator over ``train_batch`` from ``start_step``.
 
-    ``get_state`` and ``set_state`` (and Grain's checkpoint handler) save and restore the position, which is the step.
+    Examples with random access are read ahead in threads, by Grain, whose ``get_state`` and ``set_state`` (and
+    checkpoint handler) save and restore the position, which is the step. A user's batches by seed are read in order,
+    also those before ``start_step``.
     """
+    if isinstance(split, BatchStream):
+        return (train_batch(split, seed, step, batch_size, rows) for step in itertools.count(start_step))
     require("grain", "a stream of training batches")
     import grain
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import jax
 import numpy as np
@@ -18,10 +18,11 @@ Placement = Literal["device", "stream"]
 class DataConfig:
     """The fields of ``config.data``; see ``load``."""
 
-    name: str = "digits"  # the data set: digits | synthetic | tfds:<set> | folder:<dir> | text:<file>
+    # The data set: digits | synthetic | tfds:<set> | folder:<dir> | text:<file> | python:<module>:<function>
+    name: str = "digits"
     data_dir: str = ""  # where TFDS sets are prepared; "" is TFDS's default
     image_size: int = 0  # side in pixels; 0 keeps the data's own size
-    augment: str = "none"  # images: none | cifar | imagenet | resized_crop; text: none | shift
+    augment: str = "none"  # images: none | cifar | imagenet | resized_crop; text: none | shift; python: none
     placement: str = "auto"  # of examples: auto | device, all in memory | stream, read during training
     device_limit_mib: int = 2048  # placement auto streams training sets that are larger
     train_examples: int = 0  # training examples to keep; 0 is all
@@ -46,7 +47,7 @@ class Split(Protocol):
         """The examples ``indices`` [B] as arrays with a leading axis B; thread-safe.
 
         Images: ``{"image": [B, H, W, C], "label": int32 [B]}``, uint8 or float32 in 0..255. Text:
-        ``{"tokens": [B, W]}``, unsigned integers.
+        ``{"tokens": [B, W]}``, unsigned integers. Data of a user: see ``example_spec``.
         """
 
     def arrays(self) -> HostBatch:
@@ -64,11 +65,15 @@ class Dataset(abc.ABC):
     # "device": both splits are arrays, which the trainer copies to the devices. "stream": batches are read.
     placement: Placement
 
-    input_kind: ClassVar[str]  # "image" or "tokens"; a model must have the same
-    unit: ClassVar[str]  # of throughput: "images" or "tokens"
+    unit: ClassVar[str]  # of throughput: "images", "tokens" or "examples"
+
+    @property
+    @abc.abstractmethod
+    def input_kind(self) -> str:
+        """What a model of ours must read: "image" or "tokens"; "arrays" if none does."""
 
     @abc.abstractmethod
-    def prepare(self, augmentation: str, key: jax.Array | None, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def prepare(self, augmentation: str, key: jax.Array | None, batch: Batch) -> Any:
         """The model's inputs ``[B, ...]`` and labels, int32 ``[B, ...]``; for use inside a jitted step.
 
         ``batch`` has the format of ``Split.read``. ``augmentation`` is ``data.augment``; it is off without ``key``.
@@ -76,8 +81,18 @@ class Dataset(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def input_spec(self) -> jax.ShapeDtypeStruct:
-        """Shape and type of the prepared input of one example, with a leading axis of 1."""
+    def input_spec(self) -> Any:
+        """Shape and type of the prepared input of one example, with a leading axis of 1; of a user a tree of them."""
+
+    @property
+    def has_epochs(self) -> bool:
+        """Whether the training examples are a set, of which an epoch reads each once; else ``train.steps`` counts."""
+        return True
+
+    @property
+    def train_size(self) -> str:
+        """The number of training examples, for the terminal."""
+        return f"{len(self.train):,}" if self.has_epochs else "endless"
 
     @property
     def has_epochs(self) -> bool:

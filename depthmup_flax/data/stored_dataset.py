@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.data.dataset import ArraySplit, Dataset
+from depthmup_flax.data.example_spec import ExampleSpec
 from depthmup_flax.data.images import ImageDataset
 from depthmup_flax.data.text import TextDataset, Tokenizer
+from depthmup_flax.data.user_data import UserDataset, pair_or_batch
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 
 
 def to_json(dataset: Dataset) -> Json:
-    """What `from_json` needs: shape, normalization and class names of images, or context and vocabulary of a text."""
+    """What `from_json` needs.
+
+    That is shape, normalization and class names of images; context and vocabulary of a text; shapes and dtypes of an
+    example, and of its inputs and targets, of a user's data.
+    """
     common = {"name": dataset.name, "kind": dataset.input_kind, "num_classes": dataset.num_classes}
     if isinstance(dataset, TextDataset):
         return {**common, "context": dataset.context, "characters": dataset.tokenizer.characters}
     if isinstance(dataset, ImageDataset):
         lists = {name: list(getattr(dataset, name)) for name in ("image_shape", "class_names")}
         return {**common, **lists, "mean": dataset.mean.tolist(), "std": dataset.std.tolist()}  # exact, as float64
+    if isinstance(dataset, UserDataset):
+        trees = {"example": dataset.spec.tree, "inputs": dataset.inputs, "targets": dataset.targets}
+        own = dataset.user_prepare is not pair_or_batch
+        return {**common, **{name: _encoded(tree) for name, tree in trees.items()}, "own_prepare": own}
     raise TypeError(f"a {type(dataset).__name__} cannot be stored")
 
 
-def from_json(stored: Json) -> ImageDataset | TextDataset:
+def from_json(stored: Json) -> ImageDataset | TextDataset | UserDataset:
     """The data set that `to_json` describes, without examples; its `Dataset.prepare` is that of training.
+
+    A user's own ``prepare`` is not stored: `InputError` if it is called.
 
     Raises:
       KeyError, TypeError, ValueError: ``stored`` is not what `to_json` returns.
     """
     name, classes = str(stored["name"]), int(stored["num_classes"])
+    if "example" in stored:
+        return _user_dataset(name, classes, stored)
     if stored["kind"] == TextDataset.input_kind:
         tokens = ArraySplit({"tokens": np.zeros((0, 0), np.uint8)})
         tokenizer = Tokenizer(stored["characters"])
@@ -37,3 +56,35 @@ def from_json(stored: Json) -> ImageDataset | TextDataset:
     mean, std = (np.asarray(stored[field], np.float32) for field in ("mean", "std"))
     names, shape = tuple(stored["class_names"]), (height, width, channels)
     return ImageDataset(name, images, images, classes, "device", shape, mean, std, class_names=names)
+
+
+def _user_dataset(name: str, classes: int, stored: Json) -> UserDataset:
+    def absent(key: jax.Array | None, batch: Any) -> Any:
+        raise InputError(f"data.name is {name!r}: its prepare is not stored with the run. Give prepared inputs.")
+
+    spec = ExampleSpec.of_tree(_decoded(stored["example"]))
+    examples = ArraySplit(spec.zeros(0))
+    prepare = absent if stored["own_prepare"] else pair_or_batch
+    inputs, targets = (_decoded(stored[field]) for field in ("inputs", "targets"))
+    return UserDataset(name, examples, examples, classes, "device", spec, prepare, inputs, targets)
+
+
+def _encoded(tree: Any) -> Any:
+    """A tree of shapes and dtypes for JSON: "float32[8,8]"; its nodes are dicts and tuples, others become tuples."""
+    if isinstance(tree, dict):
+        return {name: _encoded(part) for name, part in tree.items()}
+    if isinstance(tree, jax.ShapeDtypeStruct):
+        return f"{tree.dtype}[{','.join(map(str, tree.shape))}]"
+    parts = tree if isinstance(tree, (tuple, list)) else jax.tree.leaves(tree)
+    return None if tree is None else [_encoded(part) for part in parts]
+
+
+def _decoded(stored: Any) -> Any:
+    if isinstance(stored, dict):
+        return {name: _decoded(part) for name, part in stored.items()}
+    if isinstance(stored, list):
+        return tuple(map(_decoded, stored))
+    if stored is None:
+        return None
+    dtype, _, shape = stored.removesuffix("]").partition("[")
+    return jax.ShapeDtypeStruct(tuple(map(int, filter(None, shape.split(",")))), jnp.dtype(dtype))

@@ -24,7 +24,7 @@ from depthmup_flax.config.fields import (
     set_field,
     validate,
 )
-from depthmup_flax.data import Dataset, load, steps_per_epoch
+from depthmup_flax.data import Dataset, load, steps_of_epoch
 from depthmup_flax.engine.losses import Loss, named_loss
 from depthmup_flax.engine.multi_step import Periods
 from depthmup_flax.engine.network import network_task, our_functions, row_major_gradients, state_of, without_boxes
@@ -139,7 +139,7 @@ class Experiment(abc.ABC):
             f"depth {model.depth} (base {model.base_depth or model.depth}), {self.parameters:,} parameters\n"
             f"rule   {self.config.parametrization.preset}, alpha {rule.alpha:g}, gamma {rule.gamma:g}; "
             f"{optimizer.name}, learning rate {optimizer.learning_rate:g}\n"
-            f"data   {data.name}, {len(data.train):,} train and {len(data.test):,} test {data.describe()}, {place}\n"
+            f"data   {data.name}, {data.train_size} train and {len(data.test):,} test {data.describe()}, {place}\n"
             f"run    {self.total_steps} steps of {self.config.train.batch_size} on {jax.device_count()} "
             f"{jax.devices()[0].device_kind} device(s){layout}{processes}"
         )
@@ -179,8 +179,7 @@ class NetworkExperiment(Experiment):
             averaged=self.loss.averaged,
             axes=self.axes,
             tpu_lanes_task=self._task(row_major_gradients),
-            # A kernel of a convolution has more axes than layers, in, out.
-            convolves=any(len(leaf.shape) > 3 for leaf in jax.tree.leaves(self.state_shapes().carry.params)),
+            convolves=_convolves(self.axes, self.variables["params"]),
             measures=self.config.train.log_norms,
         )
 
@@ -292,6 +291,12 @@ def _zeros(shapes: ArrayTree) -> ArrayTree:
     return jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), shapes)
 
 
+def _convolves(axes: Mapping[str, AxisNames], params: ArrayTree) -> bool:
+    """Whether a parameter has more axes than layers, in, out; of a user's network, by shapes alone."""
+    ranks = map(len, axes.values()) if axes else (len(leaf.shape) for leaf in jax.tree.leaves(params))
+    return max(ranks, default=0) > 3
+
+
 def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -> Experiment:
     """Checks ``config`` and builds what it describes; opens the data with ``load``, and trains nothing.
 
@@ -314,7 +319,7 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     shapes = variables["params"]
     is_base = model.base_width in (0, model.width)
     info = info_from_annotations(shapes, shapes if is_base else init_shapes(model.base(), dataset.input_spec))
-    steps = _steps(config, dataset)
+    steps = _steps(config.train, dataset)
     return NetworkExperiment(
         config=config,
         dataset=dataset,
@@ -329,7 +334,7 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
 
 
 def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) -> Experiment:
-    network, steps = UserNetwork(config.model, dataset.num_classes), _steps(config, dataset)
+    network, steps = UserNetwork(config.model, dataset.num_classes), _steps(config.train, dataset)
     require_data_parallel(config)
     if (task := network.task(rule)) is not None:
         require_only_hyper(config)
@@ -371,22 +376,6 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
     return experiment
 
 
-def _steps(config: ConfigDict, dataset: Dataset) -> dict[str, Any]:
-    """``epoch_steps`` and ``total_steps``."""
-    if not dataset.has_epochs:
-        if not config.train.steps:
-            raise InputError(
-                f"train.steps is 0: {config.data.name!r} has no epochs, because it gives batches without end. Set it."
-            )
-        return {"epoch_steps": config.train.steps, "total_steps": config.train.steps}
-    epoch_steps = steps_per_epoch(len(dataset.train), config.train.batch_size)
-    total_steps = config.train.steps or max(1, math.ceil(min(config.train.epochs * epoch_steps, 2.0**40)))
-    if total_steps >= 2**31:
-        field = "steps" if config.train.steps else "epochs"
-        raise InputError(f"train.{field} is {config.train[field]}: use fewer than 2^31 steps.")
-    return {"epoch_steps": epoch_steps, "total_steps": total_steps}
-
-
 def hyperparameters(config: ConfigDict) -> dict[str, float]:
     """The seed and the fields of `CONTINUOUS` that are set, which runs of one compiled program may differ in."""
     fields = {path: get_field(config, path) for path in CONTINUOUS}
@@ -395,10 +384,27 @@ def hyperparameters(config: ConfigDict) -> dict[str, float]:
     return {SEED: config.seed, **values, **{f"hyper.{name}": float(x) for name, x in config.hyper.items()}}
 
 
+def _steps(train: ConfigDict, dataset: Dataset) -> dict[str, Any]:
+    """``epoch_steps`` and ``total_steps``; a tenth of a run without epochs counts as one."""
+    of_epoch = steps_of_epoch(dataset.train, train.batch_size)
+    if of_epoch is None and not train.steps:
+        raise InputError(f"train.steps is 0: {dataset.name!r} gives batches without end. Set it, such as to 1000.")
+    total = train.steps or max(1, math.ceil(min(train.epochs * (of_epoch or 0), 2.0**40)))
+    if total >= 2**31:
+        field = "steps" if train.steps else "epochs"
+        raise InputError(f"train.{field} is {train[field]}: use fewer than 2^31 steps.")
+    return {"epoch_steps": of_epoch or math.ceil(total / 10), "total_steps": total}
+
+
 def _require_fit(name: str, dataset: Dataset) -> None:
     """The model must read what the data set holds."""
     plural = {"image": "images", "tokens": "tokens"}
     reads, holds = MODELS[name].input_kind, dataset.input_kind
+    if holds == "arrays":
+        raise InputError(
+            f"model.name is {name!r}, which reads {plural[reads]}, but data.name is {dataset.name!r}, which holds "
+            f"{dataset.describe()}: use a network of your own, or other data."
+        )
     if reads != holds:
         fitting = " or ".join(repr(other) for other, model in MODELS.items() if model.input_kind == holds)
         raise InputError(

@@ -23,6 +23,7 @@ from depthmup_flax.data import (
     ImageDataset,
     TextDataset,
     Tokenizer,
+    UserDataset,
     given_images,
     stored_dataset,
 )
@@ -55,7 +56,7 @@ class TrainedRun:
       info: the role of each parameter, for `depthmup_flax.depthmup` and `depthmup_flax.param_table`.
       metrics: name -> column, with a row per logged step, NaN for missing values: ``pandas.DataFrame(run.metrics)``.
       result: of ``result.json``; ``None`` if the run has not ended.
-      data: shape and normalization of images, or context and tokenizer; no examples.
+      data: shape and normalization of images, or context and tokenizer, or shapes of your data; no examples.
     """
 
     directory: pathlib.Path
@@ -68,7 +69,7 @@ class TrainedRun:
     info: InfoTree
     metrics: Columns
     result: Json | None
-    data: ImageDataset | TextDataset
+    data: ImageDataset | TextDataset | UserDataset
 
     def __repr__(self) -> str:
         model = self.config.model
@@ -180,15 +181,11 @@ class TrainedRun:
     def _checked(self, inputs: object) -> np.ndarray:
         if isinstance(self.data, ImageDataset):
             return given_images.checked(inputs, self.data.image_shape)
-        tokens, vocabulary = np.asarray(inputs), self.data.num_classes
-        if (
-            tokens.ndim != 2
-            or not np.issubdtype(tokens.dtype, np.integer)
-            or not 0 < tokens.shape[1] <= self.data.context
-        ):
+        tokens, vocabulary, context = np.asarray(inputs), self.data.num_classes, self._text.context
+        if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer) or not 0 < tokens.shape[1] <= context:
             raise InputError(
                 f"tokens have shape {list(tokens.shape)}, type {tokens.dtype}: give integers [B, T] with T at most "
-                f"{self.data.context}, such as run.tokenizer.encode(text)[None]."
+                f"{context}, such as run.tokenizer.encode(text)[None]."
             )
         if tokens.size and not (tokens.min() >= 0 and tokens.max() < vocabulary):
             raise InputError(f"tokens run from {tokens.min()} to {tokens.max()}: use 0..{vocabulary - 1}.")
@@ -293,7 +290,7 @@ def _chosen_step(path: pathlib.Path, which: str | int, config: ConfigDict) -> in
     raise InputError(f"which is {which!r}: use 'latest', 'best' or a saved step: {', '.join(map(str, steps))}.")
 
 
-def _data(path: pathlib.Path) -> ImageDataset | TextDataset:
+def _data(path: pathlib.Path) -> ImageDataset | TextDataset | UserDataset:
     """What the network reads, as the run has stored it."""
     stored = path / "data.json"
     if not stored.exists():

@@ -83,7 +83,8 @@ def _facts_of_data(dataset: Dataset) -> dict[str, Any]:
     found: dict[str, Any] = {"the number of classes": dataset.num_classes}
     for name, split in (("training", dataset.train), ("test", dataset.test)):
         digest = hashlib.sha256()
-        for field, values in sorted(split.read(np.linspace(0, len(split) - 1, _EXAMPLES).astype(int)).items()):
+        hashed = np.linspace(0, len(split) - 1, min(len(split), _EXAMPLES)).astype(int)
+        for field, values in sorted(split.read(hashed).items()):
             digest.update(f"{field} {values.dtype} {values.shape} ".encode() + np.ascontiguousarray(values).tobytes())
         found[f"the number of {name} examples"] = len(split)
         found[f"the hash of {name} examples"] = digest.hexdigest()[:12]

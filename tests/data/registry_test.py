@@ -73,19 +73,19 @@ def test_placement_auto_streams_what_exceeds_the_limit(tmp_path):
 
 
 def test_a_source_is_one_entry_of_the_table(monkeypatch):
-    def from_python(place, config):
+    def from_mine(place, config):
         return load("digits", train_examples=len(place))
 
-    mine = Source("python:<module>:<function>", from_python, "images", ("image_size",))
-    monkeypatch.setitem(registry.SOURCES, "python", mine)
-    assert len(load("python:my.package:f").train) == len("my.package:f")
-    assert error(load, "python:my.package:f", context=32).startswith("data.context is 32: ")
-    assert "python:<module>:<function>" in error(load, "mine")
+    mine = Source("mine:<place>", from_mine, "images", ("image_size",))
+    monkeypatch.setitem(registry.SOURCES, "mine", mine)
+    assert len(load("mine:a:b").train) == len("a:b")
+    assert error(load, "mine:a:b", context=32).startswith("data.context is 32: ")
+    assert "mine:<place>" in error(load, "mien")
 
 
 def test_the_comment_of_data_name_lists_the_forms_of_all_sources():
     meaning = field_comments.of_class(data.DataConfig)["name"]
-    assert re.findall(r"[a-z]+(?::<[a-z]+>)?", meaning.partition(": ")[2]) == [
+    assert re.findall(r"[a-z]+(?::<[a-z]+>)*", meaning.partition(": ")[2]) == [
         s.form for s in registry.SOURCES.values()
     ]
 
@@ -97,7 +97,7 @@ def test_the_comment_of_data_name_lists_the_forms_of_all_sources():
 def test_an_unknown_name_lists_the_forms_and_the_closest(name, meant):
     message = error(load, name)
     assert message.startswith(f"data.name is {name!r}: ")
-    assert "digits, synthetic, tfds:<set>, folder:<dir> or text:<file>" in message
+    assert "digits, synthetic, tfds:<set>, folder:<dir>, text:<file> or python:<module>:<function>" in message
     assert f"{meant!r}" in message
 
 

@@ -78,7 +78,7 @@ def description(dataset: Dataset) -> str:
     """Size and place of a set, and whether it is blank."""
     origin = "blank, as it is not here" if isinstance(dataset.train, BlankSplit) else "read here"
     where = "streamed" if dataset.placement == "stream" else "on every device"
-    return f"{dataset.name}, {len(dataset.train):,} {dataset.describe()}, {where}; {origin}"
+    return f"{dataset.name}, {dataset.train_size} {dataset.describe()}, {where}; {origin}"
 
 
 def _blank_images(fields: DataConfig, name: str, sizes: Sizes) -> ImageDataset:

@@ -8,15 +8,17 @@ from depthmup_flax.data.augmentation import check_augmentation
 from depthmup_flax.data.dataset import DATA_DEFAULTS, DataConfig, Dataset
 from depthmup_flax.data.sources.bundled import DIGITS, SYNTHETIC
 from depthmup_flax.data.sources.folder import FOLDER, SUFFIXES, separated
+from depthmup_flax.data.sources.python import PYTHON
 from depthmup_flax.data.sources.source import Source
 from depthmup_flax.data.sources.text_file import TEXT
 from depthmup_flax.data.sources.tfds import TFDS
 from depthmup_flax.data.text import TOKENIZERS
+from depthmup_flax.user_code.named import is_import_path
 from depthmup_flax.util.errors import InputError, closest, did_you_mean
 
 # The first word of data.name -> its source. A new source is a module with a `Source`, and an entry here.
 SOURCES: dict[str, Source] = {
-    source.form.partition(":")[0]: source for source in (DIGITS, SYNTHETIC, TFDS, FOLDER, TEXT)
+    source.form.partition(":")[0]: source for source in (DIGITS, SYNTHETIC, TFDS, FOLDER, TEXT, PYTHON)
 }
 _CHOICES = {"placement": ("auto", "device", "stream"), "on_bad_example": ("error", "skip"), "tokenizer": TOKENIZERS}
 
@@ -30,6 +32,7 @@ def load(config: object) -> Dataset:
     * ``tfds:<set>``: a prepared TFDS set, from ``data_dir``; see ``sources.tfds``.
     * ``folder:<dir>``: image files, read as RGB; see ``sources.folder.list_folder``.
     * ``text:<file>``: UTF-8, or any file with ``tokenizer`` "byte"; see ``sources.text_file.windows``.
+    * ``python:<module>:<function>``: what a function of the user returns; see ``sources.python.load_python``.
 
     ``train_examples`` = n > 0 keeps the first n after a fixed shuffle. ``placement`` "device" decodes everything into
     memory now; "stream" decodes when read. ``augment`` "resized_crop" requires image files (tfds: or folder:) and
@@ -41,6 +44,7 @@ def load(config: object) -> Dataset:
 
     Raises:
       InputError: a field that cannot be used.
+      UserCodeError: a function of the user fails.
       RunStopped: the storage fails.
     """
     fields = _fields(config)
@@ -113,6 +117,8 @@ def find_source(name: str) -> tuple[Source, str]:
         guess = f"text:{name}"
     elif "/" in word:
         guess = f"folder:{name}"
+    elif meant is None and is_import_path(name):
+        guess = f"python:{name}"
     elif meant is None:
         guess = f"tfds:{word}"
     else:

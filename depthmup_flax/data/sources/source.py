@@ -9,9 +9,10 @@ import numpy as np
 from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, Placement
 from depthmup_flax.data.decoding import EncodedExamples, EncodedSplit
 from depthmup_flax.data.images import ImageDataset, channel_statistics, from_arrays
+from depthmup_flax.data.user_splits import RecordSplit
 from depthmup_flax.util.errors import InputError
 
-AnySplit = TypeVar("AnySplit", ArraySplit, EncodedSplit)
+AnySplit = TypeVar("AnySplit", ArraySplit, EncodedSplit, ArraySplit | RecordSplit)
 
 
 class NotHere(InputError):
@@ -24,7 +25,7 @@ class Source:
 
     form: str  # of data.name, for messages: "digits", "folder:<dir>"
     load: Callable[[str, DataConfig], Dataset]  # of the place; raises NotHere if the data are absent
-    kind: Literal["images", "text"]
+    kind: Literal["images", "text", "arrays"]
     reads: tuple[str, ...]  # fields of config.data that this source reads and some others ignore
 
     @property

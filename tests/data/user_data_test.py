@@ -1,0 +1,376 @@
+"""Data of the user: every kind of split gives the batches of the arrays that they hold; wrong ones are one sentence."""
+
+import itertools
+import json
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from data_sets import assert_batches_equal, error, load
+
+from depthmup_flax import data
+from depthmup_flax.data import stored_dataset
+from depthmup_flax.data.user_splits import BatchStream
+from depthmup_flax.user_code.calls import UserCodeError
+
+NAME = "python:their_data:load"
+X = np.random.default_rng(0).normal(size=(40, 3, 2)).astype(np.float32)
+Y = np.arange(40, dtype=np.int32) % 5
+PAIR = (X[:30], Y[:30]), (X[30:], Y[30:])
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """Makes its arguments the result of ``their_data:load``, and loads it with fields of config.data."""
+    module = types.ModuleType("their_data")
+    monkeypatch.setitem(sys.modules, "their_data", module)
+
+    def load_given(*parts, **fields):
+        module.load = lambda: parts
+        return load(NAME, **fields)
+
+    load_given.module = module
+    return load_given
+
+
+def batches_of(seed, size=8, x=X, y=Y):
+    rng = np.random.default_rng(seed)
+    while True:
+        rows = rng.integers(0, len(x), size)
+        yield x[rows], y[rows]
+
+
+def prepared(dataset, batch, key=None):
+    return dataset.prepare("none", key, batch)
+
+
+def expected(indices, x=X, y=Y):
+    return x[indices], y[indices]
+
+
+class Records:
+    """A source with random access that is no list."""
+
+    def __init__(self, records):
+        self.records = records
+
+    def __len__(self):
+        return len(self.records)
+
+    def __getitem__(self, index):
+        return self.records[index]
+
+
+KINDS = {
+    "pair": lambda x, y: (x, y),
+    "dict": lambda x, y: {"image": x, "label": y},
+    "jax": lambda x, y: (jnp.asarray(x), jnp.asarray(y)),
+    "records": lambda x, y: Records([(a, int(b)) for a, b in zip(x, y, strict=True)]),
+    "list of dicts": lambda x, y: [{"x": a, "y": b} for a, b in zip(x, y, strict=True)],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_split_gives_the_examples_that_it_holds(given, kind):
+    dataset = given(*(KINDS[kind](*split) for split in PAIR))
+    assert (len(dataset.train), len(dataset.test), dataset.unit) == (30, 10, "examples")
+    batch = data.train_batch(dataset.train, seed=3, step=2, batch_size=8)
+    wanted = expected(data.batch_indices(3, 2, 30, 8))
+    jax.tree.map(np.testing.assert_array_equal, prepared(dataset, batch), wanted)
+    (_, last) = data.eval_batches(dataset.test, 6)
+    assert last["mask"].tolist() == [1, 1, 1, 1, 0, 0]
+    jax.tree.map(lambda got, want: np.testing.assert_array_equal(got[:4], want[36:]), prepared(dataset, last), (X, Y))
+    assert dataset.input_spec == jax.ShapeDtypeStruct((1, 3, 2), jnp.float32)
+    assert "float32[3, 2], targets int32[]" in dataset.describe()
+    assert dataset.has_epochs
+
+
+def test_a_source_of_grain_streams_the_batches_of_the_arrays(given):
+    grain = pytest.importorskip("grain")
+    source = grain.MapDataset.source(list(zip(X[:30], Y[:30], strict=True)))
+    dataset = given(source, None)
+    assert dataset.placement == "stream"
+    assert len(dataset.test) == 0
+    arrays = given(*PAIR).train
+    for step, batch in zip(range(5, 8), data.train_stream(dataset.train, 1, 8, start_step=5), strict=False):
+        assert_batches_equal(batch, data.train_batch(arrays, 1, step, 8))
+
+
+def test_inputs_may_be_a_dict_and_an_example_may_have_a_mask(given):
+    split = lambda rows: ({"left": X[rows], "mask": Y[rows] > 2}, {"deep": (X[rows], X[rows] * 2)})
+    dataset = given(split(slice(30)), split(slice(30, 40)))
+    (batch,) = data.eval_batches(dataset.test, 10)
+    assert batch["mask"].tolist() == [1] * 10
+    jax.tree.map(np.testing.assert_array_equal, prepared(dataset, batch), split(slice(30, 40)))
+    spec = {"left": jax.ShapeDtypeStruct((1, 3, 2), jnp.float32), "mask": jax.ShapeDtypeStruct((1,), bool)}
+    assert dataset.input_spec == spec
+    assert (dataset.input_kind, dataset.num_classes) == ("arrays", 0)
+
+
+@pytest.mark.parametrize(
+    ("given_as", "held"), [(np.float64, np.float32), (np.int64, np.int32), (np.uint8, np.uint8), (np.float16,) * 2]
+)
+def test_64_bits_become_32_and_other_dtypes_stay(given, given_as, held):
+    dataset = given((np.ones((4, 2), given_as), np.arange(4)), None)
+    assert {x.dtype for x in dataset.train.arrays().values()} == {np.dtype(held), np.dtype(np.int32)}
+
+
+def test_batches_by_seed_are_functions_of_seed_and_step(given):
+    dataset = given(batches_of, (X, Y))
+    assert (dataset.placement, dataset.has_epochs) == ("stream", False)
+    assert data.steps_of_epoch(dataset.train, 8) is None
+    written = {seed: list(itertools.islice(batches_of(seed), 30)) for seed in (0, 1)}
+    # Two seeds in turn, read-ahead that a sweep repeats, a resumed run, and a run from its start.
+    for seed, step in [(0, 0), (1, 0), (0, 1), (1, 1), (0, 9), (0, 7), (1, 2), (0, 29), (0, 0), (1, 29)]:
+        batch = data.train_batch(dataset.train, seed, step, 8)
+        jax.tree.map(np.testing.assert_array_equal, prepared(dataset, batch), written[seed][step])
+    resumed = itertools.islice(data.train_stream(dataset.train, 1, 8, start_step=20, rows=np.arange(4, 8)), 3)
+    for step, batch in enumerate(resumed, 20):
+        wanted = jax.tree.map(lambda x: x[4:], written[1][step])
+        jax.tree.map(np.testing.assert_array_equal, prepared(dataset, batch), wanted)
+
+
+def test_batches_read_again_when_a_sweep_shrinks_do_not_begin_the_iterator_again():
+    begun = []
+
+    def batches(seed):
+        begun.append(seed)
+        return batches_of(seed)
+
+    stream = BatchStream(batches, "train")
+    begun.clear()
+    for step in [*range(20), *range(15, 30)]:
+        stream.batch(2, step)
+    assert begun == [2]
+
+
+def test_an_iterable_test_split_is_read_once_into_memory(given):
+    batches = ((X[start : start + 7], Y[start : start + 7]) for start in range(0, 40, 7))
+    dataset = given(batches_of, batches)
+    jax.tree.map(np.testing.assert_array_equal, prepared(dataset, dataset.test.arrays()), (X, Y))
+    endless = given(PAIR[0], batches_of(0), test_examples=20)
+    assert len(endless.test) == 20
+
+
+def test_limits_keep_as_many_examples_of_any_split(given):
+    for kind in KINDS.values():
+        dataset = given(kind(*PAIR[0]), kind(*PAIR[1]), train_examples=12, test_examples=4)
+        assert (len(dataset.train), len(dataset.test)) == (12, 4)
+        order = np.random.default_rng(0).permutation(30)[:12]
+        jax.tree.map(np.testing.assert_array_equal, prepared(dataset, dataset.train.arrays()), expected(order))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "placement"),
+    [
+        ("pair", {}, "device"),
+        ("pair", {"device_limit_mib": 0}, "stream"),
+        ("pair", {"placement": "stream"}, "stream"),
+        ("records", {}, "stream"),
+        ("records", {"placement": "device"}, "device"),
+    ],
+)
+def test_arrays_lie_on_the_device_and_records_are_read(given, kind, fields, placement):
+    dataset = given(*(KINDS[kind](*split) for split in PAIR), **fields)
+    assert dataset.placement == placement
+    assert dataset.num_classes == (5 if kind == "pair" or placement == "device" else 0)
+
+
+def test_prepare_is_the_users_and_has_no_key_in_evaluation(given):
+    def prepare(key, batch):
+        noise = 0 if key is None else jax.random.normal(key, batch["a"].shape)
+        return batch["a"] + noise, batch["b"] * 3
+
+    dataset = given({"a": X[:30], "b": Y[:30]}, {"a": X[30:], "b": Y[30:]}, prepare)
+    batch = dataset.train.read(np.arange(4))
+    np.testing.assert_array_equal(prepared(dataset, batch)[0], X[:4])
+    key = jax.random.key(1)
+    noisy = jax.jit(lambda batch: prepared(dataset, batch, key))(batch)[0]
+    np.testing.assert_allclose(noisy - X[:4], jax.random.normal(key, (4, 3, 2)), atol=1e-6)
+    assert dataset.num_classes == 13  # of prepared targets
+
+
+KIND_CASES = {
+    "image": ((np.zeros((6, 4, 4, 1), np.uint8), np.arange(6)), 6),
+    "tokens": ((np.full((6, 5), 7), np.arange(30).reshape(6, 5) % 4), 8),
+    "arrays": ((np.zeros((6, 4)), np.arange(6)), 6),
+}
+
+
+@pytest.mark.parametrize("kind", KIND_CASES)
+def test_the_kind_and_the_classes_are_those_that_our_models_need(given, kind):
+    split, classes = KIND_CASES[kind]
+    dataset = given(split, None)
+    assert (dataset.input_kind, dataset.num_classes) == (kind, classes)
+
+
+def test_a_class_that_only_the_test_has_counts(given):
+    assert given((X, Y * 0), (X, Y)).num_classes == 5
+
+
+def test_another_dict_is_the_batch_itself_of_which_a_model_is_told_the_names(given):
+    dataset = given({"left": X, "right": X}, None)
+    assert prepared(dataset, dataset.train.read(np.arange(2))).keys() == {"left", "right"}
+    message = error(lambda: dataset.input_spec)
+    assert "'left'" in message
+    assert "prepare" in message
+    dataset = given(*PAIR, lambda key, batch: batch[0].sum())
+    assert "float32[]" in error(lambda: dataset.input_spec)
+
+
+def test_data_themselves_may_be_named(given):
+    given.module.splits = PAIR
+    assert len(load("python:their_data:splits").train) == 30
+
+
+def test_objects_of_this_process_are_named_by_register():
+    from depthmup_flax.user_code.named import register
+
+    assert len(load(f"python:{register(lambda: PAIR, 'data')}").train) == 30
+    assert len(load(f"python:{register(PAIR, 'data')}").train) == 30
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_data_json_has_shapes_and_no_examples(given, own):
+    split = {"a": X, "b": (Y, X)} if own else ({"a": X}, Y)
+    prepare = [lambda key, batch: ((batch["a"], batch["b"][0]), batch["b"][1])] if own else []
+    dataset = given(split, None, *prepare)
+    text = json.dumps(stored_dataset.to_json(dataset))
+    assert len(text) < 500
+    read = stored_dataset.from_json(json.loads(text))
+    for field in ("name", "num_classes", "spec", "inputs", "targets", "input_spec", "input_kind"):
+        assert getattr(read, field) == getattr(dataset, field)
+    batch = dataset.train.read(np.arange(3))
+    if own:
+        assert "prepare" in error(prepared, read, batch)
+    else:
+        jax.tree.map(np.testing.assert_array_equal, prepared(read, batch), ({"a": X[:3]}, Y[:3]))
+
+
+def bad_record(index):
+    return {"x": np.zeros(3 if index == 5 else 4), "y": 0}
+
+
+def changes(seed):
+    yield X[:8], Y[:8]
+    yield X[:8, :2], Y[:8]
+
+
+def shrinks(seed):
+    yield X[:8], Y[:8]
+    yield X[:7], Y[:7]
+
+
+def ends(seed):
+    yield X[:8], Y[:8]
+
+
+@pytest.mark.parametrize(
+    ("splits", "says"),
+    [
+        (PAIR[0], ["train", "array float32[30, 3, 2]", "pair"]),
+        ((PAIR[0],), ["a tuple of 1", "(train, test)"]),
+        ((*PAIR, 3), ["prepare", "a int", "function"]),
+        (((X, Y, Y), None), ["train", "a tuple of 3", "pair"]),
+        (({}, None), ["train", "empty dict"]),
+        (((X, Y[:9]), None), ["train", "[0] 40, [1] 9"]),
+        (((X[:0], Y[:0]), None), ["train[0]", "[0, 3, 2]"]),
+        (({"x": X, "y": 3}, None), ["train['y']", "[]"]),
+        (([], None), ["train", "0 records"]),
+        (((X, np.array(["a"] * 40)), None), ["train[1]", "<U1", "numbers"]),
+        (((X, np.array([None] * 40)), None), ["train[1]", "object", "numbers"]),
+        (((X, [[1], [1, 2]]), None), ["train[1]", "no array"]),
+        (((X, np.full(40, 2**40)), None), ["train[1]", str(2**40), "int32"]),
+        (((X, Y), (X[:, :2], Y)), ["test[0]", "float32[2, 2]", "float32[3, 2]"]),
+        (((X, Y), (X.astype(np.uint8), Y)), ["test[0]", "uint8[3, 2]", "float32[3, 2]"]),
+        (((X, Y), {"x": X, "y": Y}), ["test", "['x'], ['y']", "[0], [1]"]),
+        (((X, Y), X), ["test", "float32[40, 3, 2]", "None"]),
+        (((X, Y), lambda: None), ["test", "function"]),
+        (((X, Y), iter([])), ["test", "no batches"]),
+        ((batches_of(0), None), ["train", "generator", "batches(seed)"]),
+        ((3, None), ["train", "a int", "batches(seed)"]),
+        (([3, 4], None), ["train[0]", "a int", "pair"]),
+        (([{"x": None}], None), ["train[0]['x']", "NoneType", "numbers"]),
+        ((lambda seed: 3, None), ["train(0)", "a int", "iterator"]),
+        ((lambda seed: iter([]), None), ["train(0)", "ends after 0"]),
+        ((lambda seed: batches_of(None), None), ["train(0)", "differ", "seed"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_wrong_results_are_one_sentence_that_names_the_function(given, splits, says):
+    message = error(given, *splits)
+    assert message.startswith(f"data.name is {NAME!r}: ")
+    assert all(part in message for part in says), message
+
+
+@pytest.mark.parametrize(
+    ("train", "read", "says"),
+    [
+        ([bad_record(i) for i in range(9)], lambda s: s.read(np.arange(9)), ["train[5]['x']", "[3]", "[4]"]),
+        ([{"x": 1}, {"y": 1}], lambda s: s.read(np.arange(2)), ["train[1]", "['y']", "['x']"]),
+        (changes, lambda s: s.batch(1, 1), ["train(1)[1][0]", "[2, 2]", "[3, 2]"]),
+        (shrinks, lambda s: s.batch(1, 1), ["train(1)[1]", "7", "8"]),
+        (ends, lambda s: s.batch(1, 1), ["train(1)", "after 1 batches", "train.steps"]),
+        (batches_of, lambda s: data.steps_of_epoch(s, 16), ["train.batch_size is 16", "8"]),
+        (batches_of, lambda s: data.train_batch(s, 0, 0, 4), ["train.batch_size is 4", "8"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_data_unlike_the_first_example_are_one_sentence_when_read(given, train, read, says):
+    message = error(read, given(train, None).train)
+    assert all(part in message for part in says), message
+
+
+@pytest.mark.parametrize(
+    ("splits", "fields", "says"),
+    [
+        (PAIR, {"augment": "cifar"}, ["data.augment is 'cifar'", "prepare"]),
+        (PAIR, {"image_size": 8}, ["data.image_size is 8", NAME]),
+        (PAIR, {"train_examples": 31}, ["data.train_examples is 31", "30"]),
+        ((batches_of, None), {"train_examples": 31}, ["data.train_examples is 31", "batches(seed)"]),
+        ((batches_of, None), {"placement": "device"}, ["data.placement is 'device'", "auto"]),
+        ((PAIR[0], None), {"test_examples": 3}, ["data.test_examples is 3", "0"]),
+        ((PAIR[0], batches_of(0)), {"device_limit_mib": 1}, ["data.device_limit_mib is 1", "test_examples"]),
+    ],
+)
+def test_fields_that_cannot_be_obeyed_are_refused(given, splits, fields, says):
+    message = error(given, *splits, **fields)
+    assert all(part in message for part in says), message
+
+
+def fails(*_):
+    raise KeyError("theirs")
+
+
+@pytest.mark.parametrize(
+    ("parts", "named"),
+    [
+        ((PAIR[0], None, fails), "prepare"),
+        ((*PAIR, lambda key, batch: batch if key is not None else fails()), "prepare"),
+        ((fails, None), "train(0)"),
+        ((type("Source", (list,), {"__getitem__": fails})([1]), None), "train.__getitem__(0)"),
+        ((PAIR[0], map(fails, [1])), "test"),
+    ],
+)
+def test_exceptions_of_the_user_keep_their_traceback_below_the_name_of_the_function(given, parts, named):
+    with pytest.raises(UserCodeError, match="theirs") as caught:
+        given(*parts)
+    assert named in str(caught.value)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_exception_of_load_names_load(given):
+    given.module.load = fails
+    with pytest.raises(UserCodeError, match=r"their_data:load.*theirs"):
+        load(NAME)
+
+
+@pytest.mark.parametrize(("name", "says"), [("python:their_data:laod", "their_data:load"), ("their_data:load", NAME)])
+def test_a_misspelled_name_is_told_what_was_meant(given, name, says):
+    given.module.load = lambda: PAIR
+    message = error(load, name)
+    assert "data.name" in message
+    assert says in message
