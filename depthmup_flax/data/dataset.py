@@ -95,11 +95,6 @@ class Dataset(abc.ABC):
         return f"{len(self.train):,}" if self.has_epochs else "endless"
 
     @property
-    def has_epochs(self) -> bool:
-        """Whether the training split has a number of examples; otherwise batches without end."""
-        return True
-
-    @property
     def bad_examples(self) -> np.ndarray:
         """Which examples of the source this process found bad: bool; empty unless ``data.on_bad_example`` is "skip"."""
         return np.zeros(0, bool)
