@@ -25,6 +25,7 @@ from depthmup_flax.util.late_imports import imported, imported_late
 
 if TYPE_CHECKING:
     from depthmup_flax import coord_check, report, sweep, tune
+    from depthmup_flax.engine.task import Task
     from depthmup_flax.infer import audit, infer_info, rescale_init
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
@@ -70,6 +71,7 @@ __all__ = [
     "ResidualBranch",
     "Role",
     "SimpleResNet",
+    "Task",
     "TrainedRun",
     "ViT",
     "__version__",
@@ -104,6 +106,7 @@ __all__ = [
 # Module -> its public names. A name is imported at its first use, so that reading records needs neither Flax nor JAX.
 _NAMES = {
     "util.errors": "InputError",
+    "engine.task": "Task",
     "infer": "audit infer_info rescale_init",
     "models": "GPT ResMLP ResNet SimpleResNet ViT create_model",
     "nn.layers": "Conv Dense Norm Readout ResidualBranch",

@@ -15,7 +15,7 @@ from depthmup_flax.coord_check.check import coord_check, require_plan
 from depthmup_flax.coord_check.networks import Network, linen_network
 from depthmup_flax.coord_check.report import Report
 from depthmup_flax.engine.experiment import build as build_experiment
-from depthmup_flax.engine.experiment import make_optimizer
+from depthmup_flax.engine.optimizers import make_optimizer
 from depthmup_flax.rule.roles import param_info
 from depthmup_flax.util.errors import InputError
 

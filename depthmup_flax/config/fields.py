@@ -14,8 +14,8 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.config.user_code import code_of, model_section, require_set
+from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.models import MODELS, model_fields
 from depthmup_flax.parallel.sharding import GRADIENT_DTYPES
 from depthmup_flax.records.run_hash import json_text, run_hash, without_execution

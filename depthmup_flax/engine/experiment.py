@@ -2,43 +2,62 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
+import numpy as np
 import optax
 from clu.parameter_overview import get_parameter_overview
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import get_field, make_parametrization, optimizer_kwargs, set_field, validate
+from depthmup_flax.config.fields import (
+    get_field,
+    make_parametrization,
+    optimizer_kwargs,
+    set_field,
+    validate,
+)
 from depthmup_flax.data import Dataset, load, steps_of_epoch
-from depthmup_flax.engine.losses import CrossEntropy, Loss
+from depthmup_flax.engine.losses import Loss, named_loss
 from depthmup_flax.engine.multi_step import Periods
 from depthmup_flax.engine.network import network_task, our_functions, row_major_gradients, state_of, without_boxes
 from depthmup_flax.engine.norms import norms
+from depthmup_flax.engine.optimizers import make_optimizer, require_optimizer
 from depthmup_flax.engine.step import TrainState, new_state
 from depthmup_flax.engine.task import Hyper, Task
+from depthmup_flax.engine.user_checks import (
+    abstract_batch,
+    require_data_parallel,
+    require_no_hyper,
+    require_only_hyper,
+    require_read,
+    require_rule,
+)
+from depthmup_flax.engine.user_network import UserNetwork
+from depthmup_flax.engine.user_task import UserTask, require_pure, user_task
 from depthmup_flax.engine.workload import Workload
 from depthmup_flax.models import MODELS, create_model
-from depthmup_flax.parallel.sharding import MESH_AXES, on_whole_matrices, state_shardings
+from depthmup_flax.parallel.sharding import MESH_AXES, state_shardings
 from depthmup_flax.records.table import CONTINUOUS, SEED
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.directions import direction, direction_eps
 from depthmup_flax.rule.guards.geometry import geometry_of
-from depthmup_flax.rule.guards.traits import homogeneity, require_direction
-from depthmup_flax.rule.info_trees import param_count
-from depthmup_flax.rule.muon import muon, muon_geometry
-from depthmup_flax.rule.optimizer import depthmup, freeze, warmup_schedule
+from depthmup_flax.rule.guards.traits import homogeneity
+from depthmup_flax.rule.info_trees import param_count, path_name
+from depthmup_flax.rule.muon import muon_geometry
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.rule.roles import axes_from_annotations, info_from_annotations, init_shapes, variable_shapes
+from depthmup_flax.user_code.audited_roles import Audited, audited
 from depthmup_flax.user_code.model_functions import ModelFunctions
+from depthmup_flax.user_code.named import is_import_path
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -48,24 +67,29 @@ def _same(optimizer: optax.GradientTransformation) -> optax.GradientTransformati
 
 
 @dataclasses.dataclass(frozen=True)
-class Experiment:
+class Experiment(abc.ABC):
     """What a validated config describes."""
 
     config: ConfigDict
     dataset: Dataset
-    model: nn.Module  # reads the output of dataset.prepare
     parametrization: Parametrization
-    info: InfoTree
-    variables: dict[str, ArrayTree]  # shapes of what model.init returns
-    axes: dict[str, AxisNames]  # path of a parameter -> its logical axes
-    optimizer: optax.GradientTransformation  # of the whole update
     epoch_steps: int
     total_steps: int
 
     @property
+    @abc.abstractmethod
     def parameters(self) -> int:
         """Number of the model's parameters."""
-        return param_count(self.info)
+
+    @property
+    @abc.abstractmethod
+    def info(self) -> InfoTree:
+        """`ParamInfo` of the parameters; empty where they are not known."""
+
+    @property
+    def audit(self) -> str | None:
+        """What the audit of a user's network found: "" for nothing; ``None`` if there was none."""
+        return None
 
     @property
     def cost(self) -> float:
@@ -73,94 +97,35 @@ class Experiment:
         return float(self.parameters) * self.total_steps * self.config.train.batch_size
 
     @functools.cached_property
+    @abc.abstractmethod
     def workload(self) -> Workload:
         """What the programs of `depthmup_flax.engine` train; its hyperparameters are those of `hyperparameters`."""
+
+    @abc.abstractmethod
+    def state_shapes(self) -> TrainState:
+        """A new training state with shapes and dtypes in place of arrays; computes nothing."""
+
+    @abc.abstractmethod
+    def parameter_table(self) -> str:
+        """The parameters, for people."""
+
+    def _workload(self, **fields: Any) -> Workload:
         config, train = self.config, self.config.train
+        eval_every = train.eval_every or self.epoch_steps
         return Workload(
-            task=self._task(),
             dataset=self.dataset,
             prepare=functools.partial(self.dataset.prepare, config.data.augment),
             batch_size=train.batch_size,
             eval_batch_size=train.eval_batch_size,
-            periods=Periods(
-                self.total_steps, train.log_every, train.eval_every or self.epoch_steps, train.checkpoint_every
-            ),
+            periods=Periods(self.total_steps, train.log_every, eval_every, train.checkpoint_every),
             average_from=max(0, self.total_steps - (train.average_steps or self.epoch_steps)),
-            averaged=self.loss.averaged,
             hyperparameters=hyperparameters(config),
             cost=self.cost,
             shapes=self.state_shapes(),
-            axes=self.axes,
-            tpu_lanes_task=self._task(row_major_gradients),
-            convolves=any(len(names) > 3 for names in self.axes.values()),  # more axes than layers, in, out
             gradient_dtype=config.mesh.gradient_dtype,
-            measures=train.log_norms,
             stall_timeout_s=train.stall_timeout_s,
+            **fields,
         )
-
-    @property
-    def loss(self) -> Loss:
-        """Of the outputs."""
-        return CrossEntropy(self.model)
-
-    def _task(self, change: Callable[[optax.GradientTransformation], optax.GradientTransformation] = _same) -> Task:
-        """The network as a task, whose optimizer is changed by ``change``."""
-        own = hyperparameters(self.config)
-
-        def network(hyper: Hyper) -> tuple[ModelFunctions, optax.GradientTransformation]:
-            fields = {path: x for path, x in hyper.items() if path != SEED and x is not own[path]}
-            if not fields:
-                return our_functions(self.model), change(self.optimizer)
-            changed = self.config.copy_and_resolve_references()
-            with changed.ignore_type():  # values may be traced
-                for path, value in fields.items():
-                    set_field(changed, path, value)
-            rule = make_parametrization(changed)
-            optimizer = make_optimizer(changed, self.info, rule, self.total_steps)
-            return our_functions(self.model.clone(parametrization=rule)), change(optimizer)
-
-        return network_task(
-            network,
-            self.dataset.input_spec,
-            self.loss,
-            accumulate=self.config.train.accumulate,
-            measure=(lambda **trees: norms(self.info, trees)) if self.config.train.log_norms else None,
-        )
-
-    def _updates(self) -> dict[str, Any]:
-        """What `param_table` prints of the optimizer's direction."""
-        name, kwargs = self.config.optimizer.name, optimizer_kwargs(self.config)
-        if name == "muon":
-            return {"degree": 0, "eps": kwargs.get("eps", 1e-8), "geometry": muon_geometry(self.info)}
-        inner = direction(name, **kwargs)
-        return {"degree": homogeneity(inner), "eps": direction_eps(name, **kwargs), "geometry": geometry_of(inner)}
-
-    def state_shapes(self) -> TrainState:
-        """A new training state with shapes and dtypes in place of arrays; computes nothing."""
-        of = lambda variables: new_state(state_of(*without_boxes(variables), self.optimizer), self.loss.averaged)
-        return jax.eval_shape(of, self.variables)
-
-    def parameter_table(self) -> str:
-        """`param_table` for the optimizer of this run; with the sharding, if ``config.mesh`` splits parameters."""
-        optimizer = self.config.optimizer
-        table = param_table(
-            self.info,
-            self.parametrization,
-            **self._updates(),
-            weight_decay=optimizer.weight_decay,
-            decay_width_exponent=optimizer.decay_width_exponent,
-            learning_rate=optimizer.learning_rate,
-            epoch_steps=self.epoch_steps,
-            frozen=optimizer.frozen,
-        )
-        mesh = AbstractMesh(tuple(max(1, self.config.mesh[axis]) for axis in MESH_AXES), MESH_AXES)
-        if mesh.shape["fsdp"] * mesh.shape["tensor"] == 1:
-            return table
-        shapes = self.state_shapes().carry.params
-        sharded = jax.tree.map(
-            lambda x, place: x.update(sharding=place), shapes, state_shardings(shapes, self.axes, mesh)
-        )
-        return f"{table}\n\n{get_parameter_overview(sharded, include_stats='sharding')}"
 
     def description(self, mesh: Mesh) -> str:
         """Model, rule, data and devices, a line each, for the start of a run."""
@@ -180,15 +145,166 @@ class Experiment:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class NetworkExperiment(Experiment):
+    """A network, trained by the gradient of a loss with an optax optimizer that follows the rule."""
+
+    model: nn.Module | UserNetwork  # reads the output of dataset.prepare
+    infos: InfoTree
+    variables: Mapping[str, ArrayTree]  # shapes: "params" and other collections
+    axes: dict[str, AxisNames]  # path of a parameter -> its logical axes
+    optimizer: optax.GradientTransformation  # of the whole update
+    audited: Audited | None = None  # of a user's network
+
+    @property
+    def parameters(self) -> int:
+        """Number of the model's parameters."""
+        return param_count(self.infos)
+
+    @property
+    def info(self) -> InfoTree:
+        """`ParamInfo` of the parameters."""
+        return self.infos
+
+    @property
+    def audit(self) -> str | None:
+        """See `Experiment`."""
+        return None if self.audited is None else self.audited.text
+
+    @functools.cached_property
+    def workload(self) -> Workload:
+        """See `Experiment`."""
+        return self._workload(
+            task=self._task(),
+            averaged=self.loss.averaged,
+            axes=self.axes,
+            tpu_lanes_task=self._task(row_major_gradients),
+            # A kernel of a convolution has more axes than layers, in, out.
+            convolves=any(len(leaf.shape) > 3 for leaf in jax.tree.leaves(self.state_shapes().carry.params)),
+            measures=self.config.train.log_norms,
+        )
+
+    @functools.cached_property
+    def loss(self) -> Loss:
+        """Of the outputs."""
+        return named_loss(self.config.loss, self.model)
+
+    def functions(self, rule: Parametrization) -> ModelFunctions:
+        """The network under a rule, as pure functions."""
+        if isinstance(self.model, UserNetwork):
+            return self.model.functions(rule)
+        return our_functions(self.model if rule is self.parametrization else self.model.clone(parametrization=rule))
+
+    def _task(self, change: Callable[[optax.GradientTransformation], optax.GradientTransformation] = _same) -> Task:
+        """The network as a task, whose optimizer is changed by ``change``."""
+        own = hyperparameters(self.config)
+
+        def network(hyper: Hyper) -> tuple[ModelFunctions, optax.GradientTransformation]:
+            fields = {path: x for path, x in hyper.items() if path != SEED and x is not own[path]}
+            if not fields:
+                return self.functions(self.parametrization), change(self.optimizer)
+            changed = self.config.copy_and_resolve_references()
+            with changed.ignore_type():  # values may be traced
+                for path, value in fields.items():
+                    set_field(changed, path, value)
+            rule = make_parametrization(changed)
+            optimizer = make_optimizer(changed, self.infos, rule, self.total_steps)
+            return self.functions(rule), change(optimizer)
+
+        return network_task(
+            network,
+            self.dataset.input_spec,
+            self.loss,
+            accumulate=self.config.train.accumulate,
+            measure=(lambda **trees: norms(self.infos, trees)) if self.config.train.log_norms else None,
+        )
+
+    def state_shapes(self) -> TrainState:
+        """See `Experiment`."""
+        of = lambda variables: new_state(state_of(*without_boxes(variables), self.optimizer), self.loss.averaged)
+        return jax.eval_shape(of, dict(self.variables))
+
+    def parameter_table(self) -> str:
+        """`param_table` for the optimizer of this run; with the sharding, if ``config.mesh`` splits parameters."""
+        optimizer = self.config.optimizer
+        table = param_table(
+            self.infos,
+            self.parametrization,
+            **self._updates(),
+            weight_decay=optimizer.weight_decay,
+            decay_width_exponent=optimizer.decay_width_exponent,
+            learning_rate=optimizer.learning_rate,
+            epoch_steps=self.epoch_steps,
+            frozen=optimizer.frozen,
+        )
+        mesh = AbstractMesh(tuple(max(1, self.config.mesh[axis]) for axis in MESH_AXES), MESH_AXES)
+        if mesh.shape["fsdp"] * mesh.shape["tensor"] == 1:
+            return table
+        shapes = self.state_shapes().carry.params
+        sharded = jax.tree.map(
+            lambda x, place: x.update(sharding=place), shapes, state_shardings(shapes, self.axes, mesh)
+        )
+        return f"{table}\n\n{get_parameter_overview(sharded, include_stats='sharding')}"
+
+    def _updates(self) -> dict[str, Any]:
+        """What `param_table` prints of the optimizer's direction."""
+        name, kwargs = self.config.optimizer.name, optimizer_kwargs(self.config)
+        if name == "muon":
+            return {"degree": 0, "eps": kwargs.get("eps", 1e-8), "geometry": muon_geometry(self.infos)}
+        inner = direction(name, **kwargs)
+        return {"degree": homogeneity(inner), "eps": direction_eps(name, **kwargs), "geometry": geometry_of(inner)}
+
+
+@dataclasses.dataclass(frozen=True)
+class StepExperiment(Experiment):
+    """A training step of the user's own."""
+
+    user: UserTask
+
+    @property
+    def parameters(self) -> int:
+        """Number of the floating-point numbers in ``params`` of the state, or else in the whole state."""
+        state = self.user.shapes
+        leaves = jax.tree.leaves(state.get("params", state))
+        return max(1, sum(leaf.size for leaf in leaves if np.issubdtype(leaf.dtype, np.floating)))
+
+    @property
+    def info(self) -> InfoTree:
+        """Empty: the roles are the step's own matter."""
+        return {}
+
+    @functools.cached_property
+    def workload(self) -> Workload:
+        """See `Experiment`."""
+        return self._workload(task=self.user.task, averaged=self.user.averaged, axes={})
+
+    def state_shapes(self) -> TrainState:
+        """See `Experiment`."""
+        return jax.eval_shape(lambda: new_state(_zeros(self.user.shapes), self.user.averaged))
+
+    def parameter_table(self) -> str:
+        """Path, shape and type of every array of the state."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.user.shapes)
+        return "\n".join(f"{path_name(path)}  {leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves)
+
+
+def _zeros(shapes: ArrayTree) -> ArrayTree:
+    return jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), shapes)
+
+
 def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -> Experiment:
     """Checks ``config`` and builds what it describes; opens the data with ``load``, and trains nothing.
 
     Raises:
       InputError: a config, or data, that the user can correct.
+      UserCodeError: the user's model, loss or data fail.
     """
     validate(config)
     parametrization = make_parametrization(config)
-    _require_optimizer(config, parametrization)
+    require_optimizer(config, parametrization)
+    if is_import_path(config.model.name):
+        return _of_users_code(config, parametrization, load(config.data))
+    require_no_hyper(config)
     new_model = functools.partial(create_model, parametrization=parametrization, **config.model)
     new_model(num_classes=1)  # refuses bad fields before the data are opened, which may take minutes
     dataset = load(config.data)
@@ -198,31 +314,66 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     shapes = variables["params"]
     is_base = model.base_width in (0, model.width)
     info = info_from_annotations(shapes, shapes if is_base else init_shapes(model.base(), dataset.input_spec))
-    epoch_steps, total_steps = _steps(config.train, dataset)
-    return Experiment(
+    steps = _steps(config, dataset)
+    return NetworkExperiment(
         config=config,
         dataset=dataset,
-        model=model,
         parametrization=parametrization,
-        info=info,
+        **steps,
+        model=model,
+        infos=info,
         variables=variables,
         axes=axes_from_annotations(shapes),
-        optimizer=make_optimizer(config, info, parametrization, total_steps),
-        epoch_steps=epoch_steps,
-        total_steps=total_steps,
+        optimizer=make_optimizer(config, info, parametrization, steps["total_steps"]),
     )
 
 
-def hyperparameters(config: ConfigDict) -> dict[str, float]:
-    """The seed and the fields of `CONTINUOUS` that are set, which runs of one compiled program may differ in."""
-    fields = {path: get_field(config, path) for path in CONTINUOUS}
-    whole = ("optimizer.warmup_steps",)
-    values = {path: value if path in whole else float(value) for path, value in fields.items() if value is not None}
-    return {SEED: config.seed, **values}
+def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) -> Experiment:
+    network, steps = UserNetwork(config.model, dataset.num_classes), _steps(config, dataset)
+    require_data_parallel(config)
+    if (task := network.task(rule)) is not None:
+        require_only_hyper(config)
+        user = user_task(task, config.model.name, hyperparameters(config), abstract_batch(config, dataset))
+        require_read(config, user.read)
+        return StepExperiment(config=config, dataset=dataset, parametrization=rule, **steps, user=user)
+    require_no_hyper(config)
+    require_rule(config, network)
+    model = config.model
+    found = audited(
+        lambda width, depth: network.make(rule, width, depth),
+        (model.width, model.depth),
+        (model.base_width or model.width, model.base_depth or model.depth),
+        dataset.input_spec,
+        rule,
+        name=model.name,
+    )
+    if found.findings and model.audit:
+        raise InputError(
+            f"model.name is {model.name!r}: its forward pass does not follow the rule. Change it as below, or train "
+            f"anyway with --config.model.audit=False.\n\n{found.text}"
+        )
+    params, collections = network.functions(rule).shapes(dataset.input_spec)
+    experiment = NetworkExperiment(
+        config=config,
+        dataset=dataset,
+        parametrization=rule,
+        **steps,
+        model=network,
+        infos=found.info,
+        variables={"params": params, **collections},
+        axes={},
+        optimizer=make_optimizer(config, found.info, rule, steps["total_steps"]),
+        audited=found,
+    )
+    require_pure(
+        experiment.workload.step({}), (experiment.state_shapes(), abstract_batch(config, dataset)), f"{model.name}"
+    )
+    return experiment
 
 
-def _steps(train: ConfigDict, dataset: Dataset) -> tuple[int, int]:
-    """Steps of an epoch and of the run; a tenth of a run without epochs counts as one."""
+def _steps(config: ConfigDict, dataset: Dataset) -> dict[str, Any]:
+    """``epoch_steps`` and ``total_steps``; a tenth of a run without epochs counts as one."""
+    train = config.train
     of_epoch = steps_of_epoch(dataset.train, train.batch_size)
     if of_epoch is None and not train.steps:
         raise InputError(f"train.steps is 0: {dataset.name!r} gives batches without end. Set it, such as to 1000.")
@@ -230,7 +381,15 @@ def _steps(train: ConfigDict, dataset: Dataset) -> tuple[int, int]:
     if total >= 2**31:
         field = "steps" if train.steps else "epochs"
         raise InputError(f"train.{field} is {train[field]}: use fewer than 2^31 steps.")
-    return of_epoch or math.ceil(total / 10), total
+    return {"epoch_steps": of_epoch or math.ceil(total / 10), "total_steps": total}
+
+
+def hyperparameters(config: ConfigDict) -> dict[str, float]:
+    """The seed and the fields of `CONTINUOUS` that are set, which runs of one compiled program may differ in."""
+    fields = {path: get_field(config, path) for path in CONTINUOUS}
+    whole = ("optimizer.warmup_steps",)
+    values = {path: value if path in whole else float(value) for path, value in fields.items() if value is not None}
+    return {SEED: config.seed, **values, **{f"hyper.{name}": float(x) for name, x in config.hyper.items()}}
 
 
 def _require_fit(name: str, dataset: Dataset) -> None:
@@ -251,45 +410,5 @@ def _require_fit(name: str, dataset: Dataset) -> None:
     if not dataset.num_classes:
         raise InputError(
             f"data.name is {dataset.name!r}: model.name {name!r} needs to know the number of classes, and targets that "
-            "are streamed do not tell it. Set data.placement=device, or use a network of your own."
+            "are streamed do not tell it. Give arrays, or records with data.placement=device."
         )
-
-
-def _require_optimizer(config: ConfigDict, parametrization: Parametrization) -> None:
-    """Raises `InputError` unless there is such an optimizer with such arguments, which the rule covers."""
-    name, kwargs = config.optimizer.name, optimizer_kwargs(config)
-    if name != "muon":
-        require_direction(direction(name, **kwargs), parametrization)
-        return
-    for argument in kwargs:
-        if argument not in _MUON:
-            raise InputError(f"optimizer.kwargs of 'muon' has {argument!r}; it takes {', '.join(_MUON)}.")
-    muon(0.0, {}, Parametrization(), **{argument: value for argument, value in kwargs.items() if argument != "heads"})
-
-
-# What a config may set in `muon`.
-_MUON = ("beta", "nesterov", "ns_steps", "preconditioning", "consistent_rms", "b1", "b2", "eps", "heads")
-
-
-def learning_rate(config: ConfigDict, total_steps: int | None) -> optax.Schedule:
-    """Step, from 0 -> the learning rate of ``config.optimizer``; constant if ``total_steps`` is not given."""
-    fields, fraction = config.optimizer, optax.constant_schedule(1.0)
-    if total_steps is not None:
-        fraction = warmup_schedule(fields.schedule, fields.warmup_steps, total_steps)
-    return lambda step: fields.learning_rate * fraction(step)
-
-
-def make_optimizer(
-    config: ConfigDict, info: InfoTree, parametrization: Parametrization, total_steps: int | None = None
-) -> optax.GradientTransformation:
-    """The optimizer of ``config.optimizer``; with a constant learning rate if ``total_steps`` is not given."""
-    fields, rate = config.optimizer, learning_rate(config, total_steps)
-    clip = fields.clip_rms  # 0 turns clipping off, traced or not
-    clip = clip or None if isinstance(clip, (int, float)) else jnp.where(clip == 0, jnp.inf, clip)
-    options = {name: fields[name] for name in ("weight_decay", "decay_width_exponent")} | {"clip_rms": clip}
-    kwargs = optimizer_kwargs(config)
-    if fields.name == "muon":
-        optimizer = muon(rate, info, parametrization, place=on_whole_matrices, **options, **kwargs)
-    else:
-        optimizer = depthmup(direction(fields.name, **kwargs), info, parametrization, rate, **options)
-    return freeze(optimizer, info, fields.frozen) if fields.frozen else optimizer

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from depthmup_flax.engine.cross_entropy import cross_entropy, gradient_in_parts, in_parts, parts_of_loss
 from depthmup_flax.engine.means import Means
 from depthmup_flax.engine.task import Metrics
+from depthmup_flax.user_code.calls import calling, shapes_of
+from depthmup_flax.user_code.named import is_import_path, resolve
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree
 
@@ -92,7 +94,27 @@ class CrossEntropy(OfExamples):
         return Means.of_examples({"loss": losses, "accuracy": right}, mask)
 
 
+def named_loss(name: str, model: Any) -> Loss:
+    """The loss of ``config.loss`` for outputs of ``model``."""
+    if name == "cross_entropy":
+        return CrossEntropy(model)
+    if name == "squared_error":
+        return OfExamples(squared_errors, ("loss",))
+    if not is_import_path(name):
+        raise InputError(
+            f"loss is {name!r}: use cross_entropy, squared_error, or the import path of a function of outputs and "
+            "targets, such as my_package.losses:contrastive."
+        )
+    return OfBatch(resolve(name, "loss"), name)
+
+
 def _loss_and_accuracy(logits: jax.Array, labels: jax.Array) -> Metrics:
+    if not jnp.issubdtype(labels.dtype, jnp.integer) or jnp.shape(logits)[:-1] != labels.shape:
+        raise InputError(
+            f"loss is 'cross_entropy': the outputs are {shapes_of(logits)} and the targets {shapes_of(labels)}. "
+            "Targets must be integers, of the shape of the outputs without the last axis. Otherwise use "
+            "loss='squared_error', or a loss of your own."
+        )
     losses, right = cross_entropy(logits, labels)
     return {"loss": losses, "accuracy": right}
 
@@ -101,8 +123,8 @@ def squared_errors(outputs: jax.Array, targets: jax.Array) -> Metrics:
     """``(output - target)^2``."""
     if jnp.shape(outputs) != jnp.shape(targets):
         raise InputError(
-            f"loss is 'squared_error': the outputs have shape {jnp.shape(outputs)} and the targets "
-            f"{jnp.shape(targets)}. Give both the same shape."
+            f"loss is 'squared_error': the outputs are {shapes_of(outputs)} and the targets {shapes_of(targets)}. Give "
+            "both the same shape."
         )
     return {"loss": jnp.square(outputs.astype(jnp.float32) - targets)}
 
@@ -131,7 +153,8 @@ class OfBatch(Loss):
         return {"loss": self._scalar(outputs(), targets)}
 
     def _scalar(self, outputs: Any, targets: Any) -> jax.Array:
-        value = jnp.asarray(self._function(outputs, targets))
+        with calling(self._name, outputs, targets):
+            value = jnp.asarray(self._function(outputs, targets))
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
             raise InputError(
                 f"loss is {self._name!r}: it returns {value.dtype}{list(value.shape)}. Return one floating-point "

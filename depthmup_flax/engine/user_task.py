@@ -33,8 +33,8 @@ class NamedHyper(Mapping[str, Scalar]):
     def __getitem__(self, name: str) -> Scalar:
         if name not in self._values:
             raise InputError(
-                f"hyper.{name} is not set: {self._owner} reads hyper[{name!r}]. Set it, --config.hyper.{name}=VALUE, or "
-                f"hyper={{{name!r}: VALUE}}."
+                f"hyper.{name} is not set: {self._owner} reads hyper[{name!r}]. Set it, --config.hyper.{name}=VALUE, "
+                f"or hyper={{{name!r}: VALUE}}."
             )
         self._read.add(name)
         return self._values[name]
@@ -121,11 +121,16 @@ def require_pure(function: Callable[..., Any], arguments: tuple[Any, ...], name:
     """Raises `InputError` if two traces of ``function`` differ: it reads or changes something besides its arguments."""
     first, second = (jax.make_jaxpr(lambda *given: function(*given))(*arguments) for _ in range(2))
     same = str(first.jaxpr) == str(second.jaxpr) and len(first.consts) == len(second.consts)
-    if not same or not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(first.consts, second.consts, strict=True)):
+    if not same or not all(map(_are_equal, first.consts, second.consts)):
         raise InputError(
             f"{name} is not a pure function: two calls with the same arguments compute different things. Use only its "
             "arguments, and take random numbers from jax.random with the key that it is given."
         )
+
+
+def _are_equal(a: Any, b: Any) -> bool:
+    a, b = (jax.random.key_data(x) if _kind(x) is _KEY else x for x in (a, b))
+    return bool(np.array_equal(a, b, equal_nan=np.issubdtype(np.asarray(a).dtype, np.inexact)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,8 +156,8 @@ class _Layout:
             if (kind := _kind(leaf)) not in (_ARRAY, _KEY):
                 if kind is not other and kind != other:
                     raise InputError(
-                        f"{name}: step changes {'/'.join(path)} of the state from {other!r} to {kind!r}: make it an array, "
-                        "jnp.asarray(...), in init."
+                        f"{name}: step changes {'/'.join(path)} of the state from {other!r} to {kind!r}: make it an "
+                        "array, jnp.asarray(...), in init."
                     )
                 continue
             arrays[path] = jax.random.key_data(leaf) if kind is _KEY else jnp.asarray(leaf)
@@ -214,5 +219,7 @@ def _checked_metrics(metrics: Any, where: str) -> Metrics:
     scalars = {str(name): jnp.asarray(value) for name, value in metrics.items()}
     for metric, value in scalars.items():
         if value.shape != ():
-            raise InputError(f"{where} returns {metric} of shape {list(value.shape)}: return a scalar, such as its mean.")
+            raise InputError(
+                f"{where} returns {metric} of shape {list(value.shape)}: return a scalar, such as its mean."
+            )
     return {name: value.astype(jnp.float32) for name, value in scalars.items()}

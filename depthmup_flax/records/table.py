@@ -34,6 +34,11 @@ CONTINUOUS = (
 )
 
 
+def is_continuous(path: str) -> bool:
+    """Whether a config field is one of `CONTINUOUS`, or a hyperparameter of a user's own training step."""
+    return path in CONTINUOUS or path.startswith("hyper.")
+
+
 def finite_or_none(value: float) -> float | None:
     """``None`` for NaN and infinities, which JSON does not have."""
     return value if math.isfinite(value) else None
@@ -63,6 +68,7 @@ class Record:
     lanes: int = 1  # number of runs that the program trained together on one device
     device: str = "unknown"  # kind and number of devices
     versions: dict[str, str] = dataclasses.field(default_factory=dict)  # of Python and packages
+    audit: str | None = None  # what a user's network lacks, "" for nothing; None for our networks
     commit: str | None = None  # of the source tree, with -dirty if files were changed; None outside a repository
 
 
@@ -124,6 +130,7 @@ _FIELDS: dict[str, _Kind] = {
     ),
     "wall_time_s": ("a finite number", lambda value: type(value) is float and math.isfinite(value)),
     "diverged_at_step": ("a whole number or null", lambda value: type(value) is int or value is None),
+    "audit": ("a string or null", lambda value: type(value) is str or value is None),
     "commit": ("a string or null", lambda value: type(value) is str or value is None),
 }
 _NUMBERS = {"train_loss", "train_loss_avg", "test_loss", "test_accuracy", "wall_time_s", "train_loss_slices"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from depthmup_flax.records.table import COMPLETED, CONTINUOUS, SEED, Record, SweepInfo
+from depthmup_flax.records.table import COMPLETED, SEED, Record, SweepInfo, is_continuous
 from depthmup_flax.util.errors import InputError, printable
 from depthmup_flax.util.types import Json
 
@@ -153,7 +153,7 @@ def roles(info: SweepInfo) -> Roles:
     fixed = {info.x, SEED, "model.width", "model.depth"}
     fixed |= {"model.stage_sizes"} if len(set(depths)) == len(depths) else set()
     others = [axis for axis, values in info.axes.items() if len(values) > 1 and axis not in fixed]
-    continuous = (scale for a in others if a in CONTINUOUS and (scale := _scale(info, a)) and len(scale.values) >= 3)
+    continuous = (scale for a in others if is_continuous(a) and (scale := _scale(info, a)) and len(scale.values) >= 3)
     second = next(continuous, None)
     return Roles(x, second, tuple(a for a in others if second is None or a != second.axis))
 

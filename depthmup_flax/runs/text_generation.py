@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.data import TextDataset
-from depthmup_flax.engine.experiment import Experiment
+from depthmup_flax.engine.experiment import NetworkExperiment
 from depthmup_flax.engine.step import TrainState
 from depthmup_flax.models.base import LanguageModel
 from depthmup_flax.nn.layers import LogitFactors
@@ -76,8 +76,9 @@ def _logits(model: nn.Module, variables: ArrayTree, tokens_T: jax.Array, positio
     return dataclasses.replace(factors, x=factors.x[:, position]).product()[0]
 
 
-def sample_text(experiment: Experiment, dataset: TextDataset, state: TrainState) -> str:
+def sample_text(experiment: NetworkExperiment, dataset: TextDataset, state: TrainState) -> str:
     """The text of a language model after a newline; a function of its parameters and seed."""
+    assert isinstance(experiment.model, nn.Module)
     tokens = generate(
         experiment.model,
         {"params": state.carry.params, **state.carry.collections},

@@ -59,8 +59,7 @@ class _DataOrBlank:
 def _size(group: Group) -> str:
     """Steps, parameters, and the memory of a run's weights and optimizer state."""
     experiment = group.experiment
-    weights = jax.tree.map(lambda info: jax.ShapeDtypeStruct(info.shape, np.float32), experiment.info)
-    leaves = jax.tree.leaves((weights, jax.eval_shape(experiment.optimizer.init, weights)))
+    leaves = jax.tree.leaves(experiment.state_shapes().carry)
     mib = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / 2**20
     return f"{experiment.total_steps} steps, {experiment.parameters:>13,} parameters, {mib:>9,.2f} MiB with optimizer"
 

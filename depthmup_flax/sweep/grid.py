@@ -20,7 +20,7 @@ from depthmup_flax.config import fields as configs
 from depthmup_flax.engine.experiment import hyperparameters
 from depthmup_flax.engine.lane_layout import LaneRun
 from depthmup_flax.records.run_hash import EXECUTION
-from depthmup_flax.records.table import CONTINUOUS, LEARNING_RATE, SEED, SweepInfo
+from depthmup_flax.records.table import CONTINUOUS, LEARNING_RATE, SEED, SweepInfo, is_continuous
 from depthmup_flax.util.errors import InputError, did_you_mean
 
 SCALES = ("smoke", "cpu", "long", "gpu", "paper")
@@ -208,12 +208,16 @@ def _as_tuple(values: Any) -> tuple[Any, ...]:
 
 def _structure(config: ConfigDict) -> str:
     fields = flatten_dict(config.to_dict(), sep=".")
-    fixed = {path: 0 for path in (SEED, *CONTINUOUS) if fields.get(path) is not None}
+    fixed = {path: 0 for path, value in fields.items() if value is not None and (path == SEED or is_continuous(path))}
     return json.dumps(fields | fixed, sort_keys=True)
+
+
+def _hyper(config: ConfigDict) -> list[str]:
+    return [f"hyper.{name}" for name in sorted(config.hyper)]
 
 
 def _continuous_values(run: Run) -> tuple[float, ...]:
     # Descending learning rates: the highest ones diverge first.
-    others = (path for path in (SEED, *CONTINUOUS) if path != LEARNING_RATE)
+    others = (path for path in (SEED, *CONTINUOUS, *_hyper(run.config)) if path != LEARNING_RATE)
     rate = configs.get_field(run.config, LEARNING_RATE)
     return (-rate, *(configs.get_field(run.config, path) or 0.0 for path in others))

@@ -9,9 +9,10 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset
-from depthmup_flax.engine.experiment import Experiment, build
+from depthmup_flax.engine.experiment import Experiment, StepExperiment, build
 from depthmup_flax.engine.lane_layout import LaneRun, cohorts, one_seed_fits
 from depthmup_flax.engine.lane_program import LaneProgram
+from depthmup_flax.engine.user_checks import require_read
 from depthmup_flax.records.table import SEED
 from depthmup_flax.rule.optimizer import warmup_schedule
 from depthmup_flax.sweep.grid import Run, shard_of, structural_groups, sweep_info
@@ -45,6 +46,8 @@ def plan(config: ConfigDict, runs: Sequence[Run], load: Callable[[ConfigDict], D
             shared = first.config.copy_and_resolve_references()
             shared.train.log_norms = False  # records have no norms
             experiment = build(shared, load=load)
+            if isinstance(experiment, StepExperiment):
+                require_read(shared, experiment.user.read, varying - {SEED})
             for run in group_runs:
                 optimizer = run.config.optimizer
                 warmup_schedule(optimizer.schedule, optimizer.warmup_steps, experiment.total_steps)

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import differences, listed, run_differences
+from depthmup_flax.config.user_code import code_of
 from depthmup_flax.data import Dataset, LoadOnce
 from depthmup_flax.engine.cohort import Cohort, Shrink, train
 from depthmup_flax.engine.device_batches import put_train_data
@@ -113,11 +114,13 @@ class _Runner:
     versions: dict[str, str] = dataclasses.field(default_factory=versions)
     commit: str | None = dataclasses.field(default_factory=commit)
     progress: SweepProgress = dataclasses.field(init=False)
+    code: dict[str, str] = dataclasses.field(init=False)  # module of the user -> digest
     groups_trained: int = 0
 
     def run(self, groups: Sequence[Group]) -> None:
         """Trains all groups; then, ``config.extend`` times, values beyond a grid whose minimum is at its edge."""
         runs = [run for group in groups for run in group.runs]
+        self.code = code_of(self.config.base)
         self.mine |= {run.hash for run in runs}
         self.progress = SweepProgress(groups, self.done)
         with contextlib.closing(self.progress):
@@ -206,7 +209,8 @@ class _Runner:
                 wall_time_s=seconds,
                 lanes=lanes,
                 device=f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-                versions=self.versions,
+                versions=self.versions | self.code,
+                audit=group.experiment.audit,
                 commit=self.commit,
                 **dataclasses.asdict(outcome),
             )

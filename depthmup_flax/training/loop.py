@@ -15,13 +15,16 @@ import jax
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
+from depthmup_flax.config.user_code import code_of
 from depthmup_flax.data import TextDataset, stored_dataset
 from depthmup_flax.engine.device_batches import Waiting, held_out_batches, put_train_data, train_calls
-from depthmup_flax.engine.experiment import Experiment, build, learning_rate
+from depthmup_flax.engine.experiment import Experiment, NetworkExperiment, build
 from depthmup_flax.engine.multi_step import Call
+from depthmup_flax.engine.optimizers import learning_rate
 from depthmup_flax.engine.outcome import PREEMPTED, outcome, read, summary
 from depthmup_flax.engine.sharded_program import ShardedProgram
 from depthmup_flax.engine.step import Metrics, TrainState
+from depthmup_flax.engine.user_network import UserNetwork
 from depthmup_flax.parallel import sharding
 from depthmup_flax.process import distributed
 from depthmup_flax.process.preemption import Preemption
@@ -312,9 +315,12 @@ class _Run:
 
     def write_sample(self) -> None:
         """Writes and shows ``sample.txt``, for a language model."""
-        if not isinstance(self._experiment.dataset, TextDataset):
+        experiment, dataset = self._experiment, self._experiment.dataset
+        if not (isinstance(experiment, NetworkExperiment) and isinstance(dataset, TextDataset)):
             return
-        text = sample_text(self._experiment, self._experiment.dataset, self.state)
+        if isinstance(experiment.model, UserNetwork):
+            return
+        text = sample_text(experiment, dataset, self.state)
         if distributed.is_first():
             write_atomically(self._directory / "sample.txt", text + "\n")
             self._log.note("\n  ".join(["sample", *printable(text.strip()).split("\n")]))
@@ -328,7 +334,8 @@ class _Run:
             "seed": self._experiment.config.seed,
             "parameters": self._experiment.parameters,
             "bad_examples": len(self._checkpoints.bad_examples()),
-            "versions": versions(),
+            "versions": versions() | code_of(self._experiment.config),
+            "audit": self._experiment.audit,
         }
 
     def last_words(self, result: Json) -> str:

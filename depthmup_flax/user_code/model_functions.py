@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -17,15 +17,6 @@ from depthmup_flax.user_code.calls import calling
 from depthmup_flax.user_code.fields import takes
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree
-
-
-class ApplyFunction(Protocol):
-    """See `ModelFunctions`."""
-
-    def __call__(
-        self, params: ArrayTree, state: ArrayTree, inputs: ArrayTree, *, train: bool, key: jax.Array | None
-    ) -> tuple[Any, ArrayTree]:
-        """The outputs and the new state."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +36,7 @@ class ModelFunctions:
 
     name: str
     init: Callable[[jax.Array, ArrayTree], tuple[ArrayTree, ArrayTree]]
-    apply: ApplyFunction
+    apply: Callable[..., tuple[Any, ArrayTree]]
     linen: nn.Module | None = None
 
     def shapes(self, inputs: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
