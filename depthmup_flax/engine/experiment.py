@@ -179,8 +179,7 @@ class NetworkExperiment(Experiment):
             averaged=self.loss.averaged,
             axes=self.axes,
             tpu_lanes_task=self._task(row_major_gradients),
-            # A kernel of a convolution has more axes than layers, in, out.
-            convolves=any(len(leaf.shape) > 3 for leaf in jax.tree.leaves(self.state_shapes().carry.params)),
+            convolves=_convolves(self.axes, self.variables["params"]),
             measures=self.config.train.log_norms,
         )
 
@@ -292,6 +291,12 @@ def _zeros(shapes: ArrayTree) -> ArrayTree:
     return jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), shapes)
 
 
+def _convolves(axes: Mapping[str, AxisNames], params: ArrayTree) -> bool:
+    """Whether a parameter has more axes than layers, in, out; of a user's network, by shapes alone."""
+    ranks = map(len, axes.values()) if axes else (len(leaf.shape) for leaf in jax.tree.leaves(params))
+    return max(ranks, default=0) > 3
+
+
 def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -> Experiment:
     """Checks ``config`` and builds what it describes; opens the data with ``load``, and trains nothing.
 
@@ -314,7 +319,7 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     shapes = variables["params"]
     is_base = model.base_width in (0, model.width)
     info = info_from_annotations(shapes, shapes if is_base else init_shapes(model.base(), dataset.input_spec))
-    steps = _steps(config, dataset)
+    steps = _steps(config.train, dataset)
     return NetworkExperiment(
         config=config,
         dataset=dataset,
@@ -329,7 +334,7 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
 
 
 def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) -> Experiment:
-    network, steps = UserNetwork(config.model, dataset.num_classes), _steps(config, dataset)
+    network, steps = UserNetwork(config.model, dataset.num_classes), _steps(config.train, dataset)
     require_data_parallel(config)
     if (task := network.task(rule)) is not None:
         require_only_hyper(config)
@@ -371,9 +376,16 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
     return experiment
 
 
-def _steps(config: ConfigDict, dataset: Dataset) -> dict[str, Any]:
+def hyperparameters(config: ConfigDict) -> dict[str, float]:
+    """The seed and the fields of `CONTINUOUS` that are set, which runs of one compiled program may differ in."""
+    fields = {path: get_field(config, path) for path in CONTINUOUS}
+    whole = ("optimizer.warmup_steps",)
+    values = {path: value if path in whole else float(value) for path, value in fields.items() if value is not None}
+    return {SEED: config.seed, **values, **{f"hyper.{name}": float(x) for name, x in config.hyper.items()}}
+
+
+def _steps(train: ConfigDict, dataset: Dataset) -> dict[str, Any]:
     """``epoch_steps`` and ``total_steps``; a tenth of a run without epochs counts as one."""
-    train = config.train
     of_epoch = steps_of_epoch(dataset.train, train.batch_size)
     if of_epoch is None and not train.steps:
         raise InputError(f"train.steps is 0: {dataset.name!r} gives batches without end. Set it, such as to 1000.")
@@ -382,14 +394,6 @@ def _steps(config: ConfigDict, dataset: Dataset) -> dict[str, Any]:
         field = "steps" if train.steps else "epochs"
         raise InputError(f"train.{field} is {train[field]}: use fewer than 2^31 steps.")
     return {"epoch_steps": of_epoch or math.ceil(total / 10), "total_steps": total}
-
-
-def hyperparameters(config: ConfigDict) -> dict[str, float]:
-    """The seed and the fields of `CONTINUOUS` that are set, which runs of one compiled program may differ in."""
-    fields = {path: get_field(config, path) for path in CONTINUOUS}
-    whole = ("optimizer.warmup_steps",)
-    values = {path: value if path in whole else float(value) for path, value in fields.items() if value is not None}
-    return {SEED: config.seed, **values, **{f"hyper.{name}": float(x) for name, x in config.hyper.items()}}
 
 
 def _require_fit(name: str, dataset: Dataset) -> None:

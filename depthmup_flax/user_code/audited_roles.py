@@ -91,12 +91,16 @@ def audited(
     own, base = functions(sizes), functions(base_sizes)
     base.outputs(inputs)  # fails with the user's error
     shapes, _ = own.shapes(inputs)
-    annotated_info = _annotated_info(own, functions((base_sizes[0], sizes[1])), inputs, overrides)
+    annotated_info = _annotated_info(own, lambda: functions((base_sizes[0], sizes[1])), inputs, overrides)
     larger_sizes, larger = _larger(functions, own, sizes, base_sizes, inputs)
     model, kwargs = larger.auditable(inputs)
     base_model, _ = base.auditable(inputs)
+    options = {"rule": rule, "output": output, "overrides": overrides, **kwargs}
     try:
-        result = audit(model, base_model, inputs, rule=rule, output=output, overrides=overrides, **kwargs)
+        result = _by_their_count(
+            lambda ratio: audit(model, base_model, inputs, depth_ratio=ratio, **options),
+            larger_sizes[1] / base_sizes[1],
+        )
         info = _transferred(result, shapes, sizes, larger_sizes) if annotated_info is None else annotated_info
     except InputError as error:
         if annotated_info is None:
@@ -109,23 +113,45 @@ def audited(
     return Audited(info, tuple(finding for finding in result.findings if finding.certain), tuple(notes), result)
 
 
+def _by_their_count(audit_with: Callable[[float | None], Audit], ratio: float) -> Audit:
+    """The audit with the depth ratio of the trace or, if branches are right for it, with that of the user's own count.
+
+    Residual sums may not be proportional to what the user calls depth, as with one more block in front.
+    """
+    result = audit_with(None)
+    is_branch = lambda finding: finding.name == "missing_branch_multiplier"
+    if any(map(is_branch, result.findings)):
+        annotated = {row.info.depth_ratio for row in result.rows if row.info is not None and row.info.in_branch}
+        for other in sorted({ratio, *annotated} - {result.depth_ratio}):
+            again = audit_with(other)
+            if not any(map(is_branch, again.findings)):
+                return again
+    return result
+
+
 def _same(sizes: Sizes, base_sizes: Sizes) -> str:
     equal = [f"{what} {a}" for what, a, b in zip(("width", "depth"), sizes, base_sizes, strict=True) if a == b]
     return f"{' and '.join(equal)} {'are' if len(equal) > 1 else 'is'} the base's"
 
 
 def _annotated_info(
-    own: ModelFunctions, of_base_width: ModelFunctions, inputs: ArrayTree, overrides: Mapping[str, Axes] | None
+    own: ModelFunctions,
+    of_base_width: Callable[[], ModelFunctions],
+    inputs: ArrayTree,
+    overrides: Mapping[str, Axes] | None,
 ) -> InfoTree | None:
     """`param_info` of a Linen network whose parameters are all annotated; else ``None``."""
-    if own.linen is None or of_base_width.linen is None:
+    if own.linen is None:
         return None
     flags = training_flags(type(own.linen).__call__, False)
     arguments = arguments_of(inputs)
     leaves = jax.tree.leaves(init_shapes(own.linen, *arguments, **flags), is_leaf=is_annotated)
     if not all(isinstance(leaf, AnnotatedParam) for leaf in leaves):
         return None
-    return param_info(own.linen, of_base_width.linen, *arguments, overrides=overrides, **flags)
+    base = of_base_width().linen
+    if base is None:
+        return None
+    return param_info(own.linen, base, *arguments, overrides=overrides, **flags)
 
 
 def _larger(

@@ -608,7 +608,7 @@ def test_of_equal_width_branches_are_checked_and_a_note_says_what_is_not():
     ("call", "message"),
     [
         (lambda: audit(*gpt(edit="tuple"), TOKENS), "the model returns 2 arrays: name the one that the loss reads"),
-        (lambda: audit(3, 4, TOKENS), "model is int: pass a Linen module, an NNX module, or a pair"),
+        (lambda: audit(3, 4, TOKENS), "model is int: pass a Linen, NNX or Equinox module, or a pair"),
         (lambda: audit(*gpt(), TOKENS, overrides={"x": Axes(("width_in",))}), "overrides has 'x', which matches no"),
         (lambda: audit(*gpt(), TOKENS, rule="depth_mup"), "rule is 'depth_mup': pass a Parametrization, such as"),
         (lambda: audit(*gpt(), TOKENS, depth_ratio=0), "depth_ratio is 0: use depth / base_depth"),

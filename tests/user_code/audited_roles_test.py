@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import pytest
 from user_networks import (
@@ -14,8 +15,10 @@ from user_networks import (
     EqxNet,
     LinenNet,
     NnxNet,
+    branch_factor,
     haiku_net,
     pair_net,
+    readout_factor,
 )
 
 from depthmup_flax import Role, audit
@@ -133,6 +136,25 @@ def test_an_error_at_the_networks_own_size_is_the_users():
     build = lambda width, depth: functools.partial(LinenNet, width, depth)
     with pytest.raises(UserCodeError, match=r"LinenNet.*int32\[\]"):
         audited(build, (32, 4), (WIDTH, DEPTH), jax.ShapeDtypeStruct((), "int32"), RULE)
+
+
+class OneMore(LinenNet):
+    """A network that calls one of its blocks no part of its depth."""
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="stem")(x)
+        for i in range(self.depth + 1):
+            h = h + branch_factor(self.depth, self.edit) * nn.Dense(self.width, name=f"block_{i}")(nn.relu(h))
+        return nn.Dense(3, name="head")(h * readout_factor(self.width, self.edit))
+
+
+@pytest.mark.parametrize("sizes", SIZES[:2], ids=str)
+def test_branches_may_be_counted_as_the_user_counts(sizes):
+    result = audited(of(OneMore), sizes, (WIDTH, DEPTH), VECTORS, RULE)
+    assert result.findings == ()
+    assert read(result.info)["block_0/kernel"][4] == sizes[1] / DEPTH
+    assert audited(of(OneMore, "no_branch"), sizes, (WIDTH, DEPTH), VECTORS, RULE).findings
 
 
 def annotated(width, depth):
