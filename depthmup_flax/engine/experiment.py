@@ -411,3 +411,8 @@ def _require_fit(name: str, dataset: Dataset) -> None:
             f"model.name is {name!r}, which reads {plural[reads]}, but data.name is {dataset.name!r}, which holds "
             f"{plural[holds]}: use model.name = {fitting}, or other data."
         )
+    if not dataset.num_classes:
+        raise InputError(
+            f"data.name is {dataset.name!r}: model.name {name!r} needs to know the number of classes, and targets that "
+            "are streamed do not tell it. Give arrays, or records with data.placement=device."
+        )
