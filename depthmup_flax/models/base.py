@@ -57,7 +57,8 @@ class ResidualNetwork(nn.Module):
       zero_init_readout: the readout starts at zero.
       use_bias: biases in every layer, the readout included.
       sigma: initial standard deviation of the weights in units of ``1/sqrt(fan_in)``.
-      scan: compile one block and loop over it; otherwise every block.
+      scan: compile one block and loop over it; otherwise every block. ``auto``: a loop, but on GPUs for up to
+        `MOST_UNROLLED` blocks.
       remat: what the backward pass recomputes to save memory: ``none``; ``dots``, all but products with weights and
         attention's outputs; ``full``, all but the stream between blocks.
       dtype: of the computation inside layers; ``param_dtype`` is that of parameters and of the residual stream.
@@ -75,7 +76,7 @@ class ResidualNetwork(nn.Module):
     zero_init_readout: bool = False
     use_bias: bool = False
     sigma: float = 1.0
-    scan: bool = True
+    scan: bool | str = "auto"
     remat: str = "none"
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
@@ -101,6 +102,8 @@ class ResidualNetwork(nn.Module):
                 raise InputError(f"model.{field.name} is {value!r}: use {allowed}.")
             if field.type == "bool" and not isinstance(value, (bool, np.bool_)):
                 raise InputError(f"model.{field.name} is {value!r}: use True or False.")
+        if self.scan not in (True, False, "auto"):
+            raise InputError(f"model.scan is {self.scan!r}: use auto, True or False.")
         for name, names in self.choices.items():
             if getattr(self, name) not in names:
                 raise InputError(f"model.{name} is {getattr(self, name)!r}: {did_you_mean(getattr(self, name), names)}")

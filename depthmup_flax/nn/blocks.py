@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.nn.layers import HIDDEN, Dense, Norm, ResidualBranch
-from depthmup_flax.parallel.sharding import gathers, keeps_all_but_gathered
+from depthmup_flax.parallel.sharding import gathers, keeps_all_but_gathered, traced_platform
 from depthmup_flax.rule.annotations import AxisNames
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.util.types import Dtype
@@ -84,7 +84,7 @@ class TransformerConfig(LayerConfig):
     experts_per_token: int = 2
     dropout: float = 0.0
     attention: str = "auto"
-    scan: bool = True
+    scan: bool | str = "auto"
     remat: str = "none"
 
     def hidden(self, width: int) -> int:
@@ -104,7 +104,20 @@ REMAT: dict[str, Callable[..., Any] | None] = {
 }
 
 
-def stacked(block: type[nn.Module], length: int, *, scan: bool, remat: str = "none") -> Callable[..., nn.Module]:
+# More layers than this are a loop on a GPU, too: each takes half a second to compile.
+MOST_UNROLLED = 32
+
+
+def unrolls(scan: bool | str, length: int) -> bool:
+    """Whether blocks are compiled one by one; ``auto``: on GPUs, where a loop copies what it stacks, if they are few."""
+    if scan == "auto":
+        return traced_platform() == "gpu" and length <= MOST_UNROLLED
+    return not scan
+
+
+def stacked(
+    block: type[nn.Module], length: int, *, scan: bool | str, remat: str = "none"
+) -> Callable[..., nn.Module]:
     """``length`` copies of ``block`` in sequence, with parameters stacked along a leading ``layers`` axis.
 
     Parameters, initial values, outputs and gradients do not depend on ``scan``, so checkpoints fit both values.
@@ -112,20 +125,20 @@ def stacked(block: type[nn.Module], length: int, *, scan: bool, remat: str = "no
     Args:
       block: maps ``(carry, None) -> (carry, None)``.
       length: number of copies.
-      scan: compile the block once; otherwise ``length`` times, which XLA may optimize further.
+      scan: compile the block once; otherwise ``length`` times, which XLA may optimize further. ``auto``: see `unrolls`.
       remat: a key of `REMAT`: what the forward pass saves; the rest is recomputed. Changes memory and time only.
     """
-    policy = REMAT[remat]
+    policy, unrolled = REMAT[remat], unrolls(scan, length)
     if policy is None and gathers():
         policy = keeps_all_but_gathered
     if policy is not None:
         # In a loop's body the compiler cannot undo remat, so it needs no barrier.
-        block = nn.remat(block, policy=policy, prevent_cse=not scan)
+        block = nn.remat(block, policy=policy, prevent_cse=unrolled)
     return nn.scan(
         block,
         variable_axes={"params": 0, "batch_stats": 0, "intermediates": 0},
         split_rngs={"params": True, "dropout": True},
         length=length,
-        unroll=1 if scan else length,
+        unroll=length if unrolled else 1,
         metadata_params={nn.PARTITION_NAME: "layers"},
     )
