@@ -20,7 +20,7 @@ def test_an_error_says_which_function_was_called_with_what_shapes():
 def test_many_shapes_are_cut():
     with pytest.raises(UserCodeError) as raised, calling("f", [jnp.zeros(1)] * 40):
         raise KeyError
-    assert str(raised.value).count("float32[1]") == 6
+    assert str(raised.value).startswith("f(40 arrays)")
     assert "34 more" in str(raised.value)
 
 
