@@ -17,11 +17,10 @@ def test_an_error_says_which_function_was_called_with_what_shapes():
     assert raised.value.__cause__ is cause
 
 
-def test_many_shapes_are_cut():
-    with pytest.raises(UserCodeError) as raised, calling("f", [jnp.zeros(1)] * 40):
-        raise KeyError
-    assert str(raised.value).startswith("f(40 arrays)")
-    assert "34 more" in str(raised.value)
+def test_a_tree_of_many_arrays_is_counted_and_others_are_shown():
+    with pytest.raises(UserCodeError, match=r"^f\(40 arrays, float32\[2\]\) failed"):
+        with calling("f", [jnp.zeros(1)] * 40, jnp.zeros(2)):
+            raise KeyError
 
 
 @pytest.mark.parametrize("error", [InputError("depth is 0"), UserCodeError("inner"), KeyboardInterrupt()])
