@@ -57,8 +57,8 @@ class ResidualNetwork(nn.Module):
       zero_init_readout: the readout starts at zero.
       use_bias: biases in every layer, the readout included.
       sigma: initial standard deviation of the weights in units of ``1/sqrt(fan_in)``.
-      scan: compile one block and loop over it; otherwise every block. ``auto``: a loop, but on GPUs for up to
-        `MOST_UNROLLED` blocks.
+      scan: compile one block and loop over it; otherwise every block. ``auto``: a loop, but on GPUs every block, or
+        groups of blocks.
       remat: what the backward pass recomputes to save memory: ``none``; ``dots``, all but products with weights and
         attention's outputs; ``full``, all but the stream between blocks.
       dtype: of the computation inside layers; ``param_dtype`` is that of parameters and of the residual stream.

@@ -104,15 +104,19 @@ REMAT: dict[str, Callable[..., Any] | None] = {
 }
 
 
-# More layers than this are a loop on a GPU, too: each takes half a second to compile.
-MOST_UNROLLED = 32
+# On GPUs a loop over single layers copies what it stacks, and launches a kernel for each copy: a step of ViT-S takes 1.7
+# times as long, one of 27 lanes of ResMLP 128x128 1.9 times, by the roofline of the compiled program. More layers are a
+# loop over groups, as each takes up to half a second to compile.
+MOST_UNROLLED, GROUP = 64, 16
 
 
-def unrolls(scan: bool | str, length: int) -> bool:
-    """Whether blocks are compiled one by one; ``auto``: on GPUs, where a loop copies what it stacks, if they are few."""
+def layers_at_a_time(scan: bool | str, length: int) -> int:
+    """How many of ``length`` layers are compiled one after another; the program loops over such groups."""
     if scan == "auto":
-        return traced_platform() == "gpu" and length <= MOST_UNROLLED
-    return not scan
+        if traced_platform() != "gpu":
+            return 1
+        return length if length <= MOST_UNROLLED else GROUP
+    return 1 if scan else length
 
 
 def stacked(
@@ -125,20 +129,21 @@ def stacked(
     Args:
       block: maps ``(carry, None) -> (carry, None)``.
       length: number of copies.
-      scan: compile the block once; otherwise ``length`` times, which XLA may optimize further. ``auto``: see `unrolls`.
+      scan: compile the block once; otherwise ``length`` times, which XLA may optimize further. ``auto``: see
+        `layers_at_a_time`.
       remat: a key of `REMAT`: what the forward pass saves; the rest is recomputed. Changes memory and time only.
     """
-    policy, unrolled = REMAT[remat], unrolls(scan, length)
+    policy, unroll = REMAT[remat], layers_at_a_time(scan, length)
     if policy is None and gathers():
         policy = keeps_all_but_gathered
     if policy is not None:
         # In a loop's body the compiler cannot undo remat, so it needs no barrier.
-        block = nn.remat(block, policy=policy, prevent_cse=unrolled)
+        block = nn.remat(block, policy=policy, prevent_cse=unroll > 1)
     return nn.scan(
         block,
         variable_axes={"params": 0, "batch_stats": 0, "intermediates": 0},
         split_rngs={"params": True, "dropout": True},
         length=length,
-        unroll=length if unrolled else 1,
+        unroll=unroll,
         metadata_params={nn.PARTITION_NAME: "layers"},
     )
