@@ -60,7 +60,8 @@ class ResidualNetwork(nn.Module):
       scan: compile one block and loop over it; otherwise every block. ``auto``: a loop, but on GPUs every block, or
         groups of blocks.
       remat: what the backward pass recomputes to save memory: ``none``; ``dots``, all but products with weights and
-        attention's outputs; ``full``, all but the stream between blocks.
+        attention's outputs; ``full``, all but the stream between blocks; ``auto``, of transformers: ``dots`` where
+        blocks are a loop, else ``none``.
       dtype: of the computation inside layers; ``param_dtype`` is that of parameters and of the residual stream.
     """
 
@@ -173,6 +174,7 @@ class TransformerNetwork(ResidualNetwork):
         "positions": ("learned", "sincos", "rotary"),
         "mlp": MLPS,
         "attention": ATTENTIONS,
+        "remat": ("auto", *REMAT),
     }
     # Divides the width for sines and cosines, and a head's dimension for rotations: two for each side of the grid.
     position_divisor: ClassVar[int]
@@ -181,7 +183,7 @@ class TransformerNetwork(ResidualNetwork):
     head_dim: int = 0
     mlp_ratio: int = 4
     norm: str = "layer"
-    remat: str = "dots"
+    remat: str = "auto"
     positions: str = "learned"
     dropout: float = 0.0
     attention: str = "auto"

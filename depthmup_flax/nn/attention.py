@@ -13,7 +13,7 @@ from depthmup_flax.nn.blocks import ATTENTION, TransformerConfig
 from depthmup_flax.nn.fused_attention import fused_attention, fuses
 from depthmup_flax.nn.layers import INTO, OUT_OF, Norm
 from depthmup_flax.nn.positions import rotated
-from depthmup_flax.parallel.sharding import inner, inner_part, is_sharded, on_parts, traced_platform
+from depthmup_flax.parallel.sharding import inner, inner_part, on_parts, traced_platform
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.precision import products_in
 
@@ -122,7 +122,8 @@ def attention(
     `fused_attention` if it has a form, those for GPUs cuDNN's. Sweeps do not: for small networks the compiler estimates
     no gain.
     """
-    platform, part = traced_platform(), inner_part(q_BxTxN.shape) if fused and is_sharded() else None
+    platform = traced_platform()
+    part = inner_part(q_BxTxN.shape) if fused and platform in ("tpu", "gpu") else None
     if part is not None and platform == "tpu" and fuses(part[1], part[2], head_dim, q_BxTxN.dtype):
         kernel = lambda q, k, v: fused_attention(q, k, v, head_dim, scale, causal)
         k, v = (_for_each_head(x, head_dim, q_BxTxN.shape[-1] // head_dim) for x in (k_BxTxM, v_BxTxM))
