@@ -30,6 +30,7 @@ class ModelFunctions:
       apply: (params, state, inputs, train=, key=) -> (outputs, new state). A tuple of inputs is several arguments.
         ``key`` is for dropout; ``None`` where nothing is random.
       linen: the module, if it is a Linen one.
+      nnx: key -> module, if it is an NNX one.
 
     Both raise `UserCodeError` if the user's code fails.
     """
@@ -38,6 +39,7 @@ class ModelFunctions:
     init: Callable[[jax.Array, ArrayTree], tuple[ArrayTree, ArrayTree]]
     apply: Callable[..., tuple[Any, ArrayTree]]
     linen: nn.Module | None = None
+    nnx: Callable[[jax.Array], Any] | None = None
 
     def shapes(self, inputs: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
         """Shapes of (params, state); ``inputs`` may be shapes. Nothing is computed."""
@@ -89,9 +91,10 @@ def model_functions(make: Any, name: str = "") -> ModelFunctions:
             f"{name} returns {type(returned).__name__} but does not take {argument}: all seeds would start from the "
             f"same values. Give it a parameter {argument}, and make its layers with it."
         )
-    library = adapters.nnx_functions if is_nnx(returned, "Module") else adapters.equinox_functions
     with calling(name):
-        return _wrapped(name, *library(made))
+        if is_nnx(returned, "Module"):
+            return _wrapped(name, *adapters.nnx_functions(made), nnx=made)
+        return _wrapped(name, *adapters.equinox_functions(made))
 
 
 def _made(make: Callable[..., Any], name: str, key: jax.Array) -> Any:
@@ -135,7 +138,12 @@ def _functions(model: Any, name: str) -> tuple[adapters.Init, adapters.Apply]:
 
 
 def _wrapped(
-    name: str, own_init: adapters.Init, own_apply: adapters.Apply, linen: nn.Module | None = None
+    name: str,
+    own_init: adapters.Init,
+    own_apply: adapters.Apply,
+    *,
+    linen: nn.Module | None = None,
+    nnx: Callable[[jax.Array], Any] | None = None,
 ) -> ModelFunctions:
     """The functions, whose errors say what was called."""
 
@@ -151,7 +159,7 @@ def _wrapped(
         # Averages are those of training.
         return outputs, new if train else state
 
-    return ModelFunctions(name, init, apply, linen)
+    return ModelFunctions(name, init, apply, linen, nnx)
 
 
 def _of_other_kind(model: Any, name: str) -> str:
