@@ -8,8 +8,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
 from depthmup_flax.coord_check.networks import Activations, Network, linen_network, nnx_network
 from depthmup_flax.engine.experiment import NetworkExperiment
@@ -18,9 +16,10 @@ from depthmup_flax.engine.optimizers import make_optimizer
 from depthmup_flax.engine.user_network import UserNetwork
 from depthmup_flax.infer.given_model import arguments_of
 from depthmup_flax.rule.annotations import is_annotated
+from depthmup_flax.rule.info_trees import flatten_info, is_nnx, path_name
 from depthmup_flax.rule.roles import init_shapes, param_info
 from depthmup_flax.user_code.audited_roles import audited
-from depthmup_flax.user_code.library_adapters import PlainTree, training_flags
+from depthmup_flax.user_code.library_adapters import training_flags
 from depthmup_flax.user_code.model_functions import ModelFunctions
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -35,22 +34,12 @@ def sized_networks(experiment: NetworkExperiment, inputs: ArrayTree) -> Build:
     return lambda width, depth: _of_ours(experiment, model, inputs, width, depth)
 
 
-def loss_of_outputs(experiment: NetworkExperiment, inputs: ArrayTree, targets: Any) -> dict[str, Any]:
-    """The argument ``labels`` or ``loss`` of `coord_check`, for a batch [B, ...]."""
-    loss, model = experiment.loss, experiment.model
+def loss_of_outputs(experiment: NetworkExperiment, targets: Any) -> dict[str, Any]:
+    """The argument ``labels`` or ``loss`` of `coord_check`, for targets [B, ...]."""
+    loss = experiment.loss
     if isinstance(loss, CrossEntropy):
         return {"labels": targets}
-    assert isinstance(model, UserNetwork)  # ours have the cross-entropy
-    shapes = model.functions(experiment.parametrization).outputs(inputs)
-    if isinstance(shapes, jax.ShapeDtypeStruct):
-        return {"loss": lambda outputs: loss.mean(outputs, targets)}
-    _, outputs_of = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
-    return {"loss": lambda flat: loss.mean(outputs_of(flat), targets)}
-
-
-def _one_array(outputs: Any) -> jax.Array:
-    """The outputs; several in one vector."""
-    return outputs if isinstance(outputs, jax.Array) else ravel_pytree(outputs)[0]
+    return {"loss": lambda outputs: loss.mean(outputs, targets)}
 
 
 def _of_ours(experiment: NetworkExperiment, model: nn.Module, inputs: Any, width: int, depth: int) -> Network:
@@ -66,17 +55,18 @@ def _of_user(experiment: NetworkExperiment, model: UserNetwork, inputs: Any, wid
     base_sizes = model.config.base_width, model.config.base_depth
     make = lambda width, depth: model.make(rule, width, depth)
     info = audited(make, (width, depth), base_sizes, inputs, rule, name=model.config.name).info
-    functions, optimizer = model.functions(rule, width, depth), make_optimizer(config, info, rule)
+    functions = model.functions(rule, width, depth)
+    if functions.nnx is not None:
+        info = _like_nnx(functions.nnx, info)
+    parts = {"info": info, "optimizer": make_optimizer(config, info, rule)}
     if functions.linen is not None:
         flags = training_flags(type(functions.linen).__call__, True)
-        network = linen_network(functions.linen, inputs, info=info, optimizer=optimizer, output=_one_array, **flags)
+        network = linen_network(functions.linen, inputs, **parts, **flags)
         return _without_source(network) if _has_annotations(functions.linen, inputs) else network
-    if functions.nnx is not None:
-        return _nnx(functions.nnx, inputs, info, optimizer)
-    return _pure(functions, inputs, info, optimizer)
+    return _pure(functions, inputs, **parts) if functions.nnx is None else _nnx(functions.nnx, inputs, **parts)
 
 
-def _nnx(make: Callable[[jax.Array], Any], inputs: Any, info: InfoTree, optimizer: Any) -> Network:
+def _nnx(make: Callable[[jax.Array], Any], inputs: Any, **parts: Any) -> Network:
     from flax import nnx
 
     def training(rngs: nnx.Rngs) -> nnx.Module:
@@ -85,20 +75,28 @@ def _nnx(make: Callable[[jax.Array], Any], inputs: Any, info: InfoTree, optimize
         return module
 
     shapes = nnx.eval_shape(lambda: make(jax.random.key(0)))
-    flags = training_flags(type(shapes).__call__, True)
-    infos = PlainTree(nnx.state(shapes, nnx.Param)).restored(info)
-    return nnx_network(training, inputs, info=infos, optimizer=optimizer, output=_one_array, **flags)
+    return nnx_network(training, inputs, **parts, **training_flags(type(shapes).__call__, True))
 
 
-def _pure(functions: ModelFunctions, inputs: Any, info: InfoTree, optimizer: Any) -> Network:
+def _like_nnx(make: Callable[[jax.Array], Any], info: InfoTree) -> InfoTree:
+    """``info``, nested dictionaries, in the structure of the module's ``nnx.state``."""
+    from flax import nnx
+
+    params = nnx.state(nnx.eval_shape(lambda: make(jax.random.key(0))), nnx.Param)
+    flat, structure = jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda x: is_nnx(x, "Variable"))
+    of_path = flatten_info(info)
+    return jax.tree.unflatten(structure, [of_path[path_name(path)] for path, _ in flat])
+
+
+def _pure(functions: ModelFunctions, inputs: Any, **parts: Any) -> Network:
     """A network of which only the outputs are seen; running averages stay at their initial values."""
     key = jax.random.key(0)
     _, state = jax.jit(functions.init)(key, inputs)
 
     def apply(params: ArrayTree) -> tuple[Any, Activations]:
-        return _one_array(functions.apply(params, state, inputs, train=True, key=key)[0]), {}
+        return functions.apply(params, state, inputs, train=True, key=key)[0], {}
 
-    return Network(lambda key: functions.init(key, inputs)[0], apply, info, optimizer)
+    return Network(lambda key: functions.init(key, inputs)[0], apply, **parts)
 
 
 def _without_source(network: Network) -> Network:

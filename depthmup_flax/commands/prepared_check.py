@@ -87,6 +87,6 @@ def prepared_check(
     batch = dataset.train.read(np.arange(batch_size))
     inputs, targets = jax.device_get(dataset.prepare("none", None, jax.device_put(batch)))
 
-    build, loss = sized_networks(experiment, inputs), loss_of_outputs(experiment, inputs, targets)
+    build, loss = sized_networks(experiment, inputs), loss_of_outputs(experiment, targets)
     rule = experiment.parametrization
     return lambda: coord_check(build, **loss, rule=rule, spectral=spectral, **plan)
