@@ -22,6 +22,8 @@ Apply: TypeAlias = Callable[[ArrayTree, ArrayTree, ArrayTree, bool, "jax.Array |
 
 # Parameters of a call that say whether the network trains, and their values if it does.
 _TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False, "inference": False}
+# (params, state) -> the module with these values
+Filled: TypeAlias = Callable[[ArrayTree, ArrayTree], Any]
 
 
 def training_flags(call: Any, train: bool) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def _is_sown(collection: ArrayTree) -> bool:
     return any(isinstance(leaf, tuple) for leaf in leaves)
 
 
-def nnx_functions(make: Callable[[jax.Array], Any]) -> tuple[Init, Apply]:
+def nnx_functions(make: Callable[[jax.Array], Any]) -> tuple[Init, Apply, Filled]:
     """``nnx.Param`` are the parameters; random streams are made from the key; all other variables are the state."""
     from flax import nnx
 
@@ -74,16 +76,19 @@ def nnx_functions(make: Callable[[jax.Array], Any]) -> tuple[Init, Apply]:
         _, params, _, state = split(make(key))
         return plain_params.plain(params), plain_state.plain(state)
 
+    def merged(params: ArrayTree, state: ArrayTree, key: jax.Array | None = None) -> Any:
+        streams = _streams(random, jax.random.key(0) if key is None else key)
+        return nnx.merge(definition, plain_params.restored(params), streams, plain_state.restored(state))
+
     def apply(
         params: ArrayTree, state: ArrayTree, inputs: ArrayTree, train: bool, key: jax.Array | None
     ) -> tuple[Any, ArrayTree]:
-        streams = _streams(random, jax.random.key(0) if key is None else key)
-        module = nnx.merge(definition, plain_params.restored(params), streams, plain_state.restored(state))
+        module = merged(params, state, key)
         (module.train if train else module.eval)()
         outputs = module(*arguments_of(inputs), **training_flags(type(module).__call__, train))
         return outputs, plain_state.plain(split(module)[3])
 
-    return init, apply
+    return init, apply, merged
 
 
 def _streams(random: Any, key: jax.Array) -> Any:
@@ -99,7 +104,7 @@ def _streams(random: Any, key: jax.Array) -> Any:
     return jax.tree.unflatten(structure, values)
 
 
-def equinox_functions(make: Callable[[jax.Array], Any]) -> tuple[Init, Apply]:
+def equinox_functions(make: Callable[[jax.Array], Any]) -> tuple[Init, Apply, Filled]:
     """Inexact arrays are the parameters, others the state; the module is mapped over the batch."""
     import equinox as eqx
 
@@ -110,11 +115,13 @@ def equinox_functions(make: Callable[[jax.Array], Any]) -> tuple[Init, Apply]:
         params, state, _ = equinox_parts(make(key))
         return plain_params.plain(params), plain_state.plain(state)
 
+    def combined(params: ArrayTree, state: ArrayTree) -> Any:
+        return eqx.combine(plain_params.restored(params), plain_state.restored(state), static)
+
     def apply(
         params: ArrayTree, state: ArrayTree, inputs: ArrayTree, train: bool, key: jax.Array | None
     ) -> tuple[Any, ArrayTree]:
-        whole = eqx.combine(plain_params.restored(params), plain_state.restored(state), static)
-        module = eqx.nn.inference_mode(whole, value=not train)
+        module = eqx.nn.inference_mode(combined(params, state), value=not train)
         call, arguments = type(module).__call__, arguments_of(inputs)
         flags = training_flags(call, train)
         if key is None or not takes(call, "key"):
@@ -122,7 +129,7 @@ def equinox_functions(make: Callable[[jax.Array], Any]) -> tuple[Init, Apply]:
         keys = jax.random.split(key, jax.tree.leaves(arguments)[0].shape[0])
         return jax.vmap(lambda key, *example: module(*example, key=key, **flags))(keys, *arguments), state
 
-    return init, apply
+    return init, apply, combined
 
 
 def haiku_functions(transformed: Any) -> tuple[Init, Apply]:
