@@ -59,21 +59,15 @@ def rule_section(rule: str | Parametrization) -> dict[str, Any]:
     if not isinstance(rule, Parametrization):
         raise InputError(f"rule is {rule!r}: use the name of a preset, such as 'depth_mup', or a dm.Parametrization.")
     settable = [name for name in default_config().parametrization if name != "preset"]
-    sections = [
-        {
-            "preset": preset,
-            **{name: getattr(rule, name) for name in settable if getattr(rule, name) != getattr(p, name)},
-        }
-        for preset, p in PRESETS.items()
-    ]
-    same = [one for one in sections if PRESETS[one["preset"]].replace(**_without_preset(one)) == rule]
+    changes = {
+        preset: {name: getattr(rule, name) for name in settable if getattr(rule, name) != getattr(known, name)}
+        for preset, known in PRESETS.items()
+    }
+    same = [preset for preset, known in PRESETS.items() if known.replace(**changes[preset]) == rule]
     if not same:
         others = ", ".join(
             f.name for f in dataclasses.fields(rule) if f.name not in settable and getattr(rule, f.name) != f.default
         )
         raise InputError(f"rule has {others}, which no preset has: use dm.get_parametrization(PRESET, ...).")
-    return min(same, key=len)
-
-
-def _without_preset(section: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in section.items() if name != "preset"}
+    preset = min(same, key=lambda preset: len(changes[preset]))
+    return {"preset": preset, **changes[preset]}

@@ -15,6 +15,7 @@ from depthmup_flax.report.loss_surfaces import TRAIN
 from depthmup_flax.report.make_report import Report, make_report
 from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.tune.choice import Advice, Choice, describe
+from depthmup_flax.workdir import directory as workdirs
 
 # What to type in Python after a search.
 ADVICE = Advice("Add values beyond it to the grid.", "use seeds=3")
@@ -41,9 +42,8 @@ class Swept:
           out: directory for the files, by default ``report`` in `directory`.
           tolerance, loss: see `depthmup_flax.report.make_report`.
         """
-        return make_report(
-            [self.directory], self.directory / "report" if out is None else out, tolerance=tolerance, loss=loss
-        )
+        place = self.directory / "report" if out is None else workdirs.as_path(out)
+        return make_report([self.directory], place, tolerance=tolerance, loss=loss)
 
     def __repr__(self) -> str:
         return f"{len(self.records)} runs in {str(self.directory)!r}; .report() analyzes them, .records holds them"

@@ -55,7 +55,7 @@ class Study:
     """A network or training step at all sizes, with data: audit, tune, sweep, report and train it.
 
     Values of hyperparameters are keywords: short names such as ``learning_rate``, ``weight_decay``, ``warmup_steps``,
-    ``b1``, ``gamma0``, ``output_lr_factor``, a field of the network or a name in ``hyper``; or whole fields of the config,
+    ``b1``, ``gamma0``, ``output_lr_factor``, fields of the network, names in ``hyper``; or whole fields of the config,
     ``**{"optimizer.schedule": "cosine"}``.
 
     Args:
@@ -101,17 +101,16 @@ class Study:
         config = default_config(_model_name(build))
         if not (isinstance(base, (tuple, list)) and len(base) == 2):
             raise InputError(f"base is {base!r}: use the proxy's width and depth, such as (64, 4).")
-        width, depth = (
-            _size(f"base: {name}", size, config) for name, size in zip(("width", "depth"), base, strict=True)
-        )
+        width, depth = _size("the width in base", base[0], config), _size("the depth in base", base[1], config)
         config.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
         config.parametrization.update(rule_section(rule))
         with config.unlocked():
             config.hyper = _hyper(hyper or {})
         fields = {"data.name": _data_name(data), "loss": _loss_name(loss), "optimizer.name": optimizer, "seed": seed}
         set_values(config, {**fields, "train.steps": steps, "train.batch_size": batch_size})
-        # A mean over a whole short run would measure how early the loss falls.
-        config.train.update(average_steps=max(1, steps // 5), eval_every=max(1, steps // 10))
+        if steps > 0:  # else settings have epochs
+            # A mean over a whole short run would measure how early the loss falls.
+            config.train.update(average_steps=max(1, steps // 5), eval_every=max(1, steps // 10))
         if "audit" in config.model:
             config.model.audit = audit
         for name, value in settings.items():
@@ -287,9 +286,7 @@ def _model_name(build: Any) -> str:
 
 def _loss_name(loss: Any) -> str:
     if not (isinstance(loss, str) or callable(loss)):
-        raise InputError(
-            f"loss is {loss!r}: use 'cross_entropy', 'squared_error', or a function of outputs and targets."
-        )
+        raise InputError(f"loss is {loss!r}: use 'cross_entropy', 'squared_error', or a function (outputs, targets).")
     return loss if isinstance(loss, str) else register(loss, "loss")
 
 
@@ -310,9 +307,7 @@ def _hyper(hyper: Mapping[str, float]) -> dict[str, float]:
     own = {path.rpartition(".")[2]: path for path in CONTINUOUS}
     for name, value in hyper.items():
         if name in own:
-            raise InputError(
-                f"hyper has {name!r}: a dm.Task reads {own[name]} under this name. Give it as {name}=VALUE."
-            )
+            raise InputError(f"hyper has {name!r}, the name of {own[name]}: give it to the study as {name}=VALUE.")
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise InputError(f"hyper[{name!r}] is {value!r}: use a number.")
     return {name: float(value) for name, value in hyper.items()}

@@ -76,7 +76,7 @@ def best(records: Sequence[Record], x: str = LEARNING_RATE, advice: Advice = COM
         if not all(isinstance(other, (int, float)) for other in grids[path]):
             continue
         low, high = min(grids[path]), max(grids[path])
-        if low < high and value in (low, high):
+        if low < high and value in (low, high) and value != 0:  # no weight decay is not an edge
             end, beyond = ("lowest", "lower") if value == low else ("highest", "higher")
             warnings.append(
                 f"the best {path}, {value:.4g}, is the {end} of the grid: a {beyond} one may be better. "

@@ -1,4 +1,4 @@
-"""A search by a sampler of Optuna: it asks for a batch of points, which are trained together, and is told the losses."""
+"""A search by a sampler of Optuna, which proposes batches of points and is told their losses."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def search(
     while (done := len(study.trials)) < trials:
         batch = [study.ask() for _ in range(min(at_once, trials - done))]
         points = [
-            {name: _suggested(trial, name, *ends, name in whole) for name, ends in ranges.items()} for trial in batch
+            {name: _suggested(trial, name, ends, name in whole) for name, ends in ranges.items()} for trial in batch
         ]
         for trial, loss in zip(batch, losses_of(points), strict=True):
             study.tell(trial, loss)
@@ -71,7 +71,8 @@ def _is_range(ends: Any) -> bool:
     return isinstance(ends, (tuple, list)) and len(ends) == 2 and all(map(is_number, ends)) and ends[0] < ends[1]
 
 
-def _suggested(trial: optuna.Trial, name: str, low: float, high: float, whole: bool) -> float:
+def _suggested(trial: optuna.Trial, name: str, ends: tuple[float, float], whole: bool) -> float:
+    low, high = ends
     log = low > 0 and high / low >= _LOG_FROM
     if whole:
         return trial.suggest_int(name, math.ceil(low), math.floor(high), log=log)
