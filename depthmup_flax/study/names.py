@@ -31,10 +31,8 @@ def field_of(config: ConfigDict, name: str) -> str:
     if not fields:
         near = closest(name, [*known, *(path.rpartition(".")[2] for path in known), *_SHORT])
         meant = f"Did you mean {near!r}?" if near else "Use learning_rate, or a field that depthmup config shows."
-        raise InputError(
-            f"{name} is not a hyperparameter of this study: {meant} What a dm.Task reads is named first, "
-            f"dm.Study(..., hyper={{{name!r}: VALUE}})."
-        )
+        of_task = f" What a dm.Task reads is named first, dm.Study(..., hyper={{{name!r}: VALUE}})." * ("." not in name)
+        raise InputError(f"{name} is not a hyperparameter of this study: {meant}{of_task}")
     if len(fields) > 1:
         raise InputError(f"{name} may be {' or '.join(fields)}: write the whole name, **{{{fields[0]!r}: VALUE}}.")
     return fields[0]
