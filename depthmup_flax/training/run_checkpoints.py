@@ -87,7 +87,7 @@ class RunCheckpoints:
         if not self.finite:
             return
         meta = {
-            "config": self._experiment.config.to_dict(),
+            "config": json.loads(configs.to_json(self._experiment.config)),
             "param_info": info_to_json(self._experiment.info),
             "data_position": step * self._train.batch_size,  # examples read since step 0
             "elapsed_s": elapsed_s,

@@ -8,13 +8,9 @@ from typing import Any
 
 import jax
 
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, UserCodeError
 
 _MOST_LEAVES = 6  # of arguments shown in an error
-
-
-class UserCodeError(RuntimeError):
-    """A function of the user failed; the cause is their exception, with its traceback."""
 
 
 @contextlib.contextmanager
@@ -33,7 +29,8 @@ def calling(name: str, *trees: Any) -> Iterator[None]:
         raise
     except Exception as error:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise UserCodeError(f"{name}({shapes_of(*trees)}) failed: {what}") from error
+        call = f"{name}({shapes_of(*trees)})" if trees else name
+        raise UserCodeError(f"{call} failed: {what}") from error
 
 
 def shapes_of(*trees: Any) -> str:
