@@ -293,6 +293,11 @@ def _with_code(config: ConfigDict) -> Json:
     return config.to_dict() | ({_CODE: code} if code else {})
 
 
+def stored_code(stored: Json) -> dict[str, str]:
+    """Module -> digest of the user's code in a config that `to_json` wrote."""
+    return stored.get(_CODE, {})
+
+
 def run_differences(stored: Json, current: Json) -> list[str]:
     """`differences` of two configs as JSON without `EXECUTION`; fields that ``stored`` lacks have their defaults.
 
