@@ -1,0 +1,65 @@
+"""An Equinox network with a loss of its own: tune it small, train it large.
+
+    python examples/equinox_regression.py [--workdir=DIR]
+
+The network predicts a mean and a standard deviation; the loss is the negative log-likelihood of a normal distribution.
+"""
+
+import argparse
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import depthmup_flax as dm
+
+BASE_WIDTH, BASE_DEPTH = 32, 4  # of the small network, which is tuned
+
+
+class Net(eqx.Module):
+    """A residual MLP for one example."""
+
+    stem: eqx.nn.Linear
+    norms: list[eqx.nn.LayerNorm]
+    blocks: list[eqx.nn.Linear]
+    head: eqx.nn.Linear
+    branch_multiplier: float = eqx.field(static=True)
+    readout_multiplier: float = eqx.field(static=True)
+
+    def __init__(self, width: int, depth: int, rule: dm.Parametrization, *, key: jax.Array):
+        stem, head, *keys = jax.random.split(key, depth + 2)
+        self.stem = eqx.nn.Linear(8, width, key=stem)
+        self.norms = [eqx.nn.LayerNorm(width) for _ in keys]
+        self.blocks = [eqx.nn.Linear(width, width, key=key) for key in keys]
+        # A trace does not show initial values: the audit notes that the head should start alike at every width.
+        zeros = lambda layer: (layer.weight, layer.bias)
+        self.head = eqx.tree_at(zeros, eqx.nn.Linear(width, 2, key=head), (jnp.zeros((2, width)), jnp.zeros(2)))
+        self.branch_multiplier = rule.residual_multiplier(depth / BASE_DEPTH)
+        self.readout_multiplier = rule.readout_multiplier(width / BASE_WIDTH)
+
+    def __call__(self, x):
+        """``[8] -> [2]``: the mean, and the logarithm of the standard deviation."""
+        h = self.stem(x)
+        for norm, block in zip(self.norms, self.blocks, strict=True):
+            # Without the factor: "missing_branch_multiplier: the branches that end in blocks/*/weight are multiplied by
+            # 1; the rule wants 0.7071. write: h = h + rule.residual_multiplier(r) * y".
+            h = h + self.branch_multiplier * block(jax.nn.relu(norm(h)))
+        # Without the factor: "readout_not_scaled: the product with head/weight is multiplied by 1; the rule wants 0.5.
+        # write: logits = logits * rule.readout_multiplier(m)".
+        return self.head(h * self.readout_multiplier)
+
+
+def likelihood_loss(outputs, targets):
+    """Mean of ``-log p(targets)`` without its constant; ``outputs [B, 2], targets [B]``."""
+    mean, log_std = outputs[:, 0], outputs[:, 1]
+    return jnp.mean(log_std + 0.5 * jnp.square((targets - mean) * jnp.exp(-log_std)))
+
+
+def data(examples: int = 5000):
+    """A sine whose noise depends on the input: (train, test), each inputs ``[n, 8]`` and targets ``[n]``."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(examples, 8)).astype(np.float32)
+    noise = np.exp(0.5 * x[:, 1] - 1.5) * rng.normal(size=examples)
+    y = (np.sin(2 * x[:, 0]) * x[:, 2] + noise).astype(np.float32)
+    return (x[:-1000], y[:-1000]), (x[-1000:], y[-1000:])
