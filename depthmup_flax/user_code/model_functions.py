@@ -29,6 +29,8 @@ class ModelFunctions:
         ``state`` is what a step changes besides the parameters, such as running averages.
       apply: (params, state, inputs, train=, key=) -> (outputs, new state). A tuple of inputs is several arguments.
         ``key`` is for dropout; ``None`` where nothing is random.
+      contained: tree with the paths of the parameters -> the same leaves in the containers of the user's library, such
+        as ``nnx.state(model, nnx.Param)`` or Haiku's dictionary of modules.
       linen: the module, if it is a Linen one.
 
     Both raise `UserCodeError` if the user's code fails.
@@ -37,6 +39,7 @@ class ModelFunctions:
     name: str
     init: Callable[[jax.Array, ArrayTree], tuple[ArrayTree, ArrayTree]]
     apply: Callable[..., tuple[Any, ArrayTree]]
+    contained: Callable[[Any], Any] = lambda params: params
     linen: nn.Module | None = None
 
     def shapes(self, inputs: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
@@ -72,7 +75,7 @@ def model_functions(make: Any, name: str = "") -> ModelFunctions:
     """
     name = name or getattr(getattr(make, "func", make), "__qualname__", type(make).__name__)
     if _needs_no_key(make):
-        return _wrapped(name, *_functions(make, name), linen=make if isinstance(make, nn.Module) else None)
+        return _wrapped(name, _functions(make), linen=make if isinstance(make, nn.Module) else None)
     if is_nnx(make, "Module") or is_equinox(make) or not callable(make):
         raise InputError(_of_other_kind(make, name))
     made = functools.partial(_made, make, name)
@@ -80,7 +83,7 @@ def model_functions(make: Any, name: str = "") -> ModelFunctions:
     if _needs_no_key(returned):
         # Made anew, because what was made inside a trace may hold values of the trace.
         model = made(jax.random.key(0))
-        return _wrapped(name, *_functions(model, name), linen=model if isinstance(model, nn.Module) else None)
+        return _wrapped(name, _functions(model), linen=model if isinstance(model, nn.Module) else None)
     if not (is_nnx(returned, "Module") or is_equinox(returned)):
         raise InputError(_of_other_kind(returned, name))
     if not (takes(make, "rngs") or takes(make, "key")):
@@ -91,7 +94,7 @@ def model_functions(make: Any, name: str = "") -> ModelFunctions:
         )
     library = adapters.nnx_functions if is_nnx(returned, "Module") else adapters.equinox_functions
     with calling(name):
-        return _wrapped(name, *library(made))
+        return _wrapped(name, library(made))
 
 
 def _made(make: Callable[..., Any], name: str, key: jax.Array) -> Any:
@@ -128,30 +131,28 @@ def _needs_no_key(model: Any) -> bool:
     return isinstance(model, nn.Module) or _is_haiku(model) or _is_pair(model)
 
 
-def _functions(model: Any, name: str) -> tuple[adapters.Init, adapters.Apply]:
+def _functions(model: Any) -> adapters.Functions:
     if isinstance(model, nn.Module):
         return adapters.linen_functions(model)
     return adapters.haiku_functions(model) if _is_haiku(model) else adapters.pair_functions(model)
 
 
-def _wrapped(
-    name: str, own_init: adapters.Init, own_apply: adapters.Apply, linen: nn.Module | None = None
-) -> ModelFunctions:
+def _wrapped(name: str, own: adapters.Functions, linen: nn.Module | None = None) -> ModelFunctions:
     """The functions, whose errors say what was called."""
 
     def init(key: jax.Array, inputs: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
         with calling(f"{name}: init", inputs):
-            return own_init(key, inputs)
+            return own.init(key, inputs)
 
     def apply(
         params: ArrayTree, state: ArrayTree, inputs: ArrayTree, *, train: bool, key: jax.Array | None
     ) -> tuple[Any, ArrayTree]:
         with calling(f"{name}.__call__", inputs):
-            outputs, new = own_apply(params, state, inputs, train, key)
+            outputs, new = own.apply(params, state, inputs, train, key)
         # Averages are those of training.
         return outputs, new if train else state
 
-    return ModelFunctions(name, init, apply, linen)
+    return ModelFunctions(name, init, apply, own.contained, linen)
 
 
 def _of_other_kind(model: Any, name: str) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from depthmup_flax.config import default_config
-from depthmup_flax.records.table import read_records
+from depthmup_flax.records.table import read_record_file
 from depthmup_flax.sweep.grid import sweep_config
 
 
@@ -52,7 +52,7 @@ def assert_same_run(workdir, expected):
 
 def outcomes(workdir):
     """The records of a sweep without times, by run; each run is recorded once."""
-    records = [record for path in workdir.glob("records*.jsonl") for record in read_records(path)[0]]
+    records = [record for path in workdir.glob("records*.jsonl") for record in read_record_file(path)[0]]
     assert len({record.run for record in records}) == len(records)
     return {record.run: {**vars(record), "wall_time_s": None} for record in records}
 
