@@ -2,8 +2,8 @@
 
     python examples/contrastive_two_towers.py [--workdir=DIR]
 
-A `dm.Task` is pure functions: its losses and optimizers are its own matter. Its hyperparameters, here the learning rate and
-the temperature of the loss, are inputs of one compiled program, which trains many runs side by side.
+A `dm.Task` is pure functions: its losses and optimizers are its own matter. Its hyperparameters, here the learning rate
+and the temperature of the loss, are inputs of one compiled program, which trains many runs side by side.
 """
 
 import argparse
@@ -90,3 +90,31 @@ def data():
     """scikit-learn's digits: (train, test), each a dict of images ``[n, 64]``."""
     images = (load_digits().data / 16).astype(np.float32)
     return {"image": images[:-297]}, {"image": images[-297:]}
+
+
+def main(workdir=None, steps: int = 500, width: int = 128, depth: int = 12, seeds: int = 3) -> dict:
+    """Tunes the small towers, reports on their depth, trains the large ones; returns their result."""
+    study = dm.Study(
+        build,
+        data,
+        base=(BASE_WIDTH, BASE_DEPTH),
+        hyper={"temperature": 0.1},
+        steps=steps,
+        batch_size=100,
+        workdir=workdir,
+    )
+    rates = dm.powers_of_two(-11, -6)
+    best = study.tune(learning_rate=rates, temperature=(0.03, 0.1, 0.3), seeds=seeds)
+    print(best)
+    temperature = best["temperature"]
+    print(study.sweep(depths=(depth,), learning_rate=rates, temperature=temperature, seeds=seeds).report())
+    result = study.train(width, depth, **best)
+    matched = result["test_metrics"]["test_matched"]
+    print(f"width {width}, depth {depth}: {100 * matched:.0f} % of 297 test images find their other half")
+    return result
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workdir", help="keeps records and runs, and resumes; default: a temporary directory")
+    main(parser.parse_args().workdir)

@@ -50,10 +50,9 @@ class Net(eqx.Module):
         return self.head(h * self.readout_multiplier)
 
 
-def likelihood_loss(outputs, targets):
-    """Mean of ``-log p(targets)`` without its constant; ``outputs [B, 2], targets [B]``."""
-    mean, log_std = outputs[:, 0], outputs[:, 1]
-    return jnp.mean(log_std + 0.5 * jnp.square((targets - mean) * jnp.exp(-log_std)))
+def negative_log_likelihood(outputs, targets):
+    """Mean of ``-log p(targets)``; ``outputs [B, 2], targets [B]``."""
+    return -jax.scipy.stats.norm.logpdf(targets, outputs[:, 0], jnp.exp(outputs[:, 1])).mean()
 
 
 def data(examples: int = 5000):
@@ -63,3 +62,24 @@ def data(examples: int = 5000):
     noise = np.exp(0.5 * x[:, 1] - 1.5) * rng.normal(size=examples)
     y = (np.sin(2 * x[:, 0]) * x[:, 2] + noise).astype(np.float32)
     return (x[:-1000], y[:-1000]), (x[-1000:], y[-1000:])
+
+
+def main(workdir=None, steps: int = 500, width: int = 128, depth: int = 16, seeds: int = 3) -> dict:
+    """Tunes the small network, reports on its depth, trains the large one; returns its result."""
+    study = dm.Study(
+        Net, data, base=(BASE_WIDTH, BASE_DEPTH), loss=negative_log_likelihood, steps=steps, workdir=workdir
+    )
+    print(study.audit(width, depth))
+    rates = dm.powers_of_two(-10, -5)
+    best = study.tune(learning_rate=rates, weight_decay=(0, 0.1), seeds=seeds)
+    print(best)
+    print(study.sweep(depths=(depth,), learning_rate=rates, seeds=seeds).report())
+    result = study.train(width, depth, **best)
+    print(f"width {width}, depth {depth}: test loss {result['test_loss']:.4f}; see {result['workdir']}")
+    return result
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workdir", help="keeps records and runs, and resumes; default: a temporary directory")
+    main(parser.parse_args().workdir)

@@ -2,7 +2,7 @@
 
     python examples/nnx_text.py [TEXT_FILE] [--workdir=DIR]
 
-Without a file it reads the source of Python's argparse. Nothing here is a layer of depthmup_flax: the network is plain NNX.
+Without a file it reads the source of Python's argparse. The network is plain NNX.
 """
 
 import argparse
@@ -65,3 +65,34 @@ def data(file: pathlib.Path):
     windows = np.lib.stride_tricks.sliding_window_view(characters.astype(np.int32), LENGTH + 1)
     train, test = windows[: -len(windows) // 10 - LENGTH : 4], windows[-len(windows) // 10 :: LENGTH]
     return (train[:, :-1], train[:, 1:]), (test[:, :-1], test[:, 1:])
+
+
+def main(
+    text=argparse.__file__, workdir=None, steps: int = 200, width: int = 64, depth: int = 6, seeds: int = 2
+) -> dict:
+    """Tunes the small network, reports on its depth, trains the large one; returns its result."""
+    study = dm.Study(
+        Transformer,
+        data(pathlib.Path(text)),
+        base=(BASE_WIDTH, BASE_DEPTH),
+        rule="completep",  # for branches of two matrices
+        steps=steps,
+        batch_size=32,
+        workdir=workdir,
+    )
+    print(study.audit(width, depth))
+    rates = dm.powers_of_two(-9, -5)
+    best = study.tune(learning_rate=rates, seeds=seeds)
+    print(best)
+    print(study.sweep(depths=(depth,), learning_rate=rates, seeds=seeds).report())
+    result = study.train(width, depth, **best)
+    print(f"width {width}, depth {depth}: cross-entropy {result['test_loss']:.3f} per character of the test text")
+    return result
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("text", nargs="?", default=argparse.__file__, help="a text file")
+    parser.add_argument("--workdir", help="keeps records and runs, and resumes; default: a temporary directory")
+    args = parser.parse_args()
+    main(args.text, args.workdir)
