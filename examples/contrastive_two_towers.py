@@ -92,7 +92,7 @@ def data():
     return {"image": images[:-297]}, {"image": images[-297:]}
 
 
-def main(workdir=None, steps: int = 500, width: int = 128, depth: int = 12, seeds: int = 3) -> dict:
+def main(workdir=None, steps: int = 400, width: int = 128, depth: int = 12, seeds: int = 3) -> dict:
     """Tunes the small towers, reports on their depth, trains the large ones; returns their result."""
     study = dm.Study(
         build,
@@ -104,7 +104,7 @@ def main(workdir=None, steps: int = 500, width: int = 128, depth: int = 12, seed
         workdir=workdir,
     )
     rates = dm.powers_of_two(-11, -6)
-    best = study.tune(learning_rate=rates, temperature=(0.03, 0.1, 0.3), seeds=seeds)
+    best = study.tune(learning_rate=rates, temperature=(0.01, 0.03, 0.1), seeds=seeds)
     print(best)
     temperature = best["temperature"]
     print(study.sweep(depths=(depth,), learning_rate=rates, temperature=temperature, seeds=seeds).report())

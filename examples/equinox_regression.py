@@ -71,7 +71,7 @@ def main(workdir=None, steps: int = 500, width: int = 128, depth: int = 16, seed
     )
     print(study.audit(width, depth))
     rates = dm.powers_of_two(-10, -5)
-    best = study.tune(learning_rate=rates, weight_decay=(0, 0.1), seeds=seeds)
+    best = study.tune(learning_rate=rates, weight_decay=(0, 0.1, 1), seeds=seeds)
     print(best)
     print(study.sweep(depths=(depth,), learning_rate=rates, seeds=seeds).report())
     result = study.train(width, depth, **best)

@@ -58,7 +58,7 @@ def data():
     return {"image": images[:-297]}, {"image": images[-297:]}, prepare
 
 
-def main(workdir=None, steps: int = 200, width: int = 16, depth: int = 8, seeds: int = 2) -> dict:
+def main(workdir=None, steps: int = 150, width: int = 16, depth: int = 6, seeds: int = 2) -> dict:
     """Tunes the small network, reports on its depth, trains the large one; returns its result."""
     study = dm.Study(UNet, data, base=(BASE_WIDTH, BASE_DEPTH), loss="squared_error", steps=steps, workdir=workdir)
     print(study.audit(width, depth))

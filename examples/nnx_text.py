@@ -68,7 +68,7 @@ def data(file: pathlib.Path):
 
 
 def main(
-    text=argparse.__file__, workdir=None, steps: int = 200, width: int = 64, depth: int = 6, seeds: int = 2
+    text=argparse.__file__, workdir=None, steps: int = 200, width: int = 64, depth: int = 4, seeds: int = 2
 ) -> dict:
     """Tunes the small network, reports on its depth, trains the large one; returns its result."""
     study = dm.Study(
