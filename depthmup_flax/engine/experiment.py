@@ -355,7 +355,7 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
     if found.findings and model.audit:
         raise InputError(
             f"model.name is {model.name!r}: its forward pass does not follow the rule. Change it as below, or train "
-            f"anyway with --config.model.audit=False.\n\n{found.text}"
+            f"anyway with --config.model.audit=False, in Python dm.Study(..., audit=False).\n\n{found.text}"
         )
     params, collections = network.functions(rule).shapes(dataset.input_spec)
     experiment = NetworkExperiment(

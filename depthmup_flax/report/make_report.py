@@ -21,11 +21,25 @@ from depthmup_flax.workdir.files import write_atomically
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The content of ``report.json``, the text for a terminal, and the paths of all files, ``report.html`` first."""
+    """An analyzed sweep; print shows its text, a notebook its verdict, tables and main figure.
+
+    Attributes:
+      data: the content of ``report.json``.
+      text: for a terminal.
+      paths: of all files, ``report.html`` first.
+      html: for a notebook.
+    """
 
     data: Json
     text: str
     paths: list[pathlib.Path]
+    html: str = dataclasses.field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return self.html
 
 
 def make_report(
@@ -86,7 +100,8 @@ def write_report(
         written = {"report.html": html.encode(), "report.json": data_json.encode(), **files}
         for name, content in written.items():
             write_atomically(claim.directory / name, content)
-    return Report(data, tables.as_text(data, analysis), [claim.directory / name for name in written])
+    notebook = page.extract(data, analysis, files)
+    return Report(data, tables.as_text(data, analysis), [claim.directory / name for name in written], notebook)
 
 
 def require_share(tolerance: float) -> None:

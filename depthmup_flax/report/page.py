@@ -64,6 +64,18 @@ def render(
     )
 
 
+def extract(data: Json, analysis: Analysis, files: Mapping[str, bytes]) -> str:
+    """The verdicts, the tables and the first figure of ``files`` as HTML for a notebook's cell."""
+    picture = next((content for name, content in files.items() if name.endswith(".png")), None)
+    address = f"data:image/png;base64,{base64.b64encode(picture).decode()}" if picture else ""
+    return (
+        f"<p><b>{escape(data['headline'])}</b></p>\n"
+        + f"<ul>{_items([*tables.other_verdicts(data), *data['notes']])}</ul>\n"
+        + _tables(data, analysis)
+        + (f'<img alt="{escape(data["headline"])}" src="{address}" style="max-width: 100%">\n' if picture else "")
+    )
+
+
 def _items(texts: Iterable[str]) -> str:
     return "".join(f"<li>{escape(text)}</li>" for text in texts)
 

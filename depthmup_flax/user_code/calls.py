@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax
 
 from depthmup_flax.util.errors import InputError
 
+_REGISTERED = re.compile(r"\bsession:([^@\s]+)@[0-9a-f]{8}")  # a name of `depthmup_flax.user_code.named.register`
 _MOST_LEAVES = 6  # of arguments shown in an error
 
 
@@ -33,7 +35,8 @@ def calling(name: str, *trees: Any) -> Iterator[None]:
         raise
     except Exception as error:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise UserCodeError(f"{name}({shapes_of(*trees)}) failed: {what}") from error
+        shown = _REGISTERED.sub(r"\1", name)
+        raise UserCodeError(f"{shown}({shapes_of(*trees)}) failed: {what}") from error
 
 
 def shapes_of(*trees: Any) -> str:

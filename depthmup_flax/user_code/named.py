@@ -70,10 +70,11 @@ def register(obj: Any, kind: str) -> str:
 
     Args:
       obj: a class, function, or tree of arrays.
-      kind: names an object that has no name of its own, such as ``"data"``.
+      kind: names an object that has no name of its own, such as a lambda or ``"data"``.
     """
     digest = object_digest(obj)
-    name = f"{_SESSION}{_qualname(obj) or kind}@{digest[:8]}"
+    own = _qualname(obj)
+    name = f"{_SESSION}{kind if own.endswith('<lambda>') else own or kind}@{digest[:8]}"
     _registered[name] = obj, digest
     return name
 
