@@ -32,9 +32,7 @@ class Net(eqx.Module):
         self.stem = eqx.nn.Linear(8, width, key=stem)
         self.norms = [eqx.nn.LayerNorm(width) for _ in keys]
         self.blocks = [eqx.nn.Linear(width, width, key=key) for key in keys]
-        # A trace does not show initial values: the audit notes that the head should start alike at every width.
-        zeros = lambda layer: (layer.weight, layer.bias)
-        self.head = eqx.tree_at(zeros, eqx.nn.Linear(width, 2, key=head), (jnp.zeros((2, width)), jnp.zeros(2)))
+        self.head = eqx.nn.Linear(width, 2, key=head)
         self.branch_multiplier = rule.residual_multiplier(depth / BASE_DEPTH)
         self.readout_multiplier = rule.readout_multiplier(width / BASE_WIDTH)
 

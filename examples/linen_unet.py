@@ -42,8 +42,7 @@ class UNet(nn.Module):
         h = nn.LayerNorm(name="norm")(self.blocks(h, "up"))
         # "readout_not_scaled: the product with head/kernel is multiplied by 1; the rule wants 0.5".
         h = h * self.rule.readout_multiplier(self.width / BASE_WIDTH)
-        # "head/kernel should start with the base model's standard deviation": zeros are the same at every width.
-        return nn.Conv(1, (3, 3), kernel_init=nn.initializers.zeros, name="head")(h)
+        return nn.Conv(1, (3, 3), name="head")(h)
 
 
 def data():

@@ -39,14 +39,12 @@ class Transformer(nnx.Module):
     """Characters to the logits of the next."""
 
     def __init__(self, width: int, depth: int, num_classes: int, rule: dm.Parametrization, *, rngs: nnx.Rngs):
-        # "embed/embedding, head/kernel, position/embedding should start with the base model's standard deviation."
-        embedding, readout = nnx.initializers.normal(0.1), nnx.initializers.normal(BASE_WIDTH**-0.5)
-        self.embed = nnx.Embed(num_classes, width, embedding_init=embedding, rngs=rngs)
-        self.position = nnx.Embed(LENGTH, width, embedding_init=embedding, rngs=rngs)
+        self.embed = nnx.Embed(num_classes, width, rngs=rngs)
+        self.position = nnx.Embed(LENGTH, width, rngs=rngs)
         multiplier = rule.residual_multiplier(depth / BASE_DEPTH)
         self.blocks = nnx.List([Block(width, multiplier, rngs) for _ in range(depth)])
         self.norm = nnx.LayerNorm(width, rngs=rngs)
-        self.head = nnx.Linear(width, num_classes, use_bias=False, kernel_init=readout, rngs=rngs)
+        self.head = nnx.Linear(width, num_classes, use_bias=False, rngs=rngs)
         self.readout_multiplier = rule.readout_multiplier(width / BASE_WIDTH)
 
     def __call__(self, tokens):
