@@ -112,7 +112,7 @@ def _facts(data: Json) -> str:
         "figure, scale": f"{data['figure']}, {data['scale']}",
         **{axis: ", ".join(map(number, values)) for axis, values in data["axes"].items()},
         "devices": "; ".join(data["devices"]),
-        "time": f"{data['hours']:.3g} hours",
+        "time": tables.duration(data["hours"]),
         "versions": ", ".join(data["versions"]),
         "commits": ", ".join(data["commits"]),
     }

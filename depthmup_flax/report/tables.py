@@ -250,7 +250,7 @@ def as_text(data: Json, analysis: Analysis) -> str:
     lines += ["", *others] if others else []
     if data["claims"]:
         lines += ["", f"The paper's claims ({claims_cost(data)})", *(one["sentence"] for one in data["claims"])]
-    facts = f"{data['runs']} runs, {data['diverged']} diverged; {', '.join(data['devices'])}; {data['hours']:.3g} hours"
+    facts = f"{data['runs']} runs, {data['diverged']} diverged; {', '.join(data['devices'])}; {duration(data['hours'])}"
     return "\n".join([*lines, "", explanation(analysis), tolerance_sentence(data), facts])
 
 
@@ -263,6 +263,11 @@ def claims_cost(data: Json) -> str:
     """What the runs took."""
     unit = "core-minutes" if all(device.endswith(" cpu") for device in data["devices"]) else "device-minutes"
     return f"{data['core_minutes']:.2g} {unit}"
+
+
+def duration(hours: float) -> str:
+    """``2.1 hours``; less than two in seconds."""
+    return f"{hours:.3g} hours" if hours >= 2 else f"{3600 * hours:,.0f} s"
 
 
 def tolerance_sentence(data: Json) -> str:

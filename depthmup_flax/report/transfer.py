@@ -202,7 +202,8 @@ def _row(
     missing = np.array([value for value in planned if not np.isclose(curve.x, value, rtol=1e-9, atol=0).any()])
     # While values beyond an end are pending, an optimum at that end is not at the edge of the grid.
     unknown = {opt.EDGE_LOW: any(missing < curve.x[0]), opt.EDGE_HIGH: any(missing > curve.x[-1])}
-    worst = max(UNTRAINED_ABOVE * base_best.loss.value, base_best.loss.value) if base_best else math.inf
+    # Losses such as likelihoods may be negative.
+    worst = base_best.loss.value + (UNTRAINED_ABOVE - 1) * abs(base_best.loss.value) if base_best else math.inf
     trains = not (best and best.loss.value > worst)
     flags = [] if best else [ALL_DIVERGED]
     if not trains:

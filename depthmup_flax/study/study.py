@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import optax
 from ml_collections import ConfigDict
 
@@ -27,6 +28,7 @@ from depthmup_flax.engine.user_network import UserNetwork
 from depthmup_flax.infer.audit import Audit
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.records.table import CONTINUOUS
+from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.study.names import field_of, rule_section, set_values
 from depthmup_flax.study.results import Best, Swept
@@ -39,7 +41,7 @@ from depthmup_flax.tune.proxy import EXTEND
 from depthmup_flax.user_code.audited_roles import audited
 from depthmup_flax.user_code.named import register
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.types import Json
+from depthmup_flax.util.types import ArrayTree, Json
 from depthmup_flax.workdir import directory as workdirs
 
 if TYPE_CHECKING:
@@ -150,12 +152,12 @@ class Study:
             fields = {name: value for name, value in model.items() if name not in ("width", "depth")}
             own = functools.partial(create_model, parametrization=rule, num_classes=dataset.num_classes, **fields)
             make: Callable[[int, int], Any] = lambda width, depth: own(width=width, depth=depth)
+            sizes, base_sizes = (model.width, model.depth), (model.base_width, model.base_depth)
+            found = audited(make, sizes, base_sizes, dataset.input_spec, rule, name=model.name)
         elif network.task(rule) is not None:
             raise InputError("build returns a dm.Task: its parameters and optimizer are its own. Audit its network.")
         else:
-            make = lambda width, depth: network.make(rule, width, depth)
-        sizes, base_sizes = (model.width, model.depth), (model.base_width, model.base_depth)
-        found = audited(make, sizes, base_sizes, dataset.input_spec, rule, name=model.name)
+            found = network.audited(dataset.input_spec, rule)
         if found.audit is None:
             raise InputError(found.notes[0])
         return dataclasses.replace(found.audit, notes=found.notes)
@@ -246,19 +248,39 @@ class Study:
     ) -> optax.GradientTransformation:
         """The optimizer of a network for your own loop: an optax one, for parameters in their library's containers.
 
-        Those are ``variables["params"]`` of Linen, ``nnx.state(model, nnx.Param)``, ``eqx.filter(model,
-        eqx.is_inexact_array)``, Haiku's parameters, and what the ``init`` of a pair returns.
+        Containers are ``variables["params"]`` of Linen, ``nnx.state(model, nnx.Param)``, ``eqx.filter(model,
+        eqx.is_inexact_array)``, Haiku's parameters, and what the ``init`` of a pair returns. Start from values of
+        ``rescale_init``.
 
         Raises:
           InputError: a value is wrong, or the forward pass lacks multipliers, see ``audit``.
         """
-        config = self.config(width, depth, **values)
-        experiment = build_experiment(config, load=self._load)
-        if not isinstance(experiment, NetworkExperiment):
-            raise InputError("build returns a dm.Task, which has its optimizer in its step: use that one.")
+        experiment = self._network(self.config(width, depth, **values))
         rule = experiment.parametrization
         info = experiment.functions(rule).contained(experiment.info)
-        return make_optimizer(config, info, rule, experiment.total_steps)
+        return make_optimizer(experiment.config, info, rule, experiment.total_steps)
+
+    def rescale_init(self, params: ArrayTree, width: int | None = None, depth: int | None = None) -> ArrayTree:
+        """Initial values for your own loop, as ``train`` has them: the rule's, from those that your code makes.
+
+        Without this, readouts and embeddings of wide networks start too small or too large; see
+        `depthmup_flax.rescale_init`.
+
+        Args:
+          params: new parameters of a network of this size, in the containers that ``optimizer`` takes.
+          width, depth: of the network; by default the base's.
+        """
+        experiment = self._network(self.config(width, depth))
+        factor = lambda path, _: experiment.init_factors.get(path_name(path), 1.0)
+        factors = jax.tree_util.tree_map_with_path(factor, experiment.variables["params"])
+        contained = experiment.functions(experiment.parametrization).contained(factors)
+        return jax.tree.map(lambda x, times: x * times, params, contained)
+
+    def _network(self, config: ConfigDict) -> NetworkExperiment:
+        experiment = build_experiment(config, load=self._load)
+        if not isinstance(experiment, NetworkExperiment):
+            raise InputError("build returns a dm.Task, whose step has its own optimizer: use that one.")
+        return experiment
 
     def check(self, **arguments: Any) -> CheckReport:
         """The coordinate check; ``print`` shows it. For arguments see `depthmup_flax.commands.prepared_check`."""

@@ -12,7 +12,7 @@ import jax
 from depthmup_flax.util.errors import InputError
 
 _REGISTERED = re.compile(r"\bsession:([^@\s]+)@[0-9a-f]{8}")  # a name of `depthmup_flax.user_code.named.register`
-_MOST_LEAVES = 6  # of arguments shown in an error
+_MOST_LEAVES = 6  # of an argument shown in an error
 
 
 class UserCodeError(RuntimeError):
@@ -40,11 +40,12 @@ def calling(name: str, *trees: Any) -> Iterator[None]:
 
 
 def shapes_of(*trees: Any) -> str:
-    """``float32[64, 8, 8, 1], int32[64]`` for the leaves of ``trees``, of many the first."""
-    leaves = jax.tree.leaves(trees)
-    shown = [_shape_of(leaf) for leaf in leaves[:_MOST_LEAVES]]
-    more = len(leaves) - len(shown)
-    return ", ".join([*shown, f"{more} more"] if more else shown)
+    """``float32[64, 8, 8, 1], int32[64]`` for the leaves of ``trees``; for a tree of many, ``181 arrays``."""
+    shown: list[str] = []
+    for tree in trees:
+        leaves = jax.tree.leaves(tree)
+        shown += [f"{len(leaves)} arrays"] if len(leaves) > _MOST_LEAVES else map(_shape_of, leaves)
+    return ", ".join(shown)
 
 
 def _shape_of(leaf: Any) -> str:

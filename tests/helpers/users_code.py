@@ -23,6 +23,20 @@ def load():
     return _split(70, np.random.default_rng(1)), _split(23, np.random.default_rng(2))
 
 
+def load_classes():
+    """50 and 17 examples of 5 numbers, 3 classes."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(67, 5)).astype(np.float32)
+    labels = np.argmax(x[:, :3], -1).astype(np.int32)
+    return (x[:50], labels[:50]), (x[50:], labels[50:])
+
+
+def load_thirds():
+    """The same examples with 3 numbers as targets."""
+    (x, _), (test_x, _) = load_classes()
+    return (x, np.sin(x[:, :3])), (test_x, np.sin(test_x[:, :3]))
+
+
 def loss(outputs, targets):
     return jnp.mean(jnp.square(outputs - targets)) + 0.01 * jnp.mean(jnp.abs(outputs))
 

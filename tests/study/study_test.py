@@ -50,11 +50,12 @@ def tuned(tmp_path_factory):
     return study, study.tune(learning_rate=RATES, weight_decay=DECAYS, seeds=SEEDS, extend=0)
 
 
-def loop(optimizer, model, seed):
+def loop(optimizer, model, seed, rescale_init=lambda params: params):
     """The mean training loss of the last fifth, by optax alone."""
     loss_of = lambda params, x, y: optax.softmax_cross_entropy_with_integer_labels(model.apply(params, x), y).mean()
     gradient = jax.jit(jax.value_and_grad(loss_of))
     params = model.init(jax.random.key(seed), X[:1])
+    params = {"params": rescale_init(params["params"])}
     state, losses = optimizer.init(params["params"]), []
     for step in range(STEPS):
         epoch, position = divmod(step, 4)
@@ -86,7 +87,8 @@ def test_a_tune_in_lanes_has_the_losses_of_optax_loops_one_after_another(tuned):
 def test_a_large_run_has_the_losses_of_the_users_loop_with_the_studys_optimizer(tuned):
     study, best = tuned
     result = study.train(16, 4, **best)
-    expected = loop(study.optimizer(16, 4, **best), Net(16, 4, dm.get_parametrization("depth_mup")), 0)
+    model, rescale = Net(16, 4, dm.get_parametrization("depth_mup")), lambda params: study.rescale_init(params, 16, 4)
+    expected = loop(study.optimizer(16, 4, **best), model, 0, rescale)
     np.testing.assert_allclose(result["train_loss_avg"], expected, rtol=2e-5)
     assert result == study.train(16, 4, **best)  # it is there already
     assert result["config_hash"] == config_hash(study.config(16, 4, **best))
@@ -231,7 +233,8 @@ def test_the_optimizer_takes_parameters_in_their_librarys_containers(library):
     build, params_of = CONTAINERS[library]
     study = dm.Study(build, split(TARGETS), base=(16, 2), loss="squared_error", steps=5, batch_size=8)
     for size, largest in (((16, 2), {0.1}), ((32, 4), {0.1, 0.1 * 2**-0.5, 0.1 * 2**-1.5})):
-        params, optimizer = params_of(*size), study.optimizer(*size, learning_rate=0.1)
+        params, optimizer = study.rescale_init(params_of(*size), *size), study.optimizer(*size, learning_rate=0.1)
+        assert jax.tree.structure(params) == jax.tree.structure(params_of(*size))
         updates, _ = optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)
         assert jax.tree.structure(updates) == jax.tree.structure(params)
         steps = {float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(updates)}  # Adam's first, of equal gradients
