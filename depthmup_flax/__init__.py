@@ -9,6 +9,8 @@ The rule is in `depthmup_flax.rule.parametrization`; its docstring has the notat
   parameters are `annotated`, as those of `depthmup_flax.nn.layers` and `depthmup_flax.models` are.
 * `depthmup` turns any entrywise optax direction into an optimizer that follows the rule; `sgd` and `adamw` are ready.
 * `param_table` prints every factor; `classify` places (alpha, gamma) in the phase diagram.
+* `Study` tunes, sweeps, reports and trains a network of yours on your data, in Python; `read_records` reads the records
+  of its runs for pandas.
 * `load_run` reads what a training run wrote: parameters, metrics, predictions.
 
 The modules `coord_check`, `report`, `sweep`, `theory` and `tune` are attributes: ``dm.coord_check.coord_check(...)``,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
     from depthmup_flax.papers import theory
+    from depthmup_flax.records.columns import read_records
     from depthmup_flax.rule.annotations import Axes, annotated, residual_scope
     from depthmup_flax.rule.guards.traits import entrywise
     from depthmup_flax.rule.muon import muon, muon_geometry
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
     from depthmup_flax.rule.rescaling import Hyperparameters, RescalingRule, rescaled_hyperparameters
     from depthmup_flax.rule.roles import param_info
     from depthmup_flax.runs.trained import TrainedRun, load_run
+    from depthmup_flax.study.study import Study
+    from depthmup_flax.sweep.grid import powers_of_two
     from depthmup_flax.util.errors import InputError
 
 __version__ = "0.1.0"
@@ -71,6 +76,7 @@ __all__ = [
     "ResidualBranch",
     "Role",
     "SimpleResNet",
+    "Study",
     "Task",
     "TrainedRun",
     "ViT",
@@ -92,6 +98,8 @@ __all__ = [
     "muon_geometry",
     "param_info",
     "param_table",
+    "powers_of_two",
+    "read_records",
     "report",
     "rescale_init",
     "rescaled_hyperparameters",
@@ -119,6 +127,9 @@ _NAMES = {
     "rule.phase_diagram": "Classification classify",
     "rule.rescaling": "Hyperparameters RescalingRule rescaled_hyperparameters",
     "rule.roles": "param_info",
+    "records.columns": "read_records",
+    "study.study": "Study",
+    "sweep.grid": "powers_of_two",
     "runs.trained": "TrainedRun load_run",
 }
 _MODULES = {

@@ -17,7 +17,7 @@ from generated_parts import with_part
 from depthmup_flax.papers.claims import CLAIMS, NO_EVIDENCE, JudgedClaim, judged
 from depthmup_flax.records.table import read_sweep
 from depthmup_flax.report.loss_surfaces import TEST
-from depthmup_flax.report.make_report import studies
+from depthmup_flax.report.make_report import analyses
 from depthmup_flax.report.tables import core_minutes
 from depthmup_flax.report.verdict import NOT_RESOLVED, OPPOSITE, SHOWN
 
@@ -110,8 +110,8 @@ def _rows() -> list[Row]:
         info, records = read[name].info, read[name].records
         if info.figure not in CLAIMS:
             continue
-        tested = {one.claim.text: _short(one) for one in judged(info.figure, studies(read[name], TEST)[0])}
-        for one in judged(info.figure, studies(read[name])[0]):
+        tested = {one.claim.text: _short(one) for one in judged(info.figure, analyses(read[name], TEST)[0])}
+        for one in judged(info.figure, analyses(read[name])[0]):
             steps = max(record.steps for record in records)
             by_test_loss = tested.get(one.claim.text, "")
             rows.append(Row(info.figure, name, steps, core_minutes(records), one, by_test_loss))

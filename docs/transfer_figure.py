@@ -11,7 +11,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from depthmup_flax.records.table import read_sweep
-from depthmup_flax.report.make_report import studies
+from depthmup_flax.report.make_report import analyses
 
 HERE = pathlib.Path(__file__).parent
 PANELS = {"mup": "muP", "depth_mup": "Depth-muP"}
@@ -20,12 +20,12 @@ WIDTH, TOP = 32, 2.35
 
 def main() -> None:
     """Draws the figure."""
-    study, _ = studies(read_sweep([HERE / "reproduction" / "lr_width_depth_mlp-cpu"]))
+    analysis, _ = analyses(read_sweep([HERE / "reproduction" / "lr_width_depth_mlp-cpu"]))
     matplotlib.rcParams["font.size"] = 11  # readable on a phone, where the figure is 9 cm wide
     figure = Figure(figsize=(5.6, 3.4), layout="constrained")
     colors = matplotlib.colormaps["viridis_r"]
     for axes, (name, title) in zip(figure.subplots(1, 2, sharey=True), PANELS.items(), strict=True):
-        (variant,) = (variant for variant in study.variants if variant.name == name)
+        (variant,) = (variant for variant in analysis.variants if variant.name == name)
         rows = [row for row in variant.rows if row.curve.width == WIDTH]
         for i, row in enumerate(rows):
             curve, color = row.curve, colors(0.1 + 0.9 * i / (len(rows) - 1))

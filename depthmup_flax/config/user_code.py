@@ -26,7 +26,7 @@ def model_section(name: str) -> dict[str, Any]:
             raise InputError(f"model.name is {name!r}: {meant} Your own has an import path, my_package.net:Net.")
         return {**model_fields(name), "dtype": "float32"}
     own = user_fields.model_fields(resolve(name, "model.name"))
-    for taken in ("name", "audit"):
+    for taken in ("name", "audit", "rescale_init"):
         if taken in own:
             raise InputError(f"model.name is {name!r}: it takes {taken!r}, a field that every model has. Rename it.")
     for size in ("width", "depth"):
@@ -41,6 +41,7 @@ def model_section(name: str) -> dict[str, Any]:
         **given,
         **sizes,
         "audit": True,  # refuse to train if the audit finds that multipliers are missing
+        "rescale_init": True,  # give initial values the rule's standard deviations, as dm.rescale_init does
     }
 
 

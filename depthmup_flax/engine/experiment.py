@@ -40,7 +40,7 @@ from depthmup_flax.engine.user_checks import (
     require_read,
     require_rule,
 )
-from depthmup_flax.engine.user_network import UserNetwork
+from depthmup_flax.engine.user_network import UserNetwork, rescaled
 from depthmup_flax.engine.user_task import UserTask, require_pure, user_task
 from depthmup_flax.engine.workload import Workload
 from depthmup_flax.models import MODELS, create_model
@@ -55,7 +55,7 @@ from depthmup_flax.rule.muon import muon_geometry
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.rule.roles import axes_from_annotations, info_from_annotations, init_shapes, variable_shapes
-from depthmup_flax.user_code.audited_roles import Audited, audited
+from depthmup_flax.user_code.audited_roles import Audited
 from depthmup_flax.user_code.model_functions import ModelFunctions
 from depthmup_flax.user_code.named import is_import_path
 from depthmup_flax.util.errors import InputError
@@ -127,6 +127,10 @@ class Experiment(abc.ABC):
             **fields,
         )
 
+    def _notes(self) -> str:
+        """What the audit says of a network that trains all the same, and which initial values are rescaled."""
+        return ""
+
     def description(self, mesh: Mesh) -> str:
         """Model, rule, data and devices, a line each, for the start of a run."""
         model, data, optimizer, rule = self.config.model, self.dataset, self.config.optimizer, self.parametrization
@@ -139,6 +143,7 @@ class Experiment(abc.ABC):
             f"depth {model.depth} (base {model.base_depth or model.depth}), {self.parameters:,} parameters\n"
             f"rule   {self.config.parametrization.preset}, alpha {rule.alpha:g}, gamma {rule.gamma:g}; "
             f"{optimizer.name}, learning rate {optimizer.learning_rate:g}\n"
+            f"{self._notes()}"
             f"data   {data.name}, {data.train_size} train and {len(data.test):,} test {data.describe()}, {place}\n"
             f"run    {self.total_steps} steps of {self.config.train.batch_size} on {jax.device_count()} "
             f"{jax.devices()[0].device_kind} device(s){layout}{processes}"
@@ -155,6 +160,7 @@ class NetworkExperiment(Experiment):
     axes: dict[str, AxisNames]  # path of a parameter -> its logical axes
     optimizer: optax.GradientTransformation  # of the whole update
     audited: Audited | None = None  # of a user's network
+    init_factors: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of a user's network, by path
 
     @property
     def parameters(self) -> int:
@@ -191,8 +197,21 @@ class NetworkExperiment(Experiment):
     def functions(self, rule: Parametrization) -> ModelFunctions:
         """The network under a rule, as pure functions."""
         if isinstance(self.model, UserNetwork):
-            return self.model.functions(rule)
+            return rescaled(self.model.functions(rule), self.init_factors)
         return our_functions(self.model if rule is self.parametrization else self.model.clone(parametrization=rule))
+
+    def _notes(self) -> str:
+        """See `Experiment`."""
+        factors: dict[float, list[str]] = {}
+        for path, factor in self.init_factors.items():
+            factors.setdefault(factor, []).append(path)
+        lines = [
+            f"init   times {factor:.4g}, as dm.rescale_init does: {', '.join(paths[:3])}{', ...' * (len(paths) > 3)}\n"
+            for factor, paths in factors.items()
+        ]
+        if self.audit:
+            lines.append("audit  multipliers are missing, and model.audit is False: hyperparameters may not transfer\n")
+        return "".join(lines)
 
     def _task(self, change: Callable[[optax.GradientTransformation], optax.GradientTransformation] = _same) -> Task:
         """The network as a task, whose optimizer is changed by ``change``."""
@@ -344,18 +363,11 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
     require_no_hyper(config)
     require_rule(config, network)
     model = config.model
-    found = audited(
-        lambda width, depth: network.make(rule, width, depth),
-        (model.width, model.depth),
-        (model.base_width or model.width, model.base_depth or model.depth),
-        dataset.input_spec,
-        rule,
-        name=model.name,
-    )
+    found = network.audited(dataset.input_spec, rule)
     if found.findings and model.audit:
         raise InputError(
             f"model.name is {model.name!r}: its forward pass does not follow the rule. Change it as below, or train "
-            f"anyway with --config.model.audit=False.\n\n{found.text}"
+            f"anyway with --config.model.audit=False, in Python dm.Study(..., audit=False).\n\n{found.text}"
         )
     params, collections = network.functions(rule).shapes(dataset.input_spec)
     experiment = NetworkExperiment(
@@ -369,6 +381,7 @@ def _of_users_code(config: ConfigDict, rule: Parametrization, dataset: Dataset) 
         axes={},
         optimizer=make_optimizer(config, found.info, rule, steps["total_steps"]),
         audited=found,
+        init_factors=network.init_factors(dataset.input_spec, rule, found.info),
     )
     require_pure(
         experiment.workload.step({}), (experiment.state_shapes(), abstract_batch(config, dataset)), f"{model.name}"
@@ -410,4 +423,9 @@ def _require_fit(name: str, dataset: Dataset) -> None:
         raise InputError(
             f"model.name is {name!r}, which reads {plural[reads]}, but data.name is {dataset.name!r}, which holds "
             f"{plural[holds]}: use model.name = {fitting}, or other data."
+        )
+    if not dataset.num_classes:
+        raise InputError(
+            f"data.name is {dataset.name!r}: model.name {name!r} needs to know the number of classes, and targets that "
+            "are streamed do not tell it. Give arrays, or records with data.placement=device."
         )

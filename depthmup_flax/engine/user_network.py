@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
 from depthmup_flax.engine.task import Task
+from depthmup_flax.infer.initial_scale import init_factors, multiplied
 from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.user_code.audited_roles import Audited, audited
 from depthmup_flax.user_code.calls import calling
 from depthmup_flax.user_code.fields import model_fields, parameters
 from depthmup_flax.user_code.model_functions import ModelFunctions, model_functions
 from depthmup_flax.user_code.named import resolve
+from depthmup_flax.util.types import InfoTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +59,29 @@ class UserNetwork:
         """The network as pure functions."""
         return model_functions(self.make(rule, width, depth), self.config.name)
 
+    @property
+    def base_sizes(self) -> tuple[int, int]:
+        """Width and depth of the base."""
+        return self.config.base_width or self.config.width, self.config.base_depth or self.config.depth
+
+    def audited(self, inputs: Any, rule: Parametrization, sizes: tuple[int, int] | None = None) -> Audited:
+        """Roles and missing multipliers of the network of these sizes, by default its own."""
+        sizes = sizes or (self.config.width, self.config.depth)
+        return audited(lambda *of: self.make(rule, *of), sizes, self.base_sizes, inputs, rule, name=self.config.name)
+
+    def init_factors(
+        self, inputs: Any, rule: Parametrization, info: InfoTree, sizes: tuple[int, int] | None = None
+    ) -> dict[str, float]:
+        """Path of a parameter -> factor of its initial values, if it is not 1; see `rescale_init`."""
+        sizes = sizes or (self.config.width, self.config.depth)
+        if sizes == self.base_sizes or not self.config.rescale_init:
+            return {}
+        zeros = jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), inputs)
+        own, base = (
+            jax.jit(self.functions(rule, *of).init)(jax.random.key(0), zeros)[0] for of in (sizes, self.base_sizes)
+        )
+        return {path: x for path, x in init_factors(own, base, info, rule).items() if not math.isclose(x, 1.0)}
+
     def task(self, rule: Parametrization) -> Task | None:
         """The training step, if that is what is made."""
         make = self.make(rule)
@@ -63,3 +91,15 @@ class UserNetwork:
         with calling(self.config.name):
             jax.eval_shape(lambda: made.append(make()))  # a large network is not computed
             return make() if isinstance(made[0], Task) else None
+
+
+def rescaled(functions: ModelFunctions, factors: Mapping[str, float]) -> ModelFunctions:
+    """The network with initial values multiplied by `UserNetwork.init_factors`."""
+    if not factors:
+        return functions
+
+    def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
+        params, state = functions.init(key, inputs)
+        return multiplied(params, collections.defaultdict(lambda: 1.0, factors)), state
+
+    return dataclasses.replace(functions, init=init)

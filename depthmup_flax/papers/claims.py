@@ -30,7 +30,7 @@ from depthmup_flax.report import tables, verdict
 from depthmup_flax.report.loss_surfaces import TRAIN
 from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.same_runs import same_runs
-from depthmup_flax.report.transfer import Study, Variant
+from depthmup_flax.report.transfer import Analysis, Variant
 from depthmup_flax.report.verdict import NOT_RESOLVED, OPPOSITE, SHOWN
 from depthmup_flax.util.types import Json
 
@@ -383,18 +383,18 @@ class JudgedClaim:
         return f"; {verdict.undecided(self.seeds, '', self.seeds_needed)}"
 
 
-def judged(figure: str, study: Study) -> list[JudgedClaim]:
-    """What a study shows about each claim of its figure; none for a figure without claims.
+def judged(figure: str, analysis: Analysis) -> list[JudgedClaim]:
+    """What an analysis shows about each claim of its figure; none for a figure without claims.
 
     Claims about a part of training have no test loss.
     """
-    claims = [claim for claim in CLAIMS.get(figure, ()) if study.loss == TRAIN or not _in_training(claim.rule)]
-    return [judged_claim(claim, study) for claim in claims]
+    claims = [claim for claim in CLAIMS.get(figure, ()) if analysis.loss == TRAIN or not _in_training(claim.rule)]
+    return [judged_claim(claim, analysis) for claim in claims]
 
 
-def as_data(figure: str, study: Study) -> list[Json]:
+def as_data(figure: str, analysis: Analysis) -> list[Json]:
     """`judged` as JSON, for `depthmup_flax.report.make_report`."""
-    return [_claim_data(one) for one in judged(figure, study)]
+    return [_claim_data(one) for one in judged(figure, analysis)]
 
 
 def _claim_data(one: JudgedClaim) -> Json:
@@ -418,22 +418,22 @@ def _in_training(rule: Rule) -> bool:
     return any(term.when for _, term in rule.terms)
 
 
-def judged_claim(claim: Claim, study: Study) -> JudgedClaim:
-    """What a study shows about one claim: at the largest multiple of the base's size that all its variants have.
+def judged_claim(claim: Claim, analysis: Analysis) -> JudgedClaim:
+    """What an analysis shows about one claim: at the largest multiple of the base's size that all its variants have.
 
     A claim about every size is shown if it holds at all of them; else the worst size decides.
     """
     rule = claim.rule
-    named = {term.variant: _variant(study, term.variant) for _, term in rule.terms}
+    named = {term.variant: _variant(analysis, term.variant) for _, term in rule.terms}
     variants = [variant for variant in named.values() if variant is not None]
     if len(variants) < len(named):
         missing = " and ".join(name for name, variant in named.items() if variant is None)
         return JudgedClaim(claim, NOT_RESOLVED, f"variant {missing}", None, rule.bound, 0, None, "not in the sweep")
-    places = [Place(study, variant, term) for _, term in rule.terms if (variant := named[term.variant])]
+    places = [Place(analysis, variant, term) for _, term in rule.terms if (variant := named[term.variant])]
     larger = sorted(m for m in set.intersection(*(set(place.rows) for place in places)) if m > 1)
     if not larger and any(term.at == LARGEST for _, term in rule.terms):
         return JudgedClaim(claim, NOT_RESOLVED, _in_words(rule.terms, places), None, rule.bound, 0, None, "one size")
-    same = _copied(study, variants, places[0].term.axis)
+    same = _copied(analysis, variants, places[0].term.axis)
     sizes = larger if rule.every else larger[-1:] or [1.0]
     at_sizes = [_judged_at(claim, [dataclasses.replace(p, multiple=size) for p in places], same) for size in sizes]
     worst = [[one for one in at_sizes if one.verdict == kind] for kind in (OPPOSITE, NOT_RESOLVED)]
@@ -455,10 +455,10 @@ def _judged_at(claim: Claim, places: Sequence[Place], same: str) -> JudgedClaim:
     return judge(verdict=decision.verdict, estimate=total.estimate, seeds_needed=decision.seeds, note=total.note)
 
 
-def _variant(study: Study, parts: str) -> Variant | None:
+def _variant(analysis: Analysis, parts: str) -> Variant | None:
     """The first variant whose name has all parts."""
     wanted = set(filter(None, parts.split(", ")))
-    return next((variant for variant in study.variants if wanted <= set(variant.name.split(", "))), None)
+    return next((variant for variant in analysis.variants if wanted <= set(variant.name.split(", "))), None)
 
 
 def _in_words(terms: Terms, places: Sequence[Place]) -> str:
@@ -501,7 +501,9 @@ def _decide(total: Measured, sense: str, bound: float) -> verdict.Judgment:
     return verdict.Judgment(NOT_RESOLVED) if total.limit in unsure else decision
 
 
-def _copied(study: Study, variants: Sequence[Variant], axis: str) -> str:
+def _copied(analysis: Analysis, variants: Sequence[Variant], axis: str) -> str:
     """Names a variant that repeats an earlier one's runs along an axis; empty without one."""
-    pairs = [(variant, earlier) for variant in variants for earlier in study.variants[: study.variants.index(variant)]]
-    return next(filter(None, (same_runs(study, *pair, axis) for pair in pairs)), "")
+    pairs = [
+        (variant, earlier) for variant in variants for earlier in analysis.variants[: analysis.variants.index(variant)]
+    ]
+    return next(filter(None, (same_runs(analysis, *pair, axis) for pair in pairs)), "")

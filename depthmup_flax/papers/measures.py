@@ -1,4 +1,4 @@
-"""The numbers that claims compare: measured in a study, with intervals, and with what limits them."""
+"""The numbers that claims compare: measured in an analysis, with intervals, and with what limits them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer
 from depthmup_flax.report.loss_surfaces import Curve
 from depthmup_flax.report.optimum import Estimate
-from depthmup_flax.report.transfer import Row, Study, Variant
+from depthmup_flax.report.transfer import Analysis, Row, Variant
 
 AT_MOST, AT_LEAST, EITHER = "at most", "at least", "either"
 BASE, LARGEST = "base", "largest"
@@ -68,7 +68,7 @@ class Measured:
 class Place:
     """Where a term is measured: at the base, or at ``multiple`` times its size (NaN: no larger size was run)."""
 
-    study: Study
+    analysis: Analysis
     variant: Variant
     term: Term
     multiple: float = math.nan
@@ -80,7 +80,7 @@ class Place:
         if axis == BOTH:
             multiples = ((row, row.curve.width / base.width, row.curve.depth / base.depth) for row in self.variant.rows)
             return {depth: row for row, width, depth in multiples if width == depth}
-        line = self.study.along(axis)
+        line = self.analysis.along(axis)
         return {row.curve.size(axis) / base.size(axis): row for row in (line.rows(self.variant.rows) if line else ())}
 
     @property
@@ -91,7 +91,7 @@ class Place:
     @property
     def x(self) -> str:
         """The name of the hyperparameter."""
-        return self.study.scale.name
+        return self.analysis.scale.name
 
     @property
     def name(self) -> str:
@@ -132,7 +132,7 @@ class Place:
 
     def coordinates(self, curve: Curve) -> np.ndarray:
         """(X,)."""
-        return np.asarray(self.study.scale.coordinate(curve.x))
+        return np.asarray(self.analysis.scale.coordinate(curve.x))
 
     def losses(self, curve: Curve) -> np.ndarray:
         """(S, X): as reported, or the mean over the time slices that overlap ``when``."""
@@ -274,12 +274,12 @@ def _next_to_12(depths: Sequence[int]) -> int:
 
 def _angle(place: Place) -> Measured:
     """Of the optimal sublevel set over both hyperparameters, in degrees: -45 for a slope of -1."""
-    row, other = place.row, place.study.other
+    row, other = place.row, place.analysis.other
     if other is None:
         return Measured(None, note="this takes two hyperparameters")
     at = (place.variant.name, *row.size)
-    (surface,) = (s for s in place.study.surfaces if (s.variant, s.width, s.depth) == at)
-    u, v = place.study.scale.coordinate(surface.x), other.coordinate(surface.y)
+    (surface,) = (s for s in place.analysis.surfaces if (s.variant, s.width, s.depth) == at)
+    u, v = place.analysis.scale.coordinate(surface.x), other.coordinate(surface.y)
     angle = opt.valley_angle(u, v, surface.losses)
     if angle is None:
         return Measured(None, note=f"the best region has no direction {place.where}")

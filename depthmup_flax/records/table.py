@@ -137,7 +137,7 @@ _NUMBERS = {"train_loss", "train_loss_avg", "test_loss", "test_accuracy", "wall_
 _REQUIRED = {f.name for f in dataclasses.fields(Record) if f.default is f.default_factory is dataclasses.MISSING}
 
 
-def read_records(path: pathlib.Path) -> tuple[list[Record], list[str]]:
+def read_record_file(path: pathlib.Path) -> tuple[list[Record], list[str]]:
     """The records of one file, and warnings: a truncated last line, fields of a later version.
 
     Raises:
@@ -210,7 +210,7 @@ def read_runs(sources: Iterable[tuple[pathlib.Path, SweepInfo]]) -> tuple[dict[s
     run the last one counts.
 
     Raises:
-      InputError: see `read_records`.
+      InputError: see `read_record_file`.
     """
     records: dict[str, Record] = {}
     notes: list[str] = []
@@ -222,7 +222,7 @@ def read_runs(sources: Iterable[tuple[pathlib.Path, SweepInfo]]) -> tuple[dict[s
             notes.append(f"{directory / 'sweep.json'}: {later}")
         names = RunNames(info.base)
         for path in sorted([*directory.glob("records*.jsonl"), *directory.glob("records*.jsonl.gz")]):
-            read, warnings = read_records(path)
+            read, warnings = read_record_file(path)
             notes += warnings
             count += len(read)
             for record in read:

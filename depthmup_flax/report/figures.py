@@ -1,4 +1,4 @@
-"""The table of a report's figures. A new figure is a function that draws a study on a sheet, and an entry here."""
+"""The table of a report's figures. A new figure is a function that draws an analysis on a sheet, and an entry here."""
 
 from __future__ import annotations
 
@@ -11,69 +11,69 @@ from depthmup_flax.report.loss_surfaces import TRAIN
 from depthmup_flax.report.sheet import Sheet
 from depthmup_flax.report.style import drawable, file_name
 from depthmup_flax.report.time_figures import draw_curves, draw_over_time
-from depthmup_flax.report.transfer import Study
+from depthmup_flax.report.transfer import Analysis
 from depthmup_flax.report.transfer_figures import draw_optima, draw_transfer
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A figure that a report may have. In name and caption, ``{x}`` stands for the study's hyperparameter."""
+    """A figure that a report may have. In name and caption, ``{x}`` stands for the analysis's hyperparameter."""
 
     name: str  # of its files, without suffix
-    draw: Callable[[Study, Sheet], None]
-    shown: Callable[[Study], bool]  # whether a study has enough data for it
+    draw: Callable[[Analysis, Sheet], None]
+    shown: Callable[[Analysis], bool]  # whether an analysis has enough data for it
     caption: str  # how to read it
-    second: bool = False  # whether it shows the study along the second hyperparameter
+    second: bool = False  # whether it shows the analysis along the second hyperparameter
 
 
-_several_values = lambda study: len(study.scale.values) > 1
+_several_values = lambda analysis: len(analysis.scale.values) > 1
 _TRANSFER = (
     "Loss against {x}, a line per size. Stars mark optima, the dashed line the base's. "
     "The {x} transfers if the stars lie on the dashed line and larger networks have a lower loss."
 )
 
-FIGURES = (  # the first that a study has is the page's main one
+FIGURES = (  # the first that an analysis has is the page's main one
     Figure("transfer", draw_transfer, _several_values, _TRANSFER),
-    Figure("transfer_{x}", draw_transfer, lambda study: True, _TRANSFER, second=True),
+    Figure("transfer_{x}", draw_transfer, lambda analysis: True, _TRANSFER, second=True),
     Figure(
         "optima",
         draw_optima,
-        lambda study: _several_values(study) and any(len(axis.sizes) > 1 for axis in study.axes),
+        lambda analysis: _several_values(analysis) and any(len(axis.sizes) > 1 for axis in analysis.axes),
         "The best {x} of each size. A flat line means transfer; the slope is the exponent of size.",
     ),
     Figure(
         "curves",
         draw_curves,
-        lambda study: study.loss == TRAIN,
+        lambda analysis: analysis.loss == TRAIN,
         "Every size trained with the base's best {x}. With transfer, the curves coincide early in training "
         "and larger networks end lower.",
     ),
     Figure(
         "over_time",
         draw_over_time,
-        lambda study: _several_values(study) and study.loss == TRAIN,
+        lambda analysis: _several_values(analysis) and analysis.loss == TRAIN,
         "The best {x} if training had stopped earlier. A flat line means that it is settled early.",
     ),
     Figure(
         "heatmap",
         draw_heatmap,
-        lambda study: study.other is not None,
+        lambda analysis: analysis.other is not None,
         "Inside the red line the loss is close to the lowest, so one hyperparameter can be "
         "traded for the other along it; its slope is the rate of exchange.",
     ),
     Figure(
         "parameters",
         draw_parameters,
-        lambda study: len({row.curve.parameters for row in study.rows}) >= 3,
+        lambda analysis: len({row.curve.parameters for row in analysis.rows}) >= 3,
         "The lowest loss of each size against its parameter count. Steeper lines gain more per parameter.",
     ),
 )
 
 
-def figures_of(study: Study, second: Study | None) -> Iterator[tuple[str, str, Callable[[Sheet], None]]]:
-    """File name, caption and drawing function of each figure of a study, and of the one along the second axis."""
+def figures_of(analysis: Analysis, second: Analysis | None) -> Iterator[tuple[str, str, Callable[[Sheet], None]]]:
+    """File name, caption and drawing function of each figure of an analysis, and of the one along the second axis."""
     for figure in FIGURES:
-        of = second if figure.second else study
+        of = second if figure.second else analysis
         if of is not None and figure.shown(of):
             name, caption = (text.format(x=of.scale.name) for text in (figure.name, figure.caption))
             yield file_name(name), caption, functools.partial(figure.draw, drawable(of))

@@ -16,33 +16,33 @@ from depthmup_flax.report import style
 from depthmup_flax.report.loss_surfaces import Curve, Scale, Surface
 from depthmup_flax.report.points import point_text, size_text, surface_points
 from depthmup_flax.report.sheet import Frame, Sheet
-from depthmup_flax.report.transfer import Study, Valley, lowest_losses
+from depthmup_flax.report.transfer import Analysis, Valley, lowest_losses
 
 
-def draw_heatmap(study: Study, sheet: Sheet) -> None:
+def draw_heatmap(analysis: Analysis, sheet: Sheet) -> None:
     """Mean loss over x and y: a panel per variant and size, with the optimum and the optimal sublevel set."""
-    x, y = study.scale, study.other
+    x, y = analysis.scale, analysis.other
     assert y is not None
-    over = f"{study.loss_name.capitalize()} over {x.name} and {y.name}"
-    count = len(study.surfaces)
+    over = f"{analysis.loss_name.capitalize()} over {x.name} and {y.name}"
+    count = len(analysis.surfaces)
     (band,) = sheet.add_bands([""], count, min(count, style.COLUMNS), width=4.2, height=3.9, sharey=False)
     sheet.set_title(
         f"{over}\n"
         "mean over seeds; star: optimum; gray cross: a run diverged\n"
         "red: losses up to min + 0.1 (median - min), and the slope along them with its 95 % interval",
     )
-    means = np.concatenate([surface.means().ravel() for surface in study.surfaces])
+    means = np.concatenate([surface.means().ravel() for surface in analysis.surfaces])
     finite = means[np.isfinite(means)]
     limits = {"vmin": finite.min(), "vmax": np.quantile(finite, 0.8)} if len(finite) else {}
-    for surface, valley, frame in zip(study.surfaces, study.valleys, band.frames, strict=True):
-        image = _heat(frame, study, y, surface, limits)
+    for surface, valley, frame in zip(analysis.surfaces, analysis.valleys, band.frames, strict=True):
+        image = _heat(frame, analysis, y, surface, limits)
         name = f"{style.title_of(surface.variant)}\n" if surface.variant else ""
         sheet.set_heading(frame, f"{name}width {surface.width}, depth {surface.depth}: {_direction(valley)}")
         frame.summary = f"{over}: no mean is known."
         if lowest := _lowest(surface):
             at = f"{x.name} {surface.x[lowest[1]]:.4g} and {y.name} {surface.y[lowest[0]]:.4g}"
             frame.summary = f"{over}; the lowest is {surface.means()[lowest]:.4g} at {at}."
-    sheet.add_color_bar(image, study.loss_name)
+    sheet.add_color_bar(image, analysis.loss_name)
 
 
 def _lowest(surface: Surface) -> tuple[int, int] | None:
@@ -51,8 +51,8 @@ def _lowest(surface: Surface) -> tuple[int, int] | None:
     return divmod(int(np.nanargmin(means)), len(surface.x)) if np.isfinite(means).any() else None
 
 
-def _heat(frame: Frame, study: Study, y: Scale, surface: Surface, limits: dict[str, float]) -> ScalarMappable:
-    x, panel = study.scale, frame.axes
+def _heat(frame: Frame, analysis: Analysis, y: Scale, surface: Surface, limits: dict[str, float]) -> ScalarMappable:
+    x, panel = analysis.scale, frame.axes
     u, v, means = x.coordinate(surface.x), y.coordinate(surface.y), surface.means()
     look: dict[str, Any] = {"cmap": "viridis_r", "rasterized": True, **limits}
     image = panel.pcolormesh(_edges(u), _edges(v), np.ma.masked_invalid(means), **look)
@@ -62,8 +62,8 @@ def _heat(frame: Frame, study: Study, y: Scale, surface: Surface, limits: dict[s
     _outline(panel, _edges(u), _edges(v), opt.sublevel_set(means))
     if lowest := _lowest(surface):
         panel.plot(u[lowest[1]], v[lowest[0]], "*", color="white", markersize=14, markeredgecolor="black")
-    for point in surface_points(surface, study):
-        frame.value(x.coordinate(point.x), y.coordinate(point.second), point_text(point, study))
+    for point in surface_points(surface, analysis):
+        frame.value(x.coordinate(point.x), y.coordinate(point.second), point_text(point, analysis))
     style.hyperparameter_axis(panel.xaxis, x)
     style.hyperparameter_axis(panel.yaxis, y)
     return image
@@ -96,17 +96,17 @@ def _outline(panel: Axes, u: np.ndarray, v: np.ndarray, inside: np.ndarray) -> N
         panel.hlines(v[i], u[j], u[j + 1], **look)
 
 
-def draw_parameters(study: Study, sheet: Sheet) -> None:
+def draw_parameters(analysis: Analysis, sheet: Sheet) -> None:
     """Lowest loss against parameter count: lines of equal depth and of equal width, if any has two points."""
-    lowest = lowest_losses(study.rows)
+    lowest = lowest_losses(analysis.rows)
     lines = {name: [(curve.variant, curve.size(name)) for curve, _ in lowest] for name in ("depth", "width")}
     names = [name for name, line_of in lines.items() if len(set(line_of)) < len(line_of)] or ["depth"]
     # A band per panel: each has exponents of its own in its legend.
-    kinds = [(variant, name) for variant in study.variants for name in names]
+    kinds = [(variant, name) for variant in analysis.variants for name in names]
     headings = [", ".join(filter(None, (variant.name, f"equal {name}"))) for variant, name in kinds]
     bars = "; bars: 95 % interval over seeds" if any(len(curve.seeds) > 1 for curve, _ in lowest) else ""
     bands = sheet.add_bands(headings, 1, 1, per_row=len(names), width=5.4, height=3.9)
-    sheet.set_title(f"Lowest loss over {study.scale.name} against parameters\nlines: loss = c / parameters^b{bars}")
+    sheet.set_title(f"Lowest loss over {analysis.scale.name} against parameters\nlines: loss = c / parameters^b{bars}")
     losses = [loss.value for _, loss in lowest] or [1.0]
     for (variant, name), band in zip(kinds, bands, strict=True):
         (frame,) = band.frames
@@ -115,10 +115,10 @@ def draw_parameters(study: Study, sheet: Sheet) -> None:
             sheet.set_heading(frame, band.heading)
         _log_log(frame.axes, min(losses), max(losses))
         sheet.add_legend(band, 0, name, handles, fontsize=7, title_fontsize=8)
-        frame.label_y(f"lowest {study.loss_name}")
+        frame.label_y(f"lowest {analysis.loss_name}")
         ends = sorted((curve.parameters, loss.value) for curve, loss in lowest_losses(variant.rows))
         span = f": {ends[0][1]:.4g} at {ends[0][0]:,} to {ends[-1][1]:.4g} at {ends[-1][0]:,}" if ends else ""
-        frame.summary = f"Lowest {study.loss_name} against parameters, lines of {band.heading}{span}."
+        frame.summary = f"Lowest {analysis.loss_name} against parameters, lines of {band.heading}{span}."
 
 
 def _log_log(panel: Axes, low: float, high: float) -> None:

@@ -11,7 +11,7 @@ from depthmup_flax.records.table import COMPLETED, Sweep, read_sweep
 from depthmup_flax.report import points, tables, verdict
 from depthmup_flax.report.loss_surfaces import TEST, TRAIN, roles, surfaces
 from depthmup_flax.report.style import pictures, require_matplotlib
-from depthmup_flax.report.transfer import Study, analyze
+from depthmup_flax.report.transfer import Analysis, analyze
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 from depthmup_flax.workdir import buckets
@@ -21,11 +21,25 @@ from depthmup_flax.workdir.files import write_atomically
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The content of ``report.json``, the text for a terminal, and the paths of all files, ``report.html`` first."""
+    """An analyzed sweep; print shows its text, a notebook its verdict, tables and main figure.
+
+    Attributes:
+      data: the content of ``report.json``.
+      text: for a terminal.
+      paths: of all files, ``report.html`` first.
+      html: for a notebook.
+    """
 
     data: Json
     text: str
     paths: list[pathlib.Path]
+    html: str = dataclasses.field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return self.html
 
 
 def make_report(
@@ -70,23 +84,24 @@ def write_report(
     from depthmup_flax.report import figures, page, sheet  # import matplotlib, which is optional
 
     require_share(tolerance)
-    study, swapped = studies(sweep, loss)
+    analysis, swapped = analyses(sweep, loss)
     with workdirs.claimed(out, workdirs.REPORT, flag="--out") as claim:
-        data = tables.as_data(sweep, study, tolerance, claims)
+        data = tables.as_data(sweep, analysis, tolerance, claims)
         files, panels = dict[str, bytes](), []
-        for name, caption, draw in figures.figures_of(study, swapped):
+        for name, caption, draw in figures.figures_of(analysis, swapped):
             draw(apart := sheet.Sheet(apart=True))
             panels.append((name, caption, apart))
             if refresh_s is None:
                 draw(whole := sheet.Sheet())
                 files |= pictures(whole.figure, name)
         files["tables.csv"] = points.tables_csv(data).encode()
-        files["points.csv"] = points.points_csv(study).encode()
-        html, data_json = page.render(data, panels, study, files, refresh_s), json.dumps(data, indent=1) + "\n"
+        files["points.csv"] = points.points_csv(analysis).encode()
+        html, data_json = page.render(data, panels, analysis, files, refresh_s), json.dumps(data, indent=1) + "\n"
         written = {"report.html": html.encode(), "report.json": data_json.encode(), **files}
         for name, content in written.items():
             write_atomically(claim.directory / name, content)
-    return Report(data, tables.as_text(data, study), [claim.directory / name for name in written])
+    notebook = page.extract(data, analysis, files)
+    return Report(data, tables.as_text(data, analysis), [claim.directory / name for name in written], notebook)
 
 
 def require_share(tolerance: float) -> None:
@@ -95,7 +110,7 @@ def require_share(tolerance: float) -> None:
         raise InputError(f"--tolerance is {tolerance:g}: it must be above 0 and below 1, as in --tolerance=0.01.")
 
 
-def studies(sweep: Sweep, loss: str = TRAIN) -> tuple[Study, Study | None]:
+def analyses(sweep: Sweep, loss: str = TRAIN) -> tuple[Analysis, Analysis | None]:
     """A sweep analyzed along x and, if there is one, along the second continuous axis.
 
     Raises InputError if no run has ended, all runs diverged, or a completed run lacks that loss.
@@ -114,8 +129,8 @@ def studies(sweep: Sweep, loss: str = TRAIN) -> tuple[Study, Study | None]:
             f"all {len(records)} runs diverged ({parts.x.axis} from {parts.x.values[0]:g} to {parts.x.values[-1]:g}): "
             "sweep lower values of optimizer.learning_rate, or check the data."
         )
-    study = analyze(info, grids, parts.x, parts.second, sweep.planned.get(parts.x.axis, ()), loss)
+    analysis = analyze(info, grids, parts.x, parts.second, sweep.planned.get(parts.x.axis, ()), loss)
     if parts.second is None:
-        return study, None
+        return analysis, None
     planned = sweep.planned.get(parts.second.axis, ())
-    return study, analyze(info, [surface.swapped() for surface in grids], parts.second, parts.x, planned, loss)
+    return analysis, analyze(info, [surface.swapped() for surface in grids], parts.second, parts.x, planned, loss)

@@ -8,7 +8,7 @@ from depthmup_flax.records.table import Sweep, SweepInfo
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer
 from depthmup_flax.report.loss_surfaces import TEST
-from depthmup_flax.report.transfer import Study, Variant
+from depthmup_flax.report.transfer import Analysis, Variant
 
 _WARNINGS = {
     opt.EDGE_LOW: "The optimum is at the lowest {x} of the grid at {where}: it may lie below. Extend the grid.",
@@ -24,24 +24,24 @@ _WARNINGS = {
 }
 
 
-def warnings(sweep: Sweep, study: Study) -> list[str]:
+def warnings(sweep: Sweep, analysis: Analysis) -> list[str]:
     """Notes on the files, missing sizes, and every flag once with the sizes that have it."""
     lines = list(sweep.notes)
-    if study.loss == TEST:
+    if analysis.loss == TEST:
         lines.append(
             "All losses are on the test set, after training. Curves and claims over training time are left out."
         )
-    if not study.scale.log:
-        lines.append(f"Not all values of {study.scale.name} are positive: shifts are differences, not octaves.")
-    for variant in study.variants:
+    if not analysis.scale.log:
+        lines.append(f"Not all values of {analysis.scale.name} are positive: shifts are differences, not octaves.")
+    for variant in analysis.variants:
         if variant.base_is_smallest:
             base, start = variant.base.curve, f"{variant.name}: the" if variant.name else "The"
             lines.append(f"{start} base size is not in the sweep: width {base.width}, depth {base.depth} replaces it.")
     for flag, warning in _WARNINGS.items():
-        where = [place for variant in study.variants if (place := _where(variant, flag))]
+        where = [place for variant in analysis.variants if (place := _where(variant, flag))]
         if where:
-            every = all(flag in row.flags for row in study.rows)
-            lines.append(warning.format(x=study.scale.name, where="every size" if every else "; ".join(where)))
+            every = all(flag in row.flags for row in analysis.rows)
+            lines.append(warning.format(x=analysis.scale.name, where="every size" if every else "; ".join(where)))
     return lines + _advice(sweep.info)
 
 

@@ -17,7 +17,7 @@ from depthmup_flax.report import tables
 from depthmup_flax.report.inline_svg import inline_svg, plain, themed
 from depthmup_flax.report.loss_surfaces import TEST, number
 from depthmup_flax.report.sheet import Band, Sheet
-from depthmup_flax.report.transfer import Study
+from depthmup_flax.report.transfer import Analysis
 from depthmup_flax.util.types import Json
 
 _HERE = pathlib.Path(__file__).parent
@@ -29,11 +29,11 @@ _GLYPHS = {"o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚
 def render(
     data: Json,
     figures: Sequence[tuple[str, str, Sheet]],
-    study: Study,
+    analysis: Analysis,
     files: Mapping[str, bytes],
     refresh_s: float | None = None,
 ) -> str:
-    """The page of a study along x and its `as_data`.
+    """The page of an analysis along x and its `as_data`.
 
     ``figures`` are name, caption and panels, the main one first; ``files`` are name -> content of downloads;
     ``refresh_s`` are seconds between reloads of the page while a sweep runs.
@@ -52,15 +52,27 @@ def render(
         + f"<title>{title}</title><style>{style}</style></head><body>\n<main>\n"
         + _head(data, refresh_s)
         + "".join(pictures[:1])
-        + f"<h2>Tables</h2>\n<p>{escape(tables.explanation(study))}</p>\n"
+        + f"<h2>Tables</h2>\n<p>{escape(tables.explanation(analysis))}</p>\n"
         + f"<p>{escape(tables.tolerance_sentence(data))}</p>\n"
-        + _tables(data, study)
+        + _tables(data, analysis)
         + f'<p class="downloads">Download: {_downloads(files, "csv")}</p>\n'
         + _claims(data)
         + more
         + (f'<h2 id="notes">Notes</h2>\n<ul class="notes">{_items(data["notes"])}</ul>\n' if data["notes"] else "")
         + _facts(data)
         + f"</main>\n<script>{script}</script></body></html>\n"
+    )
+
+
+def extract(data: Json, analysis: Analysis, files: Mapping[str, bytes]) -> str:
+    """The verdicts, the tables and the first figure of ``files`` as HTML for a notebook's cell."""
+    picture = next((content for name, content in files.items() if name.endswith(".png")), None)
+    address = f"data:image/png;base64,{base64.b64encode(picture).decode()}" if picture else ""
+    return (
+        f"<p><b>{escape(data['headline'])}</b></p>\n"
+        + f"<ul>{_items([*tables.other_verdicts(data), *data['notes']])}</ul>\n"
+        + _tables(data, analysis)
+        + (f'<img alt="{escape(data["headline"])}" src="{address}" style="max-width: 100%">\n' if picture else "")
     )
 
 
@@ -100,7 +112,7 @@ def _facts(data: Json) -> str:
         "figure, scale": f"{data['figure']}, {data['scale']}",
         **{axis: ", ".join(map(number, values)) for axis, values in data["axes"].items()},
         "devices": "; ".join(data["devices"]),
-        "time": f"{data['hours']:.3g} hours",
+        "time": tables.duration(data["hours"]),
         "versions": ", ".join(data["versions"]),
         "commits": ", ".join(data["commits"]),
     }
@@ -166,7 +178,7 @@ def _downloads(files: Mapping[str, bytes], kind: str, stem: str = "") -> str:
     return " · ".join(links)
 
 
-def _tables(data: Json, study: Study) -> str:
+def _tables(data: Json, analysis: Analysis) -> str:
     """A table per variant; without the columns that are empty in all of them."""
     head = [*tables.header(data), "diverged runs"]
     bodies = [
@@ -178,7 +190,7 @@ def _tables(data: Json, study: Study) -> str:
     ]
     shown = [k for k in range(len(head)) if any(row[k] for body in bodies for row in body)]
     return "".join(
-        _table(variant, [[row[k] for k in shown] for row in (head, *body)], study.scale.name)
+        _table(variant, [[row[k] for k in shown] for row in (head, *body)], analysis.scale.name)
         for variant, body in zip(data["variants"], bodies, strict=True)
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from depthmup_flax.report.loss_surfaces import Curve, Network, Surface
-from depthmup_flax.report.transfer import Study
+from depthmup_flax.report.transfer import Analysis
 from depthmup_flax.util.types import Json
 
 
@@ -30,25 +30,27 @@ class Point:
     diverged: int  # of these
 
 
-def curve_points(curve: Curve, study: Study) -> list[Point]:
+def curve_points(curve: Curve, analysis: Analysis) -> list[Point]:
     """The points of one curve, ascending in x."""
     arrays = zip(curve.x, curve.best_y, curve.losses.T, curve.diverged, strict=True)
-    return [_point(study, curve, x, y, losses, len(curve.seeds), bad) for x, y, losses, bad in arrays]
+    return [_point(analysis, curve, x, y, losses, len(curve.seeds), bad) for x, y, losses, bad in arrays]
 
 
-def surface_points(surface: Surface, study: Study) -> list[Point]:
+def surface_points(surface: Surface, analysis: Analysis) -> list[Point]:
     """The points of one surface at which a run has ended, ascending in y, then x."""
     s = surface
     return [
-        _point(study, s, s.x[j], s.y[i], s.losses[:, i, j], s.ended[i, j], s.diverged[i, j])
+        _point(analysis, s, s.x[j], s.y[i], s.losses[:, i, j], s.ended[i, j], s.diverged[i, j])
         for i, j in np.argwhere(s.ended > 0)
     ]
 
 
-def _point(study: Study, network: Network, x: float, y: float, losses: np.ndarray, n: int, diverged: int) -> Point:
+def _point(
+    analysis: Analysis, network: Network, x: float, y: float, losses: np.ndarray, n: int, diverged: int
+) -> Point:
     mean, sd = mean_and_sd(losses)
     sizes = network.variant, network.width, network.depth, network.parameters
-    return Point(*sizes, float(x), float(y) if study.other else None, mean, sd, int(n), int(diverged))
+    return Point(*sizes, float(x), float(y) if analysis.other else None, mean, sd, int(n), int(diverged))
 
 
 def mean_and_sd(losses: np.ndarray) -> tuple[float | None, float | None]:
@@ -70,20 +72,20 @@ def size_text(network: Network | Point) -> str:
     return ", ".join(filter(None, (network.variant, f"width {network.width}", f"depth {network.depth}")))
 
 
-def point_text(point: Point, study: Study) -> str:
+def point_text(point: Point, analysis: Analysis) -> str:
     """What a point shows on hovering, in three lines."""
-    at = f"{study.scale.name} {point.x:.4g}"
-    if study.other and point.second is not None:
-        at += f", {study.other.name} {point.second:.4g}"
+    at = f"{analysis.scale.name} {point.x:.4g}"
+    if analysis.other and point.second is not None:
+        at += f", {analysis.other.name} {point.second:.4g}"
     return f"{size_text(point)}\n{at}\n{loss_text(point.mean, point.sd, point.n, point.diverged)}"
 
 
-def points_csv(study: Study) -> str:
+def points_csv(analysis: Analysis) -> str:
     """A line per point of all surfaces, with the names of the axes as columns."""
     names = [field.name for field in dataclasses.fields(Point)]
-    columns = {"x": study.scale.axis, "second": study.other.axis if study.other else None}
+    columns = {"x": analysis.scale.axis, "second": analysis.other.axis if analysis.other else None}
     shown = [name for name in names if columns.get(name, name)]
-    points = [point for surface in study.surfaces for point in surface_points(surface, study)]
+    points = [point for surface in analysis.surfaces for point in surface_points(surface, analysis)]
     head = [columns.get(name, name) for name in shown]
     return _csv([head, *([getattr(point, name) for name in shown] for point in points)])
 

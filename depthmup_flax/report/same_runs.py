@@ -8,24 +8,24 @@ from __future__ import annotations
 import numpy as np
 
 from depthmup_flax.report.loss_surfaces import Curve, Scale
-from depthmup_flax.report.transfer import Study, Variant
+from depthmup_flax.report.transfer import Analysis, Variant
 
 _SAME_LOSS = 1e-5  # relative: the same run but for rounding in float32
 
 
-def same_runs(study: Study, variant: Variant, other: Variant, axis: str) -> str:
+def same_runs(analysis: Analysis, variant: Variant, other: Variant, axis: str) -> str:
     """Says that all runs along an axis are those of the other variant, at x times a constant of each size; else empty.
 
     ``axis``: ``depth`` or ``width``; any other name takes all sizes. The base's runs do not count.
     """
-    line = study.along(axis)
+    line = analysis.along(axis)
     rows = line.rows(variant.rows) if line else variant.rows
     theirs = {row.size: row.curve for row in other.rows}
     compared = [row for row in rows if row is not variant.base and row.size in theirs]
-    equal = [_equal_runs(study.scale, row.curve, theirs[row.size]) for row in compared]
+    equal = [_equal_runs(analysis.scale, row.curve, theirs[row.size]) for row in compared]
     if not equal or not all(equal):
         return ""
-    return f"{variant.name} repeats {other.name}'s runs at shifted {study.scale.name}s ({sum(equal)} are equal)"
+    return f"{variant.name} repeats {other.name}'s runs at shifted {analysis.scale.name}s ({sum(equal)} are equal)"
 
 
 def _equal_runs(scale: Scale, a: Curve, b: Curve) -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from depthmup_flax.report.loss_surfaces import Scale
-    from depthmup_flax.report.transfer import Study
+    from depthmup_flax.report.transfer import Analysis
 
 COLUMNS = 4  # panels side by side
 Color: TypeAlias = tuple[float, float, float, float]
@@ -34,15 +34,15 @@ def require_matplotlib() -> None:
         raise InputError("matplotlib, which draws the figures, is not installed: pip install 'depthmup-flax[report]'.")
 
 
-def drawable(study: Study) -> Study:
-    """The study with names that matplotlib draws literally: a ``$`` in a record's name would start a formula."""
+def drawable(analysis: Analysis) -> Analysis:
+    """The analysis with names that matplotlib draws literally: a ``$`` in a record's name would start a formula."""
     plain = lambda name: printable(name if len(name) <= 100 else f"{name[:97]}...").replace("$", r"\$")
     return dataclasses.replace(
-        study,
-        scale=dataclasses.replace(study.scale, axis=plain(study.scale.axis)),
-        other=study.other and dataclasses.replace(study.other, axis=plain(study.other.axis)),
-        surfaces=tuple(dataclasses.replace(surface, variant=plain(surface.variant)) for surface in study.surfaces),
-        variants=tuple(dataclasses.replace(variant, name=plain(variant.name)) for variant in study.variants),
+        analysis,
+        scale=dataclasses.replace(analysis.scale, axis=plain(analysis.scale.axis)),
+        other=analysis.other and dataclasses.replace(analysis.other, axis=plain(analysis.other.axis)),
+        surfaces=tuple(dataclasses.replace(surface, variant=plain(surface.variant)) for surface in analysis.surfaces),
+        variants=tuple(dataclasses.replace(variant, name=plain(variant.name)) for variant in analysis.variants),
     )
 
 
@@ -145,8 +145,8 @@ def format_slope(value: float, half: float | None, digits: int = 2) -> str:
     return f"{value:.{digits}f}" + (f" ± {half:.{digits}f}" if half is not None else " (no interval)")
 
 
-def spread_sentence(study: Study) -> str:
+def spread_sentence(analysis: Analysis) -> str:
     """Says what lines and shades show."""
-    seeds = sorted({len(row.curve.seeds) for row in study.rows})
+    seeds = sorted({len(row.curve.seeds) for row in analysis.rows})
     counts = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     return "one seed (n = 1)" if seeds == [1] else f"mean ± standard deviation of n = {counts} seeds"

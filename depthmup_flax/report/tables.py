@@ -1,4 +1,4 @@
-"""A study as data for programs, and as plain text."""
+"""An analysis as data for programs, and as plain text."""
 
 from __future__ import annotations
 
@@ -11,51 +11,53 @@ from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer, verdict
 from depthmup_flax.report.loss_surfaces import TEST, axis_name, number
 from depthmup_flax.report.notes import warnings
-from depthmup_flax.report.transfer import Row, Study, Variant
+from depthmup_flax.report.transfer import Analysis, Row, Variant
 from depthmup_flax.util.errors import printable
 from depthmup_flax.util.text_table import aligned
 from depthmup_flax.util.types import Json
 
-# The name of a sweep's figure and its study -> what it shows about each statement of a paper, as JSON.
-Claims: TypeAlias = Callable[[str, Study], list[Json]]
+# The name of a sweep's figure and its analysis -> what it shows about each statement of a paper, as JSON.
+Claims: TypeAlias = Callable[[str, Analysis], list[Json]]
 
 _HEADER = ("width", "depth", "seeds", "best {x}", "95 % interval", "shift", "regret", "best {loss}", "remarks")
 _GIVEN = ("tolerance", "axes")  # numbers that are not rounded
 _SHOWN_ELSEWHERE = (transfer.ONE_SEED, transfer.FEW_SEEDS, transfer.UNTRAINED)
 
 
-def as_data(sweep: Sweep, study: Study, tolerance: float = verdict.TOLERANCE, claims: Claims | None = None) -> Json:
+def as_data(
+    sweep: Sweep, analysis: Analysis, tolerance: float = verdict.TOLERANCE, claims: Claims | None = None
+) -> Json:
     """The content of ``report.json``: JSON values only, ``None`` for unknown numbers; arguments as of `make_report`."""
     info, records = sweep.info, sweep.records
-    verdicts = verdict.verdicts(study, tolerance)
-    main = verdict.main_verdict(study, verdicts)
+    verdicts = verdict.verdicts(analysis, tolerance)
+    main = verdict.main_verdict(analysis, verdicts)
     data = {
-        "headline": verdict.headline(study, verdicts),
+        "headline": verdict.headline(analysis, verdicts),
         "verdicts": [{**_verdict_data(one), "in_headline": one is main} for one in verdicts],
-        "contrasts": [_contrast_data(one) for one in verdict.contrasts(study, main.axis)] if main else [],
+        "contrasts": [_contrast_data(one) for one in verdict.contrasts(analysis, main.axis)] if main else [],
         "tolerance": tolerance,
         "figure": info.figure,
         "title": info.title,
         "scale": info.scale,
         "x": info.x,
-        "loss": study.loss,
-        "second": study.other.axis if study.other else None,
+        "loss": analysis.loss,
+        "second": analysis.other.axis if analysis.other else None,
         "axes": {**info.axes, info.x: sorted(info.axes[info.x])},  # shards may have added values at its ends
         "runs": len(records),
-        "diverged": sum(int(surface.diverged.sum()) for surface in study.surfaces),
+        "diverged": sum(int(surface.diverged.sum()) for surface in analysis.surfaces),
         "seeds": sorted({record.seed for record in records}),
         "devices": sorted({record.device for record in records}),
         "versions": sorted({f"{k} {v}" for record in records for k, v in record.versions.items()}),
         "commits": sorted({record.commit or "unknown" for record in records}),
         "hours": math.fsum(record.wall_time_s for record in records) / 3600,
-        "notes": warnings(sweep, study),
-        "variants": [_variant_data(study, variant) for variant in study.variants],
+        "notes": warnings(sweep, analysis),
+        "variants": [_variant_data(analysis, variant) for variant in analysis.variants],
         "sublevel_slopes": [
             {"variant": s.variant, "width": s.width, "depth": s.depth, "slope": slope, "interval": interval}
-            for s, valley in zip(study.surfaces, study.valleys, strict=False)
+            for s, valley in zip(analysis.surfaces, analysis.valleys, strict=False)
             for slope, interval in [valley or (None, None)]
         ],
-        "claims": claims(info.figure, study) if claims else [],
+        "claims": claims(info.figure, analysis) if claims else [],
         "core_minutes": core_minutes(records),
     }
     return {name: _plain(value, digits=17 if name in _GIVEN else 6) for name, value in data.items()}
@@ -104,13 +106,13 @@ def _plain(value: Any, digits: int) -> Any:
     return printable(value) if isinstance(value, str) else value
 
 
-def _variant_data(study: Study, variant: Variant) -> Json:
+def _variant_data(analysis: Analysis, variant: Variant) -> Json:
     base = variant.base.curve
     return {
         "name": variant.name,
         "base": {"width": base.width, "depth": base.depth, "is_smallest": variant.base_is_smallest},
         "transferred": variant.transferred,
-        "rows": [_row_data(study, row) for row in variant.rows],
+        "rows": [_row_data(analysis, row) for row in variant.rows],
         "slopes": {
             name: {**estimate_data(s.estimate), "fixed": s.fixed, "sizes": s.used, "left_out": s.left_out}
             for name, s in variant.slopes.items()
@@ -122,8 +124,8 @@ def _variant_data(study: Study, variant: Variant) -> Json:
     }
 
 
-def _row_data(study: Study, row: Row) -> Json:
-    curve, scale = row.curve, study.scale
+def _row_data(analysis: Analysis, row: Row) -> Json:
+    curve, scale = row.curve, analysis.scale
     best = row.optimum if row.trains else None  # a network that does not train has no optimum
     ends, shift = (best.at.interval if best else None), estimate_data(row.shift)
     loss = estimate_data(row.optimum.loss if row.optimum else None)
@@ -139,7 +141,7 @@ def _row_data(study: Study, row: Row) -> Json:
         "optimum": scale.value(best.at.value) if best else None,
         "interval": [scale.value(end) for end in ends] if ends else None,
         "grid_optimum": curve.x[best.grid] if best else None,
-        "second_at_grid_optimum": curve.best_y[best.grid] if best and study.other else None,
+        "second_at_grid_optimum": curve.best_y[best.grid] if best and analysis.other else None,
         "shift": shift["value"],
         "shift_bound": row.bound,
         "shift_interval": shift["interval"],
@@ -225,17 +227,17 @@ def slope_sentences(variant: Json, x: str) -> list[str]:
     return lines
 
 
-def explanation(study: Study) -> str:
+def explanation(analysis: Analysis) -> str:
     """How to read the columns."""
-    x = study.scale.name
+    x = analysis.scale.name
     return (
-        f"shift: best {x} minus the base's, in {study.scale.unit}; 0 is perfect transfer. "
-        f"regret: {study.loss_name} lost by using the base's best {x} instead of tuning it at this size, on fitted "
+        f"shift: best {x} minus the base's, in {analysis.scale.unit}; 0 is perfect transfer. "
+        f"regret: {analysis.loss_name} lost by using the base's best {x} instead of tuning it at this size, on fitted "
         f"curves; the base's choice is resampled, too. ± and intervals: 95 %, over seeds."
     )
 
 
-def as_text(data: Json, study: Study) -> str:
+def as_text(data: Json, analysis: Analysis) -> str:
     """The report as text for a terminal."""
     lines = [data["headline"], "", data["title"]]
     lines += [f"note: {note}" for note in data["notes"]]
@@ -243,13 +245,13 @@ def as_text(data: Json, study: Study) -> str:
         cells = [header(data), *table_rows(variant)]
         lines += ["", variant["name"]] if variant["name"] else [""]
         lines += aligned(cells, ">" * (len(cells[0]) - 1) + "<")
-        lines += slope_sentences(variant, study.scale.name)
+        lines += slope_sentences(variant, analysis.scale.name)
     others = other_verdicts(data)
     lines += ["", *others] if others else []
     if data["claims"]:
         lines += ["", f"The paper's claims ({claims_cost(data)})", *(one["sentence"] for one in data["claims"])]
-    facts = f"{data['runs']} runs, {data['diverged']} diverged; {', '.join(data['devices'])}; {data['hours']:.3g} hours"
-    return "\n".join([*lines, "", explanation(study), tolerance_sentence(data), facts])
+    facts = f"{data['runs']} runs, {data['diverged']} diverged; {', '.join(data['devices'])}; {duration(data['hours'])}"
+    return "\n".join([*lines, "", explanation(analysis), tolerance_sentence(data), facts])
 
 
 def other_verdicts(data: Json) -> list[str]:
@@ -261,6 +263,11 @@ def claims_cost(data: Json) -> str:
     """What the runs took."""
     unit = "core-minutes" if all(device.endswith(" cpu") for device in data["devices"]) else "device-minutes"
     return f"{data['core_minutes']:.2g} {unit}"
+
+
+def duration(hours: float) -> str:
+    """``2.1 hours``, or ``7 s``."""
+    return f"{hours:.3g} hours" if hours >= 0.002 else f"{3600 * hours:.0f} s"
 
 
 def tolerance_sentence(data: Json) -> str:

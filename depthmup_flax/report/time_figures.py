@@ -8,16 +8,16 @@ from depthmup_flax.report import style
 from depthmup_flax.report.optimum import vertices
 from depthmup_flax.report.points import loss_text, mean_and_sd, size_text
 from depthmup_flax.report.sheet import Frame, Sheet
-from depthmup_flax.report.transfer import Row, Study
+from depthmup_flax.report.transfer import Analysis, Row
 from depthmup_flax.report.variant_panels import Panel, variant_panels
 
 
-def draw_curves(study: Study, sheet: Sheet) -> None:
+def draw_curves(analysis: Analysis, sheet: Sheet) -> None:
     """Training loss over steps, every size at the x that is best at the base."""
-    x = study.scale.name
-    title = f"Training loss over time, every size at the base's best {x}\n{style.spread_sentence(study)}"
-    low, high, log_y = _limits(study)
-    for panel in variant_panels(study, sheet, title):
+    x = analysis.scale.name
+    title = f"Training loss over time, every size at the base's best {x}\n{style.spread_sentence(analysis)}"
+    low, high, log_y = _limits(analysis)
+    for panel in variant_panels(analysis, sheet, title):
         transferred, remarks, ends = panel.variant.transferred, [], []
         for row, size, color in panel.rows:
             index = row.curve.index(transferred)
@@ -41,7 +41,7 @@ def draw_curves(study: Study, sheet: Sheet) -> None:
         _step_axis(panel)
         at, summary = "", ""
         if transferred is not None:
-            at = f"{x} {style.value_label(transferred, study.scale)}"
+            at = f"{x} {style.value_label(transferred, analysis.scale)}"
             summary = f"Training loss over steps at {x} {transferred:.4g}."
         panel.finish("training loss", at, f"{summary} Loss at the end: {', '.join(ends)}." if ends else summary)
 
@@ -53,11 +53,11 @@ def _values(frame: Frame, row: Row, steps: np.ndarray, losses: np.ndarray, high:
             frame.value(step, mean, f"{size_text(row.curve)}\nstep {step}\n{loss_text(mean, sd, len(at_step))}")
 
 
-def _limits(study: Study) -> tuple[float, float, bool]:
+def _limits(analysis: Analysis) -> tuple[float, float, bool]:
     """Limits from the runs that did not diverge; log scale if losses differ more than twenty-fold."""
     losses = [
         row.curve.slices[:, index].ravel()
-        for variant in study.variants
+        for variant in analysis.variants
         for row in variant.rows
         if (index := row.curve.index(variant.transferred)) is not None and not row.curve.diverged[index] and row.trains
     ]
@@ -69,11 +69,11 @@ def _limits(study: Study) -> tuple[float, float, bool]:
     return low - margin, high + margin, False
 
 
-def draw_over_time(study: Study, sheet: Sheet) -> None:
+def draw_over_time(analysis: Analysis, sheet: Sheet) -> None:
     """The optimum of each size after each time slice."""
-    scale = study.scale
+    scale = analysis.scale
     coordinates = scale.coordinate(scale.values)
-    for panel in variant_panels(study, sheet, f"Best {scale.name} after each slice of training time"):
+    for panel in variant_panels(analysis, sheet, f"Best {scale.name} after each slice of training time"):
         for row, _, color in panel.rows:
             if not row.trains:  # its optimum is meaningless
                 continue

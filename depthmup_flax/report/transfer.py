@@ -100,7 +100,7 @@ class SizeAxis:
 
 
 @dataclasses.dataclass(frozen=True)
-class Study:
+class Analysis:
     """A sweep analyzed along one axis, ``scale``."""
 
     scale: Scale
@@ -133,7 +133,7 @@ def analyze(
     other: Scale | None = None,
     planned: Sequence[float] = (),
     loss: str = TRAIN,
-) -> Study:
+) -> Analysis:
     """Optimum, shift, regret and exponents; ``scale`` is the surfaces' x axis, ``other`` their y axis, ``loss`` theirs.
 
     Sizes that lack one of the ``planned`` values of x are flagged as incomplete. Raises InputError if no point has all
@@ -155,7 +155,7 @@ def analyze(
         slopes = {axis.name: _slope(rows, axis) for axis in axes if scale.log and len(axis.sizes) > 2}
         variants.append(Variant(name, rows[at], is_smallest, rows, slopes, power_laws(rows)))
     valleys = tuple(sublevel_slope(surface, scale, other) for surface in surfaces) if other else ()
-    return Study(scale, other, tuple(surfaces), valleys, tuple(variants), tuple(axes), loss)
+    return Analysis(scale, other, tuple(surfaces), valleys, tuple(variants), tuple(axes), loss)
 
 
 def _size_axes(info: SweepInfo, curves: Sequence[Curve]) -> list[SizeAxis]:
@@ -202,7 +202,8 @@ def _row(
     missing = np.array([value for value in planned if not np.isclose(curve.x, value, rtol=1e-9, atol=0).any()])
     # While values beyond an end are pending, an optimum at that end is not at the edge of the grid.
     unknown = {opt.EDGE_LOW: any(missing < curve.x[0]), opt.EDGE_HIGH: any(missing > curve.x[-1])}
-    worst = max(UNTRAINED_ABOVE * base_best.loss.value, base_best.loss.value) if base_best else math.inf
+    # Losses such as likelihoods may be negative.
+    worst = base_best.loss.value + (UNTRAINED_ABOVE - 1) * abs(base_best.loss.value) if base_best else math.inf
     trains = not (best and best.loss.value > worst)
     flags = [] if best else [ALL_DIVERGED]
     if not trains:

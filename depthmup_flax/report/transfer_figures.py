@@ -14,46 +14,46 @@ from depthmup_flax.report.loss_surfaces import Scale
 from depthmup_flax.report.points import curve_points, point_text, size_text
 from depthmup_flax.report.sheet import Frame, Sheet
 from depthmup_flax.report.style import Color
-from depthmup_flax.report.transfer import Row, SizeAxis, Study, Variant
+from depthmup_flax.report.transfer import Analysis, Row, SizeAxis, Variant
 from depthmup_flax.report.variant_panels import Panel, variant_panels
 
 
-def draw_transfer(study: Study, sheet: Sheet) -> None:
+def draw_transfer(analysis: Analysis, sheet: Sheet) -> None:
     """Loss against x: a panel per variant, a row per size that varies, a line per size, the optimum marked."""
-    scale, rows = study.scale, [row for axis in study.axes for row in axis.rows(study.rows)]
-    best = f", each point at its best {study.other.name}" if study.other else ""
-    title = f"{study.loss_name.capitalize()} against {scale.name}{best}\n{style.spread_sentence(study)}"
+    scale, rows = analysis.scale, [row for axis in analysis.axes for row in axis.rows(analysis.rows)]
+    best = f", each point at its best {analysis.other.name}" if analysis.other else ""
+    title = f"{analysis.loss_name.capitalize()} against {scale.name}{best}\n{style.spread_sentence(analysis)}"
     low, top, log_y = loss_limits(rows)
     clipped = any(_clipped(row, top).any() for row in rows)
     diverged = any(row.curve.diverged.any() for row in rows)
-    strip = 0.05 + 0.028 * max(len(axis.sizes) for axis in study.axes) if diverged or clipped else 0.0
+    strip = 0.05 + 0.028 * max(len(axis.sizes) for axis in analysis.axes) if diverged or clipped else 0.0
     coordinates, margin = scale.coordinate(scale.values), 0.4 * _grid_step(scale)
-    for panel in variant_panels(study, sheet, title, _marks(diverged, clipped)):
+    for panel in variant_panels(analysis, sheet, title, _marks(diverged, clipped)):
         axes = panel.axes
         axes.set_yscale("log" if log_y else "linear")
         if panel.variant.base.optimum:
             axes.axvline(panel.variant.base.optimum.at.value, color="0.45", linestyle="--", linewidth=1.0, zorder=1)
         for row, _, color in panel.rows:
-            _curve(panel.frame, study, row, color, top)
+            _curve(panel.frame, analysis, row, color, top)
         if strip:
-            _strip(panel, study, top, strip)
+            _strip(panel, analysis, top, strip)
         share = 1 / (1 - strip)  # leaves room for the strip above `top`
         axes.set_ylim(low, low * (top / low) ** share if log_y else low + (top - low) * share)
         axes.set_xlim(coordinates[0] - margin, coordinates[-1] + margin)
         style.hyperparameter_axis(axes.xaxis, scale)
-        panel.finish(study.loss_name, summary=_best_of_sizes(panel, study))
+        panel.finish(analysis.loss_name, summary=_best_of_sizes(panel, analysis))
 
 
-def _best_of_sizes(panel: Panel, study: Study) -> str:
+def _best_of_sizes(panel: Panel, analysis: Analysis) -> str:
     """What the panel shows, in a sentence for readers who do not see it."""
-    scale = study.scale
+    scale = analysis.scale
     best = [
         f"{scale.value(row.optimum.at.value):.3g} at {panel.axis.name} {size}"
         if row.trains and row.optimum
         else f"none at {panel.axis.name} {size}"
         for row, size, _ in panel.rows
     ]
-    return f"{study.loss_name.capitalize()} against {scale.name}. Best {scale.name}: {', '.join(best)}."
+    return f"{analysis.loss_name.capitalize()} against {scale.name}. Best {scale.name}: {', '.join(best)}."
 
 
 def loss_limits(rows: Sequence[Row]) -> tuple[float, float, bool]:
@@ -86,34 +86,34 @@ def _clipped(row: Row, top: float) -> np.ndarray:
     return np.isfinite(means) & (means > top)
 
 
-def _curve(frame: Frame, study: Study, row: Row, color: Color, top: float) -> None:
+def _curve(frame: Frame, analysis: Analysis, row: Row, color: Color, top: float) -> None:
     """Mean and spread, and a star at the optimum, hollow if it is at the edge of the grid."""
-    scale = study.scale
+    scale = analysis.scale
     style.mean_and_spread(frame.axes, scale.coordinate(row.curve.x), row.curve.losses, color, top, markersize=2.8)
-    for point in curve_points(row.curve, study):
+    for point in curve_points(row.curve, analysis):
         if point.mean is not None and point.mean <= top:
-            frame.value(scale.coordinate(point.x), point.mean, point_text(point, study))
+            frame.value(scale.coordinate(point.x), point.mean, point_text(point, analysis))
     if row.optimum and row.trains:
         fill = color if row.bracketed else "white"
         at = (row.optimum.at.value, row.optimum.loss.value)
         frame.axes.plot(*at, "*", markersize=14, zorder=5, markerfacecolor=fill, markeredgecolor="black")
 
 
-def _strip(panel: Panel, study: Study, top: float, height: float) -> None:
+def _strip(panel: Panel, analysis: Analysis, top: float, height: float) -> None:
     """A band over the curves with crosses where a run diverged and arrows where the mean is above ``top``.
 
     Each size has its own line in the band; ``height`` is a fraction of the panel.
     """
-    axes, transform, scale = panel.axes, panel.axes.get_xaxis_transform(), study.scale
+    axes, transform, scale = panel.axes, panel.axes.get_xaxis_transform(), analysis.scale
     corner, height = (0, 1 - height + 0.015), height - 0.015
     axes.add_patch(Rectangle(corner, 1, height, transform=axes.transAxes, color="0.94", zorder=3))
     for place, (row, _, color) in enumerate(panel.rows):
-        line, points = 0.972 - 0.028 * place, curve_points(row.curve, study)
+        line, points = 0.972 - 0.028 * place, curve_points(row.curve, analysis)
         for mark, where in (("x", row.curve.diverged > 0), ("^", _clipped(row, top))):
             u = scale.coordinate(row.curve.x[where])
             axes.plot(u, np.full(len(u), line), mark, color=color, markersize=4.5, zorder=4, transform=transform)
             for k in np.flatnonzero(where):
-                panel.frame.value(scale.coordinate(points[k].x), line, point_text(points[k], study), transform)
+                panel.frame.value(scale.coordinate(points[k].x), line, point_text(points[k], analysis), transform)
 
 
 def _marks(diverged: bool, clipped: bool) -> list[Line2D]:
@@ -126,28 +126,28 @@ def _marks(diverged: bool, clipped: bool) -> list[Line2D]:
     return [Line2D([], [], label=label, **{"color": "0.3", "linestyle": "", **look}) for label, look in entries]
 
 
-def draw_optima(study: Study, sheet: Sheet) -> None:
+def draw_optima(analysis: Analysis, sheet: Sheet) -> None:
     """The optimum against size, a line per variant; hollow where it is at the edge of the grid."""
-    known = any(row.optimum and row.optimum.at.interval for row in study.rows)
-    unknown = "no intervals" if any(len(row.curve.seeds) > 1 for row in study.rows) else "one seed: no intervals"
+    known = any(row.optimum and row.optimum.at.interval for row in analysis.rows)
+    unknown = "no intervals" if any(len(row.curve.seeds) > 1 for row in analysis.rows) else "one seed: no intervals"
     interval = "bars: 95 % interval over seeds" if known else unknown
-    (band,) = sheet.add_bands([""], len(study.axes), len(study.axes), width=5.6, height=4.2, sharey=False)
-    sheet.set_title(f"Best {study.scale.name} against size\n{interval}; hollow: edge of the grid")
-    coordinates, margin = study.scale.coordinate(study.scale.values), _grid_step(study.scale)
-    for axis, frame in zip(study.axes, band.frames, strict=True):
-        for k, variant in enumerate(study.variants):
-            _optima(frame, study.scale, axis, variant, k, len(study.variants))
+    (band,) = sheet.add_bands([""], len(analysis.axes), len(analysis.axes), width=5.6, height=4.2, sharey=False)
+    sheet.set_title(f"Best {analysis.scale.name} against size\n{interval}; hollow: edge of the grid")
+    coordinates, margin = analysis.scale.coordinate(analysis.scale.values), _grid_step(analysis.scale)
+    for axis, frame in zip(analysis.axes, band.frames, strict=True):
+        for k, variant in enumerate(analysis.variants):
+            _optima(frame, analysis.scale, axis, variant, k, len(analysis.variants))
         style.size_ticks(frame.axes, axis.sizes, axis.name)
         frame.axes.set_ylim(coordinates[0] - margin, coordinates[-1] + margin)
-        style.hyperparameter_axis(frame.axes.yaxis, study.scale)
+        style.hyperparameter_axis(frame.axes.yaxis, analysis.scale)
         frame.axes.grid(alpha=0.25)
-        fitted = [text for variant in study.variants if (text := _slope_text(variant, axis))]
+        fitted = [text for variant in analysis.variants if (text := _slope_text(variant, axis))]
         slopes = "\nslope of log2 optimum: " + "; ".join(fitted) if fitted else ""
         sheet.set_heading(frame, f"{axis.other} {axis.fixed}{_wrapped(slopes)}")
-        frame.summary = f"Best {study.scale.name} against {axis.name} at {axis.other} {axis.fixed}.{slopes}"
-    if any(variant.name for variant in study.variants):
-        looks = [(variant.name, _look(k)) for k, variant in enumerate(study.variants)]
-        sheet.add_legend(band, len(study.axes) - 1, "", [Line2D([], [], label=name, **look) for name, look in looks])
+        frame.summary = f"Best {analysis.scale.name} against {axis.name} at {axis.other} {axis.fixed}.{slopes}"
+    if any(variant.name for variant in analysis.variants):
+        looks = [(variant.name, _look(k)) for k, variant in enumerate(analysis.variants)]
+        sheet.add_legend(band, len(analysis.axes) - 1, "", [Line2D([], [], label=name, **look) for name, look in looks])
 
 
 def _wrapped(text: str) -> str:

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from depthmup_flax.report import style
 from depthmup_flax.report.sheet import Frame, Sheet
 from depthmup_flax.report.style import Color
-from depthmup_flax.report.transfer import Row, SizeAxis, Study, Variant
+from depthmup_flax.report.transfer import Analysis, Row, SizeAxis, Variant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,17 +50,17 @@ class Panel:
         self.frame.label_y(ylabel + fixed)
 
 
-def variant_panels(study: Study, sheet: Sheet, title: str, marks: Iterable[Line2D] = ()) -> list[Panel]:
+def variant_panels(analysis: Analysis, sheet: Sheet, title: str, marks: Iterable[Line2D] = ()) -> list[Panel]:
     """A panel per size axis and variant, at most `style.COLUMNS` side by side; ``marks`` join the first legend."""
-    columns = min(len(study.variants), style.COLUMNS)
-    headings = [f"{axis.other} {axis.fixed}" for axis in study.axes]
-    bands = sheet.add_bands(headings, len(study.variants), columns)
+    columns = min(len(analysis.variants), style.COLUMNS)
+    headings = [f"{axis.other} {axis.fixed}" for axis in analysis.axes]
+    bands = sheet.add_bands(headings, len(analysis.variants), columns)
     sheet.set_title(title)
     panels = []
-    for axis, band in zip(study.axes, bands, strict=True):
+    for axis, band in zip(analysis.axes, bands, strict=True):
         palette = style.colors(axis.sizes)
         sizes = [Line2D([], [], color=c, marker="o", markersize=3, label=str(n)) for n, c in palette.items()]
         sheet.add_legend(band, columns - 1, axis.name, [*sizes, *(marks if band is bands[0] else ())])
-        for variant, frame in zip(study.variants, band.frames, strict=True):
+        for variant, frame in zip(analysis.variants, band.frames, strict=True):
             panels.append(Panel(axis, variant, frame, sheet, palette))
     return panels

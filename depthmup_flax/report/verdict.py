@@ -13,7 +13,7 @@ from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer
 from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.same_runs import same_runs
-from depthmup_flax.report.transfer import Row, Study, Variant
+from depthmup_flax.report.transfer import Analysis, Row, Variant
 
 SHOWN, OPPOSITE, NOT_RESOLVED, SAME = "shown", "opposite", "not resolved", "the same"
 TRANSFERS, DOES_NOT_TRANSFER = "transfers", "does not transfer"
@@ -97,23 +97,23 @@ def _sentence(claim: str, *reasons: str) -> str:
     return text[0].upper() + text[1:] if text.startswith(("the ", "not ")) else text
 
 
-def verdicts(study: Study, tolerance: float = TOLERANCE) -> list[Verdict]:
+def verdicts(analysis: Analysis, tolerance: float = TOLERANCE) -> list[Verdict]:
     """One per variant and axis with more than one size; ``tolerance`` is a share of the base's lowest loss."""
     results = []
-    for variant in study.variants:
+    for variant in analysis.variants:
         base, optimum = variant.base.curve, variant.base.optimum
         if optimum is None or optimum.flag == opt.ONE_VALUE:
             continue
         others = [row for row in variant.rows if row is not variant.base]
         larger = [row for row in others if row.curve.width >= base.width and row.curve.depth >= base.depth]
-        axes = {axis.name: axis.rows(larger) or axis.rows(others) for axis in study.axes}
+        axes = {axis.name: axis.rows(larger) or axis.rows(others) for axis in analysis.axes}
         axes["width and depth"] = [r for r in larger if r.curve.width != base.width and r.curve.depth != base.depth]
-        results += [_verdict(study, variant, name, rows, tolerance) for name, rows in axes.items() if rows]
+        results += [_verdict(analysis, variant, name, rows, tolerance) for name, rows in axes.items() if rows]
     return results
 
 
-def _verdict(study: Study, variant: Variant, axis: str, rows: Sequence[Row], share: float) -> Verdict:
-    name, base = study.scale.name, variant.base
+def _verdict(analysis: Analysis, variant: Variant, axis: str, rows: Sequence[Row], share: float) -> Verdict:
+    name, base = analysis.scale.name, variant.base
     assert base.optimum is not None
     tuned, tolerance = f"the {name} tuned at {_sizes([base], axis)}", share * abs(base.optimum.loss.value)
     by_size = sorted(rows, key=lambda row: row.size[::-1])  # by depth, then width
@@ -137,7 +137,7 @@ def _verdict(study: Study, variant: Variant, axis: str, rows: Sequence[Row], sha
     unclear = [one for one in judged if one[2].verdict == NOT_RESOLVED]
     row, regret, judgment = max(worse or unclear or judged[-1:], key=lambda one: one[1].value)
     cost = in_words(regret, least=0.0, level="95 %: ")
-    costs = f"{tuned} costs {cost} in {study.loss_name} at {_sizes([row], axis)}{_drift(row, study)}"
+    costs = f"{tuned} costs {cost} in {analysis.loss_name} at {_sizes([row], axis)}{_drift(row, analysis)}"
     if worse:
         return result(row, DOES_NOT_TRANSFER, costs)
     outside = [one for one, _ in known if not one.bracketed]
@@ -158,16 +158,16 @@ def _claim(verdict: str, name: str, axis: str) -> str:
     return texts.get(verdict, f"{name} {verdict} over {axis}")
 
 
-def contrasts(study: Study, axis: str) -> list[Contrast]:
+def contrasts(analysis: Analysis, axis: str) -> list[Contrast]:
     """Each control against the rule, at the largest size along ``axis`` that both have."""
-    rule, controls = rule_of(study)
-    compared = (_contrast(study, rule, control, axis) for control in controls)
+    rule, controls = rule_of(analysis)
+    compared = (_contrast(analysis, rule, control, axis) for control in controls)
     return [contrast for contrast in compared if contrast is not None]
 
 
-def _contrast(study: Study, rule: Variant, control: Variant, axis: str) -> Contrast | None:
+def _contrast(analysis: Analysis, rule: Variant, control: Variant, axis: str) -> Contrast | None:
     """``None`` if one of them was not run at the base's best x, or the rule does not train there."""
-    pair = _largest_pair(study, rule, control, axis)
+    pair = _largest_pair(analysis, rule, control, axis)
     if pair is None:
         return None
     ours, theirs = pair
@@ -181,7 +181,7 @@ def _contrast(study: Study, rule: Variant, control: Variant, axis: str) -> Contr
     if not isinstance(theirs.regret, Estimate):
         return None
     difference = theirs.regret - ours.regret
-    if same := same_runs(study, control, rule, axis):
+    if same := same_runs(analysis, control, rule, axis):
         return result(SAME, difference, same)
     verdict, text = _compared_costs(difference)
     decisive = {SHOWN: ours, OPPOSITE: theirs}.get(verdict)
@@ -190,7 +190,7 @@ def _contrast(study: Study, rule: Variant, control: Variant, axis: str) -> Contr
     for whose, base in ((f"{rule.name}'s", rule.base), ("its", control.base)):
         if base.edge:
             verdict = NOT_RESOLVED
-            text = f"is not compared, as {whose} best {study.scale.name} at the base is the {base.edge}"
+            text = f"is not compared, as {whose} best {analysis.scale.name} at the base is the {base.edge}"
     return result(verdict, difference, f"{control.name} {text}")
 
 
@@ -206,14 +206,14 @@ def _compared_costs(estimate: Estimate) -> tuple[str, str]:
     return NOT_RESOLVED, f"differs by {in_words(estimate)}, which is not resolved"
 
 
-def rule_of(study: Study) -> tuple[Variant, list[Variant]]:
+def rule_of(analysis: Analysis) -> tuple[Variant, list[Variant]]:
     """The variant that the sweep is about, and its controls.
 
     A control has another preset, and otherwise differs from the rule at most in numbers, such as the branch multiplier
     that goes with the preset. If no variant has the rule's preset, a control differs in one word.
     """
-    candidates = [variant for variant in study.variants if _RULE in _words(variant)] or list(study.variants)
-    pairs = [(one, [other for other in study.variants if _is_control(one, other)]) for one in candidates]
+    candidates = [variant for variant in analysis.variants if _RULE in _words(variant)] or list(analysis.variants)
+    pairs = [(one, [other for other in analysis.variants if _is_control(one, other)]) for one in candidates]
     return next((pair for pair in pairs if pair[1]), pairs[0])
 
 
@@ -233,20 +233,20 @@ def _words(variant: Variant) -> set[str]:
     return words
 
 
-def headline(study: Study, judged: Iterable[Verdict]) -> str:
+def headline(analysis: Analysis, judged: Iterable[Verdict]) -> str:
     """One sentence: how the rule compares with its controls along its first axis, and what keeping its rate costs."""
-    own = main_verdict(study, judged)
+    own = main_verdict(analysis, judged)
     if own is None:
-        return f"No verdict, which takes two sizes and several values of the {study.scale.name}."
-    against = contrasts(study, own.axis)
+        return f"No verdict, which takes two sizes and several values of the {analysis.scale.name}."
+    against = contrasts(analysis, own.axis)
     if not against:
         return own.sentence
     return _sentence(_compared(own, against), own.reason, ", ".join(one.sentence for one in against))
 
 
-def main_verdict(study: Study, judged: Iterable[Verdict]) -> Verdict | None:
+def main_verdict(analysis: Analysis, judged: Iterable[Verdict]) -> Verdict | None:
     """The rule's, along its first axis."""
-    rule, _ = rule_of(study)
+    rule, _ = rule_of(analysis)
     return next((one for one in judged if one.variant == rule.name), None)
 
 
@@ -268,8 +268,8 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
-def _largest_pair(study: Study, rule: Variant, control: Variant, axis: str) -> tuple[Row, Row] | None:
-    line = study.along(axis)
+def _largest_pair(analysis: Analysis, rule: Variant, control: Variant, axis: str) -> tuple[Row, Row] | None:
+    line = analysis.along(axis)
     rows = line.rows(rule.rows) if line else rule.rows
     theirs = {row.size: row for row in control.rows if row is not control.base}
     pairs = [(row, theirs[row.size]) for row in rows if row.size in theirs]
@@ -282,15 +282,15 @@ def _sizes(rows: Sequence[Row], axis: str) -> str:
     return f"{axis} " + " and ".join(str(row.curve.size(axis)) for row in rows)
 
 
-def _drift(row: Row, study: Study) -> str:
+def _drift(row: Row, analysis: Analysis) -> str:
     if row.shift is None:
         return ""
     bound = {"<=": "at most ", ">=": "at least "}.get(row.bound, "")
     ends = row.shift.interval
-    digits = 1 if study.scale.log else 2  # octaves, or the hyperparameter's own units
+    digits = 1 if analysis.scale.log else 2  # octaves, or the hyperparameter's own units
     text = lambda value: f"{round(value, digits) + 0.0:+.{digits}f}"  # + 0.0: no minus before a zero
     interval = f" ({text(ends[0])} to {text(ends[1])})" if ends and not row.bound else ""
-    return f"; the optimum drifts by {bound}{text(row.shift.value)} {study.scale.unit}{interval}"
+    return f"; the optimum drifts by {bound}{text(row.shift.value)} {analysis.scale.unit}{interval}"
 
 
 def undecided(seeds: int, what: str, needed: int | None) -> str:

@@ -50,7 +50,7 @@ def sweep_config(
       x: the axis along which the report finds optima.
       extend: largest number of values to add to ``x`` while the minimum of a curve lies at the edge of the grid.
     """
-    tuples = {name: {path: _as_tuple(values) for path, values in grid.items()} for name, grid in grids.items()}
+    tuples = {name: {path: as_tuple(values) for path, values in grid.items()} for name, grid in grids.items()}
     nested = {name: unflatten_dict(grid, sep=".") for name, grid in tuples.items()}
     return ConfigDict(
         {"figure": figure, "title": title, "scale": scale, "x": x, "extend": extend, "grids": nested, "base": base}
@@ -197,10 +197,10 @@ def _validate_axis(base: ConfigDict, where: str, path: str, values: Sequence[Any
 def _grids(config: ConfigDict) -> dict[str, dict[str, tuple[Any, ...]]]:
     """Name -> dotted field -> values."""
     flat = {name: flatten_dict(grid.to_dict(), sep=".") for name, grid in config.grids.items()}
-    return {name: {path: _as_tuple(values) for path, values in grid.items()} for name, grid in flat.items()}
+    return {name: {path: as_tuple(values) for path, values in grid.items()} for name, grid in flat.items()}
 
 
-def _as_tuple(values: Any) -> tuple[Any, ...]:
+def as_tuple(values: Any) -> tuple[Any, ...]:
     """One or several values, NumPy's numbers as Python's."""
     single = isinstance(values, str) or not isinstance(values, Iterable)
     return tuple(value.item() if hasattr(value, "item") else value for value in ((values,) if single else values))

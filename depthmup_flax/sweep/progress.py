@@ -46,7 +46,8 @@ class SweepProgress:
             self._line = tqdm(bar_format="{desc}", file=sys.stdout, dynamic_ncols=True, leave=False)
         self.add(groups, done)
         recorded = f", {self._finished} already recorded" if self._finished else ""
-        log.info("%d runs in %d compiled groups%s", self._total, len(groups), recorded)
+        programs = "1 compiled group" if len(groups) == 1 else f"{len(groups)} compiled groups"
+        log.info("%d runs in %s%s", self._total, programs, recorded)
 
     def add(self, groups: Sequence[Group], done: Mapping[str, Record]) -> None:
         """Counts the runs of further groups."""

@@ -8,7 +8,8 @@ import gc
 import logging
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 from jax.sharding import Mesh
@@ -22,6 +23,7 @@ from depthmup_flax.engine.device_batches import put_train_data
 from depthmup_flax.engine.lane_layout import LaneRun, cohorts, one_seed_fits
 from depthmup_flax.engine.lane_program import LaneProgram, lane_mesh
 from depthmup_flax.process.preemption import Preemption
+from depthmup_flax.records.columns import flat
 from depthmup_flax.records.provenance import commit, versions
 from depthmup_flax.records.table import Record, RecordWriter, SweepInfo, info_to_json, read_info, read_runs
 from depthmup_flax.sweep.grid import Run, expand, sweep_info
@@ -41,6 +43,9 @@ _WHOLE = "records.jsonl"  # of a sweep without shards
 
 _FORGET_EVERY = 8  # groups
 
+# Gets each record as a flat dictionary, see `depthmup_flax.records.columns.flat`.
+OnRecord: TypeAlias = Callable[[Mapping[str, Any]], Any]
+
 
 def sweep(
     config: ConfigDict,
@@ -52,6 +57,7 @@ def sweep(
     load: LoadOnce | None = None,
     keep_every_s: float = 600.0,
     kind: str = workdirs.SWEEP,
+    on_record: OnRecord | None = None,
 ) -> list[Record]:
     """Trains every run of a sweep that ``workdir`` does not hold yet; returns the records of this shard.
 
@@ -68,6 +74,8 @@ def sweep(
       load: shared with a caller that uses the same data.
       keep_every_s: seconds.
       kind: of work that ``workdir`` holds; a search for hyperparameters is a sweep with more files.
+      on_record: called with each new record after it is written, such as ``wandb.log``. If it fails, the sweep warns
+        and does not call it again.
 
     Raises:
       InputError: bad configuration or work directory, before anything is trained or overwritten.
@@ -90,7 +98,8 @@ def sweep(
             done, notes = read_runs([(directory, stored)])
             for note in notes:
                 log.warning("%s", note)
-            runner = _Runner(config, claim, writer, done, lanes, load, Unfinished(unfinished, keep_every_s, preemption))
+            saved = Unfinished(unfinished, keep_every_s, preemption)
+            runner = _Runner(config, claim, writer, done, lanes, load, saved, on_record)
             runner.run(groups)
         return [record for record in runner.done.values() if record.run in runner.mine]
 
@@ -106,6 +115,7 @@ class _Runner:
     lanes: int | None
     load: LoadOnce
     unfinished: Unfinished
+    on_record: OnRecord | None = None
     mine: set[str] = dataclasses.field(default_factory=set)  # hashes of the runs of this shard
     mesh: Mesh = dataclasses.field(default_factory=lane_mesh)
     dataset: Dataset | None = None  # of the last group
@@ -221,6 +231,18 @@ class _Runner:
         self.unfinished.delete()
         self.done.update({record.run: record for record in records})
         self.progress.update(records, last=last)
+        self._tell(records)
+
+    def _tell(self, records: Sequence[Record]) -> None:
+        """Passes new records to `on_record`, whose failure must not cost the runs."""
+        if self.on_record is None:
+            return
+        try:
+            for record in records:
+                self.on_record(flat(record))
+        except Exception:
+            log.warning("on_record failed and is not called again; all records are written", exc_info=True)
+            self.on_record = None
 
 
 def _shrinking(programs: GroupPrograms, program: LaneProgram, seconds: float) -> Shrink:

@@ -17,7 +17,7 @@ TUNABLE: Mapping[str, Sequence[float]] = {
     **dict.fromkeys(("input_lr_factor", "output_lr_factor"), powers_of_two(-4, 4, 2)),
 }
 _MOST_OCTAVES = 20
-_EXTEND = 4  # learning rates that may be added at each end of the grid
+EXTEND = 4  # learning rates that may be added at each end of the grid
 
 
 def proxy_config(target: ConfigDict, width: int, depth: int, steps: int = 0) -> tuple[ConfigDict, ConfigDict]:
@@ -76,4 +76,4 @@ def tuning_sweep(proxy: ConfigDict, names: Sequence[str], octaves: int, seeds: i
         present = proxy.parametrization[name]
         start = 1.0 if present is None else present
         grid[f"parametrization.{name}"] = [start * factor for factor in TUNABLE[name]]
-    return sweep_config(proxy, {"proxy": grid}, figure="tune", title="Tuning of a proxy", scale="proxy", extend=_EXTEND)
+    return sweep_config(proxy, {"proxy": grid}, figure="tune", title="Tuning of a proxy", scale="proxy", extend=EXTEND)

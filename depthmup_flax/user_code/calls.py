@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,8 @@ import jax
 
 from depthmup_flax.util.errors import InputError, UserCodeError
 
-_MOST_LEAVES = 6  # of arguments shown in an error
+_REGISTERED = re.compile(r"\bsession:([^@\s]+)@[0-9a-f]{8}")  # a name of `depthmup_flax.user_code.named.register`
+_MOST_LEAVES = 6  # of an argument shown in an error
 
 
 @contextlib.contextmanager
@@ -29,16 +31,18 @@ def calling(name: str, *trees: Any) -> Iterator[None]:
         raise
     except Exception as error:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        call = f"{name}({shapes_of(*trees)})" if trees else name
+        shown = _REGISTERED.sub(r"\1", name)
+        call = f"{shown}({shapes_of(*trees)})" if trees else shown
         raise UserCodeError(f"{call} failed: {what}") from error
 
 
 def shapes_of(*trees: Any) -> str:
-    """``float32[64, 8, 8, 1], int32[64]`` for the leaves of ``trees``, of many the first."""
-    leaves = jax.tree.leaves(trees)
-    shown = [_shape_of(leaf) for leaf in leaves[:_MOST_LEAVES]]
-    more = len(leaves) - len(shown)
-    return ", ".join([*shown, f"{more} more"] if more else shown)
+    """``float32[64, 8, 8, 1], int32[64]`` for the leaves of ``trees``; for a tree of many, ``181 arrays``."""
+    shown: list[str] = []
+    for tree in trees:
+        leaves = jax.tree.leaves(tree)
+        shown += [f"{len(leaves)} arrays"] if len(leaves) > _MOST_LEAVES else map(_shape_of, leaves)
+    return ", ".join(shown)
 
 
 def _shape_of(leaf: Any) -> str:

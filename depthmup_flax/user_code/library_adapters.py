@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -20,10 +20,22 @@ Init: TypeAlias = Callable[[jax.Array, ArrayTree], tuple[ArrayTree, ArrayTree]]
 # (params, state, inputs, train, key) -> (outputs, new state)
 Apply: TypeAlias = Callable[[ArrayTree, ArrayTree, ArrayTree, bool, "jax.Array | None"], tuple[Any, ArrayTree]]
 
+
+class Functions(NamedTuple):
+    """A network.
+
+    ``contained`` puts a tree with the paths of ``init``'s parameters in the library's containers; ``filled`` is
+    (params, state) -> the module with these values, for modules that hold them.
+    """
+
+    init: Init
+    apply: Apply
+    contained: Callable[[Any], Any] = lambda params: params
+    filled: Callable[[ArrayTree, ArrayTree], Any] | None = None
+
+
 # Parameters of a call that say whether the network trains, and their values if it does.
 _TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False, "inference": False}
-# (params, state) -> the module with these values
-Filled: TypeAlias = Callable[[ArrayTree, ArrayTree], Any]
 
 
 def training_flags(call: Any, train: bool) -> dict[str, Any]:
@@ -32,7 +44,7 @@ def training_flags(call: Any, train: bool) -> dict[str, Any]:
     return {name: value == train for name, value in _TRAINING.items() if name in named}
 
 
-def linen_functions(model: nn.Module) -> tuple[Init, Apply]:
+def linen_functions(model: nn.Module) -> Functions:
     """All collections but the parameters, and what is sown, are the state."""
     call = type(model).__call__
 
@@ -52,7 +64,7 @@ def linen_functions(model: nn.Module) -> tuple[Init, Apply]:
         outputs, updated = model.apply(variables, *arguments_of(inputs), rngs=rngs, mutable=list(state), **flags)
         return outputs, {**state, **updated}
 
-    return init, apply
+    return Functions(init, apply)
 
 
 def _is_sown(collection: ArrayTree) -> bool:
@@ -61,7 +73,7 @@ def _is_sown(collection: ArrayTree) -> bool:
     return any(isinstance(leaf, tuple) for leaf in leaves)
 
 
-def nnx_functions(make: Callable[[jax.Array], Any]) -> tuple[Init, Apply, Filled]:
+def nnx_functions(make: Callable[[jax.Array], Any]) -> Functions:
     """``nnx.Param`` are the parameters; random streams are made from the key; all other variables are the state."""
     from flax import nnx
 
@@ -88,7 +100,7 @@ def nnx_functions(make: Callable[[jax.Array], Any]) -> tuple[Init, Apply, Filled
         outputs = module(*arguments_of(inputs), **training_flags(type(module).__call__, train))
         return outputs, plain_state.plain(split(module)[3])
 
-    return init, apply, merged
+    return Functions(init, apply, plain_params.restored, merged)
 
 
 def _streams(random: Any, key: jax.Array) -> Any:
@@ -104,7 +116,7 @@ def _streams(random: Any, key: jax.Array) -> Any:
     return jax.tree.unflatten(structure, values)
 
 
-def equinox_functions(make: Callable[[jax.Array], Any]) -> tuple[Init, Apply, Filled]:
+def equinox_functions(make: Callable[[jax.Array], Any]) -> Functions:
     """Inexact arrays are the parameters, others the state; the module is mapped over the batch."""
     import equinox as eqx
 
@@ -129,10 +141,10 @@ def equinox_functions(make: Callable[[jax.Array], Any]) -> tuple[Init, Apply, Fi
         keys = jax.random.split(key, jax.tree.leaves(arguments)[0].shape[0])
         return jax.vmap(lambda key, *example: module(*example, key=key, **flags))(keys, *arguments), state
 
-    return init, apply, combined
+    return Functions(init, apply, plain_params.restored, combined)
 
 
-def haiku_functions(transformed: Any) -> tuple[Init, Apply]:
+def haiku_functions(transformed: Any) -> Functions:
     """``hk.Transformed`` or ``hk.TransformedWithState``; a module's name with slashes is several levels."""
     has_state = type(transformed).__name__ == "TransformedWithState"
     call = getattr(transformed.apply, "_original_fn", None)  # the function that was transformed
@@ -146,19 +158,24 @@ def haiku_functions(transformed: Any) -> tuple[Init, Apply]:
     def apply(
         params: ArrayTree, state: ArrayTree, inputs: ArrayTree, train: bool, key: jax.Array | None
     ) -> tuple[Any, ArrayTree]:
-        modules: dict[str, dict[str, Any]] = {}
-        for path, leaf in traverse_util.flatten_dict(params, sep="/").items():
-            module, _, name = path.rpartition("/")
-            modules.setdefault(module, {})[name] = leaf
-        own = (modules, state) if has_state else (modules,)
+        own = (_by_module(params), state) if has_state else (_by_module(params),)
         result = transformed.apply(*own, key, *arguments_of(inputs), **training_flags(call, train))
         outputs, new = result if has_state else (result, {})
         return outputs, {module: dict(leaves) for module, leaves in new.items()}
 
-    return init, apply
+    return Functions(init, apply, _by_module)
 
 
-def pair_functions(pair: tuple[Any, Any]) -> tuple[Init, Apply]:
+def _by_module(params: ArrayTree) -> dict[str, dict[str, Any]]:
+    """Nested dictionaries as Haiku has them: the name of a module, with slashes, and the name of a parameter."""
+    modules: dict[str, dict[str, Any]] = {}
+    for path, leaf in traverse_util.flatten_dict(params, sep="/").items():
+        module, _, name = path.rpartition("/")
+        modules.setdefault(module, {})[name] = leaf
+    return modules
+
+
+def pair_functions(pair: tuple[Any, Any]) -> Functions:
     """(init, apply) with ``init(key)`` or ``init(key, inputs)``, ``apply(params, inputs)``; both may take ``train``."""
     own_init, own_apply = pair
     takes_inputs = len([p for p in parameters(own_init).values() if p.name not in _TRAINING]) > 1
@@ -174,7 +191,7 @@ def pair_functions(pair: tuple[Any, Any]) -> tuple[Init, Apply]:
             options["key"] = key
         return own_apply(params, *arguments_of(inputs), **options), {}
 
-    return init, apply
+    return Functions(init, apply)
 
 
 @dataclasses.dataclass(frozen=True, init=False)

@@ -29,6 +29,8 @@ class ModelFunctions:
         ``state`` is what a step changes besides the parameters, such as running averages.
       apply: (params, state, inputs, train=, key=) -> (outputs, new state). A tuple of inputs is several arguments.
         ``key`` is for dropout; ``None`` where nothing is random.
+      contained: tree with the paths of the parameters -> the same leaves in the containers of the user's library, such
+        as ``nnx.state(model, nnx.Param)`` or Haiku's dictionary of modules.
       linen: the module, if it is a Linen one.
       nnx: key -> module, if it is an NNX one.
       model: (params, state) -> what the user's function returns; an NNX or Equinox module holds these values.
@@ -39,7 +41,8 @@ class ModelFunctions:
     name: str
     init: Callable[[jax.Array, ArrayTree], tuple[ArrayTree, ArrayTree]]
     apply: Callable[..., tuple[Any, ArrayTree]]
-    model: Callable[[ArrayTree, ArrayTree], Any]
+    contained: Callable[[Any], Any] = lambda params: params
+    model: Callable[[ArrayTree, ArrayTree], Any] = lambda params, state: None
     linen: nn.Module | None = None
     nnx: Callable[[jax.Array], Any] | None = None
 
@@ -94,8 +97,8 @@ def model_functions(make: Any, name: str = "") -> ModelFunctions:
         )
     with calling(name):
         if is_nnx(returned, "Module"):
-            return _wrapped(name, *adapters.nnx_functions(made), nnx=made)
-        return _wrapped(name, *adapters.equinox_functions(made))
+            return _wrapped(name, adapters.nnx_functions(made), None, nnx=made)
+        return _wrapped(name, adapters.equinox_functions(made), None)
 
 
 def _made(make: Callable[..., Any], name: str, key: jax.Array) -> Any:
@@ -134,18 +137,16 @@ def _needs_no_key(model: Any) -> bool:
 
 def _of_plain(name: str, model: Any) -> ModelFunctions:
     """The functions of a network whose ``init`` makes the values."""
-    itself = lambda params, state: model
     if isinstance(model, nn.Module):
-        return _wrapped(name, *adapters.linen_functions(model), itself, linen=model)
+        return _wrapped(name, adapters.linen_functions(model), model, linen=model)
     functions = adapters.haiku_functions(model) if _is_haiku(model) else adapters.pair_functions(model)
-    return _wrapped(name, *functions, itself)
+    return _wrapped(name, functions, model)
 
 
 def _wrapped(
     name: str,
-    own_init: adapters.Init,
-    own_apply: adapters.Apply,
-    model: Callable[[ArrayTree, ArrayTree], Any],
+    own: adapters.Functions,
+    model: Any,
     *,
     linen: nn.Module | None = None,
     nnx: Callable[[jax.Array], Any] | None = None,
@@ -154,17 +155,17 @@ def _wrapped(
 
     def init(key: jax.Array, inputs: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
         with calling(f"{name}: init", inputs):
-            return own_init(key, inputs)
+            return own.init(key, inputs)
 
     def apply(
         params: ArrayTree, state: ArrayTree, inputs: ArrayTree, *, train: bool, key: jax.Array | None
     ) -> tuple[Any, ArrayTree]:
         with calling(f"{name}.__call__", inputs):
-            outputs, new = own_apply(params, state, inputs, train, key)
+            outputs, new = own.apply(params, state, inputs, train, key)
         # Averages are those of training.
         return outputs, new if train else state
 
-    return ModelFunctions(name, init, apply, model, linen, nnx)
+    return ModelFunctions(name, init, apply, own.contained, own.filled or (lambda params, state: model), linen, nnx)
 
 
 def _of_other_kind(model: Any, name: str) -> str:

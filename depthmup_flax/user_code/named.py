@@ -21,7 +21,7 @@ from depthmup_flax.util.errors import InputError, closest
 
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _SESSION = "session:"
-_registered: dict[str, Any] = {}
+_registered: dict[str, tuple[Any, str]] = {}  # name -> object and its digest
 
 
 def is_import_path(name: Any) -> bool:
@@ -48,7 +48,7 @@ def resolve(name: str, field: str) -> Any:
                 f"{field} is {name!r}: it was defined in another process. Move it to a file and give its import path, "
                 "such as my_package.net:Net."
             )
-        return _registered[name]
+        return _registered[name][0]
     if not is_import_path(name):
         raise InputError(f"{field} is {name!r}: use an import path, such as my_package.net:Net.")
     module_name, _, attributes = name.partition(":")
@@ -70,10 +70,12 @@ def register(obj: Any, kind: str) -> str:
 
     Args:
       obj: a class, function, or tree of arrays.
-      kind: names an object that has no name of its own, such as ``"data"``.
+      kind: names an object that has no name of its own, such as a lambda or ``"data"``.
     """
-    name = f"{_SESSION}{_qualname(obj) or kind}@{object_digest(obj)[:8]}"
-    _registered[name] = obj
+    digest = object_digest(obj)
+    own = _qualname(obj)
+    name = f"{_SESSION}{kind if own.endswith('<lambda>') else own or kind}@{digest[:8]}"
+    _registered[name] = obj, digest
     return name
 
 
@@ -87,7 +89,7 @@ def digests(names: Iterable[str]) -> dict[str, str]:
     for name in names:
         obj = resolve(name, "name")
         if name.startswith(_SESSION):
-            result[name.removeprefix(_SESSION).rpartition("@")[0]] = object_digest(obj)
+            result[name.removeprefix(_SESSION).rpartition("@")[0]] = _registered[name][1]
             continue
         modules = [name.partition(":")[0]]
         if inspect.isclass(obj) or inspect.isroutine(obj):

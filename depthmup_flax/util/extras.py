@@ -11,6 +11,7 @@ EXTRA_OF = {
     **dict.fromkeys(("absl", "argcomplete", "clu", "grain", "ml_collections", "orbax"), "train"),
     **dict.fromkeys(("PIL", "packaging", "scipy", "sklearn", "tensorboardX", "tqdm"), "train"),
     "matplotlib": "report",
+    "optuna": "optuna",
     "tensorflow_datasets": "tfds",
 }
 

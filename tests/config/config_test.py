@@ -2,6 +2,7 @@
 
 import pytest
 from flax.traverse_util import flatten_dict
+from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.models import MODELS
@@ -41,7 +42,8 @@ def test_newer_fields_have_the_old_value_as_their_default():
         config = configs.default_config(model)
         for path, value in run_hash.ADDED.items():
             if path.partition(".")[0] != "model" or path.partition(".")[2] in config.model:
-                assert configs.get_field(config, path) == value
+                field = configs.get_field(config, path)
+                assert (field.to_dict() if isinstance(field, ConfigDict) else field) == value
 
 
 @pytest.mark.parametrize(

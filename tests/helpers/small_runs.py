@@ -7,7 +7,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from depthmup_flax.config import default_config
-from depthmup_flax.records.table import read_records
+from depthmup_flax.records.table import read_record_file
 from depthmup_flax.sweep.grid import sweep_config
 
 
@@ -45,20 +45,20 @@ def last_state(workdir):
 def assert_same_run(workdir, expected):
     """Two runs agree bit for bit in their last checkpoint, their metrics and their result, but for times."""
     jax.tree.map(np.testing.assert_array_equal, last_state(workdir), last_state(expected))
-    for name, time in (("metrics.jsonl", "images_per_s"), ("result.json", "wall_time_s")):
+    for name, time in (("metrics.jsonl", "_per_s"), ("result.json", "wall_time_s")):
         ours, theirs = (json_without(directory / name, time) for directory in (workdir, expected))
         assert ours == theirs
 
 
 def outcomes(workdir):
     """The records of a sweep without times, by run; each run is recorded once."""
-    records = [record for path in workdir.glob("records*.jsonl") for record in read_records(path)[0]]
+    records = [record for path in workdir.glob("records*.jsonl") for record in read_record_file(path)[0]]
     assert len({record.run for record in records}) == len(records)
     return {record.run: {**vars(record), "wall_time_s": None} for record in records}
 
 
 def json_without(path, key):
-    """The rows of a file of JSON lines, or the one object of another, without the field ``key``."""
+    """The rows of a file of JSON lines, or the one object of another, without the fields that end in ``key``."""
     text = path.read_text()
     rows = [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else [json.loads(text)]
-    return [{name: value for name, value in row.items() if name != key} for row in rows]
+    return [{name: value for name, value in row.items() if not name.endswith(key)} for row in rows]

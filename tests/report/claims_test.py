@@ -120,9 +120,9 @@ def test_width_and_depth_together_are_compared_where_both_are_the_same_multiple_
 
 
 def test_claims_about_a_part_of_training_have_no_test_loss():
-    study = study_of(planted({"depth_mup": STILL, "mup": LEFT}))
-    texts = lambda study: {one.claim.text for one in judged("megatron", study)}
-    assert texts(study) - texts(dataclasses.replace(study, loss="test")) == {
+    analysis = study_of(planted({"depth_mup": STILL, "mup": LEFT}))
+    texts = lambda analysis: {one.claim.text for one in judged("megatron", analysis)}
+    assert texts(analysis) - texts(dataclasses.replace(analysis, loss="test")) == {
         "deeper is worse initially",
         "in the middle of training the best rate is invariant, rather than 1/sqrt(L)",
     }
@@ -314,9 +314,9 @@ def shares(measured, trials=100):
     return {name: [count / trials for count in counts] for name, counts in found.items()}
 
 
-def contrast(rule, study):
+def contrast(rule, analysis):
     """The estimate of a rule's contrast at the largest size."""
-    return judged_claim(Claim("id", "TP6", "a claim", dataclasses.replace(rule, every=False)), study).estimate
+    return judged_claim(Claim("id", "TP6", "a claim", dataclasses.replace(rule, every=False)), analysis).estimate
 
 
 @pytest.mark.slow
@@ -342,9 +342,9 @@ def test_intervals_of_contrasts_cover_the_truth_and_false_claims_are_rarely_show
             noise = np.random.default_rng((trial, record.seed, int(-u), record.depth, 1)).normal()
             return 3 + CURVATURE * (u - BEST - 0.1 * octaves - 1) ** 2 + 0.008 * noise
 
-        study = study_of(with_slices(planted(truth, noise=0.008, seeds=3, trial=trial), early))
+        analysis = study_of(with_slices(planted(truth, noise=0.008, seeds=3, trial=trial), early))
         for name, (rule, true) in contrasts.items():
-            yield name, contrast(rule, study), true
+            yield name, contrast(rule, analysis), true
 
     found = shares(measured)
     assert {name: share for name, share in found.items() if share[0] < 0.88 or max(share[1:]) > 0.08} == {}
@@ -356,9 +356,9 @@ def test_intervals_at_equal_numbers_of_parameters_cover_the_truth():
     loss = lambda parameters, depth: 3 - 0.1 * math.log(parameters) + 0.02 * abs(math.log2(depth / 12))
 
     def measured(trial):
-        study = study_of(sizes(loss, depths, trial=trial))
+        analysis = study_of(sizes(loss, depths, trial=trial))
         for depth, claim in zip(("smallest", "largest"), CLAIMS["trade-off"][1:], strict=True):
-            yield depth, contrast(claim.rule, study), -0.04
+            yield depth, contrast(claim.rule, analysis), -0.04
 
     assert widths[0] ** 2 * depths[-1] < widths[1] ** 2 * depths[0]  # the numbers of parameters overlap
     found = shares(measured)

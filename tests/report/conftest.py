@@ -34,7 +34,7 @@ def full_report(full_sweep, tmp_path_factory):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures have their names and files, and nothing is drawn: for tests of everything else in a report."""
-    undraw = lambda figure: dataclasses.replace(figure, draw=lambda study, sheet: None)
+    undraw = lambda figure: dataclasses.replace(figure, draw=lambda analysis, sheet: None)
     monkeypatch.setattr(figures, "FIGURES", tuple(map(undraw, figures.FIGURES)))
     monkeypatch.setattr(sheet.Sheet, "figure", None, raising=False)
     monkeypatch.setattr(_MODULE, "pictures", lambda _, name: dict.fromkeys((f"{name}.png", f"{name}.svg"), b"empty"))

@@ -16,7 +16,7 @@ from planted_sweeps import MULTIPLIER, RATES, X, parabola, sweep_of, write
 from depthmup_flax.records.run_hash import RunNames
 from depthmup_flax.records.table import Sweep, read_sweep
 from depthmup_flax.report import make_report
-from depthmup_flax.report.make_report import studies
+from depthmup_flax.report.make_report import analyses
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.util.errors import InputError, RunStopped, printable
 
@@ -24,10 +24,10 @@ from depthmup_flax.util.errors import InputError, RunStopped, printable
 def text_of(directory):
     """The report for a terminal, without figures."""
     sweep = read_sweep([directory])
-    study, _ = studies(sweep)
-    data = as_data(sweep, study)
+    analysis, _ = analyses(sweep)
+    data = as_data(sweep, analysis)
     json.dumps(data, allow_nan=False)
-    return as_text(data, study)
+    return as_text(data, analysis)
 
 
 TEXTS = ["", "abc", "$x^{", "a$b$c_", "\\frac{$", "\x1b[31mred", "\ud800", "\u202e\x00", "x" * 2000, "<script>"]

@@ -9,7 +9,7 @@ from planted_sweeps import RATES, X, data_of, parabola, sweep_of, write
 
 from depthmup_flax.records.table import Sweep, read_sweep
 from depthmup_flax.report import make_report
-from depthmup_flax.report.make_report import studies
+from depthmup_flax.report.make_report import analyses
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.util.errors import InputError
 
@@ -20,9 +20,9 @@ def test_shards_give_the_same_report_as_the_whole(tmp_path):
     halves = (sweep.records[count:], sweep.records[:count])
     shards = [write(tmp_path / f"{k}", Sweep(sweep.info, half, [])) for k, half in enumerate(halves)]
     first, second = read_sweep([whole]), read_sweep(shards)
-    study, of_shards = studies(first)[0], studies(second)[0]
-    assert as_data(first, study) == as_data(second, of_shards)
-    assert as_text(as_data(first, study), study) == as_text(as_data(second, of_shards), of_shards)
+    analysis, of_shards = analyses(first)[0], analyses(second)[0]
+    assert as_data(first, analysis) == as_data(second, of_shards)
+    assert as_text(as_data(first, analysis), analysis) == as_text(as_data(second, of_shards), of_shards)
 
 
 def test_shards_give_the_same_files_as_the_whole(tmp_path):

@@ -12,7 +12,7 @@ from processes import ROOT
 
 from depthmup_flax.records.table import Record, RecordWriter, read_sweep
 from depthmup_flax.report import make_report
-from depthmup_flax.report.make_report import studies
+from depthmup_flax.report.make_report import analyses
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.util.errors import InputError
 
@@ -22,11 +22,11 @@ def test_a_torn_last_line_is_ignored_with_a_warning(tmp_path):
     path = directory / "records.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
     sweep = read_sweep([directory])
-    study, _ = studies(sweep)
-    data = as_data(sweep, study)
+    analysis, _ = analyses(sweep)
+    data = as_data(sweep, analysis)
     assert data["runs"] == len(RATES) - 1
     assert "torn by a crash" in data["notes"][0]
-    assert "torn by a crash" in as_text(data, study)
+    assert "torn by a crash" in as_text(data, analysis)
 
 
 def test_compressed_records_read_as_plain_ones_and_are_not_appended_to(tmp_path):
@@ -54,8 +54,8 @@ def test_records_that_lack_fields_with_defaults_are_read(tmp_path):
     path.write_text("".join(json.dumps({k: v for k, v in x.items() if k in required}) + "\n" for x in lines))
     read = read_sweep([directory])
     assert (len(read.records), read.notes) == (len(RATES), [])
-    study, _ = studies(read)
-    assert f"{len(RATES)} runs, 0 diverged" in as_text(as_data(read, study), study)
+    analysis, _ = analyses(read)
+    assert f"{len(RATES)} runs, 0 diverged" in as_text(as_data(read, analysis), analysis)
     path.write_text(json.dumps({k: v for k, v in lines[0].items() if k != "train_loss_avg"}) + "\n")
     with pytest.raises(InputError, match=r"line 1: the record has no train_loss_avg\."):
         read_sweep([directory])

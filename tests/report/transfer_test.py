@@ -8,7 +8,7 @@ from planted_sweeps import MULTIPLIER, RATES, X, data_of, parabola, study_of, sw
 
 from depthmup_flax.records.table import Sweep, read_sweep
 from depthmup_flax.report.loss_surfaces import profile, roles
-from depthmup_flax.report.make_report import studies
+from depthmup_flax.report.make_report import analyses
 from depthmup_flax.report.notes import warnings
 from depthmup_flax.report.optimum import EDGE_HIGH, EDGE_LOW, NEXT_TO_DIVERGENCE
 from depthmup_flax.report.tables import as_data, as_text
@@ -99,8 +99,8 @@ def test_a_point_where_one_seed_diverged_is_missing_and_in_no_mean():
         return 0.001 if exponent == -8 else parabola(point)  # the survivors would be by far the best
 
     sweep = sweep_of(loss, {X: RATES, "seed": range(3)})
-    study = study_of(sweep)
-    curve = profile(study.surfaces[0])
+    analysis = study_of(sweep)
+    curve = profile(analysis.surfaces[0])
     at = curve.index(2.0**-8)
     assert math.isnan(curve.losses.mean(0)[at])
     (row,) = data_of(sweep)["variants"][0]["rows"]
@@ -166,8 +166,8 @@ def test_a_second_continuous_axis_is_minimized_over_and_no_variant():
     def loss(point):
         return parabola(point) + (math.log2(point[MULTIPLIER]) - 1) ** 2
 
-    study = study_of(sweep_of(loss, {MULTIPLIER: (1.0, 2.0, 4.0), X: RATES}))
-    (row,) = study.variants[0].rows
+    analysis = study_of(sweep_of(loss, {MULTIPLIER: (1.0, 2.0, 4.0), X: RATES}))
+    (row,) = analysis.variants[0].rows
     assert set(row.curve.best_y) == {2.0}
     assert row.curve.losses[0] == pytest.approx([parabola({X: x}) for x in RATES])
 
@@ -180,9 +180,9 @@ def test_a_second_continuous_axis_is_minimized_over_and_no_variant():
     ],
 )
 def test_variants_have_short_names(axes, names):
-    study = study_of(sweep_of(parabola, {**axes, X: RATES}))
-    assert study.variants[0].name == names
-    assert len(study.variants) == 4
+    analysis = study_of(sweep_of(parabola, {**axes, X: RATES}))
+    assert analysis.variants[0].name == names
+    assert len(analysis.variants) == 4
 
 
 def test_a_planted_power_law_is_recovered():
@@ -227,8 +227,8 @@ def test_an_optimum_beside_pending_values_is_incomplete_and_not_at_the_edge_of_t
     whole = sweep_of(lambda p: parabola(p, best=-8), {X: RATES, "seed": range(3)})
     begun = Sweep(whole.info, [record for record in whole.records if record.point[X] > 2.0**-7], [])
     stored = read_sweep([write(tmp_path / "begun", begun)])  # sweep.json has the whole grid
-    study, _ = studies(stored)
-    text = as_text(as_data(stored, study), study)
+    analysis, _ = analyses(stored)
+    text = as_text(as_data(stored, analysis), analysis)
     assert "Some runs have not ended" in text
     assert "Extend the grid" not in text
     assert "Extend the grid" in as_text(data_of(begun), study_of(begun))  # the same, if that was the whole grid

@@ -43,8 +43,8 @@ def planted(drift, noise=0.003, seeds=5, curvature=0.03, presets=("depth_mup",),
 
 def test_a_rate_that_moves_little_transfers_and_one_that_moves_far_does_not():
     drift = {"depth_mup": 0.2, "mup": -1.0}
-    study = study_of(planted(drift, presets=("depth_mup", "mup")))
-    ours, theirs = verdicts(study)
+    analysis = study_of(planted(drift, presets=("depth_mup", "mup")))
+    ours, theirs = verdicts(analysis)
     assert (ours.verdict, ours.row.curve.depth, ours.axis) == (TRANSFERS, 64, "depth")
     assert (theirs.verdict, theirs.row.curve.depth) == (DOES_NOT_TRANSFER, 64)
     assert ours.row.regret.value == pytest.approx(0.03 * 0.4**2, abs=0.004)
@@ -56,11 +56,11 @@ def test_a_rate_that_moves_little_transfers_and_one_that_moves_far_does_not():
 
 
 def test_the_headline_judges_the_rule_against_its_control():
-    study = study_of(planted({"mup": -1.0, "depth_mup": 0.0}, presets=("mup", "depth_mup")))
-    (contrast,) = contrasts(study, "depth")
+    analysis = study_of(planted({"mup": -1.0, "depth_mup": 0.0}, presets=("mup", "depth_mup")))
+    (contrast,) = contrasts(analysis, "depth")
     low, high = contrast.estimate.interval
     assert low < 0.03 * 2.0**2 < high
-    text = headline(study, verdicts(study))
+    text = headline(analysis, verdicts(analysis))
     assert text.startswith("depth_mup transfers over depth, better than mup: ")
     assert "; mup costs 0.1" in text
     assert text.endswith("more.")
@@ -71,14 +71,14 @@ def test_the_headline_judges_the_rule_against_its_control():
 
 def test_the_headline_says_what_is_better_and_worse_where_the_cost_itself_is_not_resolved():
     drift = {"depth_mup": 0.4, "sp": -1.2, "ode": 0.0}
-    study = study_of(planted(drift, noise=0.004, seeds=3, presets=tuple(drift)))
-    cost = verdicts(study)[0].row.regret.value
-    text = headline(study, verdicts(study, tolerance=cost / study.variants[0].base.optimum.loss.value))
+    analysis = study_of(planted(drift, noise=0.004, seeds=3, presets=tuple(drift)))
+    cost = verdicts(analysis)[0].row.regret.value
+    text = headline(analysis, verdicts(analysis, tolerance=cost / analysis.variants[0].base.optimum.loss.value))
     assert text.startswith("depth_mup transfers better over depth than sp, worse than ode: the learning rate ")
     assert "; 3 seeds do not decide whether that is below 1.3 % of the base's loss, " in text
-    text = headline(study, verdicts(study, tolerance=0.001))
+    text = headline(analysis, verdicts(analysis, tolerance=0.001))
     assert text.startswith("depth_mup does not transfer over depth, but better than sp, worse than ode: ")
-    assert [one.verdict for one in contrasts(study, "depth")] == [SHOWN, OPPOSITE]
+    assert [one.verdict for one in contrasts(analysis, "depth")] == [SHOWN, OPPOSITE]
     data = data_of(planted(drift, noise=0.001, seeds=3, presets=tuple(drift)))
     assert [(one["control"], one["verdict"]) for one in data["contrasts"]] == [("sp", SHOWN), ("ode", OPPOSITE)]
     assert [one["variant"] for one in data["verdicts"] if one["in_headline"]] == ["depth_mup"]
@@ -86,11 +86,11 @@ def test_the_headline_says_what_is_better_and_worse_where_the_cost_itself_is_not
 
 def test_a_control_with_the_same_runs_is_neither_better_nor_worse():
     sweep = planted({"same": 0.0, "depth_mup": 0.0}, noise=0.0, presets=("depth_mup", "same"))
-    study = study_of(sweep)
-    (contrast,) = contrasts(study, "depth")
+    analysis = study_of(sweep)
+    (contrast,) = contrasts(analysis, "depth")
     assert contrast.verdict == SAME
     assert contrast.sentence == "same repeats depth_mup's runs at shifted learning rates (90 are equal)"
-    assert headline(study, verdicts(study)).startswith("depth_mup transfers over depth: ")
+    assert headline(analysis, verdicts(analysis)).startswith("depth_mup transfers over depth: ")
 
 
 def test_a_control_whose_runs_are_the_rules_at_rates_that_shift_with_depth_is_neither_better_nor_worse():
@@ -101,9 +101,9 @@ def test_a_control_whose_runs_are_the_rules_at_rates_that_shift_with_depth_is_ne
         return 2 + 0.03 * (rate + 8) ** 2 + 0.001 * noise
 
     axes = {"parametrization.preset": ("depth_mup", "block_only"), "model.depth": DEPTHS, X: RATES, "seed": (0, 1, 2)}
-    study = study_of(sweep_of(loss, axes))
-    assert [one.verdict for one in contrasts(study, "depth")] == [SAME]
-    assert headline(study, verdicts(study)).startswith("depth_mup transfers over depth: ")
+    analysis = study_of(sweep_of(loss, axes))
+    assert [one.verdict for one in contrasts(analysis, "depth")] == [SAME]
+    assert headline(analysis, verdicts(analysis)).startswith("depth_mup transfers over depth: ")
     other = lambda point: loss(point) + 1e-4 * (point["parametrization.preset"] == "block_only")
     assert [one.verdict for one in contrasts(study_of(sweep_of(other, axes)), "depth")] == [SHOWN]
 
@@ -113,8 +113,8 @@ def test_controls_differ_in_the_preset_and_in_numbers_that_go_with_it():
         return type("Named", (), {"name": name})()
 
     names = ("none, cosine, depth_mup", "none, depth_mup, a=1.06", "none, mup, a=1", "layer, mup, a=1", "none, sp")
-    study = type("Named", (), {"variants": [variant(name) for name in names]})()
-    rule, controls = rule_of(study)
+    analysis = type("Named", (), {"variants": [variant(name) for name in names]})()
+    rule, controls = rule_of(analysis)
     assert rule.name == "none, depth_mup, a=1.06"
     assert [control.name for control in controls] == ["none, mup, a=1", "none, sp"]
 
@@ -169,9 +169,9 @@ def test_a_control_whose_regret_the_grid_does_not_bound_is_not_compared():
 
 
 def test_one_size_or_one_rate_has_no_verdict():
-    study = study_of(sweep_of(lambda point: 1.0, {"model.depth": (4, 8), X: (0.1,), "seed": (0, 1)}))
-    assert verdicts(study) == []
-    assert headline(study, []).startswith("No verdict")
+    analysis = study_of(sweep_of(lambda point: 1.0, {"model.depth": (4, 8), X: (0.1,), "seed": (0, 1)}))
+    assert verdicts(analysis) == []
+    assert headline(analysis, []).startswith("No verdict")
 
 
 def test_judgments_follow_from_the_interval():

@@ -13,7 +13,7 @@ from small_runs import assert_same_run, config
 from depthmup_flax import InputError
 from depthmup_flax.engine.experiment import build
 from depthmup_flax.parallel import sharding
-from depthmup_flax.records.table import read_records
+from depthmup_flax.records.table import read_record_file
 from depthmup_flax.runs.checkpoint import Checkpointer, fingerprint
 from depthmup_flax.training.loop import train_and_evaluate
 
@@ -136,4 +136,4 @@ def test_nothing_is_unpickled_from_checkpoints_and_records(undisturbed, restore,
         monkeypatch.setattr(pickle, name, refuse)
     state, meta = restore(undisturbed / "checkpoints")
     assert int(state.step) == meta["data_position"] / 16 == 240
-    assert len(read_records(tmp_path / "sweep" / "records.jsonl")[0]) == len(RATES)
+    assert len(read_record_file(tmp_path / "sweep" / "records.jsonl")[0]) == len(RATES)

@@ -7,7 +7,7 @@ from processes import ROOT
 
 from depthmup_flax.config import from_file
 from depthmup_flax.records.table import CONTINUOUS, SEED, read_info, read_sweep
-from depthmup_flax.report.make_report import make_report, studies
+from depthmup_flax.report.make_report import analyses, make_report
 from depthmup_flax.report.tables import as_data, as_text
 from depthmup_flax.sweep.grid import expand
 from depthmup_flax.sweep.runner import sweep
@@ -54,9 +54,9 @@ def test_every_figure_has_a_smoke_scale_from_config_to_report(path, tmp_path, mo
         data, text = report.data, report.text
     else:
         read = read_sweep([tmp_path / "sweep"])
-        study, _ = studies(read)
-        data = as_data(read, study)
-        text = as_text(data, study)
+        analysis, _ = analyses(read)
+        data = as_data(read, analysis)
+        text = as_text(data, analysis)
     diverged = sum(record.status == "diverged" for record in records)
     lines = text.splitlines()
     assert lines[:3] == [data["headline"], "", config.title]

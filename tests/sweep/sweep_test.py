@@ -25,7 +25,7 @@ from depthmup_flax.engine.lane_layout import cohorts, lay_out, one_seed_fits
 from depthmup_flax.engine.lane_program import lane_mesh
 from depthmup_flax.engine.multi_step import CallLength, Periods
 from depthmup_flax.engine.network import row_major_gradients
-from depthmup_flax.records.table import Record, read_records, read_sweep
+from depthmup_flax.records.table import Record, read_record_file, read_sweep
 from depthmup_flax.sweep import at_scale, lane_count, powers_of_two, runner, sweep_config
 from depthmup_flax.sweep.dry_run import describe
 from depthmup_flax.sweep.grid import curves, expand, shard_of, structural_groups
@@ -74,7 +74,7 @@ def copied(trained, tmp_path):
 @pytest.fixture
 def vectorized(trained):
     """The records of `trained`."""
-    return read_records(trained / "records.jsonl")[0]
+    return read_record_file(trained / "records.jsonl")[0]
 
 
 def by_run(records):
@@ -423,7 +423,7 @@ def test_devices_share_the_lanes_and_give_the_numbers_of_one(vectorized, tmp_pat
     process = processes.Process(tmp_path / "log", processes.on_devices, 4, processes.sweeps, small_sweep(), lanes)
     assert process.wait() == 0, process.text()
     for lanes in (0, 1):
-        four = read_records(tmp_path / f"four{lanes}" / "records.jsonl")[0]
+        four = read_record_file(tmp_path / f"four{lanes}" / "records.jsonl")[0]
         assert {record.lanes for record in four} == {2 if lanes == 0 else 1}
         assert four[0].device.startswith("4 x")
         assert_same(by_run(four), by_run(vectorized))
@@ -443,11 +443,11 @@ def test_a_sweep_killed_with_signal_9_resumes_without_repeating_or_losing_a_run(
     assert process.wait() == -signal.SIGKILL, process.text()
     with path.open("a") as file:  # as if the kill had come in the middle of a line
         file.write('{"run": "0123')
-    before = read_records(path)[0]
+    before = read_record_file(path)[0]
     assert 2 <= len(before) < len(expected)
     assert "torn" in read_sweep([tmp_path / "killed"]).notes[0]
     sweep(config, tmp_path / "killed", lanes=2)
-    after, notes = read_records(path)
+    after, notes = read_record_file(path)
     assert not notes
     assert [record.run for record in after[: len(before)]] == [record.run for record in before]
     assert len(after) == len(expected)  # no run twice
@@ -507,19 +507,19 @@ def test_a_curve_whose_minimum_is_at_the_end_of_the_grid_is_extended_and_said(tm
     assert "trying" not in printed
     assert "8 runs, 0 diverged" in printed
     assert by_run(again).keys() == by_run(records).keys()  # resuming extends nothing twice
-    assert len(read_records(tmp_path / "sweep" / "records.jsonl")[0]) == 8
+    assert len(read_record_file(tmp_path / "sweep" / "records.jsonl")[0]) == 8
 
 
 def test_more_values_on_an_axis_continue_a_sweep_and_another_base_does_not(copied, vectorized):
     records = sweep(small_sweep(grids={"rates": {RATE: (1e-3, 4e-3, 1.6e-2, 2e-3), "seed": (0, 1)}}), copied, lanes=6)
     assert len(records) == 8
-    assert read_records(copied / "records.jsonl")[0][:6] == vectorized
-    assert len(read_records(copied / "records.jsonl")[0]) == 8
+    assert read_record_file(copied / "records.jsonl")[0][:6] == vectorized
+    assert len(read_record_file(copied / "records.jsonl")[0]) == 8
     other = small_base()
     other.train.steps = 9
     with pytest.raises(InputError, match=r"holds another sweep \(base.train.steps: 8 there, 9 here\)"):
         sweep(small_sweep(other), copied)
-    assert len(read_records(copied / "records.jsonl")[0]) == 8
+    assert len(read_record_file(copied / "records.jsonl")[0]) == 8
     (copied / "unfinished" / "records.0-of-2").mkdir(parents=True)  # runs in training
     assert len(sweep(small_sweep(other, {"rates": {RATE: (1e-3,)}}), copied, lanes=0, overwrite=True)) == 1
     assert not (copied / "unfinished").exists()
@@ -617,7 +617,7 @@ def test_the_commands_sweep_and_report(tmp_path):
     grid = ["--config.scale=smoke", f"{only}model.depth=(4,)", f"{only}parametrization.preset=('depth_mup',)"]
     done = run_command("-m", "depthmup_flax", "sweep", config, *grid, "--workdir=s", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "3 runs in 1 compiled groups" in done.stdout
+    assert "3 runs in 1 compiled group" in done.stdout
     assert "ETA" in done.stdout
     reported = run_command("-m", "depthmup_flax", "report", "s", cwd=tmp_path)
     assert reported.returncode == 0, reported.stderr

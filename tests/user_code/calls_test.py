@@ -17,11 +17,10 @@ def test_an_error_says_which_function_was_called_with_what_shapes():
     assert raised.value.__cause__ is cause
 
 
-def test_many_shapes_are_cut():
-    with pytest.raises(UserCodeError) as raised, calling("f", [jnp.zeros(1)] * 40):
+def test_a_tree_of_many_arrays_is_counted_and_others_are_shown():
+    shown = pytest.raises(UserCodeError, match=r"^f\(40 arrays, float32\[2\]\) failed")
+    with shown, calling("f", [jnp.zeros(1)] * 40, jnp.zeros(2)):
         raise KeyError
-    assert str(raised.value).count("float32[1]") == 6
-    assert "34 more" in str(raised.value)
 
 
 @pytest.mark.parametrize("error", [InputError("depth is 0"), UserCodeError("inner"), KeyboardInterrupt()])

@@ -1,0 +1,344 @@
+"""`Study`: the commands on a network, data and a loss of this process."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import functools
+import inspect
+import numbers
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import optax
+from ml_collections import ConfigDict
+
+from depthmup_flax.config.fields import config_hash, default_config, make_parametrization, validate
+from depthmup_flax.config.user_code import PYTHON
+from depthmup_flax.data import LoadOnce
+from depthmup_flax.engine.experiment import NetworkExperiment
+from depthmup_flax.engine.experiment import build as build_experiment
+from depthmup_flax.engine.optimizers import make_optimizer
+from depthmup_flax.engine.user_network import UserNetwork
+from depthmup_flax.infer.audit import Audit
+from depthmup_flax.models import MODELS, create_model
+from depthmup_flax.records.table import CONTINUOUS
+from depthmup_flax.rule.info_trees import path_name
+from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.study.names import field_of, rule_section, set_values
+from depthmup_flax.study.results import Best, Swept
+from depthmup_flax.study.searches import Grids, searched, swept, tuned
+from depthmup_flax.sweep.grid import as_tuple
+from depthmup_flax.sweep.runner import OnRecord
+from depthmup_flax.training.loop import train_and_evaluate
+from depthmup_flax.training.writers import Writer
+from depthmup_flax.tune.proxy import EXTEND
+from depthmup_flax.user_code.audited_roles import audited
+from depthmup_flax.user_code.named import register
+from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import ArrayTree, Json
+from depthmup_flax.workdir import directory as workdirs
+
+if TYPE_CHECKING:
+    import optuna
+
+    from depthmup_flax.coord_check.report import Report as CheckReport
+
+_TRIALS = 32  # of a sampler
+_SIZES = ("model.width", "model.depth", "model.base_width", "model.base_depth")
+
+
+class Study:
+    """A network or training step at all sizes, with data: audit, tune, sweep, report and train it.
+
+    Values of hyperparameters are keywords: short names such as ``learning_rate``, ``weight_decay``, ``warmup_steps``,
+    ``b1``, ``gamma0``, ``output_lr_factor``, fields of the network, names in ``hyper``; or whole fields of the config,
+    ``**{"optimizer.schedule": "cosine"}``.
+
+    Args:
+      build: ``(width, depth, ...) -> network`` or `depthmup_flax.Task`. It may also take ``rule``, a `Parametrization`;
+        ``rngs`` (NNX) or ``key`` (Equinox); ``num_classes``; and fields with values. Or a class, its import path
+        ``"my_package.net:Net"``, or the name of a model of this package.
+      data: ``(train, test)`` or ``(train, test, prepare)``; a function that returns it; or a name of ``config.data``,
+        such as ``"digits"`` or ``"python:my_package.data:load"``. A split is ``(inputs, targets)``, a dictionary of
+        arrays, an object with ``__len__`` and ``__getitem__``; see docs.
+      base: width and depth of the proxy, on which hyperparameters are tuned.
+      rule: a preset, or a `Parametrization`.
+      loss: ``"cross_entropy"``, ``"squared_error"``, or a function ``(outputs, targets) -> scalar``.
+      optimizer: ``"adam"``, ``"sgd"``, ``"momentum"``, ``"muon"`` or another optax direction.
+      steps: of every run. The loss that is compared is the mean of the last fifth.
+      batch_size: examples of a step.
+      seed: the first one.
+      hyper: further numbers that a `Task` reads: ``{"temperature": 0.1}``.
+      workdir: keeps all records and runs: the same call again resumes. ``None``: a temporary directory.
+      audit: refuse to train a network whose forward pass lacks multipliers of the rule.
+      **settings: values for all calls.
+
+    Raises:
+      InputError: one of them is wrong.
+    """
+
+    def __init__(
+        self,
+        build: Callable[..., Any] | str,
+        data: Any,
+        *,
+        base: tuple[int, int] = (64, 4),
+        rule: str | Parametrization = "depth_mup",
+        loss: str | Callable[[Any, Any], Any] = "cross_entropy",
+        optimizer: str = "adam",
+        steps: int = 1000,
+        batch_size: int = 64,
+        seed: int = 0,
+        hyper: Mapping[str, float] | None = None,
+        workdir: str | os.PathLike[str] | None = None,
+        audit: bool = True,
+        **settings: Any,
+    ) -> None:
+        config = default_config(_model_name(build))
+        if not (isinstance(base, (tuple, list)) and len(base) == 2):
+            raise InputError(f"base is {base!r}: use the proxy's width and depth, such as (64, 4).")
+        width, depth = _size("the width in base", base[0], config), _size("the depth in base", base[1], config)
+        config.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
+        config.parametrization.update(rule_section(rule))
+        with config.unlocked():
+            config.hyper = _hyper(hyper or {})
+        fields = {"data.name": _data_name(data), "loss": _loss_name(loss), "optimizer.name": optimizer, "seed": seed}
+        set_values(config, {**fields, "train.steps": steps, "train.batch_size": batch_size})
+        if steps > 0:  # else settings have epochs
+            # A mean over a whole short run would measure how early the loss falls.
+            config.train.update(average_steps=max(1, steps // 5), eval_every=max(1, steps // 10))
+        if "audit" in config.model:
+            config.model.audit = audit
+        for name, value in settings.items():
+            if field_of(config, name) in _SIZES:
+                raise InputError(f"{name} is {value!r}: name the sizes of the proxy as base=(width, depth).")
+        set_values(config, settings)
+        validate(config)
+        self._config, self._load = config, LoadOnce()
+        self._workdir = None if workdir is None else workdirs.as_path(workdir)
+
+    @functools.cached_property
+    def workdir(self) -> pathlib.Path:
+        """Where records and runs are; a temporary directory is deleted when Python ends."""
+        if self._workdir is not None:
+            return self._workdir
+        directory = tempfile.mkdtemp(prefix="depthmup-")
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        return pathlib.Path(directory)
+
+    def config(self, width: int | None = None, depth: int | None = None, **values: Any) -> ConfigDict:
+        """The config of a run, as the commands have it; by default of the proxy."""
+        config = self._config.copy_and_resolve_references()
+        config.model.update(width=_size("width", width, config), depth=_size("depth", depth, config))
+        set_values(config, values)
+        validate(config)
+        return config
+
+    def audit(self, width: int | None = None, depth: int | None = None) -> Audit:
+        """What the forward pass of a network lacks; ``print`` shows it with the code to write. Nothing is computed.
+
+        At the base's width or depth a larger network is audited, because there nothing shows what grows.
+        """
+        config = self.config(width, depth)
+        rule, model, dataset = make_parametrization(config), config.model, self._load(config.data)
+        network = UserNetwork(model, dataset.num_classes)
+        if model.name in MODELS:
+            fields = {name: value for name, value in model.items() if name not in ("width", "depth")}
+            own = functools.partial(create_model, parametrization=rule, num_classes=dataset.num_classes, **fields)
+            make: Callable[[int, int], Any] = lambda width, depth: own(width=width, depth=depth)
+            sizes, base_sizes = (model.width, model.depth), (model.base_width, model.base_depth)
+            found = audited(make, sizes, base_sizes, dataset.input_spec, rule, name=model.name)
+        elif network.task(rule) is not None:
+            raise InputError("build returns a dm.Task: its parameters and optimizer are its own. Audit its network.")
+        else:
+            found = network.audited(dataset.input_spec, rule)
+        if found.audit is None:
+            raise InputError(found.notes[0])
+        return dataclasses.replace(found.audit, notes=found.notes)
+
+    def tune(
+        self,
+        *,
+        seeds: int | Sequence[int] = 3,
+        extend: int = EXTEND,
+        sampler: optuna.samplers.BaseSampler | None = None,
+        trials: int | None = None,
+        at_once: int = 8,
+        lanes: int | None = None,
+        overwrite: bool = False,
+        on_record: OnRecord | None = None,
+        **values: Any,
+    ) -> Best:
+        """The best of a grid on the proxy, whose runs are trained together; the same call again resumes.
+
+        Values are tuples, or one number each: ``learning_rate=dm.powers_of_two(-12, -5), weight_decay=(0, 0.1)``. The
+        learning rate, or else the first one with several positive values, is interpolated between values, and its grid
+        is extended while the best value lies at its edge. Without any values, 9 learning rates are tried.
+
+        With a ``sampler`` of Optuna, or ``trials``, they are ranges: ``learning_rate=(1e-4, 1e-1)``.
+
+        Args:
+          seeds: their number, or the seeds.
+          extend: values that may be added at each end of the grid.
+          sampler, trials, at_once: see `depthmup_flax.tune.optuna_search.search`.
+          lanes, overwrite, on_record: see `depthmup_flax.sweep.runner.sweep`.
+          **values: of the hyperparameters.
+
+        Raises:
+          InputError: a name or value is wrong, or every run diverged.
+        """
+        grids = self._grids(seeds, lanes, overwrite, on_record)
+        if sampler is None and trials is None:
+            return tuned(grids, grids.axes(values), extend)
+        return searched(grids, grids.axes(values), sampler, _TRIALS if trials is None else trials, at_once)
+
+    def sweep(
+        self,
+        *,
+        widths: Sequence[int] = (),
+        depths: Sequence[int] = (),
+        seeds: int | Sequence[int] = 2,
+        extend: int = 0,
+        lanes: int | None = None,
+        overwrite: bool = False,
+        on_record: OnRecord | None = None,
+        **values: Any,
+    ) -> Swept:
+        """Trains a grid at the base's size and at other widths and depths, each with the base's other size.
+
+        ``.report()`` says whether the base's best learning rate is best there, too. For arguments see `tune`.
+
+        Raises:
+          InputError: a name or value is wrong.
+        """
+        grids = self._grids(seeds, lanes, overwrite, on_record)
+        sizes = {
+            name: tuple(_size(name, value, self._config) for value in as_tuple(values))
+            for name, values in (("width", widths), ("depth", depths))
+        }
+        return swept(grids, grids.axes(values), sizes, extend)
+
+    def train(
+        self,
+        width: int | None = None,
+        depth: int | None = None,
+        *,
+        overwrite: bool = False,
+        writers: Sequence[Writer] = (),
+        **values: Any,
+    ) -> Json:
+        """Trains one network, or resumes its training: ``study.train(width=512, depth=32, **best)``.
+
+        Returns:
+          What `depthmup_flax.training.loop.train_and_evaluate` returns, and ``workdir``, the run's directory.
+        """
+        config = self.config(width, depth, **values)
+        name = f"train_width{config.model.width}_depth{config.model.depth}_{config_hash(config)[:6]}"
+        result = train_and_evaluate(config, self.workdir / name, overwrite=overwrite, writers=writers)
+        return {**result, "workdir": str(self.workdir / name)}
+
+    def optimizer(
+        self, width: int | None = None, depth: int | None = None, **values: Any
+    ) -> optax.GradientTransformation:
+        """The optimizer of a network for your own loop: an optax one, for parameters in their library's containers.
+
+        Containers are ``variables["params"]`` of Linen, ``nnx.state(model, nnx.Param)``, ``eqx.filter(model,
+        eqx.is_inexact_array)``, Haiku's parameters, and what the ``init`` of a pair returns. Start from values of
+        ``rescale_init``.
+
+        Raises:
+          InputError: a value is wrong, or the forward pass lacks multipliers, see ``audit``.
+        """
+        experiment = self._network(self.config(width, depth, **values))
+        rule = experiment.parametrization
+        info = experiment.functions(rule).contained(experiment.info)
+        return make_optimizer(experiment.config, info, rule, experiment.total_steps)
+
+    def rescale_init(self, params: ArrayTree, width: int | None = None, depth: int | None = None) -> ArrayTree:
+        """Initial values for your own loop, as ``train`` has them: the rule's, from those that your code makes.
+
+        Without this, readouts and embeddings of wide networks start too small or too large; see
+        `depthmup_flax.rescale_init`.
+
+        Args:
+          params: new parameters of a network of this size, in the containers that ``optimizer`` takes.
+          width, depth: of the network; by default the base's.
+        """
+        experiment = self._network(self.config(width, depth))
+        factor = lambda path, _: experiment.init_factors.get(path_name(path), 1.0)
+        factors = jax.tree_util.tree_map_with_path(factor, experiment.variables["params"])
+        contained = experiment.functions(experiment.parametrization).contained(factors)
+        return jax.tree.map(lambda x, times: x * times, params, contained)
+
+    def _network(self, config: ConfigDict) -> NetworkExperiment:
+        experiment = build_experiment(config, load=self._load)
+        if not isinstance(experiment, NetworkExperiment):
+            raise InputError("build returns a dm.Task, whose step has its own optimizer: use that one.")
+        return experiment
+
+    def check(self, **arguments: Any) -> CheckReport:
+        """The coordinate check; ``print`` shows it. For arguments see `depthmup_flax.commands.prepared_check`."""
+        from depthmup_flax.commands.prepared_check import prepared_check
+
+        return prepared_check(self.config(), **arguments)()
+
+    def _grids(
+        self, seeds: int | Sequence[int], lanes: int | None, overwrite: bool, on_record: OnRecord | None
+    ) -> Grids:
+        return Grids(self._config, self.workdir, self._load, seeds, lanes, overwrite, on_record)
+
+
+def _model_name(build: Any) -> str:
+    """``config.model.name`` for a name, an import path, a class or a function."""
+    if isinstance(build, str):
+        return build
+    if not (inspect.isclass(build) or inspect.isroutine(build) or isinstance(build, functools.partial)):
+        raise InputError(
+            f"build is {type(build).__name__}: it must be a class, or a function of width and depth that returns a "
+            "network, such as lambda width, depth: Net(width, depth)."
+        )
+    return register(build, "build")
+
+
+def _loss_name(loss: Any) -> str:
+    if not (isinstance(loss, str) or callable(loss)):
+        raise InputError(f"loss is {loss!r}: use 'cross_entropy', 'squared_error', or a function (outputs, targets).")
+    return loss if isinstance(loss, str) else register(loss, "loss")
+
+
+def _data_name(data: Any) -> str:
+    """``config.data.name`` for a name, splits, or a function that returns them."""
+    if isinstance(data, str):
+        return data
+    if not (callable(data) or (isinstance(data, (tuple, list)) and len(data) in (2, 3))):
+        raise InputError(
+            f"data is {type(data).__name__}: it must be (train, test), (train, test, prepare), a function that returns "
+            "it, or a name, such as 'digits'."
+        )
+    return PYTHON + register(data, "data")
+
+
+def _hyper(hyper: Mapping[str, float]) -> dict[str, float]:
+    """Checked ``hyper``."""
+    own = {path.rpartition(".")[2]: path for path in CONTINUOUS}
+    for name, value in hyper.items():
+        if name in own:
+            raise InputError(f"hyper has {name!r}, the name of {own[name]}: give it to the study as {name}=VALUE.")
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise InputError(f"hyper[{name!r}] is {value!r}: use a number.")
+    return {name: float(value) for name, value in hyper.items()}
+
+
+def _size(name: str, value: Any, config: ConfigDict) -> int:
+    """A width or depth; the base's for ``None``."""
+    if value is None:
+        return int(config.model[name])
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise InputError(f"{name} is {value!r}: use a whole number of at least 1.")
+    return int(value)

@@ -1,0 +1,51 @@
+"""A Study in another process: the same source resumes its records, and a changed one says so."""
+
+import subprocess
+import sys
+
+import pytest
+from processes import ROOT
+
+SCRIPT = """
+import sys
+import flax.linen as nn
+import numpy as np
+import depthmup_flax as dm
+
+class Net(nn.Module):
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width)(x)
+        for _ in range(self.depth):
+            h = h + (2 / self.depth) ** 0.5 * nn.Dense(self.width)(nn.relu(h))
+        return nn.Dense(2)(h * FACTOR / self.width)
+
+x = np.linspace(-1, 1, 40, dtype=np.float32).reshape(20, 2)
+study = dm.Study(
+    lambda width, depth: Net(width, depth),
+    ((x[:15], x[:15]), (x[15:], x[15:])),
+    loss=lambda outputs, targets: ((outputs - targets) ** 2).mean(),
+    base=(4, 2), steps=4, batch_size=5, workdir=sys.argv[1],
+)
+new = []
+best = study.tune(learning_rate=(0.1, 0.2), seeds=1, extend=0, on_record=new.append)
+print(len(new), best["learning_rate"])
+"""
+
+
+@pytest.mark.slow
+def test_the_same_source_resumes_in_another_process_and_changed_source_says_so(tmp_path):
+    def run(factor):
+        script = tmp_path / "study.py"
+        script.write_text(SCRIPT.replace("FACTOR", str(factor)))
+        command = [sys.executable, script, tmp_path / "runs"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    first, second, changed = run(4), run(4), run(8)
+    assert first.stdout.split()[0] == "2", first.stderr
+    assert second.stdout.split() == ["0", first.stdout.split()[1]], second.stderr
+    assert changed.returncode == 1
+    assert "holds another sweep (base.the code of build has changed since" in changed.stderr

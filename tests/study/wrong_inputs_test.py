@@ -1,0 +1,123 @@
+"""What a user of `Study` may get wrong ends in one sentence that names it, before anything is trained."""
+
+import flax.linen as nn
+import numpy as np
+import optax
+import pytest
+
+import depthmup_flax as dm
+from depthmup_flax.user_code.calls import UserCodeError
+from depthmup_flax.util.errors import InputError
+
+X, Y = np.zeros((20, 5), np.float32), np.arange(20) % 3
+SPLITS = ((X[:15], Y[:15]), (X[15:], Y[15:]))
+
+
+class Net(nn.Module):
+    width: int
+    depth: int
+    rule: dm.Parametrization
+    eps: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width)(x)
+        for _ in range(self.depth):
+            h = h + self.rule.residual_multiplier(self.depth / 2) * nn.Dense(self.width)(nn.relu(h))
+        return nn.Dense(3)(h * self.rule.readout_multiplier(self.width / 8))
+
+
+class Plain(Net):
+    """Without multipliers."""
+
+    rule: dm.Parametrization = dm.get_parametrization("sp")
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width)(x)
+        for _ in range(self.depth):
+            h = h + nn.Dense(self.width)(nn.relu(h))
+        return nn.Dense(3)(h)
+
+
+def study(build=Net, data=SPLITS, **arguments):
+    return dm.Study(build, data, **{"base": (8, 2), "steps": 5, "batch_size": 5, **arguments})
+
+
+def task(width, depth):
+    return dm.Task(lambda key, hyper: 0.0, lambda state, batch, hyper: (state, {"loss": hyper["rate"] * 1.0}))
+
+
+GRID = {"learning_rate": (0.1, 0.2)}
+WRONG = {  # call -> words of the sentence
+    "a network in place of its class": (lambda: study(Net(8, 2, dm.PRESETS["sp"])), "build is Net", "lambda width"),
+    "no depth": (lambda: study(lambda width: Net(width, 2, dm.PRESETS["sp"])), "'depth'", "build(width, depth"),
+    "one split": (lambda: study(data=X), "data is ndarray", "(train, test)"),
+    "four splits": (lambda: study(data=(X, Y, X, Y)), "data is tuple", "(train, test)"),
+    "a data set that is not there": (lambda: study(data="digitz").tune(), "digitz", "digits"),
+    "a base of one number": (lambda: study(base=64), "base is 64", "(64, 4)"),
+    "a base of no width": (lambda: study(base=(0, 4)), "the width in base is 0", "at least 1"),
+    "a rule that is not there": (lambda: study(rule="depthmup"), "'depthmup'", "depth_mup"),
+    "a rule of another kind": (lambda: study(rule=0.5), "rule is 0.5", "preset"),
+    "a loss that is no function": (lambda: study(loss=3), "loss is 3", "cross_entropy"),
+    "a loss that is not there": (lambda: study(loss="huber").tune(**GRID), "loss is 'huber'", "import path"),
+    "an optimizer that is not there": (lambda: study(optimizer="addam").tune(**GRID), "addam", "adam"),
+    "no steps": (lambda: study(steps=1.5), "train.steps is 1.5", "int"),
+    "a large batch": (lambda: study(batch_size=100).tune(**GRID), "batch_size is 100", "15"),
+    "a setting that is not there": (lambda: study(**{"train.eval_evry": 3}), "train.eval_evry", "train.eval_every"),
+    "sizes as settings": (lambda: study(width=32), "width is 32", "base="),
+    "a name of config in hyper": (lambda: study(hyper={"b1": 0.9}), "hyper has 'b1'", "b1=VALUE"),
+    "text in hyper": (lambda: study(hyper={"a": "x"}), "hyper['a'] is 'x'", "number"),
+    "hyper of a network": (lambda: study(hyper={"a": 1}).tune(**GRID), "hyper.a is 1", "dm.Task"),
+    "hyper that is not given": (lambda: study(task).tune(rate=(0.1, 0.2)), "rate is not", "hyper={'rate'"),
+    "hyper that is not read": (lambda: study(task, hyper={"rate": 1, "b": 2}).tune(rate=(1.0, 2.0)), "hyper.b", "rate"),
+    "a name that is nearly right": (lambda: study().tune(learnin_rate=(0.1, 0.2)), "learnin_rate is", "learning_rate"),
+    "a name of two fields": (lambda: study().tune(eps=(0.1, 0.2)), "model.eps", "optimizer.kwargs.eps"),
+    "a size in tune": (lambda: study().tune(width=(8, 16)), "width is (8, 16)", "widths="),
+    "the seed as an axis": (lambda: study().tune(seed=(0, 1)), "seed is (0, 1)", "seeds="),
+    "a field twice": (lambda: study().tune(**GRID, **{"optimizer.learning_rate": 1}), "twice", "out"),
+    "no values": (lambda: study().tune(learning_rate=()), "learning_rate is empty", "at least one"),
+    "a negative rate": (lambda: study().tune(learning_rate=(-1, 1)), "-1", "positive"),
+    "no seeds": (lambda: study().tune(**GRID, seeds=0), "seeds is 0", "at least 1"),
+    "a text for a number": (lambda: study().config(learning_rate="fast"), "learning_rate is 'fast'", "float"),
+    "half a layer": (lambda: study().config(8, 2.5), "depth is 2.5", "whole number"),
+    "a sampler with a grid": (
+        lambda: study().tune(learning_rate=(0.1, 0.2, 0.4), trials=4),
+        "(0.1, 0.2, 0.4)",
+        "range",
+    ),
+    "a sampler without a range": (lambda: study().tune(learning_rate=0.1, trials=4), "sampler", "(1e-4, 1e-1)"),
+    "no trials": (lambda: study().tune(learning_rate=(0.1, 0.2), trials=0), "trials is 0", "at least 1"),
+    "multipliers that are missing": (lambda: study(Plain).optimizer(32, 4), "does not follow the rule", "audit=False"),
+    "the optimizer of a task": (lambda: study(task, hyper={"rate": 1}).optimizer(8, 2), "dm.Task", "use that one"),
+    "the audit of a task": (lambda: study(task, hyper={"rate": 1}).audit(8, 2), "dm.Task", "Audit"),
+    "records that are not there": (lambda: dm.read_records("/nowhere"), "'/nowhere'", "workdir"),
+    "all runs diverge": (
+        lambda: study(loss=lambda z, y: z.sum() * np.inf).tune(**GRID, seeds=1, extend=0),
+        "diverged",
+        "lower",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_input_ends_in_one_sentence_that_names_it_and_the_remedy(wrong):
+    call, *words = WRONG[wrong]
+    with pytest.raises(InputError) as error:
+        call()
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_an_error_in_their_loss_says_which_function_failed_with_which_shapes():
+    def contrastive(outputs, targets):
+        return optax.squared_error(outputs, targets.missing)
+
+    with pytest.raises(UserCodeError, match=r"contrastive\(float32\[5, 3\], int\d+\[5\]\) failed: AttributeError"):
+        study(loss=contrastive).tune(**GRID)
+
+
+def test_any_rule_that_a_config_can_name_is_that_rule():
+    for rule in (dm.PRESETS["ntk"], dm.PRESETS["block_only"], dm.get_parametrization("completep", gamma0=2.0)):
+        section = study(rule=rule).config().parametrization.to_dict()
+        fields = {name: value for name, value in section.items() if value is not None}
+        assert dm.get_parametrization(**fields) == rule
