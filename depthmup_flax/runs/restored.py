@@ -48,11 +48,11 @@ class Restored:
     state: Any = None
 
 
-def training_step(config: ConfigDict, data: Dataset) -> Task | None:
+def training_step(config: ConfigDict, num_classes: int) -> Task | None:
     """The user's training step that ``model.name`` makes; ``None`` if it makes a network."""
     if not is_import_path(config.model.name):
         return None
-    return UserNetwork(config.model, data.num_classes).task(make_parametrization(config))
+    return UserNetwork(config.model, num_classes).task(make_parametrization(config))
 
 
 def restored(config: ConfigDict, data: Dataset, carry: Json) -> Restored:
@@ -67,7 +67,7 @@ def restored(config: ConfigDict, data: Dataset, carry: Json) -> Restored:
         model = create_model(num_classes=data.num_classes, parametrization=rule, **config.model)
         return Restored(model, our_functions(model), carry["params"], carry.get("collections", {}))
     network = UserNetwork(config.model, data.num_classes)
-    if (task := training_step(config, data)) is not None:
+    if (task := training_step(config, data.num_classes)) is not None:
         return Restored(task, None, carry, {}, restored_state(task, name, hyperparameters(config), carry))
     functions = network.functions(rule)
     params, collections = functions.shapes(data.input_spec)

@@ -145,6 +145,18 @@ class TrainedRun:
             parts.append(jax.tree.map(lambda x: np.asarray(x)[: count - start], outputs))  # noqa: B023
         return jax.tree.map(lambda *same: np.concatenate(same), *parts)
 
+    def require_scores(self) -> None:
+        """Raises `InputError` unless the outputs for images are scores of classes, ``[B, classes]``."""
+        example = jax.ShapeDtypeStruct((1, *self._images.image_shape), jnp.uint8)
+        outputs = jax.eval_shape(self._outputs, self.params, self.collections, example)
+        shapes, classes = [leaf.shape for leaf in jax.tree.leaves(outputs)], self.data.num_classes
+        if shapes != [(1, classes)]:
+            raise InputError(
+                f"{self.directory} holds {self.config.model.name}, whose outputs for one image have the shapes "
+                f"{shapes}, not the {classes} classes of {self.data.name}: in Python, "
+                "dm.load_run(directory).predict(images) gives them."
+            )
+
     def read_images(self, paths: Sequence[str | os.PathLike[str]]) -> np.ndarray:
         """Image files as uint8 ``[B, H, W, C]``, decoded, resized and cropped as in the evaluation.
 
@@ -177,7 +189,7 @@ class TrainedRun:
             raise InputError(f"temperature is {temperature!r}: use a number above 0, such as 1.0.")
         ours = isinstance(self.model, LanguageModel)
         drawn = generate(
-            self.model if ours else _Applied(self._functions),
+            self.model if ours else _Applied(self.require_network()),
             self.variables if ours else (self.params, self.collections),
             text.tokenizer.encode(prompt),
             tokens,
@@ -187,8 +199,8 @@ class TrainedRun:
         )
         return text.tokenizer.decode(drawn)
 
-    @property
-    def _functions(self) -> ModelFunctions:
+    def require_network(self) -> ModelFunctions:
+        """The network's functions; `InputError` for a run of a `Task`."""
         if self.functions is None:
             raise InputError(
                 f"{self.directory} holds {self.config.model.name}, a training step, which has no outputs: call your "
@@ -219,7 +231,7 @@ class TrainedRun:
         return kinds[type(self.data)]
 
     def _checked(self, inputs: Any) -> Any:
-        self._functions  # noqa: B018 - raises for a training step
+        self.require_network()
         if isinstance(self.data, UserDataset):
             return checked_inputs(inputs, self.data)
         if isinstance(self.data, ImageDataset):
@@ -242,7 +254,7 @@ class TrainedRun:
     @functools.cached_property
     def _outputs(self) -> Any:
         """``(params, collections, images in 0..255, tokens or inputs) -> outputs``, compiled for each shape."""
-        apply = self._functions.apply
+        apply = self.require_network().apply
 
         def outputs(params: ArrayTree, collections: ArrayTree, inputs: Any) -> Any:
             x = self._prepared(inputs) if isinstance(self.data, ImageDataset) else inputs
@@ -287,7 +299,7 @@ def load_run(directory: str | os.PathLike[str], which: str | int = "latest") -> 
     stored = read_json(path / "config.json", _RESTORE)
     config = configs.from_json(stored)
     data = _data(path)
-    step, state, meta = _read(path, which, config, is_step=training_step(config, data) is not None)
+    step, state, meta = _read(path, which, config, is_step=training_step(config, data.num_classes) is not None)
     warn_of_changes(config, configs.stored_code(stored))
     made = restored(config, data, state["carry"])
     return TrainedRun(
