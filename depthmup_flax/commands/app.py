@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TextIO
 from depthmup_flax import __version__
 from depthmup_flax.commands.parser import is_help_asked_for
 from depthmup_flax.commands.table import COMMANDS, module_and_parser
+from depthmup_flax.commands.user_traceback import user_traceback
 from depthmup_flax.util.errors import (
     BAD_INPUT,
     STOPPED,
@@ -24,6 +25,7 @@ from depthmup_flax.util.errors import (
     InputError,
     Preempted,
     RunStopped,
+    UserCodeError,
     did_you_mean,
     printable,
 )
@@ -83,8 +85,8 @@ depthmup COMMAND --help explains a command."""
 def run(name: str, words: Sequence[str] | None = None) -> None:
     """Runs a subcommand with these words, by default the process's, and exits with a code of `util.errors`.
 
-    `InputError` and `RunStopped` are printed as one sentence. A closed output (``| head``, a closed terminal) does not
-    stop the work.
+    `InputError` and `RunStopped` are printed as one sentence, `UserCodeError` with the traceback of the user's code. A
+    closed output (``| head``, a closed terminal) does not stop the work.
     """
     words = list(sys.argv[1:] if words is None else words)
     if name in _PRINTING and hasattr(signal, "SIGPIPE"):
@@ -119,6 +121,14 @@ def _run(name: str, words: Sequence[str]) -> int | None:
             traceback.print_exception(error.__cause__)
         print(f"error: {printable(str(error))}", file=sys.stderr)
         _leave(BAD_INPUT if isinstance(error, InputError) else STOPPED, printable(str(error)))
+    except UserCodeError as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        cause = error.__cause__ or error
+        if getattr(args, "traceback", False):
+            traceback.print_exception(cause)
+        else:
+            print(f"\n{printable(user_traceback(cause))}", file=sys.stderr, end="")
+        _leave(1, printable(str(error)))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         _leave(128 + signal.SIGINT, "interrupted")

@@ -1,14 +1,16 @@
-"""Apply a trained network: classes of image files, or the continuation of a text.
+"""Apply a trained network: classes of images, the continuation of a text, or outputs.
 
-    depthmup predict RUN [IMAGE ...] [FLAG ...]
+    depthmup predict RUN [IMAGE ... | INPUTS.npy] [FLAG ...]
 
 Examples:
     depthmup predict runs/digits image.png
     depthmup predict runs/digits photographs/ --top=1 --out=classes.csv
     depthmup predict runs/gpt --prompt="ROMEO:" --tokens=200
+    depthmup predict runs/mine inputs.npy --out=outputs.npy
 
 RUN is the --workdir of a run. Images are resized and normalized as in its
-evaluation. Exit codes: 0 success, 2 bad input.
+evaluation. Inputs for data of your own are as your function gives them to the
+network, [B, ...], in a .npy or .npz file. Exit codes: 0 success, 2 bad input.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from depthmup_flax.commands.parser import Parser
+from depthmup_flax.commands.predicted_arrays import write_outputs
 from depthmup_flax.util.errors import InputError, printable
 from depthmup_flax.workdir.directory import as_path
 from depthmup_flax.workdir.files import write_atomically
@@ -42,7 +45,7 @@ def define(parser: Parser) -> None:
     parser.define_words()
     parser.flag("--which", default="latest", help="The checkpoint: latest, best (test accuracy), or its step.")
     parser.flag("--top", type=int, default=3, help="Images: classes to show, most probable first.")
-    parser.flag("--out", help="Images: write the classes to this .csv or .json.")
+    parser.flag("--out", help="Write classes to this .csv or .json, outputs to this .npy.")
     parser.flag("--prompt", help="Text: the beginning to continue.")
     parser.flag("--tokens", type=int, default=200, help="Text: tokens to write.")
     parser.flag("--temperature", type=float, default=0.8, help="Text: below 1 favors likely tokens.")
@@ -55,16 +58,29 @@ def main(args: argparse.Namespace) -> int:
         raise InputError(f"no run was given: {_USAGE}.")
     out = None if args.out is None else _output_path(args.out)
     # Late imports: --help and a wrong flag answer at once.
+    from depthmup_flax.data import TextDataset, UserDataset
     from depthmup_flax.process.compilation_cache import cache_compilations
     from depthmup_flax.runs.trained import load_run
 
     cache_compilations()
     run = load_run(args.words[0], int(args.which) if args.which.isdigit() else args.which)
-    if run.data.input_kind == "tokens":
+    run.require_network()
+    if isinstance(run.data, UserDataset):
+        _apply(run, args, out)
+    elif isinstance(run.data, TextDataset):
         _write_text(run, args)
     else:
         _classify(run, args, out)
     return 0
+
+
+def _apply(run: TrainedRun, args: argparse.Namespace, out: pathlib.Path | None) -> None:
+    arguments = args.words[1:]
+    if args.prompt is not None or len(arguments) != 1:
+        given = "--prompt is set" if args.prompt is not None else f"{len(arguments)} files of inputs are given"
+        raise InputError(f"{given}: {run.directory} holds a model of your data; name one file, inputs.npy.")
+    _require_suffix(out, ".npy")
+    print(write_outputs(run, pathlib.Path(arguments[0]), out))
 
 
 def _write_text(run: TrainedRun, args: argparse.Namespace) -> None:
@@ -83,6 +99,8 @@ def _classify(run: TrainedRun, args: argparse.Namespace, out: pathlib.Path | Non
     if args.prompt is not None or not arguments:
         given = "--prompt is set" if arguments or args.prompt is not None else "no image was given"
         raise InputError(f"{given}: {run.directory} holds a model of images; name image files or directories.")
+    _require_suffix(out, ".csv", ".json")
+    run.require_scores()
     classes = len(run.class_names)
     if not 1 <= args.top <= classes:
         raise InputError(f"--top is {args.top}: use 1 to {classes}, the number of classes.")
@@ -134,8 +152,12 @@ def as_json(predictions: Iterator[Prediction]) -> str:
 
 def _output_path(text: str) -> pathlib.Path:
     path = as_path(text)
-    if path.suffix not in (".csv", ".json"):
-        raise InputError(f"--out is {text!r}: use a name that ends in .csv or .json.")
+    _require_suffix(path, ".csv", ".json", ".npy")
     if not path.parent.is_dir():
         raise InputError(f"--out is {text!r}: there is no directory {str(path.parent)!r}. Create it.")
     return path
+
+
+def _require_suffix(out: pathlib.Path | None, *suffixes: str) -> None:
+    if out is not None and out.suffix not in suffixes:
+        raise InputError(f"--out is {str(out)!r}: use a name that ends in {' or '.join(suffixes)}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +9,14 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from depthmup_flax.commands.checked_networks import loss_of_outputs, sized_networks
 from depthmup_flax.config.fields import validate
+from depthmup_flax.config.user_code import PYTHON
 from depthmup_flax.coord_check.check import coord_check, require_plan
-from depthmup_flax.coord_check.networks import Network, linen_network
 from depthmup_flax.coord_check.report import Report
+from depthmup_flax.engine.experiment import NetworkExperiment
 from depthmup_flax.engine.experiment import build as build_experiment
-from depthmup_flax.engine.optimizers import make_optimizer
-from depthmup_flax.rule.roles import param_info
+from depthmup_flax.user_code.named import is_import_path
 from depthmup_flax.util.errors import InputError
 
 
@@ -70,20 +70,23 @@ def prepared_check(
     }
     require_plan(**plan)
     # The check does not use these, so values that only suit the config's own run do not fail it.
-    config.train.batch_size, config.optimizer.warmup_steps = 1, 0
+    config.optimizer.warmup_steps = 0
+    if not config.data.name.startswith(PYTHON):  # whose batches may have one size
+        config.train.batch_size = 1
+    if is_import_path(model_config.name):
+        model_config.audit = False  # the check itself says what is missing
     experiment = build_experiment(config)
+    if not isinstance(experiment, NetworkExperiment):
+        raise InputError(
+            f"model.name is {model_config.name!r}: it gives a training step, and the check looks into a network. Use "
+            "dm.coord_check.coord_check with the network inside."
+        )
     dataset = experiment.dataset
     if not 1 <= batch_size <= len(dataset.train):
         raise InputError(f"batch_size is {batch_size}: use between 1 and the {len(dataset.train)} training examples.")
     batch = dataset.train.read(np.arange(batch_size))
-    inputs, labels = jax.device_get(dataset.prepare("none", None, jax.device_put(batch)))
+    inputs, targets = jax.device_get(dataset.prepare("none", None, jax.device_put(batch)))
 
-    def build(width: int, depth: int) -> Network:
-        model = experiment.model.clone(width=width, depth=depth)
-        info = param_info(model, model.base(), dataset.input_spec)
-        optimizer = make_optimizer(config, info, experiment.parametrization)
-        network = linen_network(model, inputs, info=info, optimizer=optimizer, train=True)
-        # Its layers are annotated for the config's base: they cannot be audited against another base.
-        return dataclasses.replace(network, source=None)
-
-    return lambda: coord_check(build, labels, rule=experiment.parametrization, spectral=spectral, **plan)
+    build, loss = sized_networks(experiment, inputs), loss_of_outputs(experiment, targets)
+    rule = experiment.parametrization
+    return lambda: coord_check(build, **loss, rule=rule, spectral=spectral, **plan)

@@ -15,13 +15,22 @@ Exit codes: 0 the run has ended, 2 bad input, 74 the disk or the data failed,
 command to resume.
 """
 
+from __future__ import annotations
+
 import argparse
+from typing import TYPE_CHECKING
 
 from depthmup_flax.commands import start
 from depthmup_flax.commands.parser import Parser
 from depthmup_flax.process.compilation_cache import cache_compilations
 from depthmup_flax.records.table import COMPLETED
 from depthmup_flax.util import errors, messages
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+
+_INPUTS = {"text": '--prompt="Once"', "arrays": "inputs.npy"}  # of other data: an image
 
 
 def define(parser: Parser) -> None:
@@ -36,7 +45,6 @@ def define(parser: Parser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Trains the config; returns the exit code."""
     # Late imports: --help and a wrong flag answer at once.
-    from depthmup_flax.data.sources.registry import find_source
     from depthmup_flax.engine.experiment import build
     from depthmup_flax.process import distributed
     from depthmup_flax.training.loop import PREEMPTED, train_and_evaluate
@@ -50,7 +58,18 @@ def main(args: argparse.Namespace) -> int:
     workdir = start.workdir(args, "runs")
     result = train_and_evaluate(config, workdir, overwrite=args.overwrite)
     if result["status"] == COMPLETED and config.train.checkpoint and distributed.is_first():
-        kind = find_source(config.data.name)[0].kind
-        if kind != "arrays":
-            messages.next_step(f"depthmup predict {workdir} " + ('--prompt="Once"' if kind == "text" else "image.png"))
+        messages.next_step(_next(config, workdir))
     return errors.PREEMPTED if result["status"] == PREEMPTED else 0
+
+
+def _next(config: ConfigDict, workdir: str) -> str:
+    """What to do with a trained network, or with the state of a training step."""
+    from depthmup_flax.data.sources.registry import find_source
+    from depthmup_flax.runs.restored import training_step
+
+    kind, run = find_source(config.data.name)[0].kind, f"in Python, dm.load_run({workdir!r})"
+    if training_step(config, num_classes=1) is not None:
+        return f"{run}.state"
+    if kind == "image" and config.loss != "cross_entropy":  # there may be no classes
+        return f"{run}.predict(images)"
+    return f"depthmup predict {workdir} {_INPUTS.get(kind, 'image.png')}"

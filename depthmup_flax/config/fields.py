@@ -293,15 +293,26 @@ def _with_code(config: ConfigDict) -> Json:
     return config.to_dict() | ({_CODE: code} if code else {})
 
 
-def run_differences(stored: Json, current: Json) -> list[str]:
-    """`differences` of two configs as JSON without `EXECUTION`; fields that ``stored`` lacks have their defaults.
+def stored_code(stored: Json) -> dict[str, str]:
+    """Module -> digest of the user's code in a config that `to_json` wrote."""
+    return stored.get(_CODE, {})
 
-    Of the user's code, only which modules changed.
+
+def require_same_code(stored: Json, current: Json, holds: str) -> None:
+    """Raises `InputError` if modules of the user have changed; both configs are JSON.
+
+    ``holds`` begins the sentence: "workdir 'runs/mine' holds a run".
     """
-    before, now = stored.get(_CODE, {}), current.get(_CODE, {})
-    changed = [name for name in before.keys() & now.keys() if before[name] != now[name]]
-    if changed:
-        return [f"the code of {name} has changed since" for name in sorted(changed)]
+    before, now = stored_code(stored), stored_code(current)
+    if changed := sorted(name for name in before.keys() & now.keys() if before[name] != now[name]):
+        raise InputError(
+            f"{holds}, and the code of {', '.join(changed)} has changed since: restore it to resume, choose another "
+            "workdir, or pass --overwrite to start again."
+        )
+
+
+def run_differences(stored: Json, current: Json) -> list[str]:
+    """`differences` of two configs as JSON without `EXECUTION`; fields that ``stored`` lacks have their defaults."""
     name = stored.get("model", {}).get("name")
     defaults = json.loads(to_json(default_config(name))) if name in MODELS else {}
     return differences(without_execution(_with_defaults(stored, defaults)), without_execution(current))

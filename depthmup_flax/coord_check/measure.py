@@ -92,7 +92,8 @@ class Measurement:
     def _arguments(self) -> tuple[np.ndarray, list[np.ndarray | None]]:
         """Pairs (seed, group), and a `_random_readout` or ``None`` for each parameter."""
         pairs = np.array([(seed, group) for seed in range(self.seeds) for group in range(len(self.groups))])
-        return pairs, [_random_readout(leaf, self.rule) for leaf in self.network.info.values()]
+        outputs = self.network.traced.shapes[OUTPUT].shape[-1:]
+        return pairs, [_random_readout(leaf, self.rule, outputs) for leaf in self.network.info.values()]
 
     def lowered(self) -> jax.stages.Lowered:
         """The program, not compiled yet: other threads may compile it."""
@@ -314,11 +315,16 @@ def _part_along(direction: jax.Array, x: jax.Array) -> jax.Array:
     return direction * (jnp.vdot(x, direction) / jnp.maximum(jnp.vdot(direction, direction), 1e-30))
 
 
-def _random_readout(leaf: ParamInfo, rule: Parametrization) -> np.ndarray | None:
-    """Values of the rule's standard deviation for a readout's weights ``[..., out]``; ``None`` for other parameters."""
+def _random_readout(leaf: ParamInfo, rule: Parametrization, outputs: tuple[int, ...]) -> np.ndarray | None:
+    """Values of the rule's standard deviation for a readout's weights; ``None`` for other parameters.
+
+    Weights are ``[..., out]``, or ``[out, ...]``, as in Equinox, if only the first dimension is the network's outputs.
+    """
     if leaf.role is not Role.OUTPUT or leaf.in_branch:
         return None
-    std = rule.readout_fan_in(math.prod(leaf.shape[:-1]), leaf.width_in) ** -0.5
+    shape = leaf.shape
+    into = shape[1:] if shape[:1] == outputs != shape[-1:] else shape[:-1]
+    std = rule.readout_fan_in(math.prod(into), leaf.width_in) ** -0.5
     values = np.random.default_rng(0).standard_normal(leaf.shape, np.float32)
     return values * np.float32(std / np.sqrt(np.mean(values**2)))
 

@@ -36,6 +36,10 @@ class Loss(abc.ABC):
     def evaluate(self, outputs: Callable[..., Any], targets: Any, mask: Any = None) -> Metrics | Means:
         """The metrics of a test batch."""
 
+    @abc.abstractmethod
+    def mean(self, outputs: Any, targets: Any) -> jax.Array:
+        """The loss of a batch, a scalar."""
+
 
 class OfExamples(Loss):
     """A loss of each example.
@@ -64,6 +68,10 @@ class OfExamples(Loss):
     def evaluate(self, outputs: Callable[..., Any], targets: Any, mask: Any = None) -> Means:
         """See `Loss`."""
         return Means.of_examples(self._metrics(outputs(), targets), mask)
+
+    def mean(self, outputs: Any, targets: Any) -> jax.Array:
+        """See `Loss`."""
+        return jnp.mean(self._metrics(outputs, targets)["loss"])
 
 
 class CrossEntropy(OfExamples):
@@ -143,16 +151,17 @@ class OfBatch(Loss):
 
         def loss(params: ArrayTree) -> tuple[jax.Array, ArrayTree]:
             outputs, collections = apply(params)
-            return self._scalar(outputs, targets), collections
+            return self.mean(outputs, targets), collections
 
         (value, collections), grads = jax.value_and_grad(loss, has_aux=True)(params)
         return grads, {"loss": value}, collections
 
     def evaluate(self, outputs: Callable[..., Any], targets: Any, mask: Any = None) -> Metrics:
         """See `Loss`."""
-        return {"loss": self._scalar(outputs(), targets)}
+        return {"loss": self.mean(outputs(), targets)}
 
-    def _scalar(self, outputs: Any, targets: Any) -> jax.Array:
+    def mean(self, outputs: Any, targets: Any) -> jax.Array:
+        """See `Loss`."""
         with calling(self._name, outputs, targets):
             value = jnp.asarray(self._function(outputs, targets))
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):

@@ -124,7 +124,7 @@ def our_functions(model: nn.Module) -> ModelFunctions:
         )
         return outputs, {name: updated.get(name, value) for name, value in collections.items()}
 
-    return ModelFunctions(type(model).__name__, init, apply)
+    return ModelFunctions(type(model).__name__, init, apply, model=lambda params, collections: model)
 
 
 def without_boxes(variables: Mapping[str, ArrayTree]) -> tuple[ArrayTree, ArrayTree]:

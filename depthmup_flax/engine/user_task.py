@@ -117,6 +117,32 @@ def user_task(task: Task, name: str, hyper: Hyper, batch: Any) -> UserTask:
     return UserTask(adapted, name, whole, shapes, tuple(metrics), frozenset(read))
 
 
+def restored_state(task: Task, name: str, hyper: Hyper, arrays: Any) -> Any:
+    """The user's state of which a checkpoint holds ``arrays``; ``init`` is traced.
+
+    Raises:
+      InputError: ``init`` makes another state.
+    """
+    shapes: list[Any] = []
+    layout: list[_Layout] = []
+
+    def init() -> None:
+        with calling(f"{name}: init"):
+            state = task.init(jax.random.key(0), NamedHyper(hyper, name, set()))
+        layout.append(_Layout.of(state))
+        shapes.append(jax.tree.map(jnp.shape, layout[0].arrays(state, name)))
+
+    jax.eval_shape(init)
+    found = {path: np.shape(x) for path, x in flatten_dict(arrays).items()}
+    if found != (made := flatten_dict(shapes[0])):
+        path = min(path for path in found.keys() | made.keys() if found.get(path) != made.get(path))
+        raise InputError(
+            f"model.name is {name!r}: its init now makes {'/'.join(path)} of shape {made.get(path)}, and the run has "
+            f"{found.get(path)}. Restore the code of the run."
+        )
+    return layout[0].state(arrays)
+
+
 def require_pure(function: Callable[..., Any], arguments: tuple[Any, ...], name: str) -> None:
     """Raises `InputError` if two traces of ``function`` differ: it reads or changes something besides its arguments."""
     first, second = (jax.make_jaxpr(lambda *given: function(*given))(*arguments) for _ in range(2))

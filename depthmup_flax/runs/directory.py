@@ -7,7 +7,7 @@ import pathlib
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import listed, run_differences, to_json
+from depthmup_flax.config.fields import listed, require_same_code, run_differences, to_json
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.workdir.files import delete_tree, read_json
 
@@ -24,7 +24,9 @@ def prepare(directory: pathlib.Path, config: ConfigDict, *, overwrite: bool) -> 
         _delete(directory)
     stored = directory / "config.json"
     if stored.exists():
-        differing = run_differences(read_json(stored, GARBLED), json.loads(to_json(config)))
+        before, now = read_json(stored, GARBLED), json.loads(to_json(config))
+        require_same_code(before, now, f"workdir {str(directory)!r} holds a run")
+        differing = run_differences(before, now)
         if differing:
             raise InputError(
                 f"workdir {str(directory)!r} holds a run with another config ({listed(differing)}): "

@@ -25,7 +25,7 @@ SAMPLE_TEMPERATURE = 0.8
 
 
 def generate(
-    model: nn.Module,
+    model: Any,
     variables: ArrayTree,
     prompt: np.ndarray | jax.Array | Sequence[int],
     length: int,
@@ -67,7 +67,7 @@ def generate(
     return np.asarray(jax.jit(draw)(variables, buffer, np.int32(len(seen)), key))
 
 
-def _logits(model: nn.Module, variables: ArrayTree, tokens_T: jax.Array, position: jax.Array) -> jax.Array:
+def _logits(model: Any, variables: ArrayTree, tokens_T: jax.Array, position: jax.Array) -> jax.Array:
     """``[V]``: the logits at one position; a `LanguageModel` computes no others."""
     apply: Callable[..., Any] = functools.partial(model.apply, variables, tokens_T[None], train=False)
     if not isinstance(model, LanguageModel):

@@ -10,7 +10,6 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,12 +26,14 @@ from depthmup_flax.data import (
     given_images,
     stored_dataset,
 )
-from depthmup_flax.models import create_model
+from depthmup_flax.models.base import LanguageModel
 from depthmup_flax.rule.info_trees import info_from_json, param_count
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.runs.checkpoint import best_step, read_checkpoint, saved_steps
 from depthmup_flax.runs.metrics_table import Columns, read_metrics
+from depthmup_flax.runs.restored import checked_inputs, restored, training_step, warn_of_changes
 from depthmup_flax.runs.text_generation import SAMPLE_TEMPERATURE, generate
+from depthmup_flax.user_code.model_functions import ModelFunctions
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree, Json
 from depthmup_flax.workdir import directory as workdirs
@@ -49,11 +50,14 @@ class TrainedRun:
       directory: the work directory.
       step: of the checkpoint.
       config: of the run, resolved.
-      model: a Flax module; ``model.apply(run.variables, run.preprocess(images), train=False)`` are logits.
+      model: a Flax module; ``model.apply(run.variables, run.preprocess(images), train=False)`` are logits. Of your own
+        code what ``model.name`` makes: an NNX or Equinox module with the trained values, or your `Task`.
       rule: the parametrization.
-      params: nested dictionaries of arrays.
-      batch_stats: BatchNorm's running averages, biases of experts; else empty.
-      info: the role of each parameter, for `depthmup_flax.depthmup` and `depthmup_flax.param_table`.
+      params: nested dictionaries of arrays; for a pair (init, apply) what its ``init`` returns. Of a `Task` the arrays
+        of its state by path.
+      collections: what the forward pass updates: ``batch_stats``, BatchNorm's running averages; else empty.
+      state: of a `Task`, with all its parts; ``None`` for networks.
+      info: the role of each parameter, for `depthmup_flax.depthmup` and `depthmup_flax.param_table`; of a `Task` empty.
       metrics: name -> column, with a row per logged step, NaN for missing values: ``pandas.DataFrame(run.metrics)``.
       result: of ``result.json``; ``None`` if the run has not ended.
       data: shape and normalization of images, or context and tokenizer, or shapes of your data; no examples.
@@ -62,26 +66,34 @@ class TrainedRun:
     directory: pathlib.Path
     step: int
     config: ConfigDict
-    model: nn.Module
+    model: Any
     rule: Parametrization
     params: ArrayTree
-    batch_stats: ArrayTree
+    collections: ArrayTree
+    state: Any
     info: InfoTree
     metrics: Columns
     result: Json | None
     data: ImageDataset | TextDataset | UserDataset
+    functions: ModelFunctions | None  # of a network
 
     def __repr__(self) -> str:
         model = self.config.model
+        size = f", {param_count(self.info):,} parameters" if self.functions else ""
         return (
             f"TrainedRun({str(self.directory)!r}, step {self.step}: {model.name}, width {model.width}, depth "
-            f"{model.depth}, {param_count(self.info):,} parameters)"
+            f"{model.depth}{size})"
         )
 
     @property
+    def batch_stats(self) -> ArrayTree:
+        """BatchNorm's running averages, biases of experts; else empty."""
+        return self.collections.get("batch_stats", {})
+
+    @property
     def variables(self) -> dict[str, ArrayTree]:
-        """The first argument of ``model.apply``."""
-        return {"params": self.params, "batch_stats": self.batch_stats}
+        """The first argument of ``model.apply`` of a Linen module."""
+        return {"params": self.params, "batch_stats": self.batch_stats, **self.collections}
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -104,26 +116,46 @@ class TrainedRun:
         """
         return self._prepared(given_images.checked(images, self._images.image_shape))
 
-    def predict(self, inputs: object, *, batch_size: int | None = None) -> np.ndarray:
-        """Logits, float32: raw images ``[B, H, W, C]`` -> ``[B, classes]``, or tokens ``[B, T]`` -> ``[B, T, V]``.
+    def predict(self, inputs: Any, *, batch_size: int | None = None) -> Any:
+        """The network's outputs in evaluation, as NumPy arrays, computed ``batch_size`` examples at a time.
 
-        Images are preprocessed as in the evaluation, ``batch_size`` at a time, by default
-        ``config.train.eval_batch_size``. T is at most ``run.data.context``. The argmax is the predicted label.
+        Of our models they are logits, float32: raw images ``[B, H, W, C]`` -> ``[B, classes]``, or tokens ``[B, T]`` ->
+        ``[B, T, V]``, with T at most ``run.data.context``. The argmax is the predicted label.
+
+        Args:
+          inputs: images, which are preprocessed as in the evaluation; tokens; or, for data of your own, what your
+            ``load`` gives as inputs, and your ``prepare`` if there is one: ``[B, ...]``.
+          batch_size: by default ``config.train.eval_batch_size``.
 
         Raises:
-          InputError: inputs that the network does not read.
+          InputError: inputs that the network does not read, or a run of a `Task`.
+          UserCodeError: the user's network fails.
         """
         given = self._checked(inputs)
-        size = min(batch_size or self.config.train.eval_batch_size, max(1, len(given)))
-        outputs = []
-        for start in range(0, len(given), size):
-            batch = given[start : start + size]
-            filled = np.concatenate([batch, np.zeros((size - len(batch), *batch.shape[1:]), batch.dtype)])
-            outputs.append(np.asarray(self._logits(self.variables, filled))[: len(batch)])
-        if not outputs:
-            shape = jax.eval_shape(self._logits, self.variables, jnp.zeros((1, *given.shape[1:]), given.dtype)).shape
-            return np.zeros((0, *shape[1:]), np.float32)
-        return np.concatenate(outputs)
+        count = len(jax.tree.leaves(given)[0])
+        size = min(batch_size or self.config.train.eval_batch_size, max(1, count))
+        if not count:
+            example = jax.tree.map(lambda x: jnp.zeros((1, *x.shape[1:]), x.dtype), given)
+            shapes = jax.eval_shape(self._outputs, self.params, self.collections, example)
+            return jax.tree.map(lambda x: np.zeros((0, *x.shape[1:]), x.dtype), shapes)
+        parts = []
+        for start in range(0, count, size):
+            batch = jax.tree.map(lambda x: _filled(x[start : start + size], size), given)  # noqa: B023
+            outputs = self._outputs(self.params, self.collections, batch)
+            parts.append(jax.tree.map(lambda x: np.asarray(x)[: count - start], outputs))  # noqa: B023
+        return jax.tree.map(lambda *same: np.concatenate(same), *parts)
+
+    def require_scores(self) -> None:
+        """Raises `InputError` unless the outputs for images are scores of classes, ``[B, classes]``."""
+        example = jax.ShapeDtypeStruct((1, *self._images.image_shape), jnp.uint8)
+        outputs = jax.eval_shape(self._outputs, self.params, self.collections, example)
+        shapes, classes = [leaf.shape for leaf in jax.tree.leaves(outputs)], self.data.num_classes
+        if shapes != [(1, classes)]:
+            raise InputError(
+                f"{self.directory} holds {self.config.model.name}, whose outputs for one image have the shapes "
+                f"{shapes}, not the {classes} classes of {self.data.name}: in Python, "
+                "dm.load_run(directory).predict(images) gives them."
+            )
 
     def read_images(self, paths: Sequence[str | os.PathLike[str]]) -> np.ndarray:
         """Image files as uint8 ``[B, H, W, C]``, decoded, resized and cropped as in the evaluation.
@@ -155,9 +187,10 @@ class TrainedRun:
             raise InputError(f"tokens is {tokens!r}: use a whole number of at least 1.")
         if not (isinstance(temperature, (int, float)) and 0 < temperature < math.inf):
             raise InputError(f"temperature is {temperature!r}: use a number above 0, such as 1.0.")
+        ours = isinstance(self.model, LanguageModel)
         drawn = generate(
-            self.model,
-            self.variables,
+            self.model if ours else _Applied(self.require_network()),
+            self.variables if ours else (self.params, self.collections),
             text.tokenizer.encode(prompt),
             tokens,
             key=jax.random.key(seed),
@@ -166,19 +199,41 @@ class TrainedRun:
         )
         return text.tokenizer.decode(drawn)
 
+    def require_network(self) -> ModelFunctions:
+        """The network's functions; `InputError` for a run of a `Task`."""
+        if self.functions is None:
+            raise InputError(
+                f"{self.directory} holds {self.config.model.name}, a training step, which has no outputs: call your "
+                "own functions with run.state."
+            )
+        return self.functions
+
     @property
     def _images(self) -> ImageDataset:
         if not isinstance(self.data, ImageDataset):
-            raise InputError(f"{self.directory} holds a language model: use run.generate(prompt), or predict(tokens).")
+            use = "run.generate(prompt), or predict(tokens)" if isinstance(self.data, TextDataset) else "run.predict"
+            raise InputError(f"{self.directory} holds {self._kind}: use {use}.")
         return self.data
 
     @property
     def _text(self) -> TextDataset:
         if not isinstance(self.data, TextDataset):
-            raise InputError(f"{self.directory} holds a model of images: use run.predict(images).")
+            raise InputError(f"{self.directory} holds {self._kind}: use run.predict.")
         return self.data
 
-    def _checked(self, inputs: object) -> np.ndarray:
+    @property
+    def _kind(self) -> str:
+        kinds = {
+            ImageDataset: "a model of images",
+            TextDataset: "a language model",
+            UserDataset: "a model of your data",
+        }
+        return kinds[type(self.data)]
+
+    def _checked(self, inputs: Any) -> Any:
+        self.require_network()
+        if isinstance(self.data, UserDataset):
+            return checked_inputs(inputs, self.data)
         if isinstance(self.data, ImageDataset):
             return given_images.checked(inputs, self.data.image_shape)
         tokens, vocabulary, context = np.asarray(inputs), self.data.num_classes, self._text.context
@@ -197,14 +252,33 @@ class TrainedRun:
         return self.data.prepare(self.config.data.augment, None, batch)[0]
 
     @functools.cached_property
-    def _logits(self) -> Any:
-        """``(variables, images in 0..255 or tokens) -> logits``, compiled for each shape."""
+    def _outputs(self) -> Any:
+        """``(params, collections, images in 0..255, tokens or inputs) -> outputs``, compiled for each shape."""
+        apply = self.require_network().apply
 
-        def logits(variables: ArrayTree, inputs: jax.Array) -> jax.Array:
+        def outputs(params: ArrayTree, collections: ArrayTree, inputs: Any) -> Any:
             x = self._prepared(inputs) if isinstance(self.data, ImageDataset) else inputs
-            return self.model.apply(variables, x, train=False).astype(jnp.float32)  # type: ignore[union-attr]
+            return jax.tree.map(_in_float32, apply(params, collections, x, train=False, key=None)[0])
 
-        return jax.jit(logits)
+        return jax.jit(outputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Applied:
+    """A user's language model with the call of a Linen module, for `generate`."""
+
+    functions: ModelFunctions
+
+    def apply(self, variables: tuple[ArrayTree, ArrayTree], tokens: jax.Array, *, train: bool) -> Any:
+        return self.functions.apply(*variables, tokens, train=train, key=None)[0]
+
+
+def _filled(x: np.ndarray, size: int) -> np.ndarray:
+    return np.concatenate([x, np.zeros((size - len(x), *x.shape[1:]), x.dtype)])
+
+
+def _in_float32(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 def load_run(directory: str | os.PathLike[str], which: str | int = "latest") -> TrainedRun:
@@ -217,25 +291,31 @@ def load_run(directory: str | os.PathLike[str], which: str | int = "latest") -> 
       which: ``"latest"``, ``"best"`` (by test accuracy), or the step of a checkpoint.
 
     Raises:
-      InputError: there is no run, it has no such checkpoint, or a file of it is damaged.
+      InputError: there is no run, it has no such checkpoint, a file of it is damaged, or the user's code that it names
+        cannot be imported.
     """
     path = workdirs.as_path(directory)
     _require_run(path)
-    config = configs.from_json(read_json(path / "config.json", _RESTORE))
-    step, state, meta = _read(path, which, config)
-    rule, data = configs.make_parametrization(config), _data(path)
+    stored = read_json(path / "config.json", _RESTORE)
+    config = configs.from_json(stored)
+    data = _data(path)
+    step, state, meta = _read(path, which, config, is_step=training_step(config, data.num_classes) is not None)
+    warn_of_changes(config, configs.stored_code(stored))
+    made = restored(config, data, state["carry"])
     return TrainedRun(
         directory=path,
         step=step,
         config=config,
-        model=create_model(num_classes=data.num_classes, parametrization=rule, **config.model),
-        rule=rule,
-        params=state["carry"]["params"],
-        batch_stats=state["carry"].get("collections", {}).get("batch_stats", {}),
+        model=made.model,
+        rule=configs.make_parametrization(config),
+        params=made.params,
+        collections=made.collections,
+        state=made.state,
         info=info_from_json(meta["param_info"]),
         metrics=read_metrics(path / "metrics.jsonl"),
         result=read_json(path / "result.json", _RESTORE) if (path / "result.json").exists() else None,
         data=data,
+        functions=made.functions,
     )
 
 
@@ -257,12 +337,13 @@ def _require_run(path: pathlib.Path) -> None:
         raise InputError(f"the run in {name!r} has saved nothing yet: wait for its first checkpoint.")
 
 
-def _read(path: pathlib.Path, which: str | int, config: ConfigDict) -> tuple[int, Json, Json]:
+def _read(path: pathlib.Path, which: str | int, config: ConfigDict, *, is_step: bool) -> tuple[int, Json, Json]:
     """The step, the arrays and the description of the checkpoint that ``which`` means."""
     step = _chosen_step(path, which, config)
+    parts = ("carry",) if is_step else ("carry/params", "carry/collections")  # a training step may carry anything
     while True:
         try:
-            return step, *read_checkpoint(path / "checkpoints" / str(step), ("carry/params", "carry/collections"))
+            return step, *read_checkpoint(path / "checkpoints" / str(step), parts)
         except InputError:
             # The run may be training: it deletes its older checkpoints.
             previous, step = step, _chosen_step(path, which, config)

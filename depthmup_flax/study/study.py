@@ -208,16 +208,18 @@ class Study:
         lanes: int | None = None,
         overwrite: bool = False,
         on_record: OnRecord | None = None,
+        shard: tuple[int, int] = (0, 1),
         **values: Any,
     ) -> Swept:
         """Trains a grid at the base's size and at other widths and depths, each with the base's other size.
 
-        ``.report()`` says whether the base's best learning rate is best there, too. For arguments see `tune`.
+        ``.report()`` says whether the base's best learning rate is best there, too. For most arguments see `tune`.
+        With ``shard=(i, n)``, this process trains the i-th of n parts, from 0; the report reads what all have recorded.
 
         Raises:
           InputError: a name or value is wrong.
         """
-        grids = self._grids(seeds, lanes, overwrite, on_record)
+        grids = dataclasses.replace(self._grids(seeds, lanes, overwrite, on_record), shard=shard)
         sizes = {
             name: tuple(_size(name, value, self._config) for value in as_tuple(values))
             for name, values in (("width", widths), ("depth", depths))

@@ -15,7 +15,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import differences, listed, run_differences
+from depthmup_flax.config.fields import differences, listed, require_same_code, run_differences
 from depthmup_flax.config.user_code import code_of
 from depthmup_flax.data import Dataset, LoadOnce
 from depthmup_flax.engine.cohort import Cohort, Shrink, train
@@ -279,6 +279,7 @@ def _require_same_sweep(directory: pathlib.Path, info: SweepInfo) -> SweepInfo:
     except FileNotFoundError as error:
         raise InputError(f"{str(directory)!r} holds records without sweep.json: choose another workdir.") from error
     stored = read_info(directory)
+    require_same_code(stored.base, info.base, f"workdir {str(directory)!r} holds a sweep")
     # Time slices of the same length, so that one figure can show them all.
     length, ours = (sweep.base.get("train", {}).get("log_every") for sweep in (stored, info))
     changed = [f"base.{difference}" for difference in run_differences(stored.base, info.base)]

@@ -36,7 +36,7 @@ from depthmup_flax.training import process_agreement
 from depthmup_flax.training.metrics import RunLog
 from depthmup_flax.training.run_checkpoints import RunCheckpoints
 from depthmup_flax.training.writers import Writer, require_writers
-from depthmup_flax.util.errors import InputError, Preempted, RunStopped, printable
+from depthmup_flax.util.errors import InputError, Preempted, RunStopped, UserCodeError, printable
 from depthmup_flax.util.messages import RESULT
 from depthmup_flax.util.types import Json
 from depthmup_flax.workdir import directory as workdirs
@@ -361,7 +361,7 @@ class _Run:
         """Saves the computed steps before an error of the data ends the run."""
         try:
             yield
-        except (InputError, RunStopped):
+        except (InputError, RunStopped, UserCodeError):
             # Several processes would have to save together, and the others may have got their batch.
             if jax.process_count() == 1:
                 self.save(wait=True)

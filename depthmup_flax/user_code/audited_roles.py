@@ -18,10 +18,10 @@ from depthmup_flax.rule.annotations import AnnotatedParam, Axes, is_annotated
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
 from depthmup_flax.rule.roles import init_shapes, param_info
-from depthmup_flax.user_code.calls import UserCodeError, calling
+from depthmup_flax.user_code.calls import calling
 from depthmup_flax.user_code.library_adapters import training_flags
 from depthmup_flax.user_code.model_functions import ModelFunctions, model_functions
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, UserCodeError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 Sizes: TypeAlias = tuple[int, int]  # width, depth

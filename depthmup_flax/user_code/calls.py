@@ -9,14 +9,10 @@ from typing import Any
 
 import jax
 
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, UserCodeError
 
 _REGISTERED = re.compile(r"\bsession:([^@\s]+)@[0-9a-f]{8}")  # a name of `depthmup_flax.user_code.named.register`
 _MOST_LEAVES = 6  # of an argument shown in an error
-
-
-class UserCodeError(RuntimeError):
-    """A function of the user failed; the cause is their exception, with its traceback."""
 
 
 @contextlib.contextmanager
@@ -36,7 +32,8 @@ def calling(name: str, *trees: Any) -> Iterator[None]:
     except Exception as error:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         shown = _REGISTERED.sub(r"\1", name)
-        raise UserCodeError(f"{shown}({shapes_of(*trees)}) failed: {what}") from error
+        call = f"{shown}({shapes_of(*trees)})" if trees else shown
+        raise UserCodeError(f"{call} failed: {what}") from error
 
 
 def shapes_of(*trees: Any) -> str:

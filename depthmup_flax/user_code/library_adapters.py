@@ -22,11 +22,16 @@ Apply: TypeAlias = Callable[[ArrayTree, ArrayTree, ArrayTree, bool, "jax.Array |
 
 
 class Functions(NamedTuple):
-    """A network; ``contained`` puts a tree with the paths of ``init``'s parameters in the library's containers."""
+    """A network.
+
+    ``contained`` puts a tree with the paths of ``init``'s parameters in the library's containers; ``filled`` is
+    (params, state) -> the module with these values, for modules that hold them.
+    """
 
     init: Init
     apply: Apply
     contained: Callable[[Any], Any] = lambda params: params
+    filled: Callable[[ArrayTree, ArrayTree], Any] | None = None
 
 
 # Parameters of a call that say whether the network trains, and their values if it does.
@@ -83,16 +88,19 @@ def nnx_functions(make: Callable[[jax.Array], Any]) -> Functions:
         _, params, _, state = split(make(key))
         return plain_params.plain(params), plain_state.plain(state)
 
+    def merged(params: ArrayTree, state: ArrayTree, key: jax.Array | None = None) -> Any:
+        streams = _streams(random, jax.random.key(0) if key is None else key)
+        return nnx.merge(definition, plain_params.restored(params), streams, plain_state.restored(state))
+
     def apply(
         params: ArrayTree, state: ArrayTree, inputs: ArrayTree, train: bool, key: jax.Array | None
     ) -> tuple[Any, ArrayTree]:
-        streams = _streams(random, jax.random.key(0) if key is None else key)
-        module = nnx.merge(definition, plain_params.restored(params), streams, plain_state.restored(state))
+        module = merged(params, state, key)
         (module.train if train else module.eval)()
         outputs = module(*arguments_of(inputs), **training_flags(type(module).__call__, train))
         return outputs, plain_state.plain(split(module)[3])
 
-    return Functions(init, apply, plain_params.restored)
+    return Functions(init, apply, plain_params.restored, merged)
 
 
 def _streams(random: Any, key: jax.Array) -> Any:
@@ -119,11 +127,13 @@ def equinox_functions(make: Callable[[jax.Array], Any]) -> Functions:
         params, state, _ = equinox_parts(make(key))
         return plain_params.plain(params), plain_state.plain(state)
 
+    def combined(params: ArrayTree, state: ArrayTree) -> Any:
+        return eqx.combine(plain_params.restored(params), plain_state.restored(state), static)
+
     def apply(
         params: ArrayTree, state: ArrayTree, inputs: ArrayTree, train: bool, key: jax.Array | None
     ) -> tuple[Any, ArrayTree]:
-        whole = eqx.combine(plain_params.restored(params), plain_state.restored(state), static)
-        module = eqx.nn.inference_mode(whole, value=not train)
+        module = eqx.nn.inference_mode(combined(params, state), value=not train)
         call, arguments = type(module).__call__, arguments_of(inputs)
         flags = training_flags(call, train)
         if key is None or not takes(call, "key"):
@@ -131,7 +141,7 @@ def equinox_functions(make: Callable[[jax.Array], Any]) -> Functions:
         keys = jax.random.split(key, jax.tree.leaves(arguments)[0].shape[0])
         return jax.vmap(lambda key, *example: module(*example, key=key, **flags))(keys, *arguments), state
 
-    return Functions(init, apply, plain_params.restored)
+    return Functions(init, apply, plain_params.restored, combined)
 
 
 def haiku_functions(transformed: Any) -> Functions:

@@ -32,15 +32,19 @@ class ModelFunctions:
       contained: tree with the paths of the parameters -> the same leaves in the containers of the user's library, such
         as ``nnx.state(model, nnx.Param)`` or Haiku's dictionary of modules.
       linen: the module, if it is a Linen one.
+      nnx: key -> module, if it is an NNX one.
+      model: (params, state) -> what the user's function returns; an NNX or Equinox module holds these values.
 
-    Both raise `UserCodeError` if the user's code fails.
+    All raise `UserCodeError` if the user's code fails.
     """
 
     name: str
     init: Callable[[jax.Array, ArrayTree], tuple[ArrayTree, ArrayTree]]
     apply: Callable[..., tuple[Any, ArrayTree]]
     contained: Callable[[Any], Any] = lambda params: params
+    model: Callable[[ArrayTree, ArrayTree], Any] = lambda params, state: None
     linen: nn.Module | None = None
+    nnx: Callable[[jax.Array], Any] | None = None
 
     def shapes(self, inputs: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
         """Shapes of (params, state); ``inputs`` may be shapes. Nothing is computed."""
@@ -75,15 +79,14 @@ def model_functions(make: Any, name: str = "") -> ModelFunctions:
     """
     name = name or getattr(getattr(make, "func", make), "__qualname__", type(make).__name__)
     if _needs_no_key(make):
-        return _wrapped(name, _functions(make), linen=make if isinstance(make, nn.Module) else None)
+        return _of_plain(name, make)
     if is_nnx(make, "Module") or is_equinox(make) or not callable(make):
         raise InputError(_of_other_kind(make, name))
     made = functools.partial(_made, make, name)
     returned = _traced(made)
     if _needs_no_key(returned):
         # Made anew, because what was made inside a trace may hold values of the trace.
-        model = made(jax.random.key(0))
-        return _wrapped(name, _functions(model), linen=model if isinstance(model, nn.Module) else None)
+        return _of_plain(name, made(jax.random.key(0)))
     if not (is_nnx(returned, "Module") or is_equinox(returned)):
         raise InputError(_of_other_kind(returned, name))
     if not (takes(make, "rngs") or takes(make, "key")):
@@ -92,9 +95,10 @@ def model_functions(make: Any, name: str = "") -> ModelFunctions:
             f"{name} returns {type(returned).__name__} but does not take {argument}: all seeds would start from the "
             f"same values. Give it a parameter {argument}, and make its layers with it."
         )
-    library = adapters.nnx_functions if is_nnx(returned, "Module") else adapters.equinox_functions
     with calling(name):
-        return _wrapped(name, library(made))
+        if is_nnx(returned, "Module"):
+            return _wrapped(name, adapters.nnx_functions(made), None, nnx=made)
+        return _wrapped(name, adapters.equinox_functions(made), None)
 
 
 def _made(make: Callable[..., Any], name: str, key: jax.Array) -> Any:
@@ -131,13 +135,22 @@ def _needs_no_key(model: Any) -> bool:
     return isinstance(model, nn.Module) or _is_haiku(model) or _is_pair(model)
 
 
-def _functions(model: Any) -> adapters.Functions:
+def _of_plain(name: str, model: Any) -> ModelFunctions:
+    """The functions of a network whose ``init`` makes the values."""
     if isinstance(model, nn.Module):
-        return adapters.linen_functions(model)
-    return adapters.haiku_functions(model) if _is_haiku(model) else adapters.pair_functions(model)
+        return _wrapped(name, adapters.linen_functions(model), model, linen=model)
+    functions = adapters.haiku_functions(model) if _is_haiku(model) else adapters.pair_functions(model)
+    return _wrapped(name, functions, model)
 
 
-def _wrapped(name: str, own: adapters.Functions, linen: nn.Module | None = None) -> ModelFunctions:
+def _wrapped(
+    name: str,
+    own: adapters.Functions,
+    model: Any,
+    *,
+    linen: nn.Module | None = None,
+    nnx: Callable[[jax.Array], Any] | None = None,
+) -> ModelFunctions:
     """The functions, whose errors say what was called."""
 
     def init(key: jax.Array, inputs: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
@@ -152,7 +165,7 @@ def _wrapped(name: str, own: adapters.Functions, linen: nn.Module | None = None)
         # Averages are those of training.
         return outputs, new if train else state
 
-    return ModelFunctions(name, init, apply, own.contained, linen)
+    return ModelFunctions(name, init, apply, own.contained, own.filled or (lambda params, state: model), linen, nnx)
 
 
 def _of_other_kind(model: Any, name: str) -> str:

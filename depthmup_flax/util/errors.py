@@ -16,6 +16,10 @@ class RunStopped(RuntimeError):
     """
 
 
+class UserCodeError(RuntimeError):
+    """A function of the user failed; the cause is their exception, with its traceback. Commands print both."""
+
+
 class Busy(RunStopped):
     """Another process uses the work directory: rerun the command later (`TRY_LATER`)."""
 

@@ -14,7 +14,7 @@ from data_sets import assert_batches_equal, error, load
 from depthmup_flax import data
 from depthmup_flax.data import stored_dataset
 from depthmup_flax.data.user_splits import BatchStream
-from depthmup_flax.user_code.calls import UserCodeError
+from depthmup_flax.util.errors import UserCodeError
 
 NAME = "python:their_data:load"
 X = np.random.default_rng(0).normal(size=(40, 3, 2)).astype(np.float32)

@@ -13,9 +13,8 @@ from depthmup_flax.engine.experiment import build
 from depthmup_flax.sweep.grid import sweep_config
 from depthmup_flax.sweep.runner import sweep
 from depthmup_flax.training.loop import train_and_evaluate
-from depthmup_flax.user_code.calls import UserCodeError
 from depthmup_flax.user_code.named import register
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, UserCodeError
 
 RNG = np.random.default_rng(0)
 LABELS = np.arange(96) % 3

@@ -617,7 +617,7 @@ def test_the_commands_sweep_and_report(tmp_path):
     grid = ["--config.scale=smoke", f"{only}model.depth=(4,)", f"{only}parametrization.preset=('depth_mup',)"]
     done = run_command("-m", "depthmup_flax", "sweep", config, *grid, "--workdir=s", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "3 runs in 1 compiled groups" in done.stdout
+    assert "3 runs in 1 compiled group" in done.stdout
     assert "ETA" in done.stdout
     reported = run_command("-m", "depthmup_flax", "report", "s", cwd=tmp_path)
     assert reported.returncode == 0, reported.stderr

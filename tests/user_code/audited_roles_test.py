@@ -25,9 +25,8 @@ from depthmup_flax import Role, audit
 from depthmup_flax.models.mlp import ResMLP
 from depthmup_flax.rule.info_trees import flatten_info, is_info
 from depthmup_flax.user_code.audited_roles import audited
-from depthmup_flax.user_code.calls import UserCodeError
 from depthmup_flax.user_code.model_functions import model_functions
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, UserCodeError
 
 KINDS = {"linen": LinenNet, "nnx": NnxNet, "equinox": EqxNet, "haiku": haiku_net, "pair": pair_net}
 HIDDEN, INPUT, OUTPUT, VECTOR, FIXED = Role.HIDDEN, Role.INPUT, Role.OUTPUT, Role.VECTOR, Role.FIXED

@@ -1,8 +1,8 @@
 import jax.numpy as jnp
 import pytest
 
-from depthmup_flax.user_code.calls import UserCodeError, calling
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.user_code.calls import calling
+from depthmup_flax.util.errors import InputError, UserCodeError
 
 
 def test_an_error_says_which_function_was_called_with_what_shapes():

@@ -10,9 +10,8 @@ import pytest
 from flax import nnx
 
 from depthmup_flax.infer.given_model import ForwardPass
-from depthmup_flax.user_code.calls import UserCodeError
 from depthmup_flax.user_code.model_functions import model_functions
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, UserCodeError
 
 X = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
 KEY, DROP = jax.random.key(3), jax.random.key(4)

@@ -3,9 +3,8 @@ import sys
 import numpy as np
 import pytest
 
-from depthmup_flax.user_code.calls import UserCodeError
 from depthmup_flax.user_code.named import digests, is_import_path, register, resolve
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, UserCodeError
 
 SOURCE = """
 class Net:
