@@ -11,7 +11,7 @@ import depthmup_flax as dm
 from depthmup_flax.rule.info_trees import path_name
 
 IMAGES = jax.random.normal(jax.random.key(1), (16, 8, 8, 3))
-TOKENS = jnp.arange(256).reshape(16, 16) ** 2 % 31
+TOKENS = jnp.arange(64).reshape(4, 16) ** 2 % 31
 LABELS = jax.random.randint(jax.random.key(2), (16,), 0, 7)
 FIELDS = {"width": 32, "depth": 4, "base_width": 16, "base_depth": 2, "dtype": jnp.bfloat16}
 VIT, GPT = dm.ViT(7, patch_size=4, **FIELDS), dm.GPT(31, **FIELDS)
@@ -59,8 +59,9 @@ def losses(model, steps):
 
 
 def test_a_short_training_of_a_deep_stack_has_the_losses_of_float32_within_half_a_percent():
-    """Of the first loss, at every step; layers compute in bfloat16 in both. Measured: 0.04 %."""
-    exact, rounded = (losses(GPT.clone(depth=32, stream_dtype=dtype), 40) for dtype in ("", "bfloat16"))
+    """Of the first loss, at every step; the layers compute in float32. Measured: 0.04 %."""
+    network = GPT.clone(depth=16, dtype=None)
+    exact, rounded = (losses(network.clone(stream_dtype=dtype), 30) for dtype in ("", "bfloat16"))
     assert exact[-1] < exact[0] / 2
     assert 0 < np.abs(rounded - exact).max() < exact[0] / 200
 
