@@ -121,13 +121,14 @@ def _longest(plan: Plan, seconds: Seconds) -> list[str]:
 
 
 def _kernel_rows(kinds: Sequence[KernelKind]) -> list[str]:
-    """All kernels of a GPU, and the kinds that take longest."""
-    lines = [f"{'kind':<40} {'number':>7} {'GB':>8} {'at least':>9}"]
-    rows = [*kinds[:_MOST_KINDS]]
+    """The kinds of a GPU's kernels that take longest, and all together."""
+    rows, whole = [*kinds[:_MOST_KINDS]], _total("all", kinds)
     if others := kinds[_MOST_KINDS:]:
         rows.append(_total(f"{len(others)} other kinds", others))
-    for kind in (*rows, _total("all", kinds)):
-        lines.append(f"{kind.name:<40} {kind.times:>7,} {kind.bytes / 1e9:>8.2f} {1e3 * kind.seconds:>6.2f} ms")
+    scale, unit = (1e9, "GB") if whole.bytes >= 1e9 else (1e6, "MB")
+    lines = [f"{'kind':<40} {'number':>7} {unit:>8} {'ms, at least':>13}"]
+    for kind in (*rows, whole):
+        lines.append(f"{kind.name:<40} {kind.times:>7,} {kind.bytes / scale:>8.2f} {1e3 * kind.seconds:>13.3f}")
     return lines
 
 
