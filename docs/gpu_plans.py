@@ -3,7 +3,7 @@
 With names of sweeps it prints only their rows.
 
 Compiles each sweep's largest program for one H100, which need not be present:
-pip install jax-cuda12-pjrt jax-cuda12-plugin, of jax's version. Hours are bounds from the peaks of the device; other
+pip install jax-cuda12-pjrt jax-cuda12-plugin, of jax's version. Hours are lower bounds, kernel by kernel; other
 programs count by their cost relative to the largest.
 """
 
