@@ -23,7 +23,7 @@ BANDWIDTH_REACHED = 0.9
 PRODUCTS_REACHED, IN_TF32, IN_FLOAT32 = 0.7, 0.39, 0.051
 LAUNCH = 2e-6  # seconds
 
-# Estimated (jax 0.10.2) | measured there (0.11.2), ms: ViT-S/16, batch 256, in a loop 57.1 | 64.1, unrolled 37.5 | 45.6;
+# Estimated (jax 0.10.2) | measured there (0.11.2), ms: ViT-S/16, batch 256, a loop 57.1 | 64.1, unrolled 37.5 | 45.6;
 # ViT-B/16, batch 128, 67.1 | 72.6; GPT-2, 16 x 1024 tokens, in a loop 98.2 | 101.5, unrolled 65.8 | 75.1; ResNet-18,
 # batch 256, 10.4 | 17.4; 27 lanes of ResMLP 128x128, 5.4 | 5.8.
 CALIBRATION = (
