@@ -2,12 +2,15 @@
 
 import json
 import signal
+import sys
 
 import numpy as np
 import pytest
 from processes import Process, run_lines
 
+from depthmup_flax.commands import completion
 from depthmup_flax.commands.user_traceback import user_traceback
+from depthmup_flax.models import MODELS
 from depthmup_flax.training.loop import train_and_evaluate
 
 NETS = '''
@@ -170,6 +173,7 @@ def preempted_run(directory):
     run.model.update(width=16, depth=2)
     run.train.update(steps=100_000, batch_size=16, log_every=10, eval_every=50, checkpoint_every=10)
     train_and_evaluate(run, "run")
+    return 0
 
 
 def test_a_preempted_run_of_their_network_resumes(there, tmp_path):
@@ -190,6 +194,16 @@ def test_fields_of_their_network_are_explained(there):
     assert "audit=True refuse to train" in net[1]
     assert "rank=2 of nothing" in step[1]
     assert "dm.Task" in hyper[1]
+
+
+def test_the_tab_key_offers_the_fields_of_the_model_that_the_line_names(there, monkeypatch):
+    monkeypatch.chdir(there)
+    monkeypatch.syspath_prepend(str(there))
+    monkeypatch.delitem(sys.modules, "nets", raising=False)
+    (named,) = completion._models("depthmup train --config.model.name=nets:Net --config.model.")
+    assert {"model.heads", "model.audit"} <= set(completion._fields("train", [named]))
+    assert "base.model.heads" in completion._fields("sweep", [named])
+    assert completion._models("depthmup train --config.model.name=absent:Net --config.") == list(MODELS)
 
 
 def test_plans_and_dry_runs_take_networks_and_steps(there):
