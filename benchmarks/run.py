@@ -120,11 +120,11 @@ def environment(setting: Setting) -> Json:
 
 def hardware(setting: Setting) -> str:
     """The processor, with the number of cores that may be used."""
-    return _gpu() if setting.device == "gpu" else f"{_processor()}, {len(os.sched_getaffinity(0))} cores"
+    return _gpu() if setting.device == "gpu" else f"{processor()}, {len(os.sched_getaffinity(0))} cores"
 
 
 def _file_name(setting: Setting) -> str:
-    name = _gpu() if setting.device == "gpu" else _processor()
+    name = _gpu() if setting.device == "gpu" else processor()
     return f"{setting.device}-{'-'.join(re.findall(r'[a-z0-9]+', name.lower()))}"
 
 
@@ -137,7 +137,7 @@ def _version(name: str, python: str) -> str:
         return ""
 
 
-def _processor() -> str:
+def processor() -> str:
     """Name, family and model of the processor: virtual machines give one name to several generations."""
     pairs = [line.partition(":") for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()]
     of_last = {name.strip(): value.strip() for name, _, value in pairs}

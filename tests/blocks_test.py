@@ -1,4 +1,5 @@
-"""Every Python block of README.md and docs/ runs alone; every command of README.md runs, or needs what is not here.
+"""Every Python block of README.md and docs/ runs alone; every command of README.md and docs/your_network.md runs, or
+needs what is not here.
 
 A block runs in a new namespace, in a directory with the runs and files of `_provide`. A block that begins with
 ``# name.py`` is also that file, for the page's other blocks. A line above a block changes this:
@@ -190,10 +191,18 @@ def test_the_configs_that_commands_name_exist(page):
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_readme_run(place):
-    """In order, in one directory, shortened by flags."""
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [(README, {"train", "sweep", "report"}), (ROOT / "docs" / "your_network.md", {"train", "tune"})],
+    ids=["README.md", "your_network.md"],
+)
+def test_the_commands_of_a_page_run(page, names, place):
+    """In order, in one directory that has the page's files, shortened by flags."""
+    for other in blocks_of(page, "python"):
+        if other.file:
+            (place / other.file).write_text(other.code)
     ran = []
-    for block, command in commands_of(README):
+    for block, command in commands_of(page):
         arguments = arguments_of(command)
         if arguments is None or any(word in command for word in ABSENT):
             continue
@@ -202,4 +211,4 @@ def test_the_commands_of_the_readme_run(place):
         done = run_command("-m", "depthmup_flax", *arguments, *SHORT.get(name, []), cwd=place)
         assert done.returncode in ENDS_WITH.get(name, (0,)), f"{block}: {command}\n{done.stdout}{done.stderr}"
         ran.append(name)
-    assert {"train", "sweep", "report"} <= set(ran)
+    assert names <= set(ran)

@@ -25,6 +25,7 @@ from depthmup_flax.util.types import Json
 
 # Fields of `Parametrization`; by default they have the preset's value.
 _LR_FACTORS = ("input_lr_factor", "hidden_lr_factor", "output_lr_factor", "vector_lr_factor", "fixed_lr_factor")
+MATMUL_PRECISIONS = ("highest", "tensorfloat32", "bfloat16")  # names of `jax.default_matmul_precision`
 WRITERS = ("jsonl", "tensorboard", "wandb")
 _EXPONENTS = ("alpha", "gamma", "inner_gamma")
 _RULE_FIELDS = {"width": str, **dict.fromkeys((*_EXPONENTS, "gamma0", "branch_multiplier", *_LR_FACTORS), float)}
@@ -90,6 +91,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "average_steps": 0,  # train_loss_avg is the mean over this many last steps; 0: the last epoch
                 "eval_batch_size": 500,  # examples evaluated at a time
                 "eval_every": 0,  # steps between evaluations, each with a checkpoint; 0: an epoch
+                "matmul_precision": "",  # of float32 products: "", in full in our networks; tensorfloat32, bfloat16
                 "log_every": 50,  # steps between rows of metrics
                 "log_norms": False,  # rows have norms of gradients, parameters and updates, of all and by role
                 "writers": ("jsonl", "tensorboard"),  # of metrics: jsonl, which is needed, tensorboard, wandb
@@ -131,6 +133,11 @@ def validate(config: ConfigDict) -> None:
         raise InputError(f"optimizer.frozen is {frozen!r}: use a tuple of patterns, such as ('stem', 'readout').")
     if not config.train.steps and not config.train.epochs:
         raise InputError("train.epochs and train.steps are both 0: set one of them.")
+    if config.train.matmul_precision not in ("", *MATMUL_PRECISIONS):
+        raise InputError(
+            f"train.matmul_precision is {config.train.matmul_precision!r}: use {', '.join(MATMUL_PRECISIONS)}, or '' "
+            "for the network's own."
+        )
     if config.optimizer.schedule not in ("constant", "cosine"):
         raise InputError(f"optimizer.schedule is {config.optimizer.schedule!r}: use 'constant' or 'cosine'.")
     writer_names(config)

@@ -24,7 +24,8 @@ def model_section(name: str) -> dict[str, Any]:
         if name not in MODELS:
             meant = did_you_mean(name, MODELS)
             raise InputError(f"model.name is {name!r}: {meant} Your own has an import path, my_package.net:Net.")
-        return {**model_fields(name), "dtype": "float32"}
+        scan = FieldReference("auto", field_type=object)  # or a bool
+        return {**model_fields(name), "scan": scan, "dtype": "float32"}
     own = user_fields.model_fields(resolve(name, "model.name"))
     for taken in ("name", "audit", "rescale_init"):
         if taken in own:

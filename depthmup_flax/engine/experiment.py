@@ -123,6 +123,7 @@ class Experiment(abc.ABC):
             cost=self.cost,
             shapes=self.state_shapes(),
             gradient_dtype=config.mesh.gradient_dtype,
+            matmul_precision=train.matmul_precision,
             stall_timeout_s=train.stall_timeout_s,
             **fields,
         )

@@ -195,7 +195,10 @@ class LaneProgram(Program):
         return _mapped(self.workload.init, self.per_device)(values_V.values_K)
 
     def _take_steps(self, state_V: TrainState, values_V: LaneValues, call: Call, data: Batch | None) -> TrainState:
-        take = lambda state: super(LaneProgram, self)._take_steps(state, values_V, call, data)
+        def take(state: TrainState) -> TrainState:
+            with sharding.traced_for(self.mesh):
+                return super(LaneProgram, self)._take_steps(state, values_V, call, data)
+
         # A single lane has no axis between the steps of a call: XLA:CPU would compute its moments twice to add one.
         return take(state_V) if self.per_device > 1 else _with_axis(take(_first(state_V)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,6 +42,7 @@ class Workload:
     convolves: bool = False  # a loop over steps would be slow on a CPU
     gradient_dtype: str = ""  # see `depthmup_flax.parallel.sharding.activations_on`
     measures: bool = False  # the step returns further metrics, which a single run logs
+    matmul_precision: str = ""  # of products that name none; "": JAX's default
     stall_timeout_s: float = 600.0  # until streamed data that do not arrive end the run
 
     @property
@@ -59,10 +61,16 @@ class Workload:
         hyper = {**self.hyperparameters, **values}
 
         def step(state: TrainState, batch: Any) -> Stepped:
-            carry, metrics = task.step(state.carry, batch, hyper, step_key(hyper[SEED], state.step))
+            with self._precision():
+                carry, metrics = task.step(state.carry, batch, hyper, step_key(hyper[SEED], state.step))
             return counted(state, carry, metrics, self.periods.log_every, self.average_from), metrics
 
         return step
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        """In which products are traced. A network that asks for a precision of its own only does so without this."""
+        precision = self.matmul_precision
+        return jax.default_matmul_precision(precision) if precision else contextlib.nullcontext()
 
     def evaluate(self, values: Hyper) -> Callable[[TrainState, Batch], Means]:
         """The metrics of a batch of the test split."""
@@ -73,7 +81,8 @@ class Workload:
             mask = batch.get("mask")
             prepared = self.prepare(None, batch)
             assert task.evaluate is not None
-            metrics = task.evaluate(state.carry, (prepared, mask) if task.masked else prepared, hyper)
+            with self._precision():
+                metrics = task.evaluate(state.carry, (prepared, mask) if task.masked else prepared, hyper)
             return metrics if isinstance(metrics, Means) else Means.of_batch(metrics, size)
 
         return evaluate

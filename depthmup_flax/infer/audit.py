@@ -67,6 +67,10 @@ class Audit:
                 )
         return jax.tree_util.tree_unflatten(self.structure, [row.info for row in self.rows])
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython shows."""
+        printer.text(str(self))
+
     def __str__(self) -> str:
         return printed(self.rows, self.findings, self.notes, self.width_ratio, self.depth_ratio, self.doubt)
 

@@ -57,9 +57,11 @@ class ResidualNetwork(nn.Module):
       zero_init_readout: the readout starts at zero.
       use_bias: biases in every layer, the readout included.
       sigma: initial standard deviation of the weights in units of ``1/sqrt(fan_in)``.
-      scan: compile one block and loop over it; otherwise every block.
+      scan: compile one block and loop over it; otherwise every block. ``auto``: a loop, but on GPUs every block, or
+        groups of blocks.
       remat: what the backward pass recomputes to save memory: ``none``; ``dots``, all but products with weights and
-        attention's outputs; ``full``, all but the stream between blocks.
+        attention's outputs; ``full``, all but the stream between blocks; ``auto``, of transformers: ``dots`` where
+        blocks are a loop, else ``none``.
       dtype: of the computation inside layers; ``param_dtype`` is that of parameters and of the residual stream.
     """
 
@@ -75,7 +77,7 @@ class ResidualNetwork(nn.Module):
     zero_init_readout: bool = False
     use_bias: bool = False
     sigma: float = 1.0
-    scan: bool = True
+    scan: bool | str = "auto"
     remat: str = "none"
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
@@ -101,6 +103,8 @@ class ResidualNetwork(nn.Module):
                 raise InputError(f"model.{field.name} is {value!r}: use {allowed}.")
             if field.type == "bool" and not isinstance(value, (bool, np.bool_)):
                 raise InputError(f"model.{field.name} is {value!r}: use True or False.")
+        if self.scan not in (True, False, "auto"):
+            raise InputError(f"model.scan is {self.scan!r}: use auto, True or False.")
         for name, names in self.choices.items():
             if getattr(self, name) not in names:
                 raise InputError(f"model.{name} is {getattr(self, name)!r}: {did_you_mean(getattr(self, name), names)}")
@@ -170,6 +174,7 @@ class TransformerNetwork(ResidualNetwork):
         "positions": ("learned", "sincos", "rotary"),
         "mlp": MLPS,
         "attention": ATTENTIONS,
+        "remat": ("auto", *REMAT),
     }
     # Divides the width for sines and cosines, and a head's dimension for rotations: two for each side of the grid.
     position_divisor: ClassVar[int]
@@ -178,7 +183,7 @@ class TransformerNetwork(ResidualNetwork):
     head_dim: int = 0
     mlp_ratio: int = 4
     norm: str = "layer"
-    remat: str = "dots"
+    remat: str = "auto"
     positions: str = "learned"
     dropout: float = 0.0
     attention: str = "auto"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -83,6 +85,27 @@ def _for_each_head(x_BxTxN: jax.Array, head_dim: int, num_heads: int) -> jax.Arr
     return jnp.repeat(_by_head(x_BxTxN, head_dim), group, axis=-2).reshape(*x_BxTxN.shape[:-1], -1)
 
 
+def _cudnn_fuses(head_dim: int, dtype: jnp.dtype) -> bool:
+    """Whether cuDNN has a fused attention on every GPU since Ampere."""
+    return dtype in (jnp.bfloat16, jnp.float16) and head_dim % 8 == 0 and head_dim <= 128
+
+
+def _by_cudnn(
+    head_dim: int, scale: float, causal: bool, q_BxTxN: jax.Array, k_BxTxM: jax.Array, v_BxTxM: jax.Array
+) -> jax.Array:
+    """Attention by cuDNN, whose gradient needs an even number of tokens: a further one is masked."""
+    batch, tokens, _ = q_BxTxN.shape
+    even = lambda x: jnp.pad(x, ((0, 0), (0, tokens % 2), (0, 0)))
+    q, k, v = (_by_head(even(x), head_dim) for x in (q_BxTxN, k_BxTxM, v_BxTxM))
+    # A causal query sees no later key.
+    lengths = jnp.full(batch, tokens, jnp.int32) if tokens % 2 and not causal else None
+    mixed = jax.nn.dot_product_attention(
+        q, k, v, scale=scale, is_causal=causal, implementation="cudnn",
+        query_seq_lengths=lengths, key_value_seq_lengths=lengths,
+    )  # fmt: skip
+    return mixed[:, :tokens].reshape(q_BxTxN.shape)
+
+
 def attention(
     q_BxTxN: jax.Array,
     k_BxTxM: jax.Array,
@@ -96,13 +119,17 @@ def attention(
     """``softmax(scale q k^T) v`` of every head, ``N = H D`` with the heads side by side: ``[B, T, N]``.
 
     Keys and values may have fewer heads: ``M`` is a divisor of ``N``. With ``fused``, sharded programs for TPUs use
-    `fused_attention` if it has a form. Sweeps do not: for small networks the compiler estimates no gain.
+    `fused_attention` if it has a form, those for GPUs cuDNN's. Sweeps do not: for small networks the compiler estimates
+    no gain.
     """
-    part = inner_part(q_BxTxN.shape) if fused and traced_platform() == "tpu" else None
-    if part is not None and fuses(part[1], part[2], head_dim, q_BxTxN.dtype):
+    platform = traced_platform()
+    part = inner_part(q_BxTxN.shape) if fused and platform in ("tpu", "gpu") else None
+    if part is not None and platform == "tpu" and fuses(part[1], part[2], head_dim, q_BxTxN.dtype):
         kernel = lambda q, k, v: fused_attention(q, k, v, head_dim, scale, causal)
         k, v = (_for_each_head(x, head_dim, q_BxTxN.shape[-1] // head_dim) for x in (k_BxTxM, v_BxTxM))
         return on_parts(kernel, q_BxTxN, k, v)
+    if part is not None and platform == "gpu" and _cudnn_fuses(head_dim, q_BxTxN.dtype):
+        return on_parts(functools.partial(_by_cudnn, head_dim, scale, causal), q_BxTxN, k_BxTxM, v_BxTxM)
     q, k, v = (_by_head(x, head_dim) for x in (q_BxTxN, k_BxTxM, v_BxTxM))
     with products_in(q.dtype):
         return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=causal).reshape(q_BxTxN.shape)

@@ -179,9 +179,10 @@ def put_everywhere(tree: HostBatch, mesh: Mesh) -> dict[str, jax.Array]:
     return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, replicated(mesh), lambda _: x), tree)
 
 
-# JAX contexts, so programs with different values do not share a trace: the mesh that a program is traced for, and
-# whether gradients are products in float32.
+# JAX contexts, so programs with different values do not share a trace: the mesh and the platform that a program is
+# traced for, and whether gradients are products in float32.
 _mesh = jax.make_user_context(None)
+_platform = jax.make_user_context(None)
 _float32_gradients = jax.make_user_context(False)
 GRADIENT_DTYPES = ("", "float32")
 
@@ -192,13 +193,23 @@ def activations_on(mesh: Mesh, gradient_dtype: str = "") -> Iterator[None]:
 
     ``gradient_dtype``: one of `GRADIENT_DTYPES`; see `own_gradient`.
     """
-    with _mesh(mesh), _float32_gradients(gradient_dtype == "float32"):
+    with traced_for(mesh), _mesh(mesh), _float32_gradients(gradient_dtype == "float32"):
         yield
 
 
+def traced_for(mesh: Mesh) -> contextlib.AbstractContextManager[None]:
+    """A context in which `target_platform` is that of ``mesh``."""
+    return _platform(platform(mesh))
+
+
 def traced_platform() -> str | None:
-    """The target platform of the program being traced; ``None`` outside of `activations_on`."""
+    """The target platform of the sharded program being traced; ``None`` outside of `activations_on`."""
     return None if _mesh.value is None else platform(_mesh.value)
+
+
+def target_platform() -> str | None:
+    """The target platform of any program being traced in `traced_for`, else ``None``."""
+    return _platform.value
 
 
 def gathered(param: jax.Array, names: AxisNames) -> jax.Array:

@@ -26,7 +26,7 @@ def remedies(config: ConfigDict, dataset: Dataset, mesh: dict[str, int], memory:
     # Gradients have the size of the parameters; accumulation holds two more copies of them.
     gradients = min(memory.temporaries, memory.parameters * (3 if config.train.accumulate > 1 else 1))
     activations, rest = memory.temporaries - gradients, memory.total - memory.temporaries
-    fewer = {"none": "dots, or full", "dots": "full"}.get(config.model.get("remat", ""))
+    fewer = {"none": "dots, or full", "auto": "full", "dots": "full"}.get(config.model.get("remat", ""))
     if fewer and rest + gradients < limit:
         found.append(f"--config.model.remat={fewer} (the backward pass computes activations again)")
     shards = math.prod(mesh.get(axis, 1) for axis in BATCH_AXES)

@@ -50,6 +50,7 @@ ADDED: Mapping[str, Any] = {
     "model.experts": 0,
     "model.experts_per_token": 2,
     "optimizer.decay_width_exponent": 0.0,
+    "train.matmul_precision": "",
     "loss": "cross_entropy",
     "hyper": {},
 }

@@ -35,7 +35,7 @@ class Report:
     paths: list[pathlib.Path]
     html: str = dataclasses.field(default="", repr=False)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.text
 
     def _repr_html_(self) -> str:

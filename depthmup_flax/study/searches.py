@@ -41,7 +41,7 @@ class Grids:
       workdir: has a directory for each set of axes; more values of the same axes add to it.
       load: the data.
       seeds: their number, or the seeds.
-      lanes, overwrite, on_record: see `depthmup_flax.sweep.runner.sweep`.
+      lanes, overwrite, on_record, shard: see `depthmup_flax.sweep.runner.sweep`.
     """
 
     config: ConfigDict
@@ -51,6 +51,7 @@ class Grids:
     lanes: int | None = None
     overwrite: bool = False
     on_record: OnRecord | None = None
+    shard: tuple[int, int] = (0, 1)
 
     def axes(self, values: Mapping[str, Any]) -> Axes:
         """The axes that names and values mean; `InputError` for a wrong name, a size or the seed."""
@@ -85,6 +86,7 @@ class Grids:
             load=self.load,
             kind=workdirs.SWEEP if kind == _SWEEP else workdirs.TUNE,
             on_record=self.on_record,
+            shard=self.shard,
         )
         names = short_names(records[0].point) if records else {}
         return records, Swept([flat(record, names) for record in records], directory)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
-import inspect
-import numbers
 import os
 import pathlib
 import shutil
@@ -19,7 +17,6 @@ import optax
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import config_hash, default_config, make_parametrization, validate
-from depthmup_flax.config.user_code import PYTHON
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.engine.experiment import NetworkExperiment
 from depthmup_flax.engine.experiment import build as build_experiment
@@ -27,9 +24,9 @@ from depthmup_flax.engine.optimizers import make_optimizer
 from depthmup_flax.engine.user_network import UserNetwork
 from depthmup_flax.infer.audit import Audit
 from depthmup_flax.models import MODELS, create_model
-from depthmup_flax.records.table import CONTINUOUS
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.study.arguments import checked_hyper, data_name, loss_name, model_name, size_of
 from depthmup_flax.study.names import field_of, rule_section, set_values
 from depthmup_flax.study.results import Best, Swept
 from depthmup_flax.study.searches import Grids, searched, swept, tuned
@@ -39,7 +36,6 @@ from depthmup_flax.training.loop import train_and_evaluate
 from depthmup_flax.training.writers import Writer
 from depthmup_flax.tune.proxy import EXTEND
 from depthmup_flax.user_code.audited_roles import audited
-from depthmup_flax.user_code.named import register
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, Json
 from depthmup_flax.workdir import directory as workdirs
@@ -100,15 +96,15 @@ class Study:
         audit: bool = True,
         **settings: Any,
     ) -> None:
-        config = default_config(_model_name(build))
+        config = default_config(model_name(build))
         if not (isinstance(base, (tuple, list)) and len(base) == 2):
             raise InputError(f"base is {base!r}: use the proxy's width and depth, such as (64, 4).")
-        width, depth = _size("the width in base", base[0], config), _size("the depth in base", base[1], config)
+        width, depth = size_of("the width in base", base[0]), size_of("the depth in base", base[1])
         config.model.update(width=width, depth=depth, base_width=width, base_depth=depth)
         config.parametrization.update(rule_section(rule))
         with config.unlocked():
-            config.hyper = _hyper(hyper or {})
-        fields = {"data.name": _data_name(data), "loss": _loss_name(loss), "optimizer.name": optimizer, "seed": seed}
+            config.hyper = checked_hyper(hyper or {})
+        fields = {"data.name": data_name(data), "loss": loss_name(loss), "optimizer.name": optimizer, "seed": seed}
         set_values(config, {**fields, "train.steps": steps, "train.batch_size": batch_size})
         if steps > 0:  # else settings have epochs
             # A mean over a whole short run would measure how early the loss falls.
@@ -135,7 +131,8 @@ class Study:
     def config(self, width: int | None = None, depth: int | None = None, **values: Any) -> ConfigDict:
         """The config of a run, as the commands have it; by default of the proxy."""
         config = self._config.copy_and_resolve_references()
-        config.model.update(width=_size("width", width, config), depth=_size("depth", depth, config))
+        sizes = {name: size_of(name, x) for name, x in (("width", width), ("depth", depth)) if x is not None}
+        config.model.update(sizes)
         set_values(config, values)
         validate(config)
         return config
@@ -208,18 +205,20 @@ class Study:
         lanes: int | None = None,
         overwrite: bool = False,
         on_record: OnRecord | None = None,
+        shard: tuple[int, int] = (0, 1),
         **values: Any,
     ) -> Swept:
         """Trains a grid at the base's size and at other widths and depths, each with the base's other size.
 
-        ``.report()`` says whether the base's best learning rate is best there, too. For arguments see `tune`.
+        ``.report()`` says whether the base's best learning rate is best there, too. For most arguments see `tune`.
+        With ``shard=(i, n)``, this process trains the i-th of n parts, from 0; the report reads what all have recorded.
 
         Raises:
           InputError: a name or value is wrong.
         """
-        grids = self._grids(seeds, lanes, overwrite, on_record)
+        grids = dataclasses.replace(self._grids(seeds, lanes, overwrite, on_record), shard=shard)
         sizes = {
-            name: tuple(_size(name, value, self._config) for value in as_tuple(values))
+            name: tuple(size_of(name, value) for value in as_tuple(values))
             for name, values in (("width", widths), ("depth", depths))
         }
         return swept(grids, grids.axes(values), sizes, extend)
@@ -282,63 +281,38 @@ class Study:
             raise InputError("build returns a dm.Task, whose step has its own optimizer: use that one.")
         return experiment
 
-    def check(self, **arguments: Any) -> CheckReport:
-        """The coordinate check; ``print`` shows it. For arguments see `depthmup_flax.commands.prepared_check`."""
+    def check(
+        self,
+        widths: Sequence[int] | None = None,
+        depths: Sequence[int] | None = None,
+        *,
+        steps: int = 10,
+        seeds: int = 4,
+        batch_size: int = 16,
+        tolerance: float = 0.2,
+        **values: Any,
+    ) -> CheckReport:
+        """The coordinate check, which measures what ``audit`` reads: ``print`` shows it.
+
+        Args:
+          widths, depths: at least three each; by default 4, 8 and 16 times the base's.
+          steps, seeds, batch_size, tolerance: see `depthmup_flax.coord_check.coord_check`.
+          **values: of the hyperparameters, such as ``learning_rate``.
+        """
         from depthmup_flax.commands.prepared_check import prepared_check
 
-        return prepared_check(self.config(), **arguments)()
+        check = prepared_check(
+            self.config(**values),
+            widths=None if widths is None else list(widths),
+            depths=None if depths is None else list(depths),
+            steps=steps,
+            seeds=seeds,
+            batch_size=batch_size,
+            tolerance=tolerance,
+        )
+        return check()
 
     def _grids(
         self, seeds: int | Sequence[int], lanes: int | None, overwrite: bool, on_record: OnRecord | None
     ) -> Grids:
         return Grids(self._config, self.workdir, self._load, seeds, lanes, overwrite, on_record)
-
-
-def _model_name(build: Any) -> str:
-    """``config.model.name`` for a name, an import path, a class or a function."""
-    if isinstance(build, str):
-        return build
-    if not (inspect.isclass(build) or inspect.isroutine(build) or isinstance(build, functools.partial)):
-        raise InputError(
-            f"build is {type(build).__name__}: it must be a class, or a function of width and depth that returns a "
-            "network, such as lambda width, depth: Net(width, depth)."
-        )
-    return register(build, "build")
-
-
-def _loss_name(loss: Any) -> str:
-    if not (isinstance(loss, str) or callable(loss)):
-        raise InputError(f"loss is {loss!r}: use 'cross_entropy', 'squared_error', or a function (outputs, targets).")
-    return loss if isinstance(loss, str) else register(loss, "loss")
-
-
-def _data_name(data: Any) -> str:
-    """``config.data.name`` for a name, splits, or a function that returns them."""
-    if isinstance(data, str):
-        return data
-    if not (callable(data) or (isinstance(data, (tuple, list)) and len(data) in (2, 3))):
-        raise InputError(
-            f"data is {type(data).__name__}: it must be (train, test), (train, test, prepare), a function that returns "
-            "it, or a name, such as 'digits'."
-        )
-    return PYTHON + register(data, "data")
-
-
-def _hyper(hyper: Mapping[str, float]) -> dict[str, float]:
-    """Checked ``hyper``."""
-    own = {path.rpartition(".")[2]: path for path in CONTINUOUS}
-    for name, value in hyper.items():
-        if name in own:
-            raise InputError(f"hyper has {name!r}, the name of {own[name]}: give it to the study as {name}=VALUE.")
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise InputError(f"hyper[{name!r}] is {value!r}: use a number.")
-    return {name: float(value) for name, value in hyper.items()}
-
-
-def _size(name: str, value: Any, config: ConfigDict) -> int:
-    """A width or depth; the base's for ``None``."""
-    if value is None:
-        return int(config.model[name])
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise InputError(f"{name} is {value!r}: use a whole number of at least 1.")
-    return int(value)

@@ -55,7 +55,9 @@ def choose_program(
         # Of the whole group: the runs that are left after an interruption must train in the same program, because
         # another one rounds differently.
         return _largest_that_fits(programs, runs, min(lanes, math.ceil(len(programs.group.runs) / programs.mesh.size)))
-    nearest = max(option for option in options if option <= max(hint, 1))
+    # On an accelerator lanes cost little until they fill it; a trial may only lower their number.
+    on_cpu = sharding.platform(programs.mesh) == "cpu"
+    nearest = max(option for option in options if option <= max(hint, 1)) if on_cpu else options[-1]
     program, seconds = _largest_that_fits(programs, runs, nearest)
     first = program
     more = [option for option in options if option > first.per_device]

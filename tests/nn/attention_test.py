@@ -155,3 +155,44 @@ def test_the_audit_which_reads_no_annotations_finds_the_same_roles_and_nothing_m
         assert (found[path].role, found[path].width_in, found[path].width_out, found[path].depth_ratio) == (
             leaf.role, leaf.width_in, leaf.width_out, leaf.depth_ratio
         ), path  # fmt: skip
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tokens", [8, 9])
+def test_attention_on_a_gpu_is_that_on_a_cpu_for_odd_numbers_of_tokens_too(tokens, causal, monkeypatch):
+    """cuDNN's kernel is replaced by XLA's; what is tested is what surrounds it."""
+    kernel, used = jax.nn.dot_product_attention, []
+
+    def by_xla(*arrays, implementation=None, **options):
+        if implementation == "cudnn":
+            used.append(arrays[0].shape[1])
+        return kernel(*arrays, **options)
+
+    q, k, v = (jax.random.normal(jax.random.key(i), (2, tokens, size)) for i, size in enumerate((64, 32, 32)))
+    form = {"head_dim": 16, "scale": 0.25, "causal": causal}
+
+    def values(q, k, v):
+        out, pull = jax.vjp(functools.partial(attention_module.attention, **form), q, k, v)
+        return out, *pull(jnp.cos(out))
+
+    expected = jax.jit(values)(q, k, v)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
+    monkeypatch.setattr(attention_module, "traced_platform", lambda: "gpu")
+    monkeypatch.setattr(attention_module, "_cudnn_fuses", lambda head_dim, dtype: True)
+    for found, wanted in zip(jax.jit(lambda *qkv: values(*qkv))(q, k, v), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert set(used) == {tokens + tokens % 2}  # cuDNN's gradient needs an even number
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "fuses"),
+    [
+        (64, "bfloat16", True),
+        (128, "float16", True),
+        (64, "float32", False),
+        (20, "bfloat16", False),
+        (256, "bfloat16", False),
+    ],
+)
+def test_cudnn_is_used_for_what_it_has(head_dim, dtype, fuses):
+    assert attention_module._cudnn_fuses(head_dim, jnp.dtype(dtype)) == fuses

@@ -124,6 +124,20 @@ def test_an_interrupted_tune_resumes_in_another_study_of_equal_code(tmp_path):
         dm.Study(Net, split(LABELS), base=(8, 2), steps=16, batch_size=10, workdir=tmp_path).tune(**arguments)
 
 
+def test_shards_of_a_sweep_are_read_as_one(tmp_path):
+    parts = [
+        classification(workdir=tmp_path).sweep(depths=(3,), learning_rate=RATES, seeds=1, shard=(i, 2))
+        for i in range(2)
+    ]
+    columns = dm.read_records(tmp_path)
+    assert set(columns["run"]) == {record["run"] for part in parts for record in part.records}
+    assert sorted(zip(columns["depth"], columns["learning_rate"], strict=True)) == [
+        (d, r) for d in (2, 3) for r in RATES
+    ]
+    assert columns["directory"] == [parts[0].directory.name] * 6
+    assert dm.read_records(parts[0].directory)["directory"] == ["."] * 6
+
+
 def test_a_hook_that_fails_is_called_once_and_costs_no_run(caplog):
     calls = []
 

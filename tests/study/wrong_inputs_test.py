@@ -57,6 +57,7 @@ WRONG = {  # call -> words of the sentence
     "a data set that is not there": (lambda: study(data="digitz").tune(), "digitz", "digits"),
     "a base of one number": (lambda: study(base=64), "base is 64", "(64, 4)"),
     "a base of no width": (lambda: study(base=(0, 4)), "the width in base is 0", "at least 1"),
+    "a base without depth": (lambda: study(base=(8, None)), "the depth in base is None", "at least 1"),
     "a rule that is not there": (lambda: study(rule="depthmup"), "'depthmup'", "depth_mup"),
     "a rule of another kind": (lambda: study(rule=0.5), "rule is 0.5", "preset"),
     "a loss that is no function": (lambda: study(loss=3), "loss is 3", "cross_entropy"),

@@ -68,6 +68,21 @@ def test_a_warning_names_what_lies_at_the_edge_of_the_grid_and_the_flag_to_searc
     ]
 
 
+def test_the_optimum_may_lie_along_another_axis_and_words_are_no_edges():
+    records = planted_records([1e-3 * 2.0**k for k in range(-3, 5)], [0.5, 1.0, 2.0, 4.0])
+    worse = [dataclasses.replace(record, train_loss_avg=record.train_loss_avg + 1.0) for record in records]
+    named = [
+        dataclasses.replace(record, point={**record.point, "optimizer.schedule": schedule})
+        for schedule, some in (("constant", worse), ("cosine", records))
+        for record in some
+    ]
+    choice = best(named, "parametrization.branch_multiplier")
+    assert choice.values[RATE] == 4e-3
+    assert choice.values["optimizer.schedule"] == "cosine"
+    assert "95 % interval of the branch multiplier" in describe(choice, default_config())
+    assert not choice.warnings
+
+
 def planted_curve(losses):
     """The optimum of three seeds of equal losses at rates 1e-3, 2e-3, 4e-3, ...; ``None`` for a diverged run."""
     records = planted_records([1e-3 * 2**k for k in range(len(losses))], [1.0])

@@ -1,0 +1,38 @@
+"""The programs in examples/ that tune a small network, report and train a large one run as they are written."""
+
+import importlib.util
+import math
+import pathlib
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+SIZES = {
+    "equinox_regression": {"width": 64, "depth": 8},
+    "nnx_text": {"width": 64, "depth": 4},
+    "linen_unet": {"width": 16, "depth": 4},
+    "contrastive_two_towers": {"width": 64, "depth": 6},
+}
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIZES)
+def test_a_program_tunes_reports_and_trains(name, tmp_path, capsys):
+    if name.startswith("equinox"):
+        pytest.importorskip("equinox")
+    result = load(name).main(workdir=tmp_path, steps=10, seeds=2, **SIZES[name])
+    assert result["status"] == "completed"
+    assert math.isfinite(result["test_loss"])
+    printed = capsys.readouterr().out
+    for words in ("Best on the proxy", "transfer", f"width {SIZES[name]['width']}"):
+        assert words in printed
+    if name != "contrastive_two_towers":
+        assert "Nothing is missing" in printed
+    assert list(tmp_path.rglob("report.html"))
